@@ -1,0 +1,284 @@
+//! `ClusterSpec`: which tasks there are, and at which addresses; parsed, so never invalid.
+//!
+//! A job is a list of addresses (tasks 0 to n-1) or a sparse map from task index to address. Both
+//! are kept as a map, so a list equals the dense map of the same tasks.
+//!
+//! Limits, for text that may come from a peer or a file: [`ClusterSpec::JOBS_MAX`] jobs of
+//! [`ClusterSpec::TASKS_MAX`] tasks, and [`ClusterSpec::TEXT_BYTES_MAX`] for the whole text.
+
+mod address;
+mod builder;
+mod error;
+mod json;
+mod text;
+
+pub use address::AddressProblem;
+pub use builder::ClusterSpecBuilder;
+pub use error::ClusterError;
+
+pub(crate) use error::index_list;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use sha2::{Digest, Sha256};
+
+use crate::ids::TaskId;
+
+/// The jobs of a cluster and the addresses of their tasks.
+///
+/// One that exists is correct: job names have the right syntax, every address is `host:port`,
+/// `[v6]:port` or `unix:/path`, no two tasks share one, and both text forms fit
+/// [`ClusterSpec::TEXT_BYTES_MAX`]. The empty cluster is the default.
+///
+/// ```
+/// use pushpull_common::cluster::ClusterSpec;
+/// let cluster = ClusterSpec::builder()
+///     .job("ps", ["a:2222", "b:2222"])
+///     .sparse_job("worker", [(3, "c:2223")])
+///     .build()?;
+/// assert_eq!(cluster.to_string(), "ps=a:2222,b:2222;worker=3@c:2223");
+/// # Ok::<(), pushpull_common::cluster::ClusterError>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct ClusterSpec {
+    jobs: BTreeMap<Arc<str>, Job>,
+}
+
+/// The addresses of one job's tasks by index.
+pub(crate) type Job = BTreeMap<u32, Arc<str>>;
+
+impl ClusterSpec {
+    /// The largest number of jobs.
+    pub const JOBS_MAX: usize = 64;
+    /// The largest number of tasks in one job.
+    pub const TASKS_MAX: usize = 1 << 16;
+    /// Task indices are below this; a sparse job may use any of them.
+    pub const INDEX_LIMIT: u32 = 1 << 20;
+    /// The longest job name in bytes.
+    pub const JOB_NAME_BYTES_MAX: usize = 64;
+    /// The longest address in bytes.
+    pub const ADDRESS_BYTES_MAX: usize = 255;
+    /// The longest text or JSON form in bytes, read or written.
+    pub const TEXT_BYTES_MAX: usize = 16 << 20;
+
+    /// Starts an empty cluster to add jobs to.
+    pub fn builder() -> ClusterSpecBuilder {
+        ClusterSpecBuilder::default()
+    }
+
+    /// Whether there is no job at all. A cluster with a job of no tasks is not empty.
+    pub fn is_empty(&self) -> bool {
+        self.jobs.is_empty()
+    }
+
+    /// The names of the jobs, sorted.
+    pub fn jobs(&self) -> impl Iterator<Item = &str> {
+        self.jobs.keys().map(|name| &**name)
+    }
+
+    /// Every task with its address: by job name, then by index.
+    pub fn tasks(&self) -> impl Iterator<Item = (TaskId, &str)> {
+        self.jobs.iter().flat_map(|(name, job)| {
+            job.iter().map(|(&index, address)| {
+                (
+                    TaskId {
+                        job: name.clone(),
+                        index,
+                    },
+                    address.as_ref(),
+                )
+            })
+        })
+    }
+
+    /// How many tasks a job has; holes are not counted. Fails for an unknown job.
+    pub fn num_tasks(&self, job: &str) -> Result<usize, ClusterError> {
+        Ok(self.find(job)?.len())
+    }
+
+    /// The indices of a job's tasks, ascending. Fails for an unknown job.
+    pub fn task_indices(&self, job: &str) -> Result<Vec<u32>, ClusterError> {
+        Ok(self.find(job)?.keys().copied().collect())
+    }
+
+    /// A job's addresses up to its highest index, with `None` for each hole. Fails for an
+    /// unknown job.
+    pub fn job_tasks(&self, job: &str) -> Result<Vec<Option<&str>>, ClusterError> {
+        let tasks = self.find(job)?;
+        let end = tasks.keys().next_back().map_or(0, |&highest| highest + 1);
+        Ok((0..end)
+            .map(|index| tasks.get(&index).map(|address| &**address))
+            .collect())
+    }
+
+    /// A task's address. Fails for an unknown job, and differently for an index the job lacks.
+    pub fn task_address(&self, job: &str, index: u32) -> Result<&str, ClusterError> {
+        let tasks = self.find(job)?;
+        tasks
+            .get(&index)
+            .map(|address| &**address)
+            .ok_or_else(|| ClusterError::UnknownTask {
+                job: job.to_owned(),
+                index,
+                known: index_list(tasks.keys().copied()),
+            })
+    }
+
+    /// Whether the cluster has this task.
+    pub fn contains(&self, task: &TaskId) -> bool {
+        self.jobs
+            .get(&task.job)
+            .is_some_and(|job| job.contains_key(&task.index))
+    }
+
+    /// The task that declares and initialises variables: the lowest index of the job `chief` if
+    /// it has tasks, otherwise that of the job `worker`.
+    pub fn chief(&self) -> Option<TaskId> {
+        self.lowest("chief").or_else(|| self.lowest("worker"))
+    }
+
+    /// The ps task whose first shard owns the global step: the lowest index of the job `ps`.
+    pub fn step_owner(&self) -> Option<TaskId> {
+        self.lowest("ps")
+    }
+
+    /// What must agree between ps tasks: the indices of the job `ps`, such as `0,1`.
+    ///
+    /// Addresses and the worker job are left out on purpose. They may change while the cluster
+    /// runs: a task moves to another host, a worker joins.
+    pub fn ps_identity(&self) -> String {
+        let indices = self.jobs.get("ps").into_iter().flat_map(|job| job.keys());
+        indices.map(u32::to_string).collect::<Vec<_>>().join(",")
+    }
+
+    /// SHA-256 of the canonical text: the hash of the whole spec, addresses and workers included.
+    /// Tasks that must agree on less compare [`ClusterSpec::ps_identity`].
+    pub fn canonical_hash(&self) -> [u8; 32] {
+        Sha256::digest(self.to_string()).into()
+    }
+
+    fn find(&self, job: &str) -> Result<&Job, ClusterError> {
+        self.jobs.get(job).ok_or_else(|| ClusterError::UnknownJob {
+            job: job.to_owned(),
+            known: match self.is_empty() {
+                true => "no jobs".to_owned(),
+                false => format!("the jobs {}", self.jobs().collect::<Vec<_>>().join(", ")),
+            },
+        })
+    }
+
+    fn lowest(&self, job: &str) -> Option<TaskId> {
+        let (name, tasks) = self.jobs.get_key_value(job)?;
+        tasks.keys().next().map(|&index| TaskId {
+            job: name.clone(),
+            index,
+        })
+    }
+}
+
+/// Whether a job's tasks are numbered 0 to n-1. A job of no tasks counts as sparse, as in the
+/// classic system, where it is shown as an empty map.
+fn is_dense(job: &Job) -> bool {
+    job.keys()
+        .next_back()
+        .is_some_and(|&highest| highest as usize + 1 == job.len())
+}
+
+/// Whether this is a job name: a letter, then letters, digits and underscores.
+pub(crate) fn is_job_name(name: &str) -> bool {
+    let mut bytes = name.bytes();
+    name.len() <= ClusterSpec::JOB_NAME_BYTES_MAX
+        && bytes
+            .next()
+            .is_some_and(|first| first.is_ascii_alphabetic())
+        && bytes.all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cluster(text: &str) -> ClusterSpec {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn a_sparse_job_has_holes() {
+        let cluster = cluster("ps=p0:1,p1:1;worker=1@w1:1");
+        assert_eq!(cluster.jobs().collect::<Vec<_>>(), ["ps", "worker"]);
+        assert_eq!(cluster.num_tasks("worker"), Ok(1));
+        assert_eq!(cluster.task_indices("worker"), Ok(vec![1]));
+        assert_eq!(cluster.job_tasks("worker"), Ok(vec![None, Some("w1:1")]));
+        assert_eq!(cluster.task_address("ps", 1), Ok("p1:1"));
+        assert!(cluster.contains(&TaskId::worker(1)) && !cluster.contains(&TaskId::worker(0)));
+        assert!(!cluster.contains(&TaskId::new("chief", 0)));
+        let tasks: Vec<_> = cluster.tasks().map(|(task, _)| task.to_string()).collect();
+        assert_eq!(
+            tasks,
+            ["/job:ps/task:0", "/job:ps/task:1", "/job:worker/task:1"]
+        );
+    }
+
+    #[test]
+    fn an_unknown_job_is_not_an_unknown_task() {
+        let cluster = cluster("worker=1@a:1,2@b:1,7@c:1");
+        let job = cluster.task_address("ps", 0).unwrap_err();
+        assert!(matches!(job, ClusterError::UnknownJob { .. }));
+        assert_eq!(
+            job.to_string(),
+            "cannot find the job \"ps\": the cluster has the jobs worker"
+        );
+        let task = cluster.task_address("worker", 0).unwrap_err();
+        assert!(matches!(task, ClusterError::UnknownTask { index: 0, .. }));
+        assert_eq!(
+            task.to_string(),
+            "cannot find /job:worker/task:0: no task with this index, only 1-2, 7"
+        );
+        assert!(matches!(
+            ClusterSpec::default().num_tasks("ps"),
+            Err(ClusterError::UnknownJob { .. })
+        ));
+    }
+
+    #[test]
+    fn the_chief_and_the_step_owner_have_the_lowest_index() {
+        let plain = cluster("ps=1@a:1,3@b:1;worker=2@c:1,4@d:1");
+        assert_eq!(plain.chief(), Some(TaskId::worker(2)));
+        assert_eq!(plain.step_owner(), Some(TaskId::ps(1)));
+        assert_eq!(plain.ps_identity(), "1,3");
+        assert_eq!(
+            cluster("chief=5@x:1;worker=c:1").chief(),
+            Some(TaskId::new("chief", 5))
+        );
+        assert_eq!(
+            cluster("chief=;worker=c:1").chief(),
+            Some(TaskId::worker(0))
+        );
+        let empty = ClusterSpec::default();
+        assert_eq!((empty.chief(), empty.step_owner()), (None, None));
+        assert_eq!(empty.ps_identity(), "");
+        assert!(empty.is_empty() && !cluster("ps=").is_empty());
+    }
+
+    #[test]
+    fn the_hash_covers_addresses_but_the_identity_does_not() {
+        let (one, two) = (cluster("ps=a:1,b:1"), cluster("ps=a:1,b:2;worker=c:1"));
+        assert_ne!(one.canonical_hash(), two.canonical_hash());
+        assert_eq!(one.ps_identity(), two.ps_identity());
+        assert_eq!(
+            one.canonical_hash(),
+            cluster("ps=1@b:1,0@a:1").canonical_hash()
+        );
+    }
+
+    #[test]
+    fn job_names_have_a_syntax() {
+        for name in ["ps", "Worker_2", "a"] {
+            assert!(is_job_name(name), "{name}");
+        }
+        for name in ["", "2a", "_a", "a-b", "a b", "é", &"a".repeat(65)] {
+            assert!(!is_job_name(name), "{name}");
+        }
+    }
+}

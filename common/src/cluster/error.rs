@@ -1,0 +1,218 @@
+//! Why a cluster, or a task in it, is not what was asked for.
+
+use thiserror::Error;
+
+use super::{AddressProblem, ClusterSpec};
+use crate::ids::TaskId;
+
+/// Why something is not a cluster, or not in it. Always the fault of the caller's configuration.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum ClusterError {
+    /// The cluster has no such job.
+    #[error("cannot find the job {job:?}: the cluster has {known}")]
+    UnknownJob {
+        /// The job asked for.
+        job: String,
+        /// The jobs there are, in words.
+        known: String,
+    },
+    /// The job exists, but has no task with this index.
+    #[error("cannot find /job:{job}/task:{index}: no task with this index, only {known}")]
+    UnknownTask {
+        /// The job asked for.
+        job: String,
+        /// The index asked for.
+        index: u32,
+        /// The indices there are, such as `0-3, 5`.
+        known: String,
+    },
+    /// A job name is a letter followed by letters, digits and underscores.
+    #[error(
+        "cannot name a job {job:?}: a name is a letter, then letters, digits or underscores, at \
+         most {} bytes",
+        ClusterSpec::JOB_NAME_BYTES_MAX
+    )]
+    JobName {
+        /// The name, clipped.
+        job: String,
+    },
+    /// The same job was given twice.
+    #[error("cannot add the job {job}: it was given before")]
+    DuplicateJob {
+        /// The job's name.
+        job: String,
+    },
+    /// The same task was given twice.
+    #[error("cannot add {task}: it was given before")]
+    DuplicateIndex {
+        /// The task.
+        task: TaskId,
+    },
+    /// Two tasks with one address.
+    #[error("cannot give {address} to {second}: {first} has it already")]
+    DuplicateAddress {
+        /// The address as the second task spells it.
+        address: String,
+        /// The task that has it.
+        first: TaskId,
+        /// The task that wants it too.
+        second: TaskId,
+    },
+    /// Not an address.
+    #[error("cannot use the address {address:?} of {task}: {problem}")]
+    Address {
+        /// The task it was given to.
+        task: TaskId,
+        /// The address, clipped.
+        address: String,
+        /// What is wrong with it.
+        problem: AddressProblem,
+    },
+    /// More jobs than [`ClusterSpec::JOBS_MAX`].
+    #[error("cannot use {jobs} jobs: the most is {}", ClusterSpec::JOBS_MAX)]
+    TooManyJobs {
+        /// How many were given.
+        jobs: usize,
+    },
+    /// More tasks in one job than [`ClusterSpec::TASKS_MAX`].
+    #[error(
+        "cannot use the tasks of job {job}: there are more than {}",
+        ClusterSpec::TASKS_MAX
+    )]
+    TooManyTasks {
+        /// The job's name.
+        job: String,
+    },
+    /// Not a task index below [`ClusterSpec::INDEX_LIMIT`].
+    #[error(
+        "cannot number a task of job {job} {index:?}: an index is a number below {}",
+        ClusterSpec::INDEX_LIMIT
+    )]
+    Index {
+        /// The job's name.
+        job: String,
+        /// What stands in the place of the index, clipped.
+        index: String,
+    },
+    /// More text than [`ClusterSpec::TEXT_BYTES_MAX`].
+    #[error(
+        "cannot use a cluster of {bytes} bytes: the most is {}",
+        ClusterSpec::TEXT_BYTES_MAX
+    )]
+    TooLong {
+        /// The length of the text, or a bound of it.
+        bytes: usize,
+    },
+    /// Not JSON at all.
+    #[error("cannot read the cluster as JSON: {reason}")]
+    Json {
+        /// The line of the first fault, from 1.
+        line: usize,
+        /// The column of the first fault.
+        column: usize,
+        /// The parser's words, with the position.
+        reason: String,
+    },
+    /// JSON, but not of jobs.
+    #[error("cannot read the cluster: expected a map of jobs, found {found}")]
+    NotJobs {
+        /// The kind of value found.
+        found: &'static str,
+    },
+    /// A job that is neither a list nor a map of addresses.
+    #[error("cannot read the job {job:?}: expected a list or map of addresses, found {found}")]
+    NotTasks {
+        /// The job's name, clipped.
+        job: String,
+        /// The kind of value found.
+        found: &'static str,
+    },
+    /// A task whose address is not a text.
+    #[error("cannot read the job {job:?}: expected an address for task {index}, found {found}")]
+    NotAddress {
+        /// The job's name, clipped.
+        job: String,
+        /// The task's index as given, clipped.
+        index: String,
+        /// The kind of value found.
+        found: &'static str,
+    },
+    /// Text that is not `job=addresses`.
+    #[error("cannot read the cluster at byte {position}: expected job=address,..., found {text:?}")]
+    Text {
+        /// Where the job starts.
+        position: usize,
+        /// The text of the job, clipped.
+        text: String,
+    },
+    /// Some tasks of a job have an index and some have not.
+    #[error("cannot read the job {job:?}: either every task has an index or none has")]
+    Mixed {
+        /// The job's name, clipped.
+        job: String,
+    },
+}
+
+/// The first 80 characters: an error about hostile text must not carry all of it.
+pub(super) fn clip(text: &str) -> String {
+    match text.char_indices().nth(CLIP_CHARS) {
+        None => text.to_owned(),
+        Some((end, _)) => format!("{}...", &text[..end]),
+    }
+}
+
+/// Ascending indices as ranges, such as `0-3, 5`; at most eight ranges, so that the text is short
+/// however many there are.
+pub(crate) fn index_list(indices: impl IntoIterator<Item = u32>) -> String {
+    let mut ranges: Vec<(u32, u32)> = Vec::new();
+    for index in indices {
+        match ranges.pop() {
+            Some((first, last)) if last.checked_add(1) == Some(index) => {
+                ranges.push((first, index));
+            }
+            previous => ranges.extend(previous.into_iter().chain([(index, index)])),
+        }
+        if ranges.len() > RANGES_MAX {
+            break;
+        }
+    }
+    let text = |&(first, last): &(u32, u32)| match first == last {
+        true => first.to_string(),
+        false => format!("{first}-{last}"),
+    };
+    let mut words: Vec<String> = ranges.iter().take(RANGES_MAX).map(text).collect();
+    if ranges.len() > RANGES_MAX {
+        words.push("...".to_owned());
+    }
+    match words.is_empty() {
+        true => "none".to_owned(),
+        false => words.join(", "),
+    }
+}
+
+const CLIP_CHARS: usize = 80;
+const RANGES_MAX: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn indices_are_listed_as_ranges() {
+        assert_eq!(index_list([]), "none");
+        assert_eq!(index_list([3]), "3");
+        assert_eq!(index_list([0, 1, 2, 5, 7, 8]), "0-2, 5, 7-8");
+        assert_eq!(
+            index_list((0..40).step_by(2)),
+            "0, 2, 4, 6, 8, 10, 12, 14, ..."
+        );
+        assert_eq!(index_list(0..1 << 16), "0-65535");
+    }
+
+    #[test]
+    fn long_text_is_clipped_at_a_character() {
+        assert_eq!(clip("short"), "short");
+        assert_eq!(clip(&"é".repeat(81)), format!("{}...", "é".repeat(80)));
+    }
+}

@@ -1,0 +1,191 @@
+//! The JSON form of a cluster, as in `TF_CONFIG`: job to a list, or to a map by index.
+
+use serde_json::{Map, Value};
+
+use super::error::clip;
+use super::{ClusterError, ClusterSpec, Job, is_dense};
+
+impl ClusterSpec {
+    /// Reads `{"ps": ["a:1", "b:1"], "worker": {"3": "c:1"}}`.
+    ///
+    /// A job is a list of addresses or a map from index to address; anything else is an error
+    /// that names the job. Text that is not JSON is an error with its line and column. A key
+    /// repeated word for word keeps its last value, as usual for JSON; `"1"` and `"01"` clash.
+    pub fn from_json(text: &str) -> Result<ClusterSpec, ClusterError> {
+        if text.len() > ClusterSpec::TEXT_BYTES_MAX {
+            return Err(ClusterError::TooLong { bytes: text.len() });
+        }
+        let value = serde_json::from_str(text).map_err(|error| ClusterError::Json {
+            line: error.line(),
+            column: error.column(),
+            reason: error.to_string(),
+        })?;
+        ClusterSpec::from_json_value(&value)
+    }
+
+    /// Reads a cluster that is part of a larger JSON document.
+    pub fn from_json_value(value: &Value) -> Result<ClusterSpec, ClusterError> {
+        let Value::Object(jobs) = value else {
+            return Err(ClusterError::NotJobs { found: kind(value) });
+        };
+        let mut builder = ClusterSpec::builder();
+        for (name, job) in jobs {
+            builder = builder.sparse_job(name, read_tasks(name, job)?);
+        }
+        builder.build()
+    }
+
+    /// Writes what [`ClusterSpec::from_json`] reads, in one line: a list for a dense job, a map
+    /// for a sparse or empty one.
+    pub fn to_json(&self) -> String {
+        let jobs = self
+            .jobs
+            .iter()
+            .map(|(name, job)| (name.to_string(), write_tasks(job)));
+        Value::Object(jobs.collect()).to_string()
+    }
+}
+
+fn read_tasks<'a>(name: &str, job: &'a Value) -> Result<Vec<(u32, &'a str)>, ClusterError> {
+    match job {
+        Value::Array(list) => (0u32..)
+            .zip(list)
+            .map(|(index, address)| Ok((index, read_address(name, &index.to_string(), address)?)))
+            .collect(),
+        Value::Object(map) => map
+            .iter()
+            .map(|(key, address)| Ok((read_index(name, key)?, read_address(name, key, address)?)))
+            .collect(),
+        _ => Err(ClusterError::NotTasks {
+            job: clip(name),
+            found: kind(job),
+        }),
+    }
+}
+
+/// The index a text stands for: decimal digits only.
+pub(super) fn read_index(job: &str, text: &str) -> Result<u32, ClusterError> {
+    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    match text.parse() {
+        Ok(index) if digits => Ok(index),
+        _ => Err(ClusterError::Index {
+            job: clip(job),
+            index: clip(text),
+        }),
+    }
+}
+
+fn read_address<'a>(job: &str, index: &str, value: &'a Value) -> Result<&'a str, ClusterError> {
+    value.as_str().ok_or_else(|| ClusterError::NotAddress {
+        job: clip(job),
+        index: clip(index),
+        found: kind(value),
+    })
+}
+
+fn write_tasks(job: &Job) -> Value {
+    let text = |address: &str| Value::String(address.to_owned());
+    match is_dense(job) {
+        true => Value::Array(job.values().map(|address| text(address)).collect()),
+        false => {
+            let tasks = job
+                .iter()
+                .map(|(index, address)| (index.to_string(), text(address)));
+            Value::Object(tasks.collect::<Map<_, _>>())
+        }
+    }
+}
+
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a text",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "a map",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_and_maps_are_read_and_written() {
+        let text = r#"{"empty":{},"ps":["p0:1","p1:1"],"worker":{"1":"w1:1","12":"w2:1"}}"#;
+        let cluster = ClusterSpec::from_json(text).unwrap();
+        assert_eq!(cluster.to_json(), text);
+        assert_eq!(
+            cluster.to_string(),
+            "empty=;ps=p0:1,p1:1;worker=1@w1:1,12@w2:1"
+        );
+        let dense = ClusterSpec::from_json(r#"{"a":{"1":"y:1","00":"x:1"}}"#).unwrap();
+        assert_eq!(dense.to_json(), r#"{"a":["x:1","y:1"]}"#);
+        assert!(ClusterSpec::from_json("{}").unwrap().is_empty());
+    }
+
+    #[test]
+    fn faults_name_the_job() {
+        let table = [
+            (
+                "5",
+                "cannot read the cluster: expected a map of jobs, found a number",
+            ),
+            (
+                r#"{"ps":5}"#,
+                "cannot read the job \"ps\": expected a list or map of addresses, found a number",
+            ),
+            (
+                r#"{"ps":["a:1",null]}"#,
+                "cannot read the job \"ps\": expected an address for task 1, found null",
+            ),
+            (
+                r#"{"ps":{"x":"a:1"}}"#,
+                "cannot number a task of job ps \"x\": an index is a number below 1048576",
+            ),
+            (
+                r#"{"ps":{"-1":"a:1"}}"#,
+                "cannot number a task of job ps \"-1\": an index is a number below 1048576",
+            ),
+            (
+                r#"{"ps":{"1":"a:1","01":"b:1"}}"#,
+                "cannot add /job:ps/task:1: it was given before",
+            ),
+        ];
+        for (text, expected) in table {
+            assert_eq!(
+                ClusterSpec::from_json(text).unwrap_err().to_string(),
+                expected,
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn broken_json_has_a_position() {
+        let error = ClusterSpec::from_json("{\"ps\":\n [\"a:1\"").unwrap_err();
+        assert!(
+            matches!(
+                error,
+                ClusterError::Json {
+                    line: 2,
+                    column: 7,
+                    ..
+                }
+            ),
+            "{error:?}"
+        );
+        assert!(error.to_string().ends_with("at line 2 column 7"), "{error}");
+        let long = " ".repeat(ClusterSpec::TEXT_BYTES_MAX + 1);
+        assert!(matches!(
+            ClusterSpec::from_json(&long),
+            Err(ClusterError::TooLong { .. })
+        ));
+        let deep = "[".repeat(100_000);
+        assert!(matches!(
+            ClusterSpec::from_json(&deep),
+            Err(ClusterError::Json { .. })
+        ));
+    }
+}

@@ -1,0 +1,116 @@
+//! Newtypes for everything that is counted or named, so that a step is never passed for a token.
+
+use std::fmt;
+use std::sync::Arc;
+
+/// Declares a newtype over an unsigned integer, printed as the bare number.
+macro_rules! number {
+    ($(#[$doc:meta])* $name:ident($inner:ty)) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(pub $inner);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Display::fmt(&self.0, f)
+            }
+        }
+
+        impl From<$inner> for $name {
+            fn from(value: $inner) -> Self {
+                $name(value)
+            }
+        }
+    };
+}
+
+number! {
+    /// The dense index of a variable in its catalogue, in creation order.
+    VariableId(u32)
+}
+number! {
+    /// The dense index of a partition (a row range of a variable) in its catalogue.
+    PartitionId(u32)
+}
+number! {
+    /// Correlates a response with its request on one connection; 0 means "not a request".
+    RequestId(u64)
+}
+number! {
+    /// How many times the variables have been updated; owned by the step owner.
+    GlobalStep(u64)
+}
+number! {
+    /// The right to contribute one gradient to one step; never reused.
+    TokenId(u64)
+}
+number! {
+    /// Numbers the pushes of one client epoch, from 1; 0 means "no push".
+    Sequence(u64)
+}
+number! {
+    /// Minted by the step owner each time a client starts anew; a higher epoch fences a lower one.
+    ClientEpoch(u64)
+}
+number! {
+    /// Counts the restores of the whole cluster; what belongs to an older one is dropped.
+    RestoreEpoch(u32)
+}
+number! {
+    /// Counts the changes of the cluster's configuration; reserved for replication.
+    ConfigEpoch(u32)
+}
+number! {
+    /// Chosen anew by every start of a process, so that a restart is not taken for a reconnect.
+    Incarnation(u64)
+}
+
+/// A job's task: one process of the cluster, written `/job:worker/task:3`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TaskId {
+    /// The job's name, such as `ps` or `worker`.
+    pub job: Arc<str>,
+    /// The task's index within its job; the indices of a sparse job have holes.
+    pub index: u32,
+}
+
+impl TaskId {
+    /// Names a task. The name is not checked here: a [`crate::cluster::ClusterSpec`] does that.
+    pub fn new(job: &str, index: u32) -> Self {
+        TaskId {
+            job: job.into(),
+            index,
+        }
+    }
+
+    /// A task of the job `ps`.
+    pub fn ps(index: u32) -> Self {
+        TaskId::new("ps", index)
+    }
+
+    /// A task of the job `worker`.
+    pub fn worker(index: u32) -> Self {
+        TaskId::new("worker", index)
+    }
+}
+
+impl fmt::Display for TaskId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "/job:{}/task:{}", self.job, self.index)
+    }
+}
+
+/// A shard: the part of the variables owned by one thread of one ps task.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ShardId {
+    /// The ps task's index.
+    pub task: u32,
+    /// The shard's index within the task.
+    pub shard: u16,
+}
+
+impl fmt::Display for ShardId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "/job:ps/task:{}/shard:{}", self.task, self.shard)
+    }
+}

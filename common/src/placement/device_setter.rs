@@ -1,0 +1,168 @@
+//! `DeviceSetter`: the classic replica device setter, which gives each operation its device.
+
+use super::picker::{Picker, name_hashes};
+use super::{PlacementError, Strategy};
+use crate::cluster::ClusterSpec;
+use crate::device::DeviceSpec;
+
+/// Gives variables to ps tasks and all else to a worker, as `replica_device_setter` does.
+///
+/// It merges by the classic rule ([`DeviceSpec::merge_tf`]) and takes one slot of its strategy for
+/// every variable of the ps job in order of creation, also for one that names its task already.
+/// Unlike the classic one it numbers the ps tasks as the cluster does: a sparse job {1, 3} gets 1,
+/// 3, 1, 3 and never a task 0 that is not there.
+#[derive(Clone, Debug)]
+pub struct DeviceSetter {
+    tasks: Vec<u32>,
+    ps_device: DeviceSpec,
+    worker_device: DeviceSpec,
+    merge_devices: bool,
+    picker: Picker,
+}
+
+impl DeviceSetter {
+    /// Starts with the ps tasks in the order of their turns, or `None` if there are none: then
+    /// nothing is to be decided.
+    ///
+    /// Defaults: `/job:ps`, `/job:worker`, merging, round robin.
+    pub fn new(tasks: impl Into<Vec<u32>>) -> Option<DeviceSetter> {
+        let tasks = tasks.into();
+        (!tasks.is_empty()).then(|| DeviceSetter {
+            picker: Picker::new(Strategy::RoundRobin, tasks.len()),
+            tasks,
+            ps_device: DeviceSpec::of_job("ps"),
+            worker_device: DeviceSpec::of_job("worker"),
+            merge_devices: true,
+        })
+    }
+
+    /// Starts with the tasks of the job that `ps_device` names; `None` if it names none, or the
+    /// cluster has no such job, or the job has no task.
+    pub fn of_cluster(cluster: &ClusterSpec, ps_device: DeviceSpec) -> Option<DeviceSetter> {
+        let tasks = cluster.task_indices(ps_device.job()?).ok()?;
+        DeviceSetter::new(tasks).map(|setter| setter.ps_device(ps_device))
+    }
+
+    /// Sets the device of variables; the task is filled in. Without a job, no task is drawn.
+    pub fn ps_device(mut self, device: DeviceSpec) -> DeviceSetter {
+        self.ps_device = device;
+        self
+    }
+
+    /// Sets the device of all that is no variable.
+    pub fn worker_device(mut self, device: DeviceSpec) -> DeviceSetter {
+        self.worker_device = device;
+        self
+    }
+
+    /// Whether a device that is set already is completed (the default) or left as it is.
+    pub fn merge_devices(mut self, merge: bool) -> DeviceSetter {
+        self.merge_devices = merge;
+        self
+    }
+
+    /// Sets the strategy and starts it anew. A custom one is refused, as there is no whole
+    /// variable here to show it: use [`super::Placement::plan`].
+    pub fn strategy(mut self, strategy: Strategy) -> Result<DeviceSetter, PlacementError> {
+        if let Strategy::Custom(_) = strategy {
+            return Err(PlacementError::CustomSetter);
+        }
+        self.picker = Picker::new(strategy, self.tasks.len());
+        Ok(self)
+    }
+
+    /// The device of a variable of this name and size, whose inner scope is `current`.
+    pub fn variable(&mut self, name: &str, bytes: u64, current: &DeviceSpec) -> DeviceSpec {
+        if !self.merge_devices && !current.is_empty() {
+            return current.clone();
+        }
+        let drawn = match (self.ps_device.job(), current.job()) {
+            (Some(job), current_job) if current_job.is_none_or(|current| current == job) => {
+                let position = self.picker.draw(name_hashes(name, 0).0);
+                self.picker.add(position, bytes);
+                self.ps_device.with_task(self.tasks[position])
+            }
+            _ => self.ps_device.clone(),
+        };
+        drawn.merge_tf(current)
+    }
+
+    /// The device of an operation that is no variable, whose inner scope is `current`.
+    pub fn operation(&self, current: &DeviceSpec) -> DeviceSpec {
+        if !self.merge_devices && !current.is_empty() {
+            return current.clone();
+        }
+        self.worker_device.merge_tf(current)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(text: &str) -> DeviceSpec {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn without_a_ps_task_there_is_no_setter() {
+        let cluster: ClusterSpec = "ps=;worker=a:1".parse().unwrap();
+        assert!(DeviceSetter::new([]).is_none());
+        for ps_device in ["/job:ps", "/job:other", "/task:0"] {
+            assert!(DeviceSetter::of_cluster(&cluster, device(ps_device)).is_none());
+        }
+        assert!(DeviceSetter::of_cluster(&cluster, device("/job:worker")).is_some());
+    }
+
+    #[test]
+    fn a_ps_device_without_a_job_draws_nothing() {
+        let mut setter = DeviceSetter::new([0, 1])
+            .unwrap()
+            .ps_device(device("/cpu:0"));
+        assert_eq!(setter.variable("v", 4, &device("")), device("/cpu:0"));
+        assert_eq!(
+            setter.variable("v", 4, &device("/task:3")),
+            device("/task:3/cpu:0")
+        );
+    }
+
+    #[test]
+    fn names_choose_in_any_order() {
+        let setter = || {
+            DeviceSetter::new([0, 1, 2])
+                .unwrap()
+                .strategy(Strategy::HashName)
+                .unwrap()
+        };
+        let place = |names: &[&str]| {
+            let mut setter = setter();
+            let mut placed: Vec<_> = names
+                .iter()
+                .map(|name| (name.to_string(), setter.variable(name, 4, &device(""))))
+                .collect();
+            placed.sort();
+            placed
+        };
+        assert_eq!(place(&["a", "b", "c", "d"]), place(&["d", "b", "a", "c"]));
+        let custom = Strategy::custom(|_, _, tasks| tasks[0]);
+        assert_eq!(
+            setter().strategy(custom).unwrap_err(),
+            PlacementError::CustomSetter
+        );
+    }
+
+    #[test]
+    fn operations_go_to_the_worker() {
+        let setter = DeviceSetter::new([0])
+            .unwrap()
+            .worker_device(device("/job:worker/task:1"));
+        assert_eq!(
+            setter.operation(&device("/gpu:1")),
+            device("/job:worker/task:1/gpu:1")
+        );
+        assert_eq!(
+            setter.merge_devices(false).operation(&device("/gpu:1")),
+            device("/gpu:1")
+        );
+    }
+}

@@ -1,0 +1,237 @@
+//! `Placement`: every partition of every variable on its shard.
+
+use std::ops::Range;
+
+use super::picker::{Picker, name_hashes};
+use super::{CustomStrategy, PlacementError, ShardMap, Strategy};
+use crate::cluster::index_list;
+use crate::ids::{ShardId, VariableId};
+use crate::partition::split_rows;
+use crate::variable::VariableSpec;
+
+/// A row range of a variable and the shard that holds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlacedPartition {
+    /// The variable, by its place in the list that was planned.
+    pub variable: VariableId,
+    /// Which part it is, from 0.
+    pub part: u32,
+    /// Into how many parts the variable is cut.
+    pub parts: u32,
+    /// Its rows; a scalar has the one row 0.
+    pub rows: Range<u64>,
+    /// Who holds it.
+    pub shard: ShardId,
+    /// The bytes of its elements.
+    pub bytes: u64,
+}
+
+/// Where everything lives: all partitions in order of creation.
+///
+/// The row ranges of a variable's partitions are in order and cover each of its rows once.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Placement {
+    pub(super) partitions: Vec<PlacedPartition>,
+    pub(super) map: ShardMap,
+    pub(super) strategy: &'static str,
+}
+
+impl Placement {
+    /// The largest number of partitions of all variables together.
+    pub const PARTITIONS_MAX: usize = 1 << 20;
+
+    /// Places the variables, in this order, on the shards of `map`.
+    ///
+    /// Every part takes its own slot of the strategy, also one that is pinned by its variable's
+    /// device to a ps task, except that [`Strategy::GreedyBytes`] counts a pinned part where it
+    /// is and a custom strategy is not asked about it. Within a task a part goes to the shard
+    /// with the fewest bytes so far, the lowest on ties; [`Strategy::HashName`] hashes there too,
+    /// so that the order of creation does not matter.
+    ///
+    /// Fails if a variable is invalid, is pinned to what is no ps task of the map, or is placed
+    /// there by a custom strategy, and beyond [`Placement::PARTITIONS_MAX`].
+    pub fn plan(
+        variables: &[VariableSpec],
+        map: &ShardMap,
+        strategy: &Strategy,
+    ) -> Result<Placement, PlacementError> {
+        let mut planner = Planner::new(map, strategy);
+        for (index, variable) in (0u32..).zip(variables) {
+            planner.place(VariableId(index), variable)?;
+        }
+        let (partitions, strategy) = (planner.partitions, strategy.name());
+        Ok(Placement {
+            partitions,
+            map: map.clone(),
+            strategy,
+        })
+    }
+
+    /// All partitions: by variable, then by part.
+    pub fn partitions(&self) -> &[PlacedPartition] {
+        &self.partitions
+    }
+
+    /// The partitions of one variable, by part; none if there is no such variable.
+    pub fn of_variable(&self, variable: VariableId) -> &[PlacedPartition] {
+        let start = self
+            .partitions
+            .partition_point(|placed| placed.variable < variable);
+        let end = self
+            .partitions
+            .partition_point(|placed| placed.variable <= variable);
+        &self.partitions[start..end]
+    }
+
+    /// The partitions that a shard holds, in order of creation.
+    pub fn of_shard(&self, shard: ShardId) -> impl Iterator<Item = &PlacedPartition> {
+        self.partitions
+            .iter()
+            .filter(move |placed| placed.shard == shard)
+    }
+
+    /// The shards that were planned for.
+    pub fn map(&self) -> &ShardMap {
+        &self.map
+    }
+
+    /// The name of the strategy; see [`Strategy::name`].
+    pub fn strategy(&self) -> &'static str {
+        self.strategy
+    }
+}
+
+/// A plan in the making.
+struct Planner<'a> {
+    map: &'a ShardMap,
+    strategy: &'a Strategy,
+    tasks: Picker,
+    /// One for each task, by its position in the map.
+    shards: Vec<Picker>,
+    partitions: Vec<PlacedPartition>,
+    bytes: u64,
+}
+
+impl<'a> Planner<'a> {
+    fn new(map: &'a ShardMap, strategy: &'a Strategy) -> Planner<'a> {
+        let within = match strategy {
+            Strategy::HashName => Strategy::HashName,
+            _ => Strategy::GreedyBytes,
+        };
+        let shards = Picker::new(within, usize::from(map.shards_per_task()));
+        Planner {
+            map,
+            strategy,
+            tasks: Picker::new(strategy.clone(), map.tasks().len()),
+            shards: vec![shards; map.tasks().len()],
+            partitions: Vec::new(),
+            bytes: 0,
+        }
+    }
+
+    fn place(&mut self, id: VariableId, variable: &VariableSpec) -> Result<(), PlacementError> {
+        variable
+            .validate()
+            .map_err(|source| PlacementError::Variable { source })?;
+        let parts = variable
+            .parts()
+            .map_err(|source| PlacementError::Variable { source })?;
+        let name = || variable.name().to_owned();
+        self.bytes = self
+            .bytes
+            .checked_add(variable.bytes())
+            .ok_or_else(|| PlacementError::TooManyBytes { variable: name() })?;
+        if self.partitions.len() + parts as usize > Placement::PARTITIONS_MAX {
+            return Err(PlacementError::TooManyPartitions { variable: name() });
+        }
+        let pinned = self.pinned(variable)?;
+        let shape = variable.shape();
+        let row_bytes = shape.row_elements() * variable.dtype().size() as u64;
+        for (part, rows) in (0u32..).zip(split_rows(shape.rows(), parts)) {
+            let bytes = (rows.end - rows.start) * row_bytes;
+            let shard = self.choose(variable, part, bytes, pinned)?;
+            let variable = id;
+            self.partitions.push(PlacedPartition {
+                variable,
+                part,
+                parts,
+                rows,
+                shard,
+                bytes,
+            });
+        }
+        Ok(())
+    }
+
+    /// The position of the task that the variable's device names. An open job means the ps job:
+    /// nothing else holds variables.
+    fn pinned(&self, variable: &VariableSpec) -> Result<Option<usize>, PlacementError> {
+        let device = &variable.device;
+        if device.job().is_some_and(|job| job != "ps") {
+            return Err(PlacementError::PinnedJob {
+                variable: variable.name().to_owned(),
+                device: device.to_string(),
+                tasks: index_list(self.map.tasks().iter().copied()),
+            });
+        }
+        let Some(task) = device.task() else {
+            return Ok(None);
+        };
+        match self.map.position(task) {
+            Some(position) => Ok(Some(position)),
+            None => Err(PlacementError::PinnedTask {
+                variable: variable.name().to_owned(),
+                task,
+                tasks: index_list(self.map.tasks().iter().copied()),
+            }),
+        }
+    }
+
+    fn choose(
+        &mut self,
+        variable: &VariableSpec,
+        part: u32,
+        bytes: u64,
+        pinned: Option<usize>,
+    ) -> Result<ShardId, PlacementError> {
+        let (task_hash, shard_hash) = match self.strategy {
+            Strategy::HashName => name_hashes(variable.name(), part),
+            _ => (0, 0),
+        };
+        let drawn = self.tasks.draw(task_hash);
+        let position = match (pinned, self.strategy) {
+            (Some(position), _) => position,
+            (None, Strategy::Custom(choice)) => self.custom(choice, variable, part)?,
+            (None, _) => drawn,
+        };
+        self.tasks.add(position, bytes);
+        let shards = &mut self.shards[position];
+        let shard = shards.draw(shard_hash);
+        shards.add(shard, bytes);
+        // A picker's position is below its number of places, here a u16.
+        Ok(ShardId {
+            task: self.map.tasks()[position],
+            shard: shard as u16,
+        })
+    }
+
+    fn custom(
+        &self,
+        choice: &CustomStrategy,
+        variable: &VariableSpec,
+        part: u32,
+    ) -> Result<usize, PlacementError> {
+        let task = choice.choose(variable, part, self.map.tasks());
+        self.map
+            .position(task)
+            .ok_or_else(|| PlacementError::CustomTask {
+                variable: variable.name().to_owned(),
+                part,
+                task,
+                tasks: index_list(self.map.tasks().iter().copied()),
+            })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,113 @@
+//! `ShardMap`: the shards there are to place variables on.
+
+use super::PlacementError;
+use crate::cluster::ClusterSpec;
+use crate::ids::ShardId;
+
+/// The ps tasks and how many shards each has. One that exists has at least one shard and at most
+/// [`ShardMap::SHARDS_MAX`], and its tasks ascend.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ShardMap {
+    tasks: Vec<u32>,
+    shards_per_task: u16,
+}
+
+impl ShardMap {
+    /// The largest number of shards in a cluster.
+    pub const SHARDS_MAX: usize = 1 << 16;
+
+    /// Takes the indices of the ps tasks, in any order, and the number of shards in each.
+    pub fn new(
+        tasks: impl Into<Vec<u32>>,
+        shards_per_task: u16,
+    ) -> Result<ShardMap, PlacementError> {
+        let mut tasks = tasks.into();
+        if tasks.is_empty() {
+            return Err(PlacementError::NoTasks);
+        }
+        let shards = tasks.len().checked_mul(usize::from(shards_per_task));
+        if !shards.is_some_and(|shards| (1..=ShardMap::SHARDS_MAX).contains(&shards)) {
+            return Err(PlacementError::Shards {
+                tasks: tasks.len(),
+                shards_per_task,
+            });
+        }
+        tasks.sort_unstable();
+        match tasks.windows(2).find(|pair| pair[0] == pair[1]) {
+            Some(pair) => Err(PlacementError::DuplicateTask { task: pair[0] }),
+            None => Ok(ShardMap {
+                tasks,
+                shards_per_task,
+            }),
+        }
+    }
+
+    /// The shards of a cluster's job `ps`.
+    pub fn of_cluster(
+        cluster: &ClusterSpec,
+        shards_per_task: u16,
+    ) -> Result<ShardMap, PlacementError> {
+        let tasks = cluster.task_indices("ps");
+        ShardMap::new(
+            tasks.map_err(|source| PlacementError::Cluster { source })?,
+            shards_per_task,
+        )
+    }
+
+    /// The indices of the ps tasks, ascending.
+    pub fn tasks(&self) -> &[u32] {
+        &self.tasks
+    }
+
+    /// How many shards each task has.
+    pub fn shards_per_task(&self) -> u16 {
+        self.shards_per_task
+    }
+
+    /// Every shard: by task, then by shard.
+    pub fn shards(&self) -> impl Iterator<Item = ShardId> {
+        self.tasks
+            .iter()
+            .flat_map(|&task| (0..self.shards_per_task).map(move |shard| ShardId { task, shard }))
+    }
+
+    /// The position of a task among the ascending tasks.
+    pub(super) fn position(&self, task: u32) -> Option<usize> {
+        self.tasks.binary_search(&task).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_map_has_shards() {
+        let map = ShardMap::new([3, 1], 2).unwrap();
+        assert_eq!((map.tasks(), map.shards_per_task()), (&[1, 3][..], 2));
+        let shards: Vec<_> = map.shards().map(|s| (s.task, s.shard)).collect();
+        assert_eq!(shards, [(1, 0), (1, 1), (3, 0), (3, 1)]);
+        assert_eq!((map.position(3), map.position(2)), (Some(1), None));
+        assert_eq!(ShardMap::new([], 1), Err(PlacementError::NoTasks));
+        assert_eq!(
+            ShardMap::new([1, 2, 1], 1),
+            Err(PlacementError::DuplicateTask { task: 1 })
+        );
+        for (tasks, shards_per_task) in [(1, 0), (2, 40_000), (65_537, 1)] {
+            let error = ShardMap::new((0..tasks).collect::<Vec<_>>(), shards_per_task);
+            assert!(matches!(error, Err(PlacementError::Shards { .. })));
+        }
+        assert!(ShardMap::new((0..65_536).collect::<Vec<_>>(), 1).is_ok());
+    }
+
+    #[test]
+    fn a_cluster_has_a_map() {
+        let cluster: ClusterSpec = "ps=1@a:1,3@b:1".parse().unwrap();
+        assert_eq!(ShardMap::of_cluster(&cluster, 1), ShardMap::new([1, 3], 1));
+        let error = ShardMap::of_cluster(&ClusterSpec::default(), 1).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "cannot place variables: cannot find the job \"ps\": the cluster has no jobs"
+        );
+    }
+}

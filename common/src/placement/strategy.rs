@@ -1,0 +1,85 @@
+//! `Strategy`: the rule by which a ps task is chosen.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::variable::VariableSpec;
+
+/// The rule by which a ps task is chosen for a variable or a part of one.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub enum Strategy {
+    /// One after the other, in the order of creation, whatever the size; the classic default.
+    #[default]
+    RoundRobin,
+    /// Where the fewest bytes are so far, the lowest index on ties. Depends on the order of
+    /// creation: large variables are best created first.
+    GreedyBytes,
+    /// By a hash of name and part, so that the order of creation does not matter and a variable
+    /// stays where it is when others come and go. Balances only in large numbers.
+    HashName,
+    /// Any function; see [`Strategy::custom`].
+    Custom(CustomStrategy),
+}
+
+/// A function from a variable, a part of it and the ps tasks to one of those tasks.
+#[derive(Clone)]
+pub struct CustomStrategy(Arc<Choice>);
+
+type Choice = dyn Fn(&VariableSpec, u32, &[u32]) -> u32 + Send + Sync;
+
+impl Strategy {
+    /// Chooses by a function of the variable, the part's index and the ascending indices of the
+    /// ps tasks. It must choose one of those, and the same one on every machine.
+    pub fn custom(
+        choice: impl Fn(&VariableSpec, u32, &[u32]) -> u32 + Send + Sync + 'static,
+    ) -> Strategy {
+        Strategy::Custom(CustomStrategy(Arc::new(choice)))
+    }
+
+    /// A name that never changes, for comparing configurations. All custom strategies share
+    /// one: whether they agree is theirs to see to.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Strategy::RoundRobin => "round_robin",
+            Strategy::GreedyBytes => "greedy_bytes",
+            Strategy::HashName => "hash_name",
+            Strategy::Custom(_) => "custom",
+        }
+    }
+}
+
+impl CustomStrategy {
+    pub(super) fn choose(&self, variable: &VariableSpec, part: u32, tasks: &[u32]) -> u32 {
+        (self.0)(variable, part, tasks)
+    }
+}
+
+impl fmt::Debug for CustomStrategy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("_")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_stable() {
+        let custom = Strategy::custom(|_, _, tasks| tasks[0]);
+        let all = [
+            Strategy::RoundRobin,
+            Strategy::GreedyBytes,
+            Strategy::HashName,
+            custom,
+        ];
+        let names: Vec<_> = all.iter().map(Strategy::name).collect();
+        assert_eq!(
+            names,
+            ["round_robin", "greedy_bytes", "hash_name", "custom"]
+        );
+        assert_eq!(format!("{:?}", all[3]), "Custom(_)");
+        assert_eq!(Strategy::default().name(), "round_robin");
+    }
+}

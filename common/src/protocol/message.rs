@@ -1,0 +1,566 @@
+//! The sum of everything that can be said, one struct per message.
+
+use super::error::ProtocolError;
+use super::limits;
+use super::outcome::{Grant, Outcome, PushState};
+use super::refusal::Refusal;
+use super::wire::{List, Reader, Text, Wire, wire_enum, wire_struct};
+use crate::ids::{
+    ClientEpoch, GlobalStep, Incarnation, PartitionId, RestoreEpoch, ShardId, TokenId,
+};
+
+/// An identity as it travels: names and values in order of names.
+pub type IdentityFields = List<
+    (
+        Text<{ limits::IDENTITY_NAME_BYTES_MAX }>,
+        Text<{ limits::IDENTITY_VALUE_BYTES_MAX }>,
+    ),
+    { limits::IDENTITY_FIELDS_MAX },
+>;
+
+wire_enum! {
+    /// What a peer may do; checked for every message.
+    #[derive(Copy, Eq)]
+    Role {
+        /// Takes tokens, pulls and pushes.
+        1 => Worker {},
+        /// A worker that also declares and initializes the variables and ends training.
+        2 => Chief {},
+        /// Pulls only, without tokens; holds no lease.
+        3 => Reader {},
+        /// Stops and saves; reserved.
+        4 => Admin {},
+        /// Another ps task; reserved for the link between them.
+        5 => Peer {},
+    }
+}
+
+impl Role {
+    /// The role's code on the wire.
+    pub fn code(self) -> u8 {
+        match self {
+            Role::Worker {} => 1,
+            Role::Chief {} => 2,
+            Role::Reader {} => 3,
+            Role::Admin {} => 4,
+            Role::Peer {} => 5,
+        }
+    }
+
+    /// Whether the role is a member of the training: holds a lease, and may push.
+    pub fn is_member(self) -> bool {
+        matches!(self, Role::Worker {} | Role::Chief {})
+    }
+}
+
+wire_enum! {
+    /// Whether bodies carry a checksum.
+    #[derive(Copy, Eq)]
+    BodyCrc {
+        /// Every body is covered.
+        1 => On {},
+        /// Bodies are not covered.
+        2 => Off {},
+        /// In a request: the server decides by the transport.
+        3 => Auto {},
+    }
+}
+
+wire_enum! {
+    /// How updates are taken.
+    #[derive(Copy, Eq)]
+    ModeIs {
+        /// Each push is applied at once.
+        1 => Asynchronous {},
+        /// Pushes are aggregated; reserved.
+        2 => Synchronous {
+            /// Gradients that make a step.
+            replicas_to_aggregate: u32,
+            /// Replicas that take part, with the backups.
+            total_num_replicas: u32,
+        },
+    }
+}
+
+wire_enum! {
+    /// What happens to a NaN or an infinity in a push.
+    #[derive(Copy, Eq)]
+    NonFinitePolicy {
+        /// The push is refused, on the worker before a byte is sent and again on the server.
+        1 => Reject {},
+        /// The push is taken and the server counts it.
+        2 => Count {},
+        /// Nobody looks.
+        3 => Allow {},
+    }
+}
+
+wire_enum! {
+    /// How far the variables of a shard are.
+    #[derive(Copy, Eq)]
+    CatalogueState {
+        /// Nobody has declared any.
+        1 => Absent {},
+        /// Declared, without values.
+        2 => Declared {
+            /// SHA-256 of the catalogue.
+            digest: [u8; 32],
+        },
+        /// Declared and initialized.
+        3 => Ready {
+            /// SHA-256 of the catalogue.
+            digest: [u8; 32],
+        },
+    }
+}
+
+wire_enum! {
+    /// What a push does to the variables it covers.
+    #[derive(Copy, Eq)]
+    Operation {
+        /// A gradient for the optimizer, with a token.
+        1 => Gradient {},
+        /// New values.
+        2 => Assign {},
+        /// Added to plain variables.
+        3 => AssignAdd {},
+    }
+}
+
+wire_enum! {
+    /// Which partitions of a shard a pull wants.
+    Selection {
+        /// All of them.
+        1 => All {},
+        /// The ones named, in rising order.
+        2 => Partitions {
+            /// Their indices in the catalogue.
+            partitions: List<PartitionId, { limits::SELECTION_MAX }>,
+        },
+    }
+}
+
+wire_enum! {
+    /// Why no more tokens are granted.
+    #[derive(Copy, Eq)]
+    EndReason {
+        /// The last step is reached, or promised to tokens that are out.
+        1 => LastStep {},
+        /// The chief has finished the training.
+        2 => Finished {},
+    }
+}
+
+wire_struct! {
+    /// Opens a conversation with one shard.
+    Hello {
+        /// The oldest protocol version the client speaks.
+        version_oldest: u16,
+        /// The newest protocol version the client speaks.
+        version_newest: u16,
+        /// What the client wants to be.
+        role: Role,
+        /// The client's job.
+        job: Text<{ limits::JOB_BYTES_MAX }>,
+        /// The client's task index.
+        task: u32,
+        /// The shard the conversation is for.
+        shard: ShardId,
+        /// Chosen anew by every start of the client.
+        incarnation: Incarnation,
+        /// The epoch minted for this incarnation; 0 asks the step owner for one.
+        client_epoch: ClientEpoch,
+        /// The newest restore epoch the client has seen.
+        seen_epoch: RestoreEpoch,
+        /// The newest global step the client has seen.
+        seen_step: GlobalStep,
+        /// SHA-256 of the client's catalogue; absent before it has joined.
+        catalogue: Option<[u8; 32]>,
+        /// Whether the client wants checksums over bodies.
+        body_crc: BodyCrc,
+        /// What must agree, as far as the client knows it.
+        identity: IdentityFields,
+        /// Room for authentication; empty in this version.
+        auth: List<u8, { limits::AUTH_BYTES_MAX }>,
+    }
+}
+
+wire_struct! {
+    /// Accepts a conversation.
+    Welcome {
+        /// The version both will speak.
+        version: u16,
+        /// How many shards each ps task has.
+        shards: u16,
+        /// The client's epoch, minted by the step owner or repeated by another shard.
+        client_epoch: ClientEpoch,
+        /// How updates are taken.
+        mode: ModeIs,
+        /// A member that is silent for so long is lost.
+        lease_ms: u32,
+        /// The largest part the shard takes.
+        part_bytes_max: u32,
+        /// Whether bodies carry checksums in this conversation: `On` or `Off`.
+        body_crc: BodyCrc,
+        /// What happens to non-finite values.
+        non_finite: NonFinitePolicy,
+        /// How far the variables are.
+        catalogue: CatalogueState,
+        /// What must agree, as the server knows it.
+        identity: IdentityFields,
+        /// Room for authentication; empty in this version.
+        auth: List<u8, { limits::AUTH_BYTES_MAX }>,
+    }
+}
+
+wire_struct! {
+    /// Answers any request with a typed no.
+    Refused {
+        /// Why.
+        refusal: Refusal,
+    }
+}
+
+wire_struct! {
+    /// Renews a lease. Every byte does; this is for when there is nothing else to say.
+    Heartbeat {}
+}
+wire_struct! {
+    /// Answers a heartbeat, so that the client knows the server lives.
+    HeartbeatAnswer {}
+}
+
+wire_struct! {
+    /// Declares the variables (chief). The body is the encoded catalogue.
+    Declare {
+        /// SHA-256 of the body.
+        digest: [u8; 32],
+    }
+}
+wire_struct! {
+    /// The variables are declared and their memory is reserved.
+    Declared {
+        /// How far they are now.
+        state: CatalogueState,
+    }
+}
+wire_struct! {
+    /// Gives every variable nobody assigned its initial value, and opens the shard (chief).
+    Initialize {}
+}
+wire_struct! {
+    /// Waits until the shard's variables have values.
+    AwaitReady {}
+}
+wire_struct! {
+    /// The shard's variables have values.
+    Ready {
+        /// SHA-256 of the catalogue.
+        digest: [u8; 32],
+    }
+}
+wire_struct! {
+    /// Asks for the catalogue.
+    FetchCatalogue {}
+}
+wire_struct! {
+    /// The body is the encoded catalogue.
+    CatalogueIs {
+        /// SHA-256 of the body.
+        digest: [u8; 32],
+    }
+}
+
+wire_struct! {
+    /// Asks the step owner for a token; waits until there is one or training has ended.
+    TokenRequest {}
+}
+wire_struct! {
+    /// A token.
+    Granted {
+        /// The token and its room.
+        grant: Grant,
+    }
+}
+wire_struct! {
+    /// There will be no more tokens.
+    Ended {
+        /// Why.
+        reason: EndReason,
+    }
+}
+wire_struct! {
+    /// Gives a token back unspent.
+    ReturnToken {
+        /// The token.
+        token: TokenId,
+        /// Its generation.
+        generation: u32,
+    }
+}
+wire_struct! {
+    /// The token is back in the queue.
+    Returned {}
+}
+
+wire_struct! {
+    /// Asks for room for one whole push; waits until there is some.
+    Reserve {}
+}
+wire_struct! {
+    /// Room for one whole push.
+    Room {
+        /// Names the room in the push that uses it.
+        room: u32,
+    }
+}
+wire_struct! {
+    /// One part of a push. The body is a range of the shard's variables, laid out as the
+    /// catalogue says. Sequence, step and epoch stand in the header.
+    PushPart {
+        /// What the push does.
+        operation: Operation,
+        /// The token it spends; 0 for none.
+        token: TokenId,
+        /// The token's generation.
+        generation: u32,
+        /// The room it uses.
+        room: u32,
+        /// Where the body starts in the shard's variables, in bytes.
+        offset: u64,
+        /// On the last part, the bytes of all parts: the push is whole. Only the answer to the
+        /// last part is sent; a refusal answers the first part that deserves it.
+        whole: Option<u64>,
+        /// On the last part: whether the answer should carry the next token.
+        next: bool,
+    }
+}
+wire_struct! {
+    /// What became of a push.
+    PushAnswer {
+        /// What.
+        outcome: Outcome,
+        /// Whether this repeats the answer to an earlier arrival of the same push.
+        duplicate: bool,
+        /// The next token (step owner only).
+        next: Option<Grant>,
+        /// Why there is no next token, once training has ended.
+        ended: Option<EndReason>,
+        /// The room reserved for this client's next push; 0 for none.
+        room: u32,
+    }
+}
+wire_struct! {
+    /// Withdraws a push that is not whole yet; answered with what became of it.
+    Withdraw {}
+}
+wire_struct! {
+    /// Asks what became of a push.
+    OutcomeQuery {}
+}
+wire_struct! {
+    /// What became of a push that was asked about.
+    OutcomeIs {
+        /// What.
+        state: PushState,
+    }
+}
+
+wire_struct! {
+    /// Asks for values of at least the step in the header.
+    Pull {
+        /// Which.
+        selection: Selection,
+    }
+}
+wire_struct! {
+    /// One part of the answer to a pull. The body is a range of the shard's variables. All parts
+    /// of an answer are of one version.
+    Pulled {
+        /// The version: how many pushes the shard had applied.
+        version: u64,
+        /// Where the body starts in the shard's variables, in bytes.
+        offset: u64,
+        /// Whether this is the last part.
+        last: bool,
+    }
+}
+
+wire_struct! {
+    /// Ends the training: no more tokens for anybody (chief).
+    Finish {}
+}
+wire_struct! {
+    /// The training has ended.
+    Finished {}
+}
+wire_struct! {
+    /// Leaves the training: the tokens of this client go back.
+    Leave {}
+}
+wire_struct! {
+    /// The client has left; the connection may close.
+    Left {}
+}
+
+wire_struct! {
+    /// Between ps tasks: a shard holds a push whole and valid. Reserved for synchronous mode.
+    Held {
+        /// The token the push spends.
+        token: TokenId,
+        /// Its generation.
+        generation: u32,
+        /// The shard that holds it.
+        shard: ShardId,
+        /// The sum of the squares of the gradient's elements on this shard.
+        norm_squared: f64,
+    }
+}
+wire_struct! {
+    /// Between ps tasks: the step owner takes a push into the step in the header, for good.
+    /// Reserved for synchronous mode.
+    Admit {
+        /// The token.
+        token: TokenId,
+        /// Its place in the order of admissions of the step.
+        order: u32,
+        /// The sum of the squares over all shards.
+        norm_squared: f64,
+    }
+}
+wire_struct! {
+    /// Between ps tasks: a push or a token is given up. Reserved for synchronous mode.
+    Drop {
+        /// The token.
+        token: TokenId,
+        /// The generation that is given up.
+        generation: u32,
+    }
+}
+wire_struct! {
+    /// Between ps tasks: a drop is done. Reserved for synchronous mode.
+    Dropped {
+        /// The token.
+        token: TokenId,
+        /// The generation.
+        generation: u32,
+    }
+}
+wire_struct! {
+    /// Between ps tasks: the step in the header is decided. Reserved for synchronous mode.
+    Commit {
+        /// How many admissions it is made of.
+        count: u32,
+    }
+}
+wire_struct! {
+    /// Between ps tasks: a shard has applied the step in the header. Reserved for synchronous mode.
+    StepApplied {
+        /// The shard.
+        shard: ShardId,
+    }
+}
+
+macro_rules! messages {
+    ($($kind:literal => $name:ident, body $limit:expr;)*) => {
+        /// Everything that can be said.
+        #[derive(Clone, Debug, PartialEq)]
+        #[allow(missing_docs, reason = "each variant is the struct of the same name")]
+        #[non_exhaustive]
+        pub enum Message {
+            $($name($name),)*
+        }
+
+        impl Message {
+            /// Every kind that exists, in rising order.
+            pub const KINDS: &'static [u16] = &[$($kind),*];
+
+            /// The code of the message in the header.
+            pub fn kind(&self) -> u16 {
+                match self {
+                    $(Message::$name(_) => $kind,)*
+                }
+            }
+
+            /// The name of the message.
+            pub fn name(&self) -> &'static str {
+                match self {
+                    $(Message::$name(_) => stringify!($name),)*
+                }
+            }
+
+            /// The largest body a message of this kind may have; `None` for an unknown kind.
+            pub fn body_limit(kind: u16) -> Option<u64> {
+                match kind {
+                    $($kind => Some($limit),)*
+                    _ => None,
+                }
+            }
+
+            /// Appends the meta.
+            pub fn put(&self, out: &mut Vec<u8>) {
+                match self {
+                    $(Message::$name(fields) => fields.put(out),)*
+                }
+            }
+
+            /// Reads the meta of a message of this kind.
+            pub fn take(kind: u16, meta: &[u8]) -> Result<Message, ProtocolError> {
+                match kind {
+                    $($kind => {
+                        let mut reader = Reader::new(stringify!($name), meta);
+                        let fields = $name::take(&mut reader)?;
+                        reader.finish()?;
+                        Ok(Message::$name(fields))
+                    })*
+                    found => Err(ProtocolError::Kind { found }),
+                }
+            }
+        }
+
+        $(impl From<$name> for Message {
+            fn from(fields: $name) -> Message {
+                Message::$name(fields)
+            }
+        })*
+    };
+}
+
+messages! {
+    1 => Hello, body 0;
+    2 => Welcome, body 0;
+    3 => Refused, body 0;
+    4 => Heartbeat, body 0;
+    5 => HeartbeatAnswer, body 0;
+    10 => Declare, body limits::CATALOGUE_BYTES_MAX;
+    11 => Declared, body 0;
+    12 => Initialize, body 0;
+    13 => AwaitReady, body 0;
+    14 => Ready, body 0;
+    15 => FetchCatalogue, body 0;
+    16 => CatalogueIs, body limits::CATALOGUE_BYTES_MAX;
+    20 => TokenRequest, body 0;
+    21 => Granted, body 0;
+    22 => Ended, body 0;
+    23 => ReturnToken, body 0;
+    24 => Returned, body 0;
+    30 => Reserve, body 0;
+    31 => Room, body 0;
+    32 => PushPart, body limits::PART_BYTES_MAX;
+    33 => PushAnswer, body 0;
+    34 => Withdraw, body 0;
+    35 => OutcomeQuery, body 0;
+    36 => OutcomeIs, body 0;
+    40 => Pull, body 0;
+    41 => Pulled, body limits::PART_BYTES_MAX;
+    50 => Finish, body 0;
+    51 => Finished, body 0;
+    52 => Leave, body 0;
+    53 => Left, body 0;
+    60 => Held, body 0;
+    61 => Admit, body 0;
+    62 => Drop, body 0;
+    63 => Dropped, body 0;
+    64 => Commit, body 0;
+    65 => StepApplied, body 0;
+}

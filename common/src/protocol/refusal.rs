@@ -1,0 +1,311 @@
+//! The typed no: why a request was not done, naming the culprit and the value.
+
+use super::limits::DETAIL_BYTES_MAX;
+use super::wire::{Text, wire_enum};
+use crate::ids::{ClientEpoch, PartitionId, RestoreEpoch, Sequence, ShardId, TokenId, VariableId};
+
+/// A short explanation.
+pub type Detail = Text<DETAIL_BYTES_MAX>;
+
+wire_enum! {
+    /// Why a request was refused. A refusal changes nothing on the server.
+    #[non_exhaustive]
+    Refusal {
+        /// No protocol version is spoken by both sides.
+        1 => Version {
+            /// The oldest version the server speaks.
+            oldest: u16,
+            /// The newest version the server speaks.
+            newest: u16,
+        },
+        /// The peer belongs to another cluster, or is configured differently.
+        2 => Identity {
+            /// The first field that differs.
+            field: Detail,
+            /// Its value on the server.
+            server: Detail,
+            /// Its value in the peer's handshake.
+            client: Detail,
+            /// SHA-256 of the server's identity.
+            server_hash: [u8; 32],
+            /// SHA-256 of the peer's identity.
+            client_hash: [u8; 32],
+        },
+        /// The peer declares other variables than the ones the server holds.
+        3 => Catalogue {
+            /// SHA-256 of the server's catalogue.
+            server: [u8; 32],
+            /// SHA-256 of the peer's catalogue.
+            client: [u8; 32],
+            /// The first difference, in words.
+            differs: Detail,
+        },
+        /// The connection is for another shard than the one that answered.
+        4 => WrongShard {
+            /// The shard asked for.
+            wanted: ShardId,
+            /// The ps task that answered.
+            task: u32,
+            /// How many shards it has.
+            shards: u16,
+        },
+        /// The variables have no values yet.
+        5 => NotInitialized {},
+        /// A newer incarnation of this client has taken its place.
+        6 => Fenced {
+            /// The epoch in the request.
+            epoch: ClientEpoch,
+            /// The epoch that is current.
+            current: ClientEpoch,
+        },
+        /// The peer's role may not do this.
+        7 => Role {
+            /// The role's code.
+            role: u8,
+            /// The message kind refused.
+            kind: u16,
+        },
+        /// The variables, slots and inbox need more memory than the server may use.
+        8 => DoesNotFit {
+            /// Bytes needed on this shard.
+            need: u64,
+            /// Bytes this shard may use.
+            limit: u64,
+        },
+        /// The shard holds no such partition.
+        9 => UnknownPartition {
+            /// The partition asked for.
+            partition: PartitionId,
+        },
+        /// A part that does not lie within the shard's variables, or not where it must start.
+        10 => Range {
+            /// Where the part starts, in bytes.
+            offset: u64,
+            /// Its length in bytes.
+            bytes: u64,
+            /// Where it had to start, or the end of the shard's variables.
+            limit: u64,
+        },
+        /// A gradient or a value that is NaN or infinite, with the policy `reject`.
+        11 => NonFinite {
+            /// The variable.
+            variable: VariableId,
+            /// The first bad element, counted over the whole variable.
+            element: u64,
+            /// The element's bits as an f64.
+            value: f64,
+        },
+        /// The room the client counted on has been given to another; it asks again.
+        12 => NoRoom {
+            /// The room in the request.
+            room: u32,
+        },
+        /// The deadline of a wait has passed.
+        13 => Deadline {
+            /// How long the request waited, in milliseconds.
+            waited_ms: u64,
+            /// What, or whom, it waited for.
+            awaited: Detail,
+        },
+        /// A bound is reached.
+        14 => Busy {
+            /// What there are too many of.
+            what: Detail,
+            /// How many there may be.
+            limit: u64,
+        },
+        /// The server does not do this in its mode or version.
+        15 => Unsupported {
+            /// The message kind refused.
+            kind: u16,
+            /// Why.
+            detail: Detail,
+        },
+        /// The server is stopping.
+        16 => Stopping {},
+        /// The token is not held by this client.
+        17 => Token {
+            /// The token in the request.
+            token: TokenId,
+            /// The generation in the request.
+            generation: u32,
+        },
+        /// The request belongs to another restore epoch.
+        18 => RestoreEpoch {
+            /// The epoch in the request.
+            found: RestoreEpoch,
+            /// The epoch that is current.
+            current: RestoreEpoch,
+        },
+        /// The server's storage failed.
+        19 => Storage {
+            /// The failure, in words.
+            detail: Detail,
+        },
+        /// The sequence number lies outside the client's window.
+        20 => Window {
+            /// The sequence number in the request.
+            sequence: Sequence,
+            /// The oldest one remembered.
+            oldest: Sequence,
+            /// The newest one allowed.
+            newest: Sequence,
+        },
+        /// A push that covers a partition only in part.
+        21 => Incomplete {
+            /// The partition.
+            partition: PartitionId,
+            /// Bytes received for it.
+            bytes: u64,
+            /// Bytes it has.
+            expected: u64,
+        },
+        /// A gradient for a plain variable, or `assign_add` on a trainable one.
+        22 => Operation {
+            /// The variable.
+            variable: VariableId,
+            /// What was tried.
+            tried: Detail,
+        },
+        /// Authentication failed.
+        23 => Denied {},
+        /// A push whose last part says another length than the parts have.
+        24 => Length {
+            /// Bytes the last part names.
+            named: u64,
+            /// Bytes received.
+            received: u64,
+        },
+    }
+}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Refusal::Version { oldest, newest } => {
+                write!(
+                    f,
+                    "the server speaks protocol versions {oldest} to {newest} only"
+                )
+            }
+            Refusal::Identity {
+                field,
+                server,
+                client,
+                server_hash,
+                client_hash,
+            } => write!(
+                f,
+                "the identities differ in {field}: the server has {server:?} (identity {}), this \
+                 side has {client:?} (identity {})",
+                short_hash(server_hash),
+                short_hash(client_hash),
+                server = server.as_str(),
+                client = client.as_str(),
+            ),
+            Refusal::Catalogue {
+                server,
+                client,
+                differs,
+            } => write!(
+                f,
+                "the variables differ: {differs} (server's catalogue {}, this side's {})",
+                short_hash(server),
+                short_hash(client)
+            ),
+            Refusal::WrongShard {
+                wanted,
+                task,
+                shards,
+            } => {
+                write!(
+                    f,
+                    "{wanted} is not here: this is ps task {task} with {shards} shards"
+                )
+            }
+            Refusal::NotInitialized {} => f.write_str("the variables are not initialized yet"),
+            Refusal::Fenced { epoch, current } => write!(
+                f,
+                "client epoch {epoch} is fenced by epoch {current} of the same task"
+            ),
+            Refusal::Role { role, kind } => {
+                write!(f, "role {role} may not send messages of kind {kind}")
+            }
+            Refusal::DoesNotFit { need, limit } => {
+                write!(f, "the shard needs {need} bytes, it may use {limit}")
+            }
+            Refusal::UnknownPartition { partition } => {
+                write!(f, "the shard holds no partition {partition}")
+            }
+            Refusal::Range {
+                offset,
+                bytes,
+                limit,
+            } => {
+                write!(
+                    f,
+                    "a part of {bytes} bytes at {offset} is out of place (limit {limit})"
+                )
+            }
+            Refusal::NonFinite {
+                variable,
+                element,
+                value,
+            } => {
+                write!(f, "element {element} of variable {variable} is {value}")
+            }
+            Refusal::NoRoom { room } => write!(f, "room {room} was given to another push"),
+            Refusal::Deadline { waited_ms, awaited } => {
+                write!(f, "waited {waited_ms} ms for {awaited}")
+            }
+            Refusal::Busy { what, limit } => write!(f, "too many {what}: the limit is {limit}"),
+            Refusal::Unsupported { kind, detail } => {
+                write!(f, "messages of kind {kind} are not supported: {detail}")
+            }
+            Refusal::Stopping {} => f.write_str("the server is stopping"),
+            Refusal::Token { token, generation } => {
+                write!(
+                    f,
+                    "token {token} of generation {generation} is not held by this client"
+                )
+            }
+            Refusal::RestoreEpoch { found, current } => {
+                write!(f, "restore epoch {found} has passed, {current} is current")
+            }
+            Refusal::Storage { detail } => write!(f, "storage failed: {detail}"),
+            Refusal::Window {
+                sequence,
+                oldest,
+                newest,
+            } => {
+                write!(
+                    f,
+                    "sequence {sequence} is outside the window {oldest} to {newest}"
+                )
+            }
+            Refusal::Incomplete {
+                partition,
+                bytes,
+                expected,
+            } => write!(
+                f,
+                "partition {partition} was pushed in part: {bytes} of {expected} bytes"
+            ),
+            Refusal::Operation { variable, tried } => {
+                write!(f, "variable {variable} does not take {tried}")
+            }
+            Refusal::Denied {} => f.write_str("denied"),
+            Refusal::Length { named, received } => {
+                write!(f, "the push names {named} bytes, {received} were received")
+            }
+        }
+    }
+}
+
+/// The first eight bytes of a hash in hexadecimal: enough to tell two apart by eye.
+pub fn short_hash(hash: &[u8; 32]) -> String {
+    hash.iter()
+        .take(8)
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
+}

@@ -1,0 +1,405 @@
+//! The only code that touches bytes: a bounded reader, a writer, and the types fields are made of.
+//!
+//! Every integer is little-endian with an explicit width. Text and lists carry their largest
+//! length in their type, so that no field can be read without its bound.
+
+use super::error::ProtocolError;
+
+/// Reads fields off the front of a meta. A field either fits or the whole meta is refused.
+#[derive(Debug)]
+pub struct Reader<'a> {
+    message: &'static str,
+    rest: &'a [u8],
+}
+
+impl<'a> Reader<'a> {
+    /// Reads the meta of the message of this name.
+    pub fn new(message: &'static str, bytes: &'a [u8]) -> Self {
+        Reader {
+            message,
+            rest: bytes,
+        }
+    }
+
+    /// Takes the next `count` bytes for a field of this type.
+    pub fn take(&mut self, count: usize, field: &'static str) -> Result<&'a [u8], ProtocolError> {
+        let Some((taken, rest)) = self.rest.split_at_checked(count) else {
+            return Err(ProtocolError::Truncated {
+                message: self.message,
+                field,
+            });
+        };
+        self.rest = rest;
+        Ok(taken)
+    }
+
+    /// Takes the next `N` bytes as an array.
+    pub fn array<const N: usize>(&mut self, field: &'static str) -> Result<[u8; N], ProtocolError> {
+        let mut array = [0; N];
+        array.copy_from_slice(self.take(N, field)?);
+        Ok(array)
+    }
+
+    /// How many bytes are left.
+    pub fn left(&self) -> usize {
+        self.rest.len()
+    }
+
+    /// A value that this field cannot have.
+    pub fn invalid(&self, field: &'static str, found: u64) -> ProtocolError {
+        ProtocolError::Invalid {
+            message: self.message,
+            field,
+            found,
+        }
+    }
+
+    /// Checks that nothing is left.
+    pub fn finish(self) -> Result<(), ProtocolError> {
+        match self.rest.len() {
+            0 => Ok(()),
+            bytes => Err(ProtocolError::Trailing {
+                message: self.message,
+                bytes,
+            }),
+        }
+    }
+}
+
+/// A type that can be a field of a message.
+pub trait Wire: Sized {
+    /// Appends the field.
+    fn put(&self, out: &mut Vec<u8>);
+    /// Takes the field off the front.
+    fn take(reader: &mut Reader<'_>) -> Result<Self, ProtocolError>;
+}
+
+macro_rules! integers {
+    ($($int:ty),*) => {$(
+        impl Wire for $int {
+            fn put(&self, out: &mut Vec<u8>) {
+                out.extend_from_slice(&self.to_le_bytes());
+            }
+
+            fn take(reader: &mut Reader<'_>) -> Result<Self, ProtocolError> {
+                Ok(<$int>::from_le_bytes(reader.array(stringify!($int))?))
+            }
+        }
+    )*};
+}
+integers!(u8, u16, u32, u64);
+
+macro_rules! newtypes {
+    ($($name:ident),*) => {$(
+        impl Wire for crate::ids::$name {
+            fn put(&self, out: &mut Vec<u8>) {
+                self.0.put(out);
+            }
+
+            fn take(reader: &mut Reader<'_>) -> Result<Self, ProtocolError> {
+                Ok(Self(Wire::take(reader)?))
+            }
+        }
+    )*};
+}
+newtypes!(
+    VariableId,
+    PartitionId,
+    RequestId,
+    GlobalStep,
+    TokenId,
+    Sequence,
+    ClientEpoch,
+    RestoreEpoch,
+    ConfigEpoch,
+    Incarnation
+);
+
+impl Wire for f64 {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.to_bits().put(out);
+    }
+
+    fn take(reader: &mut Reader<'_>) -> Result<Self, ProtocolError> {
+        Ok(f64::from_bits(u64::take(reader)?))
+    }
+}
+
+impl Wire for bool {
+    fn put(&self, out: &mut Vec<u8>) {
+        u8::from(*self).put(out);
+    }
+
+    fn take(reader: &mut Reader<'_>) -> Result<Self, ProtocolError> {
+        match u8::take(reader)? {
+            0 => Ok(false),
+            1 => Ok(true),
+            other => Err(reader.invalid("bool", other.into())),
+        }
+    }
+}
+
+impl<const N: usize> Wire for [u8; N] {
+    fn put(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(self);
+    }
+
+    fn take(reader: &mut Reader<'_>) -> Result<Self, ProtocolError> {
+        reader.array("bytes")
+    }
+}
+
+impl<T: Wire> Wire for Option<T> {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.is_some().put(out);
+        if let Some(value) = self {
+            value.put(out);
+        }
+    }
+
+    fn take(reader: &mut Reader<'_>) -> Result<Self, ProtocolError> {
+        Ok(if bool::take(reader)? {
+            Some(T::take(reader)?)
+        } else {
+            None
+        })
+    }
+}
+
+impl Wire for crate::ids::ShardId {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.task.put(out);
+        self.shard.put(out);
+    }
+
+    fn take(reader: &mut Reader<'_>) -> Result<Self, ProtocolError> {
+        Ok(Self {
+            task: Wire::take(reader)?,
+            shard: Wire::take(reader)?,
+        })
+    }
+}
+
+/// UTF-8 of at most `MAX` bytes, written as a `u16` length and the bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Text<const MAX: usize>(String);
+
+impl<const MAX: usize> Text<MAX> {
+    /// The text, if it is short enough.
+    pub fn new(text: impl Into<String>) -> Option<Self> {
+        let text = text.into();
+        (text.len() <= MAX).then_some(Text(text))
+    }
+
+    /// The text, cut at a character's border where it is too long; for explanations.
+    pub fn clipped(text: impl Into<String>) -> Self {
+        let mut text = text.into();
+        while text.len() > MAX {
+            text.pop();
+        }
+        Text(text)
+    }
+
+    /// The text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl<const MAX: usize> std::fmt::Display for Text<MAX> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl<const MAX: usize> Wire for Text<MAX> {
+    fn put(&self, out: &mut Vec<u8>) {
+        // A `Text` that exists is at most MAX bytes, and every MAX is below 2^16.
+        (self.0.len() as u16).put(out);
+        out.extend_from_slice(self.0.as_bytes());
+    }
+
+    fn take(reader: &mut Reader<'_>) -> Result<Self, ProtocolError> {
+        let count = usize::from(u16::take(reader)?);
+        if count > MAX {
+            return Err(reader.invalid("text length", count as u64));
+        }
+        match std::str::from_utf8(reader.take(count, "text")?) {
+            Ok(text) => Ok(Text(text.to_owned())),
+            Err(error) => Err(reader.invalid("text byte", error.valid_up_to() as u64)),
+        }
+    }
+}
+
+/// At most `MAX` items, written as a `u32` count and the items.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct List<T, const MAX: usize>(Vec<T>);
+
+impl<T, const MAX: usize> List<T, MAX> {
+    /// The items, if they are few enough.
+    pub fn new(items: Vec<T>) -> Option<Self> {
+        (items.len() <= MAX).then_some(List(items))
+    }
+
+    /// The items.
+    pub fn items(&self) -> &[T] {
+        &self.0
+    }
+}
+
+impl<T: Wire, const MAX: usize> Wire for List<T, MAX> {
+    fn put(&self, out: &mut Vec<u8>) {
+        (self.0.len() as u32).put(out);
+        for item in &self.0 {
+            item.put(out);
+        }
+    }
+
+    fn take(reader: &mut Reader<'_>) -> Result<Self, ProtocolError> {
+        let count = u32::take(reader)? as usize;
+        // Every item is at least a byte, so a count above the bytes left is a lie; nothing is
+        // allocated for it.
+        if count > MAX || count > reader.left() {
+            return Err(reader.invalid("list length", count as u64));
+        }
+        let mut items = Vec::with_capacity(count);
+        for _ in 0..count {
+            items.push(T::take(reader)?);
+        }
+        Ok(List(items))
+    }
+}
+
+impl<A: Wire, B: Wire> Wire for (A, B) {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.0.put(out);
+        self.1.put(out);
+    }
+
+    fn take(reader: &mut Reader<'_>) -> Result<Self, ProtocolError> {
+        Ok((A::take(reader)?, B::take(reader)?))
+    }
+}
+
+/// Declares a struct of public fields that is written field by field in the order given.
+macro_rules! wire_struct {
+    ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, PartialEq)]
+        pub struct $name {
+            $($(#[$field_doc])* pub $field: $type,)*
+        }
+
+        impl $crate::protocol::wire::Wire for $name {
+            #[allow(unused_variables, reason = "a message may have no fields")]
+            fn put(&self, out: &mut Vec<u8>) {
+                $($crate::protocol::wire::Wire::put(&self.$field, out);)*
+            }
+
+            #[allow(unused_variables, reason = "a message may have no fields")]
+            fn take(
+                reader: &mut $crate::protocol::wire::Reader<'_>,
+            ) -> Result<Self, $crate::protocol::ProtocolError> {
+                Ok($name { $($field: $crate::protocol::wire::Wire::take(reader)?,)* })
+            }
+        }
+    };
+}
+
+/// Declares a sum type written as a one-byte tag and the fields of its variant.
+macro_rules! wire_enum {
+    ($(#[$doc:meta])* $name:ident {
+        $($(#[$variant_doc:meta])* $tag:literal => $variant:ident {
+            $($(#[$field_doc:meta])* $field:ident: $type:ty,)*
+        },)*
+    }) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, PartialEq)]
+        pub enum $name {
+            $($(#[$variant_doc])* $variant { $($(#[$field_doc])* $field: $type,)* },)*
+        }
+
+        impl $crate::protocol::wire::Wire for $name {
+            fn put(&self, out: &mut Vec<u8>) {
+                match self {
+                    $($name::$variant { $($field,)* } => {
+                        out.push($tag);
+                        $($crate::protocol::wire::Wire::put($field, out);)*
+                    })*
+                }
+            }
+
+            fn take(
+                reader: &mut $crate::protocol::wire::Reader<'_>,
+            ) -> Result<Self, $crate::protocol::ProtocolError> {
+                match u8::take(reader)? {
+                    $($tag => Ok($name::$variant {
+                        $($field: $crate::protocol::wire::Wire::take(reader)?,)*
+                    }),)*
+                    other => Err(reader.invalid(stringify!($name), other.into())),
+                }
+            }
+        }
+    };
+}
+
+pub(crate) use {wire_enum, wire_struct};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn round_trip<T: Wire + PartialEq + std::fmt::Debug>(value: T) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        value.put(&mut bytes);
+        let mut reader = Reader::new("test", &bytes);
+        assert_eq!(T::take(&mut reader).unwrap(), value);
+        reader.finish().unwrap();
+        bytes
+    }
+
+    #[test]
+    fn fields_are_little_endian_and_length_prefixed() {
+        assert_eq!(round_trip(0x0102_0304_u32), [4, 3, 2, 1]);
+        assert_eq!(round_trip(Some(7_u16)), [1, 7, 0]);
+        assert_eq!(round_trip(Text::<8>::new("w").unwrap()), [1, 0, b'w']);
+        assert_eq!(
+            round_trip(List::<u8, 4>::new(vec![9, 8]).unwrap()),
+            [2, 0, 0, 0, 9, 8]
+        );
+        assert_eq!(round_trip(1.0_f64)[7], 0x3f);
+    }
+
+    #[test]
+    fn bounds_hold_before_anything_is_allocated() {
+        let mut list = Reader::new("test", &[0xff, 0xff, 0xff, 0xff]);
+        assert!(List::<u64, { usize::MAX }>::take(&mut list).is_err());
+        let mut text = Reader::new("test", &[9, 0, b'x']);
+        assert!(Text::<8>::take(&mut text).is_err());
+        let mut cut = Reader::new("test", &[3, 0, b'x']);
+        assert!(matches!(
+            Text::<8>::take(&mut cut),
+            Err(ProtocolError::Truncated { .. })
+        ));
+        let mut latin = Reader::new("test", &[1, 0, 0xff]);
+        assert!(matches!(
+            Text::<8>::take(&mut latin),
+            Err(ProtocolError::Invalid { .. })
+        ));
+        assert!(bool::take(&mut Reader::new("test", &[2])).is_err());
+        assert!(Text::<3>::new("four").is_none());
+        assert_eq!(Text::<3>::clipped("añb").as_str(), "añ");
+    }
+
+    #[test]
+    fn trailing_bytes_are_refused() {
+        let reader = Reader::new("test", &[1]);
+        assert_eq!(
+            reader.finish(),
+            Err(ProtocolError::Trailing {
+                message: "test",
+                bytes: 1
+            })
+        );
+    }
+}

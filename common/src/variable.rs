@@ -1,0 +1,295 @@
+//! `VariableSpec`: what a variable is, before it lives anywhere.
+
+use thiserror::Error;
+
+use crate::device::DeviceSpec;
+use crate::initializer::{Initializer, InitializerError};
+use crate::partition::{PartitionError, Partitioner};
+use crate::tensor::{DType, Shape, ShapeError};
+
+/// A named tensor that the servers shall hold.
+///
+/// Its name, type and shape are correct once it exists. What may be chosen freely is in public
+/// fields, each with a method of the same name for chaining; [`VariableSpec::validate`] checks the
+/// initializer and the partitioner, and whoever places or catalogues variables calls it. That
+/// names differ is for the catalogue to check.
+///
+/// ```
+/// use pushpull_common::initializer::Initializer;
+/// use pushpull_common::variable::VariableSpec;
+/// let weights = VariableSpec::f32("layer/w", [784, 100])?
+///     .initializer(Initializer::GlorotUniform)
+///     .seed(7);
+/// assert_eq!(weights.bytes(), 4 * 784 * 100);
+/// # Ok::<(), pushpull_common::variable::VariableError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct VariableSpec {
+    name: String,
+    dtype: DType,
+    shape: Shape,
+    trainable: bool,
+    /// How its first values are chosen.
+    pub initializer: Initializer,
+    /// The seed of its first values.
+    pub seed: u64,
+    /// How it is cut into row ranges.
+    pub partitioner: Partitioner,
+    /// The ps task it is pinned to, if it names one.
+    pub device: DeviceSpec,
+}
+
+/// Why a variable cannot be declared. Always the fault of the caller's configuration.
+#[derive(Clone, Debug, PartialEq, Error)]
+#[non_exhaustive]
+pub enum VariableError {
+    /// The name is empty.
+    #[error(
+        "cannot declare a variable without a name: a name has 1 to {} bytes",
+        VariableSpec::NAME_BYTES_MAX
+    )]
+    EmptyName,
+    /// The name is longer than [`VariableSpec::NAME_BYTES_MAX`].
+    #[error(
+        "cannot declare a variable with a name of {bytes} bytes: a name has 1 to {} bytes",
+        VariableSpec::NAME_BYTES_MAX
+    )]
+    LongName {
+        /// The length of the name.
+        bytes: usize,
+    },
+    /// The name has a control character.
+    #[error(
+        "cannot declare the variable {name:?}: its name has the control character {character:?}"
+    )]
+    ControlCharacter {
+        /// The name.
+        name: String,
+        /// The first control character.
+        character: char,
+    },
+    /// The extents are no shape.
+    #[error("cannot declare the variable {name:?}: {source}")]
+    Shape {
+        /// The variable's name.
+        name: String,
+        /// What is wrong with the extents.
+        source: ShapeError,
+    },
+    /// The initializer cannot be used.
+    #[error("cannot declare the variable {name:?}: {source}")]
+    Initializer {
+        /// The variable's name.
+        name: String,
+        /// What is wrong with the initializer.
+        source: InitializerError,
+    },
+    /// The partitioner cannot cut it.
+    #[error("cannot declare the variable {name:?}: {source}")]
+    Partitioner {
+        /// The variable's name.
+        name: String,
+        /// What is wrong with the partitioner.
+        source: PartitionError,
+    },
+}
+
+impl VariableSpec {
+    /// The longest name in bytes.
+    pub const NAME_BYTES_MAX: usize = 256;
+
+    /// Declares a variable of zeros: seed 0, one part, on any ps task.
+    ///
+    /// A float variable is trainable; an `i64` is plain, as no optimizer can train it. The name
+    /// has 1 to [`VariableSpec::NAME_BYTES_MAX`] bytes without control characters.
+    pub fn new(
+        name: impl Into<String>,
+        dtype: DType,
+        shape: Shape,
+    ) -> Result<VariableSpec, VariableError> {
+        let name = check_name(name.into())?;
+        Ok(VariableSpec {
+            name,
+            dtype,
+            shape,
+            initializer: Initializer::default(),
+            seed: 0,
+            trainable: dtype.is_float(),
+            partitioner: Partitioner::default(),
+            device: DeviceSpec::default(),
+        })
+    }
+
+    /// Declares a trainable variable of `f32` with these extents; as [`VariableSpec::new`].
+    pub fn f32(
+        name: impl Into<String>,
+        extents: impl Into<Vec<u64>>,
+    ) -> Result<VariableSpec, VariableError> {
+        let name = check_name(name.into())?;
+        match Shape::new(extents) {
+            Ok(shape) => VariableSpec::new(name, DType::F32, shape),
+            Err(source) => Err(VariableError::Shape { name, source }),
+        }
+    }
+
+    /// Sets how its first values are chosen.
+    pub fn initializer(mut self, initializer: Initializer) -> VariableSpec {
+        self.initializer = initializer;
+        self
+    }
+
+    /// Sets the seed of its first values; the name counts too, so one seed serves all variables.
+    pub fn seed(mut self, seed: u64) -> VariableSpec {
+        self.seed = seed;
+        self
+    }
+
+    /// Makes it plain: no optimizer touches it, only `assign` and `assign_add` change it.
+    pub fn plain(mut self) -> VariableSpec {
+        self.trainable = false;
+        self
+    }
+
+    /// Sets how it is cut into row ranges.
+    pub fn partitioner(mut self, partitioner: Partitioner) -> VariableSpec {
+        self.partitioner = partitioner;
+        self
+    }
+
+    /// Pins it, with all its parts, to a ps task by naming the task. The device type is not
+    /// looked at.
+    pub fn device(mut self, device: DeviceSpec) -> VariableSpec {
+        self.device = device;
+        self
+    }
+
+    /// Whether its initializer and partitioner can be used.
+    pub fn validate(&self) -> Result<(), VariableError> {
+        self.initializer
+            .validate()
+            .map_err(|source| VariableError::Initializer {
+                name: self.name.clone(),
+                source,
+            })?;
+        self.parts().map(|_| ())
+    }
+
+    /// Into how many parts the partitioner cuts it. Calls a custom partitioner.
+    pub fn parts(&self) -> Result<u32, VariableError> {
+        self.partitioner
+            .parts(&self.shape, self.dtype)
+            .map_err(|source| VariableError::Partitioner {
+                name: self.name.clone(),
+                source,
+            })
+    }
+
+    /// The bytes of all its elements.
+    pub fn bytes(&self) -> u64 {
+        // A shape has at most 2^48 elements of at most 8 bytes.
+        self.shape.elements() * self.dtype.size() as u64
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The type of its elements.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The shape of the whole variable.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// Whether an optimizer updates it; never so for an `i64`.
+    pub fn is_trainable(&self) -> bool {
+        self.trainable
+    }
+}
+
+fn check_name(name: String) -> Result<String, VariableError> {
+    if name.is_empty() {
+        return Err(VariableError::EmptyName);
+    }
+    if name.len() > VariableSpec::NAME_BYTES_MAX {
+        return Err(VariableError::LongName { bytes: name.len() });
+    }
+    match name.chars().find(|character| character.is_control()) {
+        Some(character) => Err(VariableError::ControlCharacter { name, character }),
+        None => Ok(name),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_variable_is_zeros_in_one_part() {
+        let variable = VariableSpec::f32("w", [10, 3]).unwrap();
+        assert_eq!((variable.name(), variable.dtype()), ("w", DType::F32));
+        assert_eq!(
+            (variable.shape().extents(), variable.bytes()),
+            (&[10, 3][..], 120)
+        );
+        assert_eq!(
+            (variable.initializer, variable.seed),
+            (Initializer::Zeros, 0)
+        );
+        assert!(variable.is_trainable() && variable.device.is_empty());
+        assert_eq!(variable.parts(), Ok(1));
+        assert!(!variable.clone().plain().is_trainable());
+        let step = VariableSpec::new("step", DType::I64, Shape::scalar()).unwrap();
+        assert!(!step.is_trainable());
+        assert_eq!(step.bytes(), 8);
+    }
+
+    #[test]
+    fn names_are_checked() {
+        let long = "n".repeat(VariableSpec::NAME_BYTES_MAX + 1);
+        assert!(VariableSpec::f32(&long[1..], []).is_ok());
+        assert!(VariableSpec::f32("schicht/größe:0", []).is_ok());
+        assert_eq!(VariableSpec::f32("", []), Err(VariableError::EmptyName));
+        assert_eq!(
+            VariableSpec::f32(long, []),
+            Err(VariableError::LongName { bytes: 257 })
+        );
+        assert_eq!(
+            VariableSpec::f32("a\nb", []).unwrap_err().to_string(),
+            "cannot declare the variable \"a\\nb\": its name has the control character '\\n'"
+        );
+        let error = VariableSpec::f32("w", [1 << 49]).unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .starts_with("cannot declare the variable \"w\": cannot use the")
+        );
+    }
+
+    #[test]
+    fn the_free_choices_are_validated() {
+        let variable = VariableSpec::f32("w", [10, 3]).unwrap();
+        let cut = variable
+            .clone()
+            .partitioner(Partitioner::Fixed { shards: 4 })
+            .seed(3);
+        assert_eq!((cut.parts(), cut.seed, cut.validate()), (Ok(4), 3, Ok(())));
+        let error = variable
+            .clone()
+            .initializer(Initializer::Constant(f64::NAN))
+            .validate();
+        assert_eq!(
+            error.unwrap_err().to_string(),
+            "cannot declare the variable \"w\": \
+             cannot initialize with constant(NaN): its values would not all be finite"
+        );
+        let error = variable
+            .partitioner(Partitioner::Fixed { shards: 0 })
+            .validate();
+        assert!(matches!(error, Err(VariableError::Partitioner { .. })));
+    }
+}

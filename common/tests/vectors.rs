@@ -1,0 +1,329 @@
+//! The tables of `vectors/semantics.json` about clusters, devices, placement and partitions: what
+//! the classic system was observed to do, except the fields that say where pushpull differs.
+
+use pushpull_common::cluster::ClusterSpec;
+use pushpull_common::device::DeviceSpec;
+use pushpull_common::ids::VariableId;
+use pushpull_common::partition::{Partitioner, max_size_parts, min_size_parts, split_rows};
+use pushpull_common::placement::{DeviceSetter, Placement, ShardMap, Strategy};
+use pushpull_common::tensor::{DType, Shape};
+use pushpull_common::variable::VariableSpec;
+use serde_json::Value;
+
+fn vectors(section: &str) -> Value {
+    let text = include_str!("vectors/semantics.json");
+    let all: Value = serde_json::from_str(text).expect("the vectors are JSON");
+    all.get(section)
+        .expect("the vectors have the section")
+        .clone()
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().expect("a text")
+}
+
+fn list(value: &Value) -> &Vec<Value> {
+    value.as_array().expect("a list")
+}
+
+fn map(value: &Value) -> &serde_json::Map<String, Value> {
+    value.as_object().expect("a map")
+}
+
+fn numbers(value: &Value) -> Vec<u64> {
+    list(value)
+        .iter()
+        .map(|number| number.as_u64().expect("a number"))
+        .collect()
+}
+
+fn device(name: &str) -> DeviceSpec {
+    name.parse().expect("a device name")
+}
+
+#[test]
+fn device_names() {
+    let section = vectors("device_spec");
+    for (name, expected) in map(&section["ok"]) {
+        let spec = device(name);
+        assert_eq!(spec.to_string(), text(expected), "{name}");
+        assert_eq!(device(&spec.to_string()), spec, "{name}");
+    }
+    for name in list(&section["error"]) {
+        assert!(DeviceSpec::parse(text(name)).is_err(), "{name}");
+    }
+}
+
+#[test]
+fn device_merges() {
+    let section = vectors("device_spec");
+    let merges = list(&section["merge_outer_then_inner"]);
+    assert_eq!(merges.len(), 2);
+    for merge in merges {
+        let (outer, inner) = (device(text(&merge[0])), device(text(&merge[1])));
+        assert_eq!(
+            outer.merge_tf(&inner).to_string(),
+            text(&merge[2]),
+            "{merge}"
+        );
+    }
+    // Here pushpull differs: the type of the inner scope brings its own, open index.
+    let (outer, inner) = (device(text(&merges[1][0])), device(text(&merges[1][1])));
+    assert_eq!(
+        outer.merge(&inner).to_string(),
+        "/job:worker/task:1/device:CPU:*"
+    );
+}
+
+#[test]
+fn sparse_clusters() {
+    let section = &vectors("cluster_spec")["sparse"];
+    let cluster = ClusterSpec::from_json(&section["in"].to_string()).expect("a cluster");
+    let tasks = cluster.num_tasks("worker").expect("a job");
+    assert_eq!(
+        tasks as u64,
+        section["num_tasks_worker"].as_u64().expect("a number")
+    );
+    let indices = cluster.task_indices("worker").expect("a job");
+    assert_eq!(Value::from(indices), section["task_indices_worker"]);
+    let addresses = cluster.job_tasks("worker").expect("a job");
+    assert_eq!(Value::from(addresses), section["job_tasks_worker"]);
+    assert!(cluster.task_address("worker", 0).is_err());
+    let written: Value = serde_json::from_str(&cluster.to_json()).expect("JSON");
+    assert_eq!(written, section["as_dict"]);
+}
+
+#[test]
+fn equal_clusters() {
+    let section = &vectors("cluster_spec")["equal"];
+    // Here pushpull differs: an address without a port is refused, so the table's gets one.
+    assert!(ClusterSpec::from_json(&section[0].to_string()).is_err());
+    let with_port = |value: &Value| value.to_string().replace("\"x\"", "\"x:1\"");
+    let clusters: Vec<_> = list(section)
+        .iter()
+        .map(|value| ClusterSpec::from_json(&with_port(value)).expect("a cluster"))
+        .collect();
+    assert_eq!(clusters[0], clusters[1]);
+    assert_eq!(clusters[0].to_string(), clusters[1].to_string());
+}
+
+fn setter(section: &Value) -> DeviceSetter {
+    let ps = section["cluster"]["ps"].as_u64().expect("a number") as u32;
+    DeviceSetter::new((0..ps).collect::<Vec<_>>())
+        .expect("ps tasks")
+        .worker_device(device(text(&section["worker_device"])))
+}
+
+#[test]
+fn plain_variables_go_round() {
+    let section = vectors("replica_device_setter");
+    let mut setter = setter(&section);
+    for row in list(&section["plain"]) {
+        let found = setter.variable(text(&row[0]), 4, &device(""));
+        assert_eq!(found.to_string(), text(&row[1]), "{row}");
+    }
+}
+
+#[test]
+fn nested_scopes_win() {
+    let section = vectors("replica_device_setter");
+    let mut merging = setter(&section);
+    for row in list(&section["nested"]) {
+        let found = merging.variable(text(&row[0]), 4, &device(text(&row[1])));
+        assert_eq!(found.to_string(), text(&row[2]), "{row}");
+    }
+    for row in list(&section["nested_non_variable"]) {
+        assert_eq!(
+            merging.operation(&device(text(&row[0]))).to_string(),
+            text(&row[1]),
+            "{row}"
+        );
+    }
+    let mut leaving = setter(&section).merge_devices(false);
+    let inner = list(&section["nested"])
+        .iter()
+        .map(|row| device(text(&row[1])));
+    for (row, inner) in list(&section["merge_devices_false"]).iter().zip(inner) {
+        assert_eq!(
+            leaving.variable(text(&row[0]), 4, &inner).to_string(),
+            text(&row[1]),
+            "{row}"
+        );
+    }
+}
+
+/// Slots lie with their variable and take no turn: only the variables themselves are asked about.
+#[test]
+fn slots_follow_their_variable() {
+    let section = vectors("replica_device_setter");
+    let expected = map(&section["adam_slots_colocated"]);
+    let mut setter = setter(&section);
+    for name in ["x", "y", "z", "global_step"] {
+        let task = setter
+            .variable(name, 4, &device(""))
+            .task()
+            .expect("a task");
+        for (slot, slot_task) in expected.iter().filter(|(slot, _)| {
+            slot.split('/').next() == Some(name) || (name == "x" && slot.ends_with("_power"))
+        }) {
+            assert_eq!(slot_task.as_u64(), Some(u64::from(task)), "{slot}");
+        }
+    }
+}
+
+#[test]
+fn the_greedy_table() {
+    let section = vectors("replica_device_setter");
+    let greedy = &section["greedy_bytes_2ps"];
+    let mut setter = setter(&section)
+        .strategy(Strategy::GreedyBytes)
+        .expect("built in");
+    let mut variables = Vec::new();
+    let mut drawn = Vec::new();
+    for row in list(&greedy["sizes_floats"]) {
+        let floats = row[1].as_u64().expect("a number");
+        drawn.push(
+            setter
+                .variable(text(&row[0]), 4 * floats, &device(""))
+                .task(),
+        );
+        variables.push(VariableSpec::f32(text(&row[0]), [floats]).expect("a variable"));
+    }
+    let expected: Vec<_> = numbers(&greedy["task"])
+        .iter()
+        .map(|&task| task as u32)
+        .collect();
+    assert_eq!(
+        drawn,
+        expected.iter().copied().map(Some).collect::<Vec<_>>()
+    );
+    assert_eq!(
+        planned(&variables, &[0, 1], Strategy::GreedyBytes),
+        expected
+    );
+}
+
+fn planned(variables: &[VariableSpec], tasks: &[u32], strategy: Strategy) -> Vec<u32> {
+    let map = ShardMap::new(tasks, 1).expect("shards");
+    let placement = Placement::plan(variables, &map, &strategy).expect("a placement");
+    placement
+        .partitions()
+        .iter()
+        .map(|placed| placed.shard.task)
+        .collect()
+}
+
+#[test]
+fn parts_take_turns() {
+    let section = vectors("replica_device_setter");
+    let variable = VariableSpec::f32("v", [8]).expect("a variable");
+    let variable = variable.partitioner(Partitioner::Fixed { shards: 4 });
+    let tasks = planned(&[variable], &[0, 1], Strategy::RoundRobin);
+    assert_eq!(Value::from(tasks), section["fixed_partition_4_over_2ps"]);
+
+    let expected = &vectors("partitioners")["tf2_placement_2ps_fixed3"]["task"];
+    let extents: [&[u64]; 3] = [&[], &[10, 2], &[2]];
+    let names = ["scalar", "wide", "short"];
+    let variables: Vec<_> = std::iter::zip(names, extents)
+        .map(|(name, extents)| VariableSpec::f32(name, extents).expect("a variable"))
+        .map(|variable| variable.partitioner(Partitioner::Fixed { shards: 3 }))
+        .collect();
+    let map = ShardMap::new([0, 1], 1).expect("shards");
+    let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).expect("a placement");
+    let tasks = |id| {
+        let parts = placement.of_variable(VariableId(id)).iter();
+        parts.map(|placed| placed.shard.task).collect::<Vec<_>>()
+    };
+    assert_eq!(Value::from(tasks(0)[0]), expected[0]);
+    assert_eq!(
+        [Value::from(tasks(1)), Value::from(tasks(2))],
+        list(expected)[1..]
+    );
+}
+
+#[test]
+fn a_sparse_ps_job_has_no_other_tasks() {
+    let section = vectors("replica_device_setter");
+    let cluster: ClusterSpec = "ps=1@a:1,3@b:1".parse().expect("a cluster");
+    let mut setter = DeviceSetter::of_cluster(&cluster, device("/job:ps")).expect("ps tasks");
+    let names = ["a", "b", "c", "d"];
+    let tasks: Vec<_> = names
+        .iter()
+        .map(|name| setter.variable(name, 4, &device("")).task())
+        .collect();
+    assert_eq!(
+        Value::from(tasks),
+        section["sparse_ps_job_1_3"]["pushpull_strict"]
+    );
+    let variables = names.map(|name| VariableSpec::f32(name, [1]).expect("a variable"));
+    let tasks = planned(&variables, &[1, 3], Strategy::RoundRobin);
+    assert_eq!(
+        Value::from(tasks),
+        section["sparse_ps_job_1_3"]["pushpull_strict"]
+    );
+}
+
+fn partitioner(kind: &str, params: &Value) -> Partitioner {
+    let number = |name: &str| params.get(name).and_then(Value::as_u64);
+    let shards = |name: &str| number(name).map(|shards| shards as u32);
+    match kind {
+        "fixed" => Partitioner::Fixed {
+            shards: shards("num_shards").expect("a number"),
+        },
+        "min" => Partitioner::MinSize {
+            bytes_min: number("min_shard_bytes").unwrap_or(262_144),
+            shards_max: shards("max_shards").unwrap_or(1),
+            strict: false,
+        },
+        "max" => Partitioner::MaxSize {
+            bytes_max: number("max_shard_bytes").expect("a number"),
+            shards_max: shards("max_shards"),
+        },
+        _ => panic!("an unknown partitioner {kind}"),
+    }
+}
+
+#[test]
+fn partitioner_results() {
+    let section = vectors("partitioners");
+    let cases = list(&section["cases"]);
+    assert_eq!(cases.len(), 15);
+    for case in cases {
+        let partitioner = partitioner(text(&case[0]), &case[1]);
+        let shape = Shape::new(numbers(&case[2])).expect("a shape");
+        let element_bytes = case[3].as_u64().expect("a number");
+        if element_bytes == DType::F32.size() as u64 {
+            let parts = partitioner
+                .parts_per_axis(&shape, DType::F32)
+                .expect("parts");
+            assert_eq!(Value::from(parts), case[4], "{case}");
+        }
+        // One case has elements of 16 bytes, which only the rules themselves can be asked about.
+        let (rows, row_bytes) = (shape.rows(), shape.row_elements() * element_bytes);
+        let parts = match partitioner {
+            Partitioner::MinSize {
+                bytes_min,
+                shards_max,
+                strict,
+            } => min_size_parts(rows, row_bytes, bytes_min, shards_max, strict),
+            Partitioner::MaxSize {
+                bytes_max,
+                shards_max,
+            } => max_size_parts(rows, row_bytes, bytes_max, shards_max),
+            _ => continue,
+        };
+        assert_eq!(Some(parts), case[4][0].as_u64(), "{case}");
+    }
+}
+
+#[test]
+fn div_sizes() {
+    for (rows_over_parts, expected) in map(&vectors("partitioners")["div_sizes"]) {
+        let (rows, parts) = rows_over_parts.split_once('/').expect("rows/parts");
+        let ranges = split_rows(rows.parse().expect("rows"), parts.parse().expect("parts"));
+        let sizes: Vec<u64> = ranges.iter().map(|range| range.end - range.start).collect();
+        assert_eq!(Value::from(sizes), *expected, "{rows_over_parts}");
+    }
+    let starts: Vec<_> = split_rows(10, 4).iter().map(|range| range.start).collect();
+    assert_eq!(starts, [0, 3, 6, 8]);
+}

@@ -1,0 +1,94 @@
+//! Repeatable pseudo-random numbers without a dependency.
+
+/// The SplitMix64 generator (Steele, Lea and Flood, "Fast splittable pseudorandom number
+/// generators", 2014): eight bytes of state, equal on every machine. It is good enough to shuffle
+/// rows and to draw initial weights, and not meant for secrets.
+#[derive(Clone, Debug)]
+pub(crate) struct SplitMix64 {
+    state: u64,
+}
+
+impl SplitMix64 {
+    /// A generator whose numbers depend on `seed` alone.
+    pub(crate) fn new(seed: u64) -> SplitMix64 {
+        SplitMix64 { state: seed }
+    }
+
+    /// The generator of stream `index` under `seed`: each worker, and each tensor, has its own.
+    pub(crate) fn stream(seed: u64, index: u64) -> SplitMix64 {
+        let mut outer = SplitMix64::new(seed);
+        let mut inner = SplitMix64::new(outer.next_u64() ^ index);
+        SplitMix64::new(inner.next_u64())
+    }
+
+    /// The next 64 random bits.
+    pub(crate) fn next_u64(&mut self) -> u64 {
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut bits = self.state;
+        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        bits ^ (bits >> 31)
+    }
+
+    /// A number in `0..bound`; 0 for a bound of 0. The bias is below `bound / 2^64`.
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
+        ((u128::from(self.next_u64()) * bound as u128) >> 64) as usize
+    }
+
+    /// A number drawn uniformly from `-limit..limit`.
+    pub(crate) fn symmetric(&mut self, limit: f32) -> f32 {
+        // 24 bits are all that an f32 between 0 and 1 holds exactly.
+        let unit = (self.next_u64() >> 40) as f32 / (1u32 << 24) as f32;
+        limit * (2.0 * unit - 1.0)
+    }
+
+    /// Puts `items` into a random order (Fisher and Yates), every order equally likely.
+    pub(crate) fn shuffle<T>(&mut self, items: &mut [T]) {
+        for last in (1..items.len()).rev() {
+            let chosen = self.below(last + 1);
+            items.swap(last, chosen);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn matches_the_published_numbers() {
+        let mut random = SplitMix64::new(1_234_567);
+        let expected = [6_457_827_717_110_365_317, 3_203_168_211_198_807_973];
+        assert_eq!([random.next_u64(), random.next_u64()], expected);
+    }
+
+    #[test]
+    fn stays_within_its_bounds() {
+        let mut random = SplitMix64::new(7);
+        assert_eq!(random.below(0), 0);
+        let mut seen = [false; 5];
+        for _ in 0..1000 {
+            seen[random.below(5)] = true;
+            let drawn = random.symmetric(0.25);
+            assert!((-0.25..0.25).contains(&drawn), "{drawn}");
+        }
+        assert_eq!(seen, [true; 5]);
+    }
+
+    #[test]
+    fn a_shuffle_keeps_every_item() {
+        let mut items: Vec<u32> = (0..100).collect();
+        SplitMix64::stream(1, 2).shuffle(&mut items);
+        assert!(!items.is_sorted());
+        items.sort_unstable();
+        assert!(items.into_iter().eq(0..100));
+    }
+
+    #[test]
+    fn streams_differ() {
+        let first = SplitMix64::stream(1, 0).next_u64();
+        assert_ne!(first, SplitMix64::stream(1, 1).next_u64());
+        assert_ne!(first, SplitMix64::stream(2, 0).next_u64());
+        assert_eq!(first, SplitMix64::stream(1, 0).next_u64());
+    }
+}

@@ -1,0 +1,3 @@
+//! How gradients become steps.
+
+pub(crate) mod step_owner;

@@ -1,0 +1,219 @@
+//! The step owner: the global step, and the tokens that are the right to move it.
+//!
+//! In asynchronous mode a token is granted while `step + tokens out < last_step`, so that the end
+//! is exact under any number of workers: every token out is a step promised.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use pushpull_common::ids::{GlobalStep, TokenId};
+use pushpull_common::protocol::message::EndReason;
+
+use crate::shard::replicas::ClientKey;
+
+/// A token that is out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Issued {
+    pub(crate) token: TokenId,
+    pub(crate) generation: u32,
+    pub(crate) step: GlobalStep,
+}
+
+/// What a request for a token meets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Request {
+    /// A token.
+    Granted(Issued),
+    /// Every remaining step is promised; wait.
+    Wait,
+    /// There will be no more.
+    Ended(EndReason),
+}
+
+#[derive(Debug)]
+struct Out {
+    holder: ClientKey,
+    issued: Issued,
+    since: Instant,
+}
+
+/// Grants tokens and counts steps.
+///
+/// Invariants: `step + out <= last_step`; token ids rise and are never reused; `step` never falls.
+#[derive(Debug)]
+pub(crate) struct StepOwner {
+    step: u64,
+    last_step: Option<u64>,
+    finished: bool,
+    next_token: u64,
+    out: BTreeMap<u64, Out>,
+    token_timeout: Option<Duration>,
+}
+
+impl StepOwner {
+    pub(crate) fn new(last_step: Option<u64>, token_timeout: Option<Duration>) -> Self {
+        StepOwner {
+            step: 0,
+            last_step,
+            finished: false,
+            next_token: 1,
+            out: BTreeMap::new(),
+            token_timeout,
+        }
+    }
+
+    pub(crate) fn step(&self) -> GlobalStep {
+        GlobalStep(self.step)
+    }
+
+    /// The tokens that are out.
+    pub(crate) fn tokens_out(&self) -> usize {
+        self.out.len()
+    }
+
+    /// Who holds the tokens that are out, each once.
+    pub(crate) fn holders(&self) -> impl Iterator<Item = ClientKey> {
+        let holders: BTreeSet<ClientKey> = self.out.values().map(|out| out.holder).collect();
+        holders.into_iter()
+    }
+
+    /// Asks for a token.
+    pub(crate) fn request(&mut self, holder: ClientKey, now: Instant) -> Request {
+        if self.finished {
+            return Request::Ended(EndReason::Finished {});
+        }
+        if let Some(last) = self.last_step {
+            if self.step >= last {
+                return Request::Ended(EndReason::LastStep {});
+            }
+            if self.step + self.out.len() as u64 >= last {
+                return Request::Wait;
+            }
+        }
+        let token = TokenId(self.next_token);
+        self.next_token += 1;
+        let issued = Issued { token, generation: 1, step: GlobalStep(self.step) };
+        self.out.insert(token.0, Out { holder, issued, since: now });
+        Request::Granted(issued)
+    }
+
+    /// Whether the client holds this token in this generation.
+    pub(crate) fn holds(&self, holder: ClientKey, token: TokenId, generation: u32) -> bool {
+        let out = self.out.get(&token.0);
+        out.is_some_and(|out| out.holder == holder && out.issued.generation == generation)
+    }
+
+    /// Spends a token that `holds` has confirmed: the step moves on. Returns the staleness: how
+    /// many steps were made since the values were read at step `read`, which cannot have been
+    /// before the token was granted.
+    pub(crate) fn spend(&mut self, token: TokenId, read: GlobalStep) -> u64 {
+        let granted_at = self.out.remove(&token.0).map_or(self.step, |out| out.issued.step.0);
+        let staleness = self.step - read.0.clamp(granted_at, self.step);
+        self.step += 1;
+        staleness
+    }
+
+    /// Takes a token back unspent; false if the client did not hold it.
+    pub(crate) fn give_back(&mut self, holder: ClientKey, token: TokenId, generation: u32) -> bool {
+        let held = self.holds(holder, token, generation);
+        if held {
+            self.out.remove(&token.0);
+        }
+        held
+    }
+
+    /// Takes back all tokens of a client that has left or is lost; how many there were. Tokens
+    /// for which `keep` says so stay: their push is whole and belongs to the server.
+    pub(crate) fn drop_client(&mut self, gone: ClientKey, keep: impl Fn(TokenId) -> bool) -> usize {
+        let before = self.out.len();
+        self.out.retain(|_, out| out.holder != gone || keep(out.issued.token));
+        before - self.out.len()
+    }
+
+    /// Takes back the tokens that have been out for longer than the timeout, except those for
+    /// which `keep` says so; how many there were.
+    pub(crate) fn expire(&mut self, now: Instant, keep: impl Fn(TokenId) -> bool) -> usize {
+        let Some(timeout) = self.token_timeout else { return 0 };
+        let before = self.out.len();
+        self.out.retain(|_, out| {
+            now.saturating_duration_since(out.since) < timeout || keep(out.issued.token)
+        });
+        before - self.out.len()
+    }
+
+    /// Ends the training: no more tokens. Tokens that are out may still be spent.
+    pub(crate) fn finish(&mut self) {
+        self.finished = true;
+    }
+
+    /// Asserts the invariants; for tests and the simulator.
+    #[cfg(test)]
+    pub(crate) fn check_invariants(&self) {
+        if let Some(last) = self.last_step {
+            assert!(self.step + self.out.len() as u64 <= last);
+        }
+        assert!(self.out.keys().all(|&token| token < self.next_token));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: ClientKey = ClientKey(0);
+    const B: ClientKey = ClientKey(1);
+
+    fn granted(request: Request) -> Issued {
+        match request {
+            Request::Granted(issued) => issued,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_last_step_is_exact_and_tokens_out_are_promised() {
+        let now = Instant::now();
+        let mut owner = StepOwner::new(Some(3), None);
+        let first = granted(owner.request(A, now));
+        let second = granted(owner.request(B, now));
+        assert_eq!(owner.spend(first.token, GlobalStep(0)), 0);
+        granted(owner.request(A, now));
+        assert_eq!(owner.request(A, now), Request::Wait);
+        assert_eq!(owner.spend(second.token, GlobalStep(0)), 1, "one step passed since it was granted");
+        owner.check_invariants();
+        // A is lost: its token's step is promised to somebody else.
+        assert_eq!(owner.drop_client(A, |_| false), 1);
+        let last = granted(owner.request(B, now));
+        assert!(!owner.holds(A, last.token, 1) && owner.holds(B, last.token, 1));
+        owner.spend(last.token, last.step);
+        assert_eq!(owner.request(A, now), Request::Ended(EndReason::LastStep {}));
+        assert_eq!(owner.step(), GlobalStep(3));
+        owner.check_invariants();
+    }
+
+    #[test]
+    fn a_token_held_too_long_goes_back_and_its_push_is_refused() {
+        let start = Instant::now();
+        let mut owner = StepOwner::new(Some(1), Some(Duration::from_secs(10)));
+        let issued = granted(owner.request(A, start));
+        let later = start + Duration::from_secs(9);
+        assert_eq!(owner.expire(later, |_| false), 0);
+        let later = start + Duration::from_secs(10);
+        assert_eq!(owner.expire(later, |token| token == issued.token), 0, "its push is whole");
+        assert_eq!(owner.expire(later, |_| false), 1);
+        assert!(!owner.holds(A, issued.token, issued.generation));
+        assert_ne!(granted(owner.request(B, later)).token, issued.token, "ids are not reused");
+    }
+
+    #[test]
+    fn finishing_ends_tokens_at_once_but_not_those_that_are_out() {
+        let now = Instant::now();
+        let mut owner = StepOwner::new(None, None);
+        let issued = granted(owner.request(A, now));
+        owner.finish();
+        assert_eq!(owner.request(B, now), Request::Ended(EndReason::Finished {}));
+        assert!(owner.holds(A, issued.token, 1));
+        assert!(!owner.give_back(B, issued.token, 1));
+        assert_eq!(owner.spend(issued.token, issued.step), 0);
+    }
+}

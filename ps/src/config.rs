@@ -1,0 +1,235 @@
+//! What a parameter server is told before it starts.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pushpull_common::cluster::ClusterSpec;
+use pushpull_common::ids::TaskId;
+
+use crate::error::StartError;
+use crate::optimizer::Optimizer;
+
+/// Where a server keeps its variables.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Storage {
+    /// In anonymous memory: gone with the process.
+    Memory {
+        /// The most the task's shards may use together, in bytes.
+        bytes_max: u64,
+    },
+    /// In files under a directory, mapped into memory. The directory is created if need be, must
+    /// belong to this user alone, and is locked.
+    ///
+    /// This version cannot reopen the files: they are removed when the server stops, and a server
+    /// that finds the files of one that was killed refuses to start rather than overwrite them.
+    Directory {
+        /// The directory.
+        state: PathBuf,
+        /// The most the task's shards may use together, in bytes.
+        bytes_max: u64,
+    },
+}
+
+impl Storage {
+    /// The default cap: 16 GiB.
+    pub const BYTES_MAX: u64 = 16 << 30;
+
+    pub(crate) fn bytes_max(&self) -> u64 {
+        match *self {
+            Storage::Memory { bytes_max } | Storage::Directory { bytes_max, .. } => bytes_max,
+        }
+    }
+}
+
+/// How updates are taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Mode {
+    /// Each push is applied at once, whatever other workers do.
+    #[default]
+    Asynchronous,
+}
+
+/// What happens to a NaN or an infinity in a push.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum NonFinite {
+    /// The push is refused, naming the variable and the first bad element.
+    #[default]
+    Reject,
+    /// The push is taken and counted in the metrics.
+    Count,
+    /// Nobody looks; saves one pass over each push while it is in cache.
+    Allow,
+}
+
+/// The configuration of one ps task.
+///
+/// Every setting has a default but the cluster, the task and the optimizer. What must be the same
+/// on all ps tasks is the ps job's indices, the shard count, the optimizer's kind and the mode;
+/// workers refuse to train with servers that differ in one of them.
+#[derive(Clone, Debug)]
+pub struct PsConfig {
+    pub(crate) cluster: ClusterSpec,
+    pub(crate) task: TaskId,
+    pub(crate) optimizer: Arc<dyn Optimizer>,
+    pub(crate) shards: u16,
+    pub(crate) mode: Mode,
+    pub(crate) storage: Storage,
+    pub(crate) last_step: Option<u64>,
+    pub(crate) lease: Duration,
+    pub(crate) token_timeout: Option<Duration>,
+    pub(crate) non_finite: NonFinite,
+    pub(crate) inbox_pushes: usize,
+    pub(crate) pin_bytes_max: Option<u64>,
+    pub(crate) handshake_timeout: Duration,
+    pub(crate) stall_timeout: Duration,
+    pub(crate) connections_max: usize,
+    pub(crate) half_open_max: usize,
+    pub(crate) exit_when_done: Option<Duration>,
+}
+
+impl PsConfig {
+    /// The most shards a task may have.
+    pub const SHARDS_MAX: u16 = 256;
+
+    /// A server for this task of the cluster, whose variables are trained by this optimizer.
+    pub fn new(cluster: ClusterSpec, task: TaskId, optimizer: impl Optimizer) -> Self {
+        PsConfig {
+            cluster,
+            task,
+            optimizer: Arc::new(optimizer),
+            shards: 1,
+            mode: Mode::Asynchronous,
+            storage: Storage::Memory { bytes_max: Storage::BYTES_MAX },
+            last_step: None,
+            lease: Duration::from_secs(5),
+            token_timeout: Some(Duration::from_secs(600)),
+            non_finite: NonFinite::Reject,
+            inbox_pushes: 4,
+            pin_bytes_max: None,
+            handshake_timeout: Duration::from_secs(5),
+            stall_timeout: Duration::from_secs(30),
+            connections_max: 4096,
+            half_open_max: 64,
+            exit_when_done: None,
+        }
+    }
+
+    /// How many shards the task has, each with a thread of its own. One core is used for each;
+    /// all ps tasks must have the same number. Default 1, at most [`PsConfig::SHARDS_MAX`].
+    pub fn shards(self, shards: u16) -> Self {
+        PsConfig { shards, ..self }
+    }
+
+    /// How updates are taken. Default [`Mode::Asynchronous`].
+    pub fn mode(self, mode: Mode) -> Self {
+        PsConfig { mode, ..self }
+    }
+
+    /// Where the variables are kept, and how many bytes they may take. Default
+    /// [`Storage::Memory`] with [`Storage::BYTES_MAX`].
+    pub fn storage(self, storage: Storage) -> Self {
+        PsConfig { storage, ..self }
+    }
+
+    /// The global step at which training ends: `token()` answers `None` then. It is reached
+    /// exactly, under any number of workers. Only the step owner's setting counts. Default: none.
+    pub fn last_step(self, step: u64) -> Self {
+        PsConfig { last_step: Some(step), ..self }
+    }
+
+    /// How long a worker may be silent before it is lost and its tokens go to others. A worker
+    /// sends a heartbeat every fifth of it. Default 5 s.
+    pub fn lease(self, lease: Duration) -> Self {
+        PsConfig { lease, ..self }
+    }
+
+    /// How long a living worker may hold a token before it is taken back; `None` for ever.
+    /// A push under a token taken back is refused. Default 10 minutes.
+    pub fn token_timeout(self, timeout: Option<Duration>) -> Self {
+        PsConfig { token_timeout: timeout, ..self }
+    }
+
+    /// What happens to NaN and infinities. Default [`NonFinite::Reject`].
+    pub fn non_finite(self, policy: NonFinite) -> Self {
+        PsConfig { non_finite: policy, ..self }
+    }
+
+    /// How many whole pushes each shard has room for; further ones wait their turn before they
+    /// send a byte. Costs the shard's size in memory each. Default 4.
+    pub fn inbox_pushes(self, pushes: usize) -> Self {
+        PsConfig { inbox_pushes: pushes, ..self }
+    }
+
+    /// How many bytes of values each shard may hold on to for pulls that are being sent while
+    /// pushes go on. When they are used up, pushes wait for the slowest pull. Default: the size of
+    /// the shard's values.
+    pub fn pin_bytes_max(self, bytes: u64) -> Self {
+        PsConfig { pin_bytes_max: Some(bytes), ..self }
+    }
+
+    /// By when a peer must have completed its handshake, however slowly it sends. Default 5 s.
+    pub fn handshake_timeout(self, timeout: Duration) -> Self {
+        PsConfig { handshake_timeout: timeout, ..self }
+    }
+
+    /// How long a peer may leave a frame half sent, or an answer unread, before its connection is
+    /// closed. Default 30 s.
+    pub fn stall_timeout(self, timeout: Duration) -> Self {
+        PsConfig { stall_timeout: timeout, ..self }
+    }
+
+    /// Connections per shard. Default 4096.
+    pub fn connections_max(self, connections: usize) -> Self {
+        PsConfig { connections_max: connections, ..self }
+    }
+
+    /// Connections of the task that have not completed their handshake; more are closed at once.
+    /// Default 64.
+    pub fn half_open_max(self, connections: usize) -> Self {
+        PsConfig { half_open_max: connections, ..self }
+    }
+
+    /// Makes the server stop by itself once every worker that joined has left or lost its lease
+    /// and `grace` has passed without another. Default: it serves until it is stopped.
+    pub fn exit_when_done(self, grace: Duration) -> Self {
+        PsConfig { exit_when_done: Some(grace), ..self }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), StartError> {
+        if !self.cluster.contains(&self.task) {
+            let cluster = self.cluster.to_string();
+            return Err(StartError::UnknownTask { task: self.task.clone(), cluster });
+        }
+        if &*self.task.job != "ps" {
+            return Err(StartError::NotPs { task: self.task.clone() });
+        }
+        let setting = |setting, value: String, reason| {
+            Err(StartError::Setting { setting, value, reason })
+        };
+        if !(1..=PsConfig::SHARDS_MAX).contains(&self.shards) {
+            return setting("shards", self.shards.to_string(), "it must be 1 to 256");
+        }
+        if !(1..=1024).contains(&self.inbox_pushes) {
+            return setting("inbox_pushes", self.inbox_pushes.to_string(), "it must be 1 to 1024");
+        }
+        if self.lease < Duration::from_millis(100) {
+            return setting("lease", format!("{:?}", self.lease), "it must be at least 100 ms");
+        }
+        if self.connections_max == 0 || self.half_open_max == 0 {
+            return setting("connections_max", "0".into(), "nobody could connect");
+        }
+        if let Some((name, value, reason)) = self.optimizer.fault() {
+            return setting(name, value.to_string(), reason);
+        }
+        Ok(())
+    }
+
+    /// Whether this task owns the step: the ps task with the lowest index.
+    pub(crate) fn owns_step(&self) -> bool {
+        self.cluster.step_owner().is_some_and(|owner| owner == self.task)
+    }
+}

@@ -1,0 +1,155 @@
+//! What can go wrong while a server starts or runs, sorted by culprit: the caller's
+//! configuration, or the machine. What peers do wrong is answered to them and never ends up here.
+
+use std::io;
+use std::path::PathBuf;
+
+use pushpull_common::ids::TaskId;
+use thiserror::Error;
+
+/// Why a server could not listen.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ListenError {
+    /// The address is not `host:port`, `[v6]:port` or `unix:/path`.
+    #[error("cannot listen on {address:?}: it is not host:port or unix:/path")]
+    Address {
+        /// The address asked for.
+        address: String,
+    },
+    /// The address can be reached from other machines, and there is no authentication yet.
+    #[error(
+        "cannot listen on {address}: other machines can reach it and peers are not authenticated; \
+         listen on loopback or a Unix socket, or say that insecure is meant"
+    )]
+    Exposed {
+        /// The address asked for.
+        address: String,
+    },
+    /// Something else listens there.
+    #[error("cannot listen on {address}: it is in use")]
+    InUse {
+        /// The address asked for.
+        address: String,
+    },
+    /// The operating system refused.
+    #[error("cannot listen on {address}: {source}")]
+    Io {
+        /// The address asked for.
+        address: String,
+        /// What it said.
+        source: io::Error,
+    },
+}
+
+/// Why a server could not start.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// The cluster has no such task.
+    #[error("cannot start {task}: the cluster {cluster} has no such task")]
+    UnknownTask {
+        /// The task the configuration names.
+        task: TaskId,
+        /// The cluster in its text form.
+        cluster: String,
+    },
+    /// The task is not of the job `ps`.
+    #[error("cannot start {task}: only tasks of the job ps hold variables")]
+    NotPs {
+        /// The task the configuration names.
+        task: TaskId,
+    },
+    /// A setting has a value it cannot have.
+    #[error("cannot start with {setting} = {value}: {reason}")]
+    Setting {
+        /// The setting's name.
+        setting: &'static str,
+        /// Its value.
+        value: String,
+        /// Why not.
+        reason: &'static str,
+    },
+    /// The mode is described by the protocol, but this version does not run it.
+    #[error("cannot start in {mode} mode: this version trains asynchronously only")]
+    Mode {
+        /// The mode asked for.
+        mode: &'static str,
+    },
+    /// The state directory could not be used.
+    #[error(transparent)]
+    Storage(#[from] StorageError),
+    /// A thread could not be started.
+    #[error("cannot start the thread {thread}: {source}")]
+    Thread {
+        /// The thread's name.
+        thread: String,
+        /// What the operating system said.
+        source: io::Error,
+    },
+}
+
+/// Why the memory of a shard could not be had.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum StorageError {
+    /// The configured cap is too small.
+    #[error("cannot reserve {need} bytes: {limit} bytes of bytes_max are left")]
+    DoesNotFit {
+        /// Bytes needed.
+        need: u64,
+        /// Bytes left under the cap.
+        limit: u64,
+    },
+    /// Another server uses the directory.
+    #[error("cannot use the state directory {}: another server holds its lock", path.display())]
+    Locked {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// The directory holds the arena of an earlier server. It is never overwritten.
+    #[error(
+        "cannot use the state directory {}: it holds the arena of a server that did not stop \
+         cleanly, which this version cannot reopen; move it away or choose another directory",
+        path.display()
+    )]
+    Occupied {
+        /// The arena's folder.
+        path: PathBuf,
+    },
+    /// The directory belongs to somebody else or is open to others.
+    #[error("cannot use the state directory {}: {reason}", path.display())]
+    Unsafe {
+        /// The directory.
+        path: PathBuf,
+        /// Why not.
+        reason: String,
+    },
+    /// The operating system refused.
+    #[error("cannot {doing} {}: {source}", path.display())]
+    Io {
+        /// What was tried.
+        doing: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What it said.
+        source: io::Error,
+    },
+}
+
+/// Why a running server ended other than by being stopped.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ServeError {
+    /// A thread of the server panicked. The panic was contained; the state is lost.
+    #[error("cannot go on: the thread {thread} panicked: {panic}")]
+    Panicked {
+        /// The thread.
+        thread: String,
+        /// The panic's message.
+        panic: String,
+    },
+    /// The state directory could not be cleared.
+    #[error(transparent)]
+    Storage(#[from] StorageError),
+}

@@ -1,0 +1,306 @@
+//! Pushes in flight: room, parts, and what is whole.
+//!
+//! A room holds one whole push: a copy of the shard's layout. It is given out before a body byte
+//! is sent, so that half-received pushes can never fill the inbox, and taken back from clients
+//! that do not use it when another waits.
+
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use pushpull_common::catalogue::ShardLayout;
+use pushpull_common::ids::{GlobalStep, RequestId, Sequence, TokenId};
+use pushpull_common::protocol::message::Operation;
+
+use crate::arena::{Arena, Budget, Loan, Region};
+use crate::error::StorageError;
+use crate::shard::replicas::ClientKey;
+
+/// Ranges that have been received, merged.
+///
+/// Invariants: rising, not empty, not touching. Each starts where a partition starts, so there
+/// are never more of them than partitions.
+#[derive(Debug, Default)]
+pub(crate) struct Extents(Vec<Range<u64>>);
+
+/// Why a part is out of place: where it had to start, or the end it ran over.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Misplaced {
+    pub(crate) limit: u64,
+}
+
+impl Extents {
+    pub(crate) fn ranges(&self) -> &[Range<u64>] {
+        &self.0
+    }
+
+    /// Whether a part may come next: it goes on where another has ended or starts a partition,
+    /// overlaps nothing, and ends within the layout.
+    pub(crate) fn check(&self, part: &Range<u64>, layout: &ShardLayout) -> Result<(), Misplaced> {
+        if part.end > layout.bytes() || !part.end.is_multiple_of(8) || part.is_empty() {
+            return Err(Misplaced { limit: layout.bytes() });
+        }
+        let next = self.0.partition_point(|range| range.end < part.start);
+        let goes_on = self.0.get(next).is_some_and(|range| range.end == part.start);
+        if !goes_on && !layout.starts_at(part.start) {
+            return Err(Misplaced { limit: self.0.get(next).map_or(0, |range| range.end) });
+        }
+        match self.0.get(next + usize::from(goes_on)) {
+            Some(later) if later.start < part.end => Err(Misplaced { limit: later.start }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Adds a part that `check` has allowed.
+    pub(crate) fn add(&mut self, part: Range<u64>) {
+        let next = self.0.partition_point(|range| range.end < part.start);
+        match self.0.get_mut(next) {
+            Some(range) if range.end == part.start => range.end = part.end,
+            _ => self.0.insert(next, part.clone()),
+        }
+        // The part may have closed the gap to the range behind it.
+        let at = self.0.partition_point(|range| range.end < part.end);
+        if self.0.get(at + 1).is_some_and(|later| later.start == part.end) {
+            self.0[at].end = self.0.remove(at + 1).end;
+        }
+    }
+}
+
+/// What is known of a push that is being received.
+#[derive(Debug)]
+pub(crate) struct Arrival {
+    pub(crate) sequence: Sequence,
+    pub(crate) operation: Operation,
+    pub(crate) token: TokenId,
+    pub(crate) generation: u32,
+    pub(crate) step: GlobalStep,
+    /// The connection its parts come over; a part over another starts the push anew.
+    pub(crate) connection: u64,
+    pub(crate) extents: Extents,
+    /// Bytes received.
+    pub(crate) bytes: u64,
+    /// The last request of the push, once it is whole.
+    pub(crate) whole: Option<WholePush>,
+}
+
+/// How to answer a push that is whole.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WholePush {
+    pub(crate) request: RequestId,
+    pub(crate) next: bool,
+}
+
+#[derive(Debug)]
+struct Room {
+    number: u32,
+    /// Whose it is; nobody's once an older self of the client, whose push lies whole, is fenced.
+    holder: Option<ClientKey>,
+    /// When the holder last made progress.
+    touched: Instant,
+    arrival: Option<Arrival>,
+}
+
+/// The rooms of a shard.
+///
+/// Invariants: room numbers are unique and never 0; a room with a whole push is neither taken
+/// back nor given away before it is released.
+#[derive(Debug)]
+pub(crate) struct Inbox {
+    region: Region,
+    stride: usize,
+    rooms: Vec<Option<Room>>,
+    next_number: u32,
+    _loan: Loan,
+}
+
+impl Inbox {
+    pub(crate) const FILE: &'static str = "inbox";
+
+    /// An inbox of so many rooms for pushes of up to the whole layout.
+    pub(crate) fn create(
+        arena: &Arena,
+        budget: &Budget,
+        layout: &ShardLayout,
+        rooms: usize,
+    ) -> Result<Inbox, StorageError> {
+        let bytes = usize::try_from(layout.bytes()).unwrap_or(usize::MAX);
+        // Whole pages, so that rooms do not share one.
+        let stride = bytes.next_multiple_of(4096);
+        let need = (stride as u64).saturating_mul(rooms as u64);
+        let loan = budget.take(need)?;
+        let region = arena.region(Inbox::FILE, stride * rooms, 0)?;
+        let rooms = (0..rooms).map(|_| None).collect();
+        Ok(Inbox { region, stride, rooms, next_number: 1, _loan: loan })
+    }
+
+    /// A free room for this client, if there is one.
+    pub(crate) fn reserve(&mut self, holder: ClientKey, now: Instant) -> Option<u32> {
+        let unused = |room: &&Room| room.holder == Some(holder) && room.arrival.is_none();
+        if let Some(room) = self.rooms.iter().flatten().find(unused) {
+            // The client has lost count of it, as after a reconnect; it never hoards.
+            return Some(room.number);
+        }
+        let slot = self.rooms.iter().position(Option::is_none)?;
+        let number = self.next_number;
+        self.next_number = self.next_number.checked_add(1).unwrap_or(1);
+        self.rooms[slot] = Some(Room { number, holder: Some(holder), touched: now, arrival: None });
+        Some(number)
+    }
+
+    /// Takes back the room that has been reserved and unused for longest, if there is one.
+    pub(crate) fn reclaim_unused(&mut self) -> bool {
+        let unused = self.rooms.iter().enumerate().filter_map(|(slot, room)| {
+            room.as_ref().filter(|room| room.arrival.is_none()).map(|room| (room.touched, slot))
+        });
+        match unused.min() {
+            Some((_, slot)) => {
+                self.rooms[slot] = None;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Takes back every room whose push has made no progress for `limit`; how many there were.
+    pub(crate) fn reclaim_stalled(&mut self, now: Instant, limit: Duration) -> usize {
+        let mut count = 0;
+        for slot in &mut self.rooms {
+            let stalled = slot.as_ref().is_some_and(|room| {
+                let receiving = room.arrival.as_ref().is_some_and(|push| push.whole.is_none());
+                receiving && now.saturating_duration_since(room.touched) >= limit
+            });
+            if stalled {
+                *slot = None;
+                count += 1;
+            }
+        }
+        count
+    }
+
+    /// Takes back every room of a client except those whose push is whole: that push belongs to
+    /// the server, whatever becomes of its worker.
+    pub(crate) fn drop_client(&mut self, holder: ClientKey) {
+        for slot in &mut self.rooms {
+            let gone = slot.as_ref().is_some_and(|room| {
+                let whole = room.arrival.as_ref().is_some_and(|push| push.whole.is_some());
+                room.holder == Some(holder) && !whole
+            });
+            if gone {
+                *slot = None;
+            }
+        }
+    }
+
+    /// Takes the whole pushes of a client from it: they belong to a self that has been fenced,
+    /// and its successor numbers its own pushes anew.
+    pub(crate) fn orphan_whole(&mut self, holder: ClientKey) {
+        for room in self.rooms.iter_mut().flatten() {
+            let whole = room.arrival.as_ref().is_some_and(|push| push.whole.is_some());
+            if whole && room.holder == Some(holder) {
+                room.holder = None;
+            }
+        }
+    }
+
+    /// The tokens of the pushes that are whole.
+    pub(crate) fn whole_tokens(&self) -> impl Iterator<Item = TokenId> {
+        let pushes = self.rooms.iter().flatten().filter_map(|room| room.arrival.as_ref());
+        pushes.filter(|push| push.whole.is_some()).map(|push| push.token)
+    }
+
+    /// Whether a room is free.
+    pub(crate) fn has_free(&self) -> bool {
+        self.rooms.iter().any(Option::is_none)
+    }
+
+    /// Takes a whole push out of its room, which is free then; and whose it is.
+    pub(crate) fn take(&mut self, number: u32) -> Option<(Option<ClientKey>, Arrival)> {
+        let slot = self.slot(number)?;
+        let room = self.rooms[slot].take()?;
+        Some((room.holder, room.arrival?))
+    }
+
+    /// Whether the client still has this room.
+    pub(crate) fn holds(&self, holder: ClientKey, number: u32) -> bool {
+        self.room(number).is_some_and(|room| room.holder == Some(holder))
+    }
+
+    /// The room in which this push is being received, or lies whole.
+    pub(crate) fn find(&self, holder: ClientKey, sequence: Sequence) -> Option<u32> {
+        let matches = |room: &&Room| {
+            room.holder == Some(holder)
+                && room.arrival.as_ref().is_some_and(|push| push.sequence == sequence)
+        };
+        self.rooms.iter().flatten().find(matches).map(|room| room.number)
+    }
+
+    /// The push in a room.
+    pub(crate) fn arrival(&self, number: u32) -> Option<&Arrival> {
+        self.room(number)?.arrival.as_ref()
+    }
+
+    /// Starts receiving a push into a room.
+    pub(crate) fn begin(&mut self, number: u32, arrival: Arrival, now: Instant) {
+        if let Some(room) = self.room_mut(number) {
+            room.arrival = Some(arrival);
+            room.touched = now;
+        }
+    }
+
+    /// A part has come whole.
+    pub(crate) fn add(&mut self, number: u32, part: Range<u64>, now: Instant) {
+        if let Some(room) = self.room_mut(number) {
+            room.touched = now;
+            if let Some(arrival) = &mut room.arrival {
+                arrival.bytes += part.end - part.start;
+                arrival.extents.add(part);
+            }
+        }
+    }
+
+    /// Bytes of a part have come.
+    pub(crate) fn touch(&mut self, number: u32, now: Instant) {
+        if let Some(room) = self.room_mut(number) {
+            room.touched = now;
+        }
+    }
+
+    /// The push in this room is whole.
+    pub(crate) fn set_whole(&mut self, number: u32, whole: WholePush) {
+        if let Some(arrival) = self.room_mut(number).and_then(|room| room.arrival.as_mut()) {
+            arrival.whole = Some(whole);
+        }
+    }
+
+    /// Gives a room free.
+    pub(crate) fn release(&mut self, number: u32) {
+        for slot in &mut self.rooms {
+            if slot.as_ref().is_some_and(|room| room.number == number) {
+                *slot = None;
+            }
+        }
+    }
+
+    /// The bytes of a range of the push in a room.
+    pub(crate) fn bytes(&self, number: u32, range: Range<u64>) -> Option<&[u8]> {
+        let start = self.slot(number)? * self.stride;
+        self.region.bytes().get(start + range.start as usize..start + range.end as usize)
+    }
+
+    /// The same for receiving into.
+    pub(crate) fn bytes_mut(&mut self, number: u32, range: Range<u64>) -> Option<&mut [u8]> {
+        let start = self.slot(number)? * self.stride;
+        self.region.bytes_mut().get_mut(start + range.start as usize..start + range.end as usize)
+    }
+
+    fn slot(&self, number: u32) -> Option<usize> {
+        self.rooms.iter().position(|room| room.as_ref().is_some_and(|r| r.number == number))
+    }
+
+    fn room(&self, number: u32) -> Option<&Room> {
+        self.rooms.iter().flatten().find(|room| room.number == number)
+    }
+
+    fn room_mut(&mut self, number: u32) -> Option<&mut Room> {
+        self.rooms.iter_mut().flatten().find(|room| room.number == number)
+    }
+}

@@ -1,0 +1,37 @@
+//! The parameter server of pushpull: shards over memory-mapped arenas, and what serves them.
+//!
+//! ```no_run
+//! use pushpull_common::cluster::ClusterSpec;
+//! use pushpull_common::ids::TaskId;
+//! use pushpull_ps::{Adam, Ps, PsConfig};
+//!
+//! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+//! let listener = Ps::listen("127.0.0.1:0").await?;
+//! let cluster = ClusterSpec::builder().job("ps", [listener.address()]).build()?;
+//! let ps = listener.start(PsConfig::new(cluster, TaskId::ps(0), Adam::default()))?;
+//! let handle = ps.handle();
+//! # handle.stop();
+//! ps.serve(std::future::pending()).await?;
+//! # Ok(()) }
+//! ```
+//!
+//! The decisions live in pure state machines (`shard`, `inbox`, `store`, `aggregate`, `dedupe`);
+//! `runtime` drives them with sockets, threads and clocks. Nothing here knows the worker.
+
+mod aggregate;
+mod arena;
+mod config;
+mod dedupe;
+mod error;
+mod inbox;
+mod metrics;
+pub mod optimizer;
+mod runtime;
+mod shard;
+mod store;
+
+pub use config::{Mode, NonFinite, PsConfig, Storage};
+pub use error::{ListenError, ServeError, StartError, StorageError};
+pub use metrics::Metrics;
+pub use optimizer::{Adam, Optimizer, Sgd};
+pub use runtime::{Handle, Listener, Ps};

@@ -1,0 +1,76 @@
+//! Counters: each shard counts for itself, and a reader adds them up.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// One number that only grows.
+#[derive(Debug, Default)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    pub(crate) fn add(&self, more: u64) {
+        // Nothing is ordered by a counter: it is read for people.
+        self.0.fetch_add(more, Ordering::Relaxed);
+    }
+
+    pub(crate) fn set(&self, value: u64) {
+        self.0.store(value, Ordering::Relaxed);
+    }
+
+    fn read(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// What one shard counts.
+        #[derive(Debug, Default)]
+        pub(crate) struct Counters {
+            $(pub(crate) $name: Counter,)*
+        }
+
+        /// What a server has done so far, summed over its shards.
+        #[derive(Clone, Debug, Default, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub struct Metrics {
+            $($(#[$doc])* pub $name: u64,)*
+        }
+
+        impl Metrics {
+            pub(crate) fn sum<'a>(shards: impl IntoIterator<Item = &'a Counters>) -> Metrics {
+                let mut sum = Metrics::default();
+                for shard in shards {
+                    $(sum.$name += shard.$name.read();)*
+                }
+                sum
+            }
+        }
+    };
+}
+
+counters! {
+    /// The global step; 0 unless the task owns it.
+    global_step,
+    /// Gradients applied. A push over several shards counts on each.
+    gradients_applied,
+    /// Pushes of other kinds applied: `assign` and `assign_add`.
+    assigns_applied,
+    /// Pushes that came again after they were settled, and were answered and not applied.
+    duplicates,
+    /// Pushes refused, and pushes given up before they were whole.
+    pushes_dropped,
+    /// Bytes of pushes received.
+    push_bytes,
+    /// Pulls answered.
+    pulls,
+    /// Bytes of values sent.
+    pull_bytes,
+    /// NaN and infinite elements taken, with the policy `Count`.
+    non_finite,
+    /// Members lost by silence.
+    members_lost,
+    /// Tokens taken back from members that were lost, left, or held them too long.
+    tokens_taken_back,
+    /// Connections closed because the peer broke the protocol or stalled.
+    connections_faulted,
+}

@@ -1,0 +1,129 @@
+//! Where a server listens. The port is bound before the server is configured, so that port 0
+//! works: the address goes into the cluster spec.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+
+use socket2::{Domain, Protocol, Socket, Type};
+
+use crate::error::ListenError;
+
+/// Bound addresses on which nobody is served yet.
+#[derive(Debug)]
+pub struct Listener {
+    pub(super) endpoints: Vec<Endpoint>,
+}
+
+#[derive(Debug)]
+pub(super) enum Endpoint {
+    Tcp(TcpListener, SocketAddr),
+    Unix(UnixListener, SocketFile),
+}
+
+/// A Unix socket's file, removed when the listener is gone.
+#[derive(Debug)]
+pub(super) struct SocketFile(PathBuf);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        // Nobody is left to tell; the next server replaces a socket that nobody listens on.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+impl Listener {
+    pub(super) fn bind(address: &str, insecure: bool) -> Result<Listener, ListenError> {
+        let endpoint = match address.strip_prefix("unix:") {
+            Some(path) => bind_unix(address, Path::new(path))?,
+            None => bind_tcp(address, insecure)?,
+        };
+        Ok(Listener { endpoints: vec![endpoint] })
+    }
+
+    /// Listens on one more address: a Unix socket for workers on the same host, say.
+    pub fn also(mut self, other: Listener) -> Listener {
+        self.endpoints.extend(other.endpoints);
+        self
+    }
+
+    /// The first address, as it belongs into a cluster spec: `host:port` with the real port, or
+    /// `unix:/path`.
+    pub fn address(&self) -> String {
+        self.addresses().into_iter().next().unwrap_or_default()
+    }
+
+    /// All addresses.
+    pub fn addresses(&self) -> Vec<String> {
+        let address = |endpoint: &Endpoint| match endpoint {
+            Endpoint::Tcp(_, address) => address.to_string(),
+            Endpoint::Unix(_, file) => format!("unix:{}", file.0.display()),
+        };
+        self.endpoints.iter().map(address).collect()
+    }
+}
+
+fn bind_tcp(address: &str, insecure: bool) -> Result<Endpoint, ListenError> {
+    let named = || address.to_owned();
+    let resolved = address.to_socket_addrs().map_err(|source| match source.kind() {
+        io::ErrorKind::InvalidInput => ListenError::Address { address: named() },
+        _ => ListenError::Io { address: named(), source },
+    })?;
+    let mut last = ListenError::Address { address: named() };
+    for resolved in resolved {
+        if !insecure && !resolved.ip().is_loopback() {
+            return Err(ListenError::Exposed { address: named() });
+        }
+        match bind_resolved(resolved) {
+            Ok(endpoint) => return Ok(endpoint),
+            Err(error) => last = listen_error(address, error),
+        }
+    }
+    Err(last)
+}
+
+fn bind_resolved(address: SocketAddr) -> io::Result<Endpoint> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    // A port that a stopped server's connections still linger on is free.
+    socket.set_reuse_address(true)?;
+    socket.set_nonblocking(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(1024)?;
+    let listener: TcpListener = socket.into();
+    let bound = listener.local_addr()?;
+    Ok(Endpoint::Tcp(listener, bound))
+}
+
+fn bind_unix(address: &str, path: &Path) -> Result<Endpoint, ListenError> {
+    if path.as_os_str().is_empty() {
+        return Err(ListenError::Address { address: address.to_owned() });
+    }
+    let bind = || -> io::Result<Endpoint> {
+        let listener = UnixListener::bind(path)?;
+        listener.set_nonblocking(true)?;
+        Ok(Endpoint::Unix(listener, SocketFile(path.to_owned())))
+    };
+    match bind() {
+        // The file of a server that was killed: nobody answers behind it.
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_orphan(path) => {
+            std::fs::remove_file(path)
+                .and_then(|()| bind())
+                .map_err(|error| listen_error(address, error))
+        }
+        result => result.map_err(|error| listen_error(address, error)),
+    }
+}
+
+fn is_orphan(path: &Path) -> bool {
+    let refused = std::os::unix::net::UnixStream::connect(path).err();
+    refused.is_some_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+}
+
+fn listen_error(address: &str, source: io::Error) -> ListenError {
+    let address = address.to_owned();
+    match source.kind() {
+        io::ErrorKind::AddrInUse => ListenError::InUse { address },
+        _ => ListenError::Io { address, source },
+    }
+}

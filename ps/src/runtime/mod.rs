@@ -1,0 +1,17 @@
+//! Sockets, threads and clocks around the pure shards.
+//!
+//! One thread accepts connections and reads each peer's hello; the shard's own thread then takes
+//! the socket over, so that a request is read, decided, applied and answered without a hand-off.
+
+mod accept;
+mod connection;
+mod handle;
+mod link;
+mod listener;
+mod outbox;
+mod server;
+mod shard_thread;
+
+pub use handle::Handle;
+pub use listener::Listener;
+pub use server::Ps;

@@ -1,0 +1,165 @@
+//! What a connection has yet to send, and how it goes out.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+use std::ops::Range;
+use std::time::Instant;
+
+use bytes::Bytes;
+use tokio::sync::Notify;
+
+use super::link::Link;
+use crate::shard::output::PulledParts;
+
+/// Frames that a connection may have waiting before it is read from again.
+const QUEUE_MAX: usize = 64;
+
+/// One thing to send.
+#[derive(Debug)]
+pub(super) enum Outgoing {
+    /// A frame.
+    Frame {
+        head: Vec<u8>,
+        body: Bytes,
+    },
+    /// The answer to a pull, made part by part.
+    Parts(PulledParts),
+}
+
+/// The sending side of a connection. Owned by the shard's thread.
+#[derive(Debug)]
+pub(super) struct Outbox {
+    queue: RefCell<VecDeque<Outgoing>>,
+    current: RefCell<Current>,
+    /// Wakes the connection's task: there is something to send, or it is to close.
+    pub(super) notify: Notify,
+    /// Close when all is sent.
+    pub(super) closing: Cell<bool>,
+    /// Close at once.
+    pub(super) broken: Cell<bool>,
+    /// Since when the peer takes nothing of what waits for it.
+    pub(super) stuck_since: Cell<Option<Instant>>,
+    /// Since when a frame of the peer is half here without progress.
+    pub(super) half_since: Cell<Option<Instant>>,
+}
+
+/// How far the front of the queue is sent.
+#[derive(Debug, Default)]
+struct Current {
+    /// Header and meta of the part under way, for [`Outgoing::Parts`].
+    head: Vec<u8>,
+    part: Option<Range<u64>>,
+    sent: usize,
+}
+
+impl Outbox {
+    pub(super) fn new() -> Self {
+        Outbox {
+            queue: RefCell::default(),
+            current: RefCell::default(),
+            notify: Notify::new(),
+            closing: Cell::new(false),
+            broken: Cell::new(false),
+            stuck_since: Cell::new(None),
+            half_since: Cell::new(None),
+        }
+    }
+
+    pub(super) fn push(&self, outgoing: Outgoing) {
+        self.queue.borrow_mut().push_back(outgoing);
+        self.notify.notify_one();
+    }
+
+    pub(super) fn close(&self) {
+        self.closing.set(true);
+        self.notify.notify_one();
+    }
+
+    pub(super) fn break_off(&self) {
+        self.broken.set(true);
+        self.notify.notify_one();
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.borrow().is_empty()
+    }
+
+    /// Whether so much waits that no more requests are read.
+    pub(super) fn is_full(&self) -> bool {
+        self.queue.borrow().len() >= QUEUE_MAX
+    }
+
+    /// Sends as much as the link takes; whether a pull was sent to its end, so that what it had
+    /// pinned is free.
+    pub(super) fn flush(&self, link: &Link) -> io::Result<bool> {
+        let mut queue = self.queue.borrow_mut();
+        let mut current = self.current.borrow_mut();
+        let mut released = false;
+        while let Some(front) = queue.front_mut() {
+            match send(front, &mut current, link) {
+                Ok(Sent::All) => {
+                    released |= matches!(front, Outgoing::Parts(_));
+                    queue.pop_front();
+                    *current = Current { head: std::mem::take(&mut current.head), ..Current::default() };
+                    self.stuck_since.set(None);
+                }
+                Ok(Sent::Some) => self.stuck_since.set(None),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if self.stuck_since.get().is_none() {
+                        self.stuck_since.set(Some(Instant::now()));
+                    }
+                    break;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(released)
+    }
+}
+
+enum Sent {
+    All,
+    Some,
+}
+
+/// One write of the front of the queue.
+fn send(front: &mut Outgoing, current: &mut Current, link: &Link) -> io::Result<Sent> {
+    let mut slices = Vec::with_capacity(20);
+    let (total, is_last) = match front {
+        Outgoing::Frame { head, body } => {
+            slices.push(IoSlice::new(head));
+            slices.push(IoSlice::new(body));
+            (head.len() + body.len(), true)
+        }
+        Outgoing::Parts(parts) => {
+            if current.part.is_none() {
+                current.head.clear();
+                match parts.next_part(&mut current.head) {
+                    None => return Ok(Sent::All),
+                    Some(range) => (current.part, current.sent) = (Some(range), 0),
+                }
+            }
+            let range = current.part.clone().unwrap_or_default();
+            slices.push(IoSlice::new(&current.head));
+            let body = (range.end - range.start) as usize;
+            parts.slices(range, &mut slices);
+            (current.head.len() + body, false)
+        }
+    };
+    let mut rest = &mut slices[..];
+    IoSlice::advance_slices(&mut rest, current.sent);
+    let count = link.try_write(rest)?;
+    if count == 0 {
+        return Err(io::ErrorKind::WriteZero.into());
+    }
+    current.sent += count;
+    if current.sent == total {
+        (current.part, current.sent) = (None, 0);
+        if is_last {
+            return Ok(Sent::All);
+        }
+    }
+    Ok(Sent::Some)
+}

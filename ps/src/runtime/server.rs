@@ -1,0 +1,194 @@
+//! A parameter server: listen, start, serve, stop.
+
+use std::any::Any;
+use std::io;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use pushpull_common::ids::ShardId;
+use pushpull_common::identity::Identity;
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+
+use super::accept::{self, Acceptor};
+use super::handle::Handle;
+use super::listener::Listener;
+use super::shard_thread;
+use crate::arena::{Arena, Budget, StateDirectory};
+use crate::config::{Mode, PsConfig, Storage};
+use crate::error::{ListenError, ServeError, StartError};
+use crate::metrics::Counters;
+use crate::shard::Shard;
+
+/// Sockets on their way to a shard; more wait in the accepting thread.
+const ARRIVALS_MAX: usize = 64;
+
+/// A running parameter server: one task of the job `ps`.
+///
+/// It has threads of its own and needs no runtime of its host. Dropping it stops it and waits for
+/// its threads.
+#[derive(Debug)]
+pub struct Ps {
+    handle: Handle,
+    threads: Vec<(String, JoinHandle<io::Result<()>>)>,
+    /// Closed when every thread has ended.
+    ended: mpsc::Receiver<()>,
+    _state: Option<StateDirectory>,
+}
+
+impl Ps {
+    /// Binds `host:port` on loopback, or `unix:/path`. Port 0 takes a free one.
+    ///
+    /// Nobody is served before [`Listener::start`], but connections queue up already.
+    pub async fn listen(address: &str) -> Result<Listener, ListenError> {
+        Listener::bind(address, false)
+    }
+
+    /// As [`Ps::listen`], and also where other machines can reach it. Peers are not
+    /// authenticated yet: whoever can connect can read and change the variables.
+    pub async fn listen_insecure(address: &str) -> Result<Listener, ListenError> {
+        Listener::bind(address, true)
+    }
+
+    /// A handle on the server.
+    pub fn handle(&self) -> Handle {
+        self.handle.clone()
+    }
+
+    /// Serves until `shutdown` is done, [`Handle::stop`] is called, or all workers are gone
+    /// ([`PsConfig::exit_when_done`]); then drains, ends every thread, and frees port and files.
+    ///
+    /// Dropping the future stops the server too.
+    pub async fn serve(mut self, shutdown: impl Future<Output = ()>) -> Result<(), ServeError> {
+        let stop = self.handle.stop.clone();
+        let mut shutdown = std::pin::pin!(shutdown);
+        let mut stopped = std::pin::pin!(stop.cancelled());
+        std::future::poll_fn(|context| {
+            let done = shutdown.as_mut().poll(context).is_ready()
+                || stopped.as_mut().poll(context).is_ready();
+            if done { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+        })
+        .await;
+        self.handle.stop();
+        while self.ended.recv().await.is_some() {}
+        self.join()
+    }
+
+    /// Joins the threads; the first failure among them.
+    fn join(&mut self) -> Result<(), ServeError> {
+        let mut result = Ok(());
+        for (thread, handle) in self.threads.drain(..) {
+            let panic = match handle.join() {
+                Ok(Ok(())) => continue,
+                Ok(Err(error)) => error.to_string(),
+                Err(panic) => panic_text(&*panic),
+            };
+            if result.is_ok() {
+                result = Err(ServeError::Panicked { thread, panic });
+            }
+        }
+        result
+    }
+}
+
+impl Drop for Ps {
+    fn drop(&mut self) {
+        self.handle.stop();
+        // Whoever drops a server does not ask how it went.
+        let _ = self.join();
+    }
+}
+
+impl Listener {
+    /// Starts serving. The threads are running, and workers are answered, when this returns.
+    pub fn start(self, config: PsConfig) -> Result<Ps, StartError> {
+        config.check()?;
+        let config = Arc::new(config);
+        let state = match &config.storage {
+            Storage::Memory { .. } => None,
+            Storage::Directory { state, .. } => Some(StateDirectory::open(state)?),
+        };
+        let arenas = (0..config.shards)
+            .map(|shard| match &state {
+                None => Ok(Arena::Anonymous),
+                Some(state) => state.arena(shard).map(Arena::Folder),
+            })
+            .collect::<Result<Vec<_>, _>>()?;
+        let counters: Arc<[Arc<Counters>]> = arenas.iter().map(|_| Arc::default()).collect();
+        let (stop, addresses) = (CancellationToken::new(), self.addresses().into());
+        let handle = Handle { addresses, stop: stop.clone(), counters: counters.clone() };
+        let (end, ended) = mpsc::channel(1);
+        let mut ps = Ps { handle, threads: Vec::new(), ended, _state: state };
+
+        let identity = Arc::new(identity(&config));
+        let budget = Budget::new(config.storage.bytes_max());
+        let (mut senders, mut members) = (Vec::new(), Vec::new());
+        for (index, (arena, counters)) in arenas.into_iter().zip(&*counters).enumerate() {
+            let (sender, arrivals) = mpsc::channel(ARRIVALS_MAX);
+            let (member_sender, member_receiver) = watch::channel((0, 0));
+            senders.push(sender);
+            members.push(member_receiver);
+            let id = ShardId { task: config.task.index, shard: index as u16 };
+            let (config, identity) = (config.clone(), identity.clone());
+            let (budget, counters, stop) = (budget.clone(), counters.clone(), stop.clone());
+            ps.spawn(format!("ps-{}-shard-{index}", id.task), &end, move || {
+                let stall_timeout = config.stall_timeout;
+                let shard = Shard::new(id, config, identity, arena, budget, counters);
+                shard_thread::run(shard, arrivals, member_sender, stall_timeout, &stop)
+            })?;
+        }
+        let acceptor = Acceptor {
+            endpoints: self.endpoints,
+            shards: senders,
+            members,
+            handshake_timeout: config.handshake_timeout,
+            half_open_max: config.half_open_max,
+            exit_when_done: config.exit_when_done,
+            stop,
+        };
+        ps.spawn(format!("ps-{}-accept", config.task.index), &end, || accept::run(acceptor))?;
+        Ok(ps)
+    }
+}
+
+impl Ps {
+    /// Starts a thread whose end, however it comes, stops the others.
+    fn spawn(
+        &mut self,
+        name: String,
+        end: &mpsc::Sender<()>,
+        run: impl FnOnce() -> io::Result<()> + Send + 'static,
+    ) -> Result<(), StartError> {
+        let stop = self.handle.stop.clone().drop_guard();
+        let end = end.clone();
+        let thread = std::thread::Builder::new().name(name.clone()).spawn(move || {
+            let _end = end;
+            let _stop = stop;
+            run()
+        });
+        match thread {
+            Ok(handle) => {
+                self.threads.push((name, handle));
+                Ok(())
+            }
+            Err(source) => Err(StartError::Thread { thread: name, source }),
+        }
+    }
+}
+
+/// What all ps tasks of a cluster must agree on, and their workers with them.
+fn identity(config: &PsConfig) -> Identity {
+    let mode = match config.mode {
+        Mode::Asynchronous => "asynchronous",
+    };
+    Identity::new()
+        .with("ps", config.cluster.ps_identity())
+        .with("shards", config.shards.to_string())
+        .with("optimizer", config.optimizer.kind())
+        .with("mode", mode)
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default()
+}

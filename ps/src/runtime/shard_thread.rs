@@ -1,0 +1,222 @@
+//! A shard's thread: the shard, its connections, its clock and its long work, on one runtime.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use pushpull_common::protocol::message::Hello;
+use pushpull_common::protocol::{BodyStamp, FrameReader, Header, encode};
+use tokio::sync::{Notify, mpsc, watch};
+use tokio::task::LocalSet;
+use tokio_util::sync::CancellationToken;
+
+use super::connection;
+use super::link::Detached;
+use super::outbox::{Outbox, Outgoing};
+use crate::shard::output::Output;
+use crate::shard::work::Work;
+use crate::shard::{Input, Shard, TICK};
+
+/// How long a stopping shard goes on to finish pushes that are whole and to send answers.
+const DRAIN: Duration = Duration::from_secs(2);
+
+/// A peer that has said hello, on its way to its shard.
+#[derive(Debug)]
+pub(super) struct Arrived {
+    pub(super) stream: Detached,
+    pub(super) reader: FrameReader,
+    pub(super) header: Header,
+    pub(super) hello: Hello,
+    pub(super) remote: bool,
+}
+
+/// How many members have joined a shard, and how many are present.
+pub(super) type Members = (usize, usize);
+
+/// The shard and its connections, shared by the tasks of its thread.
+#[derive(Debug)]
+pub(super) struct Core {
+    shard: RefCell<Shard>,
+    outboxes: RefCell<HashMap<u64, Rc<Outbox>>>,
+    next_connection: Cell<u64>,
+    work: Notify,
+    idle: Notify,
+    members: watch::Sender<Members>,
+    stall_timeout: Duration,
+}
+
+impl Core {
+    /// Gives a new connection its number.
+    pub(super) fn register(&self) -> (u64, Rc<Outbox>) {
+        let connection = self.next_connection.get();
+        self.next_connection.set(connection + 1);
+        let outbox = Rc::new(Outbox::new());
+        self.outboxes.borrow_mut().insert(connection, outbox.clone());
+        (connection, outbox)
+    }
+
+    /// Forgets a connection; what it had pinned is free.
+    pub(super) fn forget(&self, connection: u64) {
+        self.outboxes.borrow_mut().remove(&connection);
+        self.handle(Input::Disconnected { connection });
+        self.work.notify_one();
+        self.idle.notify_one();
+    }
+
+    /// Tells the shard what happened, and does what it wants done.
+    pub(super) fn handle(&self, input: Input<'_>) {
+        let now = Instant::now();
+        let mut shard = self.shard.borrow_mut();
+        shard.handle(now, input);
+        // A small push is applied here and now; only the rest of a long one waits its turn.
+        if shard.has_work() && shard.work(now) == Work::More {
+            self.work.notify_one();
+        }
+        self.deliver(&mut shard);
+    }
+
+    /// Lends the memory for a body.
+    pub(super) fn with_body<R>(
+        &self,
+        connection: u64,
+        receive: impl FnOnce(Option<&mut [u8]>) -> R,
+    ) -> R {
+        receive(self.shard.borrow_mut().body_target(connection))
+    }
+
+    /// A pull has been sent: an update that waited for memory may go on.
+    pub(super) fn released(&self) {
+        if self.shard.borrow().has_work() {
+            self.work.notify_one();
+        }
+    }
+
+    pub(super) fn fault(&self) {
+        self.shard.borrow().count_fault();
+    }
+
+    fn deliver(&self, shard: &mut Shard) {
+        while let Some(output) = shard.poll_output() {
+            match output {
+                Output::Send { connection, envelope, message, body } => {
+                    let Some(outbox) = self.outbox(connection) else { continue };
+                    let mut head = Vec::with_capacity(256);
+                    encode(&mut head, &envelope, &message, BodyStamp::plain(body.len() as u64));
+                    outbox.push(Outgoing::Frame { head, body });
+                }
+                Output::Stream { connection, parts } => {
+                    if let Some(outbox) = self.outbox(connection) {
+                        outbox.push(Outgoing::Parts(parts));
+                    }
+                }
+                Output::Close { connection } => {
+                    if let Some(outbox) = self.outbox(connection) {
+                        outbox.close();
+                    }
+                }
+                // Nobody may be listening any more, while the server stops.
+                Output::Members { joined, present } => {
+                    self.members.send_replace((joined, present));
+                }
+            }
+        }
+    }
+
+    fn outbox(&self, connection: u64) -> Option<Rc<Outbox>> {
+        self.outboxes.borrow().get(&connection).cloned()
+    }
+
+    /// Does the long work, a slice at a time, for as long as the thread lives.
+    async fn keep_working(&self) {
+        loop {
+            self.work.notified().await;
+            while self.work_slice() == Work::More {
+                // The other tasks of this thread have their turn between two slices.
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+
+    fn work_slice(&self) -> Work {
+        let mut shard = self.shard.borrow_mut();
+        let work = shard.work(Instant::now());
+        self.deliver(&mut shard);
+        work
+    }
+
+    /// Tells the shard the time, and breaks off connections that have stalled.
+    async fn keep_ticking(&self) {
+        let mut interval = tokio::time::interval(TICK);
+        interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            interval.tick().await;
+            self.handle(Input::Tick);
+            let now = Instant::now();
+            for outbox in self.outboxes.borrow().values() {
+                let stalled = [outbox.stuck_since.get(), outbox.half_since.get()]
+                    .into_iter()
+                    .flatten()
+                    .any(|since| now.saturating_duration_since(since) >= self.stall_timeout);
+                if stalled && !outbox.broken.get() {
+                    self.fault();
+                    outbox.break_off();
+                }
+            }
+        }
+    }
+
+    /// Finishes the pushes that are whole, sends what is to be sent, and closes every connection.
+    async fn drain(&self) {
+        let finish = async {
+            while self.work_slice() == Work::More {
+                tokio::task::yield_now().await;
+            }
+            for outbox in self.outboxes.borrow().values() {
+                outbox.close();
+            }
+            while !self.outboxes.borrow().is_empty() {
+                self.idle.notified().await;
+            }
+        };
+        // Whoever does not take its answers in time is cut off.
+        let _ = tokio::time::timeout(DRAIN, finish).await;
+    }
+}
+
+/// Runs a shard until `stop`, on the thread it is called on.
+pub(super) fn run(
+    shard: Shard,
+    mut arrivals: mpsc::Receiver<Arrived>,
+    members: watch::Sender<Members>,
+    stall_timeout: Duration,
+    stop: &CancellationToken,
+) -> std::io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let core = Rc::new(Core {
+        shard: RefCell::new(shard),
+        outboxes: RefCell::default(),
+        next_connection: Cell::new(1),
+        work: Notify::new(),
+        idle: Notify::new(),
+        members,
+        stall_timeout,
+    });
+    let local = LocalSet::new();
+    local.block_on(&runtime, async {
+        let serve = async {
+            while let Some(arrived) = arrivals.recv().await {
+                tokio::task::spawn_local(connection::serve(core.clone(), arrived));
+            }
+        };
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = core.keep_working() => {}
+            () = core.keep_ticking() => {}
+            () = serve => {}
+        }
+        drop(arrivals);
+        core.drain().await;
+    });
+    Ok(())
+}

@@ -1,0 +1,139 @@
+//! Taking a peer in: who it is, whether it belongs here, and what it is told.
+
+use std::time::Instant;
+
+use pushpull_common::ids::{RestoreEpoch, TaskId};
+use pushpull_common::identity::Identity;
+use pushpull_common::protocol::limits::PART_BYTES_MAX;
+use pushpull_common::protocol::message::{
+    BodyCrc, CatalogueState, Hello, ModeIs, NonFinitePolicy, Role, Welcome,
+};
+use pushpull_common::protocol::refusal::Detail;
+use pushpull_common::protocol::wire::List;
+use pushpull_common::protocol::{Header, Refusal, version};
+
+use super::output::Output;
+use super::replicas::Admitted;
+use super::{Conversation, Shard, Variables, answer_to};
+use crate::config::{Mode, NonFinite};
+
+impl Shard {
+    pub(super) fn connected(
+        &mut self,
+        now: Instant,
+        connection: u64,
+        hello: &Hello,
+        header: &Header,
+        remote: bool,
+    ) {
+        match self.admit(now, connection, hello, remote) {
+            Ok(welcome) => self.answer(connection, answer_to(header), welcome.into()),
+            Err(refusal) => {
+                self.refuse(connection, answer_to(header), refusal);
+                self.outputs.push_back(Output::Close { connection });
+            }
+        }
+    }
+
+    fn admit(
+        &mut self,
+        now: Instant,
+        connection: u64,
+        hello: &Hello,
+        remote: bool,
+    ) -> Result<Welcome, Refusal> {
+        let version = version::agree(hello.version_oldest, hello.version_newest)
+            .ok_or(Refusal::Version { oldest: version::OLDEST, newest: version::NEWEST })?;
+        if hello.shard != self.id {
+            let (task, shards) = (self.id.task, self.config.shards);
+            return Err(Refusal::WrongShard { wanted: hello.shard, task, shards });
+        }
+        if let Some(refusal) = self.identity.refusal(&Identity::from_wire(&hello.identity)) {
+            return Err(refusal);
+        }
+        if let (Some(client), Some(store)) = (hello.catalogue, self.store())
+            && client != store.catalogue().digest()
+        {
+            let server = store.catalogue().digest();
+            let differs = Detail::clipped("they were declared anew since this client joined");
+            return Err(Refusal::Catalogue { server, client, differs });
+        }
+        let limit = self.config.connections_max;
+        if self.conversations.len() >= limit {
+            let what = Detail::clipped("connections");
+            return Err(Refusal::Busy { what, limit: limit as u64 });
+        }
+        let (client, client_epoch) = match hello.role {
+            Role::Worker {} | Role::Chief {} => {
+                let admitted = self.admit_client(now, connection, hello)?;
+                (Some(admitted.key), admitted.epoch)
+            }
+            Role::Reader {} => (None, hello.client_epoch),
+            role => return Err(Refusal::Role { role: role.code(), kind: 1 }),
+        };
+        let crc = match hello.body_crc {
+            BodyCrc::On {} => true,
+            BodyCrc::Off {} => false,
+            BodyCrc::Auto {} => remote,
+        };
+        let role = hello.role;
+        let conversation =
+            Conversation { role, client, crc, receiving: None, refused: None };
+        self.conversations.insert(connection, conversation);
+        Ok(Welcome {
+            version,
+            shards: self.config.shards,
+            client_epoch,
+            mode: match self.config.mode {
+                Mode::Asynchronous => ModeIs::Asynchronous {},
+            },
+            lease_ms: u32::try_from(self.config.lease.as_millis()).unwrap_or(u32::MAX),
+            part_bytes_max: PART_BYTES_MAX as u32,
+            body_crc: if crc { BodyCrc::On {} } else { BodyCrc::Off {} },
+            non_finite: match self.config.non_finite {
+                NonFinite::Reject => NonFinitePolicy::Reject {},
+                NonFinite::Count => NonFinitePolicy::Count {},
+                NonFinite::Allow => NonFinitePolicy::Allow {},
+            },
+            catalogue: self.catalogue_state(),
+            identity: self.identity.to_wire(),
+            auth: List::default(),
+        })
+    }
+
+    fn admit_client(
+        &mut self,
+        now: Instant,
+        connection: u64,
+        hello: &Hello,
+    ) -> Result<Admitted, Refusal> {
+        if hello.seen_epoch > RestoreEpoch(0) {
+            let (found, current) = (hello.seen_epoch, RestoreEpoch(0));
+            return Err(Refusal::RestoreEpoch { found, current });
+        }
+        let task = TaskId::new(hello.job.as_str(), hello.task);
+        let mint = self.owner.is_some();
+        let (incarnation, epoch) = (hello.incarnation, hello.client_epoch);
+        let admitted = self.replicas.admit(&task, incarnation, epoch, mint, connection, now)?;
+        if let Some(replaced) = admitted.replaced.filter(|&old| old != connection) {
+            self.outputs.push_back(Output::Close { connection: replaced });
+        }
+        if admitted.fenced {
+            if let Some(inbox) = &mut self.inbox {
+                inbox.orphan_whole(admitted.key);
+            }
+            self.drop_client(now, admitted.key);
+        }
+        Ok(admitted)
+    }
+
+    pub(super) fn catalogue_state(&self) -> CatalogueState {
+        match &self.variables {
+            Variables::Absent => CatalogueState::Absent {},
+            Variables::Declared(store) => {
+                CatalogueState::Declared { digest: store.catalogue().digest() }
+            }
+            Variables::Ready(store) => CatalogueState::Ready { digest: store.catalogue().digest() },
+        }
+    }
+}

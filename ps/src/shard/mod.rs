@@ -1,0 +1,425 @@
+//! A shard, as a pure state machine: what it is told and what it wants done.
+//!
+//! There is no socket, thread or clock in here. The runtime and the simulator both drive a
+//! [`Shard`] through its two doors: [`Shard::handle`] takes what happened, [`Shard::poll_output`]
+//! gives what to do. Two more exist because bulk bytes and long work should not pass through
+//! doors: [`Shard::body_target`] lends the memory a body is received into, and [`Shard::work`]
+//! does a slice of an update, so that small requests stay alive beside it.
+
+mod handshake;
+mod membership;
+pub(crate) mod output;
+mod parked;
+mod pulls;
+mod pushes;
+pub(crate) mod replicas;
+mod tokens;
+mod variables;
+pub(crate) mod work;
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use pushpull_common::ids::{PartitionId, RestoreEpoch, Sequence, ShardId, TaskId};
+use pushpull_common::identity::Identity;
+use pushpull_common::protocol::message::{Hello, Role};
+use pushpull_common::protocol::refusal::Detail;
+use pushpull_common::protocol::{Envelope, Header, Message, Refusal, message};
+
+use crate::aggregate::step_owner::StepOwner;
+use crate::arena::{Arena, Budget};
+use crate::config::PsConfig;
+use crate::inbox::Inbox;
+use crate::metrics::Counters;
+use crate::store::Store;
+use output::Output;
+use parked::{Entry, Parked, Wait};
+use replicas::{ClientKey, Replicas};
+use work::Job;
+
+/// Something that happened to a shard.
+#[derive(Debug)]
+pub(crate) enum Input<'a> {
+    /// A peer has said hello. The connection's number is new.
+    Connected {
+        /// The number.
+        connection: u64,
+        /// What it said.
+        hello: &'a Hello,
+        /// The header it came under.
+        header: &'a Header,
+        /// Whether the transport is beyond this host, where bodies want checksums.
+        remote: bool,
+    },
+    /// A message has come. If it has a body, that comes next.
+    Message {
+        /// Over this connection.
+        connection: u64,
+        /// Its header.
+        header: &'a Header,
+        /// What it says.
+        message: Message,
+    },
+    /// Bytes of a body have come, but not all.
+    Progress {
+        /// Over this connection.
+        connection: u64,
+    },
+    /// The body of the last message has come whole into [`Shard::body_target`].
+    Body {
+        /// Over this connection.
+        connection: u64,
+    },
+    /// A connection is gone.
+    Disconnected {
+        /// Which.
+        connection: u64,
+    },
+    /// Time has passed. Comes at least every [`TICK`].
+    Tick,
+}
+
+/// How often a shard must be told the time.
+pub(crate) const TICK: std::time::Duration = std::time::Duration::from_millis(50);
+
+/// What a body that is being received is for.
+#[derive(Debug)]
+enum Receiving {
+    /// A part of a push.
+    Part {
+        client: ClientKey,
+        room: u32,
+        range: Range<u64>,
+        request: Envelope,
+        whole: Option<u64>,
+        next: bool,
+    },
+    /// A catalogue.
+    Catalogue { request: Envelope, digest: [u8; 32], bytes: Vec<u8> },
+}
+
+/// What a shard knows of a connection.
+#[derive(Debug)]
+struct Conversation {
+    role: Role,
+    client: Option<ClientKey>,
+    crc: bool,
+    receiving: Option<Receiving>,
+    /// The push whose refusal has been sent: its other parts are passed over in silence.
+    refused: Option<(Sequence, u32)>,
+}
+
+/// How far the variables are.
+#[derive(Debug)]
+enum Variables {
+    Absent,
+    Declared(Box<Store>),
+    Ready(Box<Store>),
+}
+
+/// One shard of a ps task.
+///
+/// Getters: [`Shard::body_target`], [`Shard::has_work`]. What happened: [`Shard::handle`].
+/// What to do next: [`Shard::poll_output`], [`Shard::work`].
+///
+/// Invariants: an answer to a push is put out only after the push is applied and settled in its
+/// client's window; while an update is half done no values are read; a client that is fenced or
+/// lost has no rooms and no tokens but those of pushes that were whole.
+#[derive(Debug)]
+pub(crate) struct Shard {
+    id: ShardId,
+    config: Arc<PsConfig>,
+    identity: Arc<Identity>,
+    arena: Arena,
+    budget: Budget,
+    variables: Variables,
+    inbox: Option<Inbox>,
+    replicas: Replicas,
+    owner: Option<StepOwner>,
+    parked: Parked,
+    conversations: HashMap<u64, Conversation>,
+    jobs: VecDeque<Job>,
+    /// Pushes applied, of every kind.
+    version: u64,
+    /// Gradients applied.
+    gradients: u64,
+    /// Partitions that were given values before the shard was initialized.
+    assigned: BTreeSet<PartitionId>,
+    members: (usize, usize),
+    counters: Arc<Counters>,
+    outputs: VecDeque<Output>,
+}
+
+impl Shard {
+    /// A shard without variables.
+    pub(crate) fn new(
+        id: ShardId,
+        config: Arc<PsConfig>,
+        identity: Arc<Identity>,
+        arena: Arena,
+        budget: Budget,
+        counters: Arc<Counters>,
+    ) -> Self {
+        let owns_step = id.shard == 0 && config.owns_step();
+        let owner = owns_step.then(|| StepOwner::new(config.last_step, config.token_timeout));
+        Shard {
+            id,
+            replicas: Replicas::new(config.lease),
+            owner,
+            config,
+            identity,
+            arena,
+            budget,
+            variables: Variables::Absent,
+            inbox: None,
+            parked: Parked::default(),
+            conversations: HashMap::new(),
+            jobs: VecDeque::new(),
+            version: 0,
+            gradients: 0,
+            assigned: BTreeSet::new(),
+            members: (0, 0),
+            counters,
+            outputs: VecDeque::new(),
+        }
+    }
+
+    /// Takes in what happened.
+    pub(crate) fn handle(&mut self, now: Instant, input: Input<'_>) {
+        match input {
+            Input::Connected { connection, hello, header, remote } => {
+                self.connected(now, connection, hello, header, remote);
+            }
+            Input::Message { connection, header, message } => {
+                self.message(now, connection, header, message);
+            }
+            Input::Progress { connection } => self.progress(now, connection),
+            Input::Body { connection } => self.body(now, connection),
+            Input::Disconnected { connection } => self.disconnected(connection),
+            Input::Tick => self.tick(now),
+        }
+        self.report_members();
+        #[cfg(test)]
+        self.check_invariants();
+    }
+
+    /// A connection was closed for its peer's fault.
+    pub(crate) fn count_fault(&self) {
+        self.counters.connections_faulted.add(1);
+    }
+
+    /// The next thing to do.
+    pub(crate) fn poll_output(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    /// The memory that the body of the connection's last message is received into, the whole of
+    /// which it fills; `None` if the body is to be read and forgotten.
+    pub(crate) fn body_target(&mut self, connection: u64) -> Option<&mut [u8]> {
+        match &mut self.conversations.get_mut(&connection)?.receiving {
+            None => None,
+            Some(Receiving::Catalogue { bytes, .. }) => Some(bytes),
+            Some(Receiving::Part { client, room, range, .. }) => {
+                let inbox = self.inbox.as_mut().filter(|inbox| inbox.holds(*client, *room))?;
+                inbox.bytes_mut(*room, range.clone())
+            }
+        }
+    }
+
+    fn message(&mut self, now: Instant, connection: u64, header: &Header, message: Message) {
+        let request = answer_to(header);
+        let Some(conversation) = self.conversations.get_mut(&connection) else { return };
+        conversation.receiving = None;
+        let (role, client) = (conversation.role, conversation.client);
+        let kind = message.kind();
+        if let Some(client) = client {
+            let current = self.replicas.client(client);
+            if current.connection != Some(connection) {
+                // Another connection of the same task has taken over: an older self, or an older
+                // line of the same.
+                let (epoch, current) = (current.epoch, current.epoch);
+                self.refuse(connection, request, Refusal::Fenced { epoch, current });
+                self.outputs.push_back(Output::Close { connection });
+                return;
+            }
+            self.replicas.heard(client, now);
+        }
+        let allowed = match &message {
+            Message::Heartbeat(_) | Message::Pull(_) => true,
+            Message::AwaitReady(_) | Message::FetchCatalogue(_) => true,
+            Message::Declare(_) | Message::Initialize(_) | Message::Finish(_) => {
+                role == Role::Chief {}
+            }
+            Message::TokenRequest(_)
+            | Message::ReturnToken(_)
+            | Message::Reserve(_)
+            | Message::PushPart(_)
+            | Message::Withdraw(_)
+            | Message::OutcomeQuery(_)
+            | Message::Leave(_) => role.is_member(),
+            _ => false,
+        };
+        if !allowed {
+            let refusal = Refusal::Role { role: role.code(), kind };
+            return self.refuse(connection, request, refusal);
+        }
+        if header.restore_epoch != RestoreEpoch(0) {
+            let (found, current) = (header.restore_epoch, RestoreEpoch(0));
+            return self.refuse(connection, request, Refusal::RestoreEpoch { found, current });
+        }
+        let deadline = deadline_of(now, header);
+        let entry =
+            |wait| Entry { connection, client, request, since: now, deadline, wait };
+        match (message, client) {
+            (Message::Heartbeat(_), _) => {
+                self.answer(connection, request, message::HeartbeatAnswer {}.into());
+            }
+            (Message::Declare(declare), _) => {
+                let bytes = vec![0; header.body_bytes as usize];
+                let digest = declare.digest;
+                let receiving = Receiving::Catalogue { request, digest, bytes };
+                self.receive(now, connection, receiving, header);
+            }
+            (Message::Initialize(_), _) => self.initialize(now, connection, request),
+            (Message::AwaitReady(_), _) => self.wait(entry(Wait::Ready)),
+            (Message::FetchCatalogue(_), _) => self.send_catalogue(connection, request),
+            (Message::Pull(pull), _) => self.pull(entry(Wait::Ready), header, &pull.selection),
+            (Message::TokenRequest(_), Some(_)) => self.token_request(now, entry(Wait::Token)),
+            (Message::ReturnToken(token), Some(client)) => {
+                self.return_token(now, connection, client, request, &token);
+            }
+            (Message::Reserve(_), Some(_)) => self.reserve(now, entry(Wait::Room)),
+            (Message::PushPart(part), Some(client)) => {
+                self.part(now, connection, client, header, &part);
+            }
+            (Message::Withdraw(_), Some(client)) => {
+                self.withdraw(now, connection, client, request);
+            }
+            (Message::OutcomeQuery(_), Some(client)) => {
+                self.outcome_query(connection, client, request);
+            }
+            (Message::Finish(_), _) => self.finish(now, connection, request),
+            (Message::Leave(_), Some(client)) => self.leave(now, connection, client, request),
+            (message, _) => {
+                let detail = Detail::clipped(format!("a {} is not for a server", message.name()));
+                self.refuse(connection, request, Refusal::Unsupported { kind, detail });
+            }
+        }
+    }
+
+    fn progress(&mut self, now: Instant, connection: u64) {
+        let Some(conversation) = self.conversations.get(&connection) else { return };
+        if let Some(client) = conversation.client {
+            self.replicas.heard(client, now);
+        }
+        if let Some(Receiving::Part { room, .. }) = &conversation.receiving
+            && let Some(inbox) = &mut self.inbox
+        {
+            inbox.touch(*room, now);
+        }
+    }
+
+    fn body(&mut self, now: Instant, connection: u64) {
+        self.progress(now, connection);
+        let Some(conversation) = self.conversations.get_mut(&connection) else { return };
+        match conversation.receiving.take() {
+            None => {}
+            Some(Receiving::Catalogue { request, digest, bytes }) => {
+                self.declare(connection, request, digest, &bytes);
+            }
+            Some(Receiving::Part { client, room, range, request, whole, next }) => {
+                self.part_received(now, connection, client, room, range, request, whole, next);
+            }
+        }
+    }
+
+    /// Remembers what the body that comes next is for; a message without a body is whole.
+    fn receive(
+        &mut self,
+        now: Instant,
+        connection: u64,
+        receiving: Receiving,
+        header: &Header,
+    ) {
+        if let Some(conversation) = self.conversations.get_mut(&connection) {
+            conversation.receiving = Some(receiving);
+        }
+        if header.body_bytes == 0 {
+            self.body(now, connection);
+        }
+    }
+
+    /// Parks a request, or refuses it if the connection has too many.
+    fn park(&mut self, entry: Entry) {
+        let (connection, request) = (entry.connection, entry.request);
+        if self.parked.park(entry).is_err() {
+            let limit = pushpull_common::protocol::limits::PARKED_PER_CONNECTION_MAX as u64;
+            let what = Detail::clipped("requests waiting on one connection");
+            self.refuse(connection, request, Refusal::Busy { what, limit });
+        }
+    }
+
+    fn answer(&mut self, connection: u64, request: Envelope, message: Message) {
+        self.answer_with(connection, request, message, Bytes::new());
+    }
+
+    fn answer_with(&mut self, connection: u64, request: Envelope, message: Message, body: Bytes) {
+        let envelope = Envelope { step: self.step(), ..request };
+        self.outputs.push_back(Output::Send { connection, envelope, message, body });
+    }
+
+    fn refuse(&mut self, connection: u64, request: Envelope, refusal: Refusal) {
+        self.answer(connection, request, message::Refused { refusal }.into());
+    }
+
+    /// The global step, as far as this shard knows it.
+    fn step(&self) -> pushpull_common::ids::GlobalStep {
+        self.owner.as_ref().map_or_else(Default::default, StepOwner::step)
+    }
+
+    fn store(&self) -> Option<&Store> {
+        match &self.variables {
+            Variables::Absent => None,
+            Variables::Declared(store) | Variables::Ready(store) => Some(store),
+        }
+    }
+
+    fn is_ready(&self) -> bool {
+        matches!(self.variables, Variables::Ready(_))
+    }
+
+    fn task_of(&self, client: ClientKey) -> &TaskId {
+        &self.replicas.client(client).task
+    }
+
+    /// Asserts the invariants; after every input in tests and the simulator.
+    #[cfg(test)]
+    fn check_invariants(&self) {
+        if let Some(store) = self.store() {
+            store.check_invariants();
+        }
+        if let Some(owner) = &self.owner {
+            owner.check_invariants();
+        }
+        assert!(self.jobs.iter().skip(1).all(|job| !job.has_begun()), "one update at a time");
+    }
+}
+
+/// The envelope of an answer to this request.
+fn answer_to(header: &Header) -> Envelope {
+    Envelope {
+        request: header.request,
+        restore_epoch: header.restore_epoch,
+        step: header.step,
+        sequence: header.sequence,
+        deadline_ms: 0,
+    }
+}
+
+fn deadline_of(now: Instant, header: &Header) -> Option<Instant> {
+    let wait = std::time::Duration::from_millis(header.deadline_ms.into());
+    (header.deadline_ms > 0).then(|| now + wait)
+}

@@ -1,0 +1,158 @@
+//! Requests that wait: bounded, each with its deadline.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::time::Instant;
+
+use pushpull_common::protocol::Envelope;
+use pushpull_common::protocol::limits::PARKED_PER_CONNECTION_MAX;
+
+use super::replicas::ClientKey;
+
+/// What a request waits for.
+#[derive(Debug)]
+pub(crate) enum Wait {
+    /// Values for all variables.
+    Ready,
+    /// A token.
+    Token,
+    /// Room in the inbox.
+    Room,
+    /// Values of at least a step, and not in the middle of an update.
+    Pull {
+        /// The step.
+        at_least: u64,
+        /// What to send, in bytes of the shard's variables.
+        ranges: Vec<Range<u64>>,
+    },
+}
+
+/// A request that waits.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub(crate) connection: u64,
+    pub(crate) client: Option<ClientKey>,
+    pub(crate) request: Envelope,
+    pub(crate) since: Instant,
+    pub(crate) deadline: Option<Instant>,
+    pub(crate) wait: Wait,
+}
+
+/// The requests that wait, in the order they came.
+///
+/// Invariant: no connection has more than [`PARKED_PER_CONNECTION_MAX`] here.
+#[derive(Debug, Default)]
+pub(crate) struct Parked {
+    entries: Vec<Entry>,
+    per_connection: HashMap<u64, usize>,
+}
+
+/// The connection has too many requests waiting.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct TooMany;
+
+impl Entry {
+    /// A request without a client or a deadline.
+    pub(crate) fn plain(connection: u64, request: Envelope, since: Instant, wait: Wait) -> Entry {
+        Entry { connection, client: None, request, since, deadline: None, wait }
+    }
+}
+
+impl Parked {
+    /// Puts back, as the first of all, what `take_first` has just taken.
+    pub(crate) fn put_back(&mut self, entry: Entry) {
+        *self.per_connection.entry(entry.connection).or_default() += 1;
+        self.entries.insert(0, entry);
+    }
+
+    pub(crate) fn park(&mut self, entry: Entry) -> Result<(), TooMany> {
+        let count = self.per_connection.entry(entry.connection).or_default();
+        if *count >= PARKED_PER_CONNECTION_MAX {
+            return Err(TooMany);
+        }
+        *count += 1;
+        self.entries.push(entry);
+        Ok(())
+    }
+
+    /// Takes out what `ready` says, in order.
+    pub(crate) fn take(&mut self, mut ready: impl FnMut(&Entry) -> bool) -> Vec<Entry> {
+        let taken: Vec<Entry> = self.entries.extract_if(.., |entry| ready(entry)).collect();
+        for entry in &taken {
+            self.forget(entry.connection);
+        }
+        taken
+    }
+
+    /// Takes out the first that `ready` says.
+    pub(crate) fn take_first(&mut self, ready: impl FnMut(&Entry) -> bool) -> Option<Entry> {
+        let index = self.entries.iter().position(ready)?;
+        let entry = self.entries.remove(index);
+        self.forget(entry.connection);
+        Some(entry)
+    }
+
+    /// Takes out what has waited for longer than its requester will.
+    pub(crate) fn expire(&mut self, now: Instant) -> Vec<Entry> {
+        self.take(|entry| entry.deadline.is_some_and(|deadline| deadline <= now))
+    }
+
+    /// Forgets what a connection waits for: nobody would read the answer.
+    pub(crate) fn drop_connection(&mut self, connection: u64) {
+        self.take(|entry| entry.connection == connection);
+    }
+
+    pub(crate) fn any(&self, ready: impl FnMut(&Entry) -> bool) -> bool {
+        self.entries.iter().any(ready)
+    }
+
+    fn forget(&mut self, connection: u64) {
+        if let Some(count) = self.per_connection.get_mut(&connection) {
+            *count -= 1;
+            if *count == 0 {
+                self.per_connection.remove(&connection);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn waits_are_bounded_ordered_and_end() {
+        let now = Instant::now();
+        let mut parked = Parked::default();
+        for index in 0..PARKED_PER_CONNECTION_MAX as u64 {
+            let entry = Entry {
+                connection: 7,
+                client: None,
+                request: Envelope { sequence: index.into(), ..Envelope::default() },
+                since: now,
+                deadline: (index % 2 == 0).then(|| now + Duration::from_millis(index)),
+                wait: Wait::Token,
+            };
+            parked.park(entry).unwrap();
+        }
+        let more = |connection| Entry {
+            connection,
+            client: None,
+            request: Envelope::default(),
+            since: now,
+            deadline: None,
+            wait: Wait::Room,
+        };
+        assert_eq!(parked.park(more(7)), Err(TooMany));
+        parked.park(more(8)).unwrap();
+        let expired = parked.expire(now + Duration::from_millis(4));
+        let order: Vec<u64> = expired.iter().map(|entry| entry.request.sequence.0).collect();
+        assert_eq!(order, [0, 2, 4]);
+        parked.park(more(7)).unwrap();
+        assert_eq!(parked.take_first(|e| matches!(e.wait, Wait::Room)).unwrap().connection, 8);
+        parked.drop_connection(7);
+        assert!(!parked.any(|_| true) && parked.per_connection.is_empty());
+    }
+}

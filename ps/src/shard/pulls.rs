@@ -1,0 +1,68 @@
+//! Sending values.
+
+use pushpull_common::protocol::message::Selection;
+use pushpull_common::protocol::{Header, Refusal};
+
+use super::Shard;
+use super::output::{Output, PulledParts};
+use super::parked::{Entry, Wait};
+
+impl Shard {
+    pub(super) fn pull(&mut self, entry: Entry, header: &Header, selection: &Selection) {
+        let (connection, request) = (entry.connection, entry.request);
+        let Some(store) = self.store().filter(|_| self.is_ready()) else {
+            return self.refuse(connection, request, Refusal::NotInitialized {});
+        };
+        let ranges = match selection {
+            Selection::All {} => Ok(vec![0..store.layout().bytes()]),
+            Selection::Partitions { partitions } => store.select(partitions.items()),
+        };
+        let ranges = match ranges {
+            Ok(ranges) => ranges,
+            Err(partition) => {
+                let refusal = Refusal::UnknownPartition { partition };
+                return self.refuse(connection, request, refusal);
+            }
+        };
+        let wait = Wait::Pull { at_least: header.step.0, ranges };
+        let entry = Entry { wait, ..entry };
+        match self.can_pull(&entry) {
+            true => self.send_values(entry),
+            false => self.park(entry),
+        }
+    }
+
+    /// Whether the values that a pull waits for are there, and no update is half done.
+    fn can_pull(&self, entry: &Entry) -> bool {
+        let Wait::Pull { at_least, .. } = entry.wait else { return false };
+        // Only the owner knows the step; the other shards keep versions of their own.
+        let arrived = self.owner.as_ref().is_none_or(|owner| owner.step().0 >= at_least);
+        arrived && !self.jobs.front().is_some_and(|job| job.has_begun())
+    }
+
+    /// Answers the pulls whose values are there now.
+    pub(super) fn send_parked_values(&mut self) {
+        if !self.parked.any(|entry| self.can_pull(entry)) {
+            return;
+        }
+        let mut parked = std::mem::take(&mut self.parked);
+        let ready = parked.take(|entry| self.can_pull(entry));
+        self.parked = parked;
+        for entry in ready {
+            self.send_values(entry);
+        }
+    }
+
+    fn send_values(&mut self, entry: Entry) {
+        let Wait::Pull { ranges, .. } = entry.wait else { return };
+        let Some(store) = self.store() else { return };
+        let snapshot = store.snapshot(&ranges);
+        self.counters.pulls.add(1);
+        self.counters.pull_bytes.add(ranges.iter().map(|range| range.end - range.start).sum());
+        let crc = self.conversations.get(&entry.connection).is_some_and(|c| c.crc);
+        let mut envelope = entry.request;
+        envelope.step = self.step();
+        let parts = PulledParts::new(snapshot, ranges, envelope, self.version, crc);
+        self.outputs.push_back(Output::Stream { connection: entry.connection, parts });
+    }
+}

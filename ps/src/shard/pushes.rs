@@ -1,0 +1,392 @@
+//! Receiving pushes: room, parts, and what is wrong with them.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use pushpull_common::ids::Sequence;
+use pushpull_common::protocol::message::{
+    Operation, OutcomeIs, PushAnswer, PushPart, Room,
+};
+use pushpull_common::protocol::{Envelope, Header, Outcome, PushState, Refusal};
+use pushpull_common::tensor::DType;
+
+use super::parked::{Entry, Wait};
+use super::replicas::ClientKey;
+use super::work::Job;
+use super::{Detail, Receiving, Shard, Variables, answer_to};
+use crate::config::NonFinite;
+use crate::inbox::{Arrival, Extents, WholePush};
+
+impl Shard {
+    pub(super) fn reserve(&mut self, now: Instant, entry: Entry) {
+        let Some(client) = entry.client else { return };
+        let Some(inbox) = &mut self.inbox else {
+            return self.refuse(entry.connection, entry.request, Refusal::NotInitialized {});
+        };
+        // Somebody is ready to send: a room that lies unused goes to it.
+        let room = inbox.reserve(client, now).or_else(|| {
+            inbox.reclaim_unused().then(|| inbox.reserve(client, now)).flatten()
+        });
+        match room {
+            Some(room) => self.answer(entry.connection, entry.request, Room { room }.into()),
+            None => self.park(entry),
+        }
+    }
+
+    /// A room for a client that has not asked for one, if nobody else waits; 0 for none.
+    pub(super) fn spare_room(&mut self, now: Instant, client: ClientKey) -> u32 {
+        if self.parked.any(|entry| matches!(entry.wait, Wait::Room)) {
+            return 0;
+        }
+        self.inbox.as_mut().and_then(|inbox| inbox.reserve(client, now)).unwrap_or(0)
+    }
+
+    /// Gives free rooms to those who wait, first come first served.
+    pub(super) fn give_parked_rooms(&mut self, now: Instant) {
+        while let Some(inbox) = &mut self.inbox
+            && inbox.has_free()
+            && let Some(entry) = self.parked.take_first(|e| matches!(e.wait, Wait::Room))
+        {
+            if let Some(room) = entry.client.and_then(|client| inbox.reserve(client, now)) {
+                self.answer(entry.connection, entry.request, Room { room }.into());
+            }
+        }
+    }
+
+    /// A part of a push is announced: decides where its body goes.
+    pub(super) fn part(
+        &mut self,
+        now: Instant,
+        connection: u64,
+        client: ClientKey,
+        header: &Header,
+        part: &PushPart,
+    ) {
+        let request = answer_to(header);
+        let sequence = header.sequence;
+        let Some(conversation) = self.conversations.get(&connection) else { return };
+        if conversation.refused == Some((sequence, part.room)) {
+            return;
+        }
+        match self.replicas.client(client).window.state(sequence) {
+            PushState::Settled { outcome } => {
+                if part.whole.is_some() {
+                    self.counters.duplicates.add(1);
+                    self.answer_push(connection, request, outcome, true);
+                }
+                return;
+            }
+            PushState::TooOld { oldest } => {
+                let (oldest, newest) = (Sequence(oldest), Sequence(u64::MAX));
+                let refusal = Refusal::Window { sequence, oldest, newest };
+                return self.refuse_push(connection, client, request, part.room, refusal);
+            }
+            _ => {}
+        }
+        let range = part.offset..part.offset.saturating_add(header.body_bytes);
+        match self.place(now, connection, client, header, part, &range) {
+            Ok(Some(room)) => {
+                let (whole, next) = (part.whole, part.next);
+                let receiving = Receiving::Part { client, room, range, request, whole, next };
+                self.receive(now, connection, receiving, header);
+            }
+            Ok(None) => {}
+            Err(refusal) => self.refuse_push(connection, client, request, part.room, refusal),
+        }
+    }
+
+    /// The room a part goes to; `None` if it is to be passed over.
+    fn place(
+        &mut self,
+        now: Instant,
+        connection: u64,
+        client: ClientKey,
+        header: &Header,
+        part: &PushPart,
+        range: &Range<u64>,
+    ) -> Result<Option<u32>, Refusal> {
+        let sequence = header.sequence;
+        let assigns = matches!(part.operation, Operation::Assign {});
+        let store = match &self.variables {
+            Variables::Ready(store) => store,
+            Variables::Declared(store) if assigns && !self.is_initializing() => store,
+            _ => return Err(Refusal::NotInitialized {}),
+        };
+        let Some(inbox) = &mut self.inbox else { return Err(Refusal::NotInitialized {}) };
+        if sequence.0 == 0 {
+            let (oldest, newest) = (Sequence(1), Sequence(u64::MAX));
+            return Err(Refusal::Window { sequence, oldest, newest });
+        }
+        match inbox.find(client, sequence).and_then(|room| Some((room, inbox.arrival(room)?))) {
+            // It came whole over an earlier connection and is about to be applied.
+            Some((room, push)) if push.whole.is_some() => {
+                if part.whole.is_some() {
+                    let request = header.request;
+                    inbox.set_whole(room, WholePush { request, next: part.next });
+                }
+                return Ok(None);
+            }
+            Some((room, push)) if room == part.room && push.connection == connection => {}
+            _ => {
+                let unused = inbox.arrival(part.room).is_none_or(|push| {
+                    push.sequence == sequence && push.connection != connection
+                });
+                if !inbox.holds(client, part.room) || !unused {
+                    return Err(Refusal::NoRoom { room: part.room });
+                }
+                let arrival = Arrival {
+                    sequence,
+                    operation: part.operation,
+                    token: part.token,
+                    generation: part.generation,
+                    step: header.step,
+                    connection,
+                    extents: Extents::default(),
+                    bytes: 0,
+                    whole: None,
+                };
+                inbox.begin(part.room, arrival, now);
+            }
+        }
+        let push = inbox.arrival(part.room).expect("it has just been found or begun");
+        if !range.is_empty() {
+            let layout = store.layout();
+            push.extents.check(range, layout).map_err(|misplaced| Refusal::Range {
+                offset: range.start,
+                bytes: range.end - range.start,
+                limit: misplaced.limit,
+            })?;
+            let trainable = match push.operation {
+                Operation::Gradient {} => Some(true),
+                Operation::AssignAdd {} => Some(false),
+                _ => None,
+            };
+            let wrong = layout
+                .within(range.clone())
+                .find(|partition| trainable.is_some_and(|t| t != partition.trainable));
+            if let Some(partition) = wrong {
+                let tried = Detail::clipped(match push.operation {
+                    Operation::Gradient {} => "gradients: it is a plain variable",
+                    _ => "assign_add: it is trained by the optimizer",
+                });
+                return Err(Refusal::Operation { variable: partition.variable, tried });
+            }
+        }
+        Ok(Some(part.room))
+    }
+
+    /// The body of a part has come.
+    #[expect(clippy::too_many_arguments, reason = "the fields of one `Receiving::Part`")]
+    pub(super) fn part_received(
+        &mut self,
+        now: Instant,
+        connection: u64,
+        client: ClientKey,
+        room: u32,
+        range: Range<u64>,
+        request: Envelope,
+        whole: Option<u64>,
+        next: bool,
+    ) {
+        let held = self.inbox.as_ref().is_some_and(|inbox| {
+            inbox.holds(client, room) && inbox.arrival(room).is_some()
+        });
+        if !held {
+            // The room was taken back while the body was under way.
+            let refusal = Refusal::NoRoom { room };
+            return self.refuse_push(connection, client, request, room, refusal);
+        }
+        self.counters.push_bytes.add(range.end - range.start);
+        if let Err(refusal) = self.look_for_non_finite(room, &range) {
+            return self.refuse_push(connection, client, request, room, refusal);
+        }
+        if let Some(inbox) = &mut self.inbox
+            && !range.is_empty()
+        {
+            inbox.add(room, range, now);
+        }
+        let Some(named) = whole else { return };
+        match self.check_whole(client, room, named) {
+            Ok(()) => {
+                if let Some(inbox) = &mut self.inbox {
+                    inbox.set_whole(room, WholePush { request: request.request, next });
+                }
+                self.jobs.push_back(Job::push(room));
+            }
+            Err(refusal) => self.refuse_push(connection, client, request, room, refusal),
+        }
+    }
+
+    /// Looks at a part for NaN and infinities, by the policy, while it is in cache.
+    fn look_for_non_finite(&self, room: u32, range: &Range<u64>) -> Result<(), Refusal> {
+        if self.config.non_finite == NonFinite::Allow {
+            return Ok(());
+        }
+        let (Some(inbox), Some(store)) = (&self.inbox, self.store()) else { return Ok(()) };
+        for partition in store.layout().within(range.clone()) {
+            let start = partition.offset.max(range.start);
+            let end = (partition.offset + partition.bytes).min(range.end);
+            let Some(bytes) = inbox.bytes(room, start..end.max(start)) else { continue };
+            let Some((index, value)) = first_non_finite(partition.dtype, bytes) else { continue };
+            if self.config.non_finite == NonFinite::Count {
+                self.counters.non_finite.add(count_non_finite(partition.dtype, bytes));
+                continue;
+            }
+            let before = (start - partition.offset) / partition.dtype.size() as u64;
+            let element = partition.elements.start + before + index as u64;
+            return Err(Refusal::NonFinite { variable: partition.variable, element, value });
+        }
+        Ok(())
+    }
+
+    /// Checks a push whose last part has come.
+    fn check_whole(&self, client: ClientKey, room: u32, named: u64) -> Result<(), Refusal> {
+        let (Some(inbox), Some(store)) = (&self.inbox, self.store()) else {
+            return Err(Refusal::NotInitialized {});
+        };
+        let Some(push) = inbox.arrival(room) else { return Err(Refusal::NoRoom { room }) };
+        if push.bytes != named {
+            return Err(Refusal::Length { named, received: push.bytes });
+        }
+        for extent in push.extents.ranges() {
+            if let Some(cut) = store.layout().cut_at(extent.end) {
+                let start = cut.offset.max(extent.start);
+                return Err(Refusal::Incomplete {
+                    partition: cut.id,
+                    bytes: extent.end - start,
+                    expected: cut.end() - cut.offset,
+                });
+            }
+        }
+        let (token, generation) = (push.token, push.generation);
+        let gradient = push.operation == Operation::Gradient {};
+        let held = self.owner.as_ref().is_none_or(|o| o.holds(client, token, generation));
+        if gradient && (token.0 == 0 || !held) {
+            return Err(Refusal::Token { token, generation });
+        }
+        Ok(())
+    }
+
+    /// Refuses a push and gives it up: its room goes to others, its other parts are passed over.
+    fn refuse_push(
+        &mut self,
+        connection: u64,
+        client: ClientKey,
+        request: Envelope,
+        room: u32,
+        refusal: Refusal,
+    ) {
+        self.counters.pushes_dropped.add(1);
+        if let Some(inbox) = &mut self.inbox
+            && inbox.holds(client, room)
+            && inbox.arrival(room).is_none_or(|push| push.sequence == request.sequence)
+        {
+            inbox.release(room);
+        }
+        if let Some(conversation) = self.conversations.get_mut(&connection) {
+            conversation.refused = Some((request.sequence, room));
+        }
+        self.refuse(connection, request, refusal);
+    }
+
+    pub(super) fn answer_push(
+        &mut self,
+        connection: u64,
+        request: Envelope,
+        outcome: Outcome,
+        duplicate: bool,
+    ) {
+        let answer = PushAnswer { outcome, duplicate, next: None, ended: None, room: 0 };
+        self.answer(connection, request, answer.into());
+    }
+
+    pub(super) fn withdraw(
+        &mut self,
+        now: Instant,
+        connection: u64,
+        client: ClientKey,
+        request: Envelope,
+    ) {
+        let sequence = request.sequence;
+        let room = self.inbox.as_ref().and_then(|inbox| inbox.find(client, sequence));
+        let whole = room.is_some_and(|room| {
+            let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(room));
+            push.is_some_and(|push| push.whole.is_some())
+        });
+        if whole {
+            // Too late: it will be applied, and that answers this request.
+            if let (Some(room), Some(inbox)) = (room, &mut self.inbox) {
+                inbox.set_whole(room, WholePush { request: request.request, next: false });
+            }
+            return;
+        }
+        let window = &mut self.replicas.client_mut(client).window;
+        let outcome = match window.state(sequence) {
+            PushState::Settled { outcome } => outcome,
+            PushState::TooOld { oldest } => {
+                let (oldest, newest) = (Sequence(oldest), Sequence(u64::MAX));
+                let refusal = Refusal::Window { sequence, oldest, newest };
+                return self.refuse(connection, request, refusal);
+            }
+            _ => {
+                // Settled as withdrawn, so that parts still under way are never applied.
+                window.settle(sequence, Outcome::Withdrawn {});
+                Outcome::Withdrawn {}
+            }
+        };
+        if let (Some(room), Some(inbox)) = (room, &mut self.inbox) {
+            inbox.release(room);
+            self.give_parked_rooms(now);
+        }
+        self.answer_push(connection, request, outcome, false);
+    }
+
+    pub(super) fn outcome_query(&mut self, connection: u64, client: ClientKey, request: Envelope) {
+        let sequence = request.sequence;
+        let arrival = self.inbox.as_ref().and_then(|inbox| {
+            inbox.arrival(inbox.find(client, sequence)?).map(|push| push.bytes)
+        });
+        let state = match (self.replicas.client(client).window.state(sequence), arrival) {
+            (PushState::Unknown {}, Some(bytes)) => PushState::Receiving { bytes },
+            (state, _) => state,
+        };
+        self.answer(connection, request, OutcomeIs { state }.into());
+    }
+}
+
+/// The first NaN or infinity: its index and value.
+fn first_non_finite(dtype: DType, bytes: &[u8]) -> Option<(usize, f64)> {
+    match dtype {
+        DType::F32 => {
+            let values = bytemuck::cast_slice::<u8, f32>(bytes);
+            // One pass without branches: the sum of v * 0 is 0 exactly if every v is finite.
+            let finite = values.chunks(1024).all(|chunk| {
+                chunk.iter().fold(0_u32, |bad, v| bad | u32::from(!v.is_finite())) == 0
+            });
+            if finite {
+                return None;
+            }
+            let index = values.iter().position(|value| !value.is_finite())?;
+            Some((index, values[index].into()))
+        }
+        DType::F64 => {
+            let values = bytemuck::cast_slice::<u8, f64>(bytes);
+            let index = values.iter().position(|value| !value.is_finite())?;
+            Some((index, values[index]))
+        }
+        _ => None,
+    }
+}
+
+fn count_non_finite(dtype: DType, bytes: &[u8]) -> u64 {
+    let count = match dtype {
+        DType::F32 => {
+            bytemuck::cast_slice::<u8, f32>(bytes).iter().filter(|v| !v.is_finite()).count()
+        }
+        DType::F64 => {
+            bytemuck::cast_slice::<u8, f64>(bytes).iter().filter(|v| !v.is_finite()).count()
+        }
+        _ => 0,
+    };
+    count as u64
+}

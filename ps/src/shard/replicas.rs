@@ -1,0 +1,241 @@
+//! The clients of a shard: epochs, incarnations, leases.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use pushpull_common::ids::{ClientEpoch, Incarnation, TaskId};
+use pushpull_common::protocol::Refusal;
+use pushpull_common::protocol::refusal::Detail;
+
+use crate::dedupe::Window;
+
+/// A client's place in the shard's tables; it keeps it through all its epochs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct ClientKey(pub(crate) u32);
+
+/// Where a client stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Presence {
+    /// It has joined, and its lease runs.
+    Present,
+    /// It has left.
+    Left,
+    /// Its lease ran out.
+    Lost,
+}
+
+/// One task's client.
+#[derive(Debug)]
+pub(crate) struct Client {
+    pub(crate) task: TaskId,
+    pub(crate) epoch: ClientEpoch,
+    pub(crate) incarnation: Incarnation,
+    pub(crate) presence: Presence,
+    pub(crate) window: Window,
+    pub(crate) connection: Option<u64>,
+    heard: Instant,
+}
+
+/// What a handshake made of a client.
+#[derive(Debug)]
+pub(crate) struct Admitted {
+    pub(crate) key: ClientKey,
+    pub(crate) epoch: ClientEpoch,
+    /// An older epoch has ended: what belongs to it is dropped.
+    pub(crate) fenced: bool,
+    /// The connection that this one replaces.
+    pub(crate) replaced: Option<u64>,
+}
+
+/// All clients that a shard has met.
+///
+/// Invariants: one entry per task; an entry's epoch never falls; epochs minted here rise.
+#[derive(Debug)]
+pub(crate) struct Replicas {
+    clients: Vec<Client>,
+    by_task: HashMap<TaskId, ClientKey>,
+    newest_epoch: u64,
+    lease: Duration,
+    last_tick: Option<Instant>,
+}
+
+/// Tasks whose clients a shard remembers: an entry is kept as long as the server lives, because
+/// it holds the outcomes of the client's pushes.
+pub(crate) const CLIENTS_MAX: usize = 16_384;
+
+impl Replicas {
+    pub(crate) fn new(lease: Duration) -> Self {
+        Replicas {
+            clients: Vec::new(),
+            by_task: HashMap::new(),
+            newest_epoch: 0,
+            lease,
+            last_tick: None,
+        }
+    }
+
+    /// Takes a client in: anew, again after a lost connection, or in place of an older self.
+    ///
+    /// `mint` says whether this shard is the step owner, which gives epochs out; the others take
+    /// the epoch that the client was given.
+    pub(crate) fn admit(
+        &mut self,
+        task: &TaskId,
+        incarnation: Incarnation,
+        epoch: ClientEpoch,
+        mint: bool,
+        connection: u64,
+        now: Instant,
+    ) -> Result<Admitted, Refusal> {
+        let known = self.by_task.get(task).copied();
+        let current = known.map(|key| self.client(key));
+        let same = current.is_some_and(|client| client.incarnation == incarnation);
+        let current_epoch = current.map_or(ClientEpoch(0), |client| client.epoch);
+        let epoch = match (epoch.0, same) {
+            (0, true) => current_epoch,
+            (0, false) if mint => {
+                self.newest_epoch += 1;
+                ClientEpoch(self.newest_epoch)
+            }
+            _ if epoch < current_epoch || epoch.0 == 0 || (epoch == current_epoch && !same) => {
+                return Err(Refusal::Fenced { epoch, current: current_epoch });
+            }
+            _ => epoch,
+        };
+        self.newest_epoch = self.newest_epoch.max(epoch.0);
+        let fresh = Client {
+            task: task.clone(),
+            epoch,
+            incarnation,
+            presence: Presence::Present,
+            window: Window::new(),
+            connection: Some(connection),
+            heard: now,
+        };
+        let Some(key) = known else {
+            if self.clients.len() >= CLIENTS_MAX {
+                let what = Detail::clipped("client tasks");
+                return Err(Refusal::Busy { what, limit: CLIENTS_MAX as u64 });
+            }
+            let key = ClientKey(self.clients.len() as u32);
+            self.clients.push(fresh);
+            self.by_task.insert(task.clone(), key);
+            return Ok(Admitted { key, epoch, fenced: false, replaced: None });
+        };
+        let client = &mut self.clients[key.0 as usize];
+        let replaced = client.connection.replace(connection);
+        let fenced = client.epoch != epoch;
+        if fenced {
+            *client = fresh;
+        } else {
+            client.presence = Presence::Present;
+            client.heard = now;
+        }
+        Ok(Admitted { key, epoch, fenced, replaced })
+    }
+
+    pub(crate) fn client(&self, key: ClientKey) -> &Client {
+        &self.clients[key.0 as usize]
+    }
+
+    pub(crate) fn client_mut(&mut self, key: ClientKey) -> &mut Client {
+        &mut self.clients[key.0 as usize]
+    }
+
+    /// A byte has come from the client: its lease starts anew.
+    pub(crate) fn heard(&mut self, key: ClientKey, now: Instant) {
+        self.clients[key.0 as usize].heard = now;
+    }
+
+    /// The clients whose lease has run out since the last call; they are lost now.
+    ///
+    /// If this server itself was paused for a good part of a lease, the silence says nothing about
+    /// its clients: all leases are longer by the pause.
+    pub(crate) fn expire(&mut self, now: Instant) -> Vec<ClientKey> {
+        let pause = self.last_tick.map_or(Duration::ZERO, |last| now.saturating_duration_since(last));
+        self.last_tick = Some(now);
+        let mut lost = Vec::new();
+        for (index, client) in self.clients.iter_mut().enumerate() {
+            if client.presence != Presence::Present {
+                continue;
+            }
+            if pause > self.lease / 2 {
+                client.heard += pause;
+            } else if now.saturating_duration_since(client.heard) >= self.lease {
+                client.presence = Presence::Lost;
+                lost.push(ClientKey(index as u32));
+            }
+        }
+        lost
+    }
+
+    /// How many clients have ever joined, and how many are present.
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        let present = self.clients.iter().filter(|c| c.presence == Presence::Present).count();
+        (self.clients.len(), present)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEASE: Duration = Duration::from_secs(5);
+
+    fn admit(
+        replicas: &mut Replicas,
+        incarnation: u64,
+        epoch: u64,
+        now: Instant,
+    ) -> Result<Admitted, Refusal> {
+        let task = TaskId::worker(0);
+        replicas.admit(&task, Incarnation(incarnation), ClientEpoch(epoch), true, 1, now)
+    }
+
+    #[test]
+    fn a_restart_fences_and_a_reconnect_does_not() {
+        let now = Instant::now();
+        let mut replicas = Replicas::new(LEASE);
+        let first = admit(&mut replicas, 10, 0, now).unwrap();
+        assert_eq!((first.epoch, first.fenced), (ClientEpoch(1), false));
+        let again = admit(&mut replicas, 10, 1, now).unwrap();
+        assert_eq!((again.epoch, again.fenced, again.replaced), (ClientEpoch(1), false, Some(1)));
+        let unanswered = admit(&mut replicas, 10, 0, now).unwrap();
+        assert_eq!(unanswered.epoch, ClientEpoch(1), "the welcome was lost");
+        let restarted = admit(&mut replicas, 11, 0, now).unwrap();
+        assert_eq!((restarted.epoch, restarted.fenced), (ClientEpoch(2), true));
+        let ghost = admit(&mut replicas, 10, 1, now).unwrap_err();
+        assert!(matches!(ghost, Refusal::Fenced { current: ClientEpoch(2), .. }));
+    }
+
+    #[test]
+    fn a_hundred_restarts_under_one_name_are_one_client() {
+        let now = Instant::now();
+        let mut replicas = Replicas::new(LEASE);
+        for incarnation in 1..=100 {
+            let admitted = admit(&mut replicas, incarnation, 0, now).unwrap();
+            assert_eq!(admitted.epoch, ClientEpoch(incarnation));
+        }
+        assert_eq!(replicas.counts(), (1, 1));
+    }
+
+    #[test]
+    fn silence_loses_a_client_but_our_own_pause_does_not() {
+        let start = Instant::now();
+        let mut replicas = Replicas::new(LEASE);
+        let key = admit(&mut replicas, 1, 0, start).unwrap().key;
+        let mut now = start;
+        let mut step = |replicas: &mut Replicas, millis| {
+            now += Duration::from_millis(millis);
+            replicas.expire(now)
+        };
+        assert!(step(&mut replicas, 100).is_empty());
+        assert!(step(&mut replicas, 60_000).is_empty(), "this server was stopped, not the client");
+        for _ in 0..49 {
+            assert!(step(&mut replicas, 100).is_empty());
+        }
+        assert_eq!(step(&mut replicas, 100), [key]);
+        assert_eq!(replicas.counts(), (1, 0));
+        assert!(step(&mut replicas, 100).is_empty(), "lost once");
+    }
+}

@@ -1,0 +1,123 @@
+//! Tokens, on the shard that owns the step.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use pushpull_common::ids::TokenId;
+use pushpull_common::protocol::message::{EndReason, ReturnToken};
+use pushpull_common::protocol::{Envelope, Grant, Message, Refusal, message};
+
+use super::parked::{Entry, Wait};
+use super::replicas::ClientKey;
+use super::{Detail, Shard};
+use crate::aggregate::step_owner::{Issued, Request};
+
+impl Shard {
+    pub(super) fn token_request(&mut self, now: Instant, entry: Entry) {
+        let (connection, request) = (entry.connection, entry.request);
+        match self.ask_owner(now, &entry) {
+            None => {
+                let detail = Detail::clipped(format!("{} does not own the step", self.id));
+                self.refuse(connection, request, Refusal::Unsupported { kind: 20, detail });
+            }
+            Some(Request::Wait) => self.park(entry),
+            Some(settled) => self.answer_token(now, &entry, settled),
+        }
+    }
+
+    fn ask_owner(&mut self, now: Instant, entry: &Entry) -> Option<Request> {
+        let client = entry.client?;
+        Some(self.owner.as_mut()?.request(client, now))
+    }
+
+    fn answer_token(&mut self, now: Instant, entry: &Entry, request: Request) {
+        let message: Message = match (request, entry.client) {
+            (Request::Granted(issued), Some(client)) => {
+                let grant = self.grant(now, client, issued);
+                message::Granted { grant }.into()
+            }
+            (Request::Ended(reason), _) => message::Ended { reason }.into(),
+            (Request::Wait | Request::Granted(_), _) => return,
+        };
+        self.answer(entry.connection, entry.request, message);
+    }
+
+    /// The grant for a token, with room for its push if some is free and nobody waits for it.
+    pub(super) fn grant(&mut self, now: Instant, client: ClientKey, issued: Issued) -> Grant {
+        let Issued { token, generation, step } = issued;
+        Grant { token, generation, step, room: self.spare_room(now, client) }
+    }
+
+    /// A token for a client whose push has just been applied, or why there will be none.
+    pub(super) fn next_token(
+        &mut self,
+        now: Instant,
+        client: ClientKey,
+    ) -> (Option<Grant>, Option<EndReason>) {
+        // Those who wait were first.
+        if self.parked.any(|entry| matches!(entry.wait, Wait::Token)) {
+            return (None, None);
+        }
+        match self.owner.as_mut().map(|owner| owner.request(client, now)) {
+            Some(Request::Granted(issued)) => {
+                let Issued { token, generation, step } = issued;
+                (Some(Grant { token, generation, step, room: 0 }), None)
+            }
+            Some(Request::Ended(reason)) => (None, Some(reason)),
+            Some(Request::Wait) | None => (None, None),
+        }
+    }
+
+    pub(super) fn return_token(
+        &mut self,
+        now: Instant,
+        connection: u64,
+        client: ClientKey,
+        request: Envelope,
+        returned: &ReturnToken,
+    ) {
+        let (token, generation) = (returned.token, returned.generation);
+        let kept = self.whole_tokens();
+        let owner = self.owner.as_mut().filter(|_| !kept.contains(&token));
+        if owner.is_some_and(|owner| owner.give_back(client, token, generation)) {
+            self.grant_parked_tokens(now);
+            self.answer(connection, request, message::Returned {}.into());
+        } else {
+            self.refuse(connection, request, Refusal::Token { token, generation });
+        }
+    }
+
+    pub(super) fn finish(&mut self, now: Instant, connection: u64, request: Envelope) {
+        if let Some(owner) = &mut self.owner {
+            owner.finish();
+        }
+        self.grant_parked_tokens(now);
+        self.answer(connection, request, message::Finished {}.into());
+    }
+
+    /// Answers those who wait for a token, first come first served, as far as that goes.
+    pub(super) fn grant_parked_tokens(&mut self, now: Instant) {
+        while let Some(entry) = self.parked.take_first(|entry| matches!(entry.wait, Wait::Token)) {
+            match self.ask_owner(now, &entry) {
+                Some(Request::Wait) | None => {
+                    // Back to where it came from: nobody can have parked in between.
+                    self.parked.put_back(entry);
+                    return;
+                }
+                Some(settled) => self.answer_token(now, &entry, settled),
+            }
+        }
+    }
+
+    /// The tokens whose push lies whole in the inbox: it belongs to the server.
+    pub(super) fn whole_tokens(&self) -> BTreeSet<TokenId> {
+        self.inbox.iter().flat_map(|inbox| inbox.whole_tokens()).collect()
+    }
+
+    pub(super) fn awaited_tokens(&self) -> String {
+        let Some(owner) = &self.owner else { return "a token".into() };
+        let holders: Vec<String> =
+            owner.holders().map(|client| self.task_of(client).to_string()).collect();
+        format!("the last {} tokens, held by {}", owner.tokens_out(), holders.join(", "))
+    }
+}

@@ -1,0 +1,139 @@
+//! Declaring the variables and giving them their first values.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use pushpull_common::catalogue::Catalogue;
+use pushpull_common::protocol::message::{CatalogueIs, Declared, Ready};
+use pushpull_common::protocol::{Envelope, Refusal};
+
+use super::parked::{Entry, Wait};
+use super::work::Job;
+use super::{Detail, Shard, Variables};
+use crate::error::StorageError;
+use crate::inbox::Inbox;
+use crate::store::Store;
+
+impl Shard {
+    pub(super) fn declare(
+        &mut self,
+        connection: u64,
+        request: Envelope,
+        digest: [u8; 32],
+        bytes: &[u8],
+    ) {
+        match self.try_declare(digest, bytes) {
+            Ok(()) => {
+                let state = self.catalogue_state();
+                self.answer(connection, request, Declared { state }.into());
+            }
+            Err(refusal) => self.refuse(connection, request, refusal),
+        }
+    }
+
+    fn try_declare(&mut self, client: [u8; 32], bytes: &[u8]) -> Result<(), Refusal> {
+        let current = self.store().map(|store| store.catalogue().clone());
+        if current.as_ref().is_some_and(|current| current.digest() == client) {
+            return Ok(());
+        }
+        let refuse = |server, differs: String| {
+            Err(Refusal::Catalogue { server, client, differs: Detail::clipped(differs) })
+        };
+        let server = current.as_ref().map_or([0; 32], |current| current.digest());
+        let catalogue = match Catalogue::decode(bytes) {
+            Ok(catalogue) if catalogue.digest() == client => catalogue,
+            Ok(_) => return refuse(server, "the digest is not that of the catalogue".into()),
+            Err(error) => return refuse(server, error.to_string()),
+        };
+        if let Some(current) = current
+            && (self.is_ready() || !self.jobs.is_empty())
+        {
+            let differs = current.difference(&catalogue);
+            return refuse(server, differs.unwrap_or_else(|| "their placement differs".into()));
+        }
+        for shard in catalogue.shards() {
+            let task = self.config.cluster.task_address("ps", shard.task);
+            if task.is_err() || shard.shard >= self.config.shards {
+                return refuse(server, format!("it places variables on {shard}, which is not there"));
+            }
+        }
+        self.reserve_memory(Arc::new(catalogue)).map_err(|error| match error {
+            StorageError::DoesNotFit { need, limit } => Refusal::DoesNotFit { need, limit },
+            error => Refusal::Storage { detail: Detail::clipped(error.to_string()) },
+        })
+    }
+
+    fn reserve_memory(&mut self, catalogue: Arc<Catalogue>) -> Result<(), StorageError> {
+        // What an earlier declaration reserved is given back first: both may not fit.
+        self.variables = Variables::Absent;
+        self.inbox = None;
+        self.assigned.clear();
+        let optimizer = &*self.config.optimizer;
+        for file in Store::files(optimizer) {
+            self.arena.remove(&file)?;
+        }
+        self.arena.remove(Inbox::FILE)?;
+        let layout = catalogue.layout(self.id);
+        let (arena, budget) = (&self.arena, &self.budget);
+        let inbox = Inbox::create(arena, budget, &layout, self.config.inbox_pushes)?;
+        let pin = self.config.pin_bytes_max;
+        let store = Store::create(arena, budget, catalogue, layout, optimizer, pin)?;
+        self.inbox = Some(inbox);
+        self.variables = Variables::Declared(Box::new(store));
+        Ok(())
+    }
+
+    /// Whether the initial values are being computed.
+    pub(super) fn is_initializing(&self) -> bool {
+        self.jobs.iter().any(|job| matches!(job, Job::Initialize(_)))
+    }
+
+    pub(super) fn initialize(&mut self, now: Instant, connection: u64, request: Envelope) {
+        match &self.variables {
+            Variables::Absent => self.refuse(connection, request, Refusal::NotInitialized {}),
+            Variables::Ready(_) => self.answer_ready(connection, request),
+            Variables::Declared(_) => {
+                // Asked twice, by a chief that has reconnected: one initialization, and the
+                // second request waits for it.
+                if self.is_initializing() {
+                    return self.park(Entry::plain(connection, request, now, Wait::Ready));
+                }
+                self.jobs.push_back(Job::initialize(connection, request));
+            }
+        }
+    }
+
+    /// The initial values are there.
+    pub(super) fn initialized(&mut self, connection: u64, request: Envelope) {
+        match std::mem::replace(&mut self.variables, Variables::Absent) {
+            Variables::Declared(store) => self.variables = Variables::Ready(store),
+            other => self.variables = other,
+        }
+        self.answer_ready(connection, request);
+        for entry in self.parked.take(|entry| matches!(entry.wait, Wait::Ready)) {
+            self.answer_ready(entry.connection, entry.request);
+        }
+    }
+
+    pub(super) fn wait(&mut self, entry: Entry) {
+        match self.is_ready() {
+            true => self.answer_ready(entry.connection, entry.request),
+            false => self.park(entry),
+        }
+    }
+
+    fn answer_ready(&mut self, connection: u64, request: Envelope) {
+        let digest = self.store().map_or([0; 32], |store| store.catalogue().digest());
+        self.answer(connection, request, Ready { digest }.into());
+    }
+
+    pub(super) fn send_catalogue(&mut self, connection: u64, request: Envelope) {
+        let Some(store) = self.store() else {
+            return self.refuse(connection, request, Refusal::NotInitialized {});
+        };
+        let digest = store.catalogue().digest();
+        let body = Bytes::copy_from_slice(store.catalogue().encode());
+        self.answer_with(connection, request, CatalogueIs { digest }.into(), body);
+    }
+}

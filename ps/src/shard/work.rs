@@ -1,0 +1,218 @@
+//! Long work in slices: applying pushes and computing initial values.
+
+use std::time::Instant;
+
+use pushpull_common::protocol::message::{Operation, PushAnswer};
+use pushpull_common::protocol::{Envelope, Outcome};
+
+use super::replicas::{ClientKey, Presence};
+use super::{Shard, Variables};
+use crate::inbox::Arrival;
+use crate::optimizer::ApplyAt;
+use crate::store::NoSpareBlock;
+
+/// The bytes of values that one slice of work changes: long enough that the slicing costs
+/// nothing, short enough that a small request beside it waits about 100 us.
+const SLICE_BYTES: u64 = 1 << 20;
+
+/// A piece of long work. The front job of a shard is the one under way.
+#[derive(Debug)]
+pub(super) enum Job {
+    /// Applies a push that lies whole in the inbox.
+    Push(PushJob),
+    /// Computes the initial values.
+    Initialize(InitializeJob),
+}
+
+#[derive(Debug)]
+pub(super) struct PushJob {
+    room: u32,
+    begun: bool,
+    /// The extent under way, and how far it is applied, in bytes of the shard's variables.
+    extent: usize,
+    done_to: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct InitializeJob {
+    connection: u64,
+    request: Envelope,
+    begun: bool,
+    partition: usize,
+    done: u64,
+}
+
+impl Job {
+    pub(super) fn push(room: u32) -> Job {
+        Job::Push(PushJob { room, begun: false, extent: 0, done_to: 0 })
+    }
+
+    pub(super) fn initialize(connection: u64, request: Envelope) -> Job {
+        Job::Initialize(InitializeJob { connection, request, begun: false, partition: 0, done: 0 })
+    }
+
+    /// Whether values may be half changed.
+    pub(super) fn has_begun(&self) -> bool {
+        match self {
+            Job::Push(job) => job.begun,
+            Job::Initialize(job) => job.begun,
+        }
+    }
+}
+
+/// What a slice of work came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Work {
+    /// There is nothing to do.
+    Idle,
+    /// There is more to do.
+    More,
+    /// There is more to do once a pull has been sent: all spare memory is pinned.
+    Blocked,
+}
+
+impl Shard {
+    /// Whether [`Shard::work`] has something to do.
+    pub(crate) fn has_work(&self) -> bool {
+        !self.jobs.is_empty()
+    }
+
+    /// Does a slice of the work that is due.
+    pub(crate) fn work(&mut self, now: Instant) -> Work {
+        let Some(mut job) = self.jobs.pop_front() else { return Work::Idle };
+        let result = match &mut job {
+            Job::Push(push) => self.work_on_push(push),
+            Job::Initialize(initialize) => self.work_on_initialize(initialize),
+        };
+        match result {
+            Err(NoSpareBlock) => {
+                self.jobs.push_front(job);
+                return Work::Blocked;
+            }
+            Ok(false) => self.jobs.push_front(job),
+            Ok(true) => {
+                match job {
+                    Job::Push(push) => self.push_applied(now, push),
+                    Job::Initialize(job) => self.initialized(job.connection, job.request),
+                }
+                self.send_parked_values();
+                self.report_members();
+                #[cfg(test)]
+                self.check_invariants();
+            }
+        }
+        if self.jobs.is_empty() { Work::Idle } else { Work::More }
+    }
+
+    /// A slice of an update; whether it is done.
+    fn work_on_push(&mut self, job: &mut PushJob) -> Result<bool, NoSpareBlock> {
+        let Some(inbox) = &self.inbox else { return Ok(true) };
+        let (Variables::Declared(store) | Variables::Ready(store)) = &mut self.variables else {
+            return Ok(true);
+        };
+        let Some(push) = inbox.arrival(job.room) else { return Ok(true) };
+        job.begun = true;
+        let at = ApplyAt::new(self.gradients + 1, push.step.0);
+        let mut budget = SLICE_BYTES;
+        while let Some(extent) = push.extents.ranges().get(job.extent) {
+            job.done_to = job.done_to.max(extent.start);
+            while job.done_to < extent.end {
+                if budget == 0 {
+                    return Ok(false);
+                }
+                let partition = store.layout().at(job.done_to).clone();
+                let values_end = partition.offset + partition.bytes;
+                let end = values_end.min(job.done_to + budget);
+                let range = job.done_to..end.max(job.done_to);
+                if let Some(bytes) = inbox.bytes(job.room, range.clone())
+                    && !range.is_empty()
+                {
+                    match push.operation {
+                        Operation::Gradient {} => {
+                            let optimizer = &*self.config.optimizer;
+                            store.apply(optimizer, at, partition.dtype, range.clone(), bytes)?;
+                        }
+                        Operation::AssignAdd {} => store.add(partition.dtype, range.clone(), bytes)?,
+                        _ => store.assign(range.clone(), bytes)?,
+                    }
+                }
+                budget = budget.saturating_sub((range.end - range.start).max(8));
+                // Behind a partition's last value lies its padding.
+                job.done_to = if range.end == values_end { partition.end() } else { range.end };
+            }
+            job.extent += 1;
+        }
+        Ok(true)
+    }
+
+    fn work_on_initialize(&mut self, job: &mut InitializeJob) -> Result<bool, NoSpareBlock> {
+        let Variables::Declared(store) = &mut self.variables else { return Ok(true) };
+        job.begun = true;
+        let Some(partition) = store.layout().partitions().get(job.partition) else {
+            return Ok(true);
+        };
+        let elements = partition.elements.end - partition.elements.start;
+        if self.assigned.contains(&partition.id) || job.done >= elements {
+            job.partition += 1;
+            job.done = 0;
+            return Ok(false);
+        }
+        job.done = store.initialize(job.partition, job.done)?;
+        Ok(false)
+    }
+
+    /// An update is done: settles it, frees its room, and answers.
+    fn push_applied(&mut self, now: Instant, job: PushJob) {
+        let Some(inbox) = &mut self.inbox else { return };
+        let Some((client, push)) = inbox.take(job.room) else { return };
+        self.version += 1;
+        let gradient = push.operation == Operation::Gradient {};
+        let mut staleness = 0;
+        if gradient {
+            self.gradients += 1;
+            self.counters.gradients_applied.add(1);
+            if let Some(owner) = &mut self.owner {
+                staleness = owner.spend(push.token, push.step);
+                self.counters.global_step.set(owner.step().0);
+            }
+        } else {
+            self.counters.assigns_applied.add(1);
+            if let Variables::Declared(store) = &self.variables {
+                for extent in push.extents.ranges() {
+                    self.assigned.extend(store.layout().within(extent.clone()).map(|p| p.id));
+                }
+            }
+        }
+        let outcome = Outcome::Applied { version: self.version, step: self.step(), staleness };
+        self.give_parked_rooms(now);
+        if let Some(client) = client {
+            self.answer_applied(now, client, &push, outcome);
+        }
+        if gradient {
+            self.grant_parked_tokens(now);
+        }
+    }
+
+    /// Settles a push in its client's window, and only then acknowledges it.
+    fn answer_applied(
+        &mut self,
+        now: Instant,
+        client: ClientKey,
+        push: &Arrival,
+        outcome: Outcome,
+    ) {
+        let entry = self.replicas.client_mut(client);
+        entry.window.settle(push.sequence, outcome);
+        let (Some(connection), Some(whole)) = (entry.connection, push.whole) else { return };
+        let present = entry.presence == Presence::Present;
+        let (next, ended) = match whole.next && present {
+            true => self.next_token(now, client),
+            false => (None, None),
+        };
+        let room = if present { self.spare_room(now, client) } else { 0 };
+        let answer = PushAnswer { outcome, duplicate: false, next, ended, room };
+        let (request, sequence) = (whole.request, push.sequence);
+        let request = Envelope { request, sequence, ..Envelope::default() };
+        self.answer(connection, request, answer.into());
+    }
+}
