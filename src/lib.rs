@@ -1,1 +1,64 @@
-//! pushpull.
+//! An embeddable asynchronous parameter server: push gradients, pull weights.
+//!
+//! Parameter-server shards hold the variables of a model in memory-mapped buffers; workers push
+//! gradients and pull weights over a length-prefixed binary protocol. Both sides are values in
+//! your process: there are no globals, no environment variables are read, no logger is installed,
+//! and no runtime is forced on you. The daemon `pushpull-ps` is the same library with flags.
+//!
+//! ```
+//! use pushpull::{Adam, ClusterSpec, Ps, PsConfig, Push, TaskId, VariableSpec, Worker, WorkerConfig};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // A parameter server. Addresses first, so that port 0 works.
+//! let listener = Ps::listen("127.0.0.1:0").await?;
+//! let cluster = ClusterSpec::builder()
+//!     .job("ps", [listener.address()])
+//!     .job("worker", ["127.0.0.1:1"]) // nobody connects to a worker
+//!     .build()?;
+//! let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Adam::new(0.1)).last_step(100);
+//! let ps = listener.start(config)?;
+//!
+//! // A worker: the loss is the distance of w from (1, 2).
+//! let mut worker = Worker::connect(WorkerConfig::new(cluster, TaskId::worker(0))).await?;
+//! let mut params = worker.join(&[VariableSpec::f32("w", [2])?], |_| ()).await?;
+//! while let Some(token) = worker.token().await? {
+//!     worker.pull(&token, &mut params).await?;
+//!     let w = params.view::<f32>("w")?;
+//!     let mut gradients = worker.gradients();
+//!     gradients.view_mut("w")?.copy_from_slice(&[w[0] - 1.0, w[1] - 2.0]);
+//!     match worker.push(token, gradients).await? {
+//!         Push::Applied { step, staleness } => assert!(step <= 100 && staleness == 0),
+//!         other => panic!("{other:?}"),
+//!     }
+//! }
+//! worker.leave().await?;
+//!
+//! assert_eq!(ps.handle().metrics().global_step, 100);
+//! ps.serve(async {}).await?;
+//! # Ok(()) }
+//! ```
+
+#![forbid(unsafe_code)]
+
+pub use pushpull_common::catalogue::{Catalogue, CatalogueError};
+pub use pushpull_common::cluster::{ClusterError, ClusterSpec, ClusterSpecBuilder};
+pub use pushpull_common::device::{DeviceError, DeviceFilters, DeviceSpec};
+pub use pushpull_common::ids::{GlobalStep, Sequence, ShardId, TaskId, VariableId};
+pub use pushpull_common::initializer::Initializer;
+pub use pushpull_common::partition::Partitioner;
+pub use pushpull_common::placement::{DeviceSetter, Placement, PlacementError, ShardMap, Strategy};
+pub use pushpull_common::protocol::Refusal;
+pub use pushpull_common::tensor::{DType, Element, Shape};
+pub use pushpull_common::variable::{VariableError, VariableSpec};
+pub use pushpull_ps::{
+    Adam, Handle, ListenError, Listener, Metrics, Mode, NonFinite, Optimizer, Ps, PsConfig,
+    ServeError, Sgd, StartError, Storage, StorageError, optimizer,
+};
+pub use pushpull_worker::{
+    Checksums, ConnectError, Error, Gradients, Initial, JoinError, Params, Pulled, Push, Pushing,
+    Reader, ReaderError, Silent, SilentShards, Token, ViewError, Worker, WorkerConfig, blocking,
+};
+
+/// The protocol and the pure vocabulary, for those who build on the wire itself.
+pub use pushpull_common as common;

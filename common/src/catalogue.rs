@@ -557,7 +557,8 @@ mod tests {
         assert_eq!(decoded.digest(), ours.digest());
         assert_eq!(decoded.partitions(), ours.partitions());
         assert_eq!(ours.difference(&decoded), None);
-        let changes: [(fn(&mut Vec<VariableSpec>), &str); 4] = [
+        type Change = fn(&mut Vec<VariableSpec>);
+        let changes: [(Change, &str); 4] = [
             (|v| v[1] = VariableSpec::f32("b", [4]).unwrap(), "[3], not [4]"),
             (|v| v[1].seed = 8, "seed 9"),
             (|v| v.truncate(3), "\"none\" is only here"),

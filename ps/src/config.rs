@@ -219,8 +219,10 @@ impl PsConfig {
         if self.lease < Duration::from_millis(100) {
             return setting("lease", format!("{:?}", self.lease), "it must be at least 100 ms");
         }
-        if self.connections_max == 0 || self.half_open_max == 0 {
-            return setting("connections_max", "0".into(), "nobody could connect");
+        let connections =
+            [("connections_max", self.connections_max), ("half_open_max", self.half_open_max)];
+        if let Some((name, _)) = connections.into_iter().find(|&(_, limit)| limit == 0) {
+            return setting(name, "0".into(), "nobody could connect");
         }
         if let Some((name, value, reason)) = self.optimizer.fault() {
             return setting(name, value.to_string(), reason);

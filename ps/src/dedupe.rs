@@ -24,26 +24,32 @@ impl Window {
 
     /// What is known of a push; `Unknown` for one that may still come.
     pub(crate) fn state(&self, sequence: Sequence) -> PushState {
+        if sequence.0 < self.oldest() {
+            return PushState::TooOld { oldest: self.oldest() };
+        }
         match self.entry(sequence.0) {
             Some((settled, outcome)) if *settled == sequence.0 => {
                 PushState::Settled { outcome: *outcome }
             }
-            _ if sequence.0 < self.oldest() => PushState::TooOld { oldest: self.oldest() },
             _ => PushState::Unknown {},
         }
     }
 
     /// The oldest sequence that is remembered if it was settled.
     pub(crate) fn oldest(&self) -> u64 {
-        (self.newest + 1).saturating_sub(WINDOW).max(1)
+        self.newest.saturating_sub(WINDOW - 1).max(1)
     }
 
-    /// Records what became of a push.
+    /// Records what became of a push. One that newer pushes have moved out of the window while it
+    /// waited to be applied is not remembered: a resend is told that it is too old.
     ///
     /// # Panics
-    /// If the push is settled already or too old: `state` is asked before a push is taken.
+    /// If the push is settled already: `state` is asked before a push is taken.
     pub(crate) fn settle(&mut self, sequence: Sequence, outcome: Outcome) {
-        assert_eq!(self.state(sequence), PushState::Unknown {}, "push {sequence} settles once");
+        match self.state(sequence) {
+            PushState::TooOld { .. } => return,
+            state => assert_eq!(state, PushState::Unknown {}, "push {sequence} settles once"),
+        }
         self.newest = self.newest.max(sequence.0);
         self.entries[(sequence.0 % WINDOW) as usize] = Some((sequence.0, outcome));
     }
@@ -74,6 +80,18 @@ mod tests {
         window.settle(Sequence(1000), DONE);
         assert_eq!(window.state(Sequence(64)), PushState::TooOld { oldest: 937 });
         assert_eq!(window.state(Sequence(999)), PushState::Unknown {});
+        // It was whole before the others came, and is applied after them.
+        window.settle(Sequence(500), DONE);
+        assert_eq!(window.state(Sequence(500)), PushState::TooOld { oldest: 937 });
+        assert_eq!(window.newest, 1000);
+    }
+
+    #[test]
+    fn the_last_sequence_there_is_is_a_sequence() {
+        let mut window = Window::new();
+        window.settle(Sequence(u64::MAX), DONE);
+        assert_eq!(window.state(Sequence(u64::MAX)), PushState::Settled { outcome: DONE });
+        assert_eq!(window.state(Sequence(1)), PushState::TooOld { oldest: u64::MAX - 63 });
     }
 
     #[test]

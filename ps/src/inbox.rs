@@ -11,7 +11,7 @@ use pushpull_common::catalogue::ShardLayout;
 use pushpull_common::ids::{GlobalStep, RequestId, Sequence, TokenId};
 use pushpull_common::protocol::message::Operation;
 
-use crate::arena::{Arena, Budget, Loan, Region};
+use crate::arena::{Arena, Region};
 use crate::error::StorageError;
 use crate::shard::replicas::ClientKey;
 
@@ -73,8 +73,6 @@ pub(crate) struct Arrival {
     pub(crate) token: TokenId,
     pub(crate) generation: u32,
     pub(crate) step: GlobalStep,
-    /// The connection its parts come over; a part over another starts the push anew.
-    pub(crate) connection: u64,
     pub(crate) extents: Extents,
     /// Bytes received.
     pub(crate) bytes: u64,
@@ -85,6 +83,8 @@ pub(crate) struct Arrival {
 /// How to answer a push that is whole.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WholePush {
+    /// The connection of that request: its number means nothing on another.
+    pub(crate) connection: u64,
     pub(crate) request: RequestId,
     pub(crate) next: bool,
 }
@@ -94,6 +94,8 @@ struct Room {
     number: u32,
     /// Whose it is; nobody's once an older self of the client, whose push lies whole, is fenced.
     holder: Option<ClientKey>,
+    /// Whether the holder asked for it, and did not just find it beside an answer.
+    asked: bool,
     /// When the holder last made progress.
     touched: Instant,
     arrival: Option<Arrival>,
@@ -109,47 +111,67 @@ pub(crate) struct Inbox {
     stride: usize,
     rooms: Vec<Option<Room>>,
     next_number: u32,
-    _loan: Loan,
 }
 
 impl Inbox {
     pub(crate) const FILE: &'static str = "inbox";
 
-    /// An inbox of so many rooms for pushes of up to the whole layout.
+    /// The bytes that so many rooms for pushes of up to the whole layout take.
+    pub(crate) fn need(layout: &ShardLayout, rooms: usize) -> u64 {
+        // Whole pages, so that rooms do not share one.
+        layout.bytes().next_multiple_of(4096).saturating_mul(rooms as u64)
+    }
+
+    /// An inbox of so many rooms, whose bytes have been taken off the budget.
     pub(crate) fn create(
         arena: &Arena,
-        budget: &Budget,
         layout: &ShardLayout,
         rooms: usize,
     ) -> Result<Inbox, StorageError> {
-        let bytes = usize::try_from(layout.bytes()).unwrap_or(usize::MAX);
-        // Whole pages, so that rooms do not share one.
-        let stride = bytes.next_multiple_of(4096);
-        let need = (stride as u64).saturating_mul(rooms as u64);
-        let loan = budget.take(need)?;
+        let stride = Inbox::need(layout, 1) as usize;
         let region = arena.region(Inbox::FILE, stride * rooms, 0)?;
         let rooms = (0..rooms).map(|_| None).collect();
-        Ok(Inbox { region, stride, rooms, next_number: 1, _loan: loan })
+        Ok(Inbox { region, stride, rooms, next_number: 1 })
     }
 
-    /// A free room for this client, if there is one.
+    /// A free room for this client, which asks for one, if there is one. It is the client's for
+    /// long enough to begin its push: clients that ask in turns would take it from each other
+    /// for ever.
     pub(crate) fn reserve(&mut self, holder: ClientKey, now: Instant) -> Option<u32> {
-        let unused = |room: &&Room| room.holder == Some(holder) && room.arrival.is_none();
-        if let Some(room) = self.rooms.iter().flatten().find(unused) {
+        self.room_for(holder, true, now)
+    }
+
+    /// A free room for this client, which has not asked for one and may lose it to one that does.
+    pub(crate) fn offer(&mut self, holder: ClientKey, now: Instant) -> Option<u32> {
+        self.room_for(holder, false, now)
+    }
+
+    fn room_for(&mut self, holder: ClientKey, asked: bool, now: Instant) -> Option<u32> {
+        let unused = |room: &&mut Room| room.holder == Some(holder) && room.arrival.is_none();
+        if let Some(room) = self.rooms.iter_mut().flatten().find(unused) {
             // The client has lost count of it, as after a reconnect; it never hoards.
+            if asked && !room.asked {
+                (room.asked, room.touched) = (true, now);
+            }
             return Some(room.number);
         }
         let slot = self.rooms.iter().position(Option::is_none)?;
         let number = self.next_number;
         self.next_number = self.next_number.checked_add(1).unwrap_or(1);
-        self.rooms[slot] = Some(Room { number, holder: Some(holder), touched: now, arrival: None });
+        while self.room(self.next_number).is_some() {
+            self.next_number = self.next_number.checked_add(1).unwrap_or(1);
+        }
+        let holder = Some(holder);
+        self.rooms[slot] = Some(Room { number, holder, asked, touched: now, arrival: None });
         Some(number)
     }
 
-    /// Takes back the room that has been reserved and unused for longest, if there is one.
-    pub(crate) fn reclaim_unused(&mut self) -> bool {
+    /// Takes back the room that has lain unused for longest and was not asked for, if there is
+    /// one.
+    pub(crate) fn reclaim_offered(&mut self) -> bool {
         let unused = self.rooms.iter().enumerate().filter_map(|(slot, room)| {
-            room.as_ref().filter(|room| room.arrival.is_none()).map(|room| (room.touched, slot))
+            let offered = room.as_ref().filter(|room| room.arrival.is_none() && !room.asked);
+            offered.map(|room| (room.touched, slot))
         });
         match unused.min() {
             Some((_, slot)) => {
@@ -161,16 +183,42 @@ impl Inbox {
     }
 
     /// Takes back every room whose push has made no progress for `limit`; how many there were.
+    /// A room that was asked for and not used for so long is no longer its client's alone.
     pub(crate) fn reclaim_stalled(&mut self, now: Instant, limit: Duration) -> usize {
         let mut count = 0;
         for slot in &mut self.rooms {
-            let stalled = slot.as_ref().is_some_and(|room| {
-                let receiving = room.arrival.as_ref().is_some_and(|push| push.whole.is_none());
-                receiving && now.saturating_duration_since(room.touched) >= limit
-            });
-            if stalled {
-                *slot = None;
-                count += 1;
+            let Some(room) = slot else { continue };
+            if now.saturating_duration_since(room.touched) < limit {
+                continue;
+            }
+            match &room.arrival {
+                None => room.asked = false,
+                Some(push) if push.whole.is_some() => {}
+                Some(_) => {
+                    *slot = None;
+                    count += 1;
+                }
+            }
+        }
+        count
+    }
+
+    /// This server was paused: nobody could make progress for so long.
+    pub(crate) fn excuse(&mut self, pause: Duration, now: Instant) {
+        for room in self.rooms.iter_mut().flatten() {
+            room.touched = (room.touched + pause).min(now);
+        }
+    }
+
+    /// Gives up what was received of a client's pushes over a connection that is gone; how many
+    /// there were. The rooms stay the client's until somebody else asks.
+    pub(crate) fn give_up(&mut self, holder: ClientKey) -> usize {
+        let mut count = 0;
+        for room in self.rooms.iter_mut().flatten() {
+            let whole = room.arrival.as_ref().is_some_and(|push| push.whole.is_some());
+            if room.holder == Some(holder) && !whole {
+                count += usize::from(room.arrival.take().is_some());
+                room.asked = false;
             }
         }
         count
@@ -201,10 +249,13 @@ impl Inbox {
         }
     }
 
-    /// The tokens of the pushes that are whole.
+    /// The tokens that whole pushes will spend.
     pub(crate) fn whole_tokens(&self) -> impl Iterator<Item = TokenId> {
         let pushes = self.rooms.iter().flatten().filter_map(|room| room.arrival.as_ref());
-        pushes.filter(|push| push.whole.is_some()).map(|push| push.token)
+        let spends = |push: &&Arrival| {
+            push.whole.is_some() && matches!(push.operation, Operation::Gradient {})
+        };
+        pushes.filter(spends).map(|push| push.token)
     }
 
     /// Whether a room is free.
@@ -302,5 +353,22 @@ impl Inbox {
 
     fn room_mut(&mut self, number: u32) -> Option<&mut Room> {
         self.rooms.iter_mut().flatten().find(|room| room.number == number)
+    }
+
+    /// Asserts the invariants; for tests, the simulator and the fuzzer.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn check_invariants(&self) {
+        let mut numbers = std::collections::BTreeSet::new();
+        let mut pushes = std::collections::BTreeSet::new();
+        for room in self.rooms.iter().flatten() {
+            assert!(room.number != 0 && numbers.insert(room.number), "two rooms {}", room.number);
+            let whole = room.arrival.as_ref().is_some_and(|push| push.whole.is_some());
+            assert!(room.holder.is_some() || whole, "room {} is nobody's", room.number);
+            if let (Some(holder), Some(push)) = (room.holder, &room.arrival) {
+                assert!(pushes.insert((holder, push.sequence)), "a push has two rooms");
+                let bytes: u64 = push.extents.ranges().iter().map(|r| r.end - r.start).sum();
+                assert_eq!(push.bytes, bytes, "bytes are counted once");
+            }
+        }
     }
 }

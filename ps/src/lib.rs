@@ -23,6 +23,8 @@ mod arena;
 mod config;
 mod dedupe;
 mod error;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod inbox;
 mod metrics;
 pub mod optimizer;

@@ -13,7 +13,7 @@ use pushpull_common::catalogue::{Catalogue, Partition, ShardLayout};
 use pushpull_common::ids::PartitionId;
 use pushpull_common::tensor::{DType, Element};
 
-use crate::arena::{Arena, Blocks, Budget, Loan, Pins, Region};
+use crate::arena::{Arena, Blocks, Loan, Pins, Region};
 use crate::error::StorageError;
 use crate::optimizer::{ApplyAt, Optimizer, Run};
 
@@ -43,24 +43,32 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// Reserves the memory for a shard's variables and slots, zeroed.
+    /// The bytes that a shard's variables and slots take.
+    pub(crate) fn need(
+        layout: &ShardLayout,
+        optimizer: &dyn Optimizer,
+        pin_bytes_max: Option<u64>,
+    ) -> u64 {
+        let (homes, pinned) = block_counts(layout, pin_bytes_max);
+        let slots = (optimizer.slots().len() as u64).saturating_mul(layout.bytes());
+        (homes + pinned).saturating_mul(BLOCK_BYTES as u64).saturating_add(slots)
+    }
+
+    /// Maps the memory for a shard's variables and slots, zeroed. `loan` is what they and the
+    /// inbox beside them have taken off the budget.
     pub(crate) fn create(
         arena: &Arena,
-        budget: &Budget,
+        loan: Loan,
         catalogue: Arc<Catalogue>,
         layout: ShardLayout,
         optimizer: &dyn Optimizer,
         pin_bytes_max: Option<u64>,
     ) -> Result<Store, StorageError> {
-        let bytes = layout.bytes();
-        let homes = bytes.div_ceil(BLOCK_BYTES as u64);
-        let pinned = pin_bytes_max.unwrap_or(bytes).div_ceil(BLOCK_BYTES as u64).max(1);
-        let slot_count = optimizer.slots().len() as u64;
-        let need = (homes + pinned) * BLOCK_BYTES as u64 + slot_count * bytes;
-        let loan = budget.take(need)?;
+        let (homes, pinned) = block_counts(&layout, pin_bytes_max);
         let blocks = arena.blocks("values", BLOCK_BYTES, (homes + pinned) as usize)?;
-        let slots = (0..slot_count as usize)
-            .map(|i| arena.region(&format!("slot-{i}"), bytes as usize, i + 1))
+        let bytes = layout.bytes() as usize;
+        let slots = (0..optimizer.slots().len())
+            .map(|i| arena.region(&format!("slot-{i}"), bytes, i + 1))
             .collect::<Result<Vec<_>, _>>()?;
         let mut store = Store {
             catalogue,
@@ -250,13 +258,20 @@ impl Store {
     }
 
     /// Asserts the invariants; for tests and the simulator.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn check_invariants(&self) {
         let mut all: Vec<u32> =
             self.homes.iter().chain(&self.spare).chain(&self.retired).copied().collect();
         all.sort_unstable();
         assert!(all.iter().copied().eq(0..all.len() as u32), "every block once: {all:?}");
     }
+}
+
+/// The blocks that hold the values, and the spare ones beside them.
+fn block_counts(layout: &ShardLayout, pin_bytes_max: Option<u64>) -> (u64, u64) {
+    let blocks = |bytes: u64| bytes.div_ceil(BLOCK_BYTES as u64);
+    let bytes = layout.bytes();
+    (blocks(bytes), blocks(pin_bytes_max.unwrap_or(bytes)).max(1))
 }
 
 fn apply_run<T: Element>(

@@ -1,1 +1,2 @@
-fn main(){}
+//! The tool.
+fn main() {}

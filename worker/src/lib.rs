@@ -1,1 +1,57 @@
-//! The worker.
+//! The worker's side of pushpull: a session with the parameter servers, local parameters, and
+//! gradients to push.
+//!
+//! ```no_run
+//! use pushpull_common::cluster::ClusterSpec;
+//! use pushpull_common::ids::TaskId;
+//! use pushpull_common::variable::VariableSpec;
+//! use pushpull_worker::{Push, Worker, WorkerConfig};
+//!
+//! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+//! let cluster: ClusterSpec = "ps=127.0.0.1:2222;worker=127.0.0.1:2223".parse()?;
+//! let mut worker = Worker::connect(WorkerConfig::new(cluster, TaskId::worker(0))).await?;
+//! let variables = [VariableSpec::f32("w", [3])?];
+//! let mut params = worker.join(&variables, |initial| {
+//!     initial.set("w", &[1.0_f32, 2.0, 3.0]);
+//! }).await?;
+//! while let Some(token) = worker.token().await? {
+//!     if worker.pull(&token, &mut params).await?.is_stale() {
+//!         continue;
+//!     }
+//!     let mut gradients = worker.gradients();
+//!     gradients.view_mut::<f32>("w")?.copy_from_slice(params.view("w")?);
+//!     if let Push::Applied { step, staleness } = worker.push(token, gradients).await? {
+//!         println!("step {step}, {staleness} behind");
+//!     }
+//! }
+//! worker.leave().await?;
+//! # Ok(()) }
+//! ```
+//!
+//! The decisions live in pure state machines (`session`, `fanout`); `runtime` drives them with a
+//! thread, sockets and a clock. Nothing here knows the server.
+
+#![forbid(unsafe_code)]
+
+pub mod blocking;
+mod client;
+mod config;
+mod error;
+mod fanout;
+mod initial;
+mod params;
+mod pushing;
+mod reader;
+mod runtime;
+mod session;
+mod token;
+mod worker;
+
+pub use config::{Checksums, WorkerConfig};
+pub use error::{ConnectError, Error, JoinError, Silent, SilentShards, ViewError};
+pub use initial::Initial;
+pub use params::{Gradients, Params};
+pub use pushing::Pushing;
+pub use reader::{Reader, ReaderError};
+pub use token::Token;
+pub use worker::{Pulled, Push, Worker};

@@ -25,6 +25,7 @@ pub enum ReadError {
 
 /// What [`FrameReader::poll`] found.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "lives on the stack for one call")]
 pub enum Poll {
     /// Nothing more is there for now.
     Pending,
@@ -138,42 +139,51 @@ impl FrameReader {
         source: &mut impl Source,
         target: &mut [u8],
     ) -> Result<BodyPoll, ReadError> {
+        self.poll_body_scattered(source, &mut [target])
+    }
+
+    /// As [`FrameReader::poll_body`], into several targets one after the other, which together
+    /// are as long as the body.
+    ///
+    /// # Panics
+    /// As [`FrameReader::poll_body`].
+    pub fn poll_body_scattered(
+        &mut self,
+        source: &mut impl Source,
+        targets: &mut [&mut [u8]],
+    ) -> Result<BodyPoll, ReadError> {
         let (header, mut taken) = self.progress();
-        assert_eq!(
-            target.len() as u64,
-            header.body_bytes,
-            "the target is as long as the body"
-        );
-        let buffered = (self.end - self.start).min(target.len() - taken);
-        target[taken..taken + buffered]
-            .copy_from_slice(&self.buffer[self.start..self.start + buffered]);
-        self.start += buffered;
-        taken += buffered;
-        let mut blocked = false;
-        while taken < target.len() && !blocked {
+        let length: usize = targets.iter().map(|target| target.len()).sum();
+        assert_eq!(length as u64, header.body_bytes, "the targets are as long as the body");
+        while taken < length && self.end > self.start {
+            let rest = first_unfilled(targets, taken);
+            let count = rest.len().min(self.end - self.start);
+            rest[..count].copy_from_slice(&self.buffer[self.start..self.start + count]);
+            self.start += count;
+            taken += count;
+        }
+        while taken < length {
             // Whatever follows the body, usually the next header, comes in the same call.
             self.make_room(limits::READ_BUFFER_BYTES);
-            let mut slices = [
-                IoSliceMut::new(&mut target[taken..]),
-                IoSliceMut::new(&mut self.buffer[self.end..]),
-            ];
-            match self_read(source, &mut slices)? {
-                None => blocked = true,
+            let mut slices = unfilled(targets, taken);
+            let wanted: usize = slices.iter().map(|slice| slice.len()).sum();
+            if wanted == length - taken {
+                slices.push(IoSliceMut::new(&mut self.buffer[self.end..]));
+            }
+            let count = match read_once(source, &mut slices)? {
+                None => break,
                 Some(0) => {
                     self.closed = true;
                     return Err(self.cut(taken as u64).into());
                 }
-                Some(count) => {
-                    self.bytes += count as u64;
-                    let into_target = count.min(target.len() - taken);
-                    taken += into_target;
-                    self.end += count - into_target;
-                }
-            }
+                Some(count) => count,
+            };
+            self.bytes += count as u64;
+            let into_targets = count.min(wanted);
+            taken += into_targets;
+            self.end += count - into_targets;
         }
-        self.advance(taken, header, |header| {
-            check_crc(header, crc32c::crc32c(target))
-        })
+        self.advance(taken, header, |header| check_crc(header, targets))
     }
 
     /// Reads past the body without keeping it. Its checksum is not looked at.
@@ -263,7 +273,7 @@ impl FrameReader {
     fn fill(&mut self, source: &mut impl Source) -> Result<bool, ReadError> {
         self.make_room(self.wanted());
         let mut slices = [IoSliceMut::new(&mut self.buffer[self.end..])];
-        match self_read(source, &mut slices)? {
+        match read_once(source, &mut slices)? {
             None => return Ok(false),
             Some(0) => self.closed = true,
             Some(count) => {
@@ -310,8 +320,35 @@ impl Default for FrameReader {
     }
 }
 
+/// How many slices one read is given; the system has a limit of its own far above.
+const SLICES_MAX: usize = 64;
+
+/// The rest of the targets behind the first `taken` bytes, at most [`SLICES_MAX`] of them.
+fn unfilled<'a>(targets: &'a mut [&mut [u8]], mut taken: usize) -> Vec<IoSliceMut<'a>> {
+    let mut slices = Vec::with_capacity(targets.len().min(SLICES_MAX) + 1);
+    for target in targets {
+        let skip = taken.min(target.len());
+        taken -= skip;
+        if skip < target.len() && slices.len() < SLICES_MAX {
+            slices.push(IoSliceMut::new(&mut target[skip..]));
+        }
+    }
+    slices
+}
+
+/// The rest of the target in which the body's byte `taken` lies.
+fn first_unfilled<'a>(targets: &'a mut [&mut [u8]], mut taken: usize) -> &'a mut [u8] {
+    for target in targets {
+        if taken < target.len() {
+            return &mut target[taken..];
+        }
+        taken -= target.len();
+    }
+    &mut []
+}
+
 /// One read, with "nothing there" as a value.
-fn self_read(
+fn read_once(
     source: &mut impl Source,
     slices: &mut [IoSliceMut<'_>],
 ) -> Result<Option<usize>, io::Error> {
@@ -325,13 +362,13 @@ fn self_read(
     }
 }
 
-fn check_crc(header: &Header, computed: u32) -> Result<(), ProtocolError> {
-    if header.flags & FLAG_BODY_CRC != 0 && header.body_crc != computed {
-        return Err(ProtocolError::Crc {
-            what: "body",
-            found: header.body_crc,
-            computed,
-        });
+fn check_crc(header: &Header, body: &[&mut [u8]]) -> Result<(), ProtocolError> {
+    if header.flags & FLAG_BODY_CRC == 0 {
+        return Ok(());
+    }
+    let computed = body.iter().fold(0, |crc, part| crc32c::crc32c_append(crc, part));
+    if header.body_crc != computed {
+        return Err(ProtocolError::Crc { what: "body", found: header.body_crc, computed });
     }
     Ok(())
 }

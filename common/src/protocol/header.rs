@@ -30,7 +30,7 @@ pub struct Header {
     pub request: RequestId,
     /// The restore epoch the sender lives in.
     pub restore_epoch: RestoreEpoch,
-    /// Reserved for replication: the sender's configuration epoch.
+    /// Reserved for replication, the sender's configuration epoch; 0.
     pub config_epoch: ConfigEpoch,
     /// The global step the message belongs to.
     pub step: GlobalStep,
@@ -124,6 +124,11 @@ impl Header {
         if unknown != 0 {
             return Err(ProtocolError::Flags { found: unknown });
         }
+        // What this version does not use is zero, so that no sender believes it was understood.
+        let body_crc_unused = self.flags & FLAG_BODY_CRC == 0;
+        zero("config epoch", self.config_epoch.0.into())?;
+        zero("auth", self.auth)?;
+        zero("body CRC without its flag", u64::from(self.body_crc) * u64::from(body_crc_unused))?;
         let body_limit =
             Message::body_limit(self.kind).ok_or(ProtocolError::Kind { found: self.kind })?;
         bound(
@@ -138,6 +143,14 @@ impl Header {
     pub fn frame_bytes(&self) -> u64 {
         // Both lengths are bounded by `check`, far below where this sum could overflow.
         Header::BYTES as u64 + u64::from(self.meta_bytes) + self.body_bytes
+    }
+}
+
+/// Refuses a value in a field that must be zero.
+fn zero(field: &'static str, found: u64) -> Result<(), ProtocolError> {
+    match found {
+        0 => Ok(()),
+        found => Err(ProtocolError::Invalid { message: "header", field, found }),
     }
 }
 

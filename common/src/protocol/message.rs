@@ -273,7 +273,11 @@ wire_struct! {
 
 wire_struct! {
     /// Asks the step owner for a token; waits until there is one or training has ended.
-    TokenRequest {}
+    TokenRequest {
+        /// The newest token this client has been given; 0 for none. If the owner has given it a
+        /// newer one, the answer with that was lost, and it is given again.
+        newest: TokenId,
+    }
 }
 wire_struct! {
     /// A token.

@@ -77,6 +77,19 @@ impl StepOwner {
         holders.into_iter()
     }
 
+    /// The token that a client was given and does not know of: the answer to it was lost. Those
+    /// for which `kept` says so are no such: an older self of the client has pushed under them.
+    pub(crate) fn lost_answer(
+        &self,
+        holder: ClientKey,
+        newest: TokenId,
+        kept: impl Fn(TokenId) -> bool,
+    ) -> Option<Issued> {
+        let later = self.out.range(newest.0.saturating_add(1)..).map(|(_, out)| out);
+        let unknown = |out: &&Out| out.holder == holder && !kept(out.issued.token);
+        later.filter(unknown).map(|out| out.issued).next()
+    }
+
     /// Asks for a token.
     pub(crate) fn request(&mut self, holder: ClientKey, now: Instant) -> Request {
         if self.finished {
@@ -141,18 +154,38 @@ impl StepOwner {
         before - self.out.len()
     }
 
+    /// This server was paused: nobody could spend a token for so long.
+    pub(crate) fn excuse(&mut self, pause: Duration, now: Instant) {
+        for out in self.out.values_mut() {
+            out.since = (out.since + pause).min(now);
+        }
+    }
+
     /// Ends the training: no more tokens. Tokens that are out may still be spent.
     pub(crate) fn finish(&mut self) {
         self.finished = true;
     }
 
     /// Asserts the invariants; for tests and the simulator.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn check_invariants(&self) {
         if let Some(last) = self.last_step {
             assert!(self.step + self.out.len() as u64 <= last);
         }
         assert!(self.out.keys().all(|&token| token < self.next_token));
+    }
+
+    /// The tokens that are out, and their holders.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn outstanding(&self) -> impl Iterator<Item = (TokenId, ClientKey)> {
+        self.out.values().map(|out| (out.issued.token, out.holder))
+    }
+
+    /// Whether a request would have to wait.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn has_none_left(&self) -> bool {
+        let promised = self.step + self.out.len() as u64;
+        !self.finished && self.last_step.is_some_and(|last| self.step < last && promised >= last)
     }
 }
 

@@ -117,6 +117,7 @@ impl Shard {
         let admitted = self.replicas.admit(&task, incarnation, epoch, mint, connection, now)?;
         if let Some(replaced) = admitted.replaced.filter(|&old| old != connection) {
             self.outputs.push_back(Output::Close { connection: replaced });
+            self.drop_line(now, replaced, admitted.key);
         }
         if admitted.fenced {
             if let Some(inbox) = &mut self.inbox {

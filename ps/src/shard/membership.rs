@@ -11,7 +11,12 @@ use super::{Detail, Shard};
 
 impl Shard {
     pub(super) fn tick(&mut self, now: Instant) {
-        for client in self.replicas.expire(now) {
+        let lost = self.replicas.expire(now);
+        if let Some(pause) = self.replicas.paused() {
+            self.inbox.iter_mut().for_each(|inbox| inbox.excuse(pause, now));
+            self.owner.iter_mut().for_each(|owner| owner.excuse(pause, now));
+        }
+        for client in lost {
             self.counters.members_lost.add(1);
             if let Some(connection) = self.replicas.client_mut(client).connection.take() {
                 self.outputs.push_back(Output::Close { connection });
@@ -29,10 +34,8 @@ impl Shard {
         if let Some(inbox) = &mut self.inbox {
             let stalled = inbox.reclaim_stalled(now, self.config.lease);
             self.counters.pushes_dropped.add(stalled as u64);
-            if stalled > 0 {
-                self.give_parked_rooms(now);
-            }
         }
+        self.give_parked_rooms(now);
         for entry in self.parked.expire(now) {
             let waited_ms = now.saturating_duration_since(entry.since).as_millis() as u64;
             let awaited = Detail::clipped(match &entry.wait {
@@ -45,16 +48,29 @@ impl Shard {
         }
     }
 
-    pub(super) fn disconnected(&mut self, connection: u64) {
+    pub(super) fn disconnected(&mut self, now: Instant, connection: u64) {
         let Some(conversation) = self.conversations.remove(&connection) else { return };
         self.parked.drop_connection(connection);
-        if let Some(client) = conversation.client {
-            // The client stays a member for its lease: it may come back and go on.
-            let client = self.replicas.client_mut(client);
-            if client.connection == Some(connection) {
-                client.connection = None;
-            }
+        let Some(key) = conversation.client else { return };
+        // The client stays a member for its lease: it may come back and go on.
+        let client = self.replicas.client_mut(key);
+        if client.connection == Some(connection) {
+            client.connection = None;
+            self.drop_line(now, connection, key);
         }
+    }
+
+    /// Drops what came over a client's connection that is gone or replaced, and what waits there
+    /// for an answer: a token granted to nobody who listens would be lost to all.
+    pub(super) fn drop_line(&mut self, now: Instant, connection: u64, client: ClientKey) {
+        self.parked.drop_connection(connection);
+        if let Some(conversation) = self.conversations.get_mut(&connection) {
+            conversation.receiving = None;
+        }
+        if let Some(inbox) = &mut self.inbox {
+            self.counters.pushes_dropped.add(inbox.give_up(client) as u64);
+        }
+        self.give_parked_rooms(now);
     }
 
     pub(super) fn leave(
@@ -72,6 +88,10 @@ impl Shard {
     /// Drops what belongs to a client that has left, is lost, or is fenced by a newer self:
     /// its tokens and rooms go to others. Pushes that are whole stay.
     pub(super) fn drop_client(&mut self, now: Instant, client: ClientKey) {
+        // What it waits for would come to nobody, and never come back.
+        self.parked.take(|entry| {
+            entry.client == Some(client) && matches!(entry.wait, Wait::Token | Wait::Room)
+        });
         if let Some(inbox) = &mut self.inbox {
             inbox.drop_client(client);
         }

@@ -7,6 +7,8 @@
 //! does a slice of an update, so that small requests stay alive beside it.
 
 mod handshake;
+#[cfg(any(test, fuzzing))]
+mod invariants;
 mod membership;
 pub(crate) mod output;
 mod parked;
@@ -37,7 +39,7 @@ use crate::metrics::Counters;
 use crate::store::Store;
 use output::Output;
 use parked::{Entry, Parked, Wait};
-use replicas::{ClientKey, Replicas};
+use replicas::{ClientKey, Presence, Replicas};
 use work::Job;
 
 /// Something that happened to a shard.
@@ -198,11 +200,11 @@ impl Shard {
             }
             Input::Progress { connection } => self.progress(now, connection),
             Input::Body { connection } => self.body(now, connection),
-            Input::Disconnected { connection } => self.disconnected(connection),
+            Input::Disconnected { connection } => self.disconnected(now, connection),
             Input::Tick => self.tick(now),
         }
         self.report_members();
-        #[cfg(test)]
+        #[cfg(any(test, fuzzing))]
         self.check_invariants();
     }
 
@@ -246,6 +248,15 @@ impl Shard {
                 return;
             }
             self.replicas.heard(client, now);
+            let joins = matches!(
+                message,
+                Message::TokenRequest(_) | Message::Reserve(_) | Message::PushPart(_)
+            );
+            if joins && self.replicas.client(client).presence != Presence::Present {
+                // Nobody would take back what it were given.
+                let detail = Detail::clipped("this client has left; it may connect again");
+                return self.refuse(connection, request, Refusal::Unsupported { kind, detail });
+            }
         }
         let allowed = match &message {
             Message::Heartbeat(_) | Message::Pull(_) => true,
@@ -287,7 +298,9 @@ impl Shard {
             (Message::AwaitReady(_), _) => self.wait(entry(Wait::Ready)),
             (Message::FetchCatalogue(_), _) => self.send_catalogue(connection, request),
             (Message::Pull(pull), _) => self.pull(entry(Wait::Ready), header, &pull.selection),
-            (Message::TokenRequest(_), Some(_)) => self.token_request(now, entry(Wait::Token)),
+            (Message::TokenRequest(token), Some(_)) => {
+                self.token_request(now, entry(Wait::Token), token.newest);
+            }
             (Message::ReturnToken(token), Some(client)) => {
                 self.return_token(now, connection, client, request, &token);
             }
@@ -312,7 +325,9 @@ impl Shard {
 
     fn progress(&mut self, now: Instant, connection: u64) {
         let Some(conversation) = self.conversations.get(&connection) else { return };
-        if let Some(client) = conversation.client {
+        if let Some(client) = conversation.client
+            && self.replicas.client(client).connection == Some(connection)
+        {
             self.replicas.heard(client, now);
         }
         if let Some(Receiving::Part { room, .. }) = &conversation.receiving
@@ -329,6 +344,7 @@ impl Shard {
             None => {}
             Some(Receiving::Catalogue { request, digest, bytes }) => {
                 self.declare(connection, request, digest, &bytes);
+                self.give_parked_rooms(now);
             }
             Some(Receiving::Part { client, room, range, request, whole, next }) => {
                 self.part_received(now, connection, client, room, range, request, whole, next);
@@ -394,18 +410,6 @@ impl Shard {
     fn task_of(&self, client: ClientKey) -> &TaskId {
         &self.replicas.client(client).task
     }
-
-    /// Asserts the invariants; after every input in tests and the simulator.
-    #[cfg(test)]
-    fn check_invariants(&self) {
-        if let Some(store) = self.store() {
-            store.check_invariants();
-        }
-        if let Some(owner) = &self.owner {
-            owner.check_invariants();
-        }
-        assert!(self.jobs.iter().skip(1).all(|job| !job.has_begun()), "one update at a time");
-    }
 }
 
 /// The envelope of an answer to this request.
@@ -423,3 +427,6 @@ fn deadline_of(now: Instant, header: &Header) -> Option<Instant> {
     let wait = std::time::Duration::from_millis(header.deadline_ms.into());
     (header.deadline_ms > 0).then(|| now + wait)
 }
+
+#[cfg(test)]
+mod tests;

@@ -23,9 +23,9 @@ impl Shard {
         let Some(inbox) = &mut self.inbox else {
             return self.refuse(entry.connection, entry.request, Refusal::NotInitialized {});
         };
-        // Somebody is ready to send: a room that lies unused goes to it.
+        // Somebody is ready to send: a room that nobody asked for and that lies unused goes to it.
         let room = inbox.reserve(client, now).or_else(|| {
-            inbox.reclaim_unused().then(|| inbox.reserve(client, now)).flatten()
+            inbox.reclaim_offered().then(|| inbox.reserve(client, now)).flatten()
         });
         match room {
             Some(room) => self.answer(entry.connection, entry.request, Room { room }.into()),
@@ -38,14 +38,16 @@ impl Shard {
         if self.parked.any(|entry| matches!(entry.wait, Wait::Room)) {
             return 0;
         }
-        self.inbox.as_mut().and_then(|inbox| inbox.reserve(client, now)).unwrap_or(0)
+        self.inbox.as_mut().and_then(|inbox| inbox.offer(client, now)).unwrap_or(0)
     }
 
     /// Gives free rooms to those who wait, first come first served.
     pub(super) fn give_parked_rooms(&mut self, now: Instant) {
+        let waits = |entry: &Entry| matches!(entry.wait, Wait::Room);
         while let Some(inbox) = &mut self.inbox
-            && inbox.has_free()
-            && let Some(entry) = self.parked.take_first(|e| matches!(e.wait, Wait::Room))
+            && self.parked.any(waits)
+            && (inbox.has_free() || inbox.reclaim_offered())
+            && let Some(entry) = self.parked.take_first(waits)
         {
             if let Some(room) = entry.client.and_then(|client| inbox.reserve(client, now)) {
                 self.answer(entry.connection, entry.request, Room { room }.into());
@@ -79,11 +81,15 @@ impl Shard {
             PushState::TooOld { oldest } => {
                 let (oldest, newest) = (Sequence(oldest), Sequence(u64::MAX));
                 let refusal = Refusal::Window { sequence, oldest, newest };
-                return self.refuse_push(connection, client, request, part.room, refusal);
+                return self.refuse_push(now, connection, client, request, part.room, refusal);
             }
             _ => {}
         }
-        let range = part.offset..part.offset.saturating_add(header.body_bytes);
+        let range = match header.body_bytes {
+            // A part without a body lies nowhere, whatever it says.
+            0 => 0..0,
+            bytes => part.offset..part.offset.saturating_add(bytes),
+        };
         match self.place(now, connection, client, header, part, &range) {
             Ok(Some(room)) => {
                 let (whole, next) = (part.whole, part.next);
@@ -91,7 +97,9 @@ impl Shard {
                 self.receive(now, connection, receiving, header);
             }
             Ok(None) => {}
-            Err(refusal) => self.refuse_push(connection, client, request, part.room, refusal),
+            Err(refusal) => {
+                self.refuse_push(now, connection, client, request, part.room, refusal);
+            }
         }
     }
 
@@ -122,15 +130,15 @@ impl Shard {
             Some((room, push)) if push.whole.is_some() => {
                 if part.whole.is_some() {
                     let request = header.request;
-                    inbox.set_whole(room, WholePush { request, next: part.next });
+                    inbox.set_whole(room, WholePush { connection, request, next: part.next });
                 }
                 return Ok(None);
             }
-            Some((room, push)) if room == part.room && push.connection == connection => {}
-            _ => {
-                let unused = inbox.arrival(part.room).is_none_or(|push| {
-                    push.sequence == sequence && push.connection != connection
-                });
+            Some((room, _)) if room == part.room => {}
+            // One push has one room.
+            Some((_, _)) => return Err(Refusal::NoRoom { room: part.room }),
+            None => {
+                let unused = inbox.arrival(part.room).is_none();
                 if !inbox.holds(client, part.room) || !unused {
                     return Err(Refusal::NoRoom { room: part.room });
                 }
@@ -140,7 +148,6 @@ impl Shard {
                     token: part.token,
                     generation: part.generation,
                     step: header.step,
-                    connection,
                     extents: Extents::default(),
                     bytes: 0,
                     whole: None,
@@ -194,11 +201,11 @@ impl Shard {
         if !held {
             // The room was taken back while the body was under way.
             let refusal = Refusal::NoRoom { room };
-            return self.refuse_push(connection, client, request, room, refusal);
+            return self.refuse_push(now, connection, client, request, room, refusal);
         }
         self.counters.push_bytes.add(range.end - range.start);
         if let Err(refusal) = self.look_for_non_finite(room, &range) {
-            return self.refuse_push(connection, client, request, room, refusal);
+            return self.refuse_push(now, connection, client, request, room, refusal);
         }
         if let Some(inbox) = &mut self.inbox
             && !range.is_empty()
@@ -209,11 +216,14 @@ impl Shard {
         match self.check_whole(client, room, named) {
             Ok(()) => {
                 if let Some(inbox) = &mut self.inbox {
-                    inbox.set_whole(room, WholePush { request: request.request, next });
+                    let request = request.request;
+                    inbox.set_whole(room, WholePush { connection, request, next });
                 }
                 self.jobs.push_back(Job::push(room));
             }
-            Err(refusal) => self.refuse_push(connection, client, request, room, refusal),
+            Err(refusal) => {
+                self.refuse_push(now, connection, client, request, room, refusal);
+            }
         }
     }
 
@@ -261,7 +271,9 @@ impl Shard {
         let (token, generation) = (push.token, push.generation);
         let gradient = push.operation == Operation::Gradient {};
         let held = self.owner.as_ref().is_none_or(|o| o.holds(client, token, generation));
-        if gradient && (token.0 == 0 || !held) {
+        // Two pushes under one token would make two steps of one promise.
+        let spent = inbox.whole_tokens().any(|other| other == token);
+        if gradient && (token.0 == 0 || !held || spent) {
             return Err(Refusal::Token { token, generation });
         }
         Ok(())
@@ -270,6 +282,7 @@ impl Shard {
     /// Refuses a push and gives it up: its room goes to others, its other parts are passed over.
     fn refuse_push(
         &mut self,
+        now: Instant,
         connection: u64,
         client: ClientKey,
         request: Envelope,
@@ -287,6 +300,7 @@ impl Shard {
             conversation.refused = Some((request.sequence, room));
         }
         self.refuse(connection, request, refusal);
+        self.give_parked_rooms(now);
     }
 
     pub(super) fn answer_push(
@@ -316,7 +330,8 @@ impl Shard {
         if whole {
             // Too late: it will be applied, and that answers this request.
             if let (Some(room), Some(inbox)) = (room, &mut self.inbox) {
-                inbox.set_whole(room, WholePush { request: request.request, next: false });
+                let request = request.request;
+                inbox.set_whole(room, WholePush { connection, request, next: false });
             }
             return;
         }

@@ -57,11 +57,15 @@ pub(crate) struct Replicas {
     newest_epoch: u64,
     lease: Duration,
     last_tick: Option<Instant>,
+    pause: Option<Duration>,
 }
 
 /// Tasks whose clients a shard remembers: an entry is kept as long as the server lives, because
 /// it holds the outcomes of the client's pushes.
 pub(crate) const CLIENTS_MAX: usize = 16_384;
+
+/// Nobody has minted epochs from here on, and taking one in would leave none to mint.
+const EPOCH_LIMIT: u64 = 1 << 63;
 
 impl Replicas {
     pub(crate) fn new(lease: Duration) -> Self {
@@ -71,6 +75,7 @@ impl Replicas {
             newest_epoch: 0,
             lease,
             last_tick: None,
+            pause: None,
         }
     }
 
@@ -92,6 +97,7 @@ impl Replicas {
         let same = current.is_some_and(|client| client.incarnation == incarnation);
         let current_epoch = current.map_or(ClientEpoch(0), |client| client.epoch);
         let epoch = match (epoch.0, same) {
+            (EPOCH_LIMIT.., _) => return Err(Refusal::Fenced { epoch, current: current_epoch }),
             (0, true) => current_epoch,
             (0, false) if mint => {
                 self.newest_epoch += 1;
@@ -154,19 +160,26 @@ impl Replicas {
     pub(crate) fn expire(&mut self, now: Instant) -> Vec<ClientKey> {
         let pause = self.last_tick.map_or(Duration::ZERO, |last| now.saturating_duration_since(last));
         self.last_tick = Some(now);
+        self.pause = (pause > self.lease / 2).then_some(pause);
         let mut lost = Vec::new();
         for (index, client) in self.clients.iter_mut().enumerate() {
             if client.presence != Presence::Present {
                 continue;
             }
-            if pause > self.lease / 2 {
-                client.heard += pause;
+            if let Some(pause) = self.pause {
+                // What was heard since is not put into the future.
+                client.heard = (client.heard + pause).min(now);
             } else if now.saturating_duration_since(client.heard) >= self.lease {
                 client.presence = Presence::Lost;
                 lost.push(ClientKey(index as u32));
             }
         }
         lost
+    }
+
+    /// For how long this server itself had been paused at the last call of `expire`, if it was.
+    pub(crate) fn paused(&self) -> Option<Duration> {
+        self.pause
     }
 
     /// How many clients have ever joined, and how many are present.
@@ -206,6 +219,9 @@ mod tests {
         assert_eq!((restarted.epoch, restarted.fenced), (ClientEpoch(2), true));
         let ghost = admit(&mut replicas, 10, 1, now).unwrap_err();
         assert!(matches!(ghost, Refusal::Fenced { current: ClientEpoch(2), .. }));
+        let liar = admit(&mut replicas, 12, u64::MAX, now).unwrap_err();
+        assert!(matches!(liar, Refusal::Fenced { current: ClientEpoch(2), .. }));
+        assert_eq!(admit(&mut replicas, 12, 0, now).unwrap().epoch, ClientEpoch(3));
     }
 
     #[test]
@@ -231,7 +247,7 @@ mod tests {
         };
         assert!(step(&mut replicas, 100).is_empty());
         assert!(step(&mut replicas, 60_000).is_empty(), "this server was stopped, not the client");
-        for _ in 0..49 {
+        for _ in 0..48 {
             assert!(step(&mut replicas, 100).is_empty());
         }
         assert_eq!(step(&mut replicas, 100), [key]);

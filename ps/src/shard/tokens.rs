@@ -13,8 +13,13 @@ use super::{Detail, Shard};
 use crate::aggregate::step_owner::{Issued, Request};
 
 impl Shard {
-    pub(super) fn token_request(&mut self, now: Instant, entry: Entry) {
+    pub(super) fn token_request(&mut self, now: Instant, entry: Entry, newest: TokenId) {
         let (connection, request) = (entry.connection, entry.request);
+        let kept = self.whole_tokens();
+        let lost = entry.client.zip(self.owner.as_ref());
+        if let Some(issued) = lost.and_then(|(client, owner)| owner.lost_answer(client, newest, |token| kept.contains(&token))) {
+            return self.answer_token(now, &entry, Request::Granted(issued));
+        }
         match self.ask_owner(now, &entry) {
             None => {
                 let detail = Detail::clipped(format!("{} does not own the step", self.id));

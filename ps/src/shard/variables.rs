@@ -75,10 +75,12 @@ impl Shard {
         }
         self.arena.remove(Inbox::FILE)?;
         let layout = catalogue.layout(self.id);
-        let (arena, budget) = (&self.arena, &self.budget);
-        let inbox = Inbox::create(arena, budget, &layout, self.config.inbox_pushes)?;
-        let pin = self.config.pin_bytes_max;
-        let store = Store::create(arena, budget, catalogue, layout, optimizer, pin)?;
+        let (rooms, pin) = (self.config.inbox_pushes, self.config.pin_bytes_max);
+        // All at once, so that a refusal names all that the shard needs.
+        let need = Store::need(&layout, optimizer, pin);
+        let loan = self.budget.take(need.saturating_add(Inbox::need(&layout, rooms)))?;
+        let inbox = Inbox::create(&self.arena, &layout, rooms)?;
+        let store = Store::create(&self.arena, loan, catalogue, layout, optimizer, pin)?;
         self.inbox = Some(inbox);
         self.variables = Variables::Declared(Box::new(store));
         Ok(())

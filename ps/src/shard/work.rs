@@ -97,7 +97,7 @@ impl Shard {
                 }
                 self.send_parked_values();
                 self.report_members();
-                #[cfg(test)]
+                #[cfg(any(test, fuzzing))]
                 self.check_invariants();
             }
         }
@@ -136,7 +136,9 @@ impl Shard {
                         _ => store.assign(range.clone(), bytes)?,
                     }
                 }
-                budget = budget.saturating_sub((range.end - range.start).max(8));
+                // In whole words, so that the next slice ends between two elements of any type.
+                let spent = (range.end - range.start).next_multiple_of(8).max(8);
+                budget = budget.saturating_sub(spent);
                 // Behind a partition's last value lies its padding.
                 job.done_to = if range.end == values_end { partition.end() } else { range.end };
             }
@@ -204,6 +206,10 @@ impl Shard {
         let entry = self.replicas.client_mut(client);
         entry.window.settle(push.sequence, outcome);
         let (Some(connection), Some(whole)) = (entry.connection, push.whole) else { return };
+        if whole.connection != connection {
+            // It was asked for over a connection that is gone; whoever asks again is answered.
+            return;
+        }
         let present = entry.presence == Presence::Present;
         let (next, ended) = match whole.next && present {
             true => self.next_token(now, client),

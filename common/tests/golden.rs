@@ -1,0 +1,190 @@
+//! The bytes of every message and of a catalogue, as a table that a change cannot pass unseen.
+//!
+//! `PUSHPULL_BLESS=1 cargo test -p pushpull-common --test golden` writes the tables anew, after
+//! the version in `protocol/version.rs` has been thought about.
+
+mod samples;
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::io::{self, IoSliceMut};
+use std::path::PathBuf;
+
+use pushpull_common::catalogue::Catalogue;
+use pushpull_common::initializer::Initializer;
+use pushpull_common::partition::Partitioner;
+use pushpull_common::placement::{Placement, ShardMap, Strategy};
+use pushpull_common::protocol::{FrameReader, Header, Message, Poll};
+use pushpull_common::tensor::{DType, Shape};
+use pushpull_common::variable::VariableSpec;
+
+use samples::{ENVELOPE, Sample, samples};
+
+/// Compares with the table of this name, or writes it where that is asked for.
+fn compare(name: &str, found: &str) {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/golden")
+        .join(name);
+    if std::env::var_os("PUSHPULL_BLESS").is_some() {
+        println!("blessed {}: look at what has changed", path.display());
+        std::fs::write(&path, found).unwrap();
+    }
+    let golden = std::fs::read_to_string(&path).unwrap();
+    for (number, (golden, found)) in golden.lines().zip(found.lines()).enumerate() {
+        assert_eq!(found, golden, "line {} of {name}", number + 1);
+    }
+    assert_eq!(found.len(), golden.len(), "{name} ends early or late");
+}
+
+/// Rows of eight bytes, each behind its offset.
+fn rows(bytes: &[u8]) -> String {
+    let mut text = String::new();
+    for (index, row) in bytes.chunks(8).enumerate() {
+        let hex: Vec<String> = row.iter().map(|byte| format!("{byte:02x}")).collect();
+        let _ = writeln!(text, "{:04x}  {}", 8 * index, hex.join(" "));
+    }
+    text
+}
+
+/// The bytes of one entry of a table.
+fn bytes_of(entry: &str) -> Vec<u8> {
+    let rows = entry.lines().filter_map(|line| line.split_once("  "));
+    let hex = rows.flat_map(|(_, row)| row.split(' '));
+    hex.map(|byte| u8::from_str_radix(byte, 16).unwrap())
+        .collect()
+}
+
+fn entry(sample: &Sample) -> String {
+    format!(
+        "= {}\n# {:?}\n{}",
+        sample.name,
+        sample.message,
+        rows(&sample.frame())
+    )
+}
+
+#[test]
+fn every_message_has_its_golden_bytes() {
+    let samples = samples();
+    let kinds: BTreeSet<u16> = samples.iter().map(|sample| sample.message.kind()).collect();
+    let all: BTreeSet<u16> = Message::KINDS.iter().copied().collect();
+    assert_eq!(kinds, all, "every kind has a sample");
+    let names: BTreeSet<&str> = samples.iter().map(|sample| sample.name.as_str()).collect();
+    assert_eq!(
+        names.len(),
+        samples.len(),
+        "every sample has a name of its own"
+    );
+    let head = "Header (ten rows) and meta of every message, under one envelope: request 0x101, \
+                restore epoch\n0x202, step 0x303, sequence 0x404, deadline 0x505 ms. Offsets and \
+                bytes are hexadecimal.\n\n";
+    let entries: Vec<String> = samples.iter().map(entry).collect();
+    compare("frames.txt", &(head.to_owned() + &entries.join("\n")));
+}
+
+#[test]
+fn the_golden_bytes_decode_to_the_messages() {
+    let table = include_str!("golden/frames.txt");
+    let mut entries = table.split("\n= ").skip(1);
+    for sample in samples() {
+        let entry = entries
+            .next()
+            .unwrap_or_else(|| panic!("{} has no entry", sample.name));
+        assert_eq!(entry.lines().next(), Some(sample.name.as_str()));
+        let bytes = bytes_of(entry);
+        let mut rest = bytes.as_slice();
+        let mut reader = FrameReader::new();
+        let mut source = |slices: &mut [IoSliceMut<'_>]| io::Read::read(&mut rest, &mut slices[0]);
+        let Poll::Frame(header, message) = reader.poll(&mut source).unwrap() else {
+            panic!("{} is not a whole frame", sample.name);
+        };
+        assert_eq!(message, sample.message, "{}", sample.name);
+        assert_eq!(header.kind, sample.message.kind());
+        assert_eq!(header.request, ENVELOPE.request);
+        assert_eq!(header.restore_epoch, ENVELOPE.restore_epoch);
+        assert_eq!(
+            (header.step, header.sequence),
+            (ENVELOPE.step, ENVELOPE.sequence)
+        );
+        assert_eq!(header.deadline_ms, ENVELOPE.deadline_ms);
+        assert_eq!(header.body_bytes, sample.body.bytes);
+        assert_eq!(header.body_crc, sample.body.crc.unwrap_or(0));
+        assert_eq!(Header::BYTES + header.meta_bytes as usize, bytes.len());
+    }
+    assert_eq!(entries.next(), None);
+}
+
+/// Every type, every initializer, a split variable, an empty one and a scalar.
+fn catalogue() -> Catalogue {
+    let f32 = |name: &str, extents: &[u64], initializer| {
+        VariableSpec::f32(name, extents)
+            .unwrap()
+            .initializer(initializer)
+    };
+    let variables = vec![
+        f32("zeros", &[10, 3], Initializer::Zeros).partitioner(Partitioner::Fixed { shards: 3 }),
+        f32("ones", &[1], Initializer::Ones).seed(0x0102_0304_0506_0708),
+        f32("constant", &[], Initializer::Constant(-0.5)).plain(),
+        f32(
+            "uniform",
+            &[2, 2],
+            Initializer::Uniform {
+                low: -1.0,
+                high: 1.0,
+            },
+        ),
+        f32(
+            "normal",
+            &[2],
+            Initializer::Normal {
+                mean: 0.0,
+                stddev: 0.5,
+            },
+        ),
+        f32(
+            "truncated",
+            &[2],
+            Initializer::TruncatedNormal {
+                mean: 1.0,
+                stddev: 2.0,
+            },
+        ),
+        f32("glorot uniform", &[2, 3], Initializer::GlorotUniform),
+        f32("glorot normal", &[2, 3], Initializer::GlorotNormal),
+        f32("he uniform", &[2, 3], Initializer::HeUniform),
+        f32("he normal", &[2, 3], Initializer::HeNormal),
+        VariableSpec::new("f64", DType::F64, Shape::new([3]).unwrap()).unwrap(),
+        VariableSpec::new("i64", DType::I64, Shape::scalar()).unwrap(),
+        VariableSpec::f32("none", [0, 4]).unwrap(),
+    ];
+    let map = ShardMap::new([0, 1], 2).unwrap();
+    let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
+    Catalogue::new(variables, &placement).unwrap()
+}
+
+#[test]
+fn a_catalogue_has_its_golden_bytes_and_digest() {
+    let catalogue = catalogue();
+    let digest: String = catalogue
+        .digest()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    let mut text = format!("= digest {digest}\n");
+    for variable in catalogue.variables() {
+        let _ = writeln!(
+            text,
+            "# {} {} {}",
+            variable.name(),
+            variable.dtype(),
+            variable.shape()
+        );
+    }
+    text.push_str(&rows(catalogue.encode()));
+    compare("catalogue.txt", &text);
+    let decoded = Catalogue::decode(&bytes_of(&text)).unwrap();
+    assert_eq!(
+        (decoded.digest(), decoded.difference(&catalogue)),
+        (catalogue.digest(), None)
+    );
+}

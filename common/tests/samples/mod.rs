@@ -1,0 +1,390 @@
+//! Every message there is, each in all its variants, with the names they have in the golden table.
+
+mod variants;
+
+use pushpull_common::ids::{
+    ClientEpoch, GlobalStep, Incarnation, RequestId, RestoreEpoch, Sequence, ShardId, TokenId,
+};
+use pushpull_common::protocol::message::*;
+use pushpull_common::protocol::wire::{List, Text};
+use pushpull_common::protocol::{BodyStamp, Envelope, Grant, Message, encode};
+
+use variants::{Variants as _, filled};
+
+/// A message, its name in the table, and what its header says of a body.
+pub(crate) struct Sample {
+    pub(crate) name: String,
+    pub(crate) message: Message,
+    pub(crate) body: BodyStamp,
+}
+
+impl Sample {
+    /// Header and meta under [`ENVELOPE`].
+    pub(crate) fn frame(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        encode(&mut bytes, &ENVELOPE, &self.message, self.body);
+        bytes
+    }
+}
+
+/// The envelope of every sample: each field another, so that no two can be swapped unseen.
+pub(crate) const ENVELOPE: Envelope = Envelope {
+    request: RequestId(0x0101),
+    restore_epoch: RestoreEpoch(0x0202),
+    step: GlobalStep(0x0303),
+    sequence: Sequence(0x0404),
+    deadline_ms: 0x0505,
+};
+
+/// Every message, and every variant of every sum type in one.
+pub(crate) fn samples() -> Vec<Sample> {
+    variants::check_complete();
+    let mut list = Vec::new();
+    let mut add = |name: &str, message: Message| {
+        list.push(Sample {
+            name: name.to_owned(),
+            message,
+            body: BodyStamp::NONE,
+        });
+    };
+    conversation(&mut add);
+    variables(&mut add);
+    tokens(&mut add);
+    pushes(&mut add);
+    between_servers(&mut add);
+    with_bodies(&mut list);
+    list
+}
+
+fn conversation(add: &mut impl FnMut(&str, Message)) {
+    for (name, role) in Role::named() {
+        add(&format!("Hello {name}"), Hello { role, ..hello() }.into());
+    }
+    for (name, body_crc) in BodyCrc::named() {
+        add(
+            &format!("Hello body_crc {name}"),
+            Hello {
+                body_crc,
+                ..hello()
+            }
+            .into(),
+        );
+    }
+    let catalogue = Some(filled(0xa0));
+    add(
+        "Hello again",
+        Hello {
+            catalogue,
+            client_epoch: ClientEpoch(9),
+            ..hello()
+        }
+        .into(),
+    );
+    let auth = List::new(vec![1, 2, 3]).expect("3 bytes are few");
+    add(
+        "Hello auth",
+        Hello {
+            identity: List::default(),
+            auth,
+            ..hello()
+        }
+        .into(),
+    );
+    for (name, mode) in ModeIs::named() {
+        add(
+            &format!("Welcome {name}"),
+            Welcome { mode, ..welcome() }.into(),
+        );
+    }
+    for (name, non_finite) in NonFinitePolicy::named() {
+        add(
+            &format!("Welcome non_finite {name}"),
+            Welcome {
+                non_finite,
+                ..welcome()
+            }
+            .into(),
+        );
+    }
+    for (name, catalogue) in CatalogueState::named() {
+        add(
+            &format!("Welcome catalogue {name}"),
+            Welcome {
+                catalogue,
+                ..welcome()
+            }
+            .into(),
+        );
+    }
+    for (name, refusal) in variants::refusals() {
+        add(&format!("Refused {name}"), Refused { refusal }.into());
+    }
+    add("Heartbeat", Heartbeat {}.into());
+    add("HeartbeatAnswer", HeartbeatAnswer {}.into());
+    add("Finish", Finish {}.into());
+    add("Finished", Finished {}.into());
+    add("Leave", Leave {}.into());
+    add("Left", Left {}.into());
+}
+
+fn hello() -> Hello {
+    let field = |name, value| (text(name), text(value));
+    let identity = vec![field("optimizer", "adam"), field("shards", "2")];
+    Hello {
+        version_oldest: 0,
+        version_newest: 1,
+        role: Role::Worker {},
+        job: text("worker"),
+        task: 3,
+        shard: ShardId { task: 1, shard: 2 },
+        incarnation: Incarnation(0x1122_3344_5566_7788),
+        client_epoch: ClientEpoch(0),
+        seen_epoch: RestoreEpoch(4),
+        seen_step: GlobalStep(5),
+        catalogue: None,
+        body_crc: BodyCrc::Auto {},
+        identity: List::new(identity).expect("2 fields are few"),
+        auth: List::default(),
+    }
+}
+
+fn welcome() -> Welcome {
+    Welcome {
+        version: 0,
+        shards: 2,
+        client_epoch: ClientEpoch(6),
+        mode: ModeIs::Asynchronous {},
+        lease_ms: 5000,
+        part_bytes_max: 1 << 20,
+        body_crc: BodyCrc::Off {},
+        non_finite: NonFinitePolicy::Reject {},
+        catalogue: CatalogueState::Absent {},
+        identity: List::default(),
+        auth: List::default(),
+    }
+}
+
+fn variables(add: &mut impl FnMut(&str, Message)) {
+    add(
+        "Declare",
+        Declare {
+            digest: filled(0xd0),
+        }
+        .into(),
+    );
+    for (name, state) in CatalogueState::named() {
+        add(&format!("Declared {name}"), Declared { state }.into());
+    }
+    add("Initialize", Initialize {}.into());
+    add("AwaitReady", AwaitReady {}.into());
+    add(
+        "Ready",
+        Ready {
+            digest: filled(0xd0),
+        }
+        .into(),
+    );
+    add("FetchCatalogue", FetchCatalogue {}.into());
+    add(
+        "CatalogueIs",
+        CatalogueIs {
+            digest: filled(0xd0),
+        }
+        .into(),
+    );
+    for (name, selection) in Selection::named() {
+        add(&format!("Pull {name}"), Pull { selection }.into());
+    }
+    add(
+        "Pulled",
+        Pulled {
+            version: 7,
+            offset: 4096,
+            last: false,
+        }
+        .into(),
+    );
+    add(
+        "Pulled last",
+        Pulled {
+            version: 7,
+            offset: 8192,
+            last: true,
+        }
+        .into(),
+    );
+}
+
+fn tokens(add: &mut impl FnMut(&str, Message)) {
+    add(
+        "TokenRequest",
+        TokenRequest {
+            newest: TokenId(10),
+        }
+        .into(),
+    );
+    add("Granted", Granted { grant: grant() }.into());
+    for (name, reason) in EndReason::named() {
+        add(&format!("Ended {name}"), Ended { reason }.into());
+    }
+    add(
+        "ReturnToken",
+        ReturnToken {
+            token: TokenId(11),
+            generation: 12,
+        }
+        .into(),
+    );
+    add("Returned", Returned {}.into());
+    add("Reserve", Reserve {}.into());
+    add("Room", Room { room: 14 }.into());
+}
+
+fn grant() -> Grant {
+    Grant {
+        token: TokenId(11),
+        generation: 12,
+        step: GlobalStep(13),
+        room: 14,
+    }
+}
+
+fn pushes(add: &mut impl FnMut(&str, Message)) {
+    for (name, operation) in Operation::named() {
+        add(
+            &format!("PushPart {name}"),
+            PushPart {
+                operation,
+                ..part()
+            }
+            .into(),
+        );
+    }
+    add(
+        "PushPart last",
+        PushPart {
+            whole: Some(8192),
+            next: true,
+            ..part()
+        }
+        .into(),
+    );
+    for (name, outcome) in variants::outcomes() {
+        add(
+            &format!("PushAnswer {name}"),
+            PushAnswer {
+                outcome,
+                ..answer()
+            }
+            .into(),
+        );
+    }
+    add(
+        "PushAnswer next",
+        PushAnswer {
+            next: Some(grant()),
+            room: 15,
+            ..answer()
+        }
+        .into(),
+    );
+    for (name, reason) in EndReason::named() {
+        let ended = Some(reason);
+        add(
+            &format!("PushAnswer ended {name}"),
+            PushAnswer { ended, ..answer() }.into(),
+        );
+    }
+    add(
+        "PushAnswer again",
+        PushAnswer {
+            duplicate: true,
+            ..answer()
+        }
+        .into(),
+    );
+    add("Withdraw", Withdraw {}.into());
+    add("OutcomeQuery", OutcomeQuery {}.into());
+    for (name, state) in variants::push_states() {
+        add(&format!("OutcomeIs {name}"), OutcomeIs { state }.into());
+    }
+}
+
+fn part() -> PushPart {
+    PushPart {
+        operation: Operation::Gradient {},
+        token: TokenId(11),
+        generation: 12,
+        room: 14,
+        offset: 4096,
+        whole: None,
+        next: false,
+    }
+}
+
+fn answer() -> PushAnswer {
+    let outcome = variants::outcomes().swap_remove(0).1;
+    PushAnswer {
+        outcome,
+        duplicate: false,
+        next: None,
+        ended: None,
+        room: 0,
+    }
+}
+
+fn between_servers(add: &mut impl FnMut(&str, Message)) {
+    let (token, generation, shard) = (TokenId(11), 12, ShardId { task: 1, shard: 2 });
+    add(
+        "Held",
+        Held {
+            token,
+            generation,
+            shard,
+            norm_squared: 0.5,
+        }
+        .into(),
+    );
+    add(
+        "Admit",
+        Admit {
+            token,
+            order: 16,
+            norm_squared: 2.0,
+        }
+        .into(),
+    );
+    add("Drop", Drop { token, generation }.into());
+    add("Dropped", Dropped { token, generation }.into());
+    add("Commit", Commit { count: 4 }.into());
+    add("StepApplied", StepApplied { shard }.into());
+}
+
+/// The kinds that may have a body, once without a checksum and once with one.
+fn with_bodies(list: &mut Vec<Sample>) {
+    let digest = filled(0xd0);
+    let messages: [Message; 4] = [
+        Declare { digest }.into(),
+        CatalogueIs { digest }.into(),
+        part().into(),
+        Pulled {
+            version: 7,
+            offset: 4096,
+            last: true,
+        }
+        .into(),
+    ];
+    for message in messages {
+        for (suffix, crc) in [("body", None), ("body crc", Some(0xc0c1_c2c3))] {
+            list.push(Sample {
+                name: format!("{} {suffix}", message.name()),
+                message: message.clone(),
+                body: BodyStamp { bytes: 4096, crc },
+            });
+        }
+    }
+}
+
+fn text<const MAX: usize>(text: &str) -> Text<MAX> {
+    Text::new(text).expect("the samples' texts are short")
+}

@@ -1,0 +1,168 @@
+//! Every variant of every sum type on the wire, and the check that none is missing.
+
+use std::collections::BTreeSet;
+
+use pushpull_common::ids::{
+    ClientEpoch, GlobalStep, PartitionId, RestoreEpoch, Sequence, ShardId, TokenId, VariableId,
+};
+use pushpull_common::protocol::message::*;
+use pushpull_common::protocol::refusal::{Detail, Refusal};
+use pushpull_common::protocol::wire::{List, Reader, Wire};
+use pushpull_common::protocol::{Outcome, ProtocolError, PushState};
+
+/// A sum type whose variants can be listed.
+pub(crate) trait Variants: Wire {
+    /// Its name, as [`ProtocolError::Invalid`] gives it.
+    const NAME: &'static str;
+    /// Each variant at least once.
+    fn named() -> Vec<(&'static str, Self)>;
+}
+
+macro_rules! variants {
+    ($($type:ty: $($name:literal => $value:expr),*;)*) => {
+        $(impl Variants for $type {
+            const NAME: &'static str = stringify!($type);
+            fn named() -> Vec<(&'static str, Self)> {
+                vec![$(($name, $value)),*]
+            }
+        })*
+
+        /// Asserts that every tag that decodes has a sample.
+        pub(crate) fn check_complete() {
+            $(check::<$type>();)*
+        }
+    };
+}
+
+variants! {
+    Role:
+        "worker" => Role::Worker {}, "chief" => Role::Chief {}, "reader" => Role::Reader {},
+        "admin" => Role::Admin {}, "peer" => Role::Peer {};
+    BodyCrc: "on" => BodyCrc::On {}, "off" => BodyCrc::Off {}, "auto" => BodyCrc::Auto {};
+    ModeIs:
+        "asynchronous" => ModeIs::Asynchronous {},
+        "synchronous" => ModeIs::Synchronous { replicas_to_aggregate: 4, total_num_replicas: 5 };
+    NonFinitePolicy:
+        "reject" => NonFinitePolicy::Reject {}, "count" => NonFinitePolicy::Count {},
+        "allow" => NonFinitePolicy::Allow {};
+    CatalogueState:
+        "absent" => CatalogueState::Absent {},
+        "declared" => CatalogueState::Declared { digest: filled(0xd0) },
+        "ready" => CatalogueState::Ready { digest: filled(0xd0) };
+    Operation:
+        "gradient" => Operation::Gradient {}, "assign" => Operation::Assign {},
+        "assign_add" => Operation::AssignAdd {};
+    Selection:
+        "all" => Selection::All {},
+        "partitions" => Selection::Partitions { partitions: partitions() };
+    EndReason: "last_step" => EndReason::LastStep {}, "finished" => EndReason::Finished {};
+    Outcome:
+        "applied" => Outcome::Applied { version: 7, step: GlobalStep(8), staleness: 2 },
+        "accepted" => Outcome::Accepted { step: GlobalStep(8) },
+        "stale" => Outcome::Stale { current: GlobalStep(9) },
+        "withdrawn" => Outcome::Withdrawn {};
+    PushState:
+        "unknown" => PushState::Unknown {}, "receiving" => PushState::Receiving { bytes: 4096 },
+        "settled applied" => settled(0), "settled accepted" => settled(1),
+        "settled stale" => settled(2), "settled withdrawn" => settled(3),
+        "too_old" => PushState::TooOld { oldest: 65 };
+    Refusal:
+        "version" => Refusal::Version { oldest: 1, newest: 2 },
+        "identity" => Refusal::Identity {
+            field: detail("optimizer"), server: detail("adam"), client: detail("sgd"),
+            server_hash: filled(0xa0), client_hash: filled(0xb0),
+        },
+        "catalogue" => Refusal::Catalogue {
+            server: filled(0xa0), client: filled(0xb0), differs: detail("größe"),
+        },
+        "wrong_shard" => Refusal::WrongShard {
+            wanted: ShardId { task: 1, shard: 2 }, task: 3, shards: 4,
+        },
+        "not_initialized" => Refusal::NotInitialized {},
+        "fenced" => Refusal::Fenced { epoch: ClientEpoch(1), current: ClientEpoch(2) },
+        "role" => Refusal::Role { role: 3, kind: 32 },
+        "does_not_fit" => Refusal::DoesNotFit { need: 1 << 40, limit: 1 << 30 },
+        "unknown_partition" => Refusal::UnknownPartition { partition: PartitionId(17) },
+        "range" => Refusal::Range { offset: 8, bytes: 16, limit: 20 },
+        "non_finite" => Refusal::NonFinite {
+            variable: VariableId(18), element: 19, value: f64::INFINITY,
+        },
+        "no_room" => Refusal::NoRoom { room: 14 },
+        "deadline" => Refusal::Deadline { waited_ms: 1500, awaited: detail("a token") },
+        "busy" => Refusal::Busy { what: detail("connections"), limit: 4096 },
+        "unsupported" => Refusal::Unsupported { kind: 60, detail: detail("no") },
+        "stopping" => Refusal::Stopping {},
+        "token" => Refusal::Token { token: TokenId(11), generation: 12 },
+        "restore_epoch" => Refusal::RestoreEpoch {
+            found: RestoreEpoch(1), current: RestoreEpoch(2),
+        },
+        "storage" => Refusal::Storage { detail: detail("disk full") },
+        "window" => Refusal::Window {
+            sequence: Sequence(1), oldest: Sequence(2), newest: Sequence(65),
+        },
+        "incomplete" => Refusal::Incomplete {
+            partition: PartitionId(17), bytes: 8, expected: 16,
+        },
+        "operation" => Refusal::Operation { variable: VariableId(18), tried: detail("add") },
+        "denied" => Refusal::Denied {},
+        "length" => Refusal::Length { named: 16, received: 8 };
+}
+
+/// What `named` lists, for the types whose samples stand in other messages.
+pub(crate) fn refusals() -> Vec<(&'static str, Refusal)> {
+    Refusal::named()
+}
+
+/// As [`refusals`].
+pub(crate) fn outcomes() -> Vec<(&'static str, Outcome)> {
+    Outcome::named()
+}
+
+/// As [`refusals`].
+pub(crate) fn push_states() -> Vec<(&'static str, PushState)> {
+    PushState::named()
+}
+
+/// 32 bytes that count up from `first`.
+pub(crate) fn filled(first: u8) -> [u8; 32] {
+    std::array::from_fn(|index| first.wrapping_add(index as u8))
+}
+
+fn settled(outcome: usize) -> PushState {
+    PushState::Settled {
+        outcome: Outcome::named()[outcome].1,
+    }
+}
+
+fn partitions<const MAX: usize>() -> List<PartitionId, MAX> {
+    List::new(vec![
+        PartitionId(0),
+        PartitionId(2),
+        PartitionId(0x0102_0304),
+    ])
+    .expect("3 are few")
+}
+
+fn detail(text: &str) -> Detail {
+    Detail::new(text).expect("the samples' texts are short")
+}
+
+fn check<T: Variants>() {
+    let listed: BTreeSet<u8> = T::named()
+        .iter()
+        .map(|(_, value)| {
+            let mut bytes = Vec::new();
+            value.put(&mut bytes);
+            bytes[0]
+        })
+        .collect();
+    let known: BTreeSet<u8> = (0..=u8::MAX).filter(|&tag| is_known::<T>(tag)).collect();
+    assert_eq!(listed, known, "each tag of {} has a sample", T::NAME);
+}
+
+fn is_known<T: Variants>(tag: u8) -> bool {
+    let mut bytes = [0; 256];
+    bytes[0] = tag;
+    let unknown = |error: ProtocolError| matches!(error, ProtocolError::Invalid { field, .. } if field == T::NAME);
+    !T::take(&mut Reader::new("sample", &bytes)).is_err_and(unknown)
+}

@@ -1,0 +1,192 @@
+//! Any bytes through the decoder: it never panics, never holds more than it may, and what it takes
+//! has exactly one encoding.
+//!
+//! Each input is read twice: as it is, and mended, so that the fields behind the checksums are
+//! reached. How the stream is chopped, and which bodies are taken, follows from the input.
+
+#![no_main]
+
+use std::io::{self, IoSliceMut};
+
+use libfuzzer_sys::fuzz_target;
+use pushpull_common::catalogue::Catalogue;
+use pushpull_common::protocol::{
+    BodyPoll, BodyStamp, Envelope, FrameReader, Header, Message, Poll, encode, header, limits,
+};
+
+/// Bodies longer than this are skipped: taking them would only cost time.
+const TAKEN_MAX: u64 = 64 << 10;
+
+fuzz_target!(|bytes: &[u8]| {
+    read(bytes);
+    read(&mend(bytes));
+    catalogue(bytes);
+});
+
+/// Choices that follow from the input (xorshift64).
+struct Choices(u64);
+
+impl Choices {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+}
+
+fn read(stream: &[u8]) {
+    let mut choices = Choices(u64::from(crc32c::crc32c(stream)) << 8 | 1);
+    let opened = choices.next() % 4 != 0;
+    let mut reader = FrameReader::new();
+    let mut meta_max = limits::HANDSHAKE_META_BYTES_MAX;
+    if opened {
+        reader.open();
+        meta_max = limits::META_BYTES_MAX;
+    }
+    let room = (Header::BYTES + meta_max as usize).max(limits::READ_BUFFER_BYTES);
+    let skips = choices.next();
+    let mut rest = stream;
+    let mut source = |slices: &mut [IoSliceMut<'_>]| {
+        let buffer = slices.last().map_or(0, |slice| slice.len());
+        assert!(buffer <= room, "{buffer} bytes of buffer, {room} allowed");
+        let step = match choices.next() % 8 {
+            0 => return Err(io::ErrorKind::WouldBlock.into()),
+            1 => return Err(io::ErrorKind::Interrupted.into()),
+            2 => 1,
+            3..6 => choices.next() as usize % 100 + 1,
+            _ => usize::MAX,
+        };
+        let mut now = &rest[..step.min(rest.len())];
+        let mut count = 0;
+        for slice in slices {
+            count += io::Read::read(&mut now, slice)?;
+        }
+        rest = &rest[count..];
+        Ok(count)
+    };
+    let mut at = 0;
+    for frame in 0.. {
+        let (header, message) = match reader.poll(&mut source) {
+            Ok(Poll::Frame(header, message)) => (header, message),
+            Ok(Poll::Pending) => continue,
+            Ok(Poll::Closed) => {
+                assert_eq!(at, stream.len(), "every byte belongs to a frame");
+                return;
+            }
+            Err(_) => return,
+        };
+        let again = encode_again(&header, &message);
+        assert_eq!(
+            again,
+            stream[at..at + again.len()],
+            "{message:?} has one encoding"
+        );
+        at += again.len();
+        if header.body_bytes > 0 {
+            let skip = header.body_bytes > TAKEN_MAX || skips >> (frame % 64) & 1 == 1;
+            let mut body = vec![0; if skip { 0 } else { header.body_bytes as usize }];
+            loop {
+                let poll = match skip {
+                    true => reader.skip_body(&mut source),
+                    false => reader.poll_body(&mut source, &mut body),
+                };
+                match poll {
+                    Ok(BodyPoll::Done) => break,
+                    Ok(BodyPoll::Pending) => {}
+                    Err(_) => return,
+                }
+            }
+            let length = header.body_bytes as usize;
+            assert!(
+                skip || body == stream[at..at + length],
+                "the body is what was sent"
+            );
+            at += length;
+            catalogue(&body);
+        }
+        assert!(reader.bytes() >= at as u64, "what was read had come");
+    }
+}
+
+fn encode_again(header: &Header, message: &Message) -> Vec<u8> {
+    let envelope = Envelope {
+        request: header.request,
+        restore_epoch: header.restore_epoch,
+        step: header.step,
+        sequence: header.sequence,
+        deadline_ms: header.deadline_ms,
+    };
+    let crc = (header.flags & header::FLAG_BODY_CRC != 0).then_some(header.body_crc);
+    let mut bytes = Vec::new();
+    encode(
+        &mut bytes,
+        &envelope,
+        message,
+        BodyStamp {
+            bytes: header.body_bytes,
+            crc,
+        },
+    );
+    bytes
+}
+
+/// The input as a stream of frames whose headers and checksums are right.
+fn mend(bytes: &[u8]) -> Vec<u8> {
+    let mut stream = bytes.to_vec();
+    let mut rest = stream.as_mut_slice();
+    while rest.len() >= Header::BYTES {
+        let (head, after) = rest.split_at_mut(Header::BYTES);
+        let field = |head: &[u8], at: usize| u16::from_le_bytes([head[at], head[at + 1]]);
+        let kind = Message::KINDS[usize::from(field(head, 6)) % Message::KINDS.len()];
+        let meta = usize::from(field(head, 8)).min(after.len());
+        let (meta, after) = after.split_at_mut(meta);
+        let flags = head[12] & header::FLAG_BODY_CRC as u8;
+        let limit = Message::body_limit(kind)
+            .unwrap_or(0)
+            .min(after.len() as u64) as usize;
+        let (body, after) = after.split_at_mut(usize::from(field(head, 16)).min(limit));
+        head[..4].copy_from_slice(&header::MAGIC.to_le_bytes());
+        head[4..6].fill(0);
+        head[6..8].copy_from_slice(&kind.to_le_bytes());
+        head[8..12].copy_from_slice(&(meta.len() as u32).to_le_bytes());
+        head[12..16].copy_from_slice(&u32::from(flags).to_le_bytes());
+        head[16..24].copy_from_slice(&(body.len() as u64).to_le_bytes());
+        head[36..40].fill(0);
+        // One body in a few keeps a checksum that is wrong.
+        match (flags, head[60] % 8) {
+            (0, _) => head[60..64].fill(0),
+            (_, 0) => {}
+            _ => head[60..64].copy_from_slice(&crc32c::crc32c(body).to_le_bytes()),
+        }
+        head[64..72].fill(0);
+        head[72..76].copy_from_slice(&crc32c::crc32c(meta).to_le_bytes());
+        let crc = crc32c::crc32c(&head[..76]);
+        head[76..80].copy_from_slice(&crc.to_le_bytes());
+        rest = after;
+    }
+    stream
+}
+
+/// A catalogue that decodes has one encoding, and layouts without holes.
+fn catalogue(bytes: &[u8]) {
+    let Ok(catalogue) = Catalogue::decode(bytes) else {
+        return;
+    };
+    assert_eq!(catalogue.encode(), bytes);
+    let mut seen = 0;
+    for shard in catalogue.shards() {
+        let layout = catalogue.layout(shard);
+        let mut end = 0;
+        for partition in layout.partitions() {
+            assert_eq!((partition.offset, partition.offset % 8), (end, 0));
+            assert!(layout.starts_at(end));
+            end = partition.end();
+            assert!(layout.cut_at(end).is_none());
+            seen += 1;
+        }
+        assert_eq!(layout.bytes(), end);
+    }
+    assert_eq!(seen, catalogue.partitions().len());
+    assert_eq!(catalogue.difference(&catalogue.clone()), None);
+}

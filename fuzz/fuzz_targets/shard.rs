@@ -1,0 +1,62 @@
+//! Any conversation with a shard: it never panics, applies no push twice, and tears no pull.
+//!
+//! An input is a list of actions of a few clients that break every rule a client can break, under
+//! a clock of its own. What must hold: a push has one outcome, a version belongs to one push, the
+//! global step is the number of gradients applied, and all elements of a partition are equal in
+//! every answer to a pull, since every push here gives all of them the same value.
+
+#![no_main]
+
+mod model;
+
+use std::time::Duration;
+
+use arbitrary::Arbitrary;
+use libfuzzer_sys::fuzz_target;
+use pushpull_ps::fuzzing::Settings;
+use pushpull_ps::{Adam, NonFinite, Sgd};
+
+use model::{Action, World};
+
+/// Actions beyond these are left out.
+const ACTIONS_MAX: usize = 200;
+
+#[derive(Arbitrary, Debug)]
+struct Input {
+    adam: bool,
+    last_step: Option<u8>,
+    policy: u8,
+    token_timeout: Option<u8>,
+    inbox_pushes: bool,
+    /// Whether training has begun when the actions begin, and with which variables.
+    begun: Option<bool>,
+    actions: Vec<Action>,
+}
+
+fuzz_target!(|input: Input| {
+    let settings = Settings {
+        last_step: input.last_step.map(u64::from),
+        non_finite: match input.policy % 4 {
+            0 => NonFinite::Count,
+            1 => NonFinite::Allow,
+            _ => NonFinite::Reject,
+        },
+        token_timeout: input
+            .token_timeout
+            .map(|ms| Duration::from_millis(20 * u64::from(ms))),
+        lease: Duration::from_secs(1),
+        inbox_pushes: if input.inbox_pushes { 2 } else { 1 },
+        connections_max: 6,
+    };
+    let mut world = match input.adam {
+        true => World::new(settings, Adam::default()),
+        false => World::new(settings, Sgd::new(1.0)),
+    };
+    if let Some(wide) = input.begun {
+        world.begin(wide);
+    }
+    for action in input.actions.into_iter().take(ACTIONS_MAX) {
+        world.act(action);
+    }
+    world.finish();
+});

@@ -1,0 +1,169 @@
+//! What peers say, and how it looks as bytes.
+
+use std::sync::Arc;
+
+use pushpull_common::catalogue::Catalogue;
+use pushpull_common::ids::{
+    ClientEpoch, GlobalStep, Incarnation, RestoreEpoch, Sequence, ShardId, TokenId,
+};
+use pushpull_common::identity::Identity;
+use pushpull_common::placement::{Placement, ShardMap, Strategy};
+use pushpull_common::protocol::message::{BodyCrc, Hello, Operation, PushPart, Role};
+use pushpull_common::protocol::wire::{List, Text};
+use pushpull_common::protocol::{BodyStamp, Envelope, Grant, Header, Message, encode, version};
+use pushpull_common::tensor::{DType, Shape};
+use pushpull_common::variable::VariableSpec;
+
+use crate::shard::output::PulledParts;
+
+/// One client task, as it introduces itself.
+#[derive(Clone, Debug)]
+pub(super) struct Peer {
+    pub(super) role: Role,
+    pub(super) task: u32,
+    pub(super) incarnation: u64,
+    pub(super) epoch: ClientEpoch,
+}
+
+/// What a push says of itself; the rest is told part by part.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Push {
+    pub(super) sequence: u64,
+    pub(super) operation: Operation,
+    pub(super) grant: Grant,
+    pub(super) room: u32,
+    pub(super) next: bool,
+}
+
+pub(super) fn worker(task: u32) -> Peer {
+    Peer { role: Role::Worker {}, task, incarnation: 100 + u64::from(task), epoch: ClientEpoch(0) }
+}
+
+pub(super) fn chief() -> Peer {
+    Peer { role: Role::Chief {}, ..worker(0) }
+}
+
+/// `w` (3 f32, at 0) and `d` (2 f64, at 16) are trained, `ledger` (4 f32, at 32) and `n` (1 i64,
+/// at 48) are plain: 56 bytes.
+pub(super) fn variables() -> Vec<VariableSpec> {
+    vec![
+        VariableSpec::f32("w", [3]).unwrap(),
+        VariableSpec::new("d", DType::F64, Shape::new([2]).unwrap()).unwrap(),
+        VariableSpec::f32("ledger", [4]).unwrap().plain(),
+        VariableSpec::new("n", DType::I64, Shape::new([1]).unwrap()).unwrap(),
+    ]
+}
+
+pub(super) fn place(variables: Vec<VariableSpec>, shards: u16) -> Arc<Catalogue> {
+    let map = ShardMap::new([0], shards).unwrap();
+    let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
+    Arc::new(Catalogue::new(variables, &placement).unwrap())
+}
+
+/// The elements as bytes, padded to a whole word.
+pub(super) fn bytes_of<T: bytemuck::Pod>(elements: &[T]) -> Vec<u8> {
+    let mut bytes = bytemuck::cast_slice::<T, u8>(elements).to_vec();
+    bytes.resize(bytes.len().next_multiple_of(8), 0);
+    bytes
+}
+
+pub(super) fn f32s(bytes: &[u8]) -> Vec<f32> {
+    bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+}
+
+pub(super) fn f64s(bytes: &[u8]) -> Vec<f64> {
+    bytes.chunks_exact(8).map(|b| f64::from_le_bytes(b.try_into().unwrap())).collect()
+}
+
+pub(super) fn identity() -> Identity {
+    Identity::new().with("ps", "0").with("optimizer", "sgd")
+}
+
+impl Peer {
+    /// The same task, started anew.
+    pub(super) fn restarted(&self) -> Peer {
+        Peer { incarnation: self.incarnation + 1000, epoch: ClientEpoch(0), ..self.clone() }
+    }
+
+    pub(super) fn hello(&self, shard: usize) -> Hello {
+        Hello {
+            version_oldest: version::OLDEST,
+            version_newest: version::NEWEST,
+            role: self.role,
+            job: Text::clipped("worker"),
+            task: self.task,
+            shard: ShardId { task: 0, shard: shard as u16 },
+            incarnation: Incarnation(self.incarnation),
+            client_epoch: self.epoch,
+            seen_epoch: RestoreEpoch(0),
+            seen_step: GlobalStep(0),
+            catalogue: None,
+            body_crc: BodyCrc::Auto {},
+            identity: identity().to_wire(),
+            auth: List::default(),
+        }
+    }
+}
+
+impl Push {
+    pub(super) fn gradient(sequence: u64, grant: Grant, room: u32) -> Push {
+        Push { sequence, operation: Operation::Gradient {}, grant, room, next: false }
+    }
+
+    pub(super) fn plain(sequence: u64, operation: Operation, room: u32) -> Push {
+        let (token, step) = (TokenId(0), GlobalStep(0));
+        let grant = Grant { token, generation: 0, step, room: 0 };
+        Push { sequence, operation, grant, room, next: false }
+    }
+
+    pub(super) fn part(&self, offset: u64, whole: Option<u64>) -> Message {
+        let part = PushPart {
+            operation: self.operation,
+            token: self.grant.token,
+            generation: self.grant.generation,
+            room: self.room,
+            offset,
+            whole,
+            next: whole.is_some() && self.next,
+        };
+        part.into()
+    }
+
+    pub(super) fn envelope(&self) -> Envelope {
+        let (sequence, step) = (Sequence(self.sequence), self.grant.step);
+        Envelope { sequence, step, ..Envelope::default() }
+    }
+}
+
+/// A message through the bytes it travels as.
+pub(super) fn pack(envelope: &Envelope, message: &Message, body_bytes: usize) -> (Header, Message) {
+    let mut frame = Vec::new();
+    encode(&mut frame, envelope, message, BodyStamp::plain(body_bytes as u64));
+    unpack_frame(&frame)
+}
+
+fn unpack_frame(frame: &[u8]) -> (Header, Message) {
+    let (head, meta) = frame.split_at(Header::BYTES);
+    let header = Header::take(head.try_into().unwrap()).unwrap();
+    let message = Message::take(header.kind, meta).unwrap();
+    (header, message)
+}
+
+/// The bodies of all parts of a pull one behind the other, and its version.
+pub(super) fn unpack(mut parts: PulledParts) -> (Vec<u8>, u64) {
+    let (mut bytes, mut version) = (Vec::new(), None);
+    let mut head = Vec::new();
+    while let Some(range) = parts.next_part(&mut head) {
+        let (header, message) = unpack_frame(&std::mem::take(&mut head));
+        let Message::Pulled(pulled) = message else { panic!("{message:?}") };
+        assert_eq!((pulled.offset, header.body_bytes), (range.start, range.end - range.start));
+        assert!(version.is_none_or(|version| version == pulled.version), "one version");
+        version = Some(pulled.version);
+        let mut slices = Vec::new();
+        parts.slices(range, &mut slices);
+        let start = bytes.len();
+        slices.iter().for_each(|slice| bytes.extend_from_slice(slice));
+        assert_eq!((bytes.len() - start) as u64, header.body_bytes);
+    }
+    (bytes, version.expect("an answer has a part"))
+}

@@ -1,0 +1,406 @@
+//! A small world around shards: virtual time, peers that speak messages, bodies in any chop.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pushpull_common::catalogue::Catalogue;
+use pushpull_common::cluster::ClusterSpec;
+use pushpull_common::ids::{GlobalStep, PartitionId, RequestId, ShardId, TaskId, TokenId};
+use pushpull_common::protocol::message::{self, Hello, Selection, Welcome};
+use pushpull_common::protocol::wire::List;
+use pushpull_common::protocol::{Envelope, Grant, Message, Refusal};
+use pushpull_common::variable::VariableSpec;
+
+use super::peers::{Peer, Push, chief, identity, pack, place, unpack};
+use crate::arena::{Arena, Budget};
+use crate::config::PsConfig;
+use crate::metrics::{Counters, Metrics};
+use crate::optimizer::Optimizer;
+use crate::shard::output::{Output, PulledParts};
+use crate::shard::work::Work;
+use crate::shard::{Input, Shard, TICK};
+
+/// A connection to one of the world's shards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Line {
+    pub(super) shard: usize,
+    pub(super) connection: u64,
+}
+
+/// Something a peer has heard.
+#[derive(Debug)]
+pub(super) enum Heard {
+    Message { envelope: Envelope, message: Message, body: Vec<u8> },
+    Values(PulledParts),
+}
+
+pub(super) struct World {
+    pub(super) shards: Vec<Shard>,
+    pub(super) counters: Vec<Arc<Counters>>,
+    pub(super) catalogue: Arc<Catalogue>,
+    pub(super) heard: BTreeMap<Line, Vec<Heard>>,
+    /// The connections that a shard has closed.
+    pub(super) closed: BTreeSet<Line>,
+    /// The last numbers of members, by shard.
+    pub(super) members: Vec<(usize, usize)>,
+    pub(super) now: Instant,
+    /// Bytes that a body is delivered in at a time.
+    pub(super) chop: usize,
+    next_connection: u64,
+    next_request: u64,
+}
+
+impl World {
+    /// Shards for these variables, nothing declared.
+    pub(super) fn bare(
+        variables: Vec<VariableSpec>,
+        optimizer: impl Optimizer,
+        configure: impl Fn(PsConfig) -> PsConfig,
+    ) -> World {
+        let cluster = ClusterSpec::builder().job("ps", ["127.0.0.1:1"]).build().unwrap();
+        let config = configure(PsConfig::new(cluster, TaskId::ps(0), optimizer));
+        let budget = Budget::new(config.storage.bytes_max());
+        let (config, identity) = (Arc::new(config), Arc::new(identity()));
+        let counters: Vec<_> = (0..config.shards).map(|_| Arc::new(Counters::default())).collect();
+        let shard = |(index, counters): (usize, &Arc<Counters>)| {
+            let id = ShardId { task: 0, shard: index as u16 };
+            let (config, identity) = (config.clone(), identity.clone());
+            Shard::new(id, config, identity, Arena::Anonymous, budget.clone(), counters.clone())
+        };
+        World {
+            shards: counters.iter().enumerate().map(shard).collect(),
+            catalogue: place(variables, config.shards),
+            members: vec![(0, 0); counters.len()],
+            counters,
+            heard: BTreeMap::new(),
+            closed: BTreeSet::new(),
+            now: Instant::now(),
+            chop: usize::MAX,
+            next_connection: 1,
+            next_request: 1,
+        }
+    }
+
+    /// The same, declared and initialized by a chief, whose lines it returns.
+    pub(super) fn ready(
+        variables: Vec<VariableSpec>,
+        optimizer: impl Optimizer,
+        configure: impl Fn(PsConfig) -> PsConfig,
+    ) -> (World, Vec<Line>) {
+        let mut world = World::bare(variables, optimizer, configure);
+        let mut chief = chief();
+        let lines: Vec<Line> =
+            (0..world.shards.len()).map(|shard| world.join(shard, &mut chief)).collect();
+        for &line in &lines {
+            let catalogue = world.catalogue.clone();
+            let declared = world.declare(line, &catalogue);
+            assert!(matches!(declared, Message::Declared(_)), "{declared:?}");
+            let ready = world.ask(line, message::Initialize {}.into());
+            assert!(matches!(ready, Message::Ready(_)), "{ready:?}");
+        }
+        (world, lines)
+    }
+
+    pub(super) fn metrics(&self) -> Metrics {
+        Metrics::sum(self.counters.iter().map(|counters| &**counters))
+    }
+
+    /// Says hello as told; the line exists only if it is welcome.
+    pub(super) fn greet(
+        &mut self,
+        shard: usize,
+        hello: Hello,
+        remote: bool,
+    ) -> Result<(Line, Welcome), Refusal> {
+        let line = Line { shard, connection: self.next_connection };
+        self.next_connection += 1;
+        let request = RequestId(self.next_request);
+        self.next_request += 1;
+        let (header, message) = pack(&Envelope { request, ..Envelope::default() }, &hello.into(), 0);
+        let Message::Hello(hello) = message else { unreachable!() };
+        let (connection, hello, header) = (line.connection, &hello, &header);
+        self.input(shard, Input::Connected { connection, hello, header, remote });
+        match self.answer(line, request) {
+            Some(Message::Welcome(welcome)) => Ok((line, welcome)),
+            Some(Message::Refused(refused)) => {
+                assert!(self.closed.contains(&line), "who is not welcome is closed");
+                self.disconnect(line);
+                Err(refused.refusal)
+            }
+            other => panic!("hello is answered {other:?}"),
+        }
+    }
+
+    pub(super) fn try_join(&mut self, shard: usize, peer: &mut Peer) -> Result<Line, Refusal> {
+        let (line, welcome) = self.greet(shard, peer.hello(shard), false)?;
+        peer.epoch = welcome.client_epoch;
+        Ok(line)
+    }
+
+    pub(super) fn join(&mut self, shard: usize, peer: &mut Peer) -> Line {
+        self.try_join(shard, peer).unwrap()
+    }
+
+    pub(super) fn disconnect(&mut self, line: Line) {
+        self.input(line.shard, Input::Disconnected { connection: line.connection });
+        self.heard.remove(&line);
+    }
+
+    /// Sends a message without a body.
+    pub(super) fn say(&mut self, line: Line, message: Message) -> RequestId {
+        self.send(line, Envelope::default(), message, &[])
+    }
+
+    /// Sends a message with its body; the envelope's request is chosen here.
+    pub(super) fn send(
+        &mut self,
+        line: Line,
+        envelope: Envelope,
+        message: Message,
+        body: &[u8],
+    ) -> RequestId {
+        let request = self.announce(line, envelope, message, body.len());
+        if !body.is_empty() {
+            self.body(line, body);
+        }
+        request
+    }
+
+    /// Sends a message whose body is still to come.
+    pub(super) fn announce(
+        &mut self,
+        line: Line,
+        envelope: Envelope,
+        message: Message,
+        body_bytes: usize,
+    ) -> RequestId {
+        let request = RequestId(self.next_request);
+        self.next_request += 1;
+        let (header, message) = pack(&Envelope { request, ..envelope }, &message, body_bytes);
+        let (connection, header) = (line.connection, &header);
+        self.input(line.shard, Input::Message { connection, header, message });
+        request
+    }
+
+    /// Delivers the whole body of the message announced last.
+    pub(super) fn body(&mut self, line: Line, body: &[u8]) {
+        let delivered = self.body_until(line, body, body.len());
+        assert_eq!(delivered, body.len());
+        self.input(line.shard, Input::Body { connection: line.connection });
+    }
+
+    /// Delivers a body chop by chop up to `end`, without its end; returns how far it came.
+    pub(super) fn body_until(&mut self, line: Line, body: &[u8], end: usize) -> usize {
+        let mut at = 0;
+        while at < end {
+            let stop = end.min(at.saturating_add(self.chop));
+            if let Some(target) = self.shards[line.shard].body_target(line.connection) {
+                assert_eq!(target.len(), body.len(), "a body fills its target");
+                target[at..stop].copy_from_slice(&body[at..stop]);
+            }
+            at = stop;
+            if at < body.len() {
+                self.input(line.shard, Input::Progress { connection: line.connection });
+            }
+        }
+        at
+    }
+
+    /// What was answered to a request, if it was.
+    pub(super) fn answer(&mut self, line: Line, request: RequestId) -> Option<Message> {
+        let heard = self.heard.entry(line).or_default();
+        let matches = |heard: &Heard| {
+            matches!(heard, Heard::Message { envelope, .. } if envelope.request == request)
+        };
+        match heard.remove(heard.iter().position(matches)?) {
+            Heard::Message { message, .. } => Some(message),
+            Heard::Values(_) => None,
+        }
+    }
+
+    /// Says something, does all the work there is, and returns the answer.
+    pub(super) fn ask(&mut self, line: Line, message: Message) -> Message {
+        let name = message.name();
+        let request = self.say(line, message);
+        self.work();
+        self.answer(line, request).unwrap_or_else(|| panic!("{name} is not answered"))
+    }
+
+    /// Says something that is refused.
+    pub(super) fn refused(&mut self, line: Line, message: Message) -> Refusal {
+        match self.ask(line, message) {
+            Message::Refused(refused) => refused.refusal,
+            other => panic!("not refused but {other:?}"),
+        }
+    }
+
+    /// The same, without any work done.
+    pub(super) fn refused_now(&mut self, line: Line, message: Message) -> Refusal {
+        let request = self.say(line, message);
+        match self.answer(line, request) {
+            Some(Message::Refused(refused)) => refused.refusal,
+            other => panic!("not refused but {other:?}"),
+        }
+    }
+
+    pub(super) fn declare(&mut self, line: Line, catalogue: &Catalogue) -> Message {
+        let declare = message::Declare { digest: catalogue.digest() };
+        let request = self.send(line, Envelope::default(), declare.into(), catalogue.encode());
+        self.answer(line, request).expect("a declaration is answered")
+    }
+
+    /// Asks for a token that is there.
+    pub(super) fn token(&mut self, line: Line) -> Grant {
+        self.token_after(line, TokenId(u64::MAX))
+    }
+
+    /// The same, for a client whose newest token is this one.
+    pub(super) fn token_after(&mut self, line: Line, newest: TokenId) -> Grant {
+        match self.ask(line, message::TokenRequest { newest }.into()) {
+            Message::Granted(granted) => granted.grant,
+            other => panic!("not a token but {other:?}"),
+        }
+    }
+
+    /// Asks for a room that is there.
+    pub(super) fn room(&mut self, line: Line) -> u32 {
+        match self.ask(line, message::Reserve {}.into()) {
+            Message::Room(room) => room.room,
+            other => panic!("not a room but {other:?}"),
+        }
+    }
+
+    /// The same, without any work done.
+    pub(super) fn room_now(&mut self, line: Line) -> u32 {
+        let request = self.say(line, message::Reserve {}.into());
+        match self.answer(line, request) {
+            Some(Message::Room(room)) => room.room,
+            other => panic!("not a room but {other:?}"),
+        }
+    }
+
+    /// Sends a push in these parts, the last of which says that it is whole.
+    pub(super) fn push(&mut self, line: Line, push: &Push, parts: &[(u64, &[u8])]) -> RequestId {
+        let total: usize = parts.iter().map(|(_, body)| body.len()).sum();
+        let mut request = RequestId(0);
+        for (index, (offset, body)) in parts.iter().enumerate() {
+            let whole = (index + 1 == parts.len()).then_some(total as u64);
+            request = self.send(line, push.envelope(), push.part(*offset, whole), body);
+        }
+        request
+    }
+
+    /// The same, until it is answered.
+    pub(super) fn push_answer(
+        &mut self,
+        line: Line,
+        push: &Push,
+        parts: &[(u64, &[u8])],
+    ) -> Message {
+        let request = self.push(line, push, parts);
+        self.work();
+        self.answer(line, request).expect("a push is answered")
+    }
+
+    /// Starts a pull of everything.
+    pub(super) fn pull(&mut self, line: Line, at_least: u64) -> RequestId {
+        let envelope = Envelope { step: GlobalStep(at_least), ..Envelope::default() };
+        self.send(line, envelope, message::Pull { selection: Selection::All {} }.into(), &[])
+    }
+
+    /// The values that have come over a line, if they have, still pinned.
+    pub(super) fn streamed(&mut self, line: Line) -> Option<PulledParts> {
+        let heard = self.heard.entry(line).or_default();
+        let index = heard.iter().position(|heard| matches!(heard, Heard::Values(_)))?;
+        match heard.remove(index) {
+            Heard::Values(parts) => Some(parts),
+            Heard::Message { .. } => None,
+        }
+    }
+
+    /// All values of a shard, in the order of its layout.
+    pub(super) fn values(&mut self, line: Line) -> Vec<u8> {
+        self.pull(line, 0);
+        self.work();
+        let parts = self.streamed(line).expect("a pull is answered");
+        let (bytes, _) = unpack(parts);
+        bytes
+    }
+
+    /// The values of some partitions.
+    pub(super) fn select(&mut self, line: Line, partitions: &[u32]) -> Result<Vec<u8>, Refusal> {
+        let ids = partitions.iter().map(|&id| PartitionId(id)).collect();
+        let selection = Selection::Partitions { partitions: List::new(ids).unwrap() };
+        let request = self.say(line, message::Pull { selection }.into());
+        match self.answer(line, request) {
+            Some(Message::Refused(refused)) => Err(refused.refusal),
+            None => Ok(unpack(self.streamed(line).expect("a pull is answered")).0),
+            other => panic!("a pull is answered {other:?}"),
+        }
+    }
+
+    /// Does all the work there is, until it is done or blocked.
+    pub(super) fn work(&mut self) -> Work {
+        let mut last = Work::Idle;
+        for shard in 0..self.shards.len() {
+            while self.shards[shard].has_work() {
+                last = self.slice(shard);
+                if last == Work::Blocked {
+                    break;
+                }
+            }
+        }
+        last
+    }
+
+    /// Does one slice of work.
+    pub(super) fn slice(&mut self, shard: usize) -> Work {
+        let work = self.shards[shard].work(self.now);
+        self.collect(shard);
+        work
+    }
+
+    /// Lets so much time pass; those with a line send heartbeats.
+    pub(super) fn pass(&mut self, time: Duration, alive: &[Line]) {
+        let end = self.now + time;
+        while self.now < end {
+            self.now = end.min(self.now + TICK);
+            for &line in alive {
+                let request = self.say(line, message::Heartbeat {}.into());
+                assert!(matches!(self.answer(line, request), Some(Message::HeartbeatAnswer(_))));
+            }
+            self.tick();
+        }
+    }
+
+    pub(super) fn tick(&mut self) {
+        for shard in 0..self.shards.len() {
+            self.input(shard, Input::Tick);
+        }
+    }
+
+    fn input(&mut self, shard: usize, input: Input<'_>) {
+        self.shards[shard].handle(self.now, input);
+        self.collect(shard);
+    }
+
+    fn collect(&mut self, shard: usize) {
+        while let Some(output) = self.shards[shard].poll_output() {
+            let line = |connection| Line { shard, connection };
+            match output {
+                Output::Send { connection, envelope, message, body } => {
+                    let heard = self.heard.entry(line(connection)).or_default();
+                    heard.push(Heard::Message { envelope, message, body: body.to_vec() });
+                }
+                Output::Stream { connection, parts } => {
+                    self.heard.entry(line(connection)).or_default().push(Heard::Values(parts));
+                }
+                Output::Close { connection } => {
+                    self.closed.insert(line(connection));
+                }
+                Output::Members { joined, present } => self.members[shard] = (joined, present),
+            }
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! What a worker is told before it connects.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pushpull_common::cluster::ClusterSpec;
+use pushpull_common::ids::TaskId;
+use pushpull_common::placement::Strategy;
+
+use crate::error::SilentShards;
+
+/// A function that is told for whom a worker waits.
+pub(crate) type Progress = Arc<dyn Fn(&SilentShards) + Send + Sync>;
+
+/// Whether tensors carry a checksum on their way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Checksums {
+    /// Over TCP to another machine.
+    #[default]
+    Remote,
+    /// Always. Costs a pass over each tensor on either side.
+    Always,
+    /// Never. Headers and metas carry theirs all the same.
+    Never,
+}
+
+/// The configuration of one worker.
+#[derive(Clone)]
+pub struct WorkerConfig {
+    pub(crate) cluster: ClusterSpec,
+    pub(crate) task: TaskId,
+    pub(crate) placement: Strategy,
+    pub(crate) connect_timeout: Duration,
+    pub(crate) timeout: Duration,
+    pub(crate) checksums: Checksums,
+    pub(crate) progress: Option<Progress>,
+    pub(crate) progress_interval: Duration,
+}
+
+impl fmt::Debug for WorkerConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WorkerConfig")
+            .field("cluster", &self.cluster)
+            .field("task", &self.task)
+            .field("placement", &self.placement)
+            .finish_non_exhaustive()
+    }
+}
+
+impl WorkerConfig {
+    /// A worker for this task of the cluster. The worker with the lowest index is the chief.
+    pub fn new(cluster: ClusterSpec, task: TaskId) -> Self {
+        WorkerConfig {
+            cluster,
+            task,
+            placement: Strategy::default(),
+            connect_timeout: Duration::from_secs(60),
+            timeout: Duration::from_secs(60),
+            checksums: Checksums::default(),
+            progress: None,
+            progress_interval: Duration::from_secs(10),
+        }
+    }
+
+    /// Which shard holds which variable. All workers must say the same. Default: round robin in
+    /// creation order.
+    pub fn placement(self, strategy: Strategy) -> Self {
+        WorkerConfig { placement: strategy, ..self }
+    }
+
+    /// How long to wait for servers that are not up yet, and for the chief to initialize the
+    /// variables. Default 60 s.
+    pub fn connect_timeout(self, timeout: Duration) -> Self {
+        WorkerConfig { connect_timeout: timeout, ..self }
+    }
+
+    /// How long every other operation may take, reconnects included. Default 60 s.
+    pub fn timeout(self, timeout: Duration) -> Self {
+        WorkerConfig { timeout, ..self }
+    }
+
+    /// Whether tensors carry checksums. Default [`Checksums::Remote`].
+    pub fn checksums(self, checksums: Checksums) -> Self {
+        WorkerConfig { checksums, ..self }
+    }
+
+    /// Calls `report` from the session's thread every `interval` for which an operation still
+    /// waits for servers that cannot be reached.
+    pub fn on_progress(
+        self,
+        interval: Duration,
+        report: impl Fn(&SilentShards) + Send + Sync + 'static,
+    ) -> Self {
+        WorkerConfig { progress: Some(Arc::new(report)), progress_interval: interval, ..self }
+    }
+
+    /// Whether this task is the chief: the lowest index of its cluster's workers.
+    pub fn is_chief(&self) -> bool {
+        self.cluster.chief().is_some_and(|chief| chief == self.task)
+    }
+}

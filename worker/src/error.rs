@@ -1,0 +1,253 @@
+//! What can go wrong for a worker, and what its caller can do about it.
+
+use std::fmt;
+use std::time::Duration;
+
+use pushpull_common::catalogue::CatalogueError;
+use pushpull_common::cluster::ClusterError;
+use pushpull_common::ids::{Sequence, ShardId, TaskId};
+use pushpull_common::placement::PlacementError;
+use pushpull_common::protocol::Refusal;
+use pushpull_common::tensor::DType;
+use thiserror::Error;
+
+/// A shard that has not answered, and the last that was heard of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Silent {
+    /// The shard.
+    pub shard: ShardId,
+    /// Its address.
+    pub address: String,
+    /// The last transport error, or what it is waiting in.
+    pub last: String,
+}
+
+impl fmt::Display for Silent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} at {} ({})", self.shard, self.address, self.last)
+    }
+}
+
+/// Shards that have not answered.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SilentShards(pub Vec<Silent>);
+
+impl fmt::Display for SilentShards {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, silent) in self.0.iter().enumerate() {
+            write!(f, "{}{silent}", if index > 0 { ", " } else { "" })?;
+        }
+        Ok(())
+    }
+}
+
+/// Why a worker could not connect. Correct the configuration, or try again later.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// The cluster has no ps task.
+    #[error("cannot connect {task}: the cluster has no ps task")]
+    NoPs {
+        /// The worker's task.
+        task: TaskId,
+    },
+    /// The cluster has no such task.
+    #[error("cannot connect {task}: {source}")]
+    UnknownTask {
+        /// The worker's task.
+        task: TaskId,
+        /// Why not.
+        source: ClusterError,
+    },
+    /// The operating system gave no thread.
+    #[error("cannot connect: no thread for the session: {source}")]
+    Thread {
+        /// What it said.
+        source: std::io::Error,
+    },
+    /// The session failed.
+    #[error(transparent)]
+    Session(#[from] Error),
+}
+
+/// Why a worker could not join.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum JoinError {
+    /// The variables cannot be placed.
+    #[error(transparent)]
+    Placement(#[from] PlacementError),
+    /// The variables make no catalogue.
+    #[error(transparent)]
+    Catalogue(#[from] CatalogueError),
+    /// The servers hold other variables: another model, or an older one.
+    #[error("cannot join: the variables differ from those on {shard}: {differs}")]
+    Differs {
+        /// Where the others are.
+        shard: ShardId,
+        /// The first difference, this side first.
+        differs: String,
+    },
+    /// The chief's closure gave a variable values it cannot have.
+    #[error(transparent)]
+    Initial(ViewError),
+    /// The worker has joined already.
+    #[error("cannot join twice")]
+    Twice,
+    /// The session failed.
+    #[error(transparent)]
+    Session(#[from] Error),
+}
+
+/// Why a variable's elements are not to be had.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum ViewError {
+    /// No variable of this name has been declared.
+    #[error("cannot use the variable {name:?}: none of this name is declared")]
+    Unknown {
+        /// The name.
+        name: String,
+    },
+    /// The variable's elements are of another type.
+    #[error("cannot use {name:?} as {asked}: its elements are {dtype}")]
+    Type {
+        /// The variable.
+        name: String,
+        /// The type asked for.
+        asked: DType,
+        /// The variable's type.
+        dtype: DType,
+    },
+    /// The data has another number of elements.
+    #[error("cannot take {elements} elements for {name:?}: its shape is {shape}")]
+    Length {
+        /// The variable.
+        name: String,
+        /// The elements given.
+        elements: usize,
+        /// The variable's shape.
+        shape: String,
+    },
+    /// The variable is plain: it takes `assign` and `assign_add`, not gradients.
+    #[error("cannot push a gradient for {name:?}: it is a plain variable")]
+    Plain {
+        /// The variable.
+        name: String,
+    },
+    /// The variable is trained by the optimizer: it takes gradients and `assign`.
+    #[error("cannot add to {name:?}: it is trained by the optimizer")]
+    Trainable {
+        /// The variable.
+        name: String,
+    },
+    /// The variable has a gradient in this push already, or is named twice.
+    #[error("cannot use {name:?} twice at once")]
+    Twice {
+        /// The variable.
+        name: String,
+    },
+}
+
+/// Why an operation failed.
+#[derive(Clone, Debug, PartialEq, Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The deadline has passed. A push goes on in the background: ask with
+    /// [`crate::Worker::outcome`].
+    #[error("cannot {doing}: waited {waited:?} for {awaited}")]
+    Timeout {
+        /// What was being done.
+        doing: &'static str,
+        /// How long.
+        waited: Duration,
+        /// Who has not answered.
+        awaited: SilentShards,
+        /// The push, if it was one.
+        sequence: Option<Sequence>,
+    },
+    /// A server said no, and why.
+    #[error("cannot {doing}: {shard} refuses: {refusal}")]
+    Refused {
+        /// What was being done.
+        doing: &'static str,
+        /// Who refuses.
+        shard: ShardId,
+        /// Why.
+        refusal: Refusal,
+    },
+    /// Two servers are configured differently; correct one and restart it.
+    #[error(
+        "cannot work with {left} and {right} together: {field} is {left_value:?} on the one \
+         (identity {left_hash}) and {right_value:?} on the other (identity {right_hash})"
+    )]
+    Identity {
+        /// One server.
+        left: ShardId,
+        /// The other.
+        right: ShardId,
+        /// What differs.
+        field: String,
+        /// Its value on the one.
+        left_value: String,
+        /// Its value on the other.
+        right_value: String,
+        /// The one's identity, shortened.
+        left_hash: String,
+        /// The other's identity, shortened.
+        right_hash: String,
+    },
+    /// Another worker has taken this one's task: a restart of it. Stop this one.
+    #[error("cannot go on: a newer worker has taken this one's task")]
+    Fenced,
+    /// A server was restarted and has lost its variables: join anew, or restore.
+    #[error("cannot go on: {shard} has lost its variables")]
+    StateLost {
+        /// The server.
+        shard: ShardId,
+    },
+    /// A gradient or a value is NaN or infinite. Nothing was sent.
+    #[error("cannot push: element {element} of {variable:?} is {value}")]
+    NonFinite {
+        /// The variable.
+        variable: String,
+        /// The first bad element.
+        element: usize,
+        /// Its value.
+        value: f64,
+    },
+    /// No variable has a gradient in this push.
+    #[error("cannot push: no variable has a gradient")]
+    EmptyPush,
+    /// Buffers of another worker, or of another join.
+    #[error("cannot use these buffers: they are for other variables")]
+    ForeignBuffer,
+    /// The worker has not joined.
+    #[error("cannot {doing} before joining")]
+    NotJoined {
+        /// What was being done.
+        doing: &'static str,
+    },
+    /// No push of this number is under way or among the last that ended.
+    #[error("cannot tell what became of push {sequence}: it is not among the last 64")]
+    UnknownPush {
+        /// The number.
+        sequence: Sequence,
+    },
+    /// Too many pushes are unsettled.
+    #[error("cannot push: {limit} pushes are unsettled already")]
+    Window {
+        /// How many there may be.
+        limit: u64,
+    },
+    /// A variable cannot be used like this.
+    #[error(transparent)]
+    View(#[from] ViewError),
+    /// The session has ended: the worker has left, or its thread is gone.
+    #[error("cannot {doing}: the session has ended")]
+    Ended {
+        /// What was being done.
+        doing: &'static str,
+    },
+}

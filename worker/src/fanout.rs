@@ -1,0 +1,285 @@
+//! Splitting by placement: which bytes of a worker's buffer go to, or come from, which range of
+//! which shard.
+//!
+//! A buffer holds every variable whole. A variable in one piece lies where it lies on its shard,
+//! so that all of a shard's variables are usually one stretch on both sides; a partitioned one
+//! lies behind those, and its parts are gathered and scattered.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use pushpull_common::catalogue::Catalogue;
+use pushpull_common::ids::{ShardId, VariableId};
+use pushpull_common::protocol::limits::PART_BYTES_MAX;
+
+/// What a stretch of a shard's layout is on this side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Span {
+    /// A stretch of the buffer, from this byte on.
+    Buffer(usize),
+    /// The padding behind a partition.
+    Padding,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Segment {
+    /// Where it starts in the shard's layout.
+    start: u64,
+    bytes: u64,
+    span: Span,
+}
+
+/// Where everything lies: made once at join.
+///
+/// Invariants: the segments of a shard follow each other without a gap and cover its layout; the
+/// stretches of the buffer do not overlap.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    catalogue: Arc<Catalogue>,
+    shards: Vec<ShardId>,
+    segments: Vec<Vec<Segment>>,
+    /// Where each variable starts in the buffer.
+    starts: Vec<usize>,
+    bytes: usize,
+}
+
+/// One part of a push for one shard.
+#[derive(Clone, Debug)]
+pub(crate) struct Part {
+    /// Where it starts in the shard's layout.
+    pub(crate) offset: u64,
+    /// Its body, in order.
+    pub(crate) bodies: Vec<Bytes>,
+}
+
+impl Part {
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bodies.iter().map(|body| body.len() as u64).sum()
+    }
+}
+
+static PADDING: [u8; 8] = [0; 8];
+
+impl Plan {
+    pub(crate) fn new(catalogue: Arc<Catalogue>) -> Plan {
+        let shards: Vec<ShardId> = catalogue.shards().collect();
+        let mut starts = vec![usize::MAX; catalogue.variables().len()];
+        let mut bytes = 0;
+        let whole = |variable| catalogue.partitions_of(variable).len() == 1;
+        for &shard in &shards {
+            for partition in catalogue.layout(shard).partitions() {
+                if whole(partition.variable) {
+                    starts[partition.variable.0 as usize] = bytes;
+                    bytes += (partition.end() - partition.offset) as usize;
+                }
+            }
+        }
+        for (index, variable) in catalogue.variables().iter().enumerate() {
+            if !whole(VariableId(index as u32)) {
+                starts[index] = bytes;
+                bytes += (variable.bytes() as usize).next_multiple_of(8);
+            }
+        }
+        let segments = shards.iter().map(|&shard| segments(&catalogue, shard, &starts)).collect();
+        Plan { catalogue, shards, segments, starts, bytes }
+    }
+
+    pub(crate) fn catalogue(&self) -> &Arc<Catalogue> {
+        &self.catalogue
+    }
+
+    /// The shards that hold something.
+    pub(crate) fn shards(&self) -> &[ShardId] {
+        &self.shards
+    }
+
+    /// The length of a buffer for all variables, in bytes; a multiple of 8.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Where a variable lies in a buffer, in bytes.
+    pub(crate) fn range(&self, id: VariableId) -> Range<usize> {
+        let start = self.starts[id.0 as usize];
+        start..start + self.catalogue.variable(id).bytes() as usize
+    }
+
+    /// The stretches that a range of a shard's layout is made of; `None` if it reaches beyond.
+    pub(crate) fn spans(&self, shard: ShardId, range: Range<u64>) -> Option<Vec<(Span, usize)>> {
+        let segments = &self.segments[self.shards.binary_search(&shard).ok()?];
+        let first = segments.partition_point(|segment| segment.start + segment.bytes <= range.start);
+        let (mut at, mut spans) = (range.start, Vec::new());
+        for segment in &segments[first..] {
+            if at >= range.end {
+                break;
+            }
+            let skip = at - segment.start;
+            let bytes = (segment.bytes - skip).min(range.end - at);
+            let span = match segment.span {
+                Span::Buffer(start) => Span::Buffer(start + skip as usize),
+                Span::Padding => Span::Padding,
+            };
+            spans.push((span, bytes as usize));
+            at += bytes;
+        }
+        (at >= range.end).then_some(spans)
+    }
+
+    /// The parts in which these variables travel, by shard; `body` lends a stretch of the buffer.
+    pub(crate) fn parts(
+        &self,
+        variables: impl Iterator<Item = VariableId>,
+        body: impl Fn(Range<usize>) -> Bytes,
+    ) -> Vec<(ShardId, Vec<Part>)> {
+        let mut ranges: Vec<Vec<Range<u64>>> = vec![Vec::new(); self.shards.len()];
+        for partition in variables.flat_map(|id| self.catalogue.partitions_of(id)) {
+            let shard = self.shards.binary_search(&partition.shard).expect("it holds a partition");
+            ranges[shard].push(partition.offset..partition.end());
+        }
+        let mut by_shard = Vec::new();
+        for (&shard, mut ranges) in self.shards.iter().zip(ranges) {
+            ranges.sort_by_key(|range| range.start);
+            ranges.retain(|range| !range.is_empty());
+            ranges.dedup_by(|next, range| {
+                let touches = range.end == next.start;
+                if touches {
+                    range.end = next.end;
+                }
+                touches
+            });
+            let parts: Vec<Part> = ranges
+                .into_iter()
+                .flat_map(|range| cut(range))
+                .map(|range| self.part(shard, range, &body))
+                .collect();
+            if !parts.is_empty() {
+                by_shard.push((shard, parts));
+            }
+        }
+        by_shard
+    }
+
+    fn part(&self, shard: ShardId, range: Range<u64>, body: impl Fn(Range<usize>) -> Bytes) -> Part {
+        let spans = self.spans(shard, range.clone()).unwrap_or_default();
+        let bodies = spans.into_iter().map(|(span, bytes)| match span {
+            Span::Buffer(start) => body(start..start + bytes),
+            Span::Padding => Bytes::from_static(&PADDING).slice(..bytes),
+        });
+        Part { offset: range.start, bodies: bodies.collect() }
+    }
+}
+
+/// Cuts a range into parts of at most [`PART_BYTES_MAX`].
+fn cut(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    let end = range.end;
+    range.step_by(PART_BYTES_MAX as usize).map(move |start| start..end.min(start + PART_BYTES_MAX))
+}
+
+fn segments(catalogue: &Catalogue, shard: ShardId, starts: &[usize]) -> Vec<Segment> {
+    let mut segments: Vec<Segment> = Vec::new();
+    let mut push = |next: Segment| match segments.last_mut() {
+        Some(last) if joins(last, &next) => last.bytes += next.bytes,
+        _ if next.bytes > 0 => segments.push(next),
+        _ => {}
+    };
+    for partition in catalogue.layout(shard).partitions() {
+        let first = starts[partition.variable.0 as usize];
+        let padded = partition.end() - partition.offset;
+        if catalogue.partitions_of(partition.variable).len() == 1 {
+            // Its padding is in the buffer too.
+            push(Segment { start: partition.offset, bytes: padded, span: Span::Buffer(first) });
+            continue;
+        }
+        let start = first + partition.elements.start as usize * partition.dtype.size();
+        let (offset, bytes) = (partition.offset, partition.bytes);
+        push(Segment { start: offset, bytes, span: Span::Buffer(start) });
+        push(Segment { start: offset + bytes, bytes: padded - bytes, span: Span::Padding });
+    }
+    segments
+}
+
+fn joins(last: &Segment, next: &Segment) -> bool {
+    match (last.span, next.span) {
+        (Span::Buffer(a), Span::Buffer(b)) => a + last.bytes as usize == b,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use pushpull_common::partition::Partitioner;
+    use pushpull_common::placement::{Placement, ShardMap, Strategy};
+    use pushpull_common::variable::VariableSpec;
+
+    use super::*;
+
+    fn plan(variables: Vec<VariableSpec>, tasks: u32, shards: u16) -> Plan {
+        let map = ShardMap::new((0..tasks).collect::<Vec<_>>(), shards).unwrap();
+        let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
+        Plan::new(Arc::new(Catalogue::new(variables, &placement).unwrap()))
+    }
+
+    #[test]
+    fn unpartitioned_variables_of_a_shard_are_one_stretch() {
+        let names = ["w1", "b1", "w2", "b2"];
+        let variables = names.map(|name| VariableSpec::f32(name, [3, 3]).unwrap());
+        let plan = plan(variables.to_vec(), 2, 1);
+        for &shard in plan.shards() {
+            let bytes = plan.catalogue().layout(shard).bytes();
+            assert_eq!(plan.spans(shard, 0..bytes).unwrap().len(), 1);
+            assert_eq!(plan.spans(shard, 0..bytes + 8), None);
+        }
+    }
+
+    #[test]
+    fn large_variables_travel_in_parts() {
+        let plan = plan(vec![VariableSpec::f32("w", [700_001]).unwrap()], 1, 1);
+        let buffer = Bytes::from(vec![0; plan.bytes()]);
+        let parts = plan.parts([VariableId(0)].into_iter(), |range| buffer.slice(range));
+        let sizes: Vec<u64> = parts[0].1.iter().map(Part::bytes).collect();
+        assert_eq!(sizes, [1 << 20, 1 << 20, 2_800_008 - (2 << 20)]);
+    }
+
+    proptest! {
+        /// Sending a buffer in parts and receiving those ranges gives the buffer back.
+        #[test]
+        fn parts_and_spans_are_inverse(
+            variables in prop::collection::vec((1u64..9, 1u64..5, 1u32..5), 1..12),
+            tasks in 1u32..4,
+            shards in 1u16..3,
+        ) {
+            let variables: Vec<VariableSpec> = variables
+                .into_iter()
+                .enumerate()
+                .map(|(i, (rows, width, parts))| {
+                    let spec = VariableSpec::f32(format!("v{i}"), [rows, width]).unwrap();
+                    spec.partitioner(Partitioner::Fixed { shards: parts })
+                })
+                .collect();
+            let ids: Vec<VariableId> = (0..variables.len() as u32).map(VariableId).collect();
+            let plan = plan(variables, tasks, shards);
+            let sent = Bytes::from((0..plan.bytes()).map(|i| i as u8).collect::<Vec<u8>>());
+            let mut received = vec![0; plan.bytes()];
+            for (shard, parts) in plan.parts(ids.iter().copied(), |range| sent.slice(range)) {
+                for part in parts {
+                    let body: Vec<u8> = part.bodies.concat();
+                    let range = part.offset..part.offset + part.bytes();
+                    let mut rest = &body[..];
+                    for (span, bytes) in plan.spans(shard, range).unwrap() {
+                        let (head, tail) = rest.split_at(bytes);
+                        if let Span::Buffer(start) = span {
+                            received[start..start + bytes].copy_from_slice(head);
+                        }
+                        rest = tail;
+                    }
+                    prop_assert!(rest.is_empty());
+                }
+            }
+            for id in ids {
+                prop_assert_eq!(&received[plan.range(id)], &sent[plan.range(id)]);
+            }
+        }
+    }
+}

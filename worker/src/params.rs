@@ -1,0 +1,159 @@
+//! A replica's local copy of the variables, and the gradients it pushes.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use pushpull_common::catalogue::Catalogue;
+use pushpull_common::ids::{GlobalStep, VariableId};
+use pushpull_common::tensor::Element;
+
+use crate::error::ViewError;
+use crate::fanout::Plan;
+
+/// Zeroed memory for all variables, aligned for every element type.
+#[derive(Clone, Debug)]
+pub(crate) struct Buffer(Vec<u64>);
+
+impl Buffer {
+    pub(crate) fn new(plan: &Plan) -> Buffer {
+        Buffer(vec![0; plan.bytes().div_ceil(8)])
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.0)
+    }
+
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        bytemuck::cast_slice_mut(&mut self.0)
+    }
+}
+
+/// A local copy of all variables.
+///
+/// Filled by [`crate::Worker::pull`], which replaces all of it at once or, if it fails or is
+/// dropped, leaves it as it was. Yours to change: nothing is sent from here.
+#[derive(Clone, Debug)]
+pub struct Params {
+    pub(crate) plan: Arc<Plan>,
+    pub(crate) buffer: Buffer,
+    pub(crate) step: GlobalStep,
+}
+
+impl Params {
+    pub(crate) fn new(plan: Arc<Plan>) -> Params {
+        Params { buffer: Buffer::new(&plan), plan, step: GlobalStep(0) }
+    }
+
+    /// The variables and their places.
+    pub fn catalogue(&self) -> &Catalogue {
+        self.plan.catalogue()
+    }
+
+    /// The global step at which the values were read.
+    pub fn step(&self) -> u64 {
+        self.step.0
+    }
+
+    /// The elements of a variable, in row-major order.
+    pub fn view<T: Element>(&self, name: &str) -> Result<&[T], ViewError> {
+        let range = locate::<T>(&self.plan, name)?.1;
+        Ok(bytemuck::cast_slice(&self.buffer.bytes()[range]))
+    }
+
+    /// The elements of several variables at once.
+    pub fn views<T: Element, const N: usize>(
+        &self,
+        names: [&str; N],
+    ) -> Result<[&[T]; N], ViewError> {
+        let mut views: [&[T]; N] = [&[]; N];
+        for (view, name) in views.iter_mut().zip(names) {
+            *view = self.view(name)?;
+        }
+        Ok(views)
+    }
+
+    /// The elements of a variable, to be changed.
+    pub fn view_mut<T: Element>(&mut self, name: &str) -> Result<&mut [T], ViewError> {
+        let range = locate::<T>(&self.plan, name)?.1;
+        Ok(bytemuck::cast_slice_mut(&mut self.buffer.bytes_mut()[range]))
+    }
+}
+
+/// Gradients for one push, from [`crate::Worker::gradients`].
+///
+/// Only variables that have been viewed are pushed; the others are left out. The memory is used
+/// again and again: what a view shows before it is written is whatever an earlier push left.
+#[derive(Debug)]
+pub struct Gradients {
+    pub(crate) plan: Arc<Plan>,
+    pub(crate) buffer: Buffer,
+    /// Which variables have a gradient.
+    pub(crate) present: Vec<bool>,
+}
+
+impl Gradients {
+    pub(crate) fn new(plan: Arc<Plan>, buffer: Buffer) -> Gradients {
+        let present = vec![false; plan.catalogue().variables().len()];
+        Gradients { plan, buffer, present }
+    }
+
+    /// The gradient of a variable, to be written whole, in row-major order.
+    pub fn view_mut<T: Element>(&mut self, name: &str) -> Result<&mut [T], ViewError> {
+        let [view] = self.views_mut([name])?;
+        Ok(view)
+    }
+
+    /// The gradients of several variables at once, to be written whole.
+    pub fn views_mut<T: Element, const N: usize>(
+        &mut self,
+        names: [&str; N],
+    ) -> Result<[&mut [T]; N], ViewError> {
+        let mut ranges: [Range<usize>; N] = std::array::from_fn(|_| 0..0);
+        let mut ids = [VariableId(0); N];
+        for ((range, id), name) in ranges.iter_mut().zip(&mut ids).zip(names) {
+            (*id, *range) = locate::<T>(&self.plan, name)?;
+            if !self.plan.catalogue().variable(*id).is_trainable() {
+                return Err(ViewError::Plain { name: name.to_owned() });
+            }
+        }
+        let Ok(views) = self.buffer.bytes_mut().get_disjoint_mut(ranges) else {
+            let twice = (1..N).find(|&i| names[..i].contains(&names[i]));
+            let name = names[twice.unwrap_or(0)].to_owned();
+            return Err(ViewError::Twice { name });
+        };
+        for id in ids {
+            self.present[id.0 as usize] = true;
+        }
+        Ok(views.map(bytemuck::cast_slice_mut))
+    }
+
+    /// Leaves a variable out of the push again.
+    pub fn omit(&mut self, name: &str) -> Result<(), ViewError> {
+        let id = find(&self.plan, name)?;
+        self.present[id.0 as usize] = false;
+        Ok(())
+    }
+
+    /// The variables that have a gradient.
+    pub(crate) fn present(&self) -> impl Iterator<Item = VariableId> + '_ {
+        let present = self.present.iter().enumerate().filter(|(_, present)| **present);
+        present.map(|(index, _)| VariableId(index as u32))
+    }
+}
+
+pub(crate) fn find(plan: &Plan, name: &str) -> Result<VariableId, ViewError> {
+    plan.catalogue().find(name).ok_or_else(|| ViewError::Unknown { name: name.to_owned() })
+}
+
+/// A variable's id and its bytes in a buffer, if its elements are of this type.
+pub(crate) fn locate<T: Element>(
+    plan: &Plan,
+    name: &str,
+) -> Result<(VariableId, Range<usize>), ViewError> {
+    let id = find(plan, name)?;
+    let dtype = plan.catalogue().variable(id).dtype();
+    if dtype != T::DTYPE {
+        return Err(ViewError::Type { name: name.to_owned(), asked: T::DTYPE, dtype });
+    }
+    Ok((id, plan.range(id)))
+}

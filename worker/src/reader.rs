@@ -1,0 +1,70 @@
+//! Pulling without taking part: for evaluation and serving.
+
+use std::sync::Arc;
+
+use pushpull_common::catalogue::Catalogue;
+use pushpull_common::ids::GlobalStep;
+use pushpull_common::protocol::message::Role;
+
+use crate::client::Client;
+use crate::config::WorkerConfig;
+use crate::error::{Error, JoinError};
+use crate::fanout::Plan;
+use crate::params::Params;
+
+/// Pulls values without a token. It holds no lease, counts for nobody, and learns what the
+/// variables are from the servers.
+#[derive(Debug)]
+pub struct Reader {
+    client: Client,
+    plan: Arc<Plan>,
+}
+
+impl Reader {
+    /// Connects, and waits until the variables have values. The task of the configuration only
+    /// names the reader; the cluster need not have it.
+    pub async fn connect(config: WorkerConfig) -> Result<Reader, ReaderError> {
+        let client = Client::connect(config, Role::Reader {}).await?;
+        client.await_ready(client.owner).await.map_err(JoinError::from)?;
+        let catalogue = client.fetch_catalogue(client.owner).await?;
+        let plan = Arc::new(Plan::new(Arc::new(catalogue)));
+        client.open(&plan).await.map_err(JoinError::from)?;
+        for &shard in plan.shards() {
+            client.await_ready(shard).await.map_err(JoinError::from)?;
+        }
+        client.joined(&plan).await.map_err(JoinError::from)?;
+        Ok(Reader { client, plan })
+    }
+
+    /// The variables and their places.
+    pub fn catalogue(&self) -> &Catalogue {
+        self.plan.catalogue()
+    }
+
+    /// Zeroed parameters to pull into.
+    pub fn params(&self) -> Params {
+        Params::new(self.plan.clone())
+    }
+
+    /// Replaces all of `params` by the servers' values; the global step they are at least of.
+    ///
+    /// On an error, or if the future is dropped, `params` is as it was.
+    pub async fn pull(&mut self, params: &mut Params) -> Result<u64, Error> {
+        if !Arc::ptr_eq(&self.plan, &params.plan) {
+            return Err(Error::ForeignBuffer);
+        }
+        Ok(self.client.pull(params, GlobalStep(0)).await?.0)
+    }
+}
+
+/// Why a reader could not connect.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReaderError {
+    /// The servers could not be reached.
+    #[error(transparent)]
+    Connect(#[from] crate::error::ConnectError),
+    /// The variables could not be learned.
+    #[error(transparent)]
+    Join(#[from] JoinError),
+}

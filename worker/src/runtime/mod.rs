@@ -1,0 +1,7 @@
+//! A thread, sockets and a clock around the pure session.
+
+mod connection;
+mod link;
+mod thread;
+
+pub(crate) use thread::SessionThread;

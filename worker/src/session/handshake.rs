@@ -1,0 +1,114 @@
+//! Saying hello, and what the welcome must agree with.
+
+use std::time::{Duration, Instant};
+
+use pushpull_common::ids::RestoreEpoch;
+use pushpull_common::identity::Identity;
+use pushpull_common::protocol::message::{BodyCrc, CatalogueState, Hello, Welcome};
+use pushpull_common::protocol::refusal::short_hash;
+use pushpull_common::protocol::wire::{List, Text};
+use pushpull_common::protocol::{Envelope, Message, Refusal, version};
+
+use super::link::{Pending, Status};
+use super::{Session, Welcomed};
+use crate::config::Checksums;
+use crate::error::Error;
+
+impl Session {
+    /// The transport is connected: says who we are.
+    pub(super) fn connected(&mut self, now: Instant, index: usize) {
+        let link = &mut self.links[index];
+        if link.status != Status::Connecting {
+            return;
+        }
+        link.status = Status::Greeting;
+        link.crc = false;
+        let hello = Hello {
+            version_oldest: version::OLDEST,
+            version_newest: version::NEWEST,
+            role: self.start.role,
+            job: Text::clipped(&*self.start.task.job),
+            task: self.start.task.index,
+            shard: link.shard,
+            incarnation: self.start.incarnation,
+            client_epoch: self.epoch,
+            seen_epoch: RestoreEpoch(0),
+            seen_step: self.step,
+            catalogue: self.plan.as_ref().map(|plan| plan.catalogue().digest()),
+            body_crc: match self.start.checksums {
+                Checksums::Remote => BodyCrc::Auto {},
+                Checksums::Always => BodyCrc::On {},
+                Checksums::Never => BodyCrc::Off {},
+            },
+            identity: self.start.identity.to_wire(),
+            auth: List::default(),
+        };
+        self.send(now, index, Pending::Hello, Envelope::default(), hello, vec![]);
+    }
+
+    pub(super) fn greeted(&mut self, now: Instant, index: usize, message: Message) {
+        match message {
+            Message::Welcome(welcome) => self.welcome(now, index, &welcome),
+            Message::Refused(refused) => self.not_welcome(now, index, refused.refusal),
+            message => self.unexpected(now, index, &message),
+        }
+    }
+
+    fn welcome(&mut self, now: Instant, index: usize, welcome: &Welcome) {
+        let identity = Identity::from_wire(&welcome.identity);
+        if let Some(error) = self.disagreement(index, &identity) {
+            return self.fail(error);
+        }
+        let shard = self.links[index].shard;
+        let joined = self.plan.as_ref().is_some_and(|plan| {
+            plan.shards().contains(&shard) || shard == self.start.owner
+        });
+        let ready = matches!(welcome.catalogue, CatalogueState::Ready { .. });
+        if joined && !ready {
+            return self.fail(Error::StateLost { shard });
+        }
+        if self.start.role.is_member() {
+            self.epoch = self.epoch.max(welcome.client_epoch);
+        }
+        let link = &mut self.links[index];
+        link.crc = welcome.body_crc == BodyCrc::On {};
+        link.identity = identity;
+        self.welcomed = Some(Welcomed {
+            shards_per_task: welcome.shards,
+            non_finite: welcome.non_finite,
+            lease: Duration::from_millis(welcome.lease_ms.max(100).into()),
+        });
+        self.settled_in(index);
+        self.drive(now);
+    }
+
+    /// How a server's identity differs from that of another this session works with.
+    fn disagreement(&self, index: usize, identity: &Identity) -> Option<Error> {
+        let others = self.links.iter().enumerate().filter(|&(other, _)| other != index);
+        others.into_iter().find_map(|(_, other)| {
+            let (field, left_value, right_value) = other.identity.difference(identity)?;
+            Some(Error::Identity {
+                left: other.shard,
+                right: self.links[index].shard,
+                field: field.to_owned(),
+                left_value: left_value.to_owned(),
+                right_value: right_value.to_owned(),
+                left_hash: short_hash(&other.identity.hash()),
+                right_hash: short_hash(&identity.hash()),
+            })
+        })
+    }
+
+    fn not_welcome(&mut self, now: Instant, index: usize, refusal: Refusal) {
+        match refusal {
+            // These pass; the deadline of whoever waits says for how long to try.
+            Refusal::Stopping {} | Refusal::Busy { .. } => {
+                self.break_off(now, index, refusal.to_string());
+            }
+            refusal => {
+                let error = self.refused("connect", index, refusal);
+                self.fail(error);
+            }
+        }
+    }
+}

@@ -1,0 +1,301 @@
+//! One shard's link: its status, what is unanswered on it, and its reconnects.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use pushpull_common::ids::{RequestId, Sequence, ShardId};
+use pushpull_common::identity::Identity;
+use pushpull_common::protocol::message::Heartbeat;
+use pushpull_common::protocol::{Envelope, Header, Message, Refusal};
+
+use super::{OpId, Output, Session};
+use crate::fanout::Span;
+
+/// How far a link is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Status {
+    /// Not connected; may be tried again at this time.
+    Down { retry_at: Option<Instant> },
+    /// The transport is being connected.
+    Connecting,
+    /// Hello is said.
+    Greeting,
+    /// Welcomed.
+    Up,
+}
+
+/// What an unanswered request is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pending {
+    Hello,
+    Heartbeat,
+    Request(OpId),
+    Token,
+    Pull(OpId),
+    Reserve(Sequence),
+    Push(Sequence),
+    PushState(Sequence),
+    /// The request whose parts are withdrawn: it is not answered after this.
+    Withdraw(Option<RequestId>),
+    /// Whatever the answer is, nobody waits for it.
+    Nobody,
+}
+
+/// What a body that is being received is for.
+#[derive(Debug)]
+pub(super) enum Receiving {
+    /// Values for a pull.
+    Values { op: OpId, spans: Vec<(Span, usize)>, last: bool },
+    /// The body of an answer.
+    Answer { op: OpId, message: Message, body: Vec<u8> },
+}
+
+/// The first and the longest pause before a reconnect. The pause doubles between them, and is
+/// drawn from zero to there, so that many workers do not come back in one instant.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
+
+/// A link to one shard.
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) shard: ShardId,
+    pub(super) status: Status,
+    pub(super) wanted: bool,
+    pub(super) pending: BTreeMap<RequestId, Pending>,
+    next_request: u64,
+    attempts: u32,
+    /// Room reserved on the shard for the next push; 0 for none.
+    pub(super) room: u32,
+    pub(super) crc: bool,
+    pub(super) identity: Identity,
+    pub(super) last_sent: Instant,
+    pub(super) last_heard: Instant,
+    pub(super) last_error: String,
+    pub(super) receiving: Option<Receiving>,
+    /// What padding is received into.
+    pub(super) scratch: Vec<u8>,
+}
+
+impl Link {
+    pub(super) fn new(shard: ShardId, now: Instant) -> Link {
+        Link {
+            shard,
+            status: Status::Down { retry_at: None },
+            wanted: true,
+            pending: BTreeMap::new(),
+            next_request: 1,
+            attempts: 0,
+            room: 0,
+            crc: false,
+            identity: Identity::new(),
+            last_sent: now,
+            last_heard: now,
+            last_error: String::new(),
+            receiving: None,
+            scratch: Vec::new(),
+        }
+    }
+
+    pub(super) fn is_silent(&self) -> bool {
+        self.wanted && self.status != Status::Up
+    }
+
+    /// When this link has something to do by itself.
+    pub(super) fn wake_at(&self, heartbeat: Duration) -> Option<Instant> {
+        match self.status {
+            Status::Down { retry_at } => retry_at.filter(|_| self.wanted),
+            Status::Up => Some(self.last_sent + heartbeat),
+            _ => None,
+        }
+    }
+}
+
+impl Session {
+    /// The link to a shard, made if need be.
+    pub(super) fn link_to(&mut self, now: Instant, shard: ShardId) -> usize {
+        if let Some(link) = self.links.iter().position(|link| link.shard == shard) {
+            return link;
+        }
+        self.links.push(Link::new(shard, now));
+        self.links.len() - 1
+    }
+
+    /// Connects a link that is wanted, once it is time. The step owner comes first: it says who
+    /// we are to the others.
+    pub(super) fn connect_if_due(&mut self, now: Instant, index: usize) {
+        let known = self.epoch.0 != 0 || !self.start.role.is_member();
+        let link = &mut self.links[index];
+        let Status::Down { retry_at } = link.status else { return };
+        let due = retry_at.is_none_or(|at| at <= now);
+        if link.wanted && due && (known || link.shard == self.start.owner) {
+            link.status = Status::Connecting;
+            self.outputs.push_back(Output::Connect { link: index, shard: link.shard });
+        }
+    }
+
+    pub(super) fn disconnected(&mut self, now: Instant, index: usize, error: String) {
+        let jitter = self.next_random();
+        let link = &mut self.links[index];
+        if matches!(link.status, Status::Down { .. }) {
+            return;
+        }
+        let ceiling = BACKOFF.0.saturating_mul(1 << link.attempts.min(10)).min(BACKOFF.1);
+        let pause = ceiling.mul_f64(jitter);
+        link.attempts = link.attempts.saturating_add(1);
+        link.status = Status::Down { retry_at: Some(now + pause) };
+        link.last_error = error;
+        link.receiving = None;
+        let pending = std::mem::take(&mut link.pending);
+        for pending in pending.into_values() {
+            match pending {
+                Pending::Request(op) => self.request_lost(op),
+                Pending::Token => self.tokens.lost(),
+                Pending::Pull(op) => self.pull_lost(op, index),
+                Pending::Reserve(sequence) | Pending::Push(sequence) => {
+                    self.push_lost(sequence, index);
+                }
+                Pending::PushState(sequence) => self.push_lost(sequence, index),
+                Pending::Hello
+                | Pending::Heartbeat
+                | Pending::Withdraw(_)
+                | Pending::Nobody => {}
+            }
+        }
+        // Parts that were sent without an answer being due are lost as well.
+        let sequences: Vec<Sequence> = self.pushes.keys().copied().collect();
+        for sequence in sequences {
+            self.push_lost(sequence, index);
+        }
+    }
+
+    /// A welcome has come: the next failure starts the back-off anew.
+    pub(super) fn settled_in(&mut self, index: usize) {
+        let link = &mut self.links[index];
+        link.status = Status::Up;
+        link.attempts = 0;
+    }
+
+    /// Closes a link whose peer broke the protocol or went silent; it is connected anew.
+    pub(super) fn break_off(&mut self, now: Instant, index: usize, error: String) {
+        self.outputs.push_back(Output::Disconnect { link: index });
+        self.disconnected(now, index, error);
+    }
+
+    /// Sends a request and remembers what its answer is for.
+    pub(super) fn send(
+        &mut self,
+        now: Instant,
+        index: usize,
+        pending: Pending,
+        envelope: Envelope,
+        message: impl Into<Message>,
+        bodies: Vec<Bytes>,
+    ) -> RequestId {
+        let link = &mut self.links[index];
+        let request = RequestId(link.next_request);
+        link.next_request += 1;
+        link.pending.insert(request, pending);
+        link.last_sent = now;
+        let (envelope, crc) = (Envelope { request, ..envelope }, link.crc);
+        let message = message.into();
+        self.outputs.push_back(Output::Send { link: index, envelope, message, bodies, crc });
+        request
+    }
+
+    /// Sends one more frame of a request that has been sent.
+    pub(super) fn send_on(
+        &mut self,
+        now: Instant,
+        index: usize,
+        envelope: Envelope,
+        message: impl Into<Message>,
+        bodies: Vec<Bytes>,
+    ) {
+        let link = &mut self.links[index];
+        link.last_sent = now;
+        let crc = link.crc;
+        let message = message.into();
+        self.outputs.push_back(Output::Send { link: index, envelope, message, bodies, crc });
+    }
+
+    /// How often a shard must hear from us: every fifth of the lease.
+    pub(super) fn heartbeat(&self) -> Duration {
+        self.welcomed.map_or(Duration::from_secs(1), |welcomed| welcomed.lease / 5)
+    }
+
+    pub(super) fn keep_alive(&mut self, now: Instant, index: usize) {
+        let heartbeat = self.heartbeat();
+        let link = &self.links[index];
+        if link.status != Status::Up || now < link.last_sent + heartbeat {
+            return;
+        }
+        let unanswered = link.pending.values().any(|pending| *pending == Pending::Heartbeat);
+        let silence = now.saturating_duration_since(link.last_heard);
+        // A shard answers a heartbeat at once, whatever else it does. One that has not for two
+        // leases is stopped or cut off, even if the transport does not say so.
+        if unanswered && silence > heartbeat * 10 {
+            return self.break_off(now, index, format!("no answer for {silence:?}"));
+        }
+        if !unanswered {
+            self.send(now, index, Pending::Heartbeat, Envelope::default(), Heartbeat {}, vec![]);
+        } else {
+            self.links[index].last_sent = now;
+        }
+    }
+
+    pub(super) fn message(&mut self, now: Instant, index: usize, header: Header, message: Message) {
+        let link = &mut self.links[index];
+        link.last_heard = now;
+        let Some(pending) = link.pending.get(&header.request).copied() else {
+            let error = format!("a {} nobody asked for", message.name());
+            return self.break_off(now, index, error);
+        };
+        let more = matches!(&message, Message::Pulled(pulled) if !pulled.last);
+        if !more {
+            link.pending.remove(&header.request);
+        }
+        if self.links[index].shard == self.start.owner {
+            self.step = self.step.max(header.step);
+        }
+        match (pending, message) {
+            (Pending::Hello, message) => self.greeted(now, index, message),
+            (Pending::Heartbeat | Pending::Nobody, _) => {}
+            (Pending::Withdraw(request), _) => {
+                if let Some(request) = request {
+                    self.links[index].pending.remove(&request);
+                }
+            }
+            (Pending::Request(op), message) => {
+                self.request_answered(now, op, index, &header, message);
+            }
+            (Pending::Token, message) => self.token_answered(now, index, message),
+            (Pending::Pull(op), message) => self.pull_answered(now, op, index, &header, message),
+            (Pending::Reserve(sequence) | Pending::Push(sequence), message) => {
+                self.push_answered(now, sequence, index, message);
+            }
+            (Pending::PushState(sequence), message) => {
+                self.push_state_answered(now, sequence, index, message);
+            }
+        }
+    }
+
+    /// Nothing else fits: the peer's fault.
+    pub(super) fn unexpected(&mut self, now: Instant, index: usize, message: &Message) {
+        let error = format!("a {} does not answer what was asked", message.name());
+        self.break_off(now, index, error);
+    }
+
+    /// Whether a refusal of this kind ends the session.
+    pub(super) fn is_fatal(refusal: &Refusal) -> bool {
+        matches!(refusal, Refusal::Fenced { .. })
+    }
+
+    /// A number in `[0, 1)`; the SplitMix64 sequence of Steele, Lea and Flood, 2014.
+    fn next_random(&mut self) -> f64 {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.random;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((mixed ^ (mixed >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
+    }
+}

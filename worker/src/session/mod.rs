@@ -1,0 +1,449 @@
+//! The conversation with all shards, as a pure state machine: what happened goes in, what to do
+//! comes out. There is no socket, thread or clock in here.
+//!
+//! A session turns operations (a pull, a push, a token) into requests to shards, keeps what is
+//! unanswered, and sends it again after a reconnect: to each shard what that shard has not
+//! acknowledged, under the same sequence number, so that it counts once.
+
+mod handshake;
+mod link;
+mod pulls;
+mod pushes;
+mod requests;
+mod tokens;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use pushpull_common::ids::{ClientEpoch, GlobalStep, Incarnation, Sequence, ShardId, TaskId};
+use pushpull_common::identity::Identity;
+use pushpull_common::protocol::message::{NonFinitePolicy, Operation, Role};
+use pushpull_common::protocol::{Envelope, Grant, Header, Message, Outcome, Refusal};
+
+use crate::config::Checksums;
+use crate::error::{Error, Silent, SilentShards};
+use crate::fanout::{Part, Plan};
+use crate::params::Buffer;
+use link::{Link, Status};
+use pushes::Push;
+use tokens::Tokens;
+
+/// Names an operation of the caller's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct OpId(pub(crate) u64);
+
+/// What a caller wants done.
+#[derive(Debug)]
+pub(crate) enum Command {
+    /// Connect to these shards.
+    Open { shards: Vec<ShardId> },
+    /// Send a request that may be sent again, and return its answer.
+    Request { shard: ShardId, message: Message, body: Bytes },
+    /// The variables are these from now on.
+    Joined { plan: Arc<Plan> },
+    /// Take a token.
+    Token,
+    /// Fill a buffer with all values.
+    Pull { plan: Arc<Plan>, buffer: Buffer, at_least: GlobalStep },
+    /// Push, and wait for the outcome.
+    Push { order: PushOrder },
+    /// Begin a push whose parts come later.
+    Begin { order: PushOrder },
+    /// Add parts to a push.
+    More { sequence: Sequence, parts: Vec<(ShardId, Vec<Part>)> },
+    /// That was all of a push; wait for the outcome.
+    End { sequence: Sequence },
+    /// Wait for the outcome of a push that is under way.
+    Await { sequence: Sequence },
+    /// What is known of a push, without waiting.
+    Outcome { sequence: Sequence },
+}
+
+/// A push, before it has a number.
+#[derive(Debug)]
+pub(crate) struct PushOrder {
+    pub(crate) operation: Operation,
+    pub(crate) grant: Option<Grant>,
+    pub(crate) read: GlobalStep,
+    pub(crate) parts: Vec<(ShardId, Vec<Part>)>,
+}
+
+/// What a caller gets.
+#[derive(Debug)]
+pub(crate) enum Reply {
+    Opened(Welcomed),
+    Answer { message: Message, body: Vec<u8> },
+    Done,
+    Token(Option<Grant>),
+    Pulled { buffer: Buffer, step: GlobalStep },
+    Begun { sequence: Sequence },
+    Pushed { outcome: Outcome },
+    Outcome(Option<Outcome>),
+}
+
+/// What the servers said in their welcomes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Welcomed {
+    pub(crate) shards_per_task: u16,
+    pub(crate) non_finite: NonFinitePolicy,
+    pub(crate) lease: Duration,
+}
+
+/// Something that happened.
+#[derive(Debug)]
+pub(crate) enum Input {
+    /// A caller wants something done by the deadline.
+    Command { op: OpId, command: Command, deadline: Instant },
+    /// A caller no longer waits.
+    Cancelled { op: OpId },
+    /// A push that was begun was dropped.
+    Abandoned { sequence: Sequence },
+    /// A token was dropped.
+    TokenDropped { grant: Grant },
+    /// A transport is connected.
+    Connected { link: usize },
+    /// A transport could not be connected, or is gone.
+    Disconnected { link: usize, error: String },
+    /// Bytes have come.
+    Heard { link: usize },
+    /// A message has come. If it has a body, that comes next.
+    Message { link: usize, header: Header, message: Message },
+    /// The body of the last message has come whole into [`Session::body_targets`].
+    Body { link: usize },
+    /// Time has passed.
+    Tick,
+}
+
+/// Something to do.
+#[derive(Debug)]
+pub(crate) enum Output {
+    /// Connect the transport to a shard.
+    Connect { link: usize, shard: ShardId },
+    /// Close the transport; what waits to be sent on it is forgotten.
+    Disconnect { link: usize },
+    /// Send a frame.
+    Send { link: usize, envelope: Envelope, message: Message, bodies: Vec<Bytes>, crc: bool },
+    /// Tell a caller.
+    Reply { op: OpId, reply: Result<Reply, Error> },
+    /// Tell for whom an operation waits.
+    Progress { silent: SilentShards },
+}
+
+/// What a session is told when it begins.
+#[derive(Debug)]
+pub(crate) struct Start {
+    pub(crate) task: TaskId,
+    pub(crate) role: Role,
+    pub(crate) owner: ShardId,
+    pub(crate) incarnation: Incarnation,
+    pub(crate) checksums: Checksums,
+    pub(crate) identity: Identity,
+    pub(crate) addresses: BTreeMap<u32, String>,
+    pub(crate) progress_interval: Option<Duration>,
+}
+
+/// An operation that has not been answered.
+#[derive(Debug)]
+struct Op {
+    kind: OpKind,
+    doing: &'static str,
+    since: Instant,
+    deadline: Instant,
+}
+
+#[derive(Debug)]
+enum OpKind {
+    Open { shards: Vec<usize> },
+    Request(requests::Request),
+    Token,
+    Pull(pulls::Pull),
+    /// Waits for a push; `owns` if giving up the wait gives up the push.
+    Push { sequence: Sequence, owns: bool },
+}
+
+/// The worker's side of all its conversations.
+///
+/// What happened: [`Session::handle`]. What to do next: [`Session::poll_output`], and again at
+/// [`Session::wake_at`] at the latest. [`Session::body_targets`] lends memory to receive into.
+///
+/// Invariants: an operation is answered exactly once, by its deadline; a push under way keeps its
+/// number and its bytes until every shard it touches has settled it; at most one token request is
+/// unanswered; a request is pending on at most one link.
+#[derive(Debug)]
+pub(crate) struct Session {
+    start: Start,
+    epoch: ClientEpoch,
+    links: Vec<Link>,
+    ops: BTreeMap<OpId, Op>,
+    pushes: BTreeMap<Sequence, Push>,
+    /// How the last pushes ended.
+    settled: VecDeque<(Sequence, Result<Outcome, Error>)>,
+    next_sequence: u64,
+    tokens: Tokens,
+    plan: Option<Arc<Plan>>,
+    welcomed: Option<Welcomed>,
+    step: GlobalStep,
+    failed: Option<Error>,
+    reported: Option<Instant>,
+    /// For the jitter of reconnects, which must differ between workers but not between runs.
+    random: u64,
+    outputs: VecDeque<Output>,
+}
+
+impl Session {
+    pub(crate) fn new(start: Start) -> Session {
+        Session {
+            epoch: ClientEpoch(0),
+            links: Vec::new(),
+            ops: BTreeMap::new(),
+            pushes: BTreeMap::new(),
+            settled: VecDeque::new(),
+            next_sequence: 1,
+            tokens: Tokens::default(),
+            plan: None,
+            welcomed: None,
+            step: GlobalStep(0),
+            failed: None,
+            reported: None,
+            random: start.incarnation.0 | 1,
+            start,
+            outputs: VecDeque::new(),
+        }
+    }
+
+    /// Takes in what happened.
+    pub(crate) fn handle(&mut self, now: Instant, input: Input) {
+        match input {
+            Input::Command { op, command, deadline } => self.command(now, op, command, deadline),
+            Input::Cancelled { op } => self.cancelled(now, op),
+            Input::Abandoned { sequence } => self.withdraw(now, sequence),
+            Input::TokenDropped { grant } => self.return_token(now, grant),
+            Input::Connected { link } => self.connected(now, link),
+            Input::Disconnected { link, error } => self.disconnected(now, link, error),
+            Input::Heard { link } => self.links[link].last_heard = now,
+            Input::Message { link, header, message } => self.message(now, link, header, message),
+            Input::Body { link } => self.body(now, link),
+            Input::Tick => self.tick(now),
+        }
+    }
+
+    /// The next thing to do.
+    pub(crate) fn poll_output(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    /// When [`Input::Tick`] is due at the latest.
+    pub(crate) fn wake_at(&self, now: Instant) -> Instant {
+        let reports = self.start.progress_interval.filter(|_| !self.ops.is_empty());
+        let report = reports.map(|interval| self.reported.unwrap_or(now) + interval);
+        let links = self.links.iter().filter_map(|link| link.wake_at(self.heartbeat()));
+        let deadlines = self.ops.values().map(|op| op.deadline);
+        let wakes = links.chain(deadlines).chain(report).chain(self.tokens.wake_at());
+        wakes.min().unwrap_or(now + Duration::from_secs(3600))
+    }
+
+    fn command(&mut self, now: Instant, op: OpId, command: Command, deadline: Instant) {
+        if let Some(error) = self.failed.clone() {
+            return self.reply(op, Err(error));
+        }
+        let (doing, kind) = match command {
+            Command::Joined { plan } => {
+                self.plan = Some(plan);
+                return self.reply(op, Ok(Reply::Done));
+            }
+            Command::Begin { order } => {
+                let begun = self.begin_push(now, order, false);
+                return self.reply(op, begun.map(|sequence| Reply::Begun { sequence }));
+            }
+            Command::More { sequence, parts } => {
+                self.more_parts(now, sequence, parts);
+                return self.reply(op, Ok(Reply::Done));
+            }
+            Command::Outcome { sequence } => {
+                return self.outcome(op, sequence);
+            }
+            Command::Open { shards } => {
+                let shards = shards.into_iter().map(|shard| self.link_to(now, shard)).collect();
+                ("connect", OpKind::Open { shards })
+            }
+            Command::Request { shard, message, body } => {
+                let link = self.link_to(now, shard);
+                let request = requests::Request::new(link, message, body);
+                (request.doing(), OpKind::Request(request))
+            }
+            Command::Token => ("take a token", OpKind::Token),
+            Command::Pull { plan, buffer, at_least } => {
+                let links = plan.shards().iter().map(|&shard| self.link_to(now, shard)).collect();
+                ("pull", OpKind::Pull(pulls::Pull::new(plan, buffer, at_least, links)))
+            }
+            Command::Push { order } => match self.begin_push(now, order, true) {
+                Ok(sequence) => ("push", OpKind::Push { sequence, owns: true }),
+                Err(error) => return self.reply(op, Err(error)),
+            },
+            Command::End { sequence } => {
+                self.end_push(sequence);
+                ("push", OpKind::Push { sequence, owns: true })
+            }
+            Command::Await { sequence } => ("push", OpKind::Push { sequence, owns: false }),
+        };
+        self.ops.insert(op, Op { kind, doing, since: now, deadline });
+        if self.reported.is_none() {
+            self.reported = Some(now);
+        }
+        self.drive(now);
+    }
+
+    /// Does for every operation what can be done now.
+    fn drive(&mut self, now: Instant) {
+        for index in 0..self.links.len() {
+            self.connect_if_due(now, index);
+        }
+        let ids: Vec<OpId> = self.ops.keys().copied().collect();
+        for id in ids {
+            self.drive_op(now, id);
+        }
+        let sequences: Vec<Sequence> = self.pushes.keys().copied().collect();
+        for sequence in sequences {
+            self.drive_push(now, sequence);
+        }
+    }
+
+    fn drive_op(&mut self, now: Instant, id: OpId) {
+        let Some(op) = self.ops.get(&id) else { return };
+        match &op.kind {
+            OpKind::Open { shards } => {
+                let open = shards.iter().all(|&link| self.links[link].status == Status::Up);
+                if let Some(welcomed) = self.welcomed.filter(|_| open) {
+                    self.finish(id, Ok(Reply::Opened(welcomed)));
+                }
+            }
+            OpKind::Request(_) => self.drive_request(now, id),
+            OpKind::Token => self.drive_token(now, id),
+            OpKind::Pull(_) => self.drive_pull(now, id),
+            OpKind::Push { sequence, .. } => {
+                let sequence = *sequence;
+                if let Some(result) = self.settled_result(sequence) {
+                    self.finish(id, result.map(|outcome| Reply::Pushed { outcome }));
+                }
+            }
+        }
+    }
+
+    /// Ends an operation and tells its caller.
+    fn finish(&mut self, id: OpId, reply: Result<Reply, Error>) -> Option<Op> {
+        let op = self.ops.remove(&id)?;
+        self.reply(id, reply);
+        Some(op)
+    }
+
+    fn reply(&mut self, op: OpId, reply: Result<Reply, Error>) {
+        self.outputs.push_back(Output::Reply { op, reply });
+    }
+
+    /// Ends everything: no operation can succeed any more.
+    fn fail(&mut self, error: Error) {
+        while let Some((&id, _)) = self.ops.first_key_value() {
+            self.finish(id, Err(error.clone()));
+        }
+        self.failed = Some(error);
+        for link in 0..self.links.len() {
+            self.links[link].wanted = false;
+            self.outputs.push_back(Output::Disconnect { link });
+        }
+    }
+
+    fn cancelled(&mut self, now: Instant, id: OpId) {
+        let Some(op) = self.ops.remove(&id) else { return };
+        if let OpKind::Push { sequence, owns: true } = op.kind {
+            self.withdraw(now, sequence);
+        }
+    }
+
+    fn tick(&mut self, now: Instant) {
+        let due: Vec<OpId> =
+            self.ops.iter().filter(|(_, op)| op.deadline <= now).map(|(&id, _)| id).collect();
+        for id in due {
+            let Some(op) = self.ops.get(&id) else { continue };
+            let error = Error::Timeout {
+                doing: op.doing,
+                waited: now.saturating_duration_since(op.since),
+                awaited: self.awaited(now, op),
+                sequence: match op.kind {
+                    OpKind::Push { sequence, .. } => Some(sequence),
+                    _ => None,
+                },
+            };
+            self.finish(id, Err(error));
+        }
+        self.return_unclaimed_tokens(now);
+        for index in 0..self.links.len() {
+            self.keep_alive(now, index);
+            self.connect_if_due(now, index);
+        }
+        self.report_progress(now);
+    }
+
+    /// The shards that an operation waits for, with what is known of each.
+    fn awaited(&self, now: Instant, op: &Op) -> SilentShards {
+        let all_links = || (0..self.links.len()).collect();
+        let links: Vec<usize> = match &op.kind {
+            OpKind::Open { shards } => {
+                let down = |&&link: &&usize| self.links[link].status != Status::Up;
+                shards.iter().filter(down).copied().collect()
+            }
+            OpKind::Request(request) => vec![request.link],
+            OpKind::Token => self.owner_link().into_iter().collect(),
+            OpKind::Pull(pull) => pull.unanswered().collect(),
+            OpKind::Push { sequence, .. } => match self.pushes.get(sequence) {
+                Some(push) => push.unsettled().collect(),
+                None => all_links(),
+            },
+        };
+        SilentShards(links.into_iter().map(|link| self.silent(now, link)).collect())
+    }
+
+    fn silent(&self, now: Instant, link: usize) -> Silent {
+        let link = &self.links[link];
+        let last = match link.status {
+            Status::Up => {
+                let silence = now.saturating_duration_since(link.last_heard);
+                format!("connected, silent for {silence:?}")
+            }
+            _ if link.last_error.is_empty() => "not connected yet".to_owned(),
+            _ => link.last_error.clone(),
+        };
+        let address = self.start.addresses.get(&link.shard.task).cloned().unwrap_or_default();
+        Silent { shard: link.shard, address, last }
+    }
+
+    fn report_progress(&mut self, now: Instant) {
+        let Some(interval) = self.start.progress_interval else { return };
+        if self.ops.is_empty() {
+            self.reported = None;
+            return;
+        }
+        if self.reported.is_some_and(|reported| now < reported + interval) {
+            return;
+        }
+        self.reported = Some(now);
+        let down = (0..self.links.len()).filter(|&link| self.links[link].is_silent());
+        let silent = SilentShards(down.map(|link| self.silent(now, link)).collect());
+        if !silent.0.is_empty() {
+            self.outputs.push_back(Output::Progress { silent });
+        }
+    }
+
+    /// The link to the step owner.
+    fn owner_link(&self) -> Option<usize> {
+        self.links.iter().position(|link| link.shard == self.start.owner)
+    }
+
+    fn refused(&self, doing: &'static str, link: usize, refusal: Refusal) -> Error {
+        match refusal {
+            Refusal::Fenced { .. } => Error::Fenced,
+            refusal => Error::Refused { doing, shard: self.links[link].shard, refusal },
+        }
+    }
+}

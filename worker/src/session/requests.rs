@@ -1,0 +1,109 @@
+//! Requests that change nothing when they are sent twice.
+
+use std::time::Instant;
+
+use bytes::Bytes;
+use pushpull_common::protocol::{Envelope, Header, Message};
+
+use super::link::{Pending, Receiving, Status};
+use super::{OpId, OpKind, Reply, Session};
+
+/// One request, sent again after each reconnect until it is answered.
+#[derive(Debug)]
+pub(super) struct Request {
+    pub(super) link: usize,
+    message: Message,
+    body: Bytes,
+    sent: bool,
+}
+
+impl Request {
+    pub(super) fn new(link: usize, message: Message, body: Bytes) -> Request {
+        Request { link, message, body, sent: false }
+    }
+
+    pub(super) fn doing(&self) -> &'static str {
+        match self.message {
+            Message::Declare(_) => "declare the variables",
+            Message::Initialize(_) => "initialize the variables",
+            Message::AwaitReady(_) => "wait for the chief to initialize the variables",
+            Message::FetchCatalogue(_) => "fetch the catalogue",
+            Message::Finish(_) => "finish the training",
+            Message::Leave(_) => "leave",
+            Message::OutcomeQuery(_) => "ask for an outcome",
+            _ => "ask",
+        }
+    }
+}
+
+/// How long before its own deadline a server gives up a wait, so that its answer, which says for
+/// whom it waited, still arrives.
+const ANSWER_MARGIN_MS: u128 = 50;
+
+/// What is left until a deadline, for the header of a request that waits on the server.
+pub(super) fn deadline_ms(now: Instant, deadline: Instant) -> u32 {
+    let left = deadline.saturating_duration_since(now).as_millis();
+    u32::try_from(left.saturating_sub(ANSWER_MARGIN_MS).max(1)).unwrap_or(u32::MAX)
+}
+
+impl Session {
+    pub(super) fn drive_request(&mut self, now: Instant, id: OpId) {
+        let Some(op) = self.ops.get_mut(&id) else { return };
+        let OpKind::Request(request) = &mut op.kind else { return };
+        if request.sent || self.links[request.link].status != Status::Up {
+            return;
+        }
+        request.sent = true;
+        let (link, message, body) = (request.link, request.message.clone(), request.body.clone());
+        let envelope =
+            Envelope { deadline_ms: deadline_ms(now, op.deadline), ..Envelope::default() };
+        let bodies = if body.is_empty() { vec![] } else { vec![body] };
+        self.send(now, link, Pending::Request(id), envelope, message, bodies);
+    }
+
+    pub(super) fn request_lost(&mut self, id: OpId) {
+        if let Some(OpKind::Request(request)) = self.ops.get_mut(&id).map(|op| &mut op.kind) {
+            request.sent = false;
+        }
+    }
+
+    pub(super) fn request_answered(
+        &mut self,
+        now: Instant,
+        op: OpId,
+        link: usize,
+        header: &Header,
+        message: Message,
+    ) {
+        if header.body_bytes > 0 {
+            // The header's length has been checked against the limit of its kind.
+            let body = vec![0; header.body_bytes as usize];
+            self.links[link].receiving = Some(Receiving::Answer { op, message, body });
+            return;
+        }
+        self.finish_request(now, op, link, message, Vec::new());
+    }
+
+    pub(super) fn finish_request(
+        &mut self,
+        now: Instant,
+        id: OpId,
+        link: usize,
+        message: Message,
+        body: Vec<u8>,
+    ) {
+        let Some(op) = self.ops.get(&id) else { return };
+        let reply = match message {
+            Message::Refused(refused) => {
+                if Session::is_fatal(&refused.refusal) {
+                    let error = self.refused(op.doing, link, refused.refusal);
+                    return self.fail(error);
+                }
+                Err(self.refused(op.doing, link, refused.refusal))
+            }
+            message => Ok(Reply::Answer { message, body }),
+        };
+        self.finish(id, reply);
+        self.drive(now);
+    }
+}
