@@ -27,9 +27,9 @@ fn compare(name: &str, found: &str) {
         .join(name);
     if std::env::var_os("PUSHPULL_BLESS").is_some() {
         println!("blessed {}: look at what has changed", path.display());
-        std::fs::write(&path, found).unwrap();
+        std::fs::write(&path, found).expect("the table can be written");
     }
-    let golden = std::fs::read_to_string(&path).unwrap();
+    let golden = std::fs::read_to_string(&path).expect("the table is there");
     for (number, (golden, found)) in golden.lines().zip(found.lines()).enumerate() {
         assert_eq!(found, golden, "line {} of {name}", number + 1);
     }
@@ -50,7 +50,7 @@ fn rows(bytes: &[u8]) -> String {
 fn bytes_of(entry: &str) -> Vec<u8> {
     let rows = entry.lines().filter_map(|line| line.split_once("  "));
     let hex = rows.flat_map(|(_, row)| row.split(' '));
-    hex.map(|byte| u8::from_str_radix(byte, 16).unwrap())
+    hex.map(|byte| u8::from_str_radix(byte, 16).expect("a row is hexadecimal"))
         .collect()
 }
 
@@ -118,7 +118,7 @@ fn the_golden_bytes_decode_to_the_messages() {
 fn catalogue() -> Catalogue {
     let f32 = |name: &str, extents: &[u64], initializer| {
         VariableSpec::f32(name, extents)
-            .unwrap()
+            .expect("a variable")
             .initializer(initializer)
     };
     let variables = vec![
@@ -153,13 +153,14 @@ fn catalogue() -> Catalogue {
         f32("glorot normal", &[2, 3], Initializer::GlorotNormal),
         f32("he uniform", &[2, 3], Initializer::HeUniform),
         f32("he normal", &[2, 3], Initializer::HeNormal),
-        VariableSpec::new("f64", DType::F64, Shape::new([3]).unwrap()).unwrap(),
-        VariableSpec::new("i64", DType::I64, Shape::scalar()).unwrap(),
-        VariableSpec::f32("none", [0, 4]).unwrap(),
+        VariableSpec::new("f64", DType::F64, Shape::new([3]).expect("a shape"))
+            .expect("a variable"),
+        VariableSpec::new("i64", DType::I64, Shape::scalar()).expect("a variable"),
+        VariableSpec::f32("none", [0, 4]).expect("a variable"),
     ];
-    let map = ShardMap::new([0, 1], 2).unwrap();
-    let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
-    Catalogue::new(variables, &placement).unwrap()
+    let map = ShardMap::new([0, 1], 2).expect("shards");
+    let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).expect("a placement");
+    Catalogue::new(variables, &placement).expect("a catalogue")
 }
 
 #[test]

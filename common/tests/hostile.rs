@@ -186,19 +186,19 @@ fn checksums() -> Vec<Case> {
             "header_crc",
             "a bit of the header's checksum",
             "Crc { what: \"header\"",
-            { flipped(hello.clone(), 76) },
+            flipped(hello.clone(), 76),
         ),
         case(
             "header_bit",
             "a bit of the request id",
             "Crc { what: \"header\"",
-            { flipped(hello.clone(), 24) },
+            flipped(hello.clone(), 24),
         ),
         case(
             "meta_crc",
             "a bit of the meta's checksum",
             "Crc { what: \"meta\"",
-            { mend_header(flipped(hello.clone(), 72)) },
+            mend_header(flipped(hello.clone(), 72)),
         ),
         case(
             "meta_bit",
@@ -260,7 +260,7 @@ fn metas() -> Vec<Case> {
         meta[at] = value;
         raw(kind(&hello), &meta)
     };
-    let (refused, room) = (
+    let (refused, push) = (
         Refused {
             refusal: Refusal::Denied {},
         }
@@ -277,7 +277,7 @@ fn metas() -> Vec<Case> {
             "meta_trailing",
             "a byte after the last field",
             "Trailing {",
-            { raw(kind(&hello), &trailing) },
+            raw(kind(&hello), &trailing),
         ),
         case(
             "meta_empty",
@@ -289,19 +289,19 @@ fn metas() -> Vec<Case> {
             "meta_short",
             "a hello without its last byte",
             "Truncated {",
-            { raw(kind(&hello), &trailing[..trailing.len() - 2]) },
+            raw(kind(&hello), &trailing[..trailing.len() - 2]),
         ),
         case(
             "list_too_long",
             "a pull of 2^32 - 1 partitions",
             INVALID_LIST,
-            { raw(kind(&pull), &[2, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0]) },
+            raw(kind(&pull), &[2, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0]),
         ),
         case(
             "list_longer_than_its_meta",
             "16,384 partitions in 4 bytes",
             INVALID_LIST,
-            { raw(kind(&pull), &[2, 0, 0x40, 0, 0, 0, 0, 0, 0]) },
+            raw(kind(&pull), &[2, 0, 0x40, 0, 0, 0, 0, 0, 0]),
         ),
         case("text_too_long", "a job of 65 bytes", INVALID_TEXT, {
             let mut meta = meta(&hello)[..job].to_vec();
@@ -321,9 +321,9 @@ fn metas() -> Vec<Case> {
             hello_with(job + 2, 0xff),
         ),
         case("bool_two", "a push part whose `next` is 2", INVALID_BOOL, {
-            let mut meta = meta(&room);
+            let mut meta = meta(&push);
             *meta.last_mut().expect("a push part has fields") = 2;
-            raw(kind(&room), &meta)
+            raw(kind(&push), &meta)
         }),
         case(
             "option_two",
@@ -335,25 +335,25 @@ fn metas() -> Vec<Case> {
             "role_unknown",
             "role 9",
             "Invalid { message: \"Hello\", field: \"Role\"",
-            { hello_with(4, 9) },
+            hello_with(4, 9),
         ),
         case(
             "role_zero",
             "role 0",
             "Invalid { message: \"Hello\", field: \"Role\"",
-            { hello_with(4, 0) },
+            hello_with(4, 0),
         ),
         case(
             "enum_unknown",
             "a body checksum that is neither on, off nor auto",
             INVALID_CRC,
-            { hello_with(crc, 4) },
+            hello_with(crc, 4),
         ),
         case(
             "refusal_unknown",
             "refusal 255",
             "Invalid { message: \"Refused\", field: \"Refusal\"",
-            { raw(kind(&refused), &[255]) },
+            raw(kind(&refused), &[255]),
         ),
     ]
 }

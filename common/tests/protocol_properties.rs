@@ -116,14 +116,20 @@ fn a_stream_that_ends_within_a_frame_is_cut_at_every_byte() {
 fn the_largest_meta_is_read_after_the_handshake_only() {
     let partitions = (0..limits::SELECTION_MAX as u32).map(PartitionId).collect();
     let partitions = List::new(partitions).expect("as many as may be named");
-    let pull: Message = Pull { selection: Selection::Partitions { partitions } }.into();
+    let pull: Message = Pull {
+        selection: Selection::Partitions { partitions },
+    }
+    .into();
     let mut bytes = Vec::new();
     encode(&mut bytes, &Envelope::default(), &pull, BodyStamp::NONE);
     let (taken, end) = read_any(&bytes, &[4096]);
     assert!(taken == 1 && end.is_ok(), "{end:?}");
     let mut drip = Drip::new(&bytes, &[4096]);
     let (_, end) = take_all(&mut FrameReader::new(), &mut drip, |_| false);
-    assert!(matches!(end, Err(ReadError::Protocol(ProtocolError::TooLong { .. }))), "{end:?}");
+    assert!(
+        matches!(end, Err(ReadError::Protocol(ProtocolError::TooLong { .. }))),
+        "{end:?}"
+    );
     assert!(drip.widest <= limits::READ_BUFFER_BYTES);
 }
 

@@ -3,6 +3,7 @@
 mod gemm;
 
 use crate::data::{Batch, Dataset};
+#[cfg(test)]
 use crate::random::SplitMix64;
 use gemm::{Matrix, multiply};
 
@@ -59,6 +60,7 @@ impl Mlp {
 
     /// Initial values in the order of [`NAMES`]: weights drawn uniformly within
     /// `sqrt(6 / (inputs + outputs))` of zero (Glorot and Bengio, 2010), biases zero.
+    #[cfg(test)]
     pub(crate) fn initialize(&self, seed: u64) -> [Vec<f32>; 4] {
         let weights = |index, inputs: usize, outputs: usize| {
             let limit = (6.0 / (inputs + outputs) as f32).sqrt();

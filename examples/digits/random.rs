@@ -36,6 +36,7 @@ impl SplitMix64 {
     }
 
     /// A number drawn uniformly from `-limit..limit`.
+    #[cfg(test)]
     pub(crate) fn symmetric(&mut self, limit: f32) -> f32 {
         // 24 bits are all that an f32 between 0 and 1 holds exactly.
         let unit = (self.next_u64() >> 40) as f32 / (1u32 << 24) as f32;

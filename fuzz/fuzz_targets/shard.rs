@@ -24,6 +24,7 @@ const ACTIONS_MAX: usize = 200;
 #[derive(Arbitrary, Debug)]
 struct Input {
     adam: bool,
+    eager: u8,
     last_step: Option<u8>,
     policy: u8,
     token_timeout: Option<u8>,
@@ -48,9 +49,10 @@ fuzz_target!(|input: Input| {
         inbox_pushes: if input.inbox_pushes { 2 } else { 1 },
         connections_max: 6,
     };
+    let eager = input.eager % 4 != 0;
     let mut world = match input.adam {
-        true => World::new(settings, Adam::default()),
-        false => World::new(settings, Sgd::new(1.0)),
+        true => World::new(settings, Adam::default(), eager),
+        false => World::new(settings, Sgd::new(1.0), eager),
     };
     if let Some(wide) = input.begun {
         world.begin(wide);

@@ -235,3 +235,47 @@ impl PsConfig {
         self.cluster.step_owner().is_some_and(|owner| owner == self.task)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::optimizer::Sgd;
+
+    fn config(task: TaskId) -> PsConfig {
+        let cluster = ClusterSpec::builder().job("ps", ["a:1", "b:1"]).job("worker", ["c:1"]);
+        PsConfig::new(cluster.build().unwrap(), task, Sgd::new(0.1))
+    }
+
+    #[test]
+    fn what_cannot_run_is_refused_by_name() {
+        type Change = fn(PsConfig) -> PsConfig;
+        let changes: [(Change, &str); 7] = [
+            (|c| c.shards(0), "shards"),
+            (|c| c.shards(257), "shards"),
+            (|c| c.inbox_pushes(0), "inbox_pushes"),
+            (|c| c.lease(Duration::from_millis(99)), "lease"),
+            (|c| c.connections_max(0), "connections_max"),
+            (|c| c.half_open_max(0), "half_open_max"),
+            (|c| PsConfig { optimizer: Arc::new(Sgd::new(f64::NAN)), ..c }, "learning_rate"),
+        ];
+        for (change, name) in changes {
+            let error = change(config(TaskId::ps(0))).check().unwrap_err();
+            let named = matches!(error, StartError::Setting { setting, .. } if setting == name);
+            assert!(named, "{error}");
+        }
+        config(TaskId::ps(1)).shards(256).check().unwrap();
+        let error = config(TaskId::ps(2)).check().unwrap_err();
+        assert!(matches!(error, StartError::UnknownTask { .. }), "{error}");
+        let error = config(TaskId::worker(0)).check().unwrap_err();
+        assert!(matches!(error, StartError::NotPs { .. }), "{error}");
+    }
+
+    #[test]
+    fn the_lowest_ps_task_owns_the_step() {
+        assert!(config(TaskId::ps(0)).owns_step() && !config(TaskId::ps(1)).owns_step());
+        let cluster = ClusterSpec::builder().sparse_job("ps", [(7, "a:1"), (3, "b:1")]);
+        let cluster = cluster.build().unwrap();
+        let owns = |task| PsConfig::new(cluster.clone(), task, Sgd::new(0.1)).owns_step();
+        assert!(owns(TaskId::ps(3)) && !owns(TaskId::ps(7)));
+    }
+}

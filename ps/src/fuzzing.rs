@@ -265,10 +265,8 @@ impl Door {
                 assert!(range.end - range.start <= PART_BYTES_MAX);
                 let mut slices: Vec<IoSlice<'_>> = Vec::new();
                 parts.slices(range.clone(), &mut slices);
-                let bytes = slices
-                    .iter()
-                    .flat_map(|slice| slice.iter().copied())
-                    .collect::<Vec<u8>>();
+                let mut bytes = Vec::new();
+                slices.iter().for_each(|slice| bytes.extend_from_slice(slice));
                 assert_eq!(
                     bytes.len() as u64,
                     range.end - range.start,

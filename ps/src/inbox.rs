@@ -122,16 +122,18 @@ impl Inbox {
         layout.bytes().next_multiple_of(4096).saturating_mul(rooms as u64)
     }
 
-    /// An inbox of so many rooms, whose bytes have been taken off the budget.
+    /// An inbox of so many rooms, whose bytes have been taken off the budget. It numbers them from
+    /// `next_number` on: an inbox that takes another's place does not repeat its numbers.
     pub(crate) fn create(
         arena: &Arena,
         layout: &ShardLayout,
         rooms: usize,
+        next_number: u32,
     ) -> Result<Inbox, StorageError> {
         let stride = Inbox::need(layout, 1) as usize;
         let region = arena.region(Inbox::FILE, stride * rooms, 0)?;
         let rooms = (0..rooms).map(|_| None).collect();
-        Ok(Inbox { region, stride, rooms, next_number: 1 })
+        Ok(Inbox { region, stride, rooms, next_number })
     }
 
     /// A free room for this client, which asks for one, if there is one. It is the client's for
@@ -258,6 +260,11 @@ impl Inbox {
         pushes.filter(spends).map(|push| push.token)
     }
 
+    /// The number of the next room.
+    pub(crate) fn next_number(&self) -> u32 {
+        self.next_number
+    }
+
     /// Whether a room is free.
     pub(crate) fn has_free(&self) -> bool {
         self.rooms.iter().any(Option::is_none)
@@ -372,3 +379,6 @@ impl Inbox {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -74,3 +74,18 @@ counters! {
     /// Connections closed because the peer broke the protocol or stalled.
     connections_faulted,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shards_are_summed() {
+        let shards = [Counters::default(), Counters::default()];
+        shards[0].global_step.set(7);
+        shards[0].pulls.add(2);
+        shards[1].pulls.add(3);
+        let expected = Metrics { global_step: 7, pulls: 5, ..Metrics::default() };
+        assert_eq!(Metrics::sum(&shards), expected);
+    }
+}

@@ -327,3 +327,6 @@ impl Snapshot {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

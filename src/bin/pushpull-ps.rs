@@ -1,2 +1,215 @@
-//! The daemon.
-fn main() {}
+//! The daemon: flags to a `PsConfig`, signals to a shutdown future. There is no second path:
+//! whatever it does, an embedder can do.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Parser, ValueEnum};
+use pushpull::{Adam, ClusterSpec, NonFinite, Ps, PsConfig, Sgd, Storage, TaskId};
+
+/// A parameter server of a cluster.
+#[derive(Debug, Parser)]
+#[command(name = "pushpull-ps", version)]
+struct Options {
+    /// The addresses of the parameter servers: host:port or unix:/path, separated by commas.
+    #[arg(long, value_delimiter = ',', required_unless_present = "cluster")]
+    ps_hosts: Vec<String>,
+    /// The addresses of the workers; they are only names, nobody connects to a worker.
+    #[arg(long, value_delimiter = ',')]
+    worker_hosts: Vec<String>,
+    /// The cluster as text, such as "ps=a:1,b:1;worker=c:1", or as JSON; for sparse jobs.
+    #[arg(long, conflicts_with_all = ["ps_hosts", "worker_hosts"])]
+    cluster: Option<String>,
+    /// The index of this task.
+    #[arg(long, default_value_t = 0)]
+    task_index: u32,
+    /// Listens here and not on the task's own address of the cluster.
+    #[arg(long)]
+    listen: Option<String>,
+    /// Listens on this Unix socket as well.
+    #[arg(long)]
+    unix_socket: Option<PathBuf>,
+    /// Listens where other machines can reach it, though peers are not authenticated.
+    #[arg(long)]
+    insecure: bool,
+    /// How many shards the task has, each with a thread.
+    #[arg(long, default_value_t = 1)]
+    shards: u16,
+    /// A directory for the variables' memory; anonymous memory without it.
+    #[arg(long)]
+    state_dir: Option<PathBuf>,
+    /// The most bytes the shards may use together.
+    #[arg(long, default_value_t = Storage::BYTES_MAX)]
+    bytes_max: u64,
+    /// The rule that trains the variables.
+    #[arg(long, value_enum, default_value_t = Rule::Sgd)]
+    optimizer: Rule,
+    /// The rule's learning rate.
+    #[arg(long, default_value_t = 0.01)]
+    learning_rate: f64,
+    /// Adam's decay of the first moment.
+    #[arg(long, default_value_t = 0.9)]
+    beta1: f64,
+    /// Adam's decay of the second moment.
+    #[arg(long, default_value_t = 0.999)]
+    beta2: f64,
+    /// What keeps Adam's division from zero.
+    #[arg(long, default_value_t = 1e-8)]
+    epsilon: f64,
+    /// The global step at which training ends.
+    #[arg(long)]
+    last_step: Option<u64>,
+    /// How long a worker may be silent before it is lost.
+    #[arg(long, default_value_t = 5000)]
+    lease_ms: u64,
+    /// How long a worker may hold a token; 0 for ever.
+    #[arg(long, default_value_t = 600_000)]
+    token_timeout_ms: u64,
+    /// What happens to NaN and infinities in a push.
+    #[arg(long, value_enum, default_value_t = OnNonFinite::Reject)]
+    non_finite: OnNonFinite,
+    /// How many whole pushes each shard has room for.
+    #[arg(long, default_value_t = 4)]
+    inbox_pushes: usize,
+    /// Ends once every worker that joined is gone and the grace has passed.
+    #[arg(long)]
+    exit_when_done: bool,
+    /// How long to wait then for another worker.
+    #[arg(long, default_value_t = 10_000)]
+    exit_grace_ms: u64,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Rule {
+    Sgd,
+    Adam,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum OnNonFinite {
+    Reject,
+    Count,
+    Allow,
+}
+
+/// The exit code of a daemon that was told to do something it cannot do.
+const EXIT_CONFIGURATION: u8 = 2;
+/// The exit code of a daemon that failed while it served.
+const EXIT_SERVING: u8 = 1;
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = match runtime {
+        Ok(runtime) => runtime,
+        Err(error) => return complain(EXIT_CONFIGURATION, &error),
+    };
+    runtime.block_on(async {
+        let ps = match start(&options).await {
+            Ok(ps) => ps,
+            Err(error) => return complain(EXIT_CONFIGURATION, &*error),
+        };
+        println!("pushpull-ps: task {} serves on {}", options.task_index, ps.handle().address());
+        let handle = ps.handle();
+        match ps.serve(signalled()).await {
+            Ok(()) => {
+                let metrics = handle.metrics();
+                println!(
+                    "pushpull-ps: task {} is done at step {}: {} gradients, {} pulls, {} duplicates",
+                    options.task_index,
+                    metrics.global_step,
+                    metrics.gradients_applied,
+                    metrics.pulls,
+                    metrics.duplicates
+                );
+                ExitCode::SUCCESS
+            }
+            Err(error) => complain(EXIT_SERVING, &error),
+        }
+    })
+}
+
+fn complain(code: u8, error: &dyn fmt::Display) -> ExitCode {
+    eprintln!("pushpull-ps: {error}");
+    ExitCode::from(code)
+}
+
+async fn start(options: &Options) -> Result<Ps, Box<dyn std::error::Error>> {
+    let cluster = cluster(options)?;
+    let own = cluster.task_address("ps", options.task_index)?.to_owned();
+    let address = options.listen.as_ref().unwrap_or(&own);
+    let mut listener = match options.insecure {
+        true => {
+            eprintln!("pushpull-ps: insecure: whoever reaches {address} can change the variables");
+            Ps::listen_insecure(address).await?
+        }
+        false => Ps::listen(address).await?,
+    };
+    if let Some(path) = &options.unix_socket {
+        listener = listener.also(Ps::listen(&format!("unix:{}", path.display())).await?);
+    }
+    Ok(listener.start(config(options, cluster))?)
+}
+
+fn cluster(options: &Options) -> Result<ClusterSpec, pushpull::ClusterError> {
+    match &options.cluster {
+        Some(text) if text.trim_start().starts_with('{') => ClusterSpec::from_json(text),
+        Some(text) => text.parse(),
+        None => {
+            let cluster = ClusterSpec::builder().job("ps", &options.ps_hosts);
+            match options.worker_hosts.is_empty() {
+                true => cluster.build(),
+                false => cluster.job("worker", &options.worker_hosts).build(),
+            }
+        }
+    }
+}
+
+fn config(options: &Options, cluster: ClusterSpec) -> PsConfig {
+    let task = TaskId::ps(options.task_index);
+    let rate = options.learning_rate;
+    let mut config = match options.optimizer {
+        Rule::Sgd => PsConfig::new(cluster, task, Sgd::new(rate)),
+        Rule::Adam => {
+            let adam = Adam::new(rate).betas(options.beta1, options.beta2);
+            PsConfig::new(cluster, task, adam.epsilon(options.epsilon))
+        }
+    };
+    let bytes_max = options.bytes_max;
+    let token_timeout = Duration::from_millis(options.token_timeout_ms);
+    config = config
+        .shards(options.shards)
+        .storage(match &options.state_dir {
+            Some(state) => Storage::Directory { state: state.clone(), bytes_max },
+            None => Storage::Memory { bytes_max },
+        })
+        .lease(Duration::from_millis(options.lease_ms))
+        .token_timeout((!token_timeout.is_zero()).then_some(token_timeout))
+        .inbox_pushes(options.inbox_pushes)
+        .non_finite(match options.non_finite {
+            OnNonFinite::Reject => NonFinite::Reject,
+            OnNonFinite::Count => NonFinite::Count,
+            OnNonFinite::Allow => NonFinite::Allow,
+        });
+    if let Some(step) = options.last_step {
+        config = config.last_step(step);
+    }
+    if options.exit_when_done {
+        config = config.exit_when_done(Duration::from_millis(options.exit_grace_ms));
+    }
+    config
+}
+
+/// Returns on SIGINT or SIGTERM.
+async fn signalled() {
+    use tokio::signal::unix::{SignalKind, signal};
+    let Ok(mut terminate) = signal(SignalKind::terminate()) else {
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = tokio::signal::ctrl_c() => {}
+    }
+}

@@ -50,7 +50,7 @@ impl Reader {
     ///
     /// On an error, or if the future is dropped, `params` is as it was.
     pub async fn pull(&mut self, params: &mut Params) -> Result<u64, Error> {
-        if !Arc::ptr_eq(&self.plan, &params.plan) {
+        if !self.plan.is_same(&params.plan) {
             return Err(Error::ForeignBuffer);
         }
         Ok(self.client.pull(params, GlobalStep(0)).await?.0)

@@ -241,7 +241,7 @@ impl Worker {
     /// On an error, or if the future is dropped, `params` is as it was.
     pub async fn pull(&mut self, token: &Token, params: &mut Params) -> Result<Pulled, Error> {
         let plan = self.joined("pull")?;
-        if !Arc::ptr_eq(plan, &params.plan) {
+        if !plan.is_same(&params.plan) {
             return Err(Error::ForeignBuffer);
         }
         let step = self.client.pull(params, GlobalStep(token.step())).await?;
@@ -271,7 +271,7 @@ impl Worker {
     /// and the token goes back; after that it is finished in the background.
     pub async fn push(&mut self, token: Token, gradients: Gradients) -> Result<Push, Error> {
         let plan = self.joined("push")?.clone();
-        if !Arc::ptr_eq(&plan, &gradients.plan) {
+        if !plan.is_same(&gradients.plan) {
             return Err(Error::ForeignBuffer);
         }
         for id in gradients.present() {

@@ -1,5 +1,7 @@
 //! What the fuzzed chief may declare, and values that are the same in all of a partition.
 
+use std::sync::OnceLock;
+
 use pushpull_common::catalogue::{Catalogue, ShardLayout};
 use pushpull_common::ids::ShardId;
 use pushpull_common::initializer::Initializer;
@@ -14,9 +16,15 @@ pub(crate) struct Declarable {
     pub(crate) layout: ShardLayout,
 }
 
+/// What may be declared, made once for all inputs.
+pub(crate) fn declarables() -> &'static [Declarable] {
+    static MADE: OnceLock<Vec<Declarable>> = OnceLock::new();
+    MADE.get_or_init(make)
+}
+
 /// A small one, one of several blocks, an empty one, one that does not fit, and one that lies
 /// where this task is not.
-pub(crate) fn declarables() -> Vec<Declarable> {
+fn make() -> Vec<Declarable> {
     let f32 = |name, extent| VariableSpec::f32(name, [extent]).expect("a small variable");
     let scalar = |name, dtype| {
         VariableSpec::new(name, dtype, Shape::scalar()).expect("a scalar is a variable")

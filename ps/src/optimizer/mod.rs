@@ -91,8 +91,104 @@ pub trait Optimizer: fmt::Debug + Send + Sync + 'static {
     }
 }
 
-/// A learning rate must be a positive finite number.
+/// A learning rate must be finite and not negative.
 fn learning_rate_fault(rate: f64) -> Option<(&'static str, f64, &'static str)> {
     let usable = rate.is_finite() && rate >= 0.0;
     (!usable).then_some(("learning_rate", rate, "it must be finite and not negative"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    fn numbers(value: &Value) -> Vec<f64> {
+        value.as_array().unwrap().iter().map(|number| number.as_f64().unwrap()).collect()
+    }
+
+    fn rule(case: &Value) -> Box<dyn Optimizer> {
+        let hyper = |name: &str| case["hyper"][name].as_f64().unwrap();
+        match case["optimizer"].as_str().unwrap() {
+            "SGD" => Box::new(Sgd::new(hyper("lr"))),
+            "Adam" => Box::new(
+                Adam::new(hyper("lr"))
+                    .betas(hyper("beta1"), hyper("beta2"))
+                    .epsilon(hyper("epsilon")),
+            ),
+            other => panic!("no rule {other}"),
+        }
+    }
+
+    fn check(found: &[f64], expected: &Value, relative: f64, absolute: f64, what: &str) {
+        let expected = numbers(expected);
+        assert_eq!(found.len(), expected.len());
+        for (found, expected) in found.iter().zip(&expected) {
+            let tolerance = relative * expected.abs() + absolute;
+            assert!((found - expected).abs() <= tolerance, "{what}: {found}, not {expected}");
+        }
+    }
+
+    #[test]
+    fn values_and_slots_are_those_of_the_classic_rules() {
+        let vectors: Value = serde_json::from_str(include_str!("vectors.json")).unwrap();
+        let inputs = &vectors["inputs"]["dense"];
+        for (name, case) in vectors["cases"].as_object().unwrap() {
+            let rule = rule(case);
+            assert_eq!(rule.fault(), None);
+            let names: Vec<&str> = rule.slots().iter().map(|slot| slot.name).collect();
+            let mut wide = numbers(&inputs["init"]);
+            let mut narrow: Vec<f32> = wide.iter().map(|&value| value as f32).collect();
+            let slots = |initial: f64| vec![initial; wide.len()];
+            let mut wide_slots: Vec<Vec<f64>> =
+                rule.slots().iter().map(|slot| slots(slot.initial)).collect();
+            let mut narrow_slots: Vec<Vec<f32>> = wide_slots
+                .iter()
+                .map(|slot| slot.iter().map(|&value| value as f32).collect())
+                .collect();
+            for (step, expected) in case["dense"].as_array().unwrap().iter().enumerate() {
+                if step > 0 {
+                    let gradient = numbers(&inputs["grads"][step - 1]);
+                    let at = ApplyAt::new(step as u64, 0);
+                    let mut slots: Vec<&mut [f64]> =
+                        wide_slots.iter_mut().map(Vec::as_mut_slice).collect();
+                    let (values, slots) = (&mut wide[..], &mut slots[..]);
+                    rule.apply_f64(at, Run { values, slots, gradient: &gradient });
+                    let gradient: Vec<f32> = gradient.iter().map(|&g| g as f32).collect();
+                    let mut slots: Vec<&mut [f32]> =
+                        narrow_slots.iter_mut().map(Vec::as_mut_slice).collect();
+                    let (values, slots) = (&mut narrow[..], &mut slots[..]);
+                    rule.apply_f32(at, Run { values, slots, gradient: &gradient });
+                }
+                let widen = |narrow: &[f32]| -> Vec<f64> {
+                    narrow.iter().map(|&value| value.into()).collect()
+                };
+                let what = format!("{name} after {step} steps");
+                check(&wide, &expected["var"], 1e-9, 0.0, &what);
+                check(&widen(&narrow), &expected["var"], 2e-5, 2e-6, &what);
+                for (index, slot) in names.iter().enumerate() {
+                    let what = format!("{slot} of {what}");
+                    check(&wide_slots[index], &expected["slots"][slot], 1e-9, 0.0, &what);
+                    let narrow = widen(&narrow_slots[index]);
+                    check(&narrow, &expected["slots"][slot], 2e-5, 2e-6, &what);
+                }
+                assert_eq!(expected["slots"].as_object().unwrap().len(), names.len(), "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_hyperparameter_that_cannot_be_used_is_named() {
+        let cases: [(Box<dyn Optimizer>, &str); 6] = [
+            (Box::new(Sgd::new(f64::NAN)), "learning_rate"),
+            (Box::new(Sgd::new(-0.1)), "learning_rate"),
+            (Box::new(Adam::new(f64::INFINITY)), "learning_rate"),
+            (Box::new(Adam::default().betas(1.0, 0.9)), "beta1"),
+            (Box::new(Adam::default().betas(0.9, -0.1)), "beta2"),
+            (Box::new(Adam::default().epsilon(f64::NAN)), "epsilon"),
+        ];
+        for (rule, name) in cases {
+            assert_eq!(rule.fault().map(|fault| fault.0), Some(name));
+        }
+    }
 }

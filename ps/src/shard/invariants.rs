@@ -17,7 +17,10 @@ impl Shard {
         if let Some(owner) = &self.owner {
             owner.check_invariants();
         }
-        assert!(self.jobs.iter().skip(1).all(|job| !job.has_begun()), "one update at a time");
+        assert!(
+            self.jobs.iter().skip(1).all(|job| !job.has_begun()),
+            "one update at a time"
+        );
         self.check_waits();
         self.check_tokens();
     }
@@ -27,22 +30,40 @@ impl Shard {
         let waits_for_room = self.parked.any(|entry| matches!(entry.wait, Wait::Room));
         if let Some(inbox) = &self.inbox {
             inbox.check_invariants();
-            assert!(!(waits_for_room && inbox.has_free()), "a room is free and somebody waits");
+            assert!(
+                !(waits_for_room && inbox.has_free()),
+                "a room is free and somebody waits"
+            );
         }
         let waits_for_token = self.parked.any(|entry| matches!(entry.wait, Wait::Token));
-        let none_left = self.owner.as_ref().is_some_and(|owner| owner.has_none_left());
-        assert!(!waits_for_token || none_left, "a token is there and somebody waits");
+        let none_left = self
+            .owner
+            .as_ref()
+            .is_some_and(|owner| owner.has_none_left());
+        assert!(
+            !waits_for_token || none_left,
+            "a token is there and somebody waits"
+        );
         let waits_for_ready = self.parked.any(|entry| matches!(entry.wait, Wait::Ready));
-        assert!(!(waits_for_ready && self.is_ready()), "the variables are ready and somebody waits");
+        assert!(
+            !(waits_for_ready && self.is_ready()),
+            "the variables are ready and somebody waits"
+        );
         let listens = |connection| self.conversations.contains_key(&connection);
-        assert!(!self.parked.any(|entry| !listens(entry.connection)), "nobody hears the answer");
+        assert!(
+            !self.parked.any(|entry| !listens(entry.connection)),
+            "nobody hears the answer"
+        );
         let current = |entry: &super::Entry| {
             entry.client.is_none_or(|client| {
                 let connection = self.replicas.client(client).connection;
                 connection.is_none_or(|connection| connection == entry.connection)
             })
         };
-        assert!(!self.parked.any(|entry| !current(entry)), "a request of a replaced connection waits");
+        assert!(
+            !self.parked.any(|entry| !current(entry)),
+            "a request of a replaced connection waits"
+        );
     }
 
     /// Every token is held by a member, or its push is whole; no two pushes spend one.
@@ -57,6 +78,9 @@ impl Shard {
             assert!(present || whole.contains(&token), "token {token} is lost");
         }
         let known: BTreeSet<TokenId> = owner.outstanding().map(|(token, _)| token).collect();
-        assert!(whole.is_subset(&known), "a whole push spends a token that is not out");
+        assert!(
+            whole.is_subset(&known),
+            "a whole push spends a token that is not out"
+        );
     }
 }

@@ -14,7 +14,7 @@ impl Shard {
             return self.refuse(connection, request, Refusal::NotInitialized {});
         };
         let ranges = match selection {
-            Selection::All {} => Ok(vec![0..store.layout().bytes()]),
+            Selection::All {} => Ok(std::iter::once(0..store.layout().bytes()).collect()),
             Selection::Partitions { partitions } => store.select(partitions.items()),
         };
         let ranges = match ranges {

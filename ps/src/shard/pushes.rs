@@ -65,9 +65,12 @@ impl Shard {
         part: &PushPart,
     ) {
         let request = answer_to(header);
-        let sequence = header.sequence;
-        let Some(conversation) = self.conversations.get(&connection) else { return };
+        let (sequence, last) = (header.sequence, part.whole.is_some());
+        let Some(conversation) = self.conversations.get_mut(&connection) else { return };
         if conversation.refused == Some((sequence, part.room)) {
+            if last {
+                conversation.refused = None;
+            }
             return;
         }
         match self.replicas.client(client).window.state(sequence) {
@@ -81,7 +84,7 @@ impl Shard {
             PushState::TooOld { oldest } => {
                 let (oldest, newest) = (Sequence(oldest), Sequence(u64::MAX));
                 let refusal = Refusal::Window { sequence, oldest, newest };
-                return self.refuse_push(now, connection, client, request, part.room, refusal);
+                return self.refuse_push(now, connection, client, part.room, request, last, refusal);
             }
             _ => {}
         }
@@ -98,7 +101,7 @@ impl Shard {
             }
             Ok(None) => {}
             Err(refusal) => {
-                self.refuse_push(now, connection, client, request, part.room, refusal);
+                self.refuse_push(now, connection, client, part.room, request, last, refusal);
             }
         }
     }
@@ -201,11 +204,11 @@ impl Shard {
         if !held {
             // The room was taken back while the body was under way.
             let refusal = Refusal::NoRoom { room };
-            return self.refuse_push(now, connection, client, request, room, refusal);
+            return self.refuse_push(now, connection, client, room, request, whole.is_some(), refusal);
         }
         self.counters.push_bytes.add(range.end - range.start);
         if let Err(refusal) = self.look_for_non_finite(room, &range) {
-            return self.refuse_push(now, connection, client, request, room, refusal);
+            return self.refuse_push(now, connection, client, room, request, whole.is_some(), refusal);
         }
         if let Some(inbox) = &mut self.inbox
             && !range.is_empty()
@@ -222,7 +225,7 @@ impl Shard {
                 self.jobs.push_back(Job::push(room));
             }
             Err(refusal) => {
-                self.refuse_push(now, connection, client, request, room, refusal);
+                self.refuse_push(now, connection, client, room, request, whole.is_some(), refusal);
             }
         }
     }
@@ -280,13 +283,15 @@ impl Shard {
     }
 
     /// Refuses a push and gives it up: its room goes to others, its other parts are passed over.
+    #[expect(clippy::too_many_arguments, reason = "what is known of a part")]
     fn refuse_push(
         &mut self,
         now: Instant,
         connection: u64,
         client: ClientKey,
-        request: Envelope,
         room: u32,
+        request: Envelope,
+        last: bool,
         refusal: Refusal,
     ) {
         self.counters.pushes_dropped.add(1);
@@ -297,7 +302,7 @@ impl Shard {
             inbox.release(room);
         }
         if let Some(conversation) = self.conversations.get_mut(&connection) {
-            conversation.refused = Some((request.sequence, room));
+            conversation.refused = (!last).then_some((request.sequence, room));
         }
         self.refuse(connection, request, refusal);
         self.give_parked_rooms(now);

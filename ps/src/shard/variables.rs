@@ -67,7 +67,7 @@ impl Shard {
     fn reserve_memory(&mut self, catalogue: Arc<Catalogue>) -> Result<(), StorageError> {
         // What an earlier declaration reserved is given back first: both may not fit.
         self.variables = Variables::Absent;
-        self.inbox = None;
+        let numbers = self.inbox.take().map_or(1, |inbox| inbox.next_number());
         self.assigned.clear();
         let optimizer = &*self.config.optimizer;
         for file in Store::files(optimizer) {
@@ -79,7 +79,7 @@ impl Shard {
         // All at once, so that a refusal names all that the shard needs.
         let need = Store::need(&layout, optimizer, pin);
         let loan = self.budget.take(need.saturating_add(Inbox::need(&layout, rooms)))?;
-        let inbox = Inbox::create(&self.arena, &layout, rooms)?;
+        let inbox = Inbox::create(&self.arena, &layout, rooms, numbers)?;
         let store = Store::create(&self.arena, loan, catalogue, layout, optimizer, pin)?;
         self.inbox = Some(inbox);
         self.variables = Variables::Declared(Box::new(store));

@@ -144,8 +144,13 @@ impl Session {
         link.attempts = link.attempts.saturating_add(1);
         link.status = Status::Down { retry_at: Some(now + pause) };
         link.last_error = error;
-        link.receiving = None;
         let pending = std::mem::take(&mut link.pending);
+        // An answer whose body was cut off is no answer.
+        match link.receiving.take() {
+            Some(Receiving::Values { op, .. }) => self.pull_lost(op, index),
+            Some(Receiving::Answer { op, .. }) => self.request_lost(op),
+            None => {}
+        }
         for pending in pending.into_values() {
             match pending {
                 Pending::Request(op) => self.request_lost(op),

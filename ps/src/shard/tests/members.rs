@@ -1,1 +1,138 @@
-//! Soon.
+//! Who is here: leases, leaving, coming back.
+
+use std::time::Duration;
+
+use pushpull_common::protocol::message::{self, Role};
+use pushpull_common::protocol::{Message, Refusal};
+
+use super::peers::{Push, variables, worker};
+use super::world::World;
+use crate::optimizer::Sgd;
+
+const LEASE: Duration = Duration::from_secs(5);
+
+#[test]
+fn members_are_counted_as_they_join_leave_and_are_lost() {
+    let mut world = World::bare(variables(), Sgd::new(1.0), |config| config);
+    let (a, b) = (world.join(0, &mut worker(1)), world.join(0, &mut worker(2)));
+    let mut reader = worker(3);
+    reader.role = Role::Reader {};
+    world.join(0, &mut reader);
+    assert_eq!(world.members[0], (2, 2), "a reader is no member");
+    assert!(matches!(
+        world.ask(a, message::Leave {}.into()),
+        Message::Left(_)
+    ));
+    assert_eq!(world.members[0], (2, 1));
+    world.disconnect(b);
+    assert_eq!(world.members[0], (2, 1), "it may come back");
+    world.pass(LEASE - Duration::from_millis(50), &[]);
+    assert_eq!(world.members[0], (2, 1));
+    world.pass(Duration::from_millis(50), &[]);
+    assert_eq!(
+        (world.members[0], world.metrics().members_lost),
+        ((2, 0), 1)
+    );
+}
+
+#[test]
+fn bytes_of_a_body_keep_a_client_alive_and_those_of_a_ghost_do_not() {
+    let (mut world, _) = World::ready(variables(), Sgd::new(1.0), |config| config);
+    let mut peer = worker(1);
+    let line = world.join(0, &mut peer);
+    let push = Push::gradient(1, world.token(line), world.room(line));
+    world.announce(line, push.envelope(), push.part(0, Some(16)), 16);
+    for end in 1..5 {
+        world.pass(LEASE - Duration::from_millis(50), &[]);
+        world.body_until(line, &[0; 16], end);
+    }
+    assert_eq!(
+        world.members[0].1, 1,
+        "the chief is lost, the sender is not"
+    );
+    world.join(0, &mut peer);
+    world.pass(LEASE / 2, &[]);
+    world.body_until(line, &[0; 16], 8);
+    world.pass(LEASE / 2, &[]);
+    assert_eq!(world.members[0].1, 0);
+}
+
+#[test]
+fn a_pause_of_this_server_loses_nobody() {
+    let (mut world, _) = World::ready(variables(), Sgd::new(1.0), |config| config);
+    let line = world.join(0, &mut worker(1));
+    let push = Push::gradient(1, world.token(line), world.room(line));
+    world.send(line, push.envelope(), push.part(0, None), &[0; 16]);
+    world.tick();
+    world.now += Duration::from_secs(3600);
+    world.tick();
+    assert_eq!(world.members[0], (2, 2));
+    // What came before the tick is not put into the future by it.
+    world.now += Duration::from_secs(3600);
+    let heartbeat = world.say(line, message::Heartbeat {}.into());
+    assert!(world.answer(line, heartbeat).is_some());
+    world.tick();
+    let answer = world.push_answer(line, &push, &[(16, &[0; 16])]);
+    assert!(
+        matches!(answer, Message::Refused(_)),
+        "the length: {answer:?}"
+    );
+    world.pass(LEASE, &[]);
+    assert_eq!(world.members[0], (2, 0));
+}
+
+#[test]
+fn who_was_lost_or_has_left_may_come_back_and_its_pushes_are_known() {
+    for lost in [false, true] {
+        let (mut world, _) = World::ready(variables(), Sgd::new(1.0), |config| config);
+        let mut peer = worker(1);
+        let line = world.join(0, &mut peer);
+        let push = Push::gradient(1, world.token(line), world.room(line));
+        world.push_answer(line, &push, &[(0, &[0; 16])]);
+        let unspent = world.token(line);
+        if lost {
+            world.pass(LEASE, &[]);
+            assert!(world.closed.contains(&line));
+            let fenced = world.refused(line, message::Heartbeat {}.into());
+            assert!(matches!(fenced, Refusal::Fenced { .. }));
+        } else {
+            world.ask(line, message::Leave {}.into());
+            assert!(matches!(
+                world.ask(line, message::Leave {}.into()),
+                Message::Left(_)
+            ));
+        }
+        let present = world.members[0].1;
+        let line = world.join(0, &mut peer);
+        assert_eq!(world.members[0], (2, present + 1));
+        let request = world.push(line, &push, &[(0, &[0; 16])]);
+        let Some(Message::PushAnswer(answer)) = world.answer(line, request) else {
+            panic!()
+        };
+        assert!(answer.duplicate);
+        let push = Push::gradient(2, unspent, world.room(line));
+        let answer = world.push_answer(line, &push, &[(0, &[0; 16])]);
+        assert!(
+            matches!(answer, Message::Refused(_)),
+            "its token went back: {answer:?}"
+        );
+    }
+}
+
+#[test]
+fn a_whole_push_of_a_lost_client_is_known_when_it_comes_back() {
+    let (mut world, _) = World::ready(variables(), Sgd::new(1.0), |config| config);
+    let mut peer = worker(1);
+    let line = world.join(0, &mut peer);
+    let push = Push::gradient(1, world.token(line), world.room(line));
+    world.push(line, &push, &[(0, &[0; 16])]);
+    world.pass(LEASE, &[]);
+    let line = world.join(0, &mut peer);
+    let request = world.push(line, &push, &[(0, &[0; 16])]);
+    world.work();
+    let Some(Message::PushAnswer(answer)) = world.answer(line, request) else {
+        panic!()
+    };
+    assert!(!answer.duplicate, "it was not applied before");
+    assert_eq!(world.metrics().global_step, 1);
+}

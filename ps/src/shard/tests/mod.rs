@@ -1,5 +1,8 @@
 //! The pure shard, told in stories, and played at random.
 
+mod accounts;
+mod actors;
+mod handshakes;
 mod join;
 mod members;
 mod model;
@@ -7,8 +10,11 @@ mod numbers;
 mod peers;
 mod pulls;
 mod pushes;
+mod random;
 mod refusals;
 mod resends;
 mod rooms;
+mod spending;
+mod talk;
 mod tokens;
 mod world;

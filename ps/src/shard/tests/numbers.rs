@@ -20,15 +20,22 @@ fn a_second_gradient_from_the_same_values_is_one_step_stale() {
     let (token_a, token_b) = (world.token(a), world.token(b));
     let read = [f64s(&world.values(a))[0], f64s(&world.values(b))[0]];
     assert_eq!(read, [1.0, 1.0]);
-    for (line, grant, gradient, value, step, expected) in
-        [(a, token_a, read[0], 0.9, 1, 0), (b, token_b, read[1], 0.8, 2, 1)]
-    {
+    for (line, grant, gradient, value, step, expected) in [
+        (a, token_a, read[0], 0.9, 1, 0),
+        (b, token_b, read[1], 0.8, 2, 1),
+    ] {
         let room = world.room(line);
         let push = Push::gradient(1, grant, room);
         let answer = world.push_answer(line, &push, &[(0, &bytes_of(&[gradient]))]);
-        let Message::PushAnswer(answer) = answer else { panic!("{answer:?}") };
+        let Message::PushAnswer(answer) = answer else {
+            panic!("{answer:?}")
+        };
         let step = GlobalStep(step);
-        let outcome = Outcome::Applied { version: step.0, step, staleness: expected };
+        let outcome = Outcome::Applied {
+            version: step.0,
+            step,
+            staleness: expected,
+        };
         assert_eq!(answer.outcome, outcome);
         let found = f64s(&world.values(line))[0];
         assert!((found - value).abs() < 1e-15, "{found}");
@@ -49,15 +56,24 @@ fn staleness_counts_from_the_values_that_were_read() {
     }
     let late = world.token(line);
     // The step it says it has read is believed between the grant and now.
-    for (sequence, grant, read, staleness) in
-        [(6, early, 3, 2), (7, late, 0, 1), (8, world.token(line), 99, 0)]
-    {
+    for (sequence, grant, read, staleness) in [
+        (6, early, 3, 2),
+        (7, late, 0, 1),
+        (8, world.token(line), 99, 0),
+    ] {
         let room = world.room(line);
         let mut push = Push::gradient(sequence, grant, room);
         push.grant.step = GlobalStep(read);
         let answer = world.push_answer(line, &push, &[(0, &body)]);
-        let Message::PushAnswer(answer) = answer else { panic!("{answer:?}") };
-        let Outcome::Applied { staleness: found, .. } = answer.outcome else { panic!() };
+        let Message::PushAnswer(answer) = answer else {
+            panic!("{answer:?}")
+        };
+        let Outcome::Applied {
+            staleness: found, ..
+        } = answer.outcome
+        else {
+            panic!()
+        };
         assert_eq!(found, staleness, "push {sequence}");
     }
 }
@@ -73,7 +89,10 @@ fn two_clients_with_a_thousand_pushes_each_lose_nothing() {
         let pushed = lines.map(|line| {
             let grant = world.token(line);
             let room = world.room(line);
-            (line, world.push(line, &Push::gradient(sequence, grant, room), &[(0, &body)]))
+            (
+                line,
+                world.push(line, &Push::gradient(sequence, grant, room), &[(0, &body)]),
+            )
         });
         world.work();
         for (line, request) in pushed {
@@ -83,5 +102,8 @@ fn two_clients_with_a_thousand_pushes_each_lose_nothing() {
     }
     assert_eq!(f32s(&world.values(lines[0]))[..3], [-1.953125; 3]);
     let metrics = world.metrics();
-    assert_eq!((metrics.global_step, metrics.gradients_applied), (2000, 2000));
+    assert_eq!(
+        (metrics.global_step, metrics.gradients_applied),
+        (2000, 2000)
+    );
 }

@@ -1,1 +1,344 @@
-//! Soon.
+//! Pushes that are refused: each for its reason, once, and without a trace.
+
+use pushpull_common::ids::{PartitionId, Sequence, VariableId};
+use pushpull_common::partition::Partitioner;
+use pushpull_common::protocol::message::Operation;
+use pushpull_common::protocol::{Message, Refusal};
+use pushpull_common::variable::VariableSpec;
+
+use super::peers::{Push, bytes_of, f32s, variables, worker};
+use super::world::{Line, World};
+use crate::config::NonFinite;
+use crate::optimizer::Sgd;
+
+const ADD: Operation = Operation::AssignAdd {};
+const GRADIENT: Operation = Operation::Gradient {};
+
+fn ready(policy: NonFinite) -> (World, Line) {
+    let configure = |config: crate::PsConfig| config.non_finite(policy).inbox_pushes(1);
+    let (mut world, _) = World::ready(variables(), Sgd::new(1.0), configure);
+    let line = world.join(0, &mut worker(1));
+    (world, line)
+}
+
+/// Sends parts, each with its own word on whether it is the last; returns what was refused.
+fn refusals(
+    world: &mut World,
+    line: Line,
+    operation: Operation,
+    parts: &[(u64, usize, Option<u64>)],
+) -> Vec<Refusal> {
+    let grant = world.token(line);
+    let room = world.room(line);
+    let push = Push {
+        operation,
+        ..Push::gradient(1, grant, room)
+    };
+    let mut requests = Vec::new();
+    for &(offset, bytes, whole) in parts {
+        let body = vec![0; bytes];
+        requests.push(world.send(line, push.envelope(), push.part(offset, whole), &body));
+        world.work();
+    }
+    let refused = |message| match message {
+        Message::Refused(refused) => refused.refusal,
+        other => panic!("not refused but {other:?}"),
+    };
+    requests
+        .into_iter()
+        .filter_map(|request| world.answer(line, request))
+        .map(refused)
+        .collect()
+}
+
+#[test]
+fn parts_out_of_place_are_refused_once_and_the_rest_is_passed_over() {
+    let range = |offset, bytes, limit| Refusal::Range {
+        offset,
+        bytes,
+        limit,
+    };
+    let operation = |variable, tried: &str| {
+        let tried = pushpull_common::protocol::refusal::Detail::clipped(tried);
+        Refusal::Operation {
+            variable: VariableId(variable),
+            tried,
+        }
+    };
+    let plain = "gradients: it is a plain variable";
+    let trained = "assign_add: it is trained by the optimizer";
+    let incomplete = |partition, bytes, expected| Refusal::Incomplete {
+        partition: PartitionId(partition),
+        bytes,
+        expected,
+    };
+    type Case = (
+        &'static str,
+        Operation,
+        Vec<(u64, usize, Option<u64>)>,
+        Refusal,
+    );
+    let cases: Vec<Case> = vec![
+        (
+            "twice",
+            GRADIENT,
+            vec![(0, 16, None), (0, 16, Some(32))],
+            range(0, 16, 0),
+        ),
+        (
+            "overlap",
+            GRADIENT,
+            vec![(16, 16, None), (0, 24, Some(40))],
+            range(0, 24, 16),
+        ),
+        (
+            "gap",
+            GRADIENT,
+            vec![(0, 8, None), (24, 8, Some(16))],
+            range(24, 8, 0),
+        ),
+        (
+            "inside",
+            GRADIENT,
+            vec![(8, 8, None), (16, 16, Some(24))],
+            range(8, 8, 0),
+        ),
+        ("beyond", ADD, vec![(48, 16, Some(16))], range(48, 16, 56)),
+        (
+            "far beyond",
+            ADD,
+            vec![(1 << 60, 8, Some(8))],
+            range(1 << 60, 8, 56),
+        ),
+        (
+            "overflow",
+            ADD,
+            vec![(u64::MAX - 3, 8, None)],
+            range(u64::MAX - 3, 3, 56),
+        ),
+        (
+            "no word",
+            GRADIENT,
+            vec![(0, 12, None), (16, 16, None)],
+            range(0, 12, 56),
+        ),
+        (
+            "unaligned",
+            GRADIENT,
+            vec![(1, 8, None), (16, 16, None)],
+            range(1, 8, 56),
+        ),
+        (
+            "plain",
+            GRADIENT,
+            vec![(0, 56, Some(56))],
+            operation(2, plain),
+        ),
+        (
+            "integer",
+            GRADIENT,
+            vec![(0, 32, None), (48, 8, Some(40))],
+            operation(3, plain),
+        ),
+        (
+            "trained",
+            ADD,
+            vec![(16, 32, None), (48, 8, Some(40))],
+            operation(1, trained),
+        ),
+        (
+            "short",
+            GRADIENT,
+            vec![(0, 16, None), (16, 8, Some(24))],
+            incomplete(1, 8, 16),
+        ),
+        (
+            "only begun",
+            GRADIENT,
+            vec![(0, 8, Some(8))],
+            incomplete(0, 8, 16),
+        ),
+        (
+            "length",
+            GRADIENT,
+            vec![(0, 16, None), (16, 16, Some(33))],
+            Refusal::Length {
+                named: 33,
+                received: 32,
+            },
+        ),
+    ];
+    let (mut world, line) = ready(NonFinite::Reject);
+    for (index, (name, operation, parts, refusal)) in cases.into_iter().enumerate() {
+        let refused = refusals(&mut world, line, operation, &parts);
+        assert_eq!(refused, [refusal], "{name}");
+        assert_eq!(world.metrics().pushes_dropped, index as u64 + 1, "{name}");
+    }
+    // There is only one room, and it was free each time; the sequence is as good as new.
+    assert_eq!(world.values(line), [0; 56]);
+    assert!(refusals(&mut world, line, ADD, &[(32, 24, None)]).is_empty());
+}
+
+#[test]
+fn a_refused_room_goes_to_who_waits_for_it() {
+    let (mut world, line) = ready(NonFinite::Reject);
+    let other = world.join(0, &mut worker(2));
+    let push = Push::plain(1, ADD, world.room(line));
+    world.send(line, push.envelope(), push.part(32, None), &[0; 16]);
+    let waiting = world.say(other, pushpull_common::protocol::message::Reserve {}.into());
+    assert_eq!(world.answer(other, waiting), None);
+    let request = world.send(line, push.envelope(), push.part(32, None), &[0; 16]);
+    assert!(matches!(
+        world.answer(line, request),
+        Some(Message::Refused(_))
+    ));
+    assert!(matches!(
+        world.answer(other, waiting),
+        Some(Message::Room(_))
+    ));
+}
+
+#[test]
+fn after_its_last_part_a_refused_push_is_no_longer_passed_over() {
+    let (mut world, line) = ready(NonFinite::Reject);
+    let push = Push::plain(1, ADD, 77);
+    for _ in 0..2 {
+        let first = world.send(line, push.envelope(), push.part(32, None), &[0; 16]);
+        let last = world.send(line, push.envelope(), push.part(48, Some(24)), &[0; 8]);
+        let Some(Message::Refused(refused)) = world.answer(line, first) else {
+            panic!()
+        };
+        assert_eq!(refused.refusal, Refusal::NoRoom { room: 77 });
+        assert_eq!(world.answer(line, last), None);
+    }
+}
+
+#[test]
+fn bad_values_are_refused_and_named() {
+    let variables = || {
+        let part = Partitioner::Fixed { shards: 2 };
+        let w = VariableSpec::f32("w", [4, 3]).unwrap().partitioner(part);
+        vec![VariableSpec::f32("a", [1]).unwrap(), w]
+    };
+    let (mut world, lines) = World::ready(variables(), Sgd::new(1.0), |config| config.shards(2));
+    // Round robin fills one task; its shards are filled by bytes.
+    let catalogue = world.catalogue.clone();
+    for &line in &lines {
+        let id = pushpull_common::ids::ShardId {
+            task: 0,
+            shard: line.shard as u16,
+        };
+        let layout = catalogue.layout(id);
+        let partition = layout
+            .partitions()
+            .iter()
+            .find(|p| p.variable.0 == 1)
+            .unwrap();
+        for (at, value) in [(0, f32::NAN), (4, f32::INFINITY), (5, f32::NEG_INFINITY)] {
+            let mut gradient = vec![1_f32; 6];
+            gradient[at] = value;
+            let grant = world.token(lines[0]);
+            let room = world.room(line);
+            let push = Push::gradient(1, grant, room);
+            let body = bytes_of(&gradient);
+            let offset = partition.offset;
+            // In two parts: the element is counted over the whole variable all the same.
+            let parts = [(offset, &body[..16]), (offset + 16, &body[16..])];
+            let first = world.send(
+                line,
+                push.envelope(),
+                push.part(parts[0].0, None),
+                parts[0].1,
+            );
+            let second = world.send(
+                line,
+                push.envelope(),
+                push.part(parts[1].0, Some(24)),
+                parts[1].1,
+            );
+            let answers = [first, second].map(|request| world.answer(line, request));
+            let mut answers = answers.into_iter().flatten();
+            let (Some(Message::Refused(refused)), None) = (answers.next(), answers.next()) else {
+                panic!("refused once")
+            };
+            let Refusal::NonFinite {
+                variable,
+                element,
+                value: found,
+            } = refused.refusal
+            else {
+                panic!("{}", refused.refusal)
+            };
+            assert_eq!(
+                (variable.0, element),
+                (1, partition.elements.start + at as u64)
+            );
+            assert_eq!(found.to_bits(), f64::from(value).to_bits());
+        }
+        assert!(world.values(line).iter().all(|&byte| byte == 0));
+    }
+}
+
+#[test]
+fn doubles_are_looked_at_and_integers_are_not() {
+    let (mut world, line) = ready(NonFinite::Reject);
+    let grant = world.token(line);
+    let push = Push::gradient(1, grant, world.room(line));
+    let answer = world.push_answer(line, &push, &[(16, &bytes_of(&[0.0, f64::NAN]))]);
+    let Message::Refused(refused) = answer else {
+        panic!("{answer:?}")
+    };
+    let named = matches!(refused.refusal, Refusal::NonFinite { element: 1, variable, .. }
+        if variable == VariableId(1));
+    assert!(named, "{}", refused.refusal);
+    // The bits of a NaN are a number like any other.
+    let push = Push::plain(2, ADD, world.room(line));
+    let answer = world.push_answer(line, &push, &[(48, &bytes_of(&[f64::NAN]))]);
+    assert!(matches!(answer, Message::PushAnswer(_)), "{answer:?}");
+}
+
+#[test]
+fn the_other_policies_take_bad_values() {
+    for (policy, counted) in [(NonFinite::Count, 2), (NonFinite::Allow, 0)] {
+        let (mut world, line) = ready(policy);
+        let grant = world.token(line);
+        let push = Push::gradient(1, grant, world.room(line));
+        let body = bytes_of(&[f32::NAN, 1.0, f32::INFINITY]);
+        let answer = world.push_answer(line, &push, &[(0, &body)]);
+        assert!(matches!(answer, Message::PushAnswer(_)), "{answer:?}");
+        assert_eq!(world.metrics().non_finite, counted);
+        let values = f32s(&world.values(line)[..12]);
+        assert!(values[0].is_nan() && values[1] == -1.0 && values[2] == f32::NEG_INFINITY);
+    }
+}
+
+#[test]
+fn sequences_outside_the_window_are_refused() {
+    let (mut world, line) = ready(NonFinite::Reject);
+    let push = |world: &mut World, sequence| {
+        let push = Push::plain(sequence, ADD, world.room(line));
+        world.push_answer(line, &push, &[(48, &bytes_of(&[1_i64]))])
+    };
+    let window = |answer: Message, wanted: u64, first: u64| {
+        let Message::Refused(refused) = answer else {
+            panic!("{answer:?}")
+        };
+        let Refusal::Window {
+            sequence, oldest, ..
+        } = refused.refusal
+        else {
+            panic!()
+        };
+        assert_eq!((sequence, oldest), (Sequence(wanted), Sequence(first)));
+    };
+    window(push(&mut world, 0), 0, 1);
+    assert!(matches!(push(&mut world, 100), Message::PushAnswer(_)));
+    assert!(
+        matches!(push(&mut world, 37), Message::PushAnswer(_)),
+        "the oldest there is"
+    );
+    window(push(&mut world, 36), 36, 37);
+    assert!(matches!(push(&mut world, u64::MAX), Message::PushAnswer(_)));
+    window(push(&mut world, 100), 100, u64::MAX - 63);
+    assert_eq!(world.values(line)[48..], bytes_of(&[3_i64]));
+}

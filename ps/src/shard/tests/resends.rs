@@ -1,1 +1,243 @@
-//! Soon.
+//! A push that comes again is answered and not applied, wherever the connection broke.
+
+use pushpull_common::ids::{Sequence, TokenId};
+use pushpull_common::protocol::message::{self, Operation};
+use pushpull_common::protocol::{Envelope, Message, Outcome, PushState};
+
+use super::peers::{Peer, Push, bytes_of, f32s, variables, worker};
+use super::world::{Line, World};
+use crate::optimizer::Sgd;
+
+fn ready() -> (World, Peer, Line) {
+    let (mut world, _) = World::ready(variables(), Sgd::new(1.0), |config| config);
+    let mut peer = worker(1);
+    let line = world.join(0, &mut peer);
+    (world, peer, line)
+}
+
+fn gradient(world: &mut World, line: Line, sequence: u64) -> Push {
+    let grant = world.token_after(line, TokenId(u64::MAX));
+    Push::gradient(sequence, grant, world.room(line))
+}
+
+fn outcome(answer: Option<Message>) -> (Outcome, bool) {
+    match answer {
+        Some(Message::PushAnswer(answer)) => (answer.outcome, answer.duplicate),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn ones() -> Vec<u8> {
+    bytes_of(&[1_f32; 3])
+}
+
+fn applied_once(world: &mut World, line: Line) {
+    assert_eq!(f32s(&world.values(line)[..12]), [-1.0; 3]);
+    assert_eq!(world.metrics().global_step, 1);
+}
+
+#[test]
+fn a_resend_after_the_answer_was_lost_is_a_duplicate() {
+    let (mut world, mut peer, line) = ready();
+    let push = gradient(&mut world, line, 1);
+    let (first, _) = outcome(Some(world.push_answer(line, &push, &[(0, &ones())])));
+    world.disconnect(line);
+    let line = world.join(0, &mut peer);
+    // Whatever room it names, and in how many parts it comes.
+    let half = ones();
+    for (room, parts) in [
+        (push.room, vec![(0, &half[..])]),
+        (0, vec![(0, &half[..8]), (8, &half[8..])]),
+        (world.room(line), vec![(0, &half[..])]),
+    ] {
+        let again = Push { room, ..push };
+        let answer = world.push_answer(line, &again, &parts);
+        assert_eq!(outcome(Some(answer)), (first, true));
+    }
+    applied_once(&mut world, line);
+    assert_eq!(world.metrics().duplicates, 3);
+}
+
+#[test]
+fn a_push_cut_off_in_the_middle_starts_anew() {
+    let body = ones();
+    for (lost_whole_part, new_room) in [(false, false), (false, true), (true, false), (true, true)]
+    {
+        let (mut world, mut peer, line) = ready();
+        let push = gradient(&mut world, line, 1);
+        world.send(line, push.envelope(), push.part(0, None), &[9; 8]);
+        if lost_whole_part {
+            world.announce(line, push.envelope(), push.part(8, Some(16)), 8);
+            world.body_until(line, &body[8..], 5);
+        }
+        world.disconnect(line);
+        let line = world.join(0, &mut peer);
+        let query = Envelope {
+            sequence: Sequence(1),
+            ..Envelope::default()
+        };
+        let request = world.send(line, query, message::OutcomeQuery {}.into(), &[]);
+        let known = world.answer(line, request);
+        let state = PushState::Unknown {};
+        assert_eq!(known, Some(message::OutcomeIs { state }.into()), "given up");
+        let room = if new_room {
+            world.room(line)
+        } else {
+            push.room
+        };
+        let push = Push { room, ..push };
+        let answer = world.push_answer(line, &push, &[(0, &body[..8]), (8, &body[8..])]);
+        assert!(!outcome(Some(answer)).1);
+        applied_once(&mut world, line);
+    }
+}
+
+#[test]
+fn a_second_connection_takes_over_even_while_a_body_is_under_way_on_the_first() {
+    let body = ones();
+    for first_is_last in [false, true] {
+        let (mut world, mut peer, old) = ready();
+        let push = gradient(&mut world, old, 1);
+        let whole = first_is_last.then_some(16);
+        world.announce(old, push.envelope(), push.part(0, whole), 16);
+        let line = world.join(0, &mut peer);
+        assert!(world.closed.contains(&old));
+        let first = world.send(line, push.envelope(), push.part(0, None), &body[..8]);
+        // The rest of the older body arrives all the same: it is for nobody.
+        world.body(old, &[9; 16]);
+        let last = world.send(line, push.envelope(), push.part(8, Some(16)), &body[8..]);
+        world.work();
+        assert_eq!(world.answer(line, first), None);
+        assert!(!outcome(world.answer(line, last)).1);
+        applied_once(&mut world, line);
+        assert_eq!(
+            world.heard.get(&old).map_or(0, Vec::len),
+            0,
+            "its silence is kept"
+        );
+    }
+}
+
+#[test]
+fn a_resend_while_the_whole_push_is_queued_is_answered_once_it_is_applied() {
+    let (mut world, mut peer, old) = ready();
+    let push = Push {
+        next: true,
+        ..gradient(&mut world, old, 1)
+    };
+    world.push(old, &push, &[(0, &ones())]);
+    world.disconnect(old);
+    let line = world.join(0, &mut peer);
+    let body = ones();
+    let request = world.push(line, &push, &[(0, &body[..8]), (8, &body[8..])]);
+    assert_eq!(
+        world.answer(line, request),
+        None,
+        "not before it is applied"
+    );
+    world.work();
+    let Some(Message::PushAnswer(answer)) = world.answer(line, request) else {
+        panic!()
+    };
+    assert!(!answer.duplicate && answer.next.is_some());
+    applied_once(&mut world, line);
+}
+
+#[test]
+fn an_answer_goes_to_the_connection_that_asked_and_to_no_other() {
+    let (mut world, mut peer, old) = ready();
+    let push = Push {
+        next: true,
+        ..gradient(&mut world, old, 1)
+    };
+    world.push(old, &push, &[(0, &ones())]);
+    let line = world.join(0, &mut peer);
+    world.work();
+    assert!(
+        world.heard.get(&line).is_none_or(Vec::is_empty),
+        "it has asked for nothing"
+    );
+    // Nor was a token given out that nobody heard of.
+    let metrics = world.metrics();
+    let grant = world.token_after(line, push.grant.token);
+    assert_eq!(
+        (grant.token.0, metrics.global_step),
+        (push.grant.token.0 + 1, 1)
+    );
+    let request = world.push(line, &push, &[(0, &ones())]);
+    assert!(outcome(world.answer(line, request)).1);
+}
+
+#[test]
+fn a_restarted_client_numbers_its_pushes_anew() {
+    let (mut world, peer, old) = ready();
+    let push = gradient(&mut world, old, 1);
+    world.push_answer(old, &push, &[(0, &ones())]);
+    // Another is whole and not applied, a third is half there.
+    let queued = gradient(&mut world, old, 2);
+    world.push(old, &queued, &[(0, &ones())]);
+    let half = gradient(&mut world, old, 3);
+    world.send(old, half.envelope(), half.part(0, None), &ones());
+    let line = world.join(0, &mut peer.restarted());
+    for sequence in 1..=3 {
+        let push = gradient(&mut world, line, sequence);
+        let answer = world.push_answer(line, &push, &[(0, &ones())]);
+        assert!(!outcome(Some(answer)).1, "push {sequence} is new");
+    }
+    assert_eq!(f32s(&world.values(line)[..12]), [-5.0; 3]);
+    assert_eq!(world.metrics().global_step, 5);
+}
+
+#[test]
+fn a_push_that_newer_ones_overtake_while_it_waits_is_applied_once() {
+    let (mut world, _, line) = ready();
+    let ledger = bytes_of(&[1_f32; 4]);
+    let operation = Operation::AssignAdd {};
+    // 5 is begun, and its last body under way, when 100 is applied.
+    let late = Push::plain(5, operation, world.room(line));
+    world.send(line, late.envelope(), late.part(32, None), &ledger[..8]);
+    let newer = Push::plain(100, operation, world.room(line));
+    world.push(line, &newer, &[(32, &ledger)]);
+    let request = world.announce(line, late.envelope(), late.part(40, Some(16)), 8);
+    world.work();
+    world.body(line, &ledger[8..]);
+    world.work();
+    assert!(!outcome(world.answer(line, request)).1);
+    assert_eq!(f32s(&world.values(line)[32..48]), [2.0; 4]);
+    let again = world.push(line, &late, &[(32, &ledger)]);
+    let answer = world.answer(line, again);
+    assert!(
+        matches!(answer, Some(Message::Refused(_))),
+        "too old to tell: {answer:?}"
+    );
+    // And both whole, the newer one first.
+    for sequence in [300, 200] {
+        let push = Push::plain(sequence, operation, world.room(line));
+        world.push(line, &push, &[(32, &ledger)]);
+    }
+    world.work();
+    assert_eq!(f32s(&world.values(line)[32..48]), [4.0; 4]);
+}
+
+#[test]
+fn one_push_has_one_room() {
+    let (mut world, _, line) = ready();
+    let operation = Operation::AssignAdd {};
+    let ledger = bytes_of(&[1_f32; 4]);
+    let push = Push::plain(1, operation, world.room(line));
+    world.send(line, push.envelope(), push.part(32, None), &ledger[..8]);
+    let other = Push {
+        room: world.room(line),
+        ..push
+    };
+    assert_ne!(push.room, other.room);
+    let elsewhere = world.push(line, &other, &[(32, &ledger)]);
+    let last = world.send(line, push.envelope(), push.part(40, Some(16)), &ledger[8..]);
+    world.work();
+    assert!(matches!(
+        world.answer(line, elsewhere),
+        Some(Message::Refused(_))
+    ));
+    assert!(!outcome(world.answer(line, last)).1);
+    assert_eq!(f32s(&world.values(line)[32..48]), [1.0; 4]);
+}

@@ -1,1 +1,219 @@
-//! Soon.
+//! Room: first come first served, never hoarded, never stuck.
+
+use std::time::Duration;
+
+use pushpull_common::protocol::message::{self, Operation};
+use pushpull_common::protocol::{Message, Refusal};
+
+use super::peers::{Push, bytes_of, chief, f32s, place, variables, worker};
+use super::world::{Line, World};
+use crate::optimizer::Sgd;
+
+const LEASE: Duration = Duration::from_secs(5);
+
+fn ready(rooms: usize, clients: u32) -> (World, Vec<Line>) {
+    let configure = |config: crate::PsConfig| config.inbox_pushes(rooms);
+    let (mut world, chief) = World::ready(variables(), Sgd::new(1.0), configure);
+    world.disconnect(chief[0]);
+    let lines = (1..=clients)
+        .map(|task| world.join(0, &mut worker(task)))
+        .collect();
+    (world, lines)
+}
+
+fn add(sequence: u64, room: u32) -> Push {
+    Push::plain(sequence, Operation::AssignAdd {}, room)
+}
+
+fn ones() -> Vec<u8> {
+    bytes_of(&[1_f32; 4])
+}
+
+#[test]
+fn a_client_that_asks_twice_has_one_room() {
+    let (mut world, lines) = ready(2, 2);
+    let room = world.room(lines[0]);
+    assert_eq!(world.room(lines[0]), room);
+    let other = world.room(lines[1]);
+    assert_ne!(room, other);
+    let answer = world.push_answer(lines[1], &add(1, room), &[(32, &ones())]);
+    let Message::Refused(refused) = answer else {
+        panic!("another's room")
+    };
+    assert_eq!(refused.refusal, Refusal::NoRoom { room });
+    assert!(matches!(
+        world.push_answer(lines[0], &add(1, room), &[(32, &ones())]),
+        Message::PushAnswer(_)
+    ));
+}
+
+#[test]
+fn those_who_wait_are_served_in_order() {
+    let (mut world, lines) = ready(1, 4);
+    let mut room = world.room(lines[0]);
+    let waiting: Vec<_> = lines[1..]
+        .iter()
+        .map(|&line| (line, world.say(line, message::Reserve {}.into())))
+        .collect();
+    let mut sender = lines[0];
+    for &(line, request) in &waiting {
+        assert_eq!(world.answer(line, request), None);
+        let answer = world.push_answer(sender, &add(1, room), &[(32, &ones())]);
+        let Message::PushAnswer(answer) = answer else {
+            panic!("{answer:?}")
+        };
+        assert_eq!(answer.room, 0, "another waits");
+        let Some(Message::Room(next)) = world.answer(line, request) else {
+            panic!("its turn")
+        };
+        (sender, room) = (line, next.room);
+    }
+    let answer = world.push_answer(sender, &add(1, room), &[(32, &ones())]);
+    assert!(matches!(answer, Message::PushAnswer(answer) if answer.room != 0));
+}
+
+#[test]
+fn a_room_beside_an_answer_goes_to_who_asks_for_one() {
+    let (mut world, lines) = ready(1, 2);
+    let granted = world.token(lines[0]);
+    assert_ne!(granted.room, 0, "nobody else wants it");
+    let room = world.room(lines[1]);
+    let push = Push::gradient(1, granted, granted.room);
+    let answer = world.push_answer(lines[0], &push, &[(0, &[0; 16])]);
+    let Message::Refused(refused) = answer else {
+        panic!("{answer:?}")
+    };
+    assert_eq!(refused.refusal, Refusal::NoRoom { room: granted.room });
+    let answer = world.push_answer(lines[1], &add(1, room), &[(32, &ones())]);
+    assert!(matches!(answer, Message::PushAnswer(_)));
+}
+
+#[test]
+fn clients_in_step_do_not_take_the_room_from_each_other_for_ever() {
+    let (mut world, lines) = ready(1, 2);
+    let mut requests: Vec<_> = lines
+        .iter()
+        .map(|&line| (line, world.say(line, message::Reserve {}.into())))
+        .collect();
+    for _ in 0..3 {
+        // Each acts upon what it was told, at the same time.
+        for (line, request) in &mut requests {
+            if let Some(Message::Room(room)) = world.answer(*line, *request) {
+                *request = world.push(*line, &add(1, room.room), &[(32, &ones())]);
+            }
+        }
+        world.work();
+    }
+    assert_eq!(f32s(&world.values(lines[0])[32..48]), [2.0; 4]);
+}
+
+#[test]
+fn a_room_that_was_asked_for_and_never_used_goes_on_after_a_lease() {
+    let (mut world, lines) = ready(1, 2);
+    let room = world.room(lines[0]);
+    world.pass(Duration::from_secs(4), &lines);
+    let waiting = world.say(lines[1], message::Reserve {}.into());
+    world.pass(Duration::from_millis(900), &lines);
+    assert_eq!(world.answer(lines[1], waiting), None);
+    world.pass(Duration::from_millis(100), &lines);
+    assert!(matches!(
+        world.answer(lines[1], waiting),
+        Some(Message::Room(_))
+    ));
+    let answer = world.push_answer(lines[0], &add(1, room), &[(32, &ones())]);
+    assert!(matches!(answer, Message::Refused(_)));
+}
+
+#[test]
+fn a_stalled_push_loses_its_room_after_a_lease_and_a_slow_one_does_not() {
+    let (mut world, lines) = ready(1, 2);
+    let push = add(1, world.room(lines[0]));
+    let waiting = world.say(lines[1], message::Reserve {}.into());
+    let body = ones();
+    let request = world.announce(lines[0], push.envelope(), push.part(32, Some(16)), 16);
+    world.chop = 1;
+    for end in 1..4 {
+        world.pass(LEASE - Duration::from_millis(50), &lines[1..]);
+        world.body_until(lines[0], &body, end);
+    }
+    assert_eq!(world.answer(lines[1], waiting), None, "it gets on");
+    // It lives, but its push does not get on. This server's own pause is not its fault.
+    world.now += 10 * LEASE;
+    world.pass(LEASE - Duration::from_millis(100), &lines[1..]);
+    assert_eq!(world.answer(lines[1], waiting), None);
+    world.pass(Duration::from_millis(150), &lines[1..]);
+    assert!(matches!(
+        world.answer(lines[1], waiting),
+        Some(Message::Room(_))
+    ));
+    world.body(lines[0], &body);
+    world.work();
+    let refused = world.answer(lines[0], request);
+    assert!(matches!(refused, Some(Message::Refused(_))), "{refused:?}");
+    assert_eq!(world.values(lines[1])[32..48], [0; 16]);
+}
+
+#[test]
+fn a_broken_connection_leaves_its_room_to_who_waits() {
+    for reconnects in [false, true] {
+        let (mut world, lines) = ready(1, 2);
+        let push = add(1, world.room(lines[0]));
+        world.send(lines[0], push.envelope(), push.part(32, None), &ones());
+        let waiting = world.say(lines[1], message::Reserve {}.into());
+        assert_eq!(world.answer(lines[1], waiting), None);
+        if reconnects {
+            world.join(0, &mut worker(1));
+        } else {
+            world.disconnect(lines[0]);
+        }
+        assert!(matches!(
+            world.answer(lines[1], waiting),
+            Some(Message::Room(_))
+        ));
+    }
+}
+
+#[test]
+fn a_wait_for_room_ends_at_its_deadline() {
+    let (mut world, lines) = ready(1, 2);
+    world.room(lines[0]);
+    let envelope = pushpull_common::protocol::Envelope {
+        deadline_ms: 200,
+        ..Default::default()
+    };
+    let waiting = world.send(lines[1], envelope, message::Reserve {}.into(), &[]);
+    world.pass(Duration::from_millis(200), &lines);
+    let Some(Message::Refused(refused)) = world.answer(lines[1], waiting) else {
+        panic!()
+    };
+    let Refusal::Deadline {
+        waited_ms: 200,
+        awaited,
+    } = refused.refusal
+    else {
+        panic!()
+    };
+    assert!(awaited.as_str().contains("room"), "{}", awaited.as_str());
+}
+
+#[test]
+fn another_declaration_has_other_rooms_and_serves_who_waits() {
+    let mut world = World::bare(variables(), Sgd::new(1.0), |config| config.inbox_pushes(1));
+    let chief = world.join(0, &mut chief());
+    let (a, b) = (world.join(0, &mut worker(1)), world.join(0, &mut worker(2)));
+    let refused = world.refused(a, message::Reserve {}.into());
+    assert_eq!(refused, Refusal::NotInitialized {});
+    let first = world.catalogue.clone();
+    world.declare(chief, &first);
+    let push = Push::plain(1, Operation::Assign {}, world.room(a));
+    world.announce(a, push.envelope(), push.part(0, Some(16)), 16);
+    let waiting = world.say(b, message::Reserve {}.into());
+    let second = place(variables()[2..].to_vec(), 1);
+    world.declare(chief, &second);
+    assert!(
+        matches!(world.answer(b, waiting), Some(Message::Room(room)) if room.room != push.room)
+    );
+    world.body(a, &[1; 16]);
+    world.ask(chief, message::Initialize {}.into());
+    assert_eq!(world.values(chief), [0; 24]);
+}

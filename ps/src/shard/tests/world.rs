@@ -6,13 +6,12 @@ use std::time::{Duration, Instant};
 
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::cluster::ClusterSpec;
-use pushpull_common::ids::{GlobalStep, PartitionId, RequestId, ShardId, TaskId, TokenId};
-use pushpull_common::protocol::message::{self, Hello, Selection, Welcome};
-use pushpull_common::protocol::wire::List;
-use pushpull_common::protocol::{Envelope, Grant, Message, Refusal};
+use pushpull_common::ids::{RequestId, ShardId, TaskId};
+use pushpull_common::protocol::message::{self, Hello, Welcome};
+use pushpull_common::protocol::{Envelope, Message, Refusal};
 use pushpull_common::variable::VariableSpec;
 
-use super::peers::{Peer, Push, chief, identity, pack, place, unpack};
+use super::peers::{Peer, chief, identity, pack, place};
 use crate::arena::{Arena, Budget};
 use crate::config::PsConfig;
 use crate::metrics::{Counters, Metrics};
@@ -31,7 +30,11 @@ pub(super) struct Line {
 /// Something a peer has heard.
 #[derive(Debug)]
 pub(super) enum Heard {
-    Message { envelope: Envelope, message: Message, body: Vec<u8> },
+    Message {
+        envelope: Envelope,
+        message: Message,
+        body: Vec<u8>,
+    },
     Values(PulledParts),
 }
 
@@ -58,15 +61,30 @@ impl World {
         optimizer: impl Optimizer,
         configure: impl Fn(PsConfig) -> PsConfig,
     ) -> World {
-        let cluster = ClusterSpec::builder().job("ps", ["127.0.0.1:1"]).build().unwrap();
+        let cluster = ClusterSpec::builder()
+            .job("ps", ["127.0.0.1:1"])
+            .build()
+            .unwrap();
         let config = configure(PsConfig::new(cluster, TaskId::ps(0), optimizer));
         let budget = Budget::new(config.storage.bytes_max());
         let (config, identity) = (Arc::new(config), Arc::new(identity()));
-        let counters: Vec<_> = (0..config.shards).map(|_| Arc::new(Counters::default())).collect();
+        let counters: Vec<_> = (0..config.shards)
+            .map(|_| Arc::new(Counters::default()))
+            .collect();
         let shard = |(index, counters): (usize, &Arc<Counters>)| {
-            let id = ShardId { task: 0, shard: index as u16 };
+            let id = ShardId {
+                task: 0,
+                shard: index as u16,
+            };
             let (config, identity) = (config.clone(), identity.clone());
-            Shard::new(id, config, identity, Arena::Anonymous, budget.clone(), counters.clone())
+            Shard::new(
+                id,
+                config,
+                identity,
+                Arena::Anonymous,
+                budget.clone(),
+                counters.clone(),
+            )
         };
         World {
             shards: counters.iter().enumerate().map(shard).collect(),
@@ -90,8 +108,9 @@ impl World {
     ) -> (World, Vec<Line>) {
         let mut world = World::bare(variables, optimizer, configure);
         let mut chief = chief();
-        let lines: Vec<Line> =
-            (0..world.shards.len()).map(|shard| world.join(shard, &mut chief)).collect();
+        let lines: Vec<Line> = (0..world.shards.len())
+            .map(|shard| world.join(shard, &mut chief))
+            .collect();
         for &line in &lines {
             let catalogue = world.catalogue.clone();
             let declared = world.declare(line, &catalogue);
@@ -113,14 +132,34 @@ impl World {
         hello: Hello,
         remote: bool,
     ) -> Result<(Line, Welcome), Refusal> {
-        let line = Line { shard, connection: self.next_connection };
+        let line = Line {
+            shard,
+            connection: self.next_connection,
+        };
         self.next_connection += 1;
         let request = RequestId(self.next_request);
         self.next_request += 1;
-        let (header, message) = pack(&Envelope { request, ..Envelope::default() }, &hello.into(), 0);
-        let Message::Hello(hello) = message else { unreachable!() };
+        let (header, message) = pack(
+            &Envelope {
+                request,
+                ..Envelope::default()
+            },
+            &hello.into(),
+            0,
+        );
+        let Message::Hello(hello) = message else {
+            unreachable!()
+        };
         let (connection, hello, header) = (line.connection, &hello, &header);
-        self.input(shard, Input::Connected { connection, hello, header, remote });
+        self.input(
+            shard,
+            Input::Connected {
+                connection,
+                hello,
+                header,
+                remote,
+            },
+        );
         match self.answer(line, request) {
             Some(Message::Welcome(welcome)) => Ok((line, welcome)),
             Some(Message::Refused(refused)) => {
@@ -143,7 +182,12 @@ impl World {
     }
 
     pub(super) fn disconnect(&mut self, line: Line) {
-        self.input(line.shard, Input::Disconnected { connection: line.connection });
+        self.input(
+            line.shard,
+            Input::Disconnected {
+                connection: line.connection,
+            },
+        );
         self.heard.remove(&line);
     }
 
@@ -177,9 +221,23 @@ impl World {
     ) -> RequestId {
         let request = RequestId(self.next_request);
         self.next_request += 1;
-        let (header, message) = pack(&Envelope { request, ..envelope }, &message, body_bytes);
+        let (header, message) = pack(
+            &Envelope {
+                request,
+                ..envelope
+            },
+            &message,
+            body_bytes,
+        );
         let (connection, header) = (line.connection, &header);
-        self.input(line.shard, Input::Message { connection, header, message });
+        self.input(
+            line.shard,
+            Input::Message {
+                connection,
+                header,
+                message,
+            },
+        );
         request
     }
 
@@ -187,7 +245,12 @@ impl World {
     pub(super) fn body(&mut self, line: Line, body: &[u8]) {
         let delivered = self.body_until(line, body, body.len());
         assert_eq!(delivered, body.len());
-        self.input(line.shard, Input::Body { connection: line.connection });
+        self.input(
+            line.shard,
+            Input::Body {
+                connection: line.connection,
+            },
+        );
     }
 
     /// Delivers a body chop by chop up to `end`, without its end; returns how far it came.
@@ -201,7 +264,12 @@ impl World {
             }
             at = stop;
             if at < body.len() {
-                self.input(line.shard, Input::Progress { connection: line.connection });
+                self.input(
+                    line.shard,
+                    Input::Progress {
+                        connection: line.connection,
+                    },
+                );
             }
         }
         at
@@ -210,133 +278,10 @@ impl World {
     /// What was answered to a request, if it was.
     pub(super) fn answer(&mut self, line: Line, request: RequestId) -> Option<Message> {
         let heard = self.heard.entry(line).or_default();
-        let matches = |heard: &Heard| {
-            matches!(heard, Heard::Message { envelope, .. } if envelope.request == request)
-        };
+        let matches = |heard: &Heard| matches!(heard, Heard::Message { envelope, .. } if envelope.request == request);
         match heard.remove(heard.iter().position(matches)?) {
             Heard::Message { message, .. } => Some(message),
             Heard::Values(_) => None,
-        }
-    }
-
-    /// Says something, does all the work there is, and returns the answer.
-    pub(super) fn ask(&mut self, line: Line, message: Message) -> Message {
-        let name = message.name();
-        let request = self.say(line, message);
-        self.work();
-        self.answer(line, request).unwrap_or_else(|| panic!("{name} is not answered"))
-    }
-
-    /// Says something that is refused.
-    pub(super) fn refused(&mut self, line: Line, message: Message) -> Refusal {
-        match self.ask(line, message) {
-            Message::Refused(refused) => refused.refusal,
-            other => panic!("not refused but {other:?}"),
-        }
-    }
-
-    /// The same, without any work done.
-    pub(super) fn refused_now(&mut self, line: Line, message: Message) -> Refusal {
-        let request = self.say(line, message);
-        match self.answer(line, request) {
-            Some(Message::Refused(refused)) => refused.refusal,
-            other => panic!("not refused but {other:?}"),
-        }
-    }
-
-    pub(super) fn declare(&mut self, line: Line, catalogue: &Catalogue) -> Message {
-        let declare = message::Declare { digest: catalogue.digest() };
-        let request = self.send(line, Envelope::default(), declare.into(), catalogue.encode());
-        self.answer(line, request).expect("a declaration is answered")
-    }
-
-    /// Asks for a token that is there.
-    pub(super) fn token(&mut self, line: Line) -> Grant {
-        self.token_after(line, TokenId(u64::MAX))
-    }
-
-    /// The same, for a client whose newest token is this one.
-    pub(super) fn token_after(&mut self, line: Line, newest: TokenId) -> Grant {
-        match self.ask(line, message::TokenRequest { newest }.into()) {
-            Message::Granted(granted) => granted.grant,
-            other => panic!("not a token but {other:?}"),
-        }
-    }
-
-    /// Asks for a room that is there.
-    pub(super) fn room(&mut self, line: Line) -> u32 {
-        match self.ask(line, message::Reserve {}.into()) {
-            Message::Room(room) => room.room,
-            other => panic!("not a room but {other:?}"),
-        }
-    }
-
-    /// The same, without any work done.
-    pub(super) fn room_now(&mut self, line: Line) -> u32 {
-        let request = self.say(line, message::Reserve {}.into());
-        match self.answer(line, request) {
-            Some(Message::Room(room)) => room.room,
-            other => panic!("not a room but {other:?}"),
-        }
-    }
-
-    /// Sends a push in these parts, the last of which says that it is whole.
-    pub(super) fn push(&mut self, line: Line, push: &Push, parts: &[(u64, &[u8])]) -> RequestId {
-        let total: usize = parts.iter().map(|(_, body)| body.len()).sum();
-        let mut request = RequestId(0);
-        for (index, (offset, body)) in parts.iter().enumerate() {
-            let whole = (index + 1 == parts.len()).then_some(total as u64);
-            request = self.send(line, push.envelope(), push.part(*offset, whole), body);
-        }
-        request
-    }
-
-    /// The same, until it is answered.
-    pub(super) fn push_answer(
-        &mut self,
-        line: Line,
-        push: &Push,
-        parts: &[(u64, &[u8])],
-    ) -> Message {
-        let request = self.push(line, push, parts);
-        self.work();
-        self.answer(line, request).expect("a push is answered")
-    }
-
-    /// Starts a pull of everything.
-    pub(super) fn pull(&mut self, line: Line, at_least: u64) -> RequestId {
-        let envelope = Envelope { step: GlobalStep(at_least), ..Envelope::default() };
-        self.send(line, envelope, message::Pull { selection: Selection::All {} }.into(), &[])
-    }
-
-    /// The values that have come over a line, if they have, still pinned.
-    pub(super) fn streamed(&mut self, line: Line) -> Option<PulledParts> {
-        let heard = self.heard.entry(line).or_default();
-        let index = heard.iter().position(|heard| matches!(heard, Heard::Values(_)))?;
-        match heard.remove(index) {
-            Heard::Values(parts) => Some(parts),
-            Heard::Message { .. } => None,
-        }
-    }
-
-    /// All values of a shard, in the order of its layout.
-    pub(super) fn values(&mut self, line: Line) -> Vec<u8> {
-        self.pull(line, 0);
-        self.work();
-        let parts = self.streamed(line).expect("a pull is answered");
-        let (bytes, _) = unpack(parts);
-        bytes
-    }
-
-    /// The values of some partitions.
-    pub(super) fn select(&mut self, line: Line, partitions: &[u32]) -> Result<Vec<u8>, Refusal> {
-        let ids = partitions.iter().map(|&id| PartitionId(id)).collect();
-        let selection = Selection::Partitions { partitions: List::new(ids).unwrap() };
-        let request = self.say(line, message::Pull { selection }.into());
-        match self.answer(line, request) {
-            Some(Message::Refused(refused)) => Err(refused.refusal),
-            None => Ok(unpack(self.streamed(line).expect("a pull is answered")).0),
-            other => panic!("a pull is answered {other:?}"),
         }
     }
 
@@ -368,7 +313,10 @@ impl World {
             self.now = end.min(self.now + TICK);
             for &line in alive {
                 let request = self.say(line, message::Heartbeat {}.into());
-                assert!(matches!(self.answer(line, request), Some(Message::HeartbeatAnswer(_))));
+                assert!(matches!(
+                    self.answer(line, request),
+                    Some(Message::HeartbeatAnswer(_))
+                ));
             }
             self.tick();
         }
@@ -389,12 +337,24 @@ impl World {
         while let Some(output) = self.shards[shard].poll_output() {
             let line = |connection| Line { shard, connection };
             match output {
-                Output::Send { connection, envelope, message, body } => {
+                Output::Send {
+                    connection,
+                    envelope,
+                    message,
+                    body,
+                } => {
                     let heard = self.heard.entry(line(connection)).or_default();
-                    heard.push(Heard::Message { envelope, message, body: body.to_vec() });
+                    heard.push(Heard::Message {
+                        envelope,
+                        message,
+                        body: body.to_vec(),
+                    });
                 }
                 Output::Stream { connection, parts } => {
-                    self.heard.entry(line(connection)).or_default().push(Heard::Values(parts));
+                    self.heard
+                        .entry(line(connection))
+                        .or_default()
+                        .push(Heard::Values(parts));
                 }
                 Output::Close { connection } => {
                     self.closed.insert(line(connection));

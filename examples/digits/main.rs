@@ -1,0 +1,145 @@
+//! Trains a small network on handwritten digits over a parameter server.
+//!
+//! Without flags: two parameter servers and two workers in this process. With `--job-name` and
+//! `--task-index`: one task of a cluster, as in the classic trainers; see the README.
+
+mod data;
+mod model;
+mod options;
+mod picture;
+mod progress;
+mod random;
+mod train;
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use pushpull::{Adam, ClusterSpec, Listener, Ps, PsConfig, TaskId};
+
+use data::Split;
+use options::{Job, Options};
+use train::{Failure, Outcome};
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    let result = match options.job() {
+        Ok(None) => all_in_one(&options),
+        Ok(Some((Job::Ps, task, cluster))) => serve(&options, task, cluster),
+        Ok(Some((Job::Worker, task, cluster))) => work(&options, task, cluster),
+        Err(error) => Err(error.into()),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("digits: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs the whole cluster in this process.
+fn all_in_one(options: &Options) -> Result<(), Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+    let split = load(options)?;
+    let listeners = runtime.block_on(async {
+        Ok::<_, pushpull::ListenError>([
+            Ps::listen("127.0.0.1:0").await?,
+            Ps::listen("127.0.0.1:0").await?,
+        ])
+    })?;
+    let cluster = ClusterSpec::builder()
+        .job("ps", listeners.iter().map(Listener::address))
+        // Nobody connects to a worker; its address is its name.
+        .job("worker", ["127.0.0.1:1", "127.0.0.1:2"])
+        .build()?;
+    let servers = listeners
+        .into_iter()
+        .enumerate()
+        .map(|(index, listener)| listener.start(server(options, &cluster, index as u32)))
+        .collect::<Result<Vec<_>, _>>()?;
+
+    let start = Instant::now();
+    let outcome = std::thread::scope(|scope| {
+        let (split, cluster) = (&split, &cluster);
+        let second = scope.spawn(move || train::run(options, cluster, TaskId::worker(1), split));
+        let first = train::run(options, cluster, TaskId::worker(0), split);
+        let second = second.join().map_err(|_| "the second worker panicked")?;
+        second?;
+        first
+    })?;
+    report(&cluster, &split, outcome, start)?;
+    for server in servers {
+        runtime.block_on(server.serve(async {}))?;
+    }
+    Ok(())
+}
+
+/// Runs one parameter server of a cluster.
+fn serve(options: &Options, task: TaskId, cluster: ClusterSpec) -> Result<(), Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let address = cluster.task_address("ps", task.index)?;
+        let listener = match options.insecure {
+            true => Ps::listen_insecure(address).await?,
+            false => Ps::listen(address).await?,
+        };
+        println!("{task} serves on {}", listener.address());
+        let mut config = server(options, &cluster, task.index);
+        if options.exit_when_done {
+            config = config.exit_when_done(Duration::from_secs(options.exit_grace));
+        }
+        let interrupted = async {
+            // Without a signal handler the server still ends by itself or by the signal's default.
+            let _ = tokio::signal::ctrl_c().await;
+        };
+        listener.start(config)?.serve(interrupted).await?;
+        println!("{task} is done");
+        Ok(())
+    })
+}
+
+/// Runs one worker of a cluster.
+fn work(options: &Options, task: TaskId, cluster: ClusterSpec) -> Result<(), Failure> {
+    let split = load(options)?;
+    let start = Instant::now();
+    let outcome = train::run(options, &cluster, task, &split)?;
+    if outcome.is_some() {
+        report(&cluster, &split, outcome, start)?;
+    }
+    Ok(())
+}
+
+fn load(options: &Options) -> Result<Split, Failure> {
+    Ok(match &options.data {
+        Some(directory) => Split::open(directory)?,
+        None => Split::digits(),
+    })
+}
+
+fn server(options: &Options, cluster: &ClusterSpec, task: u32) -> PsConfig {
+    let adam = Adam::new(options.learning_rate);
+    PsConfig::new(cluster.clone(), TaskId::ps(task), adam).last_step(options.steps)
+}
+
+/// Prints the loss curve, and as last line one JSON object.
+fn report(
+    cluster: &ClusterSpec,
+    split: &Split,
+    outcome: Option<Outcome>,
+    start: Instant,
+) -> Result<(), Failure> {
+    let outcome = outcome.ok_or("the chief did not report")?;
+    println!("{}", picture::curve(&outcome.losses, 60, 10));
+    println!(
+        "{{\"example\":\"digits\",\"mode\":\"asynchronous\",\"workers\":{},\"ps\":{},\"steps\":{},\
+         \"test\":{},\"accuracy\":{:.4},\"seconds\":{:.2}}}",
+        cluster.num_tasks("worker")?,
+        cluster.num_tasks("ps")?,
+        outcome.steps,
+        split.test.rows(),
+        outcome.accuracy,
+        start.elapsed().as_secs_f64(),
+    );
+    Ok(())
+}

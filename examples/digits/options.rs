@@ -1,0 +1,78 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Parser, ValueEnum};
+use pushpull::{ClusterSpec, TaskId};
+
+/// The role of one process of a cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Job {
+    /// A parameter server.
+    Ps,
+    /// A worker.
+    Worker,
+}
+
+/// Trains a small network on handwritten digits over a parameter server.
+///
+/// Without --job-name the whole cluster runs in this process.
+#[derive(Clone, Debug, Parser)]
+pub(crate) struct Options {
+    /// The addresses of the parameter servers, host:port separated by commas.
+    #[arg(long, value_delimiter = ',', requires = "job_name")]
+    ps_hosts: Vec<String>,
+    /// The addresses of the workers, host:port separated by commas; they are only names.
+    #[arg(long, value_delimiter = ',', requires = "job_name")]
+    worker_hosts: Vec<String>,
+    /// The role of this process in the cluster.
+    #[arg(long, value_enum, requires_all = ["ps_hosts", "worker_hosts"])]
+    job_name: Option<Job>,
+    /// The index of this process among those of its job.
+    #[arg(long, default_value_t = 0)]
+    task_index: u32,
+    /// Ends a parameter server once all workers are gone.
+    #[arg(long)]
+    pub(crate) exit_when_done: bool,
+    /// How many seconds a parameter server then still waits for another worker.
+    #[arg(long, default_value_t = 10)]
+    pub(crate) exit_grace: u64,
+    /// Lets a parameter server listen where other machines can reach it, without authentication.
+    #[arg(long)]
+    pub(crate) insecure: bool,
+    /// A directory with Fashion-MNIST or MNIST in IDX form, plain or .gz.
+    #[arg(long)]
+    pub(crate) data: Option<PathBuf>,
+    /// The seed of the first weights and of the batches.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// The global step at which training ends.
+    #[arg(long, default_value_t = 2000)]
+    pub(crate) steps: u64,
+    /// Rows in a batch of one worker.
+    #[arg(long, default_value_t = 32)]
+    pub(crate) batch: usize,
+    /// Units in the hidden layer.
+    #[arg(long, default_value_t = 128)]
+    pub(crate) hidden: usize,
+    /// Adam's learning rate.
+    #[arg(long, default_value_t = 1e-3)]
+    pub(crate) learning_rate: f64,
+}
+
+impl Options {
+    /// The task this process is to run, and its cluster; `None` for the whole cluster.
+    pub(crate) fn job(&self) -> Result<Option<(Job, TaskId, ClusterSpec)>, pushpull::ClusterError> {
+        let Some(job) = self.job_name else { return Ok(None) };
+        let cluster = ClusterSpec::builder()
+            .job("ps", &self.ps_hosts)
+            .job("worker", &self.worker_hosts)
+            .build()?;
+        let task = match job {
+            Job::Ps => TaskId::ps(self.task_index),
+            Job::Worker => TaskId::worker(self.task_index),
+        };
+        cluster.task_address(&task.job, task.index)?;
+        Ok(Some((job, task, cluster)))
+    }
+}

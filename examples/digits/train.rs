@@ -1,0 +1,118 @@
+//! The training loop of one worker.
+
+use std::error::Error;
+use std::time::{Duration, Instant};
+
+use pushpull::blocking::{Reader, Worker};
+use pushpull::{
+    ClusterSpec, DType, Initializer, Push, Shape, TaskId, VariableSpec, WorkerConfig,
+};
+
+use super::data::{Batch, Batches, Split};
+use super::model::{Mlp, NAMES};
+use super::options::Options;
+use super::progress::Progress;
+
+/// Whatever went wrong, from whichever thread.
+pub(crate) type Failure = Box<dyn Error + Send + Sync>;
+
+/// What the chief has to tell.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    /// The global step at the end.
+    pub(crate) steps: u64,
+    /// The share of held-out rows it gets right.
+    pub(crate) accuracy: f64,
+    /// The chief's losses: global step and mean loss.
+    pub(crate) losses: Vec<(u64, f32)>,
+}
+
+/// Trains until the last step; what it came to, if this is the chief.
+pub(crate) fn run(
+    options: &Options,
+    cluster: &ClusterSpec,
+    task: TaskId,
+    split: &Split,
+) -> Result<Option<Outcome>, Failure> {
+    let config = WorkerConfig::new(cluster.clone(), task.clone())
+        .on_progress(Duration::from_secs(5), |silent| eprintln!("waiting for {silent}"));
+    let mut worker = Worker::connect(config.clone())?;
+    let mut model = Mlp::new(split.train.width, options.hidden, split.train.classes);
+    let mut params = worker.join(&variables(&model, options.seed)?, |_| ())?;
+
+    let workers = cluster.num_tasks("worker")?;
+    worker.assign_add(ARRIVED, &[1_i64])?;
+    wait_for_all(&config, workers)?;
+    let place = cluster.task_indices("worker")?.iter().position(|&index| index == task.index);
+    let place = place.ok_or("the cluster does not know this worker")?;
+    let rows = split.train.rows();
+    let mut batches = Batches::new(rows, place, workers, options.batch, options.seed)?;
+    let mut batch = Batch::default();
+
+    let is_chief = worker.is_chief();
+    let progress = is_chief.then(|| Progress::new(options.steps));
+    let mut losses = Vec::new();
+    while let Some(token) = worker.token()? {
+        if worker.pull(&token, &mut params)?.is_stale() {
+            continue;
+        }
+        batches.next_into(&split.train, &mut batch);
+        let mut gradients = worker.gradients();
+        let loss =
+            model.gradients(params.views(NAMES)?, &batch, gradients.views_mut(NAMES)?);
+        if let Push::Applied { step, .. } = worker.push(token, gradients)? {
+            losses.push((step, loss));
+            if let Some(progress) = &progress {
+                progress.at(step, loss);
+            }
+        }
+    }
+    let outcome = match progress {
+        None => None,
+        Some(progress) => {
+            progress.finish();
+            let mut reader = Reader::connect(config)?;
+            let steps = reader.pull(&mut params)?;
+            let accuracy = model.accuracy(params.views(NAMES)?, &split.test);
+            Some(Outcome { steps, accuracy, losses })
+        }
+    };
+    worker.leave()?;
+    Ok(outcome)
+}
+
+/// Waits until every worker has arrived, so that commands typed in several terminals train
+/// together; after a minute it goes on without the rest.
+fn wait_for_all(config: &WorkerConfig, workers: usize) -> Result<(), Failure> {
+    let mut reader = Reader::connect(config.clone())?;
+    let mut values = reader.params();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        reader.pull(&mut values)?;
+        let [arrived] = *values.view::<i64>(ARRIVED)? else { return Err("not a scalar".into()) };
+        if arrived >= workers as i64 || Instant::now() >= deadline {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// A plain variable that counts the workers that have arrived.
+const ARRIVED: &str = "workers_arrived";
+
+/// The variables of the network, Glorot weights and zero biases, and the count of workers.
+fn variables(model: &Mlp, seed: u64) -> Result<Vec<VariableSpec>, pushpull::VariableError> {
+    let shapes = NAMES.into_iter().zip(model.shapes());
+    let arrived = VariableSpec::new(ARRIVED, DType::I64, Shape::scalar());
+    shapes
+        .map(|(name, shape)| {
+            let extents: Vec<u64> = shape.into_iter().map(|extent| extent as u64).collect();
+            let initializer = match extents.len() {
+                2 => Initializer::GlorotUniform,
+                _ => Initializer::Zeros,
+            };
+            Ok(VariableSpec::f32(name, extents)?.initializer(initializer).seed(seed))
+        })
+        .chain([arrived])
+        .collect()
+}

@@ -1,0 +1,142 @@
+//! Rooms and extents, by themselves.
+
+use pushpull_common::catalogue::Catalogue;
+use pushpull_common::ids::ShardId;
+use pushpull_common::placement::{Placement, ShardMap, Strategy};
+use pushpull_common::variable::VariableSpec;
+
+use super::*;
+
+const A: ClientKey = ClientKey(0);
+const B: ClientKey = ClientKey(1);
+
+/// Partitions of these many bytes.
+fn layout(bytes: &[u64]) -> ShardLayout {
+    let variable = |(index, bytes): (usize, &u64)| {
+        VariableSpec::f32(format!("v{index}"), [bytes / 4]).unwrap()
+    };
+    let variables: Vec<_> = bytes.iter().enumerate().map(variable).collect();
+    let map = ShardMap::new([0], 1).unwrap();
+    let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
+    Catalogue::new(variables, &placement)
+        .unwrap()
+        .layout(ShardId::default())
+}
+
+fn inbox(rooms: usize) -> Inbox {
+    Inbox::create(&Arena::Anonymous, &layout(&[16]), rooms, 1).unwrap()
+}
+
+fn arrival(sequence: u64) -> Arrival {
+    Arrival {
+        sequence: Sequence(sequence),
+        operation: Operation::Gradient {},
+        token: TokenId(sequence),
+        generation: 1,
+        step: GlobalStep(0),
+        extents: Extents::default(),
+        bytes: 0,
+        whole: None,
+    }
+}
+
+const WHOLE: WholePush = WholePush {
+    connection: 1,
+    request: RequestId(1),
+    next: false,
+};
+
+#[test]
+fn extents_merge_in_any_order_and_take_nothing_twice() {
+    // Every order of the words of 4 partitions, as far as each may come next.
+    let layout = layout(&[16, 8, 0, 24, 4]);
+    let words = layout.bytes() / 8;
+    let mut seed = 7_u64;
+    for _ in 0..2000 {
+        let mut extents = Extents::default();
+        let mut taken = vec![false; words as usize];
+        for _ in 0..60 {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let start = (seed >> 33) % words;
+            let end = start + 1 + (seed >> 50) % 3;
+            let free = (start..end).all(|word| taken.get(word as usize) == Some(&false));
+            let follows = layout.starts_at(8 * start) || (start > 0 && taken[start as usize - 1]);
+            let part = 8 * start..8 * end;
+            let allowed = extents.check(&part, &layout).is_ok();
+            assert_eq!(allowed, free && follows, "{part:?} after {extents:?}");
+            if allowed {
+                extents.add(part);
+                (start..end).for_each(|word| taken[word as usize] = true);
+            }
+            let ranges = extents.ranges();
+            assert!(
+                ranges.windows(2).all(|pair| pair[0].end < pair[1].start),
+                "{ranges:?}"
+            );
+            let held: u64 = ranges.iter().map(|range| range.end - range.start).sum();
+            assert_eq!(
+                held,
+                8 * taken.iter().filter(|&&taken| taken).count() as u64
+            );
+            assert!(ranges.len() <= layout.partitions().len());
+        }
+    }
+}
+
+#[test]
+fn rooms_lie_apart_and_their_numbers_are_not_used_twice() {
+    let now = Instant::now();
+    let mut inbox = inbox(2);
+    let (a, b) = (
+        inbox.reserve(A, now).unwrap(),
+        inbox.reserve(B, now).unwrap(),
+    );
+    assert_eq!((a, b, inbox.reserve(ClientKey(2), now)), (1, 2, None));
+    inbox.bytes_mut(a, 0..16).unwrap().fill(1);
+    inbox.bytes_mut(b, 0..16).unwrap().fill(2);
+    assert_eq!(inbox.bytes(a, 8..16).unwrap(), [1; 8]);
+    inbox.release(a);
+    assert!(inbox.bytes(a, 0..8).is_none() && !inbox.holds(A, a));
+    // After four billion pushes the numbers start again, past those in use.
+    inbox.next_number = u32::MAX;
+    assert_eq!(inbox.reserve(A, now), Some(u32::MAX));
+    inbox.release(u32::MAX);
+    assert_eq!(inbox.reserve(A, now), Some(1));
+    inbox.release(1);
+    assert_eq!(inbox.reserve(A, now), Some(3), "2 is in use");
+    inbox.check_invariants();
+}
+
+#[test]
+fn whole_pushes_stay_whatever_becomes_of_their_client() {
+    let now = Instant::now();
+    let mut inbox = inbox(3);
+    let (whole, half) = (inbox.reserve(A, now).unwrap(), {
+        inbox.begin(1, arrival(1), now);
+        inbox.set_whole(1, WHOLE);
+        inbox.reserve(A, now).unwrap()
+    });
+    inbox.begin(half, arrival(2), now);
+    assert_eq!(inbox.find(A, Sequence(2)), Some(half));
+    assert_eq!(inbox.whole_tokens().collect::<Vec<_>>(), [TokenId(1)]);
+    assert_eq!(inbox.give_up(A), 1);
+    assert_eq!(
+        (inbox.find(A, Sequence(2)), inbox.holds(A, half)),
+        (None, true)
+    );
+    inbox.drop_client(A);
+    assert!(inbox.holds(A, whole) && !inbox.holds(A, half));
+    inbox.orphan_whole(A);
+    assert_eq!(
+        (inbox.find(A, Sequence(1)), inbox.holds(A, whole)),
+        (None, false)
+    );
+    assert_eq!(
+        inbox.reclaim_stalled(now + Duration::from_secs(9), Duration::ZERO),
+        0
+    );
+    assert!(!inbox.reclaim_offered());
+    let (client, push) = inbox.take(whole).unwrap();
+    assert_eq!((client, push.sequence), (None, Sequence(1)));
+    assert!(inbox.take(whole).is_none());
+}

@@ -1,0 +1,102 @@
+//! The clients of the model, and what their pushes are made of.
+
+use pushpull_common::ids::{RequestId, TokenId};
+use pushpull_common::protocol::Grant;
+
+use super::peers::{Peer, Push, bytes_of, f32s, worker};
+use super::random::Random;
+use super::world::Line;
+
+/// Elements of the ledger: more than there are pushes in a life.
+pub(super) const LEDGER: usize = 256;
+pub(super) const DENSE: usize = 3;
+
+/// A push of one client, until it is known what has become of it.
+#[derive(Debug)]
+pub(super) struct Pending {
+    pub(super) push: Push,
+    pub(super) entry: usize,
+    /// The partitions in the order they are sent, cut into parts; and how many are sent.
+    pub(super) parts: Vec<(u64, Vec<u8>)>,
+    pub(super) sent: usize,
+    pub(super) request: Option<RequestId>,
+}
+
+#[derive(Debug)]
+pub(super) struct Actor {
+    pub(super) peer: Peer,
+    pub(super) line: Option<Line>,
+    pub(super) sequence: u64,
+    pub(super) newest: TokenId,
+    pub(super) asked: Option<RequestId>,
+    pub(super) token: Option<Grant>,
+    pub(super) reserving: Option<RequestId>,
+    pub(super) room: u32,
+    pub(super) pending: Option<Pending>,
+    /// A push that is settled, to be sent again out of the blue.
+    pub(super) settled: Option<Push>,
+}
+
+pub(super) fn actor(task: u32) -> Actor {
+    Actor {
+        peer: worker(task),
+        line: None,
+        sequence: 0,
+        newest: TokenId(0),
+        asked: None,
+        token: None,
+        reserving: None,
+        room: 0,
+        pending: None,
+        settled: None,
+    }
+}
+
+impl Actor {
+    pub(super) fn take(&mut self, grant: Grant) {
+        self.newest = self.newest.max(grant.token);
+        self.token = Some(grant);
+        if grant.room != 0 {
+            self.room = grant.room;
+        }
+    }
+}
+
+pub(super) fn dense_bytes() -> usize {
+    (4 * DENSE).next_multiple_of(8)
+}
+
+/// The gradient of a push: its partitions in any order, each in parts of any size.
+pub(super) fn cut_up(entry: usize, random: &mut Random) -> Vec<(u64, Vec<u8>)> {
+    let dense = bytes_of(&[-1_f32; DENSE]);
+    let mut ledger = vec![0_f32; LEDGER];
+    ledger[entry] = -1.0;
+    let ledger = bytes_of(&ledger);
+    let mut partitions = vec![(0, dense), (dense_bytes() as u64, ledger)];
+    if random.one_in(2) {
+        partitions.reverse();
+    }
+    let mut parts = Vec::new();
+    for (mut offset, body) in partitions {
+        let mut rest = &body[..];
+        while !rest.is_empty() {
+            let words = 1 + random.below(rest.len() as u64 / 8) as usize;
+            let (head, tail) = rest.split_at(8 * words);
+            parts.push((offset, head.to_vec()));
+            (offset, rest) = (offset + head.len() as u64, tail);
+        }
+    }
+    parts
+}
+
+/// Checks that the values are those of whole pushes; how many.
+pub(super) fn check_whole(values: &[u8]) -> f32 {
+    let values = f32s(values);
+    let (dense, ledger) = values.split_at(dense_bytes() / 4);
+    assert!(
+        dense[..DENSE].iter().all(|&value| value == dense[0]),
+        "torn: {dense:?}"
+    );
+    assert_eq!(ledger.iter().sum::<f32>(), dense[0], "the ledger agrees");
+    dense[0]
+}

@@ -1,0 +1,92 @@
+//! A token is spent once, by its holder, on a gradient.
+
+use pushpull_common::ids::TokenId;
+use pushpull_common::protocol::message::{self, Operation};
+use pushpull_common::protocol::{Grant, Message, Refusal};
+
+use super::peers::{Push, bytes_of, variables, worker};
+use super::world::{Line, World};
+use crate::config::PsConfig;
+use crate::optimizer::Sgd;
+
+fn ready(configure: impl Fn(PsConfig) -> PsConfig) -> (World, Line, Line) {
+    let (mut world, _) = World::ready(variables(), Sgd::new(1.0), configure);
+    let (a, b) = (world.join(0, &mut worker(1)), world.join(0, &mut worker(2)));
+    (world, a, b)
+}
+
+#[test]
+fn two_pushes_under_one_token_are_one_step() {
+    let (mut world, a, _) = ready(|config| config.last_step(1).inbox_pushes(2));
+    let grant = world.token(a);
+    let body = bytes_of(&[1_f32, 1.0, 1.0]);
+    let room = world.room(a);
+    let first = world.push(a, &Push::gradient(1, grant, room), &[(0, &body)]);
+    let room = world.room(a);
+    let second = world.push(a, &Push::gradient(2, grant, room), &[(0, &body)]);
+    world.work();
+    assert!(matches!(
+        world.answer(a, first),
+        Some(Message::PushAnswer(_))
+    ));
+    let Some(Message::Refused(refused)) = world.answer(a, second) else {
+        panic!("spent")
+    };
+    assert!(matches!(refused.refusal, Refusal::Token { .. }));
+    assert_eq!(world.metrics().global_step, 1);
+}
+
+#[test]
+fn an_assignment_cannot_hold_on_to_a_token() {
+    let (mut world, a, b) = ready(|config| config.last_step(1));
+    let grant = world.token(a);
+    let room = world.room(b);
+    let push = Push {
+        grant,
+        ..Push::plain(1, Operation::Assign {}, room)
+    };
+    world.push(b, &push, &[(32, &[0; 16])]);
+    let returned = world.say(
+        a,
+        message::ReturnToken {
+            token: grant.token,
+            generation: 1,
+        }
+        .into(),
+    );
+    assert!(matches!(
+        world.answer(a, returned),
+        Some(Message::Returned(_))
+    ));
+}
+
+#[test]
+fn a_gradient_needs_a_token() {
+    let (mut world, a, b) = ready(|config| config);
+    let grant = world.token(a);
+    let none = Grant {
+        token: TokenId(0),
+        ..grant
+    };
+    let older = Grant {
+        generation: grant.generation + 1,
+        ..grant
+    };
+    for (sequence, line, grant) in [(1, a, none), (2, a, older), (3, b, grant)] {
+        let room = world.room(line);
+        let push = Push::gradient(sequence, grant, room);
+        let answer = world.push_answer(line, &push, &[(0, &[0; 16])]);
+        let Message::Refused(refused) = answer else {
+            panic!("{answer:?}")
+        };
+        assert!(
+            matches!(refused.refusal, Refusal::Token { .. }),
+            "{}",
+            refused.refusal
+        );
+    }
+    assert_eq!(
+        (world.metrics().global_step, world.metrics().pushes_dropped),
+        (0, 3)
+    );
+}

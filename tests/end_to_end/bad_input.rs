@@ -1,0 +1,267 @@
+//! What bad input gets: a typed error that names the culprit, with the server unharmed.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use pushpull::blocking::{Reader, Worker};
+use pushpull::{
+    Adam, ClusterSpec, DType, Error, JoinError, ListenError, NonFinite, Ps, PsConfig, Refusal, Sgd,
+    Shape, StartError, Storage, TaskId, VariableSpec, ViewError, WorkerConfig,
+};
+
+use super::cluster::{Cluster, LONG, block_on, listen, spec, vector};
+
+#[test]
+fn a_port_in_use_is_named() {
+    let listener = listen();
+    let address = listener.address();
+    match block_on(Ps::listen(&address)) {
+        Err(ListenError::InUse { address: named }) => assert_eq!(named, address),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn addresses_that_others_can_reach_need_a_word() {
+    for address in ["0.0.0.0:0", "[::]:0"] {
+        let error = block_on(Ps::listen(address)).unwrap_err();
+        assert!(matches!(error, ListenError::Exposed { .. }), "{error}");
+    }
+    block_on(Ps::listen_insecure("0.0.0.0:0")).unwrap();
+    for address in ["nonsense", "127.0.0.1", "unix:", "127.0.0.1:99999"] {
+        block_on(Ps::listen(address)).unwrap_err();
+    }
+}
+
+#[test]
+fn a_server_must_be_a_ps_task_of_its_cluster() {
+    let start = |task| {
+        let listener = listen();
+        let cluster = spec([listener.address()], 1);
+        listener.start(PsConfig::new(cluster, task, Sgd::new(1.0))).unwrap_err()
+    };
+    assert!(matches!(start(TaskId::ps(1)), StartError::UnknownTask { .. }));
+    assert!(matches!(start(TaskId::new("gateway", 0)), StartError::UnknownTask { .. }));
+    assert!(matches!(start(TaskId::worker(0)), StartError::NotPs { .. }));
+    let refused = |configure: fn(PsConfig) -> PsConfig| {
+        let listener = listen();
+        let cluster = spec([listener.address()], 1);
+        let config = PsConfig::new(cluster, TaskId::ps(0), Adam::new(0.1));
+        listener.start(configure(config)).unwrap_err().to_string()
+    };
+    assert!(refused(|config| config.shards(0)).contains("shards"));
+    assert!(refused(|config| config.inbox_pushes(0)).contains("inbox_pushes"));
+    assert!(refused(|config| config.lease(Duration::ZERO)).contains("lease"));
+    let listener = listen();
+    let cluster = spec([listener.address()], 1);
+    let config = PsConfig::new(cluster, TaskId::ps(0), Adam::new(f64::NAN));
+    assert!(listener.start(config).unwrap_err().to_string().contains("learning_rate"));
+}
+
+#[test]
+fn holes_and_doubles_in_a_cluster_are_refused() {
+    let error = ClusterSpec::builder().job("ps", ["a:1", "a:1"]).build().unwrap_err();
+    assert!(error.to_string().contains("a:1"), "{error}");
+    let sparse = ClusterSpec::builder()
+        .sparse_job("ps", [(1, "127.0.0.1:1"), (3, "127.0.0.1:2")])
+        .job("worker", ["127.0.0.1:3"])
+        .build()
+        .unwrap();
+    let error = sparse.task_address("ps", 2).unwrap_err().to_string();
+    assert!(error.contains('2'), "{error}");
+    let error = sparse.task_address("gateway", 0).unwrap_err().to_string();
+    assert!(error.contains("gateway"), "{error}");
+}
+
+#[test]
+fn a_peer_of_another_cluster_is_told_what_differs() {
+    let cluster = Cluster::sgd(1, |config| config);
+    let other = spec([cluster.handle().address().to_owned(), "127.0.0.1:9".into()], 1);
+    let error = Worker::connect(WorkerConfig::new(other, TaskId::worker(0))).unwrap_err();
+    let pushpull::ConnectError::Session(Error::Refused { refusal, .. }) = &error else {
+        panic!("{error}")
+    };
+    let Refusal::Identity { field, server, client, server_hash, client_hash } = refusal else {
+        panic!("{error}")
+    };
+    assert_eq!((field.as_str(), server.as_str(), client.as_str()), ("ps", "0", "0,1"));
+    assert_ne!(server_hash, client_hash);
+    cluster.stop();
+}
+
+#[test]
+fn servers_with_different_optimizers_are_found_out() {
+    let listeners = [listen(), listen()];
+    let cluster = spec(listeners.iter().map(|listener| listener.address()), 1);
+    let [first, second] = listeners;
+    let first = first.start(PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(1.0))).unwrap();
+    let second =
+        second.start(PsConfig::new(cluster.clone(), TaskId::ps(1), Adam::default())).unwrap();
+    let mut worker = Worker::connect(WorkerConfig::new(cluster, TaskId::worker(0))).unwrap();
+    let error = worker.join(&[vector("a", 1), vector("b", 1)], |_| ()).unwrap_err();
+    match error {
+        JoinError::Session(Error::Identity {
+            field, left_value, right_value, left_hash, right_hash, ..
+        }) => {
+            assert_eq!(field, "optimizer");
+            assert_eq!((left_value.as_str(), right_value.as_str()), ("sgd", "adam"));
+            assert_ne!(left_hash, right_hash);
+        }
+        other => panic!("{other}"),
+    }
+    drop((first, second));
+}
+
+#[test]
+fn a_worker_with_other_variables_is_told_the_first_difference() {
+    let cluster = Cluster::sgd(2, |config| config);
+    let mut chief = cluster.worker(0);
+    chief.join(&[vector("w", 3), vector("b", 4)], |_| ()).unwrap();
+    let cases: [(Vec<VariableSpec>, &[&str]); 3] = [
+        (vec![vector("w", 3), vector("b", 5)], &["\"b\"", "[5]", "[4]"]),
+        (vec![vector("w", 3)], &["\"b\""]),
+        (
+            vec![VariableSpec::new("w", DType::F64, Shape::new([3]).unwrap()).unwrap()],
+            &["\"w\"", "f64", "f32"],
+        ),
+    ];
+    for (variables, expected) in cases {
+        for worker in [0, 1] {
+            let mut worker = cluster.worker(worker);
+            let error = worker.join(&variables, |_| ()).unwrap_err();
+            assert!(matches!(error, JoinError::Differs { .. }), "{error}");
+            let error = error.to_string();
+            assert!(expected.iter().all(|word| error.contains(word)), "{error}");
+        }
+    }
+    cluster.stop();
+}
+
+#[test]
+fn variables_are_checked_by_name_type_and_shape() {
+    let cluster = Cluster::sgd(1, |config| config);
+    let mut worker = cluster.worker(0);
+    assert_eq!(worker.token().unwrap_err(), Error::NotJoined { doing: "take a token" });
+    let error = worker.join(&[vector("w", 3), vector("w", 3)], |_| ()).unwrap_err();
+    assert!(error.to_string().contains("\"w\""), "{error}");
+    let wrong = worker.join(&[vector("w", 3)], |initial| {
+        initial.set("w", &[1.0_f32; 4]);
+    });
+    let error = wrong.unwrap_err().to_string();
+    assert!(error.contains("4 elements") && error.contains("[3]"), "{error}");
+
+    let count = VariableSpec::new("count", DType::I64, Shape::scalar()).unwrap();
+    let params = worker.join(&[vector("w", 3), count], |_| ()).unwrap();
+    let unknown = ViewError::Unknown { name: "x".into() };
+    assert_eq!(params.view::<f32>("x").unwrap_err(), unknown);
+    let wrong = ViewError::Type { name: "w".into(), asked: DType::F64, dtype: DType::F32 };
+    assert_eq!(params.view::<f64>("w").unwrap_err(), wrong);
+    let mut gradients = worker.gradients();
+    let plain = ViewError::Plain { name: "count".into() };
+    assert_eq!(gradients.view_mut::<i64>("count").unwrap_err(), plain);
+    let twice = gradients.views_mut::<f32, 2>(["w", "w"]).unwrap_err();
+    assert_eq!(twice, ViewError::Twice { name: "w".into() });
+    let length =
+        ViewError::Length { name: "w".into(), elements: 2, shape: "[3]".into() };
+    assert_eq!(worker.assign("w", &[1.0_f32; 2]).unwrap_err(), Error::View(length));
+    cluster.stop();
+}
+
+#[test]
+fn non_finite_gradients_are_refused_counted_or_let_through() {
+    let push = |policy| {
+        let cluster = Cluster::sgd(1, |config| config.non_finite(policy));
+        let mut worker = cluster.worker(0);
+        worker.join(&[vector("w", 5000)], |_| ()).unwrap();
+        let token = worker.token().unwrap().unwrap();
+        let mut gradients = worker.gradients();
+        let w = gradients.view_mut::<f32>("w").unwrap();
+        w.fill(1.0);
+        w[4321] = f32::NAN;
+        w[4999] = f32::NEG_INFINITY;
+        let result = worker.push(token, gradients);
+        let metrics = cluster.handle().metrics();
+        cluster.stop();
+        (result, metrics)
+    };
+    let (result, metrics) = push(NonFinite::Reject);
+    match result {
+        Err(Error::NonFinite { variable, element, value }) => {
+            assert_eq!((variable.as_str(), element), ("w", 4321));
+            assert!(value.is_nan());
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(metrics.push_bytes, 0, "not a byte was sent");
+    let (result, metrics) = push(NonFinite::Count);
+    result.unwrap();
+    assert_eq!((metrics.non_finite, metrics.global_step), (2, 1));
+    let (result, metrics) = push(NonFinite::Allow);
+    result.unwrap();
+    assert_eq!((metrics.non_finite, metrics.global_step), (0, 1));
+}
+
+#[test]
+fn a_join_that_does_not_fit_names_need_and_limit() {
+    let cluster = Cluster::sgd(1, |config| {
+        config.storage(Storage::Memory { bytes_max: 1 << 20 })
+    });
+    let mut worker = cluster.worker(0);
+    let error = worker.join(&[vector("w", 1 << 20)], |_| ()).unwrap_err();
+    let JoinError::Session(Error::Refused { refusal, .. }) = &error else { panic!("{error}") };
+    let Refusal::DoesNotFit { need, limit } = refusal else { panic!("{error}") };
+    assert!(*need > 4 << 20 && *limit == 1 << 20, "{error}");
+    // A smaller one does.
+    worker.join(&[vector("w", 1 << 10)], |_| ()).unwrap();
+    cluster.stop();
+}
+
+#[test]
+fn an_occupied_state_directory_is_not_overwritten() {
+    let directory = tempfile::tempdir().unwrap();
+    let state = directory.path().join("state");
+    std::fs::create_dir_all(state.join("shard-0")).unwrap();
+    std::fs::write(state.join("shard-0/values"), b"precious").unwrap();
+    let listener = listen();
+    let cluster = spec([listener.address()], 1);
+    let storage = Storage::Directory { state: state.clone(), bytes_max: 1 << 20 };
+    let config = PsConfig::new(cluster, TaskId::ps(0), Sgd::new(1.0)).storage(storage);
+    let error = listener.start(config).unwrap_err().to_string();
+    assert!(error.contains("shard-0"), "{error}");
+    assert_eq!(std::fs::read(state.join("shard-0/values")).unwrap(), b"precious");
+}
+
+#[test]
+fn a_reader_waits_for_values_only_until_its_deadline() {
+    let cluster = Cluster::sgd(1, |config| config);
+    let config = cluster.config(0).connect_timeout(Duration::from_millis(300));
+    let error = Reader::connect(config).unwrap_err().to_string();
+    assert!(error.contains("initialize"), "{error}");
+    cluster.stop();
+}
+
+#[test]
+fn peers_that_do_not_say_hello_in_time_are_cut_off() {
+    let cluster = Cluster::sgd(1, |config| config.handshake_timeout(Duration::from_millis(300)));
+    let address = cluster.handle().address().to_owned();
+    // One says nothing; one sends a byte of a good hello now and then.
+    let mut silent = TcpStream::connect(&address).unwrap();
+    let mut dripping = TcpStream::connect(&address).unwrap();
+    let drip = std::thread::spawn(move || {
+        dripping.set_nodelay(true).unwrap();
+        // One deadline over all: each byte is in time for any timeout between two bytes.
+        for byte in b"ppsh".iter().chain(std::iter::repeat(&0)) {
+            if dripping.write_all(&[*byte]).is_err() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    });
+    silent.set_read_timeout(Some(LONG)).unwrap();
+    assert_eq!(silent.read(&mut [0; 16]).unwrap(), 0, "closed without a word");
+    drip.join().unwrap();
+    let mut worker = cluster.worker(0);
+    worker.join(&[vector("w", 1)], |_| ()).unwrap();
+    cluster.stop();
+}

@@ -1,0 +1,93 @@
+//! A small cluster in this process.
+
+use std::time::Duration;
+
+use pushpull::blocking::Worker;
+use pushpull::{
+    ClusterSpec, Handle, Listener, Optimizer, Ps, PsConfig, ServeError, Sgd, TaskId, VariableSpec,
+    WorkerConfig,
+};
+
+/// Generous: a deadline in these tests only ends a hang.
+pub(crate) const LONG: Duration = Duration::from_secs(60);
+
+/// Runs a future to its end on this thread.
+pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(future)
+}
+
+pub(crate) fn listen() -> Listener {
+    block_on(Ps::listen("127.0.0.1:0")).unwrap()
+}
+
+/// Running servers and the spec of their cluster.
+pub(crate) struct Cluster {
+    pub(crate) spec: ClusterSpec,
+    pub(crate) servers: Vec<Ps>,
+}
+
+impl Cluster {
+    /// So many ps tasks, and names for so many workers.
+    pub(crate) fn start(
+        ps: usize,
+        workers: usize,
+        optimizer: impl Optimizer + Clone,
+        configure: impl Fn(PsConfig) -> PsConfig,
+    ) -> Cluster {
+        let listeners: Vec<Listener> = (0..ps).map(|_| listen()).collect();
+        let spec = spec(listeners.iter().map(Listener::address), workers);
+        let servers = listeners.into_iter().enumerate().map(|(index, listener)| {
+            let task = TaskId::ps(index as u32);
+            let config = PsConfig::new(spec.clone(), task, optimizer.clone());
+            listener.start(configure(config)).unwrap()
+        });
+        Cluster { servers: servers.collect(), spec }
+    }
+
+    /// One ps task with plain gradient descent at rate 1.
+    pub(crate) fn sgd(workers: usize, configure: impl Fn(PsConfig) -> PsConfig) -> Cluster {
+        Cluster::start(1, workers, Sgd::new(1.0), configure)
+    }
+
+    pub(crate) fn config(&self, worker: u32) -> WorkerConfig {
+        WorkerConfig::new(self.spec.clone(), TaskId::worker(worker))
+    }
+
+    pub(crate) fn worker(&self, worker: u32) -> Worker {
+        Worker::connect(self.config(worker)).unwrap()
+    }
+
+    pub(crate) fn handle(&self) -> Handle {
+        self.servers[0].handle()
+    }
+
+    /// Stops all servers and waits for them.
+    pub(crate) fn stop(self) {
+        for server in &self.servers {
+            server.handle().stop();
+        }
+        for server in self.servers {
+            wait_for_end(server).unwrap();
+        }
+    }
+}
+
+/// Waits until a server ends by itself.
+pub(crate) fn wait_for_end(server: Ps) -> Result<(), ServeError> {
+    block_on(async {
+        let serve = server.serve(std::future::pending());
+        tokio::time::timeout(LONG, serve).await.expect("the server ends")
+    })
+}
+
+pub(crate) fn spec(ps: impl IntoIterator<Item = String>, workers: usize) -> ClusterSpec {
+    // Nobody connects to a worker; its address is its name.
+    let workers = (0..workers).map(|index| format!("127.0.0.1:{}", index + 1));
+    ClusterSpec::builder().job("ps", ps).job("worker", workers).build().unwrap()
+}
+
+/// One variable of `elements` zeros.
+pub(crate) fn vector(name: &str, elements: u64) -> VariableSpec {
+    VariableSpec::f32(name, [elements]).unwrap()
+}

@@ -1,0 +1,80 @@
+//! Sums that come out exactly, however many push at once.
+
+use std::thread;
+
+use pushpull::blocking::{Reader, Worker};
+use pushpull::{Push, Sgd, WorkerConfig};
+
+use super::cluster::{Cluster, vector};
+
+/// Pushes a gradient of ones until there are no more tokens; how many.
+fn push_ones(config: WorkerConfig, elements: u64) -> u64 {
+    let mut worker = Worker::connect(config).unwrap();
+    let mut params = worker.join(&[vector("w", elements)], |_| ()).unwrap();
+    let mut pushed = 0;
+    while let Some(token) = worker.token().unwrap() {
+        worker.pull(&token, &mut params).unwrap();
+        let mut gradients = worker.gradients();
+        gradients.view_mut::<f32>("w").unwrap().fill(1.0);
+        assert!(matches!(worker.push(token, gradients).unwrap(), Push::Applied { .. }));
+        pushed += 1;
+    }
+    worker.leave().unwrap();
+    pushed
+}
+
+/// Lets all workers of a cluster push ones to its last step; the value every element then has.
+fn sum_of_ones(cluster: &Cluster, workers: u32, elements: u64, last_step: u64) -> f32 {
+    let pushed: u64 = thread::scope(|scope| {
+        let workers: Vec<_> = (0..workers)
+            .map(|index| {
+                let config = cluster.config(index);
+                scope.spawn(move || push_ones(config, elements))
+            })
+            .collect();
+        workers.into_iter().map(|worker| worker.join().unwrap()).sum()
+    });
+    assert_eq!(pushed, last_step);
+    assert_eq!(cluster.handle().metrics().global_step, last_step);
+    let mut reader = Reader::connect(cluster.config(0)).unwrap();
+    let mut params = reader.params();
+    assert_eq!(reader.pull(&mut params).unwrap(), last_step);
+    let values = params.view::<f32>("w").unwrap();
+    assert!(values.iter().all(|value| *value == values[0]), "torn: {values:?}");
+    values[0]
+}
+
+#[test]
+fn two_workers_times_a_thousand_pushes_are_exact() {
+    let cluster = Cluster::start(1, 2, Sgd::new(2.0_f64.powi(-10)), |config| config.last_step(2000));
+    assert_eq!(sum_of_ones(&cluster, 2, 1, 2000), -1.953125);
+    cluster.stop();
+}
+
+#[test]
+fn the_last_step_is_exact_over_several_shards_and_tasks() {
+    let cluster = Cluster::start(2, 5, Sgd::new(1.0), |config| config.shards(2).last_step(503));
+    // 300,000 elements are two parts of a megabyte.
+    assert_eq!(sum_of_ones(&cluster, 5, 300_000, 503), -503.0);
+    cluster.stop();
+}
+
+#[test]
+fn twenty_five_clusters_of_eight_clients_in_one_process() {
+    thread::scope(|scope| {
+        let clusters: Vec<_> = (0..25_u64)
+            .map(|index| {
+                scope.spawn(move || {
+                    let last_step = 80 + index;
+                    let cluster =
+                        Cluster::start(1, 8, Sgd::new(1.0), |config| config.last_step(last_step));
+                    assert_eq!(sum_of_ones(&cluster, 8, 100, last_step), -(last_step as f32));
+                    cluster.stop();
+                })
+            })
+            .collect();
+        for cluster in clusters {
+            cluster.join().unwrap();
+        }
+    });
+}

@@ -1,0 +1,166 @@
+//! How servers start, wait, are waited for, and end.
+
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use pushpull::blocking::Worker;
+use pushpull::{ConnectError, Error, PsConfig, Sgd, TaskId, WorkerConfig};
+
+use super::cluster::{Cluster, block_on, listen, spec, vector, wait_for_end};
+
+#[test]
+fn serve_returns_after_stop_and_after_its_shutdown_future() {
+    let cluster = Cluster::sgd(1, |config| config);
+    let mut worker = cluster.worker(0);
+    worker.join(&[vector("w", 10)], |_| ()).unwrap();
+    let address = cluster.handle().address().to_owned();
+    cluster.stop();
+    // The port is free again.
+    let again = block_on(pushpull::Ps::listen(&address)).unwrap();
+    let config = PsConfig::new(spec([again.address()], 1), TaskId::ps(0), Sgd::new(1.0));
+    let ps = again.start(config).unwrap();
+    block_on(ps.serve(async {})).unwrap();
+}
+
+#[test]
+fn a_server_ends_once_all_workers_have_left() {
+    let grace = Duration::from_millis(50);
+    let cluster = Cluster::start(2, 2, Sgd::new(1.0), |config| {
+        config.shards(2).exit_when_done(grace).lease(Duration::from_secs(60))
+    });
+    let variables: Vec<_> = (0..6).map(|index| vector(&format!("v{index}"), 4)).collect();
+    let (mut a, mut b) = (cluster.worker(0), cluster.worker(1));
+    a.join(&variables, |_| ()).unwrap();
+    b.join(&variables, |_| ()).unwrap();
+    a.leave().unwrap();
+    b.leave().unwrap();
+    for server in cluster.servers {
+        wait_for_end(server).unwrap();
+    }
+}
+
+#[test]
+fn a_server_ends_once_a_silent_worker_has_lost_its_lease() {
+    let cluster = Cluster::sgd(2, |config| {
+        config.exit_when_done(Duration::from_millis(50)).lease(Duration::from_millis(300))
+    });
+    let handle = cluster.handle();
+    let (mut a, mut b) = (cluster.worker(0), cluster.worker(1));
+    a.join(&[vector("w", 1)], |_| ()).unwrap();
+    b.join(&[vector("w", 1)], |_| ()).unwrap();
+    a.leave().unwrap();
+    // Without a goodbye, as if it had been killed.
+    drop(b);
+    for server in cluster.servers {
+        wait_for_end(server).unwrap();
+    }
+    assert_eq!(handle.metrics().members_lost, 1);
+}
+
+#[test]
+fn the_tokens_of_a_lost_worker_are_pushed_by_others() {
+    let cluster = Cluster::sgd(2, |config| config.last_step(2).lease(Duration::from_millis(300)));
+    let (mut a, mut b) = (cluster.worker(0), cluster.worker(1));
+    a.join(&[vector("w", 1)], |_| ()).unwrap();
+    b.join(&[vector("w", 1)], |_| ()).unwrap();
+    let lost = b.token().unwrap().unwrap();
+    std::mem::forget(lost);
+    drop(b);
+    let mut steps = 0;
+    while let Some(token) = a.token().unwrap() {
+        let mut gradients = a.gradients();
+        gradients.view_mut::<f32>("w").unwrap().fill(1.0);
+        a.push(token, gradients).unwrap();
+        steps += 1;
+    }
+    assert_eq!((steps, cluster.handle().metrics().global_step), (2, 2));
+    cluster.stop();
+}
+
+#[test]
+fn a_worker_waits_for_servers_that_are_not_up_yet() {
+    // Bound, so that the port is ours, but not served: connections stay unanswered.
+    let (first, second) = (listen(), listen());
+    let cluster = spec([first.address(), second.address()], 1);
+    let heard = Arc::new(Mutex::new(Vec::new()));
+    let report = heard.clone();
+    let config = WorkerConfig::new(cluster.clone(), TaskId::worker(0))
+        .on_progress(Duration::from_millis(20), move |silent| {
+            report.lock().unwrap().push(silent.to_string());
+        });
+    let worker = thread::spawn(move || {
+        let mut worker = Worker::connect(config).unwrap();
+        worker.join(&[vector("a", 1), vector("b", 1)], |_| ()).unwrap();
+    });
+    while heard.lock().unwrap().is_empty() {
+        thread::yield_now();
+    }
+    let start = |listener: pushpull::Listener, index| {
+        let config = PsConfig::new(cluster.clone(), TaskId::ps(index), Sgd::new(1.0));
+        listener.start(config).unwrap()
+    };
+    let servers = [start(first, 0), start(second, 1)];
+    worker.join().unwrap();
+    assert!(heard.lock().unwrap()[0].contains("/job:ps/task:0"));
+    drop(servers);
+}
+
+#[test]
+fn the_deadline_names_the_silent_tasks_and_their_last_errors() {
+    let up = listen();
+    let gone = listen();
+    let cluster = spec([up.address(), gone.address()], 1);
+    let address = gone.address();
+    drop(gone);
+    let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(1.0));
+    let _server = up.start(config).unwrap();
+    let config = WorkerConfig::new(cluster, TaskId::worker(0))
+        .connect_timeout(Duration::from_millis(300));
+    let start = Instant::now();
+    let mut worker = Worker::connect(config).unwrap();
+    let error = worker.join(&[vector("a", 1), vector("b", 1)], |_| ()).unwrap_err();
+    assert!(start.elapsed() >= Duration::from_millis(300));
+    let pushpull::JoinError::Session(Error::Timeout { awaited, .. }) = &error else {
+        panic!("{error}")
+    };
+    assert_eq!(awaited.0.len(), 1, "{error}");
+    assert_eq!((awaited.0[0].shard.task, &awaited.0[0].address), (1, &address));
+    assert!(awaited.0[0].last.contains("refused"), "{error}");
+}
+
+#[test]
+fn a_cluster_without_servers_is_refused_at_once() {
+    let cluster = pushpull::ClusterSpec::builder().job("worker", ["a:1"]).build().unwrap();
+    let config = WorkerConfig::new(cluster.clone(), TaskId::worker(0));
+    assert!(matches!(Worker::connect(config), Err(ConnectError::NoPs { .. })));
+    let config = WorkerConfig::new(cluster, TaskId::worker(7));
+    let error = Worker::connect(config).unwrap_err().to_string();
+    assert!(error.contains("task:7"), "{error}");
+}
+
+#[test]
+fn a_restarted_worker_takes_over_and_its_older_self_is_fenced() {
+    let cluster = Cluster::sgd(1, |config| config.last_step(3));
+    let mut old = cluster.worker(0);
+    old.join(&[vector("w", 1)], |_| ()).unwrap();
+    let token = old.token().unwrap().unwrap();
+    let mut new = cluster.worker(0);
+    let mut params = new.join(&[vector("w", 1)], |_| panic!("it is initialized")).unwrap();
+    let mut gradients = old.gradients();
+    gradients.view_mut::<f32>("w").unwrap().fill(1.0);
+    assert_eq!(old.push(token, gradients), Err(Error::Fenced));
+    // All three steps are there for the new one: its older self's token went back.
+    let mut steps = 0;
+    while let Some(token) = new.token().unwrap() {
+        let mut gradients = new.gradients();
+        gradients.view_mut::<f32>("w").unwrap().fill(1.0);
+        new.push(token, gradients).unwrap();
+        steps += 1;
+    }
+    assert_eq!(steps, 3);
+    let mut reader = pushpull::blocking::Reader::connect(cluster.config(0)).unwrap();
+    reader.pull(&mut params).unwrap();
+    assert_eq!(params.view::<f32>("w").unwrap(), [-3.0]);
+    cluster.stop();
+}

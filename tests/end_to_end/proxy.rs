@@ -1,0 +1,131 @@
+//! A proxy that breaks connections, at places a seed decides.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+
+/// Forwards connections to a server, and cuts each after a number of bytes drawn from a seed.
+pub(crate) struct Proxy {
+    pub(crate) address: String,
+    shared: Arc<Shared>,
+    accepting: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    target: String,
+    /// The mean of the bytes after which a connection is cut; 0 for never.
+    cut_after: AtomicU64,
+    cuts: AtomicU64,
+    random: AtomicU64,
+    stopping: AtomicBool,
+    /// While held, nothing is forwarded.
+    held: AtomicBool,
+}
+
+impl Proxy {
+    /// A proxy for the server at `target`, whose connections live for `cut_after` bytes on average.
+    pub(crate) fn start(listener: TcpListener, target: String, cut_after: u64, seed: u64) -> Proxy {
+        let address = listener.local_addr().unwrap().to_string();
+        let shared = Arc::new(Shared {
+            target,
+            cut_after: AtomicU64::new(cut_after),
+            cuts: AtomicU64::new(0),
+            random: AtomicU64::new(seed),
+            stopping: AtomicBool::new(false),
+            held: AtomicBool::new(false),
+        });
+        let accepting = std::thread::spawn({
+            let shared = shared.clone();
+            move || {
+                for stream in listener.incoming() {
+                    if shared.stopping.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    if let (Ok(client), Ok(server)) = (stream, TcpStream::connect(&shared.target)) {
+                        shared.forward(client, server);
+                    }
+                }
+            }
+        });
+        Proxy { address, shared, accepting: Some(accepting) }
+    }
+
+    /// How many connections have been cut.
+    pub(crate) fn cuts(&self) -> u64 {
+        self.shared.cuts.load(Ordering::Relaxed)
+    }
+
+    /// Forwards nothing until `release`.
+    pub(crate) fn hold(&self) {
+        self.shared.held.store(true, Ordering::SeqCst);
+    }
+
+    /// Forwards again.
+    pub(crate) fn release(&self) {
+        self.shared.held.store(false, Ordering::SeqCst);
+    }
+
+    /// Cuts no more.
+    pub(crate) fn heal(&self) {
+        self.shared.cut_after.store(0, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.shared.stopping.store(true, Ordering::Relaxed);
+        // One last connection wakes the accepting thread.
+        let _ = TcpStream::connect(&self.address);
+        if let Some(accepting) = self.accepting.take() {
+            accepting.join().unwrap();
+        }
+    }
+}
+
+impl Shared {
+    fn next_random(&self) -> u64 {
+        let mut mixed = self.random.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn forward(self: &Arc<Self>, client: TcpStream, server: TcpStream) {
+        for stream in [&client, &server] {
+            stream.set_nodelay(true).unwrap();
+        }
+        let pairs = [
+            (client.try_clone().unwrap(), server.try_clone().unwrap()),
+            (server, client),
+        ];
+        for (from, to) in pairs {
+            let shared = self.clone();
+            std::thread::spawn(move || shared.pump(from, to));
+        }
+    }
+
+    /// Forwards one direction; at the end both are closed.
+    fn pump(&self, mut from: TcpStream, mut to: TcpStream) {
+        let mean = self.cut_after.load(Ordering::Relaxed);
+        let mut left = if mean == 0 { u64::MAX } else { self.next_random() % (2 * mean) };
+        let mut buffer = vec![0; 16 << 10];
+        while let Ok(count @ 1..) = from.read(&mut buffer) {
+            while self.held.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+            let forwarded = count.min(usize::try_from(left).unwrap_or(usize::MAX));
+            if to.write_all(&buffer[..forwarded]).is_err() {
+                break;
+            }
+            left -= forwarded as u64;
+            if left == 0 {
+                self.cuts.fetch_add(1, Ordering::Relaxed);
+                break;
+            }
+        }
+        let _ = from.shutdown(Shutdown::Both);
+        let _ = to.shutdown(Shutdown::Both);
+    }
+}
