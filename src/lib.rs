@@ -62,3 +62,8 @@ pub use pushpull_worker::{
 
 /// The protocol and the pure vocabulary, for those who build on the wire itself.
 pub use pushpull_common as common;
+
+/// Compiles the snippets of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+pub struct Readme;

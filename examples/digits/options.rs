@@ -63,7 +63,9 @@ pub(crate) struct Options {
 impl Options {
     /// The task this process is to run, and its cluster; `None` for the whole cluster.
     pub(crate) fn job(&self) -> Result<Option<(Job, TaskId, ClusterSpec)>, pushpull::ClusterError> {
-        let Some(job) = self.job_name else { return Ok(None) };
+        let Some(job) = self.job_name else {
+            return Ok(None);
+        };
         let cluster = ClusterSpec::builder()
             .job("ps", &self.ps_hosts)
             .job("worker", &self.worker_hosts)

@@ -4,9 +4,7 @@ use std::error::Error;
 use std::time::{Duration, Instant};
 
 use pushpull::blocking::{Reader, Worker};
-use pushpull::{
-    ClusterSpec, DType, Initializer, Push, Shape, TaskId, VariableSpec, WorkerConfig,
-};
+use pushpull::{ClusterSpec, DType, Initializer, Push, Shape, TaskId, VariableSpec, WorkerConfig};
 
 use super::data::{Batch, Batches, Split};
 use super::model::{Mlp, NAMES};
@@ -35,7 +33,9 @@ pub(crate) fn run(
     split: &Split,
 ) -> Result<Option<Outcome>, Failure> {
     let config = WorkerConfig::new(cluster.clone(), task.clone())
-        .on_progress(Duration::from_secs(5), |silent| eprintln!("waiting for {silent}"));
+        .on_progress(Duration::from_secs(5), |silent| {
+            eprintln!("waiting for {silent}")
+        });
     let mut worker = Worker::connect(config.clone())?;
     let mut model = Mlp::new(split.train.width, options.hidden, split.train.classes);
     let mut params = worker.join(&variables(&model, options.seed)?, |_| ())?;
@@ -43,7 +43,10 @@ pub(crate) fn run(
     let workers = cluster.num_tasks("worker")?;
     worker.assign_add(ARRIVED, &[1_i64])?;
     wait_for_all(&config, workers)?;
-    let place = cluster.task_indices("worker")?.iter().position(|&index| index == task.index);
+    let place = cluster
+        .task_indices("worker")?
+        .iter()
+        .position(|&index| index == task.index);
     let place = place.ok_or("the cluster does not know this worker")?;
     let rows = split.train.rows();
     let mut batches = Batches::new(rows, place, workers, options.batch, options.seed)?;
@@ -58,8 +61,7 @@ pub(crate) fn run(
         }
         batches.next_into(&split.train, &mut batch);
         let mut gradients = worker.gradients();
-        let loss =
-            model.gradients(params.views(NAMES)?, &batch, gradients.views_mut(NAMES)?);
+        let loss = model.gradients(params.views(NAMES)?, &batch, gradients.views_mut(NAMES)?);
         if let Push::Applied { step, .. } = worker.push(token, gradients)? {
             losses.push((step, loss));
             if let Some(progress) = &progress {
@@ -74,7 +76,11 @@ pub(crate) fn run(
             let mut reader = Reader::connect(config)?;
             let steps = reader.pull(&mut params)?;
             let accuracy = model.accuracy(params.views(NAMES)?, &split.test);
-            Some(Outcome { steps, accuracy, losses })
+            Some(Outcome {
+                steps,
+                accuracy,
+                losses,
+            })
         }
     };
     worker.leave()?;
@@ -89,7 +95,9 @@ fn wait_for_all(config: &WorkerConfig, workers: usize) -> Result<(), Failure> {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         reader.pull(&mut values)?;
-        let [arrived] = *values.view::<i64>(ARRIVED)? else { return Err("not a scalar".into()) };
+        let [arrived] = *values.view::<i64>(ARRIVED)? else {
+            return Err("not a scalar".into());
+        };
         if arrived >= workers as i64 || Instant::now() >= deadline {
             return Ok(());
         }
@@ -111,7 +119,9 @@ fn variables(model: &Mlp, seed: u64) -> Result<Vec<VariableSpec>, pushpull::Vari
                 2 => Initializer::GlorotUniform,
                 _ => Initializer::Zeros,
             };
-            Ok(VariableSpec::f32(name, extents)?.initializer(initializer).seed(seed))
+            Ok(VariableSpec::f32(name, extents)?
+                .initializer(initializer)
+                .seed(seed))
         })
         .chain([arrived])
         .collect()

@@ -154,7 +154,10 @@ impl FrameReader {
     ) -> Result<BodyPoll, ReadError> {
         let (header, mut taken) = self.progress();
         let length: usize = targets.iter().map(|target| target.len()).sum();
-        assert_eq!(length as u64, header.body_bytes, "the targets are as long as the body");
+        assert_eq!(
+            length as u64, header.body_bytes,
+            "the targets are as long as the body"
+        );
         while taken < length && self.end > self.start {
             let rest = first_unfilled(targets, taken);
             let count = rest.len().min(self.end - self.start);
@@ -366,9 +369,15 @@ fn check_crc(header: &Header, body: &[&mut [u8]]) -> Result<(), ProtocolError> {
     if header.flags & FLAG_BODY_CRC == 0 {
         return Ok(());
     }
-    let computed = body.iter().fold(0, |crc, part| crc32c::crc32c_append(crc, part));
+    let computed = body
+        .iter()
+        .fold(0, |crc, part| crc32c::crc32c_append(crc, part));
     if header.body_crc != computed {
-        return Err(ProtocolError::Crc { what: "body", found: header.body_crc, computed });
+        return Err(ProtocolError::Crc {
+            what: "body",
+            found: header.body_crc,
+            computed,
+        });
     }
     Ok(())
 }

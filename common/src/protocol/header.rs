@@ -128,7 +128,10 @@ impl Header {
         let body_crc_unused = self.flags & FLAG_BODY_CRC == 0;
         zero("config epoch", self.config_epoch.0.into())?;
         zero("auth", self.auth)?;
-        zero("body CRC without its flag", u64::from(self.body_crc) * u64::from(body_crc_unused))?;
+        zero(
+            "body CRC without its flag",
+            u64::from(self.body_crc) * u64::from(body_crc_unused),
+        )?;
         let body_limit =
             Message::body_limit(self.kind).ok_or(ProtocolError::Kind { found: self.kind })?;
         bound(
@@ -150,7 +153,11 @@ impl Header {
 fn zero(field: &'static str, found: u64) -> Result<(), ProtocolError> {
     match found {
         0 => Ok(()),
-        found => Err(ProtocolError::Invalid { message: "header", field, found }),
+        found => Err(ProtocolError::Invalid {
+            message: "header",
+            field,
+            found,
+        }),
     }
 }
 

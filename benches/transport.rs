@@ -1,0 +1,30 @@
+//! `cargo bench`: pulls and pushes beside the ceilings of the machine, as `pushpull bench` does.
+
+#[path = "../src/bin/pushpull/bench.rs"]
+mod bench;
+#[path = "../src/bin/pushpull/ceiling.rs"]
+mod ceiling;
+#[path = "../src/bin/pushpull/report.rs"]
+mod report;
+
+use clap::Parser;
+
+/// The arguments that `cargo bench` adds, and ours.
+#[derive(Debug, Parser)]
+struct Options {
+    /// Added by `cargo bench`.
+    #[arg(long)]
+    bench: bool,
+    #[command(flatten)]
+    options: bench::Options,
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let options = Options::parse();
+    // `cargo test --benches` builds and runs this without the flag: there is nothing to test.
+    if options.bench {
+        bench::run(&options.options)
+    } else {
+        Ok(())
+    }
+}

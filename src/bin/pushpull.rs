@@ -1,2 +1,0 @@
-//! The tool.
-fn main() {}

@@ -1,0 +1,183 @@
+//! What the machine can do: small loops over the bare transport, run beside ours.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+/// The short message of a round trip.
+const SHORT: usize = 32;
+/// How much is read at once, and applied while it is in cache.
+const CHUNK: usize = 1 << 20;
+
+/// Which way the payload goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// To the server, which applies it in place as it arrives.
+    Push,
+    /// From the server.
+    Pull,
+}
+
+/// A stream of either kind.
+trait Stream: Read + Write + Send {}
+impl<S: Read + Write + Send> Stream for S {}
+
+/// One connection with one request outstanding, into a reused buffer.
+pub(crate) struct RoundTrip {
+    stream: Box<dyn Stream>,
+    buffer: Vec<u8>,
+    way: Way,
+    server: Option<JoinHandle<()>>,
+}
+
+impl RoundTrip {
+    pub(crate) fn start(unix: bool, way: Way, bytes: usize) -> std::io::Result<RoundTrip> {
+        let (client, server): (Box<dyn Stream>, Box<dyn Stream>) = if unix {
+            let (client, server) = UnixStream::pair()?;
+            (Box::new(client), Box::new(server))
+        } else {
+            let listener = TcpListener::bind("127.0.0.1:0")?;
+            let client = TcpStream::connect(listener.local_addr()?)?;
+            let (server, _) = listener.accept()?;
+            client.set_nodelay(true)?;
+            server.set_nodelay(true)?;
+            (Box::new(client), Box::new(server))
+        };
+        let server = std::thread::spawn(move || serve(server, way, bytes));
+        Ok(RoundTrip {
+            stream: client,
+            buffer: vec![0; bytes],
+            way,
+            server: Some(server),
+        })
+    }
+
+    /// One round trip.
+    pub(crate) fn once(&mut self) -> std::io::Result<Duration> {
+        let start = Instant::now();
+        let mut short = [0; SHORT];
+        self.stream.write_all(&short)?;
+        match self.way {
+            Way::Push => {
+                self.stream.write_all(&self.buffer)?;
+                self.stream.read_exact(&mut short)?;
+            }
+            Way::Pull => {
+                self.stream.read_exact(&mut short)?;
+                self.stream.read_exact(&mut self.buffer)?;
+            }
+        }
+        Ok(start.elapsed())
+    }
+}
+
+impl Drop for RoundTrip {
+    fn drop(&mut self) {
+        // The server ends with the stream.
+        self.stream = Box::new(std::io::Cursor::new(Vec::new()));
+        if let Some(server) = self.server.take() {
+            let _ = server.join();
+        }
+    }
+}
+
+fn serve(mut stream: Box<dyn Stream>, way: Way, bytes: usize) {
+    let mut short = [0; SHORT];
+    let mut values = vec![0.0_f32; bytes / 4];
+    let mut chunk = vec![0.0_f32; CHUNK.min(bytes) / 4];
+    while stream.read_exact(&mut short).is_ok() {
+        let done = match way {
+            Way::Pull => stream
+                .write_all(&short)
+                .and_then(|()| stream.write_all(bytemuck::cast_slice(&values))),
+            Way::Push => {
+                let mut received = Ok(());
+                for values in values.chunks_mut(CHUNK / 4) {
+                    let gradient = &mut chunk[..values.len()];
+                    received = stream.read_exact(bytemuck::cast_slice_mut(gradient));
+                    for (value, gradient) in values.iter_mut().zip(&*gradient) {
+                        *value -= 0.5 * gradient;
+                    }
+                }
+                received.and_then(|()| stream.write_all(&short))
+            }
+        };
+        if done.is_err() {
+            return;
+        }
+    }
+}
+
+/// 64 bytes both ways over TCP between two runtimes of one thread each.
+pub(crate) struct PingPong {
+    runtime: tokio::runtime::Runtime,
+    stream: Option<tokio::net::TcpStream>,
+    server: Option<JoinHandle<()>>,
+}
+
+impl PingPong {
+    pub(crate) fn start() -> std::io::Result<PingPong> {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let address = listener.local_addr()?;
+        let server = std::thread::spawn(move || {
+            let Ok(runtime) = runtime() else { return };
+            runtime.block_on(async {
+                let Ok((stream, _)) = listener.accept() else {
+                    return;
+                };
+                let prepared = stream.set_nodelay(true).and(stream.set_nonblocking(true));
+                let Ok(mut stream) =
+                    prepared.and_then(|()| tokio::net::TcpStream::from_std(stream))
+                else {
+                    return;
+                };
+                let mut message = [0; 64];
+                while stream.read_exact(&mut message).await.is_ok() {
+                    if stream.write_all(&message).await.is_err() {
+                        return;
+                    }
+                }
+            });
+        });
+        let runtime = runtime()?;
+        let stream = runtime.block_on(tokio::net::TcpStream::connect(address))?;
+        stream.set_nodelay(true)?;
+        Ok(PingPong {
+            runtime,
+            stream: Some(stream),
+            server: Some(server),
+        })
+    }
+
+    pub(crate) fn once(&mut self) -> std::io::Result<Duration> {
+        let Some(stream) = &mut self.stream else {
+            return Ok(Duration::ZERO);
+        };
+        self.runtime.block_on(async {
+            let start = Instant::now();
+            let mut message = [0; 64];
+            stream.write_all(&message).await?;
+            stream.read_exact(&mut message).await?;
+            Ok(start.elapsed())
+        })
+    }
+}
+
+impl Drop for PingPong {
+    fn drop(&mut self) {
+        self.stream = None;
+        if let Some(server) = self.server.take() {
+            let _ = server.join();
+        }
+    }
+}
+
+fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+}

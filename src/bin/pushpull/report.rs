@@ -1,0 +1,91 @@
+//! Results: a table for people, or one JSON object a line.
+
+use std::time::Duration;
+
+/// What is measured in what unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unit {
+    /// Payload bytes over time; more is better.
+    Throughput,
+    /// Microseconds; less is better.
+    Latency,
+}
+
+/// One row: ours and the ceiling, measured in turns.
+#[derive(Debug)]
+pub(crate) struct Row {
+    pub(crate) name: String,
+    pub(crate) unit: Unit,
+    /// Payload bytes of one operation.
+    pub(crate) bytes: u64,
+    /// The durations of our operations, round by round.
+    pub(crate) ours: Vec<Vec<Duration>>,
+    /// Those of the ceiling.
+    pub(crate) ceiling: Vec<Vec<Duration>>,
+}
+
+/// The value that a share of the sorted values lies below.
+fn quantile(values: &mut [f64], share: f64) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let index = (share * (values.len().saturating_sub(1)) as f64).round() as usize;
+    values.get(index).copied().unwrap_or(f64::NAN)
+}
+
+impl Row {
+    /// The median over rounds of each round's throughput in GB/s.
+    fn throughput(&self, rounds: &[Vec<Duration>]) -> f64 {
+        let mut rates: Vec<f64> = rounds
+            .iter()
+            .map(|round| {
+                let seconds: f64 = round.iter().map(Duration::as_secs_f64).sum();
+                self.bytes as f64 * round.len() as f64 / seconds / 1e9
+            })
+            .collect();
+        quantile(&mut rates, 0.5)
+    }
+
+    /// A quantile over all operations of all rounds, in microseconds.
+    fn latency(rounds: &[Vec<Duration>], share: f64) -> f64 {
+        let mut all: Vec<f64> = rounds
+            .iter()
+            .flatten()
+            .map(|d| d.as_secs_f64() * 1e6)
+            .collect();
+        quantile(&mut all, share)
+    }
+
+    /// The row as it is printed.
+    pub(crate) fn print(&self, json: bool) {
+        let (name, n) = (&self.name, self.ours.len());
+        match self.unit {
+            Unit::Throughput => {
+                let (ours, ceiling) = (self.throughput(&self.ours), self.throughput(&self.ceiling));
+                let ratio = ours / ceiling;
+                if json {
+                    println!(
+                        "{{\"name\":\"{name}\",\"ours\":{ours:.3},\"ceiling\":{ceiling:.3},\
+                         \"ratio\":{ratio:.3},\"unit\":\"GB/s\",\"n\":{n}}}"
+                    );
+                } else {
+                    println!("{name:<24} {ours:>9.3} {ceiling:>9.3} {ratio:>7.3}  GB/s");
+                }
+            }
+            Unit::Latency => {
+                let p50 = Row::latency(&self.ours, 0.5);
+                let p99 = Row::latency(&self.ours, 0.99);
+                let ceiling = Row::latency(&self.ceiling, 0.5);
+                let ratio = p50 / ceiling;
+                if json {
+                    println!(
+                        "{{\"name\":\"{name}\",\"p50_us\":{p50:.1},\"p99_us\":{p99:.1},\
+                         \"ceiling\":{ceiling:.1},\"ratio\":{ratio:.3},\"unit\":\"us\",\"n\":{n}}}"
+                    );
+                } else {
+                    println!(
+                        "{name:<24} {p50:>9.1} {ceiling:>9.1} {ratio:>7.3}  us (p99 {p99:.1})"
+                    );
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,295 @@
+//! The arrows of the house point down, and `unsafe` stays behind its fences.
+//!
+//! The rules are the tables below; `ARCHITECTURE.md` gives their reasons. The checks themselves
+//! are tested with planted violations.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Crates a crate may name among its dependencies, of those that matter to the layers.
+const DEPENDENCIES: &[(&str, &[&str])] = &[
+    ("common", &[]),
+    ("ps", &["pushpull-common", "tokio", "tokio-util"]),
+    ("worker", &["pushpull-common", "tokio"]),
+];
+
+/// What only the layers above may name.
+const LAYERED: &[&str] = &[
+    "pushpull",
+    "pushpull-common",
+    "pushpull-ps",
+    "pushpull-worker",
+    "tokio",
+    "tokio-util",
+];
+
+/// Words that stay out of the pure parts: they are pure because of it.
+const IMPURE: &[&str] = &[
+    "Instant::now",
+    "SystemTime",
+    "tokio",
+    "std::net",
+    "std::thread",
+    "thread::spawn",
+    "rand::",
+    "RandomState",
+    "std::env",
+];
+
+/// The pure parts, and the words that a file of them may use all the same.
+const PURE: &[(&str, &[&str])] = &[
+    ("common/src", &[]),
+    ("ps/src/shard", &[]),
+    ("ps/src/aggregate", &[]),
+    ("ps/src/optimizer", &[]),
+    ("ps/src/dedupe.rs", &[]),
+    ("ps/src/inbox.rs", &[]),
+    ("ps/src/store.rs", &[]),
+    ("worker/src/session", &[]),
+    ("worker/src/fanout.rs", &[]),
+    ("worker/src/params.rs", &[]),
+    ("worker/src/initial.rs", &[]),
+];
+
+/// Modules that a module may not name: arrows within a crate point down too.
+const MODULES: &[(&str, &[&str])] = &[
+    (
+        "common/src/protocol",
+        &["crate::catalogue", "crate::cluster", "crate::placement"],
+    ),
+    (
+        "common/src/cluster",
+        &["crate::protocol", "crate::placement", "crate::catalogue"],
+    ),
+    (
+        "ps/src/arena.rs",
+        &[
+            "crate::shard",
+            "crate::store",
+            "crate::inbox",
+            "crate::runtime",
+        ],
+    ),
+    (
+        "ps/src/store.rs",
+        &["crate::shard", "crate::inbox", "crate::runtime"],
+    ),
+    (
+        "ps/src/optimizer",
+        &[
+            "crate::shard",
+            "crate::store",
+            "crate::arena",
+            "crate::runtime",
+        ],
+    ),
+    ("ps/src/shard", &["crate::runtime"]),
+    ("ps/src/aggregate", &["crate::runtime", "crate::store"]),
+    (
+        "worker/src/session",
+        &["crate::runtime", "crate::worker", "crate::client"],
+    ),
+    (
+        "worker/src/fanout.rs",
+        &["crate::session", "crate::runtime", "crate::worker"],
+    ),
+];
+
+/// The files that may hold `unsafe`.
+const UNSAFE: &[&str] = &[
+    "ps/src/arena.rs",
+    "ps/src/optimizer/kernel.rs",
+    "examples/digits/model/gemm.rs",
+];
+
+/// One broken rule.
+type Violation = String;
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Every Rust file below a path, relative to the root, with its text.
+fn sources(below: &str) -> Vec<(String, String)> {
+    let mut files = Vec::new();
+    collect(&root().join(below), &mut files);
+    assert!(!files.is_empty(), "no sources below {below}");
+    files
+        .into_iter()
+        .map(|path| {
+            let name = path.strip_prefix(root()).unwrap().display().to_string();
+            (name, fs::read_to_string(path).unwrap())
+        })
+        .collect()
+}
+
+fn collect(path: &Path, files: &mut Vec<PathBuf>) {
+    if path.is_dir() {
+        for entry in fs::read_dir(path).unwrap() {
+            collect(&entry.unwrap().path(), files);
+        }
+    } else if path.extension().is_some_and(|extension| extension == "rs") {
+        files.push(path.to_owned());
+    }
+}
+
+/// The code of a file: without comments, and without what follows its test module.
+fn code(text: &str) -> String {
+    let product = text
+        .split("#[cfg(test)]\nmod tests")
+        .next()
+        .unwrap_or_default();
+    product
+        .lines()
+        .map(|line| line.split("//").next().unwrap_or_default())
+        .fold(String::new(), |code, line| code + line + "\n")
+}
+
+/// Whether code names a path or a word: not as a part of a longer one.
+fn names(code: &str, word: &str) -> bool {
+    let part = |c: char| c.is_alphanumeric() || c == '_';
+    code.match_indices(word).any(|(at, _)| {
+        let before = code[..at].chars().next_back();
+        let after = code[at + word.len()..].chars().next();
+        let open = word.ends_with(':') || !after.is_some_and(part);
+        !before.is_some_and(part) && open
+    })
+}
+
+fn is_test(file: &str) -> bool {
+    file.contains("/tests/") || file.ends_with("/tests.rs")
+}
+
+fn check_words(file: &str, text: &str, forbidden: &[&str], allowed: &[&str]) -> Vec<Violation> {
+    let code = code(text);
+    let broken = forbidden
+        .iter()
+        .filter(|word| !allowed.contains(word) && names(&code, word));
+    broken.map(|word| format!("{file} names {word}")).collect()
+}
+
+fn check_dependencies(package: &str, manifest: &str, allowed: &[&str]) -> Vec<Violation> {
+    let mut section = "";
+    let mut broken = Vec::new();
+    for line in manifest.lines() {
+        if line.starts_with('[') {
+            section = line;
+        }
+        let name = line.split(['.', '=', ' ']).next().unwrap_or_default();
+        let layered = LAYERED.contains(&name) && section == "[dependencies]";
+        if layered && !allowed.contains(&name) {
+            broken.push(format!("{package} depends on {name}"));
+        }
+    }
+    broken
+}
+
+fn check_unsafe(file: &str, text: &str) -> Vec<Violation> {
+    let held = names(&code(text), "unsafe") && !UNSAFE.contains(&file);
+    if held {
+        vec![format!("{file} holds unsafe")]
+    } else {
+        Vec::new()
+    }
+}
+
+#[test]
+fn packages_depend_downwards() {
+    for (package, allowed) in DEPENDENCIES {
+        let manifest = fs::read_to_string(root().join(package).join("Cargo.toml")).unwrap();
+        assert_eq!(
+            check_dependencies(package, &manifest, allowed),
+            Vec::<Violation>::new()
+        );
+    }
+}
+
+#[test]
+fn the_pure_parts_know_no_clock_socket_thread_or_chance() {
+    for (part, allowed) in PURE {
+        for (file, text) in sources(part).iter().filter(|(file, _)| !is_test(file)) {
+            assert_eq!(
+                check_words(file, text, IMPURE, allowed),
+                Vec::<Violation>::new()
+            );
+        }
+    }
+}
+
+#[test]
+fn modules_name_only_what_lies_below() {
+    for (part, forbidden) in MODULES {
+        for (file, text) in sources(part).iter().filter(|(file, _)| !is_test(file)) {
+            assert_eq!(
+                check_words(file, text, forbidden, &[]),
+                Vec::<Violation>::new()
+            );
+        }
+    }
+}
+
+#[test]
+fn unsafe_stays_behind_its_fences() {
+    for part in [
+        "src",
+        "common/src",
+        "ps/src",
+        "worker/src",
+        "examples",
+        "benches",
+    ] {
+        for (file, text) in sources(part) {
+            assert_eq!(check_unsafe(&file, &text), Vec::<Violation>::new());
+        }
+    }
+    for file in UNSAFE {
+        let text = fs::read_to_string(root().join(file)).unwrap();
+        assert!(
+            names(&code(&text), "unsafe"),
+            "{file} needs no fence any more"
+        );
+    }
+}
+
+#[test]
+fn planted_violations_are_found() {
+    let upward = "[package]\n[dependencies]\npushpull-worker.workspace = true\nbytes = \"1\"\n";
+    assert_eq!(
+        check_dependencies("ps", upward, &["pushpull-common"]),
+        ["ps depends on pushpull-worker"]
+    );
+    let tests_only = "[dependencies]\nbytes = \"1\"\n[dev-dependencies]\ntokio = \"1\"\n";
+    assert!(check_dependencies("common", tests_only, &[]).is_empty());
+    assert_eq!(
+        check_dependencies(
+            "common",
+            "[dependencies]\ntokio = { version = \"1\" }\n",
+            &[]
+        ),
+        ["common depends on tokio"]
+    );
+
+    let clock = "fn now() -> Instant { std::time::Instant::now() }\n";
+    assert_eq!(
+        check_words("a.rs", clock, IMPURE, &[]),
+        ["a.rs names Instant::now"]
+    );
+    let told = "// Instant::now is not read here\nfn f(now: Instant) {}\n";
+    assert!(check_words("a.rs", told, IMPURE, &[]).is_empty());
+    let tests = "fn f() {}\n#[cfg(test)]\nmod tests { fn now() { Instant::now(); } }\n";
+    assert!(check_words("a.rs", tests, IMPURE, &[]).is_empty());
+    let upward = "use crate::runtime::Core;\n";
+    assert_eq!(
+        check_words("a.rs", upward, &["crate::runtime"], &[]),
+        ["a.rs names crate::runtime"]
+    );
+    assert!(!names("use crate::runtimes;", "crate::runtime"));
+
+    let held = "fn f() { unsafe { g() } }\n";
+    assert_eq!(
+        check_unsafe("ps/src/shard/mod.rs", held),
+        ["ps/src/shard/mod.rs holds unsafe"]
+    );
+    assert!(check_unsafe("ps/src/arena.rs", held).is_empty());
+    assert!(check_unsafe("a.rs", "#![forbid(unsafe_code)]\n").is_empty());
+}

@@ -1,0 +1,287 @@
+//! Real processes: the trainer of the README as a cluster of four, and the daemon.
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use pushpull::blocking::Worker;
+use pushpull::{ClusterSpec, TaskId, VariableSpec, WorkerConfig};
+
+/// Generous: it only ends a hang.
+const LONG: Duration = Duration::from_secs(120);
+
+/// A process that is ended with the test.
+struct Process {
+    name: &'static str,
+    child: Child,
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It has ended by itself unless the test has failed.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Process {
+    fn start(name: &'static str, command: &mut Command) -> Process {
+        let command = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit());
+        Process {
+            name,
+            child: command.spawn().unwrap(),
+        }
+    }
+
+    /// Waits for the process to end by itself: its status and what it printed.
+    fn finish(&mut self) -> (ExitStatus, String) {
+        let start = Instant::now();
+        let status = loop {
+            match self.child.try_wait().unwrap() {
+                Some(status) => break status,
+                None => assert!(start.elapsed() < LONG, "{} does not end", self.name),
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        let mut output = String::new();
+        self.child
+            .stdout
+            .take()
+            .unwrap()
+            .read_to_string(&mut output)
+            .unwrap();
+        (status, output)
+    }
+}
+
+/// The trainer, which `cargo test` builds beside the tests.
+fn digits() -> Command {
+    let tests = std::env::current_exe().unwrap();
+    let profile = tests.parent().and_then(|deps| deps.parent()).unwrap();
+    let path: PathBuf = profile.join("examples").join("digits");
+    assert!(
+        path.exists(),
+        "{} is missing: run cargo build --examples",
+        path.display()
+    );
+    Command::new(path)
+}
+
+/// Addresses nobody listens on: bound and given up again.
+fn free_addresses(count: usize) -> Vec<String> {
+    let listeners: Vec<_> = (0..count)
+        .map(|_| TcpListener::bind("127.0.0.1:0").unwrap())
+        .collect();
+    listeners
+        .iter()
+        .map(|listener| listener.local_addr().unwrap().to_string())
+        .collect()
+}
+
+/// The four commands of the README.
+struct Cluster {
+    hosts: Vec<String>,
+    more: &'static [&'static str],
+}
+
+impl Cluster {
+    fn new(more: &'static [&'static str]) -> Cluster {
+        Cluster {
+            hosts: free_addresses(4),
+            more,
+        }
+    }
+
+    fn task(&self, name: &'static str, job: &str, index: u32) -> Process {
+        let mut command = digits();
+        command
+            .args(["--ps-hosts", &self.hosts[..2].join(",")])
+            .args(["--worker-hosts", &self.hosts[2..].join(",")])
+            .args(["--job-name", job, "--task-index", &index.to_string()])
+            .args(self.more);
+        if job == "ps" {
+            command.args(["--exit-when-done", "--exit-grace", "1"]);
+        }
+        Process::start(name, &mut command)
+    }
+}
+
+fn last_line(output: &str) -> serde_json::Value {
+    serde_json::from_str(output.lines().last().expect("a last line")).unwrap()
+}
+
+#[test]
+fn four_processes_in_any_order_train_and_end_by_themselves() {
+    let cluster = Cluster::new(&[]);
+    // The workers come first, and wait.
+    let mut processes = [
+        cluster.task("worker 1", "worker", 1),
+        cluster.task("worker 0", "worker", 0),
+        cluster.task("ps 1", "ps", 1),
+        cluster.task("ps 0", "ps", 0),
+    ];
+    for process in &mut processes {
+        let (status, output) = process.finish();
+        assert!(
+            status.success(),
+            "{} ended with {status}: {output}",
+            process.name
+        );
+        if process.name == "worker 0" {
+            let result = last_line(&output);
+            println!("{result}");
+            assert_eq!((&result["workers"], &result["ps"]), (&2.into(), &2.into()));
+            assert_eq!(
+                (&result["steps"], &result["test"]),
+                (&2000.into(), &360.into())
+            );
+            assert!(result["accuracy"].as_f64().unwrap() >= 0.95, "{result}");
+        }
+    }
+}
+
+#[test]
+fn a_killed_worker_does_not_keep_the_others() {
+    let cluster = Cluster::new(&["--steps", "6000"]);
+    let mut ps = [cluster.task("ps 0", "ps", 0), cluster.task("ps 1", "ps", 1)];
+    let mut chief = cluster.task("worker 0", "worker", 0);
+    let mut victim = cluster.task("worker 1", "worker", 1);
+    // The chief's first line of progress goes to its standard error, so wait for the victim to
+    // have joined by watching the servers instead.
+    let spec = ClusterSpec::builder()
+        .job("ps", &cluster.hosts[..2])
+        .job("worker", &cluster.hosts[2..])
+        .build()
+        .unwrap();
+    let config = WorkerConfig::new(spec, TaskId::worker(9));
+    let mut reader = pushpull::blocking::Reader::connect(config).unwrap();
+    let mut values = reader.params();
+    while reader.pull(&mut values).unwrap() < 500 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    drop(reader);
+    victim.child.kill().unwrap();
+    let (status, output) = chief.finish();
+    assert!(status.success(), "{output}");
+    assert_eq!(last_line(&output)["steps"], 6000);
+    for process in &mut ps {
+        let (status, output) = process.finish();
+        assert!(
+            status.success(),
+            "{} ended with {status}: {output}",
+            process.name
+        );
+    }
+}
+
+#[test]
+fn a_server_that_comes_later_is_waited_for() {
+    let cluster = Cluster::new(&["--steps", "50"]);
+    let mut workers = [
+        cluster.task("worker 0", "worker", 0),
+        cluster.task("worker 1", "worker", 1),
+    ];
+    // What is tested is the wait: long enough that both have tried, and backed off, many times.
+    std::thread::sleep(Duration::from_secs(5));
+    let mut servers = [cluster.task("ps 0", "ps", 0), cluster.task("ps 1", "ps", 1)];
+    for process in workers.iter_mut().chain(&mut servers) {
+        let (status, output) = process.finish();
+        assert!(
+            status.success(),
+            "{} ended with {status}: {output}",
+            process.name
+        );
+    }
+}
+
+fn daemon(arguments: &[&str]) -> Process {
+    Process::start(
+        "daemon",
+        Command::new(env!("CARGO_BIN_EXE_pushpull-ps")).args(arguments),
+    )
+}
+
+#[test]
+fn the_daemon_serves_until_a_signal() {
+    let address = &free_addresses(1)[0];
+    let directory = tempfile::tempdir().unwrap();
+    let state = directory.path().join("state");
+    let mut daemon = daemon(&[
+        "--ps-hosts",
+        address,
+        "--worker-hosts",
+        "127.0.0.1:1",
+        "--shards",
+        "2",
+        "--optimizer",
+        "adam",
+        "--learning-rate",
+        "1e-3",
+        "--last-step",
+        "5",
+        "--state-dir",
+        state.to_str().unwrap(),
+        "--bytes-max",
+        "16777216",
+    ]);
+    let cluster = ClusterSpec::builder()
+        .job("ps", [address])
+        .job("worker", ["127.0.0.1:1"]);
+    let config = WorkerConfig::new(cluster.build().unwrap(), TaskId::worker(0));
+    let mut worker = Worker::connect(config).unwrap();
+    worker
+        .join(&[VariableSpec::f32("w", [10]).unwrap()], |_| ())
+        .unwrap();
+    while let Some(token) = worker.token().unwrap() {
+        let mut gradients = worker.gradients();
+        gradients.view_mut::<f32>("w").unwrap().fill(1.0);
+        worker.push(token, gradients).unwrap();
+    }
+    let pid = rustix_pid(&daemon.child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    let (status, output) = daemon.finish();
+    assert!(status.success(), "{status}: {output}");
+    assert!(
+        output.contains("step 5") && output.contains("5 gradients"),
+        "{output}"
+    );
+    assert!(!state.join("shard-0").exists());
+}
+
+fn rustix_pid(child: &Child) -> rustix::process::Pid {
+    rustix::process::Pid::from_raw(child.id().cast_signed()).unwrap()
+}
+
+#[test]
+fn the_daemon_says_what_is_wrong_and_exits_with_2() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let cases: [(&[&str], &str); 6] = [
+        (&["--ps-hosts", &address], &address),
+        (&["--ps-hosts", "127.0.0.1:1,127.0.0.1:1"], "127.0.0.1:1"),
+        (&["--ps-hosts", "127.0.0.1:7", "--task-index", "3"], "3"),
+        (&["--ps-hosts", "0.0.0.0:2222"], "0.0.0.0:2222"),
+        (&["--ps-hosts", "127.0.0.1:0"], "port"),
+        (&["--cluster", "{\"ps\": 5}"], "ps"),
+    ];
+    for (arguments, expected) in cases {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pushpull-ps"));
+        let mut child = command
+            .args(arguments)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = String::new();
+        BufReader::new(child.stderr.take().unwrap())
+            .read_line(&mut said)
+            .unwrap();
+        let status = child.wait().unwrap();
+        assert_eq!(status.code(), Some(2), "{arguments:?}: {said}");
+        assert!(said.contains(expected), "{arguments:?}: {said}");
+    }
+}

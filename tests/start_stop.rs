@@ -1,0 +1,113 @@
+//! A thousand servers started and stopped in one process, each with a client in the middle of a
+//! push, leave nothing behind. In a binary of its own, because it counts the process's threads
+//! and descriptors.
+
+use std::fs;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use pushpull::blocking::Worker;
+use pushpull::{ClusterSpec, Ps, PsConfig, Sgd, Storage, TaskId, VariableSpec, WorkerConfig};
+
+/// How often a server is started; `PUSHPULL_START_STOPS` overrides it.
+const STARTS: usize = 1000;
+
+#[test]
+fn nothing_is_left_behind() {
+    let starts = std::env::var("PUSHPULL_START_STOPS");
+    let starts = starts.map_or(STARTS, |starts| starts.parse().expect("a number"));
+    let directory = tempfile::tempdir().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    // The first one lets whatever is made once be made.
+    start_and_stop(&runtime, directory.path(), 0);
+    let (threads, descriptors) = (count("task"), count("fd"));
+    for index in 1..=starts {
+        start_and_stop(&runtime, directory.path(), index);
+    }
+    println!("{starts} starts and stops, each with a push under way");
+    assert_eq!(count("task"), threads, "threads are left behind");
+    assert_eq!(count("fd"), descriptors, "descriptors are left behind");
+    let left: Vec<_> = fs::read_dir(directory.path()).unwrap().collect();
+    assert!(left.is_empty(), "files are left behind: {left:?}");
+}
+
+/// The entries of a folder of this process in /proc.
+fn count(folder: &str) -> usize {
+    fs::read_dir(format!("/proc/self/{folder}"))
+        .unwrap()
+        .count()
+}
+
+/// Runs a server, and stops it while a client is in the middle of a push.
+fn start_and_stop(runtime: &tokio::runtime::Runtime, directory: &Path, index: usize) {
+    let state = directory.join(format!("state-{index}"));
+    // TCP and Unix sockets, memory and files take turns.
+    let address = match index % 2 {
+        0 => "127.0.0.1:0".to_owned(),
+        _ => format!("unix:{}", directory.join(format!("{index}.sock")).display()),
+    };
+    let listener = runtime.block_on(Ps::listen(&address)).unwrap();
+    let cluster = ClusterSpec::builder()
+        .job("ps", [listener.address()])
+        .job("worker", ["127.0.0.1:1"])
+        .build()
+        .unwrap();
+    let bytes_max = 1 << 24;
+    let storage = match index % 4 {
+        0 | 1 => Storage::Memory { bytes_max },
+        _ => Storage::Directory {
+            state: state.clone(),
+            bytes_max,
+        },
+    };
+    let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(1.0)).storage(storage);
+    let ps = listener.start(config).unwrap();
+    let handle = ps.handle();
+    let (pushing, stopped) = (AtomicBool::new(false), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let config = WorkerConfig::new(cluster, TaskId::worker(0));
+            let mut worker = Worker::connect(config).unwrap();
+            worker
+                .join(&[VariableSpec::f32("w", [100_000]).unwrap()], |_| ())
+                .unwrap();
+            push_until_stopped(&mut worker, &pushing, &stopped, &handle);
+        });
+        wait_for(|| pushing.load(Ordering::Acquire));
+        handle.stop();
+        runtime.block_on(ps.serve(std::future::pending())).unwrap();
+        stopped.store(true, Ordering::Release);
+    });
+    assert_eq!(handle.metrics().gradients_applied, 0);
+    if state.exists() {
+        // The directory and its lock are the user's; the arena in it is ours, and gone.
+        assert!(!state.join("shard-0").exists());
+        fs::remove_dir_all(&state).unwrap();
+    }
+}
+
+/// Sends most of a push, and holds it until the server is gone.
+fn push_until_stopped(
+    worker: &mut Worker,
+    pushing: &AtomicBool,
+    stopped: &AtomicBool,
+    handle: &pushpull::Handle,
+) {
+    let token = worker.token().unwrap().unwrap();
+    let mut push = worker.begin(token).unwrap();
+    push.variable("w", &vec![1.0_f32; 100_000]).unwrap();
+    wait_for(|| handle.metrics().push_bytes == 400_000);
+    pushing.store(true, Ordering::Release);
+    wait_for(|| stopped.load(Ordering::Acquire));
+    // Dropping a push and a worker whose server is gone must not wait for it.
+    drop(push);
+}
+
+fn wait_for(condition: impl Fn() -> bool) {
+    while !condition() {
+        std::thread::yield_now();
+    }
+}
