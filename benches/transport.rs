@@ -22,9 +22,5 @@ struct Options {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let options = Options::parse();
     // `cargo test --benches` builds and runs this without the flag: there is nothing to test.
-    if options.bench {
-        bench::run(&options.options)
-    } else {
-        Ok(())
-    }
+    if options.bench { bench::run(&options.options) } else { Ok(()) }
 }

@@ -14,14 +14,8 @@ const DEPENDENCIES: &[(&str, &[&str])] = &[
 ];
 
 /// What only the layers above may name.
-const LAYERED: &[&str] = &[
-    "pushpull",
-    "pushpull-common",
-    "pushpull-ps",
-    "pushpull-worker",
-    "tokio",
-    "tokio-util",
-];
+const LAYERED: &[&str] =
+    &["pushpull", "pushpull-common", "pushpull-ps", "pushpull-worker", "tokio", "tokio-util"];
 
 /// Words that stay out of the pure parts: they are pure because of it.
 const IMPURE: &[&str] = &[
@@ -53,54 +47,20 @@ const PURE: &[(&str, &[&str])] = &[
 
 /// Modules that a module may not name: arrows within a crate point down too.
 const MODULES: &[(&str, &[&str])] = &[
-    (
-        "common/src/protocol",
-        &["crate::catalogue", "crate::cluster", "crate::placement"],
-    ),
-    (
-        "common/src/cluster",
-        &["crate::protocol", "crate::placement", "crate::catalogue"],
-    ),
-    (
-        "ps/src/arena.rs",
-        &[
-            "crate::shard",
-            "crate::store",
-            "crate::inbox",
-            "crate::runtime",
-        ],
-    ),
-    (
-        "ps/src/store.rs",
-        &["crate::shard", "crate::inbox", "crate::runtime"],
-    ),
-    (
-        "ps/src/optimizer",
-        &[
-            "crate::shard",
-            "crate::store",
-            "crate::arena",
-            "crate::runtime",
-        ],
-    ),
+    ("common/src/protocol", &["crate::catalogue", "crate::cluster", "crate::placement"]),
+    ("common/src/cluster", &["crate::protocol", "crate::placement", "crate::catalogue"]),
+    ("ps/src/arena.rs", &["crate::shard", "crate::store", "crate::inbox", "crate::runtime"]),
+    ("ps/src/store.rs", &["crate::shard", "crate::inbox", "crate::runtime"]),
+    ("ps/src/optimizer", &["crate::shard", "crate::store", "crate::arena", "crate::runtime"]),
     ("ps/src/shard", &["crate::runtime"]),
     ("ps/src/aggregate", &["crate::runtime", "crate::store"]),
-    (
-        "worker/src/session",
-        &["crate::runtime", "crate::worker", "crate::client"],
-    ),
-    (
-        "worker/src/fanout.rs",
-        &["crate::session", "crate::runtime", "crate::worker"],
-    ),
+    ("worker/src/session", &["crate::runtime", "crate::worker", "crate::client"]),
+    ("worker/src/fanout.rs", &["crate::session", "crate::runtime", "crate::worker"]),
 ];
 
 /// The files that may hold `unsafe`.
-const UNSAFE: &[&str] = &[
-    "ps/src/arena.rs",
-    "ps/src/optimizer/kernel.rs",
-    "examples/digits/model/gemm.rs",
-];
+const UNSAFE: &[&str] =
+    &["ps/src/arena.rs", "ps/src/optimizer/kernel.rs", "examples/digits/model/gemm.rs"];
 
 /// One broken rule.
 type Violation = String;
@@ -135,10 +95,7 @@ fn collect(path: &Path, files: &mut Vec<PathBuf>) {
 
 /// The code of a file: without comments, and without what follows its test module.
 fn code(text: &str) -> String {
-    let product = text
-        .split("#[cfg(test)]\nmod tests")
-        .next()
-        .unwrap_or_default();
+    let product = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
     product
         .lines()
         .map(|line| line.split("//").next().unwrap_or_default())
@@ -162,9 +119,7 @@ fn is_test(file: &str) -> bool {
 
 fn check_words(file: &str, text: &str, forbidden: &[&str], allowed: &[&str]) -> Vec<Violation> {
     let code = code(text);
-    let broken = forbidden
-        .iter()
-        .filter(|word| !allowed.contains(word) && names(&code, word));
+    let broken = forbidden.iter().filter(|word| !allowed.contains(word) && names(&code, word));
     broken.map(|word| format!("{file} names {word}")).collect()
 }
 
@@ -186,21 +141,14 @@ fn check_dependencies(package: &str, manifest: &str, allowed: &[&str]) -> Vec<Vi
 
 fn check_unsafe(file: &str, text: &str) -> Vec<Violation> {
     let held = names(&code(text), "unsafe") && !UNSAFE.contains(&file);
-    if held {
-        vec![format!("{file} holds unsafe")]
-    } else {
-        Vec::new()
-    }
+    if held { vec![format!("{file} holds unsafe")] } else { Vec::new() }
 }
 
 #[test]
 fn packages_depend_downwards() {
     for (package, allowed) in DEPENDENCIES {
         let manifest = fs::read_to_string(root().join(package).join("Cargo.toml")).unwrap();
-        assert_eq!(
-            check_dependencies(package, &manifest, allowed),
-            Vec::<Violation>::new()
-        );
+        assert_eq!(check_dependencies(package, &manifest, allowed), Vec::<Violation>::new());
     }
 }
 
@@ -208,10 +156,7 @@ fn packages_depend_downwards() {
 fn the_pure_parts_know_no_clock_socket_thread_or_chance() {
     for (part, allowed) in PURE {
         for (file, text) in sources(part).iter().filter(|(file, _)| !is_test(file)) {
-            assert_eq!(
-                check_words(file, text, IMPURE, allowed),
-                Vec::<Violation>::new()
-            );
+            assert_eq!(check_words(file, text, IMPURE, allowed), Vec::<Violation>::new());
         }
     }
 }
@@ -220,34 +165,21 @@ fn the_pure_parts_know_no_clock_socket_thread_or_chance() {
 fn modules_name_only_what_lies_below() {
     for (part, forbidden) in MODULES {
         for (file, text) in sources(part).iter().filter(|(file, _)| !is_test(file)) {
-            assert_eq!(
-                check_words(file, text, forbidden, &[]),
-                Vec::<Violation>::new()
-            );
+            assert_eq!(check_words(file, text, forbidden, &[]), Vec::<Violation>::new());
         }
     }
 }
 
 #[test]
 fn unsafe_stays_behind_its_fences() {
-    for part in [
-        "src",
-        "common/src",
-        "ps/src",
-        "worker/src",
-        "examples",
-        "benches",
-    ] {
+    for part in ["src", "common/src", "ps/src", "worker/src", "examples", "benches"] {
         for (file, text) in sources(part) {
             assert_eq!(check_unsafe(&file, &text), Vec::<Violation>::new());
         }
     }
     for file in UNSAFE {
         let text = fs::read_to_string(root().join(file)).unwrap();
-        assert!(
-            names(&code(&text), "unsafe"),
-            "{file} needs no fence any more"
-        );
+        assert!(names(&code(&text), "unsafe"), "{file} needs no fence any more");
     }
 }
 
@@ -261,19 +193,12 @@ fn planted_violations_are_found() {
     let tests_only = "[dependencies]\nbytes = \"1\"\n[dev-dependencies]\ntokio = \"1\"\n";
     assert!(check_dependencies("common", tests_only, &[]).is_empty());
     assert_eq!(
-        check_dependencies(
-            "common",
-            "[dependencies]\ntokio = { version = \"1\" }\n",
-            &[]
-        ),
+        check_dependencies("common", "[dependencies]\ntokio = { version = \"1\" }\n", &[]),
         ["common depends on tokio"]
     );
 
     let clock = "fn now() -> Instant { std::time::Instant::now() }\n";
-    assert_eq!(
-        check_words("a.rs", clock, IMPURE, &[]),
-        ["a.rs names Instant::now"]
-    );
+    assert_eq!(check_words("a.rs", clock, IMPURE, &[]), ["a.rs names Instant::now"]);
     let told = "// Instant::now is not read here\nfn f(now: Instant) {}\n";
     assert!(check_words("a.rs", told, IMPURE, &[]).is_empty());
     let tests = "fn f() {}\n#[cfg(test)]\nmod tests { fn now() { Instant::now(); } }\n";
@@ -286,10 +211,7 @@ fn planted_violations_are_found() {
     assert!(!names("use crate::runtimes;", "crate::runtime"));
 
     let held = "fn f() { unsafe { g() } }\n";
-    assert_eq!(
-        check_unsafe("ps/src/shard/mod.rs", held),
-        ["ps/src/shard/mod.rs holds unsafe"]
-    );
+    assert_eq!(check_unsafe("ps/src/shard/mod.rs", held), ["ps/src/shard/mod.rs holds unsafe"]);
     assert!(check_unsafe("ps/src/arena.rs", held).is_empty());
     assert!(check_unsafe("a.rs", "#![forbid(unsafe_code)]\n").is_empty());
 }

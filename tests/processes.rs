@@ -28,14 +28,8 @@ impl Drop for Process {
 
 impl Process {
     fn start(name: &'static str, command: &mut Command) -> Process {
-        let command = command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::inherit());
-        Process {
-            name,
-            child: command.spawn().unwrap(),
-        }
+        let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+        Process { name, child: command.spawn().unwrap() }
     }
 
     /// Waits for the process to end by itself: its status and what it printed.
@@ -49,12 +43,7 @@ impl Process {
             std::thread::sleep(Duration::from_millis(20));
         };
         let mut output = String::new();
-        self.child
-            .stdout
-            .take()
-            .unwrap()
-            .read_to_string(&mut output)
-            .unwrap();
+        self.child.stdout.take().unwrap().read_to_string(&mut output).unwrap();
         (status, output)
     }
 }
@@ -64,23 +53,14 @@ fn digits() -> Command {
     let tests = std::env::current_exe().unwrap();
     let profile = tests.parent().and_then(|deps| deps.parent()).unwrap();
     let path: PathBuf = profile.join("examples").join("digits");
-    assert!(
-        path.exists(),
-        "{} is missing: run cargo build --examples",
-        path.display()
-    );
+    assert!(path.exists(), "{} is missing: run cargo build --examples", path.display());
     Command::new(path)
 }
 
 /// Addresses nobody listens on: bound and given up again.
 fn free_addresses(count: usize) -> Vec<String> {
-    let listeners: Vec<_> = (0..count)
-        .map(|_| TcpListener::bind("127.0.0.1:0").unwrap())
-        .collect();
-    listeners
-        .iter()
-        .map(|listener| listener.local_addr().unwrap().to_string())
-        .collect()
+    let listeners: Vec<_> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    listeners.iter().map(|listener| listener.local_addr().unwrap().to_string()).collect()
 }
 
 /// The four commands of the README.
@@ -91,10 +71,7 @@ struct Cluster {
 
 impl Cluster {
     fn new(more: &'static [&'static str]) -> Cluster {
-        Cluster {
-            hosts: free_addresses(4),
-            more,
-        }
+        Cluster { hosts: free_addresses(4), more }
     }
 
     fn task(&self, name: &'static str, job: &str, index: u32) -> Process {
@@ -127,19 +104,12 @@ fn four_processes_in_any_order_train_and_end_by_themselves() {
     ];
     for process in &mut processes {
         let (status, output) = process.finish();
-        assert!(
-            status.success(),
-            "{} ended with {status}: {output}",
-            process.name
-        );
+        assert!(status.success(), "{} ended with {status}: {output}", process.name);
         if process.name == "worker 0" {
             let result = last_line(&output);
             println!("{result}");
             assert_eq!((&result["workers"], &result["ps"]), (&2.into(), &2.into()));
-            assert_eq!(
-                (&result["steps"], &result["test"]),
-                (&2000.into(), &360.into())
-            );
+            assert_eq!((&result["steps"], &result["test"]), (&2000.into(), &360.into()));
             assert!(result["accuracy"].as_f64().unwrap() >= 0.95, "{result}");
         }
     }
@@ -171,39 +141,26 @@ fn a_killed_worker_does_not_keep_the_others() {
     assert_eq!(last_line(&output)["steps"], 6000);
     for process in &mut ps {
         let (status, output) = process.finish();
-        assert!(
-            status.success(),
-            "{} ended with {status}: {output}",
-            process.name
-        );
+        assert!(status.success(), "{} ended with {status}: {output}", process.name);
     }
 }
 
 #[test]
 fn a_server_that_comes_later_is_waited_for() {
     let cluster = Cluster::new(&["--steps", "50"]);
-    let mut workers = [
-        cluster.task("worker 0", "worker", 0),
-        cluster.task("worker 1", "worker", 1),
-    ];
+    let mut workers =
+        [cluster.task("worker 0", "worker", 0), cluster.task("worker 1", "worker", 1)];
     // What is tested is the wait: long enough that both have tried, and backed off, many times.
     std::thread::sleep(Duration::from_secs(5));
     let mut servers = [cluster.task("ps 0", "ps", 0), cluster.task("ps 1", "ps", 1)];
     for process in workers.iter_mut().chain(&mut servers) {
         let (status, output) = process.finish();
-        assert!(
-            status.success(),
-            "{} ended with {status}: {output}",
-            process.name
-        );
+        assert!(status.success(), "{} ended with {status}: {output}", process.name);
     }
 }
 
 fn daemon(arguments: &[&str]) -> Process {
-    Process::start(
-        "daemon",
-        Command::new(env!("CARGO_BIN_EXE_pushpull-ps")).args(arguments),
-    )
+    Process::start("daemon", Command::new(env!("CARGO_BIN_EXE_pushpull-ps")).args(arguments))
 }
 
 #[test]
@@ -229,14 +186,10 @@ fn the_daemon_serves_until_a_signal() {
         "--bytes-max",
         "16777216",
     ]);
-    let cluster = ClusterSpec::builder()
-        .job("ps", [address])
-        .job("worker", ["127.0.0.1:1"]);
+    let cluster = ClusterSpec::builder().job("ps", [address]).job("worker", ["127.0.0.1:1"]);
     let config = WorkerConfig::new(cluster.build().unwrap(), TaskId::worker(0));
     let mut worker = Worker::connect(config).unwrap();
-    worker
-        .join(&[VariableSpec::f32("w", [10]).unwrap()], |_| ())
-        .unwrap();
+    worker.join(&[VariableSpec::f32("w", [10]).unwrap()], |_| ()).unwrap();
     while let Some(token) = worker.token().unwrap() {
         let mut gradients = worker.gradients();
         gradients.view_mut::<f32>("w").unwrap().fill(1.0);
@@ -246,10 +199,7 @@ fn the_daemon_serves_until_a_signal() {
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     let (status, output) = daemon.finish();
     assert!(status.success(), "{status}: {output}");
-    assert!(
-        output.contains("step 5") && output.contains("5 gradients"),
-        "{output}"
-    );
+    assert!(output.contains("step 5") && output.contains("5 gradients"), "{output}");
     assert!(!state.join("shard-0").exists());
 }
 
@@ -271,15 +221,9 @@ fn the_daemon_says_what_is_wrong_and_exits_with_2() {
     ];
     for (arguments, expected) in cases {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pushpull-ps"));
-        let mut child = command
-            .args(arguments)
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut child = command.args(arguments).stderr(Stdio::piped()).spawn().unwrap();
         let mut said = String::new();
-        BufReader::new(child.stderr.take().unwrap())
-            .read_line(&mut said)
-            .unwrap();
+        BufReader::new(child.stderr.take().unwrap()).read_line(&mut said).unwrap();
         let status = child.wait().unwrap();
         assert_eq!(status.code(), Some(2), "{arguments:?}: {said}");
         assert!(said.contains(expected), "{arguments:?}: {said}");

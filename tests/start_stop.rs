@@ -17,10 +17,7 @@ fn nothing_is_left_behind() {
     let starts = std::env::var("PUSHPULL_START_STOPS");
     let starts = starts.map_or(STARTS, |starts| starts.parse().expect("a number"));
     let directory = tempfile::tempdir().unwrap();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     // The first one lets whatever is made once be made.
     start_and_stop(&runtime, directory.path(), 0);
     let (threads, descriptors) = (count("task"), count("fd"));
@@ -36,9 +33,7 @@ fn nothing_is_left_behind() {
 
 /// The entries of a folder of this process in /proc.
 fn count(folder: &str) -> usize {
-    fs::read_dir(format!("/proc/self/{folder}"))
-        .unwrap()
-        .count()
+    fs::read_dir(format!("/proc/self/{folder}")).unwrap().count()
 }
 
 /// Runs a server, and stops it while a client is in the middle of a push.
@@ -58,10 +53,7 @@ fn start_and_stop(runtime: &tokio::runtime::Runtime, directory: &Path, index: us
     let bytes_max = 1 << 24;
     let storage = match index % 4 {
         0 | 1 => Storage::Memory { bytes_max },
-        _ => Storage::Directory {
-            state: state.clone(),
-            bytes_max,
-        },
+        _ => Storage::Directory { state: state.clone(), bytes_max },
     };
     let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(1.0)).storage(storage);
     let ps = listener.start(config).unwrap();
@@ -71,9 +63,7 @@ fn start_and_stop(runtime: &tokio::runtime::Runtime, directory: &Path, index: us
         scope.spawn(|| {
             let config = WorkerConfig::new(cluster, TaskId::worker(0));
             let mut worker = Worker::connect(config).unwrap();
-            worker
-                .join(&[VariableSpec::f32("w", [100_000]).unwrap()], |_| ())
-                .unwrap();
+            worker.join(&[VariableSpec::f32("w", [100_000]).unwrap()], |_| ()).unwrap();
             push_until_stopped(&mut worker, &pushing, &stopped, &handle);
         });
         wait_for(|| pushing.load(Ordering::Acquire));

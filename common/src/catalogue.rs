@@ -114,19 +114,13 @@ impl ShardLayout {
 
     /// Whether a partition starts at this byte.
     pub fn starts_at(&self, offset: u64) -> bool {
-        let index = self
-            .partitions
-            .partition_point(|partition| partition.offset < offset);
-        self.partitions
-            .get(index)
-            .is_some_and(|partition| partition.offset == offset)
+        let index = self.partitions.partition_point(|partition| partition.offset < offset);
+        self.partitions.get(index).is_some_and(|partition| partition.offset == offset)
     }
 
     /// The partition that lies on both sides of this byte.
     pub fn cut_at(&self, end: u64) -> Option<&Partition> {
-        self.partitions
-            .get(self.first_beyond(end))
-            .filter(|partition| partition.offset < end)
+        self.partitions.get(self.first_beyond(end)).filter(|partition| partition.offset < end)
     }
 
     /// The partition that holds this byte, or its padding does.
@@ -146,8 +140,7 @@ impl ShardLayout {
     }
 
     fn first_beyond(&self, offset: u64) -> usize {
-        self.partitions
-            .partition_point(|partition| partition.end() <= offset)
+        self.partitions.partition_point(|partition| partition.end() <= offset)
     }
 }
 
@@ -205,25 +198,14 @@ impl Catalogue {
         let mut names = HashMap::with_capacity(variables.len());
         for (index, variable) in variables.iter().enumerate() {
             let name = variable.name().to_owned();
-            if names
-                .insert(name.clone(), VariableId(index as u32))
-                .is_some()
-            {
+            if names.insert(name.clone(), VariableId(index as u32)).is_some() {
                 return Err(CatalogueError::DuplicateName { name });
             }
         }
         let starts = check_coverage(&variables, &places)?;
         let (partitions, layouts) = lay_out(&variables, places)?;
         let digest = Sha256::digest(&encoded).into();
-        Ok(Catalogue {
-            variables,
-            names,
-            partitions,
-            starts,
-            layouts,
-            encoded,
-            digest,
-        })
+        Ok(Catalogue { variables, names, partitions, starts, layouts, encoded, digest })
     }
 
     /// Reads an encoded catalogue. The bytes may be anybody's: they are checked as they are read.
@@ -243,21 +225,13 @@ impl Catalogue {
         for _ in 0..count {
             let variable = VariableId::take(&mut reader)?;
             let rows = u64::take(&mut reader)?..u64::take(&mut reader)?;
-            places.push(Place {
-                variable,
-                rows,
-                shard: ShardId::take(&mut reader)?,
-            });
+            places.push(Place { variable, rows, shard: ShardId::take(&mut reader)? });
         }
         let spare = reader.invalid("unused bytes of an initializer", 0);
         reader.finish()?;
         let catalogue = Catalogue::build(variables, places)?;
         // One catalogue has one encoding, or two equal ones would have two digests.
-        if catalogue.encoded == bytes {
-            Ok(catalogue)
-        } else {
-            Err(spare.into())
-        }
+        if catalogue.encoded == bytes { Ok(catalogue) } else { Err(spare.into()) }
     }
 
     /// The catalogue as bytes: the same for the same variables and placement on every machine.
@@ -296,11 +270,7 @@ impl Catalogue {
     /// The partitions of one variable, in order of rows.
     pub fn partitions_of(&self, id: VariableId) -> &[Partition] {
         let start = self.starts[id.0 as usize];
-        let end = self
-            .starts
-            .get(id.0 as usize + 1)
-            .copied()
-            .unwrap_or(self.partitions.len());
+        let end = self.starts.get(id.0 as usize + 1).copied().unwrap_or(self.partitions.len());
         &self.partitions[start..end]
     }
 
@@ -318,9 +288,7 @@ impl Catalogue {
     pub fn fill<T: FromValue>(&self, id: VariableId, first_element: u64, out: &mut [T]) {
         let variable = self.variable(id);
         let (seed, name, shape) = (variable.seed, variable.name(), variable.shape());
-        variable
-            .initializer
-            .fill(seed, name, shape, first_element, out);
+        variable.initializer.fill(seed, name, shape, first_element, out);
     }
 
     /// The first difference to another catalogue in words, this one's side first.
@@ -338,21 +306,15 @@ impl Catalogue {
                 (&other.variables, "only there")
             };
             let name = longer[ours.min(theirs)].name();
-            return Some(format!(
-                "{ours} variables, not {theirs}: {name:?} is {side}"
-            ));
+            return Some(format!("{ours} variables, not {theirs}: {name:?} is {side}"));
         }
-        self.partitions
-            .iter()
-            .zip(&other.partitions)
-            .find(|(a, b)| a != b)
-            .map(|(a, b)| {
-                let name = self.variable(a.variable).name();
-                format!(
-                    "rows {:?} of {name:?} lie on {}, not rows {:?} on {}",
-                    a.rows, a.shard, b.rows, b.shard
-                )
-            })
+        self.partitions.iter().zip(&other.partitions).find(|(a, b)| a != b).map(|(a, b)| {
+            let name = self.variable(a.variable).name();
+            format!(
+                "rows {:?} of {name:?} lie on {}, not rows {:?} on {}",
+                a.rows, a.shard, b.rows, b.shard
+            )
+        })
     }
 }
 
@@ -362,18 +324,10 @@ fn differ(ours: &VariableSpec, theirs: &VariableSpec) -> Option<String> {
         return Some(format!("a variable is named {name:?}, not {other:?}"));
     }
     if ours.dtype() != theirs.dtype() {
-        return Some(format!(
-            "{name:?} is of {}, not {}",
-            ours.dtype(),
-            theirs.dtype()
-        ));
+        return Some(format!("{name:?} is of {}, not {}", ours.dtype(), theirs.dtype()));
     }
     if ours.shape() != theirs.shape() {
-        return Some(format!(
-            "{name:?} has the shape {}, not {}",
-            ours.shape(),
-            theirs.shape()
-        ));
+        return Some(format!("{name:?} has the shape {}, not {}", ours.shape(), theirs.shape()));
     }
     if ours.is_trainable() != theirs.is_trainable() {
         let word = |trainable| if trainable { "trainable" } else { "plain" };
@@ -464,11 +418,7 @@ fn lay_out(
 
 fn too_large(what: &str, found: u64, limit: u64) -> Result<(), CatalogueError> {
     let what = what.to_owned();
-    if found > limit {
-        Err(CatalogueError::TooLarge { what, found, limit })
-    } else {
-        Ok(())
-    }
+    if found > limit { Err(CatalogueError::TooLarge { what, found, limit }) } else { Ok(()) }
 }
 
 fn encode(variables: &[VariableSpec], places: &[Place]) -> Vec<u8> {
@@ -505,9 +455,8 @@ fn take_variable(reader: &mut Reader<'_>) -> Result<VariableSpec, CatalogueError
     if rank > Shape::RANK_MAX {
         return Err(ShapeError::Rank { rank }.into());
     }
-    let extents: Vec<u64> = (0..rank)
-        .map(|_| u64::take(reader))
-        .collect::<Result<_, ProtocolError>>()?;
+    let extents: Vec<u64> =
+        (0..rank).map(|_| u64::take(reader)).collect::<Result<_, ProtocolError>>()?;
     let trainable = bool::take(reader)?;
     if trainable && !dtype.is_float() {
         return Err(reader.invalid("trainable", 1).into());
@@ -567,13 +516,8 @@ mod tests {
 
     fn variables() -> Vec<VariableSpec> {
         vec![
-            VariableSpec::f32("w", [10, 3])
-                .unwrap()
-                .partitioner(Partitioner::Fixed { shards: 4 }),
-            VariableSpec::f32("b", [3])
-                .unwrap()
-                .initializer(Initializer::Constant(0.5))
-                .seed(9),
+            VariableSpec::f32("w", [10, 3]).unwrap().partitioner(Partitioner::Fixed { shards: 4 }),
+            VariableSpec::f32("b", [3]).unwrap().initializer(Initializer::Constant(0.5)).seed(9),
             VariableSpec::new("n", DType::I64, Shape::scalar()).unwrap(),
             VariableSpec::f32("none", [0, 4]).unwrap(),
         ]
@@ -610,11 +554,8 @@ mod tests {
             assert_eq!(layout.bytes(), end);
         }
         assert_eq!(seen, catalogue.partitions().len());
-        let rows: Vec<_> = catalogue
-            .partitions_of(VariableId(0))
-            .iter()
-            .map(|p| p.rows.clone())
-            .collect();
+        let rows: Vec<_> =
+            catalogue.partitions_of(VariableId(0)).iter().map(|p| p.rows.clone()).collect();
         assert_eq!(rows, [0..3, 3..6, 6..8, 8..10]);
     }
 
@@ -627,16 +568,10 @@ mod tests {
         assert_eq!(ours.difference(&decoded), None);
         type Change = fn(&mut Vec<VariableSpec>);
         let changes: [(Change, &str); 4] = [
-            (
-                |v| v[1] = VariableSpec::f32("b", [4]).unwrap(),
-                "[3], not [4]",
-            ),
+            (|v| v[1] = VariableSpec::f32("b", [4]).unwrap(), "[3], not [4]"),
             (|v| v[1].seed = 8, "seed 9"),
             (|v| v.truncate(3), "\"none\" is only here"),
-            (
-                |v| v[0].partitioner = Partitioner::Fixed { shards: 2 },
-                "rows 0..3 of \"w\"",
-            ),
+            (|v| v[0].partitioner = Partitioner::Fixed { shards: 2 }, "rows 0..3 of \"w\""),
         ];
         for (change, expected) in changes {
             let mut other = variables();
@@ -652,10 +587,7 @@ mod tests {
     fn hostile_bytes_are_refused_at_every_length_and_flip() {
         let encoded = catalogue(variables()).encode().to_vec();
         for length in 0..encoded.len() {
-            assert!(
-                Catalogue::decode(&encoded[..length]).is_err(),
-                "cut to {length}"
-            );
+            assert!(Catalogue::decode(&encoded[..length]).is_err(), "cut to {length}");
         }
         for byte in 0..encoded.len() {
             let mut flipped = encoded.clone();
@@ -665,17 +597,11 @@ mod tests {
                 assert_eq!(catalogue.encode(), flipped);
             }
         }
-        let twice = vec![
-            VariableSpec::f32("w", [1]).unwrap(),
-            VariableSpec::f32("w", [1]).unwrap(),
-        ];
+        let twice =
+            vec![VariableSpec::f32("w", [1]).unwrap(), VariableSpec::f32("w", [1]).unwrap()];
         let places = |count| {
             (0..count)
-                .map(|v| Place {
-                    variable: VariableId(v),
-                    rows: 0..1,
-                    shard: ShardId::default(),
-                })
+                .map(|v| Place { variable: VariableId(v), rows: 0..1, shard: ShardId::default() })
                 .collect()
         };
         let error = Catalogue::build(twice.clone(), places(2)).unwrap_err();
@@ -683,10 +609,7 @@ mod tests {
         for wrong in [0, 3] {
             let variables = vec![twice[0].clone()];
             let error = Catalogue::build(variables, places(wrong)).unwrap_err();
-            assert!(
-                matches!(error, CatalogueError::Partitions { .. }),
-                "{error}"
-            );
+            assert!(matches!(error, CatalogueError::Partitions { .. }), "{error}");
         }
     }
 }

@@ -80,15 +80,8 @@ impl ClusterSpec {
     /// Every task with its address: by job name, then by index.
     pub fn tasks(&self) -> impl Iterator<Item = (TaskId, &str)> {
         self.jobs.iter().flat_map(|(name, job)| {
-            job.iter().map(|(&index, address)| {
-                (
-                    TaskId {
-                        job: name.clone(),
-                        index,
-                    },
-                    address.as_ref(),
-                )
-            })
+            job.iter()
+                .map(|(&index, address)| (TaskId { job: name.clone(), index }, address.as_ref()))
         })
     }
 
@@ -107,29 +100,22 @@ impl ClusterSpec {
     pub fn job_tasks(&self, job: &str) -> Result<Vec<Option<&str>>, ClusterError> {
         let tasks = self.find(job)?;
         let end = tasks.keys().next_back().map_or(0, |&highest| highest + 1);
-        Ok((0..end)
-            .map(|index| tasks.get(&index).map(|address| &**address))
-            .collect())
+        Ok((0..end).map(|index| tasks.get(&index).map(|address| &**address)).collect())
     }
 
     /// A task's address. Fails for an unknown job, and differently for an index the job lacks.
     pub fn task_address(&self, job: &str, index: u32) -> Result<&str, ClusterError> {
         let tasks = self.find(job)?;
-        tasks
-            .get(&index)
-            .map(|address| &**address)
-            .ok_or_else(|| ClusterError::UnknownTask {
-                job: job.to_owned(),
-                index,
-                known: index_list(tasks.keys().copied()),
-            })
+        tasks.get(&index).map(|address| &**address).ok_or_else(|| ClusterError::UnknownTask {
+            job: job.to_owned(),
+            index,
+            known: index_list(tasks.keys().copied()),
+        })
     }
 
     /// Whether the cluster has this task.
     pub fn contains(&self, task: &TaskId) -> bool {
-        self.jobs
-            .get(&task.job)
-            .is_some_and(|job| job.contains_key(&task.index))
+        self.jobs.get(&task.job).is_some_and(|job| job.contains_key(&task.index))
     }
 
     /// The task that declares and initialises variables: the lowest index of the job `chief` if
@@ -170,28 +156,21 @@ impl ClusterSpec {
 
     fn lowest(&self, job: &str) -> Option<TaskId> {
         let (name, tasks) = self.jobs.get_key_value(job)?;
-        tasks.keys().next().map(|&index| TaskId {
-            job: name.clone(),
-            index,
-        })
+        tasks.keys().next().map(|&index| TaskId { job: name.clone(), index })
     }
 }
 
 /// Whether a job's tasks are numbered 0 to n-1. A job of no tasks counts as sparse, as in the
 /// classic system, where it is shown as an empty map.
 fn is_dense(job: &Job) -> bool {
-    job.keys()
-        .next_back()
-        .is_some_and(|&highest| highest as usize + 1 == job.len())
+    job.keys().next_back().is_some_and(|&highest| highest as usize + 1 == job.len())
 }
 
 /// Whether this is a job name: a letter, then letters, digits and underscores.
 pub(crate) fn is_job_name(name: &str) -> bool {
     let mut bytes = name.bytes();
     name.len() <= ClusterSpec::JOB_NAME_BYTES_MAX
-        && bytes
-            .next()
-            .is_some_and(|first| first.is_ascii_alphabetic())
+        && bytes.next().is_some_and(|first| first.is_ascii_alphabetic())
         && bytes.all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
 }
 
@@ -214,10 +193,7 @@ mod tests {
         assert!(cluster.contains(&TaskId::worker(1)) && !cluster.contains(&TaskId::worker(0)));
         assert!(!cluster.contains(&TaskId::new("chief", 0)));
         let tasks: Vec<_> = cluster.tasks().map(|(task, _)| task.to_string()).collect();
-        assert_eq!(
-            tasks,
-            ["/job:ps/task:0", "/job:ps/task:1", "/job:worker/task:1"]
-        );
+        assert_eq!(tasks, ["/job:ps/task:0", "/job:ps/task:1", "/job:worker/task:1"]);
     }
 
     #[test]
@@ -225,10 +201,7 @@ mod tests {
         let cluster = cluster("worker=1@a:1,2@b:1,7@c:1");
         let job = cluster.task_address("ps", 0).unwrap_err();
         assert!(matches!(job, ClusterError::UnknownJob { .. }));
-        assert_eq!(
-            job.to_string(),
-            "cannot find the job \"ps\": the cluster has the jobs worker"
-        );
+        assert_eq!(job.to_string(), "cannot find the job \"ps\": the cluster has the jobs worker");
         let task = cluster.task_address("worker", 0).unwrap_err();
         assert!(matches!(task, ClusterError::UnknownTask { index: 0, .. }));
         assert_eq!(
@@ -247,14 +220,8 @@ mod tests {
         assert_eq!(plain.chief(), Some(TaskId::worker(2)));
         assert_eq!(plain.step_owner(), Some(TaskId::ps(1)));
         assert_eq!(plain.ps_identity(), "1,3");
-        assert_eq!(
-            cluster("chief=5@x:1;worker=c:1").chief(),
-            Some(TaskId::new("chief", 5))
-        );
-        assert_eq!(
-            cluster("chief=;worker=c:1").chief(),
-            Some(TaskId::worker(0))
-        );
+        assert_eq!(cluster("chief=5@x:1;worker=c:1").chief(), Some(TaskId::new("chief", 5)));
+        assert_eq!(cluster("chief=;worker=c:1").chief(), Some(TaskId::worker(0)));
         let empty = ClusterSpec::default();
         assert_eq!((empty.chief(), empty.step_owner()), (None, None));
         assert_eq!(empty.ps_identity(), "");
@@ -266,10 +233,7 @@ mod tests {
         let (one, two) = (cluster("ps=a:1,b:1"), cluster("ps=a:1,b:2;worker=c:1"));
         assert_ne!(one.canonical_hash(), two.canonical_hash());
         assert_eq!(one.ps_identity(), two.ps_identity());
-        assert_eq!(
-            one.canonical_hash(),
-            cluster("ps=1@b:1,0@a:1").canonical_hash()
-        );
+        assert_eq!(one.canonical_hash(), cluster("ps=1@b:1,0@a:1").canonical_hash());
     }
 
     #[test]

@@ -41,10 +41,7 @@ impl DeviceSpec {
 
     /// All devices of one job.
     pub fn of_job(job: &str) -> DeviceSpec {
-        DeviceSpec {
-            job: Some(job.into()),
-            ..DeviceSpec::default()
-        }
+        DeviceSpec { job: Some(job.into()), ..DeviceSpec::default() }
     }
 
     /// The job's name.
@@ -79,10 +76,7 @@ impl DeviceSpec {
 
     /// The same name with another task.
     pub fn with_task(&self, task: u32) -> DeviceSpec {
-        DeviceSpec {
-            task: Some(task),
-            ..self.clone()
-        }
+        DeviceSpec { task: Some(task), ..self.clone() }
     }
 
     /// Lays an inner scope over this one: the inner fields win where they are set.
@@ -94,10 +88,7 @@ impl DeviceSpec {
             Some(_) => inner.device_index,
             None => self.device_index,
         };
-        DeviceSpec {
-            device_index,
-            ..self.merge_tf(inner)
-        }
+        DeviceSpec { device_index, ..self.merge_tf(inner) }
     }
 
     /// Merges as TensorFlow does, each field on its own: `/gpu:3` under `/cpu:*` is `CPU:3`.
@@ -106,10 +97,7 @@ impl DeviceSpec {
             job: inner.job.clone().or_else(|| self.job.clone()),
             replica: inner.replica.or(self.replica),
             task: inner.task.or(self.task),
-            device_type: inner
-                .device_type
-                .clone()
-                .or_else(|| self.device_type.clone()),
+            device_type: inner.device_type.clone().or_else(|| self.device_type.clone()),
             device_index: inner.device_index.or(self.device_index),
         }
     }
@@ -163,16 +151,8 @@ mod tests {
     #[test]
     fn the_inner_type_brings_its_index() {
         let table = [
-            (
-                "/job:ps/task:0",
-                "/job:ps/cpu:0",
-                "/job:ps/task:0/device:CPU:0",
-            ),
-            (
-                "/job:worker/task:1/gpu:0",
-                "/cpu:*",
-                "/job:worker/task:1/device:CPU:*",
-            ),
+            ("/job:ps/task:0", "/job:ps/cpu:0", "/job:ps/task:0/device:CPU:0"),
+            ("/job:worker/task:1/gpu:0", "/cpu:*", "/job:worker/task:1/device:CPU:*"),
             ("/gpu:0", "/task:2", "/task:2/device:GPU:0"),
             ("/job:a", "/job:b", "/job:b"),
             ("/job:a/replica:1", "", "/job:a/replica:1"),
@@ -199,10 +179,7 @@ mod tests {
     fn a_task_is_a_device_name() {
         let ps = DeviceSpec::of_task(&TaskId::ps(2));
         assert_eq!(ps.to_string(), TaskId::ps(2).to_string());
-        assert_eq!(
-            (ps.job(), ps.task(), ps.replica()),
-            (Some("ps"), Some(2), None)
-        );
+        assert_eq!((ps.job(), ps.task(), ps.replica()), (Some("ps"), Some(2), None));
         assert_eq!(ps.with_task(3), device("/job:ps/task:3"));
         assert!(DeviceSpec::default().is_empty() && !ps.is_empty());
     }

@@ -31,13 +31,9 @@ impl Identity {
         let mut value = value.into();
         if value.len() > limits::IDENTITY_VALUE_BYTES_MAX {
             let hash = Sha256::digest(value.as_bytes());
-            value = hash.iter().fold(String::from("sha256:"), |text, b| {
-                text + &format!("{b:02x}")
-            });
+            value = hash.iter().fold(String::from("sha256:"), |text, b| text + &format!("{b:02x}"));
         }
-        let name = Text::<{ limits::IDENTITY_NAME_BYTES_MAX }>::clipped(name)
-            .as_str()
-            .to_owned();
+        let name = Text::<{ limits::IDENTITY_NAME_BYTES_MAX }>::clipped(name).as_str().to_owned();
         self.fields.insert(name, value);
         self
     }
@@ -91,9 +87,7 @@ impl Identity {
     pub fn from_wire(fields: &IdentityFields) -> Identity {
         let fields = fields.items().iter();
         Identity {
-            fields: fields
-                .map(|(n, v)| (n.as_str().to_owned(), v.as_str().to_owned()))
-                .collect(),
+            fields: fields.map(|(n, v)| (n.as_str().to_owned(), v.as_str().to_owned())).collect(),
         }
     }
 }
@@ -105,23 +99,12 @@ mod tests {
     #[test]
     fn only_facts_known_to_both_are_compared() {
         let server = Identity::new().with("ps", "0,1").with("optimizer", "adam");
-        let worker = Identity::new()
-            .with("ps", "0,1")
-            .with("placement", "round robin");
+        let worker = Identity::new().with("ps", "0,1").with("placement", "round robin");
         assert_eq!(server.difference(&worker), None);
         let other = Identity::new().with("optimizer", "sgd");
-        assert_eq!(
-            server.difference(&other),
-            Some(("optimizer", "adam", "sgd"))
-        );
+        assert_eq!(server.difference(&other), Some(("optimizer", "adam", "sgd")));
         assert_ne!(server.hash(), other.hash());
-        assert!(
-            server
-                .refusal(&other)
-                .unwrap()
-                .to_string()
-                .contains("optimizer")
-        );
+        assert!(server.refusal(&other).unwrap().to_string().contains("optimizer"));
     }
 
     #[test]

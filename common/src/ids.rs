@@ -77,10 +77,7 @@ pub struct TaskId {
 impl TaskId {
     /// Names a task. The name is not checked here: a [`crate::cluster::ClusterSpec`] does that.
     pub fn new(job: &str, index: u32) -> Self {
-        TaskId {
-            job: job.into(),
-            index,
-        }
+        TaskId { job: job.into(), index }
     }
 
     /// A task of the job `ps`.

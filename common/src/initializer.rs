@@ -196,15 +196,11 @@ impl Initializer {
         first_element: u64,
         out: &mut [T],
     ) {
-        self.rule(Fans::of(shape))
-            .fill(InitialKey::new(seed, name), first_element, out);
+        self.rule(Fans::of(shape)).fill(InitialKey::new(seed, name), first_element, out);
     }
 
     fn rule(&self, fans: Fans) -> Rule {
-        let within = |limit: f64| Rule::Uniform {
-            low: -limit,
-            width: 2.0 * limit,
-        };
+        let within = |limit: f64| Rule::Uniform { low: -limit, width: 2.0 * limit };
         let cut = |variance: f64| Rule::TruncatedNormal {
             mean: 0.0,
             stddev: libm::sqrt(variance) / TRUNCATED_STDDEV,
@@ -214,10 +210,7 @@ impl Initializer {
             Initializer::Zeros => Rule::Constant(0.0),
             Initializer::Ones => Rule::Constant(1.0),
             Initializer::Constant(value) => Rule::Constant(value),
-            Initializer::Uniform { low, high } => Rule::Uniform {
-                low,
-                width: high - low,
-            },
+            Initializer::Uniform { low, high } => Rule::Uniform { low, width: high - low },
             Initializer::Normal { mean, stddev } => Rule::Normal { mean, stddev },
             Initializer::TruncatedNormal { mean, stddev } => Rule::TruncatedNormal { mean, stddev },
             Initializer::GlorotUniform => within(libm::sqrt(3.0 / fans.mean())),
@@ -243,9 +236,7 @@ impl Rule {
             Rule::Constant(value) => out.fill(T::from_value(value)),
             Rule::Uniform { low, width } => each(key, first, out, |unit| low + unit * width),
             Rule::Normal { mean, stddev } => {
-                each(key, first, out, |unit| {
-                    mean + stddev * normal_quantile(unit)
-                });
+                each(key, first, out, |unit| mean + stddev * normal_quantile(unit));
             }
             Rule::TruncatedNormal { mean, stddev } => each(key, first, out, |unit| {
                 // The quantile of an even number between the tails needs exactly one draw;

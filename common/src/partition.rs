@@ -64,10 +64,7 @@ pub enum PartitionError {
         argument: &'static str,
     },
     /// More parts than [`Partitioner::PARTS_MAX`].
-    #[error(
-        "cannot partition into {parts} parts: the most is {}",
-        Partitioner::PARTS_MAX
-    )]
+    #[error("cannot partition into {parts} parts: the most is {}", Partitioner::PARTS_MAX)]
     TooMany {
         /// The number of parts wanted.
         parts: u64,
@@ -97,15 +94,12 @@ impl Partitioner {
         let parts = match *self {
             Partitioner::None => 1,
             Partitioner::Fixed { shards } => u64::from(shards),
-            Partitioner::MinSize {
-                bytes_min,
-                shards_max,
-                strict,
-            } => min_size_parts(rows, row_bytes, bytes_min, shards_max, strict),
-            Partitioner::MaxSize {
-                bytes_max,
-                shards_max,
-            } => max_size_parts(rows, row_bytes, bytes_max, shards_max),
+            Partitioner::MinSize { bytes_min, shards_max, strict } => {
+                min_size_parts(rows, row_bytes, bytes_min, shards_max, strict)
+            }
+            Partitioner::MaxSize { bytes_max, shards_max } => {
+                max_size_parts(rows, row_bytes, bytes_max, shards_max)
+            }
             Partitioner::Custom(ref function) => u64::from(function.parts(shape, dtype)),
         };
         if parts == 0 {
@@ -121,9 +115,7 @@ impl Partitioner {
     /// The same in the classic form, the number of parts along each axis: all 1 but the first.
     pub fn parts_per_axis(&self, shape: &Shape, dtype: DType) -> Result<Vec<u32>, PartitionError> {
         let first = self.parts(shape, dtype)?;
-        Ok((0..shape.rank())
-            .map(|axis| if axis == 0 { first } else { 1 })
-            .collect())
+        Ok((0..shape.rank()).map(|axis| if axis == 0 { first } else { 1 }).collect())
     }
 
     fn check(&self) -> Result<(), PartitionError> {
@@ -132,19 +124,13 @@ impl Partitioner {
             Partitioner::MinSize { bytes_min: 0, .. } => Err(self.zero("bytes_min")),
             Partitioner::MinSize { shards_max: 0, .. } => Err(self.zero("shards_max")),
             Partitioner::MaxSize { bytes_max: 0, .. } => Err(self.zero("bytes_max")),
-            Partitioner::MaxSize {
-                shards_max: Some(0),
-                ..
-            } => Err(self.zero("shards_max")),
+            Partitioner::MaxSize { shards_max: Some(0), .. } => Err(self.zero("shards_max")),
             _ => Ok(()),
         }
     }
 
     fn zero(&self, argument: &'static str) -> PartitionError {
-        PartitionError::Zero {
-            partitioner: format!("{self:?}"),
-            argument,
-        }
+        PartitionError::Zero { partitioner: format!("{self:?}"), argument }
     }
 }
 
@@ -205,9 +191,7 @@ pub fn split_rows(rows: u64, parts: u32) -> Vec<Range<u64>> {
     let parts = u64::from(parts).min(rows).max(1);
     let (base, more) = (rows / parts, rows % parts);
     let start = |part: u64| part * base + part.min(more);
-    (0..parts)
-        .map(|part| start(part)..start(part + 1))
-        .collect()
+    (0..parts).map(|part| start(part)..start(part + 1)).collect()
 }
 
 #[cfg(test)]
@@ -222,11 +206,7 @@ mod tests {
 
     #[test]
     fn strict_keeps_the_minimum() {
-        let size = |bytes_min, strict| Partitioner::MinSize {
-            bytes_min,
-            shards_max: 10,
-            strict,
-        };
+        let size = |bytes_min, strict| Partitioner::MinSize { bytes_min, shards_max: 10, strict };
         assert_eq!(parts(size(999, false), &[10, 25]), Ok(2));
         assert_eq!(parts(size(999, true), &[10, 25]), Ok(1));
         // Four parts of 250 bytes would be two of 300 and two of 200: rows are never cut.
@@ -237,19 +217,13 @@ mod tests {
     #[test]
     fn odd_shapes_are_one_part() {
         let fixed = || Partitioner::Fixed { shards: 4 };
-        let small = || Partitioner::MaxSize {
-            bytes_max: 1,
-            shards_max: None,
-        };
+        let small = || Partitioner::MaxSize { bytes_max: 1, shards_max: None };
         assert_eq!(parts(fixed(), &[]), Ok(1));
         assert_eq!(parts(fixed(), &[0, 5]), Ok(1));
         assert_eq!(parts(small(), &[5, 0]), Ok(1));
         assert_eq!(parts(fixed(), &[5, 0]), Ok(4));
         assert_eq!(parts(Partitioner::None, &[1 << 40]), Ok(1));
-        assert_eq!(
-            fixed().parts_per_axis(&Shape::scalar(), DType::F32),
-            Ok(vec![])
-        );
+        assert_eq!(fixed().parts_per_axis(&Shape::scalar(), DType::F32), Ok(vec![]));
     }
 
     #[test]
@@ -265,40 +239,20 @@ mod tests {
         assert_eq!(one, one.clone());
         assert_ne!(one, custom(3));
         assert_ne!(one, Partitioner::None);
-        assert_ne!(
-            Partitioner::Fixed { shards: 1 },
-            Partitioner::Fixed { shards: 2 }
-        );
+        assert_ne!(Partitioner::Fixed { shards: 1 }, Partitioner::Fixed { shards: 2 });
     }
 
     #[test]
     fn arguments_are_at_least_one() {
         let bad = [
             Partitioner::Fixed { shards: 0 },
-            Partitioner::MinSize {
-                bytes_min: 0,
-                shards_max: 1,
-                strict: false,
-            },
-            Partitioner::MinSize {
-                bytes_min: 1,
-                shards_max: 0,
-                strict: true,
-            },
-            Partitioner::MaxSize {
-                bytes_max: 0,
-                shards_max: None,
-            },
-            Partitioner::MaxSize {
-                bytes_max: 1,
-                shards_max: Some(0),
-            },
+            Partitioner::MinSize { bytes_min: 0, shards_max: 1, strict: false },
+            Partitioner::MinSize { bytes_min: 1, shards_max: 0, strict: true },
+            Partitioner::MaxSize { bytes_max: 0, shards_max: None },
+            Partitioner::MaxSize { bytes_max: 1, shards_max: Some(0) },
         ];
         for partitioner in bad {
-            assert!(matches!(
-                parts(partitioner, &[]),
-                Err(PartitionError::Zero { .. })
-            ));
+            assert!(matches!(parts(partitioner, &[]), Err(PartitionError::Zero { .. })));
         }
         let error = parts(Partitioner::Fixed { shards: 0 }, &[2]).unwrap_err();
         assert_eq!(
@@ -306,17 +260,8 @@ mod tests {
             "cannot partition by Fixed { shards: 0 }: shards must be at least 1"
         );
         let most = Partitioner::PARTS_MAX;
-        assert_eq!(
-            parts(Partitioner::Fixed { shards: most }, &[1 << 20]),
-            Ok(most)
-        );
-        let error = parts(
-            Partitioner::MaxSize {
-                bytes_max: 1,
-                shards_max: None,
-            },
-            &[1 << 20],
-        );
+        assert_eq!(parts(Partitioner::Fixed { shards: most }, &[1 << 20]), Ok(most));
+        let error = parts(Partitioner::MaxSize { bytes_max: 1, shards_max: None }, &[1 << 20]);
         assert_eq!(error, Err(PartitionError::TooMany { parts: 1 << 20 }));
     }
 

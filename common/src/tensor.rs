@@ -88,19 +88,13 @@ pub struct Shape(Vec<u64>);
 #[non_exhaustive]
 pub enum ShapeError {
     /// More axes than [`Shape::RANK_MAX`].
-    #[error(
-        "cannot use a shape of rank {rank}: the largest is {}",
-        Shape::RANK_MAX
-    )]
+    #[error("cannot use a shape of rank {rank}: the largest is {}", Shape::RANK_MAX)]
     Rank {
         /// The number of axes asked for.
         rank: usize,
     },
     /// More elements than [`Shape::ELEMENTS_MAX`].
-    #[error(
-        "cannot use the shape {extents:?}: it has more than {} elements",
-        Shape::ELEMENTS_MAX
-    )]
+    #[error("cannot use the shape {extents:?}: it has more than {} elements", Shape::ELEMENTS_MAX)]
     TooLarge {
         /// The extents asked for.
         extents: Vec<u64>,
@@ -117,25 +111,16 @@ impl Shape {
     pub fn new(extents: impl Into<Vec<u64>>) -> Result<Shape, ShapeError> {
         let extents = extents.into();
         if extents.len() > Shape::RANK_MAX {
-            return Err(ShapeError::Rank {
-                rank: extents.len(),
-            });
+            return Err(ShapeError::Rank { rank: extents.len() });
         }
         let elements = extents.iter().try_fold(1u64, |product, &extent| {
-            product
-                .checked_mul(extent)
-                .filter(|&elements| elements <= Shape::ELEMENTS_MAX)
+            product.checked_mul(extent).filter(|&elements| elements <= Shape::ELEMENTS_MAX)
         });
         // A zero extent hides a later overflow in the product, never an element; but the row
         // width must be bounded too, so the non-zero extents are checked on their own.
-        let widths = extents
-            .iter()
-            .filter(|&&extent| extent > 0)
-            .try_fold(1u64, |product, &e| {
-                product
-                    .checked_mul(e)
-                    .filter(|&elements| elements <= Shape::ELEMENTS_MAX)
-            });
+        let widths = extents.iter().filter(|&&extent| extent > 0).try_fold(1u64, |product, &e| {
+            product.checked_mul(e).filter(|&elements| elements <= Shape::ELEMENTS_MAX)
+        });
         match (elements, widths) {
             (Some(_), Some(_)) => Ok(Shape(extents)),
             _ => Err(ShapeError::TooLarge { extents }),
@@ -186,22 +171,12 @@ mod tests {
     #[test]
     fn counts_are_checked_at_the_border() {
         let shape = Shape::new([10, 3, 2]).unwrap();
-        assert_eq!(
-            (shape.elements(), shape.rows(), shape.row_elements()),
-            (60, 10, 6)
-        );
+        assert_eq!((shape.elements(), shape.rows(), shape.row_elements()), (60, 10, 6));
         assert_eq!(Shape::scalar().elements(), 1);
         assert_eq!(Shape::new([0, 5]).unwrap().elements(), 0);
         assert_eq!(Shape::new([1; 9]), Err(ShapeError::Rank { rank: 9 }));
-        for extents in [
-            vec![1 << 49],
-            vec![1 << 32, 1 << 32],
-            vec![0, u64::MAX, u64::MAX],
-        ] {
-            assert_eq!(
-                Shape::new(extents.clone()),
-                Err(ShapeError::TooLarge { extents })
-            );
+        for extents in [vec![1 << 49], vec![1 << 32, 1 << 32], vec![0, u64::MAX, u64::MAX]] {
+            assert_eq!(Shape::new(extents.clone()), Err(ShapeError::TooLarge { extents }));
         }
     }
 

@@ -167,10 +167,7 @@ impl VariableSpec {
     pub fn validate(&self) -> Result<(), VariableError> {
         self.initializer
             .validate()
-            .map_err(|source| VariableError::Initializer {
-                name: self.name.clone(),
-                source,
-            })?;
+            .map_err(|source| VariableError::Initializer { name: self.name.clone(), source })?;
         self.parts().map(|_| ())
     }
 
@@ -178,10 +175,7 @@ impl VariableSpec {
     pub fn parts(&self) -> Result<u32, VariableError> {
         self.partitioner
             .parts(&self.shape, self.dtype)
-            .map_err(|source| VariableError::Partitioner {
-                name: self.name.clone(),
-                source,
-            })
+            .map_err(|source| VariableError::Partitioner { name: self.name.clone(), source })
     }
 
     /// The bytes of all its elements.
@@ -232,14 +226,8 @@ mod tests {
     fn a_new_variable_is_zeros_in_one_part() {
         let variable = VariableSpec::f32("w", [10, 3]).unwrap();
         assert_eq!((variable.name(), variable.dtype()), ("w", DType::F32));
-        assert_eq!(
-            (variable.shape().extents(), variable.bytes()),
-            (&[10, 3][..], 120)
-        );
-        assert_eq!(
-            (variable.initializer, variable.seed),
-            (Initializer::Zeros, 0)
-        );
+        assert_eq!((variable.shape().extents(), variable.bytes()), (&[10, 3][..], 120));
+        assert_eq!((variable.initializer, variable.seed), (Initializer::Zeros, 0));
         assert!(variable.is_trainable() && variable.device.is_empty());
         assert_eq!(variable.parts(), Ok(1));
         assert!(!variable.clone().plain().is_trainable());
@@ -254,42 +242,27 @@ mod tests {
         assert!(VariableSpec::f32(&long[1..], []).is_ok());
         assert!(VariableSpec::f32("schicht/größe:0", []).is_ok());
         assert_eq!(VariableSpec::f32("", []), Err(VariableError::EmptyName));
-        assert_eq!(
-            VariableSpec::f32(long, []),
-            Err(VariableError::LongName { bytes: 257 })
-        );
+        assert_eq!(VariableSpec::f32(long, []), Err(VariableError::LongName { bytes: 257 }));
         assert_eq!(
             VariableSpec::f32("a\nb", []).unwrap_err().to_string(),
             "cannot declare the variable \"a\\nb\": its name has the control character '\\n'"
         );
         let error = VariableSpec::f32("w", [1 << 49]).unwrap_err();
-        assert!(
-            error
-                .to_string()
-                .starts_with("cannot declare the variable \"w\": cannot use the")
-        );
+        assert!(error.to_string().starts_with("cannot declare the variable \"w\": cannot use the"));
     }
 
     #[test]
     fn the_free_choices_are_validated() {
         let variable = VariableSpec::f32("w", [10, 3]).unwrap();
-        let cut = variable
-            .clone()
-            .partitioner(Partitioner::Fixed { shards: 4 })
-            .seed(3);
+        let cut = variable.clone().partitioner(Partitioner::Fixed { shards: 4 }).seed(3);
         assert_eq!((cut.parts(), cut.seed, cut.validate()), (Ok(4), 3, Ok(())));
-        let error = variable
-            .clone()
-            .initializer(Initializer::Constant(f64::NAN))
-            .validate();
+        let error = variable.clone().initializer(Initializer::Constant(f64::NAN)).validate();
         assert_eq!(
             error.unwrap_err().to_string(),
             "cannot declare the variable \"w\": \
              cannot initialize with constant(NaN): its values would not all be finite"
         );
-        let error = variable
-            .partitioner(Partitioner::Fixed { shards: 0 })
-            .validate();
+        let error = variable.partitioner(Partitioner::Fixed { shards: 0 }).validate();
         assert!(matches!(error, Err(VariableError::Partitioner { .. })));
     }
 }

@@ -22,9 +22,7 @@ use samples::{ENVELOPE, Sample, samples};
 
 /// Compares with the table of this name, or writes it where that is asked for.
 fn compare(name: &str, found: &str) {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/golden")
-        .join(name);
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
     if std::env::var_os("PUSHPULL_BLESS").is_some() {
         println!("blessed {}: look at what has changed", path.display());
         std::fs::write(&path, found).expect("the table can be written");
@@ -50,17 +48,11 @@ fn rows(bytes: &[u8]) -> String {
 fn bytes_of(entry: &str) -> Vec<u8> {
     let rows = entry.lines().filter_map(|line| line.split_once("  "));
     let hex = rows.flat_map(|(_, row)| row.split(' '));
-    hex.map(|byte| u8::from_str_radix(byte, 16).expect("a row is hexadecimal"))
-        .collect()
+    hex.map(|byte| u8::from_str_radix(byte, 16).expect("a row is hexadecimal")).collect()
 }
 
 fn entry(sample: &Sample) -> String {
-    format!(
-        "= {}\n# {:?}\n{}",
-        sample.name,
-        sample.message,
-        rows(&sample.frame())
-    )
+    format!("= {}\n# {:?}\n{}", sample.name, sample.message, rows(&sample.frame()))
 }
 
 #[test]
@@ -70,11 +62,7 @@ fn every_message_has_its_golden_bytes() {
     let all: BTreeSet<u16> = Message::KINDS.iter().copied().collect();
     assert_eq!(kinds, all, "every kind has a sample");
     let names: BTreeSet<&str> = samples.iter().map(|sample| sample.name.as_str()).collect();
-    assert_eq!(
-        names.len(),
-        samples.len(),
-        "every sample has a name of its own"
-    );
+    assert_eq!(names.len(), samples.len(), "every sample has a name of its own");
     let head = "Header (ten rows) and meta of every message, under one envelope: request 0x101, \
                 restore epoch\n0x202, step 0x303, sequence 0x404, deadline 0x505 ms. Offsets and \
                 bytes are hexadecimal.\n\n";
@@ -87,9 +75,7 @@ fn the_golden_bytes_decode_to_the_messages() {
     let table = include_str!("golden/frames.txt");
     let mut entries = table.split("\n= ").skip(1);
     for sample in samples() {
-        let entry = entries
-            .next()
-            .unwrap_or_else(|| panic!("{} has no entry", sample.name));
+        let entry = entries.next().unwrap_or_else(|| panic!("{} has no entry", sample.name));
         assert_eq!(entry.lines().next(), Some(sample.name.as_str()));
         let bytes = bytes_of(entry);
         let mut rest = bytes.as_slice();
@@ -102,10 +88,7 @@ fn the_golden_bytes_decode_to_the_messages() {
         assert_eq!(header.kind, sample.message.kind());
         assert_eq!(header.request, ENVELOPE.request);
         assert_eq!(header.restore_epoch, ENVELOPE.restore_epoch);
-        assert_eq!(
-            (header.step, header.sequence),
-            (ENVELOPE.step, ENVELOPE.sequence)
-        );
+        assert_eq!((header.step, header.sequence), (ENVELOPE.step, ENVELOPE.sequence));
         assert_eq!(header.deadline_ms, ENVELOPE.deadline_ms);
         assert_eq!(header.body_bytes, sample.body.bytes);
         assert_eq!(header.body_crc, sample.body.crc.unwrap_or(0));
@@ -117,38 +100,15 @@ fn the_golden_bytes_decode_to_the_messages() {
 /// Every type, every initializer, a split variable, an empty one and a scalar.
 fn catalogue() -> Catalogue {
     let f32 = |name: &str, extents: &[u64], initializer| {
-        VariableSpec::f32(name, extents)
-            .expect("a variable")
-            .initializer(initializer)
+        VariableSpec::f32(name, extents).expect("a variable").initializer(initializer)
     };
     let variables = vec![
         f32("zeros", &[10, 3], Initializer::Zeros).partitioner(Partitioner::Fixed { shards: 3 }),
         f32("ones", &[1], Initializer::Ones).seed(0x0102_0304_0506_0708),
         f32("constant", &[], Initializer::Constant(-0.5)).plain(),
-        f32(
-            "uniform",
-            &[2, 2],
-            Initializer::Uniform {
-                low: -1.0,
-                high: 1.0,
-            },
-        ),
-        f32(
-            "normal",
-            &[2],
-            Initializer::Normal {
-                mean: 0.0,
-                stddev: 0.5,
-            },
-        ),
-        f32(
-            "truncated",
-            &[2],
-            Initializer::TruncatedNormal {
-                mean: 1.0,
-                stddev: 2.0,
-            },
-        ),
+        f32("uniform", &[2, 2], Initializer::Uniform { low: -1.0, high: 1.0 }),
+        f32("normal", &[2], Initializer::Normal { mean: 0.0, stddev: 0.5 }),
+        f32("truncated", &[2], Initializer::TruncatedNormal { mean: 1.0, stddev: 2.0 }),
         f32("glorot uniform", &[2, 3], Initializer::GlorotUniform),
         f32("glorot normal", &[2, 3], Initializer::GlorotNormal),
         f32("he uniform", &[2, 3], Initializer::HeUniform),
@@ -166,26 +126,13 @@ fn catalogue() -> Catalogue {
 #[test]
 fn a_catalogue_has_its_golden_bytes_and_digest() {
     let catalogue = catalogue();
-    let digest: String = catalogue
-        .digest()
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
+    let digest: String = catalogue.digest().iter().map(|byte| format!("{byte:02x}")).collect();
     let mut text = format!("= digest {digest}\n");
     for variable in catalogue.variables() {
-        let _ = writeln!(
-            text,
-            "# {} {} {}",
-            variable.name(),
-            variable.dtype(),
-            variable.shape()
-        );
+        let _ = writeln!(text, "# {} {} {}", variable.name(), variable.dtype(), variable.shape());
     }
     text.push_str(&rows(catalogue.encode()));
     compare("catalogue.txt", &text);
     let decoded = Catalogue::decode(&bytes_of(&text)).unwrap();
-    assert_eq!(
-        (decoded.digest(), decoded.difference(&catalogue)),
-        (catalogue.digest(), None)
-    );
+    assert_eq!((decoded.digest(), decoded.difference(&catalogue)), (catalogue.digest(), None));
 }

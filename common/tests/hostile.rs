@@ -33,13 +33,7 @@ struct Case {
 }
 
 fn case(name: &'static str, wrong: &'static str, expected: &'static str, bytes: Vec<u8>) -> Case {
-    Case {
-        name,
-        wrong,
-        expected,
-        opened: None,
-        bytes,
-    }
+    Case { name, wrong, expected, opened: None, bytes }
 }
 
 fn cases() -> Vec<Case> {
@@ -82,30 +76,15 @@ fn headers() -> Vec<Case> {
     let over = (limits::HANDSHAKE_META_BYTES_MAX + 1).to_le_bytes();
     let cut = Some("Cut { bytes: 80 }");
     vec![
-        case(
-            "version_unknown",
-            "version 65535",
-            "Version {",
-            patched(4, &[0xff; 2]),
-        ),
+        case("version_unknown", "version 65535", "Version {", patched(4, &[0xff; 2])),
         case(
             "kind_unknown",
             "message kind 9999",
             "Kind { found: 9999 }",
             patched(6, &[0x0f, 0x27]),
         ),
-        case(
-            "kind_zero",
-            "message kind 0",
-            "Kind { found: 0 }",
-            patched(6, &[0; 2]),
-        ),
-        case(
-            "flag_unknown",
-            "flag 2",
-            "Flags { found: 2 }",
-            patched(12, &[2]),
-        ),
+        case("kind_zero", "message kind 0", "Kind { found: 0 }", patched(6, &[0; 2])),
+        case("flag_unknown", "flag 2", "Flags { found: 2 }", patched(12, &[2])),
         case(
             "meta_too_long",
             "a meta of 2^32 - 1 bytes",
@@ -168,17 +147,9 @@ fn checksums() -> Vec<Case> {
     let hello = frame(&hello().into());
     let meta = hello.len() - 1;
     let body = [7; 64];
-    let stamp = BodyStamp {
-        bytes: 64,
-        crc: Some(crc32c::crc32c(&body)),
-    };
+    let stamp = BodyStamp { bytes: 64, crc: Some(crc32c::crc32c(&body)) };
     let mut declare = Vec::new();
-    encode(
-        &mut declare,
-        &Envelope::default(),
-        &Declare { digest: [1; 32] }.into(),
-        stamp,
-    );
+    encode(&mut declare, &Envelope::default(), &Declare { digest: [1; 32] }.into(), stamp);
     declare.extend(body);
     let last = declare.len() - 1;
     vec![
@@ -200,18 +171,8 @@ fn checksums() -> Vec<Case> {
             "Crc { what: \"meta\"",
             mend_header(flipped(hello.clone(), 72)),
         ),
-        case(
-            "meta_bit",
-            "a bit of the meta",
-            "Crc { what: \"meta\"",
-            flipped(hello, meta),
-        ),
-        case(
-            "body_bit",
-            "a bit of a body",
-            "Crc { what: \"body\"",
-            flipped(declare, last),
-        ),
+        case("meta_bit", "a bit of the meta", "Crc { what: \"meta\"", flipped(hello, meta)),
+        case("body_bit", "a bit of a body", "Crc { what: \"body\"", flipped(declare, last)),
     ]
 }
 
@@ -226,28 +187,10 @@ fn cuts() -> Vec<Case> {
     let header = Header::BYTES;
     vec![
         cut("cut_magic", "3 bytes", "Cut { bytes: 3 }", hello.clone(), 3),
-        cut(
-            "cut_header",
-            "a header without its end",
-            "Cut { bytes: 79 }",
-            hello.clone(),
-            79,
-        ),
-        cut(
-            "cut_before_meta",
-            "a header alone",
-            "Cut { bytes: 80 }",
-            hello.clone(),
-            header,
-        ),
+        cut("cut_header", "a header without its end", "Cut { bytes: 79 }", hello.clone(), 79),
+        cut("cut_before_meta", "a header alone", "Cut { bytes: 80 }", hello.clone(), header),
         cut("cut_meta", "half a meta", "Cut { bytes: 100 }", hello, 100),
-        cut(
-            "cut_body",
-            "half a body",
-            "Cut { bytes: 144 }",
-            declare,
-            header + 32 + 32,
-        ),
+        cut("cut_body", "half a body", "Cut { bytes: 144 }", declare, header + 32 + 32),
     ]
 }
 
@@ -260,13 +203,7 @@ fn metas() -> Vec<Case> {
         meta[at] = value;
         raw(kind(&hello), &meta)
     };
-    let (refused, push) = (
-        Refused {
-            refusal: Refusal::Denied {},
-        }
-        .into(),
-        Message::from(part()),
-    );
+    let (refused, push) = (Refused { refusal: Refusal::Denied {} }.into(), Message::from(part()));
     let mut trailing = meta(&hello);
     trailing.push(0);
     // Where fields stand in this hello: role at 4, the job's text at 5.
@@ -279,12 +216,7 @@ fn metas() -> Vec<Case> {
             "Trailing {",
             raw(kind(&hello), &trailing),
         ),
-        case(
-            "meta_empty",
-            "a hello that says nothing",
-            "Truncated {",
-            raw(kind(&hello), &[]),
-        ),
+        case("meta_empty", "a hello that says nothing", "Truncated {", raw(kind(&hello), &[])),
         case(
             "meta_short",
             "a hello without its last byte",
@@ -314,12 +246,7 @@ fn metas() -> Vec<Case> {
             meta[job..job + 2].fill(0xff);
             raw(kind(&hello), &meta)
         }),
-        case(
-            "text_not_utf8",
-            "a job that is not UTF-8",
-            INVALID_UTF8,
-            hello_with(job + 2, 0xff),
-        ),
+        case("text_not_utf8", "a job that is not UTF-8", INVALID_UTF8, hello_with(job + 2, 0xff)),
         case("bool_two", "a push part whose `next` is 2", INVALID_BOOL, {
             let mut meta = meta(&push);
             *meta.last_mut().expect("a push part has fields") = 2;
@@ -397,9 +324,7 @@ fn part() -> PushPart {
 }
 
 fn pull() -> Pull {
-    Pull {
-        selection: Selection::All {},
-    }
+    Pull { selection: Selection::All {} }
 }
 
 fn frame(message: &Message) -> Vec<u8> {
@@ -410,12 +335,7 @@ fn frame(message: &Message) -> Vec<u8> {
 
 fn with_body_length(message: &Message, length: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
-    encode(
-        &mut bytes,
-        &Envelope::default(),
-        message,
-        BodyStamp::plain(length),
-    );
+    encode(&mut bytes, &Envelope::default(), message, BodyStamp::plain(length));
     bytes
 }
 
@@ -473,15 +393,10 @@ fn readme() -> String {
          | file | what is wrong | error |\n| --- | --- | --- |\n",
     );
     for case in cases() {
-        let opened = case
-            .opened
-            .map_or(String::new(), |error| format!(" (`{}`)", error.trim_end()));
+        let opened =
+            case.opened.map_or(String::new(), |error| format!(" (`{}`)", error.trim_end()));
         let expected = case.expected.trim_end();
-        let _ = writeln!(
-            text,
-            "| `{}.bin` | {} | `{expected}`{opened} |",
-            case.name, case.wrong
-        );
+        let _ = writeln!(text, "| `{}.bin` | {} | `{expected}`{opened} |", case.name, case.wrong);
     }
     text
 }
@@ -490,11 +405,7 @@ fn readme() -> String {
 fn the_files_are_what_this_test_makes() {
     let mut expected: BTreeSet<String> = BTreeSet::from(["README.md".to_owned()]);
     let mut all = vec![("README.md".to_owned(), readme().into_bytes())];
-    all.extend(
-        cases()
-            .into_iter()
-            .map(|case| (format!("{}.bin", case.name), case.bytes)),
-    );
+    all.extend(cases().into_iter().map(|case| (format!("{}.bin", case.name), case.bytes)));
     for (name, bytes) in all {
         let path = folder().join(&name);
         if std::env::var_os("PUSHPULL_BLESS").is_some() {
@@ -523,20 +434,12 @@ fn each_is_refused_with_its_error_however_it_comes() {
                 }
                 let (_, end) = take_all(&mut reader, &mut drip, |_| false);
                 let name = format!("{} in steps of {steps:?}, opened: {opened}", case.name);
-                let Err(ReadError::Protocol(error)) = end else {
-                    panic!("{name}: {end:?}")
-                };
+                let Err(ReadError::Protocol(error)) = end else { panic!("{name}: {end:?}") };
                 let expected = case.opened.filter(|_| opened).unwrap_or(case.expected);
                 let found = format!("{error:?}");
-                assert!(
-                    found.starts_with(expected),
-                    "{name}: {found}, not {expected}"
-                );
-                let meta = if opened {
-                    limits::META_BYTES_MAX
-                } else {
-                    limits::HANDSHAKE_META_BYTES_MAX
-                };
+                assert!(found.starts_with(expected), "{name}: {found}, not {expected}");
+                let meta =
+                    if opened { limits::META_BYTES_MAX } else { limits::HANDSHAKE_META_BYTES_MAX };
                 let room = (Header::BYTES + meta as usize).max(limits::READ_BUFFER_BYTES);
                 assert!(drip.widest <= room, "{name}: {} bytes at once", drip.widest);
             }
@@ -546,10 +449,7 @@ fn each_is_refused_with_its_error_however_it_comes() {
 
 #[test]
 fn a_body_that_is_skipped_is_not_checked() {
-    let case = cases()
-        .into_iter()
-        .find(|case| case.name == "body_bit")
-        .unwrap();
+    let case = cases().into_iter().find(|case| case.name == "body_bit").unwrap();
     let mut drip = Drip::new(&case.bytes, &[10]);
     let (taken, end) = take_all(&mut FrameReader::new(), &mut drip, |_| true);
     assert!(end.is_ok() && taken.len() == 1, "{end:?}");

@@ -42,10 +42,7 @@ fn frame(sample: &Sample, envelope: &Envelope, body: &[u8], crc: bool) -> (Messa
     let kind = sample.message.kind();
     let limit = Message::body_limit(kind).expect("samples have known kinds");
     let body = &body[..body.len().min(limit as usize)];
-    let stamp = BodyStamp {
-        bytes: body.len() as u64,
-        crc: crc.then(|| crc32c::crc32c(body)),
-    };
+    let stamp = BodyStamp { bytes: body.len() as u64, crc: crc.then(|| crc32c::crc32c(body)) };
     let mut bytes = Vec::new();
     encode(&mut bytes, envelope, &sample.message, stamp);
     bytes.extend_from_slice(body);
@@ -53,22 +50,15 @@ fn frame(sample: &Sample, envelope: &Envelope, body: &[u8], crc: bool) -> (Messa
 }
 
 fn envelope() -> impl Strategy<Value = Envelope> {
-    (
-        any::<u64>(),
-        any::<u32>(),
-        any::<u64>(),
-        any::<u64>(),
-        any::<u32>(),
+    (any::<u64>(), any::<u32>(), any::<u64>(), any::<u64>(), any::<u32>()).prop_map(
+        |(request, restore_epoch, step, sequence, deadline_ms)| Envelope {
+            request: request.into(),
+            restore_epoch: restore_epoch.into(),
+            step: step.into(),
+            sequence: sequence.into(),
+            deadline_ms,
+        },
     )
-        .prop_map(
-            |(request, restore_epoch, step, sequence, deadline_ms)| Envelope {
-                request: request.into(),
-                restore_epoch: restore_epoch.into(),
-                step: step.into(),
-                sequence: sequence.into(),
-                deadline_ms,
-            },
-        )
 }
 
 #[test]
@@ -99,9 +89,7 @@ fn a_stream_that_ends_within_a_frame_is_cut_at_every_byte() {
         let whole = sample.frame();
         for length in 1..whole.len() {
             let (taken, end) = read_any(&whole[..length], &[7]);
-            let cut = ProtocolError::Cut {
-                bytes: length as u64,
-            };
+            let cut = ProtocolError::Cut { bytes: length as u64 };
             assert!(
                 matches!(&end, Err(ReadError::Protocol(error)) if *error == cut),
                 "{} cut to {length}: {end:?}",
@@ -116,20 +104,14 @@ fn a_stream_that_ends_within_a_frame_is_cut_at_every_byte() {
 fn the_largest_meta_is_read_after_the_handshake_only() {
     let partitions = (0..limits::SELECTION_MAX as u32).map(PartitionId).collect();
     let partitions = List::new(partitions).expect("as many as may be named");
-    let pull: Message = Pull {
-        selection: Selection::Partitions { partitions },
-    }
-    .into();
+    let pull: Message = Pull { selection: Selection::Partitions { partitions } }.into();
     let mut bytes = Vec::new();
     encode(&mut bytes, &Envelope::default(), &pull, BodyStamp::NONE);
     let (taken, end) = read_any(&bytes, &[4096]);
     assert!(taken == 1 && end.is_ok(), "{end:?}");
     let mut drip = Drip::new(&bytes, &[4096]);
     let (_, end) = take_all(&mut FrameReader::new(), &mut drip, |_| false);
-    assert!(
-        matches!(end, Err(ReadError::Protocol(ProtocolError::TooLong { .. }))),
-        "{end:?}"
-    );
+    assert!(matches!(end, Err(ReadError::Protocol(ProtocolError::TooLong { .. }))), "{end:?}");
     assert!(drip.widest <= limits::READ_BUFFER_BYTES);
 }
 

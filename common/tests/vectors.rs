@@ -13,9 +13,7 @@ use serde_json::Value;
 fn vectors(section: &str) -> Value {
     let text = include_str!("vectors/semantics.json");
     let all: Value = serde_json::from_str(text).expect("the vectors are JSON");
-    all.get(section)
-        .expect("the vectors have the section")
-        .clone()
+    all.get(section).expect("the vectors have the section").clone()
 }
 
 fn text(value: &Value) -> &str {
@@ -31,10 +29,7 @@ fn map(value: &Value) -> &serde_json::Map<String, Value> {
 }
 
 fn numbers(value: &Value) -> Vec<u64> {
-    list(value)
-        .iter()
-        .map(|number| number.as_u64().expect("a number"))
-        .collect()
+    list(value).iter().map(|number| number.as_u64().expect("a number")).collect()
 }
 
 fn device(name: &str) -> DeviceSpec {
@@ -61,18 +56,11 @@ fn device_merges() {
     assert_eq!(merges.len(), 2);
     for merge in merges {
         let (outer, inner) = (device(text(&merge[0])), device(text(&merge[1])));
-        assert_eq!(
-            outer.merge_tf(&inner).to_string(),
-            text(&merge[2]),
-            "{merge}"
-        );
+        assert_eq!(outer.merge_tf(&inner).to_string(), text(&merge[2]), "{merge}");
     }
     // Here pushpull differs: the type of the inner scope brings its own, open index.
     let (outer, inner) = (device(text(&merges[1][0])), device(text(&merges[1][1])));
-    assert_eq!(
-        outer.merge(&inner).to_string(),
-        "/job:worker/task:1/device:CPU:*"
-    );
+    assert_eq!(outer.merge(&inner).to_string(), "/job:worker/task:1/device:CPU:*");
 }
 
 #[test]
@@ -80,10 +68,7 @@ fn sparse_clusters() {
     let section = &vectors("cluster_spec")["sparse"];
     let cluster = ClusterSpec::from_json(&section["in"].to_string()).expect("a cluster");
     let tasks = cluster.num_tasks("worker").expect("a job");
-    assert_eq!(
-        tasks as u64,
-        section["num_tasks_worker"].as_u64().expect("a number")
-    );
+    assert_eq!(tasks as u64, section["num_tasks_worker"].as_u64().expect("a number"));
     let indices = cluster.task_indices("worker").expect("a job");
     assert_eq!(Value::from(indices), section["task_indices_worker"]);
     let addresses = cluster.job_tasks("worker").expect("a job");
@@ -133,22 +118,12 @@ fn nested_scopes_win() {
         assert_eq!(found.to_string(), text(&row[2]), "{row}");
     }
     for row in list(&section["nested_non_variable"]) {
-        assert_eq!(
-            merging.operation(&device(text(&row[0]))).to_string(),
-            text(&row[1]),
-            "{row}"
-        );
+        assert_eq!(merging.operation(&device(text(&row[0]))).to_string(), text(&row[1]), "{row}");
     }
     let mut leaving = setter(&section).merge_devices(false);
-    let inner = list(&section["nested"])
-        .iter()
-        .map(|row| device(text(&row[1])));
+    let inner = list(&section["nested"]).iter().map(|row| device(text(&row[1])));
     for (row, inner) in list(&section["merge_devices_false"]).iter().zip(inner) {
-        assert_eq!(
-            leaving.variable(text(&row[0]), 4, &inner).to_string(),
-            text(&row[1]),
-            "{row}"
-        );
+        assert_eq!(leaving.variable(text(&row[0]), 4, &inner).to_string(), text(&row[1]), "{row}");
     }
 }
 
@@ -159,10 +134,7 @@ fn slots_follow_their_variable() {
     let expected = map(&section["adam_slots_colocated"]);
     let mut setter = setter(&section);
     for name in ["x", "y", "z", "global_step"] {
-        let task = setter
-            .variable(name, 4, &device(""))
-            .task()
-            .expect("a task");
+        let task = setter.variable(name, 4, &device("")).task().expect("a task");
         for (slot, slot_task) in expected.iter().filter(|(slot, _)| {
             slot.split('/').next() == Some(name) || (name == "x" && slot.ends_with("_power"))
         }) {
@@ -175,42 +147,23 @@ fn slots_follow_their_variable() {
 fn the_greedy_table() {
     let section = vectors("replica_device_setter");
     let greedy = &section["greedy_bytes_2ps"];
-    let mut setter = setter(&section)
-        .strategy(Strategy::GreedyBytes)
-        .expect("built in");
+    let mut setter = setter(&section).strategy(Strategy::GreedyBytes).expect("built in");
     let mut variables = Vec::new();
     let mut drawn = Vec::new();
     for row in list(&greedy["sizes_floats"]) {
         let floats = row[1].as_u64().expect("a number");
-        drawn.push(
-            setter
-                .variable(text(&row[0]), 4 * floats, &device(""))
-                .task(),
-        );
+        drawn.push(setter.variable(text(&row[0]), 4 * floats, &device("")).task());
         variables.push(VariableSpec::f32(text(&row[0]), [floats]).expect("a variable"));
     }
-    let expected: Vec<_> = numbers(&greedy["task"])
-        .iter()
-        .map(|&task| task as u32)
-        .collect();
-    assert_eq!(
-        drawn,
-        expected.iter().copied().map(Some).collect::<Vec<_>>()
-    );
-    assert_eq!(
-        planned(&variables, &[0, 1], Strategy::GreedyBytes),
-        expected
-    );
+    let expected: Vec<_> = numbers(&greedy["task"]).iter().map(|&task| task as u32).collect();
+    assert_eq!(drawn, expected.iter().copied().map(Some).collect::<Vec<_>>());
+    assert_eq!(planned(&variables, &[0, 1], Strategy::GreedyBytes), expected);
 }
 
 fn planned(variables: &[VariableSpec], tasks: &[u32], strategy: Strategy) -> Vec<u32> {
     let map = ShardMap::new(tasks, 1).expect("shards");
     let placement = Placement::plan(variables, &map, &strategy).expect("a placement");
-    placement
-        .partitions()
-        .iter()
-        .map(|placed| placed.shard.task)
-        .collect()
+    placement.partitions().iter().map(|placed| placed.shard.task).collect()
 }
 
 #[test]
@@ -235,10 +188,7 @@ fn parts_take_turns() {
         parts.map(|placed| placed.shard.task).collect::<Vec<_>>()
     };
     assert_eq!(Value::from(tasks(0)[0]), expected[0]);
-    assert_eq!(
-        [Value::from(tasks(1)), Value::from(tasks(2))],
-        list(expected)[1..]
-    );
+    assert_eq!([Value::from(tasks(1)), Value::from(tasks(2))], list(expected)[1..]);
 }
 
 #[test]
@@ -247,29 +197,19 @@ fn a_sparse_ps_job_has_no_other_tasks() {
     let cluster: ClusterSpec = "ps=1@a:1,3@b:1".parse().expect("a cluster");
     let mut setter = DeviceSetter::of_cluster(&cluster, device("/job:ps")).expect("ps tasks");
     let names = ["a", "b", "c", "d"];
-    let tasks: Vec<_> = names
-        .iter()
-        .map(|name| setter.variable(name, 4, &device("")).task())
-        .collect();
-    assert_eq!(
-        Value::from(tasks),
-        section["sparse_ps_job_1_3"]["pushpull_strict"]
-    );
+    let tasks: Vec<_> =
+        names.iter().map(|name| setter.variable(name, 4, &device("")).task()).collect();
+    assert_eq!(Value::from(tasks), section["sparse_ps_job_1_3"]["pushpull_strict"]);
     let variables = names.map(|name| VariableSpec::f32(name, [1]).expect("a variable"));
     let tasks = planned(&variables, &[1, 3], Strategy::RoundRobin);
-    assert_eq!(
-        Value::from(tasks),
-        section["sparse_ps_job_1_3"]["pushpull_strict"]
-    );
+    assert_eq!(Value::from(tasks), section["sparse_ps_job_1_3"]["pushpull_strict"]);
 }
 
 fn partitioner(kind: &str, params: &Value) -> Partitioner {
     let number = |name: &str| params.get(name).and_then(Value::as_u64);
     let shards = |name: &str| number(name).map(|shards| shards as u32);
     match kind {
-        "fixed" => Partitioner::Fixed {
-            shards: shards("num_shards").expect("a number"),
-        },
+        "fixed" => Partitioner::Fixed { shards: shards("num_shards").expect("a number") },
         "min" => Partitioner::MinSize {
             bytes_min: number("min_shard_bytes").unwrap_or(262_144),
             shards_max: shards("max_shards").unwrap_or(1),
@@ -293,23 +233,18 @@ fn partitioner_results() {
         let shape = Shape::new(numbers(&case[2])).expect("a shape");
         let element_bytes = case[3].as_u64().expect("a number");
         if element_bytes == DType::F32.size() as u64 {
-            let parts = partitioner
-                .parts_per_axis(&shape, DType::F32)
-                .expect("parts");
+            let parts = partitioner.parts_per_axis(&shape, DType::F32).expect("parts");
             assert_eq!(Value::from(parts), case[4], "{case}");
         }
         // One case has elements of 16 bytes, which only the rules themselves can be asked about.
         let (rows, row_bytes) = (shape.rows(), shape.row_elements() * element_bytes);
         let parts = match partitioner {
-            Partitioner::MinSize {
-                bytes_min,
-                shards_max,
-                strict,
-            } => min_size_parts(rows, row_bytes, bytes_min, shards_max, strict),
-            Partitioner::MaxSize {
-                bytes_max,
-                shards_max,
-            } => max_size_parts(rows, row_bytes, bytes_max, shards_max),
+            Partitioner::MinSize { bytes_min, shards_max, strict } => {
+                min_size_parts(rows, row_bytes, bytes_min, shards_max, strict)
+            }
+            Partitioner::MaxSize { bytes_max, shards_max } => {
+                max_size_parts(rows, row_bytes, bytes_max, shards_max)
+            }
             _ => continue,
         };
         assert_eq!(Some(parts), case[4][0].as_u64(), "{case}");

@@ -31,11 +31,7 @@ impl Dataset {
     pub(crate) fn digits() -> Dataset {
         let digits = smartcore::dataset::digits::load_dataset();
         Dataset {
-            features: digits
-                .data
-                .iter()
-                .map(|pixel| pixel / DIGITS_PIXEL_MAX)
-                .collect(),
+            features: digits.data.iter().map(|pixel| pixel / DIGITS_PIXEL_MAX).collect(),
             width: digits.num_features,
             labels: digits.target.iter().map(|&label| label as u8).collect(),
             classes: CLASSES,
@@ -75,10 +71,7 @@ impl Dataset {
                 held_out[row] = true;
             }
         }
-        Split {
-            train: self.select(|row| !held_out[row]),
-            test: self.select(|row| held_out[row]),
-        }
+        Split { train: self.select(|row| !held_out[row]), test: self.select(|row| held_out[row]) }
     }
 
     fn select(&self, chosen: impl Fn(usize) -> bool) -> Dataset {
@@ -124,16 +117,8 @@ impl Split {
     /// A [`DataError`] that names the file, the offset in the (unpacked) file and what was expected
     /// there. The files are not trusted: memory grows with the bytes that arrive, up to a limit.
     pub(crate) fn open(directory: &Path) -> Result<Split, DataError> {
-        let train = idx::load(
-            directory,
-            "train-images-idx3-ubyte",
-            "train-labels-idx1-ubyte",
-        )?;
-        let test = idx::load(
-            directory,
-            "t10k-images-idx3-ubyte",
-            "t10k-labels-idx1-ubyte",
-        )?;
+        let train = idx::load(directory, "train-images-idx3-ubyte", "train-labels-idx1-ubyte")?;
+        let test = idx::load(directory, "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")?;
         if train.width != test.width {
             return Err(DataError::WidthMismatch {
                 directory: directory.to_path_buf(),
@@ -154,10 +139,8 @@ fn quotas(sizes: &[usize], total: usize) -> Vec<usize> {
     }
     let total = total.min(all);
     let share = |size: usize| size as u128 * total as u128;
-    let mut quotas: Vec<usize> = sizes
-        .iter()
-        .map(|&size| (share(size) / all as u128) as usize)
-        .collect();
+    let mut quotas: Vec<usize> =
+        sizes.iter().map(|&size| (share(size) / all as u128) as usize).collect();
     let missing = total - quotas.iter().sum::<usize>();
     let mut groups: Vec<usize> = (0..sizes.len()).collect();
     // The sort is stable, so equal remainders stay in the order of the groups.
@@ -192,17 +175,9 @@ mod tests {
     #[test]
     fn the_digits_are_whole_and_scaled() {
         let digits = Dataset::digits();
-        assert_eq!(
-            (digits.rows(), digits.width, digits.classes),
-            (1797, 64, 10)
-        );
+        assert_eq!((digits.rows(), digits.width, digits.classes), (1797, 64, 10));
         assert_eq!(digits.features.len(), 1797 * 64);
-        assert!(
-            digits
-                .features
-                .iter()
-                .all(|pixel| (0.0..=1.0).contains(pixel))
-        );
+        assert!(digits.features.iter().all(|pixel| (0.0..=1.0).contains(pixel)));
         assert!(digits.features.contains(&1.0));
         assert_eq!(digits.labels[..10], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
     }

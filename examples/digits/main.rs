@@ -77,9 +77,7 @@ fn all_in_one(options: &Options) -> Result<(), Failure> {
 
 /// Runs one parameter server of a cluster.
 fn serve(options: &Options, task: TaskId, cluster: ClusterSpec) -> Result<(), Failure> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let address = cluster.task_address("ps", task.index)?;
         let listener = match options.insecure {

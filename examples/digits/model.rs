@@ -31,31 +31,14 @@ impl Mlp {
     /// A network for samples of `inputs` values, with `hidden` units and `classes` outputs.
     pub(crate) fn new(inputs: usize, hidden: usize, classes: usize) -> Mlp {
         let (activations, logits, hidden_gradients) = (Vec::new(), Vec::new(), Vec::new());
-        Mlp {
-            inputs,
-            hidden,
-            classes,
-            activations,
-            logits,
-            hidden_gradients,
-        }
+        Mlp { inputs, hidden, classes, activations, logits, hidden_gradients }
     }
 
     /// The shapes of the tensors, in the order of [`NAMES`]: `[inputs, hidden]`, `[hidden]`,
     /// `[hidden, classes]` and `[classes]`, stored row by row.
     pub(crate) fn shapes(&self) -> [Vec<usize>; 4] {
-        let Mlp {
-            inputs,
-            hidden,
-            classes,
-            ..
-        } = *self;
-        [
-            vec![inputs, hidden],
-            vec![hidden],
-            vec![hidden, classes],
-            vec![classes],
-        ]
+        let Mlp { inputs, hidden, classes, .. } = *self;
+        [vec![inputs, hidden], vec![hidden], vec![hidden, classes], vec![classes]]
     }
 
     /// Initial values in the order of [`NAMES`]: weights drawn uniformly within
@@ -65,9 +48,7 @@ impl Mlp {
         let weights = |index, inputs: usize, outputs: usize| {
             let limit = (6.0 / (inputs + outputs) as f32).sqrt();
             let mut random = SplitMix64::stream(seed, index);
-            (0..inputs * outputs)
-                .map(|_| random.symmetric(limit))
-                .collect()
+            (0..inputs * outputs).map(|_| random.symmetric(limit)).collect()
         };
         [
             weights(0, self.inputs, self.hidden),
@@ -130,10 +111,7 @@ impl Mlp {
         for (features, labels) in features.zip(dataset.labels.chunks(ROWS_AT_ONCE)) {
             self.forward(params, features, labels.len());
             let outputs = self.logits.chunks_exact(self.classes);
-            correct += outputs
-                .zip(labels)
-                .filter(|(logits, label)| wins(logits, **label))
-                .count();
+            correct += outputs.zip(labels).filter(|(logits, label)| wins(logits, **label)).count();
         }
         correct as f64 / dataset.rows().max(1) as f64
     }
@@ -153,12 +131,7 @@ impl Mlp {
         }
         fill_rows(&mut self.logits, rows, b2);
         let activations = Matrix::new(&self.activations, rows, self.hidden);
-        multiply(
-            activations,
-            Matrix::new(w2, self.hidden, self.classes),
-            1.0,
-            &mut self.logits,
-        );
+        multiply(activations, Matrix::new(w2, self.hidden, self.classes), 1.0, &mut self.logits);
     }
 
     /// The mean loss; `logits` become its derivatives by them.
@@ -207,10 +180,7 @@ fn sum_rows(matrix: &[f32], sum: &mut [f32]) {
 
 fn wins(logits: &[f32], label: u8) -> bool {
     let label = usize::from(label);
-    let others = logits
-        .iter()
-        .enumerate()
-        .filter(|(class, _)| *class != label);
+    let others = logits.iter().enumerate().filter(|(class, _)| *class != label);
     others.into_iter().all(|(_, logit)| *logit < logits[label])
 }
 
@@ -248,26 +218,16 @@ mod tests {
         let layer = |inputs: &[f64], weights: &[f64], biases: &[f64]| -> Vec<f64> {
             let sum = |output: usize| -> f64 {
                 let weights = weights.iter().skip(output).step_by(biases.len());
-                inputs
-                    .iter()
-                    .zip(weights)
-                    .map(|(input, weight)| input * weight)
-                    .sum()
+                inputs.iter().zip(weights).map(|(input, weight)| input * weight).sum()
             };
-            biases
-                .iter()
-                .enumerate()
-                .map(|(output, bias)| bias + sum(output))
-                .collect()
+            biases.iter().enumerate().map(|(output, bias)| bias + sum(output)).collect()
         };
         let mut loss = 0.0;
         let width = batch.features.len() / batch.rows();
         for (features, &label) in batch.features.chunks(width).zip(&batch.labels) {
             let features: Vec<f64> = features.iter().map(|&value| f64::from(value)).collect();
-            let hidden: Vec<f64> = layer(&features, w1, b1)
-                .into_iter()
-                .map(|sum| sum.max(0.0))
-                .collect();
+            let hidden: Vec<f64> =
+                layer(&features, w1, b1).into_iter().map(|sum| sum.max(0.0)).collect();
             let logits = layer(&hidden, w2, b2);
             let sum: f64 = logits.iter().map(|logit| logit.exp()).sum();
             loss += sum.ln() - logits[usize::from(label)];
@@ -289,16 +249,9 @@ mod tests {
 
         let mut wide = params.map(|tensor| tensor.into_iter().map(f64::from).collect::<Vec<_>>());
         let expected = reference_loss(&wide, &batch);
-        assert!(
-            (f64::from(loss) - expected).abs() < 1e-5,
-            "{loss} {expected}"
-        );
+        assert!((f64::from(loss) - expected).abs() < 1e-5, "{loss} {expected}");
         for tensor in 0..4 {
-            assert!(
-                gradients[tensor]
-                    .iter()
-                    .any(|gradient| gradient.abs() > 1e-3)
-            );
+            assert!(gradients[tensor].iter().any(|gradient| gradient.abs() > 1e-3));
             for index in 0..wide[tensor].len() {
                 let value = wide[tensor][index];
                 let mut loss_at = |value| {
@@ -339,10 +292,7 @@ mod tests {
         assert_eq!(gradients[3], [0.5, -1.0, 0.0, 0.5]);
 
         params[0][0] = f32::NAN;
-        assert!(
-            mlp.gradients(views(&params), &batch, views_mut(&mut gradients))
-                .is_nan()
-        );
+        assert!(mlp.gradients(views(&params), &batch, views_mut(&mut gradients)).is_nan());
         assert!(gradients[3][0].is_nan());
     }
 
@@ -369,13 +319,8 @@ mod tests {
         let [w1, b1, w2, b2] = mlp.initialize(1);
         for (weights, sides) in [(&w1, 96.0), (&w2, 42.0)] {
             let limit = (6.0f32 / sides).sqrt();
-            let greatest = weights
-                .iter()
-                .fold(0f32, |greatest, weight| greatest.max(weight.abs()));
-            assert!(
-                greatest <= limit && greatest > 0.9 * limit,
-                "{greatest} {limit}"
-            );
+            let greatest = weights.iter().fold(0f32, |greatest, weight| greatest.max(weight.abs()));
+            assert!(greatest <= limit && greatest > 0.9 * limit, "{greatest} {limit}");
         }
         assert!(b1.iter().chain(&b2).all(|&bias| bias == 0.0));
         assert_ne!(w1, mlp.initialize(2)[0]);

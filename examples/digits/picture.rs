@@ -22,22 +22,14 @@ pub(crate) fn curve(losses: &[(u64, f32)], width: usize, height: usize) -> Strin
         let means = column_means(&finite, (first, last), 2 * width);
         let scale = Scale::of(&means, 4 * height);
         frame(&mut picture, &draw(&means, &scale, width, height), &scale);
-        let name = if scale.logarithmic {
-            "log loss"
-        } else {
-            "loss"
-        };
+        let name = if scale.logarithmic { "log loss" } else { "loss" };
         let _ = writeln!(picture, "{name:>LABEL$} └{}", "─".repeat(width));
         steps(&mut picture, first, last, width);
     } else {
         picture.push_str("no losses to draw\n");
     }
     if left_out > 0 {
-        let _ = writeln!(
-            picture,
-            "{left_out} of {} losses were not finite",
-            losses.len()
-        );
+        let _ = writeln!(picture, "{left_out} of {} losses were not finite", losses.len());
     }
     picture
 }
@@ -55,13 +47,8 @@ fn column_means(
         *sum += loss;
         *count += 1;
     }
-    let filled = sums
-        .into_iter()
-        .enumerate()
-        .filter(|(_, (_, count))| *count > 0);
-    filled
-        .map(|(column, (sum, count))| (column, sum / f64::from(count)))
-        .collect()
+    let filled = sums.into_iter().enumerate().filter(|(_, (_, count))| *count > 0);
+    filled.map(|(column, (sum, count))| (column, sum / f64::from(count))).collect()
 }
 
 /// The vertical axis: which row of dots, counted from the top, a loss belongs to.
@@ -81,12 +68,7 @@ impl Scale {
         }
         // On a linear axis, all but the first steps of a training that goes well look the same.
         let logarithmic = least > 0.0 && greatest / least > LOGARITHMIC_FROM;
-        Scale {
-            greatest,
-            least,
-            logarithmic,
-            dots,
-        }
+        Scale { greatest, least, logarithmic, dots }
     }
 
     fn is_constant(&self) -> bool {
@@ -121,10 +103,8 @@ fn draw(means: &[(usize, f64)], scale: &Scale, width: usize, height: usize) -> V
     let mut dot = |column: usize, row: usize| {
         cells[row / 4 * width + column / 2] |= DOTS[row % 4][column % 2];
     };
-    let points: Vec<(usize, usize)> = means
-        .iter()
-        .map(|&(column, mean)| (column, scale.row(mean)))
-        .collect();
+    let points: Vec<(usize, usize)> =
+        means.iter().map(|&(column, mean)| (column, scale.row(mean))).collect();
     for &(column, row) in &points {
         dot(column, row);
     }
@@ -141,10 +121,7 @@ fn draw(means: &[(usize, f64)], scale: &Scale, width: usize, height: usize) -> V
         0 => ' ',
         _ => char::from_u32(0x2800 + u32::from(cell)).unwrap_or(' '),
     };
-    cells
-        .chunks(width)
-        .map(|line| line.iter().map(braille).collect())
-        .collect()
+    cells.chunks(width).map(|line| line.iter().map(braille).collect()).collect()
 }
 
 /// The lines with the vertical axis on their left.
@@ -176,11 +153,7 @@ fn label(loss: f64) -> String {
 /// The first and the last step below the horizontal axis.
 fn steps(picture: &mut String, first: u64, last: u64, width: usize) {
     let first = format!("step {first}");
-    let last = if first == format!("step {last}") {
-        String::new()
-    } else {
-        last.to_string()
-    };
+    let last = if first == format!("step {last}") { String::new() } else { last.to_string() };
     let room = width.saturating_sub(first.len()).max(last.len() + 1);
     let line = format!("{:LABEL$}  {first}{last:>room$}", "");
     let _ = writeln!(picture, "{}", line.trim_end());
@@ -209,12 +182,7 @@ mod tests {
     #[test]
     fn a_line_falls_from_corner_to_corner() {
         let losses: Vec<(u64, f32)> = (0..8).map(|step| (step, 7.0 - step as f32)).collect();
-        let expected = [
-            "   7.000 ┤⠑⢄",
-            "   0.000 ┤  ⠑⢄",
-            "    loss └────",
-            "          step 0 7",
-        ];
+        let expected = ["   7.000 ┤⠑⢄", "   0.000 ┤  ⠑⢄", "    loss └────", "          step 0 7"];
         assert_eq!(lines(&curve(&losses, 4, 2)), expected);
     }
 
@@ -234,9 +202,8 @@ mod tests {
 
     #[test]
     fn an_exponential_decay_is_straight_on_a_logarithmic_axis() {
-        let losses: Vec<(u64, f32)> = (0..12u8)
-            .map(|step| (step.into(), 0.1f32.powi(step.into())))
-            .collect();
+        let losses: Vec<(u64, f32)> =
+            (0..12u8).map(|step| (step.into(), 0.1f32.powi(step.into()))).collect();
         let expected = [
             "   1.000 ┤⠑⢄",
             "  3.2e-6 ┤  ⠑⢄",
@@ -251,10 +218,7 @@ mod tests {
     fn nothing_is_told_as_nothing() {
         assert_eq!(curve(&[], 40, 8), "no losses to draw\n");
         let picture = curve(&[(1, f32::NAN), (2, f32::INFINITY)], 40, 8);
-        assert_eq!(
-            picture,
-            "no losses to draw\n2 of 2 losses were not finite\n"
-        );
+        assert_eq!(picture, "no losses to draw\n2 of 2 losses were not finite\n");
     }
 
     #[test]
@@ -279,29 +243,14 @@ mod tests {
 
     #[test]
     fn values_that_are_not_finite_are_left_out_and_counted() {
-        let picture = curve(
-            &[(0, 2.0), (1, f32::NAN), (2, 1.0), (3, f32::NEG_INFINITY)],
-            20,
-            3,
-        );
-        assert!(
-            picture.ends_with("2 of 4 losses were not finite\n"),
-            "{picture}"
-        );
-        assert!(
-            picture.contains("   2.000 ┤") && picture.contains("   1.000 ┤"),
-            "{picture}"
-        );
+        let picture = curve(&[(0, 2.0), (1, f32::NAN), (2, 1.0), (3, f32::NEG_INFINITY)], 20, 3);
+        assert!(picture.ends_with("2 of 4 losses were not finite\n"), "{picture}");
+        assert!(picture.contains("   2.000 ┤") && picture.contains("   1.000 ┤"), "{picture}");
     }
 
     #[test]
     fn extremes_and_disorder_neither_panic_nor_leave_the_frame() {
-        let losses = [
-            (u64::MAX, f32::MAX),
-            (0, f32::MIN),
-            (9, f32::MIN_POSITIVE),
-            (9, -0.0),
-        ];
+        let losses = [(u64::MAX, f32::MAX), (0, f32::MIN), (9, f32::MIN_POSITIVE), (9, -0.0)];
         for side in [0, 1, 2, 7, usize::MAX] {
             let picture = curve(&losses, side, side);
             let height = side.clamp(2, SIDE_MAX);

@@ -24,11 +24,7 @@ impl Progress {
             ProgressBar::new(total)
                 .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
         });
-        Progress {
-            total,
-            bar,
-            tenth: AtomicU64::new(0),
-        }
+        Progress { total, bar, tenth: AtomicU64::new(0) }
     }
 
     /// Tells that the training has reached `step`, where the loss was `loss`. Without a terminal
@@ -67,19 +63,13 @@ mod tests {
     use super::*;
 
     fn plain(total: u64) -> Progress {
-        Progress {
-            total,
-            bar: None,
-            tenth: AtomicU64::new(0),
-        }
+        Progress { total, bar: None, tenth: AtomicU64::new(0) }
     }
 
     #[test]
     fn every_tenth_is_told_once() {
         let progress = plain(1000);
-        let lines: Vec<String> = (0..=1000)
-            .filter_map(|step| progress.line(step, 0.5))
-            .collect();
+        let lines: Vec<String> = (0..=1000).filter_map(|step| progress.line(step, 0.5)).collect();
         assert_eq!(lines.len(), 10);
         assert_eq!(lines[0], "step 100 of 1000, loss 0.5000");
         assert_eq!(lines[9], "step 1000 of 1000, loss 0.5000");
@@ -88,10 +78,7 @@ mod tests {
     #[test]
     fn steps_may_be_left_out_or_come_late() {
         let progress = plain(100);
-        assert_eq!(
-            progress.line(57, f32::NAN).unwrap(),
-            "step 57 of 100, loss NaN"
-        );
+        assert_eq!(progress.line(57, f32::NAN).unwrap(), "step 57 of 100, loss NaN");
         assert_eq!(progress.line(31, 1.0), None);
         assert!(progress.line(100, 1.0).is_some());
         assert_eq!(progress.line(5000, 1.0), None);
@@ -103,10 +90,7 @@ mod tests {
         assert_eq!(progress.line(0, 1.0), None);
         assert!(progress.line(u64::MAX, 1.0).is_some());
         let progress = plain(3);
-        assert_eq!(
-            (1..=3).filter_map(|step| progress.line(step, 1.0)).count(),
-            3
-        );
+        assert_eq!((1..=3).filter_map(|step| progress.line(step, 1.0)).count(), 3);
         progress.at(0, 1.0);
         progress.finish();
     }

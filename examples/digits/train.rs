@@ -33,9 +33,7 @@ pub(crate) fn run(
     split: &Split,
 ) -> Result<Option<Outcome>, Failure> {
     let config = WorkerConfig::new(cluster.clone(), task.clone())
-        .on_progress(Duration::from_secs(5), |silent| {
-            eprintln!("waiting for {silent}")
-        });
+        .on_progress(Duration::from_secs(5), |silent| eprintln!("waiting for {silent}"));
     let mut worker = Worker::connect(config.clone())?;
     let mut model = Mlp::new(split.train.width, options.hidden, split.train.classes);
     let mut params = worker.join(&variables(&model, options.seed)?, |_| ())?;
@@ -43,10 +41,7 @@ pub(crate) fn run(
     let workers = cluster.num_tasks("worker")?;
     worker.assign_add(ARRIVED, &[1_i64])?;
     wait_for_all(&config, workers)?;
-    let place = cluster
-        .task_indices("worker")?
-        .iter()
-        .position(|&index| index == task.index);
+    let place = cluster.task_indices("worker")?.iter().position(|&index| index == task.index);
     let place = place.ok_or("the cluster does not know this worker")?;
     let rows = split.train.rows();
     let mut batches = Batches::new(rows, place, workers, options.batch, options.seed)?;
@@ -76,11 +71,7 @@ pub(crate) fn run(
             let mut reader = Reader::connect(config)?;
             let steps = reader.pull(&mut params)?;
             let accuracy = model.accuracy(params.views(NAMES)?, &split.test);
-            Some(Outcome {
-                steps,
-                accuracy,
-                losses,
-            })
+            Some(Outcome { steps, accuracy, losses })
         }
     };
     worker.leave()?;
@@ -119,9 +110,7 @@ fn variables(model: &Mlp, seed: u64) -> Result<Vec<VariableSpec>, pushpull::Vari
                 2 => Initializer::GlorotUniform,
                 _ => Initializer::Zeros,
             };
-            Ok(VariableSpec::f32(name, extents)?
-                .initializer(initializer)
-                .seed(seed))
+            Ok(VariableSpec::f32(name, extents)?.initializer(initializer).seed(seed))
         })
         .chain([arrived])
         .collect()

@@ -77,11 +77,7 @@ fn read(stream: &[u8]) {
             Err(_) => return,
         };
         let again = encode_again(&header, &message);
-        assert_eq!(
-            again,
-            stream[at..at + again.len()],
-            "{message:?} has one encoding"
-        );
+        assert_eq!(again, stream[at..at + again.len()], "{message:?} has one encoding");
         at += again.len();
         if header.body_bytes > 0 {
             let skip = header.body_bytes > TAKEN_MAX || skips >> (frame % 64) & 1 == 1;
@@ -98,10 +94,7 @@ fn read(stream: &[u8]) {
                 }
             }
             let length = header.body_bytes as usize;
-            assert!(
-                skip || body == stream[at..at + length],
-                "the body is what was sent"
-            );
+            assert!(skip || body == stream[at..at + length], "the body is what was sent");
             at += length;
             catalogue(&body);
         }
@@ -119,15 +112,7 @@ fn encode_again(header: &Header, message: &Message) -> Vec<u8> {
     };
     let crc = (header.flags & header::FLAG_BODY_CRC != 0).then_some(header.body_crc);
     let mut bytes = Vec::new();
-    encode(
-        &mut bytes,
-        &envelope,
-        message,
-        BodyStamp {
-            bytes: header.body_bytes,
-            crc,
-        },
-    );
+    encode(&mut bytes, &envelope, message, BodyStamp { bytes: header.body_bytes, crc });
     bytes
 }
 
@@ -142,9 +127,7 @@ fn mend(bytes: &[u8]) -> Vec<u8> {
         let meta = usize::from(field(head, 8)).min(after.len());
         let (meta, after) = after.split_at_mut(meta);
         let flags = head[12] & header::FLAG_BODY_CRC as u8;
-        let limit = Message::body_limit(kind)
-            .unwrap_or(0)
-            .min(after.len() as u64) as usize;
+        let limit = Message::body_limit(kind).unwrap_or(0).min(after.len() as u64) as usize;
         let (body, after) = after.split_at_mut(usize::from(field(head, 16)).min(limit));
         head[..4].copy_from_slice(&header::MAGIC.to_le_bytes());
         head[4..6].fill(0);

@@ -42,9 +42,7 @@ fuzz_target!(|input: Input| {
             1 => NonFinite::Allow,
             _ => NonFinite::Reject,
         },
-        token_timeout: input
-            .token_timeout
-            .map(|ms| Duration::from_millis(20 * u64::from(ms))),
+        token_timeout: input.token_timeout.map(|ms| Duration::from_millis(20 * u64::from(ms))),
         lease: Duration::from_secs(1),
         inbox_pushes: if input.inbox_pushes { 2 } else { 1 },
         connections_max: 6,

@@ -151,18 +151,18 @@ impl Arena {
                 let mut options = OpenOptions::new();
                 options.read(true).write(true).create_new(true).mode(0o600);
                 let file = options.open(&path).map_err(|e| io_error("create", &path, e))?;
-                reserve(&file, bytes as u64).map_err(|e| io_error("reserve space for", &path, e))?;
-                MmapOptions::new()
-                    .len(bytes)
-                    .map_raw(&file)
-                    .map_err(|e| io_error("map", &path, e))
+                reserve(&file, bytes as u64)
+                    .map_err(|e| io_error("reserve space for", &path, e))?;
+                MmapOptions::new().len(bytes).map_raw(&file).map_err(|e| io_error("map", &path, e))
             }
         }
     }
 
     /// Forgets the file of a region that is no longer used.
     pub(crate) fn remove(&self, name: &str) -> Result<(), StorageError> {
-        let Arena::Folder(folder) = self else { return Ok(()) };
+        let Arena::Folder(folder) = self else {
+            return Ok(());
+        };
         let path = folder.path.join(name);
         match std::fs::remove_file(&path) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -370,7 +370,8 @@ mod tests {
 
         let open = root.path().join("open");
         std::fs::create_dir(&open).unwrap();
-        std::fs::set_permissions(&open, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+        std::fs::set_permissions(&open, std::os::unix::fs::PermissionsExt::from_mode(0o777))
+            .unwrap();
         assert!(matches!(StateDirectory::open(&open), Err(StorageError::Unsafe { .. })));
     }
 }

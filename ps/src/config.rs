@@ -207,9 +207,8 @@ impl PsConfig {
         if &*self.task.job != "ps" {
             return Err(StartError::NotPs { task: self.task.clone() });
         }
-        let setting = |setting, value: String, reason| {
-            Err(StartError::Setting { setting, value, reason })
-        };
+        let setting =
+            |setting, value: String, reason| Err(StartError::Setting { setting, value, reason });
         if !(1..=PsConfig::SHARDS_MAX).contains(&self.shards) {
             return setting("shards", self.shards.to_string(), "it must be 1 to 256");
         }

@@ -117,15 +117,7 @@ impl Door {
     pub fn connect(&mut self, hello: &Hello, header: &Header, remote: bool) -> u64 {
         let connection = self.next_connection;
         self.next_connection += 1;
-        self.shard.handle(
-            self.now,
-            Input::Connected {
-                connection,
-                hello,
-                header,
-                remote,
-            },
-        );
+        self.shard.handle(self.now, Input::Connected { connection, hello, header, remote });
         connection
     }
 
@@ -140,17 +132,9 @@ impl Door {
             return;
         }
         if header.body_bytes > 0 {
-            self.bodies
-                .insert(connection, (header.body_bytes as usize, 0));
+            self.bodies.insert(connection, (header.body_bytes as usize, 0));
         }
-        self.shard.handle(
-            self.now,
-            Input::Message {
-                connection,
-                header,
-                message,
-            },
-        );
+        self.shard.handle(self.now, Input::Message { connection, header, message });
     }
 
     /// Bytes of the body that is due come; how many of them were taken.
@@ -183,8 +167,7 @@ impl Door {
     pub fn disconnect(&mut self, connection: u64) {
         self.streams.retain(|(stream, _)| *stream != connection);
         self.bodies.remove(&connection);
-        self.shard
-            .handle(self.now, Input::Disconnected { connection });
+        self.shard.handle(self.now, Input::Disconnected { connection });
     }
 
     /// Time passes, and the shard is told so as often as it must be.
@@ -228,18 +211,8 @@ impl Door {
                 break;
             };
             match output {
-                Output::Send {
-                    connection,
-                    envelope,
-                    message,
-                    body,
-                } => {
-                    events.push(Event::Sent {
-                        connection,
-                        envelope,
-                        message,
-                        body: body.to_vec(),
-                    });
+                Output::Send { connection, envelope, message, body } => {
+                    events.push(Event::Sent { connection, envelope, message, body: body.to_vec() });
                 }
                 Output::Stream { connection, parts } => self.streams.push((connection, parts)),
                 Output::Close { connection } => {
@@ -267,11 +240,7 @@ impl Door {
                 parts.slices(range.clone(), &mut slices);
                 let mut bytes = Vec::new();
                 slices.iter().for_each(|slice| bytes.extend_from_slice(slice));
-                assert_eq!(
-                    bytes.len() as u64,
-                    range.end - range.start,
-                    "a part is whole"
-                );
+                assert_eq!(bytes.len() as u64, range.end - range.start, "a part is whole");
                 values.push((range.start, bytes));
             }
             sent.push((connection, values));

@@ -201,7 +201,8 @@ impl Store {
                 continue;
             }
             for partition in self.layout.partitions() {
-                let range = partition.offset as usize..(partition.offset + partition.bytes) as usize;
+                let range =
+                    partition.offset as usize..(partition.offset + partition.bytes) as usize;
                 let bytes = &mut region.bytes_mut()[range];
                 match partition.dtype {
                     DType::F32 => bytemuck::cast_slice_mut(bytes).fill(spec.initial as f32),

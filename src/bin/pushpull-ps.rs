@@ -101,9 +101,7 @@ const EXIT_SERVING: u8 = 1;
 
 fn main() -> ExitCode {
     let options = Options::parse();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = match runtime {
         Ok(runtime) => runtime,
         Err(error) => return complain(EXIT_CONFIGURATION, &error),
@@ -184,10 +182,7 @@ fn config(options: &Options, cluster: ClusterSpec) -> PsConfig {
     config = config
         .shards(options.shards)
         .storage(match &options.state_dir {
-            Some(state) => Storage::Directory {
-                state: state.clone(),
-                bytes_max,
-            },
+            Some(state) => Storage::Directory { state: state.clone(), bytes_max },
             None => Storage::Memory { bytes_max },
         })
         .lease(Duration::from_millis(options.lease_ms))

@@ -39,18 +39,10 @@ fn a_server_must_be_a_ps_task_of_its_cluster() {
     let start = |task| {
         let listener = listen();
         let cluster = spec([listener.address()], 1);
-        listener
-            .start(PsConfig::new(cluster, task, Sgd::new(1.0)))
-            .unwrap_err()
+        listener.start(PsConfig::new(cluster, task, Sgd::new(1.0))).unwrap_err()
     };
-    assert!(matches!(
-        start(TaskId::ps(1)),
-        StartError::UnknownTask { .. }
-    ));
-    assert!(matches!(
-        start(TaskId::new("gateway", 0)),
-        StartError::UnknownTask { .. }
-    ));
+    assert!(matches!(start(TaskId::ps(1)), StartError::UnknownTask { .. }));
+    assert!(matches!(start(TaskId::new("gateway", 0)), StartError::UnknownTask { .. }));
     assert!(matches!(start(TaskId::worker(0)), StartError::NotPs { .. }));
     let refused = |configure: fn(PsConfig) -> PsConfig| {
         let listener = listen();
@@ -64,21 +56,12 @@ fn a_server_must_be_a_ps_task_of_its_cluster() {
     let listener = listen();
     let cluster = spec([listener.address()], 1);
     let config = PsConfig::new(cluster, TaskId::ps(0), Adam::new(f64::NAN));
-    assert!(
-        listener
-            .start(config)
-            .unwrap_err()
-            .to_string()
-            .contains("learning_rate")
-    );
+    assert!(listener.start(config).unwrap_err().to_string().contains("learning_rate"));
 }
 
 #[test]
 fn holes_and_doubles_in_a_cluster_are_refused() {
-    let error = ClusterSpec::builder()
-        .job("ps", ["a:1", "a:1"])
-        .build()
-        .unwrap_err();
+    let error = ClusterSpec::builder().job("ps", ["a:1", "a:1"]).build().unwrap_err();
     assert!(error.to_string().contains("a:1"), "{error}");
     let sparse = ClusterSpec::builder()
         .sparse_job("ps", [(1, "127.0.0.1:1"), (3, "127.0.0.1:2")])
@@ -94,28 +77,15 @@ fn holes_and_doubles_in_a_cluster_are_refused() {
 #[test]
 fn a_peer_of_another_cluster_is_told_what_differs() {
     let cluster = Cluster::sgd(1, |config| config);
-    let other = spec(
-        [cluster.handle().address().to_owned(), "127.0.0.1:9".into()],
-        1,
-    );
+    let other = spec([cluster.handle().address().to_owned(), "127.0.0.1:9".into()], 1);
     let error = Worker::connect(WorkerConfig::new(other, TaskId::worker(0))).unwrap_err();
     let pushpull::ConnectError::Session(Error::Refused { refusal, .. }) = &error else {
         panic!("{error}")
     };
-    let Refusal::Identity {
-        field,
-        server,
-        client,
-        server_hash,
-        client_hash,
-    } = refusal
-    else {
+    let Refusal::Identity { field, server, client, server_hash, client_hash } = refusal else {
         panic!("{error}")
     };
-    assert_eq!(
-        (field.as_str(), server.as_str(), client.as_str()),
-        ("ps", "0", "0,1")
-    );
+    assert_eq!((field.as_str(), server.as_str(), client.as_str()), ("ps", "0", "0,1"));
     assert_ne!(server_hash, client_hash);
     cluster.stop();
 }
@@ -125,20 +95,11 @@ fn servers_with_different_optimizers_are_found_out() {
     let listeners = [listen(), listen()];
     let cluster = spec(listeners.iter().map(|listener| listener.address()), 1);
     let [first, second] = listeners;
-    let first = first
-        .start(PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(1.0)))
-        .unwrap();
-    let second = second
-        .start(PsConfig::new(
-            cluster.clone(),
-            TaskId::ps(1),
-            Adam::default(),
-        ))
-        .unwrap();
+    let first = first.start(PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(1.0))).unwrap();
+    let second =
+        second.start(PsConfig::new(cluster.clone(), TaskId::ps(1), Adam::default())).unwrap();
     let mut worker = Worker::connect(WorkerConfig::new(cluster, TaskId::worker(0))).unwrap();
-    let error = worker
-        .join(&[vector("a", 1), vector("b", 1)], |_| ())
-        .unwrap_err();
+    let error = worker.join(&[vector("a", 1), vector("b", 1)], |_| ()).unwrap_err();
     match error {
         JoinError::Session(Error::Identity {
             field,
@@ -161,14 +122,9 @@ fn servers_with_different_optimizers_are_found_out() {
 fn a_worker_with_other_variables_is_told_the_first_difference() {
     let cluster = Cluster::sgd(2, |config| config);
     let mut chief = cluster.worker(0);
-    chief
-        .join(&[vector("w", 3), vector("b", 4)], |_| ())
-        .unwrap();
+    chief.join(&[vector("w", 3), vector("b", 4)], |_| ()).unwrap();
     let cases: [(Vec<VariableSpec>, &[&str]); 3] = [
-        (
-            vec![vector("w", 3), vector("b", 5)],
-            &["\"b\"", "[5]", "[4]"],
-        ),
+        (vec![vector("w", 3), vector("b", 5)], &["\"b\"", "[5]", "[4]"]),
         (vec![vector("w", 3)], &["\"b\""]),
         (
             vec![VariableSpec::new("w", DType::F64, Shape::new([3]).unwrap()).unwrap()],
@@ -191,51 +147,28 @@ fn a_worker_with_other_variables_is_told_the_first_difference() {
 fn variables_are_checked_by_name_type_and_shape() {
     let cluster = Cluster::sgd(1, |config| config);
     let mut worker = cluster.worker(0);
-    assert_eq!(
-        worker.token().unwrap_err(),
-        Error::NotJoined {
-            doing: "take a token"
-        }
-    );
-    let error = worker
-        .join(&[vector("w", 3), vector("w", 3)], |_| ())
-        .unwrap_err();
+    assert_eq!(worker.token().unwrap_err(), Error::NotJoined { doing: "take a token" });
+    let error = worker.join(&[vector("w", 3), vector("w", 3)], |_| ()).unwrap_err();
     assert!(error.to_string().contains("\"w\""), "{error}");
     let wrong = worker.join(&[vector("w", 3)], |initial| {
         initial.set("w", &[1.0_f32; 4]);
     });
     let error = wrong.unwrap_err().to_string();
-    assert!(
-        error.contains("4 elements") && error.contains("[3]"),
-        "{error}"
-    );
+    assert!(error.contains("4 elements") && error.contains("[3]"), "{error}");
 
     let count = VariableSpec::new("count", DType::I64, Shape::scalar()).unwrap();
     let params = worker.join(&[vector("w", 3), count], |_| ()).unwrap();
     let unknown = ViewError::Unknown { name: "x".into() };
     assert_eq!(params.view::<f32>("x").unwrap_err(), unknown);
-    let wrong = ViewError::Type {
-        name: "w".into(),
-        asked: DType::F64,
-        dtype: DType::F32,
-    };
+    let wrong = ViewError::Type { name: "w".into(), asked: DType::F64, dtype: DType::F32 };
     assert_eq!(params.view::<f64>("w").unwrap_err(), wrong);
     let mut gradients = worker.gradients();
-    let plain = ViewError::Plain {
-        name: "count".into(),
-    };
+    let plain = ViewError::Plain { name: "count".into() };
     assert_eq!(gradients.view_mut::<i64>("count").unwrap_err(), plain);
     let twice = gradients.views_mut::<f32, 2>(["w", "w"]).unwrap_err();
     assert_eq!(twice, ViewError::Twice { name: "w".into() });
-    let length = ViewError::Length {
-        name: "w".into(),
-        elements: 2,
-        shape: "[3]".into(),
-    };
-    assert_eq!(
-        worker.assign("w", &[1.0_f32; 2]).unwrap_err(),
-        Error::View(length)
-    );
+    let length = ViewError::Length { name: "w".into(), elements: 2, shape: "[3]".into() };
+    assert_eq!(worker.assign("w", &[1.0_f32; 2]).unwrap_err(), Error::View(length));
     cluster.stop();
 }
 
@@ -258,11 +191,7 @@ fn non_finite_gradients_are_refused_counted_or_let_through() {
     };
     let (result, metrics) = push(NonFinite::Reject);
     match result {
-        Err(Error::NonFinite {
-            variable,
-            element,
-            value,
-        }) => {
+        Err(Error::NonFinite { variable, element, value }) => {
             assert_eq!((variable.as_str(), element), ("w", 4321));
             assert!(value.is_nan());
         }
@@ -279,17 +208,11 @@ fn non_finite_gradients_are_refused_counted_or_let_through() {
 
 #[test]
 fn a_join_that_does_not_fit_names_need_and_limit() {
-    let cluster = Cluster::sgd(1, |config| {
-        config.storage(Storage::Memory { bytes_max: 1 << 20 })
-    });
+    let cluster = Cluster::sgd(1, |config| config.storage(Storage::Memory { bytes_max: 1 << 20 }));
     let mut worker = cluster.worker(0);
     let error = worker.join(&[vector("w", 1 << 20)], |_| ()).unwrap_err();
-    let JoinError::Session(Error::Refused { refusal, .. }) = &error else {
-        panic!("{error}")
-    };
-    let Refusal::DoesNotFit { need, limit } = refusal else {
-        panic!("{error}")
-    };
+    let JoinError::Session(Error::Refused { refusal, .. }) = &error else { panic!("{error}") };
+    let Refusal::DoesNotFit { need, limit } = refusal else { panic!("{error}") };
     assert!(*need > 4 << 20 && *limit == 1 << 20, "{error}");
     // A smaller one does.
     worker.join(&[vector("w", 1 << 10)], |_| ()).unwrap();
@@ -304,25 +227,17 @@ fn an_occupied_state_directory_is_not_overwritten() {
     std::fs::write(state.join("shard-0/values"), b"precious").unwrap();
     let listener = listen();
     let cluster = spec([listener.address()], 1);
-    let storage = Storage::Directory {
-        state: state.clone(),
-        bytes_max: 1 << 20,
-    };
+    let storage = Storage::Directory { state: state.clone(), bytes_max: 1 << 20 };
     let config = PsConfig::new(cluster, TaskId::ps(0), Sgd::new(1.0)).storage(storage);
     let error = listener.start(config).unwrap_err().to_string();
     assert!(error.contains("shard-0"), "{error}");
-    assert_eq!(
-        std::fs::read(state.join("shard-0/values")).unwrap(),
-        b"precious"
-    );
+    assert_eq!(std::fs::read(state.join("shard-0/values")).unwrap(), b"precious");
 }
 
 #[test]
 fn a_reader_waits_for_values_only_until_its_deadline() {
     let cluster = Cluster::sgd(1, |config| config);
-    let config = cluster
-        .config(0)
-        .connect_timeout(Duration::from_millis(300));
+    let config = cluster.config(0).connect_timeout(Duration::from_millis(300));
     let error = Reader::connect(config).unwrap_err().to_string();
     assert!(error.contains("initialize"), "{error}");
     cluster.stop();
@@ -330,9 +245,7 @@ fn a_reader_waits_for_values_only_until_its_deadline() {
 
 #[test]
 fn peers_that_do_not_say_hello_in_time_are_cut_off() {
-    let cluster = Cluster::sgd(1, |config| {
-        config.handshake_timeout(Duration::from_millis(300))
-    });
+    let cluster = Cluster::sgd(1, |config| config.handshake_timeout(Duration::from_millis(300)));
     let address = cluster.handle().address().to_owned();
     // One says nothing; one sends a byte of a good hello now and then.
     let mut silent = TcpStream::connect(&address).unwrap();
@@ -348,11 +261,7 @@ fn peers_that_do_not_say_hello_in_time_are_cut_off() {
         }
     });
     silent.set_read_timeout(Some(LONG)).unwrap();
-    assert_eq!(
-        silent.read(&mut [0; 16]).unwrap(),
-        0,
-        "closed without a word"
-    );
+    assert_eq!(silent.read(&mut [0; 16]).unwrap(), 0, "closed without a word");
     drip.join().unwrap();
     let mut worker = cluster.worker(0);
     worker.join(&[vector("w", 1)], |_| ()).unwrap();

@@ -13,10 +13,7 @@ pub(crate) const LONG: Duration = Duration::from_secs(60);
 
 /// Runs a future to its end on this thread.
 pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(future)
 }
 
@@ -45,10 +42,7 @@ impl Cluster {
             let config = PsConfig::new(spec.clone(), task, optimizer.clone());
             listener.start(configure(config)).unwrap()
         });
-        Cluster {
-            servers: servers.collect(),
-            spec,
-        }
+        Cluster { servers: servers.collect(), spec }
     }
 
     /// One ps task with plain gradient descent at rate 1.
@@ -83,20 +77,14 @@ impl Cluster {
 pub(crate) fn wait_for_end(server: Ps) -> Result<(), ServeError> {
     block_on(async {
         let serve = server.serve(std::future::pending());
-        tokio::time::timeout(LONG, serve)
-            .await
-            .expect("the server ends")
+        tokio::time::timeout(LONG, serve).await.expect("the server ends")
     })
 }
 
 pub(crate) fn spec(ps: impl IntoIterator<Item = String>, workers: usize) -> ClusterSpec {
     // Nobody connects to a worker; its address is its name.
     let workers = (0..workers).map(|index| format!("127.0.0.1:{}", index + 1));
-    ClusterSpec::builder()
-        .job("ps", ps)
-        .job("worker", workers)
-        .build()
-        .unwrap()
+    ClusterSpec::builder().job("ps", ps).job("worker", workers).build().unwrap()
 }
 
 /// One variable of `elements` zeros.

@@ -16,10 +16,7 @@ fn push_ones(config: WorkerConfig, elements: u64) -> u64 {
         worker.pull(&token, &mut params).unwrap();
         let mut gradients = worker.gradients();
         gradients.view_mut::<f32>("w").unwrap().fill(1.0);
-        assert!(matches!(
-            worker.push(token, gradients).unwrap(),
-            Push::Applied { .. }
-        ));
+        assert!(matches!(worker.push(token, gradients).unwrap(), Push::Applied { .. }));
         pushed += 1;
     }
     worker.leave().unwrap();
@@ -35,10 +32,7 @@ fn sum_of_ones(cluster: &Cluster, workers: u32, elements: u64, last_step: u64) -
                 scope.spawn(move || push_ones(config, elements))
             })
             .collect();
-        workers
-            .into_iter()
-            .map(|worker| worker.join().unwrap())
-            .sum()
+        workers.into_iter().map(|worker| worker.join().unwrap()).sum()
     });
     assert_eq!(pushed, last_step);
     assert_eq!(cluster.handle().metrics().global_step, last_step);
@@ -46,27 +40,21 @@ fn sum_of_ones(cluster: &Cluster, workers: u32, elements: u64, last_step: u64) -
     let mut params = reader.params();
     assert_eq!(reader.pull(&mut params).unwrap(), last_step);
     let values = params.view::<f32>("w").unwrap();
-    assert!(
-        values.iter().all(|value| *value == values[0]),
-        "torn: {values:?}"
-    );
+    assert!(values.iter().all(|value| *value == values[0]), "torn: {values:?}");
     values[0]
 }
 
 #[test]
 fn two_workers_times_a_thousand_pushes_are_exact() {
-    let cluster = Cluster::start(1, 2, Sgd::new(2.0_f64.powi(-10)), |config| {
-        config.last_step(2000)
-    });
+    let cluster =
+        Cluster::start(1, 2, Sgd::new(2.0_f64.powi(-10)), |config| config.last_step(2000));
     assert_eq!(sum_of_ones(&cluster, 2, 1, 2000), -1.953125);
     cluster.stop();
 }
 
 #[test]
 fn the_last_step_is_exact_over_several_shards_and_tasks() {
-    let cluster = Cluster::start(2, 5, Sgd::new(1.0), |config| {
-        config.shards(2).last_step(503)
-    });
+    let cluster = Cluster::start(2, 5, Sgd::new(1.0), |config| config.shards(2).last_step(503));
     // 300,000 elements are two parts of a megabyte.
     assert_eq!(sum_of_ones(&cluster, 5, 300_000, 503), -503.0);
     cluster.stop();
@@ -81,10 +69,7 @@ fn twenty_five_clusters_of_eight_clients_in_one_process() {
                     let last_step = 80 + index;
                     let cluster =
                         Cluster::start(1, 8, Sgd::new(1.0), |config| config.last_step(last_step));
-                    assert_eq!(
-                        sum_of_ones(&cluster, 8, 100, last_step),
-                        -(last_step as f32)
-                    );
+                    assert_eq!(sum_of_ones(&cluster, 8, 100, last_step), -(last_step as f32));
                     cluster.stop();
                 })
             })

@@ -27,14 +27,9 @@ fn serve_returns_after_stop_and_after_its_shutdown_future() {
 fn a_server_ends_once_all_workers_have_left() {
     let grace = Duration::from_millis(50);
     let cluster = Cluster::start(2, 2, Sgd::new(1.0), |config| {
-        config
-            .shards(2)
-            .exit_when_done(grace)
-            .lease(Duration::from_secs(60))
+        config.shards(2).exit_when_done(grace).lease(Duration::from_secs(60))
     });
-    let variables: Vec<_> = (0..6)
-        .map(|index| vector(&format!("v{index}"), 4))
-        .collect();
+    let variables: Vec<_> = (0..6).map(|index| vector(&format!("v{index}"), 4)).collect();
     let (mut a, mut b) = (cluster.worker(0), cluster.worker(1));
     a.join(&variables, |_| ()).unwrap();
     b.join(&variables, |_| ()).unwrap();
@@ -48,9 +43,7 @@ fn a_server_ends_once_all_workers_have_left() {
 #[test]
 fn a_server_ends_once_a_silent_worker_has_lost_its_lease() {
     let cluster = Cluster::sgd(2, |config| {
-        config
-            .exit_when_done(Duration::from_millis(50))
-            .lease(Duration::from_millis(300))
+        config.exit_when_done(Duration::from_millis(50)).lease(Duration::from_millis(300))
     });
     let handle = cluster.handle();
     let (mut a, mut b) = (cluster.worker(0), cluster.worker(1));
@@ -67,9 +60,7 @@ fn a_server_ends_once_a_silent_worker_has_lost_its_lease() {
 
 #[test]
 fn the_tokens_of_a_lost_worker_are_pushed_by_others() {
-    let cluster = Cluster::sgd(2, |config| {
-        config.last_step(2).lease(Duration::from_millis(300))
-    });
+    let cluster = Cluster::sgd(2, |config| config.last_step(2).lease(Duration::from_millis(300)));
     let (mut a, mut b) = (cluster.worker(0), cluster.worker(1));
     a.join(&[vector("w", 1)], |_| ()).unwrap();
     b.join(&[vector("w", 1)], |_| ()).unwrap();
@@ -102,9 +93,7 @@ fn a_worker_waits_for_servers_that_are_not_up_yet() {
     );
     let worker = thread::spawn(move || {
         let mut worker = Worker::connect(config).unwrap();
-        worker
-            .join(&[vector("a", 1), vector("b", 1)], |_| ())
-            .unwrap();
+        worker.join(&[vector("a", 1), vector("b", 1)], |_| ()).unwrap();
     });
     while heard.lock().unwrap().is_empty() {
         thread::yield_now();
@@ -132,32 +121,21 @@ fn the_deadline_names_the_silent_tasks_and_their_last_errors() {
         WorkerConfig::new(cluster, TaskId::worker(0)).connect_timeout(Duration::from_millis(300));
     let start = Instant::now();
     let mut worker = Worker::connect(config).unwrap();
-    let error = worker
-        .join(&[vector("a", 1), vector("b", 1)], |_| ())
-        .unwrap_err();
+    let error = worker.join(&[vector("a", 1), vector("b", 1)], |_| ()).unwrap_err();
     assert!(start.elapsed() >= Duration::from_millis(300));
     let pushpull::JoinError::Session(Error::Timeout { awaited, .. }) = &error else {
         panic!("{error}")
     };
     assert_eq!(awaited.0.len(), 1, "{error}");
-    assert_eq!(
-        (awaited.0[0].shard.task, &awaited.0[0].address),
-        (1, &address)
-    );
+    assert_eq!((awaited.0[0].shard.task, &awaited.0[0].address), (1, &address));
     assert!(awaited.0[0].last.contains("refused"), "{error}");
 }
 
 #[test]
 fn a_cluster_without_servers_is_refused_at_once() {
-    let cluster = pushpull::ClusterSpec::builder()
-        .job("worker", ["a:1"])
-        .build()
-        .unwrap();
+    let cluster = pushpull::ClusterSpec::builder().job("worker", ["a:1"]).build().unwrap();
     let config = WorkerConfig::new(cluster.clone(), TaskId::worker(0));
-    assert!(matches!(
-        Worker::connect(config),
-        Err(ConnectError::NoPs { .. })
-    ));
+    assert!(matches!(Worker::connect(config), Err(ConnectError::NoPs { .. })));
     let config = WorkerConfig::new(cluster, TaskId::worker(7));
     let error = Worker::connect(config).unwrap_err().to_string();
     assert!(error.contains("task:7"), "{error}");
@@ -170,9 +148,7 @@ fn a_restarted_worker_takes_over_and_its_older_self_is_fenced() {
     old.join(&[vector("w", 1)], |_| ()).unwrap();
     let token = old.token().unwrap().unwrap();
     let mut new = cluster.worker(0);
-    let mut params = new
-        .join(&[vector("w", 1)], |_| panic!("it is initialized"))
-        .unwrap();
+    let mut params = new.join(&[vector("w", 1)], |_| panic!("it is initialized")).unwrap();
     let mut gradients = old.gradients();
     gradients.view_mut::<f32>("w").unwrap().fill(1.0);
     assert_eq!(old.push(token, gradients), Err(Error::Fenced));

@@ -49,11 +49,7 @@ impl Proxy {
                 }
             }
         });
-        Proxy {
-            address,
-            shared,
-            accepting: Some(accepting),
-        }
+        Proxy { address, shared, accepting: Some(accepting) }
     }
 
     /// How many connections have been cut.
@@ -90,9 +86,7 @@ impl Drop for Proxy {
 
 impl Shared {
     fn next_random(&self) -> u64 {
-        let mut mixed = self
-            .random
-            .fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
+        let mut mixed = self.random.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         mixed ^ (mixed >> 31)
@@ -102,10 +96,7 @@ impl Shared {
         for stream in [&client, &server] {
             stream.set_nodelay(true).unwrap();
         }
-        let pairs = [
-            (client.try_clone().unwrap(), server.try_clone().unwrap()),
-            (server, client),
-        ];
+        let pairs = [(client.try_clone().unwrap(), server.try_clone().unwrap()), (server, client)];
         for (from, to) in pairs {
             let shared = self.clone();
             std::thread::spawn(move || shared.pump(from, to));
@@ -115,11 +106,7 @@ impl Shared {
     /// Forwards one direction; at the end both are closed.
     fn pump(&self, mut from: TcpStream, mut to: TcpStream) {
         let mean = self.cut_after.load(Ordering::Relaxed);
-        let mut left = if mean == 0 {
-            u64::MAX
-        } else {
-            self.next_random() % (2 * mean)
-        };
+        let mut left = if mean == 0 { u64::MAX } else { self.next_random() % (2 * mean) };
         let mut buffer = vec![0; 16 << 10];
         while let Ok(count @ 1..) = from.read(&mut buffer) {
             while self.held.load(Ordering::SeqCst) {

@@ -15,12 +15,7 @@ fn push_through_cuts(seed: u64, elements: u64, cut_after: u64, last_step: u64) -
     let listeners = [listen(), listen()];
     // The cluster's addresses are the proxies'.
     let doors = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
-    let cluster = spec(
-        doors
-            .iter()
-            .map(|door| door.local_addr().unwrap().to_string()),
-        2,
-    );
+    let cluster = spec(doors.iter().map(|door| door.local_addr().unwrap().to_string()), 2);
     let proxies: Vec<Proxy> = doors
         .into_iter()
         .zip(&listeners)
@@ -65,10 +60,7 @@ fn push_through_cuts(seed: u64, elements: u64, cut_after: u64, last_step: u64) -
                 })
             })
             .collect();
-        workers
-            .into_iter()
-            .map(|worker| worker.join().unwrap())
-            .sum()
+        workers.into_iter().map(|worker| worker.join().unwrap()).sum()
     });
     let cuts = proxies.iter().map(Proxy::cuts).sum();
     proxies.iter().for_each(Proxy::heal);
@@ -78,35 +70,23 @@ fn push_through_cuts(seed: u64, elements: u64, cut_after: u64, last_step: u64) -
     assert_eq!(pushed, last_step, "seed {seed}");
     for name in ["a", "b"] {
         let values = params.view::<f32>(name).unwrap();
-        assert!(
-            values.iter().all(|v| *v == -(last_step as f32)),
-            "seed {seed}: {:?}",
-            values[0]
-        );
+        assert!(values.iter().all(|v| *v == -(last_step as f32)), "seed {seed}: {:?}", values[0]);
     }
-    assert_eq!(
-        params.view::<i64>("count").unwrap(),
-        [last_step as i64],
-        "seed {seed}"
-    );
+    assert_eq!(params.view::<i64>("count").unwrap(), [last_step as i64], "seed {seed}");
     drop(servers);
     cuts
 }
 
 #[test]
 fn small_pushes_count_once_through_cut_connections() {
-    let cuts: u64 = (0..4)
-        .map(|seed| push_through_cuts(seed, 10, 1500, 60))
-        .sum();
+    let cuts: u64 = (0..4).map(|seed| push_through_cuts(seed, 10, 1500, 60)).sum();
     println!("{cuts} connections were cut");
     assert!(cuts > 50, "only {cuts} cuts");
 }
 
 #[test]
 fn large_pushes_count_once_through_cut_connections() {
-    let cuts: u64 = (0..2)
-        .map(|seed| push_through_cuts(seed, 500_000, 6_000_000, 20))
-        .sum();
+    let cuts: u64 = (0..2).map(|seed| push_through_cuts(seed, 500_000, 6_000_000, 20)).sum();
     println!("{cuts} connections were cut");
     assert!(cuts > 10, "only {cuts} cuts");
 }
@@ -128,14 +108,7 @@ fn a_push_that_times_out_goes_on_and_can_be_asked_about() {
     gradients.view_mut::<f32>("w").unwrap().fill(1.0);
     proxy.hold();
     let error = worker.push(token, gradients).unwrap_err();
-    let Error::Timeout {
-        sequence: Some(sequence),
-        awaited,
-        ..
-    } = error
-    else {
-        panic!("{error}")
-    };
+    let Error::Timeout { sequence: Some(sequence), awaited, .. } = error else { panic!("{error}") };
     assert_eq!(awaited.0.len(), 1);
     assert_eq!(worker.outcome(sequence).unwrap(), None, "under way");
     proxy.release();
@@ -145,10 +118,7 @@ fn a_push_that_times_out_goes_on_and_can_be_asked_about() {
             other => break other,
         }
     };
-    let applied = Push::Applied {
-        step: 1,
-        staleness: 0,
-    };
+    let applied = Push::Applied { step: 1, staleness: 0 };
     assert_eq!(resumed, Ok(applied));
     assert_eq!(worker.outcome(sequence).unwrap(), Some(applied));
     assert_eq!(server.handle().metrics().global_step, 1);

@@ -18,26 +18,15 @@ fn asynchronous_updates_overtake_each_other() {
         initial.set("w", &[1.0_f32]);
     };
     let mut params_a = a.join(&variables, fill).unwrap();
-    let mut params_b = b
-        .join(&variables, |_| panic!("only the chief fills"))
-        .unwrap();
+    let mut params_b = b.join(&variables, |_| panic!("only the chief fills")).unwrap();
     let (token_a, token_b) = (a.token().unwrap().unwrap(), b.token().unwrap().unwrap());
-    assert_eq!(
-        a.pull(&token_a, &mut params_a).unwrap(),
-        Pulled::Pulled { step: 0 }
-    );
+    assert_eq!(a.pull(&token_a, &mut params_a).unwrap(), Pulled::Pulled { step: 0 });
     b.pull(&token_b, &mut params_b).unwrap();
     let mut staleness = Vec::new();
     for (worker, token, params) in [(&mut a, token_a, &params_a), (&mut b, token_b, &params_b)] {
         let mut gradients = worker.gradients();
-        gradients
-            .view_mut("w")
-            .unwrap()
-            .copy_from_slice(params.view::<f32>("w").unwrap());
-        let Push::Applied {
-            step,
-            staleness: behind,
-        } = worker.push(token, gradients).unwrap()
+        gradients.view_mut("w").unwrap().copy_from_slice(params.view::<f32>("w").unwrap());
+        let Push::Applied { step, staleness: behind } = worker.push(token, gradients).unwrap()
         else {
             panic!("not applied")
         };
@@ -53,10 +42,7 @@ fn asynchronous_updates_overtake_each_other() {
 #[test]
 fn initial_values_do_not_depend_on_the_layout() {
     let variables = || {
-        let normal = Initializer::Normal {
-            mean: 0.0,
-            stddev: 1.0,
-        };
+        let normal = Initializer::Normal { mean: 0.0, stddev: 1.0 };
         let parts = Partitioner::Fixed { shards: 5 };
         vec![
             VariableSpec::f32("w", [97, 33])
@@ -94,9 +80,8 @@ fn initial_values_do_not_depend_on_the_layout() {
 fn a_partitioned_variable_is_pushed_and_pulled_whole() {
     let cluster = Cluster::start(2, 1, Sgd::new(1.0), |config| config.shards(2));
     let mut worker = cluster.worker(0);
-    let spec = VariableSpec::f32("w", [11, 3])
-        .unwrap()
-        .partitioner(Partitioner::Fixed { shards: 4 });
+    let spec =
+        VariableSpec::f32("w", [11, 3]).unwrap().partitioner(Partitioner::Fixed { shards: 4 });
     let mut params = worker.join(&[vector("b", 5), spec], |_| ()).unwrap();
     let token = worker.token().unwrap().unwrap();
     let mut gradients = worker.gradients();
@@ -118,9 +103,7 @@ fn a_partitioned_variable_is_pushed_and_pulled_whole() {
 fn variables_that_were_not_viewed_are_left_out() {
     let cluster = Cluster::sgd(1, |config| config);
     let mut worker = cluster.worker(0);
-    let mut params = worker
-        .join(&[vector("a", 3), vector("b", 3)], |_| ())
-        .unwrap();
+    let mut params = worker.join(&[vector("a", 3), vector("b", 3)], |_| ()).unwrap();
     let token = worker.token().unwrap().unwrap();
     let mut gradients = worker.gradients();
     gradients.view_mut::<f32>("a").unwrap().fill(1.0);
@@ -141,22 +124,14 @@ fn a_streamed_push_is_one_update_and_a_dropped_one_none() {
     let cluster = Cluster::start(2, 1, Sgd::new(1.0), |config| config.last_step(2));
     let mut worker = cluster.worker(0);
     let large = 600_000;
-    let mut params = worker
-        .join(&[vector("a", 3), vector("b", large)], |_| ())
-        .unwrap();
+    let mut params = worker.join(&[vector("a", 3), vector("b", large)], |_| ()).unwrap();
     let token = worker.token().unwrap().unwrap();
     let mut push = worker.begin(token).unwrap();
     push.variable("b", &vec![2.0_f32; large as usize]).unwrap();
     push.variable("a", &[1.0_f32; 3]).unwrap();
     let twice = push.variable("a", &[1.0_f32; 3]).unwrap_err();
     assert_eq!(twice, Error::View(ViewError::Twice { name: "a".into() }));
-    assert_eq!(
-        push.finish().unwrap(),
-        Push::Applied {
-            step: 1,
-            staleness: 0
-        }
-    );
+    assert_eq!(push.finish().unwrap(), Push::Applied { step: 1, staleness: 0 });
 
     let token = worker.token().unwrap().unwrap();
     let mut push = worker.begin(token).unwrap();
@@ -166,22 +141,10 @@ fn a_streamed_push_is_one_update_and_a_dropped_one_none() {
     let token = worker.token().unwrap().unwrap();
     worker.pull(&token, &mut params).unwrap();
     assert_eq!(params.view::<f32>("a").unwrap(), [-1.0; 3]);
-    assert!(
-        params
-            .view::<f32>("b")
-            .unwrap()
-            .iter()
-            .all(|value| *value == -2.0)
-    );
+    assert!(params.view::<f32>("b").unwrap().iter().all(|value| *value == -2.0));
     let mut push = worker.begin(token).unwrap();
     push.variable("a", &[1.0_f32; 3]).unwrap();
-    assert_eq!(
-        push.finish().unwrap(),
-        Push::Applied {
-            step: 2,
-            staleness: 0
-        }
-    );
+    assert_eq!(push.finish().unwrap(), Push::Applied { step: 2, staleness: 0 });
     assert!(worker.token().unwrap().is_none());
     cluster.stop();
 }
@@ -191,9 +154,8 @@ fn plain_variables_are_assigned_and_added_to() {
     let cluster = Cluster::sgd(1, |config| config);
     let mut worker = cluster.worker(0);
     let count = VariableSpec::new("count", DType::I64, Shape::scalar()).unwrap();
-    let table = VariableSpec::new("table", DType::F64, Shape::new([2, 2]).unwrap())
-        .unwrap()
-        .plain();
+    let table =
+        VariableSpec::new("table", DType::F64, Shape::new([2, 2]).unwrap()).unwrap().plain();
     let variables = [vector("w", 2), count, table];
     worker.join(&variables, |_| ()).unwrap();
     for _ in 0..10 {
@@ -209,10 +171,7 @@ fn plain_variables_are_assigned_and_added_to() {
     assert_eq!(params.view::<f64>("table").unwrap(), [1.5, 2.5, 3.5, 4.5]);
     assert_eq!(params.view::<f32>("w").unwrap(), [9.0, 8.0]);
     let error = worker.assign_add("w", &[1.0_f32; 2]).unwrap_err();
-    assert_eq!(
-        error,
-        Error::View(ViewError::Trainable { name: "w".into() })
-    );
+    assert_eq!(error, Error::View(ViewError::Trainable { name: "w".into() }));
     cluster.stop();
 }
 
@@ -254,10 +213,7 @@ fn a_unix_socket_carries_the_same_conversation() {
     let listener = block_on(pushpull::Ps::listen(&address)).unwrap();
     let cluster = spec([listener.address()], 1);
     let state = directory.path().join("state");
-    let storage = Storage::Directory {
-        state: state.clone(),
-        bytes_max: 1 << 24,
-    };
+    let storage = Storage::Directory { state: state.clone(), bytes_max: 1 << 24 };
     let config = pushpull::PsConfig::new(cluster.clone(), pushpull::TaskId::ps(0), Adam::default());
     let ps = listener.start(config.storage(storage)).unwrap();
     let config = WorkerConfig::new(cluster, pushpull::TaskId::worker(0));

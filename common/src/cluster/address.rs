@@ -53,9 +53,7 @@ pub enum AddressProblem {
 /// Host names are compared without case and IPv6 addresses by value. Names are not resolved.
 pub(super) fn canonical(address: &str) -> Result<String, AddressProblem> {
     if address.len() > ClusterSpec::ADDRESS_BYTES_MAX {
-        return Err(AddressProblem::TooLong {
-            bytes: address.len(),
-        });
+        return Err(AddressProblem::TooLong { bytes: address.len() });
     }
     if let Some(path) = address.strip_prefix("unix:") {
         // `unix:1234` is a host called "unix": only a slash makes it a path.
@@ -77,10 +75,7 @@ fn canonical_host(host: &str) -> Result<String, AddressProblem> {
         let v6: Ipv6Addr = inner.parse().map_err(|_| AddressProblem::Ipv6)?;
         return Ok(format!("[{v6}]"));
     }
-    match host
-        .chars()
-        .find(|&c| !(c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_')))
-    {
+    match host.chars().find(|&c| !(c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_'))) {
         Some(character) => Err(AddressProblem::Host { character }),
         None => Ok(host.to_ascii_lowercase()),
     }
@@ -103,10 +98,7 @@ fn check_path(path: &str) -> Result<(), AddressProblem> {
     if !path.starts_with('/') || path.len() < 2 || path.len() > UNIX_PATH_BYTES_MAX {
         return Err(AddressProblem::UnixPath);
     }
-    match path
-        .chars()
-        .find(|&c| c.is_control() || matches!(c, ',' | ';' | '"' | '\\'))
-    {
+    match path.chars().find(|&c| c.is_control() || matches!(c, ',' | ';' | '"' | '\\')) {
         Some(character) => Err(AddressProblem::UnixCharacter { character }),
         None => Ok(()),
     }
@@ -165,9 +157,6 @@ mod tests {
         let long = format!("{}:1", "a".repeat(254));
         assert_eq!(canonical(&long), Err(TooLong { bytes: 256 }));
         assert!(canonical(&long[1..]).is_ok());
-        assert_eq!(
-            canonical(&format!("unix:/{}", "a".repeat(107))),
-            Err(UnixPath)
-        );
+        assert_eq!(canonical(&format!("unix:/{}", "a".repeat(107))), Err(UnixPath));
     }
 }

@@ -33,19 +33,14 @@ impl ClusterSpecBuilder {
     ) -> Self {
         // One more than allowed is enough to be refused, whatever the iterator holds.
         let tasks = tasks.into_iter().take(ClusterSpec::TASKS_MAX + 1);
-        self.jobs.push((
-            name.into(),
-            tasks.map(|(index, a)| (index, a.into())).collect(),
-        ));
+        self.jobs.push((name.into(), tasks.map(|(index, a)| (index, a.into())).collect()));
         self
     }
 
     /// Checks everything and makes it a cluster; the error names the first task at fault.
     pub fn build(self) -> Result<ClusterSpec, ClusterError> {
         if self.jobs.len() > ClusterSpec::JOBS_MAX {
-            return Err(ClusterError::TooManyJobs {
-                jobs: self.jobs.len(),
-            });
+            return Err(ClusterError::TooManyJobs { jobs: self.jobs.len() });
         }
         let mut jobs = BTreeMap::new();
         let mut owners = BTreeMap::new();
@@ -56,9 +51,7 @@ impl ClusterSpecBuilder {
             let name: Arc<str> = name.into();
             let job = check_job(&name, tasks, &mut owners)?;
             if jobs.insert(name.clone(), job).is_some() {
-                return Err(ClusterError::DuplicateJob {
-                    job: name.to_string(),
-                });
+                return Err(ClusterError::DuplicateJob { job: name.to_string() });
             }
         }
         check_size(&jobs)?;
@@ -72,30 +65,18 @@ fn check_job(
     owners: &mut BTreeMap<String, TaskId>,
 ) -> Result<Job, ClusterError> {
     if tasks.len() > ClusterSpec::TASKS_MAX {
-        return Err(ClusterError::TooManyTasks {
-            job: name.to_string(),
-        });
+        return Err(ClusterError::TooManyTasks { job: name.to_string() });
     }
     let mut job = Job::new();
     for (index, address) in tasks {
         if index >= ClusterSpec::INDEX_LIMIT {
-            return Err(ClusterError::Index {
-                job: name.to_string(),
-                index: index.to_string(),
-            });
+            return Err(ClusterError::Index { job: name.to_string(), index: index.to_string() });
         }
-        let task = TaskId {
-            job: name.clone(),
-            index,
-        };
+        let task = TaskId { job: name.clone(), index };
         let key = match canonical(&address) {
             Ok(key) => key,
             Err(problem) => {
-                return Err(ClusterError::Address {
-                    task,
-                    address: clip(&address),
-                    problem,
-                });
+                return Err(ClusterError::Address { task, address: clip(&address), problem });
             }
         };
         // The index comes first: naming one task twice is the likelier slip, and gives it twice
@@ -104,11 +85,7 @@ fn check_job(
             return Err(ClusterError::DuplicateIndex { task });
         }
         if let Some(first) = owners.insert(key, task.clone()) {
-            return Err(ClusterError::DuplicateAddress {
-                address,
-                first,
-                second: task,
-            });
+            return Err(ClusterError::DuplicateAddress { address, first, second: task });
         }
     }
     Ok(job)
@@ -117,15 +94,8 @@ fn check_job(
 /// Whatever is accepted must be readable again in both text forms, so their size is bounded here.
 fn check_size(jobs: &BTreeMap<Arc<str>, Job>) -> Result<(), ClusterError> {
     // A JSON task is at most `"1048575":"ADDRESS",`, a JSON job `"NAME":{},`.
-    let tasks = |job: &Job| {
-        job.values()
-            .map(|address| address.len() + 13)
-            .sum::<usize>()
-    };
-    let bytes = 2 + jobs
-        .iter()
-        .map(|(name, job)| name.len() + 6 + tasks(job))
-        .sum::<usize>();
+    let tasks = |job: &Job| job.values().map(|address| address.len() + 13).sum::<usize>();
+    let bytes = 2 + jobs.iter().map(|(name, job)| name.len() + 6 + tasks(job)).sum::<usize>();
     match bytes <= ClusterSpec::TEXT_BYTES_MAX {
         true => Ok(()),
         false => Err(ClusterError::TooLong { bytes }),
@@ -140,9 +110,7 @@ mod tests {
     #[test]
     fn a_list_equals_the_dense_map_in_any_order() {
         let list = ClusterSpec::builder().job("a", ["x:1", "y:1"]).build();
-        let map = ClusterSpec::builder()
-            .sparse_job("a", [(1, "y:1"), (0, "x:1")])
-            .build();
+        let map = ClusterSpec::builder().sparse_job("a", [(1, "y:1"), (0, "x:1")]).build();
         assert_eq!(list, map);
         assert!(list.is_ok());
     }
@@ -158,28 +126,15 @@ mod tests {
             error.to_string(),
             "cannot give B:1 to /job:worker/task:3: /job:ps/task:1 has it already"
         );
-        let twice = ClusterSpec::builder()
-            .sparse_job("ps", [(1, "a:1"), (1, "b:1")])
-            .build();
-        assert_eq!(
-            twice,
-            Err(ClusterError::DuplicateIndex {
-                task: TaskId::ps(1)
-            })
-        );
-        let twice = ClusterSpec::builder()
-            .job("ps", ["a:1"])
-            .job("ps", ["b:1"])
-            .build();
+        let twice = ClusterSpec::builder().sparse_job("ps", [(1, "a:1"), (1, "b:1")]).build();
+        assert_eq!(twice, Err(ClusterError::DuplicateIndex { task: TaskId::ps(1) }));
+        let twice = ClusterSpec::builder().job("ps", ["a:1"]).job("ps", ["b:1"]).build();
         assert_eq!(twice, Err(ClusterError::DuplicateJob { job: "ps".into() }));
     }
 
     #[test]
     fn faults_name_the_task() {
-        let error = ClusterSpec::builder()
-            .job("ps", ["a:1", "b:0"])
-            .build()
-            .unwrap_err();
+        let error = ClusterSpec::builder().job("ps", ["a:1", "b:0"]).build().unwrap_err();
         assert_eq!(
             error,
             ClusterError::Address {
@@ -195,44 +150,26 @@ mod tests {
         );
         let error = ClusterSpec::builder().job("p-s", ["a:1"]).build();
         assert_eq!(error, Err(ClusterError::JobName { job: "p-s".into() }));
-        let error = ClusterSpec::builder()
-            .sparse_job("ps", [(1 << 20, "a:1")])
-            .build();
+        let error = ClusterSpec::builder().sparse_job("ps", [(1 << 20, "a:1")]).build();
         assert!(matches!(error, Err(ClusterError::Index { .. })));
     }
 
     #[test]
     fn every_bound_is_reached() {
         let tasks = |n: u32| (0..n).map(|i| format!("h{}:{}", i / 60_000, i % 60_000 + 1));
-        assert!(
-            ClusterSpec::builder()
-                .job("ps", tasks(1 << 16))
-                .build()
-                .is_ok()
-        );
-        let error = ClusterSpec::builder()
-            .job("ps", tasks((1 << 16) + 1))
-            .build();
+        assert!(ClusterSpec::builder().job("ps", tasks(1 << 16)).build().is_ok());
+        let error = ClusterSpec::builder().job("ps", tasks((1 << 16) + 1)).build();
         assert_eq!(error, Err(ClusterError::TooManyTasks { job: "ps".into() }));
         let jobs = |n: usize| {
-            (0..n)
-                .fold(ClusterSpec::builder(), |b, i| {
-                    b.job(format!("j{i}"), [""; 0])
-                })
-                .build()
+            (0..n).fold(ClusterSpec::builder(), |b, i| b.job(format!("j{i}"), [""; 0])).build()
         };
         assert!(jobs(ClusterSpec::JOBS_MAX).is_ok());
         assert_eq!(jobs(65), Err(ClusterError::TooManyJobs { jobs: 65 }));
         let long = |job: &str| {
             let host = format!("{job}{}", "h".repeat(230));
-            (0..40_000)
-                .map(move |i| format!("{host}:{}", i + 1))
-                .collect::<Vec<_>>()
+            (0..40_000).map(move |i| format!("{host}:{}", i + 1)).collect::<Vec<_>>()
         };
-        let error = ClusterSpec::builder()
-            .job("a", long("a"))
-            .job("b", long("b"))
-            .build();
+        let error = ClusterSpec::builder().job("a", long("a")).job("b", long("b")).build();
         assert!(matches!(error, Err(ClusterError::TooLong { .. })));
     }
 }

@@ -76,10 +76,7 @@ pub enum ClusterError {
         jobs: usize,
     },
     /// More tasks in one job than [`ClusterSpec::TASKS_MAX`].
-    #[error(
-        "cannot use the tasks of job {job}: there are more than {}",
-        ClusterSpec::TASKS_MAX
-    )]
+    #[error("cannot use the tasks of job {job}: there are more than {}", ClusterSpec::TASKS_MAX)]
     TooManyTasks {
         /// The job's name.
         job: String,
@@ -96,10 +93,7 @@ pub enum ClusterError {
         index: String,
     },
     /// More text than [`ClusterSpec::TEXT_BYTES_MAX`].
-    #[error(
-        "cannot use a cluster of {bytes} bytes: the most is {}",
-        ClusterSpec::TEXT_BYTES_MAX
-    )]
+    #[error("cannot use a cluster of {bytes} bytes: the most is {}", ClusterSpec::TEXT_BYTES_MAX)]
     TooLong {
         /// The length of the text, or a bound of it.
         bytes: usize,
@@ -203,10 +197,7 @@ mod tests {
         assert_eq!(index_list([]), "none");
         assert_eq!(index_list([3]), "3");
         assert_eq!(index_list([0, 1, 2, 5, 7, 8]), "0-2, 5, 7-8");
-        assert_eq!(
-            index_list((0..40).step_by(2)),
-            "0, 2, 4, 6, 8, 10, 12, 14, ..."
-        );
+        assert_eq!(index_list((0..40).step_by(2)), "0, 2, 4, 6, 8, 10, 12, 14, ...");
         assert_eq!(index_list(0..1 << 16), "0-65535");
     }
 

@@ -38,10 +38,7 @@ impl ClusterSpec {
     /// Writes what [`ClusterSpec::from_json`] reads, in one line: a list for a dense job, a map
     /// for a sparse or empty one.
     pub fn to_json(&self) -> String {
-        let jobs = self
-            .jobs
-            .iter()
-            .map(|(name, job)| (name.to_string(), write_tasks(job)));
+        let jobs = self.jobs.iter().map(|(name, job)| (name.to_string(), write_tasks(job)));
         Value::Object(jobs.collect()).to_string()
     }
 }
@@ -56,10 +53,7 @@ fn read_tasks<'a>(name: &str, job: &'a Value) -> Result<Vec<(u32, &'a str)>, Clu
             .iter()
             .map(|(key, address)| Ok((read_index(name, key)?, read_address(name, key, address)?)))
             .collect(),
-        _ => Err(ClusterError::NotTasks {
-            job: clip(name),
-            found: kind(job),
-        }),
+        _ => Err(ClusterError::NotTasks { job: clip(name), found: kind(job) }),
     }
 }
 
@@ -68,10 +62,7 @@ pub(super) fn read_index(job: &str, text: &str) -> Result<u32, ClusterError> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     match text.parse() {
         Ok(index) if digits => Ok(index),
-        _ => Err(ClusterError::Index {
-            job: clip(job),
-            index: clip(text),
-        }),
+        _ => Err(ClusterError::Index { job: clip(job), index: clip(text) }),
     }
 }
 
@@ -88,9 +79,7 @@ fn write_tasks(job: &Job) -> Value {
     match is_dense(job) {
         true => Value::Array(job.values().map(|address| text(address)).collect()),
         false => {
-            let tasks = job
-                .iter()
-                .map(|(index, address)| (index.to_string(), text(address)));
+            let tasks = job.iter().map(|(index, address)| (index.to_string(), text(address)));
             Value::Object(tasks.collect::<Map<_, _>>())
         }
     }
@@ -116,10 +105,7 @@ mod tests {
         let text = r#"{"empty":{},"ps":["p0:1","p1:1"],"worker":{"1":"w1:1","12":"w2:1"}}"#;
         let cluster = ClusterSpec::from_json(text).unwrap();
         assert_eq!(cluster.to_json(), text);
-        assert_eq!(
-            cluster.to_string(),
-            "empty=;ps=p0:1,p1:1;worker=1@w1:1,12@w2:1"
-        );
+        assert_eq!(cluster.to_string(), "empty=;ps=p0:1,p1:1;worker=1@w1:1,12@w2:1");
         let dense = ClusterSpec::from_json(r#"{"a":{"1":"y:1","00":"x:1"}}"#).unwrap();
         assert_eq!(dense.to_json(), r#"{"a":["x:1","y:1"]}"#);
         assert!(ClusterSpec::from_json("{}").unwrap().is_empty());
@@ -128,10 +114,7 @@ mod tests {
     #[test]
     fn faults_name_the_job() {
         let table = [
-            (
-                "5",
-                "cannot read the cluster: expected a map of jobs, found a number",
-            ),
+            ("5", "cannot read the cluster: expected a map of jobs, found a number"),
             (
                 r#"{"ps":5}"#,
                 "cannot read the job \"ps\": expected a list or map of addresses, found a number",
@@ -148,44 +131,21 @@ mod tests {
                 r#"{"ps":{"-1":"a:1"}}"#,
                 "cannot number a task of job ps \"-1\": an index is a number below 1048576",
             ),
-            (
-                r#"{"ps":{"1":"a:1","01":"b:1"}}"#,
-                "cannot add /job:ps/task:1: it was given before",
-            ),
+            (r#"{"ps":{"1":"a:1","01":"b:1"}}"#, "cannot add /job:ps/task:1: it was given before"),
         ];
         for (text, expected) in table {
-            assert_eq!(
-                ClusterSpec::from_json(text).unwrap_err().to_string(),
-                expected,
-                "{text}"
-            );
+            assert_eq!(ClusterSpec::from_json(text).unwrap_err().to_string(), expected, "{text}");
         }
     }
 
     #[test]
     fn broken_json_has_a_position() {
         let error = ClusterSpec::from_json("{\"ps\":\n [\"a:1\"").unwrap_err();
-        assert!(
-            matches!(
-                error,
-                ClusterError::Json {
-                    line: 2,
-                    column: 7,
-                    ..
-                }
-            ),
-            "{error:?}"
-        );
+        assert!(matches!(error, ClusterError::Json { line: 2, column: 7, .. }), "{error:?}");
         assert!(error.to_string().ends_with("at line 2 column 7"), "{error}");
         let long = " ".repeat(ClusterSpec::TEXT_BYTES_MAX + 1);
-        assert!(matches!(
-            ClusterSpec::from_json(&long),
-            Err(ClusterError::TooLong { .. })
-        ));
+        assert!(matches!(ClusterSpec::from_json(&long), Err(ClusterError::TooLong { .. })));
         let deep = "[".repeat(100_000);
-        assert!(matches!(
-            ClusterSpec::from_json(&deep),
-            Err(ClusterError::Json { .. })
-        ));
+        assert!(matches!(ClusterSpec::from_json(&deep), Err(ClusterError::Json { .. })));
     }
 }

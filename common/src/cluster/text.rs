@@ -40,10 +40,9 @@ impl FromStr for ClusterSpec {
         let mut builder = ClusterSpec::builder();
         let mut position = 0;
         for job in text.split(';').filter(|_| !text.is_empty()) {
-            let (name, tasks) = job.split_once('=').ok_or_else(|| ClusterError::Text {
-                position,
-                text: clip(job),
-            })?;
+            let (name, tasks) = job
+                .split_once('=')
+                .ok_or_else(|| ClusterError::Text { position, text: clip(job) })?;
             builder = builder.sparse_job(name, read_tasks(name, tasks)?);
             position += job.len() + 1;
         }
@@ -56,10 +55,7 @@ fn read_tasks<'a>(job: &str, text: &'a str) -> Result<Vec<(u32, &'a str)>, Clust
         return Ok(Vec::new());
     }
     let entries: Vec<_> = text.split(',').map(split_index).collect();
-    if entries
-        .iter()
-        .any(|(index, _)| index.is_some() != entries[0].0.is_some())
-    {
+    if entries.iter().any(|(index, _)| index.is_some() != entries[0].0.is_some()) {
         return Err(ClusterError::Mixed { job: clip(job) });
     }
     (0u32..)
@@ -111,18 +107,12 @@ mod tests {
                 "ps=a:1;worker",
                 "cannot read the cluster at byte 7: expected job=address,..., found \"worker\"",
             ),
-            (
-                "ps=a:1;",
-                "cannot read the cluster at byte 7: expected job=address,..., found \"\"",
-            ),
+            ("ps=a:1;", "cannot read the cluster at byte 7: expected job=address,..., found \"\""),
             (
                 "ps=a:1,2@b:1",
                 "cannot read the job \"ps\": either every task has an index or none has",
             ),
-            (
-                "ps=@a:1",
-                "cannot number a task of job ps \"\": an index is a number below 1048576",
-            ),
+            ("ps=@a:1", "cannot number a task of job ps \"\": an index is a number below 1048576"),
             (
                 "ps=99999999999@a:1",
                 "cannot number a task of job ps \"99999999999\": \
@@ -130,11 +120,7 @@ mod tests {
             ),
         ];
         for (text, expected) in table {
-            assert_eq!(
-                text.parse::<ClusterSpec>().unwrap_err().to_string(),
-                expected,
-                "{text}"
-            );
+            assert_eq!(text.parse::<ClusterSpec>().unwrap_err().to_string(), expected, "{text}");
         }
         assert!("ps=a:1,".parse::<ClusterSpec>().is_err());
         assert!("ps=a:1, b:1".parse::<ClusterSpec>().is_err());

@@ -15,9 +15,7 @@ pub struct DeviceFilters {
 impl DeviceFilters {
     /// Takes filters that were read before.
     pub fn new(filters: impl Into<Vec<DeviceSpec>>) -> DeviceFilters {
-        DeviceFilters {
-            filters: filters.into(),
-        }
+        DeviceFilters { filters: filters.into() }
     }
 
     /// Reads each filter strictly; one that cannot be read is an error, never ignored.
@@ -25,9 +23,7 @@ impl DeviceFilters {
         filters: impl IntoIterator<Item = &'a str>,
     ) -> Result<DeviceFilters, DeviceError> {
         let filters = filters.into_iter().map(DeviceSpec::parse_strict);
-        Ok(DeviceFilters {
-            filters: filters.collect::<Result<_, _>>()?,
-        })
+        Ok(DeviceFilters { filters: filters.collect::<Result<_, _>>()? })
     }
 
     /// The filters, in the order given.

@@ -94,9 +94,8 @@ impl DeviceSpec {
         if text.is_empty() || text == "/" {
             return Ok(reader.spec);
         }
-        let parts = text.strip_prefix('/').ok_or_else(|| DeviceError::NoSlash {
-            text: text.to_owned(),
-        })?;
+        let parts =
+            text.strip_prefix('/').ok_or_else(|| DeviceError::NoSlash { text: text.to_owned() })?;
         let mut seen = Vec::new();
         for part in parts.split('/') {
             let field = reader.strict(part)?;
@@ -118,10 +117,7 @@ struct Reader<'a> {
 impl<'a> Reader<'a> {
     fn new(text: &'a str) -> Result<Self, DeviceError> {
         match text.len() <= DeviceSpec::TEXT_BYTES_MAX {
-            true => Ok(Reader {
-                text,
-                spec: DeviceSpec::default(),
-            }),
+            true => Ok(Reader { text, spec: DeviceSpec::default() }),
             false => Err(DeviceError::TooLong { bytes: text.len() }),
         }
     }
@@ -201,39 +197,25 @@ impl<'a> Reader<'a> {
         let digits = word.bytes().all(|byte| byte.is_ascii_digit());
         match word.parse() {
             Ok(number) if digits => Ok(number),
-            _ => Err(DeviceError::Number {
-                text: self.text.to_owned(),
-                part: part.to_owned(),
-            }),
+            _ => Err(DeviceError::Number { text: self.text.to_owned(), part: part.to_owned() }),
         }
     }
 
     fn field(&self, part: &str) -> DeviceError {
-        DeviceError::Field {
-            text: self.text.to_owned(),
-            part: part.to_owned(),
-        }
+        DeviceError::Field { text: self.text.to_owned(), part: part.to_owned() }
     }
 
     fn twice(&self, part: &str) -> DeviceError {
-        DeviceError::Twice {
-            text: self.text.to_owned(),
-            part: part.to_owned(),
-        }
+        DeviceError::Twice { text: self.text.to_owned(), part: part.to_owned() }
     }
 
     fn name(&self, part: &str) -> DeviceError {
-        DeviceError::Name {
-            text: self.text.to_owned(),
-            part: part.to_owned(),
-        }
+        DeviceError::Name { text: self.text.to_owned(), part: part.to_owned() }
     }
 }
 
 fn is_bare_type(kind: &str) -> bool {
-    BARE_TYPES
-        .iter()
-        .any(|known| known.eq_ignore_ascii_case(kind))
+    BARE_TYPES.iter().any(|known| known.eq_ignore_ascii_case(kind))
 }
 
 fn upper(kind: &str) -> Arc<str> {
@@ -268,25 +250,12 @@ mod tests {
         for (text, expected) in table {
             assert_eq!(DeviceSpec::parse(text).unwrap().to_string(), expected);
         }
-        let bad = [
-            "/device:CPU",
-            "/task:",
-            "/task:-1",
-            "/task:+1",
-            "/task:4294967296",
-            "/fpga:0",
-        ];
-        for text in bad
-            .into_iter()
-            .chain(["/task:*", "/job:a:b", "/:0", "/cpu/gpu", "/Task:1"])
-        {
+        let bad = ["/device:CPU", "/task:", "/task:-1", "/task:+1", "/task:4294967296", "/fpga:0"];
+        for text in bad.into_iter().chain(["/task:*", "/job:a:b", "/:0", "/cpu/gpu", "/Task:1"]) {
             assert!(DeviceSpec::parse(text).is_err(), "{text}");
         }
         let long = "/".repeat(DeviceSpec::TEXT_BYTES_MAX + 1);
-        assert_eq!(
-            DeviceSpec::parse(&long),
-            Err(DeviceError::TooLong { bytes: 1025 })
-        );
+        assert_eq!(DeviceSpec::parse(&long), Err(DeviceError::TooLong { bytes: 1025 }));
         assert!(DeviceSpec::parse(&long[1..]).is_ok());
     }
 
@@ -295,31 +264,18 @@ mod tests {
         let table = [
             ("", ""),
             ("/", ""),
-            (
-                "/job:ps/replica:0/task:1/device:CPU:0",
-                "/job:ps/replica:0/task:1/device:CPU:0",
-            ),
+            ("/job:ps/replica:0/task:1/device:CPU:0", "/job:ps/replica:0/task:1/device:CPU:0"),
             ("/job:*/replica:*/task:*/device:*:*", ""),
             ("/device:*", ""),
             ("/job:ps/device:gpu", "/job:ps/device:GPU:*"),
             ("/job:ps/cpu:1", "/job:ps/device:CPU:1"),
         ];
         for (text, expected) in table {
-            assert_eq!(
-                DeviceSpec::parse_strict(text).unwrap().to_string(),
-                expected,
-                "{text}"
-            );
+            assert_eq!(DeviceSpec::parse_strict(text).unwrap().to_string(), expected, "{text}");
         }
         let bad = [
-            (
-                "job:ps",
-                "cannot read the device name \"job:ps\": it does not start with a slash",
-            ),
-            (
-                "/job:",
-                "cannot read the device name \"/job:\": \"job:\" has no well-formed name",
-            ),
+            ("job:ps", "cannot read the device name \"job:ps\": it does not start with a slash"),
+            ("/job:", "cannot read the device name \"/job:\": \"job:\" has no well-formed name"),
             (
                 "/job:a/job:*",
                 "cannot read the device name \"/job:a/job:*\": \
@@ -336,18 +292,9 @@ mod tests {
             ),
         ];
         for (text, expected) in bad {
-            assert_eq!(
-                DeviceSpec::parse_strict(text).unwrap_err().to_string(),
-                expected
-            );
+            assert_eq!(DeviceSpec::parse_strict(text).unwrap_err().to_string(), expected);
         }
-        for text in [
-            "/device:*:0",
-            "/tpu:0",
-            "/job:a-b",
-            "/cpu:0/gpu:0",
-            "/device::0",
-        ] {
+        for text in ["/device:*:0", "/tpu:0", "/job:a-b", "/cpu:0/gpu:0", "/device::0"] {
             assert!(DeviceSpec::parse_strict(text).is_err(), "{text}");
         }
     }

@@ -21,10 +21,7 @@ impl InitialKey {
         hasher.update(name.as_bytes());
         let digest: [u8; 32] = hasher.finalize().into();
         let word = |start| u64::from_le_bytes(std::array::from_fn(|byte| digest[start + byte]));
-        InitialKey {
-            start: word(0),
-            mask: word(8),
-        }
+        InitialKey { start: word(0), mask: word(8) }
     }
 
     /// 64 random bits for an index.
@@ -62,10 +59,7 @@ mod tests {
     fn the_mixing_is_splitmix() {
         // The first outputs of SplitMix64 from the states 0 and 1234567, as published.
         assert_eq!(mix(GOLDEN), 0xe220_a839_7b1d_cdaf);
-        assert_eq!(
-            mix(1_234_567u64.wrapping_add(GOLDEN)),
-            6_457_827_717_110_365_317
-        );
+        assert_eq!(mix(1_234_567u64.wrapping_add(GOLDEN)), 6_457_827_717_110_365_317);
     }
 
     #[test]
@@ -78,10 +72,7 @@ mod tests {
             counts[(unit * 16.0) as usize] += 1;
         }
         // 10,000 each; five standard deviations are 484.
-        assert!(
-            counts.iter().all(|&n| n.abs_diff(10_000) < 484),
-            "{counts:?}"
-        );
+        assert!(counts.iter().all(|&n| n.abs_diff(10_000) < 484), "{counts:?}");
         let largest = ((u64::MAX >> 12) as f64 + 0.5) * (1.0 / (1u64 << 52) as f64);
         assert_eq!(largest, 1.0 - f64::EPSILON / 2.0);
     }
@@ -89,10 +80,7 @@ mod tests {
     #[test]
     fn a_shared_start_is_not_a_shared_sequence() {
         let one = InitialKey { start: 5, mask: 1 };
-        let two = InitialKey {
-            start: 5u64.wrapping_add(GOLDEN),
-            mask: 2,
-        };
+        let two = InitialKey { start: 5u64.wrapping_add(GOLDEN), mask: 2 };
         assert!((0..1000).all(|index| one.bits(index + 1) != two.bits(index)));
     }
 }

@@ -12,11 +12,7 @@ pub(super) fn normal_quantile(p: f64) -> f64 {
     }
     let tail = if q < 0.0 { p } else { 1.0 - p };
     let r = libm::sqrt(-libm::log(tail));
-    let magnitude = if r <= 5.0 {
-        MIDDLE.at(r - 1.6, 1.0)
-    } else {
-        TAIL.at(r - 5.0, 1.0)
-    };
+    let magnitude = if r <= 5.0 { MIDDLE.at(r - 1.6, 1.0) } else { TAIL.at(r - 5.0, 1.0) };
     if q < 0.0 { -magnitude } else { magnitude }
 }
 
@@ -125,10 +121,7 @@ mod tests {
         for (p, expected) in table {
             let found = normal_quantile(p);
             let error: f64 = found - expected;
-            assert!(
-                error.abs() <= 4e-16 * expected.abs(),
-                "{p}: {found} is not {expected}"
-            );
+            assert!(error.abs() <= 4e-16 * expected.abs(), "{p}: {found} is not {expected}");
         }
     }
 

@@ -5,18 +5,9 @@ use proptest::prelude::*;
 use super::*;
 
 const RANDOM: [Initializer; 7] = [
-    Initializer::Uniform {
-        low: -1.0,
-        high: 3.0,
-    },
-    Initializer::Normal {
-        mean: 1.0,
-        stddev: 2.0,
-    },
-    Initializer::TruncatedNormal {
-        mean: -1.0,
-        stddev: 0.5,
-    },
+    Initializer::Uniform { low: -1.0, high: 3.0 },
+    Initializer::Normal { mean: 1.0, stddev: 2.0 },
+    Initializer::TruncatedNormal { mean: -1.0, stddev: 0.5 },
     Initializer::GlorotUniform,
     Initializer::GlorotNormal,
     Initializer::HeUniform,
@@ -44,21 +35,14 @@ fn fans_follow_the_layer() {
         (&[0, 4], (0, 4)),
     ];
     for (extents, (fan_in, fan_out)) in table {
-        assert_eq!(
-            Fans::of(&shape(extents)),
-            Fans { fan_in, fan_out },
-            "{extents:?}"
-        );
+        assert_eq!(Fans::of(&shape(extents)), Fans { fan_in, fan_out }, "{extents:?}");
     }
 }
 
 #[test]
 fn constants_are_constant() {
-    let table = [
-        (Initializer::Zeros, 0.0),
-        (Initializer::Ones, 1.0),
-        (Initializer::Constant(0.1), 0.1),
-    ];
+    let table =
+        [(Initializer::Zeros, 0.0), (Initializer::Ones, 1.0), (Initializer::Constant(0.1), 0.1)];
     for (initializer, expected) in table {
         assert_eq!(filled(initializer, 1, "b", &shape(&[3])), [expected; 3]);
     }
@@ -70,67 +54,28 @@ fn constants_are_constant() {
 #[test]
 fn arguments_are_checked() {
     use Initializer::*;
-    for initializer in RANDOM
-        .into_iter()
-        .chain([Zeros, Ones, Constant(-1.0), Default::default()])
-    {
+    for initializer in RANDOM.into_iter().chain([Zeros, Ones, Constant(-1.0), Default::default()]) {
         assert_eq!(initializer.validate(), Ok(()));
     }
-    assert_eq!(
-        Uniform {
-            low: 1.0,
-            high: 1.0
-        }
-        .validate(),
-        Ok(())
-    );
+    assert_eq!(Uniform { low: 1.0, high: 1.0 }.validate(), Ok(()));
     let not_finite = [
         Constant(f64::NAN),
         Constant(f64::INFINITY),
-        Uniform {
-            low: f64::NEG_INFINITY,
-            high: 0.0,
-        },
-        Uniform {
-            low: f64::MIN,
-            high: f64::MAX,
-        },
-        Normal {
-            mean: f64::NAN,
-            stddev: 1.0,
-        },
-        Normal {
-            mean: 0.0,
-            stddev: f64::MAX,
-        },
-        TruncatedNormal {
-            mean: 0.0,
-            stddev: f64::NAN,
-        },
+        Uniform { low: f64::NEG_INFINITY, high: 0.0 },
+        Uniform { low: f64::MIN, high: f64::MAX },
+        Normal { mean: f64::NAN, stddev: 1.0 },
+        Normal { mean: 0.0, stddev: f64::MAX },
+        TruncatedNormal { mean: 0.0, stddev: f64::NAN },
     ];
     for initializer in not_finite {
         let error = initializer.validate().unwrap_err();
-        assert!(
-            matches!(error, InitializerError::NotFinite { .. }),
-            "{initializer:?}"
-        );
+        assert!(matches!(error, InitializerError::NotFinite { .. }), "{initializer:?}");
     }
     assert_eq!(
-        Uniform {
-            low: 2.0,
-            high: 1.0
-        }
-        .validate()
-        .unwrap_err()
-        .to_string(),
+        Uniform { low: 2.0, high: 1.0 }.validate().unwrap_err().to_string(),
         "cannot initialize with uniform(2.0,1.0): the lower bound is above the upper bound"
     );
-    let error = Normal {
-        mean: 0.0,
-        stddev: -1.0,
-    }
-    .validate()
-    .unwrap_err();
+    let error = Normal { mean: 0.0, stddev: -1.0 }.validate().unwrap_err();
     assert!(matches!(error, InitializerError::NegativeStddev { .. }));
 }
 
@@ -140,38 +85,13 @@ fn arguments_are_checked() {
 #[test]
 fn golden_values() {
     let table = [
-        (
-            RANDOM[0],
-            [2.9289711356589962, -0.4856742172866668, 2.2726879690876003],
-        ),
-        (
-            RANDOM[1],
-            [5.20488727146488, -1.266244630789596, 2.8168413159804633],
-        ),
-        (
-            RANDOM[2],
-            [
-                -0.12290740489645613,
-                -1.5280066092002698,
-                -0.5725530019363435,
-            ],
-        ),
-        (
-            RANDOM[3],
-            [1.181248752730382, -0.9097859390902792, 0.7793590315109076],
-        ),
-        (
-            RANDOM[4],
-            [1.4101410388528475, -0.8488998682413222, 0.6872256786444054],
-        ),
-        (
-            RANDOM[5],
-            [2.362497505460764, -1.8195718781805583, 1.5587180630218151],
-        ),
-        (
-            RANDOM[6],
-            [2.820282077705695, -1.6977997364826445, 1.3744513572888108],
-        ),
+        (RANDOM[0], [2.9289711356589962, -0.4856742172866668, 2.2726879690876003]),
+        (RANDOM[1], [5.20488727146488, -1.266244630789596, 2.8168413159804633]),
+        (RANDOM[2], [-0.12290740489645613, -1.5280066092002698, -0.5725530019363435]),
+        (RANDOM[3], [1.181248752730382, -0.9097859390902792, 0.7793590315109076]),
+        (RANDOM[4], [1.4101410388528475, -0.8488998682413222, 0.6872256786444054]),
+        (RANDOM[5], [2.362497505460764, -1.8195718781805583, 1.5587180630218151]),
+        (RANDOM[6], [2.820282077705695, -1.6977997364826445, 1.3744513572888108]),
     ];
     for (initializer, expected) in table {
         let values = filled(initializer, 42, "layer/w", &shape(&[1, 3]));
@@ -185,15 +105,8 @@ fn names_and_seeds_are_independent() {
     let base = filled(RANDOM[1], 1, "w", &wide);
     for (seed, name) in [(2, "w"), (1, "v"), (1, "w2"), (1, ""), (1 << 63, "w")] {
         let other = filled(RANDOM[1], seed, name, &wide);
-        assert!(
-            base.iter().zip(&other).all(|(one, two)| one != two),
-            "{seed} {name}"
-        );
-        let product: f64 = base
-            .iter()
-            .zip(&other)
-            .map(|(a, b)| (a - 1.0) * (b - 1.0))
-            .sum();
+        assert!(base.iter().zip(&other).all(|(one, two)| one != two), "{seed} {name}");
+        let product: f64 = base.iter().zip(&other).map(|(a, b)| (a - 1.0) * (b - 1.0)).sum();
         assert!((product / 4000.0).abs() < 0.15, "{seed} {name}: {product}");
     }
 }
@@ -221,21 +134,11 @@ fn moments_and_bounds() {
         let variance = values.iter().map(|v| (v - found).powi(2)).sum::<f64>() / n;
         let error = 5.0 * stddev / n.sqrt();
         assert!((found - mean).abs() < error, "{initializer}: mean {found}");
-        assert!(
-            (variance.sqrt() - stddev).abs() < error,
-            "{initializer}: {}",
-            variance.sqrt()
-        );
+        assert!((variance.sqrt() - stddev).abs() < error, "{initializer}: {}", variance.sqrt());
         let slack = bound * 1e-12;
-        assert!(
-            values.iter().all(|v| (v - mean).abs() <= bound + slack),
-            "{initializer}"
-        );
+        assert!(values.iter().all(|v| (v - mean).abs() <= bound + slack), "{initializer}");
         let farthest = values.iter().map(|v| (v - mean).abs()).fold(0.0, f64::max);
-        assert!(
-            farthest > bound * 0.4,
-            "{initializer}: {farthest} of {bound}"
-        );
+        assert!(farthest > bound * 0.4, "{initializer}: {farthest} of {bound}");
     }
 }
 

@@ -30,18 +30,13 @@ impl FromStr for Initializer {
     type Err = InitializerError;
 
     fn from_str(text: &str) -> Result<Initializer, InitializerError> {
-        let unknown = || InitializerError::Text {
-            text: text.chars().take(80).collect(),
-        };
+        let unknown = || InitializerError::Text { text: text.chars().take(80).collect() };
         let (name, arguments) = match text.split_once('(') {
             None => (text, Vec::new()),
             Some((name, rest)) => {
                 let inside = rest.strip_suffix(')').ok_or_else(unknown)?;
                 let numbers = inside.split(',').map(|word| word.trim().parse::<f64>());
-                (
-                    name,
-                    numbers.collect::<Result<_, _>>().map_err(|_| unknown())?,
-                )
+                (name, numbers.collect::<Result<_, _>>().map_err(|_| unknown())?)
             }
         };
         let initializer = match (name, &arguments[..]) {
@@ -83,24 +78,11 @@ mod tests {
         for name in ["ones", "glorot_uniform", "glorot_normal", "he_uniform"] {
             assert_eq!(name.parse::<Initializer>().unwrap().to_string(), name);
         }
-        for text in [
-            "",
-            "Zeros",
-            "zeros()",
-            "normal(1)",
-            "normal(1,2",
-            "constant(x)",
-            "ones(1)",
-        ] {
+        for text in ["", "Zeros", "zeros()", "normal(1)", "normal(1,2", "constant(x)", "ones(1)"] {
             let error = text.parse::<Initializer>().unwrap_err();
             assert_eq!(error, InitializerError::Text { text: text.into() });
         }
-        for text in [
-            "constant(nan)",
-            "constant(inf)",
-            "uniform(1,0)",
-            "normal(0,-1)",
-        ] {
+        for text in ["constant(nan)", "constant(inf)", "uniform(1,0)", "normal(0,-1)"] {
             let error = text.parse::<Initializer>().unwrap_err();
             assert!(!matches!(error, InitializerError::Text { .. }), "{text}");
         }

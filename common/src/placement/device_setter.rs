@@ -116,24 +116,14 @@ mod tests {
 
     #[test]
     fn a_ps_device_without_a_job_draws_nothing() {
-        let mut setter = DeviceSetter::new([0, 1])
-            .unwrap()
-            .ps_device(device("/cpu:0"));
+        let mut setter = DeviceSetter::new([0, 1]).unwrap().ps_device(device("/cpu:0"));
         assert_eq!(setter.variable("v", 4, &device("")), device("/cpu:0"));
-        assert_eq!(
-            setter.variable("v", 4, &device("/task:3")),
-            device("/task:3/cpu:0")
-        );
+        assert_eq!(setter.variable("v", 4, &device("/task:3")), device("/task:3/cpu:0"));
     }
 
     #[test]
     fn names_choose_in_any_order() {
-        let setter = || {
-            DeviceSetter::new([0, 1, 2])
-                .unwrap()
-                .strategy(Strategy::HashName)
-                .unwrap()
-        };
+        let setter = || DeviceSetter::new([0, 1, 2]).unwrap().strategy(Strategy::HashName).unwrap();
         let place = |names: &[&str]| {
             let mut setter = setter();
             let mut placed: Vec<_> = names
@@ -145,24 +135,13 @@ mod tests {
         };
         assert_eq!(place(&["a", "b", "c", "d"]), place(&["d", "b", "a", "c"]));
         let custom = Strategy::custom(|_, _, tasks| tasks[0]);
-        assert_eq!(
-            setter().strategy(custom).unwrap_err(),
-            PlacementError::CustomSetter
-        );
+        assert_eq!(setter().strategy(custom).unwrap_err(), PlacementError::CustomSetter);
     }
 
     #[test]
     fn operations_go_to_the_worker() {
-        let setter = DeviceSetter::new([0])
-            .unwrap()
-            .worker_device(device("/job:worker/task:1"));
-        assert_eq!(
-            setter.operation(&device("/gpu:1")),
-            device("/job:worker/task:1/gpu:1")
-        );
-        assert_eq!(
-            setter.merge_devices(false).operation(&device("/gpu:1")),
-            device("/gpu:1")
-        );
+        let setter = DeviceSetter::new([0]).unwrap().worker_device(device("/job:worker/task:1"));
+        assert_eq!(setter.operation(&device("/gpu:1")), device("/job:worker/task:1/gpu:1"));
+        assert_eq!(setter.merge_devices(false).operation(&device("/gpu:1")), device("/gpu:1"));
     }
 }

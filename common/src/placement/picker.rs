@@ -17,11 +17,7 @@ pub(super) struct Picker {
 impl Picker {
     /// Starts with empty places; there is at least one.
     pub(super) fn new(strategy: Strategy, places: usize) -> Picker {
-        Picker {
-            strategy,
-            drawn: 0,
-            loads: Loads::new(places),
-        }
+        Picker { strategy, drawn: 0, loads: Loads::new(places) }
     }
 
     /// Takes the next slot. The position is below the number of places.
@@ -55,10 +51,7 @@ struct Loads {
 
 impl Loads {
     fn new(places: usize) -> Loads {
-        Loads {
-            bytes: vec![0; places],
-            order: (0..places).map(|place| (0, place)).collect(),
-        }
+        Loads { bytes: vec![0; places], order: (0..places).map(|place| (0, place)).collect() }
     }
 
     fn lightest(&self) -> usize {

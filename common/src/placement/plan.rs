@@ -60,11 +60,7 @@ impl Placement {
             planner.place(VariableId(index), variable)?;
         }
         let (partitions, strategy) = (planner.partitions, strategy.name());
-        Ok(Placement {
-            partitions,
-            map: map.clone(),
-            strategy,
-        })
+        Ok(Placement { partitions, map: map.clone(), strategy })
     }
 
     /// All partitions: by variable, then by part.
@@ -74,20 +70,14 @@ impl Placement {
 
     /// The partitions of one variable, by part; none if there is no such variable.
     pub fn of_variable(&self, variable: VariableId) -> &[PlacedPartition] {
-        let start = self
-            .partitions
-            .partition_point(|placed| placed.variable < variable);
-        let end = self
-            .partitions
-            .partition_point(|placed| placed.variable <= variable);
+        let start = self.partitions.partition_point(|placed| placed.variable < variable);
+        let end = self.partitions.partition_point(|placed| placed.variable <= variable);
         &self.partitions[start..end]
     }
 
     /// The partitions that a shard holds, in order of creation.
     pub fn of_shard(&self, shard: ShardId) -> impl Iterator<Item = &PlacedPartition> {
-        self.partitions
-            .iter()
-            .filter(move |placed| placed.shard == shard)
+        self.partitions.iter().filter(move |placed| placed.shard == shard)
     }
 
     /// The shards that were planned for.
@@ -130,12 +120,8 @@ impl<'a> Planner<'a> {
     }
 
     fn place(&mut self, id: VariableId, variable: &VariableSpec) -> Result<(), PlacementError> {
-        variable
-            .validate()
-            .map_err(|source| PlacementError::Variable { source })?;
-        let parts = variable
-            .parts()
-            .map_err(|source| PlacementError::Variable { source })?;
+        variable.validate().map_err(|source| PlacementError::Variable { source })?;
+        let parts = variable.parts().map_err(|source| PlacementError::Variable { source })?;
         let name = || variable.name().to_owned();
         self.bytes = self
             .bytes
@@ -151,14 +137,7 @@ impl<'a> Planner<'a> {
             let bytes = (rows.end - rows.start) * row_bytes;
             let shard = self.choose(variable, part, bytes, pinned)?;
             let variable = id;
-            self.partitions.push(PlacedPartition {
-                variable,
-                part,
-                parts,
-                rows,
-                shard,
-                bytes,
-            });
+            self.partitions.push(PlacedPartition { variable, part, parts, rows, shard, bytes });
         }
         Ok(())
     }
@@ -209,10 +188,7 @@ impl<'a> Planner<'a> {
         let shard = shards.draw(shard_hash);
         shards.add(shard, bytes);
         // A picker's position is below its number of places, here a u16.
-        Ok(ShardId {
-            task: self.map.tasks()[position],
-            shard: shard as u16,
-        })
+        Ok(ShardId { task: self.map.tasks()[position], shard: shard as u16 })
     }
 
     fn custom(
@@ -222,14 +198,12 @@ impl<'a> Planner<'a> {
         part: u32,
     ) -> Result<usize, PlacementError> {
         let task = choice.choose(variable, part, self.map.tasks());
-        self.map
-            .position(task)
-            .ok_or_else(|| PlacementError::CustomTask {
-                variable: variable.name().to_owned(),
-                part,
-                task,
-                tasks: index_list(self.map.tasks().iter().copied()),
-            })
+        self.map.position(task).ok_or_else(|| PlacementError::CustomTask {
+            variable: variable.name().to_owned(),
+            part,
+            task,
+            tasks: index_list(self.map.tasks().iter().copied()),
+        })
     }
 }
 

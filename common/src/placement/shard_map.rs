@@ -27,18 +27,12 @@ impl ShardMap {
         }
         let shards = tasks.len().checked_mul(usize::from(shards_per_task));
         if !shards.is_some_and(|shards| (1..=ShardMap::SHARDS_MAX).contains(&shards)) {
-            return Err(PlacementError::Shards {
-                tasks: tasks.len(),
-                shards_per_task,
-            });
+            return Err(PlacementError::Shards { tasks: tasks.len(), shards_per_task });
         }
         tasks.sort_unstable();
         match tasks.windows(2).find(|pair| pair[0] == pair[1]) {
             Some(pair) => Err(PlacementError::DuplicateTask { task: pair[0] }),
-            None => Ok(ShardMap {
-                tasks,
-                shards_per_task,
-            }),
+            None => Ok(ShardMap { tasks, shards_per_task }),
         }
     }
 
@@ -48,10 +42,7 @@ impl ShardMap {
         shards_per_task: u16,
     ) -> Result<ShardMap, PlacementError> {
         let tasks = cluster.task_indices("ps");
-        ShardMap::new(
-            tasks.map_err(|source| PlacementError::Cluster { source })?,
-            shards_per_task,
-        )
+        ShardMap::new(tasks.map_err(|source| PlacementError::Cluster { source })?, shards_per_task)
     }
 
     /// The indices of the ps tasks, ascending.
@@ -89,10 +80,7 @@ mod tests {
         assert_eq!(shards, [(1, 0), (1, 1), (3, 0), (3, 1)]);
         assert_eq!((map.position(3), map.position(2)), (Some(1), None));
         assert_eq!(ShardMap::new([], 1), Err(PlacementError::NoTasks));
-        assert_eq!(
-            ShardMap::new([1, 2, 1], 1),
-            Err(PlacementError::DuplicateTask { task: 1 })
-        );
+        assert_eq!(ShardMap::new([1, 2, 1], 1), Err(PlacementError::DuplicateTask { task: 1 }));
         for (tasks, shards_per_task) in [(1, 0), (2, 40_000), (65_537, 1)] {
             let error = ShardMap::new((0..tasks).collect::<Vec<_>>(), shards_per_task);
             assert!(matches!(error, Err(PlacementError::Shards { .. })));

@@ -68,17 +68,9 @@ mod tests {
     #[test]
     fn names_are_stable() {
         let custom = Strategy::custom(|_, _, tasks| tasks[0]);
-        let all = [
-            Strategy::RoundRobin,
-            Strategy::GreedyBytes,
-            Strategy::HashName,
-            custom,
-        ];
+        let all = [Strategy::RoundRobin, Strategy::GreedyBytes, Strategy::HashName, custom];
         let names: Vec<_> = all.iter().map(Strategy::name).collect();
-        assert_eq!(
-            names,
-            ["round_robin", "greedy_bytes", "hash_name", "custom"]
-        );
+        assert_eq!(names, ["round_robin", "greedy_bytes", "hash_name", "custom"]);
         assert_eq!(format!("{:?}", all[3]), "Custom(_)");
         assert_eq!(Strategy::default().name(), "round_robin");
     }

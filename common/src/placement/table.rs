@@ -10,9 +10,7 @@ impl Placement {
     pub fn task_bytes(&self) -> Vec<(u32, u64)> {
         let (tasks, per_task) = (self.map.tasks(), usize::from(self.map.shards_per_task()));
         let loads = self.loads();
-        let sums = loads
-            .chunks(per_task)
-            .map(|shards| shards.iter().map(|load| load.bytes).sum());
+        let sums = loads.chunks(per_task).map(|shards| shards.iter().map(|load| load.bytes).sum());
         tasks.iter().copied().zip(sums).collect()
     }
 
@@ -47,11 +45,7 @@ impl Placement {
         let mut text = format!("placement by {}\n", self.strategy);
         write_rows(&mut text, &rows);
         // Writing to a String never fails.
-        let _ = writeln!(
-            text,
-            "skew {:.2}: the fullest task over the mean",
-            self.skew()
-        );
+        let _ = writeln!(text, "skew {:.2}: the fullest task over the mean", self.skew());
         text + &self.warning().unwrap_or_default()
     }
 
@@ -63,21 +57,10 @@ impl Placement {
         if skew <= Placement::SKEW_WARNING {
             return None;
         }
-        let (task, _) = self
-            .task_bytes()
-            .into_iter()
-            .rev()
-            .max_by_key(|&(_, bytes)| bytes)?;
-        let on_task = self
-            .partitions
-            .iter()
-            .filter(|placed| placed.shard.task == task);
-        let PlacedPartition {
-            variable,
-            part,
-            bytes,
-            ..
-        } = on_task.rev().max_by_key(|placed| placed.bytes)?;
+        let (task, _) = self.task_bytes().into_iter().rev().max_by_key(|&(_, bytes)| bytes)?;
+        let on_task = self.partitions.iter().filter(|placed| placed.shard.task == task);
+        let PlacedPartition { variable, part, bytes, .. } =
+            on_task.rev().max_by_key(|placed| placed.bytes)?;
         Some(format!(
             "warning: ps task {task} holds {skew:.2} times the mean; its largest partition is \
              part {part} of variable {variable} with {bytes} bytes: cut it into more parts, or \
@@ -91,10 +74,7 @@ impl Placement {
         let mut loads = vec![Load::default(); self.map.tasks().len() * per_task];
         for placed in &self.partitions {
             let ShardId { task, shard } = placed.shard;
-            let place = self
-                .map
-                .position(task)
-                .map(|task| task * per_task + usize::from(shard));
+            let place = self.map.position(task).map(|task| task * per_task + usize::from(shard));
             if let Some(load) = place.and_then(|place| loads.get_mut(place)) {
                 load.partitions += 1;
                 load.bytes += placed.bytes;
@@ -111,23 +91,15 @@ struct Load {
 }
 
 fn row(task: u32, shard: &str, partitions: usize, bytes: u64) -> [String; 4] {
-    [
-        task.to_string(),
-        shard.to_owned(),
-        partitions.to_string(),
-        bytes.to_string(),
-    ]
+    [task.to_string(), shard.to_owned(), partitions.to_string(), bytes.to_string()]
 }
 
 fn write_rows(text: &mut String, rows: &[[String; 4]]) {
     let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
     let widths = [width(0), width(1), width(2), width(3)];
     for row in rows {
-        let cells: Vec<_> = row
-            .iter()
-            .zip(widths)
-            .map(|(cell, width)| format!("{cell:>width$}"))
-            .collect();
+        let cells: Vec<_> =
+            row.iter().zip(widths).map(|(cell, width)| format!("{cell:>width$}")).collect();
         text.push_str(&cells.join("  "));
         text.push('\n');
     }
@@ -143,12 +115,8 @@ mod tests {
         let name = |index: usize| format!("v{index}");
         let variable = |(index, &size): (usize, _)| VariableSpec::f32(name(index), [size]).unwrap();
         let variables: Vec<_> = sizes.iter().enumerate().map(variable).collect();
-        Placement::plan(
-            &variables,
-            &ShardMap::new([1, 3], shards_per_task).unwrap(),
-            &strategy,
-        )
-        .unwrap()
+        Placement::plan(&variables, &ShardMap::new([1, 3], shards_per_task).unwrap(), &strategy)
+            .unwrap()
     }
 
     #[test]

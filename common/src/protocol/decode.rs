@@ -106,10 +106,7 @@ impl FrameReader {
     /// # Panics
     /// Never on anything the peer sent; only if the caller has left a body untaken.
     pub fn poll(&mut self, source: &mut impl Source) -> Result<Poll, ReadError> {
-        assert!(
-            self.body.is_none(),
-            "the body of the last frame is taken before the next poll"
-        );
+        assert!(self.body.is_none(), "the body of the last frame is taken before the next poll");
         loop {
             if let Some((header, message)) = self.parse()? {
                 if header.body_bytes > 0 {
@@ -154,10 +151,7 @@ impl FrameReader {
     ) -> Result<BodyPoll, ReadError> {
         let (header, mut taken) = self.progress();
         let length: usize = targets.iter().map(|target| target.len()).sum();
-        assert_eq!(
-            length as u64, header.body_bytes,
-            "the targets are as long as the body"
-        );
+        assert_eq!(length as u64, header.body_bytes, "the targets are as long as the body");
         while taken < length && self.end > self.start {
             let rest = first_unfilled(targets, taken);
             let count = rest.len().min(self.end - self.start);
@@ -224,10 +218,7 @@ impl FrameReader {
         check: impl FnOnce(&Header) -> Result<(), ProtocolError>,
     ) -> Result<BodyPoll, ReadError> {
         if (taken as u64) < header.body_bytes {
-            self.body = Some(BodyProgress {
-                header,
-                taken: taken as u64,
-            });
+            self.body = Some(BodyProgress { header, taken: taken as u64 });
             return Ok(BodyPoll::Pending);
         }
         self.body = None;
@@ -237,9 +228,7 @@ impl FrameReader {
 
     fn cut(&self, taken: u64) -> ProtocolError {
         let (header, _) = self.progress();
-        ProtocolError::Cut {
-            bytes: Header::BYTES as u64 + u64::from(header.meta_bytes) + taken,
-        }
+        ProtocolError::Cut { bytes: Header::BYTES as u64 + u64::from(header.meta_bytes) + taken }
     }
 
     /// A whole header and meta off the buffer, if they are there.
@@ -248,11 +237,7 @@ impl FrameReader {
             return Ok(None);
         };
         let header = Header::take(head)?;
-        bound(
-            "its meta",
-            header.meta_bytes.into(),
-            self.meta_bytes_max.into(),
-        )?;
+        bound("its meta", header.meta_bytes.into(), self.meta_bytes_max.into())?;
         let meta_start = self.start + Header::BYTES;
         let meta_end = meta_start + header.meta_bytes as usize;
         if meta_end > self.end {
@@ -261,11 +246,7 @@ impl FrameReader {
         let meta = &self.buffer[meta_start..meta_end];
         let computed = crc32c::crc32c(meta);
         if computed != header.meta_crc {
-            return Err(ProtocolError::Crc {
-                what: "meta",
-                found: header.meta_crc,
-                computed,
-            });
+            return Err(ProtocolError::Crc { what: "meta", found: header.meta_crc, computed });
         }
         let message = Message::take(header.kind, meta)?;
         self.start = meta_end;
@@ -290,11 +271,7 @@ impl FrameReader {
     /// How much the buffer must hold for the frame at its front. The header there has been
     /// checked by `parse`, which runs before every `fill`.
     fn wanted(&self) -> usize {
-        let meta = match self
-            .buffer
-            .get(self.start..self.end)
-            .and_then(|b| b.first_chunk())
-        {
+        let meta = match self.buffer.get(self.start..self.end).and_then(|b| b.first_chunk()) {
             Some(head) if self.body.is_none() => Header::take(head).map_or(0, |h| h.meta_bytes),
             _ => 0,
         };
@@ -369,15 +346,9 @@ fn check_crc(header: &Header, body: &[&mut [u8]]) -> Result<(), ProtocolError> {
     if header.flags & FLAG_BODY_CRC == 0 {
         return Ok(());
     }
-    let computed = body
-        .iter()
-        .fold(0, |crc, part| crc32c::crc32c_append(crc, part));
+    let computed = body.iter().fold(0, |crc, part| crc32c::crc32c_append(crc, part));
     if header.body_crc != computed {
-        return Err(ProtocolError::Crc {
-            what: "body",
-            found: header.body_crc,
-            computed,
-        });
+        return Err(ProtocolError::Crc { what: "body", found: header.body_crc, computed });
     }
     Ok(())
 }
@@ -408,24 +379,11 @@ mod tests {
 
     fn stream(body: &[u8]) -> Vec<u8> {
         let mut bytes = Vec::new();
-        let pulled = Pulled {
-            version: 3,
-            offset: 16,
-            last: true,
-        }
-        .into();
-        let stamp = BodyStamp {
-            bytes: body.len() as u64,
-            crc: Some(crc32c::crc32c(body)),
-        };
+        let pulled = Pulled { version: 3, offset: 16, last: true }.into();
+        let stamp = BodyStamp { bytes: body.len() as u64, crc: Some(crc32c::crc32c(body)) };
         encode(&mut bytes, &Envelope::default(), &pulled, stamp);
         bytes.extend_from_slice(body);
-        encode(
-            &mut bytes,
-            &Envelope::default(),
-            &Heartbeat {}.into(),
-            BodyStamp::NONE,
-        );
+        encode(&mut bytes, &Envelope::default(), &Heartbeat {}.into(), BodyStamp::NONE);
         bytes
     }
 
@@ -488,19 +446,13 @@ mod tests {
         let mut reader = FrameReader::new();
         assert!(matches!(reader.poll(&mut source).unwrap(), Poll::Frame(..)));
         let error = reader.poll_body(&mut source, &mut [0; 100]).unwrap_err();
-        assert!(matches!(
-            error,
-            ReadError::Protocol(ProtocolError::Crc { what: "body", .. })
-        ));
+        assert!(matches!(error, ReadError::Protocol(ProtocolError::Crc { what: "body", .. })));
 
         bytes.truncate(body_start + 40);
         let mut source = drip(bytes, 1 << 20);
         let mut reader = FrameReader::new();
         assert!(matches!(reader.poll(&mut source).unwrap(), Poll::Frame(..)));
         let error = reader.poll_body(&mut source, &mut [0; 100]).unwrap_err();
-        assert!(
-            matches!(error, ReadError::Protocol(ProtocolError::Cut { .. })),
-            "{error}"
-        );
+        assert!(matches!(error, ReadError::Protocol(ProtocolError::Cut { .. })), "{error}");
     }
 }

@@ -31,10 +31,7 @@ pub struct BodyStamp {
 
 impl BodyStamp {
     /// No body.
-    pub const NONE: BodyStamp = BodyStamp {
-        bytes: 0,
-        crc: None,
-    };
+    pub const NONE: BodyStamp = BodyStamp { bytes: 0, crc: None };
 
     /// A body of so many bytes without a checksum.
     pub fn plain(bytes: u64) -> BodyStamp {

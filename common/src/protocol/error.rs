@@ -7,10 +7,7 @@ use thiserror::Error;
 #[non_exhaustive]
 pub enum ProtocolError {
     /// The first four bytes are not pushpull's.
-    #[error(
-        "cannot read a frame: its magic is {found:#010x}, not {:#010x}",
-        super::header::MAGIC
-    )]
+    #[error("cannot read a frame: its magic is {found:#010x}, not {:#010x}", super::header::MAGIC)]
     Magic {
         /// The four bytes, little-endian.
         found: u32,

@@ -101,11 +101,7 @@ impl Header {
         };
         let found = u32::take(&mut reader)?;
         if found != computed {
-            return Err(ProtocolError::Crc {
-                what: "header",
-                found,
-                computed,
-            });
+            return Err(ProtocolError::Crc { what: "header", found, computed });
         }
         header.check()?;
         Ok(header)
@@ -114,11 +110,7 @@ impl Header {
     fn check(&self) -> Result<(), ProtocolError> {
         let (oldest, newest) = (version::OLDEST, version::NEWEST);
         if !(oldest..=newest).contains(&self.version) {
-            return Err(ProtocolError::Version {
-                found: self.version,
-                oldest,
-                newest,
-            });
+            return Err(ProtocolError::Version { found: self.version, oldest, newest });
         }
         let unknown = self.flags & !FLAG_BODY_CRC;
         if unknown != 0 {
@@ -128,17 +120,10 @@ impl Header {
         let body_crc_unused = self.flags & FLAG_BODY_CRC == 0;
         zero("config epoch", self.config_epoch.0.into())?;
         zero("auth", self.auth)?;
-        zero(
-            "body CRC without its flag",
-            u64::from(self.body_crc) * u64::from(body_crc_unused),
-        )?;
+        zero("body CRC without its flag", u64::from(self.body_crc) * u64::from(body_crc_unused))?;
         let body_limit =
             Message::body_limit(self.kind).ok_or(ProtocolError::Kind { found: self.kind })?;
-        bound(
-            "its meta",
-            self.meta_bytes.into(),
-            limits::META_BYTES_MAX.into(),
-        )?;
+        bound("its meta", self.meta_bytes.into(), limits::META_BYTES_MAX.into())?;
         bound("its body", self.body_bytes, body_limit)
     }
 
@@ -153,19 +138,11 @@ impl Header {
 fn zero(field: &'static str, found: u64) -> Result<(), ProtocolError> {
     match found {
         0 => Ok(()),
-        found => Err(ProtocolError::Invalid {
-            message: "header",
-            field,
-            found,
-        }),
+        found => Err(ProtocolError::Invalid { message: "header", field, found }),
     }
 }
 
 /// Refuses a length above its limit.
 pub(super) fn bound(what: &'static str, found: u64, limit: u64) -> Result<(), ProtocolError> {
-    if found > limit {
-        Err(ProtocolError::TooLong { what, found, limit })
-    } else {
-        Ok(())
-    }
+    if found > limit { Err(ProtocolError::TooLong { what, found, limit }) } else { Ok(()) }
 }

@@ -11,10 +11,7 @@ use crate::ids::{
 
 /// An identity as it travels: names and values in order of names.
 pub type IdentityFields = List<
-    (
-        Text<{ limits::IDENTITY_NAME_BYTES_MAX }>,
-        Text<{ limits::IDENTITY_VALUE_BYTES_MAX }>,
-    ),
+    (Text<{ limits::IDENTITY_NAME_BYTES_MAX }>, Text<{ limits::IDENTITY_VALUE_BYTES_MAX }>),
     { limits::IDENTITY_FIELDS_MAX },
 >;
 

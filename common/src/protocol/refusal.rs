@@ -183,18 +183,9 @@ impl std::fmt::Display for Refusal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Refusal::Version { oldest, newest } => {
-                write!(
-                    f,
-                    "the server speaks protocol versions {oldest} to {newest} only"
-                )
+                write!(f, "the server speaks protocol versions {oldest} to {newest} only")
             }
-            Refusal::Identity {
-                field,
-                server,
-                client,
-                server_hash,
-                client_hash,
-            } => write!(
+            Refusal::Identity { field, server, client, server_hash, client_hash } => write!(
                 f,
                 "the identities differ in {field}: the server has {server:?} (identity {}), this \
                  side has {client:?} (identity {})",
@@ -203,31 +194,19 @@ impl std::fmt::Display for Refusal {
                 server = server.as_str(),
                 client = client.as_str(),
             ),
-            Refusal::Catalogue {
-                server,
-                client,
-                differs,
-            } => write!(
+            Refusal::Catalogue { server, client, differs } => write!(
                 f,
                 "the variables differ: {differs} (server's catalogue {}, this side's {})",
                 short_hash(server),
                 short_hash(client)
             ),
-            Refusal::WrongShard {
-                wanted,
-                task,
-                shards,
-            } => {
-                write!(
-                    f,
-                    "{wanted} is not here: this is ps task {task} with {shards} shards"
-                )
+            Refusal::WrongShard { wanted, task, shards } => {
+                write!(f, "{wanted} is not here: this is ps task {task} with {shards} shards")
             }
             Refusal::NotInitialized {} => f.write_str("the variables are not initialized yet"),
-            Refusal::Fenced { epoch, current } => write!(
-                f,
-                "client epoch {epoch} is fenced by epoch {current} of the same task"
-            ),
+            Refusal::Fenced { epoch, current } => {
+                write!(f, "client epoch {epoch} is fenced by epoch {current} of the same task")
+            }
             Refusal::Role { role, kind } => {
                 write!(f, "role {role} may not send messages of kind {kind}")
             }
@@ -237,21 +216,10 @@ impl std::fmt::Display for Refusal {
             Refusal::UnknownPartition { partition } => {
                 write!(f, "the shard holds no partition {partition}")
             }
-            Refusal::Range {
-                offset,
-                bytes,
-                limit,
-            } => {
-                write!(
-                    f,
-                    "a part of {bytes} bytes at {offset} is out of place (limit {limit})"
-                )
+            Refusal::Range { offset, bytes, limit } => {
+                write!(f, "a part of {bytes} bytes at {offset} is out of place (limit {limit})")
             }
-            Refusal::NonFinite {
-                variable,
-                element,
-                value,
-            } => {
+            Refusal::NonFinite { variable, element, value } => {
                 write!(f, "element {element} of variable {variable} is {value}")
             }
             Refusal::NoRoom { room } => write!(f, "room {room} was given to another push"),
@@ -264,33 +232,18 @@ impl std::fmt::Display for Refusal {
             }
             Refusal::Stopping {} => f.write_str("the server is stopping"),
             Refusal::Token { token, generation } => {
-                write!(
-                    f,
-                    "token {token} of generation {generation} is not held by this client"
-                )
+                write!(f, "token {token} of generation {generation} is not held by this client")
             }
             Refusal::RestoreEpoch { found, current } => {
                 write!(f, "restore epoch {found} has passed, {current} is current")
             }
             Refusal::Storage { detail } => write!(f, "storage failed: {detail}"),
-            Refusal::Window {
-                sequence,
-                oldest,
-                newest,
-            } => {
-                write!(
-                    f,
-                    "sequence {sequence} is outside the window {oldest} to {newest}"
-                )
+            Refusal::Window { sequence, oldest, newest } => {
+                write!(f, "sequence {sequence} is outside the window {oldest} to {newest}")
             }
-            Refusal::Incomplete {
-                partition,
-                bytes,
-                expected,
-            } => write!(
-                f,
-                "partition {partition} was pushed in part: {bytes} of {expected} bytes"
-            ),
+            Refusal::Incomplete { partition, bytes, expected } => {
+                write!(f, "partition {partition} was pushed in part: {bytes} of {expected} bytes")
+            }
             Refusal::Operation { variable, tried } => {
                 write!(f, "variable {variable} does not take {tried}")
             }
@@ -304,8 +257,5 @@ impl std::fmt::Display for Refusal {
 
 /// The first eight bytes of a hash in hexadecimal: enough to tell two apart by eye.
 pub fn short_hash(hash: &[u8; 32]) -> String {
-    hash.iter()
-        .take(8)
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+    hash.iter().take(8).map(|byte| format!("{byte:02x}")).collect()
 }

@@ -15,19 +15,13 @@ pub struct Reader<'a> {
 impl<'a> Reader<'a> {
     /// Reads the meta of the message of this name.
     pub fn new(message: &'static str, bytes: &'a [u8]) -> Self {
-        Reader {
-            message,
-            rest: bytes,
-        }
+        Reader { message, rest: bytes }
     }
 
     /// Takes the next `count` bytes for a field of this type.
     pub fn take(&mut self, count: usize, field: &'static str) -> Result<&'a [u8], ProtocolError> {
         let Some((taken, rest)) = self.rest.split_at_checked(count) else {
-            return Err(ProtocolError::Truncated {
-                message: self.message,
-                field,
-            });
+            return Err(ProtocolError::Truncated { message: self.message, field });
         };
         self.rest = rest;
         Ok(taken)
@@ -47,21 +41,14 @@ impl<'a> Reader<'a> {
 
     /// A value that this field cannot have.
     pub fn invalid(&self, field: &'static str, found: u64) -> ProtocolError {
-        ProtocolError::Invalid {
-            message: self.message,
-            field,
-            found,
-        }
+        ProtocolError::Invalid { message: self.message, field, found }
     }
 
     /// Checks that nothing is left.
     pub fn finish(self) -> Result<(), ProtocolError> {
         match self.rest.len() {
             0 => Ok(()),
-            bytes => Err(ProtocolError::Trailing {
-                message: self.message,
-                bytes,
-            }),
+            bytes => Err(ProtocolError::Trailing { message: self.message, bytes }),
         }
     }
 }
@@ -158,11 +145,7 @@ impl<T: Wire> Wire for Option<T> {
     }
 
     fn take(reader: &mut Reader<'_>) -> Result<Self, ProtocolError> {
-        Ok(if bool::take(reader)? {
-            Some(T::take(reader)?)
-        } else {
-            None
-        })
+        Ok(if bool::take(reader)? { Some(T::take(reader)?) } else { None })
     }
 }
 
@@ -173,10 +156,7 @@ impl Wire for crate::ids::ShardId {
     }
 
     fn take(reader: &mut Reader<'_>) -> Result<Self, ProtocolError> {
-        Ok(Self {
-            task: Wire::take(reader)?,
-            shard: Wire::take(reader)?,
-        })
+        Ok(Self { task: Wire::take(reader)?, shard: Wire::take(reader)? })
     }
 }
 
@@ -363,10 +343,7 @@ mod tests {
         assert_eq!(round_trip(0x0102_0304_u32), [4, 3, 2, 1]);
         assert_eq!(round_trip(Some(7_u16)), [1, 7, 0]);
         assert_eq!(round_trip(Text::<8>::new("w").unwrap()), [1, 0, b'w']);
-        assert_eq!(
-            round_trip(List::<u8, 4>::new(vec![9, 8]).unwrap()),
-            [2, 0, 0, 0, 9, 8]
-        );
+        assert_eq!(round_trip(List::<u8, 4>::new(vec![9, 8]).unwrap()), [2, 0, 0, 0, 9, 8]);
         assert_eq!(round_trip(1.0_f64)[7], 0x3f);
     }
 
@@ -377,15 +354,9 @@ mod tests {
         let mut text = Reader::new("test", &[9, 0, b'x']);
         assert!(Text::<8>::take(&mut text).is_err());
         let mut cut = Reader::new("test", &[3, 0, b'x']);
-        assert!(matches!(
-            Text::<8>::take(&mut cut),
-            Err(ProtocolError::Truncated { .. })
-        ));
+        assert!(matches!(Text::<8>::take(&mut cut), Err(ProtocolError::Truncated { .. })));
         let mut latin = Reader::new("test", &[1, 0, 0xff]);
-        assert!(matches!(
-            Text::<8>::take(&mut latin),
-            Err(ProtocolError::Invalid { .. })
-        ));
+        assert!(matches!(Text::<8>::take(&mut latin), Err(ProtocolError::Invalid { .. })));
         assert!(bool::take(&mut Reader::new("test", &[2])).is_err());
         assert!(Text::<3>::new("four").is_none());
         assert_eq!(Text::<3>::clipped("añb").as_str(), "añ");
@@ -394,12 +365,6 @@ mod tests {
     #[test]
     fn trailing_bytes_are_refused() {
         let reader = Reader::new("test", &[1]);
-        assert_eq!(
-            reader.finish(),
-            Err(ProtocolError::Trailing {
-                message: "test",
-                bytes: 1
-            })
-        );
+        assert_eq!(reader.finish(), Err(ProtocolError::Trailing { message: "test", bytes: 1 }));
     }
 }

@@ -18,23 +18,13 @@ impl<'a> Drip<'a> {
     /// # Panics
     /// If there is no step, or one is 0.
     pub(crate) fn new(rest: &'a [u8], steps: &'a [usize]) -> Self {
-        assert!(
-            !steps.is_empty() && !steps.contains(&0),
-            "every read brings something"
-        );
-        Drip {
-            rest,
-            steps,
-            turn: 0,
-            widest: 0,
-        }
+        assert!(!steps.is_empty() && !steps.contains(&0), "every read brings something");
+        Drip { rest, steps, turn: 0, widest: 0 }
     }
 
     fn read(&mut self, slices: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         // The reader's own buffer is the last slice; before it comes the body's memory.
-        self.widest = self
-            .widest
-            .max(slices.last().map_or(0, |slice| slice.len()));
+        self.widest = self.widest.max(slices.last().map_or(0, |slice| slice.len()));
         self.turn += 1;
         if self.turn % 2 == 1 {
             return Err(io::ErrorKind::WouldBlock.into());
@@ -96,9 +86,5 @@ fn take_one(
         };
         while poll()? == BodyPoll::Pending {}
     }
-    Ok(Some(Taken {
-        header,
-        message,
-        body,
-    }))
+    Ok(Some(Taken { header, message, body }))
 }

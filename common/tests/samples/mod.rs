@@ -41,11 +41,7 @@ pub(crate) fn samples() -> Vec<Sample> {
     variants::check_complete();
     let mut list = Vec::new();
     let mut add = |name: &str, message: Message| {
-        list.push(Sample {
-            name: name.to_owned(),
-            message,
-            body: BodyStamp::NONE,
-        });
+        list.push(Sample { name: name.to_owned(), message, body: BodyStamp::NONE });
     };
     conversation(&mut add);
     variables(&mut add);
@@ -61,60 +57,20 @@ fn conversation(add: &mut impl FnMut(&str, Message)) {
         add(&format!("Hello {name}"), Hello { role, ..hello() }.into());
     }
     for (name, body_crc) in BodyCrc::named() {
-        add(
-            &format!("Hello body_crc {name}"),
-            Hello {
-                body_crc,
-                ..hello()
-            }
-            .into(),
-        );
+        add(&format!("Hello body_crc {name}"), Hello { body_crc, ..hello() }.into());
     }
     let catalogue = Some(filled(0xa0));
-    add(
-        "Hello again",
-        Hello {
-            catalogue,
-            client_epoch: ClientEpoch(9),
-            ..hello()
-        }
-        .into(),
-    );
+    add("Hello again", Hello { catalogue, client_epoch: ClientEpoch(9), ..hello() }.into());
     let auth = List::new(vec![1, 2, 3]).expect("3 bytes are few");
-    add(
-        "Hello auth",
-        Hello {
-            identity: List::default(),
-            auth,
-            ..hello()
-        }
-        .into(),
-    );
+    add("Hello auth", Hello { identity: List::default(), auth, ..hello() }.into());
     for (name, mode) in ModeIs::named() {
-        add(
-            &format!("Welcome {name}"),
-            Welcome { mode, ..welcome() }.into(),
-        );
+        add(&format!("Welcome {name}"), Welcome { mode, ..welcome() }.into());
     }
     for (name, non_finite) in NonFinitePolicy::named() {
-        add(
-            &format!("Welcome non_finite {name}"),
-            Welcome {
-                non_finite,
-                ..welcome()
-            }
-            .into(),
-        );
+        add(&format!("Welcome non_finite {name}"), Welcome { non_finite, ..welcome() }.into());
     }
     for (name, catalogue) in CatalogueState::named() {
-        add(
-            &format!("Welcome catalogue {name}"),
-            Welcome {
-                catalogue,
-                ..welcome()
-            }
-            .into(),
-        );
+        add(&format!("Welcome catalogue {name}"), Welcome { catalogue, ..welcome() }.into());
     }
     for (name, refusal) in variants::refusals() {
         add(&format!("Refused {name}"), Refused { refusal }.into());
@@ -165,144 +121,52 @@ fn welcome() -> Welcome {
 }
 
 fn variables(add: &mut impl FnMut(&str, Message)) {
-    add(
-        "Declare",
-        Declare {
-            digest: filled(0xd0),
-        }
-        .into(),
-    );
+    add("Declare", Declare { digest: filled(0xd0) }.into());
     for (name, state) in CatalogueState::named() {
         add(&format!("Declared {name}"), Declared { state }.into());
     }
     add("Initialize", Initialize {}.into());
     add("AwaitReady", AwaitReady {}.into());
-    add(
-        "Ready",
-        Ready {
-            digest: filled(0xd0),
-        }
-        .into(),
-    );
+    add("Ready", Ready { digest: filled(0xd0) }.into());
     add("FetchCatalogue", FetchCatalogue {}.into());
-    add(
-        "CatalogueIs",
-        CatalogueIs {
-            digest: filled(0xd0),
-        }
-        .into(),
-    );
+    add("CatalogueIs", CatalogueIs { digest: filled(0xd0) }.into());
     for (name, selection) in Selection::named() {
         add(&format!("Pull {name}"), Pull { selection }.into());
     }
-    add(
-        "Pulled",
-        Pulled {
-            version: 7,
-            offset: 4096,
-            last: false,
-        }
-        .into(),
-    );
-    add(
-        "Pulled last",
-        Pulled {
-            version: 7,
-            offset: 8192,
-            last: true,
-        }
-        .into(),
-    );
+    add("Pulled", Pulled { version: 7, offset: 4096, last: false }.into());
+    add("Pulled last", Pulled { version: 7, offset: 8192, last: true }.into());
 }
 
 fn tokens(add: &mut impl FnMut(&str, Message)) {
-    add(
-        "TokenRequest",
-        TokenRequest {
-            newest: TokenId(10),
-        }
-        .into(),
-    );
+    add("TokenRequest", TokenRequest { newest: TokenId(10) }.into());
     add("Granted", Granted { grant: grant() }.into());
     for (name, reason) in EndReason::named() {
         add(&format!("Ended {name}"), Ended { reason }.into());
     }
-    add(
-        "ReturnToken",
-        ReturnToken {
-            token: TokenId(11),
-            generation: 12,
-        }
-        .into(),
-    );
+    add("ReturnToken", ReturnToken { token: TokenId(11), generation: 12 }.into());
     add("Returned", Returned {}.into());
     add("Reserve", Reserve {}.into());
     add("Room", Room { room: 14 }.into());
 }
 
 fn grant() -> Grant {
-    Grant {
-        token: TokenId(11),
-        generation: 12,
-        step: GlobalStep(13),
-        room: 14,
-    }
+    Grant { token: TokenId(11), generation: 12, step: GlobalStep(13), room: 14 }
 }
 
 fn pushes(add: &mut impl FnMut(&str, Message)) {
     for (name, operation) in Operation::named() {
-        add(
-            &format!("PushPart {name}"),
-            PushPart {
-                operation,
-                ..part()
-            }
-            .into(),
-        );
+        add(&format!("PushPart {name}"), PushPart { operation, ..part() }.into());
     }
-    add(
-        "PushPart last",
-        PushPart {
-            whole: Some(8192),
-            next: true,
-            ..part()
-        }
-        .into(),
-    );
+    add("PushPart last", PushPart { whole: Some(8192), next: true, ..part() }.into());
     for (name, outcome) in variants::outcomes() {
-        add(
-            &format!("PushAnswer {name}"),
-            PushAnswer {
-                outcome,
-                ..answer()
-            }
-            .into(),
-        );
+        add(&format!("PushAnswer {name}"), PushAnswer { outcome, ..answer() }.into());
     }
-    add(
-        "PushAnswer next",
-        PushAnswer {
-            next: Some(grant()),
-            room: 15,
-            ..answer()
-        }
-        .into(),
-    );
+    add("PushAnswer next", PushAnswer { next: Some(grant()), room: 15, ..answer() }.into());
     for (name, reason) in EndReason::named() {
         let ended = Some(reason);
-        add(
-            &format!("PushAnswer ended {name}"),
-            PushAnswer { ended, ..answer() }.into(),
-        );
+        add(&format!("PushAnswer ended {name}"), PushAnswer { ended, ..answer() }.into());
     }
-    add(
-        "PushAnswer again",
-        PushAnswer {
-            duplicate: true,
-            ..answer()
-        }
-        .into(),
-    );
+    add("PushAnswer again", PushAnswer { duplicate: true, ..answer() }.into());
     add("Withdraw", Withdraw {}.into());
     add("OutcomeQuery", OutcomeQuery {}.into());
     for (name, state) in variants::push_states() {
@@ -324,36 +188,13 @@ fn part() -> PushPart {
 
 fn answer() -> PushAnswer {
     let outcome = variants::outcomes().swap_remove(0).1;
-    PushAnswer {
-        outcome,
-        duplicate: false,
-        next: None,
-        ended: None,
-        room: 0,
-    }
+    PushAnswer { outcome, duplicate: false, next: None, ended: None, room: 0 }
 }
 
 fn between_servers(add: &mut impl FnMut(&str, Message)) {
     let (token, generation, shard) = (TokenId(11), 12, ShardId { task: 1, shard: 2 });
-    add(
-        "Held",
-        Held {
-            token,
-            generation,
-            shard,
-            norm_squared: 0.5,
-        }
-        .into(),
-    );
-    add(
-        "Admit",
-        Admit {
-            token,
-            order: 16,
-            norm_squared: 2.0,
-        }
-        .into(),
-    );
+    add("Held", Held { token, generation, shard, norm_squared: 0.5 }.into());
+    add("Admit", Admit { token, order: 16, norm_squared: 2.0 }.into());
     add("Drop", Drop { token, generation }.into());
     add("Dropped", Dropped { token, generation }.into());
     add("Commit", Commit { count: 4 }.into());
@@ -367,12 +208,7 @@ fn with_bodies(list: &mut Vec<Sample>) {
         Declare { digest }.into(),
         CatalogueIs { digest }.into(),
         part().into(),
-        Pulled {
-            version: 7,
-            offset: 4096,
-            last: true,
-        }
-        .into(),
+        Pulled { version: 7, offset: 4096, last: true }.into(),
     ];
     for message in messages {
         for (suffix, crc) in [("body", None), ("body crc", Some(0xc0c1_c2c3))] {

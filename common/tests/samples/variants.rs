@@ -129,18 +129,11 @@ pub(crate) fn filled(first: u8) -> [u8; 32] {
 }
 
 fn settled(outcome: usize) -> PushState {
-    PushState::Settled {
-        outcome: Outcome::named()[outcome].1,
-    }
+    PushState::Settled { outcome: Outcome::named()[outcome].1 }
 }
 
 fn partitions<const MAX: usize>() -> List<PartitionId, MAX> {
-    List::new(vec![
-        PartitionId(0),
-        PartitionId(2),
-        PartitionId(0x0102_0304),
-    ])
-    .expect("3 are few")
+    List::new(vec![PartitionId(0), PartitionId(2), PartitionId(0x0102_0304)]).expect("3 are few")
 }
 
 fn detail(text: &str) -> Detail {

@@ -46,22 +46,12 @@ impl Batches {
         seed: u64,
     ) -> Result<Batches, DataError> {
         if worker >= workers || worker >= rows || batch_rows == 0 {
-            return Err(DataError::EmptyShare {
-                worker,
-                workers,
-                rows,
-                batch_rows,
-            });
+            return Err(DataError::EmptyShare { worker, workers, rows, batch_rows });
         }
         let mut random = SplitMix64::stream(seed, worker as u64);
         let mut share: Vec<usize> = (worker..rows).step_by(workers).collect();
         random.shuffle(&mut share);
-        Ok(Batches {
-            share,
-            drawn: 0,
-            batch_rows,
-            random,
-        })
+        Ok(Batches { share, drawn: 0, batch_rows, random })
     }
 
     /// Replaces the contents of `batch` by the next rows of `dataset`.
@@ -96,9 +86,7 @@ mod tests {
     /// Ten samples of two values, each of which says whose it is.
     fn numbered() -> Dataset {
         Dataset {
-            features: (0..10)
-                .flat_map(|row| [row as f32, -(row as f32)])
-                .collect(),
+            features: (0..10).flat_map(|row| [row as f32, -(row as f32)]).collect(),
             width: 2,
             labels: (0..10).collect(),
             classes: 10,
@@ -131,11 +119,7 @@ mod tests {
                 for round in drawn.chunks(share) {
                     let mut round = round.to_vec();
                     round.sort_unstable();
-                    assert!(
-                        round
-                            .iter()
-                            .all(|&row| usize::from(row) % workers == worker)
-                    );
+                    assert!(round.iter().all(|&row| usize::from(row) % workers == worker));
                     round.dedup();
                     assert_eq!(round.len(), share);
                 }
@@ -164,13 +148,9 @@ mod tests {
 
     #[test]
     fn empty_shares_are_refused() {
-        for (rows, worker, workers, batch_rows) in [
-            (10, 2, 2, 4),
-            (10, 0, 0, 4),
-            (3, 3, 4, 4),
-            (0, 0, 1, 4),
-            (10, 0, 1, 0),
-        ] {
+        for (rows, worker, workers, batch_rows) in
+            [(10, 2, 2, 4), (10, 0, 0, 4), (3, 3, 4, 4), (0, 0, 1, 4), (10, 0, 1, 0)]
+        {
             let refused = Batches::new(rows, worker, workers, batch_rows, 0);
             assert!(matches!(refused, Err(DataError::EmptyShare { .. })));
         }

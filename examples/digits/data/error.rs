@@ -111,49 +111,23 @@ impl fmt::Display for DataError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             DataError::NotFound { directory, name } => {
-                write!(
-                    f,
-                    "cannot find {name} or {name}.gz in {}",
-                    directory.display()
-                )
+                write!(f, "cannot find {name} or {name}.gz in {}", directory.display())
             }
-            DataError::Read {
-                file,
-                offset,
-                source,
-            } => {
-                write!(
-                    f,
-                    "cannot read {} at offset {offset}: {source}",
-                    file.display()
-                )
+            DataError::Read { file, offset, source } => {
+                write!(f, "cannot read {} at offset {offset}: {source}", file.display())
             }
-            DataError::Magic {
-                file,
-                found,
-                expected,
-            } => write!(
+            DataError::Magic { file, found, expected } => write!(
                 f,
                 "cannot load {}: it begins with {found:#010x} at offset 0, expected {expected:#010x}",
                 file.display()
             ),
-            DataError::Implausible {
-                file,
-                offset,
-                field,
-                found,
-                max,
-            } => write!(
+            DataError::Implausible { file, offset, field, found, max } => write!(
                 f,
                 "cannot load {}: the number of {field} at offset {offset} is {found}, expected 1 \
                  to {max}",
                 file.display()
             ),
-            DataError::Truncated {
-                file,
-                offset,
-                expected,
-            } => write!(
+            DataError::Truncated { file, offset, expected } => write!(
                 f,
                 "cannot load {}: it ends at offset {offset}, expected {expected} bytes",
                 file.display()
@@ -163,45 +137,26 @@ impl fmt::Display for DataError {
                 "cannot load {}: it goes on at offset {offset}, expected its end there",
                 file.display()
             ),
-            DataError::LabelOutOfRange {
-                file,
-                offset,
-                found,
-                classes,
-            } => write!(
+            DataError::LabelOutOfRange { file, offset, found, classes } => write!(
                 f,
                 "cannot load {}: the label at offset {offset} is {found}, expected less than \
                  {classes}",
                 file.display()
             ),
-            DataError::CountMismatch {
-                images,
-                image_count,
-                labels,
-                label_count,
-            } => write!(
+            DataError::CountMismatch { images, image_count, labels, label_count } => write!(
                 f,
                 "cannot pair {} with {}: {image_count} images and {label_count} labels at offset \
                  4, expected equal counts",
                 images.display(),
                 labels.display()
             ),
-            DataError::WidthMismatch {
-                directory,
-                train,
-                test,
-            } => write!(
+            DataError::WidthMismatch { directory, train, test } => write!(
                 f,
                 "cannot use {}: images to train on have {train} pixels and images to test on \
                  {test}, expected equal sizes",
                 directory.display()
             ),
-            DataError::EmptyShare {
-                worker,
-                workers,
-                rows,
-                batch_rows,
-            } => write!(
+            DataError::EmptyShare { worker, workers, rows, batch_rows } => write!(
                 f,
                 "cannot draw batches of {batch_rows} rows for worker {worker} of {workers} out of \
                  {rows} rows: expected at least one row for each worker and in each batch"

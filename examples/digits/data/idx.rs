@@ -21,22 +21,14 @@ pub(super) fn load(
     images: &'static str,
     labels: &'static str,
 ) -> Result<Dataset, DataError> {
-    pair(
-        Source::open(directory, images)?,
-        Source::open(directory, labels)?,
-    )
+    pair(Source::open(directory, images)?, Source::open(directory, labels)?)
 }
 
 fn pair(mut images: Source, mut labels: Source) -> Result<Dataset, DataError> {
     // The labels come first: they are small, and tell how many images to expect.
     let label_values = read_labels(&mut labels)?;
     let (width, features) = read_images(&mut images, &labels, label_values.len())?;
-    Ok(Dataset {
-        features,
-        width,
-        labels: label_values,
-        classes: CLASSES,
-    })
+    Ok(Dataset { features, width, labels: label_values, classes: CLASSES })
 }
 
 fn read_labels(source: &mut Source) -> Result<Vec<u8>, DataError> {
@@ -45,10 +37,7 @@ fn read_labels(source: &mut Source) -> Result<Vec<u8>, DataError> {
     let begin = source.offset;
     let mut labels = Vec::new();
     source.payload(count, |bytes| labels.extend_from_slice(bytes))?;
-    match labels
-        .iter()
-        .position(|&label| usize::from(label) >= CLASSES)
-    {
+    match labels.iter().position(|&label| usize::from(label) >= CLASSES) {
         None => Ok(labels),
         Some(position) => Err(DataError::LabelOutOfRange {
             file: source.file.clone(),
@@ -112,28 +101,17 @@ impl Source {
         if let Some(file) = open_regular(&packed)? {
             return Ok(Source::new(packed, MultiGzDecoder::new(file)));
         }
-        Err(DataError::NotFound {
-            directory: directory.to_path_buf(),
-            name,
-        })
+        Err(DataError::NotFound { directory: directory.to_path_buf(), name })
     }
 
     fn new(file: PathBuf, reader: impl Read + 'static) -> Source {
-        Source {
-            file,
-            reader: Box::new(reader),
-            offset: 0,
-        }
+        Source { file, reader: Box::new(reader), offset: 0 }
     }
 
     fn magic(&mut self, expected: u32) -> Result<(), DataError> {
         match self.word()? {
             found if found == expected => Ok(()),
-            found => Err(DataError::Magic {
-                file: self.file.clone(),
-                found,
-                expected,
-            }),
+            found => Err(DataError::Magic { file: self.file.clone(), found, expected }),
         }
     }
 
@@ -142,13 +120,9 @@ impl Source {
         let offset = self.offset;
         match u64::from(self.word()?) {
             found if (1..=max).contains(&found) => Ok(found),
-            found => Err(DataError::Implausible {
-                file: self.file.clone(),
-                offset,
-                field,
-                found,
-                max,
-            }),
+            found => {
+                Err(DataError::Implausible { file: self.file.clone(), offset, field, found, max })
+            }
         }
     }
 
@@ -171,10 +145,7 @@ impl Source {
         // This read also lets the decompressor compare its checksum.
         match self.read(&mut piece[..1])? {
             0 => Ok(()),
-            _ => Err(DataError::TrailingBytes {
-                file: self.file.clone(),
-                offset: end,
-            }),
+            _ => Err(DataError::TrailingBytes { file: self.file.clone(), offset: end }),
         }
     }
 
@@ -200,11 +171,7 @@ impl Source {
     }
 
     fn truncated(&self, expected: u64) -> DataError {
-        DataError::Truncated {
-            file: self.file.clone(),
-            offset: self.offset,
-            expected,
-        }
+        DataError::Truncated { file: self.file.clone(), offset: self.offset, expected }
     }
 
     fn read(&mut self, bytes: &mut [u8]) -> Result<usize, DataError> {
@@ -214,11 +181,7 @@ impl Source {
                 Ok(count) => return Ok(count),
                 Err(source) => {
                     let (file, offset) = (self.file.clone(), self.offset);
-                    return Err(DataError::Read {
-                        file,
-                        offset,
-                        source,
-                    });
+                    return Err(DataError::Read { file, offset, source });
                 }
             }
         }
@@ -227,11 +190,7 @@ impl Source {
 
 /// Opens `file`, or tells that it is not there.
 fn open_regular(file: &Path) -> Result<Option<File>, DataError> {
-    let refused = |source| DataError::Read {
-        file: file.to_path_buf(),
-        offset: 0,
-        source,
-    };
+    let refused = |source| DataError::Read { file: file.to_path_buf(), offset: 0, source };
     match file.metadata() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(refused(error)),
@@ -278,10 +237,7 @@ mod tests {
 
     /// Three images of 2 x 2 pixels.
     fn images() -> Vec<u8> {
-        idx(
-            &[IMAGES_MAGIC, 3, 2, 2],
-            &[0, 51, 102, 153, 204, 255, 0, 0, 0, 0, 0, 255],
-        )
+        idx(&[IMAGES_MAGIC, 3, 2, 2], &[0, 51, 102, 153, 204, 255, 0, 0, 0, 0, 0, 255])
     }
 
     fn labels() -> Vec<u8> {
@@ -314,9 +270,7 @@ mod tests {
 
     #[test]
     fn a_payload_may_be_longer_than_a_piece() {
-        let pixels: Vec<u8> = (0..3 * 256 * 256)
-            .map(|index| (index % 251) as u8)
-            .collect();
+        let pixels: Vec<u8> = (0..3 * 256 * 256).map(|index| (index % 251) as u8).collect();
         let dataset = parse(idx(&[IMAGES_MAGIC, 3, 256, 256], &pixels), labels()).unwrap();
         let expected = pixels.iter().map(|&pixel| f32::from(pixel) / 255.0);
         assert!(dataset.features.into_iter().eq(expected));
@@ -394,9 +348,7 @@ mod tests {
     fn every_truncation_is_told() {
         for length in 0..images().len() {
             let told = parse(images()[..length].to_vec(), labels());
-            let Err(DataError::Truncated { offset, .. }) = told else {
-                panic!("{told:?}")
-            };
+            let Err(DataError::Truncated { offset, .. }) = told else { panic!("{told:?}") };
             assert_eq!(offset, length as u64);
         }
         for length in 0..labels().len() {
@@ -459,16 +411,10 @@ mod tests {
         let mut wrong_checksum = whole.clone();
         let checksum = whole.len() - 8;
         wrong_checksum[checksum] ^= 1;
-        assert!(matches!(
-            open(&wrong_checksum),
-            DataError::Read { offset: 28, .. }
-        ));
+        assert!(matches!(open(&wrong_checksum), DataError::Read { offset: 28, .. }));
         // An archive that unpacks to far more than its header announces is left after one byte.
         let bomb = gzip(&[images(), vec![0; 16 << 20]].concat());
-        assert!(matches!(
-            open(&bomb),
-            DataError::TrailingBytes { offset: 28, .. }
-        ));
+        assert!(matches!(open(&bomb), DataError::TrailingBytes { offset: 28, .. }));
     }
 
     #[test]
@@ -482,21 +428,11 @@ mod tests {
         let test = directory.path().join("t10k-images-idx3-ubyte");
         fs::write(&test, idx(&[IMAGES_MAGIC, 3, 1, 2], &[0; 6])).unwrap();
         let told = Split::open(directory.path()).unwrap_err();
-        assert!(matches!(
-            told,
-            DataError::WidthMismatch {
-                train: 4,
-                test: 2,
-                ..
-            }
-        ));
+        assert!(matches!(told, DataError::WidthMismatch { train: 4, test: 2, .. }));
 
         fs::remove_file(&test).unwrap();
         fs::create_dir(&test).unwrap();
         let told = Split::open(directory.path()).unwrap_err().to_string();
-        assert!(
-            told.ends_with("at offset 0: it is not a regular file"),
-            "{told}"
-        );
+        assert!(told.ends_with("at offset 0: it is not a regular file"), "{told}");
     }
 }

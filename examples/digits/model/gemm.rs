@@ -17,17 +17,8 @@ impl<'a> Matrix<'a> {
     ///
     /// If there are not exactly `rows * columns` values.
     pub(super) fn new(values: &'a [f32], rows: usize, columns: usize) -> Matrix<'a> {
-        assert_eq!(
-            Some(values.len()),
-            rows.checked_mul(columns),
-            "{rows} x {columns} values"
-        );
-        Matrix {
-            values,
-            rows,
-            columns,
-            strides: (columns, 1),
-        }
+        assert_eq!(Some(values.len()), rows.checked_mul(columns), "{rows} x {columns} values");
+        Matrix { values, rows, columns, strides: (columns, 1) }
     }
 
     /// The same values with rows and columns exchanged; nothing is copied.
@@ -49,15 +40,8 @@ impl<'a> Matrix<'a> {
 /// If the shapes do not fit together.
 pub(super) fn multiply(a: Matrix<'_>, b: Matrix<'_>, beta: f32, product: &mut [f32]) {
     let (rows, inner, columns) = (a.rows, a.columns, b.columns);
-    assert_eq!(
-        inner, b.rows,
-        "columns of the left matrix and rows of the right one"
-    );
-    assert_eq!(
-        Some(product.len()),
-        rows.checked_mul(columns),
-        "values of the product"
-    );
+    assert_eq!(inner, b.rows, "columns of the left matrix and rows of the right one");
+    assert_eq!(Some(product.len()), rows.checked_mul(columns), "values of the product");
     // SAFETY: `Matrix::new` made sure that `a` holds rows * inner values and `b` inner * columns,
     // and their fields are private; their strides, transposed or not, reach each value once and
     // nothing else. The assertion above says the same of `product`, whose strides are those of a
@@ -94,29 +78,14 @@ mod tests {
     #[test]
     fn products_by_hand() {
         let mut product = [f32::NAN; 4];
-        multiply(
-            Matrix::new(&A, 2, 3),
-            Matrix::new(&B, 3, 2),
-            0.0,
-            &mut product,
-        );
+        multiply(Matrix::new(&A, 2, 3), Matrix::new(&B, 3, 2), 0.0, &mut product);
         assert_eq!(product, [8.0, 7.0, 17.0, 16.0]);
-        multiply(
-            Matrix::new(&A, 2, 3),
-            Matrix::new(&B, 3, 2),
-            1.0,
-            &mut product,
-        );
+        multiply(Matrix::new(&A, 2, 3), Matrix::new(&B, 3, 2), 1.0, &mut product);
         assert_eq!(product, [16.0, 14.0, 34.0, 32.0]);
         let (left, right) = (Matrix::new(&A, 3, 2), Matrix::new(&B, 2, 3));
         multiply(left.transposed(), right.transposed(), 0.0, &mut product);
         assert_eq!(product, [-4.0, 16.0, -4.0, 22.0]);
-        multiply(
-            Matrix::new(&[], 2, 0),
-            Matrix::new(&[], 0, 2),
-            0.0,
-            &mut product,
-        );
+        multiply(Matrix::new(&[], 2, 0), Matrix::new(&[], 0, 2), 0.0, &mut product);
         assert_eq!(product, [0.0; 4]);
     }
 
@@ -129,22 +98,12 @@ mod tests {
     #[test]
     #[should_panic(expected = "columns of the left matrix")]
     fn inner_sides_must_match() {
-        multiply(
-            Matrix::new(&A, 2, 3),
-            Matrix::new(&B, 2, 3),
-            0.0,
-            &mut [0.0; 6],
-        );
+        multiply(Matrix::new(&A, 2, 3), Matrix::new(&B, 2, 3), 0.0, &mut [0.0; 6]);
     }
 
     #[test]
     #[should_panic(expected = "values of the product")]
     fn the_product_must_fit() {
-        multiply(
-            Matrix::new(&A, 2, 3),
-            Matrix::new(&B, 3, 2),
-            0.0,
-            &mut [0.0; 5],
-        );
+        multiply(Matrix::new(&A, 2, 3), Matrix::new(&B, 3, 2), 0.0, &mut [0.0; 5]);
     }
 }

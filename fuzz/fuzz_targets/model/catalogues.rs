@@ -67,11 +67,7 @@ fn declarable(variables: Vec<VariableSpec>, tasks: &[u32]) -> Declarable {
 /// Bytes for a whole layout whose elements are all `value`; 255 stands for NaN.
 pub(crate) fn image(layout: &ShardLayout, value: u8) -> Vec<u8> {
     let mut bytes = vec![0; layout.bytes() as usize];
-    let number = if value == u8::MAX {
-        f64::NAN
-    } else {
-        f64::from(value)
-    };
+    let number = if value == u8::MAX { f64::NAN } else { f64::from(value) };
     for partition in layout.partitions() {
         let start = partition.offset as usize;
         let element = match partition.dtype {
@@ -91,19 +87,11 @@ pub(crate) fn differing(dtype: DType, bytes: &[u8]) -> Option<(usize, u64)> {
     let bits = |chunk: &[u8]| match dtype {
         DType::F32 => {
             let bits = u32::from_le_bytes(chunk.try_into().expect("chunks of 4"));
-            if f32::from_bits(bits).is_nan() {
-                u64::MAX
-            } else {
-                bits.into()
-            }
+            if f32::from_bits(bits).is_nan() { u64::MAX } else { bits.into() }
         }
         DType::F64 => {
             let bits = u64::from_le_bytes(chunk.try_into().expect("chunks of 8"));
-            if f64::from_bits(bits).is_nan() {
-                u64::MAX
-            } else {
-                bits
-            }
+            if f64::from_bits(bits).is_nan() { u64::MAX } else { bits }
         }
         _ => u64::from_le_bytes(chunk.try_into().expect("chunks of 8")),
     };

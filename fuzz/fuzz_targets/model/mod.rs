@@ -24,95 +24,26 @@ use catalogues::{Declarable, declarables, differing, image};
 /// Something a client does, or the world around it. `by` chooses a connection.
 #[derive(Arbitrary, Debug)]
 pub(crate) enum Action {
-    Connect {
-        task: u8,
-        role: u8,
-        incarnation: u8,
-        epoch: Number,
-        seen_epoch: u8,
-        remote: bool,
-    },
-    Disconnect {
-        by: u8,
-    },
-    Raw {
-        by: u8,
-        kind: u8,
-        meta: Vec<u8>,
-        sequence: u8,
-        step: u8,
-        body: u8,
-    },
-    Declare {
-        by: u8,
-        which: u8,
-        damage: Option<(u16, u8)>,
-    },
-    Initialize {
-        by: u8,
-    },
-    AwaitReady {
-        by: u8,
-        deadline: u8,
-    },
-    FetchCatalogue {
-        by: u8,
-    },
-    Token {
-        by: u8,
-        deadline: u8,
-        newest: Number,
-    },
-    Return {
-        by: u8,
-        token: u8,
-    },
-    Reserve {
-        by: u8,
-        deadline: u8,
-    },
-    Push {
-        by: u8,
-        sequence: Choice,
-        operation: u8,
-        token: u8,
-        room: u8,
-        plan: Plan,
-    },
-    Body {
-        by: u8,
-        bytes: u16,
-    },
-    Withdraw {
-        by: u8,
-        sequence: Choice,
-    },
-    Query {
-        by: u8,
-        sequence: Choice,
-    },
-    Pull {
-        by: u8,
-        partitions: Option<Vec<u8>>,
-        at_least: u8,
-        deadline: u8,
-    },
-    Finish {
-        by: u8,
-    },
-    Leave {
-        by: u8,
-    },
-    Advance {
-        ticks: u8,
-    },
-    Pause {
-        ms: u16,
-    },
-    Train {
-        by: u8,
-        plan: Plan,
-    },
+    Connect { task: u8, role: u8, incarnation: u8, epoch: Number, seen_epoch: u8, remote: bool },
+    Disconnect { by: u8 },
+    Raw { by: u8, kind: u8, meta: Vec<u8>, sequence: u8, step: u8, body: u8 },
+    Declare { by: u8, which: u8, damage: Option<(u16, u8)> },
+    Initialize { by: u8 },
+    AwaitReady { by: u8, deadline: u8 },
+    FetchCatalogue { by: u8 },
+    Token { by: u8, deadline: u8, newest: Number },
+    Return { by: u8, token: u8 },
+    Reserve { by: u8, deadline: u8 },
+    Push { by: u8, sequence: Choice, operation: u8, token: u8, room: u8, plan: Plan },
+    Body { by: u8, bytes: u16 },
+    Withdraw { by: u8, sequence: Choice },
+    Query { by: u8, sequence: Choice },
+    Pull { by: u8, partitions: Option<Vec<u8>>, at_least: u8, deadline: u8 },
+    Finish { by: u8 },
+    Leave { by: u8 },
+    Advance { ticks: u8 },
+    Pause { ms: u16 },
+    Train { by: u8, plan: Plan },
     Work,
     Settle,
     Send,
@@ -159,11 +90,7 @@ impl Plan {
 
     /// The bytes of the last part's body that are held back.
     fn held(&self) -> usize {
-        if matches!(self.trouble, 4..=24) {
-            8 * usize::from(self.trouble) - 31
-        } else {
-            0
-        }
+        if matches!(self.trouble, 4..=24) { 8 * usize::from(self.trouble) - 31 } else { 0 }
     }
 
     /// By how much it says to be longer than it is.
@@ -240,35 +167,20 @@ impl World {
     /// A chief declares and initializes the variables, and two workers join.
     pub(crate) fn begin(&mut self, wide: bool) {
         self.connect(0, Role::Chief {}, 0, 0, 0, false);
-        self.act(Action::Declare {
-            by: 0,
-            which: u8::from(wide),
-            damage: None,
-        });
+        self.act(Action::Declare { by: 0, which: u8::from(wide), damage: None });
         self.act(Action::Initialize { by: 0 });
         let events = self.door.settle();
         self.hear(events);
         for task in 1..3 {
             self.connect(task, Role::Worker {}, 0, 0, 0, false);
             let newest = Number::Zero;
-            self.act(Action::Token {
-                by: task as u8,
-                deadline: 0,
-                newest,
-            });
+            self.act(Action::Token { by: task as u8, deadline: 0, newest });
         }
     }
 
     pub(crate) fn act(&mut self, action: Action) {
         match action {
-            Action::Connect {
-                task,
-                role,
-                incarnation,
-                epoch,
-                seen_epoch,
-                remote,
-            } => {
+            Action::Connect { task, role, incarnation, epoch, seen_epoch, remote } => {
                 let task = u32::from(task % 3);
                 let known = self.current.get(&task).map_or(0, |&(epoch, _)| epoch);
                 let role = match role % 8 {
@@ -279,14 +191,7 @@ impl World {
                 };
                 let seen_epoch = u32::from(seen_epoch == 77);
                 let incarnation = u64::from(incarnation % 3);
-                self.connect(
-                    task,
-                    role,
-                    incarnation,
-                    number(epoch, known),
-                    seen_epoch,
-                    remote,
-                );
+                self.connect(task, role, incarnation, number(epoch, known), seen_epoch, remote);
             }
             Action::Disconnect { by } => {
                 if !self.lines.is_empty() {
@@ -295,14 +200,7 @@ impl World {
                     self.door.disconnect(line.connection);
                 }
             }
-            Action::Raw {
-                by,
-                kind,
-                meta,
-                sequence,
-                step,
-                body,
-            } => {
+            Action::Raw { by, kind, meta, sequence, step, body } => {
                 self.raw(by, kind, &meta, (sequence, step), usize::from(body));
             }
             Action::Declare { by, which, damage } => {
@@ -317,34 +215,17 @@ impl World {
             Action::Initialize { by } => self.ask(by, 0, Initialize {}),
             Action::AwaitReady { by, deadline } => self.ask(by, deadline, AwaitReady {}),
             Action::FetchCatalogue { by } => self.ask(by, 0, FetchCatalogue {}),
-            Action::Token {
-                by,
-                deadline,
-                newest,
-            } => {
+            Action::Token { by, deadline, newest } => {
                 let known = self.client(by).and_then(|client| client.grants.last());
                 let known = known.map_or(0, |grant| grant.token.0);
-                self.ask(
-                    by,
-                    deadline,
-                    TokenRequest {
-                        newest: TokenId(number(newest, known)),
-                    },
-                );
+                self.ask(by, deadline, TokenRequest { newest: TokenId(number(newest, known)) });
             }
             Action::Return { by, token } => {
                 let (token, generation, _) = self.token(by, token);
                 self.ask(by, 0, ReturnToken { token, generation });
             }
             Action::Reserve { by, deadline } => self.ask(by, deadline, Reserve {}),
-            Action::Push {
-                by,
-                sequence,
-                operation,
-                token,
-                room,
-                plan,
-            } => {
+            Action::Push { by, sequence, operation, token, room, plan } => {
                 self.push(by, sequence, operation, token, room, &plan);
             }
             Action::Body { by, bytes } => self.body(by, usize::from(bytes)),
@@ -354,25 +235,13 @@ impl World {
             }
             Action::Query { by, sequence } => {
                 let sequence = self.sequence(by, sequence);
-                self.say(
-                    by,
-                    envelope(sequence, 0, 0),
-                    OutcomeQuery {}.into(),
-                    Vec::new(),
-                );
+                self.say(by, envelope(sequence, 0, 0), OutcomeQuery {}.into(), Vec::new());
             }
-            Action::Pull {
-                by,
-                partitions,
-                at_least,
-                deadline,
-            } => {
+            Action::Pull { by, partitions, at_least, deadline } => {
                 let selection = match partitions {
                     None => Selection::All {},
                     Some(partitions) => {
-                        let ids = partitions
-                            .into_iter()
-                            .map(|id| PartitionId(u32::from(id % 8)));
+                        let ids = partitions.into_iter().map(|id| PartitionId(u32::from(id % 8)));
                         let partitions = List::new(ids.collect()).unwrap_or_default();
                         Selection::Partitions { partitions }
                     }
@@ -399,10 +268,7 @@ impl World {
         }
         self.listen();
         let metrics = self.door.metrics();
-        assert_eq!(
-            metrics.global_step, metrics.gradients_applied,
-            "one owner, one shard"
-        );
+        assert_eq!(metrics.global_step, metrics.gradients_applied, "one owner, one shard");
     }
 
     /// Ends the world: whatever was whole is applied, and the books must balance.
@@ -416,27 +282,14 @@ impl World {
         for (task, (epoch, incarnation)) in self.current.clone() {
             self.connect(task, Role::Worker {}, incarnation, epoch, 0, false);
             let by = (self.lines.len() - 1) as u8;
-            assert_eq!(
-                self.lines[usize::from(by)].epoch,
-                Some(epoch),
-                "nobody came after it"
-            );
+            assert_eq!(self.lines[usize::from(by)].epoch, Some(epoch), "nobody came after it");
             for &(_, _, sequence) in asked.iter().filter(|key| (key.0, key.1) == (task, epoch)) {
-                self.say(
-                    by,
-                    envelope(sequence, 0, 0),
-                    OutcomeQuery {}.into(),
-                    Vec::new(),
-                );
+                self.say(by, envelope(sequence, 0, 0), OutcomeQuery {}.into(), Vec::new());
                 self.listen();
             }
         }
         let (mut applied, mut unknown) = (0, 0);
-        for push in self
-            .pushes
-            .values()
-            .filter(|push| push.operations.contains(&0))
-        {
+        for push in self.pushes.values().filter(|push| push.operations.contains(&0)) {
             let sure = push.operations.len() == 1;
             match push.outcome {
                 Some(Outcome::Applied { .. }) if sure => applied += 1,
@@ -447,10 +300,7 @@ impl World {
             }
         }
         let step = self.door.metrics().global_step;
-        assert!(
-            (applied..=applied + unknown).contains(&step),
-            "{applied} + {unknown}, not {step}"
-        );
+        assert!((applied..=applied + unknown).contains(&step), "{applied} + {unknown}, not {step}");
     }
 
     fn connect(
@@ -484,14 +334,7 @@ impl World {
         };
         let connection = self.door.connect(&hello, &header, remote);
         let (is_member, rest) = (role.is_member(), Vec::new());
-        self.lines.push(Line {
-            connection,
-            task,
-            incarnation,
-            epoch: None,
-            is_member,
-            rest,
-        });
+        self.lines.push(Line { connection, task, incarnation, epoch: None, is_member, rest });
         self.listen();
     }
 
@@ -513,14 +356,9 @@ impl World {
         };
         let connection = line.connection;
         let (token, generation, step) = self.token(by, token);
-        let room = self.client(by).and_then(|client| {
-            client
-                .rooms
-                .iter()
-                .rev()
-                .nth(usize::from(room % 64) / 16)
-                .copied()
-        });
+        let room = self
+            .client(by)
+            .and_then(|client| client.rooms.iter().rev().nth(usize::from(room % 64) / 16).copied());
         let operation = match operation % 8 {
             0 => Operation::Assign {},
             1 => Operation::AssignAdd {},
@@ -566,11 +404,7 @@ impl World {
                 next: last && plan.next,
             };
             let mut body = image[range.start as usize..range.end as usize].to_vec();
-            let held = if last || stops {
-                plan.held().min(body.len())
-            } else {
-                0
-            };
+            let held = if last || stops { plan.held().min(body.len()) } else { 0 };
             let held = body.split_off(body.len() - held);
             let length = body.len() + held.len();
             self.announce(by, envelope(sequence, step, 0), part.into(), length);
@@ -588,11 +422,7 @@ impl World {
     /// A step as an honest client makes it, but for the plan.
     fn train(&mut self, by: u8, plan: &Plan) {
         let newest = Number::Known;
-        self.act(Action::Token {
-            by,
-            deadline: 0,
-            newest,
-        });
+        self.act(Action::Token { by, deadline: 0, newest });
         self.act(Action::Reserve { by, deadline: 0 });
         self.push(by, Choice::Next, 2, 0, 0, plan);
     }
@@ -629,10 +459,7 @@ impl World {
             return;
         };
         if let (Message::PushPart(part), Some((task, epoch))) = (&message, client) {
-            let push = self
-                .pushes
-                .entry((task, epoch, envelope.sequence.0))
-                .or_default();
+            let push = self.pushes.entry((task, epoch, envelope.sequence.0)).or_default();
             push.operations.insert(match part.operation {
                 Operation::Gradient {} => 0,
                 Operation::Assign {} => 1,
@@ -667,16 +494,9 @@ impl World {
         for partition in self.layout.partitions() {
             let range = partition.offset as usize..(partition.offset + partition.bytes) as usize;
             // No part is longer than these layouts, so a partition is sent in one.
-            if ranges
-                .iter()
-                .any(|sent| sent.start <= range.start && range.end <= sent.end)
-            {
+            if ranges.iter().any(|sent| sent.start <= range.start && range.end <= sent.end) {
                 let torn = differing(partition.dtype, &whole[range]);
-                assert_eq!(
-                    torn, None,
-                    "all elements of partition {} are equal",
-                    partition.id
-                );
+                assert_eq!(torn, None, "all elements of partition {} are equal", partition.id);
             }
         }
     }
@@ -688,24 +508,12 @@ impl World {
 
     fn hear(&mut self, events: Vec<Event>) {
         for event in events {
-            let Event::Sent {
-                connection,
-                envelope,
-                message,
-                body,
-            } = event
-            else {
+            let Event::Sent { connection, envelope, message, body } = event else {
                 continue;
             };
             // Whatever a server says can be said.
-            assert!(
-                framed(&envelope, &message, body.len()).is_some(),
-                "{message:?}"
-            );
-            let Some(line) = self
-                .lines
-                .iter_mut()
-                .find(|line| line.connection == connection)
+            assert!(framed(&envelope, &message, body.len()).is_some(), "{message:?}");
+            let Some(line) = self.lines.iter_mut().find(|line| line.connection == connection)
             else {
                 continue;
             };
@@ -737,9 +545,7 @@ impl World {
                     client.grants.extend(answer.next);
                     self.settled(key, answer.outcome);
                 }
-                Message::OutcomeIs(OutcomeIs {
-                    state: PushState::Settled { outcome },
-                }) => {
+                Message::OutcomeIs(OutcomeIs { state: PushState::Settled { outcome } }) => {
                     self.settled(key, outcome);
                 }
                 Message::Declared(declared) => self.see(&declared.state),
@@ -764,10 +570,7 @@ impl World {
             CatalogueState::Absent {} => None,
             CatalogueState::Declared { digest } | CatalogueState::Ready { digest } => Some(digest),
         };
-        let known = self
-            .declarables
-            .iter()
-            .find(|known| Some(&known.digest) == digest);
+        let known = self.declarables.iter().find(|known| Some(&known.digest) == digest);
         self.layout = known.map(|known| known.layout.clone()).unwrap_or_default();
     }
 
@@ -802,10 +605,7 @@ impl World {
 
     /// A token that the client has been given, the newest first, or one that it has not.
     fn token(&mut self, by: u8, back: u8) -> (TokenId, u32, u64) {
-        let grants = self
-            .client(by)
-            .map(|client| client.grants.as_slice())
-            .unwrap_or_default();
+        let grants = self.client(by).map(|client| client.grants.as_slice()).unwrap_or_default();
         match grants.iter().rev().nth(usize::from(back % 64) / 16) {
             Some(grant) => (grant.token, grant.generation, grant.step.0),
             None => (TokenId(u64::from(back)), 1, 0),

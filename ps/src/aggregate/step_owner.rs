@@ -71,6 +71,11 @@ impl StepOwner {
         self.out.len()
     }
 
+    /// Whether a token is out to this client.
+    pub(crate) fn has_out(&self, holder: ClientKey) -> bool {
+        self.out.values().any(|out| out.holder == holder)
+    }
+
     /// Who holds the tokens that are out, each once.
     pub(crate) fn holders(&self) -> impl Iterator<Item = ClientKey> {
         let holders: BTreeSet<ClientKey> = self.out.values().map(|out| out.holder).collect();
@@ -146,7 +151,9 @@ impl StepOwner {
     /// Takes back the tokens that have been out for longer than the timeout, except those for
     /// which `keep` says so; how many there were.
     pub(crate) fn expire(&mut self, now: Instant, keep: impl Fn(TokenId) -> bool) -> usize {
-        let Some(timeout) = self.token_timeout else { return 0 };
+        let Some(timeout) = self.token_timeout else {
+            return 0;
+        };
         let before = self.out.len();
         self.out.retain(|_, out| {
             now.saturating_duration_since(out.since) < timeout || keep(out.issued.token)
@@ -212,7 +219,11 @@ mod tests {
         assert_eq!(owner.spend(first.token, GlobalStep(0)), 0);
         granted(owner.request(A, now));
         assert_eq!(owner.request(A, now), Request::Wait);
-        assert_eq!(owner.spend(second.token, GlobalStep(0)), 1, "one step passed since it was granted");
+        assert_eq!(
+            owner.spend(second.token, GlobalStep(0)),
+            1,
+            "one step passed since it was granted"
+        );
         owner.check_invariants();
         // A is lost: its token's step is promised to somebody else.
         assert_eq!(owner.drop_client(A, |_| false), 1);

@@ -18,9 +18,7 @@ fn layout(bytes: &[u64]) -> ShardLayout {
     let variables: Vec<_> = bytes.iter().enumerate().map(variable).collect();
     let map = ShardMap::new([0], 1).unwrap();
     let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
-    Catalogue::new(variables, &placement)
-        .unwrap()
-        .layout(ShardId::default())
+    Catalogue::new(variables, &placement).unwrap().layout(ShardId::default())
 }
 
 fn inbox(rooms: usize) -> Inbox {
@@ -40,11 +38,7 @@ fn arrival(sequence: u64) -> Arrival {
     }
 }
 
-const WHOLE: WholePush = WholePush {
-    connection: 1,
-    request: RequestId(1),
-    next: false,
-};
+const WHOLE: WholePush = WholePush { connection: 1, request: RequestId(1), next: false };
 
 #[test]
 fn extents_merge_in_any_order_and_take_nothing_twice() {
@@ -69,15 +63,9 @@ fn extents_merge_in_any_order_and_take_nothing_twice() {
                 (start..end).for_each(|word| taken[word as usize] = true);
             }
             let ranges = extents.ranges();
-            assert!(
-                ranges.windows(2).all(|pair| pair[0].end < pair[1].start),
-                "{ranges:?}"
-            );
+            assert!(ranges.windows(2).all(|pair| pair[0].end < pair[1].start), "{ranges:?}");
             let held: u64 = ranges.iter().map(|range| range.end - range.start).sum();
-            assert_eq!(
-                held,
-                8 * taken.iter().filter(|&&taken| taken).count() as u64
-            );
+            assert_eq!(held, 8 * taken.iter().filter(|&&taken| taken).count() as u64);
             assert!(ranges.len() <= layout.partitions().len());
         }
     }
@@ -87,10 +75,7 @@ fn extents_merge_in_any_order_and_take_nothing_twice() {
 fn rooms_lie_apart_and_their_numbers_are_not_used_twice() {
     let now = Instant::now();
     let mut inbox = inbox(2);
-    let (a, b) = (
-        inbox.reserve(A, now).unwrap(),
-        inbox.reserve(B, now).unwrap(),
-    );
+    let (a, b) = (inbox.reserve(A, now).unwrap(), inbox.reserve(B, now).unwrap());
     assert_eq!((a, b, inbox.reserve(ClientKey(2), now)), (1, 2, None));
     inbox.bytes_mut(a, 0..16).unwrap().fill(1);
     inbox.bytes_mut(b, 0..16).unwrap().fill(2);
@@ -120,21 +105,12 @@ fn whole_pushes_stay_whatever_becomes_of_their_client() {
     assert_eq!(inbox.find(A, Sequence(2)), Some(half));
     assert_eq!(inbox.whole_tokens().collect::<Vec<_>>(), [TokenId(1)]);
     assert_eq!(inbox.give_up(A), 1);
-    assert_eq!(
-        (inbox.find(A, Sequence(2)), inbox.holds(A, half)),
-        (None, true)
-    );
+    assert_eq!((inbox.find(A, Sequence(2)), inbox.holds(A, half)), (None, true));
     inbox.drop_client(A);
     assert!(inbox.holds(A, whole) && !inbox.holds(A, half));
     inbox.orphan_whole(A);
-    assert_eq!(
-        (inbox.find(A, Sequence(1)), inbox.holds(A, whole)),
-        (None, false)
-    );
-    assert_eq!(
-        inbox.reclaim_stalled(now + Duration::from_secs(9), Duration::ZERO),
-        0
-    );
+    assert_eq!((inbox.find(A, Sequence(1)), inbox.holds(A, whole)), (None, false));
+    assert_eq!(inbox.reclaim_stalled(now + Duration::from_secs(9), Duration::ZERO), 0);
     assert!(!inbox.reclaim_offered());
     let (client, push) = inbox.take(whole).unwrap();
     assert_eq!((client, push.sequence), (None, Sequence(1)));

@@ -104,7 +104,9 @@ impl Gate {
     async fn accept(self: Rc<Self>, endpoint: Endpoint) {
         match endpoint {
             Endpoint::Tcp(listener, _) => {
-                let Ok(listener) = TcpListener::from_std(listener) else { return };
+                let Ok(listener) = TcpListener::from_std(listener) else {
+                    return;
+                };
                 loop {
                     match listener.accept().await {
                         Ok((stream, _)) => self.admit(Link::tcp(stream)),
@@ -113,7 +115,9 @@ impl Gate {
                 }
             }
             Endpoint::Unix(listener, _file) => {
-                let Ok(listener) = UnixListener::from_std(listener) else { return };
+                let Ok(listener) = UnixListener::from_std(listener) else {
+                    return;
+                };
                 loop {
                     match listener.accept().await {
                         Ok((stream, _)) => self.admit(Ok(Link::Unix(stream))),
@@ -136,7 +140,9 @@ impl Gate {
             let gate = counted.0.clone();
             // One deadline over the whole handshake, however the bytes drip.
             let hello = tokio::time::timeout(gate.handshake_timeout, read_hello(&link)).await;
-            let Ok(Ok((reader, header, hello))) = hello else { return };
+            let Ok(Ok((reader, header, hello))) = hello else {
+                return;
+            };
             let remote = link.is_remote();
             let Ok(stream) = link.detach() else { return };
             let shard = gate.shards.get(usize::from(hello.shard.shard)).or(gate.shards.first());

@@ -18,13 +18,16 @@ const TURN: usize = 16;
 
 /// Serves a peer that has said hello, until either side is done.
 pub(super) async fn serve(core: Rc<Core>, arrived: Arrived) {
-    let Ok(link) = Link::attach(arrived.stream) else { return };
+    let Ok(link) = Link::attach(arrived.stream) else {
+        return;
+    };
     let (connection, outbox) = core.register();
     let (hello, header) = (&arrived.hello, &arrived.header);
     core.handle(Input::Connected { connection, hello, header, remote: arrived.remote });
     let mut reader = arrived.reader;
     reader.open();
-    let mut conversation = Conversation { core: &core, connection, link, outbox, reader, in_body: false };
+    let mut conversation =
+        Conversation { core: &core, connection, link, outbox, reader, in_body: false };
     match conversation.run().await {
         // The peer or its machine is gone: its business.
         Ok(()) | Err(ReadError::Io(_)) => {}

@@ -19,10 +19,7 @@ const QUEUE_MAX: usize = 64;
 #[derive(Debug)]
 pub(super) enum Outgoing {
     /// A frame.
-    Frame {
-        head: Vec<u8>,
-        body: Bytes,
-    },
+    Frame { head: Vec<u8>, body: Bytes },
     /// The answer to a pull, made part by part.
     Parts(PulledParts),
 }
@@ -101,7 +98,8 @@ impl Outbox {
                 Ok(Sent::All) => {
                     released |= matches!(front, Outgoing::Parts(_));
                     queue.pop_front();
-                    *current = Current { head: std::mem::take(&mut current.head), ..Current::default() };
+                    *current =
+                        Current { head: std::mem::take(&mut current.head), ..Current::default() };
                     self.stuck_since.set(None);
                 }
                 Ok(Sent::Some) => self.stuck_since.set(None),

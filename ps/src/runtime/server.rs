@@ -5,8 +5,8 @@ use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use pushpull_common::ids::ShardId;
 use pushpull_common::identity::Identity;
+use pushpull_common::ids::ShardId;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 

@@ -100,7 +100,9 @@ impl Core {
         while let Some(output) = shard.poll_output() {
             match output {
                 Output::Send { connection, envelope, message, body } => {
-                    let Some(outbox) = self.outbox(connection) else { continue };
+                    let Some(outbox) = self.outbox(connection) else {
+                        continue;
+                    };
                     let mut head = Vec::with_capacity(256);
                     encode(&mut head, &envelope, &message, BodyStamp::plain(body.len() as u64));
                     outbox.push(Outgoing::Frame { head, body });

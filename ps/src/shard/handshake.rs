@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use pushpull_common::ids::{RestoreEpoch, TaskId};
 use pushpull_common::identity::Identity;
+use pushpull_common::ids::{RestoreEpoch, TaskId};
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::protocol::message::{
     BodyCrc, CatalogueState, Hello, ModeIs, NonFinitePolicy, Role, Welcome,
@@ -69,7 +69,9 @@ impl Shard {
                 (Some(admitted.key), admitted.epoch)
             }
             Role::Reader {} => (None, hello.client_epoch),
-            role => return Err(Refusal::Role { role: role.code(), kind: 1 }),
+            role => {
+                return Err(Refusal::Role { role: role.code(), kind: 1 });
+            }
         };
         let crc = match hello.body_crc {
             BodyCrc::On {} => true,
@@ -77,8 +79,7 @@ impl Shard {
             BodyCrc::Auto {} => remote,
         };
         let role = hello.role;
-        let conversation =
-            Conversation { role, client, crc, receiving: None, refused: None };
+        let conversation = Conversation { role, client, crc, receiving: None, refused: None };
         self.conversations.insert(connection, conversation);
         Ok(Welcome {
             version,

@@ -17,10 +17,7 @@ impl Shard {
         if let Some(owner) = &self.owner {
             owner.check_invariants();
         }
-        assert!(
-            self.jobs.iter().skip(1).all(|job| !job.has_begun()),
-            "one update at a time"
-        );
+        assert!(self.jobs.iter().skip(1).all(|job| !job.has_begun()), "one update at a time");
         self.check_waits();
         self.check_tokens();
     }
@@ -30,30 +27,18 @@ impl Shard {
         let waits_for_room = self.parked.any(|entry| matches!(entry.wait, Wait::Room));
         if let Some(inbox) = &self.inbox {
             inbox.check_invariants();
-            assert!(
-                !(waits_for_room && inbox.has_free()),
-                "a room is free and somebody waits"
-            );
+            assert!(!(waits_for_room && inbox.has_free()), "a room is free and somebody waits");
         }
         let waits_for_token = self.parked.any(|entry| matches!(entry.wait, Wait::Token));
-        let none_left = self
-            .owner
-            .as_ref()
-            .is_some_and(|owner| owner.has_none_left());
-        assert!(
-            !waits_for_token || none_left,
-            "a token is there and somebody waits"
-        );
+        let none_left = self.owner.as_ref().is_some_and(|owner| owner.has_none_left());
+        assert!(!waits_for_token || none_left, "a token is there and somebody waits");
         let waits_for_ready = self.parked.any(|entry| matches!(entry.wait, Wait::Ready));
         assert!(
             !(waits_for_ready && self.is_ready()),
             "the variables are ready and somebody waits"
         );
         let listens = |connection| self.conversations.contains_key(&connection);
-        assert!(
-            !self.parked.any(|entry| !listens(entry.connection)),
-            "nobody hears the answer"
-        );
+        assert!(!self.parked.any(|entry| !listens(entry.connection)), "nobody hears the answer");
         let current = |entry: &super::Entry| {
             entry.client.is_none_or(|client| {
                 let connection = self.replicas.client(client).connection;
@@ -78,9 +63,6 @@ impl Shard {
             assert!(present || whole.contains(&token), "token {token} is lost");
         }
         let known: BTreeSet<TokenId> = owner.outstanding().map(|(token, _)| token).collect();
-        assert!(
-            whole.is_subset(&known),
-            "a whole push spends a token that is not out"
-        );
+        assert!(whole.is_subset(&known), "a whole push spends a token that is not out");
     }
 }

@@ -20,6 +20,7 @@ impl Shard {
             self.counters.members_lost.add(1);
             if let Some(connection) = self.replicas.client_mut(client).connection.take() {
                 self.outputs.push_back(Output::Close { connection });
+                self.drop_line(now, connection, client);
             }
             self.drop_client(now, client);
         }
@@ -49,9 +50,13 @@ impl Shard {
     }
 
     pub(super) fn disconnected(&mut self, now: Instant, connection: u64) {
-        let Some(conversation) = self.conversations.remove(&connection) else { return };
+        let Some(conversation) = self.conversations.remove(&connection) else {
+            return;
+        };
         self.parked.drop_connection(connection);
-        let Some(key) = conversation.client else { return };
+        let Some(key) = conversation.client else {
+            return;
+        };
         // The client stays a member for its lease: it may come back and go on.
         let client = self.replicas.client_mut(key);
         if client.connection == Some(connection) {

@@ -25,8 +25,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use pushpull_common::ids::{PartitionId, RestoreEpoch, Sequence, ShardId, TaskId};
 use pushpull_common::identity::Identity;
+use pushpull_common::ids::{PartitionId, RestoreEpoch, Sequence, ShardId, TaskId};
 use pushpull_common::protocol::message::{Hello, Role};
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{Envelope, Header, Message, Refusal, message};
@@ -233,7 +233,9 @@ impl Shard {
 
     fn message(&mut self, now: Instant, connection: u64, header: &Header, message: Message) {
         let request = answer_to(header);
-        let Some(conversation) = self.conversations.get_mut(&connection) else { return };
+        let Some(conversation) = self.conversations.get_mut(&connection) else {
+            return;
+        };
         conversation.receiving = None;
         let (role, client) = (conversation.role, conversation.client);
         let kind = message.kind();
@@ -282,8 +284,7 @@ impl Shard {
             return self.refuse(connection, request, Refusal::RestoreEpoch { found, current });
         }
         let deadline = deadline_of(now, header);
-        let entry =
-            |wait| Entry { connection, client, request, since: now, deadline, wait };
+        let entry = |wait| Entry { connection, client, request, since: now, deadline, wait };
         match (message, client) {
             (Message::Heartbeat(_), _) => {
                 self.answer(connection, request, message::HeartbeatAnswer {}.into());
@@ -324,7 +325,9 @@ impl Shard {
     }
 
     fn progress(&mut self, now: Instant, connection: u64) {
-        let Some(conversation) = self.conversations.get(&connection) else { return };
+        let Some(conversation) = self.conversations.get(&connection) else {
+            return;
+        };
         if let Some(client) = conversation.client
             && self.replicas.client(client).connection == Some(connection)
         {
@@ -339,7 +342,9 @@ impl Shard {
 
     fn body(&mut self, now: Instant, connection: u64) {
         self.progress(now, connection);
-        let Some(conversation) = self.conversations.get_mut(&connection) else { return };
+        let Some(conversation) = self.conversations.get_mut(&connection) else {
+            return;
+        };
         match conversation.receiving.take() {
             None => {}
             Some(Receiving::Catalogue { request, digest, bytes }) => {
@@ -353,13 +358,7 @@ impl Shard {
     }
 
     /// Remembers what the body that comes next is for; a message without a body is whole.
-    fn receive(
-        &mut self,
-        now: Instant,
-        connection: u64,
-        receiving: Receiving,
-        header: &Header,
-    ) {
+    fn receive(&mut self, now: Instant, connection: u64, receiving: Receiving, header: &Header) {
         if let Some(conversation) = self.conversations.get_mut(&connection) {
             conversation.receiving = Some(receiving);
         }

@@ -86,7 +86,8 @@ impl PulledParts {
         };
         self.finished = self.next.0 >= self.ranges.len();
         let pulled = Pulled { version: self.version, offset: start, last: self.finished };
-        let stamp = BodyStamp { bytes: end - start, crc: self.crc.then(|| self.checksum(start..end)) };
+        let stamp =
+            BodyStamp { bytes: end - start, crc: self.crc.then(|| self.checksum(start..end)) };
         encode(head, &self.envelope, &pulled.into(), stamp);
         Some(start..end)
     }

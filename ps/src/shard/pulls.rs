@@ -34,7 +34,9 @@ impl Shard {
 
     /// Whether the values that a pull waits for are there, and no update is half done.
     fn can_pull(&self, entry: &Entry) -> bool {
-        let Wait::Pull { at_least, .. } = entry.wait else { return false };
+        let Wait::Pull { at_least, .. } = entry.wait else {
+            return false;
+        };
         // Only the owner knows the step; the other shards keep versions of their own.
         let arrived = self.owner.as_ref().is_none_or(|owner| owner.step().0 >= at_least);
         arrived && !self.jobs.front().is_some_and(|job| job.has_begun())
@@ -54,7 +56,9 @@ impl Shard {
     }
 
     fn send_values(&mut self, entry: Entry) {
-        let Wait::Pull { ranges, .. } = entry.wait else { return };
+        let Wait::Pull { ranges, .. } = entry.wait else {
+            return;
+        };
         let Some(store) = self.store() else { return };
         let snapshot = store.snapshot(&ranges);
         self.counters.pulls.add(1);

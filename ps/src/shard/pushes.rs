@@ -4,9 +4,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 use pushpull_common::ids::Sequence;
-use pushpull_common::protocol::message::{
-    Operation, OutcomeIs, PushAnswer, PushPart, Room,
-};
+use pushpull_common::protocol::message::{Operation, OutcomeIs, PushAnswer, PushPart, Room};
 use pushpull_common::protocol::{Envelope, Header, Outcome, PushState, Refusal};
 use pushpull_common::tensor::DType;
 
@@ -24,9 +22,9 @@ impl Shard {
             return self.refuse(entry.connection, entry.request, Refusal::NotInitialized {});
         };
         // Somebody is ready to send: a room that nobody asked for and that lies unused goes to it.
-        let room = inbox.reserve(client, now).or_else(|| {
-            inbox.reclaim_offered().then(|| inbox.reserve(client, now)).flatten()
-        });
+        let room = inbox
+            .reserve(client, now)
+            .or_else(|| inbox.reclaim_offered().then(|| inbox.reserve(client, now)).flatten());
         match room {
             Some(room) => self.answer(entry.connection, entry.request, Room { room }.into()),
             None => self.park(entry),
@@ -66,7 +64,9 @@ impl Shard {
     ) {
         let request = answer_to(header);
         let (sequence, last) = (header.sequence, part.whole.is_some());
-        let Some(conversation) = self.conversations.get_mut(&connection) else { return };
+        let Some(conversation) = self.conversations.get_mut(&connection) else {
+            return;
+        };
         if conversation.refused == Some((sequence, part.room)) {
             if last {
                 conversation.refused = None;
@@ -84,7 +84,8 @@ impl Shard {
             PushState::TooOld { oldest } => {
                 let (oldest, newest) = (Sequence(oldest), Sequence(u64::MAX));
                 let refusal = Refusal::Window { sequence, oldest, newest };
-                return self.refuse_push(now, connection, client, part.room, request, last, refusal);
+                return self
+                    .refuse_push(now, connection, client, part.room, request, last, refusal);
             }
             _ => {}
         }
@@ -123,7 +124,9 @@ impl Shard {
             Variables::Declared(store) if assigns && !self.is_initializing() => store,
             _ => return Err(Refusal::NotInitialized {}),
         };
-        let Some(inbox) = &mut self.inbox else { return Err(Refusal::NotInitialized {}) };
+        let Some(inbox) = &mut self.inbox else {
+            return Err(Refusal::NotInitialized {});
+        };
         if sequence.0 == 0 {
             let (oldest, newest) = (Sequence(1), Sequence(u64::MAX));
             return Err(Refusal::Window { sequence, oldest, newest });
@@ -198,17 +201,34 @@ impl Shard {
         whole: Option<u64>,
         next: bool,
     ) {
-        let held = self.inbox.as_ref().is_some_and(|inbox| {
-            inbox.holds(client, room) && inbox.arrival(room).is_some()
-        });
+        let held = self
+            .inbox
+            .as_ref()
+            .is_some_and(|inbox| inbox.holds(client, room) && inbox.arrival(room).is_some());
         if !held {
             // The room was taken back while the body was under way.
             let refusal = Refusal::NoRoom { room };
-            return self.refuse_push(now, connection, client, room, request, whole.is_some(), refusal);
+            return self.refuse_push(
+                now,
+                connection,
+                client,
+                room,
+                request,
+                whole.is_some(),
+                refusal,
+            );
         }
         self.counters.push_bytes.add(range.end - range.start);
         if let Err(refusal) = self.look_for_non_finite(room, &range) {
-            return self.refuse_push(now, connection, client, room, request, whole.is_some(), refusal);
+            return self.refuse_push(
+                now,
+                connection,
+                client,
+                room,
+                request,
+                whole.is_some(),
+                refusal,
+            );
         }
         if let Some(inbox) = &mut self.inbox
             && !range.is_empty()
@@ -235,12 +255,18 @@ impl Shard {
         if self.config.non_finite == NonFinite::Allow {
             return Ok(());
         }
-        let (Some(inbox), Some(store)) = (&self.inbox, self.store()) else { return Ok(()) };
+        let (Some(inbox), Some(store)) = (&self.inbox, self.store()) else {
+            return Ok(());
+        };
         for partition in store.layout().within(range.clone()) {
             let start = partition.offset.max(range.start);
             let end = (partition.offset + partition.bytes).min(range.end);
-            let Some(bytes) = inbox.bytes(room, start..end.max(start)) else { continue };
-            let Some((index, value)) = first_non_finite(partition.dtype, bytes) else { continue };
+            let Some(bytes) = inbox.bytes(room, start..end.max(start)) else {
+                continue;
+            };
+            let Some((index, value)) = first_non_finite(partition.dtype, bytes) else {
+                continue;
+            };
             if self.config.non_finite == NonFinite::Count {
                 self.counters.non_finite.add(count_non_finite(partition.dtype, bytes));
                 continue;
@@ -257,7 +283,9 @@ impl Shard {
         let (Some(inbox), Some(store)) = (&self.inbox, self.store()) else {
             return Err(Refusal::NotInitialized {});
         };
-        let Some(push) = inbox.arrival(room) else { return Err(Refusal::NoRoom { room }) };
+        let Some(push) = inbox.arrival(room) else {
+            return Err(Refusal::NoRoom { room });
+        };
         if push.bytes != named {
             return Err(Refusal::Length { named, received: push.bytes });
         }
@@ -363,9 +391,10 @@ impl Shard {
 
     pub(super) fn outcome_query(&mut self, connection: u64, client: ClientKey, request: Envelope) {
         let sequence = request.sequence;
-        let arrival = self.inbox.as_ref().and_then(|inbox| {
-            inbox.arrival(inbox.find(client, sequence)?).map(|push| push.bytes)
-        });
+        let arrival = self
+            .inbox
+            .as_ref()
+            .and_then(|inbox| inbox.arrival(inbox.find(client, sequence)?).map(|push| push.bytes));
         let state = match (self.replicas.client(client).window.state(sequence), arrival) {
             (PushState::Unknown {}, Some(bytes)) => PushState::Receiving { bytes },
             (state, _) => state,

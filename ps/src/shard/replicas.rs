@@ -97,7 +97,9 @@ impl Replicas {
         let same = current.is_some_and(|client| client.incarnation == incarnation);
         let current_epoch = current.map_or(ClientEpoch(0), |client| client.epoch);
         let epoch = match (epoch.0, same) {
-            (EPOCH_LIMIT.., _) => return Err(Refusal::Fenced { epoch, current: current_epoch }),
+            (EPOCH_LIMIT.., _) => {
+                return Err(Refusal::Fenced { epoch, current: current_epoch });
+            }
             (0, true) => current_epoch,
             (0, false) if mint => {
                 self.newest_epoch += 1;
@@ -158,7 +160,8 @@ impl Replicas {
     /// If this server itself was paused for a good part of a lease, the silence says nothing about
     /// its clients: all leases are longer by the pause.
     pub(crate) fn expire(&mut self, now: Instant) -> Vec<ClientKey> {
-        let pause = self.last_tick.map_or(Duration::ZERO, |last| now.saturating_duration_since(last));
+        let pause =
+            self.last_tick.map_or(Duration::ZERO, |last| now.saturating_duration_since(last));
         self.last_tick = Some(now);
         self.pause = (pause > self.lease / 2).then_some(pause);
         let mut lost = Vec::new();

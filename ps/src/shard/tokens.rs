@@ -17,7 +17,9 @@ impl Shard {
         let (connection, request) = (entry.connection, entry.request);
         let kept = self.whole_tokens();
         let lost = entry.client.zip(self.owner.as_ref());
-        if let Some(issued) = lost.and_then(|(client, owner)| owner.lost_answer(client, newest, |token| kept.contains(&token))) {
+        if let Some(issued) = lost.and_then(|(client, owner)| {
+            owner.lost_answer(client, newest, |token| kept.contains(&token))
+        }) {
             return self.answer_token(now, &entry, Request::Granted(issued));
         }
         match self.ask_owner(now, &entry) {
@@ -63,7 +65,10 @@ impl Shard {
         if self.parked.any(|entry| matches!(entry.wait, Wait::Token)) {
             return (None, None);
         }
-        match self.owner.as_mut().map(|owner| owner.request(client, now)) {
+        // Another token that is out to it may be one whose answer was lost: the client finds out by
+        // naming the newest it knows, which a newer one from here would hide.
+        let owner = self.owner.as_mut().filter(|owner| !owner.has_out(client));
+        match owner.map(|owner| owner.request(client, now)) {
             Some(Request::Granted(issued)) => {
                 let Issued { token, generation, step } = issued;
                 (Some(Grant { token, generation, step, room: 0 }), None)
@@ -120,7 +125,9 @@ impl Shard {
     }
 
     pub(super) fn awaited_tokens(&self) -> String {
-        let Some(owner) = &self.owner else { return "a token".into() };
+        let Some(owner) = &self.owner else {
+            return "a token".into();
+        };
         let holders: Vec<String> =
             owner.holders().map(|client| self.task_of(client).to_string()).collect();
         format!("the last {} tokens, held by {}", owner.tokens_out(), holders.join(", "))

@@ -55,7 +55,10 @@ impl Shard {
         for shard in catalogue.shards() {
             let task = self.config.cluster.task_address("ps", shard.task);
             if task.is_err() || shard.shard >= self.config.shards {
-                return refuse(server, format!("it places variables on {shard}, which is not there"));
+                return refuse(
+                    server,
+                    format!("it places variables on {shard}, which is not there"),
+                );
             }
         }
         self.reserve_memory(Arc::new(catalogue)).map_err(|error| match error {

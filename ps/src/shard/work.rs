@@ -79,7 +79,9 @@ impl Shard {
 
     /// Does a slice of the work that is due.
     pub(crate) fn work(&mut self, now: Instant) -> Work {
-        let Some(mut job) = self.jobs.pop_front() else { return Work::Idle };
+        let Some(mut job) = self.jobs.pop_front() else {
+            return Work::Idle;
+        };
         let result = match &mut job {
             Job::Push(push) => self.work_on_push(push),
             Job::Initialize(initialize) => self.work_on_initialize(initialize),
@@ -106,11 +108,15 @@ impl Shard {
 
     /// A slice of an update; whether it is done.
     fn work_on_push(&mut self, job: &mut PushJob) -> Result<bool, NoSpareBlock> {
-        let Some(inbox) = &self.inbox else { return Ok(true) };
+        let Some(inbox) = &self.inbox else {
+            return Ok(true);
+        };
         let (Variables::Declared(store) | Variables::Ready(store)) = &mut self.variables else {
             return Ok(true);
         };
-        let Some(push) = inbox.arrival(job.room) else { return Ok(true) };
+        let Some(push) = inbox.arrival(job.room) else {
+            return Ok(true);
+        };
         job.begun = true;
         let at = ApplyAt::new(self.gradients + 1, push.step.0);
         let mut budget = SLICE_BYTES;
@@ -132,7 +138,9 @@ impl Shard {
                             let optimizer = &*self.config.optimizer;
                             store.apply(optimizer, at, partition.dtype, range.clone(), bytes)?;
                         }
-                        Operation::AssignAdd {} => store.add(partition.dtype, range.clone(), bytes)?,
+                        Operation::AssignAdd {} => {
+                            store.add(partition.dtype, range.clone(), bytes)?
+                        }
                         _ => store.assign(range.clone(), bytes)?,
                     }
                 }
@@ -148,7 +156,9 @@ impl Shard {
     }
 
     fn work_on_initialize(&mut self, job: &mut InitializeJob) -> Result<bool, NoSpareBlock> {
-        let Variables::Declared(store) = &mut self.variables else { return Ok(true) };
+        let Variables::Declared(store) = &mut self.variables else {
+            return Ok(true);
+        };
         job.begun = true;
         let Some(partition) = store.layout().partitions().get(job.partition) else {
             return Ok(true);
@@ -166,7 +176,9 @@ impl Shard {
     /// An update is done: settles it, frees its room, and answers.
     fn push_applied(&mut self, now: Instant, job: PushJob) {
         let Some(inbox) = &mut self.inbox else { return };
-        let Some((client, push)) = inbox.take(job.room) else { return };
+        let Some((client, push)) = inbox.take(job.room) else {
+            return;
+        };
         self.version += 1;
         let gradient = push.operation == Operation::Gradient {};
         let mut staleness = 0;
@@ -205,7 +217,9 @@ impl Shard {
     ) {
         let entry = self.replicas.client_mut(client);
         entry.window.settle(push.sequence, outcome);
-        let (Some(connection), Some(whole)) = (entry.connection, push.whole) else { return };
+        let (Some(connection), Some(whole)) = (entry.connection, push.whole) else {
+            return;
+        };
         if whole.connection != connection {
             // It was asked for over a connection that is gone; whoever asks again is answered.
             return;

@@ -28,10 +28,7 @@ fn store(optimizer: &dyn Optimizer, spare: u64) -> Store {
 fn read(snapshot: &Snapshot, range: Range<u64>) -> Vec<f32> {
     let mut slices = Vec::new();
     snapshot.slices(range, &mut slices);
-    slices
-        .iter()
-        .flat_map(|slice| bytemuck::cast_slice::<u8, f32>(slice).to_vec())
-        .collect()
+    slices.iter().flat_map(|slice| bytemuck::cast_slice::<u8, f32>(slice).to_vec()).collect()
 }
 
 #[test]
@@ -50,29 +47,25 @@ fn a_change_to_pinned_blocks_is_made_whole_or_not_at_all() {
     assert_eq!(store.add(DType::F32, all.clone(), ones), Err(NoSpareBlock));
     assert!(read(&second, all.clone()).iter().all(|&value| value == 1.0));
     drop(first);
-    assert_eq!(
-        store.add(DType::F32, all.clone(), ones),
-        Err(NoSpareBlock),
-        "three are needed"
-    );
-    assert_eq!(
-        read(&store.snapshot(std::slice::from_ref(&all)), 0..8),
-        [1.0; 2]
-    );
+    assert_eq!(store.add(DType::F32, all.clone(), ones), Err(NoSpareBlock), "three are needed");
+    assert_eq!(read(&store.snapshot(std::slice::from_ref(&all)), 0..8), [1.0; 2]);
     drop(second);
     store.add(DType::F32, all.clone(), ones).unwrap();
     store.check_invariants();
     let values = read(&store.snapshot(std::slice::from_ref(&all)), all);
     assert!(values.iter().all(|&value| value == 2.0));
+    // The blocks that were replaced while they were pinned are spare again.
+    let third = store.snapshot(std::slice::from_ref(&(0..8)));
+    store.add(DType::F32, 0..8, &ones[..8]).unwrap();
+    assert_eq!(read(&third, 0..8), [2.0; 2]);
+    store.check_invariants();
 }
 
 #[test]
 fn a_snapshot_is_read_at_any_cut() {
     let mut store = store(&Sgd::new(1.0), 1);
     let counted: Vec<f32> = (0..ELEMENTS).map(|index| index as f32).collect();
-    store
-        .assign(0..4 * ELEMENTS, bytemuck::cast_slice(&counted))
-        .unwrap();
+    store.assign(0..4 * ELEMENTS, bytemuck::cast_slice(&counted)).unwrap();
     let block = BLOCK_BYTES as u64;
     let ranges = [8..16, block - 8..block + 8, 3 * block - 8..3 * block];
     let snapshot = store.snapshot(&ranges);
@@ -91,22 +84,12 @@ fn slots_start_as_the_rule_says_and_belong_to_their_elements() {
     let range = 8..4 * ELEMENTS - 8;
     let gradient = vec![1_f32; (range.end - range.start) as usize / 4];
     let bytes = bytemuck::cast_slice(&gradient);
-    store
-        .apply(&adam, ApplyAt::new(1, 0), DType::F32, range, bytes)
-        .unwrap();
+    store.apply(&adam, ApplyAt::new(1, 0), DType::F32, range, bytes).unwrap();
     let m: &[f32] = bytemuck::cast_slice(store.slots[0].bytes());
-    assert_eq!(
-        (
-            m[1],
-            m[2],
-            m[ELEMENTS as usize - 3],
-            m[ELEMENTS as usize - 1]
-        ),
-        {
-            let first = (1.0 - 0.9_f64) as f32;
-            (0.0, first, first, 0.0)
-        }
-    );
+    assert_eq!((m[1], m[2], m[ELEMENTS as usize - 3], m[ELEMENTS as usize - 1]), {
+        let first = (1.0 - 0.9_f64) as f32;
+        (0.0, first, first, 0.0)
+    });
 }
 
 /// A rule whose slot starts at something else than zero.
@@ -136,15 +119,7 @@ fn a_slot_may_start_at_any_value() {
     let mut store = store(&Started, 1);
     let range = 0..4 * ELEMENTS;
     let gradient = vec![0; range.end as usize];
-    store
-        .apply(
-            &Started,
-            ApplyAt::new(1, 0),
-            DType::F32,
-            range.clone(),
-            &gradient,
-        )
-        .unwrap();
+    store.apply(&Started, ApplyAt::new(1, 0), DType::F32, range.clone(), &gradient).unwrap();
     let values = read(&store.snapshot(std::slice::from_ref(&range)), range);
     assert!(values.iter().all(|&value| value == 0.5));
 }

@@ -40,10 +40,7 @@ const ROUND: Duration = Duration::from_millis(300);
 
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     if !options.json {
-        println!(
-            "{:<24} {:>9} {:>9} {:>7}",
-            "name", "ours", "ceiling", "ratio"
-        );
+        println!("{:<24} {:>9} {:>9} {:>7}", "name", "ours", "ceiling", "ratio");
     }
     for &transport in &options.transport {
         for size in &options.sizes {
@@ -71,11 +68,7 @@ fn bytes_of(size: &str) -> Result<usize, Failure> {
 fn measure(options: &Options, transport: Transport, size: &str) -> Result<(), Failure> {
     let bytes = bytes_of(size)?;
     let mut bed = TestBed::start(transport, bytes)?;
-    let word = if transport == Transport::Uds {
-        "uds"
-    } else {
-        "tcp"
-    };
+    let word = if transport == Transport::Uds { "uds" } else { "tcp" };
     let row = |verb: &str, unit, ours, ceiling| Row {
         name: match unit {
             Unit::Latency => format!("latency_{verb}_{word}_{size}"),
@@ -180,11 +173,8 @@ impl TestBed {
             .job("ps", [listener.address()])
             .job("worker", ["127.0.0.1:1"])
             .build()?;
-        let server = listener.start(PsConfig::new(
-            cluster.clone(),
-            TaskId::ps(0),
-            Sgd::new(RATE),
-        ))?;
+        let server =
+            listener.start(PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(RATE)))?;
         let config = WorkerConfig::new(cluster, TaskId::worker(0));
         let mut worker = Worker::connect(config.clone())?;
         let variable = VariableSpec::f32("w", [bytes as u64 / 4])?;
@@ -228,10 +218,7 @@ impl TestBed {
         let step = reader.pull(&mut params)?;
         // Halves add up exactly in f32 as long as there are fewer than 2^24 of them.
         let expected = -(RATE * self.pushes as f64) as f32;
-        let wrong = params
-            .view::<f32>("w")?
-            .iter()
-            .position(|&value| value != expected);
+        let wrong = params.view::<f32>("w")?.iter().position(|&value| value != expected);
         match wrong {
             None if step == self.pushes => Ok(()),
             None => Err(format!("the step is {step} after {} pushes", self.pushes).into()),

@@ -48,12 +48,7 @@ impl RoundTrip {
             (Box::new(client), Box::new(server))
         };
         let server = std::thread::spawn(move || serve(server, way, bytes));
-        Ok(RoundTrip {
-            stream: client,
-            buffer: vec![0; bytes],
-            way,
-            server: Some(server),
-        })
+        Ok(RoundTrip { stream: client, buffer: vec![0; bytes], way, server: Some(server) })
     }
 
     /// One round trip.
@@ -146,11 +141,7 @@ impl PingPong {
         let runtime = runtime()?;
         let stream = runtime.block_on(tokio::net::TcpStream::connect(address))?;
         stream.set_nodelay(true)?;
-        Ok(PingPong {
-            runtime,
-            stream: Some(stream),
-            server: Some(server),
-        })
+        Ok(PingPong { runtime, stream: Some(stream), server: Some(server) })
     }
 
     pub(crate) fn once(&mut self) -> std::io::Result<Duration> {
@@ -177,7 +168,5 @@ impl Drop for PingPong {
 }
 
 fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
+    tokio::runtime::Builder::new_current_thread().enable_all().build()
 }

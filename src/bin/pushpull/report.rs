@@ -46,11 +46,7 @@ impl Row {
 
     /// A quantile over all operations of all rounds, in microseconds.
     fn latency(rounds: &[Vec<Duration>], share: f64) -> f64 {
-        let mut all: Vec<f64> = rounds
-            .iter()
-            .flatten()
-            .map(|d| d.as_secs_f64() * 1e6)
-            .collect();
+        let mut all: Vec<f64> = rounds.iter().flatten().map(|d| d.as_secs_f64() * 1e6).collect();
         quantile(&mut all, share)
     }
 

@@ -22,11 +22,7 @@ fn map(tasks: &[u32], shards_per_task: u16) -> ShardMap {
 
 fn tasks(variables: &[VariableSpec], on: &[u32], strategy: &Strategy) -> Vec<u32> {
     let placement = Placement::plan(variables, &map(on, 1), strategy).unwrap();
-    placement
-        .partitions()
-        .iter()
-        .map(|placed| placed.shard.task)
-        .collect()
+    placement.partitions().iter().map(|placed| placed.shard.task).collect()
 }
 
 #[test]
@@ -37,14 +33,8 @@ fn a_pinned_variable_takes_a_slot() {
         pinned("c", "/task:1"),
         pinned("d", "/job:ps/cpu:0"),
     ];
-    assert_eq!(
-        tasks(&variables, &[1, 3], &Strategy::RoundRobin),
-        [3, 3, 1, 3]
-    );
-    assert_eq!(
-        tasks(&variables, &[1, 3], &Strategy::GreedyBytes),
-        [3, 1, 1, 3]
-    );
+    assert_eq!(tasks(&variables, &[1, 3], &Strategy::RoundRobin), [3, 3, 1, 3]);
+    assert_eq!(tasks(&variables, &[1, 3], &Strategy::GreedyBytes), [3, 1, 1, 3]);
     let last = Strategy::custom(|_, _, tasks| tasks[tasks.len() - 1]);
     assert_eq!(tasks(&variables, &[1, 3], &last), [3, 3, 1, 3]);
 }
@@ -52,9 +42,7 @@ fn a_pinned_variable_takes_a_slot() {
 #[test]
 fn faults_name_the_variable_and_the_tasks() {
     let plan = |variable: VariableSpec, strategy: &Strategy| {
-        Placement::plan(&[variable], &map(&[1, 2, 5], 1), strategy)
-            .unwrap_err()
-            .to_string()
+        Placement::plan(&[variable], &map(&[1, 2, 5], 1), strategy).unwrap_err().to_string()
     };
     let table = [
         (
@@ -87,16 +75,9 @@ fn faults_name_the_variable_and_the_tasks() {
 #[test]
 fn shards_of_a_task_fill_evenly() {
     let sizes = [100, 10, 20, 50, 60, 0];
-    let variables: Vec<_> = sizes
-        .iter()
-        .map(|&n| variable(&format!("v{n}"), &[n]))
-        .collect();
+    let variables: Vec<_> = sizes.iter().map(|&n| variable(&format!("v{n}"), &[n])).collect();
     let placement = Placement::plan(&variables, &map(&[4], 2), &Strategy::RoundRobin).unwrap();
-    let shards: Vec<_> = placement
-        .partitions()
-        .iter()
-        .map(|placed| placed.shard.shard)
-        .collect();
+    let shards: Vec<_> = placement.partitions().iter().map(|placed| placed.shard.shard).collect();
     assert_eq!(shards, [0, 1, 1, 1, 1, 0]);
     let held = placement.of_shard(ShardId { task: 4, shard: 1 });
     assert_eq!(held.map(|placed| placed.bytes).sum::<u64>(), 4 * 140);
@@ -105,74 +86,43 @@ fn shards_of_a_task_fill_evenly() {
 #[test]
 fn scalars_and_empty_variables_are_one_partition() {
     let cut = |v: VariableSpec| v.partitioner(Partitioner::Fixed { shards: 3 });
-    let variables = [
-        cut(variable("s", &[])),
-        cut(variable("e", &[0, 4])),
-        cut(variable("w", &[7])),
-    ];
+    let variables =
+        [cut(variable("s", &[])), cut(variable("e", &[0, 4])), cut(variable("w", &[7]))];
     let placement = Placement::plan(&variables, &map(&[0], 1), &Strategy::RoundRobin).unwrap();
     let rows = |id| {
         let parts = placement.of_variable(VariableId(id)).iter();
         parts.map(|p| (p.rows.start, p.rows.end)).collect()
     };
     let found: [Vec<_>; 4] = [0, 1, 2, 3].map(rows);
-    assert_eq!(
-        found,
-        [
-            vec![(0, 1)],
-            vec![(0, 0)],
-            vec![(0, 3), (3, 5), (5, 7)],
-            vec![]
-        ]
-    );
+    assert_eq!(found, [vec![(0, 1)], vec![(0, 0)], vec![(0, 3), (3, 5), (5, 7)], vec![]]);
     assert_eq!(placement.of_variable(VariableId(2))[1].bytes, 8);
-    assert_eq!(
-        (placement.strategy(), placement.map().tasks()),
-        ("round_robin", &[0][..])
-    );
+    assert_eq!((placement.strategy(), placement.map().tasks()), ("round_robin", &[0][..]));
 }
 
 #[test]
 fn bounds_are_reached() {
     let cut = |name: &str| {
-        variable(name, &[1 << 16]).partitioner(Partitioner::Fixed {
-            shards: Partitioner::PARTS_MAX,
-        })
+        variable(name, &[1 << 16])
+            .partitioner(Partitioner::Fixed { shards: Partitioner::PARTS_MAX })
     };
     let mut variables: Vec<_> = (0..16).map(|i| cut(&format!("v{i}"))).collect();
     let place = |variables: &[VariableSpec]| {
         Placement::plan(variables, &map(&[0, 1], 1), &Strategy::GreedyBytes)
     };
-    assert_eq!(
-        place(&variables).unwrap().partitions().len(),
-        Placement::PARTITIONS_MAX
-    );
+    assert_eq!(place(&variables).unwrap().partitions().len(), Placement::PARTITIONS_MAX);
     variables.push(variable("more", &[]));
     let error = place(&variables).unwrap_err();
-    assert_eq!(
-        error,
-        PlacementError::TooManyPartitions {
-            variable: "more".into()
-        }
-    );
+    assert_eq!(error, PlacementError::TooManyPartitions { variable: "more".into() });
     let huge = vec![variable("huge", &[1 << 48]); 1 << 14];
     let error = place(&huge).unwrap_err();
-    assert_eq!(
-        error,
-        PlacementError::TooManyBytes {
-            variable: "huge".into()
-        }
-    );
+    assert_eq!(error, PlacementError::TooManyBytes { variable: "huge".into() });
 }
 
 /// A change moves the variables of every cluster placed by name: do not.
 #[test]
 fn hashed_places_are_stable() {
     let variables = ["a", "b", "c", "d", "e", "f"].map(|name| variable(name, &[4]));
-    assert_eq!(
-        tasks(&variables, &[0, 1, 2], &Strategy::HashName),
-        [0, 2, 1, 1, 1, 1]
-    );
+    assert_eq!(tasks(&variables, &[0, 1, 2], &Strategy::HashName), [0, 2, 1, 1, 1, 1]);
 }
 
 prop_compose! {
@@ -199,9 +149,7 @@ fn declare(all: Vec<(Vec<u64>, Partitioner, Option<u32>)>) -> Vec<VariableSpec> 
             Some(task) => DeviceSpec::default().with_task(task),
             None => DeviceSpec::default(),
         };
-        variable(&format!("v{index}"), &extents)
-            .partitioner(partitioner)
-            .device(device)
+        variable(&format!("v{index}"), &extents).partitioner(partitioner).device(device)
     };
     all.into_iter().enumerate().map(declare).collect()
 }

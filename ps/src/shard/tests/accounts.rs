@@ -43,10 +43,7 @@ impl Model {
         let ledger = &f32s(&values)[dense_bytes() / 4..];
         for (entry, &count) in ledger.iter().enumerate() {
             let at_most = u8::from(entry < self.next_entry && !self.refused.contains(&entry));
-            assert!(
-                count == 0.0 || count == f32::from(at_most),
-                "push {entry} counts {count}"
-            );
+            assert!(count == 0.0 || count == f32::from(at_most), "push {entry} counts {count}");
             let lost = count == 0.0 && self.acknowledged.contains(&entry);
             assert!(!lost, "push {entry} was acknowledged");
         }

@@ -93,10 +93,7 @@ pub(super) fn cut_up(entry: usize, random: &mut Random) -> Vec<(u64, Vec<u8>)> {
 pub(super) fn check_whole(values: &[u8]) -> f32 {
     let values = f32s(values);
     let (dense, ledger) = values.split_at(dense_bytes() / 4);
-    assert!(
-        dense[..DENSE].iter().all(|&value| value == dense[0]),
-        "torn: {dense:?}"
-    );
+    assert!(dense[..DENSE].iter().all(|&value| value == dense[0]), "torn: {dense:?}");
     assert_eq!(ledger.iter().sum::<f32>(), dense[0], "the ledger agrees");
     dense[0]
 }

@@ -10,9 +10,7 @@ use super::world::World;
 use crate::optimizer::Sgd;
 
 fn bare() -> World {
-    World::bare(variables(), Sgd::new(1.0), |config| {
-        config.connections_max(3)
-    })
+    World::bare(variables(), Sgd::new(1.0), |config| config.connections_max(3))
 }
 
 #[test]
@@ -24,80 +22,42 @@ fn who_does_not_belong_here_is_told_why_and_closed() {
     let mut other = hello.clone();
     other.shard = ShardId { task: 0, shard: 7 };
     let wanted = other.shard;
-    assert_eq!(
-        refusal(&mut world, other),
-        Refusal::WrongShard {
-            wanted,
-            task: 0,
-            shards: 1
-        }
-    );
+    assert_eq!(refusal(&mut world, other), Refusal::WrongShard { wanted, task: 0, shards: 1 });
 
     let mut other = hello.clone();
     (other.version_oldest, other.version_newest) = (7, 9);
-    assert_eq!(
-        refusal(&mut world, other),
-        Refusal::Version {
-            oldest: 0,
-            newest: 0
-        }
-    );
+    assert_eq!(refusal(&mut world, other), Refusal::Version { oldest: 0, newest: 0 });
 
     let mut other = hello.clone();
     let theirs = Identity::new().with("ps", "0").with("optimizer", "adam");
     other.identity = theirs.to_wire();
-    let Refusal::Identity {
-        field,
-        server,
-        client,
-        server_hash,
-        client_hash,
-    } = refusal(&mut world, other)
+    let Refusal::Identity { field, server, client, server_hash, client_hash } =
+        refusal(&mut world, other)
     else {
         panic!("another identity")
     };
-    assert_eq!(
-        (field.as_str(), server.as_str(), client.as_str()),
-        ("optimizer", "sgd", "adam")
-    );
-    assert_eq!(
-        (server_hash, client_hash),
-        (identity().hash(), theirs.hash())
-    );
+    assert_eq!((field.as_str(), server.as_str(), client.as_str()), ("optimizer", "sgd", "adam"));
+    assert_eq!((server_hash, client_hash), (identity().hash(), theirs.hash()));
 
     for role in [Role::Admin {}, Role::Peer {}] {
         let mut other = hello.clone();
         other.role = role;
-        assert_eq!(
-            refusal(&mut world, other),
-            Refusal::Role {
-                role: role.code(),
-                kind: 1
-            }
-        );
+        assert_eq!(refusal(&mut world, other), Refusal::Role { role: role.code(), kind: 1 });
     }
 
     let mut other = hello.clone();
     other.seen_epoch = RestoreEpoch(2);
     let (found, current) = (RestoreEpoch(2), RestoreEpoch(0));
-    assert_eq!(
-        refusal(&mut world, other),
-        Refusal::RestoreEpoch { found, current }
-    );
+    assert_eq!(refusal(&mut world, other), Refusal::RestoreEpoch { found, current });
     assert_eq!(world.members, [(0, 0)], "nobody has joined");
 }
 
 #[test]
 fn one_connection_too_many_is_refused_until_another_goes() {
     let mut world = bare();
-    let lines: Vec<_> = (0..3)
-        .map(|task| world.join(0, &mut worker(task)))
-        .collect();
+    let lines: Vec<_> = (0..3).map(|task| world.join(0, &mut worker(task))).collect();
     let refusal = world.try_join(0, &mut worker(3)).unwrap_err();
-    assert!(
-        matches!(refusal, Refusal::Busy { limit: 3, .. }),
-        "{refusal}"
-    );
+    assert!(matches!(refusal, Refusal::Busy { limit: 3, .. }), "{refusal}");
     world.disconnect(lines[1]);
     world.join(0, &mut worker(3));
 }
@@ -110,30 +70,14 @@ fn a_ghost_is_fenced_by_its_successor() {
     let mut second = first.restarted();
     world.join(0, &mut second);
     assert!(world.closed.contains(&line), "one connection for a task");
-    let fenced = Refusal::Fenced {
-        epoch: ClientEpoch(2),
-        current: ClientEpoch(2),
-    };
+    let fenced = Refusal::Fenced { epoch: ClientEpoch(2), current: ClientEpoch(2) };
     assert_eq!(world.refused(line, message::Heartbeat {}.into()), fenced);
     let ghost = world.try_join(0, &mut first).unwrap_err();
-    assert_eq!(
-        ghost,
-        Refusal::Fenced {
-            epoch: ClientEpoch(1),
-            current: ClientEpoch(2)
-        }
-    );
+    assert_eq!(ghost, Refusal::Fenced { epoch: ClientEpoch(1), current: ClientEpoch(2) });
     let mut liar = first.restarted().restarted();
     liar.epoch = ClientEpoch(u64::MAX);
-    assert!(matches!(
-        world.try_join(0, &mut liar),
-        Err(Refusal::Fenced { .. })
-    ));
-    assert_eq!(
-        world.join(0, &mut first.restarted().restarted()).shard,
-        0,
-        "epochs go on"
-    );
+    assert!(matches!(world.try_join(0, &mut liar), Err(Refusal::Fenced { .. })));
+    assert_eq!(world.join(0, &mut first.restarted().restarted()).shard, 0, "epochs go on");
 }
 
 #[test]
@@ -141,19 +85,13 @@ fn a_shard_that_mints_no_epochs_takes_the_owners() {
     let mut world = World::bare(variables(), Sgd::new(1.0), |config| config.shards(2));
     let mut peer = worker(1);
     let refusal = world.try_join(1, &mut peer).unwrap_err();
-    assert!(
-        matches!(refusal, Refusal::Fenced { .. }),
-        "it has no epoch yet: {refusal}"
-    );
+    assert!(matches!(refusal, Refusal::Fenced { .. }), "it has no epoch yet: {refusal}");
     world.join(0, &mut peer);
     assert_eq!(peer.epoch, ClientEpoch(1));
     let line = world.join(1, &mut peer);
     let newest = pushpull_common::ids::TokenId(0);
     let refusal = world.refused(line, message::TokenRequest { newest }.into());
-    assert!(
-        matches!(refusal, Refusal::Unsupported { .. }),
-        "it does not own the step: {refusal}"
-    );
+    assert!(matches!(refusal, Refusal::Unsupported { .. }), "it does not own the step: {refusal}");
 }
 
 #[test]
@@ -184,17 +122,11 @@ fn roles_are_checked_for_every_message() {
     let worker = world.join(0, &mut worker(1));
     for message in [message::Initialize {}.into(), message::Finish {}.into()] {
         let kind = Message::kind(&message);
-        assert_eq!(
-            world.refused(worker, message),
-            Refusal::Role { role: 1, kind }
-        );
+        assert_eq!(world.refused(worker, message), Refusal::Role { role: 1, kind });
     }
     for message in [message::Reserve {}.into(), message::Leave {}.into()] {
         let kind = Message::kind(&message);
-        assert_eq!(
-            world.refused(reader, message),
-            Refusal::Role { role: 3, kind }
-        );
+        assert_eq!(world.refused(reader, message), Refusal::Role { role: 3, kind });
     }
     assert_eq!(world.values(reader).len(), 56, "it may read");
     let left = world.refused(worker, message::Left {}.into());

@@ -16,31 +16,20 @@ use crate::config::Storage;
 use crate::optimizer::{Adam, Sgd};
 
 fn bare() -> World {
-    World::bare(variables(), Sgd::new(1.0), |config| {
-        config.connections_max(3)
-    })
+    World::bare(variables(), Sgd::new(1.0), |config| config.connections_max(3))
 }
 
 #[test]
 fn what_does_not_fit_is_refused_with_need_and_limit_and_less_may_be_declared() {
     let limit = 2 << 20;
     let storage = Storage::Memory { bytes_max: limit };
-    let mut world = World::bare(variables(), Adam::new(0.1), |config| {
-        config.storage(storage.clone())
-    });
+    let mut world =
+        World::bare(variables(), Adam::new(0.1), |config| config.storage(storage.clone()));
     let line = world.join(0, &mut chief());
     let large = place(vec![VariableSpec::f32("w", [1 << 18]).unwrap()], 1);
     // Values and as many spare blocks, two slots, four rooms: a MiB each.
-    let Message::Refused(refused) = world.declare(line, &large) else {
-        panic!("it cannot fit")
-    };
-    assert_eq!(
-        refused.refusal,
-        Refusal::DoesNotFit {
-            need: 8 << 20,
-            limit
-        }
-    );
+    let Message::Refused(refused) = world.declare(line, &large) else { panic!("it cannot fit") };
+    assert_eq!(refused.refusal, Refusal::DoesNotFit { need: 8 << 20, limit });
     let refusal = world.refused(line, message::FetchCatalogue {}.into());
     assert_eq!(refusal, Refusal::NotInitialized {});
     let small = world.catalogue.clone();
@@ -48,9 +37,7 @@ fn what_does_not_fit_is_refused_with_need_and_limit_and_less_may_be_declared() {
     // Another declaration gives the memory of the first back.
     let medium = place(vec![VariableSpec::f32("w", [1 << 15]).unwrap()], 1);
     for catalogue in [&medium, &small, &medium] {
-        let Message::Declared(declared) = world.declare(line, catalogue) else {
-            panic!()
-        };
+        let Message::Declared(declared) = world.declare(line, catalogue) else { panic!() };
         let digest = catalogue.digest();
         assert_eq!(declared.state, CatalogueState::Declared { digest });
     }
@@ -62,30 +49,13 @@ fn a_second_catalogue_is_refused_and_the_first_difference_named() {
     let mut other = variables();
     other[1] = VariableSpec::new("d", DType::F64, Shape::new([3]).unwrap()).unwrap();
     let other = place(other, 1);
-    let Message::Refused(refused) = world.declare(lines[0], &other) else {
-        panic!("differs")
-    };
-    let Refusal::Catalogue {
-        server,
-        client,
-        differs,
-    } = refused.refusal
-    else {
-        panic!()
-    };
+    let Message::Refused(refused) = world.declare(lines[0], &other) else { panic!("differs") };
+    let Refusal::Catalogue { server, client, differs } = refused.refusal else { panic!() };
     assert_eq!((server, client), (world.catalogue.digest(), other.digest()));
-    assert!(
-        differs
-            .as_str()
-            .contains("\"d\" has the shape [2], not [3]"),
-        "{}",
-        differs.as_str()
-    );
+    assert!(differs.as_str().contains("\"d\" has the shape [2], not [3]"), "{}", differs.as_str());
     let same = world.catalogue.clone();
     let digest = same.digest();
-    let Message::Declared(declared) = world.declare(lines[0], &same) else {
-        panic!("the same")
-    };
+    let Message::Declared(declared) = world.declare(lines[0], &same) else { panic!("the same") };
     assert_eq!(declared.state, CatalogueState::Ready { digest });
 
     let mut hello = worker(4).hello(0);
@@ -111,14 +81,8 @@ fn a_declaration_that_is_no_catalogue_changes_nothing() {
     ] {
         let declare = message::Declare { digest }.into();
         let request = world.send(line, Envelope::default(), declare, body);
-        let Some(Message::Refused(refused)) = world.answer(line, request) else {
-            panic!()
-        };
-        assert!(
-            matches!(refused.refusal, Refusal::Catalogue { .. }),
-            "{}",
-            refused.refusal
-        );
+        let Some(Message::Refused(refused)) = world.answer(line, request) else { panic!() };
+        assert!(matches!(refused.refusal, Refusal::Catalogue { .. }), "{}", refused.refusal);
     }
     let refusal = world.refused(line, message::Initialize {}.into());
     assert_eq!(refusal, Refusal::NotInitialized {});
@@ -127,15 +91,9 @@ fn a_declaration_that_is_no_catalogue_changes_nothing() {
 #[test]
 fn the_first_values_are_the_initializers_on_any_split() {
     let variables = || {
-        let normal = Initializer::Normal {
-            mean: 0.0,
-            stddev: 0.5,
-        };
+        let normal = Initializer::Normal { mean: 0.0, stddev: 0.5 };
         vec![
-            VariableSpec::f32("a", [5, 7001])
-                .unwrap()
-                .initializer(normal)
-                .seed(3),
+            VariableSpec::f32("a", [5, 7001]).unwrap().initializer(normal).seed(3),
             VariableSpec::new("b", DType::F64, Shape::new([9]).unwrap())
                 .unwrap()
                 .initializer(Initializer::GlorotUniform),
@@ -150,17 +108,12 @@ fn the_first_values_are_the_initializers_on_any_split() {
     catalogue.fill(1.into(), 0, &mut whole.1);
     for (shards, parts) in [(1, 1), (2, 2), (3, 5)] {
         let mut split = variables();
-        split[0] = split[0]
-            .clone()
-            .partitioner(Partitioner::Fixed { shards: parts });
+        split[0] = split[0].clone().partitioner(Partitioner::Fixed { shards: parts });
         let (mut world, lines) = World::ready(split, Sgd::new(1.0), |config| config.shards(shards));
         let mut seen = 0;
         for line in lines {
             let values = world.values(line);
-            let id = ShardId {
-                task: 0,
-                shard: line.shard as u16,
-            };
+            let id = ShardId { task: 0, shard: line.shard as u16 };
             for partition in world.catalogue.layout(id).partitions() {
                 let start = partition.offset as usize;
                 let bytes = &values[start..start + partition.bytes as usize];
@@ -180,11 +133,7 @@ fn the_first_values_are_the_initializers_on_any_split() {
 #[test]
 fn what_was_assigned_before_is_not_initialized() {
     let variables = || {
-        let ones = |name| {
-            VariableSpec::f32(name, [2])
-                .unwrap()
-                .initializer(Initializer::Ones)
-        };
+        let ones = |name| VariableSpec::f32(name, [2]).unwrap().initializer(Initializer::Ones);
         vec![ones("a"), ones("b"), ones("c")]
     };
     let mut world = World::bare(variables(), Sgd::new(1.0), |config| config);
@@ -193,22 +142,13 @@ fn what_was_assigned_before_is_not_initialized() {
     let push = Push::plain(1, Operation::Assign {}, 1);
     let request = world.push(line, &push, &[(8, &bytes_of(&[5_f32, 6.0]))]);
     let refused = world.answer(line, request);
-    assert!(
-        matches!(refused, Some(Message::Refused(_))),
-        "nothing is declared: {refused:?}"
-    );
+    assert!(matches!(refused, Some(Message::Refused(_))), "nothing is declared: {refused:?}");
     world.declare(line, &catalogue);
 
     let room = world.room(line);
-    let gradient = Push {
-        operation: Operation::Gradient {},
-        room,
-        ..push
-    };
+    let gradient = Push { operation: Operation::Gradient {}, room, ..push };
     let answer = world.push_answer(line, &gradient, &[(8, &[0; 8])]);
-    let Message::Refused(refused) = answer else {
-        panic!("no values to train yet")
-    };
+    let Message::Refused(refused) = answer else { panic!("no values to train yet") };
     assert_eq!(refused.refusal, Refusal::NotInitialized {});
     let room = world.room(line);
     let push = Push { room, ..push };
@@ -216,18 +156,12 @@ fn what_was_assigned_before_is_not_initialized() {
     let assigned = world.push(line, &push, &[(8, &bytes_of(&[5_f32, 6.0]))]);
     let ready = world.say(line, message::Initialize {}.into());
     world.work();
-    assert!(matches!(
-        world.answer(line, assigned),
-        Some(Message::PushAnswer(_))
-    ));
+    assert!(matches!(world.answer(line, assigned), Some(Message::PushAnswer(_))));
     assert!(matches!(world.answer(line, ready), Some(Message::Ready(_))));
     assert_eq!(f32s(&world.values(line)), [1.0, 1.0, 5.0, 6.0, 1.0, 1.0]);
 
     // Asked again, it is still ready and nothing is overwritten.
-    assert!(matches!(
-        world.ask(line, message::Initialize {}.into()),
-        Message::Ready(_)
-    ));
+    assert!(matches!(world.ask(line, message::Initialize {}.into()), Message::Ready(_)));
     assert_eq!(f32s(&world.values(line))[2..4], [5.0, 6.0]);
 }
 
@@ -235,10 +169,7 @@ fn what_was_assigned_before_is_not_initialized() {
 fn those_who_wait_for_the_values_are_answered_when_they_are_there() {
     let mut world = bare();
     let (chief, waiting) = (world.join(0, &mut chief()), world.join(0, &mut worker(1)));
-    let envelope = Envelope {
-        deadline_ms: 300,
-        ..Envelope::default()
-    };
+    let envelope = Envelope { deadline_ms: 300, ..Envelope::default() };
     let impatient = world.send(waiting, envelope, message::AwaitReady {}.into(), &[]);
     let patient = world.say(waiting, message::AwaitReady {}.into());
     let refusal = world.refused(waiting, message::FetchCatalogue {}.into());
@@ -246,21 +177,9 @@ fn those_who_wait_for_the_values_are_answered_when_they_are_there() {
     world.pass(Duration::from_millis(299), &[chief, waiting]);
     assert_eq!(world.answer(waiting, impatient), None);
     world.pass(Duration::from_millis(1), &[chief, waiting]);
-    let Some(Message::Refused(refused)) = world.answer(waiting, impatient) else {
-        panic!()
-    };
-    let Refusal::Deadline {
-        waited_ms: 300,
-        awaited,
-    } = refused.refusal
-    else {
-        panic!()
-    };
-    assert!(
-        awaited.as_str().contains("the chief"),
-        "{}",
-        awaited.as_str()
-    );
+    let Some(Message::Refused(refused)) = world.answer(waiting, impatient) else { panic!() };
+    let Refusal::Deadline { waited_ms: 300, awaited } = refused.refusal else { panic!() };
+    assert!(awaited.as_str().contains("the chief"), "{}", awaited.as_str());
 
     let catalogue = world.catalogue.clone();
     world.declare(chief, &catalogue);
@@ -269,27 +188,16 @@ fn those_who_wait_for_the_values_are_answered_when_they_are_there() {
     assert_eq!(world.answer(chief, second), None);
     world.work();
     for (line, request) in [(chief, first), (chief, second), (waiting, patient)] {
-        let Some(Message::Ready(ready)) = world.answer(line, request) else {
-            panic!()
-        };
+        let Some(Message::Ready(ready)) = world.answer(line, request) else { panic!() };
         assert_eq!(ready.digest, catalogue.digest());
     }
-    assert!(matches!(
-        world.ask(waiting, message::AwaitReady {}.into()),
-        Message::Ready(_)
-    ));
+    assert!(matches!(world.ask(waiting, message::AwaitReady {}.into()), Message::Ready(_)));
     world.heard.clear();
     world.say(waiting, message::FetchCatalogue {}.into());
-    let Some(Heard::Message {
-        message: Message::CatalogueIs(is),
-        body,
-        ..
-    }) = world.heard.get_mut(&waiting).and_then(Vec::pop)
+    let Some(Heard::Message { message: Message::CatalogueIs(is), body, .. }) =
+        world.heard.get_mut(&waiting).and_then(Vec::pop)
     else {
         panic!("the catalogue is sent")
     };
-    assert_eq!(
-        (is.digest, &body[..]),
-        (catalogue.digest(), catalogue.encode())
-    );
+    assert_eq!((is.digest, &body[..]), (catalogue.digest(), catalogue.encode()));
 }

@@ -46,11 +46,7 @@ impl Model {
         let last_step = 3 + random.below(30);
         let (mut world, lines) = World::ready(variables, Sgd::new(1.0), |config| {
             let timeout = Some(Duration::from_secs(3));
-            config
-                .last_step(last_step)
-                .lease(LEASE)
-                .inbox_pushes(rooms)
-                .token_timeout(timeout)
+            config.last_step(last_step).lease(LEASE).inbox_pushes(rooms).token_timeout(timeout)
         });
         let reader = lines[0];
         world.chop = 16 + random.below(800) as usize;
@@ -89,15 +85,10 @@ impl Model {
                 // Now and then long enough that the silent are lost.
                 let long = self.random.one_in(8);
                 let millis = if long { 500 } else { self.random.below(60) };
-                let silent = if long {
-                    self.random.below(alive.len() as u64 + 1)
-                } else {
-                    0
-                };
+                let silent = if long { self.random.below(alive.len() as u64 + 1) } else { 0 };
                 let lines = alive.into_iter().skip(silent as usize).chain([self.reader]);
-                let lines: Vec<Line> = lines
-                    .filter(|line| !self.world.closed.contains(line))
-                    .collect();
+                let lines: Vec<Line> =
+                    lines.filter(|line| !self.world.closed.contains(line)).collect();
                 self.world.pass(Duration::from_millis(millis), &lines);
             }
         }
@@ -150,26 +141,16 @@ impl Model {
             let mut push = Push::gradient(actor.sequence, grant, 0);
             push.next = self.random.one_in(2);
             let parts = cut_up(entry, &mut self.random);
-            actor.pending = Some(Pending {
-                push,
-                entry,
-                parts,
-                sent: 0,
-                request: None,
-            });
+            actor.pending = Some(Pending { push, entry, parts, sent: 0, request: None });
         } else if actor.asked.is_none() {
-            let ask = message::TokenRequest {
-                newest: actor.newest,
-            };
+            let ask = message::TokenRequest { newest: actor.newest };
             actor.asked = Some(self.world.say(line, ask.into()));
         }
     }
 
     fn connect(&mut self, index: usize) {
         let actor = &mut self.actors[index];
-        let Ok(line) = self.world.try_join(0, &mut actor.peer) else {
-            panic!("it is welcome")
-        };
+        let Ok(line) = self.world.try_join(0, &mut actor.peer) else { panic!("it is welcome") };
         actor.line = Some(line);
     }
 
@@ -210,13 +191,9 @@ impl Model {
             // It had taken over at once; this self dies as well.
             self.world.disconnect(line);
         }
-        self.unknown
-            .extend(actor.pending.take().map(|pending| pending.entry));
+        self.unknown.extend(actor.pending.take().map(|pending| pending.entry));
         let peer = actor.peer.restarted();
-        *actor = Actor {
-            peer,
-            ..self::actor(0)
-        };
+        *actor = Actor { peer, ..self::actor(0) };
     }
 
     fn leave(&mut self, index: usize) {
@@ -226,9 +203,7 @@ impl Model {
         };
         let left = self.world.say(line, message::Leave {}.into());
         // It may have been lost before.
-        self.world
-            .answer(line, left)
-            .expect("a farewell is answered");
+        self.world.answer(line, left).expect("a farewell is answered");
         (actor.token, actor.room) = (None, 0);
         self.disconnect(index);
     }
@@ -239,13 +214,8 @@ impl Model {
             return;
         };
         let sequence = Sequence(pending.push.sequence);
-        let envelope = Envelope {
-            sequence,
-            ..Envelope::default()
-        };
-        let request = self
-            .world
-            .send(line, envelope, message::Withdraw {}.into(), &[]);
+        let envelope = Envelope { sequence, ..Envelope::default() };
+        let request = self.world.send(line, envelope, message::Withdraw {}.into(), &[]);
         (pending.request, pending.sent) = (Some(request), pending.parts.len());
     }
 
@@ -268,14 +238,10 @@ impl Model {
     fn give_back(&mut self, index: usize) {
         let actor = &mut self.actors[index];
         let Some(line) = actor.line else { return };
-        let Some(Grant {
-            token, generation, ..
-        }) = actor.token.take()
-        else {
+        let Some(Grant { token, generation, .. }) = actor.token.take() else {
             return;
         };
-        self.world
-            .say(line, message::ReturnToken { token, generation }.into());
+        self.world.say(line, message::ReturnToken { token, generation }.into());
     }
 
     /// Somebody reads everything, and finds a whole number of pushes.
@@ -360,9 +326,7 @@ impl Model {
 
 #[test]
 fn random_lives_lose_nothing_and_apply_nothing_twice() {
-    let seeds = std::env::var("PUSHPULL_SEED")
-        .ok()
-        .and_then(|seed| seed.parse().ok());
+    let seeds = std::env::var("PUSHPULL_SEED").ok().and_then(|seed| seed.parse().ok());
     let seeds = seeds.map_or(0..SEEDS, |seed: u64| seed..seed + 1);
     let (mut pushes, mut unknown, mut refused) = (0, 0, 0);
     for seed in seeds {

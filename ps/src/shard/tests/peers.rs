@@ -36,19 +36,11 @@ pub(super) struct Push {
 }
 
 pub(super) fn worker(task: u32) -> Peer {
-    Peer {
-        role: Role::Worker {},
-        task,
-        incarnation: 100 + u64::from(task),
-        epoch: ClientEpoch(0),
-    }
+    Peer { role: Role::Worker {}, task, incarnation: 100 + u64::from(task), epoch: ClientEpoch(0) }
 }
 
 pub(super) fn chief() -> Peer {
-    Peer {
-        role: Role::Chief {},
-        ..worker(0)
-    }
+    Peer { role: Role::Chief {}, ..worker(0) }
 }
 
 /// `w` (3 f32, at 0) and `d` (2 f64, at 16) are trained, `ledger` (4 f32, at 32) and `n` (1 i64,
@@ -76,17 +68,11 @@ pub(super) fn bytes_of<T: bytemuck::Pod>(elements: &[T]) -> Vec<u8> {
 }
 
 pub(super) fn f32s(bytes: &[u8]) -> Vec<f32> {
-    bytes
-        .chunks_exact(4)
-        .map(|b| f32::from_le_bytes(b.try_into().unwrap()))
-        .collect()
+    bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
 }
 
 pub(super) fn f64s(bytes: &[u8]) -> Vec<f64> {
-    bytes
-        .chunks_exact(8)
-        .map(|b| f64::from_le_bytes(b.try_into().unwrap()))
-        .collect()
+    bytes.chunks_exact(8).map(|b| f64::from_le_bytes(b.try_into().unwrap())).collect()
 }
 
 pub(super) fn identity() -> Identity {
@@ -96,11 +82,7 @@ pub(super) fn identity() -> Identity {
 impl Peer {
     /// The same task, started anew.
     pub(super) fn restarted(&self) -> Peer {
-        Peer {
-            incarnation: self.incarnation + 1000,
-            epoch: ClientEpoch(0),
-            ..self.clone()
-        }
+        Peer { incarnation: self.incarnation + 1000, epoch: ClientEpoch(0), ..self.clone() }
     }
 
     pub(super) fn hello(&self, shard: usize) -> Hello {
@@ -110,10 +92,7 @@ impl Peer {
             role: self.role,
             job: Text::clipped("worker"),
             task: self.task,
-            shard: ShardId {
-                task: 0,
-                shard: shard as u16,
-            },
+            shard: ShardId { task: 0, shard: shard as u16 },
             incarnation: Incarnation(self.incarnation),
             client_epoch: self.epoch,
             seen_epoch: RestoreEpoch(0),
@@ -128,30 +107,13 @@ impl Peer {
 
 impl Push {
     pub(super) fn gradient(sequence: u64, grant: Grant, room: u32) -> Push {
-        Push {
-            sequence,
-            operation: Operation::Gradient {},
-            grant,
-            room,
-            next: false,
-        }
+        Push { sequence, operation: Operation::Gradient {}, grant, room, next: false }
     }
 
     pub(super) fn plain(sequence: u64, operation: Operation, room: u32) -> Push {
         let (token, step) = (TokenId(0), GlobalStep(0));
-        let grant = Grant {
-            token,
-            generation: 0,
-            step,
-            room: 0,
-        };
-        Push {
-            sequence,
-            operation,
-            grant,
-            room,
-            next: false,
-        }
+        let grant = Grant { token, generation: 0, step, room: 0 };
+        Push { sequence, operation, grant, room, next: false }
     }
 
     pub(super) fn part(&self, offset: u64, whole: Option<u64>) -> Message {
@@ -169,23 +131,14 @@ impl Push {
 
     pub(super) fn envelope(&self) -> Envelope {
         let (sequence, step) = (Sequence(self.sequence), self.grant.step);
-        Envelope {
-            sequence,
-            step,
-            ..Envelope::default()
-        }
+        Envelope { sequence, step, ..Envelope::default() }
     }
 }
 
 /// A message through the bytes it travels as.
 pub(super) fn pack(envelope: &Envelope, message: &Message, body_bytes: usize) -> (Header, Message) {
     let mut frame = Vec::new();
-    encode(
-        &mut frame,
-        envelope,
-        message,
-        BodyStamp::plain(body_bytes as u64),
-    );
+    encode(&mut frame, envelope, message, BodyStamp::plain(body_bytes as u64));
     unpack_frame(&frame)
 }
 
@@ -202,24 +155,14 @@ pub(super) fn unpack(mut parts: PulledParts) -> (Vec<u8>, u64) {
     let mut head = Vec::new();
     while let Some(range) = parts.next_part(&mut head) {
         let (header, message) = unpack_frame(&std::mem::take(&mut head));
-        let Message::Pulled(pulled) = message else {
-            panic!("{message:?}")
-        };
-        assert_eq!(
-            (pulled.offset, header.body_bytes),
-            (range.start, range.end - range.start)
-        );
-        assert!(
-            version.is_none_or(|version| version == pulled.version),
-            "one version"
-        );
+        let Message::Pulled(pulled) = message else { panic!("{message:?}") };
+        assert_eq!((pulled.offset, header.body_bytes), (range.start, range.end - range.start));
+        assert!(version.is_none_or(|version| version == pulled.version), "one version");
         version = Some(pulled.version);
         let mut slices = Vec::new();
         parts.slices(range, &mut slices);
         let start = bytes.len();
-        slices
-            .iter()
-            .for_each(|slice| bytes.extend_from_slice(slice));
+        slices.iter().for_each(|slice| bytes.extend_from_slice(slice));
         assert_eq!((bytes.len() - start) as u64, header.body_bytes);
     }
     (bytes, version.expect("an answer has a part"))

@@ -15,9 +15,8 @@ const LARGE: usize = 5 << 18;
 
 fn large(pin_bytes: u64) -> (World, Line, Line) {
     let w = VariableSpec::f32("w", [LARGE as u64]).unwrap();
-    let (mut world, _) = World::ready(vec![w], Sgd::new(1.0), |config| {
-        config.pin_bytes_max(pin_bytes)
-    });
+    let (mut world, _) =
+        World::ready(vec![w], Sgd::new(1.0), |config| config.pin_bytes_max(pin_bytes));
     let (a, b) = (world.join(0, &mut worker(1)), world.join(0, &mut worker(2)));
     (world, a, b)
 }
@@ -26,10 +25,7 @@ fn push_large(world: &mut World, line: Line, sequence: u64) {
     let body = bytes_of(&vec![1_f32; LARGE]);
     let grant = world.token(line);
     let push = Push::gradient(sequence, grant, world.room(line));
-    let parts: Vec<(u64, &[u8])> = (0_u64..)
-        .step_by(1 << 20)
-        .zip(body.chunks(1 << 20))
-        .collect();
+    let parts: Vec<(u64, &[u8])> = (0_u64..).step_by(1 << 20).zip(body.chunks(1 << 20)).collect();
     world.push(line, &push, &parts);
 }
 
@@ -37,11 +33,7 @@ fn all_are(bytes: &[u8], value: f32) {
     let found = f32s(bytes);
     assert_eq!(found.len(), LARGE);
     let other = found.iter().position(|&found| found != value);
-    assert_eq!(
-        other.map(|index| (index, found[index])),
-        None,
-        "all are {value}"
-    );
+    assert_eq!(other.map(|index| (index, found[index])), None, "all are {value}");
 }
 
 #[test]
@@ -52,21 +44,12 @@ fn a_selection_is_sent_in_its_order_and_an_unknown_one_refused() {
     world.push_answer(line, &push, &[(0, &bytes_of(&[1_f32, 2.0, 3.0]))]);
     let w = bytes_of(&[-1_f32, -2.0, -3.0]);
     assert_eq!(world.select(line, &[0]).unwrap(), w);
-    assert_eq!(
-        world.select(line, &[0, 1]).unwrap(),
-        [&w[..], &[0; 16]].concat()
-    );
-    assert_eq!(
-        world.select(line, &[0, 3]).unwrap(),
-        [&w[..], &[0; 8]].concat()
-    );
+    assert_eq!(world.select(line, &[0, 1]).unwrap(), [&w[..], &[0; 16]].concat());
+    assert_eq!(world.select(line, &[0, 3]).unwrap(), [&w[..], &[0; 8]].concat());
     assert!(world.select(line, &[]).unwrap().is_empty());
     for (partitions, culprit) in [(&[4][..], 4), (&[1, 0], 0), (&[2, 2], 2), (&[0, 9, 1], 9)] {
         let partition = PartitionId(culprit);
-        assert_eq!(
-            world.select(line, partitions),
-            Err(Refusal::UnknownPartition { partition })
-        );
+        assert_eq!(world.select(line, partitions), Err(Refusal::UnknownPartition { partition }));
     }
 }
 
@@ -74,12 +57,7 @@ fn a_selection_is_sent_in_its_order_and_an_unknown_one_refused() {
 fn nothing_is_sent_before_there_are_values() {
     let mut world = World::bare(variables(), Sgd::new(1.0), |config| config);
     let line = world.join(0, &mut super::peers::chief());
-    let pull = || {
-        message::Pull {
-            selection: Selection::All {},
-        }
-        .into()
-    };
+    let pull = || message::Pull { selection: Selection::All {} }.into();
     assert_eq!(world.refused(line, pull()), Refusal::NotInitialized {});
     let catalogue = world.catalogue.clone();
     world.declare(line, &catalogue);
@@ -92,31 +70,18 @@ fn a_pull_waits_for_the_step_it_names_on_the_owner_only() {
     let mut peer = worker(1);
     let lines = [world.join(0, &mut peer), world.join(1, &mut peer)];
     world.pull(lines[1], 1);
-    assert!(
-        world.streamed(lines[1]).is_some(),
-        "it keeps versions of its own"
-    );
+    assert!(world.streamed(lines[1]).is_some(), "it keeps versions of its own");
     world.pull(lines[0], 1);
-    let deadline = Envelope {
-        step: GlobalStep(2),
-        deadline_ms: 100,
-        ..Envelope::default()
-    };
-    let pull = message::Pull {
-        selection: Selection::All {},
-    };
+    let deadline = Envelope { step: GlobalStep(2), deadline_ms: 100, ..Envelope::default() };
+    let pull = message::Pull { selection: Selection::All {} };
     let hasty = world.send(lines[0], deadline, pull.into(), &[]);
     assert!(world.streamed(lines[0]).is_none());
     let push = Push::gradient(1, world.token(lines[0]), world.room(lines[0]));
     world.push_answer(lines[0], &push, &[(0, &[])]);
     assert!(world.streamed(lines[0]).is_some() && world.streamed(lines[0]).is_none());
     world.pass(std::time::Duration::from_millis(100), &lines);
-    let Some(Message::Refused(refused)) = world.answer(lines[0], hasty) else {
-        panic!()
-    };
-    let Refusal::Deadline { awaited, .. } = refused.refusal else {
-        panic!()
-    };
+    let Some(Message::Refused(refused)) = world.answer(lines[0], hasty) else { panic!() };
+    let Refusal::Deadline { awaited, .. } = refused.refusal else { panic!() };
     assert_eq!(awaited.as_str(), "global step 2");
 }
 
@@ -141,10 +106,7 @@ fn a_pull_sees_all_of_a_push_or_nothing() {
         }
     }
     assert!(slices >= 10, "each push takes several slices");
-    assert!(
-        seen.is_sorted() && [0, 1, 2].iter().all(|version| seen.contains(version)),
-        "{seen:?}"
-    );
+    assert!(seen.is_sorted() && [0, 1, 2].iter().all(|version| seen.contains(version)), "{seen:?}");
 }
 
 #[test]
@@ -176,10 +138,7 @@ fn an_update_waits_for_spare_memory_and_goes_on_when_a_pull_is_sent() {
     assert_eq!(world.work(), Work::Blocked);
     assert_eq!(world.slice(0), Work::Blocked, "for as long as it takes");
     world.pull(b, 0);
-    assert!(
-        world.streamed(b).is_none(),
-        "nothing is read in the middle of an update"
-    );
+    assert!(world.streamed(b).is_none(), "nothing is read in the middle of an update");
     let heartbeat = world.say(b, message::Heartbeat {}.into());
     assert!(world.answer(b, heartbeat).is_some(), "but all else goes on");
     all_are(&unpack(pinned).0, 0.0);

@@ -26,10 +26,7 @@ fn gradient(world: &mut World, line: Line, sequence: u64) -> Push {
 }
 
 fn about(sequence: u64) -> Envelope {
-    Envelope {
-        sequence: Sequence(sequence),
-        ..Envelope::default()
-    }
+    Envelope { sequence: Sequence(sequence), ..Envelope::default() }
 }
 
 fn state(world: &mut World, line: Line, sequence: u64) -> PushState {
@@ -88,10 +85,7 @@ fn padding_is_no_value_whatever_it_holds() {
     let push = gradient(&mut world, line, 1);
     applied(&world.push_answer(line, &push, &[(0, &body)]));
     let values = world.values(line);
-    assert_eq!(
-        (f32s(&values[..12]), &values[12..16]),
-        (vec![-1.0, -2.0, -3.0], &[0; 4][..])
-    );
+    assert_eq!((f32s(&values[..12]), &values[12..16]), (vec![-1.0, -2.0, -3.0], &[0; 4][..]));
 }
 
 #[test]
@@ -100,10 +94,7 @@ fn an_empty_push_moves_the_step_and_nothing_else() {
     for offset in [0, 1, 14, 57, u64::MAX] {
         let sequence = world.metrics().global_step + 1;
         let push = gradient(&mut world, line, sequence);
-        assert_eq!(
-            applied(&world.push_answer(line, &push, &[(offset, &[])])),
-            sequence
-        );
+        assert_eq!(applied(&world.push_answer(line, &push, &[(offset, &[])])), sequence);
     }
     assert_eq!(world.values(line), [0; 56]);
     assert_eq!(world.metrics().global_step, 5);
@@ -116,45 +107,25 @@ fn plain_variables_add_and_integers_wrap() {
     for (sequence, operation, offset, body) in [
         (1, Operation::Assign {}, 48, n.clone()),
         (2, Operation::AssignAdd {}, 48, bytes_of(&[1_i64])),
-        (
-            3,
-            Operation::AssignAdd {},
-            32,
-            bytes_of(&[1_f32, 2.0, 3.0, 4.0]),
-        ),
+        (3, Operation::AssignAdd {}, 32, bytes_of(&[1_f32, 2.0, 3.0, 4.0])),
         (4, Operation::AssignAdd {}, 32, bytes_of(&[1_f32; 4])),
         (5, Operation::Assign {}, 0, bytes_of(&[9_f32; 3])),
     ] {
         let room = world.room(line);
         let push = Push::plain(sequence, operation, room);
-        assert_eq!(
-            applied(&world.push_answer(line, &push, &[(offset, &body)])),
-            sequence
-        );
+        assert_eq!(applied(&world.push_answer(line, &push, &[(offset, &body)])), sequence);
     }
     let values = world.values(line);
     assert_eq!(f32s(&values[32..48]), [2.0, 3.0, 4.0, 5.0]);
-    assert_eq!(
-        (&values[48..], f32s(&values[..12])),
-        (&i64::MIN.to_le_bytes()[..], vec![9.0; 3])
-    );
+    assert_eq!((&values[48..], f32s(&values[..12])), (&i64::MIN.to_le_bytes()[..], vec![9.0; 3]));
     let metrics = world.metrics();
-    assert_eq!(
-        (metrics.global_step, metrics.assigns_applied),
-        (0, 5),
-        "these are no steps"
-    );
+    assert_eq!((metrics.global_step, metrics.assigns_applied), (0, 5), "these are no steps");
 }
 
 #[test]
 fn a_push_of_many_slices_ends_each_between_two_elements() {
     // The odd partition in front would shift the slices of the other off its elements.
-    for (dtype, odd) in [
-        (DType::F64, 1),
-        (DType::F64, 3),
-        (DType::F32, 1),
-        (DType::F32, 5),
-    ] {
+    for (dtype, odd) in [(DType::F64, 1), (DType::F64, 3), (DType::F32, 1), (DType::F32, 5)] {
         let large = 5 << 17;
         let variables = vec![
             VariableSpec::f32("odd", [odd]).unwrap(),
@@ -168,17 +139,11 @@ fn a_push_of_many_slices_ends_each_between_two_elements() {
             _ => bytes_of(&vec![1_f32; large as usize]),
         });
         let push = gradient(&mut world, line, 1);
-        let parts: Vec<(u64, &[u8])> = (0_u64..)
-            .step_by(1 << 20)
-            .zip(body.chunks(1 << 20))
-            .collect();
+        let parts: Vec<(u64, &[u8])> =
+            (0_u64..).step_by(1 << 20).zip(body.chunks(1 << 20)).collect();
         let request = world.push(line, &push, &parts);
         assert_eq!(world.slice(0), Work::More);
-        assert_eq!(
-            world.answer(line, request),
-            None,
-            "answered when it is applied"
-        );
+        assert_eq!(world.answer(line, request), None, "answered when it is applied");
         world.work();
         applied(&world.answer(line, request).unwrap());
         let values = world.values(line);
@@ -194,10 +159,7 @@ fn a_push_of_many_slices_ends_each_between_two_elements() {
 #[test]
 fn the_answer_brings_the_next_token_and_a_room() {
     let (mut world, line) = ready();
-    let push = Push {
-        next: true,
-        ..gradient(&mut world, line, 1)
-    };
+    let push = Push { next: true, ..gradient(&mut world, line, 1) };
     let Message::PushAnswer(answer) = world.push_answer(line, &push, &[(0, &[0; 16])]) else {
         panic!()
     };
@@ -213,30 +175,14 @@ fn a_push_is_known_in_each_of_its_states() {
     assert_eq!(state(&mut world, line, 70), PushState::Unknown {});
     let push = gradient(&mut world, line, 70);
     let first = world.send(line, push.envelope(), push.part(0, None), &[0; 16]);
-    assert_eq!(
-        state(&mut world, line, 70),
-        PushState::Receiving { bytes: 16 }
-    );
-    assert_eq!(
-        world.answer(line, first),
-        None,
-        "only the last part is answered"
-    );
+    assert_eq!(state(&mut world, line, 70), PushState::Receiving { bytes: 16 });
+    assert_eq!(world.answer(line, first), None, "only the last part is answered");
     let request = world.send(line, push.envelope(), push.part(16, Some(32)), &[0; 16]);
-    assert_eq!(
-        state(&mut world, line, 70),
-        PushState::Receiving { bytes: 32 },
-        "not applied yet"
-    );
+    assert_eq!(state(&mut world, line, 70), PushState::Receiving { bytes: 32 }, "not applied yet");
     world.work();
     assert_eq!(applied(&world.answer(line, request).unwrap()), 1);
     let found = state(&mut world, line, 70);
-    assert!(matches!(
-        found,
-        PushState::Settled {
-            outcome: Outcome::Applied { version: 1, .. }
-        }
-    ));
+    assert!(matches!(found, PushState::Settled { outcome: Outcome::Applied { version: 1, .. } }));
     assert_eq!(state(&mut world, line, 7), PushState::Unknown {});
     assert_eq!(state(&mut world, line, 6), PushState::TooOld { oldest: 7 });
 }
@@ -247,39 +193,20 @@ fn what_is_withdrawn_in_time_is_never_applied_and_its_room_is_free() {
     let push = gradient(&mut world, line, 3);
     world.send(line, push.envelope(), push.part(0, None), &[1; 16]);
     let request = world.send(line, about(3), message::Withdraw {}.into(), &[]);
-    let Some(Message::PushAnswer(answer)) = world.answer(line, request) else {
-        panic!()
-    };
-    assert_eq!(
-        (answer.outcome, answer.duplicate),
-        (Outcome::Withdrawn {}, false)
-    );
+    let Some(Message::PushAnswer(answer)) = world.answer(line, request) else { panic!() };
+    assert_eq!((answer.outcome, answer.duplicate), (Outcome::Withdrawn {}, false));
     // Its other parts may be under way.
     let late = world.send(line, push.envelope(), push.part(16, Some(32)), &[1; 16]);
     world.work();
-    let Some(Message::PushAnswer(answer)) = world.answer(line, late) else {
-        panic!()
-    };
-    assert_eq!(
-        (answer.outcome, answer.duplicate),
-        (Outcome::Withdrawn {}, true)
-    );
+    let Some(Message::PushAnswer(answer)) = world.answer(line, late) else { panic!() };
+    assert_eq!((answer.outcome, answer.duplicate), (Outcome::Withdrawn {}, true));
     assert_eq!(world.values(line), [0; 56]);
-    let settled = PushState::Settled {
-        outcome: Outcome::Withdrawn {},
-    };
+    let settled = PushState::Settled { outcome: Outcome::Withdrawn {} };
     assert_eq!(state(&mut world, line, 3), settled);
     // The token is not spent, and a push that never came can be withdrawn as well.
-    let push = Push {
-        room: world.room(line),
-        sequence: 4,
-        ..push
-    };
+    let push = Push { room: world.room(line), sequence: 4, ..push };
     world.send(line, about(9), message::Withdraw {}.into(), &[]);
-    assert_eq!(
-        applied(&world.push_answer(line, &push, &[(0, &[0; 16])])),
-        1
-    );
+    assert_eq!(applied(&world.push_answer(line, &push, &[(0, &[0; 16])])), 1);
     assert_eq!(state(&mut world, line, 9), settled);
 }
 
@@ -293,27 +220,15 @@ fn a_withdrawal_of_a_whole_push_is_answered_with_what_becomes_of_it() {
     world.work();
     assert_eq!(applied(&world.answer(line, request).unwrap()), 1);
     let request = world.send(line, about(1), message::Withdraw {}.into(), &[]);
-    assert_eq!(
-        applied(&world.answer(line, request).unwrap()),
-        1,
-        "and after"
-    );
+    assert_eq!(applied(&world.answer(line, request).unwrap()), 1, "and after");
     assert_eq!(f32s(&world.values(line)[..12]), [-1.0; 3]);
     let refusal = {
         world.send(line, about(500), message::Withdraw {}.into(), &[]);
         let request = world.send(line, about(400), message::Withdraw {}.into(), &[]);
         world.answer(line, request)
     };
-    let Some(Message::Refused(refused)) = refusal else {
-        panic!("{refusal:?}")
-    };
-    assert!(matches!(
-        refused.refusal,
-        Refusal::Window {
-            oldest: Sequence(437),
-            ..
-        }
-    ));
+    let Some(Message::Refused(refused)) = refusal else { panic!("{refusal:?}") };
+    assert!(matches!(refused.refusal, Refusal::Window { oldest: Sequence(437), .. }));
 }
 
 #[test]
@@ -321,14 +236,8 @@ fn many_waits_on_one_connection_are_refused_beyond_the_limit() {
     let (mut world, _) = World::ready(variables(), Sgd::new(1.0), |config| config.last_step(1));
     let line = world.join(0, &mut worker(1));
     let requests: Vec<_> = (0..129).map(|_| world.pull(line, 5)).collect();
-    let Some(Message::Refused(refused)) = world.answer(line, requests[128]) else {
-        panic!()
-    };
-    assert!(
-        matches!(refused.refusal, Refusal::Busy { limit: 128, .. }),
-        "{}",
-        refused.refusal
-    );
+    let Some(Message::Refused(refused)) = world.answer(line, requests[128]) else { panic!() };
+    assert!(matches!(refused.refusal, Refusal::Busy { limit: 128, .. }), "{}", refused.refusal);
     world.pass(Duration::from_millis(100), &[line]);
     assert_eq!(world.answer(line, requests[127]), None, "the others wait");
 }

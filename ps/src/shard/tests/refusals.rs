@@ -30,10 +30,7 @@ fn refusals(
 ) -> Vec<Refusal> {
     let grant = world.token(line);
     let room = world.room(line);
-    let push = Push {
-        operation,
-        ..Push::gradient(1, grant, room)
-    };
+    let push = Push { operation, ..Push::gradient(1, grant, room) };
     let mut requests = Vec::new();
     for &(offset, bytes, whole) in parts {
         let body = vec![0; bytes];
@@ -44,26 +41,15 @@ fn refusals(
         Message::Refused(refused) => refused.refusal,
         other => panic!("not refused but {other:?}"),
     };
-    requests
-        .into_iter()
-        .filter_map(|request| world.answer(line, request))
-        .map(refused)
-        .collect()
+    requests.into_iter().filter_map(|request| world.answer(line, request)).map(refused).collect()
 }
 
 #[test]
 fn parts_out_of_place_are_refused_once_and_the_rest_is_passed_over() {
-    let range = |offset, bytes, limit| Refusal::Range {
-        offset,
-        bytes,
-        limit,
-    };
+    let range = |offset, bytes, limit| Refusal::Range { offset, bytes, limit };
     let operation = |variable, tried: &str| {
         let tried = pushpull_common::protocol::refusal::Detail::clipped(tried);
-        Refusal::Operation {
-            variable: VariableId(variable),
-            tried,
-        }
+        Refusal::Operation { variable: VariableId(variable), tried }
     };
     let plain = "gradients: it is a plain variable";
     let trained = "assign_add: it is trained by the optimizer";
@@ -72,100 +58,27 @@ fn parts_out_of_place_are_refused_once_and_the_rest_is_passed_over() {
         bytes,
         expected,
     };
-    type Case = (
-        &'static str,
-        Operation,
-        Vec<(u64, usize, Option<u64>)>,
-        Refusal,
-    );
+    type Case = (&'static str, Operation, Vec<(u64, usize, Option<u64>)>, Refusal);
     let cases: Vec<Case> = vec![
-        (
-            "twice",
-            GRADIENT,
-            vec![(0, 16, None), (0, 16, Some(32))],
-            range(0, 16, 0),
-        ),
-        (
-            "overlap",
-            GRADIENT,
-            vec![(16, 16, None), (0, 24, Some(40))],
-            range(0, 24, 16),
-        ),
-        (
-            "gap",
-            GRADIENT,
-            vec![(0, 8, None), (24, 8, Some(16))],
-            range(24, 8, 0),
-        ),
-        (
-            "inside",
-            GRADIENT,
-            vec![(8, 8, None), (16, 16, Some(24))],
-            range(8, 8, 0),
-        ),
+        ("twice", GRADIENT, vec![(0, 16, None), (0, 16, Some(32))], range(0, 16, 0)),
+        ("overlap", GRADIENT, vec![(16, 16, None), (0, 24, Some(40))], range(0, 24, 16)),
+        ("gap", GRADIENT, vec![(0, 8, None), (24, 8, Some(16))], range(24, 8, 0)),
+        ("inside", GRADIENT, vec![(8, 8, None), (16, 16, Some(24))], range(8, 8, 0)),
         ("beyond", ADD, vec![(48, 16, Some(16))], range(48, 16, 56)),
-        (
-            "far beyond",
-            ADD,
-            vec![(1 << 60, 8, Some(8))],
-            range(1 << 60, 8, 56),
-        ),
-        (
-            "overflow",
-            ADD,
-            vec![(u64::MAX - 3, 8, None)],
-            range(u64::MAX - 3, 3, 56),
-        ),
-        (
-            "no word",
-            GRADIENT,
-            vec![(0, 12, None), (16, 16, None)],
-            range(0, 12, 56),
-        ),
-        (
-            "unaligned",
-            GRADIENT,
-            vec![(1, 8, None), (16, 16, None)],
-            range(1, 8, 56),
-        ),
-        (
-            "plain",
-            GRADIENT,
-            vec![(0, 56, Some(56))],
-            operation(2, plain),
-        ),
-        (
-            "integer",
-            GRADIENT,
-            vec![(0, 32, None), (48, 8, Some(40))],
-            operation(3, plain),
-        ),
-        (
-            "trained",
-            ADD,
-            vec![(16, 32, None), (48, 8, Some(40))],
-            operation(1, trained),
-        ),
-        (
-            "short",
-            GRADIENT,
-            vec![(0, 16, None), (16, 8, Some(24))],
-            incomplete(1, 8, 16),
-        ),
-        (
-            "only begun",
-            GRADIENT,
-            vec![(0, 8, Some(8))],
-            incomplete(0, 8, 16),
-        ),
+        ("far beyond", ADD, vec![(1 << 60, 8, Some(8))], range(1 << 60, 8, 56)),
+        ("overflow", ADD, vec![(u64::MAX - 3, 8, None)], range(u64::MAX - 3, 3, 56)),
+        ("no word", GRADIENT, vec![(0, 12, None), (16, 16, None)], range(0, 12, 56)),
+        ("unaligned", GRADIENT, vec![(1, 8, None), (16, 16, None)], range(1, 8, 56)),
+        ("plain", GRADIENT, vec![(0, 56, Some(56))], operation(2, plain)),
+        ("integer", GRADIENT, vec![(0, 32, None), (48, 8, Some(40))], operation(3, plain)),
+        ("trained", ADD, vec![(16, 32, None), (48, 8, Some(40))], operation(1, trained)),
+        ("short", GRADIENT, vec![(0, 16, None), (16, 8, Some(24))], incomplete(1, 8, 16)),
+        ("only begun", GRADIENT, vec![(0, 8, Some(8))], incomplete(0, 8, 16)),
         (
             "length",
             GRADIENT,
             vec![(0, 16, None), (16, 16, Some(33))],
-            Refusal::Length {
-                named: 33,
-                received: 32,
-            },
+            Refusal::Length { named: 33, received: 32 },
         ),
     ];
     let (mut world, line) = ready(NonFinite::Reject);
@@ -188,14 +101,8 @@ fn a_refused_room_goes_to_who_waits_for_it() {
     let waiting = world.say(other, pushpull_common::protocol::message::Reserve {}.into());
     assert_eq!(world.answer(other, waiting), None);
     let request = world.send(line, push.envelope(), push.part(32, None), &[0; 16]);
-    assert!(matches!(
-        world.answer(line, request),
-        Some(Message::Refused(_))
-    ));
-    assert!(matches!(
-        world.answer(other, waiting),
-        Some(Message::Room(_))
-    ));
+    assert!(matches!(world.answer(line, request), Some(Message::Refused(_))));
+    assert!(matches!(world.answer(other, waiting), Some(Message::Room(_))));
 }
 
 #[test]
@@ -205,9 +112,7 @@ fn after_its_last_part_a_refused_push_is_no_longer_passed_over() {
     for _ in 0..2 {
         let first = world.send(line, push.envelope(), push.part(32, None), &[0; 16]);
         let last = world.send(line, push.envelope(), push.part(48, Some(24)), &[0; 8]);
-        let Some(Message::Refused(refused)) = world.answer(line, first) else {
-            panic!()
-        };
+        let Some(Message::Refused(refused)) = world.answer(line, first) else { panic!() };
         assert_eq!(refused.refusal, Refusal::NoRoom { room: 77 });
         assert_eq!(world.answer(line, last), None);
     }
@@ -224,16 +129,9 @@ fn bad_values_are_refused_and_named() {
     // Round robin fills one task; its shards are filled by bytes.
     let catalogue = world.catalogue.clone();
     for &line in &lines {
-        let id = pushpull_common::ids::ShardId {
-            task: 0,
-            shard: line.shard as u16,
-        };
+        let id = pushpull_common::ids::ShardId { task: 0, shard: line.shard as u16 };
         let layout = catalogue.layout(id);
-        let partition = layout
-            .partitions()
-            .iter()
-            .find(|p| p.variable.0 == 1)
-            .unwrap();
+        let partition = layout.partitions().iter().find(|p| p.variable.0 == 1).unwrap();
         for (at, value) in [(0, f32::NAN), (4, f32::INFINITY), (5, f32::NEG_INFINITY)] {
             let mut gradient = vec![1_f32; 6];
             gradient[at] = value;
@@ -244,35 +142,18 @@ fn bad_values_are_refused_and_named() {
             let offset = partition.offset;
             // In two parts: the element is counted over the whole variable all the same.
             let parts = [(offset, &body[..16]), (offset + 16, &body[16..])];
-            let first = world.send(
-                line,
-                push.envelope(),
-                push.part(parts[0].0, None),
-                parts[0].1,
-            );
-            let second = world.send(
-                line,
-                push.envelope(),
-                push.part(parts[1].0, Some(24)),
-                parts[1].1,
-            );
+            let first = world.send(line, push.envelope(), push.part(parts[0].0, None), parts[0].1);
+            let second =
+                world.send(line, push.envelope(), push.part(parts[1].0, Some(24)), parts[1].1);
             let answers = [first, second].map(|request| world.answer(line, request));
             let mut answers = answers.into_iter().flatten();
             let (Some(Message::Refused(refused)), None) = (answers.next(), answers.next()) else {
                 panic!("refused once")
             };
-            let Refusal::NonFinite {
-                variable,
-                element,
-                value: found,
-            } = refused.refusal
-            else {
+            let Refusal::NonFinite { variable, element, value: found } = refused.refusal else {
                 panic!("{}", refused.refusal)
             };
-            assert_eq!(
-                (variable.0, element),
-                (1, partition.elements.start + at as u64)
-            );
+            assert_eq!((variable.0, element), (1, partition.elements.start + at as u64));
             assert_eq!(found.to_bits(), f64::from(value).to_bits());
         }
         assert!(world.values(line).iter().all(|&byte| byte == 0));
@@ -285,9 +166,7 @@ fn doubles_are_looked_at_and_integers_are_not() {
     let grant = world.token(line);
     let push = Push::gradient(1, grant, world.room(line));
     let answer = world.push_answer(line, &push, &[(16, &bytes_of(&[0.0, f64::NAN]))]);
-    let Message::Refused(refused) = answer else {
-        panic!("{answer:?}")
-    };
+    let Message::Refused(refused) = answer else { panic!("{answer:?}") };
     let named = matches!(refused.refusal, Refusal::NonFinite { element: 1, variable, .. }
         if variable == VariableId(1));
     assert!(named, "{}", refused.refusal);
@@ -320,23 +199,13 @@ fn sequences_outside_the_window_are_refused() {
         world.push_answer(line, &push, &[(48, &bytes_of(&[1_i64]))])
     };
     let window = |answer: Message, wanted: u64, first: u64| {
-        let Message::Refused(refused) = answer else {
-            panic!("{answer:?}")
-        };
-        let Refusal::Window {
-            sequence, oldest, ..
-        } = refused.refusal
-        else {
-            panic!()
-        };
+        let Message::Refused(refused) = answer else { panic!("{answer:?}") };
+        let Refusal::Window { sequence, oldest, .. } = refused.refusal else { panic!() };
         assert_eq!((sequence, oldest), (Sequence(wanted), Sequence(first)));
     };
     window(push(&mut world, 0), 0, 1);
     assert!(matches!(push(&mut world, 100), Message::PushAnswer(_)));
-    assert!(
-        matches!(push(&mut world, 37), Message::PushAnswer(_)),
-        "the oldest there is"
-    );
+    assert!(matches!(push(&mut world, 37), Message::PushAnswer(_)), "the oldest there is");
     window(push(&mut world, 36), 36, 37);
     assert!(matches!(push(&mut world, u64::MAX), Message::PushAnswer(_)));
     window(push(&mut world, 100), 100, u64::MAX - 63);

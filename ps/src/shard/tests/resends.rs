@@ -72,19 +72,12 @@ fn a_push_cut_off_in_the_middle_starts_anew() {
         }
         world.disconnect(line);
         let line = world.join(0, &mut peer);
-        let query = Envelope {
-            sequence: Sequence(1),
-            ..Envelope::default()
-        };
+        let query = Envelope { sequence: Sequence(1), ..Envelope::default() };
         let request = world.send(line, query, message::OutcomeQuery {}.into(), &[]);
         let known = world.answer(line, request);
         let state = PushState::Unknown {};
         assert_eq!(known, Some(message::OutcomeIs { state }.into()), "given up");
-        let room = if new_room {
-            world.room(line)
-        } else {
-            push.room
-        };
+        let room = if new_room { world.room(line) } else { push.room };
         let push = Push { room, ..push };
         let answer = world.push_answer(line, &push, &[(0, &body[..8]), (8, &body[8..])]);
         assert!(!outcome(Some(answer)).1);
@@ -110,35 +103,22 @@ fn a_second_connection_takes_over_even_while_a_body_is_under_way_on_the_first() 
         assert_eq!(world.answer(line, first), None);
         assert!(!outcome(world.answer(line, last)).1);
         applied_once(&mut world, line);
-        assert_eq!(
-            world.heard.get(&old).map_or(0, Vec::len),
-            0,
-            "its silence is kept"
-        );
+        assert_eq!(world.heard.get(&old).map_or(0, Vec::len), 0, "its silence is kept");
     }
 }
 
 #[test]
 fn a_resend_while_the_whole_push_is_queued_is_answered_once_it_is_applied() {
     let (mut world, mut peer, old) = ready();
-    let push = Push {
-        next: true,
-        ..gradient(&mut world, old, 1)
-    };
+    let push = Push { next: true, ..gradient(&mut world, old, 1) };
     world.push(old, &push, &[(0, &ones())]);
     world.disconnect(old);
     let line = world.join(0, &mut peer);
     let body = ones();
     let request = world.push(line, &push, &[(0, &body[..8]), (8, &body[8..])]);
-    assert_eq!(
-        world.answer(line, request),
-        None,
-        "not before it is applied"
-    );
+    assert_eq!(world.answer(line, request), None, "not before it is applied");
     world.work();
-    let Some(Message::PushAnswer(answer)) = world.answer(line, request) else {
-        panic!()
-    };
+    let Some(Message::PushAnswer(answer)) = world.answer(line, request) else { panic!() };
     assert!(!answer.duplicate && answer.next.is_some());
     applied_once(&mut world, line);
 }
@@ -146,24 +126,15 @@ fn a_resend_while_the_whole_push_is_queued_is_answered_once_it_is_applied() {
 #[test]
 fn an_answer_goes_to_the_connection_that_asked_and_to_no_other() {
     let (mut world, mut peer, old) = ready();
-    let push = Push {
-        next: true,
-        ..gradient(&mut world, old, 1)
-    };
+    let push = Push { next: true, ..gradient(&mut world, old, 1) };
     world.push(old, &push, &[(0, &ones())]);
     let line = world.join(0, &mut peer);
     world.work();
-    assert!(
-        world.heard.get(&line).is_none_or(Vec::is_empty),
-        "it has asked for nothing"
-    );
+    assert!(world.heard.get(&line).is_none_or(Vec::is_empty), "it has asked for nothing");
     // Nor was a token given out that nobody heard of.
     let metrics = world.metrics();
     let grant = world.token_after(line, push.grant.token);
-    assert_eq!(
-        (grant.token.0, metrics.global_step),
-        (push.grant.token.0 + 1, 1)
-    );
+    assert_eq!((grant.token.0, metrics.global_step), (push.grant.token.0 + 1, 1));
     let request = world.push(line, &push, &[(0, &ones())]);
     assert!(outcome(world.answer(line, request)).1);
 }
@@ -206,10 +177,7 @@ fn a_push_that_newer_ones_overtake_while_it_waits_is_applied_once() {
     assert_eq!(f32s(&world.values(line)[32..48]), [2.0; 4]);
     let again = world.push(line, &late, &[(32, &ledger)]);
     let answer = world.answer(line, again);
-    assert!(
-        matches!(answer, Some(Message::Refused(_))),
-        "too old to tell: {answer:?}"
-    );
+    assert!(matches!(answer, Some(Message::Refused(_))), "too old to tell: {answer:?}");
     // And both whole, the newer one first.
     for sequence in [300, 200] {
         let push = Push::plain(sequence, operation, world.room(line));
@@ -226,18 +194,12 @@ fn one_push_has_one_room() {
     let ledger = bytes_of(&[1_f32; 4]);
     let push = Push::plain(1, operation, world.room(line));
     world.send(line, push.envelope(), push.part(32, None), &ledger[..8]);
-    let other = Push {
-        room: world.room(line),
-        ..push
-    };
+    let other = Push { room: world.room(line), ..push };
     assert_ne!(push.room, other.room);
     let elsewhere = world.push(line, &other, &[(32, &ledger)]);
     let last = world.send(line, push.envelope(), push.part(40, Some(16)), &ledger[8..]);
     world.work();
-    assert!(matches!(
-        world.answer(line, elsewhere),
-        Some(Message::Refused(_))
-    ));
+    assert!(matches!(world.answer(line, elsewhere), Some(Message::Refused(_))));
     assert!(!outcome(world.answer(line, last)).1);
     assert_eq!(f32s(&world.values(line)[32..48]), [1.0; 4]);
 }

@@ -15,9 +15,7 @@ fn ready(rooms: usize, clients: u32) -> (World, Vec<Line>) {
     let configure = |config: crate::PsConfig| config.inbox_pushes(rooms);
     let (mut world, chief) = World::ready(variables(), Sgd::new(1.0), configure);
     world.disconnect(chief[0]);
-    let lines = (1..=clients)
-        .map(|task| world.join(0, &mut worker(task)))
-        .collect();
+    let lines = (1..=clients).map(|task| world.join(0, &mut worker(task))).collect();
     (world, lines)
 }
 
@@ -37,9 +35,7 @@ fn a_client_that_asks_twice_has_one_room() {
     let other = world.room(lines[1]);
     assert_ne!(room, other);
     let answer = world.push_answer(lines[1], &add(1, room), &[(32, &ones())]);
-    let Message::Refused(refused) = answer else {
-        panic!("another's room")
-    };
+    let Message::Refused(refused) = answer else { panic!("another's room") };
     assert_eq!(refused.refusal, Refusal::NoRoom { room });
     assert!(matches!(
         world.push_answer(lines[0], &add(1, room), &[(32, &ones())]),
@@ -59,13 +55,9 @@ fn those_who_wait_are_served_in_order() {
     for &(line, request) in &waiting {
         assert_eq!(world.answer(line, request), None);
         let answer = world.push_answer(sender, &add(1, room), &[(32, &ones())]);
-        let Message::PushAnswer(answer) = answer else {
-            panic!("{answer:?}")
-        };
+        let Message::PushAnswer(answer) = answer else { panic!("{answer:?}") };
         assert_eq!(answer.room, 0, "another waits");
-        let Some(Message::Room(next)) = world.answer(line, request) else {
-            panic!("its turn")
-        };
+        let Some(Message::Room(next)) = world.answer(line, request) else { panic!("its turn") };
         (sender, room) = (line, next.room);
     }
     let answer = world.push_answer(sender, &add(1, room), &[(32, &ones())]);
@@ -80,9 +72,7 @@ fn a_room_beside_an_answer_goes_to_who_asks_for_one() {
     let room = world.room(lines[1]);
     let push = Push::gradient(1, granted, granted.room);
     let answer = world.push_answer(lines[0], &push, &[(0, &[0; 16])]);
-    let Message::Refused(refused) = answer else {
-        panic!("{answer:?}")
-    };
+    let Message::Refused(refused) = answer else { panic!("{answer:?}") };
     assert_eq!(refused.refusal, Refusal::NoRoom { room: granted.room });
     let answer = world.push_answer(lines[1], &add(1, room), &[(32, &ones())]);
     assert!(matches!(answer, Message::PushAnswer(_)));
@@ -91,10 +81,8 @@ fn a_room_beside_an_answer_goes_to_who_asks_for_one() {
 #[test]
 fn clients_in_step_do_not_take_the_room_from_each_other_for_ever() {
     let (mut world, lines) = ready(1, 2);
-    let mut requests: Vec<_> = lines
-        .iter()
-        .map(|&line| (line, world.say(line, message::Reserve {}.into())))
-        .collect();
+    let mut requests: Vec<_> =
+        lines.iter().map(|&line| (line, world.say(line, message::Reserve {}.into()))).collect();
     for _ in 0..3 {
         // Each acts upon what it was told, at the same time.
         for (line, request) in &mut requests {
@@ -116,10 +104,7 @@ fn a_room_that_was_asked_for_and_never_used_goes_on_after_a_lease() {
     world.pass(Duration::from_millis(900), &lines);
     assert_eq!(world.answer(lines[1], waiting), None);
     world.pass(Duration::from_millis(100), &lines);
-    assert!(matches!(
-        world.answer(lines[1], waiting),
-        Some(Message::Room(_))
-    ));
+    assert!(matches!(world.answer(lines[1], waiting), Some(Message::Room(_))));
     let answer = world.push_answer(lines[0], &add(1, room), &[(32, &ones())]);
     assert!(matches!(answer, Message::Refused(_)));
 }
@@ -142,14 +127,12 @@ fn a_stalled_push_loses_its_room_after_a_lease_and_a_slow_one_does_not() {
     world.pass(LEASE - Duration::from_millis(100), &lines[1..]);
     assert_eq!(world.answer(lines[1], waiting), None);
     world.pass(Duration::from_millis(150), &lines[1..]);
-    assert!(matches!(
-        world.answer(lines[1], waiting),
-        Some(Message::Room(_))
-    ));
+    assert!(matches!(world.answer(lines[1], waiting), Some(Message::Room(_))));
     world.body(lines[0], &body);
     world.work();
-    let refused = world.answer(lines[0], request);
-    assert!(matches!(refused, Some(Message::Refused(_))), "{refused:?}");
+    // Its lease has run out with it: nobody is left to be answered.
+    let answer = world.answer(lines[0], request);
+    assert!(!matches!(answer, Some(Message::PushAnswer(_))), "{answer:?}");
     assert_eq!(world.values(lines[1])[32..48], [0; 16]);
 }
 
@@ -166,10 +149,7 @@ fn a_broken_connection_leaves_its_room_to_who_waits() {
         } else {
             world.disconnect(lines[0]);
         }
-        assert!(matches!(
-            world.answer(lines[1], waiting),
-            Some(Message::Room(_))
-        ));
+        assert!(matches!(world.answer(lines[1], waiting), Some(Message::Room(_))));
     }
 }
 
@@ -177,22 +157,11 @@ fn a_broken_connection_leaves_its_room_to_who_waits() {
 fn a_wait_for_room_ends_at_its_deadline() {
     let (mut world, lines) = ready(1, 2);
     world.room(lines[0]);
-    let envelope = pushpull_common::protocol::Envelope {
-        deadline_ms: 200,
-        ..Default::default()
-    };
+    let envelope = pushpull_common::protocol::Envelope { deadline_ms: 200, ..Default::default() };
     let waiting = world.send(lines[1], envelope, message::Reserve {}.into(), &[]);
     world.pass(Duration::from_millis(200), &lines);
-    let Some(Message::Refused(refused)) = world.answer(lines[1], waiting) else {
-        panic!()
-    };
-    let Refusal::Deadline {
-        waited_ms: 200,
-        awaited,
-    } = refused.refusal
-    else {
-        panic!()
-    };
+    let Some(Message::Refused(refused)) = world.answer(lines[1], waiting) else { panic!() };
+    let Refusal::Deadline { waited_ms: 200, awaited } = refused.refusal else { panic!() };
     assert!(awaited.as_str().contains("room"), "{}", awaited.as_str());
 }
 
@@ -216,4 +185,31 @@ fn another_declaration_has_other_rooms_and_serves_who_waits() {
     world.body(a, &[1; 16]);
     world.ask(chief, message::Initialize {}.into());
     assert_eq!(world.values(chief), [0; 24]);
+}
+
+#[test]
+fn a_withdrawn_push_leaves_its_room_to_who_waits() {
+    let (mut world, lines) = ready(1, 2);
+    let push = add(1, world.room(lines[0]));
+    world.send(lines[0], push.envelope(), push.part(32, None), &ones());
+    let waiting = world.say(lines[1], message::Reserve {}.into());
+    assert_eq!(world.answer(lines[1], waiting), None);
+    world.send(lines[0], push.envelope(), message::Withdraw {}.into(), &[]);
+    assert!(matches!(world.answer(lines[1], waiting), Some(Message::Room(_))));
+}
+
+#[test]
+fn a_client_that_lives_but_leaves_its_push_half_sent_loses_the_room() {
+    let (mut world, lines) = ready(1, 2);
+    let push = add(1, world.room(lines[0]));
+    world.send(lines[0], push.envelope(), push.part(32, None), &[0; 8]);
+    let waiting = world.say(lines[1], message::Reserve {}.into());
+    world.pass(LEASE - Duration::from_millis(50), &lines);
+    assert_eq!(world.answer(lines[1], waiting), None);
+    world.pass(Duration::from_millis(50), &lines);
+    assert!(matches!(world.answer(lines[1], waiting), Some(Message::Room(_))));
+    let request = world.send(lines[0], push.envelope(), push.part(40, Some(16)), &[0; 8]);
+    let Some(Message::Refused(refused)) = world.answer(lines[0], request) else { panic!() };
+    assert_eq!(refused.refusal, Refusal::NoRoom { room: push.room });
+    assert_eq!((world.members[0].1, world.metrics().pushes_dropped), (2, 2));
 }

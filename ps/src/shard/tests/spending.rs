@@ -25,13 +25,8 @@ fn two_pushes_under_one_token_are_one_step() {
     let room = world.room(a);
     let second = world.push(a, &Push::gradient(2, grant, room), &[(0, &body)]);
     world.work();
-    assert!(matches!(
-        world.answer(a, first),
-        Some(Message::PushAnswer(_))
-    ));
-    let Some(Message::Refused(refused)) = world.answer(a, second) else {
-        panic!("spent")
-    };
+    assert!(matches!(world.answer(a, first), Some(Message::PushAnswer(_))));
+    let Some(Message::Refused(refused)) = world.answer(a, second) else { panic!("spent") };
     assert!(matches!(refused.refusal, Refusal::Token { .. }));
     assert_eq!(world.metrics().global_step, 1);
 }
@@ -41,52 +36,56 @@ fn an_assignment_cannot_hold_on_to_a_token() {
     let (mut world, a, b) = ready(|config| config.last_step(1));
     let grant = world.token(a);
     let room = world.room(b);
-    let push = Push {
-        grant,
-        ..Push::plain(1, Operation::Assign {}, room)
-    };
+    let push = Push { grant, ..Push::plain(1, Operation::Assign {}, room) };
     world.push(b, &push, &[(32, &[0; 16])]);
-    let returned = world.say(
-        a,
-        message::ReturnToken {
-            token: grant.token,
-            generation: 1,
-        }
-        .into(),
-    );
-    assert!(matches!(
-        world.answer(a, returned),
-        Some(Message::Returned(_))
-    ));
+    let returned = world.say(a, message::ReturnToken { token: grant.token, generation: 1 }.into());
+    assert!(matches!(world.answer(a, returned), Some(Message::Returned(_))));
 }
 
 #[test]
 fn a_gradient_needs_a_token() {
     let (mut world, a, b) = ready(|config| config);
     let grant = world.token(a);
-    let none = Grant {
-        token: TokenId(0),
-        ..grant
-    };
-    let older = Grant {
-        generation: grant.generation + 1,
-        ..grant
-    };
+    let none = Grant { token: TokenId(0), ..grant };
+    let older = Grant { generation: grant.generation + 1, ..grant };
     for (sequence, line, grant) in [(1, a, none), (2, a, older), (3, b, grant)] {
         let room = world.room(line);
         let push = Push::gradient(sequence, grant, room);
         let answer = world.push_answer(line, &push, &[(0, &[0; 16])]);
-        let Message::Refused(refused) = answer else {
-            panic!("{answer:?}")
-        };
-        assert!(
-            matches!(refused.refusal, Refusal::Token { .. }),
-            "{}",
-            refused.refusal
-        );
+        let Message::Refused(refused) = answer else { panic!("{answer:?}") };
+        assert!(matches!(refused.refusal, Refusal::Token { .. }), "{}", refused.refusal);
     }
-    assert_eq!(
-        (world.metrics().global_step, world.metrics().pushes_dropped),
-        (0, 3)
-    );
+    assert_eq!((world.metrics().global_step, world.metrics().pushes_dropped), (0, 3));
+}
+
+#[test]
+fn a_shard_that_does_not_own_the_step_takes_the_token_on_trust() {
+    let (mut world, lines) = World::ready(variables(), Sgd::new(1.0), |config| config.shards(2));
+    let bytes = world.values(lines[1]).len() as u64;
+    let grant = world.token(lines[0]);
+    let none = Grant { token: TokenId(0), ..grant };
+    for (sequence, grant, taken) in [(1, none, false), (2, grant, true)] {
+        let room = world.room(lines[1]);
+        let push = Push::gradient(sequence, grant, room);
+        let answer = world.push_answer(lines[1], &push, &[(0, &[])]);
+        assert_eq!(matches!(answer, Message::PushAnswer(_)), taken, "{answer:?}");
+    }
+    assert!(bytes > 0, "it holds something");
+    assert_eq!((world.metrics().gradients_applied, world.metrics().global_step), (1, 0));
+}
+
+#[test]
+fn an_answer_with_a_newer_token_never_hides_a_lost_one() {
+    let (mut world, a, _) = ready(|config| config.last_step(2).inbox_pushes(2));
+    let first = world.token_after(a, TokenId(0));
+    // The answer with the second token is lost: the client knows of the first alone.
+    let lost = world.token_after(a, first.token);
+    let room = world.room(a);
+    let push = Push::gradient(1, first, room);
+    let Message::PushAnswer(answer) = world.push_answer(a, &push, &[(0, &bytes_of(&[1_f32; 3]))])
+    else {
+        panic!("not applied")
+    };
+    assert_eq!(answer.next, None, "it would be newer than the lost one");
+    assert_eq!(world.token_after(a, first.token).token, lost.token);
 }

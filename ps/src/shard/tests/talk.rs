@@ -16,8 +16,7 @@ impl World {
         let name = message.name();
         let request = self.say(line, message);
         self.work();
-        self.answer(line, request)
-            .unwrap_or_else(|| panic!("{name} is not answered"))
+        self.answer(line, request).unwrap_or_else(|| panic!("{name} is not answered"))
     }
 
     /// Says something that is refused.
@@ -30,17 +29,9 @@ impl World {
     }
 
     pub(super) fn declare(&mut self, line: Line, catalogue: &Catalogue) -> Message {
-        let declare = message::Declare {
-            digest: catalogue.digest(),
-        };
-        let request = self.send(
-            line,
-            Envelope::default(),
-            declare.into(),
-            catalogue.encode(),
-        );
-        self.answer(line, request)
-            .expect("a declaration is answered")
+        let declare = message::Declare { digest: catalogue.digest() };
+        let request = self.send(line, Envelope::default(), declare.into(), catalogue.encode());
+        self.answer(line, request).expect("a declaration is answered")
     }
 
     /// Asks for a token that is there.
@@ -91,27 +82,14 @@ impl World {
 
     /// Starts a pull of everything.
     pub(super) fn pull(&mut self, line: Line, at_least: u64) -> RequestId {
-        let envelope = Envelope {
-            step: GlobalStep(at_least),
-            ..Envelope::default()
-        };
-        self.send(
-            line,
-            envelope,
-            message::Pull {
-                selection: Selection::All {},
-            }
-            .into(),
-            &[],
-        )
+        let envelope = Envelope { step: GlobalStep(at_least), ..Envelope::default() };
+        self.send(line, envelope, message::Pull { selection: Selection::All {} }.into(), &[])
     }
 
     /// The values that have come over a line, if they have, still pinned.
     pub(super) fn streamed(&mut self, line: Line) -> Option<PulledParts> {
         let heard = self.heard.entry(line).or_default();
-        let index = heard
-            .iter()
-            .position(|heard| matches!(heard, Heard::Values(_)))?;
+        let index = heard.iter().position(|heard| matches!(heard, Heard::Values(_)))?;
         match heard.remove(index) {
             Heard::Values(parts) => Some(parts),
             Heard::Message { .. } => None,
@@ -130,9 +108,7 @@ impl World {
     /// The values of some partitions.
     pub(super) fn select(&mut self, line: Line, partitions: &[u32]) -> Result<Vec<u8>, Refusal> {
         let ids = partitions.iter().map(|&id| PartitionId(id)).collect();
-        let selection = Selection::Partitions {
-            partitions: List::new(ids).unwrap(),
-        };
+        let selection = Selection::Partitions { partitions: List::new(ids).unwrap() };
         let request = self.say(line, message::Pull { selection }.into());
         match self.answer(line, request) {
             Some(Message::Refused(refused)) => Err(refused.refusal),

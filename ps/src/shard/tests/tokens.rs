@@ -21,26 +21,16 @@ fn ready(configure: impl Fn(PsConfig) -> PsConfig) -> (World, Line, Line) {
 }
 
 fn ask() -> Message {
-    message::TokenRequest {
-        newest: TokenId(u64::MAX),
-    }
-    .into()
+    message::TokenRequest { newest: TokenId(u64::MAX) }.into()
 }
 
 fn give_back(grant: Grant) -> Message {
-    message::ReturnToken {
-        token: grant.token,
-        generation: grant.generation,
-    }
-    .into()
+    message::ReturnToken { token: grant.token, generation: grant.generation }.into()
 }
 
 fn spend(world: &mut World, line: Line, sequence: u64, grant: Grant) -> message::PushAnswer {
     let room = world.room(line);
-    let push = Push {
-        next: true,
-        ..Push::gradient(sequence, grant, room)
-    };
+    let push = Push { next: true, ..Push::gradient(sequence, grant, room) };
     match world.push_answer(line, &push, &[(0, &bytes_of(&[1_f32, 1.0, 1.0]))]) {
         Message::PushAnswer(answer) => answer,
         other => panic!("not applied but {other:?}"),
@@ -51,13 +41,8 @@ fn spend(world: &mut World, line: Line, sequence: u64, grant: Grant) -> message:
 fn the_last_step_is_reached_exactly_by_many_clients() {
     let (mut world, chief) = World::ready(variables(), Sgd::new(1.0), |c| c.last_step(37));
     world.disconnect(chief[0]);
-    let lines: Vec<Line> = (1..=10)
-        .map(|task| world.join(0, &mut worker(task)))
-        .collect();
-    let mut waiting: Vec<_> = lines
-        .iter()
-        .map(|&line| (line, world.say(line, ask())))
-        .collect();
+    let lines: Vec<Line> = (1..=10).map(|task| world.join(0, &mut worker(task))).collect();
+    let mut waiting: Vec<_> = lines.iter().map(|&line| (line, world.say(line, ask()))).collect();
     let (mut sequence, mut steps, mut ended) = (0, 0, 0);
     while let Some((line, request)) = waiting.pop() {
         match world.answer(line, request) {
@@ -65,9 +50,7 @@ fn the_last_step_is_reached_exactly_by_many_clients() {
                 sequence += 1;
                 let answer = spend(&mut world, line, sequence, granted.grant);
                 steps += 1;
-                let Outcome::Applied { step, .. } = answer.outcome else {
-                    panic!()
-                };
+                let Outcome::Applied { step, .. } = answer.outcome else { panic!() };
                 assert_eq!(step, GlobalStep(steps));
                 match answer.next {
                     Some(grant) => {
@@ -98,43 +81,18 @@ fn who_waits_for_the_last_token_gets_it_when_it_comes_back() {
     let grant = world.token(a);
     let waiting = world.say(b, ask());
     assert_eq!(world.answer(b, waiting), None);
-    assert!(
-        matches!(world.refused(b, give_back(grant)), Refusal::Token { .. }),
-        "it is a's"
-    );
-    assert!(matches!(
-        world.ask(a, give_back(grant)),
-        Message::Returned(_)
-    ));
-    let Some(Message::Granted(granted)) = world.answer(b, waiting) else {
-        panic!("it is free")
-    };
+    assert!(matches!(world.refused(b, give_back(grant)), Refusal::Token { .. }), "it is a's");
+    assert!(matches!(world.ask(a, give_back(grant)), Message::Returned(_)));
+    let Some(Message::Granted(granted)) = world.answer(b, waiting) else { panic!("it is free") };
     assert_ne!(granted.grant.token, grant.token, "a new one");
-    assert!(
-        matches!(world.refused(a, give_back(grant)), Refusal::Token { .. }),
-        "it is gone"
-    );
+    assert!(matches!(world.refused(a, give_back(grant)), Refusal::Token { .. }), "it is gone");
     let waiting = world.say(a, ask());
     let answer = spend(&mut world, b, 1, granted.grant);
     // Those who wait are first; the end is told to all of them.
     assert_eq!((answer.next, answer.ended), (None, None));
     let end = world.answer(a, waiting);
-    assert_eq!(
-        end,
-        Some(
-            message::Ended {
-                reason: EndReason::LastStep {}
-            }
-            .into()
-        )
-    );
-    assert_eq!(
-        world.ask(b, ask()),
-        message::Ended {
-            reason: EndReason::LastStep {}
-        }
-        .into()
-    );
+    assert_eq!(end, Some(message::Ended { reason: EndReason::LastStep {} }.into()));
+    assert_eq!(world.ask(b, ask()), message::Ended { reason: EndReason::LastStep {} }.into());
 }
 
 #[test]
@@ -143,14 +101,8 @@ fn finish_ends_the_waits_and_a_token_that_is_out_may_be_spent() {
     let (a, b) = (world.join(0, &mut worker(1)), world.join(0, &mut worker(2)));
     let grant = world.token(a);
     let waiting = world.say(b, ask());
-    assert!(matches!(
-        world.ask(chief[0], message::Finish {}.into()),
-        Message::Finished(_)
-    ));
-    let ended: Message = message::Ended {
-        reason: EndReason::Finished {},
-    }
-    .into();
+    assert!(matches!(world.ask(chief[0], message::Finish {}.into()), Message::Finished(_)));
+    let ended: Message = message::Ended { reason: EndReason::Finished {} }.into();
     assert_eq!(world.answer(b, waiting), Some(ended.clone()));
     let answer = spend(&mut world, a, 1, grant);
     assert_eq!(answer.ended, Some(EndReason::Finished {}));
@@ -167,9 +119,7 @@ fn a_lost_client_gives_its_token_to_who_waits_and_not_to_itself() {
     world.pass(LEASE, &[b]);
     assert!(world.closed.contains(&a));
     assert_eq!(world.answer(a, own), None);
-    let Some(Message::Granted(granted)) = world.answer(b, waiting) else {
-        panic!("it is free")
-    };
+    let Some(Message::Granted(granted)) = world.answer(b, waiting) else { panic!("it is free") };
     assert_ne!(granted.grant.token, grant.token);
     assert_eq!(world.metrics().tokens_taken_back, 1);
 }
@@ -181,25 +131,13 @@ fn who_leaves_gives_all_back_and_gets_nothing_more() {
     world.token(b);
     let own = world.say(a, ask());
     let waiting = world.say(b, ask());
-    assert!(matches!(
-        world.ask(a, message::Leave {}.into()),
-        Message::Left(_)
-    ));
+    assert!(matches!(world.ask(a, message::Leave {}.into()), Message::Left(_)));
     assert_eq!(world.answer(a, own), None, "it wanted no more");
-    assert!(matches!(
-        world.answer(b, waiting),
-        Some(Message::Granted(_))
-    ));
+    assert!(matches!(world.answer(b, waiting), Some(Message::Granted(_))));
     let refusal = world.refused(a, ask());
-    assert!(
-        matches!(refusal, Refusal::Unsupported { .. }),
-        "it has left: {refusal}"
-    );
+    assert!(matches!(refusal, Refusal::Unsupported { .. }), "it has left: {refusal}");
     let refusal = world.refused(a, message::Reserve {}.into());
-    assert!(
-        matches!(refusal, Refusal::Unsupported { .. }),
-        "it has left: {refusal}"
-    );
+    assert!(matches!(refusal, Refusal::Unsupported { .. }), "it has left: {refusal}");
 }
 
 #[test]
@@ -212,10 +150,7 @@ fn a_request_that_waited_on_a_replaced_connection_takes_no_token() {
     world.ask(b, give_back(grant));
     let granted = world.token(again);
     assert_ne!(granted.token, grant.token);
-    assert!(
-        world.heard[&a].is_empty(),
-        "nothing was granted to a line that nobody reads"
-    );
+    assert!(world.heard[&a].is_empty(), "nothing was granted to a line that nobody reads");
 }
 
 #[test]
@@ -227,19 +162,9 @@ fn an_answer_that_was_lost_is_given_again() {
     world.disconnect(a);
     let mut peer = worker(1);
     let a = world.join(0, &mut peer);
-    assert_eq!(
-        world.token_after(a, first.token).token,
-        second.token,
-        "it never heard of it"
-    );
+    assert_eq!(world.token_after(a, first.token).token, second.token, "it never heard of it");
     assert_eq!(world.token_after(a, TokenId(0)).token, first.token);
-    let waiting = world.say(
-        a,
-        message::TokenRequest {
-            newest: second.token,
-        }
-        .into(),
-    );
+    let waiting = world.say(a, message::TokenRequest { newest: second.token }.into());
     assert_eq!(world.answer(a, waiting), None, "it knows both");
 }
 
@@ -252,15 +177,10 @@ fn a_token_held_too_long_goes_to_another_and_its_push_is_refused() {
     world.pass(timeout - Duration::from_millis(50), &[a, b]);
     assert_eq!(world.answer(b, waiting), None);
     world.pass(Duration::from_millis(50), &[a, b]);
-    assert!(matches!(
-        world.answer(b, waiting),
-        Some(Message::Granted(_))
-    ));
+    assert!(matches!(world.answer(b, waiting), Some(Message::Granted(_))));
     let room = world.room(a);
     let push = Push::gradient(1, grant, room);
-    let Message::Refused(refused) = world.push_answer(a, &push, &[(0, &[0; 16])]) else {
-        panic!()
-    };
+    let Message::Refused(refused) = world.push_answer(a, &push, &[(0, &[0; 16])]) else { panic!() };
     let (token, generation) = (grant.token, grant.generation);
     assert_eq!(refused.refusal, Refusal::Token { token, generation });
 }
@@ -276,10 +196,7 @@ fn a_pause_of_this_server_takes_no_token_back() {
     world.pass(Duration::from_secs(18), &[a, b]);
     assert_eq!((world.answer(b, waiting), world.members[0]), (None, (3, 2)));
     world.pass(Duration::from_millis(1100), &[a, b]);
-    assert!(matches!(
-        world.answer(b, waiting),
-        Some(Message::Granted(_))
-    ));
+    assert!(matches!(world.answer(b, waiting), Some(Message::Granted(_))));
 }
 
 #[test]
@@ -288,26 +205,15 @@ fn a_restart_gives_the_tokens_of_the_older_self_back_but_not_those_of_whole_push
     let (spent, _unspent) = (world.token(a), world.token(a));
     let waiting = world.say(b, ask());
     let room = world.room(a);
-    world.push(
-        a,
-        &Push::gradient(1, spent, room),
-        &[(0, &bytes_of(&[1_f32, 1.0, 1.0]))],
-    );
+    world.push(a, &Push::gradient(1, spent, room), &[(0, &bytes_of(&[1_f32, 1.0, 1.0]))]);
     let mut again = worker(1).restarted();
     let again = world.join(0, &mut again);
-    assert!(
-        matches!(world.answer(b, waiting), Some(Message::Granted(_))),
-        "one came back"
-    );
+    assert!(matches!(world.answer(b, waiting), Some(Message::Granted(_))), "one came back");
     // It knows of no token; the one its older self has pushed under is not given again.
     let waiting = world.say(again, message::TokenRequest { newest: TokenId(0) }.into());
     assert_eq!(world.answer(again, waiting), None);
     world.work();
-    assert_eq!(
-        world.metrics().global_step,
-        1,
-        "what was whole belongs to the server"
-    );
+    assert_eq!(world.metrics().global_step, 1, "what was whole belongs to the server");
     assert!(world.heard[&again].is_empty(), "and its answer to nobody");
 }
 
@@ -317,16 +223,9 @@ fn whole_pushes_of_lost_and_leaving_clients_keep_their_tokens() {
         let (mut world, a, b) = ready(|config| config.last_step(1));
         let grant = world.token(a);
         let room = world.room(a);
-        world.push(
-            a,
-            &Push::gradient(1, grant, room),
-            &[(0, &bytes_of(&[1_f32, 1.0, 1.0]))],
-        );
+        world.push(a, &Push::gradient(1, grant, room), &[(0, &bytes_of(&[1_f32, 1.0, 1.0]))]);
         let waiting = world.say(b, ask());
-        assert!(matches!(
-            world.refused(a, give_back(grant)),
-            Refusal::Token { .. }
-        ));
+        assert!(matches!(world.refused(a, give_back(grant)), Refusal::Token { .. }));
         if leaves {
             world.say(a, message::Leave {}.into());
         } else {
@@ -334,9 +233,7 @@ fn whole_pushes_of_lost_and_leaving_clients_keep_their_tokens() {
         }
         assert_eq!(world.answer(b, waiting), None, "its step is promised");
         world.work();
-        let ended = message::Ended {
-            reason: EndReason::LastStep {},
-        };
+        let ended = message::Ended { reason: EndReason::LastStep {} };
         assert_eq!(world.answer(b, waiting), Some(ended.into()));
     }
 }

@@ -30,11 +30,7 @@ pub(super) struct Line {
 /// Something a peer has heard.
 #[derive(Debug)]
 pub(super) enum Heard {
-    Message {
-        envelope: Envelope,
-        message: Message,
-        body: Vec<u8>,
-    },
+    Message { envelope: Envelope, message: Message, body: Vec<u8> },
     Values(PulledParts),
 }
 
@@ -61,30 +57,15 @@ impl World {
         optimizer: impl Optimizer,
         configure: impl Fn(PsConfig) -> PsConfig,
     ) -> World {
-        let cluster = ClusterSpec::builder()
-            .job("ps", ["127.0.0.1:1"])
-            .build()
-            .unwrap();
+        let cluster = ClusterSpec::builder().job("ps", ["127.0.0.1:1"]).build().unwrap();
         let config = configure(PsConfig::new(cluster, TaskId::ps(0), optimizer));
         let budget = Budget::new(config.storage.bytes_max());
         let (config, identity) = (Arc::new(config), Arc::new(identity()));
-        let counters: Vec<_> = (0..config.shards)
-            .map(|_| Arc::new(Counters::default()))
-            .collect();
+        let counters: Vec<_> = (0..config.shards).map(|_| Arc::new(Counters::default())).collect();
         let shard = |(index, counters): (usize, &Arc<Counters>)| {
-            let id = ShardId {
-                task: 0,
-                shard: index as u16,
-            };
+            let id = ShardId { task: 0, shard: index as u16 };
             let (config, identity) = (config.clone(), identity.clone());
-            Shard::new(
-                id,
-                config,
-                identity,
-                Arena::Anonymous,
-                budget.clone(),
-                counters.clone(),
-            )
+            Shard::new(id, config, identity, Arena::Anonymous, budget.clone(), counters.clone())
         };
         World {
             shards: counters.iter().enumerate().map(shard).collect(),
@@ -108,9 +89,8 @@ impl World {
     ) -> (World, Vec<Line>) {
         let mut world = World::bare(variables, optimizer, configure);
         let mut chief = chief();
-        let lines: Vec<Line> = (0..world.shards.len())
-            .map(|shard| world.join(shard, &mut chief))
-            .collect();
+        let lines: Vec<Line> =
+            (0..world.shards.len()).map(|shard| world.join(shard, &mut chief)).collect();
         for &line in &lines {
             let catalogue = world.catalogue.clone();
             let declared = world.declare(line, &catalogue);
@@ -132,34 +112,15 @@ impl World {
         hello: Hello,
         remote: bool,
     ) -> Result<(Line, Welcome), Refusal> {
-        let line = Line {
-            shard,
-            connection: self.next_connection,
-        };
+        let line = Line { shard, connection: self.next_connection };
         self.next_connection += 1;
         let request = RequestId(self.next_request);
         self.next_request += 1;
-        let (header, message) = pack(
-            &Envelope {
-                request,
-                ..Envelope::default()
-            },
-            &hello.into(),
-            0,
-        );
-        let Message::Hello(hello) = message else {
-            unreachable!()
-        };
+        let (header, message) =
+            pack(&Envelope { request, ..Envelope::default() }, &hello.into(), 0);
+        let Message::Hello(hello) = message else { unreachable!() };
         let (connection, hello, header) = (line.connection, &hello, &header);
-        self.input(
-            shard,
-            Input::Connected {
-                connection,
-                hello,
-                header,
-                remote,
-            },
-        );
+        self.input(shard, Input::Connected { connection, hello, header, remote });
         match self.answer(line, request) {
             Some(Message::Welcome(welcome)) => Ok((line, welcome)),
             Some(Message::Refused(refused)) => {
@@ -182,12 +143,7 @@ impl World {
     }
 
     pub(super) fn disconnect(&mut self, line: Line) {
-        self.input(
-            line.shard,
-            Input::Disconnected {
-                connection: line.connection,
-            },
-        );
+        self.input(line.shard, Input::Disconnected { connection: line.connection });
         self.heard.remove(&line);
     }
 
@@ -221,23 +177,9 @@ impl World {
     ) -> RequestId {
         let request = RequestId(self.next_request);
         self.next_request += 1;
-        let (header, message) = pack(
-            &Envelope {
-                request,
-                ..envelope
-            },
-            &message,
-            body_bytes,
-        );
+        let (header, message) = pack(&Envelope { request, ..envelope }, &message, body_bytes);
         let (connection, header) = (line.connection, &header);
-        self.input(
-            line.shard,
-            Input::Message {
-                connection,
-                header,
-                message,
-            },
-        );
+        self.input(line.shard, Input::Message { connection, header, message });
         request
     }
 
@@ -245,12 +187,7 @@ impl World {
     pub(super) fn body(&mut self, line: Line, body: &[u8]) {
         let delivered = self.body_until(line, body, body.len());
         assert_eq!(delivered, body.len());
-        self.input(
-            line.shard,
-            Input::Body {
-                connection: line.connection,
-            },
-        );
+        self.input(line.shard, Input::Body { connection: line.connection });
     }
 
     /// Delivers a body chop by chop up to `end`, without its end; returns how far it came.
@@ -264,12 +201,7 @@ impl World {
             }
             at = stop;
             if at < body.len() {
-                self.input(
-                    line.shard,
-                    Input::Progress {
-                        connection: line.connection,
-                    },
-                );
+                self.input(line.shard, Input::Progress { connection: line.connection });
             }
         }
         at
@@ -313,10 +245,7 @@ impl World {
             self.now = end.min(self.now + TICK);
             for &line in alive {
                 let request = self.say(line, message::Heartbeat {}.into());
-                assert!(matches!(
-                    self.answer(line, request),
-                    Some(Message::HeartbeatAnswer(_))
-                ));
+                assert!(matches!(self.answer(line, request), Some(Message::HeartbeatAnswer(_))));
             }
             self.tick();
         }
@@ -337,24 +266,12 @@ impl World {
         while let Some(output) = self.shards[shard].poll_output() {
             let line = |connection| Line { shard, connection };
             match output {
-                Output::Send {
-                    connection,
-                    envelope,
-                    message,
-                    body,
-                } => {
+                Output::Send { connection, envelope, message, body } => {
                     let heard = self.heard.entry(line(connection)).or_default();
-                    heard.push(Heard::Message {
-                        envelope,
-                        message,
-                        body: body.to_vec(),
-                    });
+                    heard.push(Heard::Message { envelope, message, body: body.to_vec() });
                 }
                 Output::Stream { connection, parts } => {
-                    self.heard
-                        .entry(line(connection))
-                        .or_default()
-                        .push(Heard::Values(parts));
+                    self.heard.entry(line(connection)).or_default().push(Heard::Values(parts));
                 }
                 Output::Close { connection } => {
                     self.closed.insert(line(connection));
