@@ -6,6 +6,7 @@
 //! doors: [`Shard::body_target`] lends the memory a body is received into, and [`Shard::work`]
 //! does a slice of an update, so that small requests stay alive beside it.
 
+mod checks;
 mod handshake;
 #[cfg(any(test, fuzzing))]
 mod invariants;
@@ -15,6 +16,7 @@ mod parked;
 mod pulls;
 mod pushes;
 pub(crate) mod replicas;
+mod rooms;
 mod tokens;
 mod variables;
 pub(crate) mod work;

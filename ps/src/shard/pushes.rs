@@ -1,58 +1,18 @@
-//! Receiving pushes: room, parts, and what is wrong with them.
+//! Receiving pushes: where each part goes, and what becomes of one that does not come whole.
 
 use std::ops::Range;
 use std::time::Instant;
 
 use pushpull_common::ids::Sequence;
-use pushpull_common::protocol::message::{Operation, OutcomeIs, PushAnswer, PushPart, Room};
+use pushpull_common::protocol::message::{Operation, OutcomeIs, PushAnswer, PushPart};
 use pushpull_common::protocol::{Envelope, Header, Outcome, PushState, Refusal};
-use pushpull_common::tensor::DType;
 
-use super::parked::{Entry, Wait};
 use super::replicas::ClientKey;
 use super::work::Job;
 use super::{Detail, Receiving, Shard, Variables, answer_to};
-use crate::config::NonFinite;
 use crate::inbox::{Arrival, Extents, WholePush};
 
 impl Shard {
-    pub(super) fn reserve(&mut self, now: Instant, entry: Entry) {
-        let Some(client) = entry.client else { return };
-        let Some(inbox) = &mut self.inbox else {
-            return self.refuse(entry.connection, entry.request, Refusal::NotInitialized {});
-        };
-        // Somebody is ready to send: a room that nobody asked for and that lies unused goes to it.
-        let room = inbox
-            .reserve(client, now)
-            .or_else(|| inbox.reclaim_offered().then(|| inbox.reserve(client, now)).flatten());
-        match room {
-            Some(room) => self.answer(entry.connection, entry.request, Room { room }.into()),
-            None => self.park(entry),
-        }
-    }
-
-    /// A room for a client that has not asked for one, if nobody else waits; 0 for none.
-    pub(super) fn spare_room(&mut self, now: Instant, client: ClientKey) -> u32 {
-        if self.parked.any(|entry| matches!(entry.wait, Wait::Room)) {
-            return 0;
-        }
-        self.inbox.as_mut().and_then(|inbox| inbox.offer(client, now)).unwrap_or(0)
-    }
-
-    /// Gives free rooms to those who wait, first come first served.
-    pub(super) fn give_parked_rooms(&mut self, now: Instant) {
-        let waits = |entry: &Entry| matches!(entry.wait, Wait::Room);
-        while let Some(inbox) = &mut self.inbox
-            && self.parked.any(waits)
-            && (inbox.has_free() || inbox.reclaim_offered())
-            && let Some(entry) = self.parked.take_first(waits)
-        {
-            if let Some(room) = entry.client.and_then(|client| inbox.reserve(client, now)) {
-                self.answer(entry.connection, entry.request, Room { room }.into());
-            }
-        }
-    }
-
     /// A part of a push is announced: decides where its body goes.
     pub(super) fn part(
         &mut self,
@@ -250,66 +210,6 @@ impl Shard {
         }
     }
 
-    /// Looks at a part for NaN and infinities, by the policy, while it is in cache.
-    fn look_for_non_finite(&self, room: u32, range: &Range<u64>) -> Result<(), Refusal> {
-        if self.config.non_finite == NonFinite::Allow {
-            return Ok(());
-        }
-        let (Some(inbox), Some(store)) = (&self.inbox, self.store()) else {
-            return Ok(());
-        };
-        for partition in store.layout().within(range.clone()) {
-            let start = partition.offset.max(range.start);
-            let end = (partition.offset + partition.bytes).min(range.end);
-            let Some(bytes) = inbox.bytes(room, start..end.max(start)) else {
-                continue;
-            };
-            let Some((index, value)) = first_non_finite(partition.dtype, bytes) else {
-                continue;
-            };
-            if self.config.non_finite == NonFinite::Count {
-                self.counters.non_finite.add(count_non_finite(partition.dtype, bytes));
-                continue;
-            }
-            let before = (start - partition.offset) / partition.dtype.size() as u64;
-            let element = partition.elements.start + before + index as u64;
-            return Err(Refusal::NonFinite { variable: partition.variable, element, value });
-        }
-        Ok(())
-    }
-
-    /// Checks a push whose last part has come.
-    fn check_whole(&self, client: ClientKey, room: u32, named: u64) -> Result<(), Refusal> {
-        let (Some(inbox), Some(store)) = (&self.inbox, self.store()) else {
-            return Err(Refusal::NotInitialized {});
-        };
-        let Some(push) = inbox.arrival(room) else {
-            return Err(Refusal::NoRoom { room });
-        };
-        if push.bytes != named {
-            return Err(Refusal::Length { named, received: push.bytes });
-        }
-        for extent in push.extents.ranges() {
-            if let Some(cut) = store.layout().cut_at(extent.end) {
-                let start = cut.offset.max(extent.start);
-                return Err(Refusal::Incomplete {
-                    partition: cut.id,
-                    bytes: extent.end - start,
-                    expected: cut.end() - cut.offset,
-                });
-            }
-        }
-        let (token, generation) = (push.token, push.generation);
-        let gradient = push.operation == Operation::Gradient {};
-        let held = self.owner.as_ref().is_none_or(|o| o.holds(client, token, generation));
-        // Two pushes under one token would make two steps of one promise.
-        let spent = inbox.whole_tokens().any(|other| other == token);
-        if gradient && (token.0 == 0 || !held || spent) {
-            return Err(Refusal::Token { token, generation });
-        }
-        Ok(())
-    }
-
     /// Refuses a push and gives it up: its room goes to others, its other parts are passed over.
     #[expect(clippy::too_many_arguments, reason = "what is known of a part")]
     fn refuse_push(
@@ -401,41 +301,4 @@ impl Shard {
         };
         self.answer(connection, request, OutcomeIs { state }.into());
     }
-}
-
-/// The first NaN or infinity: its index and value.
-fn first_non_finite(dtype: DType, bytes: &[u8]) -> Option<(usize, f64)> {
-    match dtype {
-        DType::F32 => {
-            let values = bytemuck::cast_slice::<u8, f32>(bytes);
-            // One pass without branches: the sum of v * 0 is 0 exactly if every v is finite.
-            let finite = values.chunks(1024).all(|chunk| {
-                chunk.iter().fold(0_u32, |bad, v| bad | u32::from(!v.is_finite())) == 0
-            });
-            if finite {
-                return None;
-            }
-            let index = values.iter().position(|value| !value.is_finite())?;
-            Some((index, values[index].into()))
-        }
-        DType::F64 => {
-            let values = bytemuck::cast_slice::<u8, f64>(bytes);
-            let index = values.iter().position(|value| !value.is_finite())?;
-            Some((index, values[index]))
-        }
-        _ => None,
-    }
-}
-
-fn count_non_finite(dtype: DType, bytes: &[u8]) -> u64 {
-    let count = match dtype {
-        DType::F32 => {
-            bytemuck::cast_slice::<u8, f32>(bytes).iter().filter(|v| !v.is_finite()).count()
-        }
-        DType::F64 => {
-            bytemuck::cast_slice::<u8, f64>(bytes).iter().filter(|v| !v.is_finite()).count()
-        }
-        _ => 0,
-    };
-    count as u64
 }

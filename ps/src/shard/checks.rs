@@ -1,0 +1,78 @@
+//! What is wrong with a push: its elements as they come, and its shape once it is whole.
+
+use std::ops::Range;
+
+use pushpull_common::protocol::Refusal;
+use pushpull_common::protocol::message::Operation;
+use pushpull_common::tensor::{count_non_finite, first_non_finite};
+
+use super::Shard;
+use super::replicas::ClientKey;
+use crate::config::NonFinite;
+
+impl Shard {
+    /// Looks at a part for NaN and infinities, by the policy, while it is in cache.
+    pub(super) fn look_for_non_finite(&self, room: u32, range: &Range<u64>) -> Result<(), Refusal> {
+        if self.config.non_finite == NonFinite::Allow {
+            return Ok(());
+        }
+        let (Some(inbox), Some(store)) = (&self.inbox, self.store()) else {
+            return Ok(());
+        };
+        for partition in store.layout().within(range.clone()) {
+            let start = partition.offset.max(range.start);
+            let end = (partition.offset + partition.bytes).min(range.end);
+            let Some(bytes) = inbox.bytes(room, start..end.max(start)) else {
+                continue;
+            };
+            let Some((index, value)) = first_non_finite(partition.dtype, bytes) else {
+                continue;
+            };
+            if self.config.non_finite == NonFinite::Count {
+                self.counters.non_finite.add(count_non_finite(partition.dtype, bytes));
+                continue;
+            }
+            let before = (start - partition.offset) / partition.dtype.size() as u64;
+            let element = partition.elements.start + before + index as u64;
+            return Err(Refusal::NonFinite { variable: partition.variable, element, value });
+        }
+        Ok(())
+    }
+
+    /// Checks a push whose last part has come.
+    pub(super) fn check_whole(
+        &self,
+        client: ClientKey,
+        room: u32,
+        named: u64,
+    ) -> Result<(), Refusal> {
+        let (Some(inbox), Some(store)) = (&self.inbox, self.store()) else {
+            return Err(Refusal::NotInitialized {});
+        };
+        let Some(push) = inbox.arrival(room) else {
+            return Err(Refusal::NoRoom { room });
+        };
+        if push.bytes != named {
+            return Err(Refusal::Length { named, received: push.bytes });
+        }
+        for extent in push.extents.ranges() {
+            if let Some(cut) = store.layout().cut_at(extent.end) {
+                let start = cut.offset.max(extent.start);
+                return Err(Refusal::Incomplete {
+                    partition: cut.id,
+                    bytes: extent.end - start,
+                    expected: cut.end() - cut.offset,
+                });
+            }
+        }
+        let (token, generation) = (push.token, push.generation);
+        let gradient = push.operation == Operation::Gradient {};
+        let held = self.owner.as_ref().is_none_or(|o| o.holds(client, token, generation));
+        // Two pushes under one token would make two steps of one promise.
+        let spent = inbox.whole_tokens().any(|other| other == token);
+        if gradient && (token.0 == 0 || !held || spent) {
+            return Err(Refusal::Token { token, generation });
+        }
+        Ok(())
+    }
+}
