@@ -5,9 +5,9 @@
 
 #![allow(dead_code, reason = "the example uses what these tests do not")]
 
-#[path = "../examples/digits/data.rs"]
+#[path = "../examples/digits/data/mod.rs"]
 mod data;
-#[path = "../examples/digits/model.rs"]
+#[path = "../examples/digits/model/mod.rs"]
 mod model;
 #[path = "../examples/digits/picture.rs"]
 mod picture;
