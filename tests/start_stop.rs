@@ -5,6 +5,7 @@
 use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use pushpull::blocking::Worker;
 use pushpull::{ClusterSpec, Ps, PsConfig, Sgd, Storage, TaskId, VariableSpec, WorkerConfig};
@@ -25,6 +26,11 @@ fn nothing_is_left_behind() {
         start_and_stop(&runtime, directory.path(), index);
     }
     println!("{starts} starts and stops, each with a push under way");
+    // The kernel takes a moment to forget a thread that has been joined.
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while (count("task"), count("fd")) != (threads, descriptors) && Instant::now() < deadline {
+        std::thread::yield_now();
+    }
     assert_eq!(count("task"), threads, "threads are left behind");
     assert_eq!(count("fd"), descriptors, "descriptors are left behind");
     let left: Vec<_> = fs::read_dir(directory.path()).unwrap().collect();

@@ -225,3 +225,32 @@ fn a_unix_socket_carries_the_same_conversation() {
     block_on(ps.serve(async {})).unwrap();
     assert!(!path.exists() && !state.join("shard-0").exists());
 }
+
+#[test]
+fn a_streamed_push_whose_variable_was_interrupted_is_never_finished() {
+    let cluster = Cluster::sgd(1, |config| config.last_step(1));
+    block_on(async {
+        let mut worker = pushpull::Worker::connect(cluster.config(0)).await.unwrap();
+        worker.join(&[vector("a", 3)], |_| ()).await.unwrap();
+        let token = worker.token().await.unwrap().unwrap();
+        let mut push = worker.begin(token).await.unwrap();
+        {
+            let mut variable = std::pin::pin!(push.variable("a", &[1.0_f32; 3]));
+            // Polled once, so that it is under way, and dropped.
+            std::future::poll_fn(|context| {
+                assert!(variable.as_mut().poll(context).is_pending());
+                std::task::Poll::Ready(())
+            })
+            .await;
+        }
+        assert_eq!(push.variable("a", &[1.0_f32; 3]).await, Err(Error::Interrupted));
+        assert_eq!(push.finish().await, Err(Error::Interrupted));
+        // The one token there is has come back, and nothing was applied.
+        let token = worker.token().await.unwrap().unwrap();
+        let mut gradients = worker.gradients();
+        gradients.view_mut("a").unwrap().copy_from_slice(&[1.0_f32; 3]);
+        let applied = Push::Applied { step: 1, staleness: 0 };
+        assert_eq!(worker.push(token, gradients).await, Ok(applied));
+    });
+    cluster.stop();
+}

@@ -14,10 +14,10 @@ use pushpull_common::variable::VariableSpec;
 use crate::config::WorkerConfig;
 use crate::error::{ConnectError, Error, JoinError};
 use crate::initial::Initial;
+use crate::outcome::{Pulled, Push};
 use crate::params::{Gradients, Params};
 use crate::reader::ReaderError;
 use crate::token::Token;
-use crate::worker::{Pulled, Push};
 
 /// [`crate::Worker`], blocking.
 #[derive(Debug)]

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use pushpull_common::catalogue::Catalogue;
-use pushpull_common::ids::{GlobalStep, Incarnation, ShardId, TaskId};
 use pushpull_common::identity::Identity;
+use pushpull_common::ids::{GlobalStep, Incarnation, ShardId, TaskId};
 use pushpull_common::protocol::message::Role;
 use pushpull_common::protocol::{Message, Refusal, message};
 
@@ -35,7 +35,8 @@ impl Client {
     pub(crate) async fn connect(config: WorkerConfig, role: Role) -> Result<Client, ConnectError> {
         let cluster = &config.cluster;
         let task = config.task.clone();
-        let owner: TaskId = cluster.step_owner().ok_or(ConnectError::NoPs { task: task.clone() })?;
+        let owner: TaskId =
+            cluster.step_owner().ok_or(ConnectError::NoPs { task: task.clone() })?;
         let indices = cluster.task_indices("ps").unwrap_or_default();
         let addresses = indices.into_iter().filter_map(|index| {
             let address = cluster.task_address("ps", index).ok()?;

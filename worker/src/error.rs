@@ -220,6 +220,10 @@ pub enum Error {
     /// No variable has a gradient in this push.
     #[error("cannot push: no variable has a gradient")]
     EmptyPush,
+    /// The future of [`crate::Pushing::variable`] was dropped: nobody knows whether the variable is
+    /// in the push. Begin another.
+    #[error("cannot push: a variable of it was interrupted")]
+    Interrupted,
     /// Buffers of another worker, or of another join.
     #[error("cannot use these buffers: they are for other variables")]
     ForeignBuffer,

@@ -113,7 +113,8 @@ impl Plan {
     /// The stretches that a range of a shard's layout is made of; `None` if it reaches beyond.
     pub(crate) fn spans(&self, shard: ShardId, range: Range<u64>) -> Option<Vec<(Span, usize)>> {
         let segments = &self.segments[self.shards.binary_search(&shard).ok()?];
-        let first = segments.partition_point(|segment| segment.start + segment.bytes <= range.start);
+        let first =
+            segments.partition_point(|segment| segment.start + segment.bytes <= range.start);
         let (mut at, mut spans) = (range.start, Vec::new());
         for segment in &segments[first..] {
             if at >= range.end {
@@ -155,7 +156,7 @@ impl Plan {
             });
             let parts: Vec<Part> = ranges
                 .into_iter()
-                .flat_map(|range| cut(range))
+                .flat_map(cut)
                 .map(|range| self.part(shard, range, &body))
                 .collect();
             if !parts.is_empty() {
@@ -165,7 +166,12 @@ impl Plan {
         by_shard
     }
 
-    fn part(&self, shard: ShardId, range: Range<u64>, body: impl Fn(Range<usize>) -> Bytes) -> Part {
+    fn part(
+        &self,
+        shard: ShardId,
+        range: Range<u64>,
+        body: impl Fn(Range<usize>) -> Bytes,
+    ) -> Part {
         let spans = self.spans(shard, range.clone()).unwrap_or_default();
         let bodies = spans.into_iter().map(|(span, bytes)| match span {
             Span::Buffer(start) => body(start..start + bytes),

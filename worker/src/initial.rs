@@ -67,3 +67,43 @@ pub(crate) fn padded<T: Element>(
     copy.resize(bytes.len().next_multiple_of(8), 0);
     Ok((id, copy.into()))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use pushpull_common::catalogue::Catalogue;
+    use pushpull_common::placement::{Placement, ShardMap, Strategy};
+    use pushpull_common::variable::VariableSpec;
+
+    use super::*;
+
+    fn plan() -> Plan {
+        let variables = ["a", "b"].map(|name| VariableSpec::f32(name, [3]).unwrap()).to_vec();
+        let map = ShardMap::new([0], 1).unwrap();
+        let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
+        Plan::new(Arc::new(Catalogue::new(variables, &placement).unwrap()))
+    }
+
+    #[test]
+    fn values_travel_with_their_padding_and_the_last_ones_count() {
+        let plan = plan();
+        let mut initial = Initial::new(&plan);
+        initial.set("b", &[9.0_f32; 3]).set("b", &[1.0_f32, 2.0, 3.0]);
+        let values = initial.finish().unwrap();
+        let expected: Vec<u8> =
+            [1.0_f32, 2.0, 3.0, 0.0].iter().flat_map(|v| v.to_le_bytes()).collect();
+        assert_eq!(values.len(), 1);
+        assert_eq!(values[&VariableId(1)], expected);
+    }
+
+    #[test]
+    fn the_first_fault_is_told() {
+        let plan = plan();
+        let mut initial = Initial::new(&plan);
+        initial.set("a", &[1.0_f32; 3]).set("a", &[1.0_f32; 4]).set("x", &[1.0_f32]);
+        let (name, shape) = ("a".to_owned(), plan.catalogue().variable(VariableId(0)).shape());
+        let shape = shape.to_string();
+        assert_eq!(initial.finish().unwrap_err(), ViewError::Length { name, elements: 4, shape });
+    }
+}

@@ -116,11 +116,11 @@ impl Gradients {
                 return Err(ViewError::Plain { name: name.to_owned() });
             }
         }
-        let Ok(views) = self.buffer.bytes_mut().get_disjoint_mut(ranges) else {
-            let twice = (1..N).find(|&i| names[..i].contains(&names[i]));
-            let name = names[twice.unwrap_or(0)].to_owned();
-            return Err(ViewError::Twice { name });
-        };
+        if let Some(twice) = (1..N).find(|&i| ids[..i].contains(&ids[i])) {
+            return Err(ViewError::Twice { name: names[twice].to_owned() });
+        }
+        let views = self.buffer.bytes_mut().get_disjoint_mut(ranges);
+        let views = views.expect("the ranges of different variables do not overlap");
         for id in ids {
             self.present[id.0 as usize] = true;
         }
@@ -156,4 +156,86 @@ pub(crate) fn locate<T: Element>(
         return Err(ViewError::Type { name: name.to_owned(), asked: T::DTYPE, dtype });
     }
     Ok((id, plan.range(id)))
+}
+
+#[cfg(test)]
+mod tests {
+    use pushpull_common::partition::Partitioner;
+    use pushpull_common::placement::{Placement, ShardMap, Strategy};
+    use pushpull_common::tensor::{DType, Shape};
+    use pushpull_common::variable::VariableSpec;
+
+    use super::*;
+
+    /// A split `w` of 3 x 2, a `b` of one element, and a plain `count`.
+    fn plan() -> Arc<Plan> {
+        let split = Partitioner::Fixed { shards: 2 };
+        let variables = vec![
+            VariableSpec::f32("w", [3, 2]).unwrap().partitioner(split),
+            VariableSpec::f32("b", [1]).unwrap(),
+            VariableSpec::new("count", DType::I64, Shape::new([2]).unwrap()).unwrap().plain(),
+        ];
+        let map = ShardMap::new([0, 1], 1).unwrap();
+        let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
+        Arc::new(Plan::new(Arc::new(Catalogue::new(variables, &placement).unwrap())))
+    }
+
+    fn gradients() -> Gradients {
+        let plan = plan();
+        Gradients::new(plan.clone(), Buffer::new(&plan))
+    }
+
+    fn unknown(name: &str) -> ViewError {
+        ViewError::Unknown { name: name.to_owned() }
+    }
+
+    #[test]
+    fn views_are_whole_variables_of_their_type() {
+        let mut params = Params::new(plan());
+        params.view_mut::<f32>("w").unwrap().copy_from_slice(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        params.view_mut::<i64>("count").unwrap()[1] = -7;
+        let [w, b] = params.views::<f32, 2>(["w", "b"]).unwrap();
+        assert_eq!((w.len(), w[5], b), (6, 6.0, &[0.0][..]));
+        assert_eq!(params.view::<i64>("count").unwrap(), [0, -7]);
+        assert_eq!(params.view::<f32>("x").unwrap_err(), unknown("x"));
+        let (name, asked, dtype) = ("b".to_owned(), DType::F64, DType::F32);
+        assert_eq!(params.view::<f64>("b").unwrap_err(), ViewError::Type { name, asked, dtype });
+    }
+
+    #[test]
+    fn what_was_viewed_is_pushed_and_can_be_left_out_again() {
+        let mut gradients = gradients();
+        assert_eq!(gradients.present().count(), 0);
+        let [b, w] = gradients.views_mut::<f32, 2>(["b", "w"]).unwrap();
+        (b[0], w[0]) = (1.0, 2.0);
+        assert_eq!(gradients.present().collect::<Vec<_>>(), [VariableId(0), VariableId(1)]);
+        gradients.omit("w").unwrap();
+        assert_eq!(gradients.present().collect::<Vec<_>>(), [VariableId(1)]);
+        assert_eq!(gradients.omit("x").unwrap_err(), unknown("x"));
+    }
+
+    #[test]
+    fn views_that_cannot_be_leave_the_push_as_it_was() {
+        let mut gradients = gradients();
+        let twice = gradients.views_mut::<f32, 3>(["w", "b", "w"]).unwrap_err();
+        assert_eq!(twice, ViewError::Twice { name: "w".to_owned() });
+        let plain = gradients.view_mut::<i64>("count").unwrap_err();
+        assert_eq!(plain, ViewError::Plain { name: "count".to_owned() });
+        assert_eq!(gradients.views_mut::<f32, 2>(["b", "x"]).unwrap_err(), unknown("x"));
+        assert_eq!(gradients.present().count(), 0);
+    }
+
+    /// Variables without elements lie in one place, and are still two.
+    #[test]
+    fn empty_variables_are_variables() {
+        let variables = ["a", "b"].map(|name| VariableSpec::f32(name, [0]).unwrap()).to_vec();
+        let map = ShardMap::new([0], 1).unwrap();
+        let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
+        let plan = Arc::new(Plan::new(Arc::new(Catalogue::new(variables, &placement).unwrap())));
+        let mut gradients = Gradients::new(plan.clone(), Buffer::new(&plan));
+        let [a, b] = gradients.views_mut::<f32, 2>(["a", "b"]).unwrap();
+        assert!(a.is_empty() && b.is_empty());
+        let twice = gradients.views_mut::<f32, 2>(["a", "a"]).map(|_| ());
+        assert_eq!(twice.unwrap_err(), ViewError::Twice { name: "a".to_owned() });
+    }
 }

@@ -83,3 +83,35 @@ impl Returns {
         std::mem::take(&mut self.dropped.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use pushpull_common::ids::TokenId;
+
+    use super::*;
+
+    fn token(returns: &Arc<Returns>) -> Token {
+        let grant = Grant { token: TokenId(4), generation: 1, step: GlobalStep(30), room: 0 };
+        Token::new(grant, returns.clone())
+    }
+
+    #[test]
+    fn a_dropped_token_is_returned_and_a_spent_one_is_not() {
+        let returns = Arc::new(Returns::default());
+        drop(token(&returns));
+        let dropped = returns.take();
+        assert!(matches!(dropped[..], [Dropped::Token(grant)] if grant.token == TokenId(4)));
+        let (grant, read) = token(&returns).spend().unwrap();
+        assert_eq!((grant.token, read), (TokenId(4), GlobalStep(30)));
+        assert!(returns.take().is_empty());
+    }
+
+    #[test]
+    fn a_token_knows_the_newest_step_it_read_at() {
+        let returns = Arc::new(Returns::default());
+        let token = token(&returns);
+        token.read_at(GlobalStep(33));
+        token.read_at(GlobalStep(31));
+        assert_eq!((token.step(), token.spend().unwrap().1), (30, GlobalStep(33)));
+    }
+}

@@ -6,78 +6,22 @@ use bytes::Bytes;
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::{GlobalStep, Sequence, ShardId, VariableId};
 use pushpull_common::placement::{Placement, ShardMap};
-use pushpull_common::protocol::message::{
-    CatalogueState, NonFinitePolicy, Operation, Role,
-};
-use pushpull_common::protocol::{Message, Outcome, message};
-use pushpull_common::tensor::{DType, Element};
+use pushpull_common::protocol::message::{CatalogueState, NonFinitePolicy, Operation, Role};
+use pushpull_common::protocol::{Message, message};
+use pushpull_common::tensor::{Element, first_non_finite};
 use pushpull_common::variable::VariableSpec;
 
 use crate::client::Client;
 use crate::config::WorkerConfig;
 use crate::error::{ConnectError, Error, JoinError, ViewError};
 use crate::fanout::Plan;
+
 use crate::initial::{Initial, padded};
+use crate::outcome::{Pulled, Push};
 use crate::params::{Buffer, Gradients, Params, find};
 use crate::pushing::Pushing;
 use crate::session::{Command, PushOrder, Reply};
 use crate::token::Token;
-
-/// What a pull found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Pulled {
-    /// The values, of at least this global step.
-    Pulled {
-        /// The step.
-        step: u64,
-    },
-    /// The token's step has passed (synchronous mode): drop the token and take another.
-    Stale,
-}
-
-impl Pulled {
-    /// Whether the token's step has passed.
-    pub fn is_stale(self) -> bool {
-        self == Pulled::Stale
-    }
-}
-
-/// What became of a push.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Push {
-    /// Applied to the variables.
-    Applied {
-        /// The global step after it.
-        step: u64,
-        /// How many steps others had made since the values were pulled.
-        staleness: u64,
-    },
-    /// Admitted to a step for good (synchronous mode).
-    Accepted {
-        /// The step.
-        step: u64,
-    },
-    /// Dropped, because its step has passed (synchronous mode).
-    Stale {
-        /// The step that is current now.
-        current: u64,
-    },
-    /// Dropped at the worker's own wish, before it was whole.
-    Withdrawn,
-}
-
-impl From<Outcome> for Push {
-    fn from(outcome: Outcome) -> Push {
-        match outcome {
-            Outcome::Applied { step, staleness, .. } => Push::Applied { step: step.0, staleness },
-            Outcome::Accepted { step } => Push::Accepted { step: step.0 },
-            Outcome::Stale { current } => Push::Stale { current: current.0 },
-            Outcome::Withdrawn {} => Push::Withdrawn,
-        }
-    }
-}
 
 /// One task of the job `worker`: a session with the parameter servers.
 ///
@@ -209,7 +153,9 @@ impl Worker {
 
     /// Says in words what a refused catalogue differs in.
     async fn explain(&self, plan: &Plan, error: Error) -> JoinError {
-        let Some((shard, said)) = Client::differs(&error) else { return error.into() };
+        let Some((shard, said)) = Client::differs(&error) else {
+            return error.into();
+        };
         let theirs = self.client.fetch_catalogue(shard).await.ok();
         let differs = theirs.and_then(|theirs| plan.catalogue().difference(&theirs));
         JoinError::Differs { shard, differs: differs.unwrap_or(said) }
@@ -289,7 +235,9 @@ impl Worker {
             self.pool.push(buffer);
         }
         let operation = Operation::Gradient {};
-        let Some((grant, read)) = token.spend() else { return Err(Error::EmptyPush) };
+        let Some((grant, read)) = token.spend() else {
+            return Err(Error::EmptyPush);
+        };
         let order = PushOrder { operation, grant: Some(grant), read, parts };
         self.push_order(order).await
     }
@@ -297,7 +245,9 @@ impl Worker {
     /// Begins a push whose gradients are sent as they become ready.
     pub async fn begin(&mut self, token: Token) -> Result<Pushing<'_>, Error> {
         let plan = self.joined("push")?.clone();
-        let Some((grant, read)) = token.spend() else { return Err(Error::EmptyPush) };
+        let Some((grant, read)) = token.spend() else {
+            return Err(Error::EmptyPush);
+        };
         let operation = Operation::Gradient {};
         let order = PushOrder { operation, grant: Some(grant), read, parts: Vec::new() };
         let timeout = self.client.config.timeout;
@@ -333,7 +283,8 @@ impl Worker {
     ) -> Result<(), Error> {
         self.check_finite(plan, id, &bytes)?;
         let start = plan.range(id).start;
-        let body = |range: std::ops::Range<usize>| bytes.slice(range.start - start..range.end - start);
+        let body =
+            |range: std::ops::Range<usize>| bytes.slice(range.start - start..range.end - start);
         let parts = plan.parts([id].into_iter(), body);
         if parts.is_empty() {
             // A variable without elements: there is nothing to do.
@@ -404,7 +355,8 @@ impl Worker {
         }
         self.check_finite(plan, id, &bytes)?;
         let start = plan.range(id).start;
-        let body = |range: std::ops::Range<usize>| bytes.slice(range.start - start..range.end - start);
+        let body =
+            |range: std::ops::Range<usize>| bytes.slice(range.start - start..range.end - start);
         let parts = plan.parts([id].into_iter(), body);
         let command = Command::More { sequence, parts };
         self.client.session.call("push", command, self.client.config.timeout).await.map(|_| ())
@@ -421,11 +373,7 @@ impl Worker {
         }
         let variable = plan.catalogue().variable(id);
         let bytes = &bytes[..variable.bytes() as usize];
-        let bad = match variable.dtype() {
-            DType::F32 => first_bad(bytes, |v: f32| (v.is_finite(), v.into())),
-            DType::F64 => first_bad(bytes, |v: f64| (v.is_finite(), v)),
-            _ => None,
-        };
+        let bad = first_non_finite(variable.dtype(), bytes);
         match bad {
             None => Ok(()),
             Some((element, value)) => {
@@ -438,24 +386,6 @@ impl Worker {
     fn joined(&self, doing: &'static str) -> Result<&Arc<Plan>, Error> {
         self.plan.as_ref().ok_or(Error::NotJoined { doing })
     }
-}
-
-/// The first element that is not finite, and its value.
-fn first_bad<T: bytemuck::AnyBitPattern>(
-    bytes: &[u8],
-    look: impl Fn(T) -> (bool, f64),
-) -> Option<(usize, f64)> {
-    // A block at a time without a branch for each element, which the compiler makes wide.
-    let width = size_of::<T>();
-    for (block, values) in bytes.chunks(4096 * width).enumerate() {
-        let elements = || values.chunks_exact(width).map(bytemuck::pod_read_unaligned::<T>);
-        if elements().fold(0_u32, |bad, value| bad | u32::from(!look(value).0)) != 0 {
-            let (index, value) =
-                elements().enumerate().find(|(_, value)| !look(*value).0)?;
-            return Some((block * 4096 + index, look(value).1));
-        }
-    }
-    None
 }
 
 /// A buffer that is being sent.

@@ -2,6 +2,7 @@
 
 mod connection;
 mod link;
+mod post;
 mod thread;
 
 pub(crate) use thread::SessionThread;

@@ -16,6 +16,7 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::LocalSet;
 
 use super::connection::{self, Frame, Outbox};
+use super::post::{Answer, Delivery, Posted};
 use crate::config::Progress;
 use crate::error::Error;
 use crate::session::{Command, Input, OpId, Output, Reply, Session, Start};
@@ -24,12 +25,13 @@ use crate::token::{Dropped, Returns};
 /// Operations on their way to the session's thread; the next caller waits.
 const COMMANDS_MAX: usize = 64;
 
-type Answer = oneshot::Sender<Result<Reply, Error>>;
+/// How long an operation may take whose timeout is longer than the clock can tell.
+const FOREVER: Duration = Duration::from_secs(30 * 365 * 86_400);
 
 /// The caller's end of a session. Dropping it ends the session and waits for its thread.
 #[derive(Debug)]
 pub(crate) struct SessionThread {
-    commands: Option<mpsc::Sender<(OpId, Command, Instant, Answer)>>,
+    commands: Option<mpsc::Sender<Posted>>,
     returns: Arc<Returns>,
     next_op: AtomicU64,
     thread: Option<JoinHandle<()>>,
@@ -43,8 +45,10 @@ impl SessionThread {
         let name = format!("worker-{}", start.task.index);
         let dropped = returns.clone();
         let thread = std::thread::Builder::new().name(name).spawn(move || {
-            let core = Rc::new(Core::new(start, progress));
-            LocalSet::new().block_on(&runtime, core.run(receiver, dropped));
+            let core = Rc::new(Core::new(start, progress, dropped));
+            LocalSet::new().block_on(&runtime, core.run(receiver));
+            // A look-up of a name that still runs is not waited for.
+            runtime.shutdown_background();
         })?;
         Ok(SessionThread {
             commands: Some(commands),
@@ -69,13 +73,20 @@ impl SessionThread {
         let op = OpId(self.next_op.fetch_add(1, Ordering::Relaxed));
         let (answer, answered) = oneshot::channel();
         let commands = self.commands.as_ref().ok_or(Error::Ended { doing })?;
-        let deadline = Instant::now() + timeout;
+        let now = Instant::now();
+        let deadline = now.checked_add(timeout).unwrap_or(now + FOREVER);
+        let posted = Posted {
+            op,
+            command: Some(command),
+            deadline,
+            answer: Some(answer),
+            returns: self.returns.clone(),
+        };
         let mut waiting = Waiting { op, returns: Some(&self.returns) };
-        let sent = commands.send((op, command, deadline, answer)).await;
-        sent.map_err(|_| Error::Ended { doing })?;
-        let reply = answered.await;
+        commands.send(posted).await.map_err(|_| Error::Ended { doing })?;
+        let delivery = answered.await;
         waiting.returns = None;
-        reply.map_err(|_| Error::Ended { doing })?
+        delivery.ok().and_then(Delivery::take).unwrap_or(Err(Error::Ended { doing }))
     }
 }
 
@@ -110,6 +121,7 @@ pub(super) struct Core {
     answers: RefCell<HashMap<OpId, Answer>>,
     outboxes: RefCell<HashMap<usize, Rc<Outbox>>>,
     progress: Option<Progress>,
+    returns: Arc<Returns>,
     /// When the clock's task will wake, and what makes it look again.
     armed: Cell<Option<Instant>>,
     rearm: Notify,
@@ -119,13 +131,14 @@ pub(super) struct Core {
 }
 
 impl Core {
-    fn new(start: Start, progress: Option<Progress>) -> Core {
+    fn new(start: Start, progress: Option<Progress>, returns: Arc<Returns>) -> Core {
         Core {
             addresses: start.addresses.clone(),
             session: RefCell::new(Session::new(start)),
             answers: RefCell::default(),
             outboxes: RefCell::default(),
             progress,
+            returns,
             armed: Cell::new(None),
             rearm: Notify::new(),
             connects: RefCell::default(),
@@ -133,20 +146,19 @@ impl Core {
         }
     }
 
-    async fn run(
-        self: Rc<Core>,
-        mut commands: mpsc::Receiver<(OpId, Command, Instant, Answer)>,
-        returns: Arc<Returns>,
-    ) {
+    async fn run(self: Rc<Core>, mut commands: mpsc::Receiver<Posted>) {
         let serve = async {
             loop {
                 tokio::select! {
                     command = commands.recv() => {
-                        let Some((op, command, deadline, answer)) = command else { return };
-                        self.answers.borrow_mut().insert(op, answer);
-                        self.handle(Input::Command { op, command, deadline });
+                        let Some(mut posted) = command else { return };
+                        let (op, deadline) = (posted.op, posted.deadline);
+                        if let Some((command, answer)) = posted.take() {
+                            self.answers.borrow_mut().insert(op, answer);
+                            self.handle(Input::Command { op, command, deadline });
+                        }
                     }
-                    () = returns.notify.notified() => self.take_back(&returns),
+                    () = self.returns.notify.notified() => self.take_back(),
                     () = self.connect.notified() => {
                         for (link, address, outbox) in self.connects.take() {
                             let run = connection::run(self.clone(), link, address, outbox);
@@ -161,12 +173,12 @@ impl Core {
             () = self.keep_time() => {}
         }
         // A token that was dropped last goes back while the connection stands.
-        self.take_back(&returns);
+        self.take_back();
         tokio::task::yield_now().await;
     }
 
-    fn take_back(&self, returns: &Returns) {
-        for dropped in returns.take() {
+    fn take_back(&self) {
+        for dropped in self.returns.take() {
             self.handle(match dropped {
                 Dropped::Token(grant) => Input::TokenDropped { grant },
                 Dropped::Push(sequence) => Input::Abandoned { sequence },
@@ -235,9 +247,10 @@ impl Core {
                 }
             }
             Output::Reply { op, reply } => {
+                let delivery = Delivery { reply: Some(reply), returns: self.returns.clone() };
                 if let Some(answer) = self.answers.borrow_mut().remove(&op) {
-                    // The caller may have gone this instant.
-                    let _ = answer.send(reply);
+                    // The caller may have gone this instant; then it goes back.
+                    let _ = answer.send(delivery);
                 }
             }
             Output::Progress { silent } => {
@@ -256,4 +269,38 @@ fn frame(envelope: &Envelope, message: &Message, bodies: Vec<Bytes>, crc: bool) 
     let mut head = Vec::with_capacity(256);
     encode(&mut head, envelope, message, stamp);
     Frame { head, bodies }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Waker};
+
+    use pushpull_common::identity::Identity;
+    use pushpull_common::ids::{Incarnation, ShardId, TaskId};
+    use pushpull_common::protocol::message::Role;
+
+    use super::*;
+
+    #[test]
+    fn a_wait_without_end_can_be_given_up_and_the_thread_ends() {
+        let owner = ShardId { task: 0, shard: 0 };
+        let start = Start {
+            task: TaskId::worker(0),
+            role: Role::Worker {},
+            owner,
+            incarnation: Incarnation(1),
+            checksums: Default::default(),
+            identity: Identity::new(),
+            addresses: [(0, "unix:/nobody/listens/here".to_owned())].into(),
+            progress_interval: None,
+        };
+        let session = SessionThread::start(start, None).unwrap();
+        {
+            let open = Command::Open { shards: vec![owner] };
+            let mut call = pin!(session.call("connect", open, Duration::MAX));
+            assert!(call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        }
+        drop(session);
+    }
 }

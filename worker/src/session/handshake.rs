@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use pushpull_common::ids::RestoreEpoch;
 use pushpull_common::identity::Identity;
+use pushpull_common::ids::RestoreEpoch;
 use pushpull_common::protocol::message::{BodyCrc, CatalogueState, Hello, Welcome};
 use pushpull_common::protocol::refusal::short_hash;
 use pushpull_common::protocol::wire::{List, Text};
@@ -60,9 +60,10 @@ impl Session {
             return self.fail(error);
         }
         let shard = self.links[index].shard;
-        let joined = self.plan.as_ref().is_some_and(|plan| {
-            plan.shards().contains(&shard) || shard == self.start.owner
-        });
+        let joined = self
+            .plan
+            .as_ref()
+            .is_some_and(|plan| plan.shards().contains(&shard) || shard == self.start.owner);
         let ready = matches!(welcome.catalogue, CatalogueState::Ready { .. });
         if joined && !ready {
             return self.fail(Error::StateLost { shard });
@@ -73,11 +74,9 @@ impl Session {
         let link = &mut self.links[index];
         link.crc = welcome.body_crc == BodyCrc::On {};
         link.identity = identity;
-        self.welcomed = Some(Welcomed {
-            shards_per_task: welcome.shards,
-            non_finite: welcome.non_finite,
-            lease: Duration::from_millis(welcome.lease_ms.max(100).into()),
-        });
+        link.lease = Duration::from_millis(welcome.lease_ms.max(100).into());
+        let (shards_per_task, non_finite) = (welcome.shards, welcome.non_finite);
+        self.welcomed = Some(Welcomed { shards_per_task, non_finite });
         self.settled_in(index);
         self.drive(now);
     }

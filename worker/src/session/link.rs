@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use pushpull_common::ids::{RequestId, Sequence, ShardId};
 use pushpull_common::identity::Identity;
+use pushpull_common::ids::{RequestId, Sequence, ShardId, TokenId};
 use pushpull_common::protocol::message::Heartbeat;
 use pushpull_common::protocol::{Envelope, Header, Message, Refusal};
 
 use super::{OpId, Output, Session};
+use crate::error::Error;
 use crate::fanout::Span;
 
 /// How far a link is.
@@ -38,8 +39,8 @@ pub(super) enum Pending {
     PushState(Sequence),
     /// The request whose parts are withdrawn: it is not answered after this.
     Withdraw(Option<RequestId>),
-    /// Whatever the answer is, nobody waits for it.
-    Nobody,
+    /// A token that goes back.
+    Return(TokenId),
 }
 
 /// What a body that is being received is for.
@@ -55,6 +56,10 @@ pub(super) enum Receiving {
 /// drawn from zero to there, so that many workers do not come back in one instant.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 
+/// How long a server that is connected may take to answer a hello, which it does at once if it
+/// lives: one that is stopped is still connected by its system.
+const WELCOME_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// A link to one shard.
 #[derive(Debug)]
 pub(super) struct Link {
@@ -67,6 +72,8 @@ pub(super) struct Link {
     /// Room reserved on the shard for the next push; 0 for none.
     pub(super) room: u32,
     pub(super) crc: bool,
+    /// The shard's lease, by its last welcome: leases may differ between servers.
+    pub(super) lease: Duration,
     pub(super) identity: Identity,
     pub(super) last_sent: Instant,
     pub(super) last_heard: Instant,
@@ -87,6 +94,7 @@ impl Link {
             attempts: 0,
             room: 0,
             crc: false,
+            lease: Duration::from_secs(5),
             identity: Identity::new(),
             last_sent: now,
             last_heard: now,
@@ -100,13 +108,28 @@ impl Link {
         self.wanted && self.status != Status::Up
     }
 
+    /// How often the shard must hear from us: every fifth of the lease.
+    fn heartbeat(&self) -> Duration {
+        self.lease / 5
+    }
+
     /// When this link has something to do by itself.
-    pub(super) fn wake_at(&self, heartbeat: Duration) -> Option<Instant> {
+    pub(super) fn wake_at(&self) -> Option<Instant> {
         match self.status {
             Status::Down { retry_at } => retry_at.filter(|_| self.wanted),
-            Status::Up => Some(self.last_sent + heartbeat),
-            _ => None,
+            Status::Connecting => None,
+            Status::Greeting => Some(self.last_sent + WELCOME_TIMEOUT),
+            Status::Up => Some(self.last_sent + self.heartbeat()),
         }
+    }
+
+    /// The session has failed: the link is not used any more.
+    pub(super) fn give_up(&mut self, error: &Error) {
+        self.wanted = false;
+        self.status = Status::Down { retry_at: None };
+        self.last_error = error.to_string();
+        self.pending.clear();
+        self.receiving = None;
     }
 }
 
@@ -125,7 +148,9 @@ impl Session {
     pub(super) fn connect_if_due(&mut self, now: Instant, index: usize) {
         let known = self.epoch.0 != 0 || !self.start.role.is_member();
         let link = &mut self.links[index];
-        let Status::Down { retry_at } = link.status else { return };
+        let Status::Down { retry_at } = link.status else {
+            return;
+        };
         let due = retry_at.is_none_or(|at| at <= now);
         if link.wanted && due && (known || link.shard == self.start.owner) {
             link.status = Status::Connecting;
@@ -154,16 +179,19 @@ impl Session {
         for pending in pending.into_values() {
             match pending {
                 Pending::Request(op) => self.request_lost(op),
-                Pending::Token => self.tokens.lost(),
+                Pending::Token => self.tokens.request_lost(),
                 Pending::Pull(op) => self.pull_lost(op, index),
-                Pending::Reserve(sequence) | Pending::Push(sequence) => {
+                Pending::Reserve(sequence) => self.push_lost(sequence, index),
+                Pending::Push(sequence) => {
+                    if self.links[index].shard == self.start.owner {
+                        self.tokens.lost();
+                    }
                     self.push_lost(sequence, index);
                 }
                 Pending::PushState(sequence) => self.push_lost(sequence, index),
-                Pending::Hello
-                | Pending::Heartbeat
-                | Pending::Withdraw(_)
-                | Pending::Nobody => {}
+                Pending::Return(token) => self.tokens.return_lost(token),
+                // What is withdrawn is given up with its connection.
+                Pending::Hello | Pending::Heartbeat | Pending::Withdraw(_) => {}
             }
         }
         // Parts that were sent without an answer being due are lost as well.
@@ -223,22 +251,20 @@ impl Session {
         self.outputs.push_back(Output::Send { link: index, envelope, message, bodies, crc });
     }
 
-    /// How often a shard must hear from us: every fifth of the lease.
-    pub(super) fn heartbeat(&self) -> Duration {
-        self.welcomed.map_or(Duration::from_secs(1), |welcomed| welcomed.lease / 5)
-    }
-
     pub(super) fn keep_alive(&mut self, now: Instant, index: usize) {
-        let heartbeat = self.heartbeat();
         let link = &self.links[index];
-        if link.status != Status::Up || now < link.last_sent + heartbeat {
-            return;
+        match link.status {
+            Status::Greeting if now >= link.last_sent + WELCOME_TIMEOUT => {
+                return self.break_off(now, index, format!("no welcome in {WELCOME_TIMEOUT:?}"));
+            }
+            Status::Up if now >= link.last_sent + link.heartbeat() => {}
+            _ => return,
         }
         let unanswered = link.pending.values().any(|pending| *pending == Pending::Heartbeat);
         let silence = now.saturating_duration_since(link.last_heard);
         // A shard answers a heartbeat at once, whatever else it does. One that has not for two
         // leases is stopped or cut off, even if the transport does not say so.
-        if unanswered && silence > heartbeat * 10 {
+        if unanswered && silence > link.lease * 2 {
             return self.break_off(now, index, format!("no answer for {silence:?}"));
         }
         if !unanswered {
@@ -264,11 +290,25 @@ impl Session {
         }
         match (pending, message) {
             (Pending::Hello, message) => self.greeted(now, index, message),
-            (Pending::Heartbeat | Pending::Nobody, _) => {}
-            (Pending::Withdraw(request), _) => {
+            (_, Message::Refused(refused)) if Session::is_fatal(&refused.refusal) => {
+                let error = self.refused("go on", index, refused.refusal);
+                self.fail(error);
+            }
+            (Pending::Heartbeat, Message::HeartbeatAnswer(_) | Message::Refused(_)) => {}
+            (Pending::Withdraw(request), Message::PushAnswer(_) | Message::Refused(_)) => {
                 if let Some(request) = request {
                     self.links[index].pending.remove(&request);
                 }
+            }
+            (Pending::Return(token), Message::Returned(_) | Message::Refused(_)) => {
+                self.tokens.is_back(token);
+            }
+            (Pending::Heartbeat | Pending::Withdraw(_), message) => {
+                self.unexpected(now, index, &message);
+            }
+            (Pending::Return(token), message) => {
+                self.tokens.return_lost(token);
+                self.unexpected(now, index, &message);
             }
             (Pending::Request(op), message) => {
                 self.request_answered(now, op, index, &header, message);

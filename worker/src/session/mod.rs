@@ -5,144 +5,29 @@
 //! unanswered, and sends it again after a reconnect: to each shard what that shard has not
 //! acknowledged, under the same sequence number, so that it counts once.
 
+mod doors;
 mod handshake;
 mod link;
+mod progress;
 mod pulls;
 mod pushes;
 mod requests;
+mod settled;
 mod tokens;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-use pushpull_common::ids::{ClientEpoch, GlobalStep, Incarnation, Sequence, ShardId, TaskId};
-use pushpull_common::identity::Identity;
-use pushpull_common::protocol::message::{NonFinitePolicy, Operation, Role};
-use pushpull_common::protocol::{Envelope, Grant, Header, Message, Outcome, Refusal};
+use pushpull_common::ids::{ClientEpoch, GlobalStep, Sequence};
+use pushpull_common::protocol::{Outcome, Refusal};
 
-use crate::config::Checksums;
-use crate::error::{Error, Silent, SilentShards};
-use crate::fanout::{Part, Plan};
-use crate::params::Buffer;
+use crate::error::Error;
+use crate::fanout::Plan;
+pub(crate) use doors::{Command, Input, OpId, Output, PushOrder, Reply, Start, Welcomed};
 use link::{Link, Status};
 use pushes::Push;
 use tokens::Tokens;
-
-/// Names an operation of the caller's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct OpId(pub(crate) u64);
-
-/// What a caller wants done.
-#[derive(Debug)]
-pub(crate) enum Command {
-    /// Connect to these shards.
-    Open { shards: Vec<ShardId> },
-    /// Send a request that may be sent again, and return its answer.
-    Request { shard: ShardId, message: Message, body: Bytes },
-    /// The variables are these from now on.
-    Joined { plan: Arc<Plan> },
-    /// Take a token.
-    Token,
-    /// Fill a buffer with all values.
-    Pull { plan: Arc<Plan>, buffer: Buffer, at_least: GlobalStep },
-    /// Push, and wait for the outcome.
-    Push { order: PushOrder },
-    /// Begin a push whose parts come later.
-    Begin { order: PushOrder },
-    /// Add parts to a push.
-    More { sequence: Sequence, parts: Vec<(ShardId, Vec<Part>)> },
-    /// That was all of a push; wait for the outcome.
-    End { sequence: Sequence },
-    /// Wait for the outcome of a push that is under way.
-    Await { sequence: Sequence },
-    /// What is known of a push, without waiting.
-    Outcome { sequence: Sequence },
-}
-
-/// A push, before it has a number.
-#[derive(Debug)]
-pub(crate) struct PushOrder {
-    pub(crate) operation: Operation,
-    pub(crate) grant: Option<Grant>,
-    pub(crate) read: GlobalStep,
-    pub(crate) parts: Vec<(ShardId, Vec<Part>)>,
-}
-
-/// What a caller gets.
-#[derive(Debug)]
-pub(crate) enum Reply {
-    Opened(Welcomed),
-    Answer { message: Message, body: Vec<u8> },
-    Done,
-    Token(Option<Grant>),
-    Pulled { buffer: Buffer, step: GlobalStep },
-    Begun { sequence: Sequence },
-    Pushed { outcome: Outcome },
-    Outcome(Option<Outcome>),
-}
-
-/// What the servers said in their welcomes.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Welcomed {
-    pub(crate) shards_per_task: u16,
-    pub(crate) non_finite: NonFinitePolicy,
-    pub(crate) lease: Duration,
-}
-
-/// Something that happened.
-#[derive(Debug)]
-pub(crate) enum Input {
-    /// A caller wants something done by the deadline.
-    Command { op: OpId, command: Command, deadline: Instant },
-    /// A caller no longer waits.
-    Cancelled { op: OpId },
-    /// A push that was begun was dropped.
-    Abandoned { sequence: Sequence },
-    /// A token was dropped.
-    TokenDropped { grant: Grant },
-    /// A transport is connected.
-    Connected { link: usize },
-    /// A transport could not be connected, or is gone.
-    Disconnected { link: usize, error: String },
-    /// Bytes have come.
-    Heard { link: usize },
-    /// A message has come. If it has a body, that comes next.
-    Message { link: usize, header: Header, message: Message },
-    /// The body of the last message has come whole into [`Session::body_targets`].
-    Body { link: usize },
-    /// Time has passed.
-    Tick,
-}
-
-/// Something to do.
-#[derive(Debug)]
-pub(crate) enum Output {
-    /// Connect the transport to a shard.
-    Connect { link: usize, shard: ShardId },
-    /// Close the transport; what waits to be sent on it is forgotten.
-    Disconnect { link: usize },
-    /// Send a frame.
-    Send { link: usize, envelope: Envelope, message: Message, bodies: Vec<Bytes>, crc: bool },
-    /// Tell a caller.
-    Reply { op: OpId, reply: Result<Reply, Error> },
-    /// Tell for whom an operation waits.
-    Progress { silent: SilentShards },
-}
-
-/// What a session is told when it begins.
-#[derive(Debug)]
-pub(crate) struct Start {
-    pub(crate) task: TaskId,
-    pub(crate) role: Role,
-    pub(crate) owner: ShardId,
-    pub(crate) incarnation: Incarnation,
-    pub(crate) checksums: Checksums,
-    pub(crate) identity: Identity,
-    pub(crate) addresses: BTreeMap<u32, String>,
-    pub(crate) progress_interval: Option<Duration>,
-}
 
 /// An operation that has not been answered.
 #[derive(Debug)]
@@ -155,12 +40,17 @@ struct Op {
 
 #[derive(Debug)]
 enum OpKind {
-    Open { shards: Vec<usize> },
+    Open {
+        shards: Vec<usize>,
+    },
     Request(requests::Request),
     Token,
     Pull(pulls::Pull),
     /// Waits for a push; `owns` if giving up the wait gives up the push.
-    Push { sequence: Sequence, owns: bool },
+    Push {
+        sequence: Sequence,
+        owns: bool,
+    },
 }
 
 /// The worker's side of all its conversations.
@@ -237,10 +127,12 @@ impl Session {
     /// When [`Input::Tick`] is due at the latest.
     pub(crate) fn wake_at(&self, now: Instant) -> Instant {
         let reports = self.start.progress_interval.filter(|_| !self.ops.is_empty());
-        let report = reports.map(|interval| self.reported.unwrap_or(now) + interval);
-        let links = self.links.iter().filter_map(|link| link.wake_at(self.heartbeat()));
+        let report =
+            reports.and_then(|interval| self.reported.unwrap_or(now).checked_add(interval));
+        let links = self.links.iter().filter_map(Link::wake_at);
         let deadlines = self.ops.values().map(|op| op.deadline);
-        let wakes = links.chain(deadlines).chain(report).chain(self.tokens.wake_at());
+        let tokens = self.tokens.wake_at().filter(|_| self.owner_is_up());
+        let wakes = links.chain(deadlines).chain(report).chain(tokens);
         wakes.min().unwrap_or(now + Duration::from_secs(3600))
     }
 
@@ -276,7 +168,7 @@ impl Session {
             Command::Token => ("take a token", OpKind::Token),
             Command::Pull { plan, buffer, at_least } => {
                 let links = plan.shards().iter().map(|&shard| self.link_to(now, shard)).collect();
-                ("pull", OpKind::Pull(pulls::Pull::new(plan, buffer, at_least, links)))
+                ("pull", OpKind::Pull(pulls::Pull::new(plan, buffer, at_least, self.step, links)))
             }
             Command::Push { order } => match self.begin_push(now, order, true) {
                 Ok(sequence) => ("push", OpKind::Push { sequence, owns: true }),
@@ -288,10 +180,10 @@ impl Session {
             }
             Command::Await { sequence } => ("push", OpKind::Push { sequence, owns: false }),
         };
-        self.ops.insert(op, Op { kind, doing, since: now, deadline });
-        if self.reported.is_none() {
+        if self.ops.is_empty() {
             self.reported = Some(now);
         }
+        self.ops.insert(op, Op { kind, doing, since: now, deadline });
         self.drive(now);
     }
 
@@ -308,6 +200,7 @@ impl Session {
         for sequence in sequences {
             self.drive_push(now, sequence);
         }
+        self.drive_returns(now);
     }
 
     fn drive_op(&mut self, now: Instant, id: OpId) {
@@ -347,11 +240,13 @@ impl Session {
         while let Some((&id, _)) = self.ops.first_key_value() {
             self.finish(id, Err(error.clone()));
         }
-        self.failed = Some(error);
-        for link in 0..self.links.len() {
-            self.links[link].wanted = false;
-            self.outputs.push_back(Output::Disconnect { link });
+        self.pushes.clear();
+        self.tokens = Tokens::default();
+        for (index, link) in self.links.iter_mut().enumerate() {
+            link.give_up(&error);
+            self.outputs.push_back(Output::Disconnect { link: index });
         }
+        self.failed = Some(error);
     }
 
     fn cancelled(&mut self, now: Instant, id: OpId) {
@@ -385,59 +280,13 @@ impl Session {
         self.report_progress(now);
     }
 
-    /// The shards that an operation waits for, with what is known of each.
-    fn awaited(&self, now: Instant, op: &Op) -> SilentShards {
-        let all_links = || (0..self.links.len()).collect();
-        let links: Vec<usize> = match &op.kind {
-            OpKind::Open { shards } => {
-                let down = |&&link: &&usize| self.links[link].status != Status::Up;
-                shards.iter().filter(down).copied().collect()
-            }
-            OpKind::Request(request) => vec![request.link],
-            OpKind::Token => self.owner_link().into_iter().collect(),
-            OpKind::Pull(pull) => pull.unanswered().collect(),
-            OpKind::Push { sequence, .. } => match self.pushes.get(sequence) {
-                Some(push) => push.unsettled().collect(),
-                None => all_links(),
-            },
-        };
-        SilentShards(links.into_iter().map(|link| self.silent(now, link)).collect())
-    }
-
-    fn silent(&self, now: Instant, link: usize) -> Silent {
-        let link = &self.links[link];
-        let last = match link.status {
-            Status::Up => {
-                let silence = now.saturating_duration_since(link.last_heard);
-                format!("connected, silent for {silence:?}")
-            }
-            _ if link.last_error.is_empty() => "not connected yet".to_owned(),
-            _ => link.last_error.clone(),
-        };
-        let address = self.start.addresses.get(&link.shard.task).cloned().unwrap_or_default();
-        Silent { shard: link.shard, address, last }
-    }
-
-    fn report_progress(&mut self, now: Instant) {
-        let Some(interval) = self.start.progress_interval else { return };
-        if self.ops.is_empty() {
-            self.reported = None;
-            return;
-        }
-        if self.reported.is_some_and(|reported| now < reported + interval) {
-            return;
-        }
-        self.reported = Some(now);
-        let down = (0..self.links.len()).filter(|&link| self.links[link].is_silent());
-        let silent = SilentShards(down.map(|link| self.silent(now, link)).collect());
-        if !silent.0.is_empty() {
-            self.outputs.push_back(Output::Progress { silent });
-        }
-    }
-
     /// The link to the step owner.
     fn owner_link(&self) -> Option<usize> {
         self.links.iter().position(|link| link.shard == self.start.owner)
+    }
+
+    fn owner_is_up(&self) -> bool {
+        self.owner_link().is_some_and(|link| self.links[link].status == Status::Up)
     }
 
     fn refused(&self, doing: &'static str, link: usize, refusal: Refusal) -> Error {
@@ -447,3 +296,6 @@ impl Session {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use pushpull_common::ids::GlobalStep;
-use pushpull_common::protocol::message::Selection;
+use pushpull_common::ids::{GlobalStep, ShardId};
+use pushpull_common::protocol::message::{Pulled, Selection};
 use pushpull_common::protocol::{Envelope, Header, Message, message};
 
 use super::link::{Pending, Receiving, Status};
@@ -18,7 +18,8 @@ use crate::params::Buffer;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Progress {
     Unsent,
-    Sent,
+    /// It is asked, and has sent so many bytes.
+    Sent(u64),
     Done,
 }
 
@@ -28,6 +29,8 @@ pub(super) struct Pull {
     plan: Arc<Plan>,
     buffer: Buffer,
     at_least: GlobalStep,
+    /// The global step that the values are at least of.
+    step: GlobalStep,
     links: BTreeMap<usize, Progress>,
 }
 
@@ -36,22 +39,52 @@ impl Pull {
         plan: Arc<Plan>,
         buffer: Buffer,
         at_least: GlobalStep,
+        known: GlobalStep,
         links: Vec<usize>,
     ) -> Pull {
         let links = links.into_iter().map(|link| (link, Progress::Unsent)).collect();
-        Pull { plan, buffer, at_least, links }
+        Pull { plan, buffer, at_least, step: known.max(at_least), links }
     }
 
     pub(super) fn unanswered(&self) -> impl Iterator<Item = usize> + '_ {
         let open = self.links.iter().filter(|(_, progress)| **progress != Progress::Done);
         open.map(|(&link, _)| link)
     }
+
+    /// Where the next part of a shard's answer goes. Parts come in order and leave nothing out:
+    /// the buffer holds older values, which must not be taken for these.
+    fn part(
+        &mut self,
+        link: usize,
+        shard: ShardId,
+        pulled: &Pulled,
+        bytes: u64,
+    ) -> Result<Vec<(Span, usize)>, &'static str> {
+        let Some(Progress::Sent(received)) = self.links.get_mut(&link) else {
+            return Err("values nobody asked for");
+        };
+        let end = pulled.offset.checked_add(bytes);
+        let spans = end.and_then(|end| self.plan.spans(shard, pulled.offset..end));
+        let (Some(end), Some(spans)) = (end, spans) else {
+            return Err("values beyond the shard's variables");
+        };
+        let whole = end == self.plan.catalogue().layout(shard).bytes();
+        if pulled.offset != *received || (pulled.last && !whole) {
+            return Err("values that leave some out");
+        }
+        *received = end;
+        Ok(spans)
+    }
 }
 
 impl Session {
     pub(super) fn drive_pull(&mut self, now: Instant, id: OpId) {
-        let Some(op) = self.ops.get_mut(&id) else { return };
-        let OpKind::Pull(pull) = &mut op.kind else { return };
+        let Some(op) = self.ops.get_mut(&id) else {
+            return;
+        };
+        let OpKind::Pull(pull) = &mut op.kind else {
+            return;
+        };
         let envelope = Envelope {
             step: pull.at_least,
             deadline_ms: deadline_ms(now, op.deadline),
@@ -60,7 +93,7 @@ impl Session {
         let mut due = Vec::new();
         for (&link, progress) in &mut pull.links {
             if *progress == Progress::Unsent && self.links[link].status == Status::Up {
-                *progress = Progress::Sent;
+                *progress = Progress::Sent(0);
                 due.push(link);
             }
         }
@@ -75,18 +108,17 @@ impl Session {
     }
 
     fn finish_pull(&mut self, id: OpId) {
-        let step = self.step;
         if let Some(op) = self.ops.remove(&id)
             && let OpKind::Pull(pull) = op.kind
         {
-            self.reply(id, Ok(Reply::Pulled { buffer: pull.buffer, step }));
+            self.reply(id, Ok(Reply::Pulled { buffer: pull.buffer, step: pull.step }));
         }
     }
 
     pub(super) fn pull_lost(&mut self, id: OpId, link: usize) {
         if let Some(OpKind::Pull(pull)) = self.ops.get_mut(&id).map(|op| &mut op.kind)
             && let Some(progress) = pull.links.get_mut(&link)
-            && *progress == Progress::Sent
+            && *progress != Progress::Done
         {
             *progress = Progress::Unsent;
         }
@@ -103,23 +135,30 @@ impl Session {
         let pulled = match message {
             Message::Pulled(pulled) => pulled,
             Message::Refused(refused) => {
-                let error = self.refused("pull", link, refused.refusal.clone());
-                if Session::is_fatal(&refused.refusal) {
-                    return self.fail(error);
-                }
+                let error = self.refused("pull", link, refused.refusal);
                 self.finish(id, Err(error));
                 return;
             }
-            message => return self.unexpected(now, link, &message),
+            message => {
+                self.pull_lost(id, link);
+                return self.unexpected(now, link, &message);
+            }
         };
-        // The caller may have gone; the body is read and forgotten then.
-        let Some(OpKind::Pull(pull)) = self.ops.get(&id).map(|op| &op.kind) else { return };
         let shard = self.links[link].shard;
-        let range = pulled.offset..pulled.offset.saturating_add(header.body_bytes);
-        let Some(spans) = pull.plan.spans(shard, range) else {
-            let error = "values beyond the shard's variables".to_owned();
-            return self.break_off(now, link, error);
+        // The caller may have gone; the body is read and forgotten then.
+        let Some(OpKind::Pull(pull)) = self.ops.get_mut(&id).map(|op| &mut op.kind) else {
+            return;
         };
+        let spans = match pull.part(link, shard, &pulled, header.body_bytes) {
+            Ok(spans) => spans,
+            Err(error) => {
+                self.pull_lost(id, link);
+                return self.break_off(now, link, error.to_owned());
+            }
+        };
+        if shard == self.start.owner {
+            pull.step = pull.step.max(header.step);
+        }
         if header.body_bytes == 0 {
             return self.values_received(now, id, link, pulled.last);
         }
@@ -128,7 +167,9 @@ impl Session {
     }
 
     fn values_received(&mut self, now: Instant, id: OpId, link: usize, last: bool) {
-        let Some(OpKind::Pull(pull)) = self.ops.get_mut(&id).map(|op| &mut op.kind) else { return };
+        let Some(OpKind::Pull(pull)) = self.ops.get_mut(&id).map(|op| &mut op.kind) else {
+            return;
+        };
         if last {
             pull.links.insert(link, Progress::Done);
             if pull.unanswered().next().is_none() {
@@ -145,7 +186,9 @@ impl Session {
         match link.receiving.as_mut()? {
             Receiving::Answer { body, .. } => Some(vec![body]),
             Receiving::Values { op, spans, .. } => {
-                let OpKind::Pull(pull) = &mut self.ops.get_mut(op)?.kind else { return None };
+                let OpKind::Pull(pull) = &mut self.ops.get_mut(op)?.kind else {
+                    return None;
+                };
                 scatter(pull.buffer.bytes_mut(), spans, &mut link.scratch)
             }
         }

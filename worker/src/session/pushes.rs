@@ -10,13 +10,13 @@ use pushpull_common::protocol::message::{
 use pushpull_common::protocol::{Envelope, Grant, Message, Outcome, PushState, Refusal};
 
 use super::link::{Pending, Status};
-use super::{OpId, OpKind, PushOrder, Reply, Session};
+use super::{PushOrder, Session};
 use crate::error::Error;
 use crate::fanout::Part;
 
 /// How far a push is on one shard.
 #[derive(Clone, Debug, PartialEq)]
-enum Phase {
+pub(super) enum Phase {
     /// It needs room there.
     Roomless,
     /// It has asked for room.
@@ -35,25 +35,27 @@ enum Phase {
 
 /// One shard's share of a push.
 #[derive(Debug)]
-struct Share {
-    link: usize,
+pub(super) struct Share {
+    pub(super) link: usize,
     parts: Vec<Part>,
     /// How many of the parts have been sent over the present connection.
     sent: usize,
     room: u32,
     request: Option<RequestId>,
-    phase: Phase,
+    /// The last part has been sent, and the shard has not denied having got it.
+    whole: bool,
+    pub(super) phase: Phase,
 }
 
 /// A push under way.
 #[derive(Debug)]
 pub(super) struct Push {
     operation: Operation,
-    grant: Option<Grant>,
+    pub(super) grant: Option<Grant>,
     read: GlobalStep,
-    shares: Vec<Share>,
+    pub(super) shares: Vec<Share>,
     /// No more parts will come.
-    complete: bool,
+    pub(super) complete: bool,
 }
 
 impl Push {
@@ -64,14 +66,13 @@ impl Push {
 
     /// Whether some shard may hold all of its share: then it can no longer be withdrawn.
     fn may_be_whole(&self) -> bool {
-        self.shares.iter().any(|share| {
-            matches!(share.phase, Phase::Sent | Phase::InDoubt | Phase::Asking | Phase::Settled(_))
+        self.shares.iter().any(|share| match share.phase {
+            Phase::Settled(Err(_)) => false,
+            Phase::Settled(Ok(_)) => true,
+            _ => share.whole,
         })
     }
 }
-
-/// How many ended pushes a session can be asked about.
-const SETTLED_MAX: usize = WINDOW as usize;
 
 impl Session {
     /// Gives a push its number and keeps it until it is settled.
@@ -109,7 +110,8 @@ impl Session {
             return &mut push.shares[index];
         }
         let phase = Phase::Roomless;
-        push.shares.push(Share { link, parts: Vec::new(), sent: 0, room: 0, request: None, phase });
+        let (parts, request) = (Vec::new(), None);
+        push.shares.push(Share { link, parts, sent: 0, room: 0, request, whole: false, phase });
         let last = push.shares.len() - 1;
         &mut push.shares[last]
     }
@@ -120,7 +122,9 @@ impl Session {
         sequence: Sequence,
         parts: Vec<(ShardId, Vec<Part>)>,
     ) {
-        let Some(mut push) = self.pushes.remove(&sequence) else { return };
+        let Some(mut push) = self.pushes.remove(&sequence) else {
+            return;
+        };
         for (shard, parts) in parts {
             self.share(now, &mut push, shard).parts.extend(parts);
         }
@@ -136,7 +140,9 @@ impl Session {
 
     /// Sends of a push what can be sent now.
     pub(super) fn drive_push(&mut self, now: Instant, sequence: Sequence) {
-        let Some(mut push) = self.pushes.remove(&sequence) else { return };
+        let Some(mut push) = self.pushes.remove(&sequence) else {
+            return;
+        };
         for index in 0..push.shares.len() {
             self.drive_share(now, sequence, &mut push, index);
         }
@@ -188,14 +194,16 @@ impl Session {
                 room: share.room,
                 offset: part.map_or(0, |part| part.offset),
                 whole: last.then_some(total),
-                next: last && operation == Operation::Gradient {} && !self.tokens.has_ended(),
+                next: last
+                    && operation == Operation::Gradient {}
+                    && self.tokens.may_come_with_an_answer(),
             };
             let bodies = part.map_or_else(Vec::new, |part| part.bodies.clone());
             let request = share.request.unwrap_or_default();
             let envelope = Envelope { sequence, step, request, ..Envelope::default() };
             share.sent += 1;
             if last {
-                share.phase = Phase::Sent;
+                (share.phase, share.whole) = (Phase::Sent, true);
             }
             if share.request.is_some() {
                 self.send_on(now, share.link, envelope, message, bodies);
@@ -224,20 +232,20 @@ impl Session {
             }
             return self.drive(now);
         };
-        let Some(share) = push.shares.iter_mut().find(|share| share.link == link) else { return };
+        let Some(share) = push.shares.iter_mut().find(|share| share.link == link) else {
+            return;
+        };
         match message {
             Message::Room(room) if share.phase == Phase::Reserving => {
                 share.room = room.room;
                 share.phase = Phase::Sending;
             }
-            Message::PushAnswer(answer) => share.phase = Phase::Settled(Ok(answer.outcome)),
+            Message::PushAnswer(answer) if share.phase == Phase::Sent => {
+                share.phase = Phase::Settled(Ok(answer.outcome));
+            }
             Message::Refused(refused) => match refused.refusal {
                 // Another push was given the room: ask again, and send all again.
-                Refusal::NoRoom { .. } => share.start_over(Phase::Roomless),
-                refusal if Session::is_fatal(&refusal) => {
-                    let error = self.refused("push", link, refusal);
-                    return self.fail(error);
-                }
+                Refusal::NoRoom { .. } => share.start_over(),
                 refusal => share.phase = Phase::Settled(Err(refusal)),
             },
             message => return self.unexpected(now, link, &message),
@@ -265,8 +273,12 @@ impl Session {
         link: usize,
         message: Message,
     ) {
-        let Some(push) = self.pushes.get_mut(&sequence) else { return };
-        let Some(share) = push.shares.iter_mut().find(|share| share.link == link) else { return };
+        let Some(push) = self.pushes.get_mut(&sequence) else {
+            return;
+        };
+        let Some(share) = push.shares.iter_mut().find(|share| share.link == link) else {
+            return;
+        };
         match message {
             Message::OutcomeIs(answer) => match answer.state {
                 PushState::Settled { outcome } => share.phase = Phase::Settled(Ok(outcome)),
@@ -276,14 +288,10 @@ impl Session {
                     share.phase = Phase::Settled(Err(refusal));
                 }
                 // Its room is still ours there.
-                PushState::Receiving { .. } => share.start_over(Phase::Sending),
-                PushState::Unknown {} => share.start_over(Phase::Roomless),
+                PushState::Receiving { .. } => (share.sent, share.phase) = (0, Phase::Sending),
+                PushState::Unknown {} => share.start_over(),
             },
             Message::Refused(refused) => {
-                if Session::is_fatal(&refused.refusal) {
-                    let error = self.refused("push", link, refused.refusal);
-                    return self.fail(error);
-                }
                 share.phase = Phase::Settled(Err(refused.refusal));
             }
             message => return self.unexpected(now, link, &message),
@@ -293,7 +301,9 @@ impl Session {
 
     /// The connection is lost, and with it what was on its way.
     pub(super) fn push_lost(&mut self, sequence: Sequence, link: usize) {
-        let Some(push) = self.pushes.get_mut(&sequence) else { return };
+        let Some(push) = self.pushes.get_mut(&sequence) else {
+            return;
+        };
         for share in push.shares.iter_mut().filter(|share| share.link == link) {
             share.request = None;
             share.phase = match std::mem::replace(&mut share.phase, Phase::Roomless) {
@@ -305,84 +315,21 @@ impl Session {
         }
     }
 
-    /// Ends a push that every shard has settled, and tells who waits for it.
-    fn settle_if_done(&mut self, now: Instant, sequence: Sequence) {
-        let Some(push) = self.pushes.get(&sequence) else { return };
-        if !push.complete || push.unsettled().next().is_some() {
-            return;
-        }
-        let Some(push) = self.pushes.remove(&sequence) else { return };
-        let result = self.result_of(now, &push);
-        if self.settled.len() == SETTLED_MAX {
-            self.settled.pop_front();
-        }
-        self.settled.push_back((sequence, result.clone()));
-        let waiting: Vec<OpId> = self
-            .ops
-            .iter()
-            .filter(|(_, op)| matches!(op.kind, OpKind::Push { sequence: s, .. } if s == sequence))
-            .map(|(&id, _)| id)
-            .collect();
-        for id in waiting {
-            self.finish(id, result.clone().map(|outcome| Reply::Pushed { outcome }));
-        }
-    }
-
-    /// What became of a push as a whole: the first refusal, or the owner's outcome, which knows
-    /// the step; the first outcome where the owner has no share.
-    fn result_of(&mut self, now: Instant, push: &Push) -> Result<Outcome, Error> {
-        let owner = self.owner_link();
-        let mut result = None;
-        for share in &push.shares {
-            match &share.phase {
-                Phase::Settled(Err(refusal)) => {
-                    let token_is_gone = matches!(refusal, Refusal::Token { .. });
-                    let owner_spent_it = push.shares.iter().any(|share| {
-                        Some(share.link) == owner && matches!(share.phase, Phase::Settled(Ok(_)))
-                    });
-                    if let Some(grant) = push.grant.filter(|_| !token_is_gone && !owner_spent_it) {
-                        self.return_token(now, grant);
-                    }
-                    return Err(self.refused("push", share.link, refusal.clone()));
-                }
-                Phase::Settled(Ok(outcome)) if result.is_none() || Some(share.link) == owner => {
-                    result = Some(*outcome);
-                }
-                _ => {}
-            }
-        }
-        result.ok_or(Error::EmptyPush)
-    }
-
-    pub(super) fn settled_result(&self, sequence: Sequence) -> Option<Result<Outcome, Error>> {
-        let settled = self.settled.iter().find(|(settled, _)| *settled == sequence);
-        match settled {
-            Some((_, result)) => Some(result.clone()),
-            None if self.pushes.contains_key(&sequence) => None,
-            None => Some(Err(Error::UnknownPush { sequence })),
-        }
-    }
-
-    /// What is known here of a push; a push that is long settled is not asked about again.
-    pub(super) fn outcome(&mut self, op: OpId, sequence: Sequence) {
-        let reply = match self.settled_result(sequence) {
-            None => Ok(Reply::Outcome(None)),
-            Some(Ok(outcome)) => Ok(Reply::Outcome(Some(outcome))),
-            Some(Err(error)) => Err(error),
-        };
-        self.reply(op, reply);
-    }
-
     /// The caller has given a push up. If no shard can hold it whole it is withdrawn; if one may,
     /// it goes on, because what one shard has counted the others must count.
     pub(super) fn withdraw(&mut self, now: Instant, sequence: Sequence) {
-        let Some(push) = self.pushes.get(&sequence) else { return };
+        let Some(push) = self.pushes.get(&sequence) else {
+            return;
+        };
         if push.may_be_whole() {
             return;
         }
-        let Some(push) = self.pushes.remove(&sequence) else { return };
+        let Some(push) = self.pushes.remove(&sequence) else {
+            return;
+        };
         for share in push.shares.iter().filter(|share| share.sent > 0) {
-            if self.links[share.link].status == Status::Up {
+            let settled = matches!(share.phase, Phase::Settled(_));
+            if !settled && self.links[share.link].status == Status::Up {
                 let envelope = Envelope { sequence, ..Envelope::default() };
                 let pending = Pending::Withdraw(share.request);
                 self.send(now, share.link, pending, envelope, Withdraw {}, vec![]);
@@ -395,7 +342,8 @@ impl Session {
 }
 
 impl Share {
-    fn start_over(&mut self, phase: Phase) {
-        (self.sent, self.request, self.phase) = (0, None, phase);
+    /// The shard has nothing of it: room is needed, and all parts are sent again.
+    fn start_over(&mut self) {
+        (self.sent, self.request, self.whole, self.phase) = (0, None, false, Phase::Roomless);
     }
 }

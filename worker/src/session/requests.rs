@@ -30,9 +30,20 @@ impl Request {
             Message::FetchCatalogue(_) => "fetch the catalogue",
             Message::Finish(_) => "finish the training",
             Message::Leave(_) => "leave",
-            Message::OutcomeQuery(_) => "ask for an outcome",
             _ => "ask",
         }
+    }
+
+    fn is_answered_by(&self, answer: &Message) -> bool {
+        matches!(
+            (&self.message, answer),
+            (_, Message::Refused(_))
+                | (Message::Declare(_), Message::Declared(_))
+                | (Message::Initialize(_) | Message::AwaitReady(_), Message::Ready(_))
+                | (Message::FetchCatalogue(_), Message::CatalogueIs(_))
+                | (Message::Finish(_), Message::Finished(_))
+                | (Message::Leave(_), Message::Left(_))
+        )
     }
 }
 
@@ -48,8 +59,12 @@ pub(super) fn deadline_ms(now: Instant, deadline: Instant) -> u32 {
 
 impl Session {
     pub(super) fn drive_request(&mut self, now: Instant, id: OpId) {
-        let Some(op) = self.ops.get_mut(&id) else { return };
-        let OpKind::Request(request) = &mut op.kind else { return };
+        let Some(op) = self.ops.get_mut(&id) else {
+            return;
+        };
+        let OpKind::Request(request) = &mut op.kind else {
+            return;
+        };
         if request.sent || self.links[request.link].status != Status::Up {
             return;
         }
@@ -75,6 +90,13 @@ impl Session {
         header: &Header,
         message: Message,
     ) {
+        let Some(OpKind::Request(request)) = self.ops.get(&op).map(|op| &op.kind) else {
+            return;
+        };
+        if !request.is_answered_by(&message) {
+            self.request_lost(op);
+            return self.unexpected(now, link, &message);
+        }
         if header.body_bytes > 0 {
             // The header's length has been checked against the limit of its kind.
             let body = vec![0; header.body_bytes as usize];
@@ -94,13 +116,7 @@ impl Session {
     ) {
         let Some(op) = self.ops.get(&id) else { return };
         let reply = match message {
-            Message::Refused(refused) => {
-                if Session::is_fatal(&refused.refusal) {
-                    let error = self.refused(op.doing, link, refused.refusal);
-                    return self.fail(error);
-                }
-                Err(self.refused(op.doing, link, refused.refusal))
-            }
+            Message::Refused(refused) => Err(self.refused(op.doing, link, refused.refusal)),
             message => Ok(Reply::Answer { message, body }),
         };
         self.finish(id, reply);

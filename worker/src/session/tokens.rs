@@ -9,7 +9,7 @@ use pushpull_common::protocol::{Envelope, Grant, Message};
 
 use super::link::{Pending, Status};
 use super::requests::deadline_ms;
-use super::{OpId, OpKind, Reply, Session};
+use super::{OpId, Reply, Session};
 
 /// How long a token that came with an answer is kept for a caller who may not ask for it.
 const UNCLAIMED: Duration = Duration::from_millis(500);
@@ -20,15 +20,38 @@ pub(super) struct Tokens {
     unclaimed: VecDeque<(Grant, Instant)>,
     /// The newest token ever given to us.
     newest: TokenId,
-    /// A request is unanswered.
-    requested: bool,
+    /// The operation whose request is unanswered; it may have given up since.
+    requested: Option<OpId>,
+    /// Tokens on their way back, and whether that has been sent over the present connection. The
+    /// owner counts on a token as long as it is not back, so this is said until it is answered.
+    returning: Vec<(Grant, bool)>,
+    /// Requests that were lost with their connection, each of which may have been given a token.
+    /// The owner gives the oldest of those to the next request that names the newest token we know;
+    /// one that came with an answer meanwhile would be newer, and hide them.
+    doubts: usize,
     /// There will be no more.
     ended: bool,
 }
 
 impl Tokens {
+    /// A request for a token, by itself or with a push, was lost.
     pub(super) fn lost(&mut self) {
-        self.requested = false;
+        self.doubts += 1;
+    }
+
+    /// The request for a token alone was lost.
+    pub(super) fn request_lost(&mut self) {
+        self.requested = None;
+        self.lost();
+    }
+
+    pub(super) fn return_lost(&mut self, token: TokenId) {
+        let lost = self.returning.iter_mut().filter(|(grant, _)| grant.token == token);
+        lost.for_each(|(_, sent)| *sent = false);
+    }
+
+    pub(super) fn is_back(&mut self, token: TokenId) {
+        self.returning.retain(|(grant, _)| grant.token != token);
     }
 
     pub(super) fn wake_at(&self) -> Option<Instant> {
@@ -49,8 +72,9 @@ impl Tokens {
         self.ended = true;
     }
 
-    pub(super) fn has_ended(&self) -> bool {
-        self.ended
+    /// Whether a push may ask for the next.
+    pub(super) fn may_come_with_an_answer(&self) -> bool {
+        !self.ended && self.doubts == 0
     }
 }
 
@@ -64,12 +88,14 @@ impl Session {
             self.finish(id, Ok(Reply::Token(None)));
             return;
         }
-        let Some(link) = self.owner_link() else { return };
-        if self.tokens.requested || self.links[link].status != Status::Up {
+        let Some(link) = self.owner_link() else {
+            return;
+        };
+        if self.tokens.requested.is_some() || self.links[link].status != Status::Up {
             return;
         }
         let Some(op) = self.ops.get(&id) else { return };
-        self.tokens.requested = true;
+        self.tokens.requested = Some(id);
         let envelope =
             Envelope { deadline_ms: deadline_ms(now, op.deadline), ..Envelope::default() };
         let request = TokenRequest { newest: self.tokens.newest };
@@ -77,23 +103,19 @@ impl Session {
     }
 
     pub(super) fn token_answered(&mut self, now: Instant, link: usize, message: Message) {
-        self.tokens.requested = false;
+        let asked = self.tokens.requested.take();
         match message {
             Message::Granted(granted) => {
                 if granted.grant.room != 0 {
                     self.links[link].room = granted.grant.room;
                 }
+                self.tokens.doubts = self.tokens.doubts.saturating_sub(1);
                 self.tokens.add(granted.grant, now);
             }
             Message::Ended(_) => self.tokens.end(),
-            Message::Refused(refused) if Session::is_fatal(&refused.refusal) => {
-                let error = self.refused("take a token", link, refused.refusal);
-                return self.fail(error);
-            }
             Message::Refused(refused) => {
-                // The oldest who waits was the one whose deadline the request carried.
-                let oldest = self.ops.iter().find(|(_, op)| matches!(op.kind, OpKind::Token));
-                if let Some((&id, _)) = oldest {
+                // The request carried the deadline of whoever made it: others ask anew.
+                if let Some(id) = asked {
                     let error = self.refused("take a token", link, refused.refusal);
                     self.finish(id, Err(error));
                 }
@@ -103,28 +125,35 @@ impl Session {
         self.drive(now);
     }
 
-    /// Gives a token back, if the owner can be told; if not, its lease does so.
+    /// Gives a token back, once the owner can be told.
     pub(super) fn return_token(&mut self, now: Instant, grant: Grant) {
-        let Some(link) = self.owner_link() else { return };
-        if self.links[link].status == Status::Up {
-            let (token, generation) = (grant.token, grant.generation);
-            let returned = ReturnToken { token, generation };
-            self.send(now, link, Pending::Nobody, Envelope::default(), returned, vec![]);
-        } else {
-            self.tokens.unclaimed.push_back((grant, now));
+        if self.failed.is_none() {
+            self.tokens.returning.push((grant, false));
+            self.drive_returns(now);
         }
     }
 
+    pub(super) fn drive_returns(&mut self, now: Instant) {
+        let Some(link) = self.owner_link().filter(|_| self.owner_is_up()) else {
+            return;
+        };
+        let unsent = self.tokens.returning.iter_mut().filter(|(_, sent)| !sent);
+        let due: Vec<Grant> = unsent.map(|(grant, sent)| (*sent = true, *grant).1).collect();
+        for Grant { token, generation, .. } in due {
+            let returned = ReturnToken { token, generation };
+            self.send(now, link, Pending::Return(token), Envelope::default(), returned, vec![]);
+        }
+    }
+
+    /// Gives back the tokens that nobody has asked for in time; while the owner is away, somebody
+    /// still may.
     pub(super) fn return_unclaimed_tokens(&mut self, now: Instant) {
-        while let Some(&(grant, since)) = self.tokens.unclaimed.front()
+        while self.owner_is_up()
+            && let Some(&(grant, since)) = self.tokens.unclaimed.front()
             && now >= since + UNCLAIMED
         {
             self.tokens.unclaimed.pop_front();
-            let up = self.owner_link().is_some_and(|l| self.links[l].status == Status::Up);
             self.return_token(now, grant);
-            if !up {
-                return;
-            }
         }
     }
 }

@@ -1,0 +1,129 @@
+//! What goes into a session and what comes out of it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use pushpull_common::identity::Identity;
+use pushpull_common::ids::{GlobalStep, Incarnation, Sequence, ShardId, TaskId};
+use pushpull_common::protocol::message::{NonFinitePolicy, Operation, Role};
+use pushpull_common::protocol::{Envelope, Grant, Header, Message, Outcome};
+
+use crate::config::Checksums;
+use crate::error::{Error, SilentShards};
+use crate::fanout::{Part, Plan};
+use crate::params::Buffer;
+
+/// Names an operation of the caller's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct OpId(pub(crate) u64);
+
+/// What a caller wants done.
+#[derive(Debug)]
+pub(crate) enum Command {
+    /// Connect to these shards.
+    Open { shards: Vec<ShardId> },
+    /// Send a request that may be sent again, and return its answer.
+    Request { shard: ShardId, message: Message, body: Bytes },
+    /// The variables are these from now on.
+    Joined { plan: Arc<Plan> },
+    /// Take a token.
+    Token,
+    /// Fill a buffer with all values.
+    Pull { plan: Arc<Plan>, buffer: Buffer, at_least: GlobalStep },
+    /// Push, and wait for the outcome.
+    Push { order: PushOrder },
+    /// Begin a push whose parts come later.
+    Begin { order: PushOrder },
+    /// Add parts to a push.
+    More { sequence: Sequence, parts: Vec<(ShardId, Vec<Part>)> },
+    /// That was all of a push; wait for the outcome.
+    End { sequence: Sequence },
+    /// Wait for the outcome of a push that is under way.
+    Await { sequence: Sequence },
+    /// What is known of a push, without waiting.
+    Outcome { sequence: Sequence },
+}
+
+/// A push, before it has a number.
+#[derive(Debug)]
+pub(crate) struct PushOrder {
+    pub(crate) operation: Operation,
+    pub(crate) grant: Option<Grant>,
+    pub(crate) read: GlobalStep,
+    pub(crate) parts: Vec<(ShardId, Vec<Part>)>,
+}
+
+/// What a caller gets.
+#[derive(Debug)]
+pub(crate) enum Reply {
+    Opened(Welcomed),
+    Answer { message: Message, body: Vec<u8> },
+    Done,
+    Token(Option<Grant>),
+    Pulled { buffer: Buffer, step: GlobalStep },
+    Begun { sequence: Sequence },
+    Pushed { outcome: Outcome },
+    Outcome(Option<Outcome>),
+}
+
+/// What the servers said in their welcomes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Welcomed {
+    pub(crate) shards_per_task: u16,
+    pub(crate) non_finite: NonFinitePolicy,
+}
+
+/// Something that happened.
+#[derive(Debug)]
+pub(crate) enum Input {
+    /// A caller wants something done by the deadline.
+    Command { op: OpId, command: Command, deadline: Instant },
+    /// A caller no longer waits.
+    Cancelled { op: OpId },
+    /// A push that was begun was dropped.
+    Abandoned { sequence: Sequence },
+    /// A token was dropped.
+    TokenDropped { grant: Grant },
+    /// A transport is connected.
+    Connected { link: usize },
+    /// A transport could not be connected, or is gone.
+    Disconnected { link: usize, error: String },
+    /// Bytes have come.
+    Heard { link: usize },
+    /// A message has come. If it has a body, that comes next.
+    Message { link: usize, header: Header, message: Message },
+    /// The body of the last message has come whole into [`Session::body_targets`].
+    Body { link: usize },
+    /// Time has passed.
+    Tick,
+}
+
+/// Something to do.
+#[derive(Debug)]
+pub(crate) enum Output {
+    /// Connect the transport to a shard.
+    Connect { link: usize, shard: ShardId },
+    /// Close the transport; what waits to be sent on it is forgotten.
+    Disconnect { link: usize },
+    /// Send a frame.
+    Send { link: usize, envelope: Envelope, message: Message, bodies: Vec<Bytes>, crc: bool },
+    /// Tell a caller.
+    Reply { op: OpId, reply: Result<Reply, Error> },
+    /// Tell for whom an operation waits.
+    Progress { silent: SilentShards },
+}
+
+/// What a session is told when it begins.
+#[derive(Debug)]
+pub(crate) struct Start {
+    pub(crate) task: TaskId,
+    pub(crate) role: Role,
+    pub(crate) owner: ShardId,
+    pub(crate) incarnation: Incarnation,
+    pub(crate) checksums: Checksums,
+    pub(crate) identity: Identity,
+    pub(crate) addresses: BTreeMap<u32, String>,
+    pub(crate) progress_interval: Option<Duration>,
+}

@@ -1,0 +1,112 @@
+//! What no server should say: it ends the connection, never the session, and nothing panics.
+
+use pushpull_common::ids::{GlobalStep, RequestId};
+use pushpull_common::protocol::message::{self, CatalogueState, EndReason};
+use pushpull_common::protocol::{Message, PushState, Refusal};
+
+use super::world::{
+    Frame, OWNER, World, applied, grant, header, plan, push_answer, refused, shard, welcome,
+};
+use crate::session::{Command, Input, OpId};
+
+/// One of each thing a server can say.
+fn sayings() -> Vec<Message> {
+    vec![
+        welcome().into(),
+        refused(Refusal::NotInitialized {}),
+        message::HeartbeatAnswer {}.into(),
+        message::Declared { state: CatalogueState::Absent {} }.into(),
+        message::Ready { digest: [0; 32] }.into(),
+        message::CatalogueIs { digest: [0; 32] }.into(),
+        message::Granted { grant: grant(1, 0) }.into(),
+        message::Ended { reason: EndReason::Finished {} }.into(),
+        message::Returned {}.into(),
+        message::Room { room: 1 }.into(),
+        push_answer(applied(1)).into(),
+        message::OutcomeIs { state: PushState::Unknown {} }.into(),
+        message::Pulled { version: 1, offset: 0, last: true }.into(),
+        message::Pulled { version: 1, offset: 0, last: false }.into(),
+        message::Finished {}.into(),
+        message::Left {}.into(),
+        message::Heartbeat {}.into(),
+        message::StepApplied { shard: shard(0) }.into(),
+    ]
+}
+
+#[test]
+fn what_nobody_asked_for_breaks_off_the_connection() {
+    for message in sayings() {
+        let mut world = World::joined(&plan(1, 4));
+        let header = header(RequestId(77), GlobalStep(0), &message, 0);
+        world.input(Input::Message { link: OWNER, header, message: message.clone() });
+        assert_eq!(world.closed.get(&OWNER), Some(&1), "{message:?}");
+        world.wait_for_connect(OWNER);
+        world.accept(OWNER);
+    }
+}
+
+/// Asks something, in a session of one shard.
+fn ask(world: &mut World, index: usize) -> (Option<OpId>, Frame) {
+    let plan = plan(1, 4);
+    let request =
+        |message| Command::Request { shard: shard(0), message, body: bytes::Bytes::new() };
+    let op = match index {
+        0 => Some(world.call(Command::Token)),
+        1 => Some(world.pull(&plan)),
+        2..=4 => Some(world.push(&plan, 1)),
+        5 => Some(world.call(request(message::AwaitReady {}.into()))),
+        6 => Some(world.call(request(message::FetchCatalogue {}.into()))),
+        7 => Some(world.call(request(message::Leave {}.into()))),
+        8 => {
+            world.beats = false;
+            world.pass(super::world::LEASE / 5);
+            None
+        }
+        _ => {
+            world.input(Input::TokenDropped { grant: grant(1, 0) });
+            None
+        }
+    };
+    if index == 3 || index == 4 {
+        let mut frame = world.give_room(OWNER, 1).remove(0);
+        if index == 4 {
+            world.reconnect(OWNER);
+            frame = world.heard(OWNER, "OutcomeQuery");
+        }
+        return (op, frame);
+    }
+    let frame = world.sent.pop_front().unwrap();
+    (op, frame)
+}
+
+/// Every answer to every question, each with and without a body where it may have one: it ends
+/// the operation, or the connection, after which the session asks again.
+#[test]
+fn answers_that_do_not_fit_break_off_the_connection() {
+    for index in 0..10 {
+        for message in sayings() {
+            for bytes in [0, 16] {
+                if Message::body_limit(message.kind()) < Some(bytes as u64) {
+                    continue;
+                }
+                let mut world = World::joined(&plan(1, 4));
+                let (op, frame) = ask(&mut world, index);
+                world.announce(&frame, GlobalStep(0), message.clone(), bytes);
+                if bytes > 0 && !world.closed.contains_key(&OWNER) {
+                    world.body(OWNER, &vec![1; bytes]);
+                }
+                let (name, what) = (message.name(), frame.message.name());
+                let broken = world.closed.contains_key(&OWNER);
+                let asked_on = !world.is_quiet(OWNER);
+                let answered = op.is_none_or(|op| !world.waits(op));
+                let more = matches!(&message, Message::Pulled(p) if index == 1 && !p.last);
+                assert!(broken || answered || asked_on || more, "{name} answers {what}");
+                if broken && (op.is_some() || index == 9) {
+                    world.wait_for_connect(OWNER);
+                    world.accept(OWNER);
+                    assert!(!world.is_quiet(OWNER), "{what} is not asked again after a {name}");
+                }
+            }
+        }
+    }
+}

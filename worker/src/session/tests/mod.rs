@@ -1,0 +1,14 @@
+//! The session, driven without sockets or clock by a world that each test scripts.
+
+mod breaches;
+mod connecting;
+mod keeping_alive;
+mod model;
+mod pulls;
+mod pushes;
+mod random;
+mod resends;
+mod samples;
+mod streaming;
+mod tokens;
+mod world;

@@ -1,0 +1,283 @@
+//! A shard in few words, for random tests: rooms, parts, what is settled, tokens. It does what the
+//! protocol demands of a server that has one client, and asserts what it demands of that client.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use pushpull_common::ids::{GlobalStep, RequestId, TokenId};
+use pushpull_common::protocol::limits::WINDOW;
+use pushpull_common::protocol::message::{self, PushPart};
+use pushpull_common::protocol::{Grant, Message, Outcome, PushState, Refusal};
+
+use super::world::{Frame, push_answer, welcome};
+
+/// What a shard says: an answer, and its body.
+pub(super) type Said = (RequestId, GlobalStep, Message, Vec<u8>);
+
+#[derive(Debug)]
+struct Arrival {
+    room: u32,
+    /// What every byte of the push is.
+    fill: Option<u8>,
+    bytes: u64,
+    token: TokenId,
+    /// Who is answered once it is applied, and whether with a token.
+    whole: Option<(RequestId, bool)>,
+}
+
+pub(super) struct Shard {
+    pub(super) owner: bool,
+    pub(super) bytes: u64,
+    pub(super) says: VecDeque<Said>,
+    rooms_max: usize,
+    /// Rooms that the client holds, in use or not.
+    rooms: BTreeSet<u32>,
+    next_room: u32,
+    waits_for_room: VecDeque<RequestId>,
+    waits_for_token: VecDeque<RequestId>,
+    arrivals: BTreeMap<u64, Arrival>,
+    passed_over: Option<(u64, u32)>,
+    pub(super) settled: BTreeMap<u64, Outcome>,
+    /// How often each push was applied, by what its bytes were.
+    pub(super) applied: BTreeMap<u8, usize>,
+    /// The tokens that are out.
+    pub(super) out: BTreeSet<u64>,
+    next_token: u64,
+    step: u64,
+    version: u64,
+}
+
+impl Shard {
+    pub(super) fn new(owner: bool, bytes: u64, rooms_max: usize) -> Shard {
+        Shard {
+            owner,
+            bytes,
+            says: VecDeque::new(),
+            rooms_max,
+            rooms: BTreeSet::new(),
+            next_room: 1,
+            waits_for_room: VecDeque::new(),
+            waits_for_token: VecDeque::new(),
+            arrivals: BTreeMap::new(),
+            passed_over: None,
+            settled: BTreeMap::new(),
+            applied: BTreeMap::new(),
+            out: BTreeSet::new(),
+            next_token: 1,
+            step: 0,
+            version: 0,
+        }
+    }
+
+    /// The connection is gone: so is what came over it and was not whole, and who waited there.
+    pub(super) fn disconnected(&mut self) {
+        self.says.clear();
+        self.waits_for_room.clear();
+        self.waits_for_token.clear();
+        self.passed_over = None;
+        self.arrivals.retain(|_, arrival| arrival.whole.is_some());
+        for arrival in self.arrivals.values_mut() {
+            // Answered under a number that means nothing on the next connection.
+            arrival.whole = Some((RequestId(0), false));
+        }
+    }
+
+    /// Another client takes the rooms that lie unused.
+    pub(super) fn steal_rooms(&mut self) {
+        let used: BTreeSet<u32> = self.arrivals.values().map(|arrival| arrival.room).collect();
+        self.rooms.retain(|room| used.contains(room));
+    }
+
+    /// Applies one push that is whole.
+    pub(super) fn work(&mut self) {
+        let whole = self.arrivals.iter().find(|(_, arrival)| arrival.whole.is_some());
+        let Some((&sequence, _)) = whole else { return };
+        let arrival = self.arrivals.remove(&sequence).unwrap();
+        self.rooms.remove(&arrival.room);
+        self.version += 1;
+        *self.applied.entry(arrival.fill.unwrap_or(0)).or_default() += 1;
+        if self.owner && arrival.token.0 != 0 {
+            self.step += 1;
+            assert!(self.out.remove(&arrival.token.0), "token {} is spent twice", arrival.token);
+        }
+        let (version, step) = (self.version, GlobalStep(self.step));
+        let outcome = Outcome::Applied { version, step, staleness: 0 };
+        let before = self.settled.insert(sequence, outcome);
+        assert!(before.is_none(), "push {sequence} is settled twice");
+        self.give_rooms();
+        let Some((request, next)) = arrival.whole.filter(|whole| whole.0.0 != 0) else { return };
+        let next = (next && self.owner).then(|| self.grant());
+        let room = if self.version.is_multiple_of(3) { self.spare_room() } else { 0 };
+        self.say(request, message::PushAnswer { next, room, ..push_answer(outcome) });
+    }
+
+    /// Grants a token to whoever waits.
+    pub(super) fn grant_waiting(&mut self) {
+        if let Some(request) = self.waits_for_token.pop_front() {
+            let grant = self.grant();
+            self.say(request, message::Granted { grant });
+        }
+    }
+
+    fn grant(&mut self) -> Grant {
+        let token = self.next_token;
+        self.next_token += 1;
+        self.out.insert(token);
+        Grant { token: TokenId(token), generation: 1, step: GlobalStep(self.step), room: 0 }
+    }
+
+    fn unused_room(&self) -> Option<u32> {
+        let used = |room: &&u32| self.arrivals.values().any(|arrival| arrival.room == **room);
+        self.rooms.iter().find(|room| !used(room)).copied()
+    }
+
+    fn spare_room(&mut self) -> u32 {
+        if !self.waits_for_room.is_empty() {
+            return 0;
+        }
+        self.room().unwrap_or(0)
+    }
+
+    fn room(&mut self) -> Option<u32> {
+        let unused = self.unused_room();
+        if unused.is_some() || self.rooms.len() == self.rooms_max {
+            return unused;
+        }
+        let room = self.next_room;
+        self.next_room += 1;
+        self.rooms.insert(room);
+        Some(room)
+    }
+
+    fn give_rooms(&mut self) {
+        while !self.waits_for_room.is_empty()
+            && let Some(room) = self.room()
+            && let Some(request) = self.waits_for_room.pop_front()
+        {
+            self.say(request, message::Room { room });
+        }
+    }
+
+    fn say(&mut self, request: RequestId, message: impl Into<Message>) {
+        self.says.push_back((request, GlobalStep(self.step), message.into(), Vec::new()));
+    }
+
+    fn refuse(&mut self, request: RequestId, refusal: Refusal) {
+        self.say(request, message::Refused { refusal });
+    }
+
+    /// Takes what the client has sent.
+    pub(super) fn hear(&mut self, frame: &Frame) {
+        let (request, sequence) = (frame.request(), frame.envelope.sequence.0);
+        match &frame.message {
+            Message::Hello(_) => self.say(request, welcome()),
+            Message::Heartbeat(_) => self.say(request, message::HeartbeatAnswer {}),
+            Message::Reserve(_) => {
+                self.waits_for_room.push_back(request);
+                self.give_rooms();
+            }
+            Message::PushPart(part) => self.part(frame, part),
+            Message::Withdraw(_) => self.withdraw(request, sequence),
+            Message::OutcomeQuery(_) => {
+                let state = match (self.settled.get(&sequence), self.arrivals.get(&sequence)) {
+                    (Some(&outcome), _) => PushState::Settled { outcome },
+                    (None, Some(arrival)) => PushState::Receiving { bytes: arrival.bytes },
+                    (None, None) => PushState::Unknown {},
+                };
+                self.say(request, message::OutcomeIs { state });
+            }
+            Message::TokenRequest(asks) => {
+                assert!(self.owner && self.waits_for_token.is_empty(), "one request at a time");
+                let lost = self.out.range(asks.newest.0 + 1..).next().copied();
+                match lost {
+                    Some(token) => {
+                        let (token, step) = (TokenId(token), GlobalStep(self.step));
+                        let grant = Grant { token, generation: 1, step, room: 0 };
+                        self.say(request, message::Granted { grant });
+                    }
+                    None => self.waits_for_token.push_back(request),
+                }
+            }
+            Message::ReturnToken(returned) => {
+                let (token, generation) = (returned.token, returned.generation);
+                match self.out.remove(&token.0) {
+                    true => self.say(request, message::Returned {}),
+                    false => self.refuse(request, Refusal::Token { token, generation }),
+                }
+            }
+            Message::Pull(_) => self.pull(request),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn withdraw(&mut self, request: RequestId, sequence: u64) {
+        let arrival = self.arrivals.remove(&sequence);
+        assert!(arrival.as_ref().is_none_or(|a| a.whole.is_none()), "{sequence} was whole");
+        if let Some(arrival) = arrival {
+            self.rooms.remove(&arrival.room);
+        }
+        let outcome = *self.settled.entry(sequence).or_insert(Outcome::Withdrawn {});
+        assert_eq!(outcome, Outcome::Withdrawn {}, "{sequence} was applied");
+        self.give_rooms();
+        self.say(request, push_answer(outcome));
+    }
+
+    fn pull(&mut self, request: RequestId) {
+        // All bytes of an answer say of which version they are.
+        let (byte, step) = (self.version as u8, GlobalStep(self.step));
+        let half = (self.bytes / 2).next_multiple_of(8);
+        for (range, last) in [(0..half, false), (half..self.bytes, true)] {
+            let pulled = message::Pulled { version: self.version, offset: range.start, last };
+            let body = vec![byte; (range.end - range.start) as usize];
+            self.says.push_back((request, step, pulled.into(), body));
+        }
+    }
+
+    fn part(&mut self, frame: &Frame, part: &PushPart) {
+        let (request, sequence) = (frame.request(), frame.envelope.sequence.0);
+        let newest = self.settled.last_key_value().map_or(0, |(newest, _)| *newest);
+        assert!(sequence + WINDOW > newest, "push {sequence} is out of the window");
+        if self.passed_over == Some((sequence, part.room)) {
+            if part.whole.is_some() {
+                self.passed_over = None;
+            }
+            return;
+        }
+        if let Some(&outcome) = self.settled.get(&sequence) {
+            if part.whole.is_some() {
+                self.say(request, message::PushAnswer { duplicate: true, ..push_answer(outcome) });
+            }
+            return;
+        }
+        if let Some(arrival) = self.arrivals.get_mut(&sequence)
+            && arrival.whole.is_some()
+        {
+            if part.whole.is_some() {
+                arrival.whole = Some((request, part.next));
+            }
+            return;
+        }
+        let mine = self.arrivals.get(&sequence).map(|arrival| arrival.room);
+        let fits = match mine {
+            Some(room) => room == part.room,
+            None => {
+                let used = self.arrivals.values().any(|arrival| arrival.room == part.room);
+                self.rooms.contains(&part.room) && !used
+            }
+        };
+        if !fits {
+            self.passed_over = part.whole.is_none().then_some((sequence, part.room));
+            return self.refuse(request, Refusal::NoRoom { room: part.room });
+        }
+        let fresh =
+            Arrival { room: part.room, fill: None, bytes: 0, token: part.token, whole: None };
+        let arrival = self.arrivals.entry(sequence).or_insert(fresh);
+        for &byte in &frame.body {
+            assert_eq!(*arrival.fill.get_or_insert(byte), byte, "two pushes are mixed");
+        }
+        arrival.bytes += frame.body.len() as u64;
+        if let Some(named) = part.whole {
+            assert_eq!(named, arrival.bytes, "parts of push {sequence} are missing");
+            arrival.whole = Some((request, part.next));
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! Pulls: one request to each shard, whose answers fill one buffer.
+
+use std::sync::Arc;
+
+use pushpull_common::ids::{GlobalStep, VariableId};
+use pushpull_common::protocol::Refusal;
+use pushpull_common::protocol::message::{self, Pulled};
+use pushpull_common::protocol::refusal::Detail;
+
+use super::world::{Frame, OWNER, World, plan, refused, shard, split_plan};
+use crate::error::Error;
+use crate::fanout::Plan;
+use crate::session::{OpId, Reply};
+
+fn part(offset: u64, last: bool) -> Pulled {
+    Pulled { version: 1, offset, last }
+}
+
+/// Answers a pull with this byte everywhere, in two parts.
+fn fill(world: &mut World, plan: &Plan, frame: &Frame, byte: u8) {
+    let bytes = plan.catalogue().layout(shard(frame.link as u32)).bytes();
+    let half = (bytes / 2).next_multiple_of(8);
+    let step = GlobalStep(u64::from(byte));
+    world.answer_body(frame, step, part(0, false), &vec![byte; half as usize]);
+    world.answer_body(frame, step, part(half, true), &vec![byte; (bytes - half) as usize]);
+}
+
+/// The values pulled of each variable, and the step.
+fn values(world: &mut World, plan: &Plan, op: OpId) -> (Vec<Vec<u8>>, u64) {
+    let Ok(Reply::Pulled { buffer, step }) = world.reply(op) else { panic!() };
+    let variables = 0..plan.catalogue().variables().len() as u32;
+    let bytes = variables.map(|id| buffer.bytes()[plan.range(VariableId(id))].to_vec());
+    (bytes.collect(), step.0)
+}
+
+#[test]
+fn shards_answer_in_any_order() {
+    let plan = plan(3, 100);
+    let mut world = World::joined(&plan);
+    let op = world.pull(&plan);
+    let frames: Vec<Frame> = (0..3).map(|link| world.heard(link, "Pull")).collect();
+    let half = |byte| vec![byte; 200];
+    // The parts of three answers come between each other.
+    world.answer_body(&frames[2], GlobalStep(0), part(0, false), &half(3));
+    world.answer_body(&frames[0], GlobalStep(9), part(0, false), &half(1));
+    world.answer_body(&frames[2], GlobalStep(0), part(200, true), &half(3));
+    fill(&mut world, &plan, &frames[1], 2);
+    assert!(world.waits(op));
+    world.answer_body(&frames[0], GlobalStep(9), part(200, true), &half(1));
+    let expected = [1_u8, 2, 3].map(|byte| vec![byte; 400]).to_vec();
+    assert_eq!(values(&mut world, &plan, op), (expected, 9));
+}
+
+#[test]
+fn parts_of_a_split_variable_are_put_together_and_padding_is_left_out() {
+    let plan = split_plan();
+    let mut world = World::joined(&plan);
+    let op = world.pull(&plan);
+    let mut whole = [vec![0; 84], vec![0; 4]];
+    for link in [1, 0] {
+        let frame = world.heard(link, "Pull");
+        let layout = plan.catalogue().layout(shard(link as u32));
+        let mut body = vec![0xee; layout.bytes() as usize];
+        for partition in layout.partitions() {
+            for at in 0..partition.bytes as usize {
+                let place = partition.elements.start as usize * 4 + at;
+                body[partition.offset as usize + at] = place as u8;
+                whole[partition.variable.0 as usize][place] = place as u8;
+            }
+        }
+        for (index, bytes) in body.chunks(8).enumerate() {
+            let last = (index + 1) * 8 == body.len();
+            world.answer_body(&frame, GlobalStep(1), part(index as u64 * 8, last), bytes);
+        }
+    }
+    assert_eq!(whole[0], (0..84).collect::<Vec<u8>>());
+    assert_eq!(values(&mut world, &plan, op).0, whole);
+}
+
+#[test]
+fn the_step_of_a_pull_is_that_of_its_values() {
+    let plan = plan(2, 2);
+    let mut world = World::joined(&plan);
+    let op = world.pull(&plan);
+    let (owner, other) = (world.heard(0, "Pull"), world.heard(1, "Pull"));
+    world.answer_body(&owner, GlobalStep(10), part(0, true), &[1; 8]);
+    // The owner has moved on since its values were read.
+    world.beats = false;
+    world.pass(super::world::LEASE / 5);
+    let beat = world.heard(OWNER, "Heartbeat");
+    world.answer_body(&beat, GlobalStep(12), message::HeartbeatAnswer {}, &[]);
+    world.answer_body(&other, GlobalStep(0), part(0, true), &[2; 8]);
+    assert_eq!(values(&mut world, &plan, op).1, 10);
+}
+
+#[test]
+fn a_refused_pull_fails_and_what_still_comes_is_forgotten() {
+    let plan = plan(2, 2);
+    let mut world = World::joined(&plan);
+    let op = world.pull(&plan);
+    let (owner, other) = (world.heard(0, "Pull"), world.heard(1, "Pull"));
+    let refusal = Refusal::Deadline { waited_ms: 1, awaited: Detail::clipped("step 9") };
+    world.answer(&owner, refused(refusal.clone()));
+    let expected = Error::Refused { doing: "pull", shard: shard(0), refusal };
+    assert_eq!(world.reply(op).unwrap_err(), expected);
+    world.announce(&other, GlobalStep(0), part(0, true), 8);
+    assert!(!world.body(1, &[1; 8]));
+    assert!(world.closed.is_empty());
+}
+
+#[test]
+fn an_answer_that_is_cut_is_asked_for_again() {
+    let plan = plan(2, 4);
+    // Cut before the answer, in its middle, and after its last header but before that body.
+    for cut_at in 0..4 {
+        let mut world = World::joined(&plan);
+        let op = world.pull(&plan);
+        let first = world.heard(1, "Pull");
+        if cut_at > 0 {
+            world.answer_body(&first, GlobalStep(0), part(0, false), &[7; 8]);
+        }
+        match cut_at {
+            2 => world.announce(&first, GlobalStep(0), part(8, true), 8),
+            3 => world.announce(&first, GlobalStep(0), part(8, false), 4),
+            _ => {}
+        }
+        world.reconnect(1);
+        let again = world.heard(1, "Pull");
+        assert!(again.request() > first.request());
+        fill(&mut world, &plan, &again, 2);
+        let owner = world.heard(0, "Pull");
+        fill(&mut world, &plan, &owner, 1);
+        let expected = vec![vec![1; 16], vec![2; 16]];
+        assert_eq!(values(&mut world, &plan, op).0, expected, "cut at {cut_at}");
+    }
+}
+
+#[test]
+fn a_shard_that_has_answered_is_not_asked_again() {
+    let plan = plan(2, 4);
+    let mut world = World::joined(&plan);
+    let op = world.pull(&plan);
+    let owner = world.heard(0, "Pull");
+    fill(&mut world, &plan, &owner, 1);
+    world.reconnect(OWNER);
+    assert!(world.is_quiet(OWNER));
+    let other = world.heard(1, "Pull");
+    fill(&mut world, &plan, &other, 2);
+    world.reply(op).unwrap();
+}
+
+#[test]
+fn the_body_of_a_pull_that_was_given_up_is_read_past() {
+    let plan = plan(1, 4);
+    let mut world = World::joined(&plan);
+    let op = world.pull(&plan);
+    let frame = world.heard(OWNER, "Pull");
+    world.announce(&frame, GlobalStep(0), part(0, false), 8);
+    assert!(world.session.body_targets(OWNER).is_some());
+    world.cancel(op);
+    assert!(!world.body(OWNER, &[1; 8]), "its buffer is gone");
+    world.answer_body(&frame, GlobalStep(0), part(8, true), &[1; 8]);
+    let next = world.pull(&plan);
+    let frame = world.heard(OWNER, "Pull");
+    fill(&mut world, &plan, &frame, 5);
+    assert_eq!(values(&mut world, &plan, next).0, [vec![5; 16]]);
+    assert!(world.closed.is_empty());
+}
+
+/// An answer to a pull, after a first part of eight bytes of sixteen, that ends the connection;
+/// the pull is asked again, and succeeds.
+fn breaks_off(offset: u64, bytes: usize, last: bool) {
+    let plan: Arc<Plan> = plan(1, 4);
+    let mut world = World::joined(&plan);
+    let op = world.pull(&plan);
+    let frame = world.heard(OWNER, "Pull");
+    world.answer_body(&frame, GlobalStep(0), part(0, false), &[9; 8]);
+    world.announce(&frame, GlobalStep(0), part(offset, last), bytes);
+    assert_eq!(world.closed.get(&OWNER), Some(&1), "{offset} {bytes} {last}");
+    assert!(world.session.body_targets(OWNER).is_none());
+    world.wait_for_connect(OWNER);
+    world.accept(OWNER);
+    let frame = world.heard(OWNER, "Pull");
+    fill(&mut world, &plan, &frame, 5);
+    assert_eq!(values(&mut world, &plan, op).0, [vec![5; 16]]);
+}
+
+#[test]
+fn values_beyond_the_shard_break_off_the_connection() {
+    for last in [false, true] {
+        breaks_off(8, 16, last);
+        breaks_off(16, 8, last);
+        breaks_off(u64::MAX, 8, last);
+        breaks_off(u64::MAX - 8, 8, last);
+    }
+}
+
+#[test]
+fn values_that_leave_some_out_break_off_the_connection() {
+    breaks_off(8, 0, true);
+    breaks_off(12, 4, true);
+    breaks_off(8, 4, true);
+    breaks_off(0, 16, true);
+}

@@ -1,0 +1,260 @@
+//! Pushes: rooms, parts, and what the answers of several shards come to.
+
+use std::time::Duration;
+
+use pushpull_common::ids::{GlobalStep, TokenId};
+use pushpull_common::protocol::limits::{PART_BYTES_MAX, WINDOW};
+use pushpull_common::protocol::message::{self, Operation};
+use pushpull_common::protocol::{Message, Outcome, Refusal};
+
+use super::world::{
+    Frame, OWNER, World, applied, grant, ms, order, plan, push_answer, refused, shard,
+};
+use crate::error::Error;
+use crate::session::{Command, OpId, PushOrder, Reply};
+
+fn outcome(world: &mut World, op: OpId) -> Outcome {
+    match world.reply(op) {
+        Ok(Reply::Pushed { outcome }) => outcome,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_push_asks_for_room_and_sends_all_under_one_number() {
+    let plan = plan(2, 600_000);
+    let mut world = World::joined(&plan);
+    let grant = grant(5, 0);
+    let mut order = order(&plan, Some(grant), 8);
+    order.read = GlobalStep(9);
+    let op = world.call(Command::Push { order });
+    for link in 0..2 {
+        let parts = world.give_room(link, 40 + link as u32);
+        assert_eq!(parts.len(), 3);
+        let mut end = 0;
+        for (index, frame) in parts.iter().enumerate() {
+            let part = frame.part();
+            assert_eq!((part.token, part.generation, part.room), (TokenId(5), 1, 40 + link as u32));
+            assert_eq!((frame.envelope.sequence.0, frame.envelope.step.0), (1, 9));
+            assert_eq!(frame.request(), parts[0].request(), "one request, one answer");
+            assert_eq!(part.offset, end);
+            assert!(frame.body.len() as u64 <= PART_BYTES_MAX);
+            assert!(frame.body.iter().all(|&byte| byte == 8));
+            end += frame.body.len() as u64;
+            let last = index == 2;
+            assert_eq!((part.whole, part.next), (last.then_some(2_400_000), last));
+        }
+        assert!(world.waits(op));
+        world.answer(&parts[2], push_answer(applied(1)));
+    }
+    assert_eq!(outcome(&mut world, op), applied(1));
+}
+
+#[test]
+fn a_room_that_came_with_a_token_or_an_answer_is_used_once() {
+    let plan = plan(1, 4);
+    let mut world = World::joined(&plan);
+    let token = world.call(Command::Token);
+    let request = world.heard(OWNER, "TokenRequest");
+    world.answer(&request, message::Granted { grant: grant(1, 31) });
+    world.reply(token).unwrap();
+    for room in [31, 32] {
+        let op = world.push(&plan, 1);
+        let part = world.parts(OWNER).remove(0);
+        assert_eq!(part.part().room, room);
+        world.answer(
+            &part,
+            message::PushAnswer { room: 32 * u32::from(room == 31), ..push_answer(applied(1)) },
+        );
+        outcome(&mut world, op);
+    }
+    world.push(&plan, 2);
+    world.heard(OWNER, "Reserve");
+}
+
+#[test]
+fn a_push_whose_room_is_gone_asks_anew_and_sends_all_again() {
+    let plan = plan(1, 600_000);
+    let mut world = World::joined(&plan);
+    let op = world.push(&plan, 1);
+    let first = world.give_room(OWNER, 1);
+    world.answer(&first[0], refused(Refusal::NoRoom { room: 1 }));
+    let again = world.give_room(OWNER, 2);
+    assert_eq!(again.len(), 3);
+    for (old, new) in first.iter().zip(&again) {
+        assert_eq!(new.part().room, 2);
+        assert_ne!(new.request(), old.request());
+        assert_eq!((new.part().offset, &new.body), (old.part().offset, &old.body));
+        assert_eq!(new.envelope.sequence, old.envelope.sequence);
+    }
+    world.answer(&again[2], push_answer(applied(1)));
+    outcome(&mut world, op);
+}
+
+#[test]
+fn the_owner_gets_an_empty_share_of_a_gradient_and_none_of_a_value() {
+    let plan = plan(2, 4);
+    let mut world = World::joined(&plan);
+    let only = |mut order: PushOrder| {
+        order.parts.retain(|(to, _)| *to == shard(1));
+        Command::Push { order }
+    };
+    let op = world.call(only(order(&plan, Some(grant(1, 0)), 1)));
+    let parts = world.give_room(OWNER, 1);
+    assert_eq!((parts.len(), parts[0].part().whole, parts[0].body.len()), (1, Some(0), 0));
+    let other = world.give_room(1, 1);
+    assert_eq!(other[0].part().whole, Some(16));
+    world.answer(&other[0], push_answer(applied(900)));
+    world.answer(&parts[0], push_answer(applied(7)));
+    assert_eq!(outcome(&mut world, op), applied(7), "the owner knows the step");
+    let op = world.call(only(order(&plan, None, 1)));
+    let parts = world.give_room(1, 2);
+    assert_eq!(parts[0].part().operation, Operation::Assign {});
+    assert!(!parts[0].part().next);
+    world.answer(&parts[0], push_answer(applied(901)));
+    assert!(world.is_quiet(OWNER));
+    assert_eq!(outcome(&mut world, op), applied(901));
+}
+
+/// A push to two shards that answer like this; its result, and whether the token goes back.
+fn merged(
+    owner: Result<u64, Refusal>,
+    other: Result<u64, Refusal>,
+) -> (Result<Reply, Error>, bool) {
+    let plan = plan(2, 4);
+    let mut world = World::joined(&plan);
+    let op = world.push(&plan, 1);
+    for (link, result) in [owner, other].into_iter().enumerate() {
+        let part = world.give_room(link, 1).remove(0);
+        assert!(world.waits(op), "all shards are waited for");
+        match result {
+            Ok(step) => world.answer(&part, push_answer(applied(step))),
+            Err(refusal) => world.answer(&part, refused(refusal)),
+        }
+    }
+    (world.reply(op), !world.is_quiet(OWNER))
+}
+
+#[test]
+fn the_outcome_of_a_push_is_that_of_its_shards() {
+    let token = Refusal::Token { token: TokenId(1), generation: 1 };
+    let bad = Refusal::NonFinite { variable: 0.into(), element: 3, value: 0.5 };
+    let (result, back) = merged(Ok(4), Ok(99));
+    assert!(matches!(result, Ok(Reply::Pushed { outcome }) if outcome == applied(4)) && !back);
+    let error = |result: Result<Reply, Error>| match result {
+        Err(Error::Refused { refusal, shard, .. }) => (refusal, shard.task),
+        other => panic!("{other:?}"),
+    };
+    let (result, back) = merged(Err(bad.clone()), Ok(1));
+    assert_eq!((error(result), back), ((bad.clone(), 0), true));
+    let (result, back) = merged(Ok(1), Err(bad.clone()));
+    assert_eq!((error(result), back), ((bad.clone(), 1), false), "the owner has taken the token");
+    let (result, back) = merged(Err(token.clone()), Ok(1));
+    assert_eq!((error(result), back), ((token.clone(), 0), false), "there is no token to return");
+    let (result, back) = merged(Err(bad.clone()), Err(token));
+    assert_eq!((error(result), back), ((bad, 0), true));
+}
+
+#[test]
+fn so_many_pushes_may_be_unsettled() {
+    let plan = plan(2, 4);
+    let mut world = World::joined(&plan);
+    world.cut(1);
+    let ops: Vec<OpId> = (0..WINDOW).map(|token| world.push(&plan, token)).collect();
+    let over = world.push(&plan, 99);
+    assert_eq!(world.reply(over).unwrap_err(), Error::Window { limit: WINDOW });
+    let frames: Vec<Frame> = world.sent.drain(..).collect();
+    let returns = |frame: &&Frame| matches!(&frame.message, Message::ReturnToken(returned) if returned.token == TokenId(99));
+    assert_eq!(frames.iter().filter(returns).count(), 1);
+    // The first is settled: there is place for another.
+    world.answer(&frames[0], message::Room { room: 1 });
+    let owner = world.parts(OWNER).remove(0);
+    world.answer(&owner, push_answer(applied(1)));
+    world.wait_for_connect(1);
+    world.accept(1);
+    let reserve = world.heard(1, "Reserve");
+    world.answer(&reserve, message::Room { room: 1 });
+    let at = world.sent.iter().position(|f| matches!(f.message, Message::PushPart(_))).unwrap();
+    let part = world.sent.remove(at).unwrap();
+    world.answer(&part, push_answer(applied(1)));
+    outcome(&mut world, ops[0]);
+    let fits = world.push(&plan, 100);
+    assert!(world.waits(fits));
+    // It is the span that is bounded: the second is the oldest now.
+    let over = world.push(&plan, 101);
+    assert_eq!(world.reply(over).unwrap_err(), Error::Window { limit: WINDOW });
+}
+
+#[test]
+fn a_push_that_takes_too_long_goes_on() {
+    let plan = plan(1, 4);
+    let mut world = World::joined(&plan);
+    let order = order(&plan, Some(grant(1, 0)), 1);
+    let op = world.call_within(Command::Push { order }, ms(100));
+    let part = world.give_room(OWNER, 1).remove(0);
+    world.pass(ms(100));
+    let Err(Error::Timeout { sequence: Some(sequence), awaited, .. }) = world.reply(op) else {
+        panic!()
+    };
+    assert_eq!(awaited.0[0].last, "connected, silent for 100ms");
+    let unknown = world.call(Command::Outcome { sequence });
+    assert!(matches!(world.reply(unknown), Ok(Reply::Outcome(None))));
+    let first = world.call(Command::Await { sequence });
+    let second = world.call(Command::Await { sequence });
+    // Giving up this wait does not give up the push.
+    world.cancel(first);
+    world.answer(&part, push_answer(applied(3)));
+    assert_eq!(outcome(&mut world, second), applied(3));
+    let known = world.call(Command::Outcome { sequence });
+    assert!(matches!(world.reply(known), Ok(Reply::Outcome(Some(o))) if o == applied(3)));
+    let again = world.call(Command::Await { sequence });
+    assert_eq!(outcome(&mut world, again), applied(3));
+    for _ in 0..WINDOW {
+        let op = world.push(&plan, 1);
+        let part = world.give_room(OWNER, 1).remove(0);
+        world.answer(&part, push_answer(applied(4)));
+        outcome(&mut world, op);
+    }
+    for command in [Command::Outcome { sequence }, Command::Await { sequence }] {
+        let op = world.call(command);
+        assert_eq!(world.reply(op).unwrap_err(), Error::UnknownPush { sequence });
+    }
+}
+
+#[test]
+fn a_push_that_is_given_up_before_it_is_whole_is_withdrawn() {
+    let plan = plan(2, 4);
+    let mut world = World::joined(&plan);
+    let op = world.push(&plan, 6);
+    world.cancel(op);
+    // Nothing had been sent but requests for room.
+    let reserves = [world.heard(0, "Reserve"), world.heard(1, "Reserve")];
+    let back = world.heard(OWNER, "ReturnToken");
+    world.answer(&back, message::Returned {});
+    for reserve in &reserves {
+        world.answer(reserve, message::Room { room: 3 });
+    }
+    assert!(world.sent.is_empty());
+    // The rooms that came too late serve the next.
+    world.push(&plan, 7);
+    for link in 0..2 {
+        assert_eq!(world.parts(link)[0].part().room, 3);
+    }
+}
+
+#[test]
+fn a_push_that_is_given_up_once_it_may_be_whole_goes_on() {
+    let plan = plan(2, 4);
+    let mut world = World::joined(&plan);
+    let op = world.push(&plan, 6);
+    let owner = world.give_room(OWNER, 1).remove(0);
+    world.cancel(op);
+    assert!(world.is_quiet(OWNER), "the owner may hold its share whole");
+    let other = world.give_room(1, 1).remove(0);
+    world.answer(&owner, push_answer(applied(1)));
+    world.answer(&other, push_answer(applied(1)));
+    world.pass(Duration::from_secs(5));
+    let sequence = owner.envelope.sequence;
+    let known = world.call(Command::Outcome { sequence });
+    assert!(matches!(world.reply(known), Ok(Reply::Outcome(Some(_)))));
+}

@@ -1,0 +1,374 @@
+//! A session and a few shards under lost connections, callers that give up, and little time.
+//!
+//! What must hold: every operation is answered once and by its deadline; a push counts on all of
+//! its shards or on none, and once; no token is lost; and when the network heals all comes to an
+//! end.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use pushpull_common::ids::{GlobalStep, Sequence, VariableId};
+use pushpull_common::protocol::limits::WINDOW;
+use pushpull_common::protocol::{Grant, Message};
+
+use super::model::Shard;
+use super::world::{Frame, OWNER, World, header, ms, order, plan, shard};
+use crate::error::Error;
+use crate::fanout::Plan;
+use crate::params::Buffer;
+use crate::session::{Command, Input, OpId, Output, Reply};
+
+/// The SplitMix64 sequence of Steele, Lea and Flood, 2014.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % limit
+    }
+}
+
+/// The network to one shard.
+#[derive(Default)]
+struct Line {
+    /// The session wants a connection.
+    wanted: bool,
+    connected: bool,
+    to_shard: VecDeque<Frame>,
+    /// The body that follows the last message delivered.
+    body: Option<Vec<u8>>,
+}
+
+/// What a caller waits for.
+enum Waits {
+    Token,
+    Pull,
+    /// A push whose bytes are this.
+    Push(u8),
+    Begin(u8),
+    Nothing,
+}
+
+struct Test {
+    random: Random,
+    plan: Arc<Plan>,
+    world: World,
+    shards: Vec<Shard>,
+    lines: Vec<Line>,
+    waits: BTreeMap<OpId, (Waits, Instant)>,
+    tokens: Vec<Grant>,
+    /// A push that was begun, its bytes, and the variables sent of it.
+    begun: Option<(Sequence, u8, u32)>,
+    next_fill: u8,
+    /// On how many shards each push has bytes.
+    covers: BTreeMap<u8, usize>,
+    /// Pushes whose callers were told that they are applied.
+    told: Vec<u8>,
+    next_op: u64,
+}
+
+impl Test {
+    fn new(seed: u64) -> Test {
+        let mut random = Random(seed);
+        let shards = 1 + random.below(3) as u32;
+        let plan = plan(shards, 1 + random.below(9));
+        let rooms = 1 + random.below(3) as usize;
+        let bytes = |task| plan.catalogue().layout(shard(task)).bytes();
+        let mut test = Test {
+            shards: (0..shards).map(|task| Shard::new(task == 0, bytes(task), rooms)).collect(),
+            lines: (0..shards).map(|_| Line::default()).collect(),
+            random,
+            world: World::with(|start| start.incarnation.0 = seed),
+            waits: BTreeMap::new(),
+            tokens: Vec::new(),
+            begun: None,
+            next_fill: 1,
+            covers: BTreeMap::new(),
+            told: Vec::new(),
+            next_op: 1,
+            plan,
+        };
+        let shards = test.plan.shards().to_vec();
+        test.call(Command::Open { shards }, Waits::Nothing, 60_000);
+        test.calm(200);
+        test.call(Command::Joined { plan: test.plan.clone() }, Waits::Nothing, 60_000);
+        assert!(test.waits.is_empty());
+        test
+    }
+
+    fn call(&mut self, command: Command, waits: Waits, timeout_ms: u64) {
+        let op = OpId(self.next_op);
+        self.next_op += 1;
+        let deadline = self.world.now + ms(timeout_ms);
+        self.waits.insert(op, (waits, deadline));
+        self.input(Input::Command { op, command, deadline });
+    }
+
+    fn input(&mut self, input: Input) {
+        let now = self.world.now;
+        self.world.session.handle(now, input);
+        while let Some(output) = self.world.session.poll_output() {
+            match output {
+                Output::Connect { link, .. } => {
+                    assert!(!self.lines[link].wanted && !self.lines[link].connected);
+                    self.lines[link].wanted = true;
+                }
+                Output::Disconnect { link } => {
+                    self.lines[link] = Line::default();
+                    self.shards[link].disconnected();
+                }
+                Output::Send { link, envelope, message, bodies, .. } => {
+                    assert!(self.lines[link].connected);
+                    let frame = Frame { link, envelope, message, body: bodies.concat() };
+                    self.lines[link].to_shard.push_back(frame);
+                }
+                Output::Reply { op, reply } => self.replied(op, reply),
+                Output::Progress { .. } => {}
+            }
+        }
+    }
+
+    fn replied(&mut self, op: OpId, reply: Result<Reply, Error>) {
+        let (waits, deadline) = self.waits.remove(&op).expect("an operation is answered once");
+        assert!(self.world.now <= deadline, "by its deadline");
+        match (waits, reply) {
+            (_, Err(Error::Timeout { .. } | Error::Window { .. })) => {}
+            (Waits::Token, Ok(Reply::Token(Some(grant)))) => self.tokens.push(grant),
+            (Waits::Pull, Ok(Reply::Pulled { buffer, .. })) => {
+                for id in 0..self.shards.len() as u32 {
+                    let values = &buffer.bytes()[self.plan.range(VariableId(id))];
+                    assert!(values.iter().all(|byte| *byte == values[0]), "of one version");
+                }
+            }
+            (Waits::Push(fill), Ok(Reply::Pushed { .. })) => self.told.push(fill),
+            (Waits::Begin(fill), Ok(Reply::Begun { sequence })) => {
+                self.begun = Some((sequence, fill, 0));
+            }
+            (Waits::Nothing, Ok(_)) => {}
+            (_, reply) => panic!("{reply:?}"),
+        }
+    }
+
+    /// One caller does something.
+    fn act(&mut self) {
+        let timeout = [50, 500, 5_000, 30_000][self.random.below(4) as usize];
+        let token = self.tokens.len().checked_sub(1);
+        match (self.random.below(10), token, self.begun) {
+            (0 | 1, _, _) => self.call(Command::Token, Waits::Token, timeout),
+            (2, _, _) => {
+                let (plan, buffer) = (self.plan.clone(), Buffer::new(&self.plan));
+                let at_least = GlobalStep(0);
+                self.call(Command::Pull { plan, buffer, at_least }, Waits::Pull, timeout);
+            }
+            (3..=5, Some(_), _) if self.next_fill < 250 => {
+                let (grant, fill) = (self.tokens.pop(), self.fill());
+                let mut order = order(&self.plan, grant, fill);
+                if self.random.below(4) == 0 {
+                    let keep = self.random.below(self.shards.len() as u64) as u32;
+                    order.parts.retain(|(to, _)| to.task == keep);
+                }
+                self.covers.insert(fill, order.parts.len());
+                self.call(Command::Push { order }, Waits::Push(fill), timeout);
+            }
+            (6, Some(_), None) if self.next_fill < 250 => {
+                let (grant, fill) = (self.tokens.pop().unwrap(), self.fill());
+                let mut order = order(&self.plan, Some(grant), fill);
+                order.parts.clear();
+                self.call(Command::Begin { order }, Waits::Begin(fill), timeout);
+            }
+            (6 | 7, _, Some((sequence, fill, sent))) => self.go_on(sequence, fill, sent, timeout),
+            (8, Some(_), _) => {
+                let grant = self.tokens.pop().unwrap();
+                self.input(Input::TokenDropped { grant });
+            }
+            (9, _, _) if !self.waits.is_empty() => {
+                let at = self.random.below(self.waits.len() as u64) as usize;
+                let op = *self.waits.keys().nth(at).unwrap();
+                self.waits.remove(&op);
+                self.input(Input::Cancelled { op });
+            }
+            _ => {}
+        }
+    }
+
+    fn fill(&mut self) -> u8 {
+        self.next_fill += 1;
+        self.next_fill - 1
+    }
+
+    /// Goes on with a push that was begun: one more variable, the end, or nothing of it at all.
+    fn go_on(&mut self, sequence: Sequence, fill: u8, sent: u32, timeout: u64) {
+        match self.random.below(4) {
+            0 => {
+                self.begun = None;
+                self.input(Input::Abandoned { sequence });
+            }
+            1 if sent > 0 => {
+                self.begun = None;
+                self.call(Command::End { sequence }, Waits::Push(fill), timeout);
+            }
+            _ if (sent as usize) < self.shards.len() => {
+                let body = |range: std::ops::Range<usize>| Bytes::from(vec![fill; range.len()]);
+                let parts = self.plan.parts([VariableId(sent)].into_iter(), body);
+                self.begun = Some((sequence, fill, sent + 1));
+                self.covers.insert(fill, sent as usize + 1);
+                self.call(Command::More { sequence, parts }, Waits::Nothing, timeout);
+            }
+            _ => {}
+        }
+    }
+
+    /// Something happens on one line or in one shard.
+    fn network(&mut self) {
+        let link = self.random.below(self.lines.len() as u64) as usize;
+        let line = &mut self.lines[link];
+        if line.wanted {
+            (line.wanted, line.connected) = (false, true);
+            return self.input(Input::Connected { link });
+        }
+        if let Some(body) = line.body.take() {
+            if let Some(targets) = self.world.session.body_targets(link) {
+                let mut rest = &body[..];
+                for target in targets {
+                    let (head, tail) = rest.split_at(target.len());
+                    target.copy_from_slice(head);
+                    rest = tail;
+                }
+                assert!(rest.is_empty());
+            }
+            return self.input(Input::Body { link });
+        }
+        match self.random.below(4) {
+            0 => self.shards[link].work(),
+            1 if link == OWNER => self.shards[link].grant_waiting(),
+            2 if line.connected => {
+                if let Some(frame) = line.to_shard.pop_front() {
+                    self.shards[link].hear(&frame);
+                }
+            }
+            _ => {
+                let Some((request, step, message, body)) = self.shards[link].says.pop_front()
+                else {
+                    return;
+                };
+                let header = header(request, step, &message, body.len());
+                line.body = (!body.is_empty()).then_some(body);
+                self.input(Input::Message { link, header, message });
+            }
+        }
+    }
+
+    /// A connection is lost, at any point; or a room.
+    fn trouble(&mut self) {
+        let link = self.random.below(self.lines.len() as u64) as usize;
+        if self.random.below(3) == 0 {
+            return self.shards[link].steal_rooms();
+        }
+        let line = std::mem::take(&mut self.lines[link]);
+        if line.connected || line.wanted {
+            self.shards[link].disconnected();
+            self.input(Input::Disconnected { link, error: "reset".into() });
+        }
+    }
+
+    fn pass(&mut self, ms_: u64) {
+        let end = self.world.now + ms(ms_);
+        while self.world.session.wake_at(self.world.now) <= end {
+            self.world.now = self.world.session.wake_at(self.world.now).max(self.world.now);
+            self.input(Input::Tick);
+            assert!(self.world.session.wake_at(self.world.now) > self.world.now, "it spins");
+        }
+        self.world.now = end;
+    }
+
+    /// The network works, for so many milliseconds.
+    fn calm(&mut self, for_ms: u64) {
+        for _ in 0..for_ms {
+            for _ in 0..30 {
+                self.network();
+            }
+            self.pass(1);
+        }
+    }
+
+    fn run(&mut self) {
+        for _ in 0..400 {
+            match self.random.below(40) {
+                0..6 => self.act(),
+                6 => self.trouble(),
+                7..10 => {
+                    let time = self.random.below(60);
+                    self.pass(time);
+                }
+                _ => self.network(),
+            }
+        }
+        self.heal();
+        self.check();
+    }
+
+    /// No more trouble: whoever waits is answered, and what is left over is given up.
+    fn heal(&mut self) {
+        if let Some((sequence, _, _)) = self.begun.take() {
+            self.input(Input::Abandoned { sequence });
+        }
+        for _ in 0..60 {
+            // Tokens whose answers were lost come with the next request.
+            self.call(Command::Token, Waits::Token, 60_000);
+            self.calm(50);
+            while let Some(grant) = self.tokens.pop() {
+                self.input(Input::TokenDropped { grant });
+            }
+        }
+        // All that wait were answered long before their deadlines, which are up to 30 s away.
+        assert!(self.waits.is_empty(), "{:?} operations still wait", self.waits.len());
+        self.calm(700);
+    }
+
+    fn check(&mut self) {
+        let owner = &self.shards[OWNER];
+        assert!(owner.out.is_empty(), "tokens {:?} are lost", owner.out);
+        for fill in 1..self.next_fill {
+            let counts: Vec<usize> =
+                self.shards.iter().filter_map(|shard| shard.applied.get(&fill)).copied().collect();
+            assert!(counts.iter().all(|&count| count == 1), "push {fill} counts {counts:?} times");
+            assert!(!self.told.contains(&fill) || !counts.is_empty(), "push {fill} is lost");
+            let all = self.covers.get(&fill).copied().unwrap_or(0);
+            assert!([0, all].contains(&counts.len()), "push {fill} counts on some shards only");
+        }
+        // Nothing is left that would block the window.
+        let end = self.told.len() + WINDOW as usize + 1;
+        self.call(Command::Token, Waits::Token, 60_000);
+        self.calm(100);
+        for _ in self.told.len()..end {
+            let grant = self.tokens.pop().expect("a token");
+            let order = order(&self.plan, Some(grant), 255);
+            let waiting = self.told.len();
+            self.call(Command::Push { order }, Waits::Push(255), 60_000);
+            self.call(Command::Token, Waits::Token, 60_000);
+            while !self.waits.is_empty() {
+                self.calm(1);
+            }
+            assert_eq!(self.told.len(), waiting + 1);
+        }
+        let idle =
+            |line: &Line| line.to_shard.iter().all(|f| matches!(f.message, Message::Heartbeat(_)));
+        assert!(self.lines.iter().all(idle));
+    }
+}
+
+#[test]
+fn whatever_happens_every_push_counts_once_and_nothing_is_lost() {
+    for seed in 0..400 {
+        let run = std::panic::catch_unwind(|| Test::new(seed).run());
+        if let Err(panic) = run {
+            eprintln!("seed {seed}");
+            std::panic::resume_unwind(panic);
+        }
+    }
+}

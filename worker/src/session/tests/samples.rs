@@ -1,0 +1,126 @@
+//! Plans, pushes and messages that tests are made of.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use pushpull_common::catalogue::Catalogue;
+use pushpull_common::identity::Identity;
+use pushpull_common::ids::{
+    ClientEpoch, ConfigEpoch, GlobalStep, RequestId, RestoreEpoch, Sequence, ShardId, TokenId,
+    VariableId,
+};
+use pushpull_common::partition::Partitioner;
+use pushpull_common::placement::{Placement, ShardMap, Strategy};
+use pushpull_common::protocol::message::{
+    self, BodyCrc, CatalogueState, ModeIs, NonFinitePolicy, Operation, Welcome,
+};
+use pushpull_common::protocol::wire::List;
+use pushpull_common::protocol::{Grant, Header, Message, Outcome, Refusal, version};
+use pushpull_common::variable::VariableSpec;
+
+use crate::fanout::Plan;
+use crate::session::PushOrder;
+
+pub(super) const LEASE: Duration = Duration::from_secs(5);
+
+/// The link to the step owner, which is opened first.
+pub(super) const OWNER: usize = 0;
+
+pub(super) fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+pub(super) fn shard(task: u32) -> ShardId {
+    ShardId { task, shard: 0 }
+}
+
+pub(super) fn grant(token: u64, room: u32) -> Grant {
+    Grant { token: TokenId(token), generation: 1, step: GlobalStep(token), room }
+}
+
+pub(super) fn applied(step: u64) -> Outcome {
+    Outcome::Applied { version: step, step: GlobalStep(step), staleness: 0 }
+}
+
+pub(super) fn refused(refusal: Refusal) -> Message {
+    message::Refused { refusal }.into()
+}
+
+/// Variables `v0`, `v1`, … of `f32`, one on each of so many ps tasks.
+pub(super) fn plan(tasks: u32, elements: u64) -> Arc<Plan> {
+    let variables = (0..tasks).map(|i| VariableSpec::f32(format!("v{i}"), [elements]).unwrap());
+    place(variables.collect(), tasks)
+}
+
+/// One variable of seven rows of three, split over two tasks, and a small one on the first.
+pub(super) fn split_plan() -> Arc<Plan> {
+    let split = VariableSpec::f32("split", [7, 3]).unwrap();
+    let split = split.partitioner(Partitioner::Fixed { shards: 2 });
+    place(vec![split, VariableSpec::f32("small", [1]).unwrap()], 2)
+}
+
+fn place(variables: Vec<VariableSpec>, tasks: u32) -> Arc<Plan> {
+    let map = ShardMap::new((0..tasks).collect::<Vec<_>>(), 1).unwrap();
+    let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
+    Arc::new(Plan::new(Arc::new(Catalogue::new(variables, &placement).unwrap())))
+}
+
+/// A push of all variables, every byte of which is `fill`.
+pub(super) fn order(plan: &Plan, grant: Option<Grant>, fill: u8) -> PushOrder {
+    let all = (0..plan.catalogue().variables().len() as u32).map(VariableId);
+    let parts = plan.parts(all, |range| Bytes::from(vec![fill; range.len()]));
+    let operation = match grant {
+        Some(_) => Operation::Gradient {},
+        None => Operation::Assign {},
+    };
+    PushOrder { operation, grant, read: GlobalStep(0), parts }
+}
+
+/// The header of an answer.
+pub(super) fn header(
+    request: RequestId,
+    step: GlobalStep,
+    message: &Message,
+    body_bytes: usize,
+) -> Header {
+    assert!(Message::body_limit(message.kind()) >= Some(body_bytes as u64), "{message:?}");
+    Header {
+        version: version::NEWEST,
+        kind: message.kind(),
+        meta_bytes: 0,
+        flags: 0,
+        body_bytes: body_bytes as u64,
+        request,
+        restore_epoch: RestoreEpoch(0),
+        config_epoch: ConfigEpoch(0),
+        step,
+        sequence: Sequence(0),
+        deadline_ms: 0,
+        body_crc: 0,
+        auth: 0,
+        meta_crc: 0,
+    }
+}
+
+/// A welcome of a server whose variables are ready.
+pub(super) fn welcome() -> Welcome {
+    Welcome {
+        version: version::NEWEST,
+        shards: 1,
+        client_epoch: ClientEpoch(3),
+        mode: ModeIs::Asynchronous {},
+        lease_ms: LEASE.as_millis() as u32,
+        part_bytes_max: 1 << 20,
+        body_crc: BodyCrc::Off {},
+        non_finite: NonFinitePolicy::Reject {},
+        catalogue: CatalogueState::Ready { digest: [0; 32] },
+        identity: Identity::new().with("ps", "0,1").to_wire(),
+        auth: List::default(),
+    }
+}
+
+/// The answer to a push.
+pub(super) fn push_answer(outcome: Outcome) -> message::PushAnswer {
+    message::PushAnswer { outcome, duplicate: false, next: None, ended: None, room: 0 }
+}
