@@ -1,5 +1,7 @@
 //! Real processes: the trainer of the README as a cluster of four, and the daemon.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
 use std::path::PathBuf;

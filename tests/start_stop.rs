@@ -2,6 +2,8 @@
 //! push, leave nothing behind. In a binary of its own, because it counts the process's threads
 //! and descriptors.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
 use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,5 +1,7 @@
 //! Real servers and real workers over real sockets, in one process.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
 mod bad_input;
 mod cluster;
 mod exactness;
