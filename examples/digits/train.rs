@@ -48,6 +48,9 @@ pub(crate) fn run(
     let mut batch = Batch::default();
 
     let is_chief = worker.is_chief();
+    if is_chief && let Some(placement) = worker.placement() {
+        println!("{}", placement.table());
+    }
     let progress = is_chief.then(|| Progress::new(options.steps));
     let mut losses = Vec::new();
     while let Some(token) = worker.token()? {

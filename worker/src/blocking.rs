@@ -8,6 +8,7 @@ use std::thread::Thread;
 
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::Sequence;
+use pushpull_common::placement::Placement;
 use pushpull_common::tensor::Element;
 use pushpull_common::variable::VariableSpec;
 
@@ -46,6 +47,11 @@ impl Worker {
     /// See [`crate::Worker::catalogue`].
     pub fn catalogue(&self) -> Option<&Catalogue> {
         self.0.catalogue()
+    }
+
+    /// See [`crate::Worker::placement`].
+    pub fn placement(&self) -> Option<&Placement> {
+        self.0.placement()
     }
 
     /// See [`crate::Worker::token`].

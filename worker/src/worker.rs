@@ -36,6 +36,7 @@ use crate::token::Token;
 pub struct Worker {
     client: Client,
     plan: Option<Arc<Plan>>,
+    placement: Option<Placement>,
     /// Buffers of earlier pushes, each free once nobody else holds it.
     pool: Vec<Arc<Buffer>>,
 }
@@ -56,7 +57,7 @@ impl Worker {
         }
         let role = if config.is_chief() { Role::Chief {} } else { Role::Worker {} };
         let client = Client::connect(config, role).await?;
-        Ok(Worker { client, plan: None, pool: Vec::new() })
+        Ok(Worker { client, plan: None, placement: None, pool: Vec::new() })
     }
 
     /// Whether this worker is the chief: the one that declares and initializes the variables, and
@@ -96,6 +97,7 @@ impl Worker {
         let mut params = Params::new(plan.clone());
         self.client.pull(&mut params, GlobalStep(0)).await?;
         self.plan = Some(plan);
+        self.placement = Some(placement);
         Ok(params)
     }
 
@@ -164,6 +166,11 @@ impl Worker {
     /// The variables and their places.
     pub fn catalogue(&self) -> Option<&Catalogue> {
         self.plan.as_ref().map(|plan| &**plan.catalogue())
+    }
+
+    /// Which shard holds what, with a table for people: bytes by task and shard, and their skew.
+    pub fn placement(&self) -> Option<&Placement> {
+        self.placement.as_ref()
     }
 
     /// Takes the right to push one gradient; `None` once the last step is reached or the chief
@@ -335,11 +342,14 @@ impl Worker {
         if let Some(plan) = &self.plan {
             shards.extend(plan.shards().iter().filter(|&&shard| shard != self.client.owner));
         }
+        let mut result = Ok(());
         for shard in shards {
-            let timeout = self.client.config.timeout;
-            self.client.request("leave", shard, message::Leave {}, Bytes::new(), timeout).await?;
+            let (timeout, body) = (self.client.config.timeout, Bytes::new());
+            let left = self.client.request("leave", shard, message::Leave {}, body, timeout).await;
+            // The others are to know it all the same.
+            result = result.and(left.map(|_| ()));
         }
-        Ok(())
+        result
     }
 
     pub(crate) async fn more_parts(

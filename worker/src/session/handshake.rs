@@ -77,7 +77,7 @@ impl Session {
         link.lease = Duration::from_millis(welcome.lease_ms.max(100).into());
         let (shards_per_task, non_finite) = (welcome.shards, welcome.non_finite);
         self.welcomed = Some(Welcomed { shards_per_task, non_finite });
-        self.settled_in(index);
+        self.links[index].status = Status::Up;
         self.drive(now);
     }
 

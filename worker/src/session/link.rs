@@ -201,13 +201,6 @@ impl Session {
         }
     }
 
-    /// A welcome has come: the next failure starts the back-off anew.
-    pub(super) fn settled_in(&mut self, index: usize) {
-        let link = &mut self.links[index];
-        link.status = Status::Up;
-        link.attempts = 0;
-    }
-
     /// Closes a link whose peer broke the protocol or went silent; it is connected anew.
     pub(super) fn break_off(&mut self, now: Instant, index: usize, error: String) {
         self.outputs.push_back(Output::Disconnect { link: index });
@@ -281,6 +274,10 @@ impl Session {
             let error = format!("a {} nobody asked for", message.name());
             return self.break_off(now, index, error);
         };
+        if pending != Pending::Hello {
+            // A server that answers has earned a quick return; one that only says welcome has not.
+            link.attempts = 0;
+        }
         let more = matches!(&message, Message::Pulled(pulled) if !pulled.last);
         if !more {
             link.pending.remove(&header.request);
