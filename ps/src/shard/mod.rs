@@ -93,16 +93,23 @@ pub(crate) const TICK: std::time::Duration = std::time::Duration::from_millis(50
 #[derive(Debug)]
 enum Receiving {
     /// A part of a push.
-    Part {
-        client: ClientKey,
-        room: u32,
-        range: Range<u64>,
-        request: Envelope,
-        whole: Option<u64>,
-        next: bool,
-    },
+    Part(Part),
     /// A catalogue.
     Catalogue { request: Envelope, digest: [u8; 32], bytes: Vec<u8> },
+}
+
+/// A part of a push that has been announced.
+#[derive(Clone, Debug)]
+struct Part {
+    connection: u64,
+    client: ClientKey,
+    room: u32,
+    /// Where it lies in the shard's layout; empty for a part without a body.
+    range: Range<u64>,
+    request: Envelope,
+    /// On the last part, the bytes of all of them.
+    whole: Option<u64>,
+    next: bool,
 }
 
 /// What a shard knows of a connection.
@@ -226,7 +233,7 @@ impl Shard {
         match &mut self.conversations.get_mut(&connection)?.receiving {
             None => None,
             Some(Receiving::Catalogue { bytes, .. }) => Some(bytes),
-            Some(Receiving::Part { client, room, range, .. }) => {
+            Some(Receiving::Part(Part { client, room, range, .. })) => {
                 let inbox = self.inbox.as_mut().filter(|inbox| inbox.holds(*client, *room))?;
                 inbox.bytes_mut(*room, range.clone())
             }
@@ -335,7 +342,7 @@ impl Shard {
         {
             self.replicas.heard(client, now);
         }
-        if let Some(Receiving::Part { room, .. }) = &conversation.receiving
+        if let Some(Receiving::Part(Part { room, .. })) = &conversation.receiving
             && let Some(inbox) = &mut self.inbox
         {
             inbox.touch(*room, now);
@@ -353,9 +360,7 @@ impl Shard {
                 self.declare(connection, request, digest, &bytes);
                 self.give_parked_rooms(now);
             }
-            Some(Receiving::Part { client, room, range, request, whole, next }) => {
-                self.part_received(now, connection, client, room, range, request, whole, next);
-            }
+            Some(Receiving::Part(part)) => self.part_received(now, &part),
         }
     }
 

@@ -9,8 +9,8 @@ use pushpull_common::protocol::{Envelope, Header, Outcome, PushState, Refusal};
 
 use super::replicas::ClientKey;
 use super::work::Job;
-use super::{Detail, Receiving, Shard, Variables, answer_to};
-use crate::inbox::{Arrival, Extents, WholePush};
+use super::{Detail, Part, Receiving, Shard, Variables, answer_to};
+use crate::inbox::{Arrival, Extents, Inbox, WholePush};
 
 impl Shard {
     /// A part of a push is announced: decides where its body goes.
@@ -22,13 +22,25 @@ impl Shard {
         header: &Header,
         part: &PushPart,
     ) {
-        let request = answer_to(header);
-        let (sequence, last) = (header.sequence, part.whole.is_some());
+        let sequence = header.sequence;
+        let incoming = Part {
+            connection,
+            client,
+            room: part.room,
+            range: match header.body_bytes {
+                // A part without a body lies nowhere, whatever it says.
+                0 => 0..0,
+                bytes => part.offset..part.offset.saturating_add(bytes),
+            },
+            request: answer_to(header),
+            whole: part.whole,
+            next: part.next,
+        };
         let Some(conversation) = self.conversations.get_mut(&connection) else {
             return;
         };
         if conversation.refused == Some((sequence, part.room)) {
-            if last {
+            if part.whole.is_some() {
                 conversation.refused = None;
             }
             return;
@@ -37,37 +49,26 @@ impl Shard {
             PushState::Settled { outcome } => {
                 if part.whole.is_some() {
                     self.counters.duplicates.add(1);
-                    self.answer_push(connection, request, outcome, true);
+                    self.answer_push(connection, incoming.request, outcome, true);
                 }
                 return;
             }
             PushState::TooOld { oldest } => {
                 let (oldest, newest) = (Sequence(oldest), Sequence(u64::MAX));
                 let refusal = Refusal::Window { sequence, oldest, newest };
-                return self
-                    .refuse_push(now, connection, client, part.room, request, last, refusal);
+                return self.refuse_push(now, &incoming, refusal);
             }
             _ => {}
         }
-        let range = match header.body_bytes {
-            // A part without a body lies nowhere, whatever it says.
-            0 => 0..0,
-            bytes => part.offset..part.offset.saturating_add(bytes),
-        };
-        match self.place(now, connection, client, header, part, &range) {
-            Ok(Some(room)) => {
-                let (whole, next) = (part.whole, part.next);
-                let receiving = Receiving::Part { client, room, range, request, whole, next };
-                self.receive(now, connection, receiving, header);
-            }
-            Ok(None) => {}
-            Err(refusal) => {
-                self.refuse_push(now, connection, client, part.room, request, last, refusal);
-            }
+        match self.place(now, connection, client, header, part, &incoming.range) {
+            Ok(true) => self.receive(now, connection, Receiving::Part(incoming), header),
+            Ok(false) => {}
+            Err(refusal) => self.refuse_push(now, &incoming, refusal),
         }
     }
 
-    /// The room a part goes to; `None` if it is to be passed over.
+    /// Finds the push a part belongs to, or begins it, and checks the part's place; false if the
+    /// part is to be passed over.
     fn place(
         &mut self,
         now: Instant,
@@ -76,7 +77,7 @@ impl Shard {
         header: &Header,
         part: &PushPart,
         range: &Range<u64>,
-    ) -> Result<Option<u32>, Refusal> {
+    ) -> Result<bool, Refusal> {
         let sequence = header.sequence;
         let assigns = matches!(part.operation, Operation::Assign {});
         let store = match &self.variables {
@@ -98,7 +99,7 @@ impl Shard {
                     let request = header.request;
                     inbox.set_whole(room, WholePush { connection, request, next: part.next });
                 }
-                return Ok(None);
+                return Ok(false);
             }
             Some((room, _)) if room == part.room => {}
             // One push has one room.
@@ -145,94 +146,54 @@ impl Shard {
                 return Err(Refusal::Operation { variable: partition.variable, tried });
             }
         }
-        Ok(Some(part.room))
+        Ok(true)
     }
 
     /// The body of a part has come.
-    #[expect(clippy::too_many_arguments, reason = "the fields of one `Receiving::Part`")]
-    pub(super) fn part_received(
-        &mut self,
-        now: Instant,
-        connection: u64,
-        client: ClientKey,
-        room: u32,
-        range: Range<u64>,
-        request: Envelope,
-        whole: Option<u64>,
-        next: bool,
-    ) {
-        let held = self
-            .inbox
-            .as_ref()
-            .is_some_and(|inbox| inbox.holds(client, room) && inbox.arrival(room).is_some());
-        if !held {
-            // The room was taken back while the body was under way.
-            let refusal = Refusal::NoRoom { room };
-            return self.refuse_push(
-                now,
-                connection,
-                client,
-                room,
-                request,
-                whole.is_some(),
-                refusal,
-            );
-        }
-        self.counters.push_bytes.add(range.end - range.start);
-        if let Err(refusal) = self.look_for_non_finite(room, &range) {
-            return self.refuse_push(
-                now,
-                connection,
-                client,
-                room,
-                request,
-                whole.is_some(),
-                refusal,
-            );
-        }
-        if let Some(inbox) = &mut self.inbox
-            && !range.is_empty()
-        {
-            inbox.add(room, range, now);
-        }
-        let Some(named) = whole else { return };
-        match self.check_whole(client, room, named) {
-            Ok(()) => {
-                if let Some(inbox) = &mut self.inbox {
-                    let request = request.request;
-                    inbox.set_whole(room, WholePush { connection, request, next });
-                }
-                self.jobs.push_back(Job::push(room));
-            }
-            Err(refusal) => {
-                self.refuse_push(now, connection, client, room, request, whole.is_some(), refusal);
-            }
+    pub(super) fn part_received(&mut self, now: Instant, part: &Part) {
+        if let Err(refusal) = self.take_part(now, part) {
+            self.refuse_push(now, part, refusal);
         }
     }
 
+    fn take_part(&mut self, now: Instant, part: &Part) -> Result<(), Refusal> {
+        let (client, room, range) = (part.client, part.room, &part.range);
+        let held = |inbox: &Inbox| inbox.holds(client, room) && inbox.arrival(room).is_some();
+        if !self.inbox.as_ref().is_some_and(held) {
+            // The room was taken back while the body was under way.
+            return Err(Refusal::NoRoom { room });
+        }
+        self.counters.push_bytes.add(range.end - range.start);
+        self.look_for_non_finite(room, range)?;
+        if let Some(inbox) = &mut self.inbox
+            && !range.is_empty()
+        {
+            inbox.add(room, range.clone(), now);
+        }
+        let Some(named) = part.whole else { return Ok(()) };
+        self.check_whole(client, room, named)?;
+        if let Some(inbox) = &mut self.inbox {
+            let (connection, request) = (part.connection, part.request.request);
+            inbox.set_whole(room, WholePush { connection, request, next: part.next });
+        }
+        self.jobs.push_back(Job::push(room));
+        Ok(())
+    }
+
     /// Refuses a push and gives it up: its room goes to others, its other parts are passed over.
-    #[expect(clippy::too_many_arguments, reason = "what is known of a part")]
-    fn refuse_push(
-        &mut self,
-        now: Instant,
-        connection: u64,
-        client: ClientKey,
-        room: u32,
-        request: Envelope,
-        last: bool,
-        refusal: Refusal,
-    ) {
+    fn refuse_push(&mut self, now: Instant, part: &Part, refusal: Refusal) {
+        let (room, sequence) = (part.room, part.request.sequence);
         self.counters.pushes_dropped.add(1);
         if let Some(inbox) = &mut self.inbox
-            && inbox.holds(client, room)
-            && inbox.arrival(room).is_none_or(|push| push.sequence == request.sequence)
+            && inbox.holds(part.client, room)
+            && inbox.arrival(room).is_none_or(|push| push.sequence == sequence)
         {
             inbox.release(room);
         }
-        if let Some(conversation) = self.conversations.get_mut(&connection) {
-            conversation.refused = (!last).then_some((request.sequence, room));
+        if let Some(conversation) = self.conversations.get_mut(&part.connection) {
+            conversation.refused = part.whole.is_none().then_some((sequence, room));
         }
-        self.refuse(connection, request, refusal);
+        self.refuse(part.connection, part.request, refusal);
         self.give_parked_rooms(now);
     }
 
