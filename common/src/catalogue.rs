@@ -4,20 +4,25 @@
 //! partitions it holds one behind the other, each padded to 8 bytes. Pushes and pulls speak of
 //! ranges of that layout, so that many variables travel in one message.
 
+mod difference;
+mod encoding;
+mod layout;
+
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
 use sha2::{Digest, Sha256};
 use thiserror::Error;
 
-use crate::ids::{PartitionId, ShardId, VariableId};
-use crate::initializer::{FromValue, Initializer};
+use crate::ids::{ShardId, VariableId};
+use crate::initializer::FromValue;
 use crate::placement::Placement;
 use crate::protocol::ProtocolError;
-use crate::protocol::limits::{CATALOGUE_BYTES_MAX, NAME_BYTES_MAX};
-use crate::protocol::wire::{Reader, Text, Wire};
-use crate::tensor::{DType, Shape, ShapeError};
+use crate::protocol::limits::CATALOGUE_BYTES_MAX;
+use crate::tensor::ShapeError;
 use crate::variable::{VariableError, VariableSpec};
+
+pub use layout::{Partition, ShardLayout};
 
 /// Why a list of variables is not a catalogue.
 #[derive(Clone, Debug, PartialEq, Error)]
@@ -64,86 +69,6 @@ pub enum CatalogueError {
     Encoding(#[from] ProtocolError),
 }
 
-/// A row range of a variable, on the shard that holds it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Partition {
-    /// Its index in the catalogue.
-    pub id: PartitionId,
-    /// The variable it is a part of.
-    pub variable: VariableId,
-    /// Its rows within the variable.
-    pub rows: Range<u64>,
-    /// Its elements within the variable, in row-major order.
-    pub elements: Range<u64>,
-    /// The type of its elements.
-    pub dtype: DType,
-    /// Whether the optimizer updates it.
-    pub trainable: bool,
-    /// The shard that holds it.
-    pub shard: ShardId,
-    /// Where it starts in the shard's layout, in bytes; a multiple of 8.
-    pub offset: u64,
-    /// Its length in bytes, without padding.
-    pub bytes: u64,
-}
-
-impl Partition {
-    /// Where the next partition of the shard's layout starts.
-    pub fn end(&self) -> u64 {
-        self.offset + self.bytes.next_multiple_of(ALIGN)
-    }
-}
-
-/// The partitions of one shard, one behind the other in order of their ids.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ShardLayout {
-    partitions: Vec<Partition>,
-}
-
-impl ShardLayout {
-    /// The partitions.
-    pub fn partitions(&self) -> &[Partition] {
-        &self.partitions
-    }
-
-    /// The length of the layout in bytes, with padding.
-    pub fn bytes(&self) -> u64 {
-        self.partitions.last().map_or(0, Partition::end)
-    }
-
-    /// Whether a partition starts at this byte.
-    pub fn starts_at(&self, offset: u64) -> bool {
-        let index = self.partitions.partition_point(|partition| partition.offset < offset);
-        self.partitions.get(index).is_some_and(|partition| partition.offset == offset)
-    }
-
-    /// The partition that lies on both sides of this byte.
-    pub fn cut_at(&self, end: u64) -> Option<&Partition> {
-        self.partitions.get(self.first_beyond(end)).filter(|partition| partition.offset < end)
-    }
-
-    /// The partition that holds this byte, or its padding does.
-    ///
-    /// # Panics
-    /// If the byte lies beyond the layout.
-    pub fn at(&self, offset: u64) -> &Partition {
-        &self.partitions[self.first_beyond(offset)]
-    }
-
-    /// The partitions that a range touches, without those that have no elements.
-    pub fn within(&self, range: Range<u64>) -> impl Iterator<Item = &Partition> {
-        self.partitions[self.first_beyond(range.start)..]
-            .iter()
-            .take_while(move |partition| partition.offset < range.end)
-            .filter(|partition| partition.bytes > 0)
-    }
-
-    fn first_beyond(&self, offset: u64) -> usize {
-        self.partitions.partition_point(|partition| partition.end() <= offset)
-    }
-}
-
 /// Variables, their partitions, and where each lives. One that exists is correct.
 #[derive(Clone, Debug)]
 pub struct Catalogue {
@@ -163,11 +88,6 @@ struct Place {
     rows: Range<u64>,
     shard: ShardId,
 }
-
-const ALIGN: u64 = 8;
-const FORMAT: u16 = 0;
-/// The bytes of one shard's layout: far below where a sum of a few such could overflow.
-const LAYOUT_BYTES_MAX: u64 = 1 << 48;
 
 impl Catalogue {
     /// The catalogue of these variables in this placement, which must have been planned for them.
@@ -193,7 +113,7 @@ impl Catalogue {
         variables: Vec<VariableSpec>,
         places: Vec<Place>,
     ) -> Result<Catalogue, CatalogueError> {
-        let encoded = encode(&variables, &places);
+        let encoded = encoding::encode(&variables, &places);
         too_large("the catalogue", encoded.len() as u64, CATALOGUE_BYTES_MAX)?;
         let mut names = HashMap::with_capacity(variables.len());
         for (index, variable) in variables.iter().enumerate() {
@@ -202,36 +122,18 @@ impl Catalogue {
                 return Err(CatalogueError::DuplicateName { name });
             }
         }
-        let starts = check_coverage(&variables, &places)?;
-        let (partitions, layouts) = lay_out(&variables, places)?;
+        let starts = layout::check_coverage(&variables, &places)?;
+        let (partitions, layouts) = layout::lay_out(&variables, places)?;
         let digest = Sha256::digest(&encoded).into();
         Ok(Catalogue { variables, names, partitions, starts, layouts, encoded, digest })
     }
 
     /// Reads an encoded catalogue. The bytes may be anybody's: they are checked as they are read.
     pub fn decode(bytes: &[u8]) -> Result<Catalogue, CatalogueError> {
-        let mut reader = Reader::new("Catalogue", bytes);
-        let format = u16::take(&mut reader)?;
-        if format != FORMAT {
-            return Err(reader.invalid("format", format.into()).into());
-        }
-        let count = u32::take(&mut reader)?;
-        let mut variables = Vec::new();
-        for _ in 0..count {
-            variables.push(take_variable(&mut reader)?);
-        }
-        let count = u32::take(&mut reader)?;
-        let mut places = Vec::new();
-        for _ in 0..count {
-            let variable = VariableId::take(&mut reader)?;
-            let rows = u64::take(&mut reader)?..u64::take(&mut reader)?;
-            places.push(Place { variable, rows, shard: ShardId::take(&mut reader)? });
-        }
-        let spare = reader.invalid("unused bytes of an initializer", 0);
-        reader.finish()?;
+        let (variables, places) = encoding::decode(bytes)?;
         let catalogue = Catalogue::build(variables, places)?;
         // One catalogue has one encoding, or two equal ones would have two digests.
-        if catalogue.encoded == bytes { Ok(catalogue) } else { Err(spare.into()) }
+        if catalogue.encoded == bytes { Ok(catalogue) } else { Err(encoding::not_canonical()) }
     }
 
     /// The catalogue as bytes: the same for the same variables and placement on every machine.
@@ -294,7 +196,7 @@ impl Catalogue {
     /// The first difference to another catalogue in words, this one's side first.
     pub fn difference(&self, other: &Catalogue) -> Option<String> {
         for (ours, theirs) in self.variables.iter().zip(&other.variables) {
-            if let Some(difference) = differ(ours, theirs) {
+            if let Some(difference) = difference::of_variables(ours, theirs) {
                 return Some(difference);
             }
         }
@@ -318,201 +220,18 @@ impl Catalogue {
     }
 }
 
-fn differ(ours: &VariableSpec, theirs: &VariableSpec) -> Option<String> {
-    let (name, other) = (ours.name(), theirs.name());
-    if name != other {
-        return Some(format!("a variable is named {name:?}, not {other:?}"));
-    }
-    if ours.dtype() != theirs.dtype() {
-        return Some(format!("{name:?} is of {}, not {}", ours.dtype(), theirs.dtype()));
-    }
-    if ours.shape() != theirs.shape() {
-        return Some(format!("{name:?} has the shape {}, not {}", ours.shape(), theirs.shape()));
-    }
-    if ours.is_trainable() != theirs.is_trainable() {
-        let word = |trainable| if trainable { "trainable" } else { "plain" };
-        let (a, b) = (word(ours.is_trainable()), word(theirs.is_trainable()));
-        return Some(format!("{name:?} is {a}, not {b}"));
-    }
-    if (ours.initializer, ours.seed) != (theirs.initializer, theirs.seed) {
-        return Some(format!(
-            "{name:?} starts as {} with seed {}, not {} with seed {}",
-            ours.initializer, ours.seed, theirs.initializer, theirs.seed
-        ));
-    }
-    None
-}
-
-/// Checks that the partitions of each variable follow each other and cover it; returns where
-/// those of each variable start.
-fn check_coverage(
-    variables: &[VariableSpec],
-    places: &[Place],
-) -> Result<Vec<usize>, CatalogueError> {
-    let mut starts = Vec::with_capacity(variables.len());
-    let mut next = 0;
-    for (index, variable) in variables.iter().enumerate() {
-        starts.push(next);
-        let rows = variable.shape().rows();
-        let (mut part, mut row) = (0, 0);
-        let fault = |part, start| CatalogueError::Partitions {
-            name: variable.name().to_owned(),
-            rows,
-            part,
-            start,
-        };
-        while let Some(place) = places.get(next).filter(|p| p.variable.0 as usize == index) {
-            let in_place = place.rows.start == row && place.rows.end <= rows;
-            let moves_on = place.rows.end > row || (rows == 0 && part == 0);
-            if !in_place || !moves_on {
-                return Err(fault(part, place.rows.start));
-            }
-            row = place.rows.end;
-            (part, next) = (part + 1, next + 1);
-        }
-        if row != rows || part == 0 {
-            return Err(fault(part, row));
-        }
-    }
-    match places.get(next) {
-        None => Ok(starts),
-        Some(place) => Err(CatalogueError::Partitions {
-            name: format!("variable {}", place.variable),
-            rows: 0,
-            part: 0,
-            start: place.rows.start,
-        }),
-    }
-}
-
-fn lay_out(
-    variables: &[VariableSpec],
-    places: Vec<Place>,
-) -> Result<(Vec<Partition>, BTreeMap<ShardId, ShardLayout>), CatalogueError> {
-    let mut partitions = Vec::with_capacity(places.len());
-    let mut layouts: BTreeMap<ShardId, ShardLayout> = BTreeMap::new();
-    for (id, place) in places.into_iter().enumerate() {
-        let variable = &variables[place.variable.0 as usize];
-        let width = variable.shape().row_elements();
-        // A shape bounds its elements to 2^48, so the byte counts of its rows cannot overflow.
-        let elements = place.rows.start * width..place.rows.end * width;
-        let layout = layouts.entry(place.shard).or_default();
-        let partition = Partition {
-            id: PartitionId(id as u32),
-            variable: place.variable,
-            rows: place.rows,
-            dtype: variable.dtype(),
-            trainable: variable.is_trainable(),
-            shard: place.shard,
-            offset: layout.bytes(),
-            bytes: (elements.end - elements.start) * variable.dtype().size() as u64,
-            elements,
-        };
-        let what = || format!("{}", partition.shard);
-        too_large(&what(), partition.end(), LAYOUT_BYTES_MAX)?;
-        layout.partitions.push(partition.clone());
-        partitions.push(partition);
-    }
-    Ok((partitions, layouts))
-}
-
 fn too_large(what: &str, found: u64, limit: u64) -> Result<(), CatalogueError> {
     let what = what.to_owned();
     if found > limit { Err(CatalogueError::TooLarge { what, found, limit }) } else { Ok(()) }
 }
 
-fn encode(variables: &[VariableSpec], places: &[Place]) -> Vec<u8> {
-    let mut out = Vec::new();
-    FORMAT.put(&mut out);
-    (variables.len() as u32).put(&mut out);
-    for variable in variables {
-        // A variable's name is never too long to travel: both limits are the same.
-        Text::<NAME_BYTES_MAX>::clipped(variable.name()).put(&mut out);
-        variable.dtype().code().put(&mut out);
-        out.push(variable.shape().rank() as u8);
-        for extent in variable.shape().extents() {
-            extent.put(&mut out);
-        }
-        variable.is_trainable().put(&mut out);
-        put_initializer(variable.initializer, &mut out);
-        variable.seed.put(&mut out);
-    }
-    (places.len() as u32).put(&mut out);
-    for place in places {
-        place.variable.put(&mut out);
-        place.rows.start.put(&mut out);
-        place.rows.end.put(&mut out);
-        place.shard.put(&mut out);
-    }
-    out
-}
-
-fn take_variable(reader: &mut Reader<'_>) -> Result<VariableSpec, CatalogueError> {
-    let name = Text::<NAME_BYTES_MAX>::take(reader)?;
-    let code = u8::take(reader)?;
-    let dtype = DType::from_code(code).ok_or_else(|| reader.invalid("dtype", code.into()))?;
-    let rank = usize::from(u8::take(reader)?);
-    if rank > Shape::RANK_MAX {
-        return Err(ShapeError::Rank { rank }.into());
-    }
-    let extents: Vec<u64> =
-        (0..rank).map(|_| u64::take(reader)).collect::<Result<_, ProtocolError>>()?;
-    let trainable = bool::take(reader)?;
-    if trainable && !dtype.is_float() {
-        return Err(reader.invalid("trainable", 1).into());
-    }
-    let initializer = take_initializer(reader)?;
-    let seed = u64::take(reader)?;
-    let mut variable = VariableSpec::new(name.as_str(), dtype, Shape::new(extents)?)?
-        .initializer(initializer)
-        .seed(seed);
-    if !trainable {
-        variable = variable.plain();
-    }
-    variable.validate()?;
-    Ok(variable)
-}
-
-fn put_initializer(initializer: Initializer, out: &mut Vec<u8>) {
-    let (tag, a, b): (u8, f64, f64) = match initializer {
-        Initializer::Zeros => (1, 0.0, 0.0),
-        Initializer::Ones => (2, 0.0, 0.0),
-        Initializer::Constant(value) => (3, value, 0.0),
-        Initializer::Uniform { low, high } => (4, low, high),
-        Initializer::Normal { mean, stddev } => (5, mean, stddev),
-        Initializer::TruncatedNormal { mean, stddev } => (6, mean, stddev),
-        Initializer::GlorotUniform => (7, 0.0, 0.0),
-        Initializer::GlorotNormal => (8, 0.0, 0.0),
-        Initializer::HeUniform => (9, 0.0, 0.0),
-        Initializer::HeNormal => (10, 0.0, 0.0),
-    };
-    tag.put(out);
-    a.put(out);
-    b.put(out);
-}
-
-fn take_initializer(reader: &mut Reader<'_>) -> Result<Initializer, ProtocolError> {
-    let (tag, a, b) = (u8::take(reader)?, f64::take(reader)?, f64::take(reader)?);
-    Ok(match tag {
-        1 => Initializer::Zeros,
-        2 => Initializer::Ones,
-        3 => Initializer::Constant(a),
-        4 => Initializer::Uniform { low: a, high: b },
-        5 => Initializer::Normal { mean: a, stddev: b },
-        6 => Initializer::TruncatedNormal { mean: a, stddev: b },
-        7 => Initializer::GlorotUniform,
-        8 => Initializer::GlorotNormal,
-        9 => Initializer::HeUniform,
-        10 => Initializer::HeNormal,
-        other => return Err(reader.invalid("initializer", other.into())),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::initializer::Initializer;
     use crate::partition::Partitioner;
     use crate::placement::{ShardMap, Strategy};
+    use crate::tensor::{DType, Shape};
 
     fn variables() -> Vec<VariableSpec> {
         vec![

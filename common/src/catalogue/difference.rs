@@ -1,0 +1,29 @@
+//! What two declarations of a variable differ in, in words.
+
+use crate::variable::VariableSpec;
+
+/// The first difference, `ours` first.
+pub(super) fn of_variables(ours: &VariableSpec, theirs: &VariableSpec) -> Option<String> {
+    let (name, other) = (ours.name(), theirs.name());
+    if name != other {
+        return Some(format!("a variable is named {name:?}, not {other:?}"));
+    }
+    if ours.dtype() != theirs.dtype() {
+        return Some(format!("{name:?} is of {}, not {}", ours.dtype(), theirs.dtype()));
+    }
+    if ours.shape() != theirs.shape() {
+        return Some(format!("{name:?} has the shape {}, not {}", ours.shape(), theirs.shape()));
+    }
+    if ours.is_trainable() != theirs.is_trainable() {
+        let word = |trainable| if trainable { "trainable" } else { "plain" };
+        let (a, b) = (word(ours.is_trainable()), word(theirs.is_trainable()));
+        return Some(format!("{name:?} is {a}, not {b}"));
+    }
+    if (ours.initializer, ours.seed) != (theirs.initializer, theirs.seed) {
+        return Some(format!(
+            "{name:?} starts as {} with seed {}, not {} with seed {}",
+            ours.initializer, ours.seed, theirs.initializer, theirs.seed
+        ));
+    }
+    None
+}

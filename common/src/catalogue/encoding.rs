@@ -1,0 +1,127 @@
+//! A catalogue as bytes, one encoding for each.
+
+use super::{CatalogueError, Place};
+use crate::ids::{ShardId, VariableId};
+use crate::initializer::Initializer;
+use crate::protocol::ProtocolError;
+use crate::protocol::limits::NAME_BYTES_MAX;
+use crate::protocol::wire::{Reader, Text, Wire};
+use crate::tensor::{DType, Shape, ShapeError};
+use crate::variable::VariableSpec;
+
+pub(super) fn encode(variables: &[VariableSpec], places: &[Place]) -> Vec<u8> {
+    let mut out = Vec::new();
+    FORMAT.put(&mut out);
+    (variables.len() as u32).put(&mut out);
+    for variable in variables {
+        // A variable's name is never too long to travel: both limits are the same.
+        Text::<NAME_BYTES_MAX>::clipped(variable.name()).put(&mut out);
+        variable.dtype().code().put(&mut out);
+        out.push(variable.shape().rank() as u8);
+        for extent in variable.shape().extents() {
+            extent.put(&mut out);
+        }
+        variable.is_trainable().put(&mut out);
+        put_initializer(variable.initializer, &mut out);
+        variable.seed.put(&mut out);
+    }
+    (places.len() as u32).put(&mut out);
+    for place in places {
+        place.variable.put(&mut out);
+        place.rows.start.put(&mut out);
+        place.rows.end.put(&mut out);
+        place.shard.put(&mut out);
+    }
+    out
+}
+
+fn take_variable(reader: &mut Reader<'_>) -> Result<VariableSpec, CatalogueError> {
+    let name = Text::<NAME_BYTES_MAX>::take(reader)?;
+    let code = u8::take(reader)?;
+    let dtype = DType::from_code(code).ok_or_else(|| reader.invalid("dtype", code.into()))?;
+    let rank = usize::from(u8::take(reader)?);
+    if rank > Shape::RANK_MAX {
+        return Err(ShapeError::Rank { rank }.into());
+    }
+    let extents: Vec<u64> =
+        (0..rank).map(|_| u64::take(reader)).collect::<Result<_, ProtocolError>>()?;
+    let trainable = bool::take(reader)?;
+    if trainable && !dtype.is_float() {
+        return Err(reader.invalid("trainable", 1).into());
+    }
+    let initializer = take_initializer(reader)?;
+    let seed = u64::take(reader)?;
+    let mut variable = VariableSpec::new(name.as_str(), dtype, Shape::new(extents)?)?
+        .initializer(initializer)
+        .seed(seed);
+    if !trainable {
+        variable = variable.plain();
+    }
+    variable.validate()?;
+    Ok(variable)
+}
+
+fn put_initializer(initializer: Initializer, out: &mut Vec<u8>) {
+    let (tag, a, b): (u8, f64, f64) = match initializer {
+        Initializer::Zeros => (1, 0.0, 0.0),
+        Initializer::Ones => (2, 0.0, 0.0),
+        Initializer::Constant(value) => (3, value, 0.0),
+        Initializer::Uniform { low, high } => (4, low, high),
+        Initializer::Normal { mean, stddev } => (5, mean, stddev),
+        Initializer::TruncatedNormal { mean, stddev } => (6, mean, stddev),
+        Initializer::GlorotUniform => (7, 0.0, 0.0),
+        Initializer::GlorotNormal => (8, 0.0, 0.0),
+        Initializer::HeUniform => (9, 0.0, 0.0),
+        Initializer::HeNormal => (10, 0.0, 0.0),
+    };
+    tag.put(out);
+    a.put(out);
+    b.put(out);
+}
+
+fn take_initializer(reader: &mut Reader<'_>) -> Result<Initializer, ProtocolError> {
+    let (tag, a, b) = (u8::take(reader)?, f64::take(reader)?, f64::take(reader)?);
+    Ok(match tag {
+        1 => Initializer::Zeros,
+        2 => Initializer::Ones,
+        3 => Initializer::Constant(a),
+        4 => Initializer::Uniform { low: a, high: b },
+        5 => Initializer::Normal { mean: a, stddev: b },
+        6 => Initializer::TruncatedNormal { mean: a, stddev: b },
+        7 => Initializer::GlorotUniform,
+        8 => Initializer::GlorotNormal,
+        9 => Initializer::HeUniform,
+        10 => Initializer::HeNormal,
+        other => return Err(reader.invalid("initializer", other.into())),
+    })
+}
+
+/// Reads variables and places; what they make is for the caller to check.
+pub(super) fn decode(bytes: &[u8]) -> Result<(Vec<VariableSpec>, Vec<Place>), CatalogueError> {
+    let mut reader = Reader::new("Catalogue", bytes);
+    let format = u16::take(&mut reader)?;
+    if format != FORMAT {
+        return Err(reader.invalid("format", format.into()).into());
+    }
+    let count = u32::take(&mut reader)?;
+    let mut variables = Vec::new();
+    for _ in 0..count {
+        variables.push(take_variable(&mut reader)?);
+    }
+    let count = u32::take(&mut reader)?;
+    let mut places = Vec::new();
+    for _ in 0..count {
+        let variable = VariableId::take(&mut reader)?;
+        let rows = u64::take(&mut reader)?..u64::take(&mut reader)?;
+        places.push(Place { variable, rows, shard: ShardId::take(&mut reader)? });
+    }
+    reader.finish()?;
+    Ok((variables, places))
+}
+
+/// What decodes but is not what encoding it again makes.
+pub(super) fn not_canonical() -> CatalogueError {
+    Reader::new("Catalogue", &[]).invalid("unused bytes of an initializer", 0).into()
+}
+
+const FORMAT: u16 = 0;

@@ -1,0 +1,168 @@
+//! Where each partition lies: the layouts of the shards.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::{CatalogueError, Place, too_large};
+use crate::ids::{PartitionId, ShardId, VariableId};
+use crate::tensor::DType;
+use crate::variable::VariableSpec;
+
+/// A row range of a variable, on the shard that holds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Partition {
+    /// Its index in the catalogue.
+    pub id: PartitionId,
+    /// The variable it is a part of.
+    pub variable: VariableId,
+    /// Its rows within the variable.
+    pub rows: Range<u64>,
+    /// Its elements within the variable, in row-major order.
+    pub elements: Range<u64>,
+    /// The type of its elements.
+    pub dtype: DType,
+    /// Whether the optimizer updates it.
+    pub trainable: bool,
+    /// The shard that holds it.
+    pub shard: ShardId,
+    /// Where it starts in the shard's layout, in bytes; a multiple of 8.
+    pub offset: u64,
+    /// Its length in bytes, without padding.
+    pub bytes: u64,
+}
+
+impl Partition {
+    /// Where the next partition of the shard's layout starts.
+    pub fn end(&self) -> u64 {
+        self.offset + self.bytes.next_multiple_of(ALIGN)
+    }
+}
+
+/// The partitions of one shard, one behind the other in order of their ids.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ShardLayout {
+    partitions: Vec<Partition>,
+}
+
+impl ShardLayout {
+    /// The partitions.
+    pub fn partitions(&self) -> &[Partition] {
+        &self.partitions
+    }
+
+    /// The length of the layout in bytes, with padding.
+    pub fn bytes(&self) -> u64 {
+        self.partitions.last().map_or(0, Partition::end)
+    }
+
+    /// Whether a partition starts at this byte.
+    pub fn starts_at(&self, offset: u64) -> bool {
+        let index = self.partitions.partition_point(|partition| partition.offset < offset);
+        self.partitions.get(index).is_some_and(|partition| partition.offset == offset)
+    }
+
+    /// The partition that lies on both sides of this byte.
+    pub fn cut_at(&self, end: u64) -> Option<&Partition> {
+        self.partitions.get(self.first_beyond(end)).filter(|partition| partition.offset < end)
+    }
+
+    /// The partition that holds this byte, or its padding does.
+    ///
+    /// # Panics
+    /// If the byte lies beyond the layout.
+    pub fn at(&self, offset: u64) -> &Partition {
+        &self.partitions[self.first_beyond(offset)]
+    }
+
+    /// The partitions that a range touches, without those that have no elements.
+    pub fn within(&self, range: Range<u64>) -> impl Iterator<Item = &Partition> {
+        self.partitions[self.first_beyond(range.start)..]
+            .iter()
+            .take_while(move |partition| partition.offset < range.end)
+            .filter(|partition| partition.bytes > 0)
+    }
+
+    fn first_beyond(&self, offset: u64) -> usize {
+        self.partitions.partition_point(|partition| partition.end() <= offset)
+    }
+}
+
+/// Checks that the partitions of each variable follow each other and cover it; returns where
+/// those of each variable start.
+pub(super) fn check_coverage(
+    variables: &[VariableSpec],
+    places: &[Place],
+) -> Result<Vec<usize>, CatalogueError> {
+    let mut starts = Vec::with_capacity(variables.len());
+    let mut next = 0;
+    for (index, variable) in variables.iter().enumerate() {
+        starts.push(next);
+        let rows = variable.shape().rows();
+        let (mut part, mut row) = (0, 0);
+        let fault = |part, start| CatalogueError::Partitions {
+            name: variable.name().to_owned(),
+            rows,
+            part,
+            start,
+        };
+        while let Some(place) = places.get(next).filter(|p| p.variable.0 as usize == index) {
+            let in_place = place.rows.start == row && place.rows.end <= rows;
+            let moves_on = place.rows.end > row || (rows == 0 && part == 0);
+            if !in_place || !moves_on {
+                return Err(fault(part, place.rows.start));
+            }
+            row = place.rows.end;
+            (part, next) = (part + 1, next + 1);
+        }
+        if row != rows || part == 0 {
+            return Err(fault(part, row));
+        }
+    }
+    match places.get(next) {
+        None => Ok(starts),
+        Some(place) => Err(CatalogueError::Partitions {
+            name: format!("variable {}", place.variable),
+            rows: 0,
+            part: 0,
+            start: place.rows.start,
+        }),
+    }
+}
+
+/// Gives each partition its place on its shard.
+pub(super) fn lay_out(
+    variables: &[VariableSpec],
+    places: Vec<Place>,
+) -> Result<(Vec<Partition>, BTreeMap<ShardId, ShardLayout>), CatalogueError> {
+    let mut partitions = Vec::with_capacity(places.len());
+    let mut layouts: BTreeMap<ShardId, ShardLayout> = BTreeMap::new();
+    for (id, place) in places.into_iter().enumerate() {
+        let variable = &variables[place.variable.0 as usize];
+        let width = variable.shape().row_elements();
+        // A shape bounds its elements to 2^48, so the byte counts of its rows cannot overflow.
+        let elements = place.rows.start * width..place.rows.end * width;
+        let layout = layouts.entry(place.shard).or_default();
+        let partition = Partition {
+            id: PartitionId(id as u32),
+            variable: place.variable,
+            rows: place.rows,
+            dtype: variable.dtype(),
+            trainable: variable.is_trainable(),
+            shard: place.shard,
+            offset: layout.bytes(),
+            bytes: (elements.end - elements.start) * variable.dtype().size() as u64,
+            elements,
+        };
+        let what = || format!("{}", partition.shard);
+        too_large(&what(), partition.end(), LAYOUT_BYTES_MAX)?;
+        layout.partitions.push(partition.clone());
+        partitions.push(partition);
+    }
+    Ok((partitions, layouts))
+}
+
+/// Partitions start at multiples of this, so that every element is aligned.
+const ALIGN: u64 = 8;
+/// The bytes of one shard's layout: far below where a sum of a few such could overflow.
+const LAYOUT_BYTES_MAX: u64 = 1 << 48;
