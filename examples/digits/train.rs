@@ -4,7 +4,10 @@ use std::error::Error;
 use std::time::{Duration, Instant};
 
 use pushpull::blocking::{Reader, Worker};
-use pushpull::{ClusterSpec, DType, Initializer, Push, Shape, TaskId, VariableSpec, WorkerConfig};
+use pushpull::{
+    ClusterSpec, DType, Initializer, Partitioner, Push, Shape, Strategy, TaskId, VariableSpec,
+    WorkerConfig,
+};
 
 use super::data::{Batch, Batches, Split};
 use super::model::{Mlp, NAMES};
@@ -32,11 +35,14 @@ pub(crate) fn run(
     task: TaskId,
     split: &Split,
 ) -> Result<Option<Outcome>, Failure> {
+    // Round robin would put both large matrices on one server.
     let config = WorkerConfig::new(cluster.clone(), task.clone())
+        .placement(Strategy::GreedyBytes)
         .on_progress(Duration::from_secs(5), |silent| eprintln!("waiting for {silent}"));
     let mut worker = Worker::connect(config.clone())?;
     let mut model = Mlp::new(split.train.width, options.hidden, split.train.classes);
-    let mut params = worker.join(&variables(&model, options.seed)?, |_| ())?;
+    let servers = cluster.num_tasks("ps")? as u32;
+    let mut params = worker.join(&variables(&model, options.seed, servers)?, |_| ())?;
 
     let workers = cluster.num_tasks("worker")?;
     worker.assign_add(ARRIVED, &[1_i64])?;
@@ -102,18 +108,25 @@ fn wait_for_all(config: &WorkerConfig, workers: usize) -> Result<(), Failure> {
 /// A plain variable that counts the workers that have arrived.
 const ARRIVED: &str = "workers_arrived";
 
-/// The variables of the network, Glorot weights and zero biases, and the count of workers.
-fn variables(model: &Mlp, seed: u64) -> Result<Vec<VariableSpec>, pushpull::VariableError> {
+/// The variables of the network, Glorot weights in a part for each server and zero biases, and the
+/// count of workers.
+fn variables(
+    model: &Mlp,
+    seed: u64,
+    servers: u32,
+) -> Result<Vec<VariableSpec>, pushpull::VariableError> {
     let shapes = NAMES.into_iter().zip(model.shapes());
     let arrived = VariableSpec::new(ARRIVED, DType::I64, Shape::scalar());
     shapes
         .map(|(name, shape)| {
             let extents: Vec<u64> = shape.into_iter().map(|extent| extent as u64).collect();
-            let initializer = match extents.len() {
-                2 => Initializer::GlorotUniform,
-                _ => Initializer::Zeros,
-            };
-            Ok(VariableSpec::f32(name, extents)?.initializer(initializer).seed(seed))
+            let spec = VariableSpec::f32(name, extents)?.seed(seed);
+            Ok(match spec.shape().rank() {
+                2 => spec
+                    .initializer(Initializer::GlorotUniform)
+                    .partitioner(Partitioner::Fixed { shards: servers }),
+                _ => spec,
+            })
         })
         .chain([arrived])
         .collect()
