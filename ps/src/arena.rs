@@ -29,6 +29,11 @@ impl Budget {
         Budget(Arc::new(AtomicU64::new(bytes_max)))
     }
 
+    /// The bytes nobody has taken.
+    pub(crate) fn left(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
     /// Takes `bytes` off the budget; they come back when the loan is dropped.
     pub(crate) fn take(&self, bytes: u64) -> Result<Loan, StorageError> {
         let taken = self
@@ -46,6 +51,12 @@ impl Budget {
 pub(crate) struct Loan {
     budget: Budget,
     bytes: u64,
+}
+
+impl Loan {
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
 }
 
 impl Drop for Loan {
@@ -74,8 +85,12 @@ impl StateDirectory {
             .mode(0o600)
             .open(&lock_path)
             .map_err(|source| io_error("open", &lock_path, source))?;
-        rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive)
-            .map_err(|_| StorageError::Locked { path: path.to_owned() })?;
+        rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).map_err(
+            |error| match error {
+                rustix::io::Errno::WOULDBLOCK => StorageError::Locked { path: path.to_owned() },
+                error => io_error("lock", &lock_path, error.into()),
+            },
+        )?;
         Ok(StateDirectory { path: path.to_owned(), _lock: lock })
     }
 

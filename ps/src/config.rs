@@ -177,7 +177,8 @@ impl PsConfig {
     }
 
     /// How long a peer may leave a frame half sent, or an answer unread, before its connection is
-    /// closed. Default 30 s.
+    /// closed; and how long an update waits for memory that a slow pull holds
+    /// ([`PsConfig::pin_bytes_max`]) before that pull is cut off. Default 30 s.
     pub fn stall_timeout(self, timeout: Duration) -> Self {
         PsConfig { stall_timeout: timeout, ..self }
     }
@@ -194,7 +195,8 @@ impl PsConfig {
     }
 
     /// Makes the server stop by itself once every worker that joined has left or lost its lease
-    /// and `grace` has passed without another. Default: it serves until it is stopped.
+    /// and `grace` has passed without another. Workers that leave say so to servers that hold none of
+    /// their variables, too. Default: it serves until it is stopped.
     pub fn exit_when_done(self, grace: Duration) -> Self {
         PsConfig { exit_when_done: Some(grace), ..self }
     }

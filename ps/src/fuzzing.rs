@@ -103,7 +103,7 @@ impl Door {
         let (config, identity) = (Arc::new(config), Arc::new(Identity::new()));
         let (arena, budget) = (Arena::Anonymous, Budget::new(BYTES_MAX));
         Door {
-            shard: Shard::new(id, config, identity, arena, budget, counters.clone()),
+            shard: Shard::new(id, config, identity, arena, budget, counters.clone(), 0),
             now: Instant::now(),
             next_connection: 1,
             bodies: BTreeMap::new(),

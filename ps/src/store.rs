@@ -39,7 +39,7 @@ pub(crate) struct Store {
     /// Blocks that were replaced while they were pinned.
     retired: Vec<u32>,
     slots: Vec<Region>,
-    _loan: Loan,
+    loan: Loan,
 }
 
 impl Store {
@@ -78,7 +78,7 @@ impl Store {
             spare: (homes as u32..(homes + pinned) as u32).collect(),
             retired: Vec::new(),
             slots,
-            _loan: loan,
+            loan,
         };
         store.fill_slots(optimizer);
         Ok(store)
@@ -94,6 +94,23 @@ impl Store {
         &self.catalogue
     }
 
+    /// The bytes reserved for the shard.
+    pub(crate) fn reserved(&self) -> u64 {
+        self.loan.bytes()
+    }
+
+    /// Whether these ranges can be changed whole with the memory that is free now. As long as
+    /// nothing more is pinned it stays so.
+    pub(crate) fn can_change(&self, ranges: &[Range<u64>]) -> bool {
+        let free = self.retired.iter().filter(|&&block| !self.blocks.is_pinned(block)).count();
+        let pinned = ranges
+            .iter()
+            .flat_map(blocks_of)
+            .filter(|&block| self.blocks.is_pinned(self.homes[block as usize]));
+        // Two ranges may share a block; that counts it twice, which errs on the safe side.
+        pinned.count() <= self.spare.len() + free
+    }
+
     pub(crate) fn layout(&self) -> &ShardLayout {
         &self.layout
     }
@@ -102,10 +119,9 @@ impl Store {
     pub(crate) fn snapshot(&self, ranges: &[Range<u64>]) -> Snapshot {
         let mut logical = Vec::new();
         for range in ranges.iter().filter(|range| !range.is_empty()) {
-            let first = (range.start / BLOCK_BYTES as u64) as u32;
-            let last = ((range.end - 1) / BLOCK_BYTES as u64) as u32;
+            let blocks = blocks_of(range);
             let next = logical.last().map_or(0, |&block: &u32| block + 1);
-            logical.extend(first.max(next)..=last);
+            logical.extend(blocks.start.max(next)..blocks.end);
         }
         let pins = self.blocks.pin(logical.iter().map(|&b| self.homes[b as usize]).collect());
         Snapshot { pins, logical }
@@ -273,6 +289,13 @@ fn block_counts(layout: &ShardLayout, pin_bytes_max: Option<u64>) -> (u64, u64) 
     let blocks = |bytes: u64| bytes.div_ceil(BLOCK_BYTES as u64);
     let bytes = layout.bytes();
     (blocks(bytes), blocks(pin_bytes_max.unwrap_or(bytes)).max(1))
+}
+
+/// The blocks that a range lies in.
+fn blocks_of(range: &Range<u64>) -> Range<u32> {
+    let first = range.start / BLOCK_BYTES as u64;
+    let end = range.end.div_ceil(BLOCK_BYTES as u64);
+    first as u32..end.max(first) as u32
 }
 
 fn apply_run<T: Element>(

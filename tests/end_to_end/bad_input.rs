@@ -267,3 +267,29 @@ fn peers_that_do_not_say_hello_in_time_are_cut_off() {
     worker.join(&[vector("w", 1)], |_| ()).unwrap();
     cluster.stop();
 }
+
+#[test]
+fn a_file_that_is_no_socket_is_left_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("important.txt");
+    std::fs::write(&path, b"keep").unwrap();
+    let address = format!("unix:{}", path.display());
+    let error = block_on(Ps::listen(&address)).unwrap_err();
+    assert!(
+        matches!(&error, ListenError::InUse { address: named } if *named == address),
+        "{error}"
+    );
+    assert_eq!(std::fs::read(&path).unwrap(), b"keep");
+    // A socket that nobody listens on is replaced; one that somebody does is not.
+    let orphan = directory.path().join("orphan.sock");
+    drop(std::os::unix::net::UnixListener::bind(&orphan).unwrap());
+    let address = format!("unix:{}", orphan.display());
+    let listener = block_on(Ps::listen(&address)).unwrap();
+    assert!(matches!(block_on(Ps::listen(&address)), Err(ListenError::InUse { .. })));
+    // Nor is another's socket removed with ours.
+    std::fs::remove_file(&orphan).unwrap();
+    let other = std::os::unix::net::UnixListener::bind(&orphan).unwrap();
+    drop(listener);
+    assert!(orphan.exists());
+    drop(other);
+}

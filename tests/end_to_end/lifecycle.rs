@@ -166,3 +166,58 @@ fn a_restarted_worker_takes_over_and_its_older_self_is_fenced() {
     assert_eq!(params.view::<f32>("w").unwrap(), [-3.0]);
     cluster.stop();
 }
+
+/// A server at an address that another has had.
+fn restart(address: &str, cluster: &pushpull::ClusterSpec, task: u32) -> pushpull::Ps {
+    let listener = block_on(pushpull::Ps::listen(address)).unwrap();
+    listener.start(PsConfig::new(cluster.clone(), TaskId::ps(task), Sgd::new(1.0))).unwrap()
+}
+
+#[test]
+fn a_server_that_comes_back_empty_is_named_and_the_others_keep_their_values() {
+    for lost in [0, 1] {
+        let mut cluster = Cluster::start(2, 2, Sgd::new(1.0), |config| config);
+        let addresses: Vec<String> =
+            cluster.servers.iter().map(|server| server.handle().address().to_owned()).collect();
+        let variables = [vector("a", 1), vector("b", 1)];
+        let fill = |initial: &mut pushpull::Initial<'_>| {
+            initial.set("a", &[100.0_f32]).set("b", &[100.0_f32]);
+        };
+        let mut chief = cluster.worker(0);
+        chief.join(&variables, fill).unwrap();
+        let token = chief.token().unwrap().unwrap();
+        let mut gradients = chief.gradients();
+        for view in gradients.views_mut::<f32, 2>(["a", "b"]).unwrap() {
+            view.fill(1.0);
+        }
+        chief.push(token, gradients).unwrap();
+        drop(chief);
+        let gone = cluster.servers.remove(lost);
+        block_on(gone.serve(async {})).unwrap();
+        let _back = restart(&addresses[lost], &cluster.spec, lost as u32);
+
+        let error = cluster.worker(0).join(&variables, fill).unwrap_err();
+        let pushpull::JoinError::Session(Error::StateLost { shard }) = &error else {
+            panic!("{error}")
+        };
+        assert_eq!(shard.task, lost as u32);
+        // What is left on the other is what was trained.
+        let kept = &cluster.servers[0].handle().metrics();
+        assert_eq!(kept.gradients_applied, 1);
+        assert_eq!(kept.assigns_applied, 1, "the first chief's values, and no others");
+        cluster.stop();
+    }
+}
+
+#[test]
+fn a_server_without_variables_ends_with_the_others() {
+    let cluster = Cluster::start(3, 1, Sgd::new(1.0), |config| {
+        config.exit_when_done(Duration::from_millis(50)).lease(Duration::from_secs(60))
+    });
+    let mut worker = cluster.worker(0);
+    worker.join(&[vector("w", 1)], |_| ()).unwrap();
+    worker.leave().unwrap();
+    for server in cluster.servers {
+        wait_for_end(server).unwrap();
+    }
+}

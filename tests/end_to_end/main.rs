@@ -9,4 +9,5 @@ mod hostile;
 mod lifecycle;
 mod proxy;
 mod reconnect;
+mod slow_reader;
 mod verbs;

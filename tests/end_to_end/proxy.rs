@@ -5,6 +5,7 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// Forwards connections to a server, and cuts each after a number of bytes drawn from a seed.
 pub(crate) struct Proxy {
@@ -20,6 +21,8 @@ struct Shared {
     cuts: AtomicU64,
     random: AtomicU64,
     stopping: AtomicBool,
+    /// Bytes a second to the server; 0 for no limit.
+    rate: AtomicU64,
     /// While held, nothing is forwarded.
     held: AtomicBool,
 }
@@ -34,6 +37,7 @@ impl Proxy {
             cuts: AtomicU64::new(0),
             random: AtomicU64::new(seed),
             stopping: AtomicBool::new(false),
+            rate: AtomicU64::new(0),
             held: AtomicBool::new(false),
         });
         let accepting = std::thread::spawn({
@@ -55,6 +59,11 @@ impl Proxy {
     /// How many connections have been cut.
     pub(crate) fn cuts(&self) -> u64 {
         self.shared.cuts.load(Ordering::Relaxed)
+    }
+
+    /// Forwards only so many bytes a second towards the server from now on.
+    pub(crate) fn throttle(&self, rate: u64) {
+        self.shared.rate.store(rate, Ordering::SeqCst);
     }
 
     /// Forwards nothing until `release`.
@@ -97,20 +106,27 @@ impl Shared {
             stream.set_nodelay(true).unwrap();
         }
         let pairs = [(client.try_clone().unwrap(), server.try_clone().unwrap()), (server, client)];
+        let mut upwards = true;
         for (from, to) in pairs {
             let shared = self.clone();
-            std::thread::spawn(move || shared.pump(from, to));
+            let up = std::mem::take(&mut upwards);
+            std::thread::spawn(move || shared.pump(from, to, up));
         }
     }
 
     /// Forwards one direction; at the end both are closed.
-    fn pump(&self, mut from: TcpStream, mut to: TcpStream) {
+    fn pump(&self, mut from: TcpStream, mut to: TcpStream, upwards: bool) {
         let mean = self.cut_after.load(Ordering::Relaxed);
         let mut left = if mean == 0 { u64::MAX } else { self.next_random() % (2 * mean) };
         let mut buffer = vec![0; 16 << 10];
         while let Ok(count @ 1..) = from.read(&mut buffer) {
             while self.held.load(Ordering::SeqCst) {
                 std::thread::yield_now();
+            }
+            let rate = self.rate.load(Ordering::SeqCst);
+            if upwards && rate > 0 {
+                // This is what is simulated: a network that takes its time.
+                std::thread::sleep(Duration::from_micros(count as u64 * 1_000_000 / rate));
             }
             let forwarded = count.min(usize::try_from(left).unwrap_or(usize::MAX));
             if to.write_all(&buffer[..forwarded]).is_err() {

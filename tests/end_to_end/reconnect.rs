@@ -123,3 +123,25 @@ fn a_push_that_times_out_goes_on_and_can_be_asked_about() {
     assert_eq!(worker.outcome(sequence).unwrap(), Some(applied));
     assert_eq!(server.handle().metrics().global_step, 1);
 }
+
+#[test]
+fn a_push_that_takes_many_leases_to_send_is_made_once() {
+    let listener = listen();
+    let target = listener.address();
+    let door = TcpListener::bind("127.0.0.1:0").unwrap();
+    let cluster = spec([door.local_addr().unwrap().to_string()], 1);
+    let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(1.0));
+    let server = listener.start(config.lease(Duration::from_millis(300))).unwrap();
+    let proxy = Proxy::start(door, target, 0, 1);
+    let mut worker = Worker::connect(WorkerConfig::new(cluster, TaskId::worker(0))).unwrap();
+    // 12 MB at 4 MB/s: three seconds, ten leases.
+    worker.join(&[vector("w", 3_000_000)], |_| ()).unwrap();
+    let token = worker.token().unwrap().unwrap();
+    let mut gradients = worker.gradients();
+    gradients.view_mut::<f32>("w").unwrap().fill(1.0);
+    proxy.throttle(4_000_000);
+    let applied = Push::Applied { step: 1, staleness: 0 };
+    assert_eq!(worker.push(token, gradients), Ok(applied));
+    let metrics = server.handle().metrics();
+    assert_eq!((metrics.pushes_dropped, metrics.push_bytes), (0, 12_000_000), "sent once");
+}

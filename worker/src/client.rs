@@ -3,6 +3,7 @@
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -59,12 +60,11 @@ impl Client {
         Ok(Client { config, session, owner, welcomed, spare: None })
     }
 
-    /// Connects to every shard a plan uses, and to the step owner.
+    /// Connects to the step owner and to every shard a plan uses, and returns them in this order.
     pub(crate) async fn open(&self, plan: &Plan) -> Result<Vec<ShardId>, Error> {
-        let mut shards = plan.shards().to_vec();
-        if !shards.contains(&self.owner) {
-            shards.push(self.owner);
-        }
+        // The owner first, whether it holds variables or not: it is also initialized first.
+        let others = plan.shards().iter().copied().filter(|&shard| shard != self.owner);
+        let shards: Vec<ShardId> = std::iter::once(self.owner).chain(others).collect();
         open(&self.session, shards.clone(), self.config.connect_timeout).await?;
         Ok(shards)
     }
@@ -82,6 +82,14 @@ impl Client {
         match self.session.call(doing, command, timeout).await? {
             Reply::Answer { message, body } => Ok((message, body)),
             _ => Err(Error::Ended { doing }),
+        }
+    }
+
+    /// The newest global step the step owner has told.
+    pub(crate) async fn session_step(&self) -> Result<GlobalStep, Error> {
+        match self.session.call("join", Command::Step, self.config.timeout).await? {
+            Reply::Step(step) => Ok(step),
+            _ => Err(Error::Ended { doing: "join" }),
         }
     }
 
@@ -149,4 +157,24 @@ async fn open(
         Reply::Opened(welcomed) => Ok(welcomed),
         _ => Err(Error::Ended { doing: "connect" }),
     }
+}
+
+/// Drives futures side by side until all are done; their outputs in order.
+pub(crate) async fn all<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F::Output> {
+    let mut futures: Vec<_> = futures.into_iter().map(Box::pin).collect();
+    let mut outputs: Vec<Option<F::Output>> = futures.iter().map(|_| None).collect();
+    std::future::poll_fn(|context| {
+        let mut waiting = false;
+        for (future, output) in futures.iter_mut().zip(&mut outputs) {
+            if output.is_none() {
+                match future.as_mut().poll(context) {
+                    Poll::Ready(done) => *output = Some(done),
+                    Poll::Pending => waiting = true,
+                }
+            }
+        }
+        if waiting { Poll::Pending } else { Poll::Ready(()) }
+    })
+    .await;
+    outputs.into_iter().flatten().collect()
 }

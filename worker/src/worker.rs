@@ -1,6 +1,7 @@
 //! The worker: the verbs of a training loop.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use pushpull_common::catalogue::Catalogue;
@@ -11,7 +12,7 @@ use pushpull_common::protocol::{Message, message};
 use pushpull_common::tensor::{Element, first_non_finite};
 use pushpull_common::variable::VariableSpec;
 
-use crate::client::Client;
+use crate::client::{Client, all};
 use crate::config::WorkerConfig;
 use crate::error::{ConnectError, Error, JoinError, ViewError};
 use crate::fanout::Plan;
@@ -40,6 +41,9 @@ pub struct Worker {
     /// Buffers of earlier pushes, each free once nobody else holds it.
     pool: Vec<Arc<Buffer>>,
 }
+
+/// How long a worker that leaves tries to tell servers it has never used.
+const UNUSED_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Gradient buffers that are kept: one being filled, and one on its way.
 const POOL_MAX: usize = 2;
@@ -108,49 +112,69 @@ impl Worker {
         fill: impl FnOnce(&mut Initial<'_>),
     ) -> Result<(), JoinError> {
         let body = Bytes::copy_from_slice(plan.catalogue().encode());
-        let timeout = self.client.config.timeout;
-        let mut unready = Vec::new();
+        let (timeout, doing) = (self.client.config.timeout, "declare the variables");
+        let digest = plan.catalogue().digest();
+        let (mut ready, mut unready) = (Vec::new(), Vec::new());
         for &shard in shards {
-            let declare = message::Declare { digest: plan.catalogue().digest() };
-            let doing = "declare the variables";
+            let declare = message::Declare { digest };
             let answer = self.client.request(doing, shard, declare, body.clone(), timeout).await;
             match answer {
-                Ok((Message::Declared(declared), _)) => {
-                    if !matches!(declared.state, CatalogueState::Ready { .. }) {
-                        unready.push(shard);
-                    }
-                }
+                Ok((Message::Declared(declared), _)) => match declared.state {
+                    CatalogueState::Ready { .. } => ready.push(shard),
+                    _ => unready.push(shard),
+                },
                 Ok(_) => return Err(Error::Ended { doing }.into()),
                 Err(error) => return Err(self.explain(plan, error).await),
             }
         }
-        if unready.is_empty() {
-            return Ok(());
+        let Some(&first) = unready.first() else { return Ok(()) };
+        // The owner is initialized first, so a chief that died on the way leaves it ready and
+        // nothing trained. Anything else is a server that has lost what the others still have.
+        let untrained = self.client.session_step().await? == GlobalStep(0);
+        let begun = ready.contains(&self.client.owner) && untrained;
+        if !ready.is_empty() && !begun {
+            return Err(Error::StateLost { shard: first }.into());
         }
         let mut initial = Initial::new(plan);
         fill(&mut initial);
         let values = initial.finish().map_err(JoinError::Initial)?;
         for (id, values) in values {
-            self.assign_bytes(plan, id, values, Operation::Assign {}).await?;
+            // What is initialized keeps its values.
+            self.assign_bytes(plan, id, values, Operation::Assign {}, &unready).await?;
         }
         for shard in unready {
-            let doing = "initialize the variables";
-            let (timeout, body) = (self.client.config.connect_timeout, Bytes::new());
-            self.client.request(doing, shard, message::Initialize {}, body, timeout).await?;
+            self.initialize(plan, shard).await?;
         }
         Ok(())
+    }
+
+    async fn initialize(&self, plan: &Plan, shard: ShardId) -> Result<(), JoinError> {
+        let doing = "initialize the variables";
+        let (timeout, body) = (self.client.config.connect_timeout, Bytes::new());
+        let initialize = message::Initialize {};
+        match self.client.request(doing, shard, initialize, body, timeout).await? {
+            (Message::Ready(ready), _) if ready.digest == plan.catalogue().digest() => Ok(()),
+            // Another chief has declared other variables in between.
+            (Message::Ready(_), _) => Err(self.differs(plan, shard).await?),
+            _ => Err(Error::Ended { doing }.into()),
+        }
     }
 
     async fn await_chief(&self, plan: &Plan, shards: &[ShardId]) -> Result<(), JoinError> {
         for &shard in shards {
             if self.client.await_ready(shard).await? != plan.catalogue().digest() {
-                let theirs = self.client.fetch_catalogue(shard).await?;
-                let differs = plan.catalogue().difference(&theirs);
-                let differs = differs.unwrap_or_else(|| "their placement".to_owned());
-                return Err(JoinError::Differs { shard, differs });
+                return Err(self.differs(plan, shard).await?);
             }
         }
         Ok(())
+    }
+
+    /// Says in words what a shard's catalogue differs in.
+    async fn differs(&self, plan: &Plan, shard: ShardId) -> Result<JoinError, JoinError> {
+        let theirs = self.client.fetch_catalogue(shard).await?;
+        let differs = plan.catalogue().difference(&theirs);
+        let differs = differs.unwrap_or_else(|| "their placement".to_owned());
+        Ok(JoinError::Differs { shard, differs })
     }
 
     /// Says in words what a refused catalogue differs in.
@@ -268,7 +292,7 @@ impl Worker {
     pub async fn assign<T: Element>(&mut self, name: &str, values: &[T]) -> Result<(), Error> {
         let plan = self.joined("assign")?.clone();
         let (id, bytes) = padded(&plan, name, values)?;
-        self.assign_bytes(&plan, id, bytes, Operation::Assign {}).await
+        self.assign_bytes(&plan, id, bytes, Operation::Assign {}, plan.shards()).await
     }
 
     /// Adds to a plain variable, exactly once. Integers wrap. Needs no token; the step stays.
@@ -278,7 +302,7 @@ impl Worker {
         if plan.catalogue().variable(id).is_trainable() {
             return Err(ViewError::Trainable { name: name.to_owned() }.into());
         }
-        self.assign_bytes(&plan, id, bytes, Operation::AssignAdd {}).await
+        self.assign_bytes(&plan, id, bytes, Operation::AssignAdd {}, plan.shards()).await
     }
 
     async fn assign_bytes(
@@ -287,14 +311,16 @@ impl Worker {
         id: VariableId,
         bytes: Bytes,
         operation: Operation,
+        shards: &[ShardId],
     ) -> Result<(), Error> {
         self.check_finite(plan, id, &bytes)?;
         let start = plan.range(id).start;
         let body =
             |range: std::ops::Range<usize>| bytes.slice(range.start - start..range.end - start);
-        let parts = plan.parts([id].into_iter(), body);
+        let mut parts = plan.parts([id].into_iter(), body);
+        parts.retain(|(shard, _)| shards.contains(shard));
         if parts.is_empty() {
-            // A variable without elements: there is nothing to do.
+            // A variable without elements, or none there: there is nothing to do.
             return Ok(());
         }
         let order = PushOrder { operation, grant: None, read: GlobalStep(0), parts };
@@ -337,19 +363,29 @@ impl Worker {
     }
 
     /// Leaves the training and ends the session. Tokens this worker still holds go to others.
+    ///
+    /// All servers are told, those too that hold none of the variables: they may be waiting for
+    /// their workers to be gone. One that cannot be reached does not keep the others from it; if it
+    /// holds variables, the error names it after the timeout.
     pub async fn leave(self) -> Result<(), Error> {
         let mut shards = vec![self.client.owner];
         if let Some(plan) = &self.plan {
             shards.extend(plan.shards().iter().filter(|&&shard| shard != self.client.owner));
         }
-        let mut result = Ok(());
-        for shard in shards {
-            let (timeout, body) = (self.client.config.timeout, Bytes::new());
-            let left = self.client.request("leave", shard, message::Leave {}, body, timeout).await;
-            // The others are to know it all the same.
-            result = result.and(left.map(|_| ()));
+        let used = shards.len();
+        let tasks = self.client.config.cluster.task_indices("ps").unwrap_or_default();
+        for task in tasks {
+            if !shards.iter().any(|shard| shard.task == task) {
+                shards.push(ShardId { task, shard: 0 });
+            }
         }
-        result
+        let timeout = self.client.config.timeout;
+        let leaves = shards.into_iter().enumerate().map(|(index, shard)| {
+            let timeout = if index < used { timeout } else { timeout.min(UNUSED_TIMEOUT) };
+            self.client.request("leave", shard, message::Leave {}, Bytes::new(), timeout)
+        });
+        let answers = all(leaves).await;
+        answers.into_iter().take(used).try_for_each(|answer| answer.map(|_| ()))
     }
 
     pub(crate) async fn more_parts(

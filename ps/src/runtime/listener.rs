@@ -3,10 +3,11 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use crate::error::ListenError;
 
@@ -22,14 +23,28 @@ pub(super) enum Endpoint {
     Unix(UnixListener, SocketFile),
 }
 
-/// A Unix socket's file, removed when the listener is gone.
+/// A Unix socket's file, removed when the listener is gone, if it is still the same file.
 #[derive(Debug)]
-pub(super) struct SocketFile(PathBuf);
+pub(super) struct SocketFile {
+    path: PathBuf,
+    /// Its device and inode.
+    identity: (u64, u64),
+}
+
+impl SocketFile {
+    fn new(path: &Path) -> io::Result<SocketFile> {
+        let metadata = path.symlink_metadata()?;
+        Ok(SocketFile { path: path.to_owned(), identity: (metadata.dev(), metadata.ino()) })
+    }
+}
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        // Nobody is left to tell; the next server replaces a socket that nobody listens on.
-        let _ = std::fs::remove_file(&self.0);
+        let same = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino()) == self.identity;
+        if self.path.symlink_metadata().is_ok_and(same) {
+            // Nobody is left to tell; the next server replaces a socket that nobody listens on.
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
 }
 
@@ -58,7 +73,7 @@ impl Listener {
     pub fn addresses(&self) -> Vec<String> {
         let address = |endpoint: &Endpoint| match endpoint {
             Endpoint::Tcp(_, address) => address.to_string(),
-            Endpoint::Unix(_, file) => format!("unix:{}", file.0.display()),
+            Endpoint::Unix(_, file) => format!("unix:{}", file.path.display()),
         };
         self.endpoints.iter().map(address).collect()
     }
@@ -102,7 +117,7 @@ fn bind_unix(address: &str, path: &Path) -> Result<Endpoint, ListenError> {
     let bind = || -> io::Result<Endpoint> {
         let listener = UnixListener::bind(path)?;
         listener.set_nonblocking(true)?;
-        Ok(Endpoint::Unix(listener, SocketFile(path.to_owned())))
+        Ok(Endpoint::Unix(listener, SocketFile::new(path)?))
     };
     match bind() {
         // The file of a server that was killed: nobody answers behind it.
@@ -115,9 +130,17 @@ fn bind_unix(address: &str, path: &Path) -> Result<Endpoint, ListenError> {
     }
 }
 
+/// Whether the file is a socket that nobody listens on. Any other file is somebody's, and refuses
+/// a connection just the same.
 fn is_orphan(path: &Path) -> bool {
-    let refused = std::os::unix::net::UnixStream::connect(path).err();
-    refused.is_some_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+    let is_socket = path.symlink_metadata().is_ok_and(|metadata| metadata.file_type().is_socket());
+    let connect = || -> io::Result<()> {
+        let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+        // A living server whose backlog is full must not hold us up.
+        socket.set_nonblocking(true)?;
+        socket.connect(&SockAddr::unix(path)?)
+    };
+    is_socket && connect().is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
 }
 
 fn listen_error(address: &str, source: io::Error) -> ListenError {

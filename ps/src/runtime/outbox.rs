@@ -37,6 +37,8 @@ pub(super) struct Outbox {
     pub(super) broken: Cell<bool>,
     /// Since when the peer takes nothing of what waits for it.
     pub(super) stuck_since: Cell<Option<Instant>>,
+    /// Since when the answer to a pull at the front is being sent: for so long it holds its pins.
+    pub(super) pull_since: Cell<Option<Instant>>,
     /// Since when a frame of the peer is half here without progress.
     pub(super) half_since: Cell<Option<Instant>>,
 }
@@ -59,6 +61,7 @@ impl Outbox {
             closing: Cell::new(false),
             broken: Cell::new(false),
             stuck_since: Cell::new(None),
+            pull_since: Cell::new(None),
             half_since: Cell::new(None),
         }
     }
@@ -94,9 +97,15 @@ impl Outbox {
         let mut current = self.current.borrow_mut();
         let mut released = false;
         while let Some(front) = queue.front_mut() {
+            if matches!(front, Outgoing::Parts(_)) && self.pull_since.get().is_none() {
+                self.pull_since.set(Some(Instant::now()));
+            }
             match send(front, &mut current, link) {
                 Ok(Sent::All) => {
-                    released |= matches!(front, Outgoing::Parts(_));
+                    if matches!(front, Outgoing::Parts(_)) {
+                        released = true;
+                        self.pull_since.set(None);
+                    }
                     queue.pop_front();
                     *current =
                         Current { head: std::mem::take(&mut current.head), ..Current::default() };

@@ -4,6 +4,7 @@ use std::any::Any;
 use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::SystemTime;
 
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::ShardId;
@@ -120,6 +121,9 @@ impl Listener {
         let (end, ended) = mpsc::channel(1);
         let mut ps = Ps { handle, threads: Vec::new(), ended, _state: state };
 
+        // The time is no clock here, only a number that is higher in each life of the server.
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let epoch_base = u64::try_from(since.as_millis()).unwrap_or(0);
         let identity = Arc::new(identity(&config));
         let budget = Budget::new(config.storage.bytes_max());
         let (mut senders, mut members) = (Vec::new(), Vec::new());
@@ -133,7 +137,7 @@ impl Listener {
             let (budget, counters, stop) = (budget.clone(), counters.clone(), stop.clone());
             ps.spawn(format!("ps-{}-shard-{index}", id.task), &end, move || {
                 let stall_timeout = config.stall_timeout;
-                let shard = Shard::new(id, config, identity, arena, budget, counters);
+                let shard = Shard::new(id, config, identity, arena, budget, counters, epoch_base);
                 shard_thread::run(shard, arrivals, member_sender, stall_timeout, &stop)
             })?;
         }

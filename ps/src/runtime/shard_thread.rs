@@ -41,6 +41,8 @@ pub(super) struct Core {
     outboxes: RefCell<HashMap<u64, Rc<Outbox>>>,
     next_connection: Cell<u64>,
     work: Notify,
+    /// Since when an update waits for memory that pulls hold.
+    blocked_since: Cell<Option<Instant>>,
     idle: Notify,
     members: watch::Sender<Members>,
     stall_timeout: Duration,
@@ -70,7 +72,7 @@ impl Core {
         let mut shard = self.shard.borrow_mut();
         shard.handle(now, input);
         // A small push is applied here and now; only the rest of a long one waits its turn.
-        if shard.has_work() && shard.work(now) == Work::More {
+        if shard.has_work() && self.note(now, shard.work(now)) == Work::More {
             self.work.notify_one();
         }
         self.deliver(&mut shard);
@@ -142,9 +144,33 @@ impl Core {
 
     fn work_slice(&self) -> Work {
         let mut shard = self.shard.borrow_mut();
-        let work = shard.work(Instant::now());
+        let now = Instant::now();
+        let work = self.note(now, shard.work(now));
         self.deliver(&mut shard);
         work
+    }
+
+    /// Remembers since when updates are held up.
+    fn note(&self, now: Instant, work: Work) -> Work {
+        let since = self.blocked_since.get().filter(|_| work == Work::Blocked);
+        self.blocked_since.set(since.or((work == Work::Blocked).then_some(now)));
+        work
+    }
+
+    /// Cuts off the pull that is longest under way, once updates have waited long enough for the
+    /// memory it holds: one slow reader holds nobody up for longer.
+    fn cut_slowest_pull(&self, now: Instant) {
+        let Some(since) = self.blocked_since.get() else { return };
+        if now.saturating_duration_since(since) < self.stall_timeout {
+            return;
+        }
+        let outboxes = self.outboxes.borrow();
+        let slow = outboxes.values().filter(|outbox| outbox.pull_since.get().is_some());
+        if let Some(slowest) = slow.min_by_key(|outbox| outbox.pull_since.get()) {
+            self.fault();
+            slowest.break_off();
+            self.blocked_since.set(Some(now));
+        }
     }
 
     /// Tells the shard the time, and breaks off connections that have stalled.
@@ -155,6 +181,7 @@ impl Core {
             interval.tick().await;
             self.handle(Input::Tick);
             let now = Instant::now();
+            self.cut_slowest_pull(now);
             for outbox in self.outboxes.borrow().values() {
                 let stalled = [outbox.stuck_since.get(), outbox.half_since.get()]
                     .into_iter()
@@ -200,6 +227,7 @@ pub(super) fn run(
         outboxes: RefCell::default(),
         next_connection: Cell::new(1),
         work: Notify::new(),
+        blocked_since: Cell::new(None),
         idle: Notify::new(),
         members,
         stall_timeout,

@@ -173,12 +173,13 @@ impl Shard {
         arena: Arena,
         budget: Budget,
         counters: Arc<Counters>,
+        epoch_base: u64,
     ) -> Self {
         let owns_step = id.shard == 0 && config.owns_step();
         let owner = owns_step.then(|| StepOwner::new(config.last_step, config.token_timeout));
         Shard {
             id,
-            replicas: Replicas::new(config.lease),
+            replicas: Replicas::new(config.lease, epoch_base),
             owner,
             config,
             identity,

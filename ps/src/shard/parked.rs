@@ -40,7 +40,8 @@ pub(crate) struct Entry {
 
 /// The requests that wait, in the order they came.
 ///
-/// Invariant: no connection has more than [`PARKED_PER_CONNECTION_MAX`] here.
+/// Invariant: no connection has more than [`PARKED_PER_CONNECTION_MAX`] here, where a pull of many
+/// ranges counts for more than one.
 #[derive(Debug, Default)]
 pub(crate) struct Parked {
     entries: Vec<Entry>,
@@ -58,19 +59,31 @@ impl Entry {
     }
 }
 
+impl Entry {
+    /// How much of a connection's share it takes: one, and one more for every kilobyte or so of
+    /// ranges it remembers.
+    fn weight(&self) -> usize {
+        match &self.wait {
+            Wait::Pull { ranges, .. } => 1 + ranges.len() / 64,
+            _ => 1,
+        }
+    }
+}
+
 impl Parked {
     /// Puts back, as the first of all, what `take_first` has just taken.
     pub(crate) fn put_back(&mut self, entry: Entry) {
-        *self.per_connection.entry(entry.connection).or_default() += 1;
+        *self.per_connection.entry(entry.connection).or_default() += entry.weight();
         self.entries.insert(0, entry);
     }
 
     pub(crate) fn park(&mut self, entry: Entry) -> Result<(), TooMany> {
+        let weight = entry.weight();
         let count = self.per_connection.entry(entry.connection).or_default();
-        if *count >= PARKED_PER_CONNECTION_MAX {
+        if *count > 0 && *count + weight > PARKED_PER_CONNECTION_MAX {
             return Err(TooMany);
         }
-        *count += 1;
+        *count += weight;
         self.entries.push(entry);
         Ok(())
     }
@@ -79,7 +92,7 @@ impl Parked {
     pub(crate) fn take(&mut self, mut ready: impl FnMut(&Entry) -> bool) -> Vec<Entry> {
         let taken: Vec<Entry> = self.entries.extract_if(.., |entry| ready(entry)).collect();
         for entry in &taken {
-            self.forget(entry.connection);
+            self.forget(entry);
         }
         taken
     }
@@ -88,7 +101,7 @@ impl Parked {
     pub(crate) fn take_first(&mut self, ready: impl FnMut(&Entry) -> bool) -> Option<Entry> {
         let index = self.entries.iter().position(ready)?;
         let entry = self.entries.remove(index);
-        self.forget(entry.connection);
+        self.forget(&entry);
         Some(entry)
     }
 
@@ -106,11 +119,11 @@ impl Parked {
         self.entries.iter().any(ready)
     }
 
-    fn forget(&mut self, connection: u64) {
-        if let Some(count) = self.per_connection.get_mut(&connection) {
-            *count -= 1;
+    fn forget(&mut self, entry: &Entry) {
+        if let Some(count) = self.per_connection.get_mut(&entry.connection) {
+            *count -= entry.weight();
             if *count == 0 {
-                self.per_connection.remove(&connection);
+                self.per_connection.remove(&entry.connection);
             }
         }
     }

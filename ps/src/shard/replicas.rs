@@ -68,11 +68,13 @@ pub(crate) const CLIENTS_MAX: usize = 16_384;
 const EPOCH_LIMIT: u64 = 1 << 63;
 
 impl Replicas {
-    pub(crate) fn new(lease: Duration) -> Self {
+    /// No clients yet. Epochs minted here begin above `epoch_base`, which must be higher in each
+    /// life of the server than all epochs of the lives before: other shards may remember those.
+    pub(crate) fn new(lease: Duration, epoch_base: u64) -> Self {
         Replicas {
             clients: Vec::new(),
             by_task: HashMap::new(),
-            newest_epoch: 0,
+            newest_epoch: epoch_base,
             lease,
             last_tick: None,
             pause: None,
@@ -211,7 +213,7 @@ mod tests {
     #[test]
     fn a_restart_fences_and_a_reconnect_does_not() {
         let now = Instant::now();
-        let mut replicas = Replicas::new(LEASE);
+        let mut replicas = Replicas::new(LEASE, 0);
         let first = admit(&mut replicas, 10, 0, now).unwrap();
         assert_eq!((first.epoch, first.fenced), (ClientEpoch(1), false));
         let again = admit(&mut replicas, 10, 1, now).unwrap();
@@ -230,7 +232,7 @@ mod tests {
     #[test]
     fn a_hundred_restarts_under_one_name_are_one_client() {
         let now = Instant::now();
-        let mut replicas = Replicas::new(LEASE);
+        let mut replicas = Replicas::new(LEASE, 0);
         for incarnation in 1..=100 {
             let admitted = admit(&mut replicas, incarnation, 0, now).unwrap();
             assert_eq!(admitted.epoch, ClientEpoch(incarnation));
@@ -241,7 +243,7 @@ mod tests {
     #[test]
     fn silence_loses_a_client_but_our_own_pause_does_not() {
         let start = Instant::now();
-        let mut replicas = Replicas::new(LEASE);
+        let mut replicas = Replicas::new(LEASE, 0);
         let key = admit(&mut replicas, 1, 0, start).unwrap().key;
         let mut now = start;
         let mut step = |replicas: &mut Replicas, millis| {

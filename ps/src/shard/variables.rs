@@ -68,20 +68,26 @@ impl Shard {
     }
 
     fn reserve_memory(&mut self, catalogue: Arc<Catalogue>) -> Result<(), StorageError> {
+        let optimizer = &*self.config.optimizer;
+        let layout = catalogue.layout(self.id);
+        let (rooms, pin) = (self.config.inbox_pushes, self.config.pin_bytes_max);
+        // All at once, so that a refusal names all that the shard needs; and before anything is
+        // given up, so that it changes nothing.
+        let need = Store::need(&layout, optimizer, pin);
+        let need = need.saturating_add(Inbox::need(&layout, rooms));
+        let limit = self.budget.left() + self.store().map_or(0, Store::reserved);
+        if need > limit {
+            return Err(StorageError::DoesNotFit { need, limit });
+        }
         // What an earlier declaration reserved is given back first: both may not fit.
         self.variables = Variables::Absent;
         let numbers = self.inbox.take().map_or(1, |inbox| inbox.next_number());
         self.assigned.clear();
-        let optimizer = &*self.config.optimizer;
         for file in Store::files(optimizer) {
             self.arena.remove(&file)?;
         }
         self.arena.remove(Inbox::FILE)?;
-        let layout = catalogue.layout(self.id);
-        let (rooms, pin) = (self.config.inbox_pushes, self.config.pin_bytes_max);
-        // All at once, so that a refusal names all that the shard needs.
-        let need = Store::need(&layout, optimizer, pin);
-        let loan = self.budget.take(need.saturating_add(Inbox::need(&layout, rooms)))?;
+        let loan = self.budget.take(need)?;
         let inbox = Inbox::create(&self.arena, &layout, rooms, numbers)?;
         let store = Store::create(&self.arena, loan, catalogue, layout, optimizer, pin)?;
         self.inbox = Some(inbox);
@@ -138,7 +144,16 @@ impl Shard {
             return self.refuse(connection, request, Refusal::NotInitialized {});
         };
         let digest = store.catalogue().digest();
-        let body = Bytes::copy_from_slice(store.catalogue().encode());
+        let body = Bytes::from_owner(Encoded(store.catalogue().clone()));
         self.answer_with(connection, request, CatalogueIs { digest }.into(), body);
+    }
+}
+
+/// A catalogue's bytes, shared by all answers that carry them.
+struct Encoded(Arc<Catalogue>);
+
+impl AsRef<[u8]> for Encoded {
+    fn as_ref(&self) -> &[u8] {
+        self.0.encode()
     }
 }

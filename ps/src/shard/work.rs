@@ -117,6 +117,11 @@ impl Shard {
         let Some(push) = inbox.arrival(job.room) else {
             return Ok(true);
         };
+        // Values are not to be half changed while an update waits for a slow pull: pulls would have
+        // to wait with it. Once it has begun nothing more is pinned, so it can go on to its end.
+        if !job.begun && !store.can_change(push.extents.ranges()) {
+            return Err(NoSpareBlock);
+        }
         job.begun = true;
         let at = ApplyAt::new(self.gradients + 1, push.step.0);
         let mut budget = SLICE_BYTES;

@@ -34,6 +34,8 @@ pub(super) struct Frame {
 pub(super) struct Outbox {
     queue: RefCell<VecDeque<Frame>>,
     sent: Cell<usize>,
+    /// The link takes no more until the peer reads.
+    full: Cell<bool>,
     notify: Notify,
     /// The session has given the connection up: it ends without a word.
     given_up: Cell<bool>,
@@ -54,9 +56,11 @@ impl Outbox {
         self.queue.borrow().is_empty()
     }
 
-    /// Sends as much as the link takes.
-    fn flush(&self, link: &Link) -> io::Result<()> {
+    /// Sends as much as the link takes. Whether it took something after it had been full: then the
+    /// peer has read. That a link which is not full takes something says nothing about the peer.
+    fn flush(&self, link: &Link) -> io::Result<bool> {
         let mut queue = self.queue.borrow_mut();
+        let mut drained = false;
         while let Some(front) = queue.front() {
             let mut slices = Vec::with_capacity(1 + front.bodies.len());
             slices.push(IoSlice::new(&front.head));
@@ -68,8 +72,14 @@ impl Outbox {
             let count = rest.len().min(SLICES_MAX);
             match link.try_write(&rest[..count]) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(count) => self.sent.set(self.sent.get() + count),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Ok(count) => {
+                    self.sent.set(self.sent.get() + count);
+                    drained |= self.full.replace(false);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.full.set(true);
+                    return Ok(drained);
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
@@ -78,7 +88,7 @@ impl Outbox {
                 queue.pop_front();
             }
         }
-        Ok(())
+        Ok(drained)
     }
 }
 
@@ -115,7 +125,9 @@ async fn converse(
         core.handle(Input::Connected { link });
     }
     loop {
-        outbox.flush(stream)?;
+        if outbox.flush(stream)? {
+            core.handle(Input::Written { link });
+        }
         match read_turn(core, link, stream, outbox, &mut reader, &mut in_body)? {
             Turn::Closed => return Ok(()),
             Turn::Over => {
@@ -125,7 +137,9 @@ async fn converse(
             Turn::Blocked => {}
         }
         // What was read may have led to something to send.
-        outbox.flush(stream)?;
+        if outbox.flush(stream)? {
+            core.handle(Input::Written { link });
+        }
         if outbox.given_up.get() {
             return Ok(());
         }

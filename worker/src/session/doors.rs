@@ -28,6 +28,8 @@ pub(crate) enum Command {
     Request { shard: ShardId, message: Message, body: Bytes },
     /// The variables are these from now on.
     Joined { plan: Arc<Plan> },
+    /// The newest global step known.
+    Step,
     /// Take a token.
     Token,
     /// Fill a buffer with all values.
@@ -61,6 +63,7 @@ pub(crate) enum Reply {
     Opened(Welcomed),
     Answer { message: Message, body: Vec<u8> },
     Done,
+    Step(GlobalStep),
     Token(Option<Grant>),
     Pulled { buffer: Buffer, step: GlobalStep },
     Begun { sequence: Sequence },
@@ -92,6 +95,8 @@ pub(crate) enum Input {
     Disconnected { link: usize, error: String },
     /// Bytes have come.
     Heard { link: usize },
+    /// Bytes have been taken by the transport: the peer reads.
+    Written { link: usize },
     /// A message has come. If it has a body, that comes next.
     Message { link: usize, header: Header, message: Message },
     /// The body of the last message has come whole into [`Session::body_targets`].

@@ -60,6 +60,9 @@ const BACKOFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from
 /// lives: one that is stopped is still connected by its system.
 const WELCOME_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// What a transport may take to carry what it holds: 4 MiB at 140 KB/s.
+const CARRYING: Duration = Duration::from_secs(30);
+
 /// A link to one shard.
 #[derive(Debug)]
 pub(super) struct Link {
@@ -255,9 +258,12 @@ impl Session {
         }
         let unanswered = link.pending.values().any(|pending| *pending == Pending::Heartbeat);
         let silence = now.saturating_duration_since(link.last_heard);
-        // A shard answers a heartbeat at once, whatever else it does. One that has not for two
-        // leases is stopped or cut off, even if the transport does not say so.
-        if unanswered && silence > link.lease * 2 {
+        // A shard answers a heartbeat as soon as it reads it, whatever else it does. One that has not
+        // for two leases is stopped or cut off, even if the transport does not say so. Behind a push
+        // it reads it late: the transport may hold megabytes that a slow network has yet to carry.
+        let pushing = link.pending.values().any(|pending| matches!(pending, Pending::Push(_)));
+        let patience = link.lease * 2 + if pushing { CARRYING } else { Duration::ZERO };
+        if unanswered && silence > patience {
             return self.break_off(now, index, format!("no answer for {silence:?}"));
         }
         if !unanswered {

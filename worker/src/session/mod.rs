@@ -112,7 +112,11 @@ impl Session {
             Input::TokenDropped { grant } => self.return_token(now, grant),
             Input::Connected { link } => self.connected(now, link),
             Input::Disconnected { link, error } => self.disconnected(now, link, error),
-            Input::Heard { link } => self.links[link].last_heard = now,
+            // Either way the peer lives: it speaks, or it reads. While a large push is under way it has
+            // nothing to say, and a heartbeat waits behind the parts.
+            Input::Heard { link } | Input::Written { link } => {
+                self.links[link].last_heard = now;
+            }
             Input::Message { link, header, message } => self.message(now, link, header, message),
             Input::Body { link } => self.body(now, link),
             Input::Tick => self.tick(now),
@@ -141,6 +145,9 @@ impl Session {
             return self.reply(op, Err(error));
         }
         let (doing, kind) = match command {
+            Command::Step => {
+                return self.reply(op, Ok(Reply::Step(self.step)));
+            }
             Command::Joined { plan } => {
                 self.plan = Some(plan);
                 return self.reply(op, Ok(Reply::Done));

@@ -41,6 +41,12 @@ fn what_does_not_fit_is_refused_with_need_and_limit_and_less_may_be_declared() {
         let digest = catalogue.digest();
         assert_eq!(declared.state, CatalogueState::Declared { digest });
     }
+    // A declaration that is refused leaves the earlier one as it was.
+    assert!(matches!(world.declare(line, &large), Message::Refused(_)));
+    let Message::CatalogueIs(kept) = world.ask(line, message::FetchCatalogue {}.into()) else {
+        panic!("it is gone")
+    };
+    assert_eq!(kept.digest, medium.digest());
 }
 
 #[test]

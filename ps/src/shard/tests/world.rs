@@ -65,7 +65,7 @@ impl World {
         let shard = |(index, counters): (usize, &Arc<Counters>)| {
             let id = ShardId { task: 0, shard: index as u16 };
             let (config, identity) = (config.clone(), identity.clone());
-            Shard::new(id, config, identity, Arena::Anonymous, budget.clone(), counters.clone())
+            Shard::new(id, config, identity, Arena::Anonymous, budget.clone(), counters.clone(), 0)
         };
         World {
             shards: counters.iter().enumerate().map(shard).collect(),

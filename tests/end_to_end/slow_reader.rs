@@ -1,0 +1,83 @@
+//! A reader that takes its time: it keeps its own answer back, and nobody else's.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use pushpull::Push;
+use pushpull::ShardId;
+use pushpull::blocking::Reader;
+use pushpull::common::ids::{ClientEpoch, GlobalStep, Incarnation, RequestId, RestoreEpoch};
+use pushpull::common::protocol::message::{BodyCrc, Hello, Pull, Role, Selection};
+use pushpull::common::protocol::wire::{List, Text};
+use pushpull::common::protocol::{BodyStamp, Envelope, Message, encode};
+
+use super::cluster::{Cluster, LONG, vector};
+
+/// The bytes of a reader's hello and of so many pulls behind it.
+fn hello_and_pulls(pulls: u64) -> Vec<u8> {
+    let hello = Hello {
+        version_oldest: 0,
+        version_newest: 0,
+        role: Role::Reader {},
+        job: Text::clipped("worker"),
+        task: 9,
+        shard: ShardId::default(),
+        incarnation: Incarnation(1),
+        client_epoch: ClientEpoch(0),
+        seen_epoch: RestoreEpoch(0),
+        seen_step: GlobalStep(0),
+        catalogue: None,
+        body_crc: BodyCrc::Off {},
+        identity: List::default(),
+        auth: List::default(),
+    };
+    let mut bytes = Vec::new();
+    let mut add = |request, message: Message| {
+        let envelope = Envelope { request: RequestId(request), ..Envelope::default() };
+        encode(&mut bytes, &envelope, &message, BodyStamp::NONE);
+    };
+    add(1, hello.into());
+    for pull in 0..pulls {
+        add(2 + pull, Pull { selection: Selection::All {} }.into());
+    }
+    bytes
+}
+
+#[test]
+fn a_reader_that_trickles_holds_up_nobody_for_longer_than_the_stall_timeout() {
+    let elements = 4_000_000;
+    let cluster = Cluster::sgd(1, |config| config.stall_timeout(Duration::from_millis(500)));
+    let mut worker = cluster.worker(0);
+    worker.join(&[vector("w", elements)], |_| ()).unwrap();
+
+    let mut slow = TcpStream::connect(cluster.handle().address()).unwrap();
+    slow.write_all(&hello_and_pulls(8)).unwrap();
+    slow.set_read_timeout(Some(LONG)).unwrap();
+    let trickle = std::thread::spawn(move || {
+        let mut buffer = vec![0; 16 << 10];
+        let mut total = 0;
+        // Each read is in time for a timeout between two reads.
+        while let Ok(count @ 1..) = slow.read(&mut buffer) {
+            total += count;
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        total
+    });
+    let mut reader = Reader::connect(cluster.config(0)).unwrap();
+    let mut values = reader.params();
+    for step in 1..=6 {
+        let token = worker.token().unwrap().unwrap();
+        let mut gradients = worker.gradients();
+        gradients.view_mut::<f32>("w").unwrap().fill(1.0);
+        let applied = worker.push(token, gradients).unwrap();
+        assert!(matches!(applied, Push::Applied { step: s, .. } if s == step));
+        reader.pull(&mut values).unwrap();
+        let expected = -(step as f32);
+        assert!(values.view::<f32>("w").unwrap().iter().all(|value| *value == expected));
+    }
+    // It was cut off before it had all it asked for.
+    assert!(trickle.join().unwrap() < 8 * 4 * elements as usize);
+    assert_eq!(cluster.handle().metrics().connections_faulted, 1);
+    cluster.stop();
+}
