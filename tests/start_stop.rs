@@ -21,22 +21,29 @@ fn nothing_is_left_behind() {
     let starts = starts.map_or(STARTS, |starts| starts.parse().expect("a number"));
     let directory = tempfile::tempdir().unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let threads = count("task");
     // The first one lets whatever is made once be made.
     start_and_stop(&runtime, directory.path(), 0);
-    let (threads, descriptors) = (count("task"), count("fd"));
+    wait_for_threads(threads);
+    let descriptors = count("fd");
     for index in 1..=starts {
         start_and_stop(&runtime, directory.path(), index);
     }
     println!("{starts} starts and stops, each with a push under way");
-    // The kernel takes a moment to forget a thread that has been joined.
-    let deadline = Instant::now() + Duration::from_secs(30);
-    while (count("task"), count("fd")) != (threads, descriptors) && Instant::now() < deadline {
-        std::thread::yield_now();
-    }
-    assert_eq!(count("task"), threads, "threads are left behind");
+    wait_for_threads(threads);
     assert_eq!(count("fd"), descriptors, "descriptors are left behind");
     let left: Vec<_> = fs::read_dir(directory.path()).unwrap().collect();
     assert!(left.is_empty(), "files are left behind: {left:?}");
+}
+
+/// Waits until there are so many threads: the kernel takes a moment to forget one that has been
+/// joined.
+fn wait_for_threads(threads: usize) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while count("task") != threads && Instant::now() < deadline {
+        std::thread::yield_now();
+    }
+    assert_eq!(count("task"), threads, "threads are left behind");
 }
 
 /// The entries of a folder of this process in /proc.
