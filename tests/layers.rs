@@ -51,6 +51,7 @@ const PURE: &[(&str, &[&str])] = &[
 const MODULES: &[(&str, &[&str])] = &[
     ("common/src/protocol", &["crate::catalogue", "crate::cluster", "crate::placement"]),
     ("common/src/cluster", &["crate::protocol", "crate::placement", "crate::catalogue"]),
+    ("common/src/cluster.rs", &["crate::protocol", "crate::placement", "crate::catalogue"]),
     ("ps/src/arena.rs", &["crate::shard", "crate::store", "crate::inbox", "crate::runtime"]),
     ("ps/src/store.rs", &["crate::shard", "crate::inbox", "crate::runtime"]),
     ("ps/src/optimizer", &["crate::shard", "crate::store", "crate::arena", "crate::runtime"]),

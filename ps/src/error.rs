@@ -70,12 +70,6 @@ pub enum StartError {
         /// Why not.
         reason: &'static str,
     },
-    /// The mode is described by the protocol, but this version does not run it.
-    #[error("cannot start in {mode} mode: this version trains asynchronously only")]
-    Mode {
-        /// The mode asked for.
-        mode: &'static str,
-    },
     /// The state directory could not be used.
     #[error(transparent)]
     Storage(#[from] StorageError),
@@ -149,7 +143,12 @@ pub enum ServeError {
         /// The panic's message.
         panic: String,
     },
-    /// The state directory could not be cleared.
-    #[error(transparent)]
-    Storage(#[from] StorageError),
+    /// A thread of the server could not get what it needs to run, such as descriptors.
+    #[error("cannot run the thread {thread}: {source}")]
+    Thread {
+        /// The thread.
+        thread: String,
+        /// What the operating system said.
+        source: io::Error,
+    },
 }

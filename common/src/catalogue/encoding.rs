@@ -125,3 +125,6 @@ pub(super) fn not_canonical() -> CatalogueError {
 }
 
 const FORMAT: u16 = 0;
+
+// Every name that a variable can have can travel.
+const _: () = assert!(VariableSpec::NAME_BYTES_MAX == NAME_BYTES_MAX);

@@ -9,17 +9,6 @@ use std::fmt;
 pub use adam::Adam;
 pub use sgd::Sgd;
 
-/// A floating-point type that variables are trained in.
-pub trait Float: bytemuck::Pod + sealed::Sealed {}
-impl Float for f32 {}
-impl Float for f64 {}
-
-mod sealed {
-    pub trait Sealed {}
-    impl Sealed for f32 {}
-    impl Sealed for f64 {}
-}
-
 /// A slot: state that an optimizer keeps for every element of every trainable variable.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]

@@ -79,14 +79,12 @@ impl Ps {
     fn join(&mut self) -> Result<(), ServeError> {
         let mut result = Ok(());
         for (thread, handle) in self.threads.drain(..) {
-            let panic = match handle.join() {
+            let error = match handle.join() {
                 Ok(Ok(())) => continue,
-                Ok(Err(error)) => error.to_string(),
-                Err(panic) => panic_text(&*panic),
+                Ok(Err(source)) => ServeError::Thread { thread, source },
+                Err(panic) => ServeError::Panicked { thread, panic: panic_text(&*panic) },
             };
-            if result.is_ok() {
-                result = Err(ServeError::Panicked { thread, panic });
-            }
+            result = result.and(Err(error));
         }
         result
     }

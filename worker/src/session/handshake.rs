@@ -2,12 +2,13 @@
 
 use std::time::{Duration, Instant};
 
+use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::RestoreEpoch;
 use pushpull_common::protocol::message::{BodyCrc, CatalogueState, Hello, Welcome};
 use pushpull_common::protocol::refusal::short_hash;
 use pushpull_common::protocol::wire::{List, Text};
-use pushpull_common::protocol::{Envelope, Message, Refusal, version};
+use pushpull_common::protocol::{Envelope, Message, Refusal, limits, version};
 
 use super::link::{Pending, Status};
 use super::{Session, Welcomed};
@@ -111,3 +112,6 @@ impl Session {
         }
     }
 }
+
+// Every job name that a cluster can have fits a hello.
+const _: () = assert!(ClusterSpec::JOB_NAME_BYTES_MAX == limits::JOB_BYTES_MAX);
