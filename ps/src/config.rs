@@ -9,6 +9,8 @@ use pushpull_common::ids::TaskId;
 
 use crate::error::StartError;
 use crate::optimizer::Optimizer;
+use crate::store::{BLOCK_BYTES, SLOTS_MAX};
+use crate::zoo::Zoo;
 
 /// Where a server keeps its variables.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,8 +24,10 @@ pub enum Storage {
     /// In files under a directory, mapped into memory. The directory is created if need be, must
     /// belong to this user alone, and is locked.
     ///
-    /// This version cannot reopen the files: they are removed when the server stops, and a server
-    /// that finds the files of one that was killed refuses to start rather than overwrite them.
+    /// The files are the server's state: a server that is started on them goes on where the one
+    /// before was stopped, or killed. They are meant for a memory file system, such as `/dev/shm`,
+    /// and are refused once the machine has been started anew. They stay when the server stops;
+    /// whoever wants to begin from nothing removes the directory.
     Directory {
         /// The directory.
         state: PathBuf,
@@ -89,6 +93,9 @@ pub struct PsConfig {
     pub(crate) connections_max: usize,
     pub(crate) half_open_max: usize,
     pub(crate) exit_when_done: Option<Duration>,
+    pub(crate) integrity_full: bool,
+    pub(crate) block_bytes: usize,
+    pub(crate) zoo: Zoo,
 }
 
 impl PsConfig {
@@ -115,6 +122,9 @@ impl PsConfig {
             connections_max: 4096,
             half_open_max: 64,
             exit_when_done: None,
+            integrity_full: false,
+            block_bytes: BLOCK_BYTES,
+            zoo: Zoo::default(),
         }
     }
 
@@ -194,6 +204,20 @@ impl PsConfig {
         PsConfig { half_open_max: connections, ..self }
     }
 
+    /// Whether the state carries a checksum of every block of values and slots, which is compared
+    /// when the state is opened: it takes a pass over all of it then, and another over every block
+    /// that a push changes. Default false: tables and everything that names blocks carry
+    /// checksums always.
+    pub fn integrity_full(self, full: bool) -> Self {
+        PsConfig { integrity_full: full, ..self }
+    }
+
+    /// Plants a bug.
+    #[cfg(feature = "zoo")]
+    pub fn zoo(self, zoo: Zoo) -> Self {
+        PsConfig { zoo, ..self }
+    }
+
     /// Makes the server stop by itself once every worker that joined has left or lost its lease
     /// and `grace` has passed without another. Workers that leave say so to servers that hold none of
     /// their variables, too. Default: it serves until it is stopped.
@@ -224,6 +248,10 @@ impl PsConfig {
             [("connections_max", self.connections_max), ("half_open_max", self.half_open_max)];
         if let Some((name, _)) = connections.into_iter().find(|&(_, limit)| limit == 0) {
             return setting(name, "0".into(), "nobody could connect");
+        }
+        let slots = self.optimizer.slots().len();
+        if slots > SLOTS_MAX {
+            return setting("optimizer", slots.to_string() + " slots", "it may keep 8");
         }
         if let Some((name, value, reason)) = self.optimizer.fault() {
             return setting(name, value.to_string(), reason);

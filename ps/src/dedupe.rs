@@ -1,6 +1,6 @@
 //! What a shard remembers of a client's pushes, so that a resend is answered and not applied.
 
-use pushpull_common::ids::Sequence;
+use pushpull_common::ids::{GlobalStep, Sequence};
 use pushpull_common::protocol::limits::WINDOW;
 use pushpull_common::protocol::{Outcome, PushState};
 
@@ -18,6 +18,9 @@ pub(crate) struct Window {
 }
 
 impl Window {
+    /// The words that a window takes in the arena.
+    pub(crate) const WORDS: usize = 1 + 4 * WINDOW as usize;
+
     pub(crate) fn new() -> Self {
         Window { newest: 0, entries: vec![None; WINDOW as usize].into() }
     }
@@ -54,6 +57,52 @@ impl Window {
         self.entries[(sequence.0 % WINDOW) as usize] = Some((sequence.0, outcome));
     }
 
+    /// The window as words, [`Window::WORDS`] of them: the newest, then four for each entry.
+    pub(crate) fn encode(&self) -> impl Iterator<Item = u64> {
+        let entries = self.entries.iter().flat_map(|entry| match entry {
+            None => [0; 4],
+            Some((sequence, outcome)) => match *outcome {
+                Outcome::Applied { version, step, staleness } => {
+                    [*sequence, 1 | staleness << 8, version, step.0]
+                }
+                Outcome::Accepted { step } => [*sequence, 2, 0, step.0],
+                Outcome::Stale { current } => [*sequence, 3, 0, current.0],
+                Outcome::Withdrawn {} => [*sequence, 4, 0, 0],
+            },
+        });
+        std::iter::once(self.newest).chain(entries)
+    }
+
+    /// A window from its words; `None` if they cannot be a window's.
+    pub(crate) fn decode(words: &[u64]) -> Option<Window> {
+        let (&newest, entries) = words.get(..Window::WORDS)?.split_first()?;
+        let mut window = Window { newest, ..Window::new() };
+        let oldest = window.oldest();
+        for (index, entry) in entries.chunks_exact(4).enumerate() {
+            let sequence = entry[0];
+            if sequence == 0 {
+                continue;
+            }
+            let outcome = match (entry[1] & 0xff, entry[1] >> 8) {
+                (1, staleness) => {
+                    Outcome::Applied { version: entry[2], step: GlobalStep(entry[3]), staleness }
+                }
+                (2, 0) => Outcome::Accepted { step: GlobalStep(entry[3]) },
+                (3, 0) => Outcome::Stale { current: GlobalStep(entry[3]) },
+                (4, 0) => Outcome::Withdrawn {},
+                _ => return None,
+            };
+            if sequence % WINDOW != index as u64 || sequence > newest {
+                return None;
+            }
+            // One that has left the window since is of no more use.
+            if sequence >= oldest {
+                window.entries[index] = Some((sequence, outcome));
+            }
+        }
+        Some(window)
+    }
+
     fn entry(&self, sequence: u64) -> Option<&(u64, Outcome)> {
         self.entries[(sequence % WINDOW) as usize].as_ref()
     }
@@ -84,6 +133,29 @@ mod tests {
         window.settle(Sequence(500), DONE);
         assert_eq!(window.state(Sequence(500)), PushState::TooOld { oldest: 937 });
         assert_eq!(window.newest, 1000);
+    }
+
+    #[test]
+    fn a_window_reads_as_it_was_written() {
+        let mut window = Window::new();
+        let outcomes = [
+            Outcome::Applied { version: 7, step: GlobalStep(9), staleness: 3 },
+            Outcome::Accepted { step: GlobalStep(u64::MAX) },
+            Outcome::Stale { current: GlobalStep(4) },
+            Outcome::Withdrawn {},
+        ];
+        for (sequence, outcome) in (1..200).step_by(3).zip(outcomes.into_iter().cycle()) {
+            window.settle(Sequence(sequence), outcome);
+        }
+        let words: Vec<u64> = window.encode().collect();
+        assert_eq!(words.len(), Window::WORDS);
+        let read = Window::decode(&words).unwrap();
+        for sequence in 1..300 {
+            assert_eq!(read.state(Sequence(sequence)), window.state(Sequence(sequence)));
+        }
+        let mut wrong = words.clone();
+        wrong[1] += 1;
+        assert!(Window::decode(&wrong).is_none(), "a sequence in another's entry");
     }
 
     #[test]

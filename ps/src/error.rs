@@ -101,14 +101,46 @@ pub enum StorageError {
         /// The directory.
         path: PathBuf,
     },
-    /// The directory holds the arena of an earlier server. It is never overwritten.
+    /// A file of the state is not what it must be. Nothing of it was used.
+    #[error("cannot open {}: at byte {offset} there must be {expected}", path.display())]
+    Corrupt {
+        /// The file.
+        path: PathBuf,
+        /// Where in it.
+        offset: u64,
+        /// What must be there.
+        expected: String,
+    },
+    /// A file of the state is missing.
+    #[error("cannot open {}: it is missing, though the state beside it needs it", path.display())]
+    Missing {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The state is that of a server that was configured otherwise.
     #[error(
-        "cannot use the state directory {}: it holds the arena of a server that did not stop \
-         cleanly, which this version cannot reopen; move it away or choose another directory",
+        "cannot open {}: it is of a server whose {field} is {found:?}, and this one's is \
+         {expected:?}",
         path.display()
     )]
-    Occupied {
-        /// The arena's folder.
+    Foreign {
+        /// The file.
+        path: PathBuf,
+        /// What differs.
+        field: String,
+        /// This server's value.
+        expected: String,
+        /// That server's value.
+        found: String,
+    },
+    /// The machine was started anew since: what the files hold was never promised to survive that.
+    #[error(
+        "cannot open {}: the machine was started anew since it was written, and the state may \
+         be older than what was acknowledged; restore a checkpoint, or remove the directory",
+        path.display()
+    )]
+    OtherBoot {
+        /// The file.
         path: PathBuf,
     },
     /// The directory belongs to somebody else or is open to others.

@@ -15,16 +15,17 @@ use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::protocol::message::Hello;
 use pushpull_common::protocol::{Envelope, Header, Message};
 
-use crate::arena::{Arena, Budget};
+use crate::arena::{Budget, Place};
 use crate::config::{NonFinite, PsConfig};
 use crate::metrics::{Counters, Metrics};
 use crate::optimizer::Optimizer;
+use crate::shard::durable::{Life, Parts};
 use crate::shard::output::{Output, PulledParts};
 use crate::shard::work::Work;
 use crate::shard::{Input, Shard, TICK};
 
 /// The memory that the shard may use.
-const BYTES_MAX: u64 = 1 << 20;
+const BYTES_MAX: u64 = 4 << 20;
 /// More outputs than one input can ever cause with so few connections.
 const OUTPUTS_MAX: usize = 4096;
 
@@ -101,10 +102,12 @@ impl Door {
         let counters = Arc::<Counters>::default();
         let id = ShardId { task: 0, shard: 0 };
         let (config, identity) = (Arc::new(config), Arc::new(Identity::new()));
-        let (arena, budget) = (Arena::Anonymous, Budget::new(BYTES_MAX));
+        let (budget, now) = (Budget::new(BYTES_MAX), Instant::now());
+        let parts = Parts { id, config, identity, budget, counters: counters.clone() };
+        let life = Life { boot: [0; 16], arena: 1, epoch_base: 0 };
         Door {
-            shard: Shard::new(id, config, identity, arena, budget, counters.clone(), 0),
-            now: Instant::now(),
+            shard: Shard::open(parts, Place::Anonymous, life, now).expect("memory for a shard"),
+            now,
             next_connection: 1,
             bodies: BTreeMap::new(),
             closed: BTreeSet::new(),

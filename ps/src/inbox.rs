@@ -11,8 +11,9 @@ use pushpull_common::catalogue::ShardLayout;
 use pushpull_common::ids::{GlobalStep, RequestId, Sequence, TokenId};
 use pushpull_common::protocol::message::Operation;
 
-use crate::arena::{Arena, Region};
-use crate::error::StorageError;
+use crate::arena::Memory;
+use crate::commit::{Address, Journal};
+use crate::layout::PAGE_BYTES;
 use crate::shard::replicas::ClientKey;
 
 /// Ranges that have been received, merged.
@@ -78,6 +79,8 @@ pub(crate) struct Arrival {
     pub(crate) bytes: u64,
     /// The last request of the push, once it is whole.
     pub(crate) whole: Option<WholePush>,
+    /// Its place among the pushes that came whole; 0 before.
+    pub(crate) order: u64,
 }
 
 /// How to answer a push that is whole.
@@ -87,6 +90,13 @@ pub(crate) struct WholePush {
     pub(crate) connection: u64,
     pub(crate) request: RequestId,
     pub(crate) next: bool,
+}
+
+impl WholePush {
+    /// Nobody waits for the answer.
+    fn unheard() -> WholePush {
+        WholePush { connection: 0, request: RequestId(0), next: false }
+    }
 }
 
 #[derive(Debug)]
@@ -107,33 +117,143 @@ struct Room {
 /// back nor given away before it is released.
 #[derive(Debug)]
 pub(crate) struct Inbox {
-    region: Region,
+    memory: Memory,
     stride: usize,
     rooms: Vec<Option<Room>>,
     next_number: u32,
+    /// Whole pushes are numbered, so that they are applied in the order they came after a restart,
+    /// too.
+    next_order: u64,
+}
+
+/// The words of a room in the tables that are not the map of its partitions.
+const ROOM_WORDS: usize = 10;
+
+/// The words of a map that has a bit for each partition.
+pub(crate) fn map_words(layout: &ShardLayout) -> usize {
+    layout.partitions().len().div_ceil(64)
 }
 
 impl Inbox {
-    pub(crate) const FILE: &'static str = "inbox";
-
     /// The bytes that so many rooms for pushes of up to the whole layout take.
     pub(crate) fn need(layout: &ShardLayout, rooms: usize) -> u64 {
         // Whole pages, so that rooms do not share one.
         layout.bytes().next_multiple_of(4096).saturating_mul(rooms as u64)
     }
 
-    /// An inbox of so many rooms, whose bytes have been taken off the budget. It numbers them from
-    /// `next_number` on: an inbox that takes another's place does not repeat its numbers.
-    pub(crate) fn create(
-        arena: &Arena,
+    /// The bytes of its file behind the first page.
+    pub(crate) fn file_bytes(layout: &ShardLayout, rooms: usize) -> u64 {
+        Inbox::need(layout, rooms)
+    }
+
+    /// The words of the tables that say what lies whole in so many rooms.
+    pub(crate) fn table_words(layout: &ShardLayout, rooms: usize) -> usize {
+        rooms * (ROOM_WORDS + map_words(layout))
+    }
+
+    /// An empty inbox of so many rooms. It numbers them from `next_number` on: an inbox that takes
+    /// another's place does not repeat its numbers.
+    pub(crate) fn new(
+        memory: Memory,
         layout: &ShardLayout,
         rooms: usize,
         next_number: u32,
-    ) -> Result<Inbox, StorageError> {
+    ) -> Inbox {
         let stride = Inbox::need(layout, 1) as usize;
-        let region = arena.region(Inbox::FILE, stride * rooms, 0)?;
         let rooms = (0..rooms).map(|_| None).collect();
-        Ok(Inbox { region, stride, rooms, next_number })
+        Inbox { memory, stride, rooms, next_number, next_order: 1 }
+    }
+
+    /// Stages what lies whole in the rooms; `first` is the first of their words.
+    pub(crate) fn stage(&self, journal: &mut Journal, layout: &ShardLayout, first: usize) {
+        let words = ROOM_WORDS + map_words(layout);
+        for (slot, room) in self.rooms.iter().enumerate() {
+            let at = |word: usize| Address::Tables(first + slot * words + word);
+            let whole = room.as_ref().and_then(|room| Some((room, room.arrival.as_ref()?)));
+            let whole = whole.filter(|(_, push)| push.whole.is_some());
+            let Some((room, push)) = whole else {
+                journal.stage(at(0), 0);
+                continue;
+            };
+            let holder = room.holder.map_or(0, |holder| u64::from(holder.0) + 1);
+            journal.stage(at(1), holder);
+            // A push that is whole does not change any more.
+            if journal.load(at(0)) == push.order {
+                continue;
+            }
+            let operation = match push.operation {
+                Operation::Gradient {} => 1,
+                Operation::Assign {} => 2,
+                Operation::AssignAdd {} => 3,
+            };
+            let fixed = [
+                push.order,
+                room.number.into(),
+                push.sequence.0,
+                operation,
+                push.token.0,
+                push.generation.into(),
+                push.step.0,
+                push.bytes,
+            ];
+            for (word, value) in [0, 2, 3, 4, 5, 6, 7, 8].into_iter().zip(fixed) {
+                journal.stage(at(word), value);
+            }
+            for (word, bits) in map_of(&push.extents, layout).into_iter().enumerate() {
+                journal.stage(at(ROOM_WORDS + word), bits);
+            }
+        }
+    }
+
+    /// Puts back what an earlier process had whole, by its words; returns the rooms in the order
+    /// their pushes came. `None` if the words cannot be those of rooms.
+    pub(crate) fn restore(
+        &mut self,
+        journal: &Journal,
+        layout: &ShardLayout,
+        first: usize,
+        clients: u32,
+        now: Instant,
+    ) -> Option<Vec<u32>> {
+        let words = ROOM_WORDS + map_words(layout);
+        let mut order = Vec::new();
+        for slot in 0..self.rooms.len() {
+            let load = |word: usize| journal.load(Address::Tables(first + slot * words + word));
+            if load(0) == 0 {
+                continue;
+            }
+            let holder = match load(1) {
+                0 => None,
+                key if key <= u64::from(clients) => Some(ClientKey(key as u32 - 1)),
+                _ => return None,
+            };
+            let number = u32::try_from(load(2)).ok().filter(|&number| number != 0)?;
+            let operation = match load(4) {
+                1 => Operation::Gradient {},
+                2 => Operation::Assign {},
+                3 => Operation::AssignAdd {},
+                _ => return None,
+            };
+            let map: Vec<u64> = (ROOM_WORDS..words).map(load).collect();
+            let arrival = Arrival {
+                sequence: Sequence(load(3)),
+                operation,
+                token: TokenId(load(5)),
+                generation: u32::try_from(load(6)).ok()?,
+                step: GlobalStep(load(7)),
+                extents: extents_of(&map, layout),
+                bytes: load(8),
+                order: load(0),
+                // Nobody listens any more; whoever asks again is answered.
+                whole: Some(WholePush::unheard()),
+            };
+            order.push((arrival.order, number));
+            self.next_order = self.next_order.max(arrival.order + 1);
+            let arrival = Some(arrival);
+            self.rooms[slot] = Some(Room { number, holder, asked: false, touched: now, arrival });
+        }
+        order.sort_unstable();
+        Some(order.into_iter().map(|(_, number)| number).collect())
     }
 
     /// A free room for this client, which asks for one, if there is one. It is the client's for
@@ -260,6 +380,16 @@ impl Inbox {
         pushes.filter(spends).map(|push| push.token)
     }
 
+    /// How many rooms there are.
+    pub(crate) fn rooms(&self) -> usize {
+        self.rooms.len()
+    }
+
+    /// Numbers rooms from here on.
+    pub(crate) fn number_from(&mut self, number: u32) {
+        self.next_number = number;
+    }
+
     /// The number of the next room.
     pub(crate) fn next_number(&self) -> u32 {
         self.next_number
@@ -324,8 +454,13 @@ impl Inbox {
 
     /// The push in this room is whole.
     pub(crate) fn set_whole(&mut self, number: u32, whole: WholePush) {
+        let order = self.next_order;
         if let Some(arrival) = self.room_mut(number).and_then(|room| room.arrival.as_mut()) {
             arrival.whole = Some(whole);
+            if arrival.order == 0 {
+                arrival.order = order;
+                self.next_order += 1;
+            }
         }
     }
 
@@ -340,14 +475,14 @@ impl Inbox {
 
     /// The bytes of a range of the push in a room.
     pub(crate) fn bytes(&self, number: u32, range: Range<u64>) -> Option<&[u8]> {
-        let start = self.slot(number)? * self.stride;
-        self.region.bytes().get(start + range.start as usize..start + range.end as usize)
+        let start = PAGE_BYTES + self.slot(number)? * self.stride;
+        self.memory.bytes().get(start + range.start as usize..start + range.end as usize)
     }
 
     /// The same for receiving into.
     pub(crate) fn bytes_mut(&mut self, number: u32, range: Range<u64>) -> Option<&mut [u8]> {
-        let start = self.slot(number)? * self.stride;
-        self.region.bytes_mut().get_mut(start + range.start as usize..start + range.end as usize)
+        let start = PAGE_BYTES + self.slot(number)? * self.stride;
+        self.memory.bytes_mut().get_mut(start + range.start as usize..start + range.end as usize)
     }
 
     fn slot(&self, number: u32) -> Option<usize> {
@@ -378,6 +513,33 @@ impl Inbox {
             }
         }
     }
+}
+
+/// The partitions that extents cover, a bit for each: those of a whole push end where partitions do.
+fn map_of(extents: &Extents, layout: &ShardLayout) -> Vec<u64> {
+    let mut map = vec![0_u64; map_words(layout)];
+    let mut extents = extents.ranges().iter().peekable();
+    for (index, partition) in layout.partitions().iter().enumerate() {
+        while extents.peek().is_some_and(|extent| extent.end <= partition.offset) {
+            extents.next();
+        }
+        let covered = extents.peek().is_some_and(|extent| extent.contains(&partition.offset));
+        if covered && partition.end() > partition.offset {
+            map[index / 64] |= 1 << (index % 64);
+        }
+    }
+    map
+}
+
+/// The reverse of [`map_of`].
+fn extents_of(map: &[u64], layout: &ShardLayout) -> Extents {
+    let mut extents = Extents::default();
+    for (index, partition) in layout.partitions().iter().enumerate() {
+        if map[index / 64] >> (index % 64) & 1 == 1 && partition.end() > partition.offset {
+            extents.add(partition.offset..partition.end());
+        }
+    }
+    extents
 }
 
 #[cfg(test)]

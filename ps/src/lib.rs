@@ -20,20 +20,25 @@
 
 mod aggregate;
 mod arena;
+mod commit;
 mod config;
 mod dedupe;
 mod error;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 mod inbox;
+mod layout;
 mod metrics;
 pub mod optimizer;
 mod runtime;
 mod shard;
 mod store;
+mod zoo;
 
 pub use config::{Mode, NonFinite, PsConfig, Storage};
 pub use error::{ListenError, ServeError, StartError, StorageError};
 pub use metrics::Metrics;
 pub use optimizer::{Adam, Optimizer, Sgd};
 pub use runtime::{Handle, Listener, Ps};
+#[cfg(feature = "zoo")]
+pub use zoo::{Bug, Zoo};

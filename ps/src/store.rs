@@ -1,9 +1,11 @@
-//! The variables of a shard and their slots: read as a whole, changed in place.
+//! The variables of a shard and their slots: read as a whole, changed by commits.
 //!
-//! The values are cut into blocks. A pull pins the blocks it sends; a change to a pinned block
-//! goes to a copy, so that a pull is never torn and a slow reader never holds up an update.
-//!
-//! Changes are made in place: a process that is killed in the middle of one leaves it half done.
+//! Values and slots are cut into blocks. A change writes shadow blocks, or keeps what a few rows
+//! were and changes them where they lie; either becomes visible with the commit and is nothing
+//! before it. A pull pins the blocks it sends: it is of one version, and holds no change up.
+
+mod pool;
+mod undo;
 
 use std::io::IoSlice;
 use std::ops::Range;
@@ -13,102 +15,246 @@ use pushpull_common::catalogue::{Catalogue, Partition, ShardLayout};
 use pushpull_common::ids::PartitionId;
 use pushpull_common::tensor::{DType, Element};
 
-use crate::arena::{Arena, Blocks, Loan, Pins, Region};
+use crate::arena::{Arena, Blocks, Grid, Loan, Pins, SKEW_BYTES, fence, file_name};
+use crate::commit::{Address, Journal};
 use crate::error::StorageError;
+use crate::layout::{Fault, Kind, PAGE_BYTES};
 use crate::optimizer::{ApplyAt, Optimizer, Run};
+use crate::zoo::{Bug, Zoo};
+pub(crate) use pool::NoSpareBlock;
+use pool::{Pool, Shadow};
+use undo::{Row, UNDO_BYTES, Undo};
 
-/// The unit that is pinned and copied. Small variables share blocks.
+/// The unit of a commit. Small variables share blocks.
 pub(crate) const BLOCK_BYTES: usize = 64 << 10;
 
-/// All spare blocks are pinned: the change goes on when a pull has been sent.
+/// What is changed at a time on its way to a shadow that is written past the cache: a tile of each
+/// stream, together well within the first level of it.
+const TILE_BYTES: usize = 4096;
+
+/// The most slots a rule may keep.
+pub(crate) const SLOTS_MAX: usize = 8;
+
+/// Up to so many bytes of values and slots a model and its shadows stay in cache, and are written
+/// through it. Non-temporal stores would put out what the next push reads.
+const CACHED_BYTES_MAX: u64 = 8 << 20;
+
+/// What the memory of a store depends on beside the layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct NoSpareBlock;
+pub(crate) struct Geometry {
+    /// The bytes of a block.
+    pub(crate) block_bytes: usize,
+    /// The slots of the optimizer.
+    pub(crate) slots: usize,
+    /// Blocks that hold the values or the slots.
+    pub(crate) places: usize,
+    /// Spare blocks that may be pinned while a push needs as many as it changes.
+    pub(crate) pinned: usize,
+}
+
+impl Geometry {
+    pub(crate) fn new(
+        layout: &ShardLayout,
+        slots: usize,
+        block_bytes: usize,
+        pin_bytes_max: Option<u64>,
+    ) -> Geometry {
+        let places = layout.bytes().div_ceil(block_bytes as u64);
+        let pinned = pin_bytes_max.unwrap_or(layout.bytes()).div_ceil(block_bytes as u64);
+        let (places, pinned) = (places as usize, pinned.max(1) as usize);
+        Geometry { block_bytes, slots, places, pinned }
+    }
+
+    fn values(&self) -> Grid {
+        Grid {
+            offset: PAGE_BYTES,
+            block_bytes: self.block_bytes,
+            stride: self.block_bytes + SKEW_BYTES,
+            count: 2 * self.places + self.pinned,
+        }
+    }
+
+    /// The slots of a place lie in one block of their own, skewed against each other.
+    fn slots(&self) -> Grid {
+        let block_bytes = self.slots * (self.block_bytes + SKEW_BYTES);
+        // One more skew: the slots of a place and of its shadow do not meet either.
+        let (stride, count) = (block_bytes + SKEW_BYTES, 2 * self.places);
+        Grid {
+            offset: PAGE_BYTES,
+            block_bytes,
+            stride,
+            count: if self.slots > 0 { count } else { 0 },
+        }
+    }
+
+    /// The words of the tables that say where each block is.
+    pub(crate) fn table_words(&self) -> usize {
+        self.places * if self.slots > 0 { 2 } else { 1 }
+    }
+
+    /// The bytes of memory that the store takes.
+    pub(crate) fn need(&self) -> u64 {
+        let undo = Undo::BYTES + PAGE_BYTES as u64;
+        self.values().need().saturating_add(self.slots().need()).saturating_add(undo)
+    }
+
+    /// What the tables hold before anything is changed.
+    pub(crate) fn first_table(&self) -> impl Iterator<Item = u64> {
+        let (places, slots) =
+            (self.places as u64, if self.slots > 0 { self.places as u64 } else { 0 });
+        (0..places).chain(0..slots)
+    }
+}
 
 /// Variables and slots of one shard.
 ///
-/// Invariants: `homes`, `spare` and `retired` together name every block exactly once.
+/// A change is made in steps: [`Store::begin`], then the ranges of the push one by one, then
+/// [`Store::publish`] into a transaction, and [`Store::committed`] when that is made; or
+/// [`Store::discard`].
+///
+/// Invariant: what the committed tables name is changed only while what it was is kept.
 #[derive(Debug)]
 pub(crate) struct Store {
     catalogue: Arc<Catalogue>,
     layout: ShardLayout,
-    blocks: Blocks,
-    /// The block that holds each stretch of [`BLOCK_BYTES`] of the values.
-    homes: Vec<u32>,
-    /// Blocks nobody uses.
-    spare: Vec<u32>,
-    /// Blocks that were replaced while they were pinned.
-    retired: Vec<u32>,
-    slots: Vec<Region>,
+    geometry: Geometry,
+    values: Pool,
+    slots: Option<Pool>,
+    undo: Undo,
+    /// If the change under way is made where the values lie: the places it touches, of the values
+    /// and of the slots.
+    in_place: Option<Vec<(bool, usize)>>,
+    /// Whether shadows are written past the cache.
+    past_cache: bool,
+    /// Whether the tables hold a checksum of every block.
+    integrity: bool,
+    scratch: Vec<u64>,
     loan: Loan,
+    zoo: Zoo,
+}
+
+/// What opens or creates a store.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    pub(crate) arena: Arena,
+    pub(crate) generation: u64,
+    pub(crate) catalogue: Arc<Catalogue>,
+    pub(crate) layout: ShardLayout,
+    pub(crate) geometry: Geometry,
+    /// Whether the tables hold a checksum of every block.
+    pub(crate) integrity: bool,
+    pub(crate) zoo: Zoo,
+}
+
+impl Plan {
+    fn corrupt(&self, kind: Kind, fault: Fault) -> StorageError {
+        self.arena.place.corrupt(&file_name(kind, self.generation), fault)
+    }
+
+    /// A pool over a file that is made or opened.
+    fn pool(
+        &self,
+        kind: Kind,
+        grid: Grid,
+        homes: Vec<u32>,
+        file: impl FnOnce(Kind, u64) -> Result<crate::arena::Memory, StorageError>,
+    ) -> Result<Pool, StorageError> {
+        let memory = file(kind, grid.need() - PAGE_BYTES as u64)?;
+        Ok(Pool::new(Blocks::new(memory, grid), grid.count as u32, homes))
+    }
 }
 
 impl Store {
-    /// The bytes that a shard's variables and slots take.
-    pub(crate) fn need(
-        layout: &ShardLayout,
-        optimizer: &dyn Optimizer,
-        pin_bytes_max: Option<u64>,
-    ) -> u64 {
-        let (homes, pinned) = block_counts(layout, pin_bytes_max);
-        let slots = (optimizer.slots().len() as u64).saturating_mul(layout.bytes());
-        (homes + pinned).saturating_mul(BLOCK_BYTES as u64).saturating_add(slots)
-    }
-
-    /// Maps the memory for a shard's variables and slots, zeroed. `loan` is what they and the
-    /// inbox beside them have taken off the budget.
+    /// Maps the memory for a shard's variables and slots, zeroed; the slots start as the optimizer
+    /// says. `loan` is what they and all beside them have taken off the budget.
     pub(crate) fn create(
-        arena: &Arena,
+        plan: Plan,
         loan: Loan,
-        catalogue: Arc<Catalogue>,
-        layout: ShardLayout,
         optimizer: &dyn Optimizer,
-        pin_bytes_max: Option<u64>,
     ) -> Result<Store, StorageError> {
-        let (homes, pinned) = block_counts(&layout, pin_bytes_max);
-        let blocks = arena.blocks("values", BLOCK_BYTES, (homes + pinned) as usize)?;
-        let bytes = layout.bytes() as usize;
-        let slots = (0..optimizer.slots().len())
-            .map(|i| arena.region(&format!("slot-{i}"), bytes, i + 1))
-            .collect::<Result<Vec<_>, _>>()?;
-        let mut store = Store {
-            catalogue,
-            layout,
-            blocks,
-            homes: (0..homes as u32).collect(),
-            spare: (homes as u32..(homes + pinned) as u32).collect(),
-            retired: Vec::new(),
-            slots,
-            loan,
+        let make = |kind, bytes| plan.arena.create(kind, plan.generation, bytes);
+        let homes = || (0..plan.geometry.places as u32).collect();
+        let values = plan.pool(Kind::Values, plan.geometry.values(), homes(), make)?;
+        let slots = match plan.geometry.slots {
+            0 => None,
+            _ => Some(plan.pool(Kind::Slots, plan.geometry.slots(), homes(), make)?),
         };
+        let undo = Undo::create(make(Kind::Undo, Undo::BYTES)?);
+        let mut store = Store::new(plan, loan, values, slots, undo);
         store.fill_slots(optimizer);
+        fence();
         Ok(store)
     }
 
-    /// The names of the files a store makes, so that a replaced one can be cleared.
-    pub(crate) fn files(optimizer: &dyn Optimizer) -> Vec<String> {
-        let slots = (0..optimizer.slots().len()).map(|i| format!("slot-{i}"));
-        std::iter::once("values".to_owned()).chain(slots).collect()
+    /// Opens what an earlier process left, by tables that are verified; puts back what a change
+    /// that was not committed had changed in place. `version` is that of the last commit.
+    pub(crate) fn open(
+        plan: Plan,
+        loan: Loan,
+        journal: &Journal,
+        version: u64,
+    ) -> Result<Store, StorageError> {
+        let find = |kind, bytes| plan.arena.open(kind, plan.generation, Some(bytes));
+        let homes = |first: usize, grid: Grid| {
+            table(journal, first, plan.geometry.places, grid.count)
+                .map_err(|fault| plan.corrupt(Kind::Tables, fault))
+        };
+        let grid = plan.geometry.values();
+        let values = plan.pool(Kind::Values, grid, homes(0, grid)?, find)?;
+        let slots = match plan.geometry.slots {
+            0 => None,
+            _ => {
+                let grid = plan.geometry.slots();
+                let homes = homes(plan.geometry.places, grid)?;
+                Some(plan.pool(Kind::Slots, grid, homes, find)?)
+            }
+        };
+        let undo = Undo::open(find(Kind::Undo, Undo::BYTES)?);
+        let rows = undo.rows(version).and_then(|rows| check_rows(rows, &plan.geometry));
+        let rows = rows.map_err(|fault| plan.corrupt(Kind::Undo, fault))?;
+        let mut store = Store::new(plan, loan, values, slots, undo);
+        store.put_back(&rows);
+        Ok(store)
+    }
+
+    fn new(plan: Plan, loan: Loan, values: Pool, slots: Option<Pool>, undo: Undo) -> Store {
+        let Plan { catalogue, layout, geometry, integrity, zoo, .. } = plan;
+        let streams = 1 + geometry.slots;
+        let past_cache = layout.bytes().saturating_mul(streams as u64) > CACHED_BYTES_MAX;
+        let scratch = vec![0; streams * (TILE_BYTES + SKEW_BYTES) / 8];
+        let in_place = None;
+        Store {
+            catalogue,
+            layout,
+            geometry,
+            values,
+            slots,
+            undo,
+            in_place,
+            past_cache,
+            integrity,
+            scratch,
+            loan,
+            zoo,
+        }
     }
 
     pub(crate) fn catalogue(&self) -> &Arc<Catalogue> {
         &self.catalogue
     }
 
+    /// Whether the tables hold a checksum of every block.
+    pub(crate) fn has_integrity(&self) -> bool {
+        self.integrity
+    }
+
+    pub(crate) fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
     /// The bytes reserved for the shard.
     pub(crate) fn reserved(&self) -> u64 {
         self.loan.bytes()
-    }
-
-    /// Whether these ranges can be changed whole with the memory that is free now. As long as
-    /// nothing more is pinned it stays so.
-    pub(crate) fn can_change(&self, ranges: &[Range<u64>]) -> bool {
-        let free = self.retired.iter().filter(|&&block| !self.blocks.is_pinned(block)).count();
-        let pinned = ranges
-            .iter()
-            .flat_map(blocks_of)
-            .filter(|&block| self.blocks.is_pinned(self.homes[block as usize]));
-        // Two ranges may share a block; that counts it twice, which errs on the safe side.
-        pinned.count() <= self.spare.len() + free
     }
 
     pub(crate) fn layout(&self) -> &ShardLayout {
@@ -119,12 +265,44 @@ impl Store {
     pub(crate) fn snapshot(&self, ranges: &[Range<u64>]) -> Snapshot {
         let mut logical = Vec::new();
         for range in ranges.iter().filter(|range| !range.is_empty()) {
-            let blocks = blocks_of(range);
-            let next = logical.last().map_or(0, |&block: &u32| block + 1);
-            logical.extend(blocks.start.max(next)..blocks.end);
+            let places = self.places_of(range);
+            let next = logical.last().map_or(0, |&place: &u32| place + 1);
+            logical.extend((places.start as u32).max(next)..places.end as u32);
         }
-        let pins = self.blocks.pin(logical.iter().map(|&b| self.homes[b as usize]).collect());
-        Snapshot { pins, logical }
+        let pins = self.values.pin(logical.iter().copied());
+        Snapshot { pins, logical, block_bytes: self.geometry.block_bytes }
+    }
+
+    /// Prepares the change of these ranges, which makes `version`. What was drafted of another
+    /// change is forgotten.
+    pub(crate) fn begin(
+        &mut self,
+        ranges: &[Range<u64>],
+        version: u64,
+    ) -> Result<(), NoSpareBlock> {
+        self.discard();
+        if self.begin_in_place(ranges, version) {
+            return Ok(());
+        }
+        self.can_change(ranges)
+    }
+
+    /// Whether these ranges can be changed whole with the memory that is free now. It stays so,
+    /// because nothing but changes takes spare blocks.
+    pub(crate) fn can_change(&mut self, ranges: &[Range<u64>]) -> Result<(), NoSpareBlock> {
+        let block_bytes = self.geometry.block_bytes;
+        // Two ranges may share a block; that counts it twice, which errs on the safe side, as far
+        // as there are places at all.
+        let places = || {
+            let places = ranges.iter().filter(|range| !range.is_empty());
+            places.flat_map(|range| places_of(range, block_bytes))
+        };
+        let enough = |pool: &mut Pool| {
+            let need = pool.undrafted(places()).min(pool.places());
+            need <= pool.spare()
+        };
+        let slots = self.slots.as_mut().is_none_or(enough);
+        if enough(&mut self.values) && slots { Ok(()) } else { Err(NoSpareBlock) }
     }
 
     /// Changes a trainable partition by its gradient; `range` lies within the partition.
@@ -136,7 +314,7 @@ impl Store {
         range: Range<u64>,
         gradient: &[u8],
     ) -> Result<(), NoSpareBlock> {
-        self.each_block(range, gradient, |values, slots, gradient| match dtype {
+        self.change(range, gradient, true, |values, slots, gradient| match dtype {
             DType::F32 => apply_run::<f32>(values, slots, gradient, |run| {
                 optimizer.apply_f32(at, run);
             }),
@@ -149,7 +327,7 @@ impl Store {
 
     /// Gives the range new values.
     pub(crate) fn assign(&mut self, range: Range<u64>, bytes: &[u8]) -> Result<(), NoSpareBlock> {
-        self.each_block(range, bytes, |values, _, bytes| values.copy_from_slice(bytes))
+        self.change(range, bytes, false, |values, _, bytes| values.copy_from_slice(bytes))
     }
 
     /// Adds to the range, which lies within one partition; integers wrap.
@@ -159,7 +337,7 @@ impl Store {
         range: Range<u64>,
         bytes: &[u8],
     ) -> Result<(), NoSpareBlock> {
-        self.each_block(range, bytes, |values, _, bytes| match dtype {
+        self.change(range, bytes, false, |values, _, bytes| match dtype {
             DType::F32 => add_run::<f32>(values, bytes, |a, b| a + b),
             DType::F64 => add_run::<f64>(values, bytes, |a, b| a + b),
             DType::I64 => add_run::<i64>(values, bytes, i64::wrapping_add),
@@ -167,9 +345,92 @@ impl Store {
         })
     }
 
+    /// Puts the change into a transaction of the journal and lets it be read: what is read before
+    /// the transaction is made must not leave the shard.
+    pub(crate) fn publish(&mut self, journal: &mut Journal) {
+        if let Some(rows) = &self.in_place {
+            for (slots, place) in rows.iter().copied().filter(|_| self.integrity) {
+                self.stage(journal, slots, place);
+            }
+        }
+        let drafted: Vec<(bool, usize)> = [Some(&self.values), self.slots.as_ref()]
+            .into_iter()
+            .zip([false, true])
+            .flat_map(|(pool, slots)| {
+                pool.into_iter().flat_map(move |pool| pool.drafted().map(move |at| (slots, at.0)))
+            })
+            .collect();
+        self.values.publish();
+        self.slots.iter_mut().for_each(Pool::publish);
+        for (slots, place) in drafted {
+            self.stage(journal, slots, place);
+        }
+        if self.zoo.has(Bug::ReuseBeforeCommit) {
+            self.committed();
+        }
+    }
+
+    /// The transaction is made: what the change replaced is free.
+    pub(crate) fn committed(&mut self) {
+        self.values.committed();
+        self.slots.iter_mut().for_each(Pool::committed);
+        if self.in_place.take().is_some() {
+            self.undo.clear();
+        }
+    }
+
+    /// Forgets the change under way.
+    ///
+    /// # Panics
+    /// If it is being made in place: such a change is made whole in one go.
+    pub(crate) fn discard(&mut self) {
+        assert!(self.in_place.is_none(), "a change in place is not given up");
+        self.values.discard();
+        self.slots.iter_mut().for_each(Pool::discard);
+    }
+
+    /// Stages where a place is, and the checksum of what it holds.
+    fn stage(&self, journal: &mut Journal, slots: bool, place: usize) {
+        let (pool, first) = match (&self.slots, slots) {
+            (Some(pool), true) => (pool, self.geometry.places),
+            _ => (&self.values, 0),
+        };
+        let home = pool.home(place);
+        let crc = if self.integrity { crc32c::crc32c(pool.blocks.read(home)) } else { 0 };
+        journal.stage(Address::Tables(first + place), u64::from(home) | u64::from(crc) << 32);
+    }
+
+    /// Stages the checksums of all blocks, once they hold their first values.
+    pub(crate) fn seal(&self, journal: &mut Journal) {
+        for slots in [false, true].into_iter().filter(|&slots| !slots || self.slots.is_some()) {
+            (0..self.geometry.places).for_each(|place| self.stage(journal, slots, place));
+        }
+    }
+
+    /// Compares every block with its checksum in the tables.
+    pub(crate) fn verify(&self, journal: &Journal) -> Result<(), (Kind, Fault)> {
+        let pools = [(Kind::Values, Some(&self.values)), (Kind::Slots, self.slots.as_ref())];
+        for (index, (kind, pool)) in pools.into_iter().enumerate() {
+            let Some(pool) = pool else { continue };
+            for place in 0..pool.places() {
+                let word = journal.load(Address::Tables(index * self.geometry.places + place));
+                let expected = (word >> 32) as u32;
+                let found = crc32c::crc32c(pool.blocks.read(pool.home(place)));
+                if expected != found {
+                    let offset = pool.blocks.offset(pool.home(place));
+                    let what = format!("a block of checksum {expected:#x}, not {found:#x}");
+                    return Err((kind, Fault::at(offset, what)));
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Gives the partition the initial values its variable's specification says, from the
     /// `done`-th element on and for one block's worth of elements; returns how many are done.
-    pub(crate) fn initialize(&mut self, index: usize, done: u64) -> Result<u64, NoSpareBlock> {
+    ///
+    /// Nobody reads them before the shard is ready, so they are written where they belong.
+    pub(crate) fn initialize(&mut self, index: usize, done: u64) -> u64 {
         let partition = self.layout.partitions()[index].clone();
         let count = (partition.elements.end - partition.elements.start - done)
             .min((BLOCK_BYTES / 8) as u64);
@@ -186,8 +447,21 @@ impl Store {
             _ => unreachable!("a catalogue holds known types only"),
         }
         let start = partition.offset + done * partition.dtype.size() as u64;
-        self.assign(start..start + bytes.len() as u64, bytes)?;
-        Ok(done + count)
+        self.write_home(start, bytes);
+        done + count
+    }
+
+    /// Writes values where they belong by the last commit. For what nobody can read yet.
+    fn write_home(&mut self, start: u64, bytes: &[u8]) {
+        let block_bytes = self.geometry.block_bytes;
+        let (mut start, mut bytes) = (start as usize, bytes);
+        while !bytes.is_empty() {
+            let (place, within) = (start / block_bytes, start % block_bytes);
+            let (head, rest) = bytes.split_at(bytes.len().min(block_bytes - within));
+            let home = self.values.home(place);
+            self.values.blocks.write(home)[within..within + head.len()].copy_from_slice(head);
+            (start, bytes) = (start + head.len(), rest);
+        }
     }
 
     /// The partitions that a selection names, as ranges in rising order; the culprit otherwise.
@@ -210,92 +484,278 @@ impl Store {
         Some(&partitions[index])
     }
 
+    fn places_of(&self, range: &Range<u64>) -> Range<usize> {
+        places_of(range, self.geometry.block_bytes)
+    }
+
     fn fill_slots(&mut self, optimizer: &dyn Optimizer) {
-        for (region, spec) in self.slots.iter_mut().zip(optimizer.slots()) {
+        let Some(slots) = &mut self.slots else { return };
+        let block_bytes = self.geometry.block_bytes;
+        for (index, spec) in optimizer.slots().iter().enumerate() {
             // A mapped file starts as zeros: nothing to touch.
             if spec.initial == 0.0 {
                 continue;
             }
             for partition in self.layout.partitions() {
-                let range =
-                    partition.offset as usize..(partition.offset + partition.bytes) as usize;
-                let bytes = &mut region.bytes_mut()[range];
-                match partition.dtype {
-                    DType::F32 => bytemuck::cast_slice_mut(bytes).fill(spec.initial as f32),
-                    DType::F64 => bytemuck::cast_slice_mut(bytes).fill(spec.initial),
-                    _ => {}
+                let range = partition.offset..partition.offset + partition.bytes;
+                for place in places_of(&range, block_bytes) {
+                    let base = (place * block_bytes) as u64;
+                    let start = range.start.max(base) - base;
+                    let end = range.end.min(base + block_bytes as u64) - base;
+                    let first = index * (block_bytes + SKEW_BYTES);
+                    let home = slots.home(place);
+                    let bytes =
+                        &mut slots.blocks.write(home)[first + start as usize..first + end as usize];
+                    match partition.dtype {
+                        DType::F32 => bytemuck::cast_slice_mut(bytes).fill(spec.initial as f32),
+                        DType::F64 => bytemuck::cast_slice_mut(bytes).fill(spec.initial),
+                        _ => {}
+                    }
                 }
             }
         }
     }
 
-    /// Calls `change` with each block's part of the range: values, slots, and input.
-    fn each_block(
+    /// Keeps what these ranges hold, if they are few enough bytes that changing them where they lie
+    /// is cheaper than copying their blocks, and nobody reads those.
+    fn begin_in_place(&mut self, ranges: &[Range<u64>], version: u64) -> bool {
+        let bytes: u64 = ranges.iter().map(|range| range.end - range.start).sum();
+        let blocks: usize = ranges.iter().map(|range| self.places_of(range).len()).sum();
+        let streams = 1 + self.geometry.slots as u64;
+        let worth_it = bytes.saturating_mul(8) < (blocks * self.geometry.block_bytes) as u64;
+        if !worth_it || bytes.saturating_mul(streams) > UNDO_BYTES as u64 {
+            return false;
+        }
+        let block_bytes = self.geometry.block_bytes;
+        let mut touched = Vec::new();
+        for range in ranges.iter().filter(|range| !range.is_empty()) {
+            for place in self.places_of(range) {
+                let base = (place * block_bytes) as u64;
+                let start = (range.start.max(base) - base) as usize;
+                let end = (range.end.min(base + block_bytes as u64) - base) as usize;
+                if !self.keep(place, start..end) {
+                    self.undo.clear();
+                    return false;
+                }
+                touched.push((false, place));
+                touched.extend(self.slots.iter().map(|_| (true, place)));
+            }
+        }
+        touched.sort_unstable();
+        touched.dedup();
+        self.in_place = Some(touched);
+        if !self.zoo.has(Bug::UndoAfterWrite) {
+            self.undo.prepare(version);
+        }
+        true
+    }
+
+    /// Keeps what a stretch of a place holds, of values and slots; false if that cannot be.
+    fn keep(&mut self, place: usize, within: Range<usize>) -> bool {
+        if self.values.home_is_pinned(place) {
+            return false;
+        }
+        let home = self.values.home(place);
+        let bytes = &self.values.blocks.read(home)[within.clone()];
+        let mut kept = self.undo.keep(0, home, within.start as u32, bytes);
+        if let Some(slots) = &self.slots {
+            let home = slots.home(place);
+            kept &= !slots.home_is_pinned(place);
+            for slot in 0..self.geometry.slots {
+                let first = slot * (self.geometry.block_bytes + SKEW_BYTES) + within.start;
+                let bytes = &slots.blocks.read(home)[first..first + within.len()];
+                kept = kept && self.undo.keep(1, home, first as u32, bytes);
+            }
+        }
+        kept
+    }
+
+    /// Puts back what rows held; they are rows of this store, whose checksum is right.
+    fn put_back(&mut self, rows: &[Row]) {
+        for row in rows {
+            let pool = match (row.pool, &mut self.slots) {
+                (1, Some(slots)) => slots,
+                _ => &mut self.values,
+            };
+            let start = row.start as usize;
+            pool.blocks.write(row.block)[start..start + row.bytes.len()]
+                .copy_from_slice(&row.bytes);
+        }
+        self.undo.clear();
+    }
+
+    /// Calls `rule` with stretches of values, of slots if it wants them, and of the input.
+    fn change(
         &mut self,
         range: Range<u64>,
         input: &[u8],
-        mut change: impl FnMut(&mut [u8], &mut [&mut [u8]], &[u8]),
+        with_slots: bool,
+        mut rule: impl FnMut(&mut [u8], &mut [&mut [u8]], &[u8]),
     ) -> Result<(), NoSpareBlock> {
+        let block_bytes = self.geometry.block_bytes;
         let (mut start, end) = (range.start as usize, range.end as usize);
-        // All blocks first, then the change: it is made whole or not at all.
-        for block in start / BLOCK_BYTES..end.div_ceil(BLOCK_BYTES) {
-            self.make_writable(block)?;
-        }
         let mut input = input;
         while start < end {
-            let block = start / BLOCK_BYTES;
-            let stop = end.min((block + 1) * BLOCK_BYTES);
+            let place = start / block_bytes;
+            let stop = end.min((place + 1) * block_bytes);
             let (head, rest) = input.split_at(stop - start);
-            let within = start - block * BLOCK_BYTES..stop - block * BLOCK_BYTES;
-            let values = &mut self.blocks.write(self.homes[block])[within];
-            let mut slots: Vec<&mut [u8]> =
-                self.slots.iter_mut().map(|slot| &mut slot.bytes_mut()[start..stop]).collect();
-            change(values, &mut slots, head);
+            let within = start - place * block_bytes..stop - place * block_bytes;
+            if self.in_place.is_some() {
+                let (value, slot) =
+                    (self.values.home(place), self.slots.as_ref().map(|s| s.home(place)));
+                let slot = slot.filter(|_| with_slots);
+                self.change_block(value, slot, within, head, &mut rule);
+            } else {
+                self.change_shadow(place, with_slots, within, head, &mut rule)?;
+            }
             (start, input) = (stop, rest);
         }
         Ok(())
     }
 
-    /// Moves a block that somebody reads to a spare one.
-    fn make_writable(&mut self, block: usize) -> Result<(), NoSpareBlock> {
-        let home = self.homes[block];
-        if !self.blocks.is_pinned(home) {
+    fn change_shadow(
+        &mut self,
+        place: usize,
+        with_slots: bool,
+        within: Range<usize>,
+        input: &[u8],
+        rule: &mut impl FnMut(&mut [u8], &mut [&mut [u8]], &[u8]),
+    ) -> Result<(), NoSpareBlock> {
+        let value = self.values.shadow(place)?;
+        let slot = match &mut self.slots {
+            Some(slots) if with_slots => Some(slots.shadow(place)?),
+            _ => None,
+        };
+        if self.past_cache {
+            self.change_by_tiles(value, slot, within, input, rule);
             return Ok(());
         }
-        if self.spare.is_empty() {
-            let (pinned, free) = self.retired.iter().partition(|&&b| self.blocks.is_pinned(b));
-            (self.retired, self.spare) = (pinned, free);
+        for (pool, shadow) in [(Some(&mut self.values), Some(value)), (self.slots.as_mut(), slot)] {
+            if let (Some(pool), Some(Shadow { block, from })) = (pool, shadow)
+                && block != from
+            {
+                let (from, to) = pool.blocks.read_and_write(from, block);
+                to.copy_from_slice(from);
+            }
         }
-        let spare = self.spare.pop().ok_or(NoSpareBlock)?;
-        let values = self.blocks.read(home).to_vec();
-        self.blocks.write(spare).copy_from_slice(&values);
-        self.homes[block] = spare;
-        self.retired.push(home);
+        self.change_block(value.block, slot.map(|slot| slot.block), within, input, rule);
         Ok(())
+    }
+
+    /// Changes a stretch of a block, and of the block of its slots, where it lies.
+    fn change_block(
+        &mut self,
+        value: u32,
+        slot: Option<u32>,
+        within: Range<usize>,
+        input: &[u8],
+        rule: &mut impl FnMut(&mut [u8], &mut [&mut [u8]], &[u8]),
+    ) {
+        let values = &mut self.values.blocks.write(value)[within.clone()];
+        let mut slots: [&mut [u8]; SLOTS_MAX] = Default::default();
+        let mut count = 0;
+        if let (Some(pool), Some(slot)) = (&mut self.slots, slot) {
+            let stride = self.geometry.block_bytes + SKEW_BYTES;
+            for (slot, bytes) in slots.iter_mut().zip(pool.blocks.write(slot).chunks_mut(stride)) {
+                *slot = &mut bytes[within.clone()];
+                count += 1;
+            }
+        }
+        rule(values, &mut slots[..count], input);
+    }
+
+    /// Changes a stretch of a block on its way to its shadow, past the cache: each tile is read,
+    /// changed where it is in cache, and streamed.
+    fn change_by_tiles(
+        &mut self,
+        value: Shadow,
+        slot: Option<Shadow>,
+        within: Range<usize>,
+        input: &[u8],
+        rule: &mut impl FnMut(&mut [u8], &mut [&mut [u8]], &[u8]),
+    ) {
+        let block_bytes = self.geometry.block_bytes;
+        let stride = block_bytes + SKEW_BYTES;
+        let count = if slot.is_some() { self.geometry.slots } else { 0 };
+        // What the stretch leaves out of a new shadow is as it was.
+        for rest in [0..within.start, within.end..block_bytes] {
+            self.values.blocks.stream_from(value.from, value.block, rest.clone());
+            if let (Some(pool), Some(slot)) = (&mut self.slots, slot) {
+                for first in (0..count).map(|index| index * stride) {
+                    let rest = first + rest.start..first + rest.end;
+                    pool.blocks.stream_from(slot.from, slot.block, rest);
+                }
+            }
+        }
+        let scratch: &mut [u8] = bytemuck::cast_slice_mut(&mut self.scratch);
+        for (tile, input) in input.chunks(TILE_BYTES).enumerate() {
+            let start = within.start + tile * TILE_BYTES;
+            let mut tiles = scratch.chunks_exact_mut(TILE_BYTES + SKEW_BYTES);
+            let values = &mut tiles.next().expect("a tile for the values")[..input.len()];
+            values
+                .copy_from_slice(&self.values.blocks.read(value.from)[start..start + input.len()]);
+            let mut slots: [&mut [u8]; SLOTS_MAX] = Default::default();
+            if let (Some(pool), Some(slot)) = (&self.slots, slot) {
+                let from = pool.blocks.read(slot.from);
+                for (index, (bytes, tile)) in slots[..count].iter_mut().zip(tiles).enumerate() {
+                    *bytes = &mut tile[..input.len()];
+                    let first = index * stride + start;
+                    bytes.copy_from_slice(&from[first..first + input.len()]);
+                }
+            }
+            rule(values, &mut slots[..count], input);
+            self.values.blocks.stream(value.block, start, values);
+            if let (Some(pool), Some(slot)) = (&mut self.slots, slot) {
+                for (index, bytes) in slots[..count].iter().enumerate() {
+                    pool.blocks.stream(slot.block, index * stride + start, bytes);
+                }
+            }
+        }
     }
 
     /// Asserts the invariants; for tests and the simulator.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn check_invariants(&self) {
-        let mut all: Vec<u32> =
-            self.homes.iter().chain(&self.spare).chain(&self.retired).copied().collect();
-        all.sort_unstable();
-        assert!(all.iter().copied().eq(0..all.len() as u32), "every block once: {all:?}");
+        self.values.check_invariants();
+        self.slots.iter().for_each(Pool::check_invariants);
     }
 }
 
-/// The blocks that hold the values, and the spare ones beside them.
-fn block_counts(layout: &ShardLayout, pin_bytes_max: Option<u64>) -> (u64, u64) {
-    let blocks = |bytes: u64| bytes.div_ceil(BLOCK_BYTES as u64);
-    let bytes = layout.bytes();
-    (blocks(bytes), blocks(pin_bytes_max.unwrap_or(bytes)).max(1))
+/// The places that a range lies in.
+fn places_of(range: &Range<u64>, block_bytes: usize) -> Range<usize> {
+    let first = range.start as usize / block_bytes;
+    let end = (range.end as usize).div_ceil(block_bytes);
+    first..end.max(first)
 }
 
-/// The blocks that a range lies in.
-fn blocks_of(range: &Range<u64>) -> Range<u32> {
-    let first = range.start / BLOCK_BYTES as u64;
-    let end = range.end.div_ceil(BLOCK_BYTES as u64);
-    first as u32..end.max(first) as u32
+/// Rows that lie in the blocks they name.
+fn check_rows(rows: Vec<Row>, geometry: &Geometry) -> Result<Vec<Row>, Fault> {
+    let lies = |row: &Row| {
+        let grid = if row.pool == 0 { geometry.values() } else { geometry.slots() };
+        let end = row.start as usize + row.bytes.len();
+        row.pool <= 1 && (row.block as usize) < grid.count && end <= grid.block_bytes
+    };
+    match rows.iter().all(lies) {
+        true => Ok(rows),
+        false => Err(Fault::at(PAGE_BYTES, "rows of its blocks")),
+    }
+}
+
+/// Where each place is, by the tables; each block is in one place at most.
+fn table(journal: &Journal, first: usize, places: usize, blocks: usize) -> Result<Vec<u32>, Fault> {
+    let mut used = vec![false; blocks];
+    let homes = (first..first + places).map(|index| {
+        let home = journal.load(Address::Tables(index)) as u32;
+        let taken = used.get_mut(home as usize).map(|used| std::mem::replace(used, true));
+        match taken {
+            Some(false) => Ok(home),
+            _ => Err(Fault::at(
+                PAGE_BYTES,
+                format!("a block of its own at word {index}, not {home}"),
+            )),
+        }
+    });
+    homes.collect()
 }
 
 fn apply_run<T: Element>(
@@ -304,11 +764,14 @@ fn apply_run<T: Element>(
     gradient: &[u8],
     rule: impl FnOnce(Run<'_, T>),
 ) {
-    let mut slots: Vec<&mut [T]> =
-        slots.iter_mut().map(|slot| bytemuck::cast_slice_mut(slot)).collect();
+    let count = slots.len();
+    let mut typed: [&mut [T]; SLOTS_MAX] = Default::default();
+    for (typed, slot) in typed.iter_mut().zip(slots.iter_mut()) {
+        *typed = bytemuck::cast_slice_mut(slot);
+    }
     rule(Run {
         values: bytemuck::cast_slice_mut(values),
-        slots: &mut slots,
+        slots: &mut typed[..count],
         gradient: bytemuck::cast_slice(gradient),
     });
 }
@@ -330,12 +793,13 @@ pub(crate) struct Snapshot {
     pins: Pins,
     /// Which stretch of the values each pinned block holds, in rising order.
     logical: Vec<u32>,
+    block_bytes: usize,
 }
 
 impl Snapshot {
     /// Appends the bytes of a range that was asked for, as slices in order.
     pub(crate) fn slices<'a>(&'a self, range: Range<u64>, out: &mut Vec<IoSlice<'a>>) {
-        let block_bytes = self.pins.block_bytes();
+        let block_bytes = self.block_bytes;
         let (mut start, end) = (range.start as usize, range.end as usize);
         if start == end {
             return;

@@ -220,18 +220,18 @@ fn a_join_that_does_not_fit_names_need_and_limit() {
 }
 
 #[test]
-fn an_occupied_state_directory_is_not_overwritten() {
+fn state_without_its_control_file_is_not_overwritten() {
     let directory = tempfile::tempdir().unwrap();
     let state = directory.path().join("state");
     std::fs::create_dir_all(state.join("shard-0")).unwrap();
-    std::fs::write(state.join("shard-0/values"), b"precious").unwrap();
+    std::fs::write(state.join("shard-0/values-1"), b"precious").unwrap();
     let listener = listen();
     let cluster = spec([listener.address()], 1);
     let storage = Storage::Directory { state: state.clone(), bytes_max: 1 << 20 };
     let config = PsConfig::new(cluster, TaskId::ps(0), Sgd::new(1.0)).storage(storage);
     let error = listener.start(config).unwrap_err().to_string();
-    assert!(error.contains("shard-0"), "{error}");
-    assert_eq!(std::fs::read(state.join("shard-0/values")).unwrap(), b"precious");
+    assert!(error.contains("shard-0/control: it is missing"), "{error}");
+    assert_eq!(std::fs::read(state.join("shard-0/values-1")).unwrap(), b"precious");
 }
 
 #[test]

@@ -9,5 +9,6 @@ mod hostile;
 mod lifecycle;
 mod proxy;
 mod reconnect;
+mod restart;
 mod slow_reader;
 mod verbs;

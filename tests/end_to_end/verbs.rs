@@ -2,7 +2,7 @@
 
 use pushpull::blocking::Reader;
 use pushpull::{
-    Adam, Checksums, DType, Error, Initializer, Partitioner, Pulled, Push, Sgd, Shape, Storage,
+    Adam, Checksums, DType, Error, Initializer, Partitioner, Pulled, Push, Sgd, Shape,
     VariableSpec, ViewError, WorkerConfig,
 };
 
@@ -212,18 +212,15 @@ fn a_unix_socket_carries_the_same_conversation() {
     let address = format!("unix:{}", path.display());
     let listener = block_on(pushpull::Ps::listen(&address)).unwrap();
     let cluster = spec([listener.address()], 1);
-    let state = directory.path().join("state");
-    let storage = Storage::Directory { state: state.clone(), bytes_max: 1 << 24 };
     let config = pushpull::PsConfig::new(cluster.clone(), pushpull::TaskId::ps(0), Adam::default());
-    let ps = listener.start(config.storage(storage)).unwrap();
+    let ps = listener.start(config).unwrap();
     let config = WorkerConfig::new(cluster, pushpull::TaskId::worker(0));
     let mut worker = pushpull::blocking::Worker::connect(config).unwrap();
     let params = worker.join(&[vector("w", 1000)], |_| ()).unwrap();
     assert_eq!(params.view::<f32>("w").unwrap(), [0.0; 1000]);
-    assert!(state.join("shard-0/values").exists());
     worker.leave().unwrap();
     block_on(ps.serve(async {})).unwrap();
-    assert!(!path.exists() && !state.join("shard-0").exists());
+    assert!(!path.exists());
 }
 
 #[test]

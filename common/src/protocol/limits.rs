@@ -32,6 +32,10 @@ pub const WINDOW: u64 = 64;
 /// waits (tokens, pulls, readiness) again.
 pub const PARKED_PER_CONNECTION_MAX: usize = 2 * WINDOW as usize;
 
+/// Tokens that one client may hold: one for each push it may have unacknowledged would be more than
+/// any training loop asks for, and each is kept across a restart of the server.
+pub const TOKENS_PER_CLIENT_MAX: usize = 16;
+
 /// The longest name of a job, as in host names.
 pub const JOB_BYTES_MAX: usize = 64;
 /// The longest name of a variable.

@@ -47,7 +47,19 @@ pub(crate) struct StepOwner {
     finished: bool,
     next_token: u64,
     out: BTreeMap<u64, Out>,
+    /// The tokens that are out, by their holders, in rising order.
+    held: BTreeMap<ClientKey, Vec<u64>>,
+    /// The holders whose tokens have changed since the last commit.
+    changed: BTreeSet<ClientKey>,
     token_timeout: Option<Duration>,
+}
+
+/// What a step owner remembers across a restart, its tokens aside.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Steps {
+    pub(crate) step: u64,
+    pub(crate) next_token: u64,
+    pub(crate) finished: bool,
 }
 
 impl StepOwner {
@@ -58,8 +70,63 @@ impl StepOwner {
             finished: false,
             next_token: 1,
             out: BTreeMap::new(),
+            held: BTreeMap::new(),
+            changed: BTreeSet::new(),
             token_timeout,
         }
+    }
+
+    /// What is to be remembered, beside the tokens of each holder.
+    pub(crate) fn steps(&self) -> Steps {
+        let StepOwner { step, next_token, finished, .. } = *self;
+        Steps { step, next_token, finished }
+    }
+
+    /// Goes on where an earlier process stopped.
+    pub(crate) fn restore(&mut self, steps: Steps) {
+        let Steps { step, next_token, finished } = steps;
+        (self.step, self.next_token, self.finished) = (step, next_token.max(1), finished);
+    }
+
+    /// Puts a token back that was out when an earlier process stopped; its time starts anew.
+    pub(crate) fn restore_token(&mut self, holder: ClientKey, issued: Issued, now: Instant) {
+        self.give_out(holder, issued, now);
+    }
+
+    /// The tokens that a client holds, in rising order.
+    pub(crate) fn tokens_of(&self, holder: ClientKey) -> impl Iterator<Item = Issued> {
+        let tokens = self.held.get(&holder).into_iter().flatten();
+        tokens.filter_map(|token| self.out.get(token)).map(|out| out.issued)
+    }
+
+    /// The holders whose tokens have changed since this was last asked.
+    pub(crate) fn take_changed(&mut self) -> BTreeSet<ClientKey> {
+        std::mem::take(&mut self.changed)
+    }
+
+    fn give_out(&mut self, holder: ClientKey, issued: Issued, now: Instant) {
+        self.out.insert(issued.token.0, Out { holder, issued, since: now });
+        self.held.entry(holder).or_default().push(issued.token.0);
+        self.changed.insert(holder);
+    }
+
+    fn take_back(&mut self, token: u64) -> Option<Out> {
+        let out = self.out.remove(&token)?;
+        if let Some(tokens) = self.held.get_mut(&out.holder) {
+            tokens.retain(|&other| other != token);
+            if tokens.is_empty() {
+                self.held.remove(&out.holder);
+            }
+        }
+        self.changed.insert(out.holder);
+        Some(out)
+    }
+
+    /// Takes back every token that `gone` says; how many there were.
+    fn take_back_all(&mut self, gone: impl Fn(&Out) -> bool) -> usize {
+        let tokens: Vec<u64> =
+            self.out.values().filter(|out| gone(out)).map(|out| out.issued.token.0).collect();
+        tokens.iter().filter_map(|&token| self.take_back(token)).count()
     }
 
     pub(crate) fn step(&self) -> GlobalStep {
@@ -73,13 +140,12 @@ impl StepOwner {
 
     /// Whether a token is out to this client.
     pub(crate) fn has_out(&self, holder: ClientKey) -> bool {
-        self.out.values().any(|out| out.holder == holder)
+        self.held.contains_key(&holder)
     }
 
     /// Who holds the tokens that are out, each once.
     pub(crate) fn holders(&self) -> impl Iterator<Item = ClientKey> {
-        let holders: BTreeSet<ClientKey> = self.out.values().map(|out| out.holder).collect();
-        holders.into_iter()
+        self.held.keys().copied()
     }
 
     /// The token that a client was given and does not know of: the answer to it was lost. Those
@@ -90,9 +156,8 @@ impl StepOwner {
         newest: TokenId,
         kept: impl Fn(TokenId) -> bool,
     ) -> Option<Issued> {
-        let later = self.out.range(newest.0.saturating_add(1)..).map(|(_, out)| out);
-        let unknown = |out: &&Out| out.holder == holder && !kept(out.issued.token);
-        later.filter(unknown).map(|out| out.issued).next()
+        let unknown = |issued: &Issued| issued.token > newest && !kept(issued.token);
+        self.tokens_of(holder).find(unknown)
     }
 
     /// Asks for a token.
@@ -111,7 +176,7 @@ impl StepOwner {
         let token = TokenId(self.next_token);
         self.next_token += 1;
         let issued = Issued { token, generation: 1, step: GlobalStep(self.step) };
-        self.out.insert(token.0, Out { holder, issued, since: now });
+        self.give_out(holder, issued, now);
         Request::Granted(issued)
     }
 
@@ -125,7 +190,7 @@ impl StepOwner {
     /// many steps were made since the values were read at step `read`, which cannot have been
     /// before the token was granted.
     pub(crate) fn spend(&mut self, token: TokenId, read: GlobalStep) -> u64 {
-        let granted_at = self.out.remove(&token.0).map_or(self.step, |out| out.issued.step.0);
+        let granted_at = self.take_back(token.0).map_or(self.step, |out| out.issued.step.0);
         let staleness = self.step - read.0.clamp(granted_at, self.step);
         self.step += 1;
         staleness
@@ -135,7 +200,7 @@ impl StepOwner {
     pub(crate) fn give_back(&mut self, holder: ClientKey, token: TokenId, generation: u32) -> bool {
         let held = self.holds(holder, token, generation);
         if held {
-            self.out.remove(&token.0);
+            self.take_back(token.0);
         }
         held
     }
@@ -143,9 +208,7 @@ impl StepOwner {
     /// Takes back all tokens of a client that has left or is lost; how many there were. Tokens
     /// for which `keep` says so stay: their push is whole and belongs to the server.
     pub(crate) fn drop_client(&mut self, gone: ClientKey, keep: impl Fn(TokenId) -> bool) -> usize {
-        let before = self.out.len();
-        self.out.retain(|_, out| out.holder != gone || keep(out.issued.token));
-        before - self.out.len()
+        self.take_back_all(|out| out.holder == gone && !keep(out.issued.token))
     }
 
     /// Takes back the tokens that have been out for longer than the timeout, except those for
@@ -154,11 +217,8 @@ impl StepOwner {
         let Some(timeout) = self.token_timeout else {
             return 0;
         };
-        let before = self.out.len();
-        self.out.retain(|_, out| {
-            now.saturating_duration_since(out.since) < timeout || keep(out.issued.token)
-        });
-        before - self.out.len()
+        let expired = |out: &Out| now.saturating_duration_since(out.since) >= timeout;
+        self.take_back_all(|out| expired(out) && !keep(out.issued.token))
     }
 
     /// This server was paused: nobody could spend a token for so long.
@@ -180,6 +240,8 @@ impl StepOwner {
             assert!(self.step + self.out.len() as u64 <= last);
         }
         assert!(self.out.keys().all(|&token| token < self.next_token));
+        let held: usize = self.held.values().map(Vec::len).sum();
+        assert_eq!(held, self.out.len(), "every token has one holder");
     }
 
     /// The tokens that are out, and their holders.

@@ -22,7 +22,9 @@ fn layout(bytes: &[u64]) -> ShardLayout {
 }
 
 fn inbox(rooms: usize) -> Inbox {
-    Inbox::create(&Arena::Anonymous, &layout(&[16]), rooms, 1).unwrap()
+    let layout = layout(&[16]);
+    let bytes = PAGE_BYTES + Inbox::file_bytes(&layout, rooms) as usize;
+    Inbox::new(Memory::anonymous(bytes).unwrap(), &layout, rooms, 1)
 }
 
 fn arrival(sequence: u64) -> Arrival {
@@ -35,6 +37,7 @@ fn arrival(sequence: u64) -> Arrival {
         extents: Extents::default(),
         bytes: 0,
         whole: None,
+        order: 0,
     }
 }
 

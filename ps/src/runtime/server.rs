@@ -1,10 +1,12 @@
 //! A parameter server: listen, start, serve, stop.
 
 use std::any::Any;
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
 use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::ShardId;
@@ -15,11 +17,12 @@ use super::accept::{self, Acceptor};
 use super::handle::Handle;
 use super::listener::Listener;
 use super::shard_thread;
-use crate::arena::{Arena, Budget, StateDirectory};
+use crate::arena::{Budget, Place, StateDirectory};
 use crate::config::{Mode, PsConfig, Storage};
 use crate::error::{ListenError, ServeError, StartError};
 use crate::metrics::Counters;
 use crate::shard::Shard;
+use crate::shard::durable::{Life, Parts};
 
 /// Sockets on their way to a shard; more wait in the accepting thread.
 const ARRIVALS_MAX: usize = 64;
@@ -107,35 +110,39 @@ impl Listener {
             Storage::Memory { .. } => None,
             Storage::Directory { state, .. } => Some(StateDirectory::open(state)?),
         };
-        let arenas = (0..config.shards)
+        let places = (0..config.shards)
             .map(|shard| match &state {
-                None => Ok(Arena::Anonymous),
-                Some(state) => state.arena(shard).map(Arena::Folder),
+                None => Ok(Place::Anonymous),
+                Some(state) => state.shard(shard).map(Place::Folder),
             })
             .collect::<Result<Vec<_>, _>>()?;
-        let counters: Arc<[Arc<Counters>]> = arenas.iter().map(|_| Arc::default()).collect();
+        let counters: Arc<[Arc<Counters>]> = places.iter().map(|_| Arc::default()).collect();
+        let (identity, life) = (Arc::new(identity(&config)), life());
+        let budget = Budget::new(config.storage.bytes_max());
+        let mut shards = Vec::new();
+        for (index, place) in places.into_iter().enumerate() {
+            let parts = Parts {
+                id: ShardId { task: config.task.index, shard: index as u16 },
+                config: config.clone(),
+                identity: identity.clone(),
+                budget: budget.clone(),
+                counters: counters[index].clone(),
+            };
+            shards.push(Shard::open(parts, place, life, Instant::now())?);
+        }
         let (stop, addresses) = (CancellationToken::new(), self.addresses().into());
         let handle = Handle { addresses, stop: stop.clone(), counters: counters.clone() };
         let (end, ended) = mpsc::channel(1);
         let mut ps = Ps { handle, threads: Vec::new(), ended, _state: state };
 
-        // The time is no clock here, only a number that is higher in each life of the server.
-        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let epoch_base = u64::try_from(since.as_millis()).unwrap_or(0);
-        let identity = Arc::new(identity(&config));
-        let budget = Budget::new(config.storage.bytes_max());
         let (mut senders, mut members) = (Vec::new(), Vec::new());
-        for (index, (arena, counters)) in arenas.into_iter().zip(&*counters).enumerate() {
+        for (index, shard) in shards.into_iter().enumerate() {
             let (sender, arrivals) = mpsc::channel(ARRIVALS_MAX);
             let (member_sender, member_receiver) = watch::channel((0, 0));
             senders.push(sender);
             members.push(member_receiver);
-            let id = ShardId { task: config.task.index, shard: index as u16 };
-            let (config, identity) = (config.clone(), identity.clone());
-            let (budget, counters, stop) = (budget.clone(), counters.clone(), stop.clone());
-            ps.spawn(format!("ps-{}-shard-{index}", id.task), &end, move || {
-                let stall_timeout = config.stall_timeout;
-                let shard = Shard::new(id, config, identity, arena, budget, counters, epoch_base);
+            let (stop, stall_timeout) = (stop.clone(), config.stall_timeout);
+            ps.spawn(format!("ps-{}-shard-{index}", config.task.index), &end, move || {
                 shard_thread::run(shard, arrivals, member_sender, stall_timeout, &stop)
             })?;
         }
@@ -188,6 +195,23 @@ fn identity(config: &PsConfig) -> Identity {
         .with("shards", config.shards.to_string())
         .with("optimizer", config.optimizer.kind())
         .with("mode", mode)
+}
+
+/// What this process brings along for the arenas it opens.
+fn life() -> Life {
+    // The time is no clock here, only a number that is higher in each life of the server.
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let epoch_base = u64::try_from(since.as_millis()).unwrap_or(0);
+    // Each hasher of the standard library is keyed with bytes drawn by the system.
+    let arena = RandomState::new().build_hasher().finish();
+    Life { boot: boot(), arena, epoch_base }
+}
+
+/// The boot of this machine; zeros where the system does not tell.
+fn boot() -> [u8; 16] {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+    u128::from_str_radix(&digits, 16).unwrap_or(0).to_be_bytes()
 }
 
 fn panic_text(panic: &(dyn Any + Send)) -> String {

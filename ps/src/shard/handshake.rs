@@ -113,6 +113,8 @@ impl Shard {
             return Err(Refusal::RestoreEpoch { found, current });
         }
         let task = TaskId::new(hello.job.as_str(), hello.task);
+        self.reserve_client()
+            .map_err(|error| Refusal::Storage { detail: Detail::clipped(error.to_string()) })?;
         let mint = self.owner.is_some();
         let (incarnation, epoch) = (hello.incarnation, hello.client_epoch);
         let admitted = self.replicas.admit(&task, incarnation, epoch, mint, connection, now)?;

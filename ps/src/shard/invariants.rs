@@ -18,6 +18,8 @@ impl Shard {
             owner.check_invariants();
         }
         assert!(self.jobs.iter().skip(1).all(|job| !job.has_begun()), "one update at a time");
+        let idle = !self.jobs.front().is_some_and(|job| job.has_begun());
+        assert!(idle || self.draft.is_none(), "one draft at a time");
         self.check_waits();
         self.check_tokens();
     }

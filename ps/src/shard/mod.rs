@@ -7,6 +7,7 @@
 //! does a slice of an update, so that small requests stay alive beside it.
 
 mod checks;
+pub(crate) mod durable;
 mod handshake;
 #[cfg(any(test, fuzzing))]
 mod invariants;
@@ -35,10 +36,12 @@ use pushpull_common::protocol::{Envelope, Header, Message, Refusal, message};
 
 use crate::aggregate::step_owner::StepOwner;
 use crate::arena::{Arena, Budget};
+use crate::commit::Journal;
 use crate::config::PsConfig;
 use crate::inbox::Inbox;
 use crate::metrics::Counters;
 use crate::store::Store;
+use crate::zoo::Bug;
 use output::Output;
 use parked::{Entry, Parked, Wait};
 use replicas::{ClientKey, Presence, Replicas};
@@ -136,9 +139,10 @@ enum Variables {
 /// Getters: [`Shard::body_target`], [`Shard::has_work`]. What happened: [`Shard::handle`].
 /// What to do next: [`Shard::poll_output`], [`Shard::work`].
 ///
-/// Invariants: an answer to a push is put out only after the push is applied and settled in its
-/// client's window; while an update is half done no values are read; a client that is fenced or
-/// lost has no rooms and no tokens but those of pushes that were whole.
+/// Invariants: what an input changes is committed, in one transaction, before what it causes is put
+/// out: an answer to a push leaves after the push is applied and settled in its client's window for
+/// good; the durable words are what the tables make them; a client that is fenced or lost has no
+/// rooms and no tokens but those of pushes that were whole.
 #[derive(Debug)]
 pub(crate) struct Shard {
     id: ShardId,
@@ -146,13 +150,22 @@ pub(crate) struct Shard {
     identity: Arc<Identity>,
     arena: Arena,
     budget: Budget,
+    journal: Journal,
     variables: Variables,
+    /// Counts the declarations of variables: each has files of its own.
+    generation: u64,
+    /// How many processes have opened the arena.
+    lives: u64,
+    /// The number of the next inbox's first room.
+    next_room: u32,
     inbox: Option<Inbox>,
     replicas: Replicas,
     owner: Option<StepOwner>,
     parked: Parked,
     conversations: HashMap<u64, Conversation>,
     jobs: VecDeque<Job>,
+    /// The room of the push that is applied as its parts come, into blocks that nothing names yet.
+    draft: Option<u32>,
     /// Pushes applied, of every kind.
     version: u64,
     /// Gradients applied.
@@ -165,42 +178,9 @@ pub(crate) struct Shard {
 }
 
 impl Shard {
-    /// A shard without variables.
-    pub(crate) fn new(
-        id: ShardId,
-        config: Arc<PsConfig>,
-        identity: Arc<Identity>,
-        arena: Arena,
-        budget: Budget,
-        counters: Arc<Counters>,
-        epoch_base: u64,
-    ) -> Self {
-        let owns_step = id.shard == 0 && config.owns_step();
-        let owner = owns_step.then(|| StepOwner::new(config.last_step, config.token_timeout));
-        Shard {
-            id,
-            replicas: Replicas::new(config.lease, epoch_base),
-            owner,
-            config,
-            identity,
-            arena,
-            budget,
-            variables: Variables::Absent,
-            inbox: None,
-            parked: Parked::default(),
-            conversations: HashMap::new(),
-            jobs: VecDeque::new(),
-            version: 0,
-            gradients: 0,
-            assigned: BTreeSet::new(),
-            members: (0, 0),
-            counters,
-            outputs: VecDeque::new(),
-        }
-    }
-
     /// Takes in what happened.
     pub(crate) fn handle(&mut self, now: Instant, input: Input<'_>) {
+        self.persist_late();
         match input {
             Input::Connected { connection, hello, header, remote } => {
                 self.connected(now, connection, hello, header, remote);
@@ -213,9 +193,24 @@ impl Shard {
             Input::Disconnected { connection } => self.disconnected(now, connection),
             Input::Tick => self.tick(now),
         }
+        self.drop_stale_draft();
         self.report_members();
+        self.persist_in_time();
         #[cfg(any(test, fuzzing))]
         self.check_invariants();
+    }
+
+    /// Commits what this input has changed, before what it caused is put out.
+    fn persist_in_time(&mut self) {
+        if !self.config.zoo.has(Bug::AcknowledgeBeforeCommit) {
+            self.persist();
+        }
+    }
+
+    fn persist_late(&mut self) {
+        if self.config.zoo.has(Bug::AcknowledgeBeforeCommit) {
+            self.persist();
+        }
     }
 
     /// A connection was closed for its peer's fault.

@@ -18,7 +18,7 @@ pub(crate) enum Wait {
     Token,
     /// Room in the inbox.
     Room,
-    /// Values of at least a step, and not in the middle of an update.
+    /// Values of at least a step.
     Pull {
         /// The step.
         at_least: u64,

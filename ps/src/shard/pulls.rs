@@ -32,14 +32,13 @@ impl Shard {
         }
     }
 
-    /// Whether the values that a pull waits for are there, and no update is half done.
+    /// Whether the values that a pull waits for are there.
     fn can_pull(&self, entry: &Entry) -> bool {
         let Wait::Pull { at_least, .. } = entry.wait else {
             return false;
         };
         // Only the owner knows the step; the other shards keep versions of their own.
-        let arrived = self.owner.as_ref().is_none_or(|owner| owner.step().0 >= at_least);
-        arrived && !self.jobs.front().is_some_and(|job| job.has_begun())
+        self.owner.as_ref().is_none_or(|owner| owner.step().0 >= at_least)
     }
 
     /// Answers the pulls whose values are there now.

@@ -118,6 +118,7 @@ impl Shard {
                     extents: Extents::default(),
                     bytes: 0,
                     whole: None,
+                    order: 0,
                 };
                 inbox.begin(part.room, arrival, now);
             }
@@ -168,7 +169,9 @@ impl Shard {
         if let Some(inbox) = &mut self.inbox
             && !range.is_empty()
         {
+            let first = inbox.arrival(room).is_some_and(|push| push.bytes == 0);
             inbox.add(room, range.clone(), now);
+            self.apply_on_arrival(room, range, first && part.whole.is_none());
         }
         let Some(named) = part.whole else { return Ok(()) };
         self.check_whole(client, room, named)?;

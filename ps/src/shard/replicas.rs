@@ -1,6 +1,6 @@
 //! The clients of a shard: epochs, incarnations, leases.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use pushpull_common::ids::{ClientEpoch, Incarnation, TaskId};
@@ -8,6 +8,7 @@ use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::refusal::Detail;
 
 use crate::dedupe::Window;
+use crate::zoo::{Bug, Zoo};
 
 /// A client's place in the shard's tables; it keeps it through all its epochs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -36,6 +37,16 @@ pub(crate) struct Client {
     heard: Instant,
 }
 
+/// What is kept of a client across a restart.
+#[derive(Clone, Debug)]
+pub(crate) struct Remembered {
+    pub(crate) task: TaskId,
+    pub(crate) epoch: ClientEpoch,
+    pub(crate) incarnation: Incarnation,
+    pub(crate) presence: Presence,
+    pub(crate) window: Window,
+}
+
 /// What a handshake made of a client.
 #[derive(Debug)]
 pub(crate) struct Admitted {
@@ -55,9 +66,12 @@ pub(crate) struct Replicas {
     clients: Vec<Client>,
     by_task: HashMap<TaskId, ClientKey>,
     newest_epoch: u64,
+    /// The clients that may have changed since the last commit.
+    changed: BTreeSet<ClientKey>,
     lease: Duration,
     last_tick: Option<Instant>,
     pause: Option<Duration>,
+    zoo: Zoo,
 }
 
 /// Tasks whose clients a shard remembers: an entry is kept as long as the server lives, because
@@ -70,15 +84,44 @@ const EPOCH_LIMIT: u64 = 1 << 63;
 impl Replicas {
     /// No clients yet. Epochs minted here begin above `epoch_base`, which must be higher in each
     /// life of the server than all epochs of the lives before: other shards may remember those.
-    pub(crate) fn new(lease: Duration, epoch_base: u64) -> Self {
+    pub(crate) fn new(lease: Duration, epoch_base: u64, zoo: Zoo) -> Self {
         Replicas {
             clients: Vec::new(),
             by_task: HashMap::new(),
             newest_epoch: epoch_base,
+            changed: BTreeSet::new(),
             lease,
             last_tick: None,
             pause: None,
+            zoo,
         }
+    }
+
+    /// Puts back a client that an earlier process knew, whose lease starts anew. Clients are put
+    /// back in the order of their keys; false if its task is there already.
+    pub(crate) fn restore(&mut self, client: Remembered, now: Instant) -> bool {
+        let Remembered { task, epoch, incarnation, presence, window } = client;
+        let key = ClientKey(self.clients.len() as u32);
+        self.newest_epoch = self.newest_epoch.max(epoch.0);
+        let (connection, heard) = (None, now);
+        let known = self.by_task.insert(task.clone(), key);
+        self.clients.push(Client { task, epoch, incarnation, presence, window, connection, heard });
+        known.is_none()
+    }
+
+    /// The newest epoch that this shard knows.
+    pub(crate) fn newest_epoch(&self) -> u64 {
+        self.newest_epoch
+    }
+
+    /// Does not mint what an earlier process may have minted.
+    pub(crate) fn mint_above(&mut self, epoch: u64) {
+        self.newest_epoch = self.newest_epoch.max(epoch);
+    }
+
+    /// The clients that may have changed since this was last asked.
+    pub(crate) fn take_changed(&mut self) -> BTreeSet<ClientKey> {
+        std::mem::take(&mut self.changed)
     }
 
     /// Takes a client in: anew, again after a lost connection, or in place of an older self.
@@ -96,7 +139,9 @@ impl Replicas {
     ) -> Result<Admitted, Refusal> {
         let known = self.by_task.get(task).copied();
         let current = known.map(|key| self.client(key));
-        let same = current.is_some_and(|client| client.incarnation == incarnation);
+        let same = current.is_some_and(|client| {
+            client.incarnation == incarnation || self.zoo.has(Bug::NoIncarnation)
+        });
         let current_epoch = current.map_or(ClientEpoch(0), |client| client.epoch);
         let epoch = match (epoch.0, same) {
             (EPOCH_LIMIT.., _) => {
@@ -129,9 +174,11 @@ impl Replicas {
             }
             let key = ClientKey(self.clients.len() as u32);
             self.clients.push(fresh);
+            self.changed.insert(key);
             self.by_task.insert(task.clone(), key);
             return Ok(Admitted { key, epoch, fenced: false, replaced: None });
         };
+        self.changed.insert(key);
         let client = &mut self.clients[key.0 as usize];
         let replaced = client.connection.replace(connection);
         let fenced = client.epoch != epoch;
@@ -149,6 +196,7 @@ impl Replicas {
     }
 
     pub(crate) fn client_mut(&mut self, key: ClientKey) -> &mut Client {
+        self.changed.insert(key);
         &mut self.clients[key.0 as usize]
     }
 
@@ -176,6 +224,7 @@ impl Replicas {
                 client.heard = (client.heard + pause).min(now);
             } else if now.saturating_duration_since(client.heard) >= self.lease {
                 client.presence = Presence::Lost;
+                self.changed.insert(ClientKey(index as u32));
                 lost.push(ClientKey(index as u32));
             }
         }
@@ -213,7 +262,7 @@ mod tests {
     #[test]
     fn a_restart_fences_and_a_reconnect_does_not() {
         let now = Instant::now();
-        let mut replicas = Replicas::new(LEASE, 0);
+        let mut replicas = Replicas::new(LEASE, 0, Zoo::default());
         let first = admit(&mut replicas, 10, 0, now).unwrap();
         assert_eq!((first.epoch, first.fenced), (ClientEpoch(1), false));
         let again = admit(&mut replicas, 10, 1, now).unwrap();
@@ -232,7 +281,7 @@ mod tests {
     #[test]
     fn a_hundred_restarts_under_one_name_are_one_client() {
         let now = Instant::now();
-        let mut replicas = Replicas::new(LEASE, 0);
+        let mut replicas = Replicas::new(LEASE, 0, Zoo::default());
         for incarnation in 1..=100 {
             let admitted = admit(&mut replicas, incarnation, 0, now).unwrap();
             assert_eq!(admitted.epoch, ClientEpoch(incarnation));
@@ -243,7 +292,7 @@ mod tests {
     #[test]
     fn silence_loses_a_client_but_our_own_pause_does_not() {
         let start = Instant::now();
-        let mut replicas = Replicas::new(LEASE, 0);
+        let mut replicas = Replicas::new(LEASE, 0, Zoo::default());
         let key = admit(&mut replicas, 1, 0, start).unwrap().key;
         let mut now = start;
         let mut step = |replicas: &mut Replicas, millis| {

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use pushpull_common::ids::TokenId;
+use pushpull_common::protocol::limits::TOKENS_PER_CLIENT_MAX;
 use pushpull_common::protocol::message::{EndReason, ReturnToken};
 use pushpull_common::protocol::{Envelope, Grant, Message, Refusal, message};
 
@@ -21,6 +22,11 @@ impl Shard {
             owner.lost_answer(client, newest, |token| kept.contains(&token))
         }) {
             return self.answer_token(now, &entry, Request::Granted(issued));
+        }
+        let held = lost.map_or(0, |(client, owner)| owner.tokens_of(client).count());
+        if held >= TOKENS_PER_CLIENT_MAX {
+            let (what, limit) = (Detail::clipped("tokens of one client"), held as u64);
+            return self.refuse(connection, request, Refusal::Busy { what, limit });
         }
         match self.ask_owner(now, &entry) {
             None => {

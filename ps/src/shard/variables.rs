@@ -11,8 +11,8 @@ use pushpull_common::protocol::{Envelope, Refusal};
 use super::parked::{Entry, Wait};
 use super::work::Job;
 use super::{Detail, Shard, Variables};
+use crate::arena::fence;
 use crate::error::StorageError;
-use crate::inbox::Inbox;
 use crate::store::Store;
 
 impl Shard {
@@ -68,31 +68,16 @@ impl Shard {
     }
 
     fn reserve_memory(&mut self, catalogue: Arc<Catalogue>) -> Result<(), StorageError> {
-        let optimizer = &*self.config.optimizer;
-        let layout = catalogue.layout(self.id);
-        let (rooms, pin) = (self.config.inbox_pushes, self.config.pin_bytes_max);
         // All at once, so that a refusal names all that the shard needs; and before anything is
         // given up, so that it changes nothing.
-        let need = Store::need(&layout, optimizer, pin);
-        let need = need.saturating_add(Inbox::need(&layout, rooms));
+        let need = self.need(&catalogue);
         let limit = self.budget.left() + self.store().map_or(0, Store::reserved);
         if need > limit {
             return Err(StorageError::DoesNotFit { need, limit });
         }
         // What an earlier declaration reserved is given back first: both may not fit.
-        self.variables = Variables::Absent;
-        let numbers = self.inbox.take().map_or(1, |inbox| inbox.next_number());
-        self.assigned.clear();
-        for file in Store::files(optimizer) {
-            self.arena.remove(&file)?;
-        }
-        self.arena.remove(Inbox::FILE)?;
-        let loan = self.budget.take(need)?;
-        let inbox = Inbox::create(&self.arena, &layout, rooms, numbers)?;
-        let store = Store::create(&self.arena, loan, catalogue, layout, optimizer, pin)?;
-        self.inbox = Some(inbox);
-        self.variables = Variables::Declared(Box::new(store));
-        Ok(())
+        self.forget_variables()?;
+        self.make_variables(catalogue)
     }
 
     /// Whether the initial values are being computed.
@@ -118,7 +103,13 @@ impl Shard {
     /// The initial values are there.
     pub(super) fn initialized(&mut self, connection: u64, request: Envelope) {
         match std::mem::replace(&mut self.variables, Variables::Absent) {
-            Variables::Declared(store) => self.variables = Variables::Ready(store),
+            Variables::Declared(store) => {
+                if store.has_integrity() {
+                    store.seal(&mut self.journal);
+                }
+                fence();
+                self.variables = Variables::Ready(store);
+            }
             other => self.variables = other,
         }
         self.answer_ready(connection, request);

@@ -1,15 +1,18 @@
 //! Long work in slices: applying pushes and computing initial values.
 
+use std::ops::Range;
 use std::time::Instant;
 
+use pushpull_common::catalogue::Partition;
 use pushpull_common::protocol::message::{Operation, PushAnswer};
 use pushpull_common::protocol::{Envelope, Outcome};
 
 use super::replicas::{ClientKey, Presence};
 use super::{Shard, Variables};
 use crate::inbox::Arrival;
-use crate::optimizer::ApplyAt;
-use crate::store::NoSpareBlock;
+use crate::optimizer::{ApplyAt, Optimizer};
+use crate::store::{NoSpareBlock, Store};
+use crate::zoo::Bug;
 
 /// The bytes of values that one slice of work changes: long enough that the slicing costs
 /// nothing, short enough that a small request beside it waits about 100 us.
@@ -37,6 +40,7 @@ pub(super) struct PushJob {
 pub(super) struct InitializeJob {
     connection: u64,
     request: Envelope,
+    #[cfg_attr(not(any(test, fuzzing)), allow(dead_code, reason = "for the invariants"))]
     begun: bool,
     partition: usize,
     done: u64,
@@ -51,7 +55,8 @@ impl Job {
         Job::Initialize(InitializeJob { connection, request, begun: false, partition: 0, done: 0 })
     }
 
-    /// Whether values may be half changed.
+    /// Whether it is under way.
+    #[cfg(any(test, fuzzing))]
     pub(super) fn has_begun(&self) -> bool {
         match self {
             Job::Push(job) => job.begun,
@@ -79,12 +84,13 @@ impl Shard {
 
     /// Does a slice of the work that is due.
     pub(crate) fn work(&mut self, now: Instant) -> Work {
+        self.persist_late();
         let Some(mut job) = self.jobs.pop_front() else {
             return Work::Idle;
         };
         let result = match &mut job {
             Job::Push(push) => self.work_on_push(push),
-            Job::Initialize(initialize) => self.work_on_initialize(initialize),
+            Job::Initialize(initialize) => Ok(self.work_on_initialize(initialize)),
         };
         match result {
             Err(NoSpareBlock) => {
@@ -99,6 +105,7 @@ impl Shard {
                 }
                 self.send_parked_values();
                 self.report_members();
+                self.persist_in_time();
                 #[cfg(any(test, fuzzing))]
                 self.check_invariants();
             }
@@ -117,12 +124,17 @@ impl Shard {
         let Some(push) = inbox.arrival(job.room) else {
             return Ok(true);
         };
-        // Values are not to be half changed while an update waits for a slow pull: pulls would have
-        // to wait with it. Once it has begun nothing more is pinned, so it can go on to its end.
-        if !job.begun && !store.can_change(push.extents.ranges()) {
-            return Err(NoSpareBlock);
+        if !job.begun {
+            job.begun = true;
+            // Applied as it came, and nothing was committed since: there is nothing left to do.
+            if self.draft.take() == Some(job.room) {
+                return Ok(true);
+            }
+            if let Err(blocked) = store.begin(push.extents.ranges(), self.version + 1) {
+                job.begun = false;
+                return Err(blocked);
+            }
         }
-        job.begun = true;
         let at = ApplyAt::new(self.gradients + 1, push.step.0);
         let mut budget = SLICE_BYTES;
         while let Some(extent) = push.extents.ranges().get(job.extent) {
@@ -138,16 +150,8 @@ impl Shard {
                 if let Some(bytes) = inbox.bytes(job.room, range.clone())
                     && !range.is_empty()
                 {
-                    match push.operation {
-                        Operation::Gradient {} => {
-                            let optimizer = &*self.config.optimizer;
-                            store.apply(optimizer, at, partition.dtype, range.clone(), bytes)?;
-                        }
-                        Operation::AssignAdd {} => {
-                            store.add(partition.dtype, range.clone(), bytes)?
-                        }
-                        _ => store.assign(range.clone(), bytes)?,
-                    }
+                    let optimizer = &*self.config.optimizer;
+                    change(store, optimizer, push.operation, at, &partition, range.clone(), bytes)?;
                 }
                 // In whole words, so that the next slice ends between two elements of any type.
                 let spent = (range.end - range.start).next_multiple_of(8).max(8);
@@ -160,22 +164,70 @@ impl Shard {
         Ok(true)
     }
 
-    fn work_on_initialize(&mut self, job: &mut InitializeJob) -> Result<bool, NoSpareBlock> {
+    fn work_on_initialize(&mut self, job: &mut InitializeJob) -> bool {
         let Variables::Declared(store) = &mut self.variables else {
-            return Ok(true);
+            return true;
         };
         job.begun = true;
         let Some(partition) = store.layout().partitions().get(job.partition) else {
-            return Ok(true);
+            return true;
         };
         let elements = partition.elements.end - partition.elements.start;
         if self.assigned.contains(&partition.id) || job.done >= elements {
             job.partition += 1;
             job.done = 0;
-            return Ok(false);
+            return false;
         }
-        job.done = store.initialize(job.partition, job.done)?;
-        Ok(false)
+        job.done = store.initialize(job.partition, job.done);
+        false
+    }
+
+    /// A part of a push has come: applies it while it is in cache, if nothing stands in the way.
+    /// `may_begin` says that it is the first of several. Whatever comes between, the whole of the
+    /// push lies in the inbox and can be applied from there.
+    pub(super) fn apply_on_arrival(&mut self, room: u32, range: &Range<u64>, may_begin: bool) {
+        let (Some(inbox), Variables::Ready(store)) = (&self.inbox, &mut self.variables) else {
+            return;
+        };
+        let free = self.draft.is_none() && self.jobs.is_empty() && may_begin;
+        if free {
+            store.discard();
+            self.draft = Some(room);
+        }
+        let Some(push) = inbox.arrival(room).filter(|_| self.draft == Some(room)) else {
+            return;
+        };
+        let at = ApplyAt::new(self.gradients + 1, push.step.0);
+        let optimizer = &*self.config.optimizer;
+        let mut apply = || {
+            store.can_change(std::slice::from_ref(range))?;
+            for partition in store.layout().within(range.clone()).cloned().collect::<Vec<_>>() {
+                let start = partition.offset.max(range.start);
+                let end = (partition.offset + partition.bytes).min(range.end);
+                let range = start..end.max(start);
+                let Some(bytes) = inbox.bytes(room, range.clone()).filter(|b| !b.is_empty()) else {
+                    continue;
+                };
+                change(store, optimizer, push.operation, at, &partition, range, bytes)?;
+            }
+            Ok(())
+        };
+        if let Err(NoSpareBlock) = apply() {
+            store.discard();
+            self.draft = None;
+        }
+    }
+
+    /// Forgets the draft of a push that will not come whole.
+    pub(super) fn drop_stale_draft(&mut self) {
+        let Some(room) = self.draft else { return };
+        let stale = self.inbox.as_ref().is_none_or(|inbox| inbox.arrival(room).is_none());
+        if stale {
+            self.draft = None;
+            if let Variables::Ready(store) = &mut self.variables {
+                store.discard();
+            }
+        }
     }
 
     /// An update is done: settles it, frees its room, and answers.
@@ -184,6 +236,9 @@ impl Shard {
         let Some((client, push)) = inbox.take(job.room) else {
             return;
         };
+        if !self.config.zoo.has(Bug::SequenceBeforeFlip) {
+            self.publish();
+        }
         self.version += 1;
         let gradient = push.operation == Operation::Gradient {};
         let mut staleness = 0;
@@ -209,6 +264,17 @@ impl Shard {
         }
         if gradient {
             self.grant_parked_tokens(now);
+        }
+        if self.config.zoo.has(Bug::SequenceBeforeFlip) {
+            self.persist();
+            self.publish();
+        }
+    }
+
+    /// Puts the changed blocks into the transaction that this push is committed by.
+    fn publish(&mut self) {
+        if let Variables::Declared(store) | Variables::Ready(store) = &mut self.variables {
+            store.publish(&mut self.journal);
         }
     }
 
@@ -239,5 +305,22 @@ impl Shard {
         let (request, sequence) = (whole.request, push.sequence);
         let request = Envelope { request, sequence, ..Envelope::default() };
         self.answer(connection, request, answer.into());
+    }
+}
+
+/// Does to a stretch of a partition what a push says.
+fn change(
+    store: &mut Store,
+    optimizer: &dyn Optimizer,
+    operation: Operation,
+    at: ApplyAt,
+    partition: &Partition,
+    range: Range<u64>,
+    bytes: &[u8],
+) -> Result<(), NoSpareBlock> {
+    match operation {
+        Operation::Gradient {} => store.apply(optimizer, at, partition.dtype, range, bytes),
+        Operation::AssignAdd {} => store.add(partition.dtype, range, bytes),
+        Operation::Assign {} => store.assign(range, bytes),
     }
 }

@@ -5,24 +5,75 @@ use pushpull_common::placement::{Placement, ShardMap, Strategy};
 use pushpull_common::variable::VariableSpec;
 
 use super::*;
-use crate::arena::Budget;
+use crate::arena::{Budget, Place};
+use crate::layout::Stamp;
 use crate::optimizer::{Adam, Sgd, SlotSpec};
 
-const ELEMENTS: u64 = 3 * BLOCK_BYTES as u64 / 4;
+const BLOCK: usize = 1024;
+const ELEMENTS: u64 = 3 * BLOCK as u64 / 4;
 
-/// Three blocks of f32, and so many spare ones.
-fn store(optimizer: &dyn Optimizer, spare: u64) -> Store {
+/// A store with its journal, as a shard holds them.
+pub(super) struct Rig {
+    store: Store,
+    journal: Journal,
+    version: u64,
+}
+
+/// Three blocks of f32, and so many that may be pinned.
+fn rig(optimizer: &dyn Optimizer, pinned: u64) -> Rig {
     let variables = vec![VariableSpec::f32("w", [ELEMENTS]).unwrap()];
     let map = ShardMap::new([0], 1).unwrap();
     let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
     let catalogue = Arc::new(Catalogue::new(variables, &placement).unwrap());
     let layout = catalogue.layout(ShardId::default());
-    let pin = Some(spare * BLOCK_BYTES as u64);
-    let need = Store::need(&layout, optimizer, pin);
-    let slots = optimizer.slots().len() as u64 * layout.bytes();
-    assert_eq!(need, (3 + spare) * BLOCK_BYTES as u64 + slots);
-    let loan = Budget::new(need).take(need).unwrap();
-    Store::create(&Arena::Anonymous, loan, catalogue, layout, optimizer, pin).unwrap()
+    let slots = optimizer.slots().len();
+    let geometry = Geometry::new(&layout, slots, BLOCK, Some(pinned * BLOCK as u64));
+    assert_eq!((geometry.places, geometry.pinned as u64), (3, pinned));
+    let loan = Budget::new(geometry.need()).take(geometry.need()).unwrap();
+    let stamp = Stamp { shard: ShardId::default(), arena: 1 };
+    let arena = Arena { place: Place::Anonymous, stamp };
+    let control = arena.create(Kind::Control, 0, PAGE_BYTES as u64).unwrap();
+    let mut journal = Journal::create(&arena, control, 100, Zoo::default()).unwrap();
+    let tables = arena.create(Kind::Tables, 1, PAGE_BYTES as u64).unwrap();
+    journal.begin_tables(tables, 1, geometry.first_table());
+    let (generation, integrity, zoo) = (1, true, Zoo::default());
+    let plan = Plan { arena, generation, catalogue, layout, geometry, integrity, zoo };
+    let store = Store::create(plan, loan, optimizer).unwrap();
+    store.seal(&mut journal);
+    journal.commit();
+    Rig { store, journal, version: 0 }
+}
+
+impl Rig {
+    /// A change of these ranges, each by this much of the input, committed.
+    fn change(
+        &mut self,
+        ranges: &[Range<u64>],
+        mut change: impl FnMut(&mut Store, Range<u64>) -> Result<(), NoSpareBlock>,
+    ) -> Result<(), NoSpareBlock> {
+        self.store.begin(ranges, self.version + 1)?;
+        for range in ranges {
+            change(&mut self.store, range.clone())?;
+        }
+        self.store.publish(&mut self.journal);
+        self.version += 1;
+        self.journal.commit();
+        self.store.committed();
+        self.store.check_invariants();
+        self.store.verify(&self.journal).unwrap();
+        Ok(())
+    }
+
+    fn add(&mut self, range: Range<u64>, more: f32) -> Result<(), NoSpareBlock> {
+        let bytes = vec![more; (range.end - range.start) as usize / 4];
+        let bytes: &[u8] = bytemuck::cast_slice(&bytes);
+        self.change(&[range], |store, range| store.add(DType::F32, range, bytes))
+    }
+
+    fn all(&self) -> Vec<f32> {
+        let range = 0..4 * ELEMENTS;
+        read(&self.store.snapshot(std::slice::from_ref(&range)), range)
+    }
 }
 
 fn read(snapshot: &Snapshot, range: Range<u64>) -> Vec<f32> {
@@ -32,43 +83,67 @@ fn read(snapshot: &Snapshot, range: Range<u64>) -> Vec<f32> {
 }
 
 #[test]
-fn a_change_to_pinned_blocks_is_made_whole_or_not_at_all() {
-    let mut store = store(&Sgd::new(1.0), 2);
+fn a_pull_keeps_its_version_and_holds_changes_up_only_when_memory_is_out() {
+    let mut rig = rig(&Sgd::new(1.0), 2);
     let all = 0..4 * ELEMENTS;
-    let ones = vec![1_f32; ELEMENTS as usize];
-    let ones = bytemuck::cast_slice::<f32, u8>(&ones);
-    let first = store.snapshot(&[0..8, all.end - 8..all.end]);
-    store.add(DType::F32, all.clone(), ones).unwrap();
-    store.check_invariants();
-    // The middle block was not pinned: it changed in place.
-    assert_eq!((store.spare.len(), store.retired.len()), (0, 2));
+    let first = rig.store.snapshot(&[0..8, all.end - 8..all.end]);
+    rig.add(all.clone(), 1.0).unwrap();
     assert_eq!(read(&first, 0..8), [0.0; 2]);
-    let second = store.snapshot(std::slice::from_ref(&all));
-    assert_eq!(store.add(DType::F32, all.clone(), ones), Err(NoSpareBlock));
-    assert!(read(&second, all.clone()).iter().all(|&value| value == 1.0));
+    // Two blocks are pinned, two may be: three are left for a change.
+    rig.add(all.clone(), 1.0).unwrap();
+    let second = rig.store.snapshot(std::slice::from_ref(&all));
+    rig.add(all.clone(), 1.0).unwrap();
+    assert_eq!(rig.add(all.clone(), 1.0), Err(NoSpareBlock));
+    assert!(rig.all().iter().all(|&value| value == 3.0), "made whole or not at all");
+    assert!(read(&second, all.clone()).iter().all(|&value| value == 2.0));
+    rig.store.check_invariants();
     drop(first);
-    assert_eq!(store.add(DType::F32, all.clone(), ones), Err(NoSpareBlock), "three are needed");
-    assert_eq!(read(&store.snapshot(std::slice::from_ref(&all)), 0..8), [1.0; 2]);
+    assert_eq!(rig.add(all.clone(), 1.0), Err(NoSpareBlock), "three are needed");
+    rig.add(0..8 + BLOCK as u64, 1.0).unwrap();
     drop(second);
-    store.add(DType::F32, all.clone(), ones).unwrap();
-    store.check_invariants();
-    let values = read(&store.snapshot(std::slice::from_ref(&all)), all);
-    assert!(values.iter().all(|&value| value == 2.0));
-    // The blocks that were replaced while they were pinned are spare again.
-    let third = store.snapshot(std::slice::from_ref(&(0..8)));
-    store.add(DType::F32, 0..8, &ones[..8]).unwrap();
-    assert_eq!(read(&third, 0..8), [2.0; 2]);
-    store.check_invariants();
+    rig.add(all.clone(), 1.0).unwrap();
+    assert_eq!(rig.all()[0], 5.0);
+    assert_eq!(rig.all()[ELEMENTS as usize - 1], 4.0);
+}
+
+#[test]
+fn a_few_bytes_are_changed_in_place_unless_somebody_reads_them() {
+    let mut rig = rig(&Sgd::new(1.0), 2);
+    let homes = |rig: &Rig| (0..3).map(|place| rig.store.values.home(place)).collect::<Vec<_>>();
+    let before = homes(&rig);
+    rig.add(BLOCK as u64 - 8..BLOCK as u64 + 8, 1.0).unwrap();
+    assert_eq!(homes(&rig), before, "nothing has moved");
+    let pull = rig.store.snapshot(&[0..8]);
+    rig.add(0..8, 1.0).unwrap();
+    assert_ne!(homes(&rig), before, "the block that is read was left alone");
+    assert_eq!((read(&pull, 0..8), rig.all()[1]), (vec![0.0; 2], 1.0));
+    assert_eq!(rig.all().iter().sum::<f32>(), 6.0);
+}
+
+#[test]
+fn a_draft_that_is_given_up_was_nothing() {
+    let mut rig = rig(&Adam::new(0.1), 1);
+    let range = 0..4 * ELEMENTS;
+    let gradient = vec![1_f32; ELEMENTS as usize];
+    let bytes: &[u8] = bytemuck::cast_slice(&gradient);
+    rig.store.begin(std::slice::from_ref(&range), 1).unwrap();
+    let at = ApplyAt::new(1, 0);
+    rig.store.apply(&Adam::new(0.1), at, DType::F32, range, bytes).unwrap();
+    rig.store.discard();
+    rig.store.check_invariants();
+    rig.store.verify(&rig.journal).unwrap();
+    assert!(rig.all().iter().all(|&value| value == 0.0));
 }
 
 #[test]
 fn a_snapshot_is_read_at_any_cut() {
-    let mut store = store(&Sgd::new(1.0), 1);
+    let mut rig = rig(&Sgd::new(1.0), 1);
     let counted: Vec<f32> = (0..ELEMENTS).map(|index| index as f32).collect();
-    store.assign(0..4 * ELEMENTS, bytemuck::cast_slice(&counted)).unwrap();
-    let block = BLOCK_BYTES as u64;
+    let bytes: &[u8] = bytemuck::cast_slice(&counted);
+    rig.change(&[0..4 * ELEMENTS], |store, range| store.assign(range, bytes)).unwrap();
+    let block = BLOCK as u64;
     let ranges = [8..16, block - 8..block + 8, 3 * block - 8..3 * block];
-    let snapshot = store.snapshot(&ranges);
+    let snapshot = rig.store.snapshot(&ranges);
     for range in ranges {
         let expected = &counted[range.start as usize / 4..range.end as usize / 4];
         assert_eq!(read(&snapshot, range), expected);
@@ -78,18 +153,47 @@ fn a_snapshot_is_read_at_any_cut() {
 }
 
 #[test]
-fn slots_start_as_the_rule_says_and_belong_to_their_elements() {
-    let adam = Adam::new(0.1);
-    let mut store = store(&adam, 1);
-    let range = 8..4 * ELEMENTS - 8;
-    let gradient = vec![1_f32; (range.end - range.start) as usize / 4];
-    let bytes = bytemuck::cast_slice(&gradient);
-    store.apply(&adam, ApplyAt::new(1, 0), DType::F32, range, bytes).unwrap();
-    let m: &[f32] = bytemuck::cast_slice(store.slots[0].bytes());
-    assert_eq!((m[1], m[2], m[ELEMENTS as usize - 3], m[ELEMENTS as usize - 1]), {
-        let first = (1.0 - 0.9_f64) as f32;
-        (0.0, first, first, 0.0)
-    });
+fn values_and_slots_are_those_of_the_rule_however_they_are_written() {
+    let rule = Adam::new(0.1);
+    let (mut values, mut m, mut v) = (
+        vec![0_f32; ELEMENTS as usize],
+        vec![0_f32; ELEMENTS as usize],
+        vec![0_f32; ELEMENTS as usize],
+    );
+    let mut rigs: Vec<Rig> = [false, true]
+        .map(|past_cache| {
+            let mut rig = rig(&rule, 1);
+            rig.store.past_cache = past_cache;
+            rig
+        })
+        .into();
+    // Whole, in the middle of blocks, over their edges, and few enough to be changed in place.
+    let ranges = [0..ELEMENTS, 2..ELEMENTS - 2, 250..262, 100..500, 4..6];
+    for (count, range) in (1..).zip(ranges.iter().cycle().take(15)) {
+        let elements = range.start as usize..range.end as usize;
+        let gradient: Vec<f32> =
+            elements.clone().map(|i| (i as f32).sin() + count as f32).collect();
+        let at = ApplyAt::new(count, 0);
+        let slots: &mut [&mut [f32]] = &mut [&mut m[elements.clone()], &mut v[elements.clone()]];
+        rule.apply_f32(at, Run { values: &mut values[elements], slots, gradient: &gradient });
+        let bytes = 4 * range.start..4 * range.end;
+        for rig in &mut rigs {
+            let gradient = bytemuck::cast_slice(&gradient);
+            rig.change(std::slice::from_ref(&bytes), |store, range| {
+                store.apply(&rule, at, DType::F32, range, gradient)
+            })
+            .unwrap();
+            assert_eq!(rig.all(), values);
+            let pool = rig.store.slots.as_ref().unwrap();
+            for (index, expected) in [&m, &v].into_iter().enumerate() {
+                for (place, expected) in expected.chunks(BLOCK / 4).enumerate() {
+                    let first = index * (BLOCK + SKEW_BYTES);
+                    let slot = &pool.blocks.read(pool.home(place))[first..first + BLOCK];
+                    assert_eq!(bytemuck::cast_slice::<u8, f32>(slot), expected);
+                }
+            }
+        }
+    }
 }
 
 /// A rule whose slot starts at something else than zero.
@@ -116,10 +220,11 @@ impl Optimizer for Started {
 
 #[test]
 fn a_slot_may_start_at_any_value() {
-    let mut store = store(&Started, 1);
-    let range = 0..4 * ELEMENTS;
-    let gradient = vec![0; range.end as usize];
-    store.apply(&Started, ApplyAt::new(1, 0), DType::F32, range.clone(), &gradient).unwrap();
-    let values = read(&store.snapshot(std::slice::from_ref(&range)), range);
-    assert!(values.iter().all(|&value| value == 0.5));
+    let mut rig = rig(&Started, 1);
+    let gradient = vec![0; 4 * ELEMENTS as usize];
+    rig.change(&[0..4 * ELEMENTS], |store, range| {
+        store.apply(&Started, ApplyAt::new(1, 0), DType::F32, range, &gradient)
+    })
+    .unwrap();
+    assert!(rig.all().iter().all(|&value| value == 0.5));
 }

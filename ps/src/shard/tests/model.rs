@@ -12,9 +12,10 @@ use pushpull_common::protocol::{Envelope, Grant, Message, Outcome, Refusal};
 use pushpull_common::variable::VariableSpec;
 
 use super::actors::{Actor, DENSE, LEDGER, Pending, actor, check_whole, cut_up};
-use super::peers::{Push, unpack};
+use super::peers::{Peer, Push, unpack};
 use super::random::Random;
 use super::world::{Line, World};
+use crate::config::PsConfig;
 use crate::optimizer::Sgd;
 
 const SEEDS: u64 = 300;
@@ -33,6 +34,8 @@ pub(super) struct Model {
     pub(super) refused: BTreeSet<usize>,
     pub(super) reader: Line,
     pub(super) read: (u64, f32),
+    chief: Peer,
+    kills: usize,
 }
 
 impl Model {
@@ -46,9 +49,11 @@ impl Model {
         let last_step = 3 + random.below(30);
         let (mut world, lines) = World::ready(variables, Sgd::new(1.0), |config| {
             let timeout = Some(Duration::from_secs(3));
-            config.last_step(last_step).lease(LEASE).inbox_pushes(rooms).token_timeout(timeout)
+            let config = config.last_step(last_step).lease(LEASE).inbox_pushes(rooms);
+            // Small blocks, so that pushes span several and rows are few in them.
+            PsConfig { block_bytes: 256, ..config.token_timeout(timeout).integrity_full(true) }
         });
-        let reader = lines[0];
+        let (reader, chief) = (lines[0], super::peers::chief());
         world.chop = 16 + random.below(800) as usize;
         let actors = (1..=2 + random.below(3) as u32).map(actor).collect();
         Model {
@@ -62,6 +67,8 @@ impl Model {
             refused: BTreeSet::new(),
             reader,
             read: (0, 0.0),
+            chief,
+            kills: 0,
         }
     }
 
@@ -72,6 +79,7 @@ impl Model {
             0..=299 => self.act(index),
             300..=307 => self.disconnect(index),
             308 => self.restart(index),
+            392..=395 => self.kill_server(),
             309 => self.leave(index),
             310..=312 => self.withdraw(index),
             313..=319 => self.resend_settled(index),
@@ -244,6 +252,16 @@ impl Model {
         self.world.say(line, message::ReturnToken { token, generation }.into());
     }
 
+    /// The server is killed and starts again on what it has left.
+    fn kill_server(&mut self) {
+        self.world.restart(0).expect("its state is sound");
+        self.kills += 1;
+        for index in 0..self.actors.len() {
+            self.forget_line(index);
+        }
+        self.reader = self.world.join(0, &mut self.chief);
+    }
+
     /// Somebody reads everything, and finds a whole number of pushes.
     fn read(&mut self) {
         self.world.pull(self.reader, 0);
@@ -328,7 +346,7 @@ impl Model {
 fn random_lives_lose_nothing_and_apply_nothing_twice() {
     let seeds = std::env::var("PUSHPULL_SEED").ok().and_then(|seed| seed.parse().ok());
     let seeds = seeds.map_or(0..SEEDS, |seed: u64| seed..seed + 1);
-    let (mut pushes, mut unknown, mut refused) = (0, 0, 0);
+    let (mut pushes, mut unknown, mut refused, mut kills) = (0, 0, 0, 0);
     for seed in seeds {
         let told = super::random::TellSeed(seed);
         let mut model = Model::new(seed);
@@ -339,7 +357,8 @@ fn random_lives_lose_nothing_and_apply_nothing_twice() {
         pushes += model.acknowledged.len();
         unknown += model.unknown.len();
         refused += model.refused.len();
+        kills += model.kills;
         drop(told);
     }
-    println!("{pushes} pushes acknowledged, {unknown} unknown, {refused} refused");
+    println!("{pushes} pushes acknowledged, {unknown} unknown, {refused} refused, {kills} kills");
 }

@@ -105,7 +105,9 @@ fn a_pull_sees_all_of_a_push_or_nothing() {
             break;
         }
     }
-    assert!(slices >= 10, "each push takes several slices");
+    world.pull(b, 2);
+    seen.push(unpack(world.streamed(b).unwrap()).1);
+    assert!(slices >= 5, "the second push takes several slices");
     assert!(seen.is_sorted() && [0, 1, 2].iter().all(|version| seen.contains(version)), "{seen:?}");
 }
 
@@ -130,24 +132,28 @@ fn what_is_being_sent_does_not_change_while_pushes_are_applied() {
 
 #[test]
 fn an_update_waits_for_spare_memory_and_goes_on_when_a_pull_is_sent() {
-    // A part of a MiB needs all its blocks at once: there are sixteen of 64 KiB, and four spare.
+    // A push needs as many blocks as it changes, 80, and 20 more may be pinned.
     let (mut world, a, b) = large(20 * (64 << 10));
     world.pull(b, 0);
     let pinned = world.streamed(b).unwrap();
     push_large(&mut world, a, 1);
+    assert_eq!(world.work(), Work::Idle);
+    push_large(&mut world, a, 2);
     assert_eq!(world.work(), Work::Blocked);
     assert_eq!(world.slice(0), Work::Blocked, "for as long as it takes");
     // It has not begun: others read on, and what they read is the same version.
-    all_are(&world.values(a), 0.0);
+    all_are(&world.values(a), -1.0);
     let heartbeat = world.say(b, message::Heartbeat {}.into());
     assert!(world.answer(b, heartbeat).is_some(), "and all else goes on");
     all_are(&unpack(pinned).0, 0.0);
     assert_eq!(world.work(), Work::Idle);
-    all_are(&world.values(b), -1.0);
+    all_are(&world.values(b), -2.0);
     // Many pulls and pushes later no block is lost.
-    for sequence in 2..8 {
+    for sequence in (3..13).step_by(2) {
         world.pull(b, 0);
         push_large(&mut world, a, sequence);
+        assert_eq!(world.work(), Work::Idle);
+        push_large(&mut world, a, sequence + 1);
         assert_eq!(world.work(), Work::Blocked);
         all_are(&unpack(world.streamed(b).unwrap()).0, 1.0 - sequence as f32);
         assert_eq!(world.work(), Work::Idle);

@@ -138,20 +138,23 @@ fn a_push_of_many_slices_ends_each_between_two_elements() {
             DType::F64 => bytes_of(&vec![1_f64; large as usize]),
             _ => bytes_of(&vec![1_f32; large as usize]),
         });
-        let push = gradient(&mut world, line, 1);
         let parts: Vec<(u64, &[u8])> =
             (0_u64..).step_by(1 << 20).zip(body.chunks(1 << 20)).collect();
+        // The first is applied as it comes; the second has to wait for it.
+        let push = gradient(&mut world, line, 1);
+        world.push(line, &push, &parts);
+        let push = gradient(&mut world, line, 2);
         let request = world.push(line, &push, &parts);
-        assert_eq!(world.slice(0), Work::More);
+        assert_eq!((world.slice(0), world.slice(0)), (Work::More, Work::More));
         assert_eq!(world.answer(line, request), None, "answered when it is applied");
         world.work();
         applied(&world.answer(line, request).unwrap());
         let values = world.values(line);
         let start = (4 * odd as usize).next_multiple_of(8);
-        assert_eq!(f32s(&values[..4 * odd as usize]), vec![-1.0; odd as usize]);
+        assert_eq!(f32s(&values[..4 * odd as usize]), vec![-2.0; odd as usize]);
         match dtype {
-            DType::F64 => assert!(f64s(&values[start..]).iter().all(|&v| v == -1.0)),
-            _ => assert!(f32s(&values[start..]).iter().all(|&v| v == -1.0)),
+            DType::F64 => assert!(f64s(&values[start..]).iter().all(|&v| v == -2.0)),
+            _ => assert!(f32s(&values[start..]).iter().all(|&v| v == -2.0)),
         }
     }
 }

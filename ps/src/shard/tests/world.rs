@@ -12,10 +12,13 @@ use pushpull_common::protocol::{Envelope, Message, Refusal};
 use pushpull_common::variable::VariableSpec;
 
 use super::peers::{Peer, chief, identity, pack, place};
-use crate::arena::{Arena, Budget};
+use crate::arena::shelf::Shelf;
+use crate::arena::{Budget, Place};
 use crate::config::PsConfig;
+use crate::error::StorageError;
 use crate::metrics::{Counters, Metrics};
 use crate::optimizer::Optimizer;
+use crate::shard::durable::{Life, Parts};
 use crate::shard::output::{Output, PulledParts};
 use crate::shard::work::Work;
 use crate::shard::{Input, Shard, TICK};
@@ -44,11 +47,17 @@ pub(super) struct World {
     /// The last numbers of members, by shard.
     pub(super) members: Vec<(usize, usize)>,
     pub(super) now: Instant,
+    shelves: Vec<Shelf>,
+    config: Arc<PsConfig>,
+    budget: Budget,
     /// Bytes that a body is delivered in at a time.
     pub(super) chop: usize,
     next_connection: u64,
     next_request: u64,
 }
+
+/// What the processes of the world bring along.
+const LIFE: Life = Life { boot: [7; 16], arena: 1, epoch_base: 0 };
 
 impl World {
     /// Shards for these variables, nothing declared.
@@ -62,19 +71,28 @@ impl World {
         let budget = Budget::new(config.storage.bytes_max());
         let (config, identity) = (Arc::new(config), Arc::new(identity()));
         let counters: Vec<_> = (0..config.shards).map(|_| Arc::new(Counters::default())).collect();
-        let shard = |(index, counters): (usize, &Arc<Counters>)| {
+        let now = Instant::now();
+        let mut shelves = Vec::new();
+        let mut shards = Vec::new();
+        for (index, counters) in counters.iter().enumerate() {
             let id = ShardId { task: 0, shard: index as u16 };
             let (config, identity) = (config.clone(), identity.clone());
-            Shard::new(id, config, identity, Arena::Anonymous, budget.clone(), counters.clone(), 0)
-        };
+            let (budget, counters, shelf) = (budget.clone(), counters.clone(), Shelf::default());
+            let parts = Parts { id, config, identity, budget, counters };
+            shards.push(Shard::open(parts, Place::Shelf(shelf.clone()), LIFE, now).unwrap());
+            shelves.push(shelf);
+        }
         World {
-            shards: counters.iter().enumerate().map(shard).collect(),
+            shards,
+            shelves,
+            config: config.clone(),
+            budget,
             catalogue: place(variables, config.shards),
             members: vec![(0, 0); counters.len()],
             counters,
             heard: BTreeMap::new(),
             closed: BTreeSet::new(),
-            now: Instant::now(),
+            now,
             chop: usize::MAX,
             next_connection: 1,
             next_request: 1,
@@ -99,6 +117,45 @@ impl World {
             assert!(matches!(ready, Message::Ready(_)), "{ready:?}");
         }
         (world, lines)
+    }
+
+    /// Kills the process of a shard and starts it again: its connections are gone.
+    pub(super) fn restart(&mut self, shard: usize) -> Result<(), StorageError> {
+        // SAFETY: nobody but this test's thread touches them.
+        let files = unsafe { self.shelves[shard].contents() };
+        self.reopen(shard, files)
+    }
+
+    /// Replaces a shard by one that opens these files.
+    pub(super) fn reopen(
+        &mut self,
+        shard: usize,
+        files: BTreeMap<String, Vec<u8>>,
+    ) -> Result<(), StorageError> {
+        let lines: Vec<Line> = self.heard.keys().copied().filter(|l| l.shard == shard).collect();
+        for line in lines {
+            self.heard.remove(&line);
+            self.closed.insert(line);
+        }
+        self.shelves[shard] = Shelf::with(files);
+        // Its memory is given back before it is taken again.
+        let unborn = self.parts(shard);
+        let life = Life { arena: 2, ..LIFE };
+        self.shards[shard] = Shard::open(unborn, Place::Anonymous, life, self.now)?;
+        let place = Place::Shelf(self.shelves[shard].clone());
+        self.shards[shard] = Shard::open(self.parts(shard), place, LIFE, self.now)?;
+        while self.shards[shard].poll_output().is_some() {}
+        Ok(())
+    }
+
+    fn parts(&self, shard: usize) -> Parts {
+        Parts {
+            id: ShardId { task: 0, shard: shard as u16 },
+            config: self.config.clone(),
+            identity: Arc::new(identity()),
+            budget: self.budget.clone(),
+            counters: self.counters[shard].clone(),
+        }
     }
 
     pub(super) fn metrics(&self) -> Metrics {

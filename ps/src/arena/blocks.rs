@@ -1,0 +1,210 @@
+//! Blocks of equal size, which can be pinned: read by others while the owner goes on.
+//!
+//! This is one of the few files that may hold `unsafe` code. A block that somebody reads is not
+//! lent for writing.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::memory::{Memory, copy_past_cache};
+#[cfg(any(test, feature = "zoo"))]
+use super::witness;
+
+/// Where blocks lie in their memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Grid {
+    /// Where the first starts.
+    pub(crate) offset: usize,
+    /// The bytes of one.
+    pub(crate) block_bytes: usize,
+    /// From the start of one to the start of the next.
+    pub(crate) stride: usize,
+    /// How many there are.
+    pub(crate) count: usize,
+}
+
+impl Grid {
+    /// The bytes of memory that the blocks take, with what lies before them.
+    pub(crate) fn need(&self) -> u64 {
+        (self.stride as u64).saturating_mul(self.count as u64).saturating_add(self.offset as u64)
+    }
+}
+
+/// Blocks of equal size, lent by number. A block can be pinned: then it is not lent for writing
+/// until every pin on it is gone, and who holds a pin reads it without borrowing this.
+#[derive(Debug)]
+pub(crate) struct Blocks {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    memory: Memory,
+    grid: Grid,
+    /// How many pins each block has. Only the owner of the [`Blocks`] pins; anybody unpins.
+    pins: Box<[AtomicU32]>,
+}
+
+impl Shared {
+    fn start(&self, block: u32) -> usize {
+        assert!((block as usize) < self.grid.count, "block {block} of {}", self.grid.count);
+        self.grid.offset + block as usize * self.grid.stride
+    }
+
+    fn pointer(&self, block: u32) -> *mut u8 {
+        // SAFETY: `start` checked the block's number, and the mapping holds them all.
+        unsafe { (self.memory.address() as *mut u8).add(self.start(block)) }
+    }
+}
+
+impl Blocks {
+    /// Blocks in this memory.
+    ///
+    /// # Panics
+    /// If the memory is too short for them.
+    pub(crate) fn new(memory: Memory, grid: Grid) -> Blocks {
+        assert!(grid.need() <= memory.len() as u64 && grid.block_bytes <= grid.stride);
+        let pins = (0..grid.count).map(|_| AtomicU32::new(0)).collect();
+        Blocks { shared: Arc::new(Shared { memory, grid, pins }) }
+    }
+
+    pub(crate) fn is_pinned(&self, block: u32) -> bool {
+        // Acquire: what the reader read before it let go is not overwritten before.
+        self.shared.pins[block as usize].load(Ordering::Acquire) > 0
+    }
+
+    pub(crate) fn read(&self, block: u32) -> &[u8] {
+        // SAFETY: `pointer` stays inside the mapping. Writing needs `&mut self`.
+        unsafe {
+            std::slice::from_raw_parts(self.shared.pointer(block), self.shared.grid.block_bytes)
+        }
+    }
+
+    /// The block for writing.
+    ///
+    /// # Panics
+    /// If the block is pinned: the caller takes another block then.
+    pub(crate) fn write(&mut self, block: u32) -> &mut [u8] {
+        assert!(!self.is_pinned(block), "block {block} is not written while it is read");
+        let bytes = self.shared.grid.block_bytes;
+        #[cfg(any(test, feature = "zoo"))]
+        witness::lent(self.shared.memory.address(), self.shared.start(block), bytes);
+        // SAFETY: as in `read`. `&mut self` excludes other borrows of this `Blocks`, which is the
+        // only one of its mapping; the assertion excludes readers that hold a pin.
+        unsafe { std::slice::from_raw_parts_mut(self.shared.pointer(block), bytes) }
+    }
+
+    /// Copies bytes into a block past the cache; see [`Memory::stream`].
+    ///
+    /// # Panics
+    /// If the block is pinned, or the bytes do not fit.
+    pub(crate) fn stream(&mut self, block: u32, start: usize, source: &[u8]) {
+        let bytes = self.shared.grid.block_bytes;
+        assert!(!self.is_pinned(block), "block {block} is not written while it is read");
+        assert!(start <= bytes && source.len() <= bytes - start, "it fits");
+        #[cfg(any(test, feature = "zoo"))]
+        witness::streaming(
+            self.shared.memory.address(),
+            self.shared.start(block) + start,
+            source.len(),
+        );
+        // SAFETY: as in `write`; the assertion keeps the bytes inside the block. `source` may be
+        // another block of this mapping, but not this one, which `&mut self` and the missing pin
+        // make ours alone.
+        unsafe { copy_past_cache(self.shared.pointer(block).add(start), source) };
+    }
+
+    /// Copies a stretch of one block to the same place of another, past the cache; nothing if they
+    /// are the same.
+    ///
+    /// # Panics
+    /// If the block to write is pinned, or there is no such stretch.
+    pub(crate) fn stream_from(&mut self, from: u32, to: u32, within: std::ops::Range<usize>) {
+        if from == to {
+            return;
+        }
+        let pointer = self.shared.pointer(from);
+        // SAFETY: as in `read`. The stretch is written to another block, and blocks do not overlap.
+        let from = unsafe { std::slice::from_raw_parts(pointer, self.shared.grid.block_bytes) };
+        self.stream(to, within.start, &from[within]);
+    }
+
+    /// Where a block lies in its file.
+    pub(crate) fn offset(&self, block: u32) -> usize {
+        self.shared.start(block)
+    }
+
+    /// Two blocks, one for reading and one for writing.
+    ///
+    /// # Panics
+    /// If they are the same, or the one to write is pinned.
+    pub(crate) fn read_and_write(&mut self, from: u32, to: u32) -> (&[u8], &mut [u8]) {
+        assert_ne!(from, to, "a block is not read while it is written");
+        let bytes = self.shared.grid.block_bytes;
+        let pointer = self.shared.pointer(from);
+        // SAFETY: as in `read`. The other slice is of another block, and blocks do not overlap.
+        let from = unsafe { std::slice::from_raw_parts(pointer, bytes) };
+        let to = self.write(to);
+        (from, to)
+    }
+
+    /// Pins the blocks until the result is dropped.
+    pub(crate) fn pin(&self, blocks: Vec<u32>) -> Pins {
+        for &block in &blocks {
+            self.shared.pins[block as usize].fetch_add(1, Ordering::Relaxed);
+        }
+        Pins { shared: self.shared.clone(), blocks }
+    }
+}
+
+/// Pinned blocks, readable until this is dropped, on any thread.
+#[derive(Debug)]
+pub(crate) struct Pins {
+    shared: Arc<Shared>,
+    blocks: Vec<u32>,
+}
+
+impl Pins {
+    /// The `index`-th of the pinned blocks.
+    pub(crate) fn read(&self, index: usize) -> &[u8] {
+        // SAFETY: `pointer` stays inside the mapping. The block is pinned for as long as `self`
+        // lives, so it is not lent for writing.
+        unsafe {
+            std::slice::from_raw_parts(
+                self.shared.pointer(self.blocks[index]),
+                self.shared.grid.block_bytes,
+            )
+        }
+    }
+}
+
+impl Drop for Pins {
+    fn drop(&mut self) {
+        for &block in &self.blocks {
+            self.shared.pins[block as usize].fetch_sub(1, Ordering::Release);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pinned_block_is_read_only() {
+        let grid = Grid { offset: 8, block_bytes: 64, stride: 80, count: 2 };
+        assert_eq!(grid.need(), 168);
+        let mut blocks = Blocks::new(Memory::anonymous(168).unwrap(), grid);
+        blocks.write(1).fill(7);
+        let pins = blocks.pin(vec![1, 1]);
+        blocks.write(0).fill(8);
+        blocks.stream(0, 63, &[9]);
+        assert_eq!((pins.read(0)[0], blocks.read(0)[62], blocks.read(0)[63]), (7, 8, 9));
+        let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            blocks.write(1);
+        }));
+        assert!(refused.is_err());
+        std::thread::spawn(move || assert_eq!(pins.read(1)[63], 7)).join().unwrap();
+        blocks.write(1).fill(9);
+    }
+}

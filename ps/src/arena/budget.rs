@@ -1,0 +1,66 @@
+//! The bytes that the shards of a task may use together.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::error::StorageError;
+
+/// The bytes that all shards of a task may use together.
+#[derive(Clone, Debug)]
+pub(crate) struct Budget(Arc<AtomicU64>);
+
+impl Budget {
+    pub(crate) fn new(bytes_max: u64) -> Self {
+        Budget(Arc::new(AtomicU64::new(bytes_max)))
+    }
+
+    /// The bytes nobody has taken.
+    pub(crate) fn left(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Takes `bytes` off the budget; they come back when the loan is dropped.
+    pub(crate) fn take(&self, bytes: u64) -> Result<Loan, StorageError> {
+        let taken = self
+            .0
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(bytes));
+        match taken {
+            Ok(_) => Ok(Loan { budget: self.clone(), bytes }),
+            Err(limit) => Err(StorageError::DoesNotFit { need: bytes, limit }),
+        }
+    }
+}
+
+/// Bytes taken off a [`Budget`].
+#[derive(Debug)]
+pub(crate) struct Loan {
+    budget: Budget,
+    bytes: u64,
+}
+
+impl Loan {
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl Drop for Loan {
+    fn drop(&mut self) {
+        self.budget.0.fetch_add(self.bytes, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_budget_comes_back_when_the_loan_is_dropped() {
+        let budget = Budget::new(100);
+        let loan = budget.take(60).unwrap();
+        let error = budget.take(60).unwrap_err();
+        assert!(matches!(error, StorageError::DoesNotFit { need: 60, limit: 40 }));
+        drop(loan);
+        budget.take(100).unwrap();
+    }
+}

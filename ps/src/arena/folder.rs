@@ -1,0 +1,174 @@
+//! The state directory: private, locked, and a folder for each shard.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use super::reserve;
+use crate::error::StorageError;
+
+/// A state directory that this server alone uses.
+#[derive(Debug)]
+pub(crate) struct StateDirectory {
+    path: PathBuf,
+    /// Held for its lock, which the kernel releases however the process ends.
+    _lock: File,
+}
+
+impl StateDirectory {
+    /// Creates the directory if need be, and locks it.
+    pub(crate) fn open(path: &Path) -> Result<Self, StorageError> {
+        create_private(path)?;
+        let lock_path = path.join("lock");
+        let lock = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .mode(0o600)
+            .open(&lock_path)
+            .map_err(|source| io_error("open", &lock_path, source))?;
+        rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).map_err(
+            |error| match error {
+                rustix::io::Errno::WOULDBLOCK => StorageError::Locked { path: path.to_owned() },
+                error => io_error("lock", &lock_path, error.into()),
+            },
+        )?;
+        Ok(StateDirectory { path: path.to_owned(), _lock: lock })
+    }
+
+    /// The folder of one shard's arena, created if need be.
+    pub(crate) fn shard(&self, shard: u16) -> Result<Folder, StorageError> {
+        let path = self.path.join(format!("shard-{shard}"));
+        create_private(&path)?;
+        Ok(Folder { path })
+    }
+}
+
+/// The folder of one shard's arena.
+#[derive(Clone, Debug)]
+pub(crate) struct Folder {
+    path: PathBuf,
+}
+
+impl Folder {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// The names of its files.
+    pub(crate) fn names(&self) -> Result<Vec<String>, StorageError> {
+        let failed = |source| io_error("list", &self.path, source);
+        let entries = std::fs::read_dir(&self.path).map_err(failed)?;
+        entries
+            .map(|entry| Ok(entry.map_err(failed)?.file_name().to_string_lossy().into_owned()))
+            .collect()
+    }
+
+    /// A new file with real space behind every byte, all zeros.
+    pub(crate) fn create(&self, name: &str, bytes: u64) -> Result<File, StorageError> {
+        let path = self.path(name);
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create_new(true).mode(0o600);
+        let file = options.open(&path).map_err(|source| io_error("create", &path, source))?;
+        reserve(&file, bytes).map_err(|source| io_error("reserve space for", &path, source))?;
+        Ok(file)
+    }
+
+    /// A file that is there, if it is there; and if it is ours alone.
+    pub(crate) fn open(&self, name: &str) -> Result<Option<File>, StorageError> {
+        let path = self.path(name);
+        let flags = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
+        let opened = OpenOptions::new().read(true).write(true).custom_flags(flags).open(&path);
+        let file = match opened {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(io_error("open", &path, error)),
+        };
+        let metadata = file.metadata().map_err(|source| io_error("inspect", &path, source))?;
+        let refuse = |reason: String| Err(StorageError::Unsafe { path: path.clone(), reason });
+        if !metadata.is_file() {
+            return refuse("it is not a file".into());
+        }
+        if metadata.uid() != rustix::process::geteuid().as_raw() {
+            return refuse(format!("it belongs to user {}", metadata.uid()));
+        }
+        if metadata.nlink() != 1 {
+            return refuse(format!("it has {} names", metadata.nlink()));
+        }
+        Ok(Some(file))
+    }
+
+    pub(crate) fn rename(&self, from: &str, to: &str) -> Result<(), StorageError> {
+        let (from, to) = (self.path(from), self.path(to));
+        std::fs::rename(&from, to).map_err(|source| io_error("rename", &from, source))
+    }
+
+    /// Removes a file, if it is there.
+    pub(crate) fn remove(&self, name: &str) -> Result<(), StorageError> {
+        let path = self.path(name);
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(io_error("remove", &path, error))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn create_private(path: &Path) -> Result<(), StorageError> {
+    let created = DirBuilder::new().recursive(true).mode(0o700).create(path);
+    created.map_err(|source| io_error("create the directory", path, source))?;
+    let metadata = path.metadata().map_err(|source| io_error("inspect", path, source))?;
+    let refuse = |reason: String| Err(StorageError::Unsafe { path: path.to_owned(), reason });
+    if !metadata.is_dir() {
+        return refuse("it is not a directory".into());
+    }
+    if metadata.mode() & 0o022 != 0 {
+        return refuse(format!("its mode {:o} lets others write", metadata.mode() & 0o777));
+    }
+    if metadata.uid() != rustix::process::geteuid().as_raw() {
+        return refuse(format!("it belongs to user {}", metadata.uid()));
+    }
+    Ok(())
+}
+
+pub(super) fn io_error(doing: &'static str, path: &Path, source: io::Error) -> StorageError {
+    StorageError::Io { doing, path: path.to_owned(), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_is_private_and_locked() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("state");
+        let state = StateDirectory::open(&path).unwrap();
+        assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o700);
+        assert!(matches!(StateDirectory::open(&path), Err(StorageError::Locked { .. })));
+        drop(state);
+        StateDirectory::open(&path).unwrap();
+
+        let open = root.path().join("open");
+        std::fs::create_dir(&open).unwrap();
+        std::fs::set_permissions(&open, std::os::unix::fs::PermissionsExt::from_mode(0o777))
+            .unwrap();
+        assert!(matches!(StateDirectory::open(&open), Err(StorageError::Unsafe { .. })));
+    }
+
+    #[test]
+    fn files_that_others_can_reach_are_refused() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = StateDirectory::open(root.path()).unwrap().shard(0).unwrap();
+        folder.create("values-1", 10).unwrap();
+        assert_eq!(folder.path("values-1").metadata().unwrap().mode() & 0o777, 0o600);
+        assert!(folder.open("values-1").unwrap().is_some());
+        assert!(folder.open("values-2").unwrap().is_none());
+        std::fs::hard_link(folder.path("values-1"), root.path().join("other")).unwrap();
+        assert!(matches!(folder.open("values-1"), Err(StorageError::Unsafe { .. })));
+        std::os::unix::fs::symlink(root.path().join("other"), folder.path("values-2")).unwrap();
+        assert!(matches!(folder.open("values-2"), Err(StorageError::Io { .. })));
+    }
+}

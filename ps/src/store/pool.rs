@@ -1,0 +1,144 @@
+//! Blocks with two lives: what they hold by the last commit, and what the next will make of it.
+//!
+//! A change never touches a block that the committed tables name. It writes a spare block, the
+//! *shadow*; the commit names the shadow in the block's place, and the old one is spare when
+//! nobody reads it any more. Spares are taken last in, first out, so that a small model goes to and
+//! fro between two homes that stay in cache.
+
+use crate::arena::{Blocks, Pins};
+
+/// All spare blocks are pinned: the change goes on when a pull has been sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NoSpareBlock;
+
+/// Blocks by their place in the variables, over blocks by their place in memory.
+///
+/// Invariants: `homes`, `shadows`, `spare`, `freed` and `retired` together name every block exactly
+/// once.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    pub(crate) blocks: Blocks,
+    homes: Vec<u32>,
+    shadows: Vec<Option<u32>>,
+    /// The places that have a shadow.
+    drafted: Vec<u32>,
+    /// Blocks nobody uses.
+    spare: Vec<u32>,
+    /// Blocks that a commit under way replaces: they are spare once it is made.
+    freed: Vec<u32>,
+    /// Blocks that were replaced while they were pinned.
+    retired: Vec<u32>,
+}
+
+/// Where a change of a block is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shadow {
+    /// The block to write.
+    pub(crate) block: u32,
+    /// The block that holds what is to be changed: the home, or the shadow itself once it does.
+    pub(crate) from: u32,
+}
+
+impl Pool {
+    /// A pool whose places are held by these blocks.
+    pub(crate) fn new(blocks: Blocks, count: u32, homes: Vec<u32>) -> Pool {
+        let mut used = vec![false; count as usize];
+        for &home in &homes {
+            used[home as usize] = true;
+        }
+        // The first is taken last, so that blocks and their shadows keep their order.
+        let spare = (0..count).rev().filter(|&block| !used[block as usize]).collect();
+        let shadows = vec![None; homes.len()];
+        let (drafted, freed, retired) = (Vec::new(), Vec::new(), Vec::new());
+        Pool { blocks, homes, shadows, drafted, spare, freed, retired }
+    }
+
+    /// How many places there are.
+    pub(crate) fn places(&self) -> usize {
+        self.homes.len()
+    }
+
+    /// The block that holds a place by the last commit.
+    pub(crate) fn home(&self, place: usize) -> u32 {
+        self.homes[place]
+    }
+
+    pub(crate) fn home_is_pinned(&self, place: usize) -> bool {
+        self.blocks.is_pinned(self.homes[place])
+    }
+
+    /// How many shadows can be had.
+    pub(crate) fn spare(&mut self) -> usize {
+        let blocks = &self.blocks;
+        self.spare.extend(self.retired.extract_if(.., |&mut block| !blocks.is_pinned(block)));
+        self.spare.len()
+    }
+
+    /// How many of these places have no shadow yet.
+    pub(crate) fn undrafted(&self, places: impl Iterator<Item = usize>) -> usize {
+        places.filter(|&place| self.shadows[place].is_none()).count()
+    }
+
+    /// The shadow of a place, made if need be.
+    pub(crate) fn shadow(&mut self, place: usize) -> Result<Shadow, NoSpareBlock> {
+        if let Some(block) = self.shadows[place] {
+            return Ok(Shadow { block, from: block });
+        }
+        if self.spare.is_empty() {
+            self.spare();
+        }
+        let block = self.spare.pop().ok_or(NoSpareBlock)?;
+        self.shadows[place] = Some(block);
+        self.drafted.push(place as u32);
+        Ok(Shadow { block, from: self.homes[place] })
+    }
+
+    /// The places that have a shadow, and it.
+    pub(crate) fn drafted(&self) -> impl Iterator<Item = (usize, u32)> {
+        self.drafted
+            .iter()
+            .filter_map(|&place| self.shadows[place as usize].map(|block| (place as usize, block)))
+    }
+
+    /// Makes every shadow the home of its place, as the commit under way says.
+    pub(crate) fn publish(&mut self) {
+        for place in self.drafted.drain(..) {
+            if let Some(block) = self.shadows[place as usize].take() {
+                self.freed.push(std::mem::replace(&mut self.homes[place as usize], block));
+            }
+        }
+    }
+
+    /// The commit is made: what it has replaced is free.
+    pub(crate) fn committed(&mut self) {
+        for block in self.freed.drain(..) {
+            match self.blocks.is_pinned(block) {
+                true => self.retired.push(block),
+                false => self.spare.push(block),
+            }
+        }
+    }
+
+    /// Forgets every shadow.
+    pub(crate) fn discard(&mut self) {
+        for place in self.drafted.drain(..) {
+            self.spare.extend(self.shadows[place as usize].take());
+        }
+    }
+
+    /// Pins the homes of these places.
+    pub(crate) fn pin(&self, places: impl Iterator<Item = u32>) -> Pins {
+        self.blocks.pin(places.map(|place| self.homes[place as usize]).collect())
+    }
+
+    /// Asserts the invariants; for tests and the simulator.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn check_invariants(&self) {
+        let shadows = self.shadows.iter().flatten();
+        let free = self.spare.iter().chain(&self.freed).chain(&self.retired);
+        let mut all: Vec<u32> = self.homes.iter().chain(shadows).chain(free).copied().collect();
+        all.sort_unstable();
+        assert!(all.iter().copied().eq(0..all.len() as u32), "every block once: {all:?}");
+        assert_eq!(self.drafted.len(), self.shadows.iter().flatten().count());
+    }
+}

@@ -1,0 +1,60 @@
+//! Planted bugs, so that it can be seen that the tests would find them.
+//!
+//! Only with the feature `zoo` are they compiled in, and then one is chosen by a value that is
+//! passed in. Without it [`Zoo::has`] is `false` at compile time.
+
+/// A bug that somebody could have written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(
+    not(feature = "zoo"),
+    allow(dead_code, unreachable_pub, reason = "chosen with the feature only")
+)]
+#[non_exhaustive]
+pub enum Bug {
+    /// An answer leaves before what it says is committed.
+    AcknowledgeBeforeCommit,
+    /// The window and the step are committed before the blocks.
+    SequenceBeforeFlip,
+    /// A restarted client is taken for its older self.
+    NoIncarnation,
+    /// What was streamed is not waited for before it is named.
+    MissingFence,
+    /// The data is not flushed before what names it.
+    SkipFsync,
+    /// A checkpoint is published before it is read again.
+    PublishBeforeVerify,
+    /// A recovery that is killed is not begun again.
+    RecoveryNotIdempotent,
+    /// An outcome is forgotten while its push may still come again.
+    EvictLiveOutcome,
+    /// Rows are changed before what they held is kept.
+    UndoAfterWrite,
+    /// Blocks are reused before the commit that frees them.
+    ReuseBeforeCommit,
+}
+
+/// Which bug is planted, if any.
+#[cfg_attr(not(feature = "zoo"), allow(unreachable_pub, reason = "public with the feature only"))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Zoo {
+    #[cfg(feature = "zoo")]
+    bug: Option<Bug>,
+}
+
+impl Zoo {
+    /// With this bug.
+    #[cfg(feature = "zoo")]
+    pub fn with(bug: Bug) -> Zoo {
+        Zoo { bug: Some(bug) }
+    }
+
+    #[cfg(feature = "zoo")]
+    pub(crate) fn has(self, bug: Bug) -> bool {
+        self.bug == Some(bug)
+    }
+
+    #[cfg(not(feature = "zoo"))]
+    pub(crate) fn has(self, _bug: Bug) -> bool {
+        false
+    }
+}

@@ -1,0 +1,129 @@
+//! A server that is started again on its state goes on where it stopped.
+
+use pushpull::blocking::Worker;
+use pushpull::{Adam, Ps, PsConfig, Push, Sgd, Storage, TaskId, WorkerConfig};
+
+use crate::cluster::{block_on, spec, vector};
+
+/// A server on a Unix socket, so that it has the same address in each life.
+struct Server {
+    directory: tempfile::TempDir,
+    ps: Option<Ps>,
+}
+
+impl Server {
+    fn start() -> Server {
+        let mut server = Server { directory: tempfile::tempdir().unwrap(), ps: None };
+        server.restart();
+        server
+    }
+
+    fn address(&self) -> String {
+        format!("unix:{}", self.directory.path().join("ps.sock").display())
+    }
+
+    fn config(&self) -> PsConfig {
+        let state = self.directory.path().join("state");
+        let storage = Storage::Directory { state, bytes_max: 1 << 26 };
+        let cluster = spec([self.address()], 2);
+        PsConfig::new(cluster, TaskId::ps(0), Adam::new(0.5)).shards(2).storage(storage)
+    }
+
+    fn stop(&mut self) {
+        if let Some(ps) = self.ps.take() {
+            block_on(ps.serve(async {})).unwrap();
+        }
+    }
+
+    fn restart(&mut self) {
+        self.stop();
+        let listener = block_on(Ps::listen(&self.address())).unwrap();
+        self.ps = Some(listener.start(self.config()).unwrap());
+    }
+
+    fn worker(&self, index: u32) -> Worker {
+        let cluster = spec([self.address()], 2);
+        Worker::connect(WorkerConfig::new(cluster, TaskId::worker(index))).unwrap()
+    }
+}
+
+#[test]
+fn a_restart_is_nothing_but_time_to_a_training_loop() {
+    let mut server = Server::start();
+    let mut undisturbed = Server::start();
+    let mut results = Vec::new();
+    for (server, restarts) in [(&mut server, true), (&mut undisturbed, false)] {
+        let mut worker = server.worker(0);
+        let variables = [vector("a", 40_000), vector("b", 7)];
+        let mut params = worker.join(&variables, |_| ()).unwrap();
+        for step in 0..12_u64 {
+            let token = worker.token().unwrap().unwrap();
+            if restarts && step % 3 == 0 {
+                server.restart();
+            }
+            worker.pull(&token, &mut params).unwrap();
+            if restarts && step % 4 == 1 {
+                server.restart();
+            }
+            let mut gradients = worker.gradients();
+            gradients.view_mut::<f32>("a").unwrap().fill(1.0 + step as f32);
+            gradients.view_mut::<f32>("b").unwrap().fill(params.view::<f32>("a").unwrap()[9]);
+            let applied = worker.push(token, gradients).unwrap();
+            assert_eq!(applied, Push::Applied { step: step + 1, staleness: 0 });
+        }
+        let token = worker.token().unwrap().unwrap();
+        worker.pull(&token, &mut params).unwrap();
+        results.push((
+            params.view::<f32>("a").unwrap().to_vec(),
+            params.view::<f32>("b").unwrap().to_vec(),
+        ));
+        worker.leave().unwrap();
+        server.stop();
+    }
+    assert!(results[0] == results[1], "bit for bit, the slots of Adam and all");
+    assert_ne!(results[0].1[0], 0.0);
+}
+
+#[test]
+fn a_chief_started_again_keeps_the_living_state() {
+    let mut server = Server::start();
+    let mut chief = server.worker(0);
+    chief.join(&[vector("w", 3)], |_| ()).unwrap();
+    let token = chief.token().unwrap().unwrap();
+    let mut gradients = chief.gradients();
+    gradients.view_mut::<f32>("w").unwrap().fill(1.0);
+    chief.push(token, gradients).unwrap();
+    // Both die; neither has said farewell.
+    drop(chief);
+    server.restart();
+    let mut chief = server.worker(0);
+    let params = chief.join(&[vector("w", 3)], |_| ()).unwrap();
+    assert!(params.view::<f32>("w").unwrap().iter().all(|value| (value + 0.5).abs() < 1e-5));
+    assert_eq!(server.ps.as_ref().unwrap().handle().metrics().global_step, 1);
+    chief.leave().unwrap();
+    server.stop();
+}
+
+#[test]
+fn the_state_of_a_server_that_was_configured_otherwise_is_refused_by_name() {
+    let mut server = Server::start();
+    server.stop();
+    let changes: [(fn(PsConfig) -> PsConfig, &str); 1] = [(|config| config.shards(3), "shards")];
+    let listener = block_on(Ps::listen(&server.address())).unwrap();
+    let other = spec([server.address()], 2);
+    let state = server.directory.path().join("state");
+    let storage = Storage::Directory { state, bytes_max: 1 << 26 };
+    let other = PsConfig::new(other, TaskId::ps(0), Sgd::new(0.5)).shards(2).storage(storage);
+    let error = listener.start(other).unwrap_err().to_string();
+    assert!(error.contains("optimizer") && error.contains("adam"), "{error}");
+    for (change, field) in changes {
+        let listener = block_on(Ps::listen(&server.address())).unwrap();
+        let error = listener.start(change(server.config())).unwrap_err().to_string();
+        assert!(error.contains(field), "{error}");
+    }
+    // What is free to change may change.
+    let listener = block_on(Ps::listen(&server.address())).unwrap();
+    let config = server.config().lease(std::time::Duration::from_secs(9)).inbox_pushes(2);
+    server.ps = Some(listener.start(config).unwrap());
+    server.stop();
+}
