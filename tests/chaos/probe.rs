@@ -52,7 +52,10 @@ impl Stream {
     /// A server that is alive and says nothing does not hold the test up for ever.
     fn limit(&self) -> io::Result<()> {
         match self {
-            Stream::Tcp(stream) => stream.set_read_timeout(Some(PATIENCE)),
+            Stream::Tcp(stream) => {
+                stream.set_nodelay(true)?;
+                stream.set_read_timeout(Some(PATIENCE))
+            }
             Stream::Unix(stream) => stream.set_read_timeout(Some(PATIENCE)),
         }
     }

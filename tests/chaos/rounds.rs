@@ -36,6 +36,10 @@ const HASTY_EVERY: u64 = 8;
 /// One restart in so many is killed before it has answered.
 const STILLBORN_EVERY: u64 = 10;
 
+/// One round in so many takes the moment as it is drawn. The others wait on for a push to be under
+/// way, if none is: a server that dies while nobody wants anything has nothing to lose.
+const UNAIMED_EVERY: u64 = 16;
+
 /// A kill comes so late, at most, after the training was seen to go on.
 const PAUSE_US_MAX: u64 = 40_000;
 
@@ -90,6 +94,9 @@ impl Rounds<'_> {
         let mut round = 0;
         while self.report.kills < kills {
             round += 1;
+            if !self.chance.once_in(UNAIMED_EVERY) {
+                self.workers.await_open_push();
+            }
             let victims = self.victims();
             victims.iter().for_each(|&task| self.daemons.kill(task));
             self.count(victims.len() as u64);

@@ -25,6 +25,10 @@ pub(crate) fn arguments(setting: &Setting, worker: u32) -> Vec<OsString> {
     arguments
 }
 
+/// One push in so many looks at the values first. What is tested is pushes, so a kill should find
+/// one under way and not a worker that pulls.
+const PULL_EVERY: u64 = 4;
+
 /// Trains until the stop file is there.
 pub(crate) fn run(arguments: &[String]) -> ExitCode {
     // A test that is itself killed leaves no workers behind.
@@ -77,10 +81,12 @@ impl<'a> Training<'a> {
         while !self.setting.stop_file().exists() {
             let push = self.history.next();
             let token = self.session.token()?.ok_or("there are no tokens any more")?;
-            self.session.pull(&token, &mut self.params)?;
-            self.look(push)?;
+            if push.is_multiple_of(PULL_EVERY) {
+                self.session.pull(&token, &mut self.params)?;
+                self.look(push)?;
+            }
             // Both ways of pushing take their turn.
-            let pushed = match push % 4 {
+            let pushed = match push % 5 {
                 0 => self.push_in_pieces(token, push)?,
                 _ => self.push(token, push)?,
             };

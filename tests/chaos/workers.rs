@@ -46,6 +46,16 @@ impl Workers {
         self.histories.iter().any(|history| history.open.is_some())
     }
 
+    /// Waits until a push is under way.
+    pub(crate) fn await_open_push(&mut self) {
+        let since = Instant::now();
+        while !self.have_open_pushes() {
+            self.assert_alive();
+            assert!(since.elapsed() < PATIENCE, "nobody pushes anything in {PATIENCE:?}");
+            std::thread::sleep(BLINK);
+        }
+    }
+
     pub(crate) fn acknowledged(&mut self) -> u64 {
         self.catch_up();
         self.histories.iter().map(|history| history.acknowledged).sum()
