@@ -20,6 +20,7 @@ impl Link {
         }
         // A name is looked up anew each time: a server may come back somewhere else.
         let stream = TcpStream::connect(address).await?;
+        let stream = not_itself(stream)?;
         stream.set_nodelay(true)?;
         Ok(Link::Tcp(stream))
     }
@@ -43,5 +44,35 @@ impl Link {
             Link::Tcp(stream) => stream.try_write_vectored(slices),
             Link::Unix(stream) => stream.try_write_vectored(slices),
         }
+    }
+}
+
+/// Refuses a stream that has met itself. While a server on this host is dead, the system may try to
+/// reach its port from that very port, and succeed; the stream would talk to itself, and hold the
+/// port against the server.
+fn not_itself(stream: TcpStream) -> io::Result<TcpStream> {
+    match stream.local_addr()? == stream.peer_addr()? {
+        true => Err(io::ErrorKind::ConnectionRefused.into()),
+        false => Ok(stream),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::{TcpListener, TcpSocket};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_stream_that_met_itself_is_no_connection() {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let own = socket.local_addr().unwrap();
+        let itself = socket.connect(own).await.unwrap();
+        let error = not_itself(itself).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        assert!(matches!(Link::connect(&address).await, Ok(Link::Tcp(_))));
     }
 }

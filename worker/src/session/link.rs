@@ -172,6 +172,9 @@ impl Session {
         link.attempts = link.attempts.saturating_add(1);
         link.status = Status::Down { retry_at: Some(now + pause) };
         link.last_error = error;
+        // The server may be another that comes back, and its numbers may mean other rooms. Asking
+        // for room tells the old one's number again, if it is the old one.
+        link.room = 0;
         let pending = std::mem::take(&mut link.pending);
         // An answer whose body was cut off is no answer.
         match link.receiving.take() {

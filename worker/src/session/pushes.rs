@@ -244,8 +244,15 @@ impl Session {
                 share.phase = Phase::Settled(Ok(answer.outcome));
             }
             Message::Refused(refused) => match refused.refusal {
-                // Another push was given the room: ask again, and send all again.
-                Refusal::NoRoom { .. } => share.start_over(),
+                // Another push was given the room: ask again, and send all again. A request for room
+                // that was answered meanwhile may have told the same room; parts that went into it
+                // now would be taken for the rest of those refused, and passed over.
+                Refusal::NoRoom { room } => {
+                    share.start_over();
+                    if self.links[link].room == room {
+                        self.links[link].room = 0;
+                    }
+                }
                 refusal => share.phase = Phase::Settled(Err(refusal)),
             },
             message => return self.unexpected(now, link, &message),
@@ -308,7 +315,7 @@ impl Session {
             share.request = None;
             share.phase = match std::mem::replace(&mut share.phase, Phase::Roomless) {
                 Phase::Roomless | Phase::Reserving => Phase::Roomless,
-                Phase::Sending if share.sent == 0 => Phase::Sending,
+                Phase::Sending if share.sent == 0 => Phase::Roomless,
                 Phase::Sending | Phase::Sent | Phase::InDoubt | Phase::Asking => Phase::InDoubt,
                 settled @ Phase::Settled(_) => settled,
             };

@@ -87,6 +87,15 @@ impl Shard {
         self.rooms.retain(|room| used.contains(room));
     }
 
+    /// The server is killed and started again on its state: pushes that are whole, what is
+    /// settled and tokens are still there. What nobody has sent into is forgotten, and its numbers
+    /// are given out again.
+    pub(super) fn restart(&mut self) {
+        self.disconnected();
+        self.steal_rooms();
+        self.next_room = 1;
+    }
+
     /// Applies one push that is whole.
     pub(super) fn work(&mut self) {
         let whole = self.arrivals.iter().find(|(_, arrival)| arrival.whole.is_some());
@@ -142,10 +151,11 @@ impl Shard {
         if unused.is_some() || self.rooms.len() == self.rooms_max {
             return unused;
         }
-        let room = self.next_room;
+        while !self.rooms.insert(self.next_room) {
+            self.next_room += 1;
+        }
         self.next_room += 1;
-        self.rooms.insert(room);
-        Some(room)
+        Some(self.next_room - 1)
     }
 
     fn give_rooms(&mut self) {

@@ -263,7 +263,7 @@ impl Test {
         }
     }
 
-    /// A connection is lost, at any point; or a room.
+    /// A connection is lost, at any point, at times with its server; or a room.
     fn trouble(&mut self) {
         let link = self.random.below(self.lines.len() as u64) as usize;
         if self.random.below(3) == 0 {
@@ -271,7 +271,10 @@ impl Test {
         }
         let line = std::mem::take(&mut self.lines[link]);
         if line.connected || line.wanted {
-            self.shards[link].disconnected();
+            match self.random.below(2) {
+                0 => self.shards[link].disconnected(),
+                _ => self.shards[link].restart(),
+            }
             self.input(Input::Disconnected { link, error: "reset".into() });
         }
     }

@@ -168,3 +168,45 @@ fn giving_up_the_end_withdraws_what_is_whole_nowhere() {
     world.heard(OWNER, "Reserve");
     world.heard(OWNER, "ReturnToken");
 }
+
+/// A server that was killed and started again gives its rooms the numbers of its life before. A part
+/// that went into a room of that life was refused, and with it the rest under that number: if the
+/// push was then given the room that bears it now, its parts would be passed over without a word.
+#[test]
+fn a_room_is_forgotten_with_its_connection() {
+    let (mut world, plan) = joined();
+    let first = begin(&mut world, &plan, 1);
+    more(&mut world, &plan, first, 1);
+    let op = end(&mut world, first);
+    let parts = [world.give_room(1, 1), world.give_room(OWNER, 1)].concat();
+    for last in parts.iter().filter(|part| part.part().whole.is_some()) {
+        let room = message::PushAnswer { room: 2, ..push_answer(applied(1)) };
+        world.answer(last, room);
+    }
+    assert!(matches!(world.reply(op), Ok(Reply::Pushed { .. })));
+    world.reconnect(1);
+    let second = begin(&mut world, &plan, 2);
+    more(&mut world, &plan, second, 1);
+    let part = world.give_room(1, 2).remove(0);
+    assert_eq!((part.part().room, part.part().whole), (2, None));
+}
+
+/// A shard repeats the number of a room that lies unused. Two pushes were told the same; one was
+/// given up, the other's parts came when the room had gone to somebody else.
+#[test]
+fn a_room_that_was_refused_is_not_used_again() {
+    let (mut world, plan) = joined();
+    let sequence = begin(&mut world, &plan, 1);
+    more(&mut world, &plan, sequence, 1);
+    let reserve = world.heard(1, "Reserve");
+    let other = begin(&mut world, &plan, 2);
+    more(&mut world, &plan, other, 1);
+    let again = world.heard(1, "Reserve");
+    world.answer(&reserve, message::Room { room: 7 });
+    let part = world.parts(1).remove(0);
+    world.input(Input::Abandoned { sequence: other });
+    world.answer(&again, message::Room { room: 7 });
+    world.answer(&part, refused(Refusal::NoRoom { room: 7 }));
+    let part = world.give_room(1, 8).remove(0);
+    assert_eq!((part.part().room, part.part().whole), (8, None));
+}

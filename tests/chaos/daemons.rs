@@ -1,0 +1,138 @@
+//! The servers: the daemon's own binary, one process for each task, restarted on its state.
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::chance::Chance;
+use crate::probe;
+use crate::process::{BLINK, PATIENCE, Process};
+use crate::setting::{Setting, worker_hosts};
+
+/// Where the servers of a cluster listen.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Transport {
+    Unix,
+    Tcp,
+}
+
+impl Transport {
+    /// Addresses that nobody listens on.
+    pub(crate) fn addresses(self, folder: &Path, count: usize, chance: &mut Chance) -> Vec<String> {
+        match self {
+            Transport::Unix => (0..count)
+                .map(|task| format!("unix:{}", folder.join(format!("ps-{task}.sock")).display()))
+                .collect(),
+            Transport::Tcp => free_ports(count, chance),
+        }
+    }
+}
+
+/// Port 0 would give ports from which the system also connects: while a server is dead, somebody
+/// who tries to reach it could be given its port, meet itself, and keep the server from it. These
+/// lie below those.
+fn free_ports(count: usize, chance: &mut Chance) -> Vec<String> {
+    let mut listeners: Vec<TcpListener> = Vec::new();
+    while listeners.len() < count {
+        let port = 10_000 + chance.below(20_000);
+        listeners.extend(TcpListener::bind(format!("127.0.0.1:{port}")));
+    }
+    let address = |listener: &TcpListener| listener.local_addr().expect("it is bound").to_string();
+    listeners.iter().map(address).collect()
+}
+
+/// The servers of one cluster.
+#[derive(Debug)]
+pub(crate) struct Daemons {
+    setting: Setting,
+    running: Vec<Option<Process>>,
+}
+
+impl Daemons {
+    /// Starts a server for each task.
+    pub(crate) fn start(setting: &Setting) -> Daemons {
+        let running = setting.hosts.iter().map(|_| None).collect();
+        let mut daemons = Daemons { setting: setting.clone(), running };
+        (0..daemons.tasks()).for_each(|task| _ = daemons.restart(task));
+        daemons
+    }
+
+    pub(crate) fn tasks(&self) -> usize {
+        self.running.len()
+    }
+
+    /// Starts a server on whatever state there is; when that was.
+    pub(crate) fn restart(&mut self, task: usize) -> Instant {
+        let setting = &self.setting;
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pushpull-ps"));
+        command
+            .args(["--ps-hosts", &setting.hosts.join(",")])
+            .args(["--worker-hosts", &worker_hosts().join(",")])
+            .args(["--task-index", &task.to_string()])
+            .args(["--shards", &setting.shards_per_task().to_string()])
+            .args(["--optimizer", "sgd", "--learning-rate", "1"])
+            .args(["--bytes-max", &BYTES_MAX.to_string()])
+            .arg("--state-dir")
+            .arg(self.state(task));
+        let log = setting.folder.join(format!("ps-{task}.log"));
+        let now = Instant::now();
+        self.running[task] = Some(Process::start(format!("ps {task}"), &mut command, log));
+        now
+    }
+
+    /// Kills a server. It is gone when this returns, with its locks and connections.
+    pub(crate) fn kill(&mut self, task: usize) {
+        let mut process = self.running[task].take().expect("it runs");
+        process.strike();
+        process.bury();
+    }
+
+    /// Waits until all shards of a server have answered a request; for how long, from `since`.
+    pub(crate) fn await_answers(&mut self, task: usize, since: Instant) -> Duration {
+        let cluster = self.setting.cluster();
+        for shard in self.setting.shards_of(task) {
+            loop {
+                let last = match probe::answers(&cluster, shard) {
+                    Ok(true) => break,
+                    Ok(false) => "another answer was expected".to_owned(),
+                    Err(error) => error.to_string(),
+                };
+                self.running[task].as_mut().expect("it runs").assert_alive();
+                assert!(since.elapsed() < PATIENCE, "{shard} does not answer: {last}");
+                std::thread::sleep(BLINK);
+            }
+        }
+        since.elapsed()
+    }
+
+    pub(crate) fn assert_alive(&mut self) {
+        self.running.iter_mut().flatten().for_each(Process::assert_alive);
+    }
+
+    /// Stops all servers as their users do.
+    pub(crate) fn stop(&mut self) {
+        let running: Vec<Process> = self.running.iter_mut().filter_map(Option::take).collect();
+        running.iter().for_each(Process::ask_to_end);
+        running.into_iter().for_each(Process::finish);
+    }
+
+    /// Whether every task has files of its state.
+    pub(crate) fn have_states(&self) -> bool {
+        let holds =
+            |task| fs::read_dir(self.state(task)).is_ok_and(|mut files| files.any(is_shard));
+        (0..self.tasks()).all(holds)
+    }
+
+    fn state(&self, task: usize) -> PathBuf {
+        self.setting.folder.join(format!("state-{task}"))
+    }
+}
+
+/// What a server may use: the variables, four whole pushes and copies, many times over.
+const BYTES_MAX: u64 = 1 << 30;
+
+fn is_shard(entry: std::io::Result<fs::DirEntry>) -> bool {
+    entry.is_ok_and(|entry| entry.file_name().to_string_lossy().starts_with("shard"))
+}

@@ -1,0 +1,106 @@
+//! The judge: what the servers hold against what the workers have written down.
+
+use pushpull::{Params, ViewError};
+
+use crate::history::{Entry, History};
+use crate::setting::{CHUNK, SHARDS, Setting, WORKERS, dense, ledger};
+
+/// What was found. The three counts must be zero.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Verdict {
+    /// Pushes that were acknowledged, and are not there.
+    pub(crate) lost: u64,
+    /// Pushes that are there more often than they were made.
+    pub(crate) duplicated: u64,
+    /// Variables, or pairs of them, of which only a part has changed.
+    pub(crate) torn: u64,
+    /// The first faults, by name.
+    pub(crate) names: Vec<String>,
+}
+
+/// How many faults are named.
+const NAMES_MAX: usize = 20;
+
+impl Verdict {
+    pub(crate) fn is_clean(&self) -> bool {
+        (self.lost, self.duplicated, self.torn) == (0, 0, 0)
+    }
+
+    pub(crate) fn add(&mut self, other: Verdict) {
+        self.lost += other.lost;
+        self.duplicated += other.duplicated;
+        self.torn += other.torn;
+        other.names.into_iter().for_each(|name| self.name(name));
+    }
+
+    fn name(&mut self, name: String) {
+        if self.names.len() < NAMES_MAX {
+            self.names.push(name);
+        }
+    }
+
+    fn torn(&mut self, name: String) {
+        self.torn += 1;
+        self.name(name);
+    }
+
+    /// One element of a ledger: every acknowledged push once, every other one at most once.
+    pub(crate) fn element(&mut self, value: f32, entry: Entry, name: impl Fn() -> String) {
+        if value.fract() != 0.0 || value < 0.0 {
+            return self.torn(format!("{} is {value}", name()));
+        }
+        let value = value as u64;
+        let (missing, surplus) =
+            (entry.acknowledged.saturating_sub(value), value.saturating_sub(entry.invoked));
+        if missing + surplus > 0 {
+            self.lost += missing;
+            self.duplicated += surplus;
+            self.name(format!("{} is {value} after {entry:?}", name()));
+        }
+    }
+
+    /// A dense variable: all its elements are equal. Returns what they are.
+    pub(crate) fn uniform(&mut self, values: &[f32], name: &str) -> f32 {
+        let first = values.first().copied().unwrap_or_default();
+        if let Some(other) = values.iter().position(|&value| value != first) {
+            let (here, rest) = (values[other], values.len() - other);
+            self.torn(format!("{name} is {first}, and {here} from {other} on ({rest} elements)"));
+        }
+        first
+    }
+}
+
+/// Judges the values of a cluster in which nothing moves any more.
+pub(crate) fn judge(
+    setting: &Setting,
+    params: &Params,
+    histories: &[History],
+) -> Result<Verdict, ViewError> {
+    let mut verdict = Verdict::default();
+    for shard in 0..SHARDS {
+        let name = dense(shard);
+        let pushes = f64::from(verdict.uniform(params.view(&name)?, &name));
+        let mut entered = 0.0;
+        for worker in 0..WORKERS {
+            let history = &histories[worker as usize];
+            for chunk in 0..setting.chunks {
+                let name = ledger(worker, chunk, shard);
+                let values = params.view::<f32>(&name)?;
+                let entries = &history.entries[(chunk * CHUNK) as usize..];
+                for (element, (&value, &entry)) in values.iter().zip(entries).enumerate() {
+                    verdict.element(value, entry, || format!("{name}[{element}]"));
+                    entered += f64::from(value);
+                }
+            }
+        }
+        // A push is one update of both: what has one without the other was torn in between.
+        if pushes != entered {
+            verdict.torn(format!("{name} has {pushes} pushes, the ledgers beside it {entered}"));
+        }
+        // The first shard owns the global step.
+        if shard == 0 && params.step() as f64 != pushes {
+            verdict.torn(format!("the step is {} after {pushes} pushes", params.step()));
+        }
+    }
+    Ok(verdict)
+}

@@ -1,0 +1,81 @@
+//! A child process: started, killed without warning, or waited for; it ends with its owner.
+
+use std::fs::OpenOptions;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long anything may take that everything is there for. Generous: it only ends a hang.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// How long a loop that waits for something outside of this process lies still in between.
+pub(crate) const BLINK: Duration = Duration::from_micros(200);
+
+/// A process that is running, and what it says goes to a log.
+#[derive(Debug)]
+pub(crate) struct Process {
+    name: String,
+    child: Child,
+}
+
+impl Process {
+    /// Starts it; what it says is added to the log.
+    pub(crate) fn start(name: String, command: &mut Command, log: PathBuf) -> Process {
+        let log = OpenOptions::new().create(true).append(true).open(log).expect("a log");
+        let errors = log.try_clone().expect("a log");
+        let command = command.stdin(Stdio::null()).stdout(log).stderr(errors);
+        let child = command.spawn().unwrap_or_else(|error| panic!("cannot start {name}: {error}"));
+        Process { name, child }
+    }
+
+    /// SIGKILL, without waiting for what comes of it.
+    pub(crate) fn strike(&mut self) {
+        self.assert_alive();
+        self.child.kill().expect("a child can be killed");
+    }
+
+    /// Waits for a process that was struck to be gone, and with it its locks and connections.
+    pub(crate) fn bury(mut self) {
+        let status = self.child.wait().expect("a child can be waited for");
+        assert!(status.code().is_none(), "{} has ended by itself, with {status}", self.name);
+    }
+
+    /// Asks it to end, as one asks daemons.
+    pub(crate) fn ask_to_end(&self) {
+        let pid = rustix::process::Pid::from_raw(self.child.id().cast_signed());
+        let pid = pid.expect("a child has a number");
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("a living child");
+    }
+
+    /// Waits for it to end well.
+    pub(crate) fn finish(mut self) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.ended() {
+                assert!(status.success(), "{} has ended with {status}", self.name);
+                return;
+            }
+            assert!(Instant::now() < deadline, "{} does not end in {PATIENCE:?}", self.name);
+            std::thread::sleep(BLINK);
+        }
+    }
+
+    /// Nothing ends by itself before it is told to.
+    pub(crate) fn assert_alive(&mut self) {
+        if let Some(status) = self.ended() {
+            panic!("{} has ended by itself, with {status}", self.name);
+        }
+    }
+
+    fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().expect("a child can be asked for")
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It has ended by itself unless the test has failed.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,99 @@
+//! What the test and its workers agree on: the cluster, and the variables with their places.
+
+use std::path::PathBuf;
+
+use pushpull::{ClusterSpec, ShardId, VariableSpec};
+
+/// How many workers train.
+pub(crate) const WORKERS: u32 = 3;
+/// How many shards there are in all.
+pub(crate) const SHARDS: usize = 2;
+/// Elements of one ledger variable, the part of a ledger that one push sends.
+pub(crate) const CHUNK: u64 = 1024;
+/// Elements of a dense variable: a push of 1 MiB and a little to each shard is more than one part,
+/// and applying it takes long enough for kills to land in the middle.
+const DENSE: u64 = 256 << 10;
+
+/// One cluster with its variables.
+#[derive(Clone, Debug)]
+pub(crate) struct Setting {
+    /// The addresses of the servers, one for each task.
+    pub(crate) hosts: Vec<String>,
+    /// How many ledger variables each worker has on each shard.
+    pub(crate) chunks: u64,
+    /// The folder for logs.
+    pub(crate) folder: PathBuf,
+}
+
+impl Setting {
+    pub(crate) fn shards_per_task(&self) -> u16 {
+        (SHARDS / self.hosts.len()) as u16
+    }
+
+    /// The shards of one task.
+    pub(crate) fn shards_of(&self, task: usize) -> impl Iterator<Item = ShardId> {
+        (0..self.shards_per_task()).map(move |shard| ShardId { task: task as u32, shard })
+    }
+
+    pub(crate) fn shard(&self, index: usize) -> ShardId {
+        let per_task = usize::from(self.shards_per_task());
+        ShardId { task: (index / per_task) as u32, shard: (index % per_task) as u16 }
+    }
+
+    pub(crate) fn cluster(&self) -> ClusterSpec {
+        let cluster = ClusterSpec::builder().job("ps", &self.hosts);
+        cluster.job("worker", worker_hosts()).build().expect("the cluster is correct")
+    }
+
+    /// A dense variable on each shard and every worker's ledger on both, declared in turns, so
+    /// that round robin puts each where its name says.
+    pub(crate) fn variables(&self) -> Vec<VariableSpec> {
+        let mut variables = Vec::new();
+        let mut declare = |name: String, elements: u64| {
+            variables.push(VariableSpec::f32(&name, [elements]).expect("a correct variable"));
+        };
+        (0..SHARDS).for_each(|shard| declare(dense(shard), DENSE));
+        for worker in 0..WORKERS {
+            for chunk in 0..self.chunks {
+                (0..SHARDS).for_each(|shard| declare(ledger(worker, chunk, shard), CHUNK));
+            }
+        }
+        variables
+    }
+
+    /// How many elements a worker's ledger has on a shard.
+    pub(crate) fn ledger_elements(&self) -> u64 {
+        self.chunks * CHUNK
+    }
+
+    /// Where a push is entered: the chunk, and the element of it.
+    pub(crate) fn entry(&self, push: u64) -> (u64, usize) {
+        let element = push % self.ledger_elements();
+        (element / CHUNK, (element % CHUNK) as usize)
+    }
+
+    /// What a worker writes down.
+    pub(crate) fn history(&self, worker: u32) -> PathBuf {
+        self.folder.join(format!("worker-{worker}.history.log"))
+    }
+
+    /// Workers end when this file is there.
+    pub(crate) fn stop_file(&self) -> PathBuf {
+        self.folder.join("stop")
+    }
+}
+
+/// Nobody connects to a worker: its address is only a name.
+pub(crate) fn worker_hosts() -> Vec<String> {
+    (1..=WORKERS).map(|port| format!("127.0.0.1:{port}")).collect()
+}
+
+/// The variable of a shard whose elements are all equal: how many pushes it has applied.
+pub(crate) fn dense(shard: usize) -> String {
+    format!("dense/{shard}")
+}
+
+/// A part of a worker's ledger on a shard.
+pub(crate) fn ledger(worker: u32, chunk: u64, shard: usize) -> String {
+    format!("ledger/{worker}/{chunk}/{shard}")
+}

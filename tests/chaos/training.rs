@@ -1,0 +1,177 @@
+//! The process of a worker: pushes without end, writes down each, and looks at what it pulls.
+
+use std::error::Error;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use pushpull::blocking::Worker;
+use pushpull::{Params, Push, TaskId, Token, WorkerConfig};
+
+use crate::history::{Entry, History, Log};
+use crate::ledger::Verdict;
+use crate::setting::{SHARDS, Setting, dense, ledger};
+
+/// The first argument of a worker's process.
+pub(crate) const ROLE: &str = "--chaos-worker";
+
+/// The arguments of a worker's process.
+pub(crate) fn arguments(setting: &Setting, worker: u32) -> Vec<OsString> {
+    let hosts = setting.hosts.join(",");
+    let numbers = [worker.to_string(), setting.chunks.to_string(), hosts];
+    let mut arguments = vec![OsString::from(ROLE)];
+    arguments.extend(numbers.map(OsString::from));
+    arguments.push(setting.folder.clone().into());
+    arguments
+}
+
+/// One push in so many looks at the values first. What is tested is pushes, so a kill should find
+/// one under way and not a worker that pulls.
+const PULL_EVERY: u64 = 4;
+
+/// Trains until the stop file is there.
+pub(crate) fn run(arguments: &[String]) -> ExitCode {
+    // A test that is itself killed leaves no workers behind.
+    let kill = Some(rustix::process::Signal::KILL);
+    rustix::process::set_parent_process_death_signal(kill).expect("the system knows this");
+    let [worker, chunks, hosts, folder] = arguments else {
+        eprintln!("a worker has four arguments, not {arguments:?}");
+        return ExitCode::from(2);
+    };
+    let hosts = hosts.split(',').map(str::to_owned).collect();
+    let chunks = chunks.parse().expect("a number of chunks");
+    let setting = Setting { hosts, chunks, folder: PathBuf::from(folder) };
+    let worker = worker.parse().expect("the index of a worker");
+    let mut log = Log::open(&setting.history(worker)).expect("a history can be written");
+    match Training::new(&setting, worker, &mut log).and_then(|mut training| training.run()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            log.fault(&format!("failed: {error}")).expect("a history can be written");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// A worker that has joined.
+struct Training<'a> {
+    setting: &'a Setting,
+    worker: u32,
+    session: Worker,
+    params: Params,
+    log: &'a mut Log,
+    history: History,
+    /// How many pushes each shard had applied at the last pull.
+    seen: [f32; SHARDS],
+}
+
+impl<'a> Training<'a> {
+    fn new(setting: &'a Setting, worker: u32, log: &'a mut Log) -> Result<Self, Box<dyn Error>> {
+        log.start()?;
+        let mut history = History::of(setting.history(worker), setting.ledger_elements());
+        history.catch_up();
+        let config = WorkerConfig::new(setting.cluster(), TaskId::worker(worker));
+        let mut session = Worker::connect(config)?;
+        let params = session.join(&setting.variables(), |_| ())?;
+        check_places(setting, &session)?;
+        let seen = [0.0; SHARDS];
+        Ok(Training { setting, worker, session, params, log, history, seen })
+    }
+
+    fn run(&mut self) -> Result<(), Box<dyn Error>> {
+        while !self.setting.stop_file().exists() {
+            let push = self.history.next();
+            let token = self.session.token()?.ok_or("there are no tokens any more")?;
+            if push.is_multiple_of(PULL_EVERY) {
+                self.session.pull(&token, &mut self.params)?;
+                self.look(push)?;
+            }
+            // Both ways of pushing take their turn.
+            let pushed = match push % 5 {
+                0 => self.push_in_pieces(token, push)?,
+                _ => self.push(token, push)?,
+            };
+            if !matches!(pushed, Push::Applied { .. }) {
+                return Err(format!("push {push} came to {pushed:?}").into());
+            }
+            self.log.acknowledged(push)?;
+            self.history.acknowledge(push);
+        }
+        Ok(())
+    }
+
+    /// Every push adds one to all elements of the dense variables, and one at its own place in
+    /// the ledger: the learning rate is one, so the gradients are minus that.
+    fn push(&mut self, token: Token, push: u64) -> Result<Push, Box<dyn Error>> {
+        let (chunk, element) = self.setting.entry(push);
+        let mut gradients = self.session.gradients();
+        for shard in 0..SHARDS {
+            gradients.view_mut::<f32>(&dense(shard))?.fill(-1.0);
+            let entries = gradients.view_mut::<f32>(&ledger(self.worker, chunk, shard))?;
+            // The memory is that of earlier pushes.
+            entries.fill(0.0);
+            entries[element] = -1.0;
+        }
+        self.log.invoke(push)?;
+        self.history.invoke(push);
+        Ok(self.session.push(token, gradients)?)
+    }
+
+    fn push_in_pieces(&mut self, token: Token, push: u64) -> Result<Push, Box<dyn Error>> {
+        let (chunk, element) = self.setting.entry(push);
+        let ones = vec![-1.0_f32; self.params.view::<f32>(&dense(0))?.len()];
+        let mut entries = vec![0.0_f32; self.params.view::<f32>(&ledger(0, 0, 0))?.len()];
+        entries[element] = -1.0;
+        self.log.invoke(push)?;
+        self.history.invoke(push);
+        let mut pushing = self.session.begin(token)?;
+        for shard in 0..SHARDS {
+            pushing.variable(&ledger(self.worker, chunk, shard), &entries)?;
+            pushing.variable(&dense(shard), &ones)?;
+        }
+        Ok(pushing.finish()?)
+    }
+
+    /// What was pulled is of one version on each shard, not older than what was pulled before, and
+    /// has what this worker was last told is there.
+    fn look(&mut self, push: u64) -> Result<(), Box<dyn Error>> {
+        let mut verdict = Verdict::default();
+        let (chunk, element) = self.setting.entry(push.saturating_sub(1));
+        let last = match push {
+            0 => Entry::default(),
+            push => {
+                let elements = self.setting.ledger_elements();
+                self.history.entries[((push - 1) % elements) as usize]
+            }
+        };
+        for shard in 0..SHARDS {
+            let name = dense(shard);
+            let pushes = verdict.uniform(self.params.view(&name)?, &name);
+            if pushes < self.seen[shard] {
+                let seen = self.seen[shard];
+                verdict.lost += 1;
+                verdict.names.push(format!("{name} has gone back from {seen} to {pushes}"));
+            }
+            self.seen[shard] = pushes;
+            let name = ledger(self.worker, chunk, shard);
+            let value = self.params.view::<f32>(&name)?[element];
+            verdict.element(value, last, || format!("{name}[{element}]"));
+        }
+        match verdict.is_clean() {
+            true => Ok(()),
+            false => Err(format!("a pull before push {push} shows {verdict:?}").into()),
+        }
+    }
+}
+
+/// The variables must lie where their names say, or the judge would compare apples and pears.
+fn check_places(setting: &Setting, session: &Worker) -> Result<(), Box<dyn Error>> {
+    let placement = session.placement().ok_or("a worker that has joined has a placement")?;
+    for (index, variable) in setting.variables().iter().enumerate() {
+        let shard = setting.shard(index % SHARDS);
+        let placed = placement.of_variable(pushpull::VariableId(index as u32));
+        if !matches!(placed, [partition] if partition.shard == shard) {
+            return Err(format!("{} is not on {shard}: {placed:?}", variable.name()).into());
+        }
+    }
+    Ok(())
+}

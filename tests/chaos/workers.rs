@@ -1,0 +1,114 @@
+//! The workers, as the test sees them: processes of this binary, and what they write down.
+
+use std::process::Command;
+use std::time::Instant;
+
+use crate::history::History;
+use crate::process::{BLINK, PATIENCE, Process};
+use crate::setting::{Setting, WORKERS};
+use crate::training;
+
+/// All workers of one cluster.
+#[derive(Debug)]
+pub(crate) struct Workers {
+    setting: Setting,
+    running: Vec<Process>,
+    pub(crate) histories: Vec<History>,
+}
+
+impl Workers {
+    pub(crate) fn start(setting: &Setting) -> Workers {
+        let history = |worker| History::of(setting.history(worker), setting.ledger_elements());
+        Workers {
+            setting: setting.clone(),
+            running: (0..WORKERS).map(|worker| start(setting, worker)).collect(),
+            histories: (0..WORKERS).map(history).collect(),
+        }
+    }
+
+    /// Kills a worker and starts it anew under its name: a new self that servers must not take
+    /// for the old one.
+    pub(crate) fn kill_and_restart(&mut self, worker: usize) {
+        let mut killed = self.running.swap_remove(worker);
+        killed.strike();
+        // The new self reads what the old one has written, so that one has to be gone.
+        killed.bury();
+        self.catch_up();
+        self.histories[worker].open = None;
+        self.running.push(start(&self.setting, worker as u32));
+        let last = self.running.len() - 1;
+        self.running.swap(worker, last);
+    }
+
+    /// Whether a push is under way that nobody has acknowledged.
+    pub(crate) fn have_open_pushes(&mut self) -> bool {
+        self.catch_up();
+        self.histories.iter().any(|history| history.open.is_some())
+    }
+
+    /// Waits until a push is under way.
+    pub(crate) fn await_open_push(&mut self) {
+        let since = Instant::now();
+        while !self.have_open_pushes() {
+            self.assert_alive();
+            assert!(since.elapsed() < PATIENCE, "nobody pushes anything in {PATIENCE:?}");
+            std::thread::sleep(BLINK);
+        }
+    }
+
+    pub(crate) fn acknowledged(&mut self) -> u64 {
+        self.catch_up();
+        self.histories.iter().map(|history| history.acknowledged).sum()
+    }
+
+    /// Waits until more than so many pushes are acknowledged: the training goes on.
+    pub(crate) fn await_more_than(&mut self, acknowledged: u64) {
+        let since = Instant::now();
+        while self.acknowledged() <= acknowledged {
+            self.assert_alive();
+            let open: Vec<_> = self.histories.iter().map(|history| history.open).collect();
+            assert!(since.elapsed() < PATIENCE, "no progress in {PATIENCE:?}, open are {open:?}");
+            std::thread::sleep(BLINK);
+        }
+    }
+
+    /// Waits until each worker has had a push acknowledged.
+    pub(crate) fn await_all(&mut self) {
+        let since = Instant::now();
+        while !self.histories.iter().all(|history| history.acknowledged > 0) {
+            self.assert_alive();
+            self.catch_up();
+            let done: Vec<_> = self.histories.iter().map(|history| history.acknowledged).collect();
+            assert!(since.elapsed() < PATIENCE, "the training does not begin: {done:?}");
+            std::thread::sleep(BLINK);
+        }
+    }
+
+    pub(crate) fn assert_alive(&mut self) {
+        self.running.iter_mut().for_each(Process::assert_alive);
+    }
+
+    /// Has them end after the push they are at, and waits for that; what they have written.
+    pub(crate) fn finish(mut self) -> Vec<History> {
+        std::fs::write(self.setting.stop_file(), "").expect("the stop file can be written");
+        self.running.drain(..).for_each(Process::finish);
+        self.catch_up();
+        self.histories
+    }
+
+    fn catch_up(&mut self) {
+        for (worker, history) in self.histories.iter_mut().enumerate() {
+            history.catch_up();
+            if let Some(fault) = history.faults.first() {
+                panic!("worker {worker}: {fault}");
+            }
+        }
+    }
+}
+
+fn start(setting: &Setting, worker: u32) -> Process {
+    let mut command = Command::new(std::env::current_exe().expect("this binary has a path"));
+    command.args(training::arguments(setting, worker));
+    let log = setting.folder.join(format!("worker-{worker}.log"));
+    Process::start(format!("worker {worker}"), &mut command, log)
+}
