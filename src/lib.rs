@@ -60,8 +60,10 @@ pub use pushpull_worker::{
     Reader, ReaderError, Silent, SilentShards, Token, ViewError, Worker, WorkerConfig, blocking,
 };
 
-/// The protocol and the pure vocabulary, for those who build on the wire itself.
 pub use pushpull_common as common;
+/// The protocol and the pure vocabulary, for those who build on the wire itself.
+#[doc(hidden)]
+pub use pushpull_ps::measure;
 
 /// Compiles the snippets of the README.
 #[cfg(doctest)]

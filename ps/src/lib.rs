@@ -28,6 +28,8 @@ mod error;
 pub mod fuzzing;
 mod inbox;
 mod layout;
+#[doc(hidden)]
+pub mod measure;
 mod metrics;
 pub mod optimizer;
 mod runtime;

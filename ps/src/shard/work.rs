@@ -11,7 +11,7 @@ use super::replicas::{ClientKey, Presence};
 use super::{Shard, Variables};
 use crate::inbox::Arrival;
 use crate::optimizer::{ApplyAt, Optimizer};
-use crate::store::{NoSpareBlock, Store};
+use crate::store::{Change, NoSpareBlock};
 use crate::zoo::Bug;
 
 /// The bytes of values that one slice of work changes: long enough that the slicing costs
@@ -151,7 +151,8 @@ impl Shard {
                     && !range.is_empty()
                 {
                     let optimizer = &*self.config.optimizer;
-                    change(store, optimizer, push.operation, at, &partition, range.clone(), bytes)?;
+                    let change = change_of(optimizer, push.operation, at, &partition);
+                    store.change(change, range.clone(), bytes)?;
                 }
                 // In whole words, so that the next slice ends between two elements of any type.
                 let spent = (range.end - range.start).next_multiple_of(8).max(8);
@@ -208,7 +209,8 @@ impl Shard {
                 let Some(bytes) = inbox.bytes(room, range.clone()).filter(|b| !b.is_empty()) else {
                     continue;
                 };
-                change(store, optimizer, push.operation, at, &partition, range, bytes)?;
+                let change = change_of(optimizer, push.operation, at, &partition);
+                store.change(change, range, bytes)?;
             }
             Ok(())
         };
@@ -308,19 +310,17 @@ impl Shard {
     }
 }
 
-/// Does to a stretch of a partition what a push says.
-fn change(
-    store: &mut Store,
-    optimizer: &dyn Optimizer,
+/// What a push does to a partition.
+fn change_of<'a>(
+    optimizer: &'a dyn Optimizer,
     operation: Operation,
     at: ApplyAt,
     partition: &Partition,
-    range: Range<u64>,
-    bytes: &[u8],
-) -> Result<(), NoSpareBlock> {
+) -> Change<'a> {
+    let dtype = partition.dtype;
     match operation {
-        Operation::Gradient {} => store.apply(optimizer, at, partition.dtype, range, bytes),
-        Operation::AssignAdd {} => store.add(partition.dtype, range, bytes),
-        Operation::Assign {} => store.assign(range, bytes),
+        Operation::Gradient {} => Change::Gradient { optimizer, at, dtype },
+        Operation::AssignAdd {} => Change::Add { dtype },
+        Operation::Assign {} => Change::Assign,
     }
 }
