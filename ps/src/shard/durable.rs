@@ -11,7 +11,9 @@ use std::time::Instant;
 
 use pushpull_common::catalogue::{Catalogue, ShardLayout};
 use pushpull_common::identity::Identity;
-use pushpull_common::ids::{ClientEpoch, GlobalStep, Incarnation, ShardId, TaskId, TokenId};
+use pushpull_common::ids::{
+    ClientEpoch, GlobalStep, Incarnation, RestoreEpoch, ShardId, TaskId, TokenId,
+};
 use pushpull_common::protocol::limits::{JOB_BYTES_MAX, TOKENS_PER_CLIENT_MAX};
 use pushpull_common::protocol::message::IdentityFields;
 use pushpull_common::protocol::wire::{Reader, Wire};
@@ -64,6 +66,8 @@ enum Word {
     Pinned,
     Slots,
     Integrity,
+    RestoreEpoch,
+    RestoredStep,
     /// How many of them there are.
     Count,
 }
@@ -173,6 +177,8 @@ impl Shard {
             budget,
             journal,
             variables: Variables::Absent,
+            epoch: RestoreEpoch(0),
+            restored_step: GlobalStep(0),
             generation: 0,
             lives: 0,
             next_room: 1,
@@ -239,6 +245,8 @@ impl Shard {
         let load = |at| self.journal.load(word(at));
         (self.version, self.gradients) = (load(Word::Version), load(Word::Gradients));
         (self.lives, self.generation) = (load(Word::Lives), load(Word::Generation));
+        self.epoch = RestoreEpoch(load(Word::RestoreEpoch) as u32);
+        self.restored_step = GlobalStep(load(Word::RestoredStep));
         self.replicas.mint_above(load(Word::NewestEpoch));
         let (step, next_token) = (load(Word::Step), load(Word::NextToken));
         let finished = load(Word::Finished) != 0;
@@ -434,6 +442,8 @@ impl Shard {
         set(Word::Generation, self.generation);
         set(Word::Clients, self.replicas.counts().0 as u64);
         set(Word::Lives, self.lives);
+        set(Word::RestoreEpoch, self.epoch.0.into());
+        set(Word::RestoredStep, self.restored_step.0);
         if let Variables::Declared(store) | Variables::Ready(store) = &self.variables {
             let geometry = store.geometry();
             set(Word::BlockBytes, geometry.block_bytes as u64);

@@ -29,7 +29,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use pushpull_common::identity::Identity;
-use pushpull_common::ids::{PartitionId, RestoreEpoch, Sequence, ShardId, TaskId};
+use pushpull_common::ids::{GlobalStep, PartitionId, RestoreEpoch, Sequence, ShardId, TaskId};
 use pushpull_common::protocol::message::{Hello, Role};
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{Envelope, Header, Message, Refusal, message};
@@ -152,6 +152,9 @@ pub(crate) struct Shard {
     budget: Budget,
     journal: Journal,
     variables: Variables,
+    /// Goes up with each restore, and when variables first have values; and the step it began at.
+    epoch: RestoreEpoch,
+    restored_step: GlobalStep,
     /// Counts the declarations of variables: each has files of its own.
     generation: u64,
     /// How many processes have opened the arena.
@@ -284,9 +287,10 @@ impl Shard {
             let refusal = Refusal::Role { role: role.code(), kind };
             return self.refuse(connection, request, refusal);
         }
-        if header.restore_epoch != RestoreEpoch(0) {
-            let (found, current) = (header.restore_epoch, RestoreEpoch(0));
-            return self.refuse(connection, request, Refusal::RestoreEpoch { found, current });
+        // A client that does not know the epoch yet says 0.
+        if header.restore_epoch != RestoreEpoch(0) && header.restore_epoch != self.epoch {
+            let refusal = self.other_epoch(header.restore_epoch);
+            return self.refuse(connection, request, refusal);
         }
         let deadline = deadline_of(now, header);
         let entry = |wait| Entry { connection, client, request, since: now, deadline, wait };
@@ -300,7 +304,9 @@ impl Shard {
                 let receiving = Receiving::Catalogue { request, digest, bytes };
                 self.receive(now, connection, receiving, header);
             }
-            (Message::Initialize(_), _) => self.initialize(now, connection, request),
+            (Message::Initialize(asked), _) => {
+                self.initialize(now, connection, request, asked.epoch);
+            }
             (Message::AwaitReady(_), _) => self.wait(entry(Wait::Ready)),
             (Message::FetchCatalogue(_), _) => self.send_catalogue(connection, request),
             (Message::Pull(pull), _) => self.pull(entry(Wait::Ready), header, &pull.selection),
@@ -385,12 +391,18 @@ impl Shard {
     }
 
     fn answer_with(&mut self, connection: u64, request: Envelope, message: Message, body: Bytes) {
-        let envelope = Envelope { step: self.step(), ..request };
+        let (step, restore_epoch) = (self.step(), self.epoch);
+        let envelope = Envelope { step, restore_epoch, ..request };
         self.outputs.push_back(Output::Send { connection, envelope, message, body });
     }
 
     fn refuse(&mut self, connection: u64, request: Envelope, refusal: Refusal) {
         self.answer(connection, request, message::Refused { refusal }.into());
+    }
+
+    /// The refusal for who speaks of another restore epoch.
+    fn other_epoch(&self, found: RestoreEpoch) -> Refusal {
+        Refusal::RestoreEpoch { found, current: self.epoch, step: self.restored_step }
     }
 
     /// The global step, as far as this shard knows it.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pushpull_common::ids::ShardId;
+use pushpull_common::ids::{RestoreEpoch, ShardId};
 use pushpull_common::initializer::Initializer;
 use pushpull_common::partition::Partitioner;
 use pushpull_common::protocol::message::{self, CatalogueState, Operation};
@@ -92,7 +92,7 @@ fn a_declaration_that_is_no_catalogue_changes_nothing() {
         let Some(Message::Refused(refused)) = world.answer(line, request) else { panic!() };
         assert!(matches!(refused.refusal, Refusal::Catalogue { .. }), "{}", refused.refusal);
     }
-    let refusal = world.refused(line, message::Initialize {}.into());
+    let refusal = world.refused(line, message::Initialize { epoch: RestoreEpoch(1) }.into());
     assert_eq!(refusal, Refusal::NotInitialized {});
 }
 
@@ -162,14 +162,17 @@ fn what_was_assigned_before_is_not_initialized() {
     let push = Push { room, ..push };
     // The assignment waits for its turn when the initialization is asked for.
     let assigned = world.push(line, &push, &[(8, &bytes_of(&[5_f32, 6.0]))]);
-    let ready = world.say(line, message::Initialize {}.into());
+    let ready = world.say(line, message::Initialize { epoch: RestoreEpoch(1) }.into());
     world.work();
     assert!(matches!(world.answer(line, assigned), Some(Message::PushAnswer(_))));
     assert!(matches!(world.answer(line, ready), Some(Message::Ready(_))));
     assert_eq!(f32s(&world.values(line)), [1.0, 1.0, 5.0, 6.0, 1.0, 1.0]);
 
     // Asked again, it is still ready and nothing is overwritten.
-    assert!(matches!(world.ask(line, message::Initialize {}.into()), Message::Ready(_)));
+    assert!(matches!(
+        world.ask(line, message::Initialize { epoch: RestoreEpoch(1) }.into()),
+        Message::Ready(_)
+    ));
     assert_eq!(f32s(&world.values(line))[2..4], [5.0, 6.0]);
 }
 
@@ -191,8 +194,8 @@ fn those_who_wait_for_the_values_are_answered_when_they_are_there() {
 
     let catalogue = world.catalogue.clone();
     world.declare(chief, &catalogue);
-    let first = world.say(chief, message::Initialize {}.into());
-    let second = world.say(chief, message::Initialize {}.into());
+    let first = world.say(chief, message::Initialize { epoch: RestoreEpoch(1) }.into());
+    let second = world.say(chief, message::Initialize { epoch: RestoreEpoch(1) }.into());
     assert_eq!(world.answer(chief, second), None);
     world.work();
     for (line, request) in [(chief, first), (chief, second), (waiting, patient)] {

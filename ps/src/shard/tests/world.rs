@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::cluster::ClusterSpec;
-use pushpull_common::ids::{RequestId, ShardId, TaskId};
+use pushpull_common::ids::{RequestId, RestoreEpoch, ShardId, TaskId};
 use pushpull_common::protocol::message::{self, Hello, Welcome};
 use pushpull_common::protocol::{Envelope, Message, Refusal};
 use pushpull_common::variable::VariableSpec;
@@ -113,7 +113,7 @@ impl World {
             let catalogue = world.catalogue.clone();
             let declared = world.declare(line, &catalogue);
             assert!(matches!(declared, Message::Declared(_)), "{declared:?}");
-            let ready = world.ask(line, message::Initialize {}.into());
+            let ready = world.ask(line, message::Initialize { epoch: RestoreEpoch(1) }.into());
             assert!(matches!(ready, Message::Ready(_)), "{ready:?}");
         }
         (world, lines)
