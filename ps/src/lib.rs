@@ -20,6 +20,8 @@
 
 mod aggregate;
 mod arena;
+#[cfg_attr(not(test), allow(dead_code, unused_imports, reason = "wired into the runtime next"))]
+pub mod checkpoint;
 mod config;
 mod dedupe;
 mod error;
@@ -32,6 +34,7 @@ mod runtime;
 mod shard;
 mod store;
 
+pub use checkpoint::{CheckpointError, CheckpointStorage, LocalDirectory, Retention};
 pub use config::{Mode, NonFinite, PsConfig, Storage};
 pub use error::{ListenError, ServeError, StartError, StorageError};
 pub use metrics::Metrics;
