@@ -46,7 +46,9 @@ pub(crate) fn retain(
     let old = superseded(&saved, retention);
     for name in &old {
         // One rename and it is no checkpoint any more; the next save removes what a crash leaves.
+        // Were the rename lost after some files are, what is left would be a damaged checkpoint.
         storage.rename_folder(&name.to_string(), &name.temporary())?;
+        storage.sync(None)?;
         storage.remove_folder(&name.temporary())?;
     }
     Ok(old)

@@ -28,6 +28,7 @@ struct World {
     files: Vec<Bytes>,
     /// Operations until every one fails.
     left: Option<usize>,
+    failed: bool,
     /// Writes until one stores something else and says nothing.
     sound: Option<usize>,
 }
@@ -48,7 +49,10 @@ impl World {
     /// Counts one operation.
     fn operate(&mut self) -> Result<(), StorageFault> {
         match &mut self.left {
-            Some(0) => Err(fault("planned", io::ErrorKind::Other)),
+            Some(0) => {
+                self.failed = true;
+                Err(fault("planned", io::ErrorKind::Other))
+            }
             Some(left) => {
                 *left -= 1;
                 Ok(())
@@ -87,8 +91,8 @@ impl MemoryStorage {
         self.world().sound.take().is_some()
     }
 
-    /// The machine comes back.
-    pub(super) fn crash(&self, crash: Crash) {
+    /// The machine comes back. Returns whether it had been asked for more than it could do.
+    pub(super) fn crash(&self, crash: Crash) -> bool {
         let mut world = self.world();
         world.left = None;
         if !matches!(crash, Crash::Kill) {
@@ -98,6 +102,7 @@ impl MemoryStorage {
             world.folders = world.durable_folders.clone();
             world.names.iter_mut().for_each(|names| names.now.clone_from(&names.durable));
         }
+        std::mem::take(&mut world.failed)
     }
 
     /// A copy that changes on its own.
@@ -188,10 +193,14 @@ impl CheckpointStorage for MemoryStorage {
     }
 
     fn remove_folder(&self, folder: &str) -> Result<(), StorageFault> {
-        // Each file is an operation of its own, so that a crash leaves some.
+        // Each file is an operation of its own, so that a crash leaves some; what is gone is gone,
+        // though nothing was synced.
         for file in self.list(Some(folder))? {
-            self.world().operate()?;
-            self.remove(folder, &file);
+            let mut world = self.world();
+            world.operate()?;
+            let names = world.names(folder)?;
+            names.now.remove(&file);
+            names.durable.remove(&file);
         }
         let mut world = self.world();
         world.operate()?;
