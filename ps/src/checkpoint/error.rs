@@ -106,8 +106,10 @@ pub enum CheckpointError {
         /// The shard.
         shard: ShardId,
     },
-    /// A slot's name has other characters than letters, digits and `_`.
-    #[error("cannot save the slot {name:?}: a slot's name has letters, digits and _ only")]
+    /// A slot's name has other characters than letters, digits and `_`, or is that of another.
+    #[error(
+        "cannot save the slot {name:?}: slots have names of their own, of letters, digits and _"
+    )]
     SlotName {
         /// The name.
         name: String,

@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 use super::error::{CheckpointError, corrupt};
 use super::hex;
 use super::name::CheckpointName;
-use super::shard_file::{file_name, tensor_name};
+use super::shard_file::{bad_slot, file_name, tensor_name};
 
 pub(crate) use super::files::FileEntry;
 
@@ -232,6 +232,9 @@ impl Manifest {
         if self.optimizer.slots.len() > SLOTS_MAX {
             let found = format!("{} slots", self.optimizer.slots.len());
             return refuse(&format!("at most {SLOTS_MAX} slots"), &found);
+        }
+        if let Some(name) = bad_slot(&self.optimizer.slots) {
+            return refuse("slots with names of their own", &format!("{name:?}"));
         }
         if !self.shards.is_sorted_by(|a, b| a.id() < b.id()) {
             return refuse("each shard once, in order", &"others");

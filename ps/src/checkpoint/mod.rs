@@ -2,7 +2,7 @@
 //!
 //! A checkpoint is a folder of files that either is there as a whole or is not: see
 //! `docs/checkpoint.md`. Everything here is synchronous, for a thread that may block on a disk, and
-//! knows neither the shards' memory nor a clock: values come through a [`Source`] and go to a
+//! knows neither the shards' memory nor a clock: values come through a `Source` and go to a
 //! closure, times are arguments.
 
 mod error;

@@ -21,6 +21,9 @@ pub(crate) struct RestoredShard {
     pub(crate) clients: Vec<ClientWindow>,
 }
 
+/// Takes the bytes of a range of a shard's layout, values or a slot.
+pub(crate) type Sink<'a> = dyn FnMut(Stream, Range<u64>, &[u8]) -> Result<(), CheckpointError> + 'a;
+
 impl Opened {
     /// Fills a shard's layout: calls `sink` for each partition of it with ranges of bytes of that
     /// layout, in pieces of at most 1 MiB. Slots are numbered as in `slots`, which are the
@@ -33,7 +36,7 @@ impl Opened {
         target: &Catalogue,
         shard: ShardId,
         slots: &[&str],
-        sink: &mut dyn FnMut(Stream, Range<u64>, &[u8]) -> Result<(), CheckpointError>,
+        sink: &mut Sink<'_>,
     ) -> Result<RestoredShard, CheckpointError> {
         let layout = target.layout(shard);
         let parts = layout.partitions();
@@ -91,9 +94,9 @@ impl Opened {
     }
 
     /// A shard whose variables lie where they lay has its own counts and windows again. Elsewhere
-    /// there is no such shard: then it takes the largest counts of all. Adam's t is a count of
-    /// gradients; too large a one only means that the slots count as settled in, while too small
-    /// a one would make the next updates too large. Versions must not go back for anybody.
+    /// there is no such shard, and it takes the largest counts of all: versions must not go back
+    /// for anybody. Adam's t is a count of gradients, and those of the shards differ by the pushes
+    /// that were under way only; the largest says of no slot that it is fresher than it is.
     fn counts(&self, target: &Catalogue, shard: ShardId) -> RestoredShard {
         let same = target.digest() == self.catalogue().digest();
         if let Some(entry) = self.manifest().shard(shard).filter(|_| same) {

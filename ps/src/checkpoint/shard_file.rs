@@ -90,7 +90,9 @@ impl ShardFile {
         slots: &[String],
         checkpoint: CheckpointName,
     ) -> Result<ShardFile, CheckpointError> {
-        check_slot_names(slots)?;
+        if let Some(name) = bad_slot(slots) {
+            return Err(CheckpointError::SlotName { name: name.to_owned() });
+        }
         let layout = catalogue.layout(shard);
         let streams = std::iter::once(Stream::Values).chain((0..slots.len()).map(Stream::Slot));
         let mut order: Vec<(Stream, &Partition)> = streams
@@ -181,15 +183,14 @@ fn tensor_of(catalogue: &Catalogue, stream: Stream, part: &Partition, slots: &[S
     Tensor { name, dtype: part.dtype, extents }
 }
 
-fn check_slot_names(slots: &[String]) -> Result<(), CheckpointError> {
-    let valid = |name: &String| {
+/// The first slot whose name is not one, or is another one's.
+pub(super) fn bad_slot(slots: &[String]) -> Option<&str> {
+    let valid = |name: &str| {
         !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
     };
-    let repeated = |index: usize| slots[..index].contains(&slots[index]);
-    match (0..slots.len()).find(|&index| !valid(&slots[index]) || repeated(index)) {
-        Some(index) => Err(CheckpointError::SlotName { name: slots[index].clone() }),
-        None => Ok(()),
-    }
+    let mut names = slots.iter().enumerate();
+    let bad = names.find(|&(index, name)| !valid(name) || slots[..index].contains(name));
+    bad.map(|(_, name)| name.as_str())
 }
 
 /// The name of a shard's file.

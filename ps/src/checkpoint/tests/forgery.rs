@@ -48,7 +48,7 @@ fn a_manifest_must_make_sense() {
         ("\"task\":1,", "\"task\":4294967296,", "invalid value"),
         ("[\"m\",\"v\"]", "[\"m\"]", "not shard-0-0.safetensors of"),
         ("[\"m\",\"v\"]", &slots, "17 slots, not at most 16"),
-        ("[\"m\",\"v\"]", "[\"m\",\"m\"]", "cannot save the slot"),
+        ("[\"m\",\"v\"]", "[\"m\",\"m\"]", "\"m\", not slots with names of their own"),
         ("[[7,", "[[10,", "others, not sequences 1 to 9 in order"),
         ("\"newest\":9", "\"newest\":700", "others, not sequences 637 to 700 in order"),
         ("\"elements\":[0,18]", "\"elements\":[0,17]", "elements: (0, 18)"),

@@ -1,12 +1,13 @@
 //! What is saved comes back, to the bit, in whatever layout.
 
 use proptest::prelude::*;
+use pushpull_common::ids::{GlobalStep, RestoreEpoch};
 use pushpull_common::partition::Partitioner;
 use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
 
 use super::samples::{SLOTS, check_restored, place, save, saved, slots, variables};
-use crate::checkpoint::{CheckpointError, list, newest_good};
+use crate::checkpoint::{CheckpointError, CheckpointName, Opened, list, newest_good};
 
 #[test]
 fn the_same_layout_gets_everything_back() {
@@ -20,6 +21,9 @@ fn the_same_layout_gets_everything_back() {
     assert_eq!(counts, [(9, 18), (10, 19), (19, 28), (20, 29)], "each its own");
     assert!(restored.iter().all(|restored| restored.clients.len() == 1));
     assert_eq!(opened.manifest().user, [0, 255, 10]);
+    let older = CheckpointName::new(RestoreEpoch(1), GlobalStep(5), 0);
+    let mut older = Opened::open(storage.clone(), older).unwrap();
+    check_restored(&mut older, &catalogue, &SLOTS, 5);
     let listed = list(&*storage).unwrap();
     let names: Vec<&str> = listed.checkpoints.iter().map(|c| c.name.as_str()).collect();
     assert_eq!(names, ["ckpt-1-9", "ckpt-1-5"]);
@@ -43,6 +47,18 @@ fn another_layout_gets_the_same_elements() {
     }
     // A part of the variables will do.
     check_restored(&mut opened, &place(variables(2).split_off(2), 2, 1), &SLOTS, 4);
+}
+
+#[test]
+fn what_is_larger_than_a_piece_is_streamed() {
+    let large = |parts| {
+        let cut = Partitioner::Fixed { shards: parts };
+        vec![VariableSpec::f32("large", [400_001]).unwrap().plain().partitioner(cut)]
+    };
+    let (_, storage) = saved(&place(large(1), 1, 1), &[2]);
+    let (mut opened, _) = newest_good(&storage).unwrap().unwrap();
+    check_restored(&mut opened, &place(large(1), 1, 1), &SLOTS, 2);
+    check_restored(&mut opened, &place(large(3), 2, 1), &SLOTS, 2);
 }
 
 #[test]
