@@ -20,6 +20,7 @@
 
 mod aggregate;
 mod arena;
+pub mod checkpoint;
 mod commit;
 mod config;
 mod dedupe;
@@ -37,6 +38,7 @@ mod shard;
 mod store;
 mod zoo;
 
+pub use checkpoint::{CheckpointError, CheckpointStorage, LocalDirectory, Retention};
 pub use config::{Mode, NonFinite, PsConfig, Storage};
 pub use error::{ListenError, ServeError, StartError, StorageError};
 pub use metrics::Metrics;
