@@ -7,6 +7,7 @@ use std::time::Duration;
 use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::ids::TaskId;
 
+use crate::checkpoint::{CheckpointStorage, Retention};
 use crate::error::StartError;
 use crate::optimizer::Optimizer;
 use crate::store::{BLOCK_BYTES, SLOTS_MAX};
@@ -44,6 +45,32 @@ impl Storage {
         match *self {
             Storage::Memory { bytes_max } | Storage::Directory { bytes_max, .. } => bytes_max,
         }
+    }
+}
+
+/// Where checkpoints are kept, how often one is saved by itself, and which of them stay.
+#[derive(Clone, Debug)]
+pub struct Checkpoints {
+    pub(crate) storage: Arc<dyn CheckpointStorage>,
+    pub(crate) every: Option<Duration>,
+    pub(crate) retention: Retention,
+}
+
+impl Checkpoints {
+    /// Checkpoints in this storage, saved only when somebody asks. The newest five stay.
+    pub fn new(storage: impl CheckpointStorage + 'static) -> Self {
+        Checkpoints { storage: Arc::new(storage), every: None, retention: Retention::default() }
+    }
+
+    /// Saves one by itself whenever so much time has passed and the step has moved on: what the loss
+    /// of a machine can cost. Only the step owner's setting counts. Default: never.
+    pub fn every(self, every: Duration) -> Self {
+        Checkpoints { every: Some(every), ..self }
+    }
+
+    /// Which checkpoints stay when a newer one is there. Default: the newest five.
+    pub fn retention(self, retention: Retention) -> Self {
+        Checkpoints { retention, ..self }
     }
 }
 
@@ -93,6 +120,7 @@ pub struct PsConfig {
     pub(crate) connections_max: usize,
     pub(crate) half_open_max: usize,
     pub(crate) exit_when_done: Option<Duration>,
+    pub(crate) checkpoints: Option<Checkpoints>,
     pub(crate) integrity_full: bool,
     pub(crate) block_bytes: usize,
     pub(crate) zoo: Zoo,
@@ -122,6 +150,7 @@ impl PsConfig {
             connections_max: 4096,
             half_open_max: 64,
             exit_when_done: None,
+            checkpoints: None,
             integrity_full: false,
             block_bytes: BLOCK_BYTES,
             zoo: Zoo::default(),
@@ -174,9 +203,10 @@ impl PsConfig {
         PsConfig { inbox_pushes: pushes, ..self }
     }
 
-    /// How many bytes of values each shard may hold on to for pulls that are being sent while
-    /// pushes go on. When they are used up, pushes wait for the slowest pull. Default: the size of
-    /// the shard's values.
+    /// How many bytes of values each shard may hold on to for pulls that are being sent, and for
+    /// checkpoints that are being written, while pushes go on; and as much of each slot. When they
+    /// are used up, pushes wait for the slowest pull, and a checkpoint is given up. Default: the
+    /// size of the shard's values, with which a checkpoint never is.
     pub fn pin_bytes_max(self, bytes: u64) -> Self {
         PsConfig { pin_bytes_max: Some(bytes), ..self }
     }
@@ -202,6 +232,12 @@ impl PsConfig {
     /// Default 64.
     pub fn half_open_max(self, connections: usize) -> Self {
         PsConfig { half_open_max: connections, ..self }
+    }
+
+    /// Where checkpoints are kept, and how often one is saved. All ps tasks of a cluster must be given
+    /// the same place. Default: none are kept.
+    pub fn checkpoints(self, checkpoints: Checkpoints) -> Self {
+        PsConfig { checkpoints: Some(checkpoints), ..self }
     }
 
     /// Whether the state carries a checksum of every block of values and slots, which is compared
@@ -248,6 +284,11 @@ impl PsConfig {
             [("connections_max", self.connections_max), ("half_open_max", self.half_open_max)];
         if let Some((name, _)) = connections.into_iter().find(|&(_, limit)| limit == 0) {
             return setting(name, "0".into(), "nobody could connect");
+        }
+        let every = self.checkpoints.as_ref().and_then(|checkpoints| checkpoints.every);
+        if let Some(every) = every.filter(|&every| every < Duration::from_millis(10)) {
+            let reason = "it must be at least 10 ms";
+            return setting("checkpoints.every", format!("{every:?}"), reason);
         }
         let slots = self.optimizer.slots().len();
         if slots > SLOTS_MAX {

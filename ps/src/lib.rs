@@ -39,8 +39,8 @@ mod store;
 mod zoo;
 
 pub use checkpoint::{CheckpointError, CheckpointStorage, LocalDirectory, Retention};
-pub use config::{Mode, NonFinite, PsConfig, Storage};
-pub use error::{ListenError, ServeError, StartError, StorageError};
+pub use config::{Checkpoints, Mode, NonFinite, PsConfig, Storage};
+pub use error::{ListenError, SaveError, ServeError, StartError, StorageError};
 pub use metrics::Metrics;
 pub use optimizer::{Adam, Optimizer, Sgd};
 pub use runtime::{Handle, Listener, Ps};

@@ -5,12 +5,14 @@
 //! before it. A pull pins the blocks it sends: it is of one version, and holds no change up.
 
 mod change;
+mod image;
 mod pool;
 mod undo;
 
 use std::io::IoSlice;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use pushpull_common::catalogue::{Catalogue, Partition, ShardLayout};
 use pushpull_common::ids::PartitionId;
@@ -23,6 +25,7 @@ use crate::layout::{Fault, Kind, PAGE_BYTES};
 use crate::optimizer::Optimizer;
 use crate::zoo::{Bug, Zoo};
 pub(crate) use change::Change;
+pub(crate) use image::Image;
 pub(crate) use pool::NoSpareBlock;
 use pool::{Pool, Shadow};
 use undo::{Row, UNDO_BYTES, Undo};
@@ -76,7 +79,7 @@ impl Geometry {
     fn slots(&self) -> Grid {
         let block_bytes = self.slots * (self.block_bytes + SKEW_BYTES);
         // One more skew: the slots of a place and of its shadow do not meet either.
-        let (stride, count) = (block_bytes + SKEW_BYTES, 2 * self.places);
+        let (stride, count) = (block_bytes + SKEW_BYTES, 2 * self.places + self.pinned);
         Grid {
             offset: PAGE_BYTES,
             block_bytes,
@@ -268,6 +271,14 @@ impl Store {
         Snapshot { pins, logical, block_bytes: self.geometry.block_bytes }
     }
 
+    /// Pins values and slots as they are now, to be written to a checkpoint until somebody says that
+    /// it is given up.
+    pub(crate) fn image(&self, given_up: Arc<AtomicBool>) -> Image {
+        let places = 0..self.geometry.places as u32;
+        let slots = self.slots.as_ref().map(|slots| slots.pin(places.clone()));
+        Image { geometry: self.geometry, values: self.values.pin(places), slots, given_up }
+    }
+
     /// Prepares the change of these ranges, which makes `version`. What was drafted of another
     /// change is forgotten.
     pub(crate) fn begin(
@@ -435,7 +446,7 @@ impl Store {
     }
 
     /// Writes values where they belong by the last commit. For what nobody can read yet.
-    fn write_home(&mut self, start: u64, bytes: &[u8]) {
+    pub(crate) fn write_home(&mut self, start: u64, bytes: &[u8]) {
         let block_bytes = self.geometry.block_bytes;
         let (mut start, mut bytes) = (start as usize, bytes);
         while !bytes.is_empty() {
@@ -465,6 +476,22 @@ impl Store {
         let partitions = self.layout.partitions();
         let index = partitions.binary_search_by_key(&id, |partition| partition.id).ok()?;
         Some(&partitions[index])
+    }
+
+    /// The same for a slot.
+    pub(crate) fn write_slot_home(&mut self, slot: usize, start: u64, bytes: &[u8]) {
+        let Some(pool) = &mut self.slots else { return };
+        let block_bytes = self.geometry.block_bytes;
+        let first = slot * (block_bytes + SKEW_BYTES);
+        let (mut start, mut bytes) = (start as usize, bytes);
+        while !bytes.is_empty() {
+            let (place, within) = (start / block_bytes, start % block_bytes);
+            let (head, rest) = bytes.split_at(bytes.len().min(block_bytes - within));
+            let home = pool.home(place);
+            let within = first + within;
+            pool.blocks.write(home)[within..within + head.len()].copy_from_slice(head);
+            (start, bytes) = (start + head.len(), rest);
+        }
     }
 
     fn places_of(&self, range: &Range<u64>) -> Range<usize> {

@@ -27,9 +27,9 @@ pub use restore::{CheckpointSummary, Listing, list};
 pub use retain::Retention;
 pub use storage::{CheckpointStorage, ReadFile, StorageFault, WriteFile};
 
-pub(crate) use manifest::{ClientWindow, Contents, FileEntry, OptimizerEntry, Settled, ShardEntry};
+pub(crate) use manifest::{ClientWindow, Contents, OptimizerEntry, ShardEntry};
 pub(crate) use name::CheckpointName;
-pub(crate) use publish::{Published, Save};
+pub(crate) use publish::Save;
 pub(crate) use reshard::RestoredShard;
 pub(crate) use restore::{Opened, newest_good};
 pub(crate) use retain::retain;

@@ -187,6 +187,8 @@ impl Shard {
             conversations: HashMap::new(),
             jobs: VecDeque::new(),
             draft: None,
+            saving: None,
+            restoring: None,
             version: 0,
             gradients: 0,
             assigned: BTreeSet::new(),

@@ -68,7 +68,7 @@ impl Shard {
                 let admitted = self.admit_client(now, connection, hello)?;
                 (Some(admitted.key), admitted.epoch)
             }
-            Role::Reader {} => (None, hello.client_epoch),
+            Role::Reader {} | Role::Peer {} => (None, hello.client_epoch),
             role => {
                 return Err(Refusal::Role { role: role.code(), kind: 1 });
             }

@@ -35,6 +35,10 @@ impl Shard {
     }
 
     fn try_declare(&mut self, client: [u8; 32], bytes: &[u8]) -> Result<(), Refusal> {
+        if self.restoring.is_some() {
+            let what = Detail::clipped("restores under way");
+            return Err(Refusal::Busy { what, limit: 1 });
+        }
         let current = self.store().map(|store| store.catalogue().clone());
         if current.as_ref().is_some_and(|current| current.digest() == client) {
             return Ok(());
@@ -125,6 +129,11 @@ impl Shard {
             }
             other => self.variables = other,
         }
+        self.ready_now(connection, request);
+    }
+
+    /// Answers all who wait for the variables to have values.
+    pub(super) fn ready_now(&mut self, connection: u64, request: Envelope) {
         self.answer_ready(connection, request);
         for entry in self.parked.take(|entry| matches!(entry.wait, Wait::Ready)) {
             self.answer_ready(entry.connection, entry.request);
@@ -138,7 +147,7 @@ impl Shard {
         }
     }
 
-    fn answer_ready(&mut self, connection: u64, request: Envelope) {
+    pub(super) fn answer_ready(&mut self, connection: u64, request: Envelope) {
         let digest = self.store().map_or([0; 32], |store| store.catalogue().digest());
         self.answer(connection, request, Ready { digest }.into());
     }

@@ -98,6 +98,8 @@ impl Shard {
         match result {
             Err(NoSpareBlock) => {
                 self.jobs.push_front(job);
+                // Training goes before a checkpoint that pins more than the budget for pins.
+                self.give_up_saving();
                 return Work::Blocked;
             }
             Ok(false) => self.jobs.push_front(job),

@@ -11,9 +11,11 @@ use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
 
 use super::memory::MemoryStorage;
+use crate::checkpoint::manifest::Settled;
+use crate::checkpoint::publish::Published;
 use crate::checkpoint::{
-    CheckpointError, CheckpointStorage, ClientWindow, Contents, Opened, OptimizerEntry, Published,
-    RestoredShard, Save, Settled, ShardEntry, Source, Stream, write_shard,
+    CheckpointError, CheckpointStorage, ClientWindow, Contents, Opened, OptimizerEntry,
+    RestoredShard, Save, ShardEntry, Source, Stream, write_shard,
 };
 
 pub(super) const SLOTS: [&str; 2] = ["m", "v"];
@@ -116,7 +118,11 @@ pub(super) fn save(
     save.publish(catalogue, contents(shards, step))
 }
 
-pub(super) fn entry(id: ShardId, file: crate::checkpoint::FileEntry, step: u64) -> ShardEntry {
+pub(super) fn entry(
+    id: ShardId,
+    file: crate::checkpoint::manifest::FileEntry,
+    step: u64,
+) -> ShardEntry {
     let number = u64::from(id.task) * 10 + u64::from(id.shard);
     let applied = Settled::Applied { version: step, step, staleness: 0 };
     let client = ClientWindow {

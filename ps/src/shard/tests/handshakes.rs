@@ -39,7 +39,7 @@ fn who_does_not_belong_here_is_told_why_and_closed() {
     assert_eq!((field.as_str(), server.as_str(), client.as_str()), ("optimizer", "sgd", "adam"));
     assert_eq!((server_hash, client_hash), (identity().hash(), theirs.hash()));
 
-    for role in [Role::Admin {}, Role::Peer {}] {
+    for role in [Role::Admin {}] {
         let mut other = hello.clone();
         other.role = role;
         assert_eq!(refusal(&mut world, other), Refusal::Role { role: role.code(), kind: 1 });

@@ -27,11 +27,11 @@ fn what_does_not_fit_is_refused_with_need_and_limit_and_less_may_be_declared() {
         World::bare(variables(), Adam::new(0.1), |config| config.storage(storage.clone()));
     let line = world.join(0, &mut chief());
     let large = place(vec![VariableSpec::f32("w", [1 << 18]).unwrap()], 1);
-    // Values, a shadow and a pinned copy of them, two slots with shadows, four rooms: a MiB each,
+    // Values, a shadow and a pinned copy of them, as much of two slots, four rooms: a MiB each,
     // and what belongs to them.
     let Message::Refused(refused) = world.declare(line, &large) else { panic!("it cannot fit") };
     let Refusal::DoesNotFit { need, limit: found } = refused.refusal else { panic!("{refused:?}") };
-    assert!((11 << 20..12 << 20).contains(&need) && found == limit, "{need} {found}");
+    assert!((13 << 20..14 << 20).contains(&need) && found == limit, "{need} {found}");
     let refusal = world.refused(line, message::FetchCatalogue {}.into());
     assert_eq!(refusal, Refusal::NotInitialized {});
     let small = world.catalogue.clone();

@@ -333,6 +333,11 @@ impl World {
                 Output::Close { connection } => {
                     self.closed.insert(line(connection));
                 }
+                Output::FindCheckpoint { .. }
+                | Output::Save { .. }
+                | Output::Told { .. }
+                | Output::SaveShard(_)
+                | Output::RestoreShard(_) => unreachable!("no world keeps checkpoints"),
                 Output::Members { joined, present } => self.members[shard] = (joined, present),
             }
         }
