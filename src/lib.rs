@@ -52,9 +52,9 @@ pub use pushpull_common::protocol::Refusal;
 pub use pushpull_common::tensor::{DType, Element, Shape};
 pub use pushpull_common::variable::{VariableError, VariableSpec};
 pub use pushpull_ps::{
-    Adam, CheckpointError, CheckpointStorage, Checkpoints, Handle, ListenError, Listener,
-    LocalDirectory, Metrics, Mode, NonFinite, Optimizer, Ps, PsConfig, Retention, SaveError,
-    ServeError, Sgd, StartError, Storage, StorageError, optimizer,
+    Adam, CheckpointError, CheckpointStorage, Checkpoints, Durability, Handle, ListenError,
+    Listener, LocalDirectory, Metrics, Mode, NonFinite, Optimizer, Ps, PsConfig, Retention,
+    SaveError, ServeError, Sgd, StartError, Storage, StorageError, optimizer,
 };
 pub use pushpull_worker::{
     Checksums, ConnectError, Error, Gradients, Initial, JoinError, Params, Pulled, Push, Pushing,

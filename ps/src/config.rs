@@ -83,6 +83,21 @@ pub enum Mode {
     Asynchronous,
 }
 
+/// What an acknowledged push survives, named by the failure.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Durability {
+    /// The end of this process, however it comes: kill -9, a panic, the out-of-memory killer, an
+    /// upgrade. Not the end of the machine's memory: then the newest checkpoint is what there is,
+    /// and [`Checkpoints::every`] bounds what is lost. Costs a few percent of a push.
+    #[default]
+    Process,
+    /// The loss of power, too, if the disk keeps what it says it keeps. Needs
+    /// [`Storage::Directory`] on a disk. Answers wait for the disk, and share its flushes: some
+    /// milliseconds each, and every changed block is written. For small models.
+    Power,
+}
+
 /// What happens to a NaN or an infinity in a push.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -121,6 +136,7 @@ pub struct PsConfig {
     pub(crate) half_open_max: usize,
     pub(crate) exit_when_done: Option<Duration>,
     pub(crate) checkpoints: Option<Checkpoints>,
+    pub(crate) durability: Durability,
     pub(crate) integrity_full: bool,
     pub(crate) block_bytes: usize,
     pub(crate) zoo: Zoo,
@@ -151,6 +167,7 @@ impl PsConfig {
             half_open_max: 64,
             exit_when_done: None,
             checkpoints: None,
+            durability: Durability::Process,
             integrity_full: false,
             block_bytes: BLOCK_BYTES,
             zoo: Zoo::default(),
@@ -240,6 +257,11 @@ impl PsConfig {
         PsConfig { checkpoints: Some(checkpoints), ..self }
     }
 
+    /// What an acknowledged push survives. Default [`Durability::Process`].
+    pub fn durability(self, durability: Durability) -> Self {
+        PsConfig { durability, ..self }
+    }
+
     /// Whether the state carries a checksum of every block of values and slots, which is compared
     /// when the state is opened: it takes a pass over all of it then, and another over every block
     /// that a push changes. Default false: tables and everything that names blocks carry
@@ -284,6 +306,10 @@ impl PsConfig {
             [("connections_max", self.connections_max), ("half_open_max", self.half_open_max)];
         if let Some((name, _)) = connections.into_iter().find(|&(_, limit)| limit == 0) {
             return setting(name, "0".into(), "nobody could connect");
+        }
+        if self.durability == Durability::Power && matches!(self.storage, Storage::Memory { .. }) {
+            let reason = "it needs a state directory";
+            return setting("durability", "power".into(), reason);
         }
         let every = self.checkpoints.as_ref().and_then(|checkpoints| checkpoints.every);
         if let Some(every) = every.filter(|&every| every < Duration::from_millis(10)) {

@@ -226,6 +226,7 @@ impl Door {
                 | Output::Save { .. }
                 | Output::Told { .. }
                 | Output::SaveShard(_)
+                | Output::Flush(_)
                 | Output::RestoreShard(_) => unreachable!("no place for checkpoints is configured"),
                 Output::Members { joined, present } => assert!(present <= joined),
             }

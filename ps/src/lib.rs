@@ -39,7 +39,7 @@ mod store;
 mod zoo;
 
 pub use checkpoint::{CheckpointError, CheckpointStorage, LocalDirectory, Retention};
-pub use config::{Checkpoints, Mode, NonFinite, PsConfig, Storage};
+pub use config::{Checkpoints, Durability, Mode, NonFinite, PsConfig, Storage};
 pub use error::{ListenError, SaveError, ServeError, StartError, StorageError};
 pub use metrics::Metrics;
 pub use optimizer::{Adam, Optimizer, Sgd};

@@ -56,9 +56,9 @@ impl StoreUnderTest {
         let tables = arena.create(Kind::Tables, 1, (words * 9).next_multiple_of(4096) as u64)?;
         journal.begin_tables(tables, 1, geometry.first_table());
         let loan = Budget::new(geometry.need()).take(geometry.need())?;
-        let (generation, integrity) = (1, false);
+        let (generation, integrity, power) = (1, false, false);
         let catalogue = Arc::new(catalogue);
-        let plan = Plan { arena, generation, catalogue, layout, geometry, integrity, zoo };
+        let plan = Plan { arena, generation, catalogue, layout, geometry, integrity, power, zoo };
         let store = Store::create(plan, loan, &*optimizer)?;
         Ok(StoreUnderTest { store, journal, optimizer, version: 0 })
     }

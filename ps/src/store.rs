@@ -129,6 +129,8 @@ pub(crate) struct Store {
     past_cache: bool,
     /// Whether the tables hold a checksum of every block.
     integrity: bool,
+    /// Whether a loss of power is survived: nothing that an image names is changed in place.
+    power: bool,
     loan: Loan,
     zoo: Zoo,
 }
@@ -143,6 +145,8 @@ pub(crate) struct Plan {
     pub(crate) geometry: Geometry,
     /// Whether the tables hold a checksum of every block.
     pub(crate) integrity: bool,
+    /// Whether blocks wait for images of the tables.
+    pub(crate) power: bool,
     pub(crate) zoo: Zoo,
 }
 
@@ -218,7 +222,7 @@ impl Store {
     }
 
     fn new(plan: Plan, loan: Loan, values: Pool, slots: Option<Pool>, undo: Undo) -> Store {
-        let Plan { catalogue, layout, geometry, integrity, zoo, .. } = plan;
+        let Plan { catalogue, layout, geometry, integrity, power, zoo, .. } = plan;
         let streams = 1 + geometry.slots;
         let past_cache = layout.bytes().saturating_mul(streams as u64) > CACHED_BYTES_MAX;
         let in_place = None;
@@ -232,6 +236,7 @@ impl Store {
             in_place,
             past_cache,
             integrity,
+            power,
             loan,
             zoo,
         }
@@ -366,11 +371,24 @@ impl Store {
 
     /// The transaction is made: what the change replaced is free.
     pub(crate) fn committed(&mut self) {
-        self.values.committed();
-        self.slots.iter_mut().for_each(Pool::committed);
+        self.values.committed(self.power);
+        self.slots.iter_mut().for_each(|slots| slots.committed(self.power));
         if self.in_place.take().is_some() {
             self.undo.clear();
         }
+    }
+
+    /// An image of the tables is being written: what it names is not written again before the next
+    /// one is.
+    pub(crate) fn image_begun(&mut self) {
+        self.values.image_begun();
+        self.slots.iter_mut().for_each(Pool::image_begun);
+    }
+
+    /// The image is on the disk: what only older ones named is free.
+    pub(crate) fn image_written(&mut self) {
+        self.values.image_written();
+        self.slots.iter_mut().for_each(Pool::image_written);
     }
 
     /// Forgets the change under way.
@@ -533,7 +551,7 @@ impl Store {
         let blocks: usize = ranges.iter().map(|range| self.places_of(range).len()).sum();
         let streams = 1 + self.geometry.slots as u64;
         let worth_it = bytes.saturating_mul(8) < (blocks * self.geometry.block_bytes) as u64;
-        if !worth_it || bytes.saturating_mul(streams) > UNDO_BYTES as u64 {
+        if self.power || !worth_it || bytes.saturating_mul(streams) > UNDO_BYTES as u64 {
             return false;
         }
         let block_bytes = self.geometry.block_bytes;
@@ -692,6 +710,11 @@ impl Store {
         self.values.check_invariants();
         self.slots.iter().for_each(Pool::check_invariants);
     }
+}
+
+/// Makes an undo file that is idle.
+pub(crate) fn idle_undo(arena: &Arena, generation: u64) -> Result<(), StorageError> {
+    arena.create(Kind::Undo, generation, Undo::BYTES).map(|memory| drop(Undo::create(memory)))
 }
 
 /// The places that a range lies in.

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 use pushpull::{
-    Adam, Checkpoints, ClusterSpec, LocalDirectory, NonFinite, Ps, PsConfig, Retention, Sgd,
-    Storage, TaskId,
+    Adam, Checkpoints, ClusterSpec, Durability, LocalDirectory, NonFinite, Ps, PsConfig, Retention,
+    Sgd, Storage, TaskId,
 };
 
 /// A parameter server of a cluster.
@@ -47,6 +47,9 @@ struct Options {
     /// Checks every block of values and slots when the state is opened, not only what names them.
     #[arg(long, requires = "state_dir")]
     integrity_full: bool,
+    /// What an acknowledged push survives: the end of this process, or the loss of power, too.
+    #[arg(long, value_enum, default_value_t = Survives::Process)]
+    durability: Survives,
     /// A directory for checkpoints, the same for all ps tasks.
     #[arg(long)]
     checkpoint_dir: Option<PathBuf>,
@@ -104,6 +107,12 @@ struct Options {
 enum Rule {
     Sgd,
     Adam,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Survives {
+    Process,
+    Power,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -219,6 +228,10 @@ fn config(options: &Options, cluster: ClusterSpec) -> PsConfig {
         .token_timeout((!token_timeout.is_zero()).then_some(token_timeout))
         .inbox_pushes(options.inbox_pushes)
         .integrity_full(options.integrity_full)
+        .durability(match options.durability {
+            Survives::Process => Durability::Process,
+            Survives::Power => Durability::Power,
+        })
         .non_finite(match options.non_finite {
             OnNonFinite::Reject => NonFinite::Reject,
             OnNonFinite::Count => NonFinite::Count,

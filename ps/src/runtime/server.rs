@@ -21,7 +21,7 @@ use super::peer::Introduction;
 use super::saver::{self, Saver};
 use super::shard_thread::{self, Ways};
 use crate::arena::{Budget, Place, StateDirectory};
-use crate::config::{Mode, PsConfig, Storage};
+use crate::config::{Durability, Mode, PsConfig, Storage};
 use crate::error::{ListenError, ServeError, StartError};
 use crate::metrics::Counters;
 use crate::shard::Shard;
@@ -122,6 +122,12 @@ impl Listener {
                 Some(state) => state.shard(shard).map(Place::Folder),
             })
             .collect::<Result<Vec<_>, _>>()?;
+        let in_memory = |place: &Place| matches!(place, Place::Folder(f) if f.is_in_memory());
+        if config.durability == Durability::Power && places.iter().any(in_memory) {
+            let (setting, value) = ("durability", "power".to_owned());
+            let reason = "the state directory is on a file system in memory";
+            return Err(StartError::Setting { setting, value, reason });
+        }
         let counters: Arc<[Arc<Counters>]> = places.iter().map(|_| Arc::default()).collect();
         let (identity, life) = (Arc::new(identity(&config)), life());
         let budget = Budget::new(config.storage.bytes_max());

@@ -18,6 +18,7 @@ use super::outbox::{Outbox, Outgoing};
 use super::saver::{News, Order};
 use crate::checkpoint::CheckpointStorage;
 use crate::shard::output::Output;
+use crate::shard::power::Flush;
 use crate::shard::work::Work;
 use crate::shard::{Input, Shard, TICK};
 
@@ -53,6 +54,8 @@ pub(super) struct Core {
     orders: Option<mpsc::Sender<Order>>,
     chores: RefCell<VecDeque<Output>>,
     chore: Notify,
+    flush: RefCell<Option<Box<Flush>>>,
+    flush_due: Notify,
 }
 
 /// How a shard's thread reaches the checkpoints.
@@ -145,6 +148,10 @@ impl Core {
                     self.chores.borrow_mut().push_back(output);
                     self.chore.notify_one();
                 }
+                Output::Flush(flush) => {
+                    *self.flush.borrow_mut() = Some(flush);
+                    self.flush_due.notify_one();
+                }
                 // Nobody may be listening any more, while the server stops.
                 Output::Members { joined, present } => {
                     self.members.send_replace((joined, present));
@@ -165,11 +172,9 @@ impl Core {
     async fn keep_doing_chores(&self) {
         loop {
             let chore = self.chores.borrow_mut().pop_front();
-            let Some(storage) = self.storage.clone() else {
-                return std::future::pending().await;
-            };
-            match chore {
-                Some(Output::SaveShard(save)) => {
+            let storage = self.storage.clone();
+            match (chore, storage) {
+                (Some(Output::SaveShard(save)), Some(storage)) => {
                     let (connection, request) = (save.connection, save.request);
                     let saved = tokio::task::spawn_blocking(move || save.run(&*storage)).await;
                     let result = saved.unwrap_or_else(|panic| Err(panic.to_string()));
@@ -177,7 +182,7 @@ impl Core {
                     // What it had pinned is free.
                     self.released();
                 }
-                Some(Output::RestoreShard(restore)) => {
+                (Some(Output::RestoreShard(restore)), Some(storage)) => {
                     let restored = tokio::task::spawn_blocking(move || restore.run(storage)).await;
                     match restored {
                         Ok(restored) => self.handle(Input::ShardRestored(Box::new(restored))),
@@ -187,6 +192,25 @@ impl Core {
                 _ => self.chore.notified().await,
             }
         }
+    }
+
+    /// Has images put on the disk, for as long as the thread lives.
+    async fn keep_flushing(&self) {
+        loop {
+            while self.flush_once().await {}
+            self.flush_due.notified().await;
+        }
+    }
+
+    /// Has the image that is due put on the disk, if one is.
+    async fn flush_once(&self) -> bool {
+        let Some(flush) = self.flush.borrow_mut().take() else { return false };
+        let flushed = tokio::task::spawn_blocking(move || flush.run()).await;
+        let result = flushed.unwrap_or_else(|panic| Err(panic.to_string()));
+        self.handle(Input::Flushed(result));
+        // Blocks that older images named are free.
+        self.released();
+        true
     }
 
     /// Tells the shard what the saver says.
@@ -274,7 +298,8 @@ impl Core {
     /// Finishes the pushes that are whole, sends what is to be sent, and closes every connection.
     async fn drain(&self) {
         let finish = async {
-            while self.work_slice() == Work::More {
+            // An update may wait for a flush, and its answer for another.
+            while self.work_slice() == Work::More || self.flush_once().await {
                 tokio::task::yield_now().await;
             }
             for outbox in self.outboxes.borrow().values() {
@@ -315,6 +340,8 @@ pub(super) fn run(
         orders,
         chores: RefCell::default(),
         chore: Notify::new(),
+        flush: RefCell::default(),
+        flush_due: Notify::new(),
     });
     let local = LocalSet::new();
     local.block_on(&runtime, async {
@@ -328,6 +355,7 @@ pub(super) fn run(
             () = core.keep_working() => {}
             () = core.keep_ticking() => {}
             () = core.keep_doing_chores() => {}
+            () = core.keep_flushing() => {}
             () = core.keep_hearing(news) => {}
             () = serve => {}
         }

@@ -15,6 +15,7 @@ mod invariants;
 mod membership;
 pub(crate) mod output;
 mod parked;
+pub(crate) mod power;
 mod pulls;
 mod pushes;
 pub(crate) mod replicas;
@@ -47,6 +48,7 @@ use crate::zoo::Bug;
 use checkpoints::{Asker, Restoring, ShardRestored};
 use output::Output;
 use parked::{Entry, Parked, Wait};
+use power::Power;
 use replicas::{ClientKey, Presence, Replicas};
 use work::Job;
 
@@ -120,6 +122,8 @@ pub(crate) enum Input<'a> {
         /// What the manifest is to say of it, or why it is not written.
         result: Result<Vec<u8>, String>,
     },
+    /// What came of [`Output::Flush`].
+    Flushed(Result<(), String>),
     /// What came of [`Output::RestoreShard`].
     ShardRestored(Box<ShardRestored>),
     /// Time has passed. Comes at least every [`TICK`].
@@ -211,6 +215,8 @@ pub(crate) struct Shard {
     /// The checkpoint that is being written, and the way to give it up.
     saving: Option<Arc<AtomicBool>>,
     restoring: Option<Restoring>,
+    /// If what is answered is to survive the loss of power.
+    power: Option<Power>,
     /// Pushes applied, of every kind.
     version: u64,
     /// Gradients applied.
@@ -245,6 +251,7 @@ impl Shard {
                 self.shard_saved(connection, request, result);
             }
             Input::ShardRestored(restored) => self.restored(*restored),
+            Input::Flushed(result) => self.flushed(result),
             Input::Tick => self.tick(now),
         }
         self.drop_stale_draft();
@@ -259,6 +266,7 @@ impl Shard {
         if !self.config.zoo.has(Bug::AcknowledgeBeforeCommit) {
             self.persist();
         }
+        self.hold_outputs();
     }
 
     fn persist_late(&mut self) {
@@ -338,6 +346,17 @@ impl Shard {
             | Message::Leave(_) => role.is_member(),
             _ => false,
         };
+        let reads = matches!(
+            message,
+            Message::Heartbeat(_)
+                | Message::Pull(_)
+                | Message::FetchCatalogue(_)
+                | Message::OutcomeQuery(_)
+                | Message::Leave(_)
+        );
+        if let Some(refusal) = self.poisoned().filter(|_| !reads) {
+            return self.refuse(connection, request, refusal);
+        }
         if !allowed {
             let refusal = Refusal::Role { role: role.code(), kind };
             return self.refuse(connection, request, refusal);

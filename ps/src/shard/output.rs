@@ -12,6 +12,7 @@ use pushpull_common::protocol::message::{CheckpointId, Pulled};
 use pushpull_common::protocol::{BodyStamp, Envelope, Message, encode};
 
 use super::checkpoints::{Asker, ShardRestore, ShardSave};
+use super::power::Flush;
 use crate::store::Snapshot;
 
 /// One thing a shard wants done.
@@ -64,6 +65,8 @@ pub(crate) enum Output {
     },
     /// Write this shard's part of a checkpoint; answered with [`super::Input::ShardSaved`].
     SaveShard(Box<ShardSave>),
+    /// Write an image of the durable words; answered with [`super::Input::Flushed`].
+    Flush(Box<Flush>),
     /// Read a checkpoint; answered with [`super::Input::ShardRestored`].
     RestoreShard(Box<ShardRestore>),
     /// Close the connection once all that was sent before is out.

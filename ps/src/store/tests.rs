@@ -42,8 +42,8 @@ fn rig(optimizer: &dyn Optimizer, pinned: u64) -> Rig {
     let mut journal = Journal::create(&arena, control, 100, Zoo::default()).unwrap();
     let tables = arena.create(Kind::Tables, 1, PAGE_BYTES as u64).unwrap();
     journal.begin_tables(tables, 1, geometry.first_table());
-    let (generation, integrity, zoo) = (1, true, Zoo::default());
-    let plan = Plan { arena, generation, catalogue, layout, geometry, integrity, zoo };
+    let (generation, integrity, power, zoo) = (1, true, false, Zoo::default());
+    let plan = Plan { arena, generation, catalogue, layout, geometry, integrity, power, zoo };
     let store = Store::create(plan, loan, optimizer).unwrap();
     store.seal(&mut journal);
     journal.commit();

@@ -20,6 +20,7 @@ use crate::metrics::{Counters, Metrics};
 use crate::optimizer::Optimizer;
 use crate::shard::durable::{Life, Parts};
 use crate::shard::output::{Output, PulledParts};
+use crate::shard::power::Flush;
 use crate::shard::work::Work;
 use crate::shard::{Input, Shard, TICK};
 
@@ -47,9 +48,14 @@ pub(super) struct World {
     /// The last numbers of members, by shard.
     pub(super) members: Vec<(usize, usize)>,
     pub(super) now: Instant,
-    shelves: Vec<Shelf>,
+    pub(super) shelves: Vec<Shelf>,
+    /// Images that are to be put on the disk.
+    pub(super) flushes: Vec<(usize, Flush)>,
+    /// Whether they wait to be told, and are not put there at once.
+    pub(super) holds_flushes: bool,
     config: Arc<PsConfig>,
     budget: Budget,
+    boots: u8,
     /// Bytes that a body is delivered in at a time.
     pub(super) chop: usize,
     next_connection: u64,
@@ -85,8 +91,11 @@ impl World {
         World {
             shards,
             shelves,
+            flushes: Vec::new(),
+            holds_flushes: false,
             config: config.clone(),
             budget,
+            boots: 100,
             catalogue: place(variables, config.shards),
             members: vec![(0, 0); counters.len()],
             counters,
@@ -132,6 +141,25 @@ impl World {
         shard: usize,
         files: BTreeMap<String, Vec<u8>>,
     ) -> Result<(), StorageError> {
+        self.reopen_in(shard, files, LIFE)
+    }
+
+    /// The same after the machine was started anew.
+    pub(super) fn reboot(
+        &mut self,
+        shard: usize,
+        files: BTreeMap<String, Vec<u8>>,
+    ) -> Result<(), StorageError> {
+        self.boots += 1;
+        self.reopen_in(shard, files, Life { boot: [self.boots; 16], ..LIFE })
+    }
+
+    fn reopen_in(
+        &mut self,
+        shard: usize,
+        files: BTreeMap<String, Vec<u8>>,
+        life: Life,
+    ) -> Result<(), StorageError> {
         let lines: Vec<Line> = self.heard.keys().copied().filter(|l| l.shard == shard).collect();
         for line in lines {
             self.heard.remove(&line);
@@ -140,11 +168,12 @@ impl World {
         self.shelves[shard] = Shelf::with(files);
         // Its memory is given back before it is taken again.
         let unborn = self.parts(shard);
-        let life = Life { arena: 2, ..LIFE };
-        self.shards[shard] = Shard::open(unborn, Place::Anonymous, life, self.now)?;
+        let other = Life { arena: 2, ..LIFE };
+        self.shards[shard] = Shard::open(unborn, Place::Anonymous, other, self.now)?;
         let place = Place::Shelf(self.shelves[shard].clone());
-        self.shards[shard] = Shard::open(self.parts(shard), place, LIFE, self.now)?;
-        while self.shards[shard].poll_output().is_some() {}
+        self.shards[shard] = Shard::open(self.parts(shard), place, life, self.now)?;
+        self.flushes.retain(|(of, _)| *of != shard);
+        self.collect(shard);
         Ok(())
     }
 
@@ -288,6 +317,22 @@ impl World {
         last
     }
 
+    /// Puts the images that are due on the disk.
+    pub(super) fn flush(&mut self) {
+        while let Some((shard, flush)) = self.flushes.pop() {
+            let result = flush.run();
+            self.shards[shard].handle(self.now, Input::Flushed(result));
+            self.take_outputs(shard);
+        }
+    }
+
+    /// The image that is due cannot be put there.
+    pub(super) fn fail_flush(&mut self, error: &str) {
+        let (shard, _) = self.flushes.pop().expect("an image is due");
+        self.shards[shard].handle(self.now, Input::Flushed(Err(error.to_owned())));
+        self.take_outputs(shard);
+    }
+
     /// Does one slice of work.
     pub(super) fn slice(&mut self, shard: usize) -> Work {
         let work = self.shards[shard].work(self.now);
@@ -320,6 +365,13 @@ impl World {
     }
 
     fn collect(&mut self, shard: usize) {
+        self.take_outputs(shard);
+        while !self.holds_flushes && !self.flushes.is_empty() {
+            self.flush();
+        }
+    }
+
+    fn take_outputs(&mut self, shard: usize) {
         while let Some(output) = self.shards[shard].poll_output() {
             let line = |connection| Line { shard, connection };
             match output {
@@ -333,6 +385,7 @@ impl World {
                 Output::Close { connection } => {
                     self.closed.insert(line(connection));
                 }
+                Output::Flush(flush) => self.flushes.push((shard, *flush)),
                 Output::FindCheckpoint { .. }
                 | Output::Save { .. }
                 | Output::Told { .. }
