@@ -95,6 +95,10 @@ struct Options {
     /// How many whole pushes each shard has room for.
     #[arg(long, default_value_t = 4)]
     inbox_pushes: usize,
+    /// How many bytes of values each shard may hold on to for pulls and checkpoints; as many as it
+    /// has without this.
+    #[arg(long)]
+    pin_bytes_max: Option<u64>,
     /// Ends once every worker that joined is gone and the grace has passed.
     #[arg(long)]
     exit_when_done: bool,
@@ -239,6 +243,9 @@ fn config(options: &Options, cluster: ClusterSpec) -> PsConfig {
         });
     if let Some(step) = options.last_step {
         config = config.last_step(step);
+    }
+    if let Some(bytes) = options.pin_bytes_max {
+        config = config.pin_bytes_max(bytes);
     }
     if options.exit_when_done {
         config = config.exit_when_done(Duration::from_millis(options.exit_grace_ms));
