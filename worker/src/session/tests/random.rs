@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use pushpull_common::ids::{GlobalStep, Sequence, VariableId};
+use pushpull_common::ids::{GlobalStep, RestoreEpoch, Sequence, VariableId};
 use pushpull_common::protocol::limits::WINDOW;
 use pushpull_common::protocol::{Grant, Message};
 
@@ -256,7 +256,7 @@ impl Test {
                 else {
                     return;
                 };
-                let header = header(request, step, &message, body.len());
+                let header = header(request, RestoreEpoch(0), step, &message, body.len());
                 line.body = (!body.is_empty()).then_some(body);
                 self.input(Input::Message { link, header, message });
             }
