@@ -84,8 +84,9 @@ impl Session {
             return;
         };
         // Values of two restore epochs do not belong together. A shard that is behind is asked once
-        // it has been restored; what it said before is asked again.
-        let behind: Vec<usize> = self.behind(pull.links.keys().copied()).collect();
+        // it has been restored; what it said before is asked again. The owner says of which step.
+        let links = pull.links.keys().copied().chain(self.owner_link());
+        let behind: Vec<usize> = self.behind(links).collect();
         let Some(op) = self.ops.get_mut(&id) else {
             return;
         };
@@ -103,7 +104,6 @@ impl Session {
             let behind = behind.contains(&link);
             if matches!(*progress, Progress::Done(done) if done != epoch || behind) {
                 *progress = Progress::Unsent;
-                pull.step = self.step.max(pull.at_least);
             }
             let up = self.links[link].status == Status::Up;
             if *progress == Progress::Unsent && up && !behind {
@@ -111,7 +111,9 @@ impl Session {
                 due.push(link);
             }
         }
-        let done = pull.unanswered().next().is_none();
+        // Steps of an older epoch may have been higher.
+        pull.step = pull.step.min(self.step.max(pull.at_least));
+        let done = behind.is_empty() && pull.unanswered().next().is_none();
         for link in due {
             let request = message::Pull { selection: Selection::All {} };
             self.send(now, link, Pending::Pull(id), envelope, request, vec![]);
