@@ -58,7 +58,8 @@ pub use pushpull_ps::{
 };
 pub use pushpull_worker::{
     Checksums, ConnectError, Error, Gradients, Initial, JoinError, Params, Pulled, Push, Pushing,
-    Reader, ReaderError, Silent, SilentShards, Token, ViewError, Worker, WorkerConfig, blocking,
+    Reader, ReaderError, Restored, SavedCheckpoint, Silent, SilentShards, Token, ViewError, Worker,
+    WorkerConfig, blocking,
 };
 
 pub use pushpull_common as common;
