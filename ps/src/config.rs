@@ -9,7 +9,7 @@ use pushpull_common::ids::TaskId;
 
 use crate::error::StartError;
 use crate::optimizer::Optimizer;
-use crate::store::{BLOCK_BYTES, SLOTS_MAX};
+use crate::store::{BLOCK_BYTES, CACHED_BYTES_MAX, SLOTS_MAX};
 use crate::zoo::Zoo;
 
 /// Where a server keeps its variables.
@@ -95,6 +95,7 @@ pub struct PsConfig {
     pub(crate) exit_when_done: Option<Duration>,
     pub(crate) integrity_full: bool,
     pub(crate) block_bytes: usize,
+    pub(crate) cached_bytes_max: u64,
     pub(crate) zoo: Zoo,
 }
 
@@ -124,6 +125,7 @@ impl PsConfig {
             exit_when_done: None,
             integrity_full: false,
             block_bytes: BLOCK_BYTES,
+            cached_bytes_max: CACHED_BYTES_MAX,
             zoo: Zoo::default(),
         }
     }

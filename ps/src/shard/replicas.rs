@@ -163,7 +163,7 @@ impl Replicas {
             epoch,
             incarnation,
             presence: Presence::Present,
-            window: Window::new(),
+            window: Window::new(self.zoo),
             connection: Some(connection),
             heard: now,
         };

@@ -2,8 +2,12 @@
 
 mod accounts;
 mod actors;
+mod crash_life;
+mod crash_model;
 mod handshakes;
+mod images;
 mod join;
+mod kept;
 mod members;
 mod model;
 mod numbers;

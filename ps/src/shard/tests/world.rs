@@ -47,17 +47,19 @@ pub(super) struct World {
     /// The last numbers of members, by shard.
     pub(super) members: Vec<(usize, usize)>,
     pub(super) now: Instant,
-    shelves: Vec<Shelf>,
-    config: Arc<PsConfig>,
+    pub(super) shelves: Vec<Shelf>,
+    pub(super) config: Arc<PsConfig>,
     budget: Budget,
     /// Bytes that a body is delivered in at a time.
     pub(super) chop: usize,
+    /// Is shown a shard after each input and each slice of work, once its outputs are out.
+    pub(super) observer: Option<Box<dyn FnMut(&Shard)>>,
     next_connection: u64,
     next_request: u64,
 }
 
 /// What the processes of the world bring along.
-const LIFE: Life = Life { boot: [7; 16], arena: 1, epoch_base: 0 };
+pub(super) const LIFE: Life = Life { boot: [7; 16], arena: 1, epoch_base: 0 };
 
 impl World {
     /// Shards for these variables, nothing declared.
@@ -65,6 +67,16 @@ impl World {
         variables: Vec<VariableSpec>,
         optimizer: impl Optimizer,
         configure: impl Fn(PsConfig) -> PsConfig,
+    ) -> World {
+        World::on(variables, optimizer, configure, |_| Shelf::default())
+    }
+
+    /// The same on these shelves.
+    pub(super) fn on(
+        variables: Vec<VariableSpec>,
+        optimizer: impl Optimizer,
+        configure: impl Fn(PsConfig) -> PsConfig,
+        shelf: impl Fn(usize) -> Shelf,
     ) -> World {
         let cluster = ClusterSpec::builder().job("ps", ["127.0.0.1:1"]).build().unwrap();
         let config = configure(PsConfig::new(cluster, TaskId::ps(0), optimizer));
@@ -77,7 +89,7 @@ impl World {
         for (index, counters) in counters.iter().enumerate() {
             let id = ShardId { task: 0, shard: index as u16 };
             let (config, identity) = (config.clone(), identity.clone());
-            let (budget, counters, shelf) = (budget.clone(), counters.clone(), Shelf::default());
+            let (budget, counters, shelf) = (budget.clone(), counters.clone(), shelf(index));
             let parts = Parts { id, config, identity, budget, counters };
             shards.push(Shard::open(parts, Place::Shelf(shelf.clone()), LIFE, now).unwrap());
             shelves.push(shelf);
@@ -94,6 +106,7 @@ impl World {
             closed: BTreeSet::new(),
             now,
             chop: usize::MAX,
+            observer: None,
             next_connection: 1,
             next_request: 1,
         }
@@ -121,8 +134,7 @@ impl World {
 
     /// Kills the process of a shard and starts it again: its connections are gone.
     pub(super) fn restart(&mut self, shard: usize) -> Result<(), StorageError> {
-        // SAFETY: nobody but this test's thread touches them.
-        let files = unsafe { self.shelves[shard].contents() };
+        let files = self.shelves[shard].contents();
         self.reopen(shard, files)
     }
 
@@ -335,6 +347,9 @@ impl World {
                 }
                 Output::Members { joined, present } => self.members[shard] = (joined, present),
             }
+        }
+        if let Some(observer) = &mut self.observer {
+            observer(&self.shards[shard]);
         }
     }
 }
