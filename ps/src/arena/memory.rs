@@ -164,7 +164,7 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         if let Some(found) = self.found.take() {
-            found.set(super::shelf::Item::Closed(self.bytes().to_vec()));
+            found.set(super::shelf::Item::Closed(super::shelf::Content::of(self.bytes())));
         }
     }
 }

@@ -7,12 +7,55 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::ThreadId;
 
 use super::{Memory, witness};
+use crate::layout::PAGE_BYTES;
+
+/// The bytes of a file, without the pages of zeros at its end: most files are mostly those.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Content {
+    head: Vec<u8>,
+    length: usize,
+}
+
+impl Content {
+    pub(crate) fn of(bytes: &[u8]) -> Content {
+        let used = bytes.chunks(PAGE_BYTES).rposition(|page| *page != ZEROS[..page.len()]);
+        let head = bytes.len().min(used.map_or(0, |last| (last + 1) * PAGE_BYTES));
+        Content { head: bytes[..head].to_vec(), length: bytes.len() }
+    }
+
+    pub(crate) fn to_vec(&self) -> Vec<u8> {
+        let mut bytes = self.head.clone();
+        bytes.resize(self.length, 0);
+        bytes
+    }
+
+    /// The word at this byte, if there is something.
+    pub(crate) fn word(&self, start: usize) -> Option<u64> {
+        let bytes = self.head.get(start..start + 8)?;
+        Some(u64::from_le_bytes(bytes.try_into().expect("eight bytes")))
+    }
+
+    /// A stretch of it.
+    ///
+    /// # Panics
+    /// If it ends before.
+    pub(crate) fn stretch_mut(&mut self, start: usize, bytes: usize) -> &mut [u8] {
+        let end = start + bytes;
+        assert!(end <= self.length, "a stretch of the file");
+        if end > self.head.len() {
+            self.head.resize(end.next_multiple_of(PAGE_BYTES).min(self.length), 0);
+        }
+        &mut self.head[start..end]
+    }
+}
+
+const ZEROS: [u8; PAGE_BYTES] = [0; PAGE_BYTES];
 
 /// What a file holds.
 #[derive(Clone, Debug)]
 pub(crate) enum Item {
     /// These bytes; nobody has it open.
-    Closed(Vec<u8>),
+    Closed(Content),
     /// What a memory holds.
     Open(Open),
 }
@@ -35,17 +78,15 @@ impl Item {
 }
 
 impl Open {
-    /// A stretch of what it holds.
+    /// What it holds, for as long as nothing else is done.
     ///
     /// # Panics
-    /// On another thread than its owner's, and beyond its end.
-    fn read(&self, start: usize, bytes: usize) -> Vec<u8> {
+    /// On another thread than its owner's.
+    fn read<T>(&self, reader: impl FnOnce(&[u8]) -> T) -> T {
         assert_eq!(self.owner, std::thread::current().id(), "its owner may be writing it");
-        assert!(start <= self.bytes && bytes <= self.bytes - start, "a stretch of the file");
-        // SAFETY: an item is open only while its memory lives, and the stretch lies inside. Only
-        // its owner writes it, which is this thread, and here.
-        unsafe { std::slice::from_raw_parts((self.address as *const u8).add(start), bytes) }
-            .to_vec()
+        // SAFETY: an item is open only while its memory lives. Only its owner writes it, which is
+        // this thread, and here.
+        reader(unsafe { std::slice::from_raw_parts(self.address as *const u8, self.bytes) })
     }
 }
 
@@ -77,7 +118,7 @@ pub(crate) struct Shelf(Arc<Mutex<BTreeMap<String, Found>>>);
 
 impl Shelf {
     /// A shelf with these files.
-    pub(crate) fn with(files: BTreeMap<String, Vec<u8>>) -> Shelf {
+    pub(crate) fn with(files: BTreeMap<String, Content>) -> Shelf {
         let found = |bytes| Found(Arc::new(Mutex::new(Item::Closed(bytes))));
         let items = files.into_iter().map(|(name, bytes)| (name, found(bytes)));
         Shelf(Arc::new(Mutex::new(items.collect())))
@@ -94,9 +135,9 @@ impl Shelf {
     pub(super) fn open(&self, name: &str) -> Option<Memory> {
         // The shelf is not held: who watches the memory reads it.
         let found = self.items().get(name)?.clone();
-        let Item::Closed(bytes) = found.get() else { panic!("{name} is open twice") };
-        let mut memory = Memory::anonymous(bytes.len()).expect("memory for a test");
-        memory.write(0, &bytes);
+        let Item::Closed(content) = found.get() else { panic!("{name} is open twice") };
+        let mut memory = Memory::anonymous(content.length).expect("memory for a test");
+        memory.write(0, &content.head);
         found.set(Item::open(&memory));
         memory.found = Some(found);
         Some(memory)
@@ -130,27 +171,32 @@ impl Shelf {
         items.iter().find(|(_, found)| held(found)).map(|(name, _)| name.clone())
     }
 
+    /// Whether somebody has this file open.
+    pub(crate) fn has_open(&self, name: &str) -> bool {
+        self.items().get(name).is_some_and(|found| found.opened().is_some())
+    }
+
     /// What a file that is open holds in a stretch of it.
     ///
     /// # Panics
     /// If the file is not open, or this is not the thread that has it open.
     pub(crate) fn read(&self, name: &str, start: usize, bytes: usize) -> Vec<u8> {
         let open = self.items().get(name).and_then(Found::opened);
-        open.expect("a file that is open").read(start, bytes)
+        open.expect("a file that is open").read(|all| all[start..start + bytes].to_vec())
     }
 
     /// What a process that is killed now leaves.
     ///
     /// # Panics
     /// If another thread has a file open.
-    pub(crate) fn contents(&self) -> BTreeMap<String, Vec<u8>> {
+    pub(crate) fn contents(&self) -> BTreeMap<String, Content> {
         let items = self.items();
         let files = items.iter().map(|(name, found)| {
-            let bytes = match found.get() {
-                Item::Closed(bytes) => bytes,
-                Item::Open(open) => open.read(0, open.bytes),
+            let content = match found.get() {
+                Item::Closed(content) => content,
+                Item::Open(open) => open.read(Content::of),
             };
-            (name.clone(), bytes)
+            (name.clone(), content)
         });
         files.collect()
     }

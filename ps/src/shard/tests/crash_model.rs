@@ -17,6 +17,7 @@ use super::random::Random;
 use crate::arena::shelf::Shelf;
 use crate::arena::witness::{self, Event};
 use crate::config::PsConfig;
+use crate::layout::PAGE_BYTES;
 use crate::optimizer::{Adam, Optimizer, Sgd};
 use crate::zoo::Zoo;
 
@@ -110,8 +111,8 @@ impl Judge {
         for (event, files) in images.borrow().iter() {
             self.figures.nested_images += 1;
             let (_, kept) = self.open(files, &format!("at {event:?} of a recovery"));
-            let what = difference(&kept, expected, expected);
-            assert!(kept == *expected, "a recovery killed at {event:?} ends otherwise: {what}");
+            let what = || difference(&kept, expected, expected);
+            assert!(kept == *expected, "a recovery killed at {event:?} ends otherwise: {}", what());
         }
         let (_, again) = self.open(&shelf.contents(), "after a recovery");
         assert!(again == *expected, "a second recovery ends otherwise");
@@ -121,13 +122,9 @@ impl Judge {
 /// Whether a recovery from these files has something to do: a committed intent, or rows to put
 /// back.
 fn is_at_work(files: &Files) -> bool {
-    let state = |name: &str| files.get(name).and_then(|bytes| bytes.get(4096..4104));
+    let state = |name: &str| files.get(name).and_then(|content| content.word(PAGE_BYTES));
     let undo = files.keys().find(|name| name.starts_with("undo"));
-    let idle: [&[u8]; 3] = [
-        &0_u64.to_le_bytes(),
-        &0x5555_aaaa_c3c3_3c3c_u64.to_le_bytes(),
-        &0x5a5a_a5a5_0ff0_f00f_u64.to_le_bytes(),
-    ];
+    let idle = [0, 0x5555_aaaa_c3c3_3c3c, 0x5a5a_a5a5_0ff0_f00f];
     let mut states = [state("intent"), undo.and_then(|name| state(name))].into_iter().flatten();
     states.any(|state| !idle.contains(&state))
 }

@@ -29,29 +29,29 @@ struct Stretch {
 impl Stretch {
     /// Puts back what each line of it held, where the chance says so.
     fn put_back(&self, files: &mut Files, mut chance: impl FnMut() -> bool) {
-        let Some(bytes) = files.get_mut(&self.file) else { return };
-        let first = self.start / LINE;
-        for line in first..(self.start + self.old.len()).div_ceil(LINE) {
-            let start = (line * LINE).max(self.start);
-            let end = ((line + 1) * LINE).min(self.start + self.old.len()).min(bytes.len());
-            if start < end && chance() {
-                bytes[start..end]
-                    .copy_from_slice(&self.old[start - self.start..end - self.start]);
+        let Some(content) = files.get_mut(&self.file) else { return };
+        let bytes = content.stretch_mut(self.start, self.old.len());
+        // Where the first line ends that the stretch is part of.
+        let (mut start, mut end) = (0, LINE - self.start % LINE);
+        while start < bytes.len() {
+            end = end.min(bytes.len());
+            if chance() {
+                bytes[start..end].copy_from_slice(&self.old[start..end]);
             }
+            (start, end) = (end, end + LINE);
         }
     }
 
     /// Puts back what it held from a byte on, or up to it.
     fn cut(&self, files: &mut Files, at: usize, from: bool) {
-        let Some(bytes) = files.get_mut(&self.file) else { return };
+        let Some(content) = files.get_mut(&self.file) else { return };
         let range = if from { at..self.old.len() } else { 0..at };
-        bytes[self.start + range.start..self.start + range.end]
+        content.stretch_mut(self.start, self.old.len())[range.clone()]
             .copy_from_slice(&self.old[range]);
     }
 
-    fn has_changed(&self, files: &Files) -> bool {
-        let bytes = files.get(&self.file).and_then(|bytes| bytes.get(self.start..));
-        bytes.is_some_and(|bytes| bytes.get(..self.old.len()) != Some(&self.old))
+    fn has_changed(&self, shelf: &Shelf) -> bool {
+        shelf.read(&self.file, self.start, self.old.len()) != self.old
     }
 }
 
@@ -107,8 +107,10 @@ impl Images {
     fn images(&mut self) -> Vec<Files> {
         let present = self.shelf.contents();
         let mut images = vec![present.clone()];
-        self.streamed.retain(|stretch| present.contains_key(&stretch.file));
-        if self.streamed.iter().any(|stretch| stretch.has_changed(&present)) {
+        for stretches in [&mut self.streamed, &mut self.lent] {
+            stretches.retain(|stretch| self.shelf.has_open(&stretch.file));
+        }
+        if self.streamed.iter().any(|stretch| stretch.has_changed(&self.shelf)) {
             let mut absent = present.clone();
             // The older a stretch, the later it is put back: it knows what was there first.
             self.streamed.iter().rev().for_each(|stretch| stretch.put_back(&mut absent, || true));
@@ -122,7 +124,7 @@ impl Images {
                 images.push(mixed);
             }
         }
-        if self.lent.iter().any(|stretch| stretch.has_changed(&present)) {
+        if self.lent.iter().any(|stretch| stretch.has_changed(&self.shelf)) {
             for _ in 0..MIXED {
                 let of = self.random.below(images.len() as u64) as usize;
                 let mut cut = images[of].clone();

@@ -8,7 +8,7 @@ use pushpull_common::ids::ShardId;
 
 use super::peers::identity;
 use super::world::LIFE;
-use crate::arena::shelf::Shelf;
+use crate::arena::shelf::{Content, Shelf};
 use crate::arena::{Budget, Place};
 use crate::config::PsConfig;
 use crate::dedupe::Window;
@@ -20,7 +20,7 @@ use crate::shard::{Shard, Variables};
 use crate::zoo::Zoo;
 
 /// The files of a shard.
-pub(super) type Files = BTreeMap<String, Vec<u8>>;
+pub(super) type Files = BTreeMap<String, Content>;
 
 /// All that a crash must leave whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,7 +79,8 @@ impl Kept {
                 }
             }
         }
-        let clients = (0..shard.replicas.counts().0 as u32).map(|key| shard.kept_of(ClientKey(key)));
+        let clients =
+            (0..shard.replicas.counts().0 as u32).map(|key| shard.kept_of(ClientKey(key)));
         let tables = Tables {
             version: shard.version,
             gradients: shard.gradients,

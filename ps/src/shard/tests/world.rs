@@ -12,7 +12,7 @@ use pushpull_common::protocol::{Envelope, Message, Refusal};
 use pushpull_common::variable::VariableSpec;
 
 use super::peers::{Peer, chief, identity, pack, place};
-use crate::arena::shelf::Shelf;
+use crate::arena::shelf::{Content, Shelf};
 use crate::arena::{Budget, Place};
 use crate::config::PsConfig;
 use crate::error::StorageError;
@@ -142,7 +142,7 @@ impl World {
     pub(super) fn reopen(
         &mut self,
         shard: usize,
-        files: BTreeMap<String, Vec<u8>>,
+        files: BTreeMap<String, Content>,
     ) -> Result<(), StorageError> {
         let lines: Vec<Line> = self.heard.keys().copied().filter(|l| l.shard == shard).collect();
         for line in lines {
