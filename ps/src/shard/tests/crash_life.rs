@@ -61,12 +61,15 @@ pub(super) fn begin(life: &Life, shelf: Shelf) -> World {
     World::on(model(), optimizer, |config| life.configure(config), |_| shelf.clone())
 }
 
-/// Joins the chief, declares the variables and gives them their first values.
-pub(super) fn begin_training(world: &mut World) -> Line {
+/// A worker of a world whose variables are ready.
+pub(super) fn begin_training(life: &Life, shelf: Shelf) -> (World, Line) {
+    let mut world = begin(life, shelf);
     let line = world.join(0, &mut chief());
     let catalogue = world.catalogue.clone();
     assert!(matches!(world.declare(line, &catalogue), Message::Declared(_)));
-    line
+    assert!(matches!(world.ask(line, message::Initialize {}.into()), Message::Ready(_)));
+    let line = world.join(0, &mut worker(1));
+    (world, line)
 }
 
 /// A push of gradients, under a token and in a room that are asked for.

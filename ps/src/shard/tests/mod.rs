@@ -19,6 +19,8 @@ mod refusals;
 mod resends;
 mod rooms;
 mod spending;
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+mod stepping;
 mod talk;
 mod tokens;
 mod world;
