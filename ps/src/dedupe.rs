@@ -115,7 +115,7 @@ impl Window {
 }
 
 /// How many sequences back [`Bug::EvictLiveOutcome`] forgets.
-const EVICTED: u64 = 8;
+const EVICTED: u64 = 2;
 
 #[cfg(test)]
 pub(crate) mod tests {

@@ -7,7 +7,9 @@ use pushpull_common::protocol::{Message, Refusal};
 
 use super::peers::{identity, variables, worker};
 use super::world::World;
+use crate::config::PsConfig;
 use crate::optimizer::Sgd;
+use crate::zoo::Zoo;
 
 fn bare() -> World {
     World::bare(variables(), Sgd::new(1.0), |config| config.connections_max(3))
@@ -64,7 +66,11 @@ fn one_connection_too_many_is_refused_until_another_goes() {
 
 #[test]
 fn a_ghost_is_fenced_by_its_successor() {
-    let mut world = bare();
+    a_ghost_is_fenced(Zoo::default());
+}
+
+pub(super) fn a_ghost_is_fenced(zoo: Zoo) {
+    let mut world = World::bare(variables(), Sgd::new(1.0), |config| PsConfig { zoo, ..config });
     let mut first = worker(1);
     let line = world.join(0, &mut first);
     let mut second = first.restarted();

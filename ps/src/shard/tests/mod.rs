@@ -24,3 +24,5 @@ mod stepping;
 mod talk;
 mod tokens;
 mod world;
+#[cfg(feature = "zoo")]
+mod zoo;

@@ -3,6 +3,9 @@
 //! The test starts its own binary again as a child, which opens a real state directory and does one
 //! thing between two marks. The parent steps it through that, one instruction at a time; whenever
 //! the files have changed it opens a copy of them, as whoever comes after a kill there would.
+//!
+//! A recovery mostly reads. There the child marks each store that it is about to make, and the parent
+//! steps from each mark far enough to see it made; what changes the files elsewhere is found.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -23,14 +26,19 @@ use crate::arena::shelf::{Content, Shelf};
 use crate::arena::witness::{self, Event};
 use crate::arena::{Memory, Place, StateDirectory};
 use crate::config::PsConfig;
+use crate::layout::PAGE_BYTES;
 use crate::optimizer::{Adam, Optimizer, Sgd};
 use crate::shard::Shard;
 use crate::zoo::Zoo;
 
 /// Tells the child its case, bug and directory.
 const VARIABLE: &str = "PUSHPULL_STEPPED";
-/// Ignored by a process that nobody traces.
+/// From here on it is stepped through. Like the other, ignored by a process that nobody traces.
 const MARK: Signal = Signal::SIGURG;
+/// It is done.
+const END: Signal = Signal::SIGWINCH;
+/// In a recovery, so many instructions are stepped from each mark on.
+const BURST: usize = 1000;
 /// All of the files are compared at every so many instructions, and at the end.
 const FULL: usize = 4096;
 
@@ -135,24 +143,35 @@ impl Case {
             Left::Committed(..) => images[images.len() / 2].clone(),
             Left::Prepared(..) => images[images.len() - 1].clone(),
         };
-        (files, config)
+        (without_room(files), config)
     }
 }
 
-fn do_deed(case: &Case, place: Place, config: &Arc<PsConfig>, mark: impl Fn()) -> Shard {
+/// The files without the control words that are only room for more clients: a recovery would spend
+/// most of its instructions on their checksums.
+fn without_room(mut files: Files) -> Files {
+    let control = files.get_mut("control").expect("every shard has it");
+    *control = Content::of(&control.to_vec()[..(1 + 1 + CLIENTS) * PAGE_BYTES]);
+    files
+}
+
+/// The chief and a worker.
+const CLIENTS: usize = 2;
+
+fn do_deed(case: &Case, place: Place, config: &Arc<PsConfig>, mark: impl Fn(Signal)) -> Shard {
     let now = Instant::now();
     match case.deed {
         Deed::Push => {
             let mut shard = open_at(place, config, now).expect("it is whole");
-            mark();
+            mark(MARK);
             shard.work(now);
-            mark();
+            mark(END);
             shard
         }
         Deed::Recovery => {
-            mark();
+            mark(MARK);
             let shard = open_at(place, config, now).expect("it can be recovered");
-            mark();
+            mark(END);
             shard
         }
     }
@@ -171,7 +190,10 @@ fn is_stepped_through() {
     let place = Place::Folder(state.shard(0).unwrap());
     println!("\nstep {}", gettid());
     std::io::stdin().lock().read_line(&mut String::new()).unwrap();
-    do_deed(case, place, &config, || raise(MARK).unwrap());
+    let mark = |signal| raise(signal).unwrap();
+    let watch = (case.deed == Deed::Recovery).then(|| witness::watch(move |_| mark(MARK)));
+    do_deed(case, place, &config, mark);
+    drop(watch);
 }
 
 #[cfg(feature = "zoo")]
@@ -222,7 +244,7 @@ fn rehearse(case: &Case, files: &Files, config: &Arc<PsConfig>) -> Expected {
             told.send((file, start, start + bytes)).expect("it is received below");
         }
     });
-    let shard = do_deed(case, Place::Shelf(shelf), config, || {});
+    let shard = do_deed(case, Place::Shelf(shelf), config, |_| {});
     drop(watch);
     let mut written: Vec<(String, usize, usize)> = events.into_iter().collect();
     written.sort();
@@ -261,6 +283,14 @@ impl Figures {
             self.wrong_windows += 1;
         }
     }
+}
+
+/// Where a traced child has stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum At {
+    Instruction,
+    Mark,
+    End,
 }
 
 /// A traced child, which dies with this.
@@ -316,14 +346,18 @@ impl Stepped {
         }
     }
 
-    /// Lets it do one instruction; false if that has brought it to its second mark.
-    fn step(&self) -> bool {
+    /// Lets it do one instruction, or run to its next mark.
+    fn go_on(&self, one: bool) -> At {
         let mut signal = None;
         loop {
-            ptrace::step(self.thread, signal).unwrap();
+            match one {
+                true => ptrace::step(self.thread, signal).unwrap(),
+                false => ptrace::cont(self.thread, signal).unwrap(),
+            }
             match self.wait() {
-                Some(Signal::SIGTRAP) => return true,
-                Some(MARK) => return false,
+                Some(Signal::SIGTRAP) => return At::Instruction,
+                Some(MARK) => return At::Mark,
+                Some(END) => return At::End,
                 // Somebody else's: it is passed on.
                 Some(other) => signal = Some(other),
                 None => panic!("the child has ended"),
@@ -371,16 +405,24 @@ fn step_through(index: usize, zoo: Zoo) -> Option<Figures> {
     let mut all = copy();
     let mut figures = Figures::default();
     figures.judge(all.clone(), &config, &expected);
-    while stepped.step() {
+    let burst = if case.deed == Deed::Push { usize::MAX } else { BURST };
+    let mut left = burst;
+    loop {
+        let at = stepped.go_on(left > 0);
+        let has_changed = changed(&mut last);
+        assert!(left > 0 || !has_changed, "a store that was not stepped through");
+        left = if at == At::Mark { burst } else { left.saturating_sub(1) };
         figures.boundaries += 1;
-        if changed(&mut last) {
+        if has_changed {
             all = copy();
             figures.judge(all.clone(), &config, &expected);
-        } else if figures.boundaries % FULL == 0 {
+        } else if figures.boundaries % FULL == 0 || at == At::End {
             assert!(copy() == all, "a store that the witness was not told of");
         }
+        if at == At::End {
+            break;
+        }
     }
-    assert!(copy() == all, "a store that the witness was not told of");
     drop(maps);
     stepped.finish();
     Some(figures)
