@@ -6,8 +6,14 @@ mod apply;
 mod bench;
 #[path = "../src/bin/pushpull/ceiling.rs"]
 mod ceiling;
+#[path = "../src/bin/pushpull/probe.rs"]
+mod probe;
 #[path = "../src/bin/pushpull/report.rs"]
 mod report;
+#[path = "../src/bin/pushpull/restart.rs"]
+mod restart;
+#[path = "../src/bin/pushpull/saving.rs"]
+mod saving;
 
 use clap::Parser;
 

@@ -56,7 +56,7 @@ impl StoreUnderTest {
         let tables = arena.create(Kind::Tables, 1, (words * 9).next_multiple_of(4096) as u64)?;
         journal.begin_tables(tables, 1, geometry.first_table());
         let loan = Budget::new(geometry.need()).take(geometry.need())?;
-        let (generation, integrity) = (1, false);
+        let (generation, integrity, power) = (1, false, false);
         let catalogue = Arc::new(catalogue);
         let cached_bytes_max = CACHED_BYTES_MAX;
         let plan = Plan {
@@ -66,6 +66,7 @@ impl StoreUnderTest {
             layout,
             geometry,
             integrity,
+            power,
             cached_bytes_max,
             zoo,
         };

@@ -5,12 +5,14 @@
 //! before it. A pull pins the blocks it sends: it is of one version, and holds no change up.
 
 mod change;
+mod image;
 mod pool;
 mod undo;
 
 use std::io::IoSlice;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use pushpull_common::catalogue::{Catalogue, Partition, ShardLayout};
 use pushpull_common::ids::PartitionId;
@@ -23,6 +25,7 @@ use crate::layout::{Fault, Kind, PAGE_BYTES};
 use crate::optimizer::Optimizer;
 use crate::zoo::{Bug, Zoo};
 pub(crate) use change::Change;
+pub(crate) use image::Image;
 pub(crate) use pool::NoSpareBlock;
 use pool::{Pool, Shadow};
 use undo::{Row, UNDO_BYTES, Undo};
@@ -76,7 +79,7 @@ impl Geometry {
     fn slots(&self) -> Grid {
         let block_bytes = self.slots * (self.block_bytes + SKEW_BYTES);
         // One more skew: the slots of a place and of its shadow do not meet either.
-        let (stride, count) = (block_bytes + SKEW_BYTES, 2 * self.places);
+        let (stride, count) = (block_bytes + SKEW_BYTES, 2 * self.places + self.pinned);
         Grid {
             offset: PAGE_BYTES,
             block_bytes,
@@ -126,6 +129,8 @@ pub(crate) struct Store {
     past_cache: bool,
     /// Whether the tables hold a checksum of every block.
     integrity: bool,
+    /// Whether a loss of power is survived: nothing that an image names is changed in place.
+    power: bool,
     loan: Loan,
     zoo: Zoo,
 }
@@ -142,6 +147,8 @@ pub(crate) struct Plan {
     pub(crate) integrity: bool,
     /// A model of more bytes of values and slots is written past the cache.
     pub(crate) cached_bytes_max: u64,
+    /// Whether blocks wait for images of the tables.
+    pub(crate) power: bool,
     pub(crate) zoo: Zoo,
 }
 
@@ -217,7 +224,8 @@ impl Store {
     }
 
     fn new(plan: Plan, loan: Loan, values: Pool, slots: Option<Pool>, undo: Undo) -> Store {
-        let Plan { catalogue, layout, geometry, integrity, cached_bytes_max, zoo, .. } = plan;
+        let Plan { catalogue, layout, geometry, integrity, cached_bytes_max, power, zoo, .. } =
+            plan;
         let streams = 1 + geometry.slots;
         let past_cache = layout.bytes().saturating_mul(streams as u64) > cached_bytes_max;
         let in_place = None;
@@ -231,6 +239,7 @@ impl Store {
             in_place,
             past_cache,
             integrity,
+            power,
             loan,
             zoo,
         }
@@ -268,6 +277,14 @@ impl Store {
         }
         let pins = self.values.pin(logical.iter().copied());
         Snapshot { pins, logical, block_bytes: self.geometry.block_bytes }
+    }
+
+    /// Pins values and slots as they are now, to be written to a checkpoint until somebody says that
+    /// it is given up.
+    pub(crate) fn image(&self, given_up: Arc<AtomicBool>) -> Image {
+        let places = 0..self.geometry.places as u32;
+        let slots = self.slots.as_ref().map(|slots| slots.pin(places.clone()));
+        Image { geometry: self.geometry, values: self.values.pin(places), slots, given_up }
     }
 
     /// Prepares the change of these ranges, which makes `version`. What was drafted of another
@@ -357,11 +374,24 @@ impl Store {
 
     /// The transaction is made: what the change replaced is free.
     pub(crate) fn committed(&mut self) {
-        self.values.committed();
-        self.slots.iter_mut().for_each(Pool::committed);
+        self.values.committed(self.power);
+        self.slots.iter_mut().for_each(|slots| slots.committed(self.power));
         if self.in_place.take().is_some() {
             self.undo.clear();
         }
+    }
+
+    /// An image of the tables is being written: what it names is not written again before the next
+    /// one is.
+    pub(crate) fn image_begun(&mut self) {
+        self.values.image_begun();
+        self.slots.iter_mut().for_each(Pool::image_begun);
+    }
+
+    /// The image is on the disk: what only older ones named is free.
+    pub(crate) fn image_written(&mut self) {
+        self.values.image_written();
+        self.slots.iter_mut().for_each(Pool::image_written);
     }
 
     /// Forgets the change under way.
@@ -437,7 +467,7 @@ impl Store {
     }
 
     /// Writes values where they belong by the last commit. For what nobody can read yet.
-    fn write_home(&mut self, start: u64, bytes: &[u8]) {
+    pub(crate) fn write_home(&mut self, start: u64, bytes: &[u8]) {
         let block_bytes = self.geometry.block_bytes;
         let (mut start, mut bytes) = (start as usize, bytes);
         while !bytes.is_empty() {
@@ -467,6 +497,22 @@ impl Store {
         let partitions = self.layout.partitions();
         let index = partitions.binary_search_by_key(&id, |partition| partition.id).ok()?;
         Some(&partitions[index])
+    }
+
+    /// The same for a slot.
+    pub(crate) fn write_slot_home(&mut self, slot: usize, start: u64, bytes: &[u8]) {
+        let Some(pool) = &mut self.slots else { return };
+        let block_bytes = self.geometry.block_bytes;
+        let first = slot * (block_bytes + SKEW_BYTES);
+        let (mut start, mut bytes) = (start as usize, bytes);
+        while !bytes.is_empty() {
+            let (place, within) = (start / block_bytes, start % block_bytes);
+            let (head, rest) = bytes.split_at(bytes.len().min(block_bytes - within));
+            let home = pool.home(place);
+            let within = first + within;
+            pool.blocks.write(home)[within..within + head.len()].copy_from_slice(head);
+            (start, bytes) = (start + head.len(), rest);
+        }
     }
 
     fn places_of(&self, range: &Range<u64>) -> Range<usize> {
@@ -508,7 +554,7 @@ impl Store {
         let blocks: usize = ranges.iter().map(|range| self.places_of(range).len()).sum();
         let streams = 1 + self.geometry.slots as u64;
         let worth_it = bytes.saturating_mul(8) < (blocks * self.geometry.block_bytes) as u64;
-        if !worth_it || bytes.saturating_mul(streams) > UNDO_BYTES as u64 {
+        if self.power || !worth_it || bytes.saturating_mul(streams) > UNDO_BYTES as u64 {
             return false;
         }
         let block_bytes = self.geometry.block_bytes;
@@ -667,6 +713,11 @@ impl Store {
         self.values.check_invariants();
         self.slots.iter().for_each(Pool::check_invariants);
     }
+}
+
+/// Makes an undo file that is idle.
+pub(crate) fn idle_undo(arena: &Arena, generation: u64) -> Result<(), StorageError> {
+    arena.create(Kind::Undo, generation, Undo::BYTES).map(|memory| drop(Undo::create(memory)))
 }
 
 /// The places that a range lies in.

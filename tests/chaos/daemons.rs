@@ -10,6 +10,7 @@ use crate::chance::Chance;
 use crate::probe;
 use crate::process::{BLINK, PATIENCE, Process};
 use crate::setting::{Setting, worker_hosts};
+use pushpull::common::protocol::message::Selection;
 
 /// Where the servers of a cluster listen.
 #[derive(Clone, Copy, Debug)]
@@ -94,7 +95,7 @@ impl Daemons {
         let cluster = self.setting.cluster();
         for shard in self.setting.shards_of(task) {
             loop {
-                let last = match probe::answers(&cluster, shard) {
+                let last = match probe::answers(&cluster, shard, Selection::All {}) {
                     Ok(true) => break,
                     Ok(false) => "another answer was expected".to_owned(),
                     Err(error) => error.to_string(),

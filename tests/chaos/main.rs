@@ -14,6 +14,7 @@ mod daemons;
 mod history;
 mod ledger;
 mod place;
+#[path = "../../src/bin/pushpull/probe.rs"]
 mod probe;
 mod process;
 mod report;

@@ -15,7 +15,7 @@ use pushpull_common::variable::VariableSpec;
 use crate::config::WorkerConfig;
 use crate::error::{ConnectError, Error, JoinError};
 use crate::initial::Initial;
-use crate::outcome::{Pulled, Push};
+use crate::outcome::{Pulled, Push, Restored, SavedCheckpoint};
 use crate::params::{Gradients, Params};
 use crate::reader::ReaderError;
 use crate::token::Token;
@@ -52,6 +52,11 @@ impl Worker {
     /// See [`crate::Worker::placement`].
     pub fn placement(&self) -> Option<&Placement> {
         self.0.placement()
+    }
+
+    /// See [`crate::Worker::restored`].
+    pub fn restored(&self) -> Option<&Restored> {
+        self.0.restored()
     }
 
     /// See [`crate::Worker::token`].
@@ -105,6 +110,11 @@ impl Worker {
     /// See [`crate::Worker::finish`].
     pub fn finish(&mut self) -> Result<(), Error> {
         wait(self.0.finish())
+    }
+
+    /// See [`crate::Worker::save`].
+    pub fn save(&mut self, user: &[u8]) -> Result<SavedCheckpoint, Error> {
+        wait(self.0.save(user))
     }
 
     /// See [`crate::Worker::leave`].

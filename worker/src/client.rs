@@ -4,7 +4,7 @@ use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
 use std::task::Poll;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use pushpull_common::catalogue::Catalogue;
@@ -94,13 +94,63 @@ impl Client {
     }
 
     /// Waits until a shard's variables have values; the digest of its catalogue.
-    pub(crate) async fn await_ready(&self, shard: ShardId) -> Result<[u8; 32], Error> {
+    pub(crate) async fn await_ready(
+        &self,
+        shard: ShardId,
+        timeout: Duration,
+    ) -> Result<[u8; 32], Error> {
         let doing = "wait for the chief to initialize the variables";
-        let (timeout, body) = (self.config.connect_timeout, Bytes::new());
+        let body = Bytes::new();
         match self.request(doing, shard, message::AwaitReady {}, body, timeout).await?.0 {
             Message::Ready(ready) => Ok(ready.digest),
             _ => Err(Error::Ended { doing }),
         }
+    }
+
+    /// Waits until the chief has given the variables of a plan values that belong together, and
+    /// joins them.
+    pub(crate) async fn await_values(
+        &self,
+        plan: &Arc<Plan>,
+        shards: &[ShardId],
+    ) -> Result<(), JoinError> {
+        let deadline = Deadline::after(self.config.connect_timeout);
+        loop {
+            for &shard in shards {
+                if self.await_ready(shard, deadline.left()).await? != plan.catalogue().digest() {
+                    return Err(self.differs(plan, shard).await?);
+                }
+            }
+            match self.joined(plan, deadline.left()).await {
+                // One has lost its values since it was asked.
+                Err(error) if has_moved_on(&error) && !deadline.has_passed() => {}
+                joined => return Ok(joined?),
+            }
+        }
+    }
+
+    /// Says in words what a shard's catalogue differs in.
+    pub(crate) async fn differs(
+        &self,
+        plan: &Plan,
+        shard: ShardId,
+    ) -> Result<JoinError, JoinError> {
+        let theirs = self.fetch_catalogue(shard).await?;
+        let differs = plan.catalogue().difference(&theirs);
+        let differs = differs.unwrap_or_else(|| "their placement".to_owned());
+        Ok(JoinError::Differs { shard, differs })
+    }
+
+    /// Says in words what a refused catalogue differs in.
+    pub(crate) async fn explain(&self, plan: &Plan, error: Error) -> JoinError {
+        let Error::Refused { shard, refusal: refusal @ Refusal::Catalogue { .. }, .. } = &error
+        else {
+            return error.into();
+        };
+        let theirs = self.fetch_catalogue(*shard).await.ok();
+        let differs = theirs.and_then(|theirs| plan.catalogue().difference(&theirs));
+        let differs = differs.unwrap_or_else(|| refusal.to_string());
+        JoinError::Differs { shard: *shard, differs }
     }
 
     /// The catalogue that a shard holds.
@@ -112,10 +162,10 @@ impl Client {
         Ok(Catalogue::decode(&body)?)
     }
 
-    /// Tells the session what the variables are.
-    pub(crate) async fn joined(&self, plan: &Arc<Plan>) -> Result<(), Error> {
+    /// Tells the session what the variables are, once their shards live in one restore epoch.
+    pub(crate) async fn joined(&self, plan: &Arc<Plan>, timeout: Duration) -> Result<(), Error> {
         let command = Command::Joined { plan: plan.clone() };
-        self.session.call("join", command, self.config.timeout).await.map(|_| ())
+        self.session.call("join", command, timeout).await.map(|_| ())
     }
 
     /// Replaces all of `params` by values of at least this step.
@@ -136,15 +186,32 @@ impl Client {
             _ => Err(Error::Ended { doing: "pull" }),
         }
     }
+}
 
-    /// Whether the servers' refusal is about the variables, and what differs then.
-    pub(crate) fn differs(error: &Error) -> Option<(ShardId, String)> {
-        match error {
-            Error::Refused { shard, refusal: refusal @ Refusal::Catalogue { .. }, .. } => {
-                Some((*shard, refusal.to_string()))
-            }
-            _ => None,
-        }
+/// Whether a shard has refused something because its state is not what it was when it was asked
+/// for that state: it was restarted, or another epoch has begun there.
+pub(crate) fn has_moved_on(error: &Error) -> bool {
+    let moved_on = |refusal: &Refusal| {
+        matches!(refusal, Refusal::NotInitialized {} | Refusal::RestoreEpoch { .. })
+    };
+    matches!(error, Error::Refused { refusal, .. } if moved_on(refusal))
+}
+
+/// When something that takes several operations must be done.
+pub(crate) struct Deadline(Option<Instant>);
+
+impl Deadline {
+    pub(crate) fn after(timeout: Duration) -> Deadline {
+        Deadline(Instant::now().checked_add(timeout))
+    }
+
+    pub(crate) fn left(&self) -> Duration {
+        let left = |deadline: Instant| deadline.saturating_duration_since(Instant::now());
+        self.0.map_or(Duration::MAX, left)
+    }
+
+    pub(crate) fn has_passed(&self) -> bool {
+        self.left().is_zero()
     }
 }
 

@@ -34,6 +34,7 @@ pub struct WorkerConfig {
     pub(crate) placement: Strategy,
     pub(crate) connect_timeout: Duration,
     pub(crate) timeout: Duration,
+    pub(crate) save_timeout: Duration,
     pub(crate) checksums: Checksums,
     pub(crate) progress: Option<Progress>,
     pub(crate) progress_interval: Duration,
@@ -58,6 +59,7 @@ impl WorkerConfig {
             placement: Strategy::default(),
             connect_timeout: Duration::from_secs(60),
             timeout: Duration::from_secs(60),
+            save_timeout: Duration::from_secs(600),
             checksums: Checksums::default(),
             progress: None,
             progress_interval: Duration::from_secs(10),
@@ -70,8 +72,9 @@ impl WorkerConfig {
         WorkerConfig { placement: strategy, ..self }
     }
 
-    /// How long to wait for servers that are not up yet, and for the chief to initialize the
-    /// variables. Default 60 s.
+    /// How long to wait for servers that are not up yet, and for the chief to initialize or restore
+    /// the variables; for the chief itself, how long a server may take to find a checkpoint, and to
+    /// restore it. Default 60 s.
     pub fn connect_timeout(self, timeout: Duration) -> Self {
         WorkerConfig { connect_timeout: timeout, ..self }
     }
@@ -79,6 +82,12 @@ impl WorkerConfig {
     /// How long every other operation may take, reconnects included. Default 60 s.
     pub fn timeout(self, timeout: Duration) -> Self {
         WorkerConfig { timeout, ..self }
+    }
+
+    /// How long the servers may take to write, verify and publish a checkpoint:
+    /// [`crate::Worker::save`]. Default 600 s.
+    pub fn save_timeout(self, timeout: Duration) -> Self {
+        WorkerConfig { save_timeout: timeout, ..self }
     }
 
     /// Whether tensors carry checksums. Default [`Checksums::Remote`].

@@ -201,7 +201,23 @@ pub enum Error {
     /// Another worker has taken this one's task: a restart of it. Stop this one.
     #[error("cannot go on: a newer worker has taken this one's task")]
     Fenced,
-    /// A server was restarted and has lost its variables: join anew, or restore.
+    /// The variables have been set back to an earlier step: a checkpoint was restored, because a
+    /// server had lost its state. What this session held of the later steps is void: its tokens, and
+    /// pushes that were not answered; those that were answered are lost as well, as far as they are
+    /// newer than the checkpoint.
+    ///
+    /// Pull the data readers back to where they were at `to_step`, connect and join anew.
+    #[error("cannot go on: the variables were set back from step {from_step} to step {to_step}")]
+    RolledBack {
+        /// The newest step that this session has heard of.
+        from_step: u64,
+        /// The step from which the training goes on.
+        to_step: u64,
+    },
+    /// A server was restarted and has lost its variables. Connect and join anew: the chief restores
+    /// the newest checkpoint then, and the others wait for it. From `join` of the chief: there is no
+    /// checkpoint, and other servers still hold what this one has lost. Restart all servers to begin
+    /// from the start.
     #[error("cannot go on: {shard} has lost its variables")]
     StateLost {
         /// The server.
@@ -216,6 +232,14 @@ pub enum Error {
         element: usize,
         /// Its value.
         value: f64,
+    },
+    /// What a checkpoint is to keep for its user is too long. Nothing was sent.
+    #[error("cannot save a checkpoint: {bytes} bytes of the user's, the limit is {limit}")]
+    UserBlob {
+        /// Its length.
+        bytes: u64,
+        /// The longest it may be.
+        limit: u64,
     },
     /// No variable has a gradient in this push.
     #[error("cannot push: no variable has a gradient")]

@@ -1,6 +1,7 @@
-//! What verbs come to: of a pull, and of a push.
+//! What verbs come to: of a pull, of a push, of a save, of a join.
 
 use pushpull_common::protocol::Outcome;
+use pushpull_common::protocol::message::CheckpointId;
 
 /// What a pull found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +46,34 @@ pub enum Push {
     },
     /// Dropped at the worker's own wish, before it was whole.
     Withdrawn,
+}
+
+/// A checkpoint that is saved, verified and published.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SavedCheckpoint {
+    /// The name of its folder.
+    pub name: String,
+    /// The global step it holds.
+    pub step: u64,
+}
+
+impl From<CheckpointId> for SavedCheckpoint {
+    fn from(checkpoint: CheckpointId) -> SavedCheckpoint {
+        SavedCheckpoint { name: checkpoint.name.to_string(), step: checkpoint.step.0 }
+    }
+}
+
+/// The checkpoint that the variables were restored from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Restored {
+    /// The name of its folder, by which what [`crate::Worker::save`] was given can be found.
+    pub name: String,
+    /// The global step from which the training goes on.
+    pub step: u64,
+    /// The restore epoch that has begun: higher each time.
+    pub epoch: u32,
 }
 
 impl From<Outcome> for Push {

@@ -25,14 +25,12 @@ impl Reader {
     /// names the reader; the cluster need not have it.
     pub async fn connect(config: WorkerConfig) -> Result<Reader, ReaderError> {
         let client = Client::connect(config, Role::Reader {}).await?;
-        client.await_ready(client.owner).await.map_err(JoinError::from)?;
+        let timeout = client.config.connect_timeout;
+        client.await_ready(client.owner, timeout).await.map_err(JoinError::from)?;
         let catalogue = client.fetch_catalogue(client.owner).await?;
         let plan = Arc::new(Plan::new(Arc::new(catalogue)));
-        client.open(&plan).await.map_err(JoinError::from)?;
-        for &shard in plan.shards() {
-            client.await_ready(shard).await.map_err(JoinError::from)?;
-        }
-        client.joined(&plan).await.map_err(JoinError::from)?;
+        let shards = client.open(&plan).await.map_err(JoinError::from)?;
+        client.await_values(&plan, &shards).await?;
         Ok(Reader { client, plan })
     }
 
@@ -47,6 +45,10 @@ impl Reader {
     }
 
     /// Replaces all of `params` by the servers' values; the global step they are at least of.
+    ///
+    /// Values of before and after a restore are never mixed: while servers are restored this waits,
+    /// also for one that has come back without its values. The step may then be lower than that of
+    /// an earlier pull.
     ///
     /// On an error, or if the future is dropped, `params` is as it was.
     pub async fn pull(&mut self, params: &mut Params) -> Result<u64, Error> {

@@ -7,7 +7,8 @@ use bytes::Bytes;
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::{GlobalStep, Sequence, ShardId, VariableId};
 use pushpull_common::placement::{Placement, ShardMap};
-use pushpull_common::protocol::message::{CatalogueState, NonFinitePolicy, Operation, Role};
+use pushpull_common::protocol::limits::USER_BLOB_BYTES_MAX;
+use pushpull_common::protocol::message::{NonFinitePolicy, Operation, Role};
 use pushpull_common::protocol::{Message, message};
 use pushpull_common::tensor::{Element, first_non_finite};
 use pushpull_common::variable::VariableSpec;
@@ -18,7 +19,8 @@ use crate::error::{ConnectError, Error, JoinError, ViewError};
 use crate::fanout::Plan;
 
 use crate::initial::{Initial, padded};
-use crate::outcome::{Pulled, Push};
+use crate::joining::Chief;
+use crate::outcome::{Pulled, Push, Restored, SavedCheckpoint};
 use crate::params::{Buffer, Gradients, Params, find};
 use crate::pushing::Pushing;
 use crate::session::{Command, PushOrder, Reply};
@@ -35,9 +37,10 @@ use crate::token::Token;
 /// [`Worker::leave`] to be gone at once.
 #[derive(Debug)]
 pub struct Worker {
-    client: Client,
+    pub(crate) client: Client,
     plan: Option<Arc<Plan>>,
     placement: Option<Placement>,
+    restored: Option<Restored>,
     /// Buffers of earlier pushes, each free once nobody else holds it.
     pool: Vec<Arc<Buffer>>,
 }
@@ -61,7 +64,7 @@ impl Worker {
         }
         let role = if config.is_chief() { Role::Chief {} } else { Role::Worker {} };
         let client = Client::connect(config, role).await?;
-        Ok(Worker { client, plan: None, placement: None, pool: Vec::new() })
+        Ok(Worker { client, plan: None, placement: None, restored: None, pool: Vec::new() })
     }
 
     /// Whether this worker is the chief: the one that declares and initializes the variables, and
@@ -72,9 +75,16 @@ impl Worker {
 
     /// Agrees with the servers, and so with all other workers, on the variables, and pulls them.
     ///
-    /// The chief declares them, and if they have no values yet `fill` may give them some; the
-    /// others take those of their initializers. On servers that are initialized already, `fill`
-    /// is not called and the living values are kept. Workers that are not the chief wait for it.
+    /// The chief declares them, and sees to it that they have values that belong together:
+    ///
+    /// - where all servers live, their values are kept;
+    /// - where one has lost its state, or all have, the newest sound checkpoint is restored on all
+    ///   of them, and [`Worker::restored`] names it;
+    /// - where there is no checkpoint and nothing has been trained, `fill` may give the variables
+    ///   values; those it leaves out take those of their initializers. It is not called otherwise.
+    ///
+    /// What some servers have lost, others still hold and no checkpoint brings back is
+    /// [`Error::StateLost`]. Workers that are not the chief wait for it, while it restores too.
     ///
     /// The order of `variables` decides their places, so all workers must declare the same in the
     /// same order. Dropping the future leaves the worker unjoined; joining again goes on.
@@ -93,98 +103,15 @@ impl Worker {
         let catalogue = Arc::new(Catalogue::new(variables.to_vec(), &placement)?);
         let plan = Arc::new(Plan::new(catalogue));
         let shards = self.client.open(&plan).await?;
-        match self.is_chief() {
-            true => self.declare(&plan, &shards, fill).await?,
-            false => self.await_chief(&plan, &shards).await?,
-        }
-        self.client.joined(&plan).await?;
+        self.restored = match self.is_chief() {
+            true => Chief::new(self, &plan, &shards, fill).begin().await?,
+            false => self.client.await_values(&plan, &shards).await.map(|()| None)?,
+        };
         let mut params = Params::new(plan.clone());
         self.client.pull(&mut params, GlobalStep(0)).await?;
         self.plan = Some(plan);
         self.placement = Some(placement);
         Ok(params)
-    }
-
-    async fn declare(
-        &mut self,
-        plan: &Arc<Plan>,
-        shards: &[ShardId],
-        fill: impl FnOnce(&mut Initial<'_>),
-    ) -> Result<(), JoinError> {
-        let body = Bytes::copy_from_slice(plan.catalogue().encode());
-        let (timeout, doing) = (self.client.config.timeout, "declare the variables");
-        let digest = plan.catalogue().digest();
-        let (mut ready, mut unready) = (Vec::new(), Vec::new());
-        for &shard in shards {
-            let declare = message::Declare { digest };
-            let answer = self.client.request(doing, shard, declare, body.clone(), timeout).await;
-            match answer {
-                Ok((Message::Declared(declared), _)) => match declared.state {
-                    CatalogueState::Ready { .. } => ready.push(shard),
-                    _ => unready.push(shard),
-                },
-                Ok(_) => return Err(Error::Ended { doing }.into()),
-                Err(error) => return Err(self.explain(plan, error).await),
-            }
-        }
-        let Some(&first) = unready.first() else { return Ok(()) };
-        // The owner is initialized first, so a chief that died on the way leaves it ready and
-        // nothing trained. Anything else is a server that has lost what the others still have.
-        let untrained = self.client.session_step().await? == GlobalStep(0);
-        let begun = ready.contains(&self.client.owner) && untrained;
-        if !ready.is_empty() && !begun {
-            return Err(Error::StateLost { shard: first }.into());
-        }
-        let mut initial = Initial::new(plan);
-        fill(&mut initial);
-        let values = initial.finish().map_err(JoinError::Initial)?;
-        for (id, values) in values {
-            // What is initialized keeps its values.
-            self.assign_bytes(plan, id, values, Operation::Assign {}, &unready).await?;
-        }
-        for shard in unready {
-            self.initialize(plan, shard).await?;
-        }
-        Ok(())
-    }
-
-    async fn initialize(&self, plan: &Plan, shard: ShardId) -> Result<(), JoinError> {
-        let doing = "initialize the variables";
-        let (timeout, body) = (self.client.config.connect_timeout, Bytes::new());
-        let initialize = message::Initialize {};
-        match self.client.request(doing, shard, initialize, body, timeout).await? {
-            (Message::Ready(ready), _) if ready.digest == plan.catalogue().digest() => Ok(()),
-            // Another chief has declared other variables in between.
-            (Message::Ready(_), _) => Err(self.differs(plan, shard).await?),
-            _ => Err(Error::Ended { doing }.into()),
-        }
-    }
-
-    async fn await_chief(&self, plan: &Plan, shards: &[ShardId]) -> Result<(), JoinError> {
-        for &shard in shards {
-            if self.client.await_ready(shard).await? != plan.catalogue().digest() {
-                return Err(self.differs(plan, shard).await?);
-            }
-        }
-        Ok(())
-    }
-
-    /// Says in words what a shard's catalogue differs in.
-    async fn differs(&self, plan: &Plan, shard: ShardId) -> Result<JoinError, JoinError> {
-        let theirs = self.client.fetch_catalogue(shard).await?;
-        let differs = plan.catalogue().difference(&theirs);
-        let differs = differs.unwrap_or_else(|| "their placement".to_owned());
-        Ok(JoinError::Differs { shard, differs })
-    }
-
-    /// Says in words what a refused catalogue differs in.
-    async fn explain(&self, plan: &Plan, error: Error) -> JoinError {
-        let Some((shard, said)) = Client::differs(&error) else {
-            return error.into();
-        };
-        let theirs = self.client.fetch_catalogue(shard).await.ok();
-        let differs = theirs.and_then(|theirs| plan.catalogue().difference(&theirs));
-        JoinError::Differs { shard, differs: differs.unwrap_or(said) }
     }
 
     /// The variables and their places.
@@ -195,6 +122,14 @@ impl Worker {
     /// Which shard holds what, with a table for people: bytes by task and shard, and their skew.
     pub fn placement(&self) -> Option<&Placement> {
         self.placement.as_ref()
+    }
+
+    /// The checkpoint that this worker restored when it joined; `None` if it kept the values it
+    /// found or initialized them, and always for workers that are not the chief.
+    ///
+    /// The data readers belong where they were when it was saved: see [`Worker::save`].
+    pub fn restored(&self) -> Option<&Restored> {
+        self.restored.as_ref()
     }
 
     /// Takes the right to push one gradient; `None` once the last step is reached or the chief
@@ -305,7 +240,7 @@ impl Worker {
         self.assign_bytes(&plan, id, bytes, Operation::AssignAdd {}, plan.shards()).await
     }
 
-    async fn assign_bytes(
+    pub(crate) async fn assign_bytes(
         &self,
         plan: &Arc<Plan>,
         id: VariableId,
@@ -360,6 +295,31 @@ impl Worker {
         let doing = "finish the training";
         self.client.request(doing, owner, message::Finish {}, Bytes::new(), timeout).await?;
         Ok(())
+    }
+
+    /// Saves a checkpoint of all variables and the optimizer's state. For the chief.
+    ///
+    /// `user` is kept in it for whoever restores it, such as the positions of the data readers; at
+    /// most 1 MiB. What is saved is at least as new as every push that has
+    /// been answered. The training goes on meanwhile.
+    ///
+    /// It is saved, verified and published once this returns, which takes as long as the disks of
+    /// the servers do: [`WorkerConfig::save_timeout`]. If the connection is lost on the way it is
+    /// asked for again, and may then be saved twice, under two names. Dropping the future, or its
+    /// timeout, does not stop what the servers have begun.
+    pub async fn save(&mut self, user: &[u8]) -> Result<SavedCheckpoint, Error> {
+        let doing = "save a checkpoint";
+        self.joined(doing)?;
+        let (bytes, limit) = (user.len() as u64, USER_BLOB_BYTES_MAX);
+        if bytes > limit {
+            return Err(Error::UserBlob { bytes, limit });
+        }
+        let (owner, timeout) = (self.client.owner, self.client.config.save_timeout);
+        let body = Bytes::copy_from_slice(user);
+        match self.client.request(doing, owner, message::Save {}, body, timeout).await? {
+            (Message::Saved(saved), _) => Ok(saved.checkpoint.into()),
+            _ => Err(Error::Ended { doing }),
+        }
     }
 
     /// Leaves the training and ends the session. Tokens this worker still holds go to others.

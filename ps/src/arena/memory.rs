@@ -59,11 +59,6 @@ impl Memory {
         self.bytes
     }
 
-    /// The file under it.
-    pub(crate) fn file(&self) -> Option<&File> {
-        self.file.as_ref()
-    }
-
     /// Makes it longer by zeros. Nothing else changes.
     pub(crate) fn grow(&mut self, bytes: usize) -> std::io::Result<()> {
         #[allow(unused_mut, reason = "for the shelf of a test")]
@@ -129,6 +124,7 @@ impl Memory {
     ///
     /// # Panics
     /// If the bytes do not fit.
+    #[cfg(test)]
     pub(crate) fn stream(&mut self, start: usize, source: &[u8]) {
         assert!(start <= self.bytes && source.len() <= self.bytes - start, "it fits");
         #[cfg(test)]

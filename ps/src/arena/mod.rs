@@ -105,7 +105,44 @@ impl Place {
             Place::Anonymous => Ok(()),
             Place::Folder(folder) => folder.rename(from, to),
             #[cfg(test)]
-            Place::Shelf(shelf) => Ok(shelf.rename(from, to)),
+            Place::Shelf(shelf) => {
+                shelf.rename(from, to);
+                Ok(())
+            }
+        }
+    }
+
+    /// Has what a file holds put on the disk.
+    pub(crate) fn sync(&self, name: &str) -> Result<(), StorageError> {
+        match self {
+            Place::Anonymous => Ok(()),
+            Place::Folder(folder) => folder.sync(name),
+            #[cfg(test)]
+            Place::Shelf(shelf) => {
+                shelf.sync(name);
+                Ok(())
+            }
+        }
+    }
+
+    /// Has the names of the files put on the disk.
+    pub(crate) fn sync_names(&self) -> Result<(), StorageError> {
+        match self {
+            Place::Folder(folder) => folder.sync_names(),
+            _ => Ok(()),
+        }
+    }
+
+    /// Replaces what a file holds, and has it put on the disk.
+    pub(crate) fn write_durably(&self, name: &str, bytes: &[u8]) -> Result<(), StorageError> {
+        match self {
+            Place::Anonymous => Ok(()),
+            Place::Folder(folder) => folder.write_durably(name, bytes),
+            #[cfg(test)]
+            Place::Shelf(shelf) => {
+                shelf.write_durably(name, bytes);
+                Ok(())
+            }
         }
     }
 
@@ -115,7 +152,10 @@ impl Place {
             Place::Anonymous => Ok(()),
             Place::Folder(folder) => folder.remove(name),
             #[cfg(test)]
-            Place::Shelf(shelf) => Ok(shelf.remove(name)),
+            Place::Shelf(shelf) => {
+                shelf.remove(name);
+                Ok(())
+            }
         }
     }
 

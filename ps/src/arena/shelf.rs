@@ -114,14 +114,14 @@ impl Found {
 
 /// Files by name.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Shelf(Arc<Mutex<BTreeMap<String, Found>>>);
+pub(crate) struct Shelf(Arc<Mutex<BTreeMap<String, Found>>>, Arc<Mutex<BTreeMap<String, Vec<u8>>>>);
 
 impl Shelf {
     /// A shelf with these files.
     pub(crate) fn with(files: BTreeMap<String, Content>) -> Shelf {
         let found = |bytes| Found(Arc::new(Mutex::new(Item::Closed(bytes))));
         let items = files.into_iter().map(|(name, bytes)| (name, found(bytes)));
-        Shelf(Arc::new(Mutex::new(items.collect())))
+        Shelf(Arc::new(Mutex::new(items.collect())), Arc::default())
     }
 
     fn items(&self) -> MutexGuard<'_, BTreeMap<String, Found>> {
@@ -157,6 +157,9 @@ impl Shelf {
         let mut items = self.items();
         let item = items.remove(from).expect("it is there");
         items.insert(to.to_owned(), item);
+        let mut disk = self.disk();
+        let flushed = disk.remove(from);
+        disk.extend(flushed.map(|bytes| (to.to_owned(), bytes)));
     }
 
     pub(super) fn remove(&self, name: &str) {
@@ -183,6 +186,24 @@ impl Shelf {
     pub(crate) fn read(&self, name: &str, start: usize, bytes: usize) -> Vec<u8> {
         let open = self.items().get(name).and_then(Found::opened);
         open.expect("a file that is open").read(|all| all[start..start + bytes].to_vec())
+    }
+
+    pub(super) fn sync(&self, name: &str) {
+        if let Some(content) = self.contents().get(name) {
+            self.disk().insert(name.to_owned(), content.to_vec());
+        }
+    }
+
+    pub(super) fn write_durably(&self, name: &str, bytes: &[u8]) {
+        witness::filing();
+        let item = Found(Arc::new(Mutex::new(Item::Closed(Content::of(bytes)))));
+        self.items().insert(name.to_owned(), item);
+        self.disk().insert(name.to_owned(), bytes.to_vec());
+    }
+
+    /// What was put on the disk, as it was then.
+    pub(crate) fn disk(&self) -> MutexGuard<'_, BTreeMap<String, Vec<u8>>> {
+        self.1.lock().expect("no test panics while it holds a disk")
     }
 
     /// What a process that is killed now leaves.

@@ -11,19 +11,22 @@ use std::time::Instant;
 
 use pushpull_common::catalogue::{Catalogue, ShardLayout};
 use pushpull_common::identity::Identity;
-use pushpull_common::ids::{ClientEpoch, GlobalStep, Incarnation, ShardId, TaskId, TokenId};
+use pushpull_common::ids::{
+    ClientEpoch, GlobalStep, Incarnation, RestoreEpoch, ShardId, TaskId, TokenId,
+};
 use pushpull_common::protocol::limits::{JOB_BYTES_MAX, TOKENS_PER_CLIENT_MAX};
 use pushpull_common::protocol::message::IdentityFields;
 use pushpull_common::protocol::wire::{Reader, Wire};
 
 use super::parked::Parked;
+use super::power::{Power, newest_image};
 use super::replicas::{CLIENTS_MAX, ClientKey, Presence, Remembered, Replicas};
 use super::work::Job;
 use super::{Shard, Variables};
 use crate::aggregate::step_owner::{Issued, StepOwner, Steps};
 use crate::arena::{Arena, Budget, Memory, Place, file_name};
 use crate::commit::{Address, CELL_WORDS, Journal};
-use crate::config::PsConfig;
+use crate::config::{Durability, PsConfig};
 use crate::dedupe::Window;
 use crate::error::StorageError;
 use crate::inbox::{Inbox, map_words};
@@ -65,6 +68,8 @@ enum Word {
     Pinned,
     Slots,
     Integrity,
+    RestoreEpoch,
+    RestoredStep,
     /// How many of them there are.
     Count,
 }
@@ -124,7 +129,13 @@ impl Shard {
     ) -> Result<Shard, StorageError> {
         let control = place.open(&file_name(Kind::Control, 0))?;
         let mut shard = match control {
-            Some(control) => Shard::reopen(parts, place, life, control, now)?,
+            Some(control) => {
+                let found = reopenable(&parts, &place, &life, control)?;
+                let images = found.images;
+                let mut shard = Shard::reopen(parts, place, life, found, now)?;
+                shard.images_go_on_from(images);
+                shard
+            }
             None => Shard::create(parts, place, life)?,
         };
         // Rooms of earlier lives are not given out again: somebody may still name them.
@@ -156,6 +167,10 @@ impl Shard {
         let page = Page { kind: Kind::Control, stamp, generation: 0, text };
         control.write(0, &page.encode());
         let journal = Journal::create(&arena, control, transaction_words(0), parts.config.zoo)?;
+        if parts.config.durability == Durability::Power {
+            // Its first page says whose image it is.
+            arena.place.sync(CONTROL_NEW)?;
+        }
         arena.place.rename(CONTROL_NEW, &file_name(Kind::Control, 0))?;
         Ok(Shard::with(parts, arena, journal, life))
     }
@@ -164,6 +179,7 @@ impl Shard {
         let Parts { id, config, identity, budget, counters } = parts;
         let owns_step = id.shard == 0 && config.owns_step();
         let owner = owns_step.then(|| StepOwner::new(config.last_step, config.token_timeout));
+        let power = (config.durability == Durability::Power).then(Power::default);
         Shard {
             id,
             replicas: Replicas::new(config.lease, life.epoch_base, config.zoo),
@@ -174,6 +190,8 @@ impl Shard {
             budget,
             journal,
             variables: Variables::Absent,
+            epoch: RestoreEpoch(0),
+            restored_step: GlobalStep(0),
             generation: 0,
             lives: 0,
             next_room: 1,
@@ -182,6 +200,9 @@ impl Shard {
             conversations: HashMap::new(),
             jobs: VecDeque::new(),
             draft: None,
+            saving: None,
+            restoring: None,
+            power,
             version: 0,
             gradients: 0,
             assigned: BTreeSet::new(),
@@ -195,15 +216,15 @@ impl Shard {
         parts: Parts,
         place: Place,
         life: Life,
-        control: Memory,
+        found: Reopenable,
         now: Instant,
     ) -> Result<Shard, StorageError> {
+        let Reopenable { control, from_image, .. } = found;
         let name = file_name(Kind::Control, 0);
         let corrupt = |fault| place.corrupt(&name, fault);
         let page = Page::decode(control.bytes()).map_err(corrupt)?;
         let stamp = Stamp { shard: parts.id, arena: page.stamp.arena };
         page.check(Kind::Control, stamp, 0).map_err(corrupt)?;
-        check_text(&page.text, &life, &parts.identity, &place, &name)?;
         if control.len() < 2 * PAGE_BYTES {
             let fault = Fault::at(control.len(), "the page of the shard; the file ends");
             return Err(place.corrupt(&name, fault));
@@ -230,7 +251,7 @@ impl Shard {
         let mut shard = Shard::with(parts, arena, journal, life);
         shard.take_up(clients, now)?;
         if declared {
-            shard.take_up_variables(now)?;
+            shard.take_up_variables(from_image, now)?;
         }
         Ok(shard)
     }
@@ -240,6 +261,8 @@ impl Shard {
         let load = |at| self.journal.load(word(at));
         (self.version, self.gradients) = (load(Word::Version), load(Word::Gradients));
         (self.lives, self.generation) = (load(Word::Lives), load(Word::Generation));
+        self.epoch = RestoreEpoch(load(Word::RestoreEpoch) as u32);
+        self.restored_step = GlobalStep(load(Word::RestoredStep));
         self.replicas.mint_above(load(Word::NewestEpoch));
         let (step, next_token) = (load(Word::Step), load(Word::NextToken));
         let finished = load(Word::Finished) != 0;
@@ -272,7 +295,7 @@ impl Shard {
     }
 
     /// Takes up the variables and the pushes that lie whole in the inbox.
-    fn take_up_variables(&mut self, now: Instant) -> Result<(), StorageError> {
+    fn take_up_variables(&mut self, from_image: bool, now: Instant) -> Result<(), StorageError> {
         let generation = self.generation;
         let corrupt = |kind, fault| self.arena.place.corrupt(&file_name(kind, generation), fault);
         let memory = self.arena.open(Kind::Catalogue, generation, None)?;
@@ -302,6 +325,7 @@ impl Shard {
         let loan = self.budget.take(need(&geometry, &layout, rooms))?;
         let words = table_words(&geometry, &layout, rooms);
         self.journal.check_tables(generation, table_bytes(words))?;
+        self.journal.reserve_intent(transaction_words(words))?;
         let bytes = Inbox::file_bytes(&layout, rooms);
         let memory = self.arena.open(Kind::Inbox, generation, Some(bytes))?;
         let mut inbox = Inbox::new(memory, &layout, rooms, 1);
@@ -314,7 +338,11 @@ impl Shard {
         }
         let first = first + map_words(&layout);
         let clients = self.replicas.counts().0 as u32;
-        let whole = inbox.restore(&self.journal, &layout, first, clients, now);
+        // The rooms of an image may have been used again since: what lay in them was not answered.
+        let whole = match from_image {
+            true => Some(Vec::new()),
+            false => inbox.restore(&self.journal, &layout, first, clients, now),
+        };
         let whole = whole
             .ok_or_else(|| corrupt(Kind::Tables, Fault::at(PAGE_BYTES, "rooms of its inbox")))?;
         let plan = Plan {
@@ -325,6 +353,7 @@ impl Shard {
             geometry,
             integrity,
             cached_bytes_max: self.config.cached_bytes_max,
+            power: self.power.is_some(),
             zoo: self.config.zoo,
         };
         let store = Box::new(Store::open(plan, loan, &self.journal, self.version)?);
@@ -354,13 +383,16 @@ impl Shard {
         let inbox = self.arena.create(Kind::Inbox, generation, bytes)?;
         let inbox = Inbox::new(inbox, &layout, rooms, self.next_room);
         let tables = self.arena.create(Kind::Tables, generation, table_bytes(words))?;
+        // Pages that a loss of power has kept from the disk must be found.
+        let integrity = self.config.integrity_full || self.power.is_some();
         let plan = Plan {
             arena: self.arena.clone(),
             generation,
             catalogue,
             layout,
             geometry,
-            integrity: self.config.integrity_full,
+            integrity,
+            power: self.power.is_some(),
             cached_bytes_max: self.config.cached_bytes_max,
             zoo: self.config.zoo,
         };
@@ -415,11 +447,13 @@ impl Shard {
         for client in changed {
             // Losing very many members at once takes more than one transaction; each is true.
             if self.journal.room() < CLIENT_WORDS {
-                self.journal.commit();
+                let made = self.journal.commit();
+                self.count_commit(made);
             }
             self.stage_client(client);
         }
-        self.journal.commit();
+        let made = self.journal.commit();
+        self.count_commit(made);
         if let Variables::Declared(store) | Variables::Ready(store) = &mut self.variables {
             store.committed();
         }
@@ -444,6 +478,8 @@ impl Shard {
         set(Word::Generation, self.generation);
         set(Word::Clients, self.replicas.counts().0 as u64);
         set(Word::Lives, self.lives);
+        set(Word::RestoreEpoch, self.epoch.0.into());
+        set(Word::RestoredStep, self.restored_step.0);
         if let Variables::Declared(store) | Variables::Ready(store) = &self.variables {
             let geometry = store.geometry();
             set(Word::BlockBytes, geometry.block_bytes as u64);
@@ -523,10 +559,77 @@ fn need(geometry: &Geometry, layout: &ShardLayout, rooms: usize) -> u64 {
     geometry.need().saturating_add(Inbox::need(layout, rooms)).saturating_add(tables)
 }
 
+/// A control file whose boot is this one.
+struct Reopenable {
+    control: Memory,
+    /// How many durable images there have been.
+    images: u64,
+    /// Whether the files are those of an image.
+    from_image: bool,
+}
+
+/// Makes sure that the files of an arena are those of this boot and this configuration; if they are
+/// of another boot, and a durable image of them was kept, makes the image of them.
+fn reopenable(
+    parts: &Parts,
+    place: &Place,
+    life: &Life,
+    control: Memory,
+) -> Result<Reopenable, StorageError> {
+    let name = file_name(Kind::Control, 0);
+    let page = Page::decode(control.bytes()).map_err(|fault| place.corrupt(&name, fault))?;
+    let boot = check_text(&page.text, &parts.identity, place, &name)?;
+    let stamp = Stamp { shard: parts.id, arena: page.stamp.arena };
+    let image = match parts.config.durability {
+        Durability::Power => newest_image(place, stamp)?,
+        Durability::Process => None,
+    };
+    let images = image.as_ref().map_or(0, |(number, _)| *number);
+    if boot == life.boot {
+        return Ok(Reopenable { control, images, from_image: false });
+    }
+    let Some((_, image)) = image else {
+        return Err(StorageError::OtherBoot { path: place.path(&name) });
+    };
+    drop(control);
+    let split = Journal::split_image(&image).ok_or_else(|| {
+        place.corrupt(Kind::Image.name(), Fault::at(PAGE_BYTES, "words of two files"))
+    })?;
+    // Everything but the control file first: as long as that is of the other boot, this is begun
+    // anew by whoever comes after a crash.
+    let arena = Arena { place: place.clone(), stamp };
+    place.remove(&file_name(Kind::Intent, 0))?;
+    Journal::idle_intent(&arena, split.tables.len() / 8)?;
+    if split.generation != 0 {
+        let tables = file_name(Kind::Tables, split.generation);
+        place.remove(&tables)?;
+        place.create(&tables, split.tables.len() as u64)?.write(0, split.tables);
+        place.sync(&tables)?;
+        place.remove(&file_name(Kind::Undo, split.generation))?;
+        crate::store::idle_undo(&arena, split.generation)?;
+        place.sync(&file_name(Kind::Undo, split.generation))?;
+    }
+    place.sync(&file_name(Kind::Intent, 0))?;
+    place.remove(CONTROL_NEW)?;
+    let mut control = place.create(CONTROL_NEW, split.control.len() as u64)?;
+    control.write(0, split.control);
+    let text = control_text(life, &parts.identity);
+    let page = Page { kind: Kind::Control, stamp, generation: 0, text };
+    control.write(0, &page.encode());
+    drop(control);
+    place.sync(CONTROL_NEW)?;
+    place.rename(CONTROL_NEW, &name)?;
+    place.sync_names()?;
+    let control = place.open(&name)?;
+    let control = control.ok_or_else(|| StorageError::Missing { path: place.path(&name) })?;
+    Ok(Reopenable { control, images, from_image: true })
+}
+
 /// Removes the files of generations that are not in use: a process was killed while it made or
 /// removed them.
 fn remove_leftovers(arena: &Arena, generation: Option<u64>) -> Result<(), StorageError> {
     let mut kept = vec![file_name(Kind::Control, 0), file_name(Kind::Intent, 0)];
+    kept.extend((0..2).map(|turn| format!("{}-{turn}", Kind::Image.name())));
     let kinds = Kind::ALL.into_iter();
     kept.extend(
         generation
@@ -548,13 +651,13 @@ fn control_text(life: &Life, identity: &Identity) -> Vec<u8> {
     text
 }
 
+/// The boot that a control file is of, if it agrees with the configuration.
 fn check_text(
     text: &[u8],
-    life: &Life,
     identity: &Identity,
     place: &Place,
     name: &str,
-) -> Result<(), StorageError> {
+) -> Result<[u8; 16], StorageError> {
     let corrupt = || place.corrupt(name, Fault::at(48, "a boot and an identity"));
     let (boot, fields) = text.split_at_checked(16).ok_or_else(corrupt)?;
     let mut reader = Reader::new("control", fields);
@@ -569,10 +672,7 @@ fn check_text(
             found: found.to_owned(),
         });
     }
-    if boot != life.boot {
-        return Err(StorageError::OtherBoot { path: place.path(name) });
-    }
-    Ok(())
+    Ok(boot.try_into().expect("split after sixteen bytes"))
 }
 
 fn decode_client(words: &[u64], zoo: Zoo) -> Option<(Remembered, Vec<Issued>)> {

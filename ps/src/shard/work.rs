@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 use pushpull_common::catalogue::Partition;
+use pushpull_common::ids::RestoreEpoch;
 use pushpull_common::protocol::message::{Operation, PushAnswer};
 use pushpull_common::protocol::{Envelope, Outcome};
 
@@ -40,6 +41,7 @@ pub(super) struct PushJob {
 pub(super) struct InitializeJob {
     connection: u64,
     request: Envelope,
+    epoch: RestoreEpoch,
     #[cfg_attr(not(any(test, fuzzing)), allow(dead_code, reason = "for the invariants"))]
     begun: bool,
     partition: usize,
@@ -51,8 +53,9 @@ impl Job {
         Job::Push(PushJob { room, begun: false, extent: 0, done_to: 0 })
     }
 
-    pub(super) fn initialize(connection: u64, request: Envelope) -> Job {
-        Job::Initialize(InitializeJob { connection, request, begun: false, partition: 0, done: 0 })
+    pub(super) fn initialize(connection: u64, request: Envelope, epoch: RestoreEpoch) -> Job {
+        let (begun, partition, done) = (false, 0, 0);
+        Job::Initialize(InitializeJob { connection, request, epoch, begun, partition, done })
     }
 
     /// Whether it is under way.
@@ -95,13 +98,17 @@ impl Shard {
         match result {
             Err(NoSpareBlock) => {
                 self.jobs.push_front(job);
+                // Training goes before a checkpoint that pins more than the budget for pins.
+                self.give_up_saving();
                 return Work::Blocked;
             }
             Ok(false) => self.jobs.push_front(job),
             Ok(true) => {
                 match job {
                     Job::Push(push) => self.push_applied(now, push),
-                    Job::Initialize(job) => self.initialized(job.connection, job.request),
+                    Job::Initialize(job) => {
+                        self.initialized(job.connection, job.request, job.epoch)
+                    }
                 }
                 self.send_parked_values();
                 self.report_members();

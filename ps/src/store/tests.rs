@@ -1,5 +1,7 @@
 //! Blocks, snapshots and slots, by themselves.
 
+#![allow(clippy::single_range_in_vec_init, reason = "a change of one range is what is meant")]
+
 use pushpull_common::ids::ShardId;
 use pushpull_common::placement::{Placement, ShardMap, Strategy};
 use pushpull_common::variable::VariableSpec;
@@ -60,10 +62,19 @@ fn rig(optimizer: &dyn Optimizer, pinned: u64) -> Rig {
     let mut journal = Journal::create(&arena, control, 100, Zoo::default()).unwrap();
     let tables = arena.create(Kind::Tables, 1, PAGE_BYTES as u64).unwrap();
     journal.begin_tables(tables, 1, geometry.first_table());
-    let (generation, integrity, zoo) = (1, true, Zoo::default());
+    let (generation, integrity, power, zoo) = (1, true, false, Zoo::default());
     let cached_bytes_max = CACHED_BYTES_MAX;
-    let plan =
-        Plan { arena, generation, catalogue, layout, geometry, integrity, cached_bytes_max, zoo };
+    let plan = Plan {
+        arena,
+        generation,
+        catalogue,
+        layout,
+        geometry,
+        integrity,
+        cached_bytes_max,
+        power,
+        zoo,
+    };
     let store = Store::create(plan, loan, optimizer).unwrap();
     store.seal(&mut journal);
     journal.commit();

@@ -19,6 +19,12 @@ pub(crate) struct Options {
     /// The size of the variable of the suite `apply`.
     #[arg(long, default_value = "256MiB")]
     apply_size: String,
+    /// The sizes of the state of the suite `restart`.
+    #[arg(long, value_delimiter = ',', default_values = ["64MiB", "1GiB", "4GiB"])]
+    restart_sizes: Vec<String>,
+    /// The size of the variable of the suite `checkpoint`.
+    #[arg(long, default_value = "256MiB")]
+    checkpoint_size: String,
     /// The transports.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Transport::Tcp])]
     transport: Vec<Transport>,
@@ -39,6 +45,10 @@ enum Suite {
     Transport,
     /// The rules in the store, beside the rules in place.
     Apply,
+    /// A killed daemon, from exec to its first answered pull, beside a process that does nothing.
+    Restart,
+    /// A checkpoint while pushes go on, beside a file that is written, flushed and read.
+    Checkpoint,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -65,6 +75,15 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
                     }
                 }
             }
+            Suite::Restart => {
+                for size in &options.restart_sizes {
+                    super::restart::run(size, bytes_of(size)?, options.rounds, options.json)?;
+                }
+            }
+            Suite::Checkpoint => {
+                let bytes = bytes_of(&options.checkpoint_size)?;
+                super::saving::run(&options.checkpoint_size, bytes, options.rounds, options.json)?;
+            }
             Suite::Apply => {
                 super::apply::run(bytes_of(&options.apply_size)?, options.rounds, options.json)?;
             }
@@ -79,11 +98,16 @@ fn bytes_of(size: &str) -> Result<usize, Failure> {
         "B" => 1,
         "KiB" => 1 << 10,
         "MiB" => 1 << 20,
-        _ => return Err(format!("cannot read the size {size:?}: say 64B, 4KiB or 4MiB").into()),
+        "GiB" => 1 << 30,
+        _ => {
+            return Err(
+                format!("cannot read the size {size:?}: say 64B, 4KiB, 4MiB or 1GiB").into()
+            );
+        }
     };
     let bytes = digits.parse::<usize>()?.saturating_mul(unit);
-    if bytes == 0 || bytes % 8 != 0 || bytes > 1 << 30 {
-        return Err(format!("cannot measure {size}: not a multiple of 8 up to 1024MiB").into());
+    if bytes == 0 || bytes % 8 != 0 || bytes > 1 << 33 {
+        return Err(format!("cannot measure {size}: not a multiple of 8 up to 8GiB").into());
     }
     Ok(bytes)
 }
@@ -119,6 +143,15 @@ fn measure(options: &Options, transport: Transport, size: &str) -> Result<(), Fa
         row(verb, Unit::Throughput, ours, theirs).print(options.json);
     }
     bed.check()
+}
+
+/// A private folder, removed with its contents. On a memory file system if there is one.
+pub(crate) fn private_folder(what: &str) -> std::io::Result<Directory> {
+    let shared = std::path::Path::new("/dev/shm");
+    let root = if shared.is_dir() { shared.to_owned() } else { std::env::temp_dir() };
+    let path = root.join(format!("pushpull-bench-{what}-{}", std::process::id()));
+    std::fs::create_dir_all(&path)?;
+    Ok(Directory(path))
 }
 
 pub(crate) type Rounds = Vec<Vec<Duration>>;
@@ -165,7 +198,7 @@ struct TestBed {
 }
 
 /// A private folder for a socket, removed with its contents.
-struct Directory(std::path::PathBuf);
+pub(crate) struct Directory(pub(crate) std::path::PathBuf);
 
 impl Drop for Directory {
     fn drop(&mut self) {

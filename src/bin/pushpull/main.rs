@@ -3,7 +3,10 @@
 mod apply;
 mod bench;
 mod ceiling;
+mod probe;
 mod report;
+mod restart;
+mod saving;
 
 use std::process::ExitCode;
 

@@ -26,7 +26,8 @@ pub(crate) enum Command {
     Open { shards: Vec<ShardId> },
     /// Send a request that may be sent again, and return its answer.
     Request { shard: ShardId, message: Message, body: Bytes },
-    /// The variables are these from now on.
+    /// The variables are these from now on. Waits until their shards live in one restore epoch;
+    /// refused if one has no values.
     Joined { plan: Arc<Plan> },
     /// The newest global step known.
     Step,

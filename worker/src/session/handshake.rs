@@ -4,11 +4,10 @@ use std::time::{Duration, Instant};
 
 use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::identity::Identity;
-use pushpull_common::ids::RestoreEpoch;
-use pushpull_common::protocol::message::{BodyCrc, CatalogueState, Hello, Welcome};
+use pushpull_common::protocol::message::{BodyCrc, Hello, Welcome};
 use pushpull_common::protocol::refusal::short_hash;
 use pushpull_common::protocol::wire::{List, Text};
-use pushpull_common::protocol::{Envelope, Message, Refusal, limits, version};
+use pushpull_common::protocol::{Envelope, Header, Message, Refusal, limits, version};
 
 use super::link::{Pending, Status};
 use super::{Session, Welcomed};
@@ -18,6 +17,7 @@ use crate::error::Error;
 impl Session {
     /// The transport is connected: says who we are.
     pub(super) fn connected(&mut self, now: Instant, index: usize) {
+        let seen_epoch = self.seen_epoch(index);
         let link = &mut self.links[index];
         if link.status != Status::Connecting {
             return;
@@ -33,7 +33,7 @@ impl Session {
             shard: link.shard,
             incarnation: self.start.incarnation,
             client_epoch: self.epoch,
-            seen_epoch: RestoreEpoch(0),
+            seen_epoch,
             seen_step: self.step,
             catalogue: self.plan.as_ref().map(|plan| plan.catalogue().digest()),
             body_crc: match self.start.checksums {
@@ -47,27 +47,30 @@ impl Session {
         self.send(now, index, Pending::Hello, Envelope::default(), hello, vec![]);
     }
 
-    pub(super) fn greeted(&mut self, now: Instant, index: usize, message: Message) {
+    pub(super) fn greeted(
+        &mut self,
+        now: Instant,
+        index: usize,
+        header: &Header,
+        message: Message,
+    ) {
         match message {
-            Message::Welcome(welcome) => self.welcome(now, index, &welcome),
+            Message::Welcome(welcome) => self.welcome(now, index, header, &welcome),
             Message::Refused(refused) => self.not_welcome(now, index, refused.refusal),
             message => self.unexpected(now, index, &message),
         }
     }
 
-    fn welcome(&mut self, now: Instant, index: usize, welcome: &Welcome) {
+    fn welcome(&mut self, now: Instant, index: usize, header: &Header, welcome: &Welcome) {
         let identity = Identity::from_wire(&welcome.identity);
         if let Some(error) = self.disagreement(index, &identity) {
             return self.fail(error);
         }
-        let shard = self.links[index].shard;
-        let joined = self
-            .plan
-            .as_ref()
-            .is_some_and(|plan| plan.shards().contains(&shard) || shard == self.start.owner);
-        let ready = matches!(welcome.catalogue, CatalogueState::Ready { .. });
-        if joined && !ready {
-            return self.fail(Error::StateLost { shard });
+        if !self.welcome_epoch(now, index, welcome) {
+            return;
+        }
+        if self.links[index].shard == self.start.owner {
+            self.step = self.step.max(header.step);
         }
         if self.start.role.is_member() {
             self.epoch = self.epoch.max(welcome.client_epoch);
@@ -105,6 +108,7 @@ impl Session {
             Refusal::Stopping {} | Refusal::Busy { .. } => {
                 self.break_off(now, index, refusal.to_string());
             }
+            refusal if self.hello_epoch_refused(now, index, &refusal) => {}
             refusal => {
                 let error = self.refused("connect", index, refusal);
                 self.fail(error);

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use pushpull_common::identity::Identity;
-use pushpull_common::ids::{RequestId, Sequence, ShardId, TokenId};
+use pushpull_common::ids::{RequestId, RestoreEpoch, Sequence, ShardId, TokenId};
 use pushpull_common::protocol::message::Heartbeat;
 use pushpull_common::protocol::{Envelope, Header, Message, Refusal};
 
@@ -75,6 +75,10 @@ pub(super) struct Link {
     /// Room reserved on the shard for the next push; 0 for none.
     pub(super) room: u32,
     pub(super) crc: bool,
+    /// The restore epoch the shard lives in, by the last it said; 0 while unknown.
+    pub(super) restore_epoch: RestoreEpoch,
+    /// Whether its variables have values, by the last it said of them.
+    pub(super) ready: bool,
     /// The shard's lease, by its last welcome: leases may differ between servers.
     pub(super) lease: Duration,
     pub(super) identity: Identity,
@@ -97,6 +101,8 @@ impl Link {
             attempts: 0,
             room: 0,
             crc: false,
+            restore_epoch: RestoreEpoch(0),
+            ready: false,
             lease: Duration::from_secs(5),
             identity: Identity::new(),
             last_sent: now,
@@ -228,7 +234,8 @@ impl Session {
         link.next_request += 1;
         link.pending.insert(request, pending);
         link.last_sent = now;
-        let (envelope, crc) = (Envelope { request, ..envelope }, link.crc);
+        let (restore_epoch, crc) = (link.restore_epoch, link.crc);
+        let envelope = Envelope { request, restore_epoch, ..envelope };
         let message = message.into();
         self.outputs.push_back(Output::Send { link: index, envelope, message, bodies, crc });
         request
@@ -245,7 +252,8 @@ impl Session {
     ) {
         let link = &mut self.links[index];
         link.last_sent = now;
-        let crc = link.crc;
+        let (restore_epoch, crc) = (link.restore_epoch, link.crc);
+        let envelope = Envelope { restore_epoch, ..envelope };
         let message = message.into();
         self.outputs.push_back(Output::Send { link: index, envelope, message, bodies, crc });
     }
@@ -283,10 +291,16 @@ impl Session {
             let error = format!("a {} nobody asked for", message.name());
             return self.break_off(now, index, error);
         };
-        if pending != Pending::Hello {
-            // A server that answers has earned a quick return; one that only says welcome has not.
-            link.attempts = 0;
+        if pending == Pending::Hello {
+            link.pending.remove(&header.request);
+            return self.greeted(now, index, &header, message);
         }
+        if !self.answer_epoch(now, index, pending, &header, &message) {
+            return;
+        }
+        let link = &mut self.links[index];
+        // A server that answers has earned a quick return; one that only says welcome has not.
+        link.attempts = 0;
         let more = matches!(&message, Message::Pulled(pulled) if !pulled.last);
         if !more {
             link.pending.remove(&header.request);
@@ -295,7 +309,6 @@ impl Session {
             self.step = self.step.max(header.step);
         }
         match (pending, message) {
-            (Pending::Hello, message) => self.greeted(now, index, message),
             (_, Message::Refused(refused)) if Session::is_fatal(&refused.refusal) => {
                 let error = self.refused("go on", index, refused.refusal);
                 self.fail(error);
@@ -309,7 +322,7 @@ impl Session {
             (Pending::Return(token), Message::Returned(_) | Message::Refused(_)) => {
                 self.tokens.is_back(token);
             }
-            (Pending::Heartbeat | Pending::Withdraw(_), message) => {
+            (Pending::Hello | Pending::Heartbeat | Pending::Withdraw(_), message) => {
                 self.unexpected(now, index, &message);
             }
             (Pending::Return(token), message) => {

@@ -6,6 +6,7 @@
 //! acknowledged, under the same sequence number, so that it counts once.
 
 mod doors;
+mod epochs;
 mod handshake;
 mod link;
 mod progress;
@@ -43,6 +44,11 @@ enum OpKind {
     Open {
         shards: Vec<usize>,
     },
+    /// Waits until all shards of a plan live in one epoch.
+    Join {
+        plan: Arc<Plan>,
+        links: Vec<usize>,
+    },
     Request(requests::Request),
     Token,
     Pull(pulls::Pull),
@@ -60,7 +66,8 @@ enum OpKind {
 ///
 /// Invariants: an operation is answered exactly once, by its deadline; a push under way keeps its
 /// number and its bytes until every shard it touches has settled it; at most one token request is
-/// unanswered; a request is pending on at most one link.
+/// unanswered; a request is pending on at most one link; once a member has joined, all shards it
+/// uses live in one restore epoch, or it has failed.
 #[derive(Debug)]
 pub(crate) struct Session {
     start: Start,
@@ -148,10 +155,6 @@ impl Session {
             Command::Step => {
                 return self.reply(op, Ok(Reply::Step(self.step)));
             }
-            Command::Joined { plan } => {
-                self.plan = Some(plan);
-                return self.reply(op, Ok(Reply::Done));
-            }
             Command::Begin { order } => {
                 let begun = self.begin_push(now, order, false);
                 return self.reply(op, begun.map(|sequence| Reply::Begun { sequence }));
@@ -166,6 +169,13 @@ impl Session {
             Command::Open { shards } => {
                 let shards = shards.into_iter().map(|shard| self.link_to(now, shard)).collect();
                 ("connect", OpKind::Open { shards })
+            }
+            Command::Joined { plan } => {
+                // The owner counts the steps, whether it holds variables or not.
+                let owner = [self.start.owner];
+                let shards = plan.shards().iter().chain(owner.iter()).copied();
+                let links = shards.map(|shard| self.link_to(now, shard)).collect();
+                ("join", OpKind::Join { plan, links })
             }
             Command::Request { shard, message, body } => {
                 let link = self.link_to(now, shard);
@@ -219,6 +229,7 @@ impl Session {
                     self.finish(id, Ok(Reply::Opened(welcomed)));
                 }
             }
+            OpKind::Join { .. } => self.drive_join(id),
             OpKind::Request(_) => self.drive_request(now, id),
             OpKind::Token => self.drive_token(now, id),
             OpKind::Pull(_) => self.drive_pull(now, id),

@@ -15,6 +15,14 @@ impl Session {
                 let down = |&&link: &&usize| self.links[link].status != Status::Up;
                 shards.iter().filter(down).copied().collect()
             }
+            OpKind::Join { links, .. } => {
+                let down = |&link: &usize| self.links[link].status != Status::Up;
+                let down: Vec<usize> = links.iter().copied().filter(down).collect();
+                match down.is_empty() {
+                    true => self.behind(links.iter().copied()).collect(),
+                    false => down,
+                }
+            }
             OpKind::Request(request) => vec![request.link],
             OpKind::Token => self.owner_link().into_iter().collect(),
             OpKind::Pull(pull) => pull.unanswered().collect(),
@@ -26,9 +34,12 @@ impl Session {
         SilentShards(links.into_iter().map(|link| self.silent(now, link)).collect())
     }
 
-    fn silent(&self, now: Instant, link: usize) -> Silent {
-        let link = &self.links[link];
+    fn silent(&self, now: Instant, index: usize) -> Silent {
+        let link = &self.links[index];
         let last = match link.status {
+            Status::Up if self.awaits_restore(index) => {
+                "connected, has not been restored yet".to_owned()
+            }
             Status::Up => {
                 let silence = now.saturating_duration_since(link.last_heard);
                 format!("connected, silent for {silence:?}")
@@ -38,6 +49,12 @@ impl Session {
         };
         let address = self.start.addresses.get(&link.shard.task).cloned().unwrap_or_default();
         Silent { shard: link.shard, address, last }
+    }
+
+    /// Whether a shard has values of an older restore epoch than others.
+    fn awaits_restore(&self, index: usize) -> bool {
+        let ready = (0..self.links.len()).filter(|&link| self.links[link].ready);
+        self.behind(ready).any(|behind| behind == index)
     }
 
     pub(super) fn report_progress(&mut self, now: Instant) {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use pushpull_common::ids::{GlobalStep, ShardId};
+use pushpull_common::ids::{GlobalStep, RestoreEpoch, ShardId};
 use pushpull_common::protocol::message::{Pulled, Selection};
 use pushpull_common::protocol::{Envelope, Header, Message, message};
 
@@ -20,7 +20,8 @@ enum Progress {
     Unsent,
     /// It is asked, and has sent so many bytes.
     Sent(u64),
-    Done,
+    /// It has sent all, in this restore epoch.
+    Done(RestoreEpoch),
 }
 
 /// A pull under way.
@@ -47,7 +48,7 @@ impl Pull {
     }
 
     pub(super) fn unanswered(&self) -> impl Iterator<Item = usize> + '_ {
-        let open = self.links.iter().filter(|(_, progress)| **progress != Progress::Done);
+        let open = self.links.iter().filter(|(_, progress)| !matches!(progress, Progress::Done(_)));
         open.map(|(&link, _)| link)
     }
 
@@ -79,6 +80,13 @@ impl Pull {
 
 impl Session {
     pub(super) fn drive_pull(&mut self, now: Instant, id: OpId) {
+        let Some(OpKind::Pull(pull)) = self.ops.get(&id).map(|op| &op.kind) else {
+            return;
+        };
+        // Values of two restore epochs do not belong together. A shard that is behind is asked once
+        // it has been restored; what it said before is asked again. The owner says of which step.
+        let links = pull.links.keys().copied().chain(self.owner_link());
+        let behind: Vec<usize> = self.behind(links).collect();
         let Some(op) = self.ops.get_mut(&id) else {
             return;
         };
@@ -92,12 +100,20 @@ impl Session {
         };
         let mut due = Vec::new();
         for (&link, progress) in &mut pull.links {
-            if *progress == Progress::Unsent && self.links[link].status == Status::Up {
+            let epoch = self.links[link].restore_epoch;
+            let behind = behind.contains(&link);
+            if matches!(*progress, Progress::Done(done) if done != epoch || behind) {
+                *progress = Progress::Unsent;
+            }
+            let up = self.links[link].status == Status::Up;
+            if *progress == Progress::Unsent && up && !behind {
                 *progress = Progress::Sent(0);
                 due.push(link);
             }
         }
-        let done = pull.unanswered().next().is_none();
+        // Steps of an older epoch may have been higher.
+        pull.step = pull.step.min(self.step.max(pull.at_least));
+        let done = behind.is_empty() && pull.unanswered().next().is_none();
         for link in due {
             let request = message::Pull { selection: Selection::All {} };
             self.send(now, link, Pending::Pull(id), envelope, request, vec![]);
@@ -118,7 +134,7 @@ impl Session {
     pub(super) fn pull_lost(&mut self, id: OpId, link: usize) {
         if let Some(OpKind::Pull(pull)) = self.ops.get_mut(&id).map(|op| &mut op.kind)
             && let Some(progress) = pull.links.get_mut(&link)
-            && *progress != Progress::Done
+            && !matches!(progress, Progress::Done(_))
         {
             *progress = Progress::Unsent;
         }
@@ -171,9 +187,9 @@ impl Session {
             return;
         };
         if last {
-            pull.links.insert(link, Progress::Done);
+            let epoch = self.links[link].restore_epoch;
+            pull.links.insert(link, Progress::Done(epoch));
             if pull.unanswered().next().is_none() {
-                self.finish_pull(id);
                 self.drive(now);
             }
         }

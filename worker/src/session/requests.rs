@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use bytes::Bytes;
+use pushpull_common::protocol::message::CatalogueState;
 use pushpull_common::protocol::{Envelope, Header, Message};
 
 use super::link::{Pending, Receiving, Status};
@@ -28,10 +29,18 @@ impl Request {
             Message::Initialize(_) => "initialize the variables",
             Message::AwaitReady(_) => "wait for the chief to initialize the variables",
             Message::FetchCatalogue(_) => "fetch the catalogue",
+            Message::FindCheckpoint(_) => "look for a checkpoint",
+            Message::Restore(_) => "restore the variables",
+            Message::Save(_) => "save a checkpoint",
             Message::Finish(_) => "finish the training",
             Message::Leave(_) => "leave",
             _ => "ask",
         }
+    }
+
+    /// Whether it names an epoch that is to begin, and may be refused for that one.
+    pub(super) fn begins_an_epoch(&self) -> bool {
+        matches!(self.message, Message::Initialize(_) | Message::Restore(_))
     }
 
     fn is_answered_by(&self, answer: &Message) -> bool {
@@ -39,7 +48,12 @@ impl Request {
             (&self.message, answer),
             (_, Message::Refused(_))
                 | (Message::Declare(_), Message::Declared(_))
-                | (Message::Initialize(_) | Message::AwaitReady(_), Message::Ready(_))
+                | (
+                    Message::Initialize(_) | Message::Restore(_) | Message::AwaitReady(_),
+                    Message::Ready(_),
+                )
+                | (Message::FindCheckpoint(_), Message::CheckpointFound(_))
+                | (Message::Save(_), Message::Saved(_))
                 | (Message::FetchCatalogue(_), Message::CatalogueIs(_))
                 | (Message::Finish(_), Message::Finished(_))
                 | (Message::Leave(_), Message::Left(_))
@@ -96,6 +110,13 @@ impl Session {
         if !request.is_answered_by(&message) {
             self.request_lost(op);
             return self.unexpected(now, link, &message);
+        }
+        match &message {
+            Message::Ready(_) => self.links[link].ready = true,
+            Message::Declared(declared) => {
+                self.links[link].ready = matches!(declared.state, CatalogueState::Ready { .. });
+            }
+            _ => {}
         }
         if header.body_bytes > 0 {
             // The header's length has been checked against the limit of its kind.

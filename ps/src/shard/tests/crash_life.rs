@@ -3,18 +3,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use pushpull_common::ids::Sequence;
+use pushpull_common::ids::{RestoreEpoch, Sequence};
 use pushpull_common::protocol::message::{self, Operation};
 use pushpull_common::protocol::{Envelope, Grant, Message};
 use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
 
 use super::peers::{Push, bytes_of, chief, place, variables, worker};
-use super::world::{Line, World};
+use super::world::{Line, Observer, World};
 use crate::arena::shelf::Shelf;
 use crate::config::PsConfig;
 use crate::optimizer::{Optimizer, Sgd};
-use crate::shard::Shard;
 use crate::zoo::Zoo;
 
 /// Three blocks of it.
@@ -67,7 +66,10 @@ pub(super) fn begin_training(life: &Life, shelf: Shelf) -> (World, Line) {
     let line = world.join(0, &mut chief());
     let catalogue = world.catalogue.clone();
     assert!(matches!(world.declare(line, &catalogue), Message::Declared(_)));
-    assert!(matches!(world.ask(line, message::Initialize {}.into()), Message::Ready(_)));
+    assert!(matches!(
+        world.ask(line, message::Initialize { epoch: RestoreEpoch(1) }.into()),
+        Message::Ready(_)
+    ));
     let line = world.join(0, &mut worker(1));
     (world, line)
 }
@@ -88,11 +90,7 @@ fn applied(answer: &Message) {
 
 /// Lives it on this shelf. The shard is shown before the first input and after each. Returns what
 /// it was configured with.
-pub(super) fn live(
-    life: &Life,
-    shelf: Shelf,
-    mut observer: Box<dyn FnMut(&Shard)>,
-) -> Arc<PsConfig> {
+pub(super) fn live(life: &Life, shelf: Shelf, mut observer: Observer) -> Arc<PsConfig> {
     let mut world = begin(life, shelf);
     observer(&world.shards[0]);
     world.observer = Some(observer);
@@ -109,7 +107,10 @@ pub(super) fn live(
     applied(&world.push_answer(line, &sums, &[(616, &numbers(36, 1.0))]));
     let n = Push::plain(2, Operation::Assign {}, world.room(line));
     applied(&world.push_answer(line, &n, &[(760, &bytes_of(&[7_i64]))]));
-    assert!(matches!(world.ask(line, message::Initialize {}.into()), Message::Ready(_)));
+    assert!(matches!(
+        world.ask(line, message::Initialize { epoch: RestoreEpoch(1) }.into()),
+        Message::Ready(_)
+    ));
 
     // A worker pushes everything, and is given the next token with the answer.
     let mut peer = worker(1);

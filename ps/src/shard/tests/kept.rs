@@ -33,6 +33,8 @@ pub(super) struct Kept {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Tables {
+    epoch: u32,
+    restored_step: u64,
     version: u64,
     gradients: u64,
     step: u64,
@@ -82,6 +84,8 @@ impl Kept {
         let clients =
             (0..shard.replicas.counts().0 as u32).map(|key| shard.kept_of(ClientKey(key)));
         let tables = Tables {
+            epoch: shard.epoch.0,
+            restored_step: shard.restored_step.0,
             version: shard.version,
             gradients: shard.gradients,
             step: steps.step,

@@ -16,12 +16,14 @@ const LAYERS: &[Layer] = &[
     Layer { name: "stories", run: stories },
     Layer { name: "random lives", run: |zoo| super::model::suite(zoo, 0..LIVES) },
     Layer { name: "crash model", run: crash_model },
+    Layer { name: "power cuts", run: power_cuts },
     #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
     Layer { name: "stepping", run: super::stepping::suite },
 ];
 
-/// Of the seeds of the random lives, so many: most bugs need only one.
+/// Of the seeds of the random lives and of the power cuts, so many: most bugs need only one.
 const LIVES: u64 = 60;
+const CUTS: u64 = 10;
 
 /// The bugs of what these layers run. A checkpoint has bugs and layers of its own: a row and a line
 /// for each.
@@ -30,6 +32,7 @@ const BUGS: &[Bug] = &[
     Bug::SequenceBeforeFlip,
     Bug::NoIncarnation,
     Bug::MissingFence,
+    Bug::SkipFsync,
     Bug::RecoveryNotIdempotent,
     Bug::EvictLiveOutcome,
     Bug::UndoAfterWrite,
@@ -39,6 +42,10 @@ const BUGS: &[Bug] = &[
 fn stories(zoo: Zoo) {
     super::handshakes::a_ghost_is_fenced(zoo);
     super::resends::a_restarted_client_is_another(zoo);
+}
+
+fn power_cuts(zoo: Zoo) {
+    super::power::cuts(0..CUTS, zoo);
 }
 
 fn crash_model(zoo: Zoo) {

@@ -1,6 +1,6 @@
 //! What no server should say: it ends the connection, never the session, and nothing panics.
 
-use pushpull_common::ids::{GlobalStep, RequestId};
+use pushpull_common::ids::{GlobalStep, RequestId, RestoreEpoch};
 use pushpull_common::protocol::message::{self, CatalogueState, EndReason};
 use pushpull_common::protocol::{Message, PushState, Refusal};
 
@@ -15,7 +15,8 @@ fn sayings() -> Vec<Message> {
         welcome().into(),
         refused(Refusal::NotInitialized {}),
         message::HeartbeatAnswer {}.into(),
-        message::Declared { state: CatalogueState::Absent {} }.into(),
+        message::Declared { state: CatalogueState::Absent {}, restore_epoch: Default::default() }
+            .into(),
         message::Ready { digest: [0; 32] }.into(),
         message::CatalogueIs { digest: [0; 32] }.into(),
         message::Granted { grant: grant(1, 0) }.into(),
@@ -37,7 +38,7 @@ fn sayings() -> Vec<Message> {
 fn what_nobody_asked_for_breaks_off_the_connection() {
     for message in sayings() {
         let mut world = World::joined(&plan(1, 4));
-        let header = header(RequestId(77), GlobalStep(0), &message, 0);
+        let header = header(RequestId(77), RestoreEpoch(0), GlobalStep(0), &message, 0);
         world.input(Input::Message { link: OWNER, header, message: message.clone() });
         assert_eq!(world.closed.get(&OWNER), Some(&1), "{message:?}");
         world.wait_for_connect(OWNER);

@@ -2,6 +2,7 @@
 
 mod breaches;
 mod connecting;
+mod epochs;
 mod keeping_alive;
 mod model;
 mod pulls;

@@ -3,9 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use pushpull_common::ids::{GlobalStep, RequestId, TokenId};
+use pushpull_common::ids::{GlobalStep, RequestId, RestoreEpoch, TokenId};
 use pushpull_common::protocol::limits::WINDOW;
-use pushpull_common::protocol::message::{self, PushPart};
+use pushpull_common::protocol::message::{self, PushPart, Welcome};
 use pushpull_common::protocol::{Grant, Message, Outcome, PushState, Refusal};
 
 use super::world::{Frame, push_answer, welcome};
@@ -44,7 +44,11 @@ pub(super) struct Shard {
     next_token: u64,
     step: u64,
     version: u64,
+    pub(super) epoch: RestoreEpoch,
 }
+
+/// The step of the checkpoint that is restored.
+pub(super) const RESTORED_STEP: GlobalStep = GlobalStep(2);
 
 impl Shard {
     pub(super) fn new(owner: bool, bytes: u64, rooms_max: usize) -> Shard {
@@ -65,6 +69,7 @@ impl Shard {
             next_token: 1,
             step: 0,
             version: 0,
+            epoch: RestoreEpoch(1),
         }
     }
 
@@ -94,6 +99,12 @@ impl Shard {
         self.disconnected();
         self.steal_rooms();
         self.next_room = 1;
+    }
+
+    /// A checkpoint is restored: all that was is no more.
+    pub(super) fn begin_epoch(&mut self) {
+        let (step, epoch) = (RESTORED_STEP.0, RestoreEpoch(self.epoch.0 + 1));
+        *self = Shard { step, epoch, ..Shard::new(self.owner, self.bytes, self.rooms_max) };
     }
 
     /// Applies one push that is whole.
@@ -178,8 +189,20 @@ impl Shard {
     /// Takes what the client has sent.
     pub(super) fn hear(&mut self, frame: &Frame) {
         let (request, sequence) = (frame.request(), frame.envelope.sequence.0);
+        let found = match &frame.message {
+            Message::Hello(hello) => hello.seen_epoch,
+            _ => frame.envelope.restore_epoch,
+        };
+        if found.0 != 0 && found != self.epoch {
+            let (current, step) = (self.epoch, RESTORED_STEP);
+            return self.refuse(request, Refusal::RestoreEpoch { found, current, step });
+        }
         match &frame.message {
-            Message::Hello(_) => self.say(request, welcome()),
+            Message::Hello(_) => {
+                let (restore_epoch, restored_step) = (self.epoch, RESTORED_STEP);
+                self.say(request, Welcome { restore_epoch, restored_step, ..welcome() });
+            }
+            _ if found.0 == 0 => panic!("{:?} in no epoch", frame.message),
             Message::Heartbeat(_) => self.say(request, message::HeartbeatAnswer {}),
             Message::Reserve(_) => {
                 self.waits_for_room.push_back(request);

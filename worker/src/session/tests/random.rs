@@ -2,7 +2,8 @@
 //!
 //! What must hold: every operation is answered once and by its deadline; a push counts on all of
 //! its shards or on none, and once; no token is lost; and when the network heals all comes to an
-//! end.
+//! end. When a checkpoint is restored under the session, all that waits is told so, and nothing of
+//! before counts after.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use pushpull_common::ids::{GlobalStep, Sequence, VariableId};
 use pushpull_common::protocol::limits::WINDOW;
 use pushpull_common::protocol::{Grant, Message};
 
-use super::model::Shard;
+use super::model::{RESTORED_STEP, Shard};
 use super::world::{Frame, OWNER, World, header, ms, order, plan, shard};
 use crate::error::Error;
 use crate::fanout::Plan;
@@ -70,6 +71,8 @@ struct Test {
     /// Pushes whose callers were told that they are applied.
     told: Vec<u8>,
     next_op: u64,
+    /// Shards that are still to be restored, once that has begun.
+    restoring: Option<Vec<usize>>,
 }
 
 impl Test {
@@ -91,6 +94,7 @@ impl Test {
             covers: BTreeMap::new(),
             told: Vec::new(),
             next_op: 1,
+            restoring: None,
             plan,
         };
         let shards = test.plan.shards().to_vec();
@@ -138,6 +142,9 @@ impl Test {
         assert!(self.world.now <= deadline, "by its deadline");
         match (waits, reply) {
             (_, Err(Error::Timeout { .. } | Error::Window { .. })) => {}
+            (_, Err(Error::RolledBack { to_step, .. })) if self.restoring.is_some() => {
+                assert_eq!(GlobalStep(to_step), RESTORED_STEP);
+            }
             (Waits::Token, Ok(Reply::Token(Some(grant)))) => self.tokens.push(grant),
             (Waits::Pull, Ok(Reply::Pulled { buffer, .. })) => {
                 for id in 0..self.shards.len() as u32 {
@@ -256,7 +263,7 @@ impl Test {
                 else {
                     return;
                 };
-                let header = header(request, step, &message, body.len());
+                let header = header(request, self.shards[link].epoch, step, &message, body.len());
                 line.body = (!body.is_empty()).then_some(body);
                 self.input(Input::Message { link, header, message });
             }
@@ -276,6 +283,40 @@ impl Test {
                 _ => self.shards[link].restart(),
             }
             self.input(Input::Disconnected { link, error: "reset".into() });
+        }
+    }
+
+    /// The chief restores one shard after the other, each of which closes its connections.
+    fn restore_one(&mut self) {
+        let Some(link) = self.restoring.as_mut().and_then(Vec::pop) else { return };
+        self.shards[link].begin_epoch();
+        let line = std::mem::take(&mut self.lines[link]);
+        if line.connected || line.wanted {
+            self.input(Input::Disconnected { link, error: "restored".into() });
+        }
+    }
+
+    /// All shards are restored, at some time of 400 turns.
+    fn run_through_a_restore(&mut self) {
+        let begins = self.random.below(350);
+        for turn in 0..400 {
+            if turn == begins {
+                self.restoring = Some((0..self.shards.len()).rev().collect());
+            }
+            if self.random.below(10) == 0 {
+                self.restore_one();
+            }
+            self.turn();
+        }
+        while self.restoring.as_ref().is_some_and(|left| !left.is_empty()) {
+            self.restore_one();
+        }
+        self.calm(1_500);
+        assert!(self.waits.is_empty(), "{:?} operations still wait", self.waits.len());
+        self.call(Command::Token, Waits::Token, 60_000);
+        assert!(self.waits.is_empty() && self.tokens.is_empty(), "it has ended");
+        for shard in &self.shards {
+            assert!(shard.applied.is_empty() && shard.out.is_empty(), "nothing of before counts");
         }
     }
 
@@ -301,18 +342,22 @@ impl Test {
 
     fn run(&mut self) {
         for _ in 0..400 {
-            match self.random.below(40) {
-                0..6 => self.act(),
-                6 => self.trouble(),
-                7..10 => {
-                    let time = self.random.below(60);
-                    self.pass(time);
-                }
-                _ => self.network(),
-            }
+            self.turn();
         }
         self.heal();
         self.check();
+    }
+
+    fn turn(&mut self) {
+        match self.random.below(40) {
+            0..6 => self.act(),
+            6 => self.trouble(),
+            7..10 => {
+                let time = self.random.below(60);
+                self.pass(time);
+            }
+            _ => self.network(),
+        }
     }
 
     /// No more trouble: whoever waits is answered, and what is left over is given up.
@@ -367,8 +412,17 @@ impl Test {
 
 #[test]
 fn whatever_happens_every_push_counts_once_and_nothing_is_lost() {
+    for_seeds(|seed| Test::new(seed).run());
+}
+
+#[test]
+fn whatever_happens_nothing_of_a_session_outlives_a_restore() {
+    for_seeds(|seed| Test::new(seed).run_through_a_restore());
+}
+
+fn for_seeds(run: impl Fn(u64) + std::panic::RefUnwindSafe) {
     for seed in 0..400 {
-        let run = std::panic::catch_unwind(|| Test::new(seed).run());
+        let run = std::panic::catch_unwind(|| run(seed));
         if let Err(panic) = run {
             eprintln!("seed {seed}");
             std::panic::resume_unwind(panic);

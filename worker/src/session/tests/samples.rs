@@ -80,6 +80,7 @@ pub(super) fn order(plan: &Plan, grant: Option<Grant>, fill: u8) -> PushOrder {
 /// The header of an answer.
 pub(super) fn header(
     request: RequestId,
+    restore_epoch: RestoreEpoch,
     step: GlobalStep,
     message: &Message,
     body_bytes: usize,
@@ -92,7 +93,7 @@ pub(super) fn header(
         flags: 0,
         body_bytes: body_bytes as u64,
         request,
-        restore_epoch: RestoreEpoch(0),
+        restore_epoch,
         config_epoch: ConfigEpoch(0),
         step,
         sequence: Sequence(0),
@@ -115,6 +116,8 @@ pub(super) fn welcome() -> Welcome {
         body_crc: BodyCrc::Off {},
         non_finite: NonFinitePolicy::Reject {},
         catalogue: CatalogueState::Ready { digest: [0; 32] },
+        restore_epoch: RestoreEpoch(0),
+        restored_step: GlobalStep(0),
         identity: Identity::new().with("ps", "0,1").to_wire(),
         auth: List::default(),
     }

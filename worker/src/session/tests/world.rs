@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pushpull_common::identity::Identity;
-use pushpull_common::ids::{GlobalStep, Incarnation, RequestId, TaskId};
+use pushpull_common::ids::{GlobalStep, Incarnation, RequestId, RestoreEpoch, TaskId};
 use pushpull_common::protocol::message::{self, Hello, PushPart, Role};
 use pushpull_common::protocol::{Envelope, Message};
 
@@ -52,6 +52,8 @@ pub(super) struct World {
     pub(super) closed: BTreeMap<usize, usize>,
     /// Whether heartbeats are answered, and not shown, while time passes.
     pub(super) beats: bool,
+    /// The epoch that the shard of each link lives in.
+    pub(super) epochs: BTreeMap<usize, RestoreEpoch>,
     alive: BTreeMap<usize, bool>,
     next_op: u64,
 }
@@ -86,6 +88,7 @@ impl World {
             connects: Vec::new(),
             closed: BTreeMap::new(),
             beats: true,
+            epochs: BTreeMap::new(),
             alive: BTreeMap::new(),
             next_op: 1,
         }
@@ -242,7 +245,11 @@ impl World {
         body_bytes: usize,
     ) {
         let message = message.into();
-        let header = header(frame.request(), step, &message, body_bytes);
+        if let Message::Welcome(welcome) = &message {
+            self.epochs.insert(frame.link, welcome.restore_epoch);
+        }
+        let epoch = self.epochs.get(&frame.link).copied().unwrap_or_default();
+        let header = header(frame.request(), epoch, step, &message, body_bytes);
         self.input(Input::Message { link: frame.link, header, message });
     }
 

@@ -1,0 +1,143 @@
+//! A conversation without a session: when a server answers again, as soon as it is possible.
+//!
+//! A worker would wait between its attempts, so that many do not come back in one instant. That
+//! wait is not the server's, so the probe speaks the protocol itself and tries without a pause.
+
+use std::io::{self, IoSliceMut, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use pushpull::common::identity::Identity;
+use pushpull::common::ids::{ClientEpoch, GlobalStep, Incarnation, RequestId, RestoreEpoch};
+use pushpull::common::protocol::decode::ReadError;
+use pushpull::common::protocol::message::{BodyCrc, Hello, Pull, Role, Selection};
+use pushpull::common::protocol::wire::{List, Text};
+use pushpull::common::protocol::{
+    BodyPoll, BodyStamp, Envelope, FrameReader, Message, Poll, encode, version,
+};
+use pushpull::{ClusterSpec, ShardId};
+
+/// A server that is alive and says nothing does not hold anybody up for longer.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// One attempt: whether the shard has welcomed a reader and answered its pull to the end.
+pub(crate) fn answers(
+    cluster: &ClusterSpec,
+    shard: ShardId,
+    selection: Selection,
+) -> io::Result<bool> {
+    let Some(mut line) = Line::open(cluster, shard, Role::Reader {})? else { return Ok(false) };
+    line.send(Pull { selection }.into(), &[])?;
+    loop {
+        match line.next()? {
+            Message::Pulled(pulled) if pulled.last => return Ok(true),
+            Message::Pulled(_) => {}
+            _ => return Ok(false),
+        }
+    }
+}
+
+/// A connection to a shard that has welcomed us.
+pub(crate) struct Line {
+    stream: Stream,
+    reader: FrameReader,
+    requests: u64,
+}
+
+impl Line {
+    /// Connects in this role; nothing if the shard does not welcome it.
+    pub(crate) fn open(
+        cluster: &ClusterSpec,
+        shard: ShardId,
+        role: Role,
+    ) -> io::Result<Option<Line>> {
+        let address = cluster.task_address("ps", shard.task).map_err(io::Error::other)?;
+        let stream = match address.strip_prefix("unix:") {
+            Some(path) => Stream::Unix(UnixStream::connect(path)?),
+            None => Stream::Tcp(TcpStream::connect(address)?),
+        };
+        stream.limit()?;
+        let mut line = Line { stream, reader: FrameReader::new(), requests: 0 };
+        line.send(Hello { role, ..hello(cluster, shard) }.into(), &[])?;
+        if !matches!(line.next()?, Message::Welcome(_)) {
+            return Ok(None);
+        }
+        line.reader.open();
+        Ok(Some(line))
+    }
+
+    /// Sends a message.
+    pub(crate) fn send(&mut self, message: Message, body: &[u8]) -> io::Result<()> {
+        self.requests += 1;
+        let envelope = Envelope { request: RequestId(self.requests), ..Envelope::default() };
+        let mut frame = Vec::new();
+        encode(&mut frame, &envelope, &message, BodyStamp::plain(body.len() as u64));
+        frame.extend_from_slice(body);
+        match &mut self.stream {
+            Stream::Tcp(stream) => stream.write_all(&frame),
+            Stream::Unix(stream) => stream.write_all(&frame),
+        }
+    }
+
+    /// The next message; its body is read and forgotten.
+    pub(crate) fn next(&mut self) -> io::Result<Message> {
+        let (reader, stream) = (&mut self.reader, &mut self.stream);
+        let other = |error: ReadError| io::Error::other(error);
+        let mut source = |slices: &mut [IoSliceMut<'_>]| stream.read(slices);
+        let (header, message) = match reader.poll(&mut source).map_err(other)? {
+            Poll::Frame(header, message) => (header, message),
+            Poll::Pending => return Err(io::ErrorKind::TimedOut.into()),
+            Poll::Closed => return Err(io::ErrorKind::UnexpectedEof.into()),
+        };
+        if header.body_bytes > 0
+            && reader.skip_body(&mut source).map_err(other)? == BodyPoll::Pending
+        {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        Ok(message)
+    }
+}
+
+enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl Stream {
+    fn limit(&self) -> io::Result<()> {
+        match self {
+            Stream::Tcp(stream) => {
+                stream.set_nodelay(true)?;
+                stream.set_read_timeout(Some(PATIENCE))
+            }
+            Stream::Unix(stream) => stream.set_read_timeout(Some(PATIENCE)),
+        }
+    }
+
+    fn read(&mut self, slices: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        match self {
+            Stream::Tcp(stream) => stream.read_vectored(slices),
+            Stream::Unix(stream) => stream.read_vectored(slices),
+        }
+    }
+}
+
+fn hello(cluster: &ClusterSpec, shard: ShardId) -> Hello {
+    Hello {
+        version_oldest: version::OLDEST,
+        version_newest: version::NEWEST,
+        role: Role::Reader {},
+        job: Text::clipped("probe"),
+        task: 0,
+        shard,
+        incarnation: Incarnation(1),
+        client_epoch: ClientEpoch(0),
+        seen_epoch: RestoreEpoch(0),
+        seen_step: GlobalStep(0),
+        catalogue: None,
+        body_crc: BodyCrc::Off {},
+        identity: Identity::new().with("ps", cluster.ps_identity()).to_wire(),
+        auth: List::default(),
+    }
+}

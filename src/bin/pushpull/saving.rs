@@ -1,0 +1,100 @@
+//! What a checkpoint costs: its own time, and the pushes that go on beside it.
+
+use std::error::Error;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use pushpull::blocking::Worker;
+use pushpull::{
+    Checkpoints, ClusterSpec, LocalDirectory, Ps, PsConfig, Sgd, TaskId, VariableSpec, WorkerConfig,
+};
+
+use super::bench::private_folder;
+use super::report::{Row, Unit};
+
+type Failure = Box<dyn Error>;
+
+/// Saves a model of so many bytes while a small variable of it is pushed all the time.
+pub(crate) fn run(size: &str, bytes: usize, rounds: usize, json: bool) -> Result<(), Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let folder = private_folder("checkpoint")?;
+    let address = format!("unix:{}/ps.sock", folder.0.display());
+    let listener = runtime.block_on(Ps::listen(&address))?;
+    let cluster = ClusterSpec::builder()
+        .job("ps", [listener.address()])
+        .job("worker", ["127.0.0.1:1"])
+        .build()?;
+    let storage = LocalDirectory::create(folder.0.join("checkpoints"))?;
+    let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(1.0))
+        .checkpoints(Checkpoints::new(storage));
+    let server = listener.start(config)?;
+    let mut worker = Worker::connect(WorkerConfig::new(cluster, TaskId::worker(0)))?;
+    let small = VariableSpec::f32("small", [1 << 14])?;
+    let large = VariableSpec::f32("large", [bytes as u64 / 4])?;
+    worker.join(&[small, large], |_| ())?;
+
+    let (handle, stop) = (server.handle(), AtomicBool::new(false));
+    let (mut alone, mut beside, mut saves, mut files) = (vec![], vec![], vec![], vec![]);
+    for _ in 0..rounds.max(3) {
+        alone.push(pushes(&mut worker, Duration::from_millis(300), None)?);
+        stop.store(false, Ordering::Release);
+        let (during, saved) = std::thread::scope(|scope| {
+            let (stop, handle, runtime) = (&stop, &handle, &runtime);
+            let saving = scope.spawn(move || {
+                let began = Instant::now();
+                let saved = runtime.block_on(handle.save(b"")).map_err(|error| error.to_string());
+                stop.store(true, Ordering::Release);
+                saved.map(|_| began.elapsed())
+            });
+            let during = pushes(&mut worker, Duration::MAX, Some(stop));
+            (during, saving.join().unwrap_or_else(|_| Err("it panicked".into())))
+        });
+        beside.push(during?);
+        saves.push(vec![saved?]);
+        files.push(vec![write_and_read(&folder.0.join("file"), bytes)?]);
+    }
+    let (name, unit, bytes) = (format!("checkpoint_{size}"), Unit::Throughput, bytes as u64);
+    Row { name, unit, bytes, ours: saves, ceiling: files }.print(json);
+    // The ceiling is the same push without a checkpoint: the ratio of the medians is the cost, and
+    // the 99th percentile holds the pause.
+    let (name, unit) = (format!("push_64KiB_during_checkpoint_{size}"), Unit::Latency);
+    Row { name, unit, bytes: 1 << 16, ours: beside, ceiling: alone }.print(json);
+    Ok(())
+}
+
+/// Pushes for a time, or until told; how long each took.
+fn pushes(
+    worker: &mut Worker,
+    time: Duration,
+    stop: Option<&AtomicBool>,
+) -> Result<Vec<Duration>, Failure> {
+    let (began, mut durations) = (Instant::now(), Vec::new());
+    while began.elapsed() < time && !stop.is_some_and(|stop| stop.load(Ordering::Acquire)) {
+        let token = worker.token()?.ok_or("the training has ended")?;
+        let start = Instant::now();
+        let mut push = worker.begin(token)?;
+        push.variable("small", &[1.0_f32; 1 << 14])?;
+        push.finish()?;
+        durations.push(start.elapsed());
+    }
+    Ok(durations)
+}
+
+/// Writes as many bytes to a file, flushes it, and reads it again: what a verified save cannot
+/// beat.
+fn write_and_read(path: &std::path::Path, bytes: usize) -> std::io::Result<Duration> {
+    let mut buffer = vec![1_u8; 1 << 20];
+    let start = Instant::now();
+    let mut file = File::create(path)?;
+    for _ in 0..bytes >> 20 {
+        file.write_all(&buffer)?;
+    }
+    file.sync_all()?;
+    let mut file = File::open(path)?;
+    while file.read(&mut buffer)? > 0 {}
+    let elapsed = start.elapsed();
+    std::fs::remove_file(path)?;
+    Ok(elapsed)
+}

@@ -1,0 +1,167 @@
+//! How the chief joins: declares the variables on every shard, and sees to it that they have values
+//! that belong together.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use pushpull_common::ids::{GlobalStep, RestoreEpoch, ShardId, VariableId};
+use pushpull_common::protocol::message::{CheckpointId, Operation};
+use pushpull_common::protocol::{Message, message};
+
+use crate::client::{Client, Deadline, all, has_moved_on};
+use crate::error::{Error, JoinError};
+use crate::fanout::Plan;
+use crate::initial::Initial;
+use crate::outcome::Restored;
+use crate::start::{self, Begin, Found};
+use crate::worker::Worker;
+
+/// A chief that joins.
+///
+/// Servers may be killed at any moment of it. What is found then is not what was declared, a shard
+/// says so, and all begins again with a declaration, until the deadline.
+pub(crate) struct Chief<'a, F> {
+    worker: &'a Worker,
+    plan: &'a Arc<Plan>,
+    /// The step owner is the first.
+    shards: &'a [ShardId],
+    fill: Option<F>,
+    /// What `fill` gave; it is called once.
+    values: BTreeMap<VariableId, Bytes>,
+    /// What has been asked for.
+    restored: Option<Restored>,
+}
+
+impl<'a, F: FnOnce(&mut Initial<'_>)> Chief<'a, F> {
+    pub(crate) fn new(
+        worker: &'a Worker,
+        plan: &'a Arc<Plan>,
+        shards: &'a [ShardId],
+        fill: F,
+    ) -> Self {
+        let (fill, values) = (Some(fill), BTreeMap::new());
+        Chief { worker, plan, shards, fill, values, restored: None }
+    }
+
+    /// Joins; what was restored, if anything was.
+    pub(crate) async fn begin(mut self) -> Result<Option<Restored>, JoinError> {
+        let deadline = Deadline::after(self.client().config.connect_timeout);
+        loop {
+            match self.try_begin().await {
+                Err(JoinError::Session(error))
+                    if has_moved_on(&error) && !deadline.has_passed() => {}
+                begun => return begun.map(|()| self.restored),
+            }
+        }
+    }
+
+    async fn try_begin(&mut self) -> Result<(), JoinError> {
+        let found = self.declare().await?;
+        match start::living(&found) {
+            // What an interrupted attempt has restored is told all the same.
+            Some(epoch) => self.restored = self.restored.take().filter(|r| r.epoch == epoch.0),
+            None => self.give_values(&found).await?,
+        }
+        Ok(self.client().joined(self.plan, self.client().config.timeout).await?)
+    }
+
+    async fn declare(&self) -> Result<Vec<Found>, JoinError> {
+        let digest = self.plan.catalogue().digest();
+        let body = Bytes::copy_from_slice(self.plan.catalogue().encode());
+        let (timeout, doing) = (self.client().config.timeout, "declare the variables");
+        let mut found = Vec::new();
+        for &shard in self.shards {
+            let declare = message::Declare { digest };
+            match self.client().request(doing, shard, declare, body.clone(), timeout).await {
+                Ok((Message::Declared(declared), _)) => {
+                    found.push(Found::new(shard, declared.state, declared.restore_epoch));
+                }
+                Ok(_) => return Err(Error::Ended { doing }.into()),
+                Err(error) => return Err(self.client().explain(self.plan, error).await),
+            }
+        }
+        Ok(found)
+    }
+
+    async fn give_values(&mut self, found: &[Found]) -> Result<(), JoinError> {
+        let checkpoint = self.find_checkpoint().await?;
+        let untrained = self.client().session_step().await? == GlobalStep(0);
+        self.restored = None;
+        match start::begin(found, untrained, checkpoint) {
+            Begin::Restore { checkpoint, epoch } => self.restore(checkpoint, epoch).await,
+            Begin::Initialize { shards, epoch } => self.initialize(&shards, epoch).await,
+            Begin::Lost { shard } => Err(Error::StateLost { shard }.into()),
+        }
+    }
+
+    async fn find_checkpoint(&self) -> Result<Option<CheckpointId>, Error> {
+        let doing = "look for a checkpoint";
+        let (owner, timeout) = (self.client().owner, self.client().config.connect_timeout);
+        let find = message::FindCheckpoint {};
+        match self.client().request(doing, owner, find, Bytes::new(), timeout).await? {
+            (Message::CheckpointFound(found), _) => Ok(found.checkpoint),
+            _ => Err(Error::Ended { doing }),
+        }
+    }
+
+    /// The owner is the first, so that nobody is granted a token of the old epoch any more.
+    async fn restore(
+        &mut self,
+        checkpoint: CheckpointId,
+        epoch: RestoreEpoch,
+    ) -> Result<(), JoinError> {
+        let (name, step) = (checkpoint.name.to_string(), checkpoint.step.0);
+        self.restored = Some(Restored { name, step, epoch: epoch.0 });
+        let restore = message::Restore { checkpoint, epoch };
+        let doing = "restore the variables";
+        let owner = self.client().owner;
+        self.open(doing, owner, restore.clone()).await?;
+        let others = self.shards.iter().filter(|&&shard| shard != owner);
+        let others = all(others.map(|&shard| self.open(doing, shard, restore.clone()))).await;
+        others.into_iter().collect()
+    }
+
+    /// The owner is the first, so that it is known how far a chief that dies here has come.
+    async fn initialize(
+        &mut self,
+        shards: &[ShardId],
+        epoch: RestoreEpoch,
+    ) -> Result<(), JoinError> {
+        if let Some(fill) = self.fill.take() {
+            let mut initial = Initial::new(self.plan);
+            fill(&mut initial);
+            self.values = initial.finish().map_err(JoinError::Initial)?;
+        }
+        for (id, values) in &self.values {
+            // What is initialized keeps its values.
+            let (id, values, operation) = (*id, values.clone(), Operation::Assign {});
+            self.worker.assign_bytes(self.plan, id, values, operation, shards).await?;
+        }
+        for &shard in shards {
+            let initialize = message::Initialize { epoch };
+            self.open("initialize the variables", shard, initialize).await?;
+        }
+        Ok(())
+    }
+
+    /// Has a shard give its variables values, and waits until it is open to all.
+    async fn open(
+        &self,
+        doing: &'static str,
+        shard: ShardId,
+        message: impl Into<Message>,
+    ) -> Result<(), JoinError> {
+        let (timeout, body) = (self.client().config.connect_timeout, Bytes::new());
+        match self.client().request(doing, shard, message, body, timeout).await? {
+            (Message::Ready(ready), _) if ready.digest == self.plan.catalogue().digest() => Ok(()),
+            // Another chief has declared other variables in between.
+            (Message::Ready(_), _) => Err(self.client().differs(self.plan, shard).await?),
+            _ => Err(Error::Ended { doing }.into()),
+        }
+    }
+
+    fn client(&self) -> &'a Client {
+        &self.worker.client
+    }
+}

@@ -1,0 +1,238 @@
+//! A server in few words: it takes declarations, first values, restores and saves, keeps account of
+//! what it was asked, and dies when it is told to.
+
+use std::collections::BTreeMap;
+use std::io::{self, IoSliceMut, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+
+use pushpull_common::catalogue::Catalogue;
+use pushpull_common::identity::Identity;
+use pushpull_common::ids::{ClientEpoch, GlobalStep, RestoreEpoch, ShardId};
+use pushpull_common::protocol::message::{
+    self, BodyCrc, CatalogueState, CheckpointId, ModeIs, NonFinitePolicy, Welcome,
+};
+use pushpull_common::protocol::wire::List;
+use pushpull_common::protocol::{
+    BodyPoll, BodyStamp, Envelope, FrameReader, Header, Message, Outcome, Poll, PushState, Refusal,
+    encode, version,
+};
+
+/// What a server knows.
+#[derive(Default)]
+pub(crate) struct State {
+    pub(crate) catalogue: Option<Catalogue>,
+    pub(crate) ready: bool,
+    pub(crate) epoch: RestoreEpoch,
+    pub(crate) step: GlobalStep,
+    pub(crate) checkpoint: Option<CheckpointId>,
+    /// What it was asked of what matters here.
+    pub(crate) asked: Vec<String>,
+    /// What it was given to keep in a checkpoint.
+    pub(crate) user: Vec<u8>,
+    /// When it is asked this for the first time it is killed, and what is left of it then.
+    pub(crate) dies_at: BTreeMap<&'static str, Left>,
+}
+
+/// What a killed server still has.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Left {
+    /// Nothing, and what it was asked is not done.
+    Nothing,
+    /// All. What it was asked is done, only nobody is told.
+    All,
+}
+
+/// A server of one shard, listening until it is dropped.
+pub(crate) struct Server {
+    pub(crate) address: String,
+    state: Arc<Mutex<State>>,
+    accepts: Option<JoinHandle<()>>,
+    stops: Arc<Mutex<bool>>,
+}
+
+impl Server {
+    pub(crate) fn start(task: u32, state: State) -> Server {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let (state, stops) = (Arc::new(Mutex::new(state)), Arc::new(Mutex::new(false)));
+        let (shared, stop) = (state.clone(), stops.clone());
+        let accepts = std::thread::spawn(move || {
+            let mut lines = Vec::new();
+            for stream in listener.incoming() {
+                if *stop.lock().unwrap() {
+                    break;
+                }
+                let (stream, state) = (stream.unwrap(), shared.clone());
+                lines.push(std::thread::spawn(move || converse(task, stream, &state)));
+            }
+            for line in lines {
+                line.join().unwrap();
+            }
+        });
+        Server { address, state, accepts: Some(accepts), stops }
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        *self.stops.lock().unwrap() = true;
+        let _ = TcpStream::connect(&self.address);
+        if let Some(accepts) = self.accepts.take() {
+            let ended = accepts.join();
+            assert!(ended.is_ok() || std::thread::panicking(), "a server has panicked");
+        }
+    }
+}
+
+/// Takes the client's requests until either end closes the line.
+fn converse(task: u32, mut stream: TcpStream, state: &Mutex<State>) {
+    let mut reader = FrameReader::new();
+    reader.open();
+    while let Ok(Some((header, message, body))) = receive(&mut reader, &stream) {
+        let mut state = state.lock().unwrap();
+        if let Some(left) = state.dies_at.remove(message.name()) {
+            match left {
+                Left::All => drop(state.answer(task, &header, &message, &body)),
+                Left::Nothing => {
+                    state.asked.push(format!("dies at {}", message.name()));
+                    (state.catalogue, state.ready) = (None, false);
+                    (state.epoch, state.step) = (RestoreEpoch(0), GlobalStep(0));
+                }
+            }
+            return;
+        }
+        let Some((message, body)) = state.answer(task, &header, &message, &body) else { continue };
+        let (request, step) = (header.request, state.step);
+        let restore_epoch = state.epoch;
+        let envelope = Envelope { request, step, restore_epoch, ..Envelope::default() };
+        let mut out = Vec::new();
+        encode(&mut out, &envelope, &message, BodyStamp::plain(body.len() as u64));
+        out.extend(body);
+        if stream.write_all(&out).is_err() {
+            return;
+        }
+    }
+}
+
+fn receive(
+    reader: &mut FrameReader,
+    mut stream: &TcpStream,
+) -> io::Result<Option<(Header, Message, Vec<u8>)>> {
+    let mut source = |slices: &mut [IoSliceMut<'_>]| stream.read_vectored(slices);
+    match reader.poll(&mut source).map_err(io::Error::other)? {
+        Poll::Frame(header, message) => {
+            let mut body = vec![0; header.body_bytes as usize];
+            if !body.is_empty() {
+                let poll = reader.poll_body(&mut source, &mut body).map_err(io::Error::other)?;
+                assert_eq!(poll, BodyPoll::Done);
+            }
+            Ok(Some((header, message, body)))
+        }
+        _ => Ok(None),
+    }
+}
+
+impl State {
+    /// The answer to a request, and its body.
+    fn answer(
+        &mut self,
+        task: u32,
+        header: &Header,
+        message: &Message,
+        body: &[u8],
+    ) -> Option<(Message, Vec<u8>)> {
+        let found = header.restore_epoch;
+        let hello = matches!(message, Message::Hello(_));
+        if !hello && found.0 != 0 && found != self.epoch {
+            return Some((self.other_epoch(found), Vec::new()));
+        }
+        let answer = match message {
+            Message::Hello(_) => self.welcome().into(),
+            Message::Heartbeat(_) => message::HeartbeatAnswer {}.into(),
+            Message::Declare(_) => {
+                self.asked.push("declare".to_owned());
+                self.catalogue.get_or_insert_with(|| Catalogue::decode(body).unwrap());
+                let (state, restore_epoch) = (self.catalogue_state(), self.epoch);
+                message::Declared { state, restore_epoch }.into()
+            }
+            Message::FindCheckpoint(_) => {
+                self.asked.push("find".to_owned());
+                message::CheckpointFound { checkpoint: self.checkpoint.clone() }.into()
+            }
+            Message::Initialize(asked) => self.begin("initialize", asked.epoch, GlobalStep(0)),
+            Message::Restore(asked) => {
+                let (name, step) = (asked.checkpoint.name.as_str(), asked.checkpoint.step);
+                self.begin(&format!("restore {name}"), asked.epoch, step)
+            }
+            Message::Reserve(_) => message::Room { room: 1 }.into(),
+            Message::OutcomeQuery(_) => message::OutcomeIs { state: PushState::Unknown {} }.into(),
+            Message::PushPart(part) => {
+                part.whole?;
+                self.asked.push("assign".to_owned());
+                let outcome = Outcome::Applied { version: 1, step: self.step, staleness: 0 };
+                let (next, ended) = (None, None);
+                message::PushAnswer { outcome, duplicate: false, next, ended, room: 0 }.into()
+            }
+            Message::Pull(_) => {
+                let layout = self.catalogue.as_ref().unwrap().layout(ShardId { task, shard: 0 });
+                let pulled = message::Pulled { version: 1, offset: 0, last: true };
+                return Some((pulled.into(), vec![0; layout.bytes() as usize]));
+            }
+            Message::Save(_) => {
+                self.user = body.to_vec();
+                message::Saved { checkpoint: self.checkpoint.clone().unwrap() }.into()
+            }
+            other => panic!("{other:?}"),
+        };
+        Some((answer, Vec::new()))
+    }
+
+    fn begin(&mut self, what: &str, epoch: RestoreEpoch, step: GlobalStep) -> Message {
+        self.asked.push(format!("{what} in {epoch}"));
+        let Some(digest) = self.catalogue.as_ref().map(Catalogue::digest) else {
+            return message::Refused { refusal: Refusal::NotInitialized {} }.into();
+        };
+        if epoch <= self.epoch {
+            return self.other_epoch(epoch);
+        }
+        (self.epoch, self.step, self.ready) = (epoch, step, true);
+        message::Ready { digest }.into()
+    }
+
+    fn other_epoch(&self, found: RestoreEpoch) -> Message {
+        let (current, step) = (self.epoch, self.step);
+        message::Refused { refusal: Refusal::RestoreEpoch { found, current, step } }.into()
+    }
+
+    fn catalogue_state(&self) -> CatalogueState {
+        match self.catalogue.as_ref().map(Catalogue::digest) {
+            None => CatalogueState::Absent {},
+            Some(digest) if self.ready => CatalogueState::Ready { digest },
+            Some(digest) => CatalogueState::Declared { digest },
+        }
+    }
+
+    fn welcome(&self) -> Welcome {
+        Welcome {
+            version: version::NEWEST,
+            shards: 1,
+            client_epoch: ClientEpoch(1),
+            mode: ModeIs::Asynchronous {},
+            lease_ms: 60_000,
+            part_bytes_max: 1 << 20,
+            body_crc: BodyCrc::Off {},
+            non_finite: NonFinitePolicy::Reject {},
+            catalogue: self.catalogue_state(),
+            restore_epoch: self.epoch,
+            restored_step: self.step,
+            identity: Identity::new().to_wire(),
+            auth: List::default(),
+        }
+    }
+}
