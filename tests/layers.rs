@@ -79,7 +79,6 @@ const UNSAFE: &[&str] = &[
     "ps/src/arena/memory.rs",
     "ps/src/arena/blocks.rs",
     // What tests see of a crash.
-    "ps/src/arena/witness.rs",
     "ps/src/arena/shelf.rs",
     "ps/src/optimizer/kernel.rs",
     "examples/digits/model/gemm.rs",

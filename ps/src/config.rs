@@ -10,7 +10,7 @@ use pushpull_common::ids::TaskId;
 use crate::checkpoint::{CheckpointStorage, Retention};
 use crate::error::StartError;
 use crate::optimizer::Optimizer;
-use crate::store::{BLOCK_BYTES, SLOTS_MAX};
+use crate::store::{BLOCK_BYTES, CACHED_BYTES_MAX, SLOTS_MAX};
 use crate::zoo::Zoo;
 
 /// Where a server keeps its variables.
@@ -139,6 +139,7 @@ pub struct PsConfig {
     pub(crate) durability: Durability,
     pub(crate) integrity_full: bool,
     pub(crate) block_bytes: usize,
+    pub(crate) cached_bytes_max: u64,
     pub(crate) zoo: Zoo,
 }
 
@@ -170,6 +171,7 @@ impl PsConfig {
             durability: Durability::Process,
             integrity_full: false,
             block_bytes: BLOCK_BYTES,
+            cached_bytes_max: CACHED_BYTES_MAX,
             zoo: Zoo::default(),
         }
     }

@@ -4,6 +4,8 @@ use pushpull_common::ids::{GlobalStep, Sequence};
 use pushpull_common::protocol::limits::WINDOW;
 use pushpull_common::protocol::{Outcome, PushState};
 
+use crate::zoo::{Bug, Zoo};
+
 /// The outcomes of the last pushes of one client epoch on one shard.
 ///
 /// A client numbers its pushes from 1 and keeps the span from its oldest unacknowledged push to
@@ -15,14 +17,15 @@ use pushpull_common::protocol::{Outcome, PushState};
 pub(crate) struct Window {
     newest: u64,
     entries: Box<[Option<(u64, Outcome)>]>,
+    zoo: Zoo,
 }
 
 impl Window {
     /// The words that a window takes in the arena.
     pub(crate) const WORDS: usize = 1 + 4 * WINDOW as usize;
 
-    pub(crate) fn new() -> Self {
-        Window { newest: 0, entries: vec![None; WINDOW as usize].into() }
+    pub(crate) fn new(zoo: Zoo) -> Self {
+        Window { newest: 0, entries: vec![None; WINDOW as usize].into(), zoo }
     }
 
     /// What is known of a push; `Unknown` for one that may still come.
@@ -55,6 +58,9 @@ impl Window {
         }
         self.newest = self.newest.max(sequence.0);
         self.entries[(sequence.0 % WINDOW) as usize] = Some((sequence.0, outcome));
+        if self.zoo.has(Bug::EvictLiveOutcome) {
+            self.entries[(sequence.0.wrapping_sub(EVICTED) % WINDOW) as usize] = None;
+        }
     }
 
     /// The window as words, [`Window::WORDS`] of them: the newest, then four for each entry.
@@ -74,9 +80,9 @@ impl Window {
     }
 
     /// A window from its words; `None` if they cannot be a window's.
-    pub(crate) fn decode(words: &[u64]) -> Option<Window> {
+    pub(crate) fn decode(words: &[u64], zoo: Zoo) -> Option<Window> {
         let (&newest, entries) = words.get(..Window::WORDS)?.split_first()?;
-        let mut window = Window { newest, ..Window::new() };
+        let mut window = Window { newest, ..Window::new(zoo) };
         let oldest = window.oldest();
         for (index, entry) in entries.chunks_exact(4).enumerate() {
             let sequence = entry[0];
@@ -122,15 +128,51 @@ impl Window {
     }
 }
 
+/// How many sequences back [`Bug::EvictLiveOutcome`] forgets.
+const EVICTED: u64 = 2;
+
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     const DONE: Outcome = Outcome::Withdrawn {};
 
+    /// What a window promises.
+    pub(crate) fn suite(zoo: Zoo) {
+        a_settled_push_is_answered(zoo);
+        every_outcome_is_known_as_long_as_its_push_may_come(zoo);
+    }
+
     #[test]
     fn a_settled_push_is_answered_until_it_leaves_the_window() {
-        let mut window = Window::new();
+        suite(Zoo::default());
+    }
+
+    /// Pushes settle in any order within the window, and now and then it is read anew.
+    fn every_outcome_is_known_as_long_as_its_push_may_come(zoo: Zoo) {
+        let (mut window, mut settled) = (Window::new(zoo), std::collections::BTreeSet::new());
+        let mut newest = 0_u64;
+        for round in 0..2000_u64 {
+            // Steps that visit a window of sequences in no order.
+            let sequence = 1 + round / 2 + round * 37 % (WINDOW - 1);
+            if window.state(Sequence(sequence)) == (PushState::Unknown {}) {
+                assert!(settled.insert(sequence), "push {sequence} is not new");
+                window.settle(Sequence(sequence), DONE);
+                newest = newest.max(sequence);
+            }
+            if round % 97 == 0 {
+                let words: Vec<u64> = window.encode().collect();
+                window = Window::decode(&words, zoo).unwrap();
+            }
+            for &sequence in settled.range(newest.saturating_sub(WINDOW - 1)..) {
+                let state = window.state(Sequence(sequence));
+                assert_eq!(state, PushState::Settled { outcome: DONE }, "push {sequence}");
+            }
+        }
+    }
+
+    fn a_settled_push_is_answered(zoo: Zoo) {
+        let mut window = Window::new(zoo);
         for sequence in [1, 3, 2, 64] {
             assert_eq!(window.state(Sequence(sequence)), PushState::Unknown {});
             window.settle(Sequence(sequence), DONE);
@@ -151,7 +193,7 @@ mod tests {
 
     #[test]
     fn a_window_reads_as_it_was_written() {
-        let mut window = Window::new();
+        let mut window = Window::new(Zoo::default());
         let outcomes = [
             Outcome::Applied { version: 7, step: GlobalStep(9), staleness: 3 },
             Outcome::Accepted { step: GlobalStep(u64::MAX) },
@@ -163,18 +205,18 @@ mod tests {
         }
         let words: Vec<u64> = window.encode().collect();
         assert_eq!(words.len(), Window::WORDS);
-        let read = Window::decode(&words).unwrap();
+        let read = Window::decode(&words, Zoo::default()).unwrap();
         for sequence in 1..300 {
             assert_eq!(read.state(Sequence(sequence)), window.state(Sequence(sequence)));
         }
         let mut wrong = words.clone();
         wrong[1] += 1;
-        assert!(Window::decode(&wrong).is_none(), "a sequence in another's entry");
+        assert!(Window::decode(&wrong, Zoo::default()).is_none(), "a sequence in another's entry");
     }
 
     #[test]
     fn the_last_sequence_there_is_is_a_sequence() {
-        let mut window = Window::new();
+        let mut window = Window::new(Zoo::default());
         window.settle(Sequence(u64::MAX), DONE);
         assert_eq!(window.state(Sequence(u64::MAX)), PushState::Settled { outcome: DONE });
         assert_eq!(window.state(Sequence(1)), PushState::TooOld { oldest: u64::MAX - 63 });
@@ -183,7 +225,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "settles once")]
     fn nothing_settles_twice() {
-        let mut window = Window::new();
+        let mut window = Window::new(Zoo::default());
         window.settle(Sequence(5), DONE);
         window.settle(Sequence(5), DONE);
     }

@@ -16,7 +16,7 @@ use crate::commit::Journal;
 use crate::error::StorageError;
 use crate::layout::{Kind, PAGE_BYTES, Stamp};
 use crate::optimizer::{ApplyAt, Optimizer, Run};
-use crate::store::{BLOCK_BYTES, Change, Geometry, Plan, Store};
+use crate::store::{BLOCK_BYTES, CACHED_BYTES_MAX, Change, Geometry, Plan, Store};
 use crate::zoo::Zoo;
 
 /// How much of a push arrives at a time.
@@ -58,7 +58,18 @@ impl StoreUnderTest {
         let loan = Budget::new(geometry.need()).take(geometry.need())?;
         let (generation, integrity, power) = (1, false, false);
         let catalogue = Arc::new(catalogue);
-        let plan = Plan { arena, generation, catalogue, layout, geometry, integrity, power, zoo };
+        let cached_bytes_max = CACHED_BYTES_MAX;
+        let plan = Plan {
+            arena,
+            generation,
+            catalogue,
+            layout,
+            geometry,
+            integrity,
+            power,
+            cached_bytes_max,
+            zoo,
+        };
         let store = Store::create(plan, loan, &*optimizer)?;
         Ok(StoreUnderTest { store, journal, optimizer, version: 0 })
     }

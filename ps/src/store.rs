@@ -38,7 +38,7 @@ pub(crate) const SLOTS_MAX: usize = 8;
 
 /// Up to so many bytes of values and slots a model and its shadows stay in cache, and are written
 /// through it. Non-temporal stores would put out what the next push reads.
-const CACHED_BYTES_MAX: u64 = 16 << 20;
+pub(crate) const CACHED_BYTES_MAX: u64 = 16 << 20;
 
 /// What the memory of a store depends on beside the layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,6 +145,8 @@ pub(crate) struct Plan {
     pub(crate) geometry: Geometry,
     /// Whether the tables hold a checksum of every block.
     pub(crate) integrity: bool,
+    /// A model of more bytes of values and slots is written past the cache.
+    pub(crate) cached_bytes_max: u64,
     /// Whether blocks wait for images of the tables.
     pub(crate) power: bool,
     pub(crate) zoo: Zoo,
@@ -222,9 +224,10 @@ impl Store {
     }
 
     fn new(plan: Plan, loan: Loan, values: Pool, slots: Option<Pool>, undo: Undo) -> Store {
-        let Plan { catalogue, layout, geometry, integrity, power, zoo, .. } = plan;
+        let Plan { catalogue, layout, geometry, integrity, cached_bytes_max, power, zoo, .. } =
+            plan;
         let streams = 1 + geometry.slots;
-        let past_cache = layout.bytes().saturating_mul(streams as u64) > CACHED_BYTES_MAX;
+        let past_cache = layout.bytes().saturating_mul(streams as u64) > cached_bytes_max;
         let in_place = None;
         Store {
             catalogue,

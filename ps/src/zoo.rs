@@ -33,6 +33,23 @@ pub enum Bug {
     ReuseBeforeCommit,
 }
 
+#[cfg(feature = "zoo")]
+impl Bug {
+    /// Every bug there is.
+    pub const ALL: [Bug; 10] = [
+        Bug::AcknowledgeBeforeCommit,
+        Bug::SequenceBeforeFlip,
+        Bug::NoIncarnation,
+        Bug::MissingFence,
+        Bug::SkipFsync,
+        Bug::PublishBeforeVerify,
+        Bug::RecoveryNotIdempotent,
+        Bug::EvictLiveOutcome,
+        Bug::UndoAfterWrite,
+        Bug::ReuseBeforeCommit,
+    ];
+}
+
 /// Which bug is planted, if any.
 #[cfg_attr(not(feature = "zoo"), allow(unreachable_pub, reason = "public with the feature only"))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,6 +63,12 @@ impl Zoo {
     #[cfg(feature = "zoo")]
     pub fn with(bug: Bug) -> Zoo {
         Zoo { bug: Some(bug) }
+    }
+
+    /// The bug, if there is one.
+    #[cfg(feature = "zoo")]
+    pub fn bug(self) -> Option<Bug> {
+        self.bug
     }
 
     #[cfg(feature = "zoo")]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::memory::{Memory, copy_past_cache};
-#[cfg(any(test, feature = "zoo"))]
+#[cfg(test)]
 use super::witness;
 
 /// Where blocks lie in their memory.
@@ -87,7 +87,7 @@ impl Blocks {
     pub(crate) fn write(&mut self, block: u32) -> &mut [u8] {
         assert!(!self.is_pinned(block), "block {block} is not written while it is read");
         let bytes = self.shared.grid.block_bytes;
-        #[cfg(any(test, feature = "zoo"))]
+        #[cfg(test)]
         witness::lent(self.shared.memory.address(), self.shared.start(block), bytes);
         // SAFETY: as in `read`. `&mut self` excludes other borrows of this `Blocks`, which is the
         // only one of its mapping; the assertion excludes readers that hold a pin.
@@ -102,7 +102,7 @@ impl Blocks {
         let bytes = self.shared.grid.block_bytes;
         assert!(!self.is_pinned(block), "block {block} is not written while it is read");
         assert!(start <= bytes && source.len() <= bytes - start, "it fits");
-        #[cfg(any(test, feature = "zoo"))]
+        #[cfg(test)]
         witness::streaming(
             self.shared.memory.address(),
             self.shared.start(block) + start,
@@ -141,7 +141,7 @@ impl Blocks {
     ) -> (&[u8], &mut [u8]) {
         assert!(from != to && !self.is_pinned(to), "block {to} is not written while it is read");
         let bytes = self.shared.grid.block_bytes;
-        #[cfg(any(test, feature = "zoo"))]
+        #[cfg(test)]
         witness::streaming(
             self.shared.memory.address(),
             self.shared.start(to) + within.start,

@@ -153,6 +153,7 @@ impl Folder {
     #[cfg(target_os = "linux")]
     pub(crate) fn is_in_memory(&self) -> bool {
         const TMPFS: i64 = 0x0102_1994;
+        #[allow(clippy::useless_conversion, reason = "its type is another elsewhere")]
         rustix::fs::statfs(&self.path).is_ok_and(|statfs| i64::from(statfs.f_type) == TMPFS)
     }
 

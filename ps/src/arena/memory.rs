@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 
 use memmap2::{MmapOptions, MmapRaw};
 
-#[cfg(any(test, feature = "zoo"))]
+#[cfg(test)]
 use super::witness;
 
 /// A stretch of memory: anonymous, or a mapped file.
@@ -23,7 +23,7 @@ pub(crate) struct Memory {
     bytes: usize,
     file: Option<File>,
     /// Where the shelf of a test finds it.
-    #[cfg(any(test, feature = "zoo"))]
+    #[cfg(test)]
     pub(super) found: Option<super::shelf::Found>,
 }
 
@@ -44,13 +44,13 @@ impl Memory {
     }
 
     fn new(map: MmapRaw, bytes: usize, file: Option<File>) -> Memory {
-        #[cfg(any(test, feature = "zoo"))]
+        #[cfg(test)]
         let found = None;
         Memory {
             map,
             bytes,
             file,
-            #[cfg(any(test, feature = "zoo"))]
+            #[cfg(test)]
             found,
         }
     }
@@ -73,12 +73,12 @@ impl Memory {
                 grown
             }
         };
-        #[cfg(any(test, feature = "zoo"))]
+        #[cfg(test)]
         {
             witness::moved(self.address(), grown.address());
             grown.found = self.found.take();
             if let Some(found) = &grown.found {
-                found.set(super::shelf::Item::Open(grown.address(), grown.len()));
+                found.set(super::shelf::Item::open(&grown));
             }
         }
         *self = grown;
@@ -93,7 +93,7 @@ impl Memory {
     }
 
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        #[cfg(any(test, feature = "zoo"))]
+        #[cfg(test)]
         witness::lent(self.address(), 0, self.bytes);
         // SAFETY: as in `bytes`; `&mut self` makes this borrow the only one.
         unsafe { std::slice::from_raw_parts_mut(self.map.as_mut_ptr(), self.bytes) }
@@ -112,7 +112,7 @@ impl Memory {
     /// # Panics
     /// If there is no such word.
     pub(crate) fn store(&mut self, word: usize, value: u64) {
-        #[cfg(any(test, feature = "zoo"))]
+        #[cfg(test)]
         witness::storing(self.address(), word * 8);
         compiler_fence(Ordering::SeqCst);
         self.word(word).store(value.to_le(), Ordering::Relaxed);
@@ -124,9 +124,10 @@ impl Memory {
     ///
     /// # Panics
     /// If the bytes do not fit.
+    #[cfg(test)]
     pub(crate) fn stream(&mut self, start: usize, source: &[u8]) {
         assert!(start <= self.bytes && source.len() <= self.bytes - start, "it fits");
-        #[cfg(any(test, feature = "zoo"))]
+        #[cfg(test)]
         witness::streaming(self.address(), start, source.len());
         // SAFETY: the assertion keeps the destination inside the mapping, `&mut self` makes it
         // ours alone, and a borrowed source cannot overlap it.
@@ -135,7 +136,7 @@ impl Memory {
 
     /// The same through the cache, for what is soon read again.
     pub(crate) fn write(&mut self, start: usize, source: &[u8]) {
-        #[cfg(any(test, feature = "zoo"))]
+        #[cfg(test)]
         witness::lent(self.address(), start, source.len());
         // SAFETY: as in `bytes_mut`.
         let all = unsafe { std::slice::from_raw_parts_mut(self.map.as_mut_ptr(), self.bytes) };
@@ -155,11 +156,11 @@ impl Memory {
     }
 }
 
-#[cfg(any(test, feature = "zoo"))]
+#[cfg(test)]
 impl Drop for Memory {
     fn drop(&mut self) {
         if let Some(found) = self.found.take() {
-            found.set(super::shelf::Item::Closed(self.bytes().to_vec()));
+            found.set(super::shelf::Item::Closed(super::shelf::Content::of(self.bytes())));
         }
     }
 }
@@ -172,7 +173,7 @@ pub(crate) fn fence() {
     unsafe {
         std::arch::x86_64::_mm_sfence();
     }
-    #[cfg(any(test, feature = "zoo"))]
+    #[cfg(test)]
     witness::fenced();
     compiler_fence(Ordering::SeqCst);
 }

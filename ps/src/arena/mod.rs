@@ -4,9 +4,9 @@ mod blocks;
 mod budget;
 mod folder;
 mod memory;
-#[cfg(any(test, feature = "zoo"))]
+#[cfg(test)]
 pub(crate) mod shelf;
-#[cfg(any(test, feature = "zoo"))]
+#[cfg(test)]
 pub(crate) mod witness;
 
 use std::fs::File;
@@ -34,7 +34,7 @@ pub(crate) enum Place {
     /// In a folder.
     Folder(Folder),
     /// On a shelf of a test, which sees what a crash would leave.
-    #[cfg(any(test, feature = "zoo"))]
+    #[cfg(test)]
     Shelf(shelf::Shelf),
 }
 
@@ -67,7 +67,7 @@ impl Place {
         match self {
             Place::Anonymous => Ok(Vec::new()),
             Place::Folder(folder) => folder.names(),
-            #[cfg(any(test, feature = "zoo"))]
+            #[cfg(test)]
             Place::Shelf(shelf) => Ok(shelf.names()),
         }
     }
@@ -81,7 +81,7 @@ impl Place {
                 let memory = Memory::of_file(file);
                 memory.map(Some).map_err(|source| io_error("map", &folder.path(name), source))
             }
-            #[cfg(any(test, feature = "zoo"))]
+            #[cfg(test)]
             Place::Shelf(shelf) => Ok(shelf.open(name)),
         }
     }
@@ -94,7 +94,7 @@ impl Place {
         let memory = match self {
             Place::Anonymous => Memory::anonymous(length),
             Place::Folder(folder) => Memory::of_file(folder.create(name, bytes)?),
-            #[cfg(any(test, feature = "zoo"))]
+            #[cfg(test)]
             Place::Shelf(shelf) => Ok(shelf.create(name, length)),
         };
         memory.map_err(|source| io_error("map", &path, source))
@@ -104,8 +104,11 @@ impl Place {
         match self {
             Place::Anonymous => Ok(()),
             Place::Folder(folder) => folder.rename(from, to),
-            #[cfg(any(test, feature = "zoo"))]
-            Place::Shelf(shelf) => Ok(shelf.rename(from, to)),
+            #[cfg(test)]
+            Place::Shelf(shelf) => {
+                shelf.rename(from, to);
+                Ok(())
+            }
         }
     }
 
@@ -114,8 +117,11 @@ impl Place {
         match self {
             Place::Anonymous => Ok(()),
             Place::Folder(folder) => folder.sync(name),
-            #[cfg(any(test, feature = "zoo"))]
-            Place::Shelf(shelf) => Ok(shelf.sync(name)),
+            #[cfg(test)]
+            Place::Shelf(shelf) => {
+                shelf.sync(name);
+                Ok(())
+            }
         }
     }
 
@@ -132,8 +138,11 @@ impl Place {
         match self {
             Place::Anonymous => Ok(()),
             Place::Folder(folder) => folder.write_durably(name, bytes),
-            #[cfg(any(test, feature = "zoo"))]
-            Place::Shelf(shelf) => Ok(shelf.write_durably(name, bytes)),
+            #[cfg(test)]
+            Place::Shelf(shelf) => {
+                shelf.write_durably(name, bytes);
+                Ok(())
+            }
         }
     }
 
@@ -142,8 +151,11 @@ impl Place {
         match self {
             Place::Anonymous => Ok(()),
             Place::Folder(folder) => folder.remove(name),
-            #[cfg(any(test, feature = "zoo"))]
-            Place::Shelf(shelf) => Ok(shelf.remove(name)),
+            #[cfg(test)]
+            Place::Shelf(shelf) => {
+                shelf.remove(name);
+                Ok(())
+            }
         }
     }
 

@@ -1,19 +1,93 @@
 //! Files as tests keep them: by name, as plain bytes or as the memory that holds them now.
 //!
-//! Compiled into tests and the bug zoo only. It may hold `unsafe` code: it reads what is open.
+//! Compiled into tests only. It may hold `unsafe` code: it reads what is open.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::ThreadId;
 
-use super::Memory;
+use super::{Memory, witness};
+use crate::layout::PAGE_BYTES;
+
+/// The bytes of a file, without the pages of zeros at its end: most files are mostly those.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Content {
+    head: Vec<u8>,
+    length: usize,
+}
+
+impl Content {
+    pub(crate) fn of(bytes: &[u8]) -> Content {
+        let used = bytes.chunks(PAGE_BYTES).rposition(|page| *page != ZEROS[..page.len()]);
+        let head = bytes.len().min(used.map_or(0, |last| (last + 1) * PAGE_BYTES));
+        Content { head: bytes[..head].to_vec(), length: bytes.len() }
+    }
+
+    pub(crate) fn to_vec(&self) -> Vec<u8> {
+        let mut bytes = self.head.clone();
+        bytes.resize(self.length, 0);
+        bytes
+    }
+
+    /// The word at this byte, if there is something.
+    pub(crate) fn word(&self, start: usize) -> Option<u64> {
+        let bytes = self.head.get(start..start + 8)?;
+        Some(u64::from_le_bytes(bytes.try_into().expect("eight bytes")))
+    }
+
+    /// A stretch of it.
+    ///
+    /// # Panics
+    /// If it ends before.
+    pub(crate) fn stretch_mut(&mut self, start: usize, bytes: usize) -> &mut [u8] {
+        let end = start + bytes;
+        assert!(end <= self.length, "a stretch of the file");
+        if end > self.head.len() {
+            self.head.resize(end.next_multiple_of(PAGE_BYTES).min(self.length), 0);
+        }
+        &mut self.head[start..end]
+    }
+}
+
+const ZEROS: [u8; PAGE_BYTES] = [0; PAGE_BYTES];
 
 /// What a file holds.
 #[derive(Clone, Debug)]
 pub(crate) enum Item {
     /// These bytes; nobody has it open.
-    Closed(Vec<u8>),
-    /// What lies at this address, so many bytes.
-    Open(usize, usize),
+    Closed(Content),
+    /// What a memory holds.
+    Open(Open),
+}
+
+/// Memory that holds a file.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Open {
+    address: usize,
+    bytes: usize,
+    /// The thread that uses it.
+    owner: ThreadId,
+}
+
+impl Item {
+    /// A file that this memory, of the caller's thread, holds.
+    pub(super) fn open(memory: &Memory) -> Item {
+        let owner = std::thread::current().id();
+        Item::Open(Open { address: memory.address(), bytes: memory.len(), owner })
+    }
+}
+
+impl Open {
+    /// What it holds, for as long as nothing else is done.
+    ///
+    /// # Panics
+    /// On another thread than its owner's.
+    fn read<T>(&self, reader: impl FnOnce(&[u8]) -> T) -> T {
+        assert_eq!(self.owner, std::thread::current().id(), "its owner may be writing it");
+        // SAFETY: an item is open only while its memory lives. Only its owner writes it, which is
+        // this thread, and here.
+        reader(unsafe { std::slice::from_raw_parts(self.address as *const u8, self.bytes) })
+    }
 }
 
 /// A file that somebody has open.
@@ -21,12 +95,20 @@ pub(crate) enum Item {
 pub(crate) struct Found(Arc<Mutex<Item>>);
 
 impl Found {
-    pub(crate) fn set(&self, item: Item) {
+    pub(super) fn set(&self, item: Item) {
         *self.0.lock().expect("nobody panics here") = item;
     }
 
     fn get(&self) -> Item {
         self.0.lock().expect("nobody panics here").clone()
+    }
+
+    /// Where the memory lies that has it open.
+    fn opened(&self) -> Option<Open> {
+        match &*self.0.lock().expect("nobody panics here") {
+            Item::Closed(_) => None,
+            Item::Open(open) => Some(*open),
+        }
     }
 }
 
@@ -36,7 +118,7 @@ pub(crate) struct Shelf(Arc<Mutex<BTreeMap<String, Found>>>, Arc<Mutex<BTreeMap<
 
 impl Shelf {
     /// A shelf with these files.
-    pub(crate) fn with(files: BTreeMap<String, Vec<u8>>) -> Shelf {
+    pub(crate) fn with(files: BTreeMap<String, Content>) -> Shelf {
         let found = |bytes| Found(Arc::new(Mutex::new(Item::Closed(bytes))));
         let items = files.into_iter().map(|(name, bytes)| (name, found(bytes)));
         Shelf(Arc::new(Mutex::new(items.collect())), Arc::default())
@@ -51,25 +133,27 @@ impl Shelf {
     }
 
     pub(super) fn open(&self, name: &str) -> Option<Memory> {
-        let items = self.items();
-        let found = items.get(name)?;
-        let Item::Closed(bytes) = found.get() else { panic!("{name} is open twice") };
-        let mut memory = Memory::anonymous(bytes.len()).expect("memory for a test");
-        memory.write(0, &bytes);
-        found.set(Item::Open(memory.address(), memory.len()));
-        memory.found = Some(found.clone());
+        // The shelf is not held: who watches the memory reads it.
+        let found = self.items().get(name)?.clone();
+        let Item::Closed(content) = found.get() else { panic!("{name} is open twice") };
+        let mut memory = Memory::anonymous(content.length).expect("memory for a test");
+        memory.write(0, &content.head);
+        found.set(Item::open(&memory));
+        memory.found = Some(found);
         Some(memory)
     }
 
     pub(super) fn create(&self, name: &str, bytes: usize) -> Memory {
+        witness::filing();
         let mut memory = Memory::anonymous(bytes).expect("memory for a test");
-        let found = Found(Arc::new(Mutex::new(Item::Open(memory.address(), memory.len()))));
+        let found = Found(Arc::new(Mutex::new(Item::open(&memory))));
         memory.found = Some(found.clone());
         self.items().insert(name.to_owned(), found);
         memory
     }
 
     pub(super) fn rename(&self, from: &str, to: &str) {
+        witness::filing();
         let mut items = self.items();
         let item = items.remove(from).expect("it is there");
         items.insert(to.to_owned(), item);
@@ -79,19 +163,40 @@ impl Shelf {
     }
 
     pub(super) fn remove(&self, name: &str) {
+        witness::filing();
         self.items().remove(name);
     }
 
+    /// The name of the file that the memory at this address holds, if it is on this shelf.
+    pub(crate) fn name_of(&self, address: usize) -> Option<String> {
+        let items = self.items();
+        let held = |found: &Found| found.opened().is_some_and(|open| open.address == address);
+        items.iter().find(|(_, found)| held(found)).map(|(name, _)| name.clone())
+    }
+
+    /// Whether somebody has this file open.
+    pub(crate) fn has_open(&self, name: &str) -> bool {
+        self.items().get(name).is_some_and(|found| found.opened().is_some())
+    }
+
+    /// What a file that is open holds in a stretch of it.
+    ///
+    /// # Panics
+    /// If the file is not open, or this is not the thread that has it open.
+    pub(crate) fn read(&self, name: &str, start: usize, bytes: usize) -> Vec<u8> {
+        let open = self.items().get(name).and_then(Found::opened);
+        open.expect("a file that is open").read(|all| all[start..start + bytes].to_vec())
+    }
+
     pub(super) fn sync(&self, name: &str) {
-        // SAFETY: nobody writes while a test's only thread is here.
-        let contents = unsafe { self.contents() };
-        if let Some(bytes) = contents.get(name) {
-            self.disk().insert(name.to_owned(), bytes.clone());
+        if let Some(content) = self.contents().get(name) {
+            self.disk().insert(name.to_owned(), content.to_vec());
         }
     }
 
     pub(super) fn write_durably(&self, name: &str, bytes: &[u8]) {
-        let item = Found(Arc::new(Mutex::new(Item::Closed(bytes.to_vec()))));
+        witness::filing();
+        let item = Found(Arc::new(Mutex::new(Item::Closed(Content::of(bytes)))));
         self.items().insert(name.to_owned(), item);
         self.disk().insert(name.to_owned(), bytes.to_vec());
     }
@@ -103,17 +208,16 @@ impl Shelf {
 
     /// What a process that is killed now leaves.
     ///
-    /// # Safety
-    /// Nothing may write to the memory of the files meanwhile.
-    pub(crate) unsafe fn contents(&self) -> BTreeMap<String, Vec<u8>> {
+    /// # Panics
+    /// If another thread has a file open.
+    pub(crate) fn contents(&self) -> BTreeMap<String, Content> {
         let items = self.items();
-        let files = items.iter().map(|(name, item)| {
-            let bytes = match item.get() {
-                Item::Closed(bytes) => bytes,
-                // SAFETY: by the caller's promise.
-                Item::Open(at, bytes) => unsafe { super::witness::contents(at, bytes) },
+        let files = items.iter().map(|(name, found)| {
+            let content = match found.get() {
+                Item::Closed(content) => content,
+                Item::Open(open) => open.read(Content::of),
             };
-            (name.clone(), bytes)
+            (name.clone(), content)
         });
         files.collect()
     }

@@ -1,7 +1,7 @@
 //! Who watches the memory: tells a test of every store before it is made, so that the test can
 //! stop the world there and see what a crash would leave.
 //!
-//! Compiled into tests and the bug zoo only. It may hold `unsafe` code: it reads what it is told of.
+//! Compiled into tests only.
 
 use std::cell::RefCell;
 
@@ -35,6 +35,8 @@ pub(crate) enum Event {
     },
     /// What was streamed is there.
     Fenced,
+    /// A file of a shelf is made, renamed or removed.
+    Filing,
     /// The memory lies elsewhere from now on.
     Moved {
         /// Where it was.
@@ -65,15 +67,6 @@ impl Drop for Watch {
     }
 }
 
-/// What a watched memory holds.
-///
-/// # Safety
-/// The memory must still be mapped, and be that long.
-pub(crate) unsafe fn contents(address: usize, bytes: usize) -> Vec<u8> {
-    // SAFETY: by the caller's promise.
-    unsafe { std::slice::from_raw_parts(address as *const u8, bytes) }.to_vec()
-}
-
 fn tell(event: Event) {
     // The watcher may use memory of its own, of which it is not told.
     let Some(mut watcher) = WATCHER.take() else { return };
@@ -97,6 +90,10 @@ pub(super) fn streaming(address: usize, start: usize, bytes: usize) {
 
 pub(super) fn fenced() {
     tell(Event::Fenced);
+}
+
+pub(super) fn filing() {
+    tell(Event::Filing);
 }
 
 pub(super) fn moved(from: usize, to: usize) {

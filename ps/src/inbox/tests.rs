@@ -10,6 +10,37 @@ use super::*;
 const A: ClientKey = ClientKey(0);
 const B: ClientKey = ClientKey(1);
 
+impl Inbox {
+    /// What is kept of the pushes that lie whole, in the order they came, and their bodies.
+    pub(crate) fn kept(&self) -> Vec<(String, Vec<u8>)> {
+        let mut rooms: Vec<&Room> = self.rooms.iter().flatten().collect();
+        rooms.sort_by_key(|room| room.arrival.as_ref().map(|push| push.order));
+        let whole = rooms.into_iter().filter_map(|room| {
+            let Arrival {
+                sequence,
+                operation,
+                token,
+                generation,
+                step,
+                extents,
+                bytes,
+                whole,
+                order,
+            } = room.arrival.as_ref()?;
+            whole.as_ref()?;
+            let (number, holder) = (room.number, room.holder);
+            let push = format!(
+                "{order}: {sequence:?} of {holder:?} in room {number}, {operation:?} under \
+                 {token:?}.{generation} at {step:?}, {bytes} bytes at {extents:?}"
+            );
+            let ranges = extents.ranges().iter().cloned();
+            let bodies: Vec<&[u8]> = ranges.filter_map(|range| self.bytes(number, range)).collect();
+            Some((push, bodies.concat()))
+        });
+        whole.collect()
+    }
+}
+
 /// Partitions of these many bytes.
 fn layout(bytes: &[u64]) -> ShardLayout {
     let variable = |(index, bytes): (usize, &u64)| {

@@ -33,6 +33,7 @@ use crate::inbox::{Inbox, map_words};
 use crate::layout::{Fault, Kind, PAGE_BYTES, Page, Stamp};
 use crate::metrics::Counters;
 use crate::store::{Geometry, Plan, Store};
+use crate::zoo::Zoo;
 
 /// What the process that opens an arena brings along.
 #[derive(Clone, Copy, Debug)]
@@ -265,6 +266,7 @@ impl Shard {
         self.replicas.mint_above(load(Word::NewestEpoch));
         let (step, next_token) = (load(Word::Step), load(Word::NextToken));
         let finished = load(Word::Finished) != 0;
+        let zoo = self.config.zoo;
         if let Some(owner) = &mut self.owner {
             owner.restore(Steps { step, next_token, finished });
             self.counters.global_step.set(step);
@@ -274,7 +276,7 @@ impl Shard {
             let words: Vec<u64> = (first..first + CLIENT_WORDS)
                 .map(|index| self.journal.load(Address::Control(index)))
                 .collect();
-            let taken_up = decode_client(&words).and_then(|(client, tokens)| {
+            let taken_up = decode_client(&words, zoo).and_then(|(client, tokens)| {
                 let key = ClientKey(index as u32);
                 if let Some(owner) = &mut self.owner {
                     for issued in tokens {
@@ -350,6 +352,7 @@ impl Shard {
             layout,
             geometry,
             integrity,
+            cached_bytes_max: self.config.cached_bytes_max,
             power: self.power.is_some(),
             zoo: self.config.zoo,
         };
@@ -380,11 +383,19 @@ impl Shard {
         let inbox = self.arena.create(Kind::Inbox, generation, bytes)?;
         let inbox = Inbox::new(inbox, &layout, rooms, self.next_room);
         let tables = self.arena.create(Kind::Tables, generation, table_bytes(words))?;
-        let (arena, zoo) = (self.arena.clone(), self.config.zoo);
         // Pages that a loss of power has kept from the disk must be found.
         let integrity = self.config.integrity_full || self.power.is_some();
-        let power = self.power.is_some();
-        let plan = Plan { arena, generation, catalogue, layout, geometry, integrity, power, zoo };
+        let plan = Plan {
+            arena: self.arena.clone(),
+            generation,
+            catalogue,
+            layout,
+            geometry,
+            integrity,
+            power: self.power.is_some(),
+            cached_bytes_max: self.config.cached_bytes_max,
+            zoo: self.config.zoo,
+        };
         let store = Store::create(plan, loan, &*self.config.optimizer)?;
         self.journal.reserve_intent(transaction_words(words))?;
         self.journal.begin_tables(tables, generation, geometry.first_table());
@@ -664,7 +675,7 @@ fn check_text(
     Ok(boot.try_into().expect("split after sixteen bytes"))
 }
 
-fn decode_client(words: &[u64]) -> Option<(Remembered, Vec<Issued>)> {
+fn decode_client(words: &[u64], zoo: Zoo) -> Option<(Remembered, Vec<Issued>)> {
     let presence = match words[0] {
         1 => Presence::Present,
         2 => Presence::Left,
@@ -683,7 +694,7 @@ fn decode_client(words: &[u64]) -> Option<(Remembered, Vec<Issued>)> {
         epoch: ClientEpoch(words[1]),
         incarnation: Incarnation(words[2]),
         presence,
-        window: Window::decode(&words[WINDOW..])?,
+        window: Window::decode(&words[WINDOW..], zoo)?,
     };
     Some((client, tokens.collect::<Option<_>>()?))
 }

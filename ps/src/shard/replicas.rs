@@ -113,7 +113,7 @@ impl Replicas {
     /// Forgets what became of every push: another restore epoch begins.
     pub(crate) fn forget_pushes(&mut self) {
         for (index, client) in self.clients.iter_mut().enumerate() {
-            client.window = Window::new();
+            client.window = Window::new(self.zoo);
             self.changed.insert(ClientKey(index as u32));
         }
     }
@@ -185,7 +185,7 @@ impl Replicas {
             epoch,
             incarnation,
             presence: Presence::Present,
-            window: Window::new(),
+            window: Window::new(self.zoo),
             connection: Some(connection),
             heard: now,
         };

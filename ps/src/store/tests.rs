@@ -1,5 +1,7 @@
 //! Blocks, snapshots and slots, by themselves.
 
+#![allow(clippy::single_range_in_vec_init, reason = "a change of one range is what is meant")]
+
 use pushpull_common::ids::ShardId;
 use pushpull_common::placement::{Placement, ShardMap, Strategy};
 use pushpull_common::variable::VariableSpec;
@@ -16,6 +18,24 @@ const ADD: Change<'static> = Change::Add { dtype: DType::F32 };
 
 fn gradient_of(optimizer: &dyn Optimizer, at: ApplyAt) -> Change<'_> {
     Change::Gradient { optimizer, at, dtype: DType::F32 }
+}
+
+impl Store {
+    /// What the values and each slot hold by the last commit, in the order of the layout.
+    pub(crate) fn contents(&self) -> Vec<Vec<u8>> {
+        let (bytes, block_bytes) = (self.layout.bytes() as usize, self.geometry.block_bytes);
+        let stretch = |pool: &Pool, first: usize| {
+            let blocks = (0..pool.places()).map(|place| {
+                let end = block_bytes.min(bytes - place * block_bytes);
+                &pool.blocks.read(pool.home(place))[first..first + end]
+            });
+            blocks.collect::<Vec<_>>().concat()
+        };
+        let slots = self.slots.iter().flat_map(|pool| {
+            (0..self.geometry.slots).map(|slot| stretch(pool, slot * (block_bytes + SKEW_BYTES)))
+        });
+        [stretch(&self.values, 0)].into_iter().chain(slots).collect()
+    }
 }
 
 /// A store with its journal, as a shard holds them.
@@ -43,7 +63,18 @@ fn rig(optimizer: &dyn Optimizer, pinned: u64) -> Rig {
     let tables = arena.create(Kind::Tables, 1, PAGE_BYTES as u64).unwrap();
     journal.begin_tables(tables, 1, geometry.first_table());
     let (generation, integrity, power, zoo) = (1, true, false, Zoo::default());
-    let plan = Plan { arena, generation, catalogue, layout, geometry, integrity, power, zoo };
+    let cached_bytes_max = CACHED_BYTES_MAX;
+    let plan = Plan {
+        arena,
+        generation,
+        catalogue,
+        layout,
+        geometry,
+        integrity,
+        cached_bytes_max,
+        power,
+        zoo,
+    };
     let store = Store::create(plan, loan, optimizer).unwrap();
     store.seal(&mut journal);
     journal.commit();

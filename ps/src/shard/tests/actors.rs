@@ -33,8 +33,9 @@ pub(super) struct Actor {
     pub(super) reserving: Option<RequestId>,
     pub(super) room: u32,
     pub(super) pending: Option<Pending>,
-    /// A push that is settled, to be sent again out of the blue.
-    pub(super) settled: Option<Push>,
+    /// The pushes that are settled, each to be sent again out of the blue. All are in the window:
+    /// a life has fewer than that.
+    pub(super) settled: Vec<Push>,
 }
 
 pub(super) fn actor(task: u32) -> Actor {
@@ -48,7 +49,7 @@ pub(super) fn actor(task: u32) -> Actor {
         reserving: None,
         room: 0,
         pending: None,
-        settled: None,
+        settled: Vec::new(),
     }
 }
 

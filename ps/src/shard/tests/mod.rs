@@ -2,8 +2,12 @@
 
 mod accounts;
 mod actors;
+mod crash_life;
+mod crash_model;
 mod handshakes;
+mod images;
 mod join;
+mod kept;
 mod members;
 mod model;
 mod numbers;
@@ -16,6 +20,10 @@ mod refusals;
 mod resends;
 mod rooms;
 mod spending;
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+mod stepping;
 mod talk;
 mod tokens;
 mod world;
+#[cfg(feature = "zoo")]
+mod zoo;

@@ -4,6 +4,7 @@
 //! own, so that the ledger tells pushes that were lost, applied twice, or applied in half.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::time::Duration;
 
 use pushpull_common::ids::Sequence;
@@ -17,6 +18,7 @@ use super::random::Random;
 use super::world::{Line, World};
 use crate::config::PsConfig;
 use crate::optimizer::Sgd;
+use crate::zoo::Zoo;
 
 const SEEDS: u64 = 300;
 const STEPS: usize = 600;
@@ -39,7 +41,7 @@ pub(super) struct Model {
 }
 
 impl Model {
-    fn new(seed: u64) -> Model {
+    fn new(seed: u64, zoo: Zoo) -> Model {
         let mut random = Random::new(seed);
         let variables = vec![
             VariableSpec::f32("dense", [DENSE as u64]).unwrap(),
@@ -51,7 +53,8 @@ impl Model {
             let timeout = Some(Duration::from_secs(3));
             let config = config.last_step(last_step).lease(LEASE).inbox_pushes(rooms);
             // Small blocks, so that pushes span several and rows are few in them.
-            PsConfig { block_bytes: 256, ..config.token_timeout(timeout).integrity_full(true) }
+            let config = config.token_timeout(timeout).integrity_full(true);
+            PsConfig { block_bytes: 256, zoo, ..config }
         });
         let (reader, chief) = (lines[0], super::peers::chief());
         world.chop = 16 + random.below(800) as usize;
@@ -229,7 +232,8 @@ impl Model {
 
     fn resend_settled(&mut self, index: usize) {
         let actor = &self.actors[index];
-        let (Some(line), Some(push)) = (actor.line, actor.settled) else {
+        let push = actor.settled.get(self.random.below(actor.settled.len() as u64) as usize);
+        let (Some(line), Some(&push)) = (actor.line, push) else {
             return;
         };
         let request = self.world.push(line, &push, &[(0, &[0; 16])]);
@@ -319,7 +323,7 @@ impl Model {
                     _ => &mut self.refused,
                 };
                 known.insert(pending.entry);
-                actor.settled = Some(pending.push);
+                actor.settled.push(pending.push);
                 actor.room = answer.room;
                 if let Some(grant) = answer.next {
                     actor.take(grant);
@@ -345,11 +349,15 @@ impl Model {
 #[test]
 fn random_lives_lose_nothing_and_apply_nothing_twice() {
     let seeds = std::env::var("PUSHPULL_SEED").ok().and_then(|seed| seed.parse().ok());
-    let seeds = seeds.map_or(0..SEEDS, |seed: u64| seed..seed + 1);
+    suite(Zoo::default(), seeds.map_or(0..SEEDS, |seed: u64| seed..seed + 1));
+}
+
+/// A random life for each of these seeds.
+pub(super) fn suite(zoo: Zoo, seeds: Range<u64>) {
     let (mut pushes, mut unknown, mut refused, mut kills) = (0, 0, 0, 0);
     for seed in seeds {
         let told = super::random::TellSeed(seed);
-        let mut model = Model::new(seed);
+        let mut model = Model::new(seed, zoo);
         for _ in 0..STEPS {
             model.step();
         }

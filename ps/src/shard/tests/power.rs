@@ -7,9 +7,11 @@ use pushpull_common::protocol::message;
 use pushpull_common::protocol::{Message, Outcome, Refusal};
 use pushpull_common::variable::VariableSpec;
 
+use super::kept::Files;
 use super::peers::{Push, bytes_of, chief, f32s, worker};
 use super::random::Random;
 use super::world::{Line, World};
+use crate::arena::shelf::Content;
 use crate::config::{Durability, PsConfig};
 use crate::optimizer::Sgd;
 use crate::zoo::Zoo;
@@ -38,12 +40,12 @@ fn push(world: &mut World, line: Line, sequence: u64) -> pushpull_common::ids::R
 }
 
 /// What a cut leaves: of every page what was last put on the disk, or what was written since.
-fn cut(world: &World, random: &mut Random) -> BTreeMap<String, Vec<u8>> {
-    // SAFETY: nobody but this test's thread touches them.
-    let now = unsafe { world.shelves[0].contents() };
+fn cut(world: &World, random: &mut Random) -> Files {
+    let now = world.shelves[0].contents();
     let disk = world.shelves[0].disk().clone();
     let mut files = BTreeMap::new();
-    for (name, bytes) in now {
+    for (name, content) in now {
+        let bytes = content.to_vec();
         let old = disk.get(&name).cloned().unwrap_or_default();
         let mixed = bytes.chunks(4096).enumerate().flat_map(|(page, new)| {
             let start = page * 4096;
@@ -66,7 +68,7 @@ fn cut(world: &World, random: &mut Random) -> BTreeMap<String, Vec<u8>> {
     let control = disk.get("control").cloned();
     let control = control.or_else(|| files.get("control").cloned());
     files.extend(control.map(|bytes| ("control".to_owned(), bytes)));
-    files
+    files.into_iter().map(|(name, bytes)| (name, Content::of(&bytes))).collect()
 }
 
 /// Lives that end with a cut; panics if anything answered is lost.
@@ -138,8 +140,7 @@ fn an_answer_waits_for_the_disk() {
     world.flush();
     assert!(matches!(world.answer(line, request), Some(Message::PushAnswer(_))));
     // Without a durable image of this boot or another, there is nothing to go on from.
-    // SAFETY: nobody but this test's thread touches them.
-    let mut files = unsafe { world.shelves[0].contents() };
+    let mut files = world.shelves[0].contents();
     files.retain(|name, _| !name.starts_with("image"));
     let error = world.reboot(0, files).unwrap_err().to_string();
     assert!(error.contains("started anew"), "{error}");

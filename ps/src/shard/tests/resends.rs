@@ -6,10 +6,17 @@ use pushpull_common::protocol::{Envelope, Message, Outcome, PushState};
 
 use super::peers::{Peer, Push, bytes_of, f32s, variables, worker};
 use super::world::{Line, World};
+use crate::config::PsConfig;
 use crate::optimizer::Sgd;
+use crate::zoo::Zoo;
 
 fn ready() -> (World, Peer, Line) {
-    let (mut world, _) = World::ready(variables(), Sgd::new(1.0), |config| config);
+    ready_with(Zoo::default())
+}
+
+fn ready_with(zoo: Zoo) -> (World, Peer, Line) {
+    let (mut world, _) =
+        World::ready(variables(), Sgd::new(1.0), |config| PsConfig { zoo, ..config });
     let mut peer = worker(1);
     let line = world.join(0, &mut peer);
     (world, peer, line)
@@ -141,7 +148,11 @@ fn an_answer_goes_to_the_connection_that_asked_and_to_no_other() {
 
 #[test]
 fn a_restarted_client_numbers_its_pushes_anew() {
-    let (mut world, peer, old) = ready();
+    a_restarted_client_is_another(Zoo::default());
+}
+
+pub(super) fn a_restarted_client_is_another(zoo: Zoo) {
+    let (mut world, peer, old) = ready_with(zoo);
     let push = gradient(&mut world, old, 1);
     world.push_answer(old, &push, &[(0, &ones())]);
     // Another is whole and not applied, a third is half there.

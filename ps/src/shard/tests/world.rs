@@ -12,7 +12,7 @@ use pushpull_common::protocol::{Envelope, Message, Refusal};
 use pushpull_common::variable::VariableSpec;
 
 use super::peers::{Peer, chief, identity, pack, place};
-use crate::arena::shelf::Shelf;
+use crate::arena::shelf::{Content, Shelf};
 use crate::arena::{Budget, Place};
 use crate::config::PsConfig;
 use crate::error::StorageError;
@@ -38,6 +38,9 @@ pub(super) enum Heard {
     Values(PulledParts),
 }
 
+/// Somebody who is shown a shard.
+pub(super) type Observer = Box<dyn FnMut(&Shard)>;
+
 pub(super) struct World {
     pub(super) shards: Vec<Shard>,
     pub(super) counters: Vec<Arc<Counters>>,
@@ -53,17 +56,19 @@ pub(super) struct World {
     pub(super) flushes: Vec<(usize, Flush)>,
     /// Whether they wait to be told, and are not put there at once.
     pub(super) holds_flushes: bool,
-    config: Arc<PsConfig>,
+    pub(super) config: Arc<PsConfig>,
     budget: Budget,
     boots: u8,
     /// Bytes that a body is delivered in at a time.
     pub(super) chop: usize,
+    /// Is shown a shard after each input and each slice of work, once its outputs are out.
+    pub(super) observer: Option<Observer>,
     next_connection: u64,
     next_request: u64,
 }
 
 /// What the processes of the world bring along.
-const LIFE: Life = Life { boot: [7; 16], arena: 1, epoch_base: 0 };
+pub(super) const LIFE: Life = Life { boot: [7; 16], arena: 1, epoch_base: 0 };
 
 impl World {
     /// Shards for these variables, nothing declared.
@@ -71,6 +76,16 @@ impl World {
         variables: Vec<VariableSpec>,
         optimizer: impl Optimizer,
         configure: impl Fn(PsConfig) -> PsConfig,
+    ) -> World {
+        World::on(variables, optimizer, configure, |_| Shelf::default())
+    }
+
+    /// The same on these shelves.
+    pub(super) fn on(
+        variables: Vec<VariableSpec>,
+        optimizer: impl Optimizer,
+        configure: impl Fn(PsConfig) -> PsConfig,
+        shelf: impl Fn(usize) -> Shelf,
     ) -> World {
         let cluster = ClusterSpec::builder().job("ps", ["127.0.0.1:1"]).build().unwrap();
         let config = configure(PsConfig::new(cluster, TaskId::ps(0), optimizer));
@@ -83,7 +98,7 @@ impl World {
         for (index, counters) in counters.iter().enumerate() {
             let id = ShardId { task: 0, shard: index as u16 };
             let (config, identity) = (config.clone(), identity.clone());
-            let (budget, counters, shelf) = (budget.clone(), counters.clone(), Shelf::default());
+            let (budget, counters, shelf) = (budget.clone(), counters.clone(), shelf(index));
             let parts = Parts { id, config, identity, budget, counters };
             shards.push(Shard::open(parts, Place::Shelf(shelf.clone()), LIFE, now).unwrap());
             shelves.push(shelf);
@@ -103,6 +118,7 @@ impl World {
             closed: BTreeSet::new(),
             now,
             chop: usize::MAX,
+            observer: None,
             next_connection: 1,
             next_request: 1,
         }
@@ -130,8 +146,7 @@ impl World {
 
     /// Kills the process of a shard and starts it again: its connections are gone.
     pub(super) fn restart(&mut self, shard: usize) -> Result<(), StorageError> {
-        // SAFETY: nobody but this test's thread touches them.
-        let files = unsafe { self.shelves[shard].contents() };
+        let files = self.shelves[shard].contents();
         self.reopen(shard, files)
     }
 
@@ -139,7 +154,7 @@ impl World {
     pub(super) fn reopen(
         &mut self,
         shard: usize,
-        files: BTreeMap<String, Vec<u8>>,
+        files: BTreeMap<String, Content>,
     ) -> Result<(), StorageError> {
         self.reopen_in(shard, files, LIFE)
     }
@@ -148,7 +163,7 @@ impl World {
     pub(super) fn reboot(
         &mut self,
         shard: usize,
-        files: BTreeMap<String, Vec<u8>>,
+        files: BTreeMap<String, Content>,
     ) -> Result<(), StorageError> {
         self.boots += 1;
         self.reopen_in(shard, files, Life { boot: [self.boots; 16], ..LIFE })
@@ -157,7 +172,7 @@ impl World {
     fn reopen_in(
         &mut self,
         shard: usize,
-        files: BTreeMap<String, Vec<u8>>,
+        files: BTreeMap<String, Content>,
         life: Life,
     ) -> Result<(), StorageError> {
         let lines: Vec<Line> = self.heard.keys().copied().filter(|l| l.shard == shard).collect();
@@ -393,6 +408,9 @@ impl World {
                 | Output::RestoreShard(_) => unreachable!("no world keeps checkpoints"),
                 Output::Members { joined, present } => self.members[shard] = (joined, present),
             }
+        }
+        if let Some(observer) = &mut self.observer {
+            observer(&self.shards[shard]);
         }
     }
 }

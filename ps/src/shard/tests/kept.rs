@@ -1,0 +1,151 @@
+//! What a shard must have kept across a crash, read out of its tables.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use pushpull_common::ids::ShardId;
+
+use super::peers::identity;
+use super::world::LIFE;
+use crate::arena::shelf::{Content, Shelf};
+use crate::arena::{Budget, Place};
+use crate::config::PsConfig;
+use crate::dedupe::Window;
+use crate::error::StorageError;
+use crate::metrics::Counters;
+use crate::shard::durable::Parts;
+use crate::shard::replicas::ClientKey;
+use crate::shard::{Shard, Variables};
+use crate::zoo::Zoo;
+
+/// The files of a shard.
+pub(super) type Files = BTreeMap<String, Content>;
+
+/// All that a crash must leave whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Kept {
+    /// The step, the version, clients, windows, tokens, and the pushes that lie whole.
+    pub(super) tables: Tables,
+    /// The values and each slot.
+    pub(super) values: Vec<Vec<u8>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Tables {
+    epoch: u32,
+    restored_step: u64,
+    version: u64,
+    gradients: u64,
+    step: u64,
+    next_token: u64,
+    finished: bool,
+    newest_epoch: u64,
+    clients: Vec<Client>,
+    /// 0 for no variables, 1 for declared, 2 for ready.
+    variables: u8,
+    pub(super) generation: u64,
+    digest: Option<[u8; 32]>,
+    assigned: Vec<u32>,
+    /// The pushes that lie whole, and their bodies.
+    whole: Vec<(String, Vec<u8>)>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Client {
+    name: String,
+    window: Vec<u64>,
+    tokens: Vec<String>,
+}
+
+impl Kept {
+    /// What a shard that goes on from here must have.
+    pub(super) fn of(shard: &Shard) -> Kept {
+        let steps = shard.owner.as_ref().map(|owner| owner.steps()).unwrap_or_default();
+        let (variables, store) = match &shard.variables {
+            Variables::Absent => (0, None),
+            Variables::Declared(store) => (1, Some(store)),
+            Variables::Ready(store) => (2, Some(store)),
+        };
+        let mut values = store.map_or_else(Vec::new, |store| store.contents());
+        let mut assigned = Vec::new();
+        if let Variables::Declared(store) = &shard.variables {
+            // What nobody has given a value yet means nothing.
+            values.truncate(1);
+            for partition in store.layout().partitions() {
+                match shard.assigned.contains(&partition.id) {
+                    true => assigned.push(partition.id.0),
+                    false => {
+                        values[0][partition.offset as usize..partition.end() as usize].fill(0);
+                    }
+                }
+            }
+        }
+        let clients =
+            (0..shard.replicas.counts().0 as u32).map(|key| shard.kept_of(ClientKey(key)));
+        let tables = Tables {
+            epoch: shard.epoch.0,
+            restored_step: shard.restored_step.0,
+            version: shard.version,
+            gradients: shard.gradients,
+            step: steps.step,
+            next_token: steps.next_token.max(1),
+            finished: steps.finished,
+            newest_epoch: shard.replicas.newest_epoch(),
+            clients: clients.collect(),
+            variables,
+            generation: shard.generation,
+            digest: store.map(|store| store.catalogue().digest()),
+            assigned,
+            whole: shard.inbox.as_ref().map_or_else(Vec::new, |inbox| inbox.kept()),
+        };
+        Kept { tables, values }
+    }
+
+    /// The same without variables: what lies between two declarations.
+    pub(super) fn undeclared(&self) -> Kept {
+        let mut tables = self.tables.clone();
+        (tables.variables, tables.digest) = (0, None);
+        (tables.assigned, tables.whole) = (Vec::new(), Vec::new());
+        Kept { tables, values: Vec::new() }
+    }
+}
+
+impl Shard {
+    fn kept_of(&self, key: ClientKey) -> Client {
+        let client = self.replicas.client(key);
+        // As it would be read: what has left the window is of no more use.
+        let window: Vec<u64> = client.window.encode().collect();
+        let window = Window::decode(&window, Zoo::default()).expect("a window");
+        let (task, epoch) = (&client.task, client.epoch);
+        let name = format!("{task} {epoch:?} {:?} {:?}", client.incarnation, client.presence);
+        let tokens = self.owner.iter().flat_map(|owner| owner.tokens_of(key));
+        let tokens = tokens.map(|token| format!("{token:?}")).collect();
+        Client { name, window: window.encode().collect(), tokens }
+    }
+}
+
+/// Starts a shard on the files of this shelf.
+pub(super) fn open_on(
+    shelf: &Shelf,
+    config: &Arc<PsConfig>,
+    now: Instant,
+) -> Result<Shard, StorageError> {
+    open_at(Place::Shelf(shelf.clone()), config, now)
+}
+
+/// Starts a shard in this place.
+pub(super) fn open_at(
+    place: Place,
+    config: &Arc<PsConfig>,
+    now: Instant,
+) -> Result<Shard, StorageError> {
+    let parts = Parts {
+        id: ShardId { task: 0, shard: 0 },
+        config: config.clone(),
+        identity: Arc::new(identity()),
+        budget: Budget::new(config.storage.bytes_max()),
+        counters: Arc::new(Counters::default()),
+    };
+    Shard::open(parts, place, LIFE, now)
+}

@@ -1,0 +1,93 @@
+//! Every planted bug is found by the suites that everybody runs.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
+
+use crate::zoo::{Bug, Zoo};
+
+/// A suite, as it runs without bugs, too.
+struct Layer {
+    name: &'static str,
+    run: fn(Zoo),
+}
+
+const LAYERS: &[Layer] = &[
+    Layer { name: "window", run: crate::dedupe::tests::suite },
+    Layer { name: "stories", run: stories },
+    Layer { name: "random lives", run: |zoo| super::model::suite(zoo, 0..LIVES) },
+    Layer { name: "crash model", run: crash_model },
+    Layer { name: "power cuts", run: power_cuts },
+    #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+    Layer { name: "stepping", run: super::stepping::suite },
+];
+
+/// Of the seeds of the random lives and of the power cuts, so many: most bugs need only one.
+const LIVES: u64 = 60;
+const CUTS: u64 = 10;
+
+/// The bugs of what these layers run. A checkpoint has bugs and layers of its own: a row and a line
+/// for each.
+const BUGS: &[Bug] = &[
+    Bug::AcknowledgeBeforeCommit,
+    Bug::SequenceBeforeFlip,
+    Bug::NoIncarnation,
+    Bug::MissingFence,
+    Bug::SkipFsync,
+    Bug::RecoveryNotIdempotent,
+    Bug::EvictLiveOutcome,
+    Bug::UndoAfterWrite,
+    Bug::ReuseBeforeCommit,
+];
+
+fn stories(zoo: Zoo) {
+    super::handshakes::a_ghost_is_fenced(zoo);
+    super::resends::a_restarted_client_is_another(zoo);
+}
+
+fn power_cuts(zoo: Zoo) {
+    super::power::cuts(0..CUTS, zoo);
+}
+
+fn crash_model(zoo: Zoo) {
+    super::crash_model::suite(zoo);
+}
+
+/// Whether the suite fails; what it says of that is for nobody.
+fn is_caught(layer: &Layer, zoo: Zoo) -> bool {
+    let here = std::thread::current().id();
+    let told = std::sync::Arc::new(std::panic::take_hook());
+    let others = told.clone();
+    std::panic::set_hook(Box::new(move |panic| {
+        if std::thread::current().id() != here {
+            others(panic);
+        }
+    }));
+    let caught = catch_unwind(AssertUnwindSafe(|| (layer.run)(zoo))).is_err();
+    drop(std::panic::take_hook());
+    std::panic::set_hook(Box::new(move |panic| told(panic)));
+    caught
+}
+
+#[test]
+fn every_planted_bug_is_caught_by_the_zoo() {
+    let mut matrix = format!("{:24}", "");
+    LAYERS.iter().for_each(|layer| matrix += &format!(" | {:18}", layer.name));
+    let mut missed = Vec::new();
+    for &bug in BUGS {
+        matrix += &format!("\n{:24}", format!("{bug:?}"));
+        let mut found = 0;
+        for layer in LAYERS {
+            let start = Instant::now();
+            let caught = is_caught(layer, Zoo::with(bug));
+            found += usize::from(caught);
+            let (cell, time) = (if caught { "caught" } else { "-" }, start.elapsed());
+            matrix += &format!(" | {:18}", format!("{cell} ({:.1} s)", time.as_secs_f64()));
+        }
+        if found == 0 {
+            missed.push(bug);
+        }
+    }
+    println!("{matrix}");
+    println!("{} of {} bugs caught", BUGS.len() - missed.len(), BUGS.len());
+    assert!(missed.is_empty(), "caught by no suite: {missed:?}");
+}
