@@ -61,8 +61,21 @@ impl Words {
 
     fn checksum(&self, cell: usize) -> u64 {
         let first = cell * CELL_WORDS;
-        let words = (first..first + CELL_WORDS).map(|index| Words::share(index, self.load(index)));
-        words.fold(scramble(self.salt ^ cell as u64), |sum, share| sum ^ share)
+        self.checksum_of(cell, (first..first + CELL_WORDS).map(|index| self.load(index)))
+    }
+
+    /// The checksum of a cell that holds these words.
+    fn checksum_of(&self, cell: usize, words: impl Iterator<Item = u64>) -> u64 {
+        let shares = words.zip(cell * CELL_WORDS..).map(|(word, index)| Words::share(index, word));
+        shares.fold(scramble(self.salt ^ cell as u64), |sum, share| sum ^ share)
+    }
+
+    fn compare(cell: usize, expected: u64, found: u64) -> Result<(), Fault> {
+        if expected == found {
+            return Ok(());
+        }
+        let what = format!("the checksum {expected:#018x} of its page, not {found:#018x}");
+        Err(Fault::at(Words::checksum_place(cell) * 8, what))
     }
 
     /// Gives cells that hold zeros the checksums of zeros.
@@ -75,12 +88,8 @@ impl Words {
 
     fn verify(&self, cells: usize) -> Result<(), Fault> {
         for cell in 0..cells {
-            let place = Words::checksum_place(cell);
-            let (expected, found) = (self.checksum(cell), self.memory.load(place));
-            if expected != found {
-                let what = format!("the checksum {expected:#018x} of its page, not {found:#018x}");
-                return Err(Fault::at(place * 8, what));
-            }
+            let found = self.memory.load(Words::checksum_place(cell));
+            Words::compare(cell, self.checksum(cell), found)?;
         }
         Ok(())
     }
@@ -100,6 +109,12 @@ pub(crate) enum Address {
     Control(usize),
     /// Of the tables.
     Tables(usize),
+}
+
+/// Where a word lies in its file, in bytes.
+pub(crate) fn offset_of(address: Address) -> usize {
+    let (Address::Control(index) | Address::Tables(index)) = address;
+    Words::place(index) * 8
 }
 
 /// In an address of the intent, marks the tables.
@@ -158,12 +173,41 @@ impl Journal {
         Ok(Journal { arena, control, tables: None, intent, staged: Vec::new(), zoo })
     }
 
-    /// A control word as it will be after `redo`.
-    pub(crate) fn load_committed(&self, index: usize) -> Result<u64, StorageError> {
-        let address = Address::Control(Words::place(index));
-        let words = self.committed()?.unwrap_or_default();
-        let word = words.iter().find(|&&(at, _)| at == address);
-        Ok(word.map_or_else(|| self.control.load(index), |&(_, value)| value))
+    /// The first cell of the control words as it will be after `redo`, verified.
+    pub(crate) fn first_cell(&self) -> Result<Vec<u64>, StorageError> {
+        let mut cell: Vec<u64> = (0..=CELL_WORDS).map(|word| self.control.load(word)).collect();
+        cell[CELL_WORDS] = self.control.memory.load(Words::checksum_place(0));
+        for (address, value) in self.committed()?.unwrap_or_default() {
+            if let Address::Control(place) = address
+                && let Some(word) =
+                    place.checked_sub(Words::place(0)).and_then(|at| cell.get_mut(at))
+            {
+                *word = value;
+            }
+        }
+        let found = cell.pop().unwrap_or(0);
+        let expected = self.control.checksum_of(0, cell.iter().copied());
+        let checked = Words::compare(0, expected, found);
+        checked.map_err(|fault| self.corrupt(Kind::Control, 0, fault))?;
+        Ok(cell)
+    }
+
+    /// Whether the intent has room for a change of so many words.
+    pub(crate) fn check_intent(&self, words: usize) -> Result<(), StorageError> {
+        let (need, found) = (intent_bytes(words) + PAGE_BYTES as u64, self.intent.len());
+        match found as u64 >= need {
+            true => Ok(()),
+            false => {
+                let what = format!("a file of at least {need} bytes, not of {found}");
+                Err(self.corrupt(Kind::Intent, 0, Fault::at(found, what)))
+            }
+        }
+    }
+
+    /// What the intent holds: how many words were committed and are not stored where they belong
+    /// yet; `None` if it is idle.
+    pub(crate) fn intent(&self) -> Result<Option<usize>, StorageError> {
+        Ok(self.committed()?.map(|words| words.len()))
     }
 
     /// The places and words of an intent that was committed and not done.
@@ -295,14 +339,14 @@ impl Journal {
         self.arena.place.corrupt(&file_name(kind, generation), fault)
     }
 
-    /// Whether the files have such a place; checksums are places too.
+    /// Whether the files have such a place behind their first pages; checksums are places too.
     fn holds(&self, address: Address) -> bool {
-        match address {
-            Address::Control(place) => place < self.control.memory.len() / 8,
-            Address::Tables(place) => {
-                self.tables.as_ref().is_some_and(|tables| place < tables.memory.len() / 8)
-            }
-        }
+        let (file, place) = match address {
+            Address::Control(place) => (Some(&self.control), place),
+            Address::Tables(place) => (self.tables.as_ref(), place),
+        };
+        let words = |file: &Words| PAGE_BYTES / 8..file.memory.len() / 8;
+        file.is_some_and(|file| words(file).contains(&place))
     }
 
     /// How many words the control file holds.

@@ -16,7 +16,7 @@ use pushpull_common::ids::PartitionId;
 use pushpull_common::tensor::{DType, Element};
 
 use crate::arena::{Arena, Blocks, Grid, Loan, Pins, SKEW_BYTES, fence, file_name};
-use crate::commit::{Address, Journal};
+use crate::commit::{Address, Journal, offset_of};
 use crate::error::StorageError;
 use crate::layout::{Fault, Kind, PAGE_BYTES};
 use crate::optimizer::{ApplyAt, Optimizer, Run};
@@ -27,6 +27,9 @@ use undo::{Row, UNDO_BYTES, Undo};
 
 /// The unit of a commit. Small variables share blocks.
 pub(crate) const BLOCK_BYTES: usize = 64 << 10;
+
+/// The largest block that an arena may have.
+const BLOCK_BYTES_MAX: usize = 1 << 30;
 
 /// What is changed at a time on its way to a shadow that is written past the cache: a tile of each
 /// stream, together well within the first level of it.
@@ -63,6 +66,24 @@ impl Geometry {
         let pinned = pin_bytes_max.unwrap_or(layout.bytes()).div_ceil(block_bytes as u64);
         let (places, pinned) = (places as usize, pinned.max(1) as usize);
         Geometry { block_bytes, slots, places, pinned }
+    }
+
+    /// The geometry that the words of an arena say, if it is one: blocks that whole elements fill
+    /// and block numbers reach.
+    pub(crate) fn of_words(
+        layout: &ShardLayout,
+        slots: usize,
+        block_bytes: usize,
+        pinned: usize,
+    ) -> Option<Geometry> {
+        let sound = (8..=BLOCK_BYTES_MAX).contains(&block_bytes) && block_bytes.is_multiple_of(8);
+        if !sound || slots > SLOTS_MAX {
+            return None;
+        }
+        let places = usize::try_from(layout.bytes().div_ceil(block_bytes as u64)).ok()?;
+        let blocks = places.checked_mul(2)?.checked_add(pinned)?;
+        let reached = pinned > 0 && u32::try_from(blocks).is_ok();
+        reached.then_some(Geometry { block_bytes, slots, places, pinned })
     }
 
     fn values(&self) -> Grid {
@@ -749,10 +770,10 @@ fn table(journal: &Journal, first: usize, places: usize, blocks: usize) -> Resul
         let taken = used.get_mut(home as usize).map(|used| std::mem::replace(used, true));
         match taken {
             Some(false) => Ok(home),
-            _ => Err(Fault::at(
-                PAGE_BYTES,
-                format!("a block of its own at word {index}, not {home}"),
-            )),
+            _ => {
+                let what = format!("one of {blocks} blocks that is nowhere else, not {home}");
+                Err(Fault::at(offset_of(Address::Tables(index)), what))
+            }
         }
     });
     homes.collect()
