@@ -41,6 +41,11 @@ impl Words {
         (self.memory.len() / PAGE_BYTES).saturating_sub(1)
     }
 
+    /// The last word.
+    fn last(&self) -> usize {
+        (self.cells() * CELL_WORDS).saturating_sub(1)
+    }
+
     /// Where a word lies in the memory, in words.
     fn place(index: usize) -> usize {
         (index / CELL_WORDS + 1) * (CELL_WORDS + 1) + index % CELL_WORDS
@@ -120,18 +125,40 @@ pub(crate) fn offset_of(address: Address) -> usize {
 /// In an address of the intent, marks the tables.
 const TABLES: u64 = 1 << 63;
 
-// The intent, in words behind the first page. No bit that flips makes one state the other.
+// The intent, in words behind the first page. Its state is idle or committed in the upper half, no
+// bit of which makes one the other, and in the lower half how many commits there were.
 const STATE: usize = PAGE_BYTES / 8;
 const COUNT: usize = STATE + 1;
 const CHECKSUM: usize = STATE + 2;
 const PAIRS: usize = STATE + 4;
-const IDLE: u64 = 0x5555_aaaa_c3c3_3c3c;
-const COMMITTED: u64 = 0xaaaa_5555_3c3c_c3c3;
+const IDLE: u32 = 0x55aa_c33c;
+pub(crate) const COMMITTED: u32 = 0xaa55_3cc3;
+
+fn state(what: u32, commits: u64) -> u64 {
+    u64::from(what) << 32 | commits & u64::from(u32::MAX)
+}
+
+// Each commit is numbered, so that an old copy of one file is not taken for a part of the others.
+/// The control word that counts the commits.
+const COMMITS: usize = CELL_WORDS - 1;
+/// The control word that has the number of the last commit that changed the tables; the last word of
+/// the tables has it too.
+const TABLES_AT: usize = CELL_WORDS - 2;
+/// How many words a commit changes beside those that were staged.
+const NUMBERS: usize = 3;
+
+/// Control words of the first cell that are the owner's.
+pub(crate) const FIRST_WORDS: usize = TABLES_AT;
+
+/// The bytes of a tables file behind its first page, for so many words.
+pub(crate) fn table_bytes(words: usize) -> u64 {
+    ((words + 1).div_ceil(CELL_WORDS) * PAGE_BYTES) as u64
+}
 
 /// The bytes of an intent file, behind its first page, that has room for so many words and, for
 /// each, the checksum of its cell.
 fn intent_bytes(words: usize) -> u64 {
-    (4 * 8 + 16 * 2 * words).next_multiple_of(PAGE_BYTES) as u64
+    (4 * 8 + 16 * 2 * (words + NUMBERS)).next_multiple_of(PAGE_BYTES) as u64
 }
 
 /// The durable words of a shard, and the way they change.
@@ -144,6 +171,8 @@ pub(crate) struct Journal {
     tables: Option<Words>,
     intent: Memory,
     staged: Vec<(Address, u64)>,
+    /// How many commits there were.
+    commits: u64,
     zoo: Zoo,
 }
 
@@ -157,11 +186,12 @@ impl Journal {
         zoo: Zoo,
     ) -> Result<Journal, StorageError> {
         let mut intent = arena.create(Kind::Intent, 0, intent_bytes(words))?;
-        intent.store(STATE, IDLE);
+        intent.store(STATE, state(IDLE, 0));
         let mut control = Words::new(control, arena.stamp.arena, Kind::Control, 0);
         control.seal(0..control.cells());
         let arena = arena.clone();
-        Ok(Journal { arena, control, tables: None, intent, staged: Vec::new(), zoo })
+        let (tables, staged, commits) = (None, Vec::new(), 0);
+        Ok(Journal { arena, control, tables, intent, staged, commits, zoo })
     }
 
     /// The journal of an arena whose control file is this. It is to be told of the tables that
@@ -170,13 +200,15 @@ impl Journal {
         let intent = arena.open(Kind::Intent, 0, None)?;
         let control = Words::new(control, arena.stamp.arena, Kind::Control, 0);
         let arena = arena.clone();
-        Ok(Journal { arena, control, tables: None, intent, staged: Vec::new(), zoo })
+        let (tables, staged, commits) = (None, Vec::new(), 0);
+        Ok(Journal { arena, control, tables, intent, staged, commits, zoo })
     }
 
     /// The first cell of the control words as it will be after `redo`, verified.
-    pub(crate) fn first_cell(&self) -> Result<Vec<u64>, StorageError> {
-        let mut cell: Vec<u64> = (0..=CELL_WORDS).map(|word| self.control.load(word)).collect();
-        cell[CELL_WORDS] = self.control.memory.load(Words::checksum_place(0));
+    pub(crate) fn first_cell(&mut self) -> Result<Vec<u64>, StorageError> {
+        // The words and their checksum behind them.
+        let places = Words::place(0)..=Words::checksum_place(0);
+        let mut cell: Vec<u64> = places.map(|place| self.control.memory.load(place)).collect();
         for (address, value) in self.committed()?.unwrap_or_default() {
             if let Address::Control(place) = address
                 && let Some(word) =
@@ -189,6 +221,12 @@ impl Journal {
         let expected = self.control.checksum_of(0, cell.iter().copied());
         let checked = Words::compare(0, expected, found);
         checked.map_err(|fault| self.corrupt(Kind::Control, 0, fault))?;
+        self.commits = cell[COMMITS];
+        let (found, commits) = (self.intent.load(STATE) as u32, self.commits as u32);
+        if found != commits {
+            let what = format!("the intent of commit {commits}, not of {found}");
+            return Err(self.corrupt(Kind::Intent, 0, Fault::at(STATE * 8, what)));
+        }
         Ok(cell)
     }
 
@@ -219,11 +257,12 @@ impl Journal {
         if self.intent.len() < PAIRS * 8 {
             return Err(Fault::at(self.intent.len(), "an intent; the file ends"));
         }
-        match self.intent.load(STATE) {
+        let state = self.intent.load(STATE);
+        match (state >> 32) as u32 {
             IDLE => return Ok(None),
             COMMITTED => {}
-            other => {
-                let what = format!("an intent that is idle or committed, not {other:#018x}");
+            _ => {
+                let what = format!("an intent that is idle or committed, not {state:#018x}");
                 return Err(Fault::at(STATE * 8, what));
             }
         }
@@ -232,7 +271,8 @@ impl Journal {
         let count = count.ok_or_else(|| Fault::at(COUNT * 8, format!("at most {room} words")))?;
         let pair =
             |i: usize| (self.intent.load(PAIRS + 2 * i), self.intent.load(PAIRS + 2 * i + 1));
-        let (expected, found) = (self.sum((0..count).map(pair)), self.intent.load(CHECKSUM));
+        let sum = self.sum(state, (0..count).map(pair));
+        let (expected, found) = (sum, self.intent.load(CHECKSUM));
         if expected != found {
             let what = format!("the checksum {expected:#018x} of the intent, not {found:#018x}");
             return Err(Fault::at(CHECKSUM * 8, what));
@@ -240,9 +280,9 @@ impl Journal {
         Ok(Some((0..count).map(|i| (decode_address(pair(i).0), pair(i).1)).collect()))
     }
 
-    /// The checksum of an intent.
-    fn sum(&self, pairs: impl Iterator<Item = (u64, u64)>) -> u64 {
-        let start = scramble(self.control.salt);
+    /// The checksum of an intent that is committed in this state.
+    fn sum(&self, state: u64, pairs: impl Iterator<Item = (u64, u64)>) -> u64 {
+        let start = scramble(self.control.salt ^ state);
         pairs
             .fold(start, |sum, (address, value)| scramble(sum ^ address) ^ scramble(value))
             .rotate_left(1)
@@ -281,8 +321,10 @@ impl Journal {
         for (index, word) in words.enumerate() {
             memory.store(Words::place(index), word);
         }
+        let number = self.control.load(TABLES_AT);
         self.use_tables(memory, generation);
         if let Some(tables) = &mut self.tables {
+            tables.memory.store(Words::place(tables.last()), number);
             tables.seal(0..tables.cells());
         }
     }
@@ -295,7 +337,7 @@ impl Journal {
             return Err(self.corrupt(Kind::Intent, 0, fault));
         }
         if self.zoo.has(Bug::RecoveryNotIdempotent) {
-            self.intent.store(STATE, IDLE);
+            self.intent.store(STATE, state(IDLE, self.commits));
         }
         self.carry_out(&words);
         Ok(())
@@ -331,7 +373,14 @@ impl Journal {
     /// Verifies the tables.
     pub(crate) fn verify_tables(&self, generation: u64) -> Result<(), StorageError> {
         let Some(tables) = &self.tables else { return Ok(()) };
-        let verified = tables.verify(tables.cells());
+        let verified = tables.verify(tables.cells()).and_then(|()| {
+            let (expected, found) = (self.control.load(TABLES_AT), tables.load(tables.last()));
+            if expected == found {
+                return Ok(());
+            }
+            let what = format!("the tables of commit {expected}, not of {found}");
+            Err(Fault::at(Words::place(tables.last()) * 8, what))
+        });
         verified.map_err(|fault| self.corrupt(Kind::Tables, generation, fault))
     }
 
@@ -386,7 +435,7 @@ impl Journal {
     /// How many more words the transaction has room for.
     pub(crate) fn room(&self) -> usize {
         // Each word may need its cell's checksum beside it.
-        ((self.intent.len() / 8 - PAIRS) / 4).saturating_sub(self.staged.len())
+        ((self.intent.len() / 8 - PAIRS) / 4).saturating_sub(self.staged.len() + NUMBERS)
     }
 
     /// Makes the transaction visible, whole, together with every block that was written before.
@@ -394,19 +443,34 @@ impl Journal {
         if self.staged.is_empty() {
             return;
         }
+        self.number();
         let words = self.words_of_transaction();
         for (i, &(address, value)) in words.iter().enumerate() {
             self.intent.store(PAIRS + 2 * i, encode_address(address));
             self.intent.store(PAIRS + 2 * i + 1, value);
         }
         self.intent.store(COUNT, words.len() as u64);
-        let sum = self.sum(words.iter().map(|&(address, value)| (encode_address(address), value)));
+        let state = state(COMMITTED, self.commits);
+        let pairs = words.iter().map(|&(address, value)| (encode_address(address), value));
+        let sum = self.sum(state, pairs);
         self.intent.store(CHECKSUM, sum);
         if !self.zoo.has(Bug::MissingFence) {
             fence();
         }
-        self.intent.store(STATE, COMMITTED);
+        self.intent.store(STATE, state);
         self.carry_out(&words);
+    }
+
+    /// Gives the transaction its number, and the files that it changes.
+    fn number(&mut self) {
+        self.commits = self.commits.wrapping_add(1);
+        let number = self.commits;
+        let tables = self.staged.iter().any(|(address, _)| matches!(address, Address::Tables(_)));
+        if let Some(last) = self.tables.as_ref().map(Words::last).filter(|_| tables) {
+            self.stage(Address::Control(TABLES_AT), number);
+            self.stage(Address::Tables(last), number);
+        }
+        self.stage(Address::Control(COMMITS), number);
     }
 
     /// The staged words and the checksums that go with them, at their places in the files.
@@ -458,7 +522,7 @@ impl Journal {
                 }
             }
         }
-        self.intent.store(STATE, IDLE);
+        self.intent.store(STATE, state(IDLE, self.commits));
     }
 }
 

@@ -515,6 +515,12 @@ impl Inbox {
         self.room(number)?.arrival.as_ref()
     }
 
+    /// The pushes that there are, by their rooms.
+    #[cfg(test)]
+    pub(crate) fn arrivals(&self) -> impl Iterator<Item = (u32, &Arrival)> {
+        self.rooms.iter().flatten().filter_map(|room| Some((room.number, room.arrival.as_ref()?)))
+    }
+
     /// Starts receiving a push into a room.
     pub(crate) fn begin(&mut self, number: u32, arrival: Arrival, now: Instant) {
         if let Some(room) = self.room_mut(number) {

@@ -734,6 +734,29 @@ impl Store {
         }
     }
 
+    /// All values, and all slots.
+    #[cfg(test)]
+    pub(crate) fn contents(&self) -> (Vec<u8>, Vec<u8>) {
+        let (geometry, bytes) = (self.geometry, self.layout.bytes() as usize);
+        let stretch = |pool: &Pool, first: usize| -> Vec<u8> {
+            let block = |place| &pool.blocks.read(pool.home(place))[first..];
+            let places = (0..pool.places()).map(block);
+            let bytes = places.flat_map(|block| &block[..geometry.block_bytes]);
+            bytes.copied().collect()
+        };
+        let mut values = stretch(&self.values, 0);
+        values.truncate(bytes);
+        let stride = geometry.block_bytes + SKEW_BYTES;
+        let slots = self.slots.iter().flat_map(|pool| {
+            (0..geometry.slots).flat_map(move |slot| {
+                let mut values = stretch(pool, slot * stride);
+                values.truncate(bytes);
+                values
+            })
+        });
+        (values, slots.collect())
+    }
+
     /// Asserts the invariants; for tests and the simulator.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn check_invariants(&self) {

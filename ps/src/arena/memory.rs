@@ -163,8 +163,8 @@ impl Memory {
 #[cfg(any(test, feature = "zoo"))]
 impl Drop for Memory {
     fn drop(&mut self) {
-        if let Some(found) = self.found.take() {
-            found.set(super::shelf::Item::Closed(self.bytes().to_vec()));
+        if let Some(found) = self.found.take().filter(|found| found.is_kept()) {
+            found.set(super::shelf::Item::Closed(self.bytes().to_vec().into()));
         }
     }
 }

@@ -11,7 +11,7 @@ use super::Memory;
 #[derive(Clone, Debug)]
 pub(crate) enum Item {
     /// These bytes; nobody has it open.
-    Closed(Vec<u8>),
+    Closed(Arc<Vec<u8>>),
     /// What lies at this address, so many bytes.
     Open(usize, usize),
 }
@@ -25,6 +25,11 @@ impl Found {
         *self.0.lock().expect("nobody panics here") = item;
     }
 
+    /// Whether somebody else may still look for it.
+    pub(super) fn is_kept(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
+
     fn get(&self) -> Item {
         self.0.lock().expect("nobody panics here").clone()
     }
@@ -36,9 +41,9 @@ pub(crate) struct Shelf(Arc<Mutex<BTreeMap<String, Found>>>);
 
 impl Shelf {
     /// A shelf with these files.
-    pub(crate) fn with(files: BTreeMap<String, Vec<u8>>) -> Shelf {
-        let found = |bytes| Found(Arc::new(Mutex::new(Item::Closed(bytes))));
-        let items = files.into_iter().map(|(name, bytes)| (name, found(bytes)));
+    pub(crate) fn with(files: BTreeMap<String, impl Into<Arc<Vec<u8>>>>) -> Shelf {
+        let found = |bytes: Arc<Vec<u8>>| Found(Arc::new(Mutex::new(Item::Closed(bytes))));
+        let items = files.into_iter().map(|(name, bytes)| (name, found(bytes.into())));
         Shelf(Arc::new(Mutex::new(items.collect())))
     }
 
@@ -55,7 +60,10 @@ impl Shelf {
         let found = items.get(name)?;
         let Item::Closed(bytes) = found.get() else { panic!("{name} is open twice") };
         let mut memory = Memory::anonymous(bytes.len()).expect("memory for a test");
-        memory.write(0, &bytes);
+        // New memory is zeros: pages of them are left untouched.
+        for (page, bytes) in bytes.chunks(4096).enumerate().filter(|(_, page)| !is_zero(page)) {
+            memory.write(page * 4096, bytes);
+        }
         found.set(Item::Open(memory.address(), memory.len()));
         memory.found = Some(found.clone());
         Some(memory)
@@ -87,7 +95,7 @@ impl Shelf {
         let items = self.items();
         let files = items.iter().map(|(name, item)| {
             let bytes = match item.get() {
-                Item::Closed(bytes) => bytes,
+                Item::Closed(bytes) => bytes.to_vec(),
                 // SAFETY: by the caller's promise.
                 Item::Open(at, bytes) => unsafe { super::witness::contents(at, bytes) },
             };
@@ -95,4 +103,8 @@ impl Shelf {
         });
         files.collect()
     }
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    bytes.iter().fold(0, |all, byte| all | byte) == 0
 }

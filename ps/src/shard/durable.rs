@@ -22,7 +22,7 @@ use super::work::Job;
 use super::{Shard, Variables};
 use crate::aggregate::step_owner::StepOwner;
 use crate::arena::{Arena, Budget, Memory, Place, file_name};
-use crate::commit::{Address, CELL_WORDS, Journal, offset_of};
+use crate::commit::{Address, CELL_WORDS, Journal, offset_of, table_bytes};
 use crate::config::PsConfig;
 use crate::error::StorageError;
 use crate::inbox::{Inbox, WholeRoom, map_words, whole_rooms};
@@ -53,11 +53,6 @@ pub(crate) const CONTROL_BYTES_MAX: usize = (1 + 1 + CLIENTS_MAX + 1 + GROWTH) *
 /// The words of the tables of a shard.
 pub(crate) fn table_words(geometry: &Geometry, layout: &ShardLayout, rooms: usize) -> usize {
     geometry.table_words() + map_words(layout) + Inbox::table_words(layout, rooms)
-}
-
-/// The bytes of a tables file behind its first page.
-pub(crate) fn table_bytes(words: usize) -> u64 {
-    (words.div_ceil(CELL_WORDS).max(1) * PAGE_BYTES) as u64
 }
 
 /// The largest transaction of a shard whose tables have so many words.
@@ -378,9 +373,9 @@ fn need(geometry: &Geometry, layout: &ShardLayout, rooms: usize) -> u64 {
 /// has its control file. Anything else without one is somebody's state.
 fn clear_unborn(place: &Place) -> Result<(), StorageError> {
     let (intent, names) = (file_name(Kind::Intent, 0), place.names()?);
-    let unborn = names.iter().all(|name| *name == CONTROL_NEW || *name == intent);
     // The intent comes after the new control file and goes before it.
-    if !names.is_empty() && !(unborn && names.iter().any(|name| name == CONTROL_NEW)) {
+    let begun = names.is_empty() || names.iter().any(|name| name == CONTROL_NEW);
+    if !begun || names.iter().any(|name| *name != CONTROL_NEW && *name != intent) {
         return Err(StorageError::Missing { path: place.path(&file_name(Kind::Control, 0)) });
     }
     place.remove(&intent)?;

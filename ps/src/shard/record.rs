@@ -9,7 +9,7 @@ use pushpull_common::protocol::limits::{JOB_BYTES_MAX, TOKENS_PER_CLIENT_MAX};
 
 use super::replicas::{CLIENTS_MAX, Client, EPOCH_LIMIT, Presence, Remembered};
 use crate::aggregate::step_owner::{Issued, Steps};
-use crate::commit::{Address, CELL_WORDS, offset_of};
+use crate::commit::{Address, CELL_WORDS, FIRST_WORDS, offset_of};
 use crate::config::PsConfig;
 use crate::dedupe::Window;
 use crate::layout::Fault;
@@ -86,6 +86,8 @@ enum Word {
 /// What counts something stays below this for longer than any machine runs, and leaves room for
 /// what is added to it and packed beside it.
 const COUNT_LIMIT: u64 = 1 << 56;
+
+const _: () = assert!(ShardRecord::WORDS <= FIRST_WORDS);
 
 impl ShardRecord {
     /// How many words a record has.

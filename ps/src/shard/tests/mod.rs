@@ -2,7 +2,9 @@
 
 mod accounts;
 mod actors;
+mod corruption;
 mod handshakes;
+mod images;
 mod join;
 mod members;
 mod model;

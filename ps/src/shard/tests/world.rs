@@ -48,6 +48,7 @@ pub(super) struct World {
     pub(super) members: Vec<(usize, usize)>,
     pub(super) now: Instant,
     shelves: Vec<Shelf>,
+    life: Life,
     config: Arc<PsConfig>,
     budget: Budget,
     /// Bytes that a body is delivered in at a time.
@@ -57,11 +58,21 @@ pub(super) struct World {
 }
 
 /// What the processes of the world bring along.
-const LIFE: Life = Life { boot: [7; 16], arena: 1, epoch_base: 0 };
+pub(super) const LIFE: Life = Life { boot: [7; 16], arena: 1, epoch_base: 0 };
 
 impl World {
     /// Shards for these variables, nothing declared.
     pub(super) fn bare(
+        variables: Vec<VariableSpec>,
+        optimizer: impl Optimizer,
+        configure: impl Fn(PsConfig) -> PsConfig,
+    ) -> World {
+        World::bare_as(LIFE, variables, optimizer, configure)
+    }
+
+    /// The same, in arenas that are made by another process.
+    pub(super) fn bare_as(
+        life: Life,
         variables: Vec<VariableSpec>,
         optimizer: impl Optimizer,
         configure: impl Fn(PsConfig) -> PsConfig,
@@ -79,12 +90,13 @@ impl World {
             let (config, identity) = (config.clone(), identity.clone());
             let (budget, counters, shelf) = (budget.clone(), counters.clone(), Shelf::default());
             let parts = Parts { id, config, identity, budget, counters };
-            shards.push(Shard::open(parts, Place::Shelf(shelf.clone()), LIFE, now).unwrap());
+            shards.push(Shard::open(parts, Place::Shelf(shelf.clone()), life, now).unwrap());
             shelves.push(shelf);
         }
         World {
             shards,
             shelves,
+            life,
             config: config.clone(),
             budget,
             catalogue: place(variables, config.shards),
@@ -106,24 +118,35 @@ impl World {
         configure: impl Fn(PsConfig) -> PsConfig,
     ) -> (World, Vec<Line>) {
         let mut world = World::bare(variables, optimizer, configure);
+        let lines = world.begin();
+        (world, lines)
+    }
+
+    /// Declares the variables and initializes them, as a chief, whose lines it returns.
+    pub(super) fn begin(&mut self) -> Vec<Line> {
         let mut chief = chief();
         let lines: Vec<Line> =
-            (0..world.shards.len()).map(|shard| world.join(shard, &mut chief)).collect();
+            (0..self.shards.len()).map(|shard| self.join(shard, &mut chief)).collect();
         for &line in &lines {
-            let catalogue = world.catalogue.clone();
-            let declared = world.declare(line, &catalogue);
+            let catalogue = self.catalogue.clone();
+            let declared = self.declare(line, &catalogue);
             assert!(matches!(declared, Message::Declared(_)), "{declared:?}");
-            let ready = world.ask(line, message::Initialize {}.into());
+            let ready = self.ask(line, message::Initialize {}.into());
             assert!(matches!(ready, Message::Ready(_)), "{ready:?}");
         }
-        (world, lines)
+        lines
     }
 
     /// Kills the process of a shard and starts it again: its connections are gone.
     pub(super) fn restart(&mut self, shard: usize) -> Result<(), StorageError> {
-        // SAFETY: nobody but this test's thread touches them.
-        let files = unsafe { self.shelves[shard].contents() };
+        let files = self.files(shard);
         self.reopen(shard, files)
+    }
+
+    /// What the process of a shard leaves if it is killed now.
+    pub(super) fn files(&self, shard: usize) -> BTreeMap<String, Vec<u8>> {
+        // SAFETY: nobody but this test's thread touches them.
+        unsafe { self.shelves[shard].contents() }
     }
 
     /// Replaces a shard by one that opens these files.
@@ -140,15 +163,15 @@ impl World {
         self.shelves[shard] = Shelf::with(files);
         // Its memory is given back before it is taken again.
         let unborn = self.parts(shard);
-        let life = Life { arena: 2, ..LIFE };
+        let life = Life { arena: self.life.arena + 1, ..self.life };
         self.shards[shard] = Shard::open(unborn, Place::Anonymous, life, self.now)?;
         let place = Place::Shelf(self.shelves[shard].clone());
-        self.shards[shard] = Shard::open(self.parts(shard), place, LIFE, self.now)?;
+        self.shards[shard] = Shard::open(self.parts(shard), place, self.life, self.now)?;
         while self.shards[shard].poll_output().is_some() {}
         Ok(())
     }
 
-    fn parts(&self, shard: usize) -> Parts {
+    pub(super) fn parts(&self, shard: usize) -> Parts {
         Parts {
             id: ShardId { task: 0, shard: shard as u16 },
             config: self.config.clone(),
