@@ -538,6 +538,35 @@ fn decode_address(word: u64) -> Address {
     if word & TABLES == 0 { Address::Control(place) } else { Address::Tables(place) }
 }
 
+/// Gives what a file of words, or an intent that is committed, was made to say the checksum that
+/// belongs to it.
+#[cfg(test)]
+pub(crate) fn reseal(bytes: &mut [u8], arena: u64, kind: Kind, generation: u64) {
+    let copy = |bytes: &[u8]| {
+        let mut memory = Memory::anonymous(bytes.len()).unwrap();
+        memory.write(0, bytes);
+        memory
+    };
+    let mut words = Words::new(copy(bytes), arena, kind, generation);
+    if kind != Kind::Intent {
+        words.seal(0..words.cells());
+        return bytes.copy_from_slice(words.memory.bytes());
+    }
+    let place = crate::arena::Place::Anonymous;
+    let stamp = crate::layout::Stamp { shard: Default::default(), arena };
+    let control = Words::new(copy(&[]), arena, Kind::Control, 0);
+    let (arena, intent, zoo) = (Arena { place, stamp }, words.memory, Zoo::default());
+    let journal =
+        Journal { arena, control, tables: None, intent, staged: Vec::new(), commits: 0, zoo };
+    let load = |word| if word < bytes.len() / 8 { journal.intent.load(word) } else { 0 };
+    let count = (load(COUNT) as usize).min((bytes.len() / 8).saturating_sub(PAIRS) / 2);
+    let pairs = (0..count).map(|i| (load(PAIRS + 2 * i), load(PAIRS + 2 * i + 1)));
+    let sum = journal.sum(load(STATE), pairs);
+    if let Some(word) = bytes.get_mut(CHECKSUM * 8..CHECKSUM * 8 + 8) {
+        word.copy_from_slice(&sum.to_le_bytes());
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -23,6 +23,8 @@ use crate::optimizer::{ApplyAt, Optimizer, Run};
 use crate::zoo::{Bug, Zoo};
 pub(crate) use pool::NoSpareBlock;
 use pool::{Pool, Shadow};
+#[cfg(test)]
+pub(crate) use undo::reseal as reseal_undo;
 use undo::{Row, UNDO_BYTES, Undo};
 
 /// The unit of a commit. Small variables share blocks.

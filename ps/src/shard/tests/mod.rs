@@ -6,6 +6,7 @@ mod corruption;
 mod handshakes;
 mod images;
 mod join;
+mod liars;
 mod members;
 mod model;
 mod numbers;
