@@ -53,7 +53,7 @@ pub use pushpull_common::tensor::{DType, Element, Shape};
 pub use pushpull_common::variable::{VariableError, VariableSpec};
 pub use pushpull_ps::{
     Adam, Handle, ListenError, Listener, Metrics, Mode, NonFinite, Optimizer, Ps, PsConfig,
-    ServeError, Sgd, StartError, Storage, StorageError, optimizer,
+    ServeError, Sgd, StartError, Storage, StorageError, inspect, optimizer,
 };
 pub use pushpull_worker::{
     Checksums, ConnectError, Error, Gradients, Initial, JoinError, Params, Pulled, Push, Pushing,

@@ -27,6 +27,7 @@ mod error;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 mod inbox;
+pub mod inspect;
 mod layout;
 mod metrics;
 pub mod optimizer;
@@ -37,6 +38,7 @@ mod zoo;
 
 pub use config::{Mode, NonFinite, PsConfig, Storage};
 pub use error::{ListenError, ServeError, StartError, StorageError};
+pub use inspect::inspect;
 pub use metrics::Metrics;
 pub use optimizer::{Adam, Optimizer, Sgd};
 pub use runtime::{Handle, Listener, Ps};

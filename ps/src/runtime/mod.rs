@@ -15,3 +15,4 @@ mod shard_thread;
 pub use handle::Handle;
 pub use listener::Listener;
 pub use server::Ps;
+pub(crate) use server::boot;
