@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use super::images::{Decoded, Files, images, lived, shared, world};
+use super::arenas::{Decoded, Files, images, lived, shared, world};
 use super::random::{Random, TellSeed};
 use super::world::{LIFE, World};
 use crate::arena::SKEW_BYTES;

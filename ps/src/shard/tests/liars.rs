@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use pushpull_common::protocol::{Message, message};
 
-use super::images::{Files, file_mut, images, lived, world};
+use super::arenas::{Files, file_mut, images, lived, world};
 use super::peers::{Push, bytes_of, worker};
 use super::random::{Random, TellSeed};
 use super::world::{LIFE, World};

@@ -2,9 +2,10 @@
 
 mod accounts;
 mod actors;
+mod arenas;
 mod corruption;
 mod handshakes;
-mod images;
+
 mod join;
 mod liars;
 mod members;
