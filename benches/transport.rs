@@ -1,5 +1,7 @@
 //! `cargo bench`: pulls and pushes beside the ceilings of the machine, as `pushpull bench` does.
 
+#[path = "../src/bin/pushpull/apply.rs"]
+mod apply;
 #[path = "../src/bin/pushpull/bench.rs"]
 mod bench;
 #[path = "../src/bin/pushpull/ceiling.rs"]

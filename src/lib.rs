@@ -52,16 +52,21 @@ pub use pushpull_common::protocol::Refusal;
 pub use pushpull_common::tensor::{DType, Element, Shape};
 pub use pushpull_common::variable::{VariableError, VariableSpec};
 pub use pushpull_ps::{
-    Adam, Handle, ListenError, Listener, Metrics, Mode, NonFinite, Optimizer, Ps, PsConfig,
-    ServeError, Sgd, StartError, Storage, StorageError, inspect, optimizer,
+    Adam, CheckpointError, CheckpointStorage, Checkpoints, Durability, Handle, ListenError,
+    Listener, LocalDirectory, Metrics, Mode, NonFinite, Optimizer, Ps, PsConfig, Retention,
+    SaveError, ServeError, Sgd, StartError, Storage, StorageError, inspect, optimizer,
 };
 pub use pushpull_worker::{
     Checksums, ConnectError, Error, Gradients, Initial, JoinError, Params, Pulled, Push, Pushing,
     Reader, ReaderError, Silent, SilentShards, Token, ViewError, Worker, WorkerConfig, blocking,
 };
 
-/// The protocol and the pure vocabulary, for those who build on the wire itself.
 pub use pushpull_common as common;
+/// Checkpoints as files: listing, reading and exporting them without a server.
+pub use pushpull_ps::checkpoint;
+/// The protocol and the pure vocabulary, for those who build on the wire itself.
+#[doc(hidden)]
+pub use pushpull_ps::measure;
 
 /// Compiles the snippets of the README.
 #[cfg(doctest)]

@@ -37,6 +37,7 @@ const PURE: &[(&str, &[&str])] = &[
     ("common/src", &[]),
     ("ps/src/shard", &[]),
     ("ps/src/aggregate", &[]),
+    ("ps/src/checkpoint", &[]),
     ("ps/src/optimizer", &[]),
     ("ps/src/dedupe.rs", &[]),
     ("ps/src/inbox.rs", &[]),
@@ -63,6 +64,10 @@ const MODULES: &[(&str, &[&str])] = &[
     ("ps/src/commit.rs", &["crate::shard", "crate::store", "crate::inbox", "crate::runtime"]),
     ("ps/src/store.rs", &["crate::shard", "crate::inbox", "crate::runtime"]),
     ("ps/src/optimizer", &["crate::shard", "crate::store", "crate::arena", "crate::runtime"]),
+    (
+        "ps/src/checkpoint",
+        &["crate::shard", "crate::store", "crate::arena", "crate::inbox", "crate::runtime"],
+    ),
     ("ps/src/shard", &["crate::runtime"]),
     ("ps/src/aggregate", &["crate::runtime", "crate::store"]),
     ("worker/src/session", &["crate::runtime", "crate::worker", "crate::client"]),

@@ -27,6 +27,7 @@ pub(crate) const CELL_WORDS: usize = PAGE_BYTES / 8 - 1;
 #[derive(Debug)]
 struct Words {
     memory: Memory,
+    generation: u64,
     /// Makes the checksums of two files differ, so that a page of one is nothing to the other.
     salt: u64,
 }
@@ -34,7 +35,7 @@ struct Words {
 impl Words {
     fn new(memory: Memory, arena: u64, kind: Kind, generation: u64) -> Words {
         let salt = scramble(scramble(arena ^ generation.rotate_left(32)) ^ kind as u64);
-        Words { memory, salt }
+        Words { memory, generation, salt }
     }
 
     fn cells(&self) -> usize {
@@ -159,6 +160,15 @@ pub(crate) fn table_bytes(words: usize) -> u64 {
 /// each, the checksum of its cell.
 fn intent_bytes(words: usize) -> u64 {
     (4 * 8 + 16 * 2 * (words + NUMBERS)).next_multiple_of(PAGE_BYTES) as u64
+}
+
+/// The files of an image of the durable words.
+pub(crate) struct ImageFiles<'a> {
+    pub(crate) control: &'a [u8],
+    /// How many commits it is of.
+    pub(crate) commits: u64,
+    pub(crate) generation: u64,
+    pub(crate) tables: &'a [u8],
 }
 
 /// The durable words of a shard, and the way they change.
@@ -438,10 +448,11 @@ impl Journal {
         ((self.intent.len() / 8 - PAIRS) / 4).saturating_sub(self.staged.len() + NUMBERS)
     }
 
-    /// Makes the transaction visible, whole, together with every block that was written before.
-    pub(crate) fn commit(&mut self) {
+    /// Makes the transaction visible, whole, together with every block that was written before;
+    /// false if there is nothing in it.
+    pub(crate) fn commit(&mut self) -> bool {
         if self.staged.is_empty() {
-            return;
+            return false;
         }
         self.number();
         let words = self.words_of_transaction();
@@ -459,6 +470,43 @@ impl Journal {
         }
         self.intent.store(STATE, state);
         self.carry_out(&words);
+        true
+    }
+
+    /// The words of both files as they are now, with all that verifies them.
+    pub(crate) fn image(&self) -> Vec<u8> {
+        let control = self.control.memory.bytes();
+        let (generation, tables) = match &self.tables {
+            Some(tables) => (tables.generation, tables.memory.bytes()),
+            None => (0, &[][..]),
+        };
+        let mut image = Vec::with_capacity(16 + control.len() + tables.len());
+        image.extend_from_slice(&(control.len() as u64).to_le_bytes());
+        image.extend_from_slice(&generation.to_le_bytes());
+        image.extend_from_slice(control);
+        image.extend_from_slice(tables);
+        image
+    }
+
+    /// The files of an image.
+    pub(crate) fn split_image(image: &[u8]) -> Option<ImageFiles<'_>> {
+        let word = |at: usize| Some(u64::from_le_bytes(image.get(at..at + 8)?.try_into().ok()?));
+        let (length, generation) = (usize::try_from(word(0)?).ok()?, word(8)?);
+        let (control, tables) = image.get(16..)?.split_at_checked(length)?;
+        let at = 16 + offset_of(Address::Control(COMMITS));
+        let commits = word(at).filter(|_| control.len() >= 2 * PAGE_BYTES)?;
+        Some(ImageFiles { control, commits, generation, tables })
+    }
+
+    /// Makes an intent file that is idle after so many commits.
+    pub(crate) fn idle_intent(
+        arena: &Arena,
+        words: usize,
+        commits: u64,
+    ) -> Result<(), StorageError> {
+        let mut intent = arena.create(Kind::Intent, 0, intent_bytes(words))?;
+        intent.store(STATE, state(IDLE, commits));
+        Ok(())
     }
 
     /// Gives the transaction its number, and the files that it changes.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::ids::TaskId;
 
+use crate::checkpoint::{CheckpointStorage, Retention};
 use crate::error::StartError;
 use crate::optimizer::Optimizer;
 use crate::store::{BLOCK_BYTES, SLOTS_MAX};
@@ -47,6 +48,32 @@ impl Storage {
     }
 }
 
+/// Where checkpoints are kept, how often one is saved by itself, and which of them stay.
+#[derive(Clone, Debug)]
+pub struct Checkpoints {
+    pub(crate) storage: Arc<dyn CheckpointStorage>,
+    pub(crate) every: Option<Duration>,
+    pub(crate) retention: Retention,
+}
+
+impl Checkpoints {
+    /// Checkpoints in this storage, saved only when somebody asks. The newest five stay.
+    pub fn new(storage: impl CheckpointStorage + 'static) -> Self {
+        Checkpoints { storage: Arc::new(storage), every: None, retention: Retention::default() }
+    }
+
+    /// Saves one by itself whenever so much time has passed and the step has moved on: what the loss
+    /// of a machine can cost. Only the step owner's setting counts. Default: never.
+    pub fn every(self, every: Duration) -> Self {
+        Checkpoints { every: Some(every), ..self }
+    }
+
+    /// Which checkpoints stay when a newer one is there. Default: the newest five.
+    pub fn retention(self, retention: Retention) -> Self {
+        Checkpoints { retention, ..self }
+    }
+}
+
 /// How updates are taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -54,6 +81,21 @@ pub enum Mode {
     /// Each push is applied at once, whatever other workers do.
     #[default]
     Asynchronous,
+}
+
+/// What an acknowledged push survives, named by the failure.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Durability {
+    /// The end of this process, however it comes: kill -9, a panic, the out-of-memory killer, an
+    /// upgrade. Not the end of the machine's memory: then the newest checkpoint is what there is,
+    /// and [`Checkpoints::every`] bounds what is lost. Costs a few percent of a push.
+    #[default]
+    Process,
+    /// The loss of power, too, if the disk keeps what it says it keeps. Needs
+    /// [`Storage::Directory`] on a disk. Answers wait for the disk, and share its flushes: some
+    /// milliseconds each, and every changed block is written. For small models.
+    Power,
 }
 
 /// What happens to a NaN or an infinity in a push.
@@ -93,6 +135,8 @@ pub struct PsConfig {
     pub(crate) connections_max: usize,
     pub(crate) half_open_max: usize,
     pub(crate) exit_when_done: Option<Duration>,
+    pub(crate) checkpoints: Option<Checkpoints>,
+    pub(crate) durability: Durability,
     pub(crate) integrity_full: bool,
     pub(crate) block_bytes: usize,
     pub(crate) zoo: Zoo,
@@ -124,6 +168,8 @@ impl PsConfig {
             connections_max: 4096,
             half_open_max: 64,
             exit_when_done: None,
+            checkpoints: None,
+            durability: Durability::Process,
             integrity_full: false,
             block_bytes: BLOCK_BYTES,
             zoo: Zoo::default(),
@@ -177,9 +223,10 @@ impl PsConfig {
         PsConfig { inbox_pushes: pushes, ..self }
     }
 
-    /// How many bytes of values each shard may hold on to for pulls that are being sent while
-    /// pushes go on. When they are used up, pushes wait for the slowest pull. Default: the size of
-    /// the shard's values.
+    /// How many bytes of values each shard may hold on to for pulls that are being sent, and for
+    /// checkpoints that are being written, while pushes go on; and as much of each slot. When they
+    /// are used up, pushes wait for the slowest pull, and a checkpoint is given up. Default: the
+    /// size of the shard's values, with which a checkpoint never is.
     pub fn pin_bytes_max(self, bytes: u64) -> Self {
         PsConfig { pin_bytes_max: Some(bytes), ..self }
     }
@@ -205,6 +252,17 @@ impl PsConfig {
     /// Default 64.
     pub fn half_open_max(self, connections: usize) -> Self {
         PsConfig { half_open_max: connections, ..self }
+    }
+
+    /// Where checkpoints are kept, and how often one is saved. All ps tasks of a cluster must be given
+    /// the same place. Default: none are kept.
+    pub fn checkpoints(self, checkpoints: Checkpoints) -> Self {
+        PsConfig { checkpoints: Some(checkpoints), ..self }
+    }
+
+    /// What an acknowledged push survives. Default [`Durability::Process`].
+    pub fn durability(self, durability: Durability) -> Self {
+        PsConfig { durability, ..self }
     }
 
     /// Whether the state carries a checksum of every block of values and slots, which is compared
@@ -251,6 +309,15 @@ impl PsConfig {
             [("connections_max", self.connections_max), ("half_open_max", self.half_open_max)];
         if let Some((name, _)) = connections.into_iter().find(|&(_, limit)| limit == 0) {
             return setting(name, "0".into(), "nobody could connect");
+        }
+        if self.durability == Durability::Power && matches!(self.storage, Storage::Memory { .. }) {
+            let reason = "it needs a state directory";
+            return setting("durability", "power".into(), reason);
+        }
+        let every = self.checkpoints.as_ref().and_then(|checkpoints| checkpoints.every);
+        if let Some(every) = every.filter(|&every| every < Duration::from_millis(10)) {
+            let reason = "it must be at least 10 ms";
+            return setting("checkpoints.every", format!("{every:?}"), reason);
         }
         let slots = self.optimizer.slots().len();
         if slots > SLOTS_MAX {

@@ -103,6 +103,20 @@ impl Window {
         Some(window)
     }
 
+    /// The newest sequence that is settled; 0 if none is.
+    pub(crate) fn newest(&self) -> u64 {
+        self.newest
+    }
+
+    /// The outcomes that are remembered, in rising order of their sequences.
+    pub(crate) fn settled(&self) -> impl Iterator<Item = (u64, Outcome)> {
+        let oldest = self.oldest();
+        let mut settled: Vec<(u64, Outcome)> =
+            self.entries.iter().flatten().copied().filter(|&(at, _)| at >= oldest).collect();
+        settled.sort_by_key(|&(sequence, _)| sequence);
+        settled.into_iter()
+    }
+
     fn entry(&self, sequence: u64) -> Option<&(u64, Outcome)> {
         self.entries[(sequence % WINDOW) as usize].as_ref()
     }

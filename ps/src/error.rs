@@ -163,6 +163,15 @@ pub enum StorageError {
     },
 }
 
+/// Why a checkpoint was not saved. Earlier ones are as they were.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("cannot save a checkpoint: {reason}")]
+#[non_exhaustive]
+pub struct SaveError {
+    /// Why not.
+    pub reason: String,
+}
+
 /// Why a running server ended other than by being stopped.
 #[derive(Debug, Error)]
 #[non_exhaustive]

@@ -222,6 +222,12 @@ impl Door {
                     self.closed.insert(connection);
                     events.push(Event::Closed { connection });
                 }
+                Output::FindCheckpoint { .. }
+                | Output::Save { .. }
+                | Output::Told { .. }
+                | Output::SaveShard(_)
+                | Output::Flush(_)
+                | Output::RestoreShard(_) => unreachable!("no place for checkpoints is configured"),
                 Output::Members { joined, present } => assert!(present <= joined),
             }
         }

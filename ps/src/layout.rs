@@ -35,11 +35,13 @@ pub(crate) enum Kind {
     Undo = 7,
     /// The encoded catalogue.
     Catalogue = 8,
+    /// The control words and the tables as they were at one commit.
+    Image = 9,
 }
 
 impl Kind {
     /// Every kind there is.
-    pub(crate) const ALL: [Kind; 8] = [
+    pub(crate) const ALL: [Kind; 9] = [
         Kind::Control,
         Kind::Intent,
         Kind::Tables,
@@ -48,6 +50,7 @@ impl Kind {
         Kind::Inbox,
         Kind::Undo,
         Kind::Catalogue,
+        Kind::Image,
     ];
 
     /// The start of the file's name.
@@ -61,6 +64,7 @@ impl Kind {
             Kind::Inbox => "inbox",
             Kind::Undo => "undo",
             Kind::Catalogue => "catalogue",
+            Kind::Image => "image",
         }
     }
 }

@@ -20,6 +20,7 @@
 
 mod aggregate;
 mod arena;
+pub mod checkpoint;
 mod commit;
 mod config;
 mod dedupe;
@@ -29,6 +30,8 @@ pub mod fuzzing;
 mod inbox;
 pub mod inspect;
 mod layout;
+#[doc(hidden)]
+pub mod measure;
 mod metrics;
 pub mod optimizer;
 mod runtime;
@@ -36,8 +39,9 @@ mod shard;
 mod store;
 mod zoo;
 
-pub use config::{Mode, NonFinite, PsConfig, Storage};
-pub use error::{ListenError, ServeError, StartError, StorageError};
+pub use checkpoint::{CheckpointError, CheckpointStorage, LocalDirectory, Retention};
+pub use config::{Checkpoints, Durability, Mode, NonFinite, PsConfig, Storage};
+pub use error::{ListenError, SaveError, ServeError, StartError, StorageError};
 pub use inspect::inspect;
 pub use metrics::Metrics;
 pub use optimizer::{Adam, Optimizer, Sgd};

@@ -16,7 +16,7 @@ impl Counter {
         self.0.store(value, Ordering::Relaxed);
     }
 
-    fn read(&self) -> u64 {
+    pub(crate) fn read(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
@@ -67,6 +67,8 @@ counters! {
     pull_bytes,
     /// NaN and infinite elements taken, with the policy `Count`.
     non_finite,
+    /// Checkpoints saved by this task as the step owner.
+    checkpoints_saved,
     /// Members lost by silence.
     members_lost,
     /// Tokens taken back from members that were lost, left, or held them too long.

@@ -4,12 +4,15 @@
 //! were and changes them where they lie; either becomes visible with the commit and is nothing
 //! before it. A pull pins the blocks it sends: it is of one version, and holds no change up.
 
+mod change;
+mod image;
 mod pool;
 mod undo;
 
 use std::io::IoSlice;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use pushpull_common::catalogue::{Catalogue, Partition, ShardLayout};
 use pushpull_common::ids::PartitionId;
@@ -19,8 +22,10 @@ use crate::arena::{Arena, Blocks, Grid, Loan, Pins, SKEW_BYTES, fence, file_name
 use crate::commit::{Address, Journal, offset_of};
 use crate::error::StorageError;
 use crate::layout::{Fault, Kind, PAGE_BYTES};
-use crate::optimizer::{ApplyAt, Optimizer, Run};
+use crate::optimizer::Optimizer;
 use crate::zoo::{Bug, Zoo};
+pub(crate) use change::Change;
+pub(crate) use image::Image;
 pub(crate) use pool::NoSpareBlock;
 use pool::{Pool, Shadow};
 #[cfg(test)]
@@ -33,16 +38,12 @@ pub(crate) const BLOCK_BYTES: usize = 64 << 10;
 /// The largest block that an arena may have.
 const BLOCK_BYTES_MAX: usize = 1 << 30;
 
-/// What is changed at a time on its way to a shadow that is written past the cache: a tile of each
-/// stream, together well within the first level of it.
-const TILE_BYTES: usize = 4096;
-
 /// The most slots a rule may keep.
 pub(crate) const SLOTS_MAX: usize = 8;
 
 /// Up to so many bytes of values and slots a model and its shadows stay in cache, and are written
 /// through it. Non-temporal stores would put out what the next push reads.
-const CACHED_BYTES_MAX: u64 = 8 << 20;
+const CACHED_BYTES_MAX: u64 = 16 << 20;
 
 /// What the memory of a store depends on beside the layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,7 +102,7 @@ impl Geometry {
     fn slots(&self) -> Grid {
         let block_bytes = self.slots * (self.block_bytes + SKEW_BYTES);
         // One more skew: the slots of a place and of its shadow do not meet either.
-        let (stride, count) = (block_bytes + SKEW_BYTES, 2 * self.places);
+        let (stride, count) = (block_bytes + SKEW_BYTES, 2 * self.places + self.pinned);
         Grid {
             offset: PAGE_BYTES,
             block_bytes,
@@ -151,7 +152,8 @@ pub(crate) struct Store {
     past_cache: bool,
     /// Whether the tables hold a checksum of every block.
     integrity: bool,
-    scratch: Vec<u64>,
+    /// Whether a loss of power is survived: nothing that an image names is changed in place.
+    power: bool,
     loan: Loan,
     zoo: Zoo,
 }
@@ -166,6 +168,8 @@ pub(crate) struct Plan {
     pub(crate) geometry: Geometry,
     /// Whether the tables hold a checksum of every block.
     pub(crate) integrity: bool,
+    /// Whether blocks wait for images of the tables.
+    pub(crate) power: bool,
     pub(crate) zoo: Zoo,
 }
 
@@ -241,10 +245,9 @@ impl Store {
     }
 
     fn new(plan: Plan, loan: Loan, values: Pool, slots: Option<Pool>, undo: Undo) -> Store {
-        let Plan { catalogue, layout, geometry, integrity, zoo, .. } = plan;
+        let Plan { catalogue, layout, geometry, integrity, power, zoo, .. } = plan;
         let streams = 1 + geometry.slots;
         let past_cache = layout.bytes().saturating_mul(streams as u64) > CACHED_BYTES_MAX;
-        let scratch = vec![0; streams * (TILE_BYTES + SKEW_BYTES) / 8];
         let in_place = None;
         Store {
             catalogue,
@@ -256,7 +259,7 @@ impl Store {
             in_place,
             past_cache,
             integrity,
-            scratch,
+            power,
             loan,
             zoo,
         }
@@ -296,6 +299,14 @@ impl Store {
         Snapshot { pins, logical, block_bytes: self.geometry.block_bytes }
     }
 
+    /// Pins values and slots as they are now, to be written to a checkpoint until somebody says that
+    /// it is given up.
+    pub(crate) fn image(&self, given_up: Arc<AtomicBool>) -> Image {
+        let places = 0..self.geometry.places as u32;
+        let slots = self.slots.as_ref().map(|slots| slots.pin(places.clone()));
+        Image { geometry: self.geometry, values: self.values.pin(places), slots, given_up }
+    }
+
     /// Prepares the change of these ranges, which makes `version`. What was drafted of another
     /// change is forgotten.
     pub(crate) fn begin(
@@ -328,44 +339,32 @@ impl Store {
         if enough(&mut self.values) && slots { Ok(()) } else { Err(NoSpareBlock) }
     }
 
-    /// Changes a trainable partition by its gradient; `range` lies within the partition.
-    pub(crate) fn apply(
+    /// Changes a range, which lies within one partition, by bytes of the push.
+    pub(crate) fn change(
         &mut self,
-        optimizer: &dyn Optimizer,
-        at: ApplyAt,
-        dtype: DType,
+        change: Change<'_>,
         range: Range<u64>,
-        gradient: &[u8],
+        input: &[u8],
     ) -> Result<(), NoSpareBlock> {
-        self.change(range, gradient, true, |values, slots, gradient| match dtype {
-            DType::F32 => apply_run::<f32>(values, slots, gradient, |run| {
-                optimizer.apply_f32(at, run);
-            }),
-            DType::F64 => apply_run::<f64>(values, slots, gradient, |run| {
-                optimizer.apply_f64(at, run);
-            }),
-            _ => unreachable!("only floating-point variables are trainable"),
-        })
-    }
-
-    /// Gives the range new values.
-    pub(crate) fn assign(&mut self, range: Range<u64>, bytes: &[u8]) -> Result<(), NoSpareBlock> {
-        self.change(range, bytes, false, |values, _, bytes| values.copy_from_slice(bytes))
-    }
-
-    /// Adds to the range, which lies within one partition; integers wrap.
-    pub(crate) fn add(
-        &mut self,
-        dtype: DType,
-        range: Range<u64>,
-        bytes: &[u8],
-    ) -> Result<(), NoSpareBlock> {
-        self.change(range, bytes, false, |values, _, bytes| match dtype {
-            DType::F32 => add_run::<f32>(values, bytes, |a, b| a + b),
-            DType::F64 => add_run::<f64>(values, bytes, |a, b| a + b),
-            DType::I64 => add_run::<i64>(values, bytes, i64::wrapping_add),
-            _ => unreachable!("a catalogue holds known types only"),
-        })
+        let block_bytes = self.geometry.block_bytes;
+        let (mut start, end) = (range.start as usize, range.end as usize);
+        let mut input = input;
+        while start < end {
+            let place = start / block_bytes;
+            let stop = end.min((place + 1) * block_bytes);
+            let (head, rest) = input.split_at(stop - start);
+            let within = start - place * block_bytes..stop - place * block_bytes;
+            match self.in_place {
+                Some(_) => {
+                    let value = self.values.home(place);
+                    let slot = self.slots.as_ref().map(|slots| slots.home(place));
+                    self.change_block(change, value, slot, within, head);
+                }
+                None => self.change_shadow(change, place, within, head)?,
+            }
+            (start, input) = (stop, rest);
+        }
+        Ok(())
     }
 
     /// Puts the change into a transaction of the journal and lets it be read: what is read before
@@ -395,11 +394,24 @@ impl Store {
 
     /// The transaction is made: what the change replaced is free.
     pub(crate) fn committed(&mut self) {
-        self.values.committed();
-        self.slots.iter_mut().for_each(Pool::committed);
+        self.values.committed(self.power);
+        self.slots.iter_mut().for_each(|slots| slots.committed(self.power));
         if self.in_place.take().is_some() {
             self.undo.clear();
         }
+    }
+
+    /// An image of the tables is being written: what it names is not written again before the next
+    /// one is.
+    pub(crate) fn image_begun(&mut self) {
+        self.values.image_begun();
+        self.slots.iter_mut().for_each(Pool::image_begun);
+    }
+
+    /// The image is on the disk: what only older ones named is free.
+    pub(crate) fn image_written(&mut self) {
+        self.values.image_written();
+        self.slots.iter_mut().for_each(Pool::image_written);
     }
 
     /// Forgets the change under way.
@@ -475,7 +487,7 @@ impl Store {
     }
 
     /// Writes values where they belong by the last commit. For what nobody can read yet.
-    fn write_home(&mut self, start: u64, bytes: &[u8]) {
+    pub(crate) fn write_home(&mut self, start: u64, bytes: &[u8]) {
         let block_bytes = self.geometry.block_bytes;
         let (mut start, mut bytes) = (start as usize, bytes);
         while !bytes.is_empty() {
@@ -505,6 +517,22 @@ impl Store {
         let partitions = self.layout.partitions();
         let index = partitions.binary_search_by_key(&id, |partition| partition.id).ok()?;
         Some(&partitions[index])
+    }
+
+    /// The same for a slot.
+    pub(crate) fn write_slot_home(&mut self, slot: usize, start: u64, bytes: &[u8]) {
+        let Some(pool) = &mut self.slots else { return };
+        let block_bytes = self.geometry.block_bytes;
+        let first = slot * (block_bytes + SKEW_BYTES);
+        let (mut start, mut bytes) = (start as usize, bytes);
+        while !bytes.is_empty() {
+            let (place, within) = (start / block_bytes, start % block_bytes);
+            let (head, rest) = bytes.split_at(bytes.len().min(block_bytes - within));
+            let home = pool.home(place);
+            let within = first + within;
+            pool.blocks.write(home)[within..within + head.len()].copy_from_slice(head);
+            (start, bytes) = (start + head.len(), rest);
+        }
     }
 
     fn places_of(&self, range: &Range<u64>) -> Range<usize> {
@@ -546,7 +574,7 @@ impl Store {
         let blocks: usize = ranges.iter().map(|range| self.places_of(range).len()).sum();
         let streams = 1 + self.geometry.slots as u64;
         let worth_it = bytes.saturating_mul(8) < (blocks * self.geometry.block_bytes) as u64;
-        if !worth_it || bytes.saturating_mul(streams) > UNDO_BYTES as u64 {
+        if self.power || !worth_it || bytes.saturating_mul(streams) > UNDO_BYTES as u64 {
             return false;
         }
         let block_bytes = self.geometry.block_bytes;
@@ -607,50 +635,20 @@ impl Store {
         self.undo.clear();
     }
 
-    /// Calls `rule` with stretches of values, of slots if it wants them, and of the input.
-    fn change(
-        &mut self,
-        range: Range<u64>,
-        input: &[u8],
-        with_slots: bool,
-        mut rule: impl FnMut(&mut [u8], &mut [&mut [u8]], &[u8]),
-    ) -> Result<(), NoSpareBlock> {
-        let block_bytes = self.geometry.block_bytes;
-        let (mut start, end) = (range.start as usize, range.end as usize);
-        let mut input = input;
-        while start < end {
-            let place = start / block_bytes;
-            let stop = end.min((place + 1) * block_bytes);
-            let (head, rest) = input.split_at(stop - start);
-            let within = start - place * block_bytes..stop - place * block_bytes;
-            if self.in_place.is_some() {
-                let (value, slot) =
-                    (self.values.home(place), self.slots.as_ref().map(|s| s.home(place)));
-                let slot = slot.filter(|_| with_slots);
-                self.change_block(value, slot, within, head, &mut rule);
-            } else {
-                self.change_shadow(place, with_slots, within, head, &mut rule)?;
-            }
-            (start, input) = (stop, rest);
-        }
-        Ok(())
-    }
-
     fn change_shadow(
         &mut self,
+        change: Change<'_>,
         place: usize,
-        with_slots: bool,
         within: Range<usize>,
         input: &[u8],
-        rule: &mut impl FnMut(&mut [u8], &mut [&mut [u8]], &[u8]),
     ) -> Result<(), NoSpareBlock> {
         let value = self.values.shadow(place)?;
         let slot = match &mut self.slots {
-            Some(slots) if with_slots => Some(slots.shadow(place)?),
+            Some(slots) if change.has_slots() => Some(slots.shadow(place)?),
             _ => None,
         };
-        if self.past_cache {
-            self.change_by_tiles(value, slot, within, input, rule);
+        let fresh = value.block != value.from && slot.is_none_or(|slot| slot.block != slot.from);
+        if fresh && self.stream(change, value, slot, within.clone(), input) {
             return Ok(());
         }
         for (pool, shadow) in [(Some(&mut self.values), Some(value)), (self.slots.as_mut(), slot)] {
@@ -661,46 +659,62 @@ impl Store {
                 to.copy_from_slice(from);
             }
         }
-        self.change_block(value.block, slot.map(|slot| slot.block), within, input, rule);
+        self.change_block(change, value.block, slot.map(|slot| slot.block), within, input);
         Ok(())
     }
 
     /// Changes a stretch of a block, and of the block of its slots, where it lies.
     fn change_block(
         &mut self,
+        change: Change<'_>,
         value: u32,
         slot: Option<u32>,
         within: Range<usize>,
         input: &[u8],
-        rule: &mut impl FnMut(&mut [u8], &mut [&mut [u8]], &[u8]),
     ) {
         let values = &mut self.values.blocks.write(value)[within.clone()];
         let mut slots: [&mut [u8]; SLOTS_MAX] = Default::default();
         let mut count = 0;
-        if let (Some(pool), Some(slot)) = (&mut self.slots, slot) {
+        if let (Some(pool), Some(slot)) = (&mut self.slots, slot.filter(|_| change.has_slots())) {
             let stride = self.geometry.block_bytes + SKEW_BYTES;
             for (slot, bytes) in slots.iter_mut().zip(pool.blocks.write(slot).chunks_mut(stride)) {
                 *slot = &mut bytes[within.clone()];
                 count += 1;
             }
         }
-        rule(values, &mut slots[..count], input);
+        change.in_place(values, &mut slots[..count], input);
     }
 
-    /// Changes a stretch of a block on its way to its shadow, past the cache: each tile is read,
-    /// changed where it is in cache, and streamed.
-    fn change_by_tiles(
+    /// Writes what a stretch of a block and of its slots becomes to their new shadows, and what lies
+    /// beside the stretch as it was; false if the rule has no loop for that.
+    fn stream(
         &mut self,
+        change: Change<'_>,
         value: Shadow,
         slot: Option<Shadow>,
         within: Range<usize>,
         input: &[u8],
-        rule: &mut impl FnMut(&mut [u8], &mut [&mut [u8]], &[u8]),
-    ) {
+    ) -> bool {
         let block_bytes = self.geometry.block_bytes;
         let stride = block_bytes + SKEW_BYTES;
-        let count = if slot.is_some() { self.geometry.slots } else { 0 };
-        // What the stretch leaves out of a new shadow is as it was.
+        let (values, values_out) =
+            self.values.blocks.read_and_stream(value.from, value.block, within.clone());
+        let mut slots: [&[u8]; SLOTS_MAX] = Default::default();
+        let mut slots_out: [&mut [u8]; SLOTS_MAX] = Default::default();
+        let mut count = 0;
+        if let (Some(pool), Some(slot)) = (&mut self.slots, slot) {
+            let all = 0..pool.blocks.block_bytes();
+            let (from, out) = pool.blocks.read_and_stream(slot.from, slot.block, all);
+            for (from, out) in from.chunks(stride).zip(out.chunks_mut(stride)) {
+                (slots[count], slots_out[count]) =
+                    (&from[within.clone()], &mut out[within.clone()]);
+                count += 1;
+            }
+        }
+        let (slots, slots_out) = (&slots[..count], &mut slots_out[..count]);
+        if !change.streamed(self.past_cache, values, values_out, slots, slots_out, input) {
+            return false;
+        }
         for rest in [0..within.start, within.end..block_bytes] {
             self.values.blocks.stream_from(value.from, value.block, rest.clone());
             if let (Some(pool), Some(slot)) = (&mut self.slots, slot) {
@@ -710,30 +724,7 @@ impl Store {
                 }
             }
         }
-        let scratch: &mut [u8] = bytemuck::cast_slice_mut(&mut self.scratch);
-        for (tile, input) in input.chunks(TILE_BYTES).enumerate() {
-            let start = within.start + tile * TILE_BYTES;
-            let mut tiles = scratch.chunks_exact_mut(TILE_BYTES + SKEW_BYTES);
-            let values = &mut tiles.next().expect("a tile for the values")[..input.len()];
-            values
-                .copy_from_slice(&self.values.blocks.read(value.from)[start..start + input.len()]);
-            let mut slots: [&mut [u8]; SLOTS_MAX] = Default::default();
-            if let (Some(pool), Some(slot)) = (&self.slots, slot) {
-                let from = pool.blocks.read(slot.from);
-                for (index, (bytes, tile)) in slots[..count].iter_mut().zip(tiles).enumerate() {
-                    *bytes = &mut tile[..input.len()];
-                    let first = index * stride + start;
-                    bytes.copy_from_slice(&from[first..first + input.len()]);
-                }
-            }
-            rule(values, &mut slots[..count], input);
-            self.values.blocks.stream(value.block, start, values);
-            if let (Some(pool), Some(slot)) = (&mut self.slots, slot) {
-                for (index, bytes) in slots[..count].iter().enumerate() {
-                    pool.blocks.stream(slot.block, index * stride + start, bytes);
-                }
-            }
-        }
+        true
     }
 
     /// All values, and all slots.
@@ -765,6 +756,28 @@ impl Store {
         self.values.check_invariants();
         self.slots.iter().for_each(Pool::check_invariants);
     }
+}
+
+/// How many rows were kept for a change that was not committed, when `version` was the last; `None`
+/// if none were.
+pub(crate) fn undo_rows(
+    arena: &Arena,
+    generation: u64,
+    version: u64,
+    geometry: &Geometry,
+) -> Result<Option<usize>, StorageError> {
+    let undo = Undo::open(arena.open(Kind::Undo, generation, Some(Undo::BYTES))?);
+    let rows = undo.rows(version).and_then(|rows| check_rows(rows, geometry));
+    let found = rows.and_then(|rows| Ok((undo.is_prepared()?, rows.len())));
+    match found {
+        Ok((prepared, rows)) => Ok(prepared.then_some(rows)),
+        Err(fault) => Err(arena.place.corrupt(&file_name(Kind::Undo, generation), fault)),
+    }
+}
+
+/// Makes an undo file that is idle.
+pub(crate) fn idle_undo(arena: &Arena, generation: u64) -> Result<(), StorageError> {
+    arena.create(Kind::Undo, generation, Undo::BYTES).map(|memory| drop(Undo::create(memory)))
 }
 
 /// The places that a range lies in.
@@ -804,33 +817,8 @@ fn table(journal: &Journal, first: usize, places: usize, blocks: usize) -> Resul
     homes.collect()
 }
 
-fn apply_run<T: Element>(
-    values: &mut [u8],
-    slots: &mut [&mut [u8]],
-    gradient: &[u8],
-    rule: impl FnOnce(Run<'_, T>),
-) {
-    let count = slots.len();
-    let mut typed: [&mut [T]; SLOTS_MAX] = Default::default();
-    for (typed, slot) in typed.iter_mut().zip(slots.iter_mut()) {
-        *typed = bytemuck::cast_slice_mut(slot);
-    }
-    rule(Run {
-        values: bytemuck::cast_slice_mut(values),
-        slots: &mut typed[..count],
-        gradient: bytemuck::cast_slice(gradient),
-    });
-}
-
 fn as_elements<T: Element>(bytes: &mut [u8]) -> &mut [T] {
     bytemuck::cast_slice_mut(bytes)
-}
-
-fn add_run<T: Element>(values: &mut [u8], bytes: &[u8], add: impl Fn(T, T) -> T) {
-    let values: &mut [T] = bytemuck::cast_slice_mut(values);
-    for (value, &more) in values.iter_mut().zip(bytemuck::cast_slice::<u8, T>(bytes)) {
-        *value = add(*value, more);
-    }
 }
 
 /// Values as they were at one version, for as long as this lives.

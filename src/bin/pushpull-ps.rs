@@ -7,7 +7,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
-use pushpull::{Adam, ClusterSpec, NonFinite, Ps, PsConfig, Sgd, Storage, TaskId};
+use pushpull::{
+    Adam, Checkpoints, ClusterSpec, Durability, LocalDirectory, NonFinite, Ps, PsConfig, Retention,
+    Sgd, Storage, TaskId,
+};
 
 /// A parameter server of a cluster.
 #[derive(Debug, Parser)]
@@ -37,9 +40,28 @@ struct Options {
     /// How many shards the task has, each with a thread.
     #[arg(long, default_value_t = 1)]
     shards: u16,
-    /// A directory for the variables' memory; anonymous memory without it.
+    /// A directory for the state, which survives this process: best on a memory file system such as
+    /// /dev/shm. Anonymous memory without it.
     #[arg(long)]
     state_dir: Option<PathBuf>,
+    /// Checks every block of values and slots when the state is opened, not only what names them.
+    #[arg(long, requires = "state_dir")]
+    integrity_full: bool,
+    /// What an acknowledged push survives: the end of this process, or the loss of power, too.
+    #[arg(long, value_enum, default_value_t = Survives::Process)]
+    durability: Survives,
+    /// A directory for checkpoints, the same for all ps tasks.
+    #[arg(long)]
+    checkpoint_dir: Option<PathBuf>,
+    /// Saves a checkpoint by itself so often; 0 only when asked.
+    #[arg(long, default_value_t = 0, requires = "checkpoint_dir")]
+    checkpoint_every_ms: u64,
+    /// How many of the newest checkpoints are kept; 0 keeps all.
+    #[arg(long, default_value_t = 5)]
+    max_to_keep: usize,
+    /// Of the older ones, keeps the first in each stretch of so many hours.
+    #[arg(long, default_value_t = 10_000)]
+    keep_every_hours: u32,
     /// The most bytes the shards may use together.
     #[arg(long, default_value_t = Storage::BYTES_MAX)]
     bytes_max: u64,
@@ -85,6 +107,12 @@ struct Options {
 enum Rule {
     Sgd,
     Adam,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Survives {
+    Process,
+    Power,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -150,7 +178,18 @@ async fn start(options: &Options) -> Result<Ps, Box<dyn std::error::Error>> {
     if let Some(path) = &options.unix_socket {
         listener = listener.also(Ps::listen(&format!("unix:{}", path.display())).await?);
     }
-    Ok(listener.start(config(options, cluster))?)
+    let mut config = config(options, cluster);
+    if let Some(directory) = &options.checkpoint_dir {
+        let mut retention = Retention::default();
+        retention.max_to_keep = options.max_to_keep;
+        retention.keep_every_hours = options.keep_every_hours;
+        let checkpoints = Checkpoints::new(LocalDirectory::create(directory)?).retention(retention);
+        config = config.checkpoints(match options.checkpoint_every_ms {
+            0 => checkpoints,
+            millis => checkpoints.every(Duration::from_millis(millis)),
+        });
+    }
+    Ok(listener.start(config)?)
 }
 
 fn cluster(options: &Options) -> Result<ClusterSpec, pushpull::ClusterError> {
@@ -188,6 +227,11 @@ fn config(options: &Options, cluster: ClusterSpec) -> PsConfig {
         .lease(Duration::from_millis(options.lease_ms))
         .token_timeout((!token_timeout.is_zero()).then_some(token_timeout))
         .inbox_pushes(options.inbox_pushes)
+        .integrity_full(options.integrity_full)
+        .durability(match options.durability {
+            Survives::Process => Durability::Process,
+            Survives::Power => Durability::Power,
+        })
         .non_finite(match options.non_finite {
             OnNonFinite::Reject => NonFinite::Reject,
             OnNonFinite::Count => NonFinite::Count,

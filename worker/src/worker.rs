@@ -151,7 +151,7 @@ impl Worker {
     async fn initialize(&self, plan: &Plan, shard: ShardId) -> Result<(), JoinError> {
         let doing = "initialize the variables";
         let (timeout, body) = (self.client.config.connect_timeout, Bytes::new());
-        let initialize = message::Initialize {};
+        let initialize = message::Initialize { epoch: pushpull_common::ids::RestoreEpoch(1) };
         match self.client.request(doing, shard, initialize, body, timeout).await? {
             (Message::Ready(ready), _) if ready.digest == plan.catalogue().digest() => Ok(()),
             // Another chief has declared other variables in between.

@@ -38,6 +38,10 @@ pub const TOKENS_PER_CLIENT_MAX: usize = 16;
 
 /// The longest name of a job, as in host names.
 pub const JOB_BYTES_MAX: usize = 64;
+/// The longest name of a checkpoint's folder.
+pub const CHECKPOINT_NAME_BYTES_MAX: usize = 64;
+/// What a checkpoint may keep for its user: positions of data readers, not data.
+pub const USER_BLOB_BYTES_MAX: u64 = 1 << 20;
 /// The longest name of a variable.
 pub const NAME_BYTES_MAX: usize = 256;
 /// The longest name of an identity field.

@@ -27,7 +27,7 @@ wire_enum! {
         3 => Reader {},
         /// Stops and saves; reserved.
         4 => Admin {},
-        /// Another ps task; reserved for the link between them.
+        /// Another ps task: the step owner's, which has shards save themselves.
         5 => Peer {},
     }
 }
@@ -149,6 +149,19 @@ wire_enum! {
 }
 
 wire_struct! {
+    /// A checkpoint, by name.
+    #[derive(Eq)]
+    CheckpointId {
+        /// The name of its folder.
+        name: Text<{ limits::CHECKPOINT_NAME_BYTES_MAX }>,
+        /// The restore epoch it was saved in.
+        epoch: RestoreEpoch,
+        /// The global step it holds.
+        step: GlobalStep,
+    }
+}
+
+wire_struct! {
     /// Opens a conversation with one shard.
     Hello {
         /// The oldest protocol version the client speaks.
@@ -203,6 +216,11 @@ wire_struct! {
         non_finite: NonFinitePolicy,
         /// How far the variables are.
         catalogue: CatalogueState,
+        /// The restore epoch: goes up each time the cluster goes back to a checkpoint, or begins
+        /// anew; 0 before the variables have ever had values here.
+        restore_epoch: RestoreEpoch,
+        /// The global step at which that epoch began.
+        restored_step: GlobalStep,
         /// What must agree, as the server knows it.
         identity: IdentityFields,
         /// Room for authentication; empty in this version.
@@ -239,11 +257,60 @@ wire_struct! {
     Declared {
         /// How far they are now.
         state: CatalogueState,
+        /// The restore epoch of this shard, as in [`Welcome`].
+        restore_epoch: RestoreEpoch,
     }
 }
 wire_struct! {
     /// Gives every variable nobody assigned its initial value, and opens the shard (chief).
-    Initialize {}
+    Initialize {
+        /// The restore epoch that begins: higher than that of every shard.
+        epoch: RestoreEpoch,
+    }
+}
+wire_struct! {
+    /// Asks the step owner for the newest checkpoint that is sound (chief).
+    FindCheckpoint {}
+}
+wire_struct! {
+    /// The newest checkpoint that is sound.
+    CheckpointFound {
+        /// It; nothing if there is none, or the servers keep no checkpoints.
+        checkpoint: Option<CheckpointId>,
+    }
+}
+wire_struct! {
+    /// Gives every variable, and every slot, its value in a checkpoint, and opens the shard under a
+    /// new restore epoch (chief). What belongs to older epochs is dropped. Answered with `Ready`.
+    Restore {
+        /// The checkpoint.
+        checkpoint: CheckpointId,
+        /// The restore epoch that begins: higher than that of every shard and of the checkpoint.
+        epoch: RestoreEpoch,
+    }
+}
+wire_struct! {
+    /// Asks the step owner to save a checkpoint of all shards (chief, admin). The body is kept in it
+    /// for whoever restores it, such as the positions of the data readers.
+    Save {}
+}
+wire_struct! {
+    /// A checkpoint is saved, verified and published.
+    Saved {
+        /// It.
+        checkpoint: CheckpointId,
+    }
+}
+wire_struct! {
+    /// Asks a shard to write its part of a checkpoint (peer: the step owner's task).
+    SaveShard {
+        /// The name of the checkpoint that is being written.
+        name: Text<{ limits::CHECKPOINT_NAME_BYTES_MAX }>,
+    }
+}
+wire_struct! {
+    /// A shard's part is written and verified. The body is what the manifest says of it.
+    ShardSaved {}
 }
 wire_struct! {
     /// Waits until the shard's variables have values.
@@ -540,6 +607,9 @@ messages! {
     14 => Ready, body 0;
     15 => FetchCatalogue, body 0;
     16 => CatalogueIs, body limits::CATALOGUE_BYTES_MAX;
+    17 => FindCheckpoint, body 0;
+    18 => CheckpointFound, body 0;
+    19 => Restore, body 0;
     20 => TokenRequest, body 0;
     21 => Granted, body 0;
     22 => Ended, body 0;
@@ -558,6 +628,10 @@ messages! {
     51 => Finished, body 0;
     52 => Leave, body 0;
     53 => Left, body 0;
+    54 => Save, body limits::USER_BLOB_BYTES_MAX;
+    55 => Saved, body 0;
+    56 => SaveShard, body 0;
+    57 => ShardSaved, body limits::CATALOGUE_BYTES_MAX;
     60 => Held, body 0;
     61 => Admit, body 0;
     62 => Drop, body 0;

@@ -2,7 +2,9 @@
 
 use super::limits::DETAIL_BYTES_MAX;
 use super::wire::{Text, wire_enum};
-use crate::ids::{ClientEpoch, PartitionId, RestoreEpoch, Sequence, ShardId, TokenId, VariableId};
+use crate::ids::{
+    ClientEpoch, GlobalStep, PartitionId, RestoreEpoch, Sequence, ShardId, TokenId, VariableId,
+};
 
 /// A short explanation.
 pub type Detail = Text<DETAIL_BYTES_MAX>;
@@ -136,6 +138,8 @@ wire_enum! {
             found: RestoreEpoch,
             /// The epoch that is current.
             current: RestoreEpoch,
+            /// The global step at which the current epoch began.
+            step: GlobalStep,
         },
         /// The server's storage failed.
         19 => Storage {
@@ -234,8 +238,8 @@ impl std::fmt::Display for Refusal {
             Refusal::Token { token, generation } => {
                 write!(f, "token {token} of generation {generation} is not held by this client")
             }
-            Refusal::RestoreEpoch { found, current } => {
-                write!(f, "restore epoch {found} has passed, {current} is current")
+            Refusal::RestoreEpoch { found, current, step } => {
+                write!(f, "restore epoch {found} is not {current}, which began at step {step}")
             }
             Refusal::Storage { detail } => write!(f, "storage failed: {detail}"),
             Refusal::Window { sequence, oldest, newest } => {

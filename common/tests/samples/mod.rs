@@ -115,6 +115,8 @@ fn welcome() -> Welcome {
         body_crc: BodyCrc::Off {},
         non_finite: NonFinitePolicy::Reject {},
         catalogue: CatalogueState::Absent {},
+        restore_epoch: RestoreEpoch(4),
+        restored_step: GlobalStep(17),
         identity: List::default(),
         auth: List::default(),
     }
@@ -123,9 +125,19 @@ fn welcome() -> Welcome {
 fn variables(add: &mut impl FnMut(&str, Message)) {
     add("Declare", Declare { digest: filled(0xd0) }.into());
     for (name, state) in CatalogueState::named() {
-        add(&format!("Declared {name}"), Declared { state }.into());
+        let restore_epoch = RestoreEpoch(4);
+        add(&format!("Declared {name}"), Declared { state, restore_epoch }.into());
     }
-    add("Initialize", Initialize {}.into());
+    add("Initialize", Initialize { epoch: RestoreEpoch(5) }.into());
+    add("FindCheckpoint", FindCheckpoint {}.into());
+    for (name, checkpoint) in [("none", None), ("one", Some(checkpoint()))] {
+        add(&format!("CheckpointFound {name}"), CheckpointFound { checkpoint }.into());
+    }
+    add("Restore", Restore { checkpoint: checkpoint(), epoch: RestoreEpoch(5) }.into());
+    add("Save", Save {}.into());
+    add("Saved", Saved { checkpoint: checkpoint() }.into());
+    add("SaveShard", SaveShard { name: text("ckpt-4-17") }.into());
+    add("ShardSaved", ShardSaved {}.into());
     add("AwaitReady", AwaitReady {}.into());
     add("Ready", Ready { digest: filled(0xd0) }.into());
     add("FetchCatalogue", FetchCatalogue {}.into());
@@ -135,6 +147,10 @@ fn variables(add: &mut impl FnMut(&str, Message)) {
     }
     add("Pulled", Pulled { version: 7, offset: 4096, last: false }.into());
     add("Pulled last", Pulled { version: 7, offset: 8192, last: true }.into());
+}
+
+fn checkpoint() -> CheckpointId {
+    CheckpointId { name: text("ckpt-4-17"), epoch: RestoreEpoch(4), step: GlobalStep(17) }
 }
 
 fn tokens(add: &mut impl FnMut(&str, Message)) {
@@ -204,9 +220,11 @@ fn between_servers(add: &mut impl FnMut(&str, Message)) {
 /// The kinds that may have a body, once without a checksum and once with one.
 fn with_bodies(list: &mut Vec<Sample>) {
     let digest = filled(0xd0);
-    let messages: [Message; 4] = [
+    let messages: [Message; 6] = [
         Declare { digest }.into(),
         CatalogueIs { digest }.into(),
+        Save {}.into(),
+        ShardSaved {}.into(),
         part().into(),
         Pulled { version: 7, offset: 4096, last: true }.into(),
     ];

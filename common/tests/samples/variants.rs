@@ -94,7 +94,7 @@ variants! {
         "stopping" => Refusal::Stopping {},
         "token" => Refusal::Token { token: TokenId(11), generation: 12 },
         "restore_epoch" => Refusal::RestoreEpoch {
-            found: RestoreEpoch(1), current: RestoreEpoch(2),
+            found: RestoreEpoch(1), current: RestoreEpoch(2), step: GlobalStep(3),
         },
         "storage" => Refusal::Storage { detail: detail("disk full") },
         "window" => Refusal::Window {

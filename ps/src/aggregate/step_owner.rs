@@ -88,6 +88,17 @@ impl StepOwner {
         (self.step, self.next_token, self.finished) = (step, next_token.max(1), finished);
     }
 
+    /// Takes back every token: another restore epoch begins.
+    pub(crate) fn forget_tokens(&mut self) {
+        self.take_back_all(|_| true);
+    }
+
+    /// Goes back to the step of a checkpoint. Token ids go on.
+    pub(crate) fn go_back(&mut self, step: GlobalStep) {
+        self.step = step.0;
+        self.finished = false;
+    }
+
     /// Puts a token back that was out when an earlier process stopped; its time starts anew. False
     /// if it cannot have been out: it is out to another, or was never granted.
     pub(crate) fn restore_token(

@@ -129,6 +129,38 @@ impl Blocks {
         self.stream(to, within.start, &from[within]);
     }
 
+    /// Two blocks, one for reading and one for writing past the cache, and of both this stretch.
+    ///
+    /// # Panics
+    /// If they are the same, the one to write is pinned, or there is no such stretch.
+    pub(crate) fn read_and_stream(
+        &mut self,
+        from: u32,
+        to: u32,
+        within: std::ops::Range<usize>,
+    ) -> (&[u8], &mut [u8]) {
+        assert!(from != to && !self.is_pinned(to), "block {to} is not written while it is read");
+        let bytes = self.shared.grid.block_bytes;
+        #[cfg(any(test, feature = "zoo"))]
+        witness::streaming(
+            self.shared.memory.address(),
+            self.shared.start(to) + within.start,
+            within.len(),
+        );
+        let (from, to) = (self.shared.pointer(from), self.shared.pointer(to));
+        // SAFETY: as in `read` and `write`. The slices are of different blocks, which do not
+        // overlap.
+        let (from, to) = unsafe {
+            (std::slice::from_raw_parts(from, bytes), std::slice::from_raw_parts_mut(to, bytes))
+        };
+        (&from[within.clone()], &mut to[within])
+    }
+
+    /// The bytes of one block.
+    pub(crate) fn block_bytes(&self) -> usize {
+        self.shared.grid.block_bytes
+    }
+
     /// Where a block lies in its file.
     pub(crate) fn offset(&self, block: u32) -> usize {
         self.shared.start(block)

@@ -1,7 +1,7 @@
 //! The state directory: private, locked, and a folder for each shard.
 
 use std::fs::{DirBuilder, File, OpenOptions};
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -135,6 +135,48 @@ impl Folder {
         self.change("rename a file in")?;
         let (from, to) = (self.path(from), self.path(to));
         std::fs::rename(&from, to).map_err(|source| io_error("rename", &from, source))
+    }
+
+    /// Has what a file holds, its mapped pages too, put on the disk.
+    pub(crate) fn sync(&self, name: &str) -> Result<(), StorageError> {
+        let path = self.path(name);
+        let file = File::open(&path).map_err(|source| io_error("open", &path, source))?;
+        file.sync_data().map_err(|source| io_error("flush", &path, source))
+    }
+
+    /// Replaces what a file holds, and has it put on the disk, with its name.
+    pub(crate) fn write_durably(&self, name: &str, bytes: &[u8]) -> Result<(), StorageError> {
+        let path = self.path(name);
+        let failed = |doing: &'static str| {
+            let path = path.clone();
+            move |source| io_error(doing, &path, source)
+        };
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(true).mode(0o600);
+        let mut file = options.open(&path).map_err(failed("open"))?;
+        file.write_all(bytes).map_err(failed("write"))?;
+        file.sync_all().map_err(failed("flush"))?;
+        self.sync_names()
+    }
+
+    /// Has the names of the files put on the disk.
+    pub(crate) fn sync_names(&self) -> Result<(), StorageError> {
+        let folder = File::open(&self.path);
+        let folder = folder.map_err(|source| io_error("open", &self.path, source))?;
+        folder.sync_all().map_err(|source| io_error("flush", &self.path, source))
+    }
+
+    /// Whether it is on a file system that is gone with the machine's memory.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn is_in_memory(&self) -> bool {
+        const TMPFS: i64 = 0x0102_1994;
+        rustix::fs::statfs(&self.path).is_ok_and(|statfs| i64::from(statfs.f_type) == TMPFS)
+    }
+
+    /// Whether it is on a file system that is gone with the machine's memory; nobody knows here.
+    #[cfg(not(target_os = "linux"))]
+    pub(crate) fn is_in_memory(&self) -> bool {
+        false
     }
 
     /// Removes a file, if it is there.

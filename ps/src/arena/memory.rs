@@ -88,11 +88,6 @@ impl Memory {
         self.bytes
     }
 
-    /// The file under it.
-    pub(crate) fn file(&self) -> Option<&File> {
-        self.file.as_ref()
-    }
-
     /// Makes it longer by zeros. Nothing else changes.
     pub(crate) fn grow(&mut self, bytes: usize) -> std::io::Result<()> {
         #[allow(unused_mut, reason = "for the shelf of a test")]

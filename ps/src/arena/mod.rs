@@ -119,6 +119,34 @@ impl Place {
         }
     }
 
+    /// Has what a file holds put on the disk.
+    pub(crate) fn sync(&self, name: &str) -> Result<(), StorageError> {
+        match self {
+            Place::Anonymous => Ok(()),
+            Place::Folder(folder) => folder.sync(name),
+            #[cfg(any(test, feature = "zoo"))]
+            Place::Shelf(shelf) => Ok(shelf.sync(name)),
+        }
+    }
+
+    /// Has the names of the files put on the disk.
+    pub(crate) fn sync_names(&self) -> Result<(), StorageError> {
+        match self {
+            Place::Folder(folder) => folder.sync_names(),
+            _ => Ok(()),
+        }
+    }
+
+    /// Replaces what a file holds, and has it put on the disk.
+    pub(crate) fn write_durably(&self, name: &str, bytes: &[u8]) -> Result<(), StorageError> {
+        match self {
+            Place::Anonymous => Ok(()),
+            Place::Folder(folder) => folder.write_durably(name, bytes),
+            #[cfg(any(test, feature = "zoo"))]
+            Place::Shelf(shelf) => Ok(shelf.write_durably(name, bytes)),
+        }
+    }
+
     /// Forgets a file that is no longer used.
     pub(crate) fn remove(&self, name: &str) -> Result<(), StorageError> {
         match self {

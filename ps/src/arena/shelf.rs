@@ -37,14 +37,14 @@ impl Found {
 
 /// Files by name.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Shelf(Arc<Mutex<BTreeMap<String, Found>>>);
+pub(crate) struct Shelf(Arc<Mutex<BTreeMap<String, Found>>>, Arc<Mutex<BTreeMap<String, Vec<u8>>>>);
 
 impl Shelf {
     /// A shelf with these files.
     pub(crate) fn with(files: BTreeMap<String, impl Into<Arc<Vec<u8>>>>) -> Shelf {
         let found = |bytes: Arc<Vec<u8>>| Found(Arc::new(Mutex::new(Item::Closed(bytes))));
         let items = files.into_iter().map(|(name, bytes)| (name, found(bytes.into())));
-        Shelf(Arc::new(Mutex::new(items.collect())))
+        Shelf(Arc::new(Mutex::new(items.collect())), Arc::default())
     }
 
     fn items(&self) -> MutexGuard<'_, BTreeMap<String, Found>> {
@@ -81,10 +81,32 @@ impl Shelf {
         let mut items = self.items();
         let item = items.remove(from).expect("it is there");
         items.insert(to.to_owned(), item);
+        let mut disk = self.disk();
+        let flushed = disk.remove(from);
+        disk.extend(flushed.map(|bytes| (to.to_owned(), bytes)));
     }
 
     pub(super) fn remove(&self, name: &str) {
         self.items().remove(name);
+    }
+
+    pub(super) fn sync(&self, name: &str) {
+        // SAFETY: nobody writes while a test's only thread is here.
+        let contents = unsafe { self.contents() };
+        if let Some(bytes) = contents.get(name) {
+            self.disk().insert(name.to_owned(), bytes.clone());
+        }
+    }
+
+    pub(super) fn write_durably(&self, name: &str, bytes: &[u8]) {
+        let item = Found(Arc::new(Mutex::new(Item::Closed(bytes.to_vec().into()))));
+        self.items().insert(name.to_owned(), item);
+        self.disk().insert(name.to_owned(), bytes.to_vec());
+    }
+
+    /// What was put on the disk, as it was then.
+    pub(crate) fn disk(&self) -> MutexGuard<'_, BTreeMap<String, Vec<u8>>> {
+        self.1.lock().expect("no test panics while it holds a disk")
     }
 
     /// What a process that is killed now leaves.

@@ -1,7 +1,8 @@
 //! Adam (Kingma and Ba, 2015, algorithm 1 in the form before section 2.1), as TensorFlow computes
 //! it: epsilon stands outside the root.
 
-use super::{ApplyAt, Optimizer, Run, SlotSpec, kernel, learning_rate_fault};
+use super::kernel::{AdamRule, Float};
+use super::{ApplyAt, Optimizer, Run, SlotSpec, StreamRun, learning_rate_fault};
 
 /// Adam: `m = b1 m + (1-b1) g`, `v = b2 v + (1-b2) g^2`, `w -= a m / (sqrt(v) + e)` with
 /// `a = lr sqrt(1 - b2^t) / (1 - b1^t)`, where `t` counts the gradients the shard has applied.
@@ -31,16 +32,33 @@ impl Adam {
         Adam { epsilon, ..self }
     }
 
-    /// The scalars of the `t`-th update.
-    fn scalars(&self, at: ApplyAt) -> kernel::AdamScalars {
+    /// The step size of the `t`-th update.
+    fn alpha(&self, at: ApplyAt) -> f64 {
         // Beyond 2^31 updates both powers have long been zero.
         let t = i32::try_from(at.count).unwrap_or(i32::MAX);
-        kernel::AdamScalars {
-            alpha: self.learning_rate * (1.0 - self.beta2.powi(t)).sqrt()
-                / (1.0 - self.beta1.powi(t)),
+        self.learning_rate * (1.0 - self.beta2.powi(t)).sqrt() / (1.0 - self.beta1.powi(t))
+    }
+
+    fn rule_f64(&self, at: ApplyAt) -> AdamRule<f64> {
+        AdamRule {
+            alpha: self.alpha(at),
             beta1: self.beta1,
             beta2: self.beta2,
+            rest1: 1.0 - self.beta1,
+            rest2: 1.0 - self.beta2,
             epsilon: self.epsilon,
+        }
+    }
+
+    fn rule_f32(&self, at: ApplyAt) -> AdamRule<f32> {
+        let AdamRule { alpha, beta1, beta2, rest1, rest2, epsilon } = self.rule_f64(at);
+        AdamRule {
+            alpha: alpha as f32,
+            beta1: beta1 as f32,
+            beta2: beta2 as f32,
+            rest1: rest1 as f32,
+            rest2: rest2 as f32,
+            epsilon: epsilon as f32,
         }
     }
 }
@@ -64,13 +82,21 @@ impl Optimizer for Adam {
     }
 
     fn apply_f32(&self, at: ApplyAt, run: Run<'_, f32>) {
-        let [m, v] = run.slots else { unreachable!("a run carries the slots of `slots()`") };
-        kernel::adam_f32(run.values, m, v, run.gradient, self.scalars(at));
+        f32::in_place(self.rule_f32(at), run);
     }
 
     fn apply_f64(&self, at: ApplyAt, run: Run<'_, f64>) {
-        let [m, v] = run.slots else { unreachable!("a run carries the slots of `slots()`") };
-        kernel::adam_f64(run.values, m, v, run.gradient, self.scalars(at));
+        f64::in_place(self.rule_f64(at), run);
+    }
+
+    fn stream_f32(&self, at: ApplyAt, run: StreamRun<'_, f32>) -> bool {
+        f32::streamed(self.rule_f32(at), run);
+        true
+    }
+
+    fn stream_f64(&self, at: ApplyAt, run: StreamRun<'_, f64>) -> bool {
+        f64::streamed(self.rule_f64(at), run);
+        true
     }
 
     fn fault(&self) -> Option<(&'static str, f64, &'static str)> {

@@ -56,6 +56,25 @@ pub struct Run<'a, T> {
     pub gradient: &'a [T],
 }
 
+/// A run whose result is written elsewhere: the slices that are read and those that are written do
+/// not overlap. All are of one length.
+#[derive(Debug)]
+#[doc(hidden)]
+pub struct StreamRun<'a, T> {
+    /// The values.
+    pub values: &'a [T],
+    /// What they become.
+    pub values_out: &'a mut [T],
+    /// The slots in the order of [`Optimizer::slots`].
+    pub slots: &'a [&'a [T]],
+    /// What they become.
+    pub slots_out: &'a mut [&'a mut [T]],
+    /// The gradient.
+    pub gradient: &'a [T],
+    /// Whether the result is written past the cache: nobody reads it soon.
+    pub past_cache: bool,
+}
+
 /// A rule that changes variables by gradients, element by element.
 ///
 /// A shard calls it for runs of at most a few thousand elements, in any order and from its own
@@ -73,6 +92,19 @@ pub trait Optimizer: fmt::Debug + Send + Sync + 'static {
 
     /// Changes a run of a variable of `f64`.
     fn apply_f64(&self, at: ApplyAt, run: Run<'_, f64>);
+
+    /// The same as `apply_f32`, from one place to another; `false` if the rule has no such loop, and
+    /// nothing was done. The rules here have one: it saves a pass over the values.
+    #[doc(hidden)]
+    fn stream_f32(&self, _at: ApplyAt, _run: StreamRun<'_, f32>) -> bool {
+        false
+    }
+
+    /// The same for `f64`.
+    #[doc(hidden)]
+    fn stream_f64(&self, _at: ApplyAt, _run: StreamRun<'_, f64>) -> bool {
+        false
+    }
 
     /// The first hyperparameter that cannot be used: its name, its value and why.
     fn fault(&self) -> Option<(&'static str, f64, &'static str)> {

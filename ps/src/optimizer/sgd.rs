@@ -1,6 +1,7 @@
 //! Gradient descent: `w -= lr * g`.
 
-use super::{ApplyAt, Optimizer, Run, SlotSpec, kernel, learning_rate_fault};
+use super::kernel::{Float, SgdRule};
+use super::{ApplyAt, Optimizer, Run, SlotSpec, StreamRun, learning_rate_fault};
 
 /// Gradient descent without slots: `w -= lr * g`.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,11 +26,21 @@ impl Optimizer for Sgd {
     }
 
     fn apply_f32(&self, _at: ApplyAt, run: Run<'_, f32>) {
-        kernel::sgd_f32(run.values, run.gradient, self.learning_rate as f32);
+        f32::in_place(SgdRule { rate: self.learning_rate as f32 }, run);
     }
 
     fn apply_f64(&self, _at: ApplyAt, run: Run<'_, f64>) {
-        kernel::sgd_f64(run.values, run.gradient, self.learning_rate);
+        f64::in_place(SgdRule { rate: self.learning_rate }, run);
+    }
+
+    fn stream_f32(&self, _at: ApplyAt, run: StreamRun<'_, f32>) -> bool {
+        f32::streamed(SgdRule { rate: self.learning_rate as f32 }, run);
+        true
+    }
+
+    fn stream_f64(&self, _at: ApplyAt, run: StreamRun<'_, f64>) -> bool {
+        f64::streamed(SgdRule { rate: self.learning_rate }, run);
+        true
     }
 
     fn fault(&self) -> Option<(&'static str, f64, &'static str)> {

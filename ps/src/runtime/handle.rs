@@ -2,8 +2,12 @@
 
 use std::sync::Arc;
 
+use pushpull_common::protocol::limits::USER_BLOB_BYTES_MAX;
+use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
+use super::saver::Wish;
+use crate::error::SaveError;
 use crate::metrics::{Counters, Metrics};
 
 /// A handle on a running server; cheap to clone.
@@ -12,6 +16,7 @@ pub struct Handle {
     pub(super) addresses: Arc<[String]>,
     pub(super) stop: CancellationToken,
     pub(super) counters: Arc<[Arc<Counters>]>,
+    pub(super) wishes: Option<mpsc::Sender<Wish>>,
 }
 
 impl Handle {
@@ -29,6 +34,33 @@ impl Handle {
     /// its connections, and `serve` returns. Returns at once; stopping twice is stopping once.
     pub fn stop(&self) {
         self.stop.cancel();
+    }
+
+    /// Saves a checkpoint of all shards of the cluster, with the user's bytes (at most 1 MiB) beside
+    /// it, and returns its name. The server goes on meanwhile: the checkpoint holds what each
+    /// shard had when it began to write.
+    ///
+    /// # Errors
+    /// If this task does not own the step, no place for checkpoints is configured, the variables
+    /// have no values yet, a shard cannot be reached, or a disk fails. Earlier checkpoints are as
+    /// they were then.
+    ///
+    /// Dropping the future does not stop the save.
+    pub async fn save(&self, user: &[u8]) -> Result<String, SaveError> {
+        let Some(wishes) = &self.wishes else {
+            let reason = "this task keeps no checkpoints, or does not own the step".to_owned();
+            return Err(SaveError { reason });
+        };
+        let limit = USER_BLOB_BYTES_MAX;
+        if user.len() as u64 > limit {
+            let reason = format!("{} bytes of the user are more than {limit}", user.len());
+            return Err(SaveError { reason });
+        }
+        let (done, wait) = oneshot::channel();
+        let stopping = || SaveError { reason: "the server is stopping".to_owned() };
+        wishes.send((user.to_vec(), done)).await.map_err(|_| stopping())?;
+        let saved = wait.await.map_err(|_| stopping())?;
+        saved.map(|id| id.name.as_str().to_owned()).map_err(|reason| SaveError { reason })
     }
 
     /// What the server has done so far, summed over its shards. Costs one load per counter.

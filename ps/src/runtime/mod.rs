@@ -9,6 +9,8 @@ mod handle;
 mod link;
 mod listener;
 mod outbox;
+mod peer;
+mod saver;
 mod server;
 mod shard_thread;
 

@@ -1,6 +1,7 @@
 //! A parameter server: listen, start, serve, stop.
 
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::io;
@@ -16,13 +17,18 @@ use tokio_util::sync::CancellationToken;
 use super::accept::{self, Acceptor};
 use super::handle::Handle;
 use super::listener::Listener;
-use super::shard_thread;
+use super::peer::Introduction;
+use super::saver::{self, Saver};
+use super::shard_thread::{self, Ways};
 use crate::arena::{Budget, Place, StateDirectory};
-use crate::config::{Mode, PsConfig, Storage};
+use crate::config::{Durability, Mode, PsConfig, Storage};
 use crate::error::{ListenError, ServeError, StartError};
 use crate::metrics::Counters;
 use crate::shard::Shard;
 use crate::shard::durable::{Life, Parts};
+
+/// Orders to the saver, and its news, on their way.
+const ORDERS_MAX: usize = 64;
 
 /// Sockets on their way to a shard; more wait in the accepting thread.
 const ARRIVALS_MAX: usize = 64;
@@ -116,6 +122,12 @@ impl Listener {
                 Some(state) => state.shard(shard).map(Place::Folder),
             })
             .collect::<Result<Vec<_>, _>>()?;
+        let in_memory = |place: &Place| matches!(place, Place::Folder(f) if f.is_in_memory());
+        if config.durability == Durability::Power && places.iter().any(in_memory) {
+            let (setting, value) = ("durability", "power".to_owned());
+            let reason = "the state directory is on a file system in memory";
+            return Err(StartError::Setting { setting, value, reason });
+        }
         let counters: Arc<[Arc<Counters>]> = places.iter().map(|_| Arc::default()).collect();
         let (identity, life) = (Arc::new(identity(&config)), life());
         let budget = Budget::new(config.storage.bytes_max());
@@ -131,10 +143,37 @@ impl Listener {
             shards.push(Shard::open(parts, place, life, Instant::now())?);
         }
         let (stop, addresses) = (CancellationToken::new(), self.addresses().into());
-        let handle = Handle { addresses, stop: stop.clone(), counters: counters.clone() };
+        let storage = config.checkpoints.as_ref().map(|checkpoints| checkpoints.storage.clone());
+        let saves = config.checkpoints.clone().filter(|_| config.owns_step());
+        let (wishes, wished) = mpsc::channel(ORDERS_MAX);
+        let wishes = saves.is_some().then_some(wishes);
+        let counted = counters.clone();
+        let handle = Handle { addresses, stop: stop.clone(), counters: counted, wishes };
         let (end, ended) = mpsc::channel(1);
         let mut ps = Ps { handle, threads: Vec::new(), ended, _state: state };
 
+        let mut saver = None;
+        if let Some(checkpoints) = saves {
+            let (order, orders) = mpsc::channel(ORDERS_MAX);
+            let (news, hear) = mpsc::channel(ORDERS_MAX);
+            saver = Some((order, hear));
+            let saver = Saver {
+                checkpoints,
+                introduction: Introduction {
+                    task: config.task.clone(),
+                    identity: (*identity).clone(),
+                },
+                addresses: peers(&config, ps.handle.address()),
+                optimizer: config.optimizer.clone(),
+                counters: counters[0].clone(),
+                owner: ShardId { task: config.task.index, shard: 0 },
+                orders,
+                wishes: wished,
+                news,
+                stop: stop.clone(),
+            };
+            ps.spawn(format!("ps-{}-saver", config.task.index), &end, || saver::run(saver))?;
+        }
         let (mut senders, mut members) = (Vec::new(), Vec::new());
         for (index, shard) in shards.into_iter().enumerate() {
             let (sender, arrivals) = mpsc::channel(ARRIVALS_MAX);
@@ -142,8 +181,10 @@ impl Listener {
             senders.push(sender);
             members.push(member_receiver);
             let (stop, stall_timeout) = (stop.clone(), config.stall_timeout);
+            let saver = saver.take().filter(|_| index == 0);
+            let ways = Ways { storage: storage.clone(), saver };
             ps.spawn(format!("ps-{}-shard-{index}", config.task.index), &end, move || {
-                shard_thread::run(shard, arrivals, member_sender, stall_timeout, &stop)
+                shard_thread::run(shard, arrivals, member_sender, stall_timeout, ways, &stop)
             })?;
         }
         let acceptor = Acceptor {
@@ -195,6 +236,17 @@ fn identity(config: &PsConfig) -> Identity {
         .with("shards", config.shards.to_string())
         .with("optimizer", config.optimizer.kind())
         .with("mode", mode)
+}
+
+/// Where the ps tasks are reached; this one where it listens.
+fn peers(config: &PsConfig, own: &str) -> BTreeMap<u32, String> {
+    let indices = config.cluster.task_indices("ps").unwrap_or_default();
+    let addresses = indices.into_iter().filter_map(|index| {
+        let address = config.cluster.task_address("ps", index).ok()?;
+        let own = (index == config.task.index).then_some(own);
+        Some((index, own.unwrap_or(address).to_owned()))
+    });
+    addresses.collect()
 }
 
 /// What this process brings along for the arenas it opens.

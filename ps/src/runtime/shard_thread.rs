@@ -1,8 +1,9 @@
 //! A shard's thread: the shard, its connections, its clock and its long work, on one runtime.
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pushpull_common::protocol::message::Hello;
@@ -14,7 +15,10 @@ use tokio_util::sync::CancellationToken;
 use super::connection;
 use super::link::Detached;
 use super::outbox::{Outbox, Outgoing};
+use super::saver::{News, Order};
+use crate::checkpoint::CheckpointStorage;
 use crate::shard::output::Output;
+use crate::shard::power::Flush;
 use crate::shard::work::Work;
 use crate::shard::{Input, Shard, TICK};
 
@@ -46,6 +50,20 @@ pub(super) struct Core {
     idle: Notify,
     members: watch::Sender<Members>,
     stall_timeout: Duration,
+    storage: Option<Arc<dyn CheckpointStorage>>,
+    orders: Option<mpsc::Sender<Order>>,
+    chores: RefCell<VecDeque<Output>>,
+    chore: Notify,
+    flush: RefCell<Option<Box<Flush>>>,
+    flush_due: Notify,
+}
+
+/// How a shard's thread reaches the checkpoints.
+#[derive(Debug, Default)]
+pub(super) struct Ways {
+    pub(super) storage: Option<Arc<dyn CheckpointStorage>>,
+    /// On the shard that owns the step.
+    pub(super) saver: Option<(mpsc::Sender<Order>, mpsc::Receiver<News>)>,
 }
 
 impl Core {
@@ -119,12 +137,94 @@ impl Core {
                         outbox.close();
                     }
                 }
+                Output::FindCheckpoint { connection, request } => {
+                    self.order(Order::Find { connection, request });
+                }
+                Output::Save { asker, user, catalogue, epoch, step } => {
+                    self.order(Order::Save { asker, user, catalogue, epoch, step });
+                }
+                Output::Told { ticket, result } => self.order(Order::Told { ticket, result }),
+                output @ (Output::SaveShard(_) | Output::RestoreShard(_)) => {
+                    self.chores.borrow_mut().push_back(output);
+                    self.chore.notify_one();
+                }
+                Output::Flush(flush) => {
+                    *self.flush.borrow_mut() = Some(flush);
+                    self.flush_due.notify_one();
+                }
                 // Nobody may be listening any more, while the server stops.
                 Output::Members { joined, present } => {
                     self.members.send_replace((joined, present));
                 }
             }
         }
+    }
+
+    /// Tells the saver what to do. It takes orders while it waits for nothing: a shard has few.
+    fn order(&self, order: Order) {
+        if let Some(orders) = &self.orders {
+            // A saver that has no room for an order answers none: the request's deadline ends it.
+            let _ = orders.try_send(order);
+        }
+    }
+
+    /// Has files written and read, one at a time, by threads that may wait for a disk.
+    async fn keep_doing_chores(&self) {
+        loop {
+            let chore = self.chores.borrow_mut().pop_front();
+            let storage = self.storage.clone();
+            match (chore, storage) {
+                (Some(Output::SaveShard(save)), Some(storage)) => {
+                    let (connection, request) = (save.connection, save.request);
+                    let saved = tokio::task::spawn_blocking(move || save.run(&*storage)).await;
+                    let result = saved.unwrap_or_else(|panic| Err(panic.to_string()));
+                    self.handle(Input::ShardSaved { connection, request, result });
+                    // What it had pinned is free.
+                    self.released();
+                }
+                (Some(Output::RestoreShard(restore)), Some(storage)) => {
+                    let restored = tokio::task::spawn_blocking(move || restore.run(storage)).await;
+                    match restored {
+                        Ok(restored) => self.handle(Input::ShardRestored(Box::new(restored))),
+                        Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+                    }
+                }
+                _ => self.chore.notified().await,
+            }
+        }
+    }
+
+    /// Has images put on the disk, for as long as the thread lives.
+    async fn keep_flushing(&self) {
+        loop {
+            while self.flush_once().await {}
+            self.flush_due.notified().await;
+        }
+    }
+
+    /// Has the image that is due put on the disk, if one is.
+    async fn flush_once(&self) -> bool {
+        let Some(flush) = self.flush.borrow_mut().take() else { return false };
+        let flushed = tokio::task::spawn_blocking(move || flush.run()).await;
+        let result = flushed.unwrap_or_else(|panic| Err(panic.to_string()));
+        self.handle(Input::Flushed(result));
+        // Blocks that older images named are free.
+        self.released();
+        true
+    }
+
+    /// Tells the shard what the saver says.
+    async fn keep_hearing(&self, mut news: mpsc::Receiver<News>) {
+        while let Some(news) = news.recv().await {
+            self.handle(match news {
+                News::Found { connection, request, result } => {
+                    Input::CheckpointFound { connection, request, result }
+                }
+                News::SaveDue { ticket, user } => Input::SaveDue { ticket, user },
+                News::Saved { asker, result } => Input::Saved { asker, result },
+            });
+        }
+        std::future::pending().await
     }
 
     fn outbox(&self, connection: u64) -> Option<Rc<Outbox>> {
@@ -198,7 +298,8 @@ impl Core {
     /// Finishes the pushes that are whole, sends what is to be sent, and closes every connection.
     async fn drain(&self) {
         let finish = async {
-            while self.work_slice() == Work::More {
+            // An update may wait for a flush, and its answer for another.
+            while self.work_slice() == Work::More || self.flush_once().await {
                 tokio::task::yield_now().await;
             }
             for outbox in self.outboxes.borrow().values() {
@@ -219,8 +320,12 @@ pub(super) fn run(
     mut arrivals: mpsc::Receiver<Arrived>,
     members: watch::Sender<Members>,
     stall_timeout: Duration,
+    ways: Ways,
     stop: &CancellationToken,
 ) -> std::io::Result<()> {
+    let (orders, news) = ways.saver.unzip();
+    // Nobody ever says anything where there is no saver.
+    let news = news.unwrap_or_else(|| mpsc::channel(1).1);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let core = Rc::new(Core {
         shard: RefCell::new(shard),
@@ -231,6 +336,12 @@ pub(super) fn run(
         idle: Notify::new(),
         members,
         stall_timeout,
+        storage: ways.storage,
+        orders,
+        chores: RefCell::default(),
+        chore: Notify::new(),
+        flush: RefCell::default(),
+        flush_due: Notify::new(),
     });
     let local = LocalSet::new();
     local.block_on(&runtime, async {
@@ -243,9 +354,13 @@ pub(super) fn run(
             () = stop.cancelled() => {}
             () = core.keep_working() => {}
             () = core.keep_ticking() => {}
+            () = core.keep_doing_chores() => {}
+            () = core.keep_flushing() => {}
+            () = core.keep_hearing(news) => {}
             () = serve => {}
         }
         drop(arrivals);
+        core.shard.borrow().give_up_saving();
         core.drain().await;
     });
     Ok(())

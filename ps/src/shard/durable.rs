@@ -9,13 +9,14 @@ use std::time::Instant;
 
 use pushpull_common::catalogue::{Catalogue, ShardLayout};
 use pushpull_common::identity::Identity;
-use pushpull_common::ids::ShardId;
+use pushpull_common::ids::{GlobalStep, RestoreEpoch, ShardId};
 use pushpull_common::protocol::PushState;
 use pushpull_common::protocol::limits::CATALOGUE_BYTES_MAX;
 use pushpull_common::protocol::message::{IdentityFields, Operation};
 use pushpull_common::protocol::wire::{Reader, Wire};
 
 use super::parked::Parked;
+use super::power::{Power, newest_image};
 use super::record::{self, CLIENT_WORDS, ShardRecord, Stage};
 use super::replicas::{CLIENTS_MAX, ClientKey, Presence, Replicas};
 use super::work::Job;
@@ -23,7 +24,7 @@ use super::{Shard, Variables};
 use crate::aggregate::step_owner::StepOwner;
 use crate::arena::{Arena, Budget, Memory, Place, file_name};
 use crate::commit::{Address, CELL_WORDS, Journal, offset_of, table_bytes};
-use crate::config::PsConfig;
+use crate::config::{Durability, PsConfig};
 use crate::error::StorageError;
 use crate::inbox::{Inbox, WholeRoom, map_words, whole_rooms};
 use crate::layout::{Fault, Kind, PAGE_BYTES, Page, Stamp};
@@ -80,7 +81,13 @@ impl Shard {
     ) -> Result<Shard, StorageError> {
         let control = place.open(&file_name(Kind::Control, 0))?;
         let mut shard = match control {
-            Some(control) => Shard::reopen(parts, place, life, control, now)?,
+            Some(control) => {
+                let found = reopenable(&parts, &place, &life, control)?;
+                let images = found.images;
+                let mut shard = Shard::reopen(parts, place, life, found, now)?;
+                shard.images_go_on_from(images);
+                shard
+            }
             None => Shard::create(parts, place, life)?,
         };
         // Rooms of earlier lives are not given out again: somebody may still name them.
@@ -103,6 +110,10 @@ impl Shard {
         let page = Page { kind: Kind::Control, stamp, generation: 0, text };
         control.write(0, &page.encode());
         let journal = Journal::create(&arena, control, transaction_words(0), parts.config.zoo)?;
+        if parts.config.durability == Durability::Power {
+            // Its first page says whose image it is.
+            arena.place.sync(CONTROL_NEW)?;
+        }
         arena.place.rename(CONTROL_NEW, &file_name(Kind::Control, 0))?;
         Ok(Shard::with(parts, arena, journal, life))
     }
@@ -111,6 +122,7 @@ impl Shard {
         let Parts { id, config, identity, budget, counters } = parts;
         let owns_step = id.shard == 0 && config.owns_step();
         let owner = owns_step.then(|| StepOwner::new(config.last_step, config.token_timeout));
+        let power = (config.durability == Durability::Power).then(Power::default);
         Shard {
             id,
             replicas: Replicas::new(config.lease, life.epoch_base, config.zoo),
@@ -121,6 +133,8 @@ impl Shard {
             budget,
             journal,
             variables: Variables::Absent,
+            epoch: RestoreEpoch(0),
+            restored_step: GlobalStep(0),
             generation: 0,
             lives: 0,
             next_room: 1,
@@ -129,6 +143,9 @@ impl Shard {
             conversations: HashMap::new(),
             jobs: VecDeque::new(),
             draft: None,
+            saving: None,
+            restoring: None,
+            power,
             version: 0,
             gradients: 0,
             assigned: BTreeSet::new(),
@@ -142,15 +159,15 @@ impl Shard {
         parts: Parts,
         place: Place,
         life: Life,
-        control: Memory,
+        found: Reopenable,
         now: Instant,
     ) -> Result<Shard, StorageError> {
+        let Reopenable { control, from_image, .. } = found;
         let name = file_name(Kind::Control, 0);
         let corrupt = |fault| place.corrupt(&name, fault);
         let page = Page::decode(control.bytes()).map_err(corrupt)?;
         let stamp = Stamp { shard: parts.id, arena: page.stamp.arena };
         page.check(Kind::Control, stamp, 0).map_err(corrupt)?;
-        check_text(&page.text, &life, &parts.identity, &place, &name)?;
         let lengths = 2 * PAGE_BYTES..=CONTROL_BYTES_MAX;
         if !lengths.contains(&control.len()) {
             let what = format!("a file of {} to {} bytes", lengths.start(), lengths.end());
@@ -170,7 +187,7 @@ impl Shard {
         let mut shard = Shard::with(parts, arena, journal, life);
         shard.take_up(&record, now)?;
         if declared {
-            shard.take_up_variables(&record, now)?;
+            shard.take_up_variables(&record, from_image, now)?;
         } else {
             shard.journal.check_intent(transaction_words(0))?;
         }
@@ -183,6 +200,7 @@ impl Shard {
     fn take_up(&mut self, record: &ShardRecord, now: Instant) -> Result<(), StorageError> {
         (self.version, self.gradients) = (record.version, record.gradients);
         (self.lives, self.generation) = (record.lives, record.generation);
+        (self.epoch, self.restored_step) = (record.restore_epoch, record.restored_step);
         self.replicas.mint_above(record.newest_epoch);
         if let Some(owner) = &mut self.owner {
             owner.restore(record.steps);
@@ -218,10 +236,12 @@ impl Shard {
     fn take_up_variables(
         &mut self,
         record: &ShardRecord,
+        from_image: bool,
         now: Instant,
     ) -> Result<(), StorageError> {
         let &ShardRecord { generation, rooms, integrity, .. } = record;
-        let corrupt = |kind, fault| self.arena.place.corrupt(&file_name(kind, generation), fault);
+        let place = self.arena.place.clone();
+        let corrupt = |kind, fault| place.corrupt(&file_name(kind, generation), fault);
         let catalogue = open_catalogue(&self.arena, record)?;
         let layout = catalogue.layout(self.id);
         let geometry = Geometry::of_words(&layout, record.slots, record.block_bytes, record.pinned);
@@ -246,9 +266,13 @@ impl Shard {
             }
         }
         let first = first + map_words(&layout);
-        let whole = whole_rooms(&self.journal, &layout, first, rooms, record.clients)
-            .and_then(|whole| self.check_whole_rooms(whole, record.stage, first))
-            .map_err(|fault| corrupt(Kind::Tables, fault))?;
+        // The rooms of an image may have been used again since: what lay in them was not answered.
+        let whole = match from_image {
+            true => self.return_tokens_of_the_gone(),
+            false => whole_rooms(&self.journal, &layout, first, rooms, record.clients)
+                .and_then(|whole| self.check_whole_rooms(whole, record.stage, first))
+                .map_err(|fault| corrupt(Kind::Tables, fault))?,
+        };
         let whole =
             inbox.restore(whole, integrity, now).map_err(|fault| corrupt(Kind::Inbox, fault))?;
         let plan = Plan {
@@ -258,6 +282,7 @@ impl Shard {
             layout,
             geometry,
             integrity,
+            power: self.power.is_some(),
             zoo: self.config.zoo,
         };
         let store = Box::new(Store::open(plan, loan, &self.journal, self.version)?);
@@ -269,6 +294,19 @@ impl Shard {
         self.inbox = Some(inbox);
         self.jobs.extend(whole.into_iter().map(Job::push));
         Ok(())
+    }
+
+    /// Takes back the tokens of clients that are gone: their pushes lay whole, and are lost. Returns
+    /// what is left of those.
+    fn return_tokens_of_the_gone(&mut self) -> Vec<WholeRoom> {
+        if let Some(owner) = &mut self.owner {
+            let holders: Vec<ClientKey> = owner.holders().collect();
+            let present = |holder| self.replicas.client(holder).presence == Presence::Present;
+            for gone in holders.into_iter().filter(|&holder| !present(holder)) {
+                owner.drop_client(gone, |_| false);
+            }
+        }
+        Vec::new()
     }
 
     /// Whether the whole pushes are ones that the clients, the tokens and the variables allow.
@@ -325,8 +363,10 @@ impl Shard {
         let inbox = Inbox::new(inbox, &layout, rooms, self.next_room);
         let tables = self.arena.create(Kind::Tables, generation, table_bytes(words))?;
         let (arena, zoo) = (self.arena.clone(), self.config.zoo);
-        let integrity = self.config.integrity_full;
-        let plan = Plan { arena, generation, catalogue, layout, geometry, integrity, zoo };
+        // Pages that a loss of power has kept from the disk must be found.
+        let integrity = self.config.integrity_full || self.power.is_some();
+        let power = self.power.is_some();
+        let plan = Plan { arena, generation, catalogue, layout, geometry, integrity, power, zoo };
         let store = Store::create(plan, loan, &*self.config.optimizer)?;
         self.journal.reserve_intent(transaction_words(words))?;
         self.journal.begin_tables(tables, generation, geometry.first_table());
@@ -401,10 +441,79 @@ pub(crate) fn open_catalogue(
     }
 }
 
+/// A control file whose boot is this one.
+struct Reopenable {
+    control: Memory,
+    /// How many durable images there have been.
+    images: u64,
+    /// Whether the files are those of an image.
+    from_image: bool,
+}
+
+/// Makes sure that the files of an arena are those of this boot and this configuration; if they are
+/// of another boot, and a durable image of them was kept, makes the image of them.
+fn reopenable(
+    parts: &Parts,
+    place: &Place,
+    life: &Life,
+    control: Memory,
+) -> Result<Reopenable, StorageError> {
+    let name = file_name(Kind::Control, 0);
+    let page = Page::decode(control.bytes()).map_err(|fault| place.corrupt(&name, fault))?;
+    let stamp = Stamp { shard: parts.id, arena: page.stamp.arena };
+    page.check(Kind::Control, stamp, 0).map_err(|fault| place.corrupt(&name, fault))?;
+    let boot = check_text(&page.text, &parts.identity, place, &name)?;
+    let image = match parts.config.durability {
+        Durability::Power => newest_image(place, stamp)?,
+        Durability::Process => None,
+    };
+    let images = image.as_ref().map_or(0, |(number, _)| *number);
+    if boot == life.boot {
+        return Ok(Reopenable { control, images, from_image: false });
+    }
+    let Some((_, image)) = image else {
+        return Err(StorageError::OtherBoot { path: place.path(&name) });
+    };
+    drop(control);
+    let split = Journal::split_image(&image).ok_or_else(|| {
+        place.corrupt(Kind::Image.name(), Fault::at(PAGE_BYTES, "words of two files"))
+    })?;
+    // Everything but the control file first: as long as that is of the other boot, this is begun
+    // anew by whoever comes after a crash.
+    let arena = Arena { place: place.clone(), stamp };
+    place.remove(&file_name(Kind::Intent, 0))?;
+    let words = transaction_words(split.tables.len() / 8);
+    Journal::idle_intent(&arena, words, split.commits)?;
+    if split.generation != 0 {
+        let tables = file_name(Kind::Tables, split.generation);
+        place.remove(&tables)?;
+        place.create(&tables, split.tables.len() as u64)?.write(0, split.tables);
+        place.sync(&tables)?;
+        place.remove(&file_name(Kind::Undo, split.generation))?;
+        crate::store::idle_undo(&arena, split.generation)?;
+        place.sync(&file_name(Kind::Undo, split.generation))?;
+    }
+    place.sync(&file_name(Kind::Intent, 0))?;
+    place.remove(CONTROL_NEW)?;
+    let mut control = place.create(CONTROL_NEW, split.control.len() as u64)?;
+    control.write(0, split.control);
+    let text = control_text(life, &parts.identity);
+    let page = Page { kind: Kind::Control, stamp, generation: 0, text };
+    control.write(0, &page.encode());
+    drop(control);
+    place.sync(CONTROL_NEW)?;
+    place.rename(CONTROL_NEW, &name)?;
+    place.sync_names()?;
+    let control = place.open(&name)?;
+    let control = control.ok_or_else(|| StorageError::Missing { path: place.path(&name) })?;
+    Ok(Reopenable { control, images, from_image: true })
+}
+
 /// Removes the files of generations that are not in use: a process was killed while it made or
 /// removed them.
 fn remove_leftovers(arena: &Arena, generation: Option<u64>) -> Result<(), StorageError> {
     let mut kept = vec![file_name(Kind::Control, 0), file_name(Kind::Intent, 0)];
+    kept.extend((0..2).map(|turn| format!("{}-{turn}", Kind::Image.name())));
     let kinds = Kind::ALL.into_iter();
     kept.extend(
         generation
@@ -426,19 +535,15 @@ fn control_text(life: &Life, identity: &Identity) -> Vec<u8> {
     text
 }
 
+/// The boot that a control file is of, if it agrees with the configuration.
 fn check_text(
     text: &[u8],
-    life: &Life,
     identity: &Identity,
     place: &Place,
     name: &str,
-) -> Result<(), StorageError> {
-    let corrupt = || place.corrupt(name, Fault::at(48, "a boot and an identity"));
-    let (boot, fields) = text.split_at_checked(16).ok_or_else(corrupt)?;
-    let mut reader = Reader::new("control", fields);
-    let fields = IdentityFields::take(&mut reader).map_err(|_| corrupt())?;
-    reader.finish().map_err(|_| corrupt())?;
-    let found = Identity::from_wire(&fields);
+) -> Result<[u8; 16], StorageError> {
+    let fields = control_fields(text).map_err(|fault| place.corrupt(name, fault));
+    let (boot, found) = fields?;
     if let Some((field, expected, found)) = identity.difference(&found) {
         return Err(StorageError::Foreign {
             path: place.path(name),
@@ -447,8 +552,15 @@ fn check_text(
             found: found.to_owned(),
         });
     }
-    if boot != life.boot {
-        return Err(StorageError::OtherBoot { path: place.path(name) });
-    }
-    Ok(())
+    Ok(boot)
+}
+
+/// The reverse of [`control_text`].
+pub(crate) fn control_fields(text: &[u8]) -> Result<([u8; 16], Identity), Fault> {
+    let fault = || Fault::at(48, "a boot and an identity");
+    let (boot, fields) = text.split_first_chunk().ok_or_else(fault)?;
+    let mut reader = Reader::new("control", fields);
+    let fields = IdentityFields::take(&mut reader).map_err(|_| fault())?;
+    reader.finish().map_err(|_| fault())?;
+    Ok((*boot, Identity::from_wire(&fields)))
 }

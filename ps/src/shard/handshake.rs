@@ -68,7 +68,7 @@ impl Shard {
                 let admitted = self.admit_client(now, connection, hello)?;
                 (Some(admitted.key), admitted.epoch)
             }
-            Role::Reader {} => (None, hello.client_epoch),
+            Role::Reader {} | Role::Peer {} => (None, hello.client_epoch),
             role => {
                 return Err(Refusal::Role { role: role.code(), kind: 1 });
             }
@@ -97,6 +97,8 @@ impl Shard {
                 NonFinite::Allow => NonFinitePolicy::Allow {},
             },
             catalogue: self.catalogue_state(),
+            restore_epoch: self.epoch,
+            restored_step: self.restored_step,
             identity: self.identity.to_wire(),
             auth: List::default(),
         })
@@ -108,9 +110,10 @@ impl Shard {
         connection: u64,
         hello: &Hello,
     ) -> Result<Admitted, Refusal> {
-        if hello.seen_epoch > RestoreEpoch(0) {
-            let (found, current) = (hello.seen_epoch, RestoreEpoch(0));
-            return Err(Refusal::RestoreEpoch { found, current });
+        // One that has been elsewhere finds out: it goes on from other values, or this shard has lost
+        // those it knew.
+        if hello.seen_epoch != RestoreEpoch(0) && hello.seen_epoch != self.epoch {
+            return Err(self.other_epoch(hello.seen_epoch));
         }
         let task = TaskId::new(hello.job.as_str(), hello.task);
         self.reserve_client()

@@ -6,6 +6,7 @@
 //! doors: [`Shard::body_target`] lends the memory a body is received into, and [`Shard::work`]
 //! does a slice of an update, so that small requests stay alive beside it.
 
+pub(crate) mod checkpoints;
 mod checks;
 pub(crate) mod durable;
 mod handshake;
@@ -15,6 +16,7 @@ mod membership;
 pub(crate) mod output;
 mod parked;
 mod persist;
+pub(crate) mod power;
 mod pulls;
 mod pushes;
 pub(crate) mod record;
@@ -27,12 +29,13 @@ pub(crate) mod work;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use bytes::Bytes;
 use pushpull_common::identity::Identity;
-use pushpull_common::ids::{PartitionId, RestoreEpoch, Sequence, ShardId, TaskId};
-use pushpull_common::protocol::message::{Hello, Role};
+use pushpull_common::ids::{GlobalStep, PartitionId, RestoreEpoch, Sequence, ShardId, TaskId};
+use pushpull_common::protocol::message::{CheckpointId, Hello, Role};
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{Envelope, Header, Message, Refusal, message};
 
@@ -44,8 +47,10 @@ use crate::inbox::Inbox;
 use crate::metrics::Counters;
 use crate::store::Store;
 use crate::zoo::Bug;
+use checkpoints::{Asker, Restoring, ShardRestored};
 use output::Output;
 use parked::{Entry, Parked, Wait};
+use power::Power;
 use replicas::{ClientKey, Presence, Replicas};
 use work::Job;
 
@@ -87,6 +92,42 @@ pub(crate) enum Input<'a> {
         /// Which.
         connection: u64,
     },
+    /// What was asked of [`Output::FindCheckpoint`].
+    CheckpointFound {
+        /// Over this connection.
+        connection: u64,
+        /// By this request.
+        request: Envelope,
+        /// What there is, or why it cannot be told.
+        result: Result<Option<CheckpointId>, String>,
+    },
+    /// Somebody in this process wants a checkpoint.
+    SaveDue {
+        /// Names the wish.
+        ticket: u64,
+        /// What is kept with it.
+        user: Vec<u8>,
+    },
+    /// What came of [`Output::Save`].
+    Saved {
+        /// Who asked.
+        asker: Asker,
+        /// The checkpoint, or why there is none.
+        result: Result<CheckpointId, String>,
+    },
+    /// What came of [`Output::SaveShard`].
+    ShardSaved {
+        /// Over this connection it was asked for.
+        connection: u64,
+        /// By this request.
+        request: Envelope,
+        /// What the manifest is to say of it, or why it is not written.
+        result: Result<Vec<u8>, String>,
+    },
+    /// What came of [`Output::Flush`].
+    Flushed(Result<(), String>),
+    /// What came of [`Output::RestoreShard`].
+    ShardRestored(Box<ShardRestored>),
     /// Time has passed. Comes at least every [`TICK`].
     Tick,
 }
@@ -101,6 +142,8 @@ enum Receiving {
     Part(Part),
     /// A catalogue.
     Catalogue { request: Envelope, digest: [u8; 32], bytes: Vec<u8> },
+    /// What a user wants kept with a checkpoint.
+    User { request: Envelope, bytes: Vec<u8> },
 }
 
 /// A part of a push that has been announced.
@@ -154,6 +197,9 @@ pub(crate) struct Shard {
     budget: Budget,
     journal: Journal,
     variables: Variables,
+    /// Goes up with each restore, and when variables first have values; and the step it began at.
+    epoch: RestoreEpoch,
+    restored_step: GlobalStep,
     /// Counts the declarations of variables: each has files of its own.
     generation: u64,
     /// How many processes have opened the arena.
@@ -168,6 +214,11 @@ pub(crate) struct Shard {
     jobs: VecDeque<Job>,
     /// The room of the push that is applied as its parts come, into blocks that nothing names yet.
     draft: Option<u32>,
+    /// The checkpoint that is being written, and the way to give it up.
+    saving: Option<Arc<AtomicBool>>,
+    restoring: Option<Restoring>,
+    /// If what is answered is to survive the loss of power.
+    power: Option<Power>,
     /// Pushes applied, of every kind.
     version: u64,
     /// Gradients applied.
@@ -193,6 +244,16 @@ impl Shard {
             Input::Progress { connection } => self.progress(now, connection),
             Input::Body { connection } => self.body(now, connection),
             Input::Disconnected { connection } => self.disconnected(now, connection),
+            Input::CheckpointFound { connection, request, result } => {
+                self.checkpoint_found(connection, request, result);
+            }
+            Input::SaveDue { ticket, user } => self.save(Asker::Ticket(ticket), user),
+            Input::Saved { asker, result } => self.saved(asker, result),
+            Input::ShardSaved { connection, request, result } => {
+                self.shard_saved(connection, request, result);
+            }
+            Input::ShardRestored(restored) => self.restored(*restored),
+            Input::Flushed(result) => self.flushed(result),
             Input::Tick => self.tick(now),
         }
         self.drop_stale_draft();
@@ -207,6 +268,7 @@ impl Shard {
         if !self.config.zoo.has(Bug::AcknowledgeBeforeCommit) {
             self.persist();
         }
+        self.hold_outputs();
     }
 
     fn persist_late(&mut self) {
@@ -230,7 +292,7 @@ impl Shard {
     pub(crate) fn body_target(&mut self, connection: u64) -> Option<&mut [u8]> {
         match &mut self.conversations.get_mut(&connection)?.receiving {
             None => None,
-            Some(Receiving::Catalogue { bytes, .. }) => Some(bytes),
+            Some(Receiving::Catalogue { bytes, .. } | Receiving::User { bytes, .. }) => Some(bytes),
             Some(Receiving::Part(Part { client, room, range, .. })) => {
                 let inbox = self.inbox.as_mut().filter(|inbox| inbox.holds(*client, *room))?;
                 inbox.bytes_mut(*room, range.clone())
@@ -270,9 +332,13 @@ impl Shard {
         let allowed = match &message {
             Message::Heartbeat(_) | Message::Pull(_) => true,
             Message::AwaitReady(_) | Message::FetchCatalogue(_) => true,
-            Message::Declare(_) | Message::Initialize(_) | Message::Finish(_) => {
-                role == Role::Chief {}
-            }
+            Message::Declare(_)
+            | Message::Initialize(_)
+            | Message::FindCheckpoint(_)
+            | Message::Restore(_)
+            | Message::Save(_)
+            | Message::Finish(_) => role == Role::Chief {},
+            Message::SaveShard(_) => role == Role::Peer {},
             Message::TokenRequest(_)
             | Message::ReturnToken(_)
             | Message::Reserve(_)
@@ -282,13 +348,25 @@ impl Shard {
             | Message::Leave(_) => role.is_member(),
             _ => false,
         };
+        let reads = matches!(
+            message,
+            Message::Heartbeat(_)
+                | Message::Pull(_)
+                | Message::FetchCatalogue(_)
+                | Message::OutcomeQuery(_)
+                | Message::Leave(_)
+        );
+        if let Some(refusal) = self.poisoned().filter(|_| !reads) {
+            return self.refuse(connection, request, refusal);
+        }
         if !allowed {
             let refusal = Refusal::Role { role: role.code(), kind };
             return self.refuse(connection, request, refusal);
         }
-        if header.restore_epoch != RestoreEpoch(0) {
-            let (found, current) = (header.restore_epoch, RestoreEpoch(0));
-            return self.refuse(connection, request, Refusal::RestoreEpoch { found, current });
+        // A client that does not know the epoch yet says 0.
+        if header.restore_epoch != RestoreEpoch(0) && header.restore_epoch != self.epoch {
+            let refusal = self.other_epoch(header.restore_epoch);
+            return self.refuse(connection, request, refusal);
         }
         let deadline = deadline_of(now, header);
         let entry = |wait| Entry { connection, client, request, since: now, deadline, wait };
@@ -302,7 +380,18 @@ impl Shard {
                 let receiving = Receiving::Catalogue { request, digest, bytes };
                 self.receive(now, connection, receiving, header);
             }
-            (Message::Initialize(_), _) => self.initialize(now, connection, request),
+            (Message::Initialize(asked), _) => {
+                self.initialize(now, connection, request, asked.epoch);
+            }
+            (Message::FindCheckpoint(_), _) => self.find_checkpoint(connection, request),
+            (Message::Restore(restore), _) => self.restore(now, connection, request, restore),
+            (Message::Save(_), _) => {
+                let bytes = vec![0; header.body_bytes as usize];
+                self.receive(now, connection, Receiving::User { request, bytes }, header);
+            }
+            (Message::SaveShard(save), _) => {
+                self.save_shard(connection, request, save.name.as_str());
+            }
             (Message::AwaitReady(_), _) => self.wait(entry(Wait::Ready)),
             (Message::FetchCatalogue(_), _) => self.send_catalogue(connection, request),
             (Message::Pull(pull), _) => self.pull(entry(Wait::Ready), header, &pull.selection),
@@ -358,6 +447,9 @@ impl Shard {
                 self.declare(connection, request, digest, &bytes);
                 self.give_parked_rooms(now);
             }
+            Some(Receiving::User { request, bytes }) => {
+                self.save(Asker::Connection { connection, request }, bytes);
+            }
             Some(Receiving::Part(part)) => self.part_received(now, &part),
         }
     }
@@ -387,12 +479,18 @@ impl Shard {
     }
 
     fn answer_with(&mut self, connection: u64, request: Envelope, message: Message, body: Bytes) {
-        let envelope = Envelope { step: self.step(), ..request };
+        let (step, restore_epoch) = (self.step(), self.epoch);
+        let envelope = Envelope { step, restore_epoch, ..request };
         self.outputs.push_back(Output::Send { connection, envelope, message, body });
     }
 
     fn refuse(&mut self, connection: u64, request: Envelope, refusal: Refusal) {
         self.answer(connection, request, message::Refused { refusal }.into());
+    }
+
+    /// The refusal for who speaks of another restore epoch.
+    fn other_epoch(&self, found: RestoreEpoch) -> Refusal {
+        Refusal::RestoreEpoch { found, current: self.epoch, step: self.restored_step }
     }
 
     /// The global step, as far as this shard knows it.

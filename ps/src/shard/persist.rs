@@ -34,11 +34,13 @@ impl Shard {
         for client in changed {
             // Losing very many members at once takes more than one transaction; each is true.
             if self.journal.room() < CLIENT_WORDS {
-                self.journal.commit();
+                let made = self.journal.commit();
+                self.count_commit(made);
             }
             self.stage_client(client);
         }
-        self.journal.commit();
+        let made = self.journal.commit();
+        self.count_commit(made);
         if let Variables::Declared(store) | Variables::Ready(store) = &mut self.variables {
             store.committed();
         }
@@ -59,6 +61,8 @@ impl Shard {
             clients: self.replicas.counts().0,
             rooms: self.inbox.as_ref().map_or(0, Inbox::rooms),
             lives: self.lives,
+            restore_epoch: self.epoch,
+            restored_step: self.restored_step,
             ..ShardRecord::default()
         };
         if let Variables::Declared(store) | Variables::Ready(store) = &self.variables {

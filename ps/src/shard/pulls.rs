@@ -64,7 +64,7 @@ impl Shard {
         self.counters.pull_bytes.add(ranges.iter().map(|range| range.end - range.start).sum());
         let crc = self.conversations.get(&entry.connection).is_some_and(|c| c.crc);
         let mut envelope = entry.request;
-        envelope.step = self.step();
+        (envelope.step, envelope.restore_epoch) = (self.step(), self.epoch);
         let parts = PulledParts::new(snapshot, ranges, envelope, self.version, crc);
         self.outputs.push_back(Output::Stream { connection: entry.connection, parts });
     }

@@ -155,6 +155,9 @@ impl Shard {
 
     fn take_part(&mut self, now: Instant, part: &Part) -> Result<(), Refusal> {
         let (client, room, range) = (part.client, part.room, &part.range);
+        if let Some(refusal) = self.poisoned() {
+            return Err(refusal);
+        }
         let held = |inbox: &Inbox| inbox.holds(client, room) && inbox.arrival(room).is_some();
         if !self.inbox.as_ref().is_some_and(held) {
             // The room was taken back while the body was under way.

@@ -4,7 +4,7 @@
 //! number that no shard can have reached is refused here, so that nothing behind this file adds one
 //! to the last number there is.
 
-use pushpull_common::ids::{ClientEpoch, GlobalStep, Incarnation, TaskId, TokenId};
+use pushpull_common::ids::{ClientEpoch, GlobalStep, Incarnation, RestoreEpoch, TaskId, TokenId};
 use pushpull_common::protocol::limits::{JOB_BYTES_MAX, TOKENS_PER_CLIENT_MAX};
 
 use super::replicas::{CLIENTS_MAX, Client, EPOCH_LIMIT, Presence, Remembered};
@@ -56,6 +56,9 @@ pub(crate) struct ShardRecord {
     pub(crate) slots: usize,
     /// Whether the tables hold checksums of blocks and bodies.
     pub(crate) integrity: bool,
+    /// Goes up with each restore, and when variables first have values; and the step it began at.
+    pub(crate) restore_epoch: RestoreEpoch,
+    pub(crate) restored_step: GlobalStep,
 }
 
 /// The places of the shard's words.
@@ -79,6 +82,8 @@ enum Word {
     Pinned,
     Slots,
     Integrity,
+    RestoreEpoch,
+    RestoredStep,
     /// How many of them there are.
     Count,
 }
@@ -112,6 +117,8 @@ impl ShardRecord {
         set(Word::Pinned, self.pinned as u64);
         set(Word::Slots, self.slots as u64);
         set(Word::Integrity, self.integrity.into());
+        set(Word::RestoreEpoch, self.restore_epoch.0.into());
+        set(Word::RestoredStep, self.restored_step.0);
         for (index, bytes) in self.digest.chunks_exact(8).enumerate() {
             let bytes = bytes.try_into().expect("chunks of eight");
             words[Word::Digest as usize + index] = u64::from_le_bytes(bytes);
@@ -156,6 +163,10 @@ impl ShardRecord {
             pinned: size(Word::Pinned, 1 << 40, "a count of blocks")?,
             slots: size(Word::Slots, 1 << 40, "a count of slots")?,
             integrity: flag(Word::Integrity, "whether blocks have checksums")?,
+            restore_epoch: RestoreEpoch(
+                below(Word::RestoreEpoch, 1 << 32, "a restore epoch")? as u32
+            ),
+            restored_step: GlobalStep(count(Word::RestoredStep, "a step")?),
         })
     }
 }
@@ -265,6 +276,8 @@ mod tests {
             pinned: 11,
             slots: 12,
             integrity: true,
+            restore_epoch: RestoreEpoch(13),
+            restored_step: GlobalStep(14),
         };
         let words = record.encode();
         assert_eq!(ShardRecord::decode(&words), Ok(record));

@@ -7,6 +7,7 @@ use pushpull_common::ids::{ClientEpoch, Incarnation, TaskId};
 use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::refusal::Detail;
 
+use crate::checkpoint::ClientWindow;
 use crate::dedupe::Window;
 use crate::zoo::{Bug, Zoo};
 
@@ -107,6 +108,27 @@ impl Replicas {
         let known = self.by_task.insert(task.clone(), key);
         self.clients.push(Client { task, epoch, incarnation, presence, window, connection, heard });
         known.is_none()
+    }
+
+    /// Forgets what became of every push: another restore epoch begins.
+    pub(crate) fn forget_pushes(&mut self) {
+        for (index, client) in self.clients.iter_mut().enumerate() {
+            client.window = Window::new();
+            self.changed.insert(ClientKey(index as u32));
+        }
+    }
+
+    /// What is remembered of each client's pushes, as a checkpoint has it.
+    pub(crate) fn windows(&self) -> Vec<ClientWindow> {
+        let window = |client: &Client| ClientWindow {
+            job: client.task.job.to_string(),
+            index: client.task.index,
+            epoch: client.epoch.0,
+            incarnation: client.incarnation.0,
+            newest: client.window.newest(),
+            settled: client.window.settled().map(|(at, outcome)| (at, outcome.into())).collect(),
+        };
+        self.clients.iter().map(window).collect()
     }
 
     /// The newest epoch that this shard knows.

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use pushpull_common::catalogue::Catalogue;
+use pushpull_common::ids::RestoreEpoch;
 use pushpull_common::protocol::message::{CatalogueIs, Declared, Ready};
 use pushpull_common::protocol::{Envelope, Refusal};
 
@@ -26,13 +27,18 @@ impl Shard {
         match self.try_declare(digest, bytes) {
             Ok(()) => {
                 let state = self.catalogue_state();
-                self.answer(connection, request, Declared { state }.into());
+                let restore_epoch = self.epoch;
+                self.answer(connection, request, Declared { state, restore_epoch }.into());
             }
             Err(refusal) => self.refuse(connection, request, refusal),
         }
     }
 
     fn try_declare(&mut self, client: [u8; 32], bytes: &[u8]) -> Result<(), Refusal> {
+        if self.restoring.is_some() {
+            let what = Detail::clipped("restores under way");
+            return Err(Refusal::Busy { what, limit: 1 });
+        }
         let current = self.store().map(|store| store.catalogue().clone());
         if current.as_ref().is_some_and(|current| current.digest() == client) {
             return Ok(());
@@ -85,7 +91,13 @@ impl Shard {
         self.jobs.iter().any(|job| matches!(job, Job::Initialize(_)))
     }
 
-    pub(super) fn initialize(&mut self, now: Instant, connection: u64, request: Envelope) {
+    pub(super) fn initialize(
+        &mut self,
+        now: Instant,
+        connection: u64,
+        request: Envelope,
+        epoch: RestoreEpoch,
+    ) {
         match &self.variables {
             Variables::Absent => self.refuse(connection, request, Refusal::NotInitialized {}),
             Variables::Ready(_) => self.answer_ready(connection, request),
@@ -95,23 +107,33 @@ impl Shard {
                 if self.is_initializing() {
                     return self.park(Entry::plain(connection, request, now, Wait::Ready));
                 }
-                self.jobs.push_back(Job::initialize(connection, request));
+                if epoch <= self.epoch {
+                    let refusal = self.other_epoch(epoch);
+                    return self.refuse(connection, request, refusal);
+                }
+                self.jobs.push_back(Job::initialize(connection, request, epoch));
             }
         }
     }
 
     /// The initial values are there.
-    pub(super) fn initialized(&mut self, connection: u64, request: Envelope) {
+    pub(super) fn initialized(&mut self, connection: u64, request: Envelope, epoch: RestoreEpoch) {
         match std::mem::replace(&mut self.variables, Variables::Absent) {
             Variables::Declared(store) => {
                 if store.has_integrity() {
                     store.seal(&mut self.journal);
                 }
                 fence();
+                (self.epoch, self.restored_step) = (epoch, self.step());
                 self.variables = Variables::Ready(store);
             }
             other => self.variables = other,
         }
+        self.ready_now(connection, request);
+    }
+
+    /// Answers all who wait for the variables to have values.
+    pub(super) fn ready_now(&mut self, connection: u64, request: Envelope) {
         self.answer_ready(connection, request);
         for entry in self.parked.take(|entry| matches!(entry.wait, Wait::Ready)) {
             self.answer_ready(entry.connection, entry.request);
@@ -125,7 +147,7 @@ impl Shard {
         }
     }
 
-    fn answer_ready(&mut self, connection: u64, request: Envelope) {
+    pub(super) fn answer_ready(&mut self, connection: u64, request: Envelope) {
         let digest = self.store().map_or([0; 32], |store| store.catalogue().digest());
         self.answer(connection, request, Ready { digest }.into());
     }

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 use pushpull_common::catalogue::Partition;
+use pushpull_common::ids::RestoreEpoch;
 use pushpull_common::protocol::message::{Operation, PushAnswer};
 use pushpull_common::protocol::{Envelope, Outcome};
 
@@ -11,7 +12,7 @@ use super::replicas::{ClientKey, Presence};
 use super::{Shard, Variables};
 use crate::inbox::Arrival;
 use crate::optimizer::{ApplyAt, Optimizer};
-use crate::store::{NoSpareBlock, Store};
+use crate::store::{Change, NoSpareBlock};
 use crate::zoo::Bug;
 
 /// The bytes of values that one slice of work changes: long enough that the slicing costs
@@ -40,6 +41,7 @@ pub(super) struct PushJob {
 pub(super) struct InitializeJob {
     connection: u64,
     request: Envelope,
+    epoch: RestoreEpoch,
     #[cfg_attr(not(any(test, fuzzing)), allow(dead_code, reason = "for the invariants"))]
     begun: bool,
     partition: usize,
@@ -51,8 +53,9 @@ impl Job {
         Job::Push(PushJob { room, begun: false, extent: 0, done_to: 0 })
     }
 
-    pub(super) fn initialize(connection: u64, request: Envelope) -> Job {
-        Job::Initialize(InitializeJob { connection, request, begun: false, partition: 0, done: 0 })
+    pub(super) fn initialize(connection: u64, request: Envelope, epoch: RestoreEpoch) -> Job {
+        let (begun, partition, done) = (false, 0, 0);
+        Job::Initialize(InitializeJob { connection, request, epoch, begun, partition, done })
     }
 
     /// Whether it is under way.
@@ -95,13 +98,17 @@ impl Shard {
         match result {
             Err(NoSpareBlock) => {
                 self.jobs.push_front(job);
+                // Training goes before a checkpoint that pins more than the budget for pins.
+                self.give_up_saving();
                 return Work::Blocked;
             }
             Ok(false) => self.jobs.push_front(job),
             Ok(true) => {
                 match job {
                     Job::Push(push) => self.push_applied(now, push),
-                    Job::Initialize(job) => self.initialized(job.connection, job.request),
+                    Job::Initialize(job) => {
+                        self.initialized(job.connection, job.request, job.epoch)
+                    }
                 }
                 self.send_parked_values();
                 self.report_members();
@@ -151,7 +158,8 @@ impl Shard {
                     && !range.is_empty()
                 {
                     let optimizer = &*self.config.optimizer;
-                    change(store, optimizer, push.operation, at, &partition, range.clone(), bytes)?;
+                    let change = change_of(optimizer, push.operation, at, &partition);
+                    store.change(change, range.clone(), bytes)?;
                 }
                 // In whole words, so that the next slice ends between two elements of any type.
                 let spent = (range.end - range.start).next_multiple_of(8).max(8);
@@ -208,7 +216,8 @@ impl Shard {
                 let Some(bytes) = inbox.bytes(room, range.clone()).filter(|b| !b.is_empty()) else {
                     continue;
                 };
-                change(store, optimizer, push.operation, at, &partition, range, bytes)?;
+                let change = change_of(optimizer, push.operation, at, &partition);
+                store.change(change, range, bytes)?;
             }
             Ok(())
         };
@@ -308,19 +317,17 @@ impl Shard {
     }
 }
 
-/// Does to a stretch of a partition what a push says.
-fn change(
-    store: &mut Store,
-    optimizer: &dyn Optimizer,
+/// What a push does to a partition.
+fn change_of<'a>(
+    optimizer: &'a dyn Optimizer,
     operation: Operation,
     at: ApplyAt,
     partition: &Partition,
-    range: Range<u64>,
-    bytes: &[u8],
-) -> Result<(), NoSpareBlock> {
+) -> Change<'a> {
+    let dtype = partition.dtype;
     match operation {
-        Operation::Gradient {} => store.apply(optimizer, at, partition.dtype, range, bytes),
-        Operation::AssignAdd {} => store.add(partition.dtype, range, bytes),
-        Operation::Assign {} => store.assign(range, bytes),
+        Operation::Gradient {} => Change::Gradient { optimizer, at, dtype },
+        Operation::AssignAdd {} => Change::Add { dtype },
+        Operation::Assign {} => Change::Assign,
     }
 }

@@ -13,8 +13,7 @@ pub(crate) struct NoSpareBlock;
 
 /// Blocks by their place in the variables, over blocks by their place in memory.
 ///
-/// Invariants: `homes`, `shadows`, `spare`, `freed` and `retired` together name every block exactly
-/// once.
+/// Invariants: `homes`, `shadows` and the lists of blocks together name every block exactly once.
 #[derive(Debug)]
 pub(crate) struct Pool {
     pub(crate) blocks: Blocks,
@@ -28,6 +27,10 @@ pub(crate) struct Pool {
     freed: Vec<u32>,
     /// Blocks that were replaced while they were pinned.
     retired: Vec<u32>,
+    /// Blocks that the image on the disk may name, and the one that is being written does not.
+    imaged: Vec<u32>,
+    /// Blocks that the image that is being written may name, and the next one does not.
+    named: Vec<u32>,
 }
 
 /// Where a change of a block is written.
@@ -49,8 +52,17 @@ impl Pool {
         // The first is taken last, so that blocks and their shadows keep their order.
         let spare = (0..count).rev().filter(|&block| !used[block as usize]).collect();
         let shadows = vec![None; homes.len()];
-        let (drafted, freed, retired) = (Vec::new(), Vec::new(), Vec::new());
-        Pool { blocks, homes, shadows, drafted, spare, freed, retired }
+        Pool {
+            blocks,
+            homes,
+            shadows,
+            drafted: Vec::new(),
+            spare,
+            freed: Vec::new(),
+            retired: Vec::new(),
+            imaged: Vec::new(),
+            named: Vec::new(),
+        }
     }
 
     /// How many places there are.
@@ -109,8 +121,26 @@ impl Pool {
         }
     }
 
-    /// The commit is made: what it has replaced is free.
-    pub(crate) fn committed(&mut self) {
+    /// The commit is made: what it has replaced is free, unless an image may name it.
+    pub(crate) fn committed(&mut self, power: bool) {
+        match power {
+            true => self.named.append(&mut self.freed),
+            false => self.let_go(),
+        }
+    }
+
+    /// An image is being written: what was replaced up to now is not in it.
+    pub(crate) fn image_begun(&mut self) {
+        self.imaged.append(&mut self.named);
+    }
+
+    /// The image is on the disk: what was replaced before it was begun is free.
+    pub(crate) fn image_written(&mut self) {
+        self.freed.append(&mut self.imaged);
+        self.let_go();
+    }
+
+    fn let_go(&mut self) {
         for block in self.freed.drain(..) {
             match self.blocks.is_pinned(block) {
                 true => self.retired.push(block),
@@ -135,7 +165,8 @@ impl Pool {
     #[cfg(any(test, fuzzing))]
     pub(crate) fn check_invariants(&self) {
         let shadows = self.shadows.iter().flatten();
-        let free = self.spare.iter().chain(&self.freed).chain(&self.retired);
+        let kept = self.imaged.iter().chain(&self.named);
+        let free = self.spare.iter().chain(&self.freed).chain(&self.retired).chain(kept);
         let mut all: Vec<u32> = self.homes.iter().chain(shadows).chain(free).copied().collect();
         all.sort_unstable();
         assert!(all.iter().copied().eq(0..all.len() as u32), "every block once: {all:?}");

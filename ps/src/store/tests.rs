@@ -7,10 +7,16 @@ use pushpull_common::variable::VariableSpec;
 use super::*;
 use crate::arena::{Budget, Place};
 use crate::layout::Stamp;
-use crate::optimizer::{Adam, Sgd, SlotSpec};
+use crate::optimizer::{Adam, ApplyAt, Run, Sgd, SlotSpec};
 
 const BLOCK: usize = 1024;
 const ELEMENTS: u64 = 3 * BLOCK as u64 / 4;
+
+const ADD: Change<'static> = Change::Add { dtype: DType::F32 };
+
+fn gradient_of(optimizer: &dyn Optimizer, at: ApplyAt) -> Change<'_> {
+    Change::Gradient { optimizer, at, dtype: DType::F32 }
+}
 
 /// A store with its journal, as a shard holds them.
 pub(super) struct Rig {
@@ -36,8 +42,8 @@ fn rig(optimizer: &dyn Optimizer, pinned: u64) -> Rig {
     let mut journal = Journal::create(&arena, control, 100, Zoo::default()).unwrap();
     let tables = arena.create(Kind::Tables, 1, PAGE_BYTES as u64).unwrap();
     journal.begin_tables(tables, 1, geometry.first_table());
-    let (generation, integrity, zoo) = (1, true, Zoo::default());
-    let plan = Plan { arena, generation, catalogue, layout, geometry, integrity, zoo };
+    let (generation, integrity, power, zoo) = (1, true, false, Zoo::default());
+    let plan = Plan { arena, generation, catalogue, layout, geometry, integrity, power, zoo };
     let store = Store::create(plan, loan, optimizer).unwrap();
     store.seal(&mut journal);
     journal.commit();
@@ -67,7 +73,7 @@ impl Rig {
     fn add(&mut self, range: Range<u64>, more: f32) -> Result<(), NoSpareBlock> {
         let bytes = vec![more; (range.end - range.start) as usize / 4];
         let bytes: &[u8] = bytemuck::cast_slice(&bytes);
-        self.change(&[range], |store, range| store.add(DType::F32, range, bytes))
+        self.change(&[range], |store, range| store.change(ADD, range, bytes))
     }
 
     fn all(&self) -> Vec<f32> {
@@ -128,7 +134,8 @@ fn a_draft_that_is_given_up_was_nothing() {
     let bytes: &[u8] = bytemuck::cast_slice(&gradient);
     rig.store.begin(std::slice::from_ref(&range), 1).unwrap();
     let at = ApplyAt::new(1, 0);
-    rig.store.apply(&Adam::new(0.1), at, DType::F32, range, bytes).unwrap();
+    let rule = Adam::new(0.1);
+    rig.store.change(gradient_of(&rule, at), range, bytes).unwrap();
     rig.store.discard();
     rig.store.check_invariants();
     rig.store.verify(&rig.journal).unwrap();
@@ -140,7 +147,8 @@ fn a_snapshot_is_read_at_any_cut() {
     let mut rig = rig(&Sgd::new(1.0), 1);
     let counted: Vec<f32> = (0..ELEMENTS).map(|index| index as f32).collect();
     let bytes: &[u8] = bytemuck::cast_slice(&counted);
-    rig.change(&[0..4 * ELEMENTS], |store, range| store.assign(range, bytes)).unwrap();
+    rig.change(&[0..4 * ELEMENTS], |store, range| store.change(Change::Assign, range, bytes))
+        .unwrap();
     let block = BLOCK as u64;
     let ranges = [8..16, block - 8..block + 8, 3 * block - 8..3 * block];
     let snapshot = rig.store.snapshot(&ranges);
@@ -180,7 +188,7 @@ fn values_and_slots_are_those_of_the_rule_however_they_are_written() {
         for rig in &mut rigs {
             let gradient = bytemuck::cast_slice(&gradient);
             rig.change(std::slice::from_ref(&bytes), |store, range| {
-                store.apply(&rule, at, DType::F32, range, gradient)
+                store.change(gradient_of(&rule, at), range, gradient)
             })
             .unwrap();
             assert_eq!(rig.all(), values);
@@ -223,7 +231,7 @@ fn a_slot_may_start_at_any_value() {
     let mut rig = rig(&Started, 1);
     let gradient = vec![0; 4 * ELEMENTS as usize];
     rig.change(&[0..4 * ELEMENTS], |store, range| {
-        store.apply(&Started, ApplyAt::new(1, 0), DType::F32, range, &gradient)
+        store.change(gradient_of(&Started, ApplyAt::new(1, 0)), range, &gradient)
     })
     .unwrap();
     assert!(rig.all().iter().all(|&value| value == 0.5));

@@ -13,6 +13,12 @@ use super::report::{Row, Unit};
 /// What to measure.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
+    /// What to measure.
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Suite::Transport])]
+    suite: Vec<Suite>,
+    /// The size of the variable of the suite `apply`.
+    #[arg(long, default_value = "256MiB")]
+    apply_size: String,
     /// The transports.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Transport::Tcp])]
     transport: Vec<Transport>,
@@ -28,12 +34,20 @@ pub(crate) struct Options {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Suite {
+    /// Pulls and pushes over sockets.
+    Transport,
+    /// The rules in the store, beside the rules in place.
+    Apply,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Transport {
     Tcp,
     Uds,
 }
 
-type Failure = Box<dyn Error>;
+pub(crate) type Failure = Box<dyn Error>;
 
 /// The time that one side of a round takes, roughly.
 const ROUND: Duration = Duration::from_millis(300);
@@ -42,9 +56,18 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     if !options.json {
         println!("{:<24} {:>9} {:>9} {:>7}", "name", "ours", "ceiling", "ratio");
     }
-    for &transport in &options.transport {
-        for size in &options.sizes {
-            measure(options, transport, size)?;
+    for suite in &options.suite {
+        match suite {
+            Suite::Transport => {
+                for &transport in &options.transport {
+                    for size in &options.sizes {
+                        measure(options, transport, size)?;
+                    }
+                }
+            }
+            Suite::Apply => {
+                super::apply::run(bytes_of(&options.apply_size)?, options.rounds, options.json)?;
+            }
         }
     }
     Ok(())
@@ -98,10 +121,10 @@ fn measure(options: &Options, transport: Transport, size: &str) -> Result<(), Fa
     bed.check()
 }
 
-type Rounds = Vec<Vec<Duration>>;
+pub(crate) type Rounds = Vec<Vec<Duration>>;
 
 /// Ours, ceiling, ours, ceiling: each for about [`ROUND`].
-fn take_turns(
+pub(crate) fn take_turns(
     rounds: usize,
     mut ours: impl FnMut() -> Result<Duration, Failure>,
     mut ceiling: impl FnMut() -> Result<Duration, Failure>,

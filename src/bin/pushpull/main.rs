@@ -1,5 +1,6 @@
 //! The tool: `pushpull bench` measures a server beside the ceilings of the machine.
 
+mod apply;
 mod bench;
 mod ceiling;
 mod report;

@@ -1,7 +1,7 @@
 //! Coming in: who belongs here, and what it may do.
 
 use pushpull_common::identity::Identity;
-use pushpull_common::ids::{ClientEpoch, RestoreEpoch, ShardId};
+use pushpull_common::ids::{ClientEpoch, GlobalStep, RestoreEpoch, ShardId};
 use pushpull_common::protocol::message::{self, BodyCrc, CatalogueState, Role};
 use pushpull_common::protocol::{Message, Refusal};
 
@@ -39,7 +39,7 @@ fn who_does_not_belong_here_is_told_why_and_closed() {
     assert_eq!((field.as_str(), server.as_str(), client.as_str()), ("optimizer", "sgd", "adam"));
     assert_eq!((server_hash, client_hash), (identity().hash(), theirs.hash()));
 
-    for role in [Role::Admin {}, Role::Peer {}] {
+    for role in [Role::Admin {}] {
         let mut other = hello.clone();
         other.role = role;
         assert_eq!(refusal(&mut world, other), Refusal::Role { role: role.code(), kind: 1 });
@@ -47,8 +47,8 @@ fn who_does_not_belong_here_is_told_why_and_closed() {
 
     let mut other = hello.clone();
     other.seen_epoch = RestoreEpoch(2);
-    let (found, current) = (RestoreEpoch(2), RestoreEpoch(0));
-    assert_eq!(refusal(&mut world, other), Refusal::RestoreEpoch { found, current });
+    let (found, current, step) = (RestoreEpoch(2), RestoreEpoch(0), GlobalStep(0));
+    assert_eq!(refusal(&mut world, other), Refusal::RestoreEpoch { found, current, step });
     assert_eq!(world.members, [(0, 0)], "nobody has joined");
 }
 
@@ -120,7 +120,9 @@ fn roles_are_checked_for_every_message() {
     reader.role = Role::Reader {};
     let reader = world.join(0, &mut reader);
     let worker = world.join(0, &mut worker(1));
-    for message in [message::Initialize {}.into(), message::Finish {}.into()] {
+    for message in
+        [message::Initialize { epoch: RestoreEpoch(1) }.into(), message::Finish {}.into()]
+    {
         let kind = Message::kind(&message);
         assert_eq!(world.refused(worker, message), Refusal::Role { role: 1, kind });
     }

@@ -12,6 +12,7 @@ mod members;
 mod model;
 mod numbers;
 mod peers;
+mod power;
 mod pulls;
 mod pushes;
 mod random;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use pushpull_common::ids::RestoreEpoch;
 use pushpull_common::protocol::message::{self, Operation};
 use pushpull_common::protocol::{Message, Refusal};
 
@@ -183,7 +184,7 @@ fn another_declaration_has_other_rooms_and_serves_who_waits() {
         matches!(world.answer(b, waiting), Some(Message::Room(room)) if room.room != push.room)
     );
     world.body(a, &[1; 16]);
-    world.ask(chief, message::Initialize {}.into());
+    world.ask(chief, message::Initialize { epoch: RestoreEpoch(1) }.into());
     assert_eq!(world.values(chief), [0; 24]);
 }
 

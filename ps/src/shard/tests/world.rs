@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::cluster::ClusterSpec;
-use pushpull_common::ids::{RequestId, ShardId, TaskId};
+use pushpull_common::ids::{RequestId, RestoreEpoch, ShardId, TaskId};
 use pushpull_common::protocol::message::{self, Hello, Welcome};
 use pushpull_common::protocol::{Envelope, Message, Refusal};
 use pushpull_common::variable::VariableSpec;
@@ -20,6 +20,7 @@ use crate::metrics::{Counters, Metrics};
 use crate::optimizer::Optimizer;
 use crate::shard::durable::{Life, Parts};
 use crate::shard::output::{Output, PulledParts};
+use crate::shard::power::Flush;
 use crate::shard::work::Work;
 use crate::shard::{Input, Shard, TICK};
 
@@ -47,10 +48,15 @@ pub(super) struct World {
     /// The last numbers of members, by shard.
     pub(super) members: Vec<(usize, usize)>,
     pub(super) now: Instant,
-    shelves: Vec<Shelf>,
+    pub(super) shelves: Vec<Shelf>,
     life: Life,
+    /// Images that are to be put on the disk.
+    pub(super) flushes: Vec<(usize, Flush)>,
+    /// Whether they wait to be told, and are not put there at once.
+    pub(super) holds_flushes: bool,
     config: Arc<PsConfig>,
     budget: Budget,
+    boots: u8,
     /// Bytes that a body is delivered in at a time.
     pub(super) chop: usize,
     next_connection: u64,
@@ -97,8 +103,11 @@ impl World {
             shards,
             shelves,
             life,
+            flushes: Vec::new(),
+            holds_flushes: false,
             config: config.clone(),
             budget,
+            boots: 100,
             catalogue: place(variables, config.shards),
             members: vec![(0, 0); counters.len()],
             counters,
@@ -131,7 +140,7 @@ impl World {
             let catalogue = self.catalogue.clone();
             let declared = self.declare(line, &catalogue);
             assert!(matches!(declared, Message::Declared(_)), "{declared:?}");
-            let ready = self.ask(line, message::Initialize {}.into());
+            let ready = self.ask(line, message::Initialize { epoch: RestoreEpoch(1) }.into());
             assert!(matches!(ready, Message::Ready(_)), "{ready:?}");
         }
         lines
@@ -155,6 +164,25 @@ impl World {
         shard: usize,
         files: BTreeMap<String, Vec<u8>>,
     ) -> Result<(), StorageError> {
+        self.reopen_in(shard, files, self.life)
+    }
+
+    /// The same after the machine was started anew.
+    pub(super) fn reboot(
+        &mut self,
+        shard: usize,
+        files: BTreeMap<String, Vec<u8>>,
+    ) -> Result<(), StorageError> {
+        self.boots += 1;
+        self.reopen_in(shard, files, Life { boot: [self.boots; 16], ..self.life })
+    }
+
+    fn reopen_in(
+        &mut self,
+        shard: usize,
+        files: BTreeMap<String, Vec<u8>>,
+        life: Life,
+    ) -> Result<(), StorageError> {
         let lines: Vec<Line> = self.heard.keys().copied().filter(|l| l.shard == shard).collect();
         for line in lines {
             self.heard.remove(&line);
@@ -163,11 +191,12 @@ impl World {
         self.shelves[shard] = Shelf::with(files);
         // Its memory is given back before it is taken again.
         let unborn = self.parts(shard);
-        let life = Life { arena: self.life.arena + 1, ..self.life };
-        self.shards[shard] = Shard::open(unborn, Place::Anonymous, life, self.now)?;
+        let other = Life { arena: self.life.arena + 1, ..self.life };
+        self.shards[shard] = Shard::open(unborn, Place::Anonymous, other, self.now)?;
         let place = Place::Shelf(self.shelves[shard].clone());
-        self.shards[shard] = Shard::open(self.parts(shard), place, self.life, self.now)?;
-        while self.shards[shard].poll_output().is_some() {}
+        self.shards[shard] = Shard::open(self.parts(shard), place, life, self.now)?;
+        self.flushes.retain(|(of, _)| *of != shard);
+        self.collect(shard);
         Ok(())
     }
 
@@ -311,6 +340,22 @@ impl World {
         last
     }
 
+    /// Puts the images that are due on the disk.
+    pub(super) fn flush(&mut self) {
+        while let Some((shard, flush)) = self.flushes.pop() {
+            let result = flush.run();
+            self.shards[shard].handle(self.now, Input::Flushed(result));
+            self.take_outputs(shard);
+        }
+    }
+
+    /// The image that is due cannot be put there.
+    pub(super) fn fail_flush(&mut self, error: &str) {
+        let (shard, _) = self.flushes.pop().expect("an image is due");
+        self.shards[shard].handle(self.now, Input::Flushed(Err(error.to_owned())));
+        self.take_outputs(shard);
+    }
+
     /// Does one slice of work.
     pub(super) fn slice(&mut self, shard: usize) -> Work {
         let work = self.shards[shard].work(self.now);
@@ -343,6 +388,13 @@ impl World {
     }
 
     fn collect(&mut self, shard: usize) {
+        self.take_outputs(shard);
+        while !self.holds_flushes && !self.flushes.is_empty() {
+            self.flush();
+        }
+    }
+
+    fn take_outputs(&mut self, shard: usize) {
         while let Some(output) = self.shards[shard].poll_output() {
             let line = |connection| Line { shard, connection };
             match output {
@@ -356,6 +408,12 @@ impl World {
                 Output::Close { connection } => {
                     self.closed.insert(line(connection));
                 }
+                Output::Flush(flush) => self.flushes.push((shard, *flush)),
+                Output::FindCheckpoint { .. }
+                | Output::Save { .. }
+                | Output::Told { .. }
+                | Output::SaveShard(_)
+                | Output::RestoreShard(_) => unreachable!("no world keeps checkpoints"),
                 Output::Members { joined, present } => self.members[shard] = (joined, present),
             }
         }

@@ -15,7 +15,8 @@ fn sayings() -> Vec<Message> {
         welcome().into(),
         refused(Refusal::NotInitialized {}),
         message::HeartbeatAnswer {}.into(),
-        message::Declared { state: CatalogueState::Absent {} }.into(),
+        message::Declared { state: CatalogueState::Absent {}, restore_epoch: Default::default() }
+            .into(),
         message::Ready { digest: [0; 32] }.into(),
         message::CatalogueIs { digest: [0; 32] }.into(),
         message::Granted { grant: grant(1, 0) }.into(),

@@ -115,6 +115,8 @@ pub(super) fn welcome() -> Welcome {
         body_crc: BodyCrc::Off {},
         non_finite: NonFinitePolicy::Reject {},
         catalogue: CatalogueState::Ready { digest: [0; 32] },
+        restore_epoch: RestoreEpoch(0),
+        restored_step: GlobalStep(0),
         identity: Identity::new().with("ps", "0,1").to_wire(),
         auth: List::default(),
     }

@@ -1,0 +1,142 @@
+//! Files with a known size and hash: written, read back, and verified.
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::error::{CheckpointError, corrupt};
+use super::hex;
+use super::storage::{CheckpointStorage, ReadFile, WriteFile};
+
+/// The most bytes that are read or written at once.
+pub(super) const PIECE_BYTES: usize = 1 << 20;
+
+/// What a file must be: its entry in the manifest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct FileEntry {
+    /// Its name.
+    pub(crate) file: String,
+    /// Its length.
+    pub(crate) bytes: u64,
+    /// SHA-256 of all of it.
+    #[serde(with = "hex")]
+    pub(crate) sha256: [u8; 32],
+}
+
+/// A file that is hashed as it is written.
+#[derive(Debug)]
+pub(super) struct HashedFile {
+    out: Box<dyn WriteFile>,
+    /// Small tensors are collected, so that each is not a write of its own.
+    pending: Vec<u8>,
+    hasher: Sha256,
+    bytes: u64,
+}
+
+impl HashedFile {
+    pub(super) fn new(out: Box<dyn WriteFile>) -> HashedFile {
+        HashedFile { out, pending: Vec::new(), hasher: Sha256::new(), bytes: 0 }
+    }
+
+    pub(super) fn write(&mut self, bytes: &[u8]) -> Result<(), CheckpointError> {
+        self.hasher.update(bytes);
+        self.bytes += bytes.len() as u64;
+        if self.pending.len() + bytes.len() > PIECE_BYTES {
+            self.out.write(&self.pending)?;
+            self.pending.clear();
+        }
+        if bytes.len() >= PIECE_BYTES {
+            self.out.write(bytes)?;
+        } else {
+            self.pending.extend_from_slice(bytes);
+        }
+        Ok(())
+    }
+
+    /// Makes the file durable; it is complete then.
+    pub(super) fn finish(mut self, file: &str) -> Result<FileEntry, CheckpointError> {
+        self.out.write(&self.pending)?;
+        self.out.sync()?;
+        let sha256 = self.hasher.finalize().into();
+        Ok(FileEntry { file: file.to_owned(), bytes: self.bytes, sha256 })
+    }
+}
+
+/// Writes a file whose bytes are at hand, and verifies it.
+pub(super) fn write_whole(
+    storage: &dyn CheckpointStorage,
+    folder: &str,
+    file: &str,
+    bytes: &[u8],
+) -> Result<FileEntry, CheckpointError> {
+    let mut out = HashedFile::new(storage.create(folder, file)?);
+    out.write(bytes)?;
+    let entry = out.finish(file)?;
+    verify_written(storage, folder, &entry)?;
+    Ok(entry)
+}
+
+/// The one place where a file that was written and synced is read back: a checkpoint that cannot
+/// be read is found now, and not when it is needed.
+pub(super) fn verify_written(
+    storage: &dyn CheckpointStorage,
+    folder: &str,
+    entry: &FileEntry,
+) -> Result<(), CheckpointError> {
+    verify(storage, folder, entry).map(|_| ())
+}
+
+/// Opens a file and reads all of it: what is returned is the very file that has this hash.
+pub(super) fn verify(
+    storage: &dyn CheckpointStorage,
+    folder: &str,
+    entry: &FileEntry,
+) -> Result<Box<dyn ReadFile>, CheckpointError> {
+    let file = open_sized(storage, folder, entry)?;
+    let mut hasher = Sha256::new();
+    read_pieces(&*file, 0, entry.bytes, &mut |piece| {
+        hasher.update(piece);
+        Ok(())
+    })?;
+    let found: [u8; 32] = hasher.finalize().into();
+    if found != entry.sha256 {
+        let text = |hash: &[u8]| format!("bytes of SHA-256 {}", hex::encode(hash));
+        let path = format!("{folder}/{}", entry.file);
+        return Err(corrupt(&path, 0, text(&entry.sha256), text(&found)));
+    }
+    Ok(file)
+}
+
+/// Opens a file that must have the length of its entry.
+pub(super) fn open_sized(
+    storage: &dyn CheckpointStorage,
+    folder: &str,
+    entry: &FileEntry,
+) -> Result<Box<dyn ReadFile>, CheckpointError> {
+    let file = storage.open(folder, &entry.file)?;
+    let (found, expected) = (file.bytes(), entry.bytes);
+    if found != expected {
+        let path = format!("{folder}/{}", entry.file);
+        let text = |end: u64| format!("an end at byte {end}");
+        return Err(corrupt(&path, found.min(expected), text(expected), text(found)));
+    }
+    Ok(file)
+}
+
+/// Reads `bytes` bytes from `offset` on, in pieces of at most [`PIECE_BYTES`].
+pub(super) fn read_pieces(
+    file: &dyn ReadFile,
+    offset: u64,
+    bytes: u64,
+    take: &mut dyn FnMut(&[u8]) -> Result<(), CheckpointError>,
+) -> Result<(), CheckpointError> {
+    let mut buffer = vec![0; bytes.min(PIECE_BYTES as u64) as usize];
+    let mut done = 0;
+    while done < bytes {
+        let piece = &mut buffer[..(bytes - done).min(PIECE_BYTES as u64) as usize];
+        file.read(offset + done, piece)?;
+        take(piece)?;
+        done += piece.len() as u64;
+    }
+    Ok(())
+}

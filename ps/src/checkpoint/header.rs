@@ -1,0 +1,95 @@
+//! The header of a safetensors file, written.
+//!
+//! It is never parsed: what a file must hold follows from the manifest and the catalogue, so a
+//! reader makes the header it expects and compares the bytes. Nothing hostile can hide in one.
+
+use std::fmt::{Display, Write};
+
+use pushpull_common::tensor::DType;
+
+use super::error::CheckpointError;
+
+/// One tensor of a file, in the order of the data.
+#[derive(Debug)]
+pub(super) struct Tensor {
+    pub(super) name: String,
+    pub(super) dtype: DType,
+    pub(super) extents: Vec<u64>,
+}
+
+impl Tensor {
+    /// A shape's elements are bounded, and so are those of its parts.
+    pub(super) fn bytes(&self) -> u64 {
+        self.extents.iter().product::<u64>() * self.dtype.size() as u64
+    }
+}
+
+/// The head of a file with its tensors one behind the other: the length of the header, then the
+/// header as JSON, padded so that the data starts at a multiple of 8.
+///
+/// The format allows no gaps between tensors, so those of wider elements must come first for all
+/// to be aligned.
+pub(super) fn head(
+    metadata: &[(&str, String)],
+    tensors: &[Tensor],
+) -> Result<Vec<u8>, CheckpointError> {
+    let mut json = String::from("{");
+    if !metadata.is_empty() {
+        let fields =
+            metadata.iter().map(|(key, value)| format!("{}:{}", quoted(key), quoted(value)));
+        let fields: Vec<String> = fields.collect();
+        push(&mut json, format_args!("{}:{{{}}}", quoted(METADATA), fields.join(",")));
+    }
+    let mut start = 0;
+    for tensor in tensors {
+        let end = start + tensor.bytes();
+        let (name, extents) = (quoted(&tensor.name), &tensor.extents);
+        let dtype = name_of(tensor.dtype);
+        push(
+            &mut json,
+            format_args!(
+                r#"{name}:{{"dtype":"{dtype}","shape":{extents:?},"data_offsets":[{start},{end}]}}"#
+            ),
+        );
+        start = end;
+    }
+    json.push('}');
+    let padded = json.len().next_multiple_of(8);
+    let found = padded as u64;
+    if found > HEADER_BYTES_MAX {
+        let what = "names and shapes in one file";
+        return Err(CheckpointError::TooLarge { what, found, limit: HEADER_BYTES_MAX });
+    }
+    let mut head = found.to_le_bytes().to_vec();
+    head.extend_from_slice(json.as_bytes());
+    head.resize(8 + padded, b' ');
+    Ok(head)
+}
+
+/// The key that is no tensor.
+pub(super) const METADATA: &str = "__metadata__";
+
+/// Appends an entry, after a comma if it is not the first.
+fn push(json: &mut String, entry: impl Display) {
+    let comma = if json.len() > 1 { "," } else { "" };
+    write!(json, "{comma}{entry}").expect("writing to a string cannot fail");
+}
+
+fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}
+
+fn name_of(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F32 => "F32",
+        DType::F64 => "F64",
+        DType::I64 => "I64",
+        _ => unreachable!("a catalogue holds known types only"),
+    }
+}
+
+/// What other readers of the format take at the most.
+const HEADER_BYTES_MAX: u64 = 100_000_000;
+
+// Elements go to files as they lie in memory, and the format is little-endian.
+const _: () = assert!(cfg!(target_endian = "little"));

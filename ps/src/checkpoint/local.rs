@@ -1,0 +1,238 @@
+//! Checkpoints in a directory of this machine, or one that is mounted here.
+
+use std::ffi::OsString;
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, Dir, Mode, OFlags};
+
+use super::storage::{CheckpointStorage, ReadFile, StorageFault, WriteFile, is_valid_name};
+
+/// A directory that holds checkpoints.
+///
+/// It and what is in it belong to one user. No name and no link leads out of it: files are opened
+/// step by step below the directory as it was when it was opened, and links are not followed.
+/// Several ps tasks may use one directory that all their machines mount.
+#[derive(Debug)]
+pub struct LocalDirectory {
+    path: PathBuf,
+    root: File,
+}
+
+impl LocalDirectory {
+    /// Opens a directory, or creates it with mode 0700, with those above it.
+    pub fn create(path: impl Into<PathBuf>) -> Result<LocalDirectory, StorageFault> {
+        let path = path.into();
+        let created = DirBuilder::new().recursive(true).mode(0o700).create(&path);
+        created.map_err(|source| StorageFault::new("create", path.display(), source))?;
+        LocalDirectory::open(path)
+    }
+
+    /// Opens a directory. Fails if it is not there, belongs to somebody else, or lets others write.
+    pub fn open(path: impl Into<PathBuf>) -> Result<LocalDirectory, StorageFault> {
+        let path = path.into();
+        let fault = |source| StorageFault::new("open", path.display(), source);
+        let root = File::open(&path).map_err(fault)?;
+        let metadata = root.metadata().map_err(fault)?;
+        let refuse = |reason: String| Err(fault(io::Error::other(reason)));
+        if !metadata.is_dir() {
+            return refuse("it is not a directory".into());
+        }
+        if metadata.mode() & 0o022 != 0 {
+            return refuse(format!("its mode {:o} lets others write", metadata.mode() & 0o777));
+        }
+        if metadata.uid() != rustix::process::geteuid().as_raw() {
+            return refuse(format!("it belongs to user {}", metadata.uid()));
+        }
+        Ok(LocalDirectory { path, root })
+    }
+
+    fn folder(&self, folder: &str) -> Result<File, StorageFault> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        self.on("open", &[folder], || rustix::fs::openat(&self.root, folder, flags, Mode::empty()))
+            .map(File::from)
+    }
+
+    /// Does something on a path whose names have been checked.
+    fn on<T>(
+        &self,
+        operation: &'static str,
+        names: &[&str],
+        act: impl FnOnce() -> rustix::io::Result<T>,
+    ) -> Result<T, StorageFault> {
+        let path = names.iter().fold(self.path.clone(), |path, name| path.join(name));
+        let fault = |source| StorageFault::new(operation, path.display(), source);
+        if !names.iter().all(|name| is_valid_name(name)) {
+            return Err(fault(io::Error::new(io::ErrorKind::InvalidInput, "it has no valid name")));
+        }
+        act().map_err(|error| fault(error.into()))
+    }
+
+    fn path_of(&self, folder: &str, file: &str) -> PathBuf {
+        self.path.join(folder).join(file)
+    }
+}
+
+impl CheckpointStorage for LocalDirectory {
+    fn list(&self, folder: Option<&str>) -> Result<Vec<String>, StorageFault> {
+        let opened = folder.map(|folder| self.folder(folder)).transpose()?;
+        let names: Vec<&str> = folder.into_iter().collect();
+        let directory = opened.as_ref().unwrap_or(&self.root);
+        let entries = self.on("list", &names, || {
+            Dir::read_from(directory)?
+                .map(|entry| entry.map(|entry| entry.file_name().to_string_lossy().into_owned()))
+                .collect::<rustix::io::Result<Vec<String>>>()
+        })?;
+        // What has another name was not put here by us and is nobody's checkpoint.
+        Ok(entries.into_iter().filter(|name| is_valid_name(name)).collect())
+    }
+
+    fn create_folder(&self, folder: &str) -> Result<(), StorageFault> {
+        self.on("create", &[folder], || rustix::fs::mkdirat(&self.root, folder, Mode::RWXU))
+    }
+
+    fn create(&self, folder: &str, file: &str) -> Result<Box<dyn WriteFile>, StorageFault> {
+        let parent = self.folder(folder)?;
+        let flags =
+            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mode = Mode::RUSR | Mode::WUSR;
+        let created =
+            self.on("create", &[folder, file], || rustix::fs::openat(&parent, file, flags, mode))?;
+        Ok(Box::new(LocalFile { path: self.path_of(folder, file), file: created.into(), bytes: 0 }))
+    }
+
+    fn open(&self, folder: &str, file: &str) -> Result<Box<dyn ReadFile>, StorageFault> {
+        let parent = self.folder(folder)?;
+        // Opening a pipe would otherwise wait for its writer.
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let opened = self.on("open", &[folder, file], || {
+            rustix::fs::openat(&parent, file, flags, Mode::empty())
+        })?;
+        let (path, file) = (self.path_of(folder, file), File::from(opened));
+        let fault = |source| StorageFault::new("open", path.display(), source);
+        let metadata = file.metadata().map_err(fault)?;
+        if !metadata.is_file() {
+            return Err(fault(io::Error::other("it is not a file")));
+        }
+        Ok(Box::new(LocalFile { bytes: metadata.len(), path, file }))
+    }
+
+    fn rename_folder(&self, from: &str, to: &str) -> Result<(), StorageFault> {
+        // Renaming a directory fails when the new name is that of one with files in it.
+        self.on("rename", &[from, to], || rustix::fs::renameat(&self.root, from, &self.root, to))
+    }
+
+    fn remove_folder(&self, folder: &str) -> Result<(), StorageFault> {
+        let parent = self.folder(folder)?;
+        for file in self.list(Some(folder))? {
+            self.on("remove", &[folder, &file], || {
+                rustix::fs::unlinkat(&parent, file.as_str(), AtFlags::empty())
+            })?;
+        }
+        self.on("remove", &[folder], || {
+            rustix::fs::unlinkat(&self.root, folder, AtFlags::REMOVEDIR)
+        })
+    }
+
+    fn sync(&self, folder: Option<&str>) -> Result<(), StorageFault> {
+        match folder {
+            Some(folder) => sync_to_disk(&self.folder(folder)?, &self.path.join(folder)),
+            None => sync_to_disk(&self.root, &self.path),
+        }
+    }
+}
+
+/// A file outside of any checkpoint that replaces what has its name once it is whole.
+#[derive(Debug)]
+pub(super) struct ReplacingFile {
+    path: PathBuf,
+    part: LocalFile,
+}
+
+impl ReplacingFile {
+    /// Begins a file beside `path`; one that was left there half written is removed.
+    pub(super) fn create(path: &Path) -> Result<ReplacingFile, StorageFault> {
+        let Some(name) = path.file_name() else {
+            let source = io::Error::new(io::ErrorKind::InvalidInput, "it names no file");
+            return Err(StorageFault::new("create", path.display(), source));
+        };
+        let mut part_name = OsString::from(".");
+        part_name.push(name);
+        part_name.push(".part");
+        let part = path.with_file_name(part_name);
+        let fault = |source| StorageFault::new("create", part.display(), source);
+        match std::fs::remove_file(&part) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(fault(error)),
+            _ => {}
+        }
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&part);
+        let file = file.map_err(fault)?;
+        Ok(ReplacingFile { path: path.to_owned(), part: LocalFile { path: part, file, bytes: 0 } })
+    }
+}
+
+impl WriteFile for ReplacingFile {
+    fn write(&mut self, bytes: &[u8]) -> Result<(), StorageFault> {
+        self.part.write(bytes)
+    }
+
+    /// Gives the file its name, as nothing is written after it.
+    fn sync(&mut self) -> Result<(), StorageFault> {
+        self.part.sync()?;
+        let fault = |operation, source| StorageFault::new(operation, self.path.display(), source);
+        std::fs::rename(&self.part.path, &self.path).map_err(|e| fault("rename to", e))?;
+        let parent = match self.path.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
+        };
+        sync_to_disk(&File::open(parent).map_err(|e| fault("open the folder of", e))?, parent)
+    }
+}
+
+#[derive(Debug)]
+struct LocalFile {
+    path: PathBuf,
+    file: File,
+    bytes: u64,
+}
+
+impl WriteFile for LocalFile {
+    fn write(&mut self, bytes: &[u8]) -> Result<(), StorageFault> {
+        let written = self.file.write_all(bytes);
+        written.map_err(|source| StorageFault::new("write", self.path.display(), source))
+    }
+
+    fn sync(&mut self) -> Result<(), StorageFault> {
+        sync_to_disk(&self.file, &self.path)?;
+        forget_pages(&self.file);
+        Ok(())
+    }
+}
+
+impl ReadFile for LocalFile {
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), StorageFault> {
+        let read = self.file.read_exact_at(out, offset);
+        read.map_err(|source| StorageFault::new("read", self.path.display(), source))
+    }
+}
+
+/// The one place where a file or directory is made durable.
+fn sync_to_disk(file: &File, path: &Path) -> Result<(), StorageFault> {
+    file.sync_all().map_err(|source| StorageFault::new("sync", path.display(), source))
+}
+
+/// Lets go of the pages of a written file, so that reading it back asks the disk and the model
+/// does not lie in memory twice. A wish: what comes of it changes no result.
+fn forget_pages(file: impl AsFd) {
+    #[cfg(target_os = "linux")]
+    let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
+    #[cfg(not(target_os = "linux"))]
+    let _ = file;
+}

@@ -1,0 +1,327 @@
+//! The manifest: what a checkpoint consists of, and what else a cluster must know to go on.
+//!
+//! A line of JSON, then a line with the SHA-256 of the first: a manifest vouches for itself, and
+//! its hashes vouch for every other file.
+
+use pushpull_common::catalogue::Catalogue;
+use pushpull_common::ids::ShardId;
+use pushpull_common::protocol::Outcome;
+use pushpull_common::protocol::limits::WINDOW;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::error::{CheckpointError, corrupt};
+use super::hex;
+use super::name::CheckpointName;
+use super::shard_file::{bad_slot, file_name, tensor_name};
+
+pub(crate) use super::files::FileEntry;
+
+/// What the publisher of a checkpoint puts into its manifest, beside what the catalogue says.
+#[derive(Clone, Debug)]
+pub(crate) struct Contents {
+    /// When it is saved, in milliseconds since 1970; for people, and for retention by age.
+    pub(crate) saved_unix_ms: u64,
+    /// The optimizer whose slots are saved.
+    pub(crate) optimizer: OptimizerEntry,
+    /// Every shard that holds variables, and those that hold none if they have something to say.
+    pub(crate) shards: Vec<ShardEntry>,
+    /// The user's own bytes, such as the positions of data readers; at most 1 MiB.
+    pub(crate) user: Vec<u8>,
+}
+
+/// The optimizer a checkpoint was saved under.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct OptimizerEntry {
+    /// The rule's name, such as `adam`.
+    pub(crate) kind: String,
+    /// Its hyperparameters, for people.
+    pub(crate) configuration: String,
+    /// The names of its slots, in order.
+    pub(crate) slots: Vec<String>,
+}
+
+/// One shard of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ShardEntry {
+    /// The ps task.
+    pub(crate) task: u32,
+    /// The shard within it.
+    pub(crate) shard: u16,
+    /// Its file.
+    pub(crate) file: FileEntry,
+    /// How many pushes it had applied.
+    pub(crate) version: u64,
+    /// How many gradients it had applied: Adam's t.
+    pub(crate) gradients: u64,
+    /// Whether its variables had their first values.
+    pub(crate) ready: bool,
+    /// What it remembers of its clients' pushes.
+    pub(crate) clients: Vec<ClientWindow>,
+}
+
+impl ShardEntry {
+    pub(crate) fn id(&self) -> ShardId {
+        ShardId { task: self.task, shard: self.shard }
+    }
+}
+
+/// What a shard remembers of one client's pushes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ClientWindow {
+    /// The client's job.
+    pub(crate) job: String,
+    /// The client's index in it.
+    pub(crate) index: u32,
+    /// The client's epoch.
+    pub(crate) epoch: u64,
+    /// The client's incarnation.
+    pub(crate) incarnation: u64,
+    /// The newest sequence number that is settled.
+    pub(crate) newest: u64,
+    /// The sequence numbers that are remembered, each with its outcome.
+    pub(crate) settled: Vec<(u64, Settled)>,
+}
+
+/// The outcome of a push, as files have it: the words of files change less often than the wire's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum Settled {
+    Applied { version: u64, step: u64, staleness: u64 },
+    Accepted { step: u64 },
+    Stale { current: u64 },
+    Withdrawn,
+}
+
+impl From<Outcome> for Settled {
+    fn from(outcome: Outcome) -> Settled {
+        match outcome {
+            Outcome::Applied { version, step, staleness } => {
+                Settled::Applied { version, step: step.0, staleness }
+            }
+            Outcome::Accepted { step } => Settled::Accepted { step: step.0 },
+            Outcome::Stale { current } => Settled::Stale { current: current.0 },
+            Outcome::Withdrawn {} => Settled::Withdrawn,
+        }
+    }
+}
+
+impl From<Settled> for Outcome {
+    fn from(settled: Settled) -> Outcome {
+        match settled {
+            Settled::Applied { version, step, staleness } => {
+                Outcome::Applied { version, step: step.into(), staleness }
+            }
+            Settled::Accepted { step } => Outcome::Accepted { step: step.into() },
+            Settled::Stale { current } => Outcome::Stale { current: current.into() },
+            Settled::Withdrawn => Outcome::Withdrawn {},
+        }
+    }
+}
+
+/// A manifest as it is stored.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Manifest {
+    format: u32,
+    pub(crate) checkpoint: CheckpointName,
+    pub(crate) saved_unix_ms: u64,
+    /// When the first checkpoint of this storage was saved; retention by age counts from it.
+    pub(crate) first_saved_unix_ms: u64,
+    pub(crate) optimizer: OptimizerEntry,
+    pub(crate) catalogue: FileEntry,
+    /// In rising order.
+    pub(crate) shards: Vec<ShardEntry>,
+    /// Every partition in the catalogue's order, so that other programs need no catalogue.
+    partitions: Vec<PartitionEntry>,
+    #[serde(with = "hex")]
+    pub(crate) user: Vec<u8>,
+}
+
+/// Which elements of which variable a tensor holds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PartitionEntry {
+    tensor: String,
+    file: String,
+    elements: (u64, u64),
+}
+
+impl Manifest {
+    pub(super) fn new(
+        checkpoint: CheckpointName,
+        first_saved_unix_ms: u64,
+        catalogue: &Catalogue,
+        mut contents: Contents,
+    ) -> Result<Manifest, CheckpointError> {
+        too_large("user data", contents.user.len(), USER_BYTES_MAX)?;
+        contents.shards.sort_by_key(ShardEntry::id);
+        let manifest = Manifest {
+            format: FORMAT,
+            checkpoint,
+            saved_unix_ms: contents.saved_unix_ms,
+            first_saved_unix_ms,
+            optimizer: contents.optimizer,
+            catalogue: FileEntry {
+                file: CATALOGUE.to_owned(),
+                bytes: catalogue.encode().len() as u64,
+                sha256: catalogue.digest(),
+            },
+            shards: contents.shards,
+            partitions: partitions_of(catalogue),
+            user: contents.user,
+        };
+        match catalogue.shards().find(|shard| manifest.shard(*shard).is_none()) {
+            None => Ok(manifest),
+            Some(shard) => {
+                Err(CheckpointError::ShardMissing { checkpoint: checkpoint.to_string(), shard })
+            }
+        }
+    }
+
+    pub(super) fn encode(&self) -> Result<Vec<u8>, CheckpointError> {
+        let mut bytes = serde_json::to_vec(self).expect("its keys are texts and it has no floats");
+        bytes.push(b'\n');
+        bytes.extend_from_slice(&seal_of(&bytes));
+        too_large("manifest", bytes.len(), MANIFEST_BYTES_MAX)?;
+        Ok(bytes)
+    }
+
+    /// Reads the manifest of the checkpoint of this name. The bytes may be anybody's.
+    pub(super) fn decode(bytes: &[u8], name: CheckpointName) -> Result<Manifest, CheckpointError> {
+        let file = format!("{name}/{MANIFEST}");
+        let refuse = |offset: usize, expected: &str, found: &dyn std::fmt::Display| {
+            Err(corrupt(&file, offset as u64, expected, found))
+        };
+        let (text, seal) = bytes.split_at(bytes.len().saturating_sub(SEAL_BYTES));
+        let expected = seal_of(text);
+        if seal != expected {
+            let found = String::from_utf8_lossy(seal);
+            let expected = String::from_utf8_lossy(&expected);
+            return refuse(text.len(), &format!("{expected:?}"), &format!("{found:?}"));
+        }
+        // The version decides what the other fields are, so it is looked at first.
+        let at = |error: &serde_json::Error| error.column().saturating_sub(1);
+        match serde_json::from_slice::<Version>(text) {
+            Ok(Version { format: FORMAT }) => {}
+            Ok(other) => return refuse(0, "format 1", &format!("format {}", other.format)),
+            Err(error) => return refuse(at(&error), "a manifest", &error),
+        }
+        let manifest: Manifest = match serde_json::from_slice(text) {
+            Ok(manifest) => manifest,
+            Err(error) => return refuse(at(&error), "a manifest", &error),
+        };
+        if manifest.checkpoint != name {
+            return refuse(0, &name.to_string(), &manifest.checkpoint);
+        }
+        manifest.check(&file)?;
+        Ok(manifest)
+    }
+
+    /// Checks what can be checked without the catalogue.
+    pub(super) fn check(&self, file: &str) -> Result<(), CheckpointError> {
+        let refuse =
+            |expected: &str, found: &dyn std::fmt::Display| Err(corrupt(file, 0, expected, found));
+        if self.catalogue.file != CATALOGUE {
+            return refuse(CATALOGUE, &self.catalogue.file);
+        }
+        // Tensors are planned for each partition and slot, so a file may not say how many freely.
+        if self.optimizer.slots.len() > SLOTS_MAX {
+            let found = format!("{} slots", self.optimizer.slots.len());
+            return refuse(&format!("at most {SLOTS_MAX} slots"), &found);
+        }
+        if let Some(name) = bad_slot(&self.optimizer.slots) {
+            return refuse("slots with names of their own", &format!("{name:?}"));
+        }
+        if !self.shards.is_sorted_by(|a, b| a.id() < b.id()) {
+            return refuse("each shard once, in order", &"others");
+        }
+        for shard in &self.shards {
+            if shard.file.file != file_name(shard.id()) {
+                return refuse(&file_name(shard.id()), &shard.file.file);
+            }
+            for client in &shard.clients {
+                let oldest = client.newest.saturating_sub(WINDOW - 1).max(1);
+                let inside = |sequence: u64| (oldest..=client.newest).contains(&sequence);
+                let sequences = &client.settled;
+                if !sequences.is_sorted_by(|a, b| a.0 < b.0)
+                    || !sequences.iter().all(|(sequence, _)| inside(*sequence))
+                {
+                    let expected = format!("sequences {oldest} to {} in order", client.newest);
+                    return refuse(&expected, &"others");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that this is the manifest of a checkpoint of this catalogue.
+    pub(super) fn check_catalogue(&self, catalogue: &Catalogue) -> Result<(), CheckpointError> {
+        let file = format!("{}/{MANIFEST}", self.checkpoint);
+        let refuse = |expected: String, found: String| Err(corrupt(&file, 0, expected, found));
+        if let Some(shard) = catalogue.shards().find(|id| self.shard(*id).is_none()) {
+            return refuse(format!("an entry for {shard}"), "none".into());
+        }
+        let expected = partitions_of(catalogue);
+        if let Some((ours, theirs)) = expected.iter().zip(&self.partitions).find(|(a, b)| a != b) {
+            return refuse(format!("{ours:?}"), format!("{theirs:?}"));
+        }
+        let (ours, theirs) = (expected.len(), self.partitions.len());
+        if ours != theirs {
+            return refuse(format!("{ours} partitions"), format!("{theirs}"));
+        }
+        Ok(())
+    }
+
+    pub(super) fn shard(&self, id: ShardId) -> Option<&ShardEntry> {
+        let index = self.shards.binary_search_by_key(&id, ShardEntry::id).ok()?;
+        Some(&self.shards[index])
+    }
+
+    /// The bytes of all files that it names.
+    pub(super) fn bytes(&self) -> u64 {
+        let files = self.shards.iter().map(|shard| &shard.file).chain([&self.catalogue]);
+        files.fold(0, |sum, file| file.bytes.saturating_add(sum))
+    }
+}
+
+/// The name of the manifest's file.
+pub(super) const MANIFEST: &str = "MANIFEST";
+/// The name of the file with the encoded catalogue.
+pub(super) const CATALOGUE: &str = "CATALOGUE";
+/// The largest manifest: that of the largest catalogue, with room for a few thousand clients.
+pub(super) const MANIFEST_BYTES_MAX: usize = 256 << 20;
+
+#[derive(Deserialize)]
+struct Version {
+    format: u32,
+}
+
+/// The second line of a manifest: it is compared as bytes, so that no two are right.
+fn seal_of(text: &[u8]) -> Vec<u8> {
+    format!("sha256 {}\n", hex::encode(&Sha256::digest(text))).into_bytes()
+}
+
+fn partitions_of(catalogue: &Catalogue) -> Vec<PartitionEntry> {
+    let entry = |part: &pushpull_common::catalogue::Partition| PartitionEntry {
+        tensor: tensor_name(catalogue, part),
+        file: file_name(part.shard),
+        elements: (part.elements.start, part.elements.end),
+    };
+    catalogue.partitions().iter().map(entry).collect()
+}
+
+fn too_large(what: &'static str, found: usize, limit: usize) -> Result<(), CheckpointError> {
+    let (found, limit) = (found as u64, limit as u64);
+    if found > limit { Err(CheckpointError::TooLarge { what, found, limit }) } else { Ok(()) }
+}
+
+const FORMAT: u32 = 1;
+/// `sha256 `, the digits, and the end of the line.
+const SEAL_BYTES: usize = 7 + 64 + 1;
+/// More than any rule keeps.
+const SLOTS_MAX: usize = 16;
+const USER_BYTES_MAX: usize = 1 << 20;

@@ -1,0 +1,39 @@
+//! Checkpoints: portable copies of variables and slots, written, verified, published and restored.
+//!
+//! A checkpoint is a folder of files that either is there as a whole or is not: see
+//! `docs/checkpoint.md`. Everything here is synchronous, for a thread that may block on a disk, and
+//! knows neither the shards' memory nor a clock: values come through a `Source` and go to a
+//! closure, times are arguments.
+
+mod error;
+mod export;
+mod files;
+mod header;
+mod hex;
+mod local;
+mod manifest;
+mod name;
+mod publish;
+mod reshard;
+mod restore;
+mod retain;
+mod shard_file;
+mod storage;
+
+pub use error::{CheckpointError, Refused};
+pub use export::export;
+pub use local::LocalDirectory;
+pub use restore::{CheckpointSummary, Listing, list};
+pub use retain::Retention;
+pub use storage::{CheckpointStorage, ReadFile, StorageFault, WriteFile};
+
+pub(crate) use manifest::{ClientWindow, Contents, OptimizerEntry, ShardEntry};
+pub(crate) use name::CheckpointName;
+pub(crate) use publish::Save;
+pub(crate) use reshard::RestoredShard;
+pub(crate) use restore::{Opened, newest_good};
+pub(crate) use retain::retain;
+pub(crate) use shard_file::{Source, Stream, write_shard};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,111 @@
+//! A save, from its first folder to the rename that makes it a checkpoint.
+//!
+//! All files are written into a temporary folder, each made durable and read back; the manifest
+//! comes last. Then the folder gets its name. A crash before that leaves a folder that nobody
+//! takes for a checkpoint, and every earlier checkpoint as it was.
+
+use std::sync::Arc;
+
+use pushpull_common::catalogue::Catalogue;
+use pushpull_common::ids::{GlobalStep, RestoreEpoch};
+
+use super::error::CheckpointError;
+use super::files::{open_sized, write_whole};
+use super::manifest::{CATALOGUE, Contents, MANIFEST, Manifest};
+use super::name::CheckpointName;
+use super::restore::scan;
+use super::shard_file::ShardFile;
+use super::storage::CheckpointStorage;
+
+/// A save that has begun. A cluster has one at a time, and one task, that of the step owner,
+/// begins and publishes it; the shards' files may be written by other processes meanwhile.
+///
+/// Dropped without being published it leaves its temporary folder, which the next save removes.
+#[derive(Debug)]
+pub(crate) struct Save {
+    storage: Arc<dyn CheckpointStorage>,
+    name: CheckpointName,
+}
+
+/// A checkpoint that is there: every file of it was read back after it was written. Only this
+/// gives the right to delete older ones.
+#[derive(Debug)]
+pub(crate) struct Published {
+    name: CheckpointName,
+}
+
+impl Published {
+    /// The checkpoint.
+    pub(crate) fn name(&self) -> CheckpointName {
+        self.name
+    }
+}
+
+impl Save {
+    /// Begins a save of this step, under a name that no save has had.
+    pub(crate) fn begin(
+        storage: Arc<dyn CheckpointStorage>,
+        epoch: RestoreEpoch,
+        step: GlobalStep,
+    ) -> Result<Save, CheckpointError> {
+        let mut name = CheckpointName::new(epoch, step, 0);
+        let folders = storage.list(None)?;
+        let temporary: Vec<CheckpointName> =
+            folders.iter().filter_map(|folder| CheckpointName::of_temporary(folder)).collect();
+        let published = folders.iter().filter_map(|folder| folder.parse().ok());
+        for other in published.chain(temporary.iter().copied()) {
+            if name.is_same_step(&other) {
+                name.revision = name.revision.max(other.revision.saturating_add(1));
+            }
+        }
+        // An older save is over, or belongs to a step owner that has been replaced: then it fails
+        // for want of its folder, which is right. Newer ones are not this cluster's to judge.
+        for stale in temporary.iter().filter(|other| **other < name) {
+            storage.remove_folder(&stale.temporary())?;
+        }
+        storage.create_folder(&name.temporary())?;
+        Ok(Save { storage, name })
+    }
+
+    /// What the shards are told, so that they write their files into this save.
+    pub(crate) fn name(&self) -> CheckpointName {
+        self.name
+    }
+
+    /// Makes a checkpoint of the files that the shards have written.
+    pub(crate) fn publish(
+        self,
+        catalogue: &Catalogue,
+        contents: Contents,
+    ) -> Result<Published, CheckpointError> {
+        let (storage, folder) = (&*self.storage, self.name.temporary());
+        let (firsts, _) = scan(storage, |manifest| manifest.first_saved_unix_ms)?;
+        let first_saved = firsts.into_iter().min().unwrap_or(contents.saved_unix_ms);
+        let manifest = Manifest::new(self.name, first_saved, catalogue, contents)?;
+        manifest.check(&format!("{folder}/{MANIFEST}"))?;
+        self.check_files(catalogue, &manifest)?;
+        write_whole(storage, &folder, CATALOGUE, catalogue.encode())?;
+        write_whole(storage, &folder, MANIFEST, &manifest.encode()?)?;
+        storage.sync(Some(&folder))?;
+        storage.rename_folder(&folder, &self.name.to_string())?;
+        storage.sync(None)?;
+        Ok(Published { name: self.name })
+    }
+
+    /// Checks that the shards' files are here and are of this catalogue. Each was read back as a
+    /// whole by the process that wrote it, so that nobody reads the whole model.
+    fn check_files(
+        &self,
+        catalogue: &Catalogue,
+        manifest: &Manifest,
+    ) -> Result<(), CheckpointError> {
+        let folder = self.name.temporary();
+        for shard in &manifest.shards {
+            let slots = &manifest.optimizer.slots;
+            let plan = ShardFile::plan(catalogue, shard.id(), slots, self.name)?;
+            plan.check_entry(&folder, &shard.file)?;
+            plan.check_head(&folder, &*open_sized(&*self.storage, &folder, &shard.file)?)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,113 @@
+//! Giving a shard its part of a checkpoint, however the checkpoint's own shards were cut.
+
+use std::ops::Range;
+
+use pushpull_common::catalogue::{Catalogue, Partition};
+use pushpull_common::ids::{ShardId, VariableId};
+
+use super::error::CheckpointError;
+use super::manifest::ClientWindow;
+use super::restore::Opened;
+use super::shard_file::Stream;
+
+/// What a shard must know beside its values and slots.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct RestoredShard {
+    /// How many pushes it has applied.
+    pub(crate) version: u64,
+    /// How many gradients it has applied.
+    pub(crate) gradients: u64,
+    /// What it remembers of its clients; nothing if variables lie elsewhere than they did.
+    pub(crate) clients: Vec<ClientWindow>,
+}
+
+/// Takes the bytes of a range of a shard's layout, values or a slot.
+pub(crate) type Sink<'a> = dyn FnMut(Stream, Range<u64>, &[u8]) -> Result<(), CheckpointError> + 'a;
+
+impl Opened {
+    /// Fills a shard's layout: calls `sink` for each partition of it with ranges of bytes of that
+    /// layout, in pieces of at most 1 MiB. Slots are numbered as in `slots`, which are the
+    /// target's; those that only the checkpoint has are left out, as are such variables.
+    ///
+    /// Everything is checked before `sink` is called; only a file that cannot be trusted may end
+    /// it later, and then the shard must not be used.
+    pub(crate) fn restore_shard(
+        &mut self,
+        target: &Catalogue,
+        shard: ShardId,
+        slots: &[&str],
+        sink: &mut Sink<'_>,
+    ) -> Result<RestoredShard, CheckpointError> {
+        let layout = target.layout(shard);
+        let parts = layout.partitions();
+        let plan: Vec<Vec<(VariableId, Stream, Stream)>> = parts
+            .iter()
+            .map(|part| self.streams_for(target, part, slots))
+            .collect::<Result<_, CheckpointError>>()?;
+        for (part, streams) in parts.iter().zip(plan) {
+            for (variable, from, to) in streams {
+                let mut start = part.offset;
+                self.read(variable, from, part.elements.clone(), &mut |piece| {
+                    let range = start..start + piece.len() as u64;
+                    start = range.end;
+                    sink(to, range, piece)
+                })?;
+            }
+        }
+        Ok(self.counts(target, shard))
+    }
+
+    /// Where the values and slots of a partition come from, and what they become.
+    fn streams_for(
+        &self,
+        target: &Catalogue,
+        part: &Partition,
+        slots: &[&str],
+    ) -> Result<Vec<(VariableId, Stream, Stream)>, CheckpointError> {
+        let wanted = target.variable(part.variable);
+        let variable = wanted.name().to_owned();
+        let Some(id) = self.catalogue().find(&variable) else {
+            let checkpoint = self.manifest().checkpoint.to_string();
+            return Err(CheckpointError::VariableMissing { variable, checkpoint });
+        };
+        let saved = self.catalogue().variable(id);
+        if saved.dtype() != wanted.dtype() {
+            let (found, expected) = (saved.dtype(), wanted.dtype());
+            return Err(CheckpointError::DTypeMismatch { variable, found, expected });
+        }
+        if saved.shape() != wanted.shape() {
+            let (found, expected) = (saved.shape().clone(), wanted.shape().clone());
+            return Err(CheckpointError::ShapeMismatch { variable, found, expected });
+        }
+        let mut streams = vec![(id, Stream::Values, Stream::Values)];
+        let slots = if wanted.is_trainable() { slots } else { &[] };
+        let held: &[String] =
+            if saved.is_trainable() { &self.manifest().optimizer.slots } else { &[] };
+        for (index, &slot) in slots.iter().enumerate() {
+            let Some(from) = held.iter().position(|held| held == slot) else {
+                let (found, expected) = (held.to_vec(), slot.to_owned());
+                return Err(CheckpointError::SlotMissing { variable, found, expected });
+            };
+            streams.push((id, Stream::Slot(from), Stream::Slot(index)));
+        }
+        Ok(streams)
+    }
+
+    /// A shard whose variables lie where they lay has its own counts and windows again. Elsewhere
+    /// there is no such shard, and it takes the largest counts of all: versions must not go back
+    /// for anybody. Adam's t is a count of gradients, and those of the shards differ by the pushes
+    /// that were under way only; the largest says of no slot that it is fresher than it is.
+    fn counts(&self, target: &Catalogue, shard: ShardId) -> RestoredShard {
+        let same = target.digest() == self.catalogue().digest();
+        if let Some(entry) = self.manifest().shard(shard).filter(|_| same) {
+            let (version, gradients) = (entry.version, entry.gradients);
+            return RestoredShard { version, gradients, clients: entry.clients.clone() };
+        }
+        let shards = &self.manifest().shards;
+        RestoredShard {
+            version: shards.iter().map(|shard| shard.version).max().unwrap_or(0),
+            gradients: shards.iter().map(|shard| shard.gradients).max().unwrap_or(0),
+            clients: Vec::new(),
+        }
+    }
+}

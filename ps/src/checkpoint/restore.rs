@@ -1,0 +1,232 @@
+//! Which checkpoints there are, and opening one that can be trusted.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use pushpull_common::catalogue::Catalogue;
+use pushpull_common::ids::{PartitionId, ShardId, VariableId};
+use pushpull_common::protocol::limits::CATALOGUE_BYTES_MAX;
+
+use super::error::{CheckpointError, Refused, corrupt};
+use super::files::{read_pieces, verify};
+use super::manifest::{CATALOGUE, MANIFEST, MANIFEST_BYTES_MAX, Manifest};
+use super::name::CheckpointName;
+use super::shard_file::{ShardFile, Stream};
+use super::storage::{CheckpointStorage, ReadFile};
+
+/// The checkpoints of a storage.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Listing {
+    /// Those whose manifest is whole, newest first. Their other files have not been read.
+    pub checkpoints: Vec<CheckpointSummary>,
+    /// The others, newest first.
+    pub refused: Vec<Refused>,
+}
+
+/// What the manifest of a checkpoint says about it.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct CheckpointSummary {
+    /// Its name.
+    pub name: String,
+    /// How often the cluster had been restored.
+    pub restore_epoch: u32,
+    /// The global step.
+    pub global_step: u64,
+    /// When it was saved, in milliseconds since 1970.
+    pub saved_unix_ms: u64,
+    /// The optimizer's kind.
+    pub optimizer: String,
+    /// How many shards it was saved from.
+    pub shards: usize,
+    /// The bytes of its files.
+    pub bytes: u64,
+    /// The user's own bytes.
+    pub user: Vec<u8>,
+}
+
+/// Lists the checkpoints of a storage. Reads the manifests only; fails if the storage cannot be
+/// listed.
+pub fn list(storage: &dyn CheckpointStorage) -> Result<Listing, CheckpointError> {
+    let (checkpoints, refused) = scan(storage, |manifest| CheckpointSummary {
+        name: manifest.checkpoint.to_string(),
+        restore_epoch: manifest.checkpoint.restore_epoch,
+        global_step: manifest.checkpoint.global_step,
+        saved_unix_ms: manifest.saved_unix_ms,
+        bytes: manifest.bytes(),
+        shards: manifest.shards.len(),
+        optimizer: manifest.optimizer.kind,
+        user: manifest.user,
+    })?;
+    Ok(Listing { checkpoints, refused })
+}
+
+/// Takes something from every manifest that is whole, newest first; the others are refused.
+pub(super) fn scan<T>(
+    storage: &dyn CheckpointStorage,
+    take: impl Fn(Manifest) -> T,
+) -> Result<(Vec<T>, Vec<Refused>), CheckpointError> {
+    let (mut taken, mut refused) = (Vec::new(), Vec::new());
+    for name in names(storage)? {
+        match read_manifest(storage, name) {
+            Ok(manifest) => taken.push(take(manifest)),
+            Err(reason) => refused.push(Refused { checkpoint: name.to_string(), reason }),
+        }
+    }
+    Ok((taken, refused))
+}
+
+/// Opens the newest checkpoint of which every file is what was written, and says which newer ones
+/// are not. `None` if there is no checkpoint at all.
+pub(crate) fn newest_good(
+    storage: &Arc<dyn CheckpointStorage>,
+) -> Result<Option<(Opened, Vec<Refused>)>, CheckpointError> {
+    let mut refused = Vec::new();
+    for name in names(&**storage)? {
+        let opened = Opened::open(storage.clone(), name);
+        match opened.and_then(|mut opened| opened.verify().map(|()| opened)) {
+            Ok(opened) => return Ok(Some((opened, refused))),
+            Err(reason) => refused.push(Refused { checkpoint: name.to_string(), reason }),
+        }
+    }
+    if refused.is_empty() { Ok(None) } else { Err(CheckpointError::NoneGood { refused }) }
+}
+
+/// A checkpoint whose manifest and catalogue are whole. The file of a shard is verified before
+/// anything of it is used, and stays open: what was verified is what is read.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    storage: Arc<dyn CheckpointStorage>,
+    manifest: Manifest,
+    catalogue: Catalogue,
+    plans: BTreeMap<ShardId, ShardFile>,
+    verified: BTreeMap<ShardId, Box<dyn ReadFile>>,
+}
+
+impl Opened {
+    /// Opens the checkpoint of this name.
+    pub(crate) fn open(
+        storage: Arc<dyn CheckpointStorage>,
+        name: CheckpointName,
+    ) -> Result<Opened, CheckpointError> {
+        let manifest = read_manifest(&*storage, name)?;
+        let catalogue = read_catalogue(&*storage, &manifest)?;
+        manifest.check_catalogue(&catalogue)?;
+        let mut plans = BTreeMap::new();
+        for shard in &manifest.shards {
+            let plan = ShardFile::plan(&catalogue, shard.id(), &manifest.optimizer.slots, name)?;
+            plan.check_entry(&name.to_string(), &shard.file)?;
+            plans.insert(shard.id(), plan);
+        }
+        Ok(Opened { storage, manifest, catalogue, plans, verified: BTreeMap::new() })
+    }
+
+    /// What it says about itself: step, epoch, the user's bytes, the shards' windows.
+    pub(crate) fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// Its variables, where they were.
+    pub(crate) fn catalogue(&self) -> &Catalogue {
+        &self.catalogue
+    }
+
+    /// Reads every file that has not been read yet, to the last byte.
+    pub(crate) fn verify(&mut self) -> Result<(), CheckpointError> {
+        let shards: Vec<ShardId> = self.plans.keys().copied().collect();
+        shards.into_iter().try_for_each(|shard| self.verify_shard(shard))
+    }
+
+    fn verify_shard(&mut self, shard: ShardId) -> Result<(), CheckpointError> {
+        if self.verified.contains_key(&shard) {
+            return Ok(());
+        }
+        let folder = self.manifest.checkpoint.to_string();
+        let entry = self.manifest.shard(shard).expect("every shard has an entry: it was checked");
+        let file = verify(&*self.storage, &folder, &entry.file)?;
+        self.plans[&shard].check_head(&folder, &*file)?;
+        self.verified.insert(shard, file);
+        Ok(())
+    }
+
+    /// Reads a range of a variable's elements, wherever they lie, in order and in pieces of at
+    /// most 1 MiB. The range is one of the variable's; a slot is one it has.
+    pub(super) fn read(
+        &mut self,
+        variable: VariableId,
+        stream: Stream,
+        elements: Range<u64>,
+        take: &mut dyn FnMut(&[u8]) -> Result<(), CheckpointError>,
+    ) -> Result<(), CheckpointError> {
+        let mut next = elements.start;
+        while next < elements.end {
+            let parts = self.catalogue.partitions_of(variable);
+            let part = &parts[parts.partition_point(|part| part.elements.end <= next)];
+            let (id, shard, held) = (part.id, part.shard, part.elements.clone());
+            let size = part.dtype.size() as u64;
+            self.verify_shard(shard)?;
+            let start = self.start(shard, stream, id);
+            let end = held.end.min(elements.end);
+            let offset = start + (next - held.start) * size;
+            read_pieces(&*self.verified[&shard], offset, (end - next) * size, take)?;
+            next = end;
+        }
+        Ok(())
+    }
+
+    fn start(&self, shard: ShardId, stream: Stream, partition: PartitionId) -> u64 {
+        let start = self.plans[&shard].start(stream, partition);
+        start.expect("the caller asks for streams that the variable has")
+    }
+}
+
+/// The checkpoints that have been published, newest first.
+fn names(storage: &dyn CheckpointStorage) -> Result<Vec<CheckpointName>, CheckpointError> {
+    let folders = storage.list(None)?;
+    let mut names: Vec<CheckpointName> = folders.iter().filter_map(|f| f.parse().ok()).collect();
+    names.sort_by(|a, b| b.cmp(a));
+    Ok(names)
+}
+
+fn read_manifest(
+    storage: &dyn CheckpointStorage,
+    name: CheckpointName,
+) -> Result<Manifest, CheckpointError> {
+    let bytes = read_small(storage, name, MANIFEST, MANIFEST_BYTES_MAX as u64)?;
+    Manifest::decode(&bytes, name)
+}
+
+fn read_catalogue(
+    storage: &dyn CheckpointStorage,
+    manifest: &Manifest,
+) -> Result<Catalogue, CheckpointError> {
+    let (name, entry) = (manifest.checkpoint, &manifest.catalogue);
+    verify(storage, &name.to_string(), entry)?;
+    let bytes = read_small(storage, name, CATALOGUE, CATALOGUE_BYTES_MAX)?;
+    let refuse = |found: String| corrupt(&format!("{name}/{CATALOGUE}"), 0, "the catalogue", found);
+    let catalogue = Catalogue::decode(&bytes).map_err(|error| refuse(error.to_string()))?;
+    // The digest is the hash of the file, so this is the file that the manifest names.
+    let same = catalogue.digest() == entry.sha256;
+    if same { Ok(catalogue) } else { Err(refuse("another catalogue".into())) }
+}
+
+/// Reads a file that fits into memory; its length is checked before any of it is.
+fn read_small(
+    storage: &dyn CheckpointStorage,
+    name: CheckpointName,
+    file: &str,
+    bytes_max: u64,
+) -> Result<Vec<u8>, CheckpointError> {
+    let opened = storage.open(&name.to_string(), file)?;
+    let bytes = opened.bytes();
+    if bytes > bytes_max {
+        let path = format!("{name}/{file}");
+        let expected = format!("at most {bytes_max} bytes");
+        return Err(corrupt(&path, bytes_max, expected, format!("{bytes} bytes")));
+    }
+    let mut whole = vec![0; bytes as usize];
+    opened.read(0, &mut whole)?;
+    Ok(whole)
+}

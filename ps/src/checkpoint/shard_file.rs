@@ -1,0 +1,199 @@
+//! The file of one shard: its values and slots, a tensor for each partition.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+
+use pushpull_common::catalogue::{Catalogue, Partition};
+use pushpull_common::ids::{PartitionId, ShardId};
+
+use super::error::{CheckpointError, corrupt};
+use super::files::{FileEntry, HashedFile, read_pieces, verify_written};
+use super::header::{self, Tensor};
+use super::hex;
+use super::manifest::MANIFEST;
+use super::name::CheckpointName;
+use super::storage::{CheckpointStorage, ReadFile};
+
+/// One of the equal layouts of a shard: the values, or a slot by its index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Stream {
+    /// The values.
+    Values,
+    /// The slot of this index among the optimizer's.
+    Slot(usize),
+}
+
+/// The memory of a shard as it was at one version.
+pub(crate) trait Source: fmt::Debug {
+    /// Calls `out` with the bytes of a range of the shard's layout, in order, in pieces of any
+    /// size. The range lies within one partition, which is trainable if the stream is a slot.
+    fn read(
+        &mut self,
+        stream: Stream,
+        range: Range<u64>,
+        out: &mut dyn FnMut(&[u8]) -> Result<(), CheckpointError>,
+    ) -> Result<(), CheckpointError>;
+}
+
+/// Writes the file of a shard into the temporary folder of a save that has begun, makes it
+/// durable, and reads it back.
+///
+/// Only this shard's own process may do it, once for each save. The entry goes to whoever
+/// publishes the checkpoint.
+pub(crate) fn write_shard(
+    storage: &dyn CheckpointStorage,
+    checkpoint: CheckpointName,
+    catalogue: &Catalogue,
+    shard: ShardId,
+    slots: &[String],
+    source: &mut dyn Source,
+) -> Result<FileEntry, CheckpointError> {
+    let plan = ShardFile::plan(catalogue, shard, slots, checkpoint)?;
+    let folder = checkpoint.temporary();
+    let mut out = HashedFile::new(storage.create(&folder, &plan.name)?);
+    out.write(&plan.head)?;
+    for (stream, range) in plan.stretches {
+        let mut left = range.end - range.start;
+        let wrong = |by: &str| CheckpointError::Memory {
+            reason: format!("{shard} gave {by} bytes than bytes {range:?} of {stream:?} are"),
+        };
+        source.read(stream, range.clone(), &mut |bytes| {
+            left = left.checked_sub(bytes.len() as u64).ok_or_else(|| wrong("more"))?;
+            out.write(bytes)
+        })?;
+        if left > 0 {
+            return Err(wrong("fewer"));
+        }
+    }
+    let entry = out.finish(&plan.name)?;
+    verify_written(storage, &folder, &entry)?;
+    Ok(entry)
+}
+
+/// What the file of a shard holds and where: it follows from the catalogue.
+#[derive(Debug)]
+pub(super) struct ShardFile {
+    pub(super) name: String,
+    head: Vec<u8>,
+    /// What the tensors are, in the order of the file.
+    stretches: Vec<(Stream, Range<u64>)>,
+    /// Where each tensor starts in the file.
+    starts: BTreeMap<(Stream, PartitionId), u64>,
+    pub(super) bytes: u64,
+}
+
+impl ShardFile {
+    pub(super) fn plan(
+        catalogue: &Catalogue,
+        shard: ShardId,
+        slots: &[String],
+        checkpoint: CheckpointName,
+    ) -> Result<ShardFile, CheckpointError> {
+        if let Some(name) = bad_slot(slots) {
+            return Err(CheckpointError::SlotName { name: name.to_owned() });
+        }
+        let layout = catalogue.layout(shard);
+        let streams = std::iter::once(Stream::Values).chain((0..slots.len()).map(Stream::Slot));
+        let mut order: Vec<(Stream, &Partition)> = streams
+            .flat_map(|stream| layout.partitions().iter().map(move |part| (stream, part)))
+            .filter(|(stream, part)| *stream == Stream::Values || part.trainable)
+            .collect();
+        // A stable sort: wider elements first, for alignment without gaps.
+        order.sort_by_key(|(_, part)| std::cmp::Reverse(part.dtype.size()));
+        let tensors: Vec<Tensor> =
+            order.iter().map(|&(stream, part)| tensor_of(catalogue, stream, part, slots)).collect();
+        let metadata = [
+            ("format", "pushpull".to_owned()),
+            ("checkpoint", checkpoint.to_string()),
+            ("shard", shard.to_string()),
+            ("catalogue", hex::encode(&catalogue.digest())),
+        ];
+        let head = header::head(&metadata, &tensors)?;
+        let mut bytes = head.len() as u64;
+        let mut starts = BTreeMap::new();
+        for (stream, part) in &order {
+            starts.insert((*stream, part.id), bytes);
+            bytes += part.bytes;
+        }
+        let stretches =
+            order.iter().map(|(s, part)| (*s, part.offset..part.offset + part.bytes)).collect();
+        Ok(ShardFile { name: file_name(shard), head, stretches, starts, bytes })
+    }
+
+    /// Where a partition's tensor starts; `None` if the file has no such tensor.
+    pub(super) fn start(&self, stream: Stream, partition: PartitionId) -> Option<u64> {
+        self.starts.get(&(stream, partition)).copied()
+    }
+
+    /// Checks that an entry is one for this file.
+    pub(super) fn check_entry(
+        &self,
+        folder: &str,
+        entry: &FileEntry,
+    ) -> Result<(), CheckpointError> {
+        if (&entry.file, entry.bytes) == (&self.name, self.bytes) {
+            return Ok(());
+        }
+        let expected = format!("{} of {} bytes", self.name, self.bytes);
+        let found = format!("{} of {} bytes", entry.file, entry.bytes);
+        Err(corrupt(&format!("{folder}/{MANIFEST}"), 0, expected, found))
+    }
+
+    /// Checks that an open file, which has this plan's length, starts as it must.
+    pub(super) fn check_head(
+        &self,
+        folder: &str,
+        file: &dyn ReadFile,
+    ) -> Result<(), CheckpointError> {
+        let mut done = 0;
+        read_pieces(file, 0, self.head.len() as u64, &mut |piece| {
+            let expected = &self.head[done..done + piece.len()];
+            if let Some(at) = piece.iter().zip(expected).position(|(a, b)| a != b) {
+                let near = |bytes: &[u8]| {
+                    let end = bytes.len().min(at + 24);
+                    format!("{:?}", String::from_utf8_lossy(&bytes[at..end]))
+                };
+                let path = format!("{folder}/{}", self.name);
+                return Err(corrupt(&path, (done + at) as u64, near(expected), near(piece)));
+            }
+            done += piece.len();
+            Ok(())
+        })
+    }
+}
+
+/// The name of a partition's values: a variable's name, and which part of it.
+pub(super) fn tensor_name(catalogue: &Catalogue, part: &Partition) -> String {
+    let first = catalogue.partitions_of(part.variable)[0].id;
+    format!("{}/part_{}", catalogue.variable(part.variable).name(), part.id.0 - first.0)
+}
+
+/// A slot's name follows a `:` and has none itself, nor a `/`; so however variables are named, no
+/// two tensors have one name, as those of values end with `/part_` and a number.
+fn tensor_of(catalogue: &Catalogue, stream: Stream, part: &Partition, slots: &[String]) -> Tensor {
+    let mut name = tensor_name(catalogue, part);
+    if let Stream::Slot(index) = stream {
+        name = format!("{name}:{}", slots[index]);
+    }
+    let mut extents = catalogue.variable(part.variable).shape().extents().to_vec();
+    if let Some(rows) = extents.first_mut() {
+        *rows = part.rows.end - part.rows.start;
+    }
+    Tensor { name, dtype: part.dtype, extents }
+}
+
+/// The first slot whose name is not one, or is another one's.
+pub(super) fn bad_slot(slots: &[String]) -> Option<&str> {
+    let valid = |name: &str| {
+        !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+    };
+    let mut names = slots.iter().enumerate();
+    let bad = names.find(|&(index, name)| !valid(name) || slots[..index].contains(name));
+    bad.map(|(_, name)| name.as_str())
+}
+
+/// The name of a shard's file.
+pub(super) fn file_name(shard: ShardId) -> String {
+    format!("shard-{}-{}.safetensors", shard.task, shard.shard)
+}

@@ -1,0 +1,117 @@
+//! Whatever happens to a file, it is refused by name, and the checkpoint before is taken.
+
+use std::sync::Arc;
+
+use super::memory::MemoryStorage;
+use super::samples::{SLOTS, check_restored, place, saved, variables};
+use crate::checkpoint::{CheckpointError, CheckpointStorage, newest_good};
+
+const NEWEST: &str = "ckpt-1-9";
+
+/// Checks that the newest checkpoint is refused for this file, and the one before is taken.
+fn check_refused(memory: &MemoryStorage, file: &str, what: &str) -> CheckpointError {
+    let storage: Arc<dyn CheckpointStorage> = Arc::new(memory.clone());
+    let (opened, mut refused) = newest_good(&storage).unwrap().unwrap();
+    assert_eq!(opened.manifest().checkpoint.global_step, 5, "{what}");
+    let refused = refused.pop().unwrap_or_else(|| panic!("accepted: {what}"));
+    assert_eq!(refused.checkpoint, NEWEST, "{what}");
+    let named = match &refused.reason {
+        CheckpointError::Corrupt { file, .. } => file,
+        CheckpointError::Storage(fault) => &fault.path,
+        other => panic!("{what}: {other}"),
+    };
+    assert_eq!(named, &format!("{NEWEST}/{file}"), "{what}");
+    refused.reason
+}
+
+fn two_checkpoints() -> MemoryStorage {
+    saved(&place(variables(2), 2, 1), &[5, 9]).0
+}
+
+#[test]
+fn no_byte_of_any_file_may_differ() {
+    let memory = two_checkpoints();
+    let mut cases = 0;
+    for file in memory.list(Some(NEWEST)).unwrap() {
+        let whole = memory.bytes_of(NEWEST, &file);
+        for at in 0..whole.len() {
+            for mask in [1 << (at % 8), 0x20, 0xff] {
+                let mut bytes = whole.clone();
+                bytes[at] ^= mask;
+                memory.put(NEWEST, &file, bytes);
+                check_refused(&memory, &file, &format!("{file}: byte {at} ^ {mask:#x}"));
+                cases += 1;
+            }
+        }
+        memory.put(NEWEST, &file, whole);
+    }
+    assert!(cases > 10_000, "{cases} cases are not the matrix");
+    let storage: Arc<dyn CheckpointStorage> = Arc::new(memory);
+    let (mut opened, refused) = newest_good(&storage).unwrap().unwrap();
+    assert!(refused.is_empty(), "all was put back");
+    check_restored(&mut opened, &place(variables(1), 1, 1), &SLOTS, 9);
+}
+
+#[test]
+fn no_file_may_be_cut_lengthened_or_missing() {
+    let memory = two_checkpoints();
+    for file in memory.list(Some(NEWEST)).unwrap() {
+        let whole = memory.bytes_of(NEWEST, &file);
+        for length in 0..whole.len() {
+            memory.put(NEWEST, &file, whole[..length].to_vec());
+            let reason = check_refused(&memory, &file, &format!("{file} cut to {length}"));
+            let CheckpointError::Corrupt { offset, .. } = reason else { panic!("{reason}") };
+            assert!(offset <= length as u64, "the place is in the file or at its end");
+        }
+        for more in [1, 4096] {
+            let mut bytes = whole.clone();
+            bytes.resize(whole.len() + more, b'\n');
+            memory.put(NEWEST, &file, bytes);
+            check_refused(&memory, &file, &format!("{file} with {more} bytes more"));
+        }
+        memory.remove(NEWEST, &file);
+        check_refused(&memory, &file, &format!("{file} is gone"));
+        memory.put(NEWEST, &file, whole);
+    }
+}
+
+#[test]
+fn files_of_other_checkpoints_and_shards_are_foreign() {
+    let memory = two_checkpoints();
+    let [one, two] = ["shard-0-0.safetensors", "shard-1-0.safetensors"];
+    let of = |folder: &str, file: &str| memory.bytes_of(folder, file);
+    // The catalogue of both is the same, so that one may change places.
+    let cases = [
+        (one, of(NEWEST, two)),
+        (two, of(NEWEST, one)),
+        (one, of("ckpt-1-5", one)),
+        ("MANIFEST", of("ckpt-1-5", "MANIFEST")),
+        ("CATALOGUE", saved(&place(variables(1), 2, 1), &[9]).0.bytes_of(NEWEST, "CATALOGUE")),
+    ];
+    for (file, bytes) in cases {
+        let fork = memory.fork();
+        fork.put(NEWEST, file, bytes);
+        check_refused(&fork, file, &format!("a foreign {file}"));
+    }
+    // A whole checkpoint under another's name.
+    memory.rename_folder(NEWEST, "ckpt-1-10").unwrap();
+    let storage: Arc<dyn CheckpointStorage> = Arc::new(memory);
+    let (opened, refused) = newest_good(&storage).unwrap().unwrap();
+    assert_eq!(opened.manifest().checkpoint.global_step, 5);
+    let reason = refused[0].reason.to_string();
+    assert_eq!(reason, "cannot trust ckpt-1-10/MANIFEST: at byte 0 it has ckpt-1-9, not ckpt-1-10");
+}
+
+#[test]
+fn when_none_is_good_all_are_named() {
+    let memory = two_checkpoints();
+    memory.put(NEWEST, "MANIFEST", Vec::new());
+    memory.remove("ckpt-1-5", "shard-1-0.safetensors");
+    let storage: Arc<dyn CheckpointStorage> = Arc::new(memory);
+    let error = newest_good(&storage).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("ckpt-1-9: cannot trust ckpt-1-9/MANIFEST"), "{text}");
+    assert!(text.contains("ckpt-1-5: cannot use ckpt-1-5/shard-1-0.safetensors"), "{text}");
+    let empty: Arc<dyn CheckpointStorage> = Arc::new(MemoryStorage::default());
+    assert!(newest_good(&empty).unwrap().is_none());
+}

@@ -1,0 +1,81 @@
+//! A save is cut off at every operation; what was published before is still there.
+
+use std::sync::Arc;
+
+use super::memory::Crash;
+use super::samples::{SLOTS, check_restored, place, save, saved, variables};
+use crate::checkpoint::{CheckpointError, CheckpointStorage, Retention, newest_good, retain};
+
+fn save_and_retain(
+    storage: &Arc<dyn CheckpointStorage>,
+    catalogue: &pushpull_common::catalogue::Catalogue,
+    step: u64,
+) -> Result<(), CheckpointError> {
+    let published = save(storage, catalogue, step)?;
+    let retention = Retention { max_to_keep: 1, keep_every_hours: 0 };
+    retain(&**storage, &published, &retention).map(|_| ())
+}
+
+#[test]
+fn a_save_that_ends_anywhere_costs_no_earlier_checkpoint() {
+    let catalogue = place(variables(2), 2, 1);
+    for crash in [Crash::Kill, Crash::NamesFirst, Crash::PowerCut] {
+        let mut operations = 0;
+        loop {
+            let (memory, storage) = saved(&catalogue, &[3]);
+            memory.fail_after(operations);
+            let outcome = save_and_retain(&storage, &catalogue, 7);
+            let failed = memory.crash(crash);
+            let what = format!("{crash:?} after {operations} operations: {outcome:?}");
+
+            let (mut opened, refused) = newest_good(&storage).expect(&what).expect(&what);
+            assert!(refused.is_empty(), "{what}: {refused:?}");
+            let step = opened.manifest().checkpoint.global_step;
+            assert!(step == 7 || (step == 3 && outcome.is_err()), "{what}: step {step}");
+            check_restored(&mut opened, &catalogue, &SLOTS, step);
+
+            // The next save needs no help, and leaves nothing of the one that failed.
+            save_and_retain(&storage, &catalogue, 8).expect(&what);
+            assert_eq!(storage.list(None).unwrap(), ["ckpt-1-8"], "{what}");
+            if !failed {
+                break;
+            }
+            operations += 1;
+        }
+        assert!(operations > 40, "only {operations} operations were tried");
+    }
+}
+
+#[test]
+fn what_the_disk_stores_wrong_is_found_before_it_is_published() {
+    let catalogue = place(variables(2), 2, 1);
+    let (memory, storage) = saved(&catalogue, &[3]);
+    let mut writes = 0;
+    loop {
+        memory.rot_after(writes);
+        let outcome = save_and_retain(&storage, &catalogue, 7);
+        if memory.stop_rot() {
+            assert!(outcome.is_ok() && writes >= 4, "two shards, a catalogue, a manifest");
+            break;
+        }
+        let error = outcome.expect_err("a flipped bit").to_string();
+        assert!(error.contains("ckpt-1-7"), "{error}");
+        let (opened, refused) = newest_good(&storage).unwrap().unwrap();
+        assert_eq!((opened.manifest().checkpoint.global_step, refused.len()), (3, 0));
+        writes += 1;
+    }
+}
+
+#[test]
+fn a_late_writer_of_an_earlier_save_finds_no_folder() {
+    let catalogue = place(variables(1), 1, 1);
+    let (memory, storage) = saved(&catalogue, &[3]);
+    // The save of step 5 dies after its folder is made; a newer folder is somebody's who knows.
+    for folder in ["ckpt-1-5.tmp", "ckpt-1-99.tmp", "notes"] {
+        memory.create_folder(folder).unwrap();
+    }
+    save(&storage, &catalogue, 5).unwrap();
+    let folders = storage.list(None).unwrap();
+    assert_eq!(folders, ["ckpt-1-3", "ckpt-1-5.1", "ckpt-1-99.tmp", "notes"]);
+    assert!(storage.create("ckpt-1-5.tmp", "shard-0-0.safetensors").is_err());
+}

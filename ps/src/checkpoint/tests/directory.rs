@@ -1,0 +1,142 @@
+//! A real directory: its modes, what it refuses, and an export that other programs read.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::Path;
+use std::sync::Arc;
+
+use safetensors::SafeTensors;
+
+use super::samples::{SLOTS, check_restored, element, place, save, variables};
+use crate::checkpoint::{
+    CheckpointStorage, LocalDirectory, Retention, export, newest_good, retain,
+};
+
+fn open(path: &Path) -> Arc<dyn CheckpointStorage> {
+    Arc::new(LocalDirectory::create(path).unwrap())
+}
+
+#[test]
+fn a_directory_keeps_checkpoints_private() {
+    let temporary = tempfile::tempdir().unwrap();
+    let path = temporary.path().join("deep/checkpoints");
+    let (storage, catalogue) = (open(&path), place(variables(2), 2, 1));
+    for step in [1, 2, 3] {
+        let published = save(&storage, &catalogue, step).unwrap();
+        let retention = Retention { max_to_keep: 2, ..Retention::default() };
+        retain(&*storage, &published, &retention).unwrap();
+    }
+    let mut folders = storage.list(None).unwrap();
+    folders.sort();
+    assert_eq!(folders, ["ckpt-1-2", "ckpt-1-3"]);
+    let mode = |path: &Path| path.metadata().unwrap().mode() & 0o777;
+    assert_eq!((mode(&path), mode(&path.join("ckpt-1-3"))), (0o700, 0o700));
+    for file in storage.list(Some("ckpt-1-3")).unwrap() {
+        assert_eq!(mode(&path.join("ckpt-1-3").join(file)), 0o600);
+    }
+    let (mut opened, _) = newest_good(&open(&path)).unwrap().unwrap();
+    check_restored(&mut opened, &place(variables(3), 1, 2), &SLOTS, 3);
+    // A checkpoint that is deleted while it is read is read to its end.
+    storage.remove_folder("ckpt-1-3").unwrap();
+    check_restored(&mut opened, &place(variables(1), 1, 1), &SLOTS, 3);
+}
+
+#[test]
+fn nothing_leads_out_of_a_directory() {
+    let temporary = tempfile::tempdir().unwrap();
+    let (inside, outside) = (temporary.path().join("in"), temporary.path().join("out"));
+    fs::create_dir(&outside).unwrap();
+    fs::write(outside.join("file"), "secret").unwrap();
+    let storage = open(&inside);
+    storage.create_folder("real").unwrap();
+    symlink(&outside, inside.join("link")).unwrap();
+    symlink(outside.join("file"), inside.join("real/link")).unwrap();
+    fs::create_dir(inside.join("real/folder")).unwrap();
+    let long = "n".repeat(65);
+    for folder in ["link", "..", ".", "", "a/b", "../out", ".hidden", "a\0", "ü", &long] {
+        assert!(storage.open(folder, "file").is_err(), "{folder}");
+        assert!(storage.create(folder, "new").is_err(), "{folder}");
+        assert!(storage.list(Some(folder)).is_err() && storage.remove_folder(folder).is_err());
+        assert!(storage.sync(Some(folder)).is_err() || folder == "real");
+    }
+    for file in ["link", "folder", "../../out/file", "", "/etc/passwd", &long] {
+        assert!(storage.open("real", file).is_err(), "{file}");
+        assert!(storage.create("real", file).is_err(), "{file}");
+    }
+    assert!(storage.open("real", "absent").unwrap_err().is_not_found());
+    assert_eq!(fs::read(outside.join("file")).unwrap(), b"secret");
+    fs::set_permissions(&inside, fs::Permissions::from_mode(0o770)).unwrap();
+    let error = LocalDirectory::open(&inside).unwrap_err().to_string();
+    assert!(error.ends_with("its mode 770 lets others write"), "{error}");
+    assert!(LocalDirectory::open(temporary.path().join("absent")).unwrap_err().is_not_found());
+}
+
+#[test]
+fn an_export_is_what_the_format_says() {
+    let temporary = tempfile::tempdir().unwrap();
+    let storage = open(&temporary.path().join("checkpoints"));
+    // The last one is named as a slot of another is in an export.
+    let catalogue = place(variables(3)[..6].to_vec(), 2, 1);
+    save(&storage, &catalogue, 1).unwrap();
+    save(&storage, &catalogue, 6).unwrap();
+    let to = temporary.path().join("model.safetensors");
+    fs::write(temporary.path().join(".model.safetensors.part"), "left by a crash").unwrap();
+    let mut plain = 0;
+    for (checkpoint, slots, step) in [(Some("ckpt-1-1"), false, 1), (None, true, 6)] {
+        export(storage.clone(), checkpoint, &to, slots).unwrap();
+        let bytes = fs::read(&to).unwrap();
+        let tensors = SafeTensors::deserialize(&bytes).unwrap();
+        plain += tensors.len();
+        for variable in catalogue.variables() {
+            let streams = if slots && variable.is_trainable() { &SLOTS[..] } else { &[] };
+            for stream in std::iter::once(&"values").chain(streams) {
+                let name = match *stream {
+                    "values" => variable.name().to_owned(),
+                    slot => format!("{}:{slot}", variable.name()),
+                };
+                let tensor = tensors.tensor(&name).unwrap();
+                let extents: Vec<u64> = tensor.shape().iter().map(|&e| e as u64).collect();
+                assert_eq!(extents, variable.shape().extents());
+                let size = variable.dtype().size();
+                let elements = 0..variable.shape().elements();
+                let expected: Vec<u8> = elements
+                    .flat_map(|i| element(variable.name(), stream, i, step, size))
+                    .collect();
+                assert_eq!(tensor.data(), expected, "{name}");
+                assert_eq!((tensor.data().as_ptr() as usize - bytes.as_ptr() as usize) % size, 0);
+            }
+        }
+    }
+    assert_eq!(plain, 6 + 6 + 2 * 4, "four variables are trained");
+    // A shard's own file is in the format too.
+    let shard = temporary.path().join("checkpoints/ckpt-1-6/shard-0-0.safetensors");
+    assert!(SafeTensors::deserialize(&fs::read(shard).unwrap()).is_ok());
+    let names = fs::read_dir(temporary.path()).unwrap().count();
+    assert_eq!(names, 2, "no half file is left beside it");
+}
+
+#[test]
+fn an_export_that_cannot_be_leaves_what_was_there() {
+    let temporary = tempfile::tempdir().unwrap();
+    let storage = open(&temporary.path().join("checkpoints"));
+    let to = temporary.path().join("out.safetensors");
+    fs::write(&to, "before").unwrap();
+    assert!(export(storage.clone(), None, &to, false).is_err(), "there is no checkpoint");
+    let twins = |names: [&str; 2]| {
+        let f32s = |name| pushpull_common::variable::VariableSpec::f32(name, [1]).unwrap();
+        place(names.map(f32s).to_vec(), 1, 1)
+    };
+    save(&storage, &twins(["w", "w:m"]), 1).unwrap();
+    save(&storage, &twins(["w", "__metadata__"]), 2).unwrap();
+    for (checkpoint, slots, expected) in [
+        ("ckpt-1-1", true, "\"w:m\" would be the name of two"),
+        ("ckpt-1-2", false, "\"__metadata__\" would be the name of two"),
+        ("ckpt-1-3", false, "cannot open"),
+        ("../ckpt-1-1", false, "cannot find the checkpoint \"../ckpt-1-1\""),
+    ] {
+        let error = export(storage.clone(), Some(checkpoint), &to, slots).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+    assert_eq!(fs::read(&to).unwrap(), b"before");
+    export(storage, Some("ckpt-1-1"), &to, false).unwrap();
+}

@@ -1,0 +1,10 @@
+//! What checkpoints promise: every bit comes back, nothing damaged is taken, and no crash costs an
+//! earlier one.
+
+mod corruption;
+mod crashes;
+mod directory;
+mod forgery;
+mod memory;
+mod round_trip;
+mod samples;

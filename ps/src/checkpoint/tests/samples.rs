@@ -1,0 +1,223 @@
+//! Models whose every element says which it is, and saves of them.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use pushpull_common::catalogue::Catalogue;
+use pushpull_common::ids::{GlobalStep, RestoreEpoch, ShardId};
+use pushpull_common::partition::Partitioner;
+use pushpull_common::placement::{Placement, ShardMap, Strategy};
+use pushpull_common::tensor::{DType, Shape};
+use pushpull_common::variable::VariableSpec;
+
+use super::memory::MemoryStorage;
+use crate::checkpoint::manifest::Settled;
+use crate::checkpoint::publish::Published;
+use crate::checkpoint::{
+    CheckpointError, CheckpointStorage, ClientWindow, Contents, Opened, OptimizerEntry,
+    RestoredShard, Save, ShardEntry, Source, Stream, write_shard,
+};
+
+pub(super) const SLOTS: [&str; 2] = ["m", "v"];
+
+pub(super) fn slots() -> Vec<String> {
+    SLOTS.map(str::to_owned).to_vec()
+}
+
+pub(super) fn place(variables: Vec<VariableSpec>, tasks: u32, shards: u16) -> Arc<Catalogue> {
+    let map = ShardMap::new((0..tasks).collect::<Vec<_>>(), shards).unwrap();
+    let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
+    Arc::new(Catalogue::new(variables, &placement).unwrap())
+}
+
+/// Every type, a scalar, an empty variable, odd counts, and names made to collide.
+pub(super) fn variables(parts: u32) -> Vec<VariableSpec> {
+    let cut = Partitioner::Fixed { shards: parts };
+    let f64s = Shape::new([5, 3]).unwrap();
+    vec![
+        VariableSpec::f32("layer/w", [11, 3]).unwrap().partitioner(cut.clone()),
+        VariableSpec::f32("layer/w/part_0", [3]).unwrap(),
+        VariableSpec::f32("größe \"ß\"", [7]).unwrap().plain().partitioner(cut.clone()),
+        VariableSpec::new("wide", DType::F64, f64s).unwrap().partitioner(cut),
+        VariableSpec::new("count", DType::I64, Shape::scalar()).unwrap(),
+        VariableSpec::f32("none", [0, 4]).unwrap(),
+        VariableSpec::f32("layer/w/part_0:m", [2]).unwrap(),
+    ]
+}
+
+/// The bytes of an element: no two elements of a run of tests have the same, but by chance.
+pub(super) fn element(name: &str, stream: &str, index: u64, step: u64, size: usize) -> Vec<u8> {
+    let text = format!("{name}\n{stream}\n{index}\n{step}");
+    let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    hash.to_le_bytes()[..size].to_vec()
+}
+
+fn stream_name(stream: Stream, slots: &[&str]) -> String {
+    match stream {
+        Stream::Values => "values".into(),
+        Stream::Slot(index) => slots[index].into(),
+    }
+}
+
+/// What a shard's memory holds at a step: its layout, without padding.
+fn memory(catalogue: &Catalogue, shard: ShardId, stream: &str, step: u64) -> Vec<(u64, Vec<u8>)> {
+    let layout = catalogue.layout(shard);
+    let of = |part: &pushpull_common::catalogue::Partition| {
+        let name = catalogue.variable(part.variable).name();
+        let elements = part.elements.clone();
+        elements.flat_map(|i| element(name, stream, i, step, part.dtype.size())).collect()
+    };
+    let parts = layout.partitions().iter();
+    parts
+        .filter(|part| stream == "values" || part.trainable)
+        .map(|part| (part.offset, of(part)))
+        .collect()
+}
+
+#[derive(Debug)]
+struct Memory<'a> {
+    catalogue: &'a Catalogue,
+    shard: ShardId,
+    step: u64,
+}
+
+impl Source for Memory<'_> {
+    fn read(
+        &mut self,
+        stream: Stream,
+        range: Range<u64>,
+        out: &mut dyn FnMut(&[u8]) -> Result<(), CheckpointError>,
+    ) -> Result<(), CheckpointError> {
+        let stream = stream_name(stream, &SLOTS);
+        let memory = memory(self.catalogue, self.shard, &stream, self.step);
+        let bytes = range.end - range.start;
+        let found =
+            memory.iter().find(|(at, whole)| (*at, whole.len() as u64) == (range.start, bytes));
+        // Pieces of an odd size, as blocks and partitions end anywhere.
+        found.expect("one partition").1.chunks(13).try_for_each(out)
+    }
+}
+
+/// Saves a step as a server would: shard by shard, then the manifest.
+pub(super) fn save(
+    storage: &Arc<dyn CheckpointStorage>,
+    catalogue: &Catalogue,
+    step: u64,
+) -> Result<Published, CheckpointError> {
+    let save = Save::begin(storage.clone(), RestoreEpoch(1), GlobalStep(step))?;
+    let shards = catalogue
+        .shards()
+        .map(|id| {
+            let mut memory = Memory { catalogue, shard: id, step };
+            let file = write_shard(&**storage, save.name(), catalogue, id, &slots(), &mut memory)?;
+            Ok(entry(id, file, step))
+        })
+        .collect::<Result<Vec<_>, CheckpointError>>()?;
+    save.publish(catalogue, contents(shards, step))
+}
+
+pub(super) fn entry(
+    id: ShardId,
+    file: crate::checkpoint::manifest::FileEntry,
+    step: u64,
+) -> ShardEntry {
+    let number = u64::from(id.task) * 10 + u64::from(id.shard);
+    let applied = Settled::Applied { version: step, step, staleness: 0 };
+    let client = ClientWindow {
+        job: "worker".into(),
+        index: 3,
+        epoch: 2,
+        incarnation: u64::MAX,
+        newest: 9,
+        settled: vec![(7, applied), (9, Settled::Withdrawn)],
+    };
+    ShardEntry {
+        task: id.task,
+        shard: id.shard,
+        file,
+        version: step + number,
+        gradients: 2 * step + number,
+        ready: true,
+        clients: vec![client],
+    }
+}
+
+pub(super) fn contents(shards: Vec<ShardEntry>, step: u64) -> Contents {
+    let kind = "adam".to_owned();
+    let configuration = "learning_rate = 0.001".to_owned();
+    let optimizer = OptimizerEntry { kind, configuration, slots: slots() };
+    Contents { saved_unix_ms: step * 1000, optimizer, shards, user: vec![0, 255, 10] }
+}
+
+/// A storage with checkpoints of these steps.
+pub(super) fn saved(
+    catalogue: &Catalogue,
+    steps: &[u64],
+) -> (MemoryStorage, Arc<dyn CheckpointStorage>) {
+    let memory = MemoryStorage::default();
+    let storage: Arc<dyn CheckpointStorage> = Arc::new(memory.clone());
+    for &step in steps {
+        save(&storage, catalogue, step).unwrap();
+    }
+    (memory, storage)
+}
+
+/// Restores every shard of a target, and checks that each byte of it is written once and right.
+pub(super) fn check_restored(
+    opened: &mut Opened,
+    target: &Catalogue,
+    slots: &[&str],
+    step: u64,
+) -> Vec<RestoredShard> {
+    let shards: Vec<ShardId> = target.shards().collect();
+    let restore = |&shard: &ShardId| {
+        let mut pieces: Vec<(String, u64, Vec<u8>)> = Vec::new();
+        let restored = opened
+            .restore_shard(target, shard, slots, &mut |stream, range, bytes| {
+                assert_eq!(range.end - range.start, bytes.len() as u64);
+                assert!(bytes.len() <= 1 << 20);
+                let stream = stream_name(stream, slots);
+                match pieces.last_mut() {
+                    Some((last, start, whole))
+                        if *last == stream && *start + whole.len() as u64 == range.start =>
+                    {
+                        whole.extend_from_slice(bytes);
+                    }
+                    _ => pieces.push((stream, range.start, bytes.to_vec())),
+                }
+                Ok(())
+            })
+            .unwrap();
+        let mut expected: Vec<(String, u64, Vec<u8>)> = Vec::new();
+        for stream in std::iter::once(&"values").chain(slots) {
+            for (start, bytes) in memory(target, shard, stream, step) {
+                expected.push((stream.to_string(), start, bytes));
+            }
+        }
+        let (found, expected) = (merged(pieces), merged(expected));
+        assert_eq!(found.len(), expected.len(), "{shard}");
+        for (found, expected) in found.iter().zip(&expected) {
+            assert_eq!(found, expected, "{shard}");
+        }
+        restored
+    };
+    shards.iter().map(restore).collect()
+}
+
+/// In order, without gaps between what follows each other.
+fn merged(mut pieces: Vec<(String, u64, Vec<u8>)>) -> Vec<(String, u64, Vec<u8>)> {
+    pieces.retain(|piece| !piece.2.is_empty());
+    pieces.sort();
+    let mut merged: Vec<(String, u64, Vec<u8>)> = Vec::new();
+    for (stream, start, bytes) in pieces {
+        match merged.last_mut() {
+            Some((last, at, whole)) if *last == stream && *at + whole.len() as u64 == start => {
+                whole.extend(bytes);
+            }
+            _ => merged.push((stream, start, bytes)),
+        }
+    }
+    merged
+}

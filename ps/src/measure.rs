@@ -1,0 +1,140 @@
+//! A store by itself, for benchmarks: no shard, no connection, only the change and its commit.
+//!
+//! Hidden from the documentation: it may change with every version.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use pushpull_common::catalogue::Catalogue;
+use pushpull_common::ids::ShardId;
+use pushpull_common::placement::{Placement, ShardMap, Strategy};
+use pushpull_common::tensor::DType;
+use pushpull_common::variable::VariableSpec;
+
+use crate::arena::{Arena, Budget, Place, SKEW_BYTES};
+use crate::commit::Journal;
+use crate::error::StorageError;
+use crate::layout::{Kind, PAGE_BYTES, Stamp};
+use crate::optimizer::{ApplyAt, Optimizer, Run};
+use crate::store::{BLOCK_BYTES, Change, Geometry, Plan, Store};
+use crate::zoo::Zoo;
+
+/// How much of a push arrives at a time.
+const PART_BYTES: usize = 1 << 20;
+
+/// One variable of f32 in a store, in anonymous memory.
+#[derive(Debug)]
+pub struct StoreUnderTest {
+    store: Store,
+    journal: Journal,
+    optimizer: Arc<dyn Optimizer>,
+    version: u64,
+}
+
+impl StoreUnderTest {
+    /// A variable of so many elements, all zero.
+    ///
+    /// # Errors
+    /// If there is no memory for it.
+    ///
+    /// # Panics
+    /// If there are no elements.
+    pub fn new(elements: u64, optimizer: Arc<dyn Optimizer>) -> Result<Self, StorageError> {
+        let variable = VariableSpec::f32("w", [elements]).expect("a variable with elements");
+        let variables = vec![variable];
+        let map = ShardMap::new([0], 1).expect("one shard");
+        let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin);
+        let placement = placement.expect("one variable on one shard");
+        let catalogue = Catalogue::new(variables, &placement).expect("one variable");
+        let layout = catalogue.layout(ShardId::default());
+        let geometry = Geometry::new(&layout, optimizer.slots().len(), BLOCK_BYTES, Some(0));
+        let stamp = Stamp { shard: ShardId::default(), arena: 1 };
+        let arena = Arena { place: Place::Anonymous, stamp };
+        let control = arena.create(Kind::Control, 0, PAGE_BYTES as u64)?;
+        let (zoo, words) = (Zoo::default(), geometry.table_words());
+        let mut journal = Journal::create(&arena, control, 1000 + words, zoo)?;
+        let tables = arena.create(Kind::Tables, 1, (words * 9).next_multiple_of(4096) as u64)?;
+        journal.begin_tables(tables, 1, geometry.first_table());
+        let loan = Budget::new(geometry.need()).take(geometry.need())?;
+        let (generation, integrity, power) = (1, false, false);
+        let catalogue = Arc::new(catalogue);
+        let plan = Plan { arena, generation, catalogue, layout, geometry, integrity, power, zoo };
+        let store = Store::create(plan, loan, &*optimizer)?;
+        Ok(StoreUnderTest { store, journal, optimizer, version: 0 })
+    }
+
+    /// Applies a gradient as a push does, part by part, and commits it.
+    ///
+    /// # Panics
+    /// If the gradient is of another length.
+    pub fn push(&mut self, gradient: &[f32]) {
+        let bytes: &[u8] = bytemuck::cast_slice(gradient);
+        let whole: Range<u64> = 0..bytes.len() as u64;
+        let begun = self.store.begin(std::slice::from_ref(&whole), self.version + 1);
+        begun.expect("nobody pins anything");
+        let at = ApplyAt::new(self.version + 1, self.version);
+        let mut start = 0;
+        for part in bytes.chunks(PART_BYTES) {
+            let range = start..start + part.len() as u64;
+            let (optimizer, dtype) = (&*self.optimizer, DType::F32);
+            let change = Change::Gradient { optimizer, at, dtype };
+            let changed = self.store.change(change, range.clone(), part);
+            changed.expect("nobody pins anything");
+            start = range.end;
+        }
+        self.store.publish(&mut self.journal);
+        self.version += 1;
+        self.journal.commit();
+        self.store.committed();
+    }
+
+    /// The values.
+    pub fn values(&self) -> Vec<f32> {
+        let range = 0..self.store.layout().bytes();
+        let snapshot = self.store.snapshot(std::slice::from_ref(&range));
+        let mut slices = Vec::new();
+        snapshot.slices(range, &mut slices);
+        let mut values = Vec::new();
+        slices.iter().for_each(|slice| values.extend_from_slice(bytemuck::cast_slice(slice)));
+        values
+    }
+}
+
+/// The same rule over plain buffers, in place and without a commit: what the machine can do.
+#[derive(Debug)]
+pub struct InPlace {
+    /// Values, then slots, each skewed against the others.
+    streams: Vec<Vec<f32>>,
+    optimizer: Arc<dyn Optimizer>,
+    count: u64,
+}
+
+impl InPlace {
+    /// Buffers of so many elements, all zero.
+    pub fn new(elements: usize, optimizer: Arc<dyn Optimizer>) -> Self {
+        let streams = 1 + optimizer.slots().len();
+        let streams = (0..streams).map(|i| vec![0.0; elements + i * SKEW_BYTES / 4]).collect();
+        InPlace { streams, optimizer, count: 0 }
+    }
+
+    /// Applies a gradient.
+    pub fn push(&mut self, gradient: &[f32]) {
+        self.count += 1;
+        let at = ApplyAt::new(self.count, self.count - 1);
+        let elements = BLOCK_BYTES / 4;
+        for (index, gradient) in gradient.chunks(elements).enumerate() {
+            let mut streams = self.streams.iter_mut().enumerate().map(|(stream, buffer)| {
+                let start = stream * SKEW_BYTES / 4 + index * elements;
+                &mut buffer[start..start + gradient.len()]
+            });
+            let values = streams.next().expect("a stream of values");
+            let mut slots: Vec<&mut [f32]> = streams.collect();
+            self.optimizer.apply_f32(at, Run { values, slots: &mut slots, gradient });
+        }
+    }
+
+    /// The values.
+    pub fn values(&self) -> &[f32] {
+        &self.streams[0]
+    }
+}

@@ -1,0 +1,156 @@
+//! The step owner's task as a client of the shards: it has each write its part of a checkpoint.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::time::Duration;
+
+use pushpull_common::identity::Identity;
+use pushpull_common::ids::{
+    ClientEpoch, GlobalStep, Incarnation, RequestId, RestoreEpoch, ShardId, TaskId,
+};
+use pushpull_common::protocol::decode::ReadError;
+use pushpull_common::protocol::message::{self, BodyCrc, Hello, Role};
+use pushpull_common::protocol::wire::{List, Text};
+use pushpull_common::protocol::{
+    BodyPoll, BodyStamp, Envelope, FrameReader, Message, Poll, encode, version,
+};
+use tokio::io::Interest;
+use tokio::net::{TcpStream, UnixStream};
+
+use super::link::Link;
+
+/// Who the peer is.
+#[derive(Clone, Debug)]
+pub(super) struct Introduction {
+    pub(super) task: TaskId,
+    pub(super) identity: Identity,
+}
+
+/// How long a shard may take to write its part before it is given up.
+const PATIENCE: Duration = Duration::from_secs(3600);
+
+/// Has a shard write its part of a checkpoint; what the manifest is to say of it.
+pub(super) async fn save_shard(
+    introduction: &Introduction,
+    address: &str,
+    shard: ShardId,
+    checkpoint: &str,
+) -> Result<Vec<u8>, String> {
+    let saving = async {
+        let mut line = Line::connect(address).await?;
+        match line.ask(introduction.hello(shard).into()).await? {
+            (Message::Welcome(_), _) => line.reader.open(),
+            (message, _) => return Err(unexpected(message)),
+        }
+        let save = message::SaveShard { name: Text::clipped(checkpoint) };
+        match line.ask(save.into()).await? {
+            (Message::ShardSaved(_), body) => Ok(body),
+            (message, _) => Err(unexpected(message)),
+        }
+    };
+    let saved = tokio::time::timeout(PATIENCE, saving).await;
+    let saved = saved.unwrap_or_else(|_| Err(format!("it has taken more than {PATIENCE:?}")));
+    saved.map_err(|error| format!("{shard} at {address} has not saved its part: {error}"))
+}
+
+fn unexpected(message: Message) -> String {
+    match message {
+        Message::Refused(refused) => refused.refusal.to_string(),
+        other => format!("it answers with a {}", other.name()),
+    }
+}
+
+impl Introduction {
+    fn hello(&self, shard: ShardId) -> Hello {
+        Hello {
+            version_oldest: version::OLDEST,
+            version_newest: version::NEWEST,
+            role: Role::Peer {},
+            job: Text::clipped(&*self.task.job),
+            task: self.task.index,
+            shard,
+            incarnation: Incarnation(0),
+            client_epoch: ClientEpoch(0),
+            seen_epoch: RestoreEpoch(0),
+            seen_step: GlobalStep(0),
+            catalogue: None,
+            body_crc: BodyCrc::Auto {},
+            identity: self.identity.to_wire(),
+            auth: List::default(),
+        }
+    }
+}
+
+/// A connection with one request outstanding.
+struct Line {
+    link: Link,
+    reader: FrameReader,
+    requests: u64,
+}
+
+impl Line {
+    async fn connect(address: &str) -> Result<Line, String> {
+        let connected = match address.strip_prefix("unix:") {
+            Some(path) => UnixStream::connect(path).await.map(Link::Unix),
+            None => match TcpStream::connect(address).await {
+                Ok(stream) => Link::tcp(stream),
+                Err(error) => Err(error),
+            },
+        };
+        let link = connected.map_err(|error| format!("it cannot be reached: {error}"))?;
+        Ok(Line { link, reader: FrameReader::new(), requests: 0 })
+    }
+
+    /// Sends a message and waits for its answer.
+    async fn ask(&mut self, message: Message) -> Result<(Message, Vec<u8>), String> {
+        self.requests += 1;
+        let envelope = Envelope { request: RequestId(self.requests), ..Envelope::default() };
+        let mut frame = Vec::new();
+        encode(&mut frame, &envelope, &message, BodyStamp::plain(0));
+        self.send(&frame).await.map_err(|error| error.to_string())?;
+        self.answer().await.map_err(|error| error.to_string())
+    }
+
+    async fn send(&mut self, frame: &[u8]) -> io::Result<()> {
+        let mut sent = 0;
+        while sent < frame.len() {
+            match self.link.try_write(&[IoSlice::new(&frame[sent..])]) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(bytes) => sent += bytes,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.link.ready(Interest::WRITABLE).await?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    async fn answer(&mut self) -> Result<(Message, Vec<u8>), ReadError> {
+        let mut answer: Option<(Message, Vec<u8>)> = None;
+        loop {
+            let link = &self.link;
+            let mut source = |slices: &mut [IoSliceMut<'_>]| link.try_read(slices);
+            if let Some((_, body)) = &mut answer {
+                if self.reader.poll_body(&mut source, body)? == BodyPoll::Done {
+                    return Ok(answer.take().expect("it is there"));
+                }
+            } else {
+                match self.reader.poll(&mut source)? {
+                    Poll::Frame(header, message) if header.body_bytes == 0 => {
+                        return Ok((message, Vec::new()));
+                    }
+                    Poll::Frame(header, message) => {
+                        // The reader has checked it against the largest body of its kind.
+                        answer = Some((message, vec![0; header.body_bytes as usize]));
+                        continue;
+                    }
+                    Poll::Closed => {
+                        return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+                    }
+                    Poll::Pending => {}
+                }
+            }
+            self.link.ready(Interest::READABLE).await?;
+        }
+    }
+}

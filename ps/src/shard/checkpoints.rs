@@ -1,0 +1,353 @@
+//! Saving a shard's part of a checkpoint, and taking a checkpoint's values.
+//!
+//! The shard decides and pins; files are read and written by others, on threads that may wait for a
+//! disk, and what came of it is told to the shard like everything else.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use pushpull_common::catalogue::Catalogue;
+use pushpull_common::ids::{GlobalStep, RestoreEpoch, ShardId};
+use pushpull_common::protocol::message::{self, CheckpointId};
+use pushpull_common::protocol::{Envelope, Refusal};
+
+use super::output::Output;
+use super::{Detail, Shard, Variables};
+use crate::arena::fence;
+use crate::checkpoint::{
+    CheckpointError, CheckpointName, CheckpointStorage, ClientWindow, Opened, RestoredShard,
+    ShardEntry, Stream, write_shard,
+};
+use crate::store::{Image, Store};
+
+/// Who asked for a checkpoint, and is told of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Asker {
+    /// A peer.
+    Connection {
+        /// Over this connection.
+        connection: u64,
+        /// By this request.
+        request: Envelope,
+    },
+    /// Somebody in this process.
+    Ticket(u64),
+}
+
+/// A shard's part of a checkpoint, to be written.
+#[derive(Debug)]
+pub(crate) struct ShardSave {
+    pub(crate) connection: u64,
+    pub(crate) request: Envelope,
+    name: CheckpointName,
+    catalogue: Arc<Catalogue>,
+    shard: ShardId,
+    slots: Vec<String>,
+    image: Image,
+    version: u64,
+    gradients: u64,
+    clients: Vec<ClientWindow>,
+}
+
+impl ShardSave {
+    /// Writes it, and reads it back. May wait for a disk.
+    pub(crate) fn run(mut self, storage: &dyn CheckpointStorage) -> Result<Vec<u8>, String> {
+        let (catalogue, shard) = (&*self.catalogue, self.shard);
+        let image = &mut self.image;
+        let file = write_shard(storage, self.name, catalogue, shard, &self.slots, image);
+        let entry = ShardEntry {
+            task: shard.task,
+            shard: shard.shard,
+            file: file.map_err(|error| error.to_string())?,
+            version: self.version,
+            gradients: self.gradients,
+            ready: true,
+            clients: self.clients,
+        };
+        serde_json::to_vec(&entry).map_err(|error| error.to_string())
+    }
+}
+
+/// A checkpoint whose values a shard is to take.
+#[derive(Debug)]
+pub(crate) struct ShardRestore {
+    store: Box<Store>,
+    shard: ShardId,
+    checkpoint: CheckpointId,
+    optimizer: &'static str,
+    slots: Vec<&'static str>,
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub(crate) struct ShardRestored {
+    store: Box<Store>,
+    result: Result<RestoredShard, String>,
+}
+
+impl ShardRestore {
+    /// Reads it. May wait for a disk.
+    pub(crate) fn run(mut self, storage: Arc<dyn CheckpointStorage>) -> ShardRestored {
+        let result = self.read(storage).map_err(|error| error.to_string());
+        ShardRestored { store: self.store, result }
+    }
+
+    fn read(
+        &mut self,
+        storage: Arc<dyn CheckpointStorage>,
+    ) -> Result<RestoredShard, CheckpointError> {
+        let name = self.checkpoint.name.as_str();
+        let parsed = name.parse::<CheckpointName>();
+        let memory = |reason: String| CheckpointError::Memory { reason };
+        let name = parsed.map_err(|_| memory(format!("{name:?} is no checkpoint's name")))?;
+        let mut opened = Opened::open(storage, name)?;
+        let kind = &opened.manifest().optimizer.kind;
+        if *kind != self.optimizer {
+            let expected = self.optimizer;
+            return Err(memory(format!("{name} is of the optimizer {kind}, not of {expected}")));
+        }
+        let (catalogue, store) = (self.store.catalogue().clone(), &mut self.store);
+        opened.restore_shard(&catalogue, self.shard, &self.slots, &mut |stream, range, bytes| {
+            match stream {
+                Stream::Values => store.write_home(range.start, bytes),
+                Stream::Slot(slot) => store.write_slot_home(slot, range.start, bytes),
+            }
+            Ok(())
+        })
+    }
+}
+
+/// A restore under way.
+#[derive(Debug)]
+pub(super) struct Restoring {
+    connection: u64,
+    request: Envelope,
+    epoch: RestoreEpoch,
+    step: GlobalStep,
+}
+
+impl Shard {
+    /// Asks for the newest checkpoint that is sound.
+    pub(super) fn find_checkpoint(&mut self, connection: u64, request: Envelope) {
+        if self.owner.is_none() {
+            let detail = Detail::clipped(format!("{} does not own the step", self.id));
+            return self.refuse(connection, request, Refusal::Unsupported { kind: 17, detail });
+        }
+        match self.config.checkpoints {
+            Some(_) => self.outputs.push_back(Output::FindCheckpoint { connection, request }),
+            None => self.checkpoint_found(connection, request, Ok(None)),
+        }
+    }
+
+    pub(super) fn checkpoint_found(
+        &mut self,
+        connection: u64,
+        request: Envelope,
+        result: Result<Option<CheckpointId>, String>,
+    ) {
+        match result {
+            Ok(checkpoint) => {
+                self.answer(connection, request, message::CheckpointFound { checkpoint }.into());
+            }
+            Err(error) => self.refuse_storage(connection, request, &error),
+        }
+    }
+
+    /// Asks for a checkpoint of all shards.
+    pub(super) fn save(&mut self, asker: Asker, user: Vec<u8>) {
+        let refusal = match (&self.owner, &self.config.checkpoints) {
+            (None, _) => format!("{} does not own the step", self.id),
+            (_, None) => "no place for checkpoints is configured".to_owned(),
+            _ if !self.is_ready() => "the variables have no values yet".to_owned(),
+            _ => String::new(),
+        };
+        if !refusal.is_empty() {
+            return self.saved(asker, Err(refusal));
+        }
+        let Some(catalogue) = self.store().map(|store| store.catalogue().clone()) else { return };
+        let (epoch, step) = (self.epoch, self.step());
+        self.outputs.push_back(Output::Save { asker, user, catalogue, epoch, step });
+    }
+
+    /// A checkpoint of all shards is saved, or is not.
+    pub(super) fn saved(&mut self, asker: Asker, result: Result<CheckpointId, String>) {
+        match asker {
+            Asker::Connection { connection, request } => match result {
+                Ok(checkpoint) => {
+                    self.answer(connection, request, message::Saved { checkpoint }.into());
+                }
+                Err(error) => self.refuse_storage(connection, request, &error),
+            },
+            Asker::Ticket(ticket) => self.outputs.push_back(Output::Told { ticket, result }),
+        }
+    }
+
+    /// Pins this shard's memory, to be written to a checkpoint.
+    pub(super) fn save_shard(&mut self, connection: u64, request: Envelope, name: &str) {
+        let Ok(name) = name.parse::<CheckpointName>() else {
+            let error = format!("{name:?} is no checkpoint's name");
+            return self.refuse_storage(connection, request, &error);
+        };
+        let Some(store) = self.store().filter(|_| self.is_ready()) else {
+            return self.refuse(connection, request, Refusal::NotInitialized {});
+        };
+        if self.saving.as_ref().is_some_and(|saving| Arc::strong_count(saving) > 1) {
+            let what = Detail::clipped("checkpoints being written");
+            return self.refuse(connection, request, Refusal::Busy { what, limit: 1 });
+        }
+        let given_up = Arc::new(AtomicBool::new(false));
+        let save = ShardSave {
+            connection,
+            request,
+            name,
+            catalogue: store.catalogue().clone(),
+            shard: self.id,
+            slots: self.slot_names().map(str::to_owned).collect(),
+            image: store.image(given_up.clone()),
+            version: self.version,
+            gradients: self.gradients,
+            clients: self.replicas.windows(),
+        };
+        self.saving = Some(given_up);
+        self.outputs.push_back(Output::SaveShard(Box::new(save)));
+    }
+
+    /// This shard's part is written, or is not.
+    pub(super) fn shard_saved(
+        &mut self,
+        connection: u64,
+        request: Envelope,
+        result: Result<Vec<u8>, String>,
+    ) {
+        self.saving = None;
+        match result {
+            Ok(entry) => {
+                self.answer_with(connection, request, message::ShardSaved {}.into(), entry.into());
+            }
+            Err(error) => self.refuse_storage(connection, request, &error),
+        }
+    }
+
+    /// Gives up what is being written to a checkpoint: pushes need the memory that it pins, or
+    /// the server stops.
+    pub(crate) fn give_up_saving(&self) {
+        if let Some(saving) = &self.saving {
+            saving.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes the values of a checkpoint, and drops what belongs to older epochs.
+    pub(super) fn restore(
+        &mut self,
+        now: Instant,
+        connection: u64,
+        request: Envelope,
+        restore: message::Restore,
+    ) {
+        let (checkpoint, epoch) = (restore.checkpoint, restore.epoch);
+        if let Some(restoring) = &mut self.restoring {
+            // Asked again, by a chief that has reconnected.
+            if restoring.epoch == epoch {
+                (restoring.connection, restoring.request) = (connection, request);
+                return;
+            }
+            let what = Detail::clipped("restores under way");
+            return self.refuse(connection, request, Refusal::Busy { what, limit: 1 });
+        }
+        if self.is_ready() && epoch == self.epoch && checkpoint.step == self.restored_step {
+            return self.answer_ready(connection, request);
+        }
+        if epoch <= self.epoch || epoch <= checkpoint.epoch {
+            let refusal = self.other_epoch(epoch);
+            return self.refuse(connection, request, refusal);
+        }
+        let Some(catalogue) = self.store().map(|store| store.catalogue().clone()) else {
+            return self.refuse(connection, request, Refusal::NotInitialized {});
+        };
+        if self.config.checkpoints.is_none() {
+            let error = "no place for checkpoints is configured";
+            return self.refuse_storage(connection, request, error);
+        }
+        if let Err(error) = self.begin_restore(now, connection, catalogue) {
+            return self.refuse_storage(connection, request, &error.to_string());
+        }
+        let Variables::Declared(store) = std::mem::replace(&mut self.variables, Variables::Absent)
+        else {
+            return;
+        };
+        self.restoring = Some(Restoring { connection, request, epoch, step: checkpoint.step });
+        let restore = ShardRestore {
+            store,
+            shard: self.id,
+            checkpoint,
+            optimizer: self.config.optimizer.kind(),
+            slots: self.slot_names().collect(),
+        };
+        self.outputs.push_back(Output::RestoreShard(Box::new(restore)));
+    }
+
+    /// Drops everything of the epoch that ends: everybody else comes back and is told.
+    fn begin_restore(
+        &mut self,
+        now: Instant,
+        connection: u64,
+        catalogue: Arc<Catalogue>,
+    ) -> Result<(), crate::error::StorageError> {
+        let others: Vec<u64> =
+            self.conversations.keys().copied().filter(|&other| other != connection).collect();
+        for other in others {
+            self.parked.drop_connection(other);
+            self.outputs.push_back(Output::Close { connection: other });
+        }
+        self.jobs.clear();
+        self.draft = None;
+        self.replicas.forget_pushes();
+        if let Some(owner) = &mut self.owner {
+            owner.forget_tokens();
+        }
+        self.forget_variables()?;
+        let made = self.make_variables(catalogue);
+        self.give_parked_rooms(now);
+        made
+    }
+
+    /// The checkpoint's values are here, or are not to be had.
+    pub(super) fn restored(&mut self, restored: ShardRestored) {
+        let Some(Restoring { connection, request, epoch, step }) = self.restoring.take() else {
+            return;
+        };
+        let ShardRestored { store, result } = restored;
+        let counts = match result {
+            Ok(counts) => counts,
+            Err(error) => {
+                drop(store);
+                // What was declared goes, too: nothing is loaded in part.
+                let forgotten = self.forget_variables().map_err(|error| error.to_string());
+                let error = forgotten.err().unwrap_or(error);
+                return self.refuse_storage(connection, request, &error);
+            }
+        };
+        if store.has_integrity() {
+            store.seal(&mut self.journal);
+        }
+        fence();
+        (self.epoch, self.restored_step) = (epoch, step);
+        (self.version, self.gradients) = (counts.version, counts.gradients);
+        if let Some(owner) = &mut self.owner {
+            owner.go_back(step);
+            self.counters.global_step.set(step.0);
+        }
+        self.variables = Variables::Ready(store);
+        self.ready_now(connection, request);
+    }
+
+    fn slot_names(&self) -> impl Iterator<Item = &'static str> {
+        self.config.optimizer.slots().iter().map(|slot| slot.name)
+    }
+
+    fn refuse_storage(&mut self, connection: u64, request: Envelope, error: &str) {
+        let detail = Detail::clipped(error);
+        self.refuse(connection, request, Refusal::Storage { detail });
+    }
+}

@@ -1,0 +1,166 @@
+//! The loss of power: what was answered is there after it, whichever pages were.
+
+use std::collections::BTreeMap;
+
+use pushpull_common::ids::TokenId;
+use pushpull_common::protocol::message;
+use pushpull_common::protocol::{Message, Outcome, Refusal};
+use pushpull_common::variable::VariableSpec;
+
+use super::peers::{Push, bytes_of, chief, f32s, worker};
+use super::random::Random;
+use super::world::{Line, World};
+use crate::config::{Durability, PsConfig};
+use crate::optimizer::Sgd;
+use crate::zoo::Zoo;
+
+const ELEMENTS: u64 = 4000;
+const SEEDS: u64 = 40;
+
+fn world(zoo: Zoo) -> (World, Line) {
+    let variables = vec![VariableSpec::f32("w", [ELEMENTS]).unwrap()];
+    let (world, lines) = World::ready(variables, Sgd::new(1.0), |config| {
+        let config = config.durability(Durability::Power).inbox_pushes(2);
+        PsConfig { block_bytes: 2048, zoo, ..config }
+    });
+    (world, lines[0])
+}
+
+/// Pushes ones to all elements, and holds the disk up.
+fn push(world: &mut World, line: Line, sequence: u64) -> pushpull_common::ids::RequestId {
+    let grant = world.token(line);
+    let room = world.room(line);
+    let body = bytes_of(&vec![-1_f32; ELEMENTS as usize]);
+    world.holds_flushes = true;
+    let request = world.push(line, &Push::gradient(sequence, grant, room), &[(0, &body)]);
+    world.work();
+    request
+}
+
+/// What a cut leaves: of every page what was last put on the disk, or what was written since.
+fn cut(world: &World, random: &mut Random) -> BTreeMap<String, Vec<u8>> {
+    // SAFETY: nobody but this test's thread touches them.
+    let now = unsafe { world.shelves[0].contents() };
+    let disk = world.shelves[0].disk().clone();
+    let mut files = BTreeMap::new();
+    for (name, bytes) in now {
+        let old = disk.get(&name).cloned().unwrap_or_default();
+        let mixed = bytes.chunks(4096).enumerate().flat_map(|(page, new)| {
+            let start = page * 4096;
+            let old = old.get(start..start + new.len());
+            // What was never put on the disk may be there all the same, or be zeros.
+            let old = old.map_or_else(|| vec![0; new.len()], <[u8]>::to_vec);
+            // The name and the length of a file that was never flushed may be there.
+            if random.one_in(2) { new.to_vec() } else { old }
+        });
+        let mixed: Vec<u8> = mixed.collect();
+        // The first pages were there before anything was answered.
+        files.insert(name, mixed);
+    }
+    // What an image names, and the control file's first page, were flushed with their names.
+    for (name, bytes) in &disk {
+        if name.starts_with("image") || name.starts_with("catalogue") {
+            files.insert(name.clone(), bytes.clone());
+        }
+    }
+    let control = disk.get("control").cloned();
+    let control = control.or_else(|| files.get("control").cloned());
+    files.extend(control.map(|bytes| ("control".to_owned(), bytes)));
+    files
+}
+
+/// Lives that end with a cut; panics if anything answered is lost.
+pub(super) fn cuts(seeds: std::ops::Range<u64>, zoo: Zoo) -> (usize, usize) {
+    let (mut cuts, mut acknowledged) = (0, 0);
+    for seed in seeds {
+        let told = super::random::TellSeed(seed);
+        let mut random = Random::new(seed);
+        let (mut world, mut reader) = world(zoo);
+        let mut peers = [worker(1), worker(2)];
+        let mut known = 0;
+        for _ in 0..4 {
+            peers = peers.map(|peer| peer.restarted());
+            let lines = [0, 1].map(|index| world.join(0, &mut peers[index]));
+            for sequence in 1..=1 + random.below(5) {
+                let begun = lines.map(|line| (line, world.token(line), world.room(line)));
+                world.holds_flushes = true;
+                let asked = begun.map(|(line, grant, room)| {
+                    let body = bytes_of(&vec![-1_f32; ELEMENTS as usize]);
+                    let push = Push::gradient(sequence, grant, room);
+                    let request = world.push(line, &push, &[(0, &body)]);
+                    world.work();
+                    if random.one_in(2) {
+                        world.flush();
+                    }
+                    (line, request)
+                });
+                for (line, request) in asked {
+                    let Some(answer) = world.answer(line, request) else { continue };
+                    let Message::PushAnswer(answer) = answer else { panic!("{answer:?}") };
+                    let Outcome::Applied { version, .. } = answer.outcome else { panic!() };
+                    known = known.max(version);
+                    acknowledged += 1;
+                }
+                if random.one_in(3) {
+                    break;
+                }
+                world.flush();
+                world.holds_flushes = false;
+            }
+            let files = cut(&world, &mut random);
+            world.holds_flushes = false;
+            world.reboot(0, files).unwrap();
+            cuts += 1;
+            reader = world.join(0, &mut chief());
+            let values = f32s(&world.values(reader));
+            assert!(values.iter().all(|&value| value == values[0]), "torn");
+            assert!(values[0] >= known as f32, "{known} were answered, {} are there", values[0]);
+            known = values[0] as u64;
+        }
+        let _ = reader;
+        drop(told);
+    }
+    (cuts, acknowledged)
+}
+
+#[test]
+fn what_was_answered_survives_the_loss_of_power() {
+    let (cuts, acknowledged) = cuts(0..SEEDS, Zoo::default());
+    println!("{acknowledged} pushes acknowledged over {cuts} cuts, none lost");
+}
+
+#[test]
+fn an_answer_waits_for_the_disk() {
+    let (mut world, line) = world(Zoo::default());
+    let request = push(&mut world, line, 1);
+    assert_eq!(world.answer(line, request), None);
+    world.holds_flushes = false;
+    world.flush();
+    assert!(matches!(world.answer(line, request), Some(Message::PushAnswer(_))));
+    // Without a durable image of this boot or another, there is nothing to go on from.
+    // SAFETY: nobody but this test's thread touches them.
+    let mut files = unsafe { world.shelves[0].contents() };
+    files.retain(|name, _| !name.starts_with("image"));
+    let error = world.reboot(0, files).unwrap_err().to_string();
+    assert!(error.contains("started anew"), "{error}");
+}
+
+#[test]
+fn a_flush_that_fails_ends_pushes_for_good() {
+    let (mut world, line) = world(Zoo::default());
+    let request = push(&mut world, line, 1);
+    world.fail_flush("the disk is gone");
+    assert_eq!(world.answer(line, request), None, "what is not on the disk is not answered");
+    assert!(world.closed.contains(&line));
+    world.holds_flushes = false;
+    world.disconnect(line);
+    let line = world.join(0, &mut chief());
+    let asked: [Message; 2] =
+        [message::Reserve {}.into(), message::TokenRequest { newest: TokenId(0) }.into()];
+    for message in asked {
+        let refusal = world.refused(line, message);
+        let Refusal::Storage { detail } = refusal else { panic!("{refusal}") };
+        assert!(detail.as_str().contains("the disk is gone"), "{detail}");
+    }
+    assert_eq!(f32s(&world.values(line)).len(), ELEMENTS as usize, "but it can be read");
+}

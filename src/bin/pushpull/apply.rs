@@ -1,0 +1,51 @@
+//! What a commit costs: each rule through the store, in turns with the rule in place.
+
+use std::error::Error;
+use std::sync::Arc;
+use std::time::Instant;
+
+use pushpull::measure::{InPlace, StoreUnderTest};
+use pushpull::{Adam, Optimizer, Sgd};
+
+use super::bench::take_turns;
+use super::report::{Row, Unit};
+
+/// Measures every rule over a variable of so many bytes.
+pub(crate) fn run(bytes: usize, rounds: usize, json: bool) -> Result<(), Box<dyn Error>> {
+    let rules: [(&str, Arc<dyn Optimizer>); 2] =
+        [("sgd", Arc::new(Sgd::new(0.5))), ("adam", Arc::new(Adam::new(0.001)))];
+    for (name, rule) in rules {
+        let elements = bytes / 4;
+        let gradient = vec![1.0_f32; elements];
+        let mut store = StoreUnderTest::new(elements as u64, rule.clone())?;
+        let mut in_place = InPlace::new(elements, rule);
+        let ours = || {
+            let start = Instant::now();
+            store.push(&gradient);
+            Ok(start.elapsed())
+        };
+        let theirs = || {
+            let start = Instant::now();
+            in_place.push(&gradient);
+            Ok(start.elapsed())
+        };
+        let (ours, ceiling) = take_turns(rounds, ours, theirs)?;
+        // Both are driven by time; the one that is behind catches up, and then they are equal.
+        let (mut a, mut b) = (ours.iter().flatten().count(), ceiling.iter().flatten().count());
+        while a != b {
+            if a < b {
+                store.push(&gradient);
+                a += 1;
+            } else {
+                in_place.push(&gradient);
+                b += 1;
+            }
+        }
+        if store.values() != in_place.values()[..elements] {
+            return Err(format!("the values of {name} are not those of the rule in place").into());
+        }
+        let (name, unit, bytes) = (format!("apply_{name}"), Unit::Throughput, bytes as u64);
+        Row { name, unit, bytes, ours, ceiling }.print(json);
+    }
+    Ok(())
+}
