@@ -286,6 +286,14 @@ mod tests {
     }
 
     #[test]
+    fn words_are_where_the_document_says() {
+        assert_eq!((JOB, TOKENS, WINDOW, CLIENT_WORDS), (4, 12, 61, 318));
+        assert_eq!((Word::Digest as usize, Word::Clients as usize), (8, 12));
+        assert_eq!((Word::RestoredStep as usize, FIRST_WORDS), (20, 509));
+        assert_eq!((offset_of(Address::Control(510)), first_of_client(0)), (8176, 511));
+    }
+
+    #[test]
     fn numbers_that_no_shard_reaches_are_refused_by_their_place() {
         let digest = Word::Digest as usize..Word::Clients as usize;
         for word in (0..ShardRecord::WORDS).filter(|word| !digest.contains(word)) {
