@@ -43,6 +43,11 @@ impl Identity {
         self.fields.get(name).map(String::as_str)
     }
 
+    /// All facts, in order of their names.
+    pub fn fields(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.fields.iter().map(|(name, value)| (name.as_str(), value.as_str()))
+    }
+
     /// SHA-256 over names and values in order of names.
     pub fn hash(&self) -> [u8; 32] {
         let mut hasher = Sha256::new();

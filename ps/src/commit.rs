@@ -42,6 +42,11 @@ impl Words {
         (self.memory.len() / PAGE_BYTES).saturating_sub(1)
     }
 
+    /// The last word.
+    fn last(&self) -> usize {
+        (self.cells() * CELL_WORDS).saturating_sub(1)
+    }
+
     /// Where a word lies in the memory, in words.
     fn place(index: usize) -> usize {
         (index / CELL_WORDS + 1) * (CELL_WORDS + 1) + index % CELL_WORDS
@@ -62,8 +67,21 @@ impl Words {
 
     fn checksum(&self, cell: usize) -> u64 {
         let first = cell * CELL_WORDS;
-        let words = (first..first + CELL_WORDS).map(|index| Words::share(index, self.load(index)));
-        words.fold(scramble(self.salt ^ cell as u64), |sum, share| sum ^ share)
+        self.checksum_of(cell, (first..first + CELL_WORDS).map(|index| self.load(index)))
+    }
+
+    /// The checksum of a cell that holds these words.
+    fn checksum_of(&self, cell: usize, words: impl Iterator<Item = u64>) -> u64 {
+        let shares = words.zip(cell * CELL_WORDS..).map(|(word, index)| Words::share(index, word));
+        shares.fold(scramble(self.salt ^ cell as u64), |sum, share| sum ^ share)
+    }
+
+    fn compare(cell: usize, expected: u64, found: u64) -> Result<(), Fault> {
+        if expected == found {
+            return Ok(());
+        }
+        let what = format!("the checksum {expected:#018x} of its page, not {found:#018x}");
+        Err(Fault::at(Words::checksum_place(cell) * 8, what))
     }
 
     /// Gives cells that hold zeros the checksums of zeros.
@@ -76,12 +94,8 @@ impl Words {
 
     fn verify(&self, cells: usize) -> Result<(), Fault> {
         for cell in 0..cells {
-            let place = Words::checksum_place(cell);
-            let (expected, found) = (self.checksum(cell), self.memory.load(place));
-            if expected != found {
-                let what = format!("the checksum {expected:#018x} of its page, not {found:#018x}");
-                return Err(Fault::at(place * 8, what));
-            }
+            let found = self.memory.load(Words::checksum_place(cell));
+            Words::compare(cell, self.checksum(cell), found)?;
         }
         Ok(())
     }
@@ -103,26 +117,56 @@ pub(crate) enum Address {
     Tables(usize),
 }
 
+/// Where a word lies in its file, in bytes.
+pub(crate) fn offset_of(address: Address) -> usize {
+    let (Address::Control(index) | Address::Tables(index)) = address;
+    Words::place(index) * 8
+}
+
 /// In an address of the intent, marks the tables.
 const TABLES: u64 = 1 << 63;
 
-// The intent, in words behind the first page. No bit that flips makes one state the other.
+// The intent, in words behind the first page. Its state is idle or committed in the upper half, no
+// bit of which makes one the other, and in the lower half how many commits there were.
 const STATE: usize = PAGE_BYTES / 8;
 const COUNT: usize = STATE + 1;
 const CHECKSUM: usize = STATE + 2;
 const PAIRS: usize = STATE + 4;
-const IDLE: u64 = 0x5555_aaaa_c3c3_3c3c;
-const COMMITTED: u64 = 0xaaaa_5555_3c3c_c3c3;
+const IDLE: u32 = 0x55aa_c33c;
+pub(crate) const COMMITTED: u32 = 0xaa55_3cc3;
+
+fn state(what: u32, commits: u64) -> u64 {
+    u64::from(what) << 32 | commits & u64::from(u32::MAX)
+}
+
+// Each commit is numbered, so that an old copy of one file is not taken for a part of the others.
+/// The control word that counts the commits.
+const COMMITS: usize = CELL_WORDS - 1;
+/// The control word that has the number of the last commit that changed the tables; the last word of
+/// the tables has it too.
+const TABLES_AT: usize = CELL_WORDS - 2;
+/// How many words a commit changes beside those that were staged.
+const NUMBERS: usize = 3;
+
+/// Control words of the first cell that are the owner's.
+pub(crate) const FIRST_WORDS: usize = TABLES_AT;
+
+/// The bytes of a tables file behind its first page, for so many words.
+pub(crate) fn table_bytes(words: usize) -> u64 {
+    ((words + 1).div_ceil(CELL_WORDS) * PAGE_BYTES) as u64
+}
 
 /// The bytes of an intent file, behind its first page, that has room for so many words and, for
 /// each, the checksum of its cell.
 fn intent_bytes(words: usize) -> u64 {
-    (4 * 8 + 16 * 2 * words).next_multiple_of(PAGE_BYTES) as u64
+    (4 * 8 + 16 * 2 * (words + NUMBERS)).next_multiple_of(PAGE_BYTES) as u64
 }
 
 /// The files of an image of the durable words.
 pub(crate) struct ImageFiles<'a> {
     pub(crate) control: &'a [u8],
+    /// How many commits it is of.
+    pub(crate) commits: u64,
     pub(crate) generation: u64,
     pub(crate) tables: &'a [u8],
 }
@@ -137,6 +181,8 @@ pub(crate) struct Journal {
     tables: Option<Words>,
     intent: Memory,
     staged: Vec<(Address, u64)>,
+    /// How many commits there were.
+    commits: u64,
     zoo: Zoo,
 }
 
@@ -150,11 +196,12 @@ impl Journal {
         zoo: Zoo,
     ) -> Result<Journal, StorageError> {
         let mut intent = arena.create(Kind::Intent, 0, intent_bytes(words))?;
-        intent.store(STATE, IDLE);
+        intent.store(STATE, state(IDLE, 0));
         let mut control = Words::new(control, arena.stamp.arena, Kind::Control, 0);
         control.seal(0..control.cells());
         let arena = arena.clone();
-        Ok(Journal { arena, control, tables: None, intent, staged: Vec::new(), zoo })
+        let (tables, staged, commits) = (None, Vec::new(), 0);
+        Ok(Journal { arena, control, tables, intent, staged, commits, zoo })
     }
 
     /// The journal of an arena whose control file is this. It is to be told of the tables that
@@ -163,15 +210,52 @@ impl Journal {
         let intent = arena.open(Kind::Intent, 0, None)?;
         let control = Words::new(control, arena.stamp.arena, Kind::Control, 0);
         let arena = arena.clone();
-        Ok(Journal { arena, control, tables: None, intent, staged: Vec::new(), zoo })
+        let (tables, staged, commits) = (None, Vec::new(), 0);
+        Ok(Journal { arena, control, tables, intent, staged, commits, zoo })
     }
 
-    /// A control word as it will be after `redo`.
-    pub(crate) fn load_committed(&self, index: usize) -> Result<u64, StorageError> {
-        let address = Address::Control(Words::place(index));
-        let words = self.committed()?.unwrap_or_default();
-        let word = words.iter().find(|&&(at, _)| at == address);
-        Ok(word.map_or_else(|| self.control.load(index), |&(_, value)| value))
+    /// The first cell of the control words as it will be after `redo`, verified.
+    pub(crate) fn first_cell(&mut self) -> Result<Vec<u64>, StorageError> {
+        // The words and their checksum behind them.
+        let places = Words::place(0)..=Words::checksum_place(0);
+        let mut cell: Vec<u64> = places.map(|place| self.control.memory.load(place)).collect();
+        for (address, value) in self.committed()?.unwrap_or_default() {
+            if let Address::Control(place) = address
+                && let Some(word) =
+                    place.checked_sub(Words::place(0)).and_then(|at| cell.get_mut(at))
+            {
+                *word = value;
+            }
+        }
+        let found = cell.pop().unwrap_or(0);
+        let expected = self.control.checksum_of(0, cell.iter().copied());
+        let checked = Words::compare(0, expected, found);
+        checked.map_err(|fault| self.corrupt(Kind::Control, 0, fault))?;
+        self.commits = cell[COMMITS];
+        let (found, commits) = (self.intent.load(STATE) as u32, self.commits as u32);
+        if found != commits {
+            let what = format!("the intent of commit {commits}, not of {found}");
+            return Err(self.corrupt(Kind::Intent, 0, Fault::at(STATE * 8, what)));
+        }
+        Ok(cell)
+    }
+
+    /// Whether the intent has room for a change of so many words.
+    pub(crate) fn check_intent(&self, words: usize) -> Result<(), StorageError> {
+        let (need, found) = (intent_bytes(words) + PAGE_BYTES as u64, self.intent.len());
+        match found as u64 >= need {
+            true => Ok(()),
+            false => {
+                let what = format!("a file of at least {need} bytes, not of {found}");
+                Err(self.corrupt(Kind::Intent, 0, Fault::at(found, what)))
+            }
+        }
+    }
+
+    /// What the intent holds: how many words were committed and are not stored where they belong
+    /// yet; `None` if it is idle.
+    pub(crate) fn intent(&self) -> Result<Option<usize>, StorageError> {
+        Ok(self.committed()?.map(|words| words.len()))
     }
 
     /// The places and words of an intent that was committed and not done.
@@ -183,11 +267,12 @@ impl Journal {
         if self.intent.len() < PAIRS * 8 {
             return Err(Fault::at(self.intent.len(), "an intent; the file ends"));
         }
-        match self.intent.load(STATE) {
+        let state = self.intent.load(STATE);
+        match (state >> 32) as u32 {
             IDLE => return Ok(None),
             COMMITTED => {}
-            other => {
-                let what = format!("an intent that is idle or committed, not {other:#018x}");
+            _ => {
+                let what = format!("an intent that is idle or committed, not {state:#018x}");
                 return Err(Fault::at(STATE * 8, what));
             }
         }
@@ -196,7 +281,8 @@ impl Journal {
         let count = count.ok_or_else(|| Fault::at(COUNT * 8, format!("at most {room} words")))?;
         let pair =
             |i: usize| (self.intent.load(PAIRS + 2 * i), self.intent.load(PAIRS + 2 * i + 1));
-        let (expected, found) = (self.sum((0..count).map(pair)), self.intent.load(CHECKSUM));
+        let sum = self.sum(state, (0..count).map(pair));
+        let (expected, found) = (sum, self.intent.load(CHECKSUM));
         if expected != found {
             let what = format!("the checksum {expected:#018x} of the intent, not {found:#018x}");
             return Err(Fault::at(CHECKSUM * 8, what));
@@ -204,9 +290,9 @@ impl Journal {
         Ok(Some((0..count).map(|i| (decode_address(pair(i).0), pair(i).1)).collect()))
     }
 
-    /// The checksum of an intent.
-    fn sum(&self, pairs: impl Iterator<Item = (u64, u64)>) -> u64 {
-        let start = scramble(self.control.salt);
+    /// The checksum of an intent that is committed in this state.
+    fn sum(&self, state: u64, pairs: impl Iterator<Item = (u64, u64)>) -> u64 {
+        let start = scramble(self.control.salt ^ state);
         pairs
             .fold(start, |sum, (address, value)| scramble(sum ^ address) ^ scramble(value))
             .rotate_left(1)
@@ -245,8 +331,10 @@ impl Journal {
         for (index, word) in words.enumerate() {
             memory.store(Words::place(index), word);
         }
+        let number = self.control.load(TABLES_AT);
         self.use_tables(memory, generation);
         if let Some(tables) = &mut self.tables {
+            tables.memory.store(Words::place(tables.last()), number);
             tables.seal(0..tables.cells());
         }
     }
@@ -259,7 +347,7 @@ impl Journal {
             return Err(self.corrupt(Kind::Intent, 0, fault));
         }
         if self.zoo.has(Bug::RecoveryNotIdempotent) {
-            self.intent.store(STATE, IDLE);
+            self.intent.store(STATE, state(IDLE, self.commits));
         }
         self.carry_out(&words);
         Ok(())
@@ -295,7 +383,14 @@ impl Journal {
     /// Verifies the tables.
     pub(crate) fn verify_tables(&self, generation: u64) -> Result<(), StorageError> {
         let Some(tables) = &self.tables else { return Ok(()) };
-        let verified = tables.verify(tables.cells());
+        let verified = tables.verify(tables.cells()).and_then(|()| {
+            let (expected, found) = (self.control.load(TABLES_AT), tables.load(tables.last()));
+            if expected == found {
+                return Ok(());
+            }
+            let what = format!("the tables of commit {expected}, not of {found}");
+            Err(Fault::at(Words::place(tables.last()) * 8, what))
+        });
         verified.map_err(|fault| self.corrupt(Kind::Tables, generation, fault))
     }
 
@@ -303,14 +398,14 @@ impl Journal {
         self.arena.place.corrupt(&file_name(kind, generation), fault)
     }
 
-    /// Whether the files have such a place; checksums are places too.
+    /// Whether the files have such a place behind their first pages; checksums are places too.
     fn holds(&self, address: Address) -> bool {
-        match address {
-            Address::Control(place) => place < self.control.memory.len() / 8,
-            Address::Tables(place) => {
-                self.tables.as_ref().is_some_and(|tables| place < tables.memory.len() / 8)
-            }
-        }
+        let (file, place) = match address {
+            Address::Control(place) => (Some(&self.control), place),
+            Address::Tables(place) => (self.tables.as_ref(), place),
+        };
+        let words = |file: &Words| PAGE_BYTES / 8..file.memory.len() / 8;
+        file.is_some_and(|file| words(file).contains(&place))
     }
 
     /// How many words the control file holds.
@@ -350,7 +445,7 @@ impl Journal {
     /// How many more words the transaction has room for.
     pub(crate) fn room(&self) -> usize {
         // Each word may need its cell's checksum beside it.
-        ((self.intent.len() / 8 - PAIRS) / 4).saturating_sub(self.staged.len())
+        ((self.intent.len() / 8 - PAIRS) / 4).saturating_sub(self.staged.len() + NUMBERS)
     }
 
     /// Makes the transaction visible, whole, together with every block that was written before;
@@ -359,18 +454,21 @@ impl Journal {
         if self.staged.is_empty() {
             return false;
         }
+        self.number();
         let words = self.words_of_transaction();
         for (i, &(address, value)) in words.iter().enumerate() {
             self.intent.store(PAIRS + 2 * i, encode_address(address));
             self.intent.store(PAIRS + 2 * i + 1, value);
         }
         self.intent.store(COUNT, words.len() as u64);
-        let sum = self.sum(words.iter().map(|&(address, value)| (encode_address(address), value)));
+        let state = state(COMMITTED, self.commits);
+        let pairs = words.iter().map(|&(address, value)| (encode_address(address), value));
+        let sum = self.sum(state, pairs);
         self.intent.store(CHECKSUM, sum);
         if !self.zoo.has(Bug::MissingFence) {
             fence();
         }
-        self.intent.store(STATE, COMMITTED);
+        self.intent.store(STATE, state);
         self.carry_out(&words);
         true
     }
@@ -395,13 +493,32 @@ impl Journal {
         let word = |at: usize| Some(u64::from_le_bytes(image.get(at..at + 8)?.try_into().ok()?));
         let (length, generation) = (usize::try_from(word(0)?).ok()?, word(8)?);
         let (control, tables) = image.get(16..)?.split_at_checked(length)?;
-        (control.len() >= PAGE_BYTES).then_some(ImageFiles { control, generation, tables })
+        let at = 16 + offset_of(Address::Control(COMMITS));
+        let commits = word(at).filter(|_| control.len() >= 2 * PAGE_BYTES)?;
+        Some(ImageFiles { control, commits, generation, tables })
     }
 
-    /// Makes an intent file that is idle.
-    pub(crate) fn idle_intent(arena: &Arena, words: usize) -> Result<(), StorageError> {
-        arena.create(Kind::Intent, 0, intent_bytes(words))?.store(STATE, IDLE);
+    /// Makes an intent file that is idle after so many commits.
+    pub(crate) fn idle_intent(
+        arena: &Arena,
+        words: usize,
+        commits: u64,
+    ) -> Result<(), StorageError> {
+        let mut intent = arena.create(Kind::Intent, 0, intent_bytes(words))?;
+        intent.store(STATE, state(IDLE, commits));
         Ok(())
+    }
+
+    /// Gives the transaction its number, and the files that it changes.
+    fn number(&mut self) {
+        self.commits = self.commits.wrapping_add(1);
+        let number = self.commits;
+        let tables = self.staged.iter().any(|(address, _)| matches!(address, Address::Tables(_)));
+        if let Some(last) = self.tables.as_ref().map(Words::last).filter(|_| tables) {
+            self.stage(Address::Control(TABLES_AT), number);
+            self.stage(Address::Tables(last), number);
+        }
+        self.stage(Address::Control(COMMITS), number);
     }
 
     /// The staged words and the checksums that go with them, at their places in the files.
@@ -453,7 +570,7 @@ impl Journal {
                 }
             }
         }
-        self.intent.store(STATE, IDLE);
+        self.intent.store(STATE, state(IDLE, self.commits));
     }
 }
 
@@ -467,6 +584,35 @@ fn encode_address(address: Address) -> u64 {
 fn decode_address(word: u64) -> Address {
     let place = usize::try_from(word & !TABLES).unwrap_or(usize::MAX);
     if word & TABLES == 0 { Address::Control(place) } else { Address::Tables(place) }
+}
+
+/// Gives what a file of words, or an intent that is committed, was made to say the checksum that
+/// belongs to it.
+#[cfg(test)]
+pub(crate) fn reseal(bytes: &mut [u8], arena: u64, kind: Kind, generation: u64) {
+    let copy = |bytes: &[u8]| {
+        let mut memory = Memory::anonymous(bytes.len()).unwrap();
+        memory.write(0, bytes);
+        memory
+    };
+    let mut words = Words::new(copy(bytes), arena, kind, generation);
+    if kind != Kind::Intent {
+        words.seal(0..words.cells());
+        return bytes.copy_from_slice(words.memory.bytes());
+    }
+    let place = crate::arena::Place::Anonymous;
+    let stamp = crate::layout::Stamp { shard: Default::default(), arena };
+    let control = Words::new(copy(&[]), arena, Kind::Control, 0);
+    let (arena, intent, zoo) = (Arena { place, stamp }, words.memory, Zoo::default());
+    let journal =
+        Journal { arena, control, tables: None, intent, staged: Vec::new(), commits: 0, zoo };
+    let load = |word| if word < bytes.len() / 8 { journal.intent.load(word) } else { 0 };
+    let count = (load(COUNT) as usize).min((bytes.len() / 8).saturating_sub(PAIRS) / 2);
+    let pairs = (0..count).map(|i| (load(PAIRS + 2 * i), load(PAIRS + 2 * i + 1)));
+    let sum = journal.sum(load(STATE), pairs);
+    if let Some(word) = bytes.get_mut(CHECKSUM * 8..CHECKSUM * 8 + 8) {
+        word.copy_from_slice(&sum.to_le_bytes());
+    }
 }
 
 #[cfg(test)]

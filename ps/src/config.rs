@@ -146,6 +146,8 @@ pub struct PsConfig {
 impl PsConfig {
     /// The most shards a task may have.
     pub const SHARDS_MAX: u16 = 256;
+    /// The most whole pushes a shard may have room for.
+    pub const INBOX_PUSHES_MAX: usize = 1024;
 
     /// A server for this task of the cluster, whose variables are trained by this optimizer.
     pub fn new(cluster: ClusterSpec, task: TaskId, optimizer: impl Optimizer) -> Self {
@@ -217,7 +219,8 @@ impl PsConfig {
     }
 
     /// How many whole pushes each shard has room for; further ones wait their turn before they
-    /// send a byte. Costs the shard's size in memory each. Default 4.
+    /// send a byte. Costs the shard's size in memory each. Default 4, at most
+    /// [`PsConfig::INBOX_PUSHES_MAX`].
     pub fn inbox_pushes(self, pushes: usize) -> Self {
         PsConfig { inbox_pushes: pushes, ..self }
     }
@@ -298,7 +301,7 @@ impl PsConfig {
         if !(1..=PsConfig::SHARDS_MAX).contains(&self.shards) {
             return setting("shards", self.shards.to_string(), "it must be 1 to 256");
         }
-        if !(1..=1024).contains(&self.inbox_pushes) {
+        if !(1..=PsConfig::INBOX_PUSHES_MAX).contains(&self.inbox_pushes) {
             return setting("inbox_pushes", self.inbox_pushes.to_string(), "it must be 1 to 1024");
         }
         if self.lease < Duration::from_millis(100) {

@@ -12,8 +12,8 @@ use pushpull_common::ids::{GlobalStep, RequestId, Sequence, TokenId};
 use pushpull_common::protocol::message::Operation;
 
 use crate::arena::Memory;
-use crate::commit::{Address, Journal};
-use crate::layout::PAGE_BYTES;
+use crate::commit::{Address, Journal, offset_of};
+use crate::layout::{Fault, PAGE_BYTES};
 use crate::shard::replicas::ClientKey;
 
 /// Ranges that have been received, merged.
@@ -129,6 +129,100 @@ pub(crate) struct Inbox {
 /// The words of a room in the tables that are not the map of its partitions.
 const ROOM_WORDS: usize = 10;
 
+/// A room in which a push lies whole, as its words say.
+#[derive(Debug)]
+pub(crate) struct WholeRoom {
+    /// Which of the rooms it is.
+    pub(crate) slot: usize,
+    pub(crate) number: u32,
+    pub(crate) holder: Option<ClientKey>,
+    pub(crate) arrival: Arrival,
+    /// The checksum of the body, where the arena keeps such.
+    pub(crate) crc: u64,
+}
+
+/// Reads what lies whole in so many rooms, the first of whose words is `first`, on a shard that
+/// knows so many clients. What is read is what a push can be: its parts are of the layout, its
+/// bytes are theirs, and no two are one.
+pub(crate) fn whole_rooms(
+    journal: &Journal,
+    layout: &ShardLayout,
+    first: usize,
+    rooms: usize,
+    clients: usize,
+) -> Result<Vec<WholeRoom>, Fault> {
+    let words = ROOM_WORDS + map_words(layout);
+    let mut whole: Vec<WholeRoom> = Vec::new();
+    for slot in 0..rooms {
+        let at = |word: usize| Address::Tables(first + slot * words + word);
+        let load = |word: usize| journal.load(at(word));
+        let fault = |word: usize, what: &str| Fault::at(offset_of(at(word)), what);
+        let order = match load(0) {
+            0 => continue,
+            order if order < u64::MAX => order,
+            _ => return Err(fault(0, "the order of a push")),
+        };
+        let holder = match load(1) {
+            0 => None,
+            key if key <= clients as u64 => Some(ClientKey(key as u32 - 1)),
+            _ => return Err(fault(1, "the client that a push is of")),
+        };
+        let number = u32::try_from(load(2)).ok().filter(|&number| number != 0);
+        let operation = match load(4) {
+            1 => Operation::Gradient {},
+            2 => Operation::Assign {},
+            3 => Operation::AssignAdd {},
+            _ => return Err(fault(4, "an operation")),
+        };
+        let map: Vec<u64> = (ROOM_WORDS..words).map(load).collect();
+        let extents = extents_of(&map, layout);
+        let bytes: u64 = extents.ranges().iter().map(|range| range.end - range.start).sum();
+        if bytes != load(8) {
+            return Err(fault(8, "the bytes of the partitions of a push"));
+        }
+        let trainable = is_for_trainable(operation);
+        let mut ranges = extents.ranges().iter().flat_map(|range| layout.within(range.clone()));
+        if ranges.any(|partition| trainable.is_some_and(|t| t != partition.trainable)) {
+            return Err(fault(4, "an operation that is one of its partitions"));
+        }
+        let arrival = Arrival {
+            sequence: Sequence(load(3)),
+            operation,
+            token: TokenId(load(5)),
+            generation: u32::try_from(load(6))
+                .map_err(|_| fault(6, "the generation of a token"))?,
+            step: GlobalStep(load(7)),
+            extents,
+            bytes,
+            order,
+            // Nobody listens any more; whoever asks again is answered.
+            whole: Some(WholePush::unheard()),
+        };
+        let number = number.ok_or_else(|| fault(2, "the number of a room"))?;
+        let same = |other: &WholeRoom| {
+            let push = (other.holder, other.arrival.sequence);
+            other.number == number
+                || other.arrival.order == order
+                || (holder.is_some() && push == (holder, arrival.sequence))
+        };
+        if arrival.sequence.0 == 0 || whole.iter().any(same) {
+            return Err(fault(0, "a push that lies in no other room"));
+        }
+        whole.push(WholeRoom { slot, number, holder, arrival, crc: load(9) });
+    }
+    Ok(whole)
+}
+
+/// Whether an operation is for partitions that the optimizer trains, or for the others; `None` for
+/// one that is for both.
+pub(crate) fn is_for_trainable(operation: Operation) -> Option<bool> {
+    match operation {
+        Operation::Gradient {} => Some(true),
+        Operation::AssignAdd {} => Some(false),
+        _ => None,
+    }
+}
+
 /// The words of a map that has a bit for each partition.
 pub(crate) fn map_words(layout: &ShardLayout) -> usize {
     layout.partitions().len().div_ceil(64)
@@ -164,8 +258,15 @@ impl Inbox {
         Inbox { memory, stride, rooms, next_number, next_order: 1 }
     }
 
-    /// Stages what lies whole in the rooms; `first` is the first of their words.
-    pub(crate) fn stage(&self, journal: &mut Journal, layout: &ShardLayout, first: usize) {
+    /// Stages what lies whole in the rooms, with the checksums of their bodies if those are
+    /// wanted; `first` is the first of their words.
+    pub(crate) fn stage(
+        &self,
+        journal: &mut Journal,
+        layout: &ShardLayout,
+        first: usize,
+        integrity: bool,
+    ) {
         let words = ROOM_WORDS + map_words(layout);
         for (slot, room) in self.rooms.iter().enumerate() {
             let at = |word: usize| Address::Tables(first + slot * words + word);
@@ -195,8 +296,9 @@ impl Inbox {
                 push.generation.into(),
                 push.step.0,
                 push.bytes,
+                if integrity { self.body_crc(slot, &push.extents) } else { 0 },
             ];
-            for (word, value) in [0, 2, 3, 4, 5, 6, 7, 8].into_iter().zip(fixed) {
+            for (word, value) in [0, 2, 3, 4, 5, 6, 7, 8, 9].into_iter().zip(fixed) {
                 journal.stage(at(word), value);
             }
             for (word, bits) in map_of(&push.extents, layout).into_iter().enumerate() {
@@ -205,55 +307,38 @@ impl Inbox {
         }
     }
 
-    /// Puts back what an earlier process had whole, by its words; returns the rooms in the order
-    /// their pushes came. `None` if the words cannot be those of rooms.
+    /// Puts back what an earlier process had whole, by its words, and compares the bodies with
+    /// their checksums if they have some; returns the rooms in the order their pushes came.
     pub(crate) fn restore(
         &mut self,
-        journal: &Journal,
-        layout: &ShardLayout,
-        first: usize,
-        clients: u32,
+        whole: Vec<WholeRoom>,
+        integrity: bool,
         now: Instant,
-    ) -> Option<Vec<u32>> {
-        let words = ROOM_WORDS + map_words(layout);
+    ) -> Result<Vec<u32>, Fault> {
         let mut order = Vec::new();
-        for slot in 0..self.rooms.len() {
-            let load = |word: usize| journal.load(Address::Tables(first + slot * words + word));
-            if load(0) == 0 {
-                continue;
-            }
-            let holder = match load(1) {
-                0 => None,
-                key if key <= u64::from(clients) => Some(ClientKey(key as u32 - 1)),
-                _ => return None,
-            };
-            let number = u32::try_from(load(2)).ok().filter(|&number| number != 0)?;
-            let operation = match load(4) {
-                1 => Operation::Gradient {},
-                2 => Operation::Assign {},
-                3 => Operation::AssignAdd {},
-                _ => return None,
-            };
-            let map: Vec<u64> = (ROOM_WORDS..words).map(load).collect();
-            let arrival = Arrival {
-                sequence: Sequence(load(3)),
-                operation,
-                token: TokenId(load(5)),
-                generation: u32::try_from(load(6)).ok()?,
-                step: GlobalStep(load(7)),
-                extents: extents_of(&map, layout),
-                bytes: load(8),
-                order: load(0),
-                // Nobody listens any more; whoever asks again is answered.
-                whole: Some(WholePush::unheard()),
-            };
+        for WholeRoom { slot, number, holder, arrival, crc } in whole {
             order.push((arrival.order, number));
             self.next_order = self.next_order.max(arrival.order + 1);
+            let found = if integrity { self.body_crc(slot, &arrival.extents) } else { crc };
+            if found != crc {
+                let what = format!("the body of a push of checksum {crc:#x}, not {found:#x}");
+                return Err(Fault::at(PAGE_BYTES + slot * self.stride, what));
+            }
             let arrival = Some(arrival);
             self.rooms[slot] = Some(Room { number, holder, asked: false, touched: now, arrival });
         }
         order.sort_unstable();
-        Some(order.into_iter().map(|(_, number)| number).collect())
+        Ok(order.into_iter().map(|(_, number)| number).collect())
+    }
+
+    /// The checksum of what lies in these extents of a room.
+    fn body_crc(&self, slot: usize, extents: &Extents) -> u64 {
+        let room = &self.memory.bytes()[PAGE_BYTES + slot * self.stride..];
+        let extents = extents.ranges().iter();
+        let crc = extents.fold(0, |crc, extent| {
+            crc32c::crc32c_append(crc, &room[extent.start as usize..extent.end as usize])
+        });
+        crc.into()
     }
 
     /// A free room for this client, which asks for one, if there is one. It is the client's for
@@ -279,12 +364,9 @@ impl Inbox {
         }
         let slot = self.rooms.iter().position(Option::is_none)?;
         let number = self.next_number;
-        self.next_number = self.next_number.checked_add(1).unwrap_or(1);
-        while self.room(self.next_number).is_some() {
-            self.next_number = self.next_number.checked_add(1).unwrap_or(1);
-        }
         let holder = Some(holder);
         self.rooms[slot] = Some(Room { number, holder, asked, touched: now, arrival: None });
+        self.skip_taken_numbers();
         Some(number)
     }
 
@@ -385,9 +467,16 @@ impl Inbox {
         self.rooms.len()
     }
 
-    /// Numbers rooms from here on.
+    /// Numbers rooms from here on, past those that are taken.
     pub(crate) fn number_from(&mut self, number: u32) {
         self.next_number = number;
+        self.skip_taken_numbers();
+    }
+
+    fn skip_taken_numbers(&mut self) {
+        while self.next_number == 0 || self.room(self.next_number).is_some() {
+            self.next_number = self.next_number.wrapping_add(1);
+        }
     }
 
     /// The number of the next room.
@@ -424,6 +513,12 @@ impl Inbox {
     /// The push in a room.
     pub(crate) fn arrival(&self, number: u32) -> Option<&Arrival> {
         self.room(number)?.arrival.as_ref()
+    }
+
+    /// The pushes that there are, by their rooms.
+    #[cfg(test)]
+    pub(crate) fn arrivals(&self) -> impl Iterator<Item = (u32, &Arrival)> {
+        self.rooms.iter().flatten().filter_map(|room| Some((room.number, room.arrival.as_ref()?)))
     }
 
     /// Starts receiving a push into a room.

@@ -28,6 +28,7 @@ mod error;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 mod inbox;
+pub mod inspect;
 mod layout;
 #[doc(hidden)]
 pub mod measure;
@@ -41,6 +42,7 @@ mod zoo;
 pub use checkpoint::{CheckpointError, CheckpointStorage, LocalDirectory, Retention};
 pub use config::{Checkpoints, Durability, Mode, NonFinite, PsConfig, Storage};
 pub use error::{ListenError, SaveError, ServeError, StartError, StorageError};
+pub use inspect::inspect;
 pub use metrics::Metrics;
 pub use optimizer::{Adam, Optimizer, Sgd};
 pub use runtime::{Handle, Listener, Ps};

@@ -19,7 +19,7 @@ use pushpull_common::ids::PartitionId;
 use pushpull_common::tensor::{DType, Element};
 
 use crate::arena::{Arena, Blocks, Grid, Loan, Pins, SKEW_BYTES, fence, file_name};
-use crate::commit::{Address, Journal};
+use crate::commit::{Address, Journal, offset_of};
 use crate::error::StorageError;
 use crate::layout::{Fault, Kind, PAGE_BYTES};
 use crate::optimizer::Optimizer;
@@ -28,10 +28,15 @@ pub(crate) use change::Change;
 pub(crate) use image::Image;
 pub(crate) use pool::NoSpareBlock;
 use pool::{Pool, Shadow};
+#[cfg(test)]
+pub(crate) use undo::reseal as reseal_undo;
 use undo::{Row, UNDO_BYTES, Undo};
 
 /// The unit of a commit. Small variables share blocks.
 pub(crate) const BLOCK_BYTES: usize = 64 << 10;
+
+/// The largest block that an arena may have.
+const BLOCK_BYTES_MAX: usize = 1 << 30;
 
 /// The most slots a rule may keep.
 pub(crate) const SLOTS_MAX: usize = 8;
@@ -64,6 +69,24 @@ impl Geometry {
         let pinned = pin_bytes_max.unwrap_or(layout.bytes()).div_ceil(block_bytes as u64);
         let (places, pinned) = (places as usize, pinned.max(1) as usize);
         Geometry { block_bytes, slots, places, pinned }
+    }
+
+    /// The geometry that the words of an arena say, if it is one: blocks that whole elements fill
+    /// and block numbers reach.
+    pub(crate) fn of_words(
+        layout: &ShardLayout,
+        slots: usize,
+        block_bytes: usize,
+        pinned: usize,
+    ) -> Option<Geometry> {
+        let sound = (8..=BLOCK_BYTES_MAX).contains(&block_bytes) && block_bytes.is_multiple_of(8);
+        if !sound || slots > SLOTS_MAX {
+            return None;
+        }
+        let places = usize::try_from(layout.bytes().div_ceil(block_bytes as u64)).ok()?;
+        let blocks = places.checked_mul(2)?.checked_add(pinned)?;
+        let reached = pinned > 0 && u32::try_from(blocks).is_ok();
+        reached.then_some(Geometry { block_bytes, slots, places, pinned })
     }
 
     fn values(&self) -> Grid {
@@ -715,6 +738,23 @@ impl Store {
     }
 }
 
+/// How many rows were kept for a change that was not committed, when `version` was the last; `None`
+/// if none were.
+pub(crate) fn undo_rows(
+    arena: &Arena,
+    generation: u64,
+    version: u64,
+    geometry: &Geometry,
+) -> Result<Option<usize>, StorageError> {
+    let undo = Undo::open(arena.open(Kind::Undo, generation, Some(Undo::BYTES))?);
+    let rows = undo.rows(version).and_then(|rows| check_rows(rows, geometry));
+    let found = rows.and_then(|rows| Ok((undo.is_prepared()?, rows.len())));
+    match found {
+        Ok((prepared, rows)) => Ok(prepared.then_some(rows)),
+        Err(fault) => Err(arena.place.corrupt(&file_name(Kind::Undo, generation), fault)),
+    }
+}
+
 /// Makes an undo file that is idle.
 pub(crate) fn idle_undo(arena: &Arena, generation: u64) -> Result<(), StorageError> {
     arena.create(Kind::Undo, generation, Undo::BYTES).map(|memory| drop(Undo::create(memory)))
@@ -748,10 +788,10 @@ fn table(journal: &Journal, first: usize, places: usize, blocks: usize) -> Resul
         let taken = used.get_mut(home as usize).map(|used| std::mem::replace(used, true));
         match taken {
             Some(false) => Ok(home),
-            _ => Err(Fault::at(
-                PAGE_BYTES,
-                format!("a block of its own at word {index}, not {home}"),
-            )),
+            _ => {
+                let what = format!("one of {blocks} blocks that is nowhere else, not {home}");
+                Err(Fault::at(offset_of(Address::Tables(index)), what))
+            }
         }
     });
     homes.collect()

@@ -99,9 +99,20 @@ impl StepOwner {
         self.finished = false;
     }
 
-    /// Puts a token back that was out when an earlier process stopped; its time starts anew.
-    pub(crate) fn restore_token(&mut self, holder: ClientKey, issued: Issued, now: Instant) {
-        self.give_out(holder, issued, now);
+    /// Puts a token back that was out when an earlier process stopped; its time starts anew. False
+    /// if it cannot have been out: it is out to another, or was never granted.
+    pub(crate) fn restore_token(
+        &mut self,
+        holder: ClientKey,
+        issued: Issued,
+        now: Instant,
+    ) -> bool {
+        let granted = (1..self.next_token).contains(&issued.token.0) && issued.step.0 <= self.step;
+        let out = granted && !self.out.contains_key(&issued.token.0);
+        if out {
+            self.give_out(holder, issued, now);
+        }
+        out
     }
 
     /// The tokens that a client holds, in rising order.
@@ -255,8 +266,12 @@ impl StepOwner {
         assert_eq!(held, self.out.len(), "every token has one holder");
     }
 
+    /// Whether a token is out in this generation, to whomever.
+    pub(crate) fn is_out(&self, token: TokenId, generation: u32) -> bool {
+        self.out.get(&token.0).is_some_and(|out| out.issued.generation == generation)
+    }
+
     /// The tokens that are out, and their holders.
-    #[cfg(any(test, fuzzing))]
     pub(crate) fn outstanding(&self) -> impl Iterator<Item = (TokenId, ClientKey)> {
         self.out.values().map(|out| (out.issued.token, out.holder))
     }

@@ -16,6 +16,14 @@ pub(crate) struct StateDirectory {
     _lock: File,
 }
 
+/// Whether a server holds the lock of a state directory. Asking takes the lock for an instant, and
+/// not from a server that has it.
+pub(crate) fn is_locked(directory: &Path) -> bool {
+    let Ok(lock) = File::open(directory.join("lock")) else { return false };
+    let shared = rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockShared);
+    shared == Err(rustix::io::Errno::WOULDBLOCK)
+}
+
 impl StateDirectory {
     /// Creates the directory if need be, and locks it.
     pub(crate) fn open(path: &Path) -> Result<Self, StorageError> {
@@ -41,7 +49,7 @@ impl StateDirectory {
     pub(crate) fn shard(&self, shard: u16) -> Result<Folder, StorageError> {
         let path = self.path.join(format!("shard-{shard}"));
         create_private(&path)?;
-        Ok(Folder { path })
+        Ok(Folder { path, looked_into: false })
     }
 }
 
@@ -65,9 +73,27 @@ impl StateDirectory {
 #[derive(Clone, Debug)]
 pub(crate) struct Folder {
     path: PathBuf,
+    /// Whether it is only looked into: somebody else may be using it.
+    looked_into: bool,
 }
 
 impl Folder {
+    /// A folder that is looked into and not changed, whatever is asked of it.
+    pub(crate) fn look(path: &Path) -> Folder {
+        Folder { path: path.to_owned(), looked_into: true }
+    }
+
+    pub(super) fn is_looked_into(&self) -> bool {
+        self.looked_into
+    }
+
+    fn change(&self, doing: &'static str) -> Result<(), StorageError> {
+        match self.looked_into {
+            false => Ok(()),
+            true => Err(io_error(doing, &self.path, io::ErrorKind::ReadOnlyFilesystem.into())),
+        }
+    }
+
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
@@ -83,6 +109,7 @@ impl Folder {
 
     /// A new file with real space behind every byte, all zeros.
     pub(crate) fn create(&self, name: &str, bytes: u64) -> Result<File, StorageError> {
+        self.change("create a file in")?;
         let path = self.path(name);
         let mut options = OpenOptions::new();
         options.read(true).write(true).create_new(true).mode(0o600);
@@ -95,7 +122,9 @@ impl Folder {
     pub(crate) fn open(&self, name: &str) -> Result<Option<File>, StorageError> {
         let path = self.path(name);
         let flags = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
-        let opened = OpenOptions::new().read(true).write(true).custom_flags(flags).open(&path);
+        let mut options = OpenOptions::new();
+        options.read(true).write(!self.looked_into).custom_flags(flags);
+        let opened = options.open(&path);
         let file = match opened {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -105,6 +134,9 @@ impl Folder {
         let refuse = |reason: String| Err(StorageError::Unsafe { path: path.clone(), reason });
         if !metadata.is_file() {
             return refuse("it is not a file".into());
+        }
+        if self.looked_into {
+            return Ok(Some(file));
         }
         if metadata.uid() != rustix::process::geteuid().as_raw() {
             return refuse(format!("it belongs to user {}", metadata.uid()));
@@ -116,6 +148,7 @@ impl Folder {
     }
 
     pub(crate) fn rename(&self, from: &str, to: &str) -> Result<(), StorageError> {
+        self.change("rename a file in")?;
         let (from, to) = (self.path(from), self.path(to));
         std::fs::rename(&from, to).map_err(|source| io_error("rename", &from, source))
     }
@@ -165,6 +198,7 @@ impl Folder {
 
     /// Removes a file, if it is there.
     pub(crate) fn remove(&self, name: &str) -> Result<(), StorageError> {
+        self.change("remove a file of")?;
         let path = self.path(name);
         match std::fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -215,6 +249,22 @@ mod tests {
         std::fs::set_permissions(&open, std::os::unix::fs::PermissionsExt::from_mode(0o777))
             .unwrap();
         assert!(matches!(StateDirectory::open(&open), Err(StorageError::Unsafe { .. })));
+    }
+
+    #[test]
+    fn what_is_looked_into_is_not_changed() {
+        let root = tempfile::tempdir().unwrap();
+        let state = StateDirectory::open(root.path()).unwrap();
+        state.shard(0).unwrap().create("values-1", 10).unwrap();
+        let folder = Folder::look(&root.path().join("shard-0"));
+        assert!(folder.open("values-1").unwrap().is_some());
+        assert!(folder.create("values-2", 10).is_err());
+        assert!(folder.rename("values-1", "values-2").is_err());
+        assert!(folder.remove("values-1").is_err());
+        assert_eq!(folder.names().unwrap(), ["values-1"]);
+        assert!(is_locked(root.path()));
+        drop(state);
+        assert!(!is_locked(root.path()) && !is_locked(&root.path().join("nowhere")));
     }
 
     #[test]

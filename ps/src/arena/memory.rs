@@ -43,6 +43,35 @@ impl Memory {
         Ok(Memory::new(map, bytes, Some(file)))
     }
 
+    /// What a file of somebody else holds now, as memory of this process alone.
+    pub(crate) fn copy_of(file: &File) -> std::io::Result<Memory> {
+        let bytes = usize::try_from(file.metadata()?.len()).map_err(std::io::Error::other)?;
+        let mut memory = Memory::anonymous(bytes)?;
+        let mut at = 0;
+        while at < bytes {
+            match std::os::unix::fs::FileExt::read_at(
+                file,
+                &mut memory.bytes_mut()[at..],
+                at as u64,
+            )? {
+                0 => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+                count => at += count,
+            }
+        }
+        Ok(memory)
+    }
+
+    /// The same for a file that is too long to be copied: what is not written here is as in the
+    /// file, which this does not change.
+    pub(crate) fn view_of(file: &File) -> std::io::Result<Memory> {
+        let bytes = usize::try_from(file.metadata()?.len()).map_err(std::io::Error::other)?;
+        // SAFETY: the mapping is private: what is written here stays here. What another process
+        // writes may be seen or not; its words are read as any bytes are. The files of an arena are
+        // never made shorter.
+        let map = unsafe { MmapOptions::new().len(bytes.max(1)).map_copy(file)? };
+        Ok(Memory::new(map.into(), bytes, None))
+    }
+
     fn new(map: MmapRaw, bytes: usize, file: Option<File>) -> Memory {
         #[cfg(test)]
         let found = None;
@@ -159,7 +188,7 @@ impl Memory {
 #[cfg(test)]
 impl Drop for Memory {
     fn drop(&mut self) {
-        if let Some(found) = self.found.take() {
+        if let Some(found) = self.found.take().filter(|found| found.is_kept()) {
             found.set(super::shelf::Item::Closed(super::shelf::Content::of(self.bytes())));
         }
     }

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 pub(crate) use blocks::{Blocks, Grid, Pins};
 pub(crate) use budget::{Budget, Loan};
 use folder::io_error;
-pub(crate) use folder::{Folder, StateDirectory};
+pub(crate) use folder::{Folder, StateDirectory, is_locked};
 pub(crate) use memory::{Memory, fence};
 
 use crate::error::StorageError;
@@ -53,6 +53,12 @@ pub(crate) fn file_name(kind: Kind, generation: u64) -> String {
     }
 }
 
+/// Whether a file is of bytes that are too many to be copied.
+fn is_bulk(name: &str) -> bool {
+    let bulk = [Kind::Values, Kind::Slots, Kind::Inbox];
+    bulk.into_iter().any(|kind| name.starts_with(kind.name()))
+}
+
 impl Place {
     /// The path of a file, as errors name it.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -78,7 +84,11 @@ impl Place {
             Place::Anonymous => Ok(None),
             Place::Folder(folder) => {
                 let Some(file) = folder.open(name)? else { return Ok(None) };
-                let memory = Memory::of_file(file);
+                let memory = match folder.is_looked_into() {
+                    false => Memory::of_file(file),
+                    true if is_bulk(name) => Memory::view_of(&file),
+                    true => Memory::copy_of(&file),
+                };
                 memory.map(Some).map_err(|source| io_error("map", &folder.path(name), source))
             }
             #[cfg(test)]

@@ -16,6 +16,18 @@ pub(crate) struct Content {
     length: usize,
 }
 
+impl From<Vec<u8>> for Content {
+    fn from(bytes: Vec<u8>) -> Content {
+        Content::of(&bytes)
+    }
+}
+
+impl From<Arc<Vec<u8>>> for Content {
+    fn from(bytes: Arc<Vec<u8>>) -> Content {
+        Content::of(&bytes)
+    }
+}
+
 impl Content {
     pub(crate) fn of(bytes: &[u8]) -> Content {
         let used = bytes.chunks(PAGE_BYTES).rposition(|page| *page != ZEROS[..page.len()]);
@@ -99,6 +111,11 @@ impl Found {
         *self.0.lock().expect("nobody panics here") = item;
     }
 
+    /// Whether somebody else may still look for it.
+    pub(super) fn is_kept(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
+
     fn get(&self) -> Item {
         self.0.lock().expect("nobody panics here").clone()
     }
@@ -118,9 +135,9 @@ pub(crate) struct Shelf(Arc<Mutex<BTreeMap<String, Found>>>, Arc<Mutex<BTreeMap<
 
 impl Shelf {
     /// A shelf with these files.
-    pub(crate) fn with(files: BTreeMap<String, Content>) -> Shelf {
+    pub(crate) fn with(files: BTreeMap<String, impl Into<Content>>) -> Shelf {
         let found = |bytes| Found(Arc::new(Mutex::new(Item::Closed(bytes))));
-        let items = files.into_iter().map(|(name, bytes)| (name, found(bytes)));
+        let items = files.into_iter().map(|(name, bytes)| (name, found(bytes.into())));
         Shelf(Arc::new(Mutex::new(items.collect())), Arc::default())
     }
 

@@ -17,3 +17,4 @@ mod shard_thread;
 pub use handle::Handle;
 pub use listener::Listener;
 pub use server::Ps;
+pub(crate) use server::boot;

@@ -1,9 +1,7 @@
-//! What a shard remembers across a restart, as words; and how it is taken up again.
+//! The files of a shard: made, and opened again as an earlier process left them.
 //!
-//! The words are a function of the shard's tables. After each input those that differ are
-//! committed in one transaction, before anything that was answered leaves the shard. So nothing is
-//! promised that is not kept, and no place in the shard has to say what it changed but the tables
-//! themselves.
+//! Nothing that the files say is believed before it is verified, and no memory is had for a count
+//! before it is known that the files are as long as it says.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -11,29 +9,27 @@ use std::time::Instant;
 
 use pushpull_common::catalogue::{Catalogue, ShardLayout};
 use pushpull_common::identity::Identity;
-use pushpull_common::ids::{
-    ClientEpoch, GlobalStep, Incarnation, RestoreEpoch, ShardId, TaskId, TokenId,
-};
-use pushpull_common::protocol::limits::{JOB_BYTES_MAX, TOKENS_PER_CLIENT_MAX};
-use pushpull_common::protocol::message::IdentityFields;
+use pushpull_common::ids::{GlobalStep, RestoreEpoch, ShardId};
+use pushpull_common::protocol::PushState;
+use pushpull_common::protocol::limits::CATALOGUE_BYTES_MAX;
+use pushpull_common::protocol::message::{IdentityFields, Operation};
 use pushpull_common::protocol::wire::{Reader, Wire};
 
 use super::parked::Parked;
 use super::power::{Power, newest_image};
-use super::replicas::{CLIENTS_MAX, ClientKey, Presence, Remembered, Replicas};
+use super::record::{self, CLIENT_WORDS, ShardRecord, Stage};
+use super::replicas::{CLIENTS_MAX, ClientKey, Presence, Replicas};
 use super::work::Job;
 use super::{Shard, Variables};
-use crate::aggregate::step_owner::{Issued, StepOwner, Steps};
+use crate::aggregate::step_owner::StepOwner;
 use crate::arena::{Arena, Budget, Memory, Place, file_name};
-use crate::commit::{Address, CELL_WORDS, Journal};
+use crate::commit::{Address, CELL_WORDS, Journal, offset_of, table_bytes};
 use crate::config::{Durability, PsConfig};
-use crate::dedupe::Window;
 use crate::error::StorageError;
-use crate::inbox::{Inbox, map_words};
+use crate::inbox::{Inbox, WholeRoom, map_words, whole_rooms};
 use crate::layout::{Fault, Kind, PAGE_BYTES, Page, Stamp};
 use crate::metrics::Counters;
 use crate::store::{Geometry, Plan, Store};
-use crate::zoo::Zoo;
 
 /// What the process that opens an arena brings along.
 #[derive(Clone, Copy, Debug)]
@@ -46,67 +42,23 @@ pub(crate) struct Life {
     pub(crate) epoch_base: u64,
 }
 
-/// The words of the shard, in the first cell of the control file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(usize)]
-enum Word {
-    Version,
-    Gradients,
-    Step,
-    NextToken,
-    NewestEpoch,
-    Finished,
-    /// 0 for no variables, 1 for declared, 2 for ready.
-    Variables,
-    Generation,
-    /// Four words.
-    Digest,
-    Clients = 12,
-    Rooms,
-    Lives,
-    BlockBytes,
-    Pinned,
-    Slots,
-    Integrity,
-    RestoreEpoch,
-    RestoredStep,
-    /// How many of them there are.
-    Count,
-}
-
-/// The cell of the first client.
-const CLIENTS: usize = CELL_WORDS;
-
-// The words of a client, in a cell of its own.
-const JOB: usize = 4;
-const TOKENS: usize = JOB + JOB_BYTES_MAX / 8;
-const WINDOW: usize = TOKENS + 1 + 3 * TOKENS_PER_CLIENT_MAX;
-const CLIENT_WORDS: usize = WINDOW + Window::WORDS;
-const _: () = assert!(CLIENT_WORDS <= CELL_WORDS);
-
 /// Clients that one transaction has room for beside a push.
 const CLIENTS_AT_ONCE: usize = 16;
 
 /// Cells by which the control file grows.
-const GROWTH: usize = 16;
+pub(super) const GROWTH: usize = 16;
 
-fn word(word: Word) -> Address {
-    Address::Control(word as usize)
-}
+/// The longest control file.
+pub(crate) const CONTROL_BYTES_MAX: usize = (1 + 1 + CLIENTS_MAX + 1 + GROWTH) * PAGE_BYTES;
 
 /// The words of the tables of a shard.
-fn table_words(geometry: &Geometry, layout: &ShardLayout, rooms: usize) -> usize {
+pub(crate) fn table_words(geometry: &Geometry, layout: &ShardLayout, rooms: usize) -> usize {
     geometry.table_words() + map_words(layout) + Inbox::table_words(layout, rooms)
-}
-
-/// The bytes of a tables file behind its first page.
-pub(super) fn table_bytes(words: usize) -> u64 {
-    (words.div_ceil(CELL_WORDS).max(1) * PAGE_BYTES) as u64
 }
 
 /// The largest transaction of a shard whose tables have so many words.
 fn transaction_words(table_words: usize) -> usize {
-    table_words + Word::Count as usize + CLIENTS_AT_ONCE * CLIENT_WORDS
+    table_words + ShardRecord::WORDS + CLIENTS_AT_ONCE * CLIENT_WORDS
 }
 
 /// What a shard is made of beside its state.
@@ -149,16 +101,7 @@ impl Shard {
     }
 
     fn create(parts: Parts, place: Place, life: Life) -> Result<Shard, StorageError> {
-        // A process may have been killed while it made the arena: it is one only once it has its
-        // control file. But files of variables without one are somebody's state.
-        for name in place.names()? {
-            let unborn = [file_name(Kind::Intent, 0), CONTROL_NEW.to_owned()].contains(&name);
-            if !unborn {
-                let path = place.path(&file_name(Kind::Control, 0));
-                return Err(StorageError::Missing { path });
-            }
-            place.remove(&name)?;
-        }
+        clear_unborn(&place)?;
         let stamp = Stamp { shard: parts.id, arena: life.arena };
         let text = control_text(&life, &parts.identity);
         let arena = Arena { place, stamp };
@@ -225,107 +168,93 @@ impl Shard {
         let page = Page::decode(control.bytes()).map_err(corrupt)?;
         let stamp = Stamp { shard: parts.id, arena: page.stamp.arena };
         page.check(Kind::Control, stamp, 0).map_err(corrupt)?;
-        if control.len() < 2 * PAGE_BYTES {
-            let fault = Fault::at(control.len(), "the page of the shard; the file ends");
-            return Err(place.corrupt(&name, fault));
+        let lengths = 2 * PAGE_BYTES..=CONTROL_BYTES_MAX;
+        if !lengths.contains(&control.len()) {
+            let what = format!("a file of {} to {} bytes", lengths.start(), lengths.end());
+            return Err(place.corrupt(&name, Fault::at(control.len(), what)));
         }
         let arena = Arena { place, stamp };
+        let corrupt = |fault| arena.place.corrupt(&name, fault);
         let mut journal = Journal::open(&arena, control, parts.config.zoo)?;
-        let generation = journal.load_committed(Word::Generation as usize)?;
-        let declared = journal.load_committed(Word::Variables as usize)? != 0;
+        let record = ShardRecord::decode(&journal.first_cell()?).map_err(corrupt)?;
+        let ShardRecord { generation, stage, clients, .. } = record;
+        let declared = stage != Stage::Absent;
         if declared {
             journal.use_tables(arena.open(Kind::Tables, generation, None)?, generation);
         }
         journal.redo()?;
-        journal.verify_control(CELL_WORDS)?;
-        let clients = journal.load(word(Word::Clients));
-        let clients = usize::try_from(clients).ok().filter(|&clients| clients <= CLIENTS_MAX);
-        let clients = clients.ok_or_else(|| {
-            arena
-                .place
-                .corrupt(&name, Fault::at(PAGE_BYTES + 8 * Word::Clients as usize, "clients"))
-        })?;
         journal.verify_control((1 + clients) * CELL_WORDS)?;
-        journal.verify_tables(generation)?;
-        remove_leftovers(&arena, declared.then_some(generation))?;
         let mut shard = Shard::with(parts, arena, journal, life);
-        shard.take_up(clients, now)?;
+        shard.take_up(&record, now)?;
         if declared {
-            shard.take_up_variables(from_image, now)?;
+            shard.take_up_variables(&record, from_image, now)?;
+        } else {
+            shard.journal.check_intent(transaction_words(0))?;
         }
+        // Not before all is known to be there: what is refused is left as it was found.
+        remove_leftovers(&shard.arena, declared.then_some(generation))?;
         Ok(shard)
     }
 
     /// Takes up the step and the clients.
-    fn take_up(&mut self, clients: usize, now: Instant) -> Result<(), StorageError> {
-        let load = |at| self.journal.load(word(at));
-        (self.version, self.gradients) = (load(Word::Version), load(Word::Gradients));
-        (self.lives, self.generation) = (load(Word::Lives), load(Word::Generation));
-        self.epoch = RestoreEpoch(load(Word::RestoreEpoch) as u32);
-        self.restored_step = GlobalStep(load(Word::RestoredStep));
-        self.replicas.mint_above(load(Word::NewestEpoch));
-        let (step, next_token) = (load(Word::Step), load(Word::NextToken));
-        let finished = load(Word::Finished) != 0;
-        let zoo = self.config.zoo;
+    fn take_up(&mut self, record: &ShardRecord, now: Instant) -> Result<(), StorageError> {
+        (self.version, self.gradients) = (record.version, record.gradients);
+        (self.lives, self.generation) = (record.lives, record.generation);
+        (self.epoch, self.restored_step) = (record.restore_epoch, record.restored_step);
+        self.replicas.mint_above(record.newest_epoch);
         if let Some(owner) = &mut self.owner {
-            owner.restore(Steps { step, next_token, finished });
-            self.counters.global_step.set(step);
+            owner.restore(record.steps);
+            self.counters.global_step.set(record.steps.step);
         }
-        for index in 0..clients {
-            let first = CLIENTS + index * CELL_WORDS;
-            let words: Vec<u64> = (first..first + CLIENT_WORDS)
-                .map(|index| self.journal.load(Address::Control(index)))
-                .collect();
-            let taken_up = decode_client(&words, zoo).and_then(|(client, tokens)| {
-                let key = ClientKey(index as u32);
-                if let Some(owner) = &mut self.owner {
-                    for issued in tokens {
-                        owner.restore_token(key, issued, now);
-                    }
-                }
-                self.replicas.restore(client, now).then_some(())
-            });
-            taken_up.ok_or_else(|| {
-                let offset = (1 + 1 + index) * PAGE_BYTES;
-                let fault = Fault::at(offset, format!("client {index}"));
-                self.arena.place.corrupt(&file_name(Kind::Control, 0), fault)
-            })?;
+        for number in 0..record.clients {
+            self.take_up_client(number, now)
+                .map_err(|fault| self.arena.place.corrupt(&file_name(Kind::Control, 0), fault))?;
         }
         Ok(())
     }
 
-    /// Takes up the variables and the pushes that lie whole in the inbox.
-    fn take_up_variables(&mut self, from_image: bool, now: Instant) -> Result<(), StorageError> {
-        let generation = self.generation;
-        let corrupt = |kind, fault| self.arena.place.corrupt(&file_name(kind, generation), fault);
-        let memory = self.arena.open(Kind::Catalogue, generation, None)?;
-        let catalogue = Catalogue::decode(&memory.bytes()[PAGE_BYTES..]).map_err(|error| {
-            corrupt(Kind::Catalogue, Fault::at(PAGE_BYTES, format!("a catalogue: {error}")))
-        })?;
-        let digest: Vec<u8> = (0..4)
-            .flat_map(|i| {
-                self.journal.load(Address::Control(Word::Digest as usize + i)).to_le_bytes()
-            })
+    fn take_up_client(&mut self, number: usize, now: Instant) -> Result<(), Fault> {
+        let first = record::first_of_client(number);
+        let words: Vec<u64> = (first..first + CLIENT_WORDS)
+            .map(|index| self.journal.load(Address::Control(index)))
             .collect();
-        if catalogue.digest()[..] != digest[..] {
-            let fault = Fault::at(PAGE_BYTES, "the catalogue that was declared, not another");
-            return Err(corrupt(Kind::Catalogue, fault));
+        let (client, tokens) = record::decode_client(number, &words, self.config.zoo)?;
+        let fault = |what| Err(Fault::at(offset_of(Address::Control(first)), what));
+        for issued in tokens {
+            let owner = self.owner.as_mut();
+            if !owner.is_some_and(|o| o.restore_token(ClientKey(number as u32), issued, now)) {
+                return fault(format!("a client whose token {} is its own", issued.token));
+            }
         }
-        let load = |at| usize::try_from(self.journal.load(word(at))).unwrap_or(usize::MAX);
+        match self.replicas.restore(client, now) {
+            true => Ok(()),
+            false => fault("a client of another task than those before it".to_owned()),
+        }
+    }
+
+    /// Takes up the variables and the pushes that lie whole in the inbox.
+    fn take_up_variables(
+        &mut self,
+        record: &ShardRecord,
+        from_image: bool,
+        now: Instant,
+    ) -> Result<(), StorageError> {
+        let &ShardRecord { generation, rooms, integrity, .. } = record;
+        let place = self.arena.place.clone();
+        let corrupt = |kind, fault| place.corrupt(&file_name(kind, generation), fault);
+        let catalogue = open_catalogue(&self.arena, record)?;
         let layout = catalogue.layout(self.id);
-        let (rooms, slots) = (load(Word::Rooms), load(Word::Slots));
-        let block_bytes = load(Word::BlockBytes);
-        let places = (layout.bytes() as usize).div_ceil(block_bytes.max(1));
-        let geometry = Geometry { block_bytes, slots, places, pinned: load(Word::Pinned) };
-        let integrity = load(Word::Integrity) != 0;
-        if slots != self.config.optimizer.slots().len() {
-            let fault = Fault::at(PAGE_BYTES, format!("the {slots} slots of its optimizer"));
-            return Err(corrupt(Kind::Tables, fault));
-        }
-        let loan = self.budget.take(need(&geometry, &layout, rooms))?;
+        let geometry = Geometry::of_words(&layout, record.slots, record.block_bytes, record.pinned);
+        let slots = self.config.optimizer.slots().len();
+        let geometry = geometry.filter(|geometry| geometry.slots == slots).ok_or_else(|| {
+            let what = format!("blocks for these variables, with {slots} slots");
+            self.arena.place.corrupt(&file_name(Kind::Control, 0), Fault::at(PAGE_BYTES, what))
+        })?;
         let words = table_words(&geometry, &layout, rooms);
         self.journal.check_tables(generation, table_bytes(words))?;
-        self.journal.reserve_intent(transaction_words(words))?;
+        self.journal.verify_tables(generation)?;
+        self.journal.check_intent(transaction_words(words))?;
+        let loan = self.budget.take(need(&geometry, &layout, rooms))?;
         let bytes = Inbox::file_bytes(&layout, rooms);
         let memory = self.arena.open(Kind::Inbox, generation, Some(bytes))?;
         let mut inbox = Inbox::new(memory, &layout, rooms, 1);
@@ -337,14 +266,15 @@ impl Shard {
             }
         }
         let first = first + map_words(&layout);
-        let clients = self.replicas.counts().0 as u32;
         // The rooms of an image may have been used again since: what lay in them was not answered.
         let whole = match from_image {
-            true => Some(Vec::new()),
-            false => inbox.restore(&self.journal, &layout, first, clients, now),
+            true => self.return_tokens_of_the_gone(),
+            false => whole_rooms(&self.journal, &layout, first, rooms, record.clients)
+                .and_then(|whole| self.check_whole_rooms(whole, record.stage, first))
+                .map_err(|fault| corrupt(Kind::Tables, fault))?,
         };
-        let whole = whole
-            .ok_or_else(|| corrupt(Kind::Tables, Fault::at(PAGE_BYTES, "rooms of its inbox")))?;
+        let whole =
+            inbox.restore(whole, integrity, now).map_err(|fault| corrupt(Kind::Inbox, fault))?;
         let plan = Plan {
             arena: self.arena.clone(),
             generation,
@@ -357,7 +287,7 @@ impl Shard {
             zoo: self.config.zoo,
         };
         let store = Box::new(Store::open(plan, loan, &self.journal, self.version)?);
-        let ready = self.journal.load(word(Word::Variables)) == 2;
+        let ready = record.stage == Stage::Ready;
         if integrity && ready {
             store.verify(&self.journal).map_err(|(kind, fault)| corrupt(kind, fault))?;
         }
@@ -365,6 +295,56 @@ impl Shard {
         self.inbox = Some(inbox);
         self.jobs.extend(whole.into_iter().map(Job::push));
         Ok(())
+    }
+
+    /// Takes back the tokens of clients that are gone: their pushes lay whole, and are lost. Returns
+    /// what is left of those.
+    fn return_tokens_of_the_gone(&mut self) -> Vec<WholeRoom> {
+        if let Some(owner) = &mut self.owner {
+            let holders: Vec<ClientKey> = owner.holders().collect();
+            let present = |holder| self.replicas.client(holder).presence == Presence::Present;
+            for gone in holders.into_iter().filter(|&holder| !present(holder)) {
+                owner.drop_client(gone, |_| false);
+            }
+        }
+        Vec::new()
+    }
+
+    /// Whether the whole pushes are ones that the clients, the tokens and the variables allow.
+    fn check_whole_rooms(
+        &self,
+        whole: Vec<WholeRoom>,
+        stage: Stage,
+        first: usize,
+    ) -> Result<Vec<WholeRoom>, Fault> {
+        let mut spent = BTreeSet::new();
+        for WholeRoom { arrival: push, holder, .. } in &whole {
+            let window = holder.map(|holder| &self.replicas.client(holder).window);
+            let settled = window.is_some_and(|window| {
+                matches!(window.state(push.sequence), PushState::Settled { .. })
+            });
+            let gradient = push.operation == Operation::Gradient {};
+            let allowed = stage == Stage::Ready || push.operation == Operation::Assign {};
+            let paid = !gradient
+                || self.owner.as_ref().is_none_or(|owner| {
+                    owner.is_out(push.token, push.generation) && spent.insert(push.token)
+                });
+            if settled || !allowed || !paid {
+                let what = format!("pushes that can be applied, not push {}", push.sequence);
+                return Err(Fault::at(offset_of(Address::Tables(first)), what));
+            }
+        }
+        // A client that is gone holds no token but those of its whole pushes.
+        let gone = self.owner.iter().flat_map(StepOwner::outstanding).find(|&(token, holder)| {
+            self.replicas.client(holder).presence != Presence::Present && !spent.contains(&token)
+        });
+        match gone {
+            None => Ok(whole),
+            Some((token, _)) => {
+                let what = format!("the push of token {token}, whose holder is gone");
+                Err(Fault::at(offset_of(Address::Tables(first)), what))
+            }
+        }
     }
 
     /// Makes the files of a new generation of variables and takes them into use. Nothing names
@@ -427,127 +407,6 @@ impl Shard {
         let layout = catalogue.layout(self.id);
         need(&self.geometry(&layout), &layout, self.config.inbox_pushes)
     }
-
-    /// Makes sure that a client that is not known yet would have its words.
-    pub(super) fn reserve_client(&mut self) -> Result<(), StorageError> {
-        let cells = 1 + self.replicas.counts().0 + 1;
-        if cells * CELL_WORDS > self.journal.control_words() {
-            self.journal.grow_control((cells + GROWTH) * CELL_WORDS)?;
-        }
-        Ok(())
-    }
-
-    /// Commits what has changed, whole. Whatever is answered after it is true for good.
-    pub(super) fn persist(&mut self) {
-        self.stage_shard();
-        let mut changed = self.replicas.take_changed();
-        if let Some(owner) = &mut self.owner {
-            changed.extend(owner.take_changed());
-        }
-        for client in changed {
-            // Losing very many members at once takes more than one transaction; each is true.
-            if self.journal.room() < CLIENT_WORDS {
-                let made = self.journal.commit();
-                self.count_commit(made);
-            }
-            self.stage_client(client);
-        }
-        let made = self.journal.commit();
-        self.count_commit(made);
-        if let Variables::Declared(store) | Variables::Ready(store) = &mut self.variables {
-            store.committed();
-        }
-    }
-
-    fn stage_shard(&mut self) {
-        let steps = self.owner.as_ref().map(StepOwner::steps).unwrap_or_default();
-        let state = match &self.variables {
-            Variables::Absent => 0,
-            Variables::Declared(_) => 1,
-            Variables::Ready(_) => 2,
-        };
-        let mut words = [0; Word::Count as usize];
-        let mut set = |at: Word, value: u64| words[at as usize] = value;
-        set(Word::Version, self.version);
-        set(Word::Gradients, self.gradients);
-        set(Word::Step, steps.step);
-        set(Word::NextToken, steps.next_token);
-        set(Word::NewestEpoch, self.replicas.newest_epoch());
-        set(Word::Finished, steps.finished.into());
-        set(Word::Variables, state);
-        set(Word::Generation, self.generation);
-        set(Word::Clients, self.replicas.counts().0 as u64);
-        set(Word::Lives, self.lives);
-        set(Word::RestoreEpoch, self.epoch.0.into());
-        set(Word::RestoredStep, self.restored_step.0);
-        if let Variables::Declared(store) | Variables::Ready(store) = &self.variables {
-            let geometry = store.geometry();
-            set(Word::BlockBytes, geometry.block_bytes as u64);
-            set(Word::Pinned, geometry.pinned as u64);
-            set(Word::Slots, geometry.slots as u64);
-            set(Word::Integrity, store.has_integrity().into());
-            for (index, bytes) in store.catalogue().digest().chunks_exact(8).enumerate() {
-                let bytes = bytes.try_into().expect("chunks of eight");
-                words[Word::Digest as usize + index] = u64::from_le_bytes(bytes);
-            }
-        }
-        words[Word::Rooms as usize] = self.inbox.as_ref().map_or(0, Inbox::rooms) as u64;
-        for (index, &value) in words.iter().enumerate() {
-            self.journal.stage(Address::Control(index), value);
-        }
-        if let (Variables::Declared(store) | Variables::Ready(store), Some(inbox)) =
-            (&self.variables, &self.inbox)
-        {
-            let first = store.geometry().table_words() + map_words(store.layout());
-            inbox.stage(&mut self.journal, store.layout(), first);
-        }
-        self.stage_assigned();
-    }
-
-    /// The partitions that were given values before there were initial ones.
-    fn stage_assigned(&mut self) {
-        let Variables::Declared(store) = &self.variables else { return };
-        let (layout, first) = (store.layout(), store.geometry().table_words());
-        let mut map = vec![0_u64; map_words(layout)];
-        for (index, partition) in layout.partitions().iter().enumerate() {
-            if self.assigned.contains(&partition.id) {
-                map[index / 64] |= 1 << (index % 64);
-            }
-        }
-        for (index, bits) in map.into_iter().enumerate() {
-            self.journal.stage(Address::Tables(first + index), bits);
-        }
-    }
-
-    fn stage_client(&mut self, key: ClientKey) {
-        let client = self.replicas.client(key);
-        let mut words = Vec::with_capacity(CLIENT_WORDS);
-        words.push(match client.presence {
-            Presence::Present => 1,
-            Presence::Left => 2,
-            Presence::Lost => 3,
-        });
-        words.extend([client.epoch.0, client.incarnation.0]);
-        let job = client.task.job.as_bytes();
-        words.push(u64::from(client.task.index) | (job.len() as u64) << 32);
-        let mut padded = [0; JOB_BYTES_MAX];
-        padded[..job.len()].copy_from_slice(job);
-        for bytes in padded.chunks_exact(8) {
-            words.push(u64::from_le_bytes(bytes.try_into().expect("chunks of eight")));
-        }
-        let tokens = self.owner.iter().flat_map(|owner| owner.tokens_of(key));
-        let tokens: Vec<Issued> = tokens.take(TOKENS_PER_CLIENT_MAX).collect();
-        words.push(tokens.len() as u64);
-        for issued in tokens {
-            words.extend([issued.token.0, issued.generation.into(), issued.step.0]);
-        }
-        words.resize(WINDOW, 0);
-        words.extend(client.window.encode());
-        let first = CLIENTS + key.0 as usize * CELL_WORDS;
-        for (index, value) in words.into_iter().enumerate() {
-            self.journal.stage(Address::Control(first + index), value);
-        }
-    }
 }
 
 /// What the control file is called while it is made.
@@ -557,6 +416,38 @@ const CONTROL_NEW: &str = "control.new";
 fn need(geometry: &Geometry, layout: &ShardLayout, rooms: usize) -> u64 {
     let tables = table_bytes(table_words(geometry, layout, rooms));
     geometry.need().saturating_add(Inbox::need(layout, rooms)).saturating_add(tables)
+}
+
+/// Removes what a process has left that was killed while it made an arena: that is one only once it
+/// has its control file. Anything else without one is somebody's state.
+fn clear_unborn(place: &Place) -> Result<(), StorageError> {
+    let (intent, names) = (file_name(Kind::Intent, 0), place.names()?);
+    // The intent comes after the new control file and goes before it.
+    let begun = names.is_empty() || names.iter().any(|name| name == CONTROL_NEW);
+    if !begun || names.iter().any(|name| *name != CONTROL_NEW && *name != intent) {
+        return Err(StorageError::Missing { path: place.path(&file_name(Kind::Control, 0)) });
+    }
+    place.remove(&intent)?;
+    place.remove(CONTROL_NEW)
+}
+
+/// The catalogue that was declared.
+pub(crate) fn open_catalogue(
+    arena: &Arena,
+    record: &ShardRecord,
+) -> Result<Catalogue, StorageError> {
+    let name = file_name(Kind::Catalogue, record.generation);
+    let memory = arena.open(Kind::Catalogue, record.generation, None)?;
+    let bytes = &memory.bytes()[PAGE_BYTES..];
+    let fault = |what| Err(arena.place.corrupt(&name, Fault::at(PAGE_BYTES, what)));
+    if bytes.len() as u64 > CATALOGUE_BYTES_MAX {
+        return fault(format!("a catalogue of at most {CATALOGUE_BYTES_MAX} bytes"));
+    }
+    match Catalogue::decode(bytes) {
+        Ok(catalogue) if catalogue.digest() == record.digest => Ok(catalogue),
+        Ok(_) => fault("the catalogue that was declared, not another".to_owned()),
+        Err(error) => fault(format!("a catalogue: {error}")),
+    }
 }
 
 /// A control file whose boot is this one.
@@ -578,8 +469,9 @@ fn reopenable(
 ) -> Result<Reopenable, StorageError> {
     let name = file_name(Kind::Control, 0);
     let page = Page::decode(control.bytes()).map_err(|fault| place.corrupt(&name, fault))?;
-    let boot = check_text(&page.text, &parts.identity, place, &name)?;
     let stamp = Stamp { shard: parts.id, arena: page.stamp.arena };
+    page.check(Kind::Control, stamp, 0).map_err(|fault| place.corrupt(&name, fault))?;
+    let boot = check_text(&page.text, &parts.identity, place, &name)?;
     let image = match parts.config.durability {
         Durability::Power => newest_image(place, stamp)?,
         Durability::Process => None,
@@ -599,7 +491,8 @@ fn reopenable(
     // anew by whoever comes after a crash.
     let arena = Arena { place: place.clone(), stamp };
     place.remove(&file_name(Kind::Intent, 0))?;
-    Journal::idle_intent(&arena, split.tables.len() / 8)?;
+    let words = transaction_words(split.tables.len() / 8);
+    Journal::idle_intent(&arena, words, split.commits)?;
     if split.generation != 0 {
         let tables = file_name(Kind::Tables, split.generation);
         place.remove(&tables)?;
@@ -658,12 +551,8 @@ fn check_text(
     place: &Place,
     name: &str,
 ) -> Result<[u8; 16], StorageError> {
-    let corrupt = || place.corrupt(name, Fault::at(48, "a boot and an identity"));
-    let (boot, fields) = text.split_at_checked(16).ok_or_else(corrupt)?;
-    let mut reader = Reader::new("control", fields);
-    let fields = IdentityFields::take(&mut reader).map_err(|_| corrupt())?;
-    reader.finish().map_err(|_| corrupt())?;
-    let found = Identity::from_wire(&fields);
+    let fields = control_fields(text).map_err(|fault| place.corrupt(name, fault));
+    let (boot, found) = fields?;
     if let Some((field, expected, found)) = identity.difference(&found) {
         return Err(StorageError::Foreign {
             path: place.path(name),
@@ -672,29 +561,15 @@ fn check_text(
             found: found.to_owned(),
         });
     }
-    Ok(boot.try_into().expect("split after sixteen bytes"))
+    Ok(boot)
 }
 
-fn decode_client(words: &[u64], zoo: Zoo) -> Option<(Remembered, Vec<Issued>)> {
-    let presence = match words[0] {
-        1 => Presence::Present,
-        2 => Presence::Left,
-        3 => Presence::Lost,
-        _ => return None,
-    };
-    let job: Vec<u8> = words[JOB..TOKENS].iter().flat_map(|word| word.to_le_bytes()).collect();
-    let job = std::str::from_utf8(job.get(..(words[3] >> 32) as usize)?).ok()?;
-    let count = usize::try_from(words[TOKENS]).ok().filter(|&n| n <= TOKENS_PER_CLIENT_MAX)?;
-    let tokens = words[TOKENS + 1..].chunks_exact(3).take(count).map(|token| {
-        let generation = u32::try_from(token[1]).ok()?;
-        Some(Issued { token: TokenId(token[0]), generation, step: GlobalStep(token[2]) })
-    });
-    let client = Remembered {
-        task: TaskId::new(job, words[3] as u32),
-        epoch: ClientEpoch(words[1]),
-        incarnation: Incarnation(words[2]),
-        presence,
-        window: Window::decode(&words[WINDOW..], zoo)?,
-    };
-    Some((client, tokens.collect::<Option<_>>()?))
+/// The reverse of [`control_text`].
+pub(crate) fn control_fields(text: &[u8]) -> Result<([u8; 16], Identity), Fault> {
+    let fault = || Fault::at(48, "a boot and an identity");
+    let (boot, fields) = text.split_first_chunk().ok_or_else(fault)?;
+    let mut reader = Reader::new("control", fields);
+    let fields = IdentityFields::take(&mut reader).map_err(|_| fault())?;
+    reader.finish().map_err(|_| fault())?;
+    Ok((*boot, Identity::from_wire(&fields)))
 }

@@ -72,7 +72,7 @@ impl Flush {
 }
 
 /// Two files in turn: while one is written the other holds.
-fn image_name(number: u64) -> String {
+pub(crate) fn image_name(number: u64) -> String {
     format!("{}-{}", Kind::Image.name(), number % 2)
 }
 
@@ -94,7 +94,8 @@ pub(super) fn newest_image(
     Ok(newest)
 }
 
-fn read_image(bytes: &[u8], stamp: Stamp) -> Result<(u64, Vec<u8>), Fault> {
+/// The number of an image that is whole, and the image.
+pub(crate) fn read_image(bytes: &[u8], stamp: Stamp) -> Result<(u64, Vec<u8>), Fault> {
     let page = Page::decode(bytes)?;
     page.check(Kind::Image, stamp, page.generation)?;
     let short = || Fault::at(PAGE_BYTES, "an image");

@@ -10,7 +10,7 @@ use pushpull_common::protocol::{Envelope, Header, Outcome, PushState, Refusal};
 use super::replicas::ClientKey;
 use super::work::Job;
 use super::{Detail, Part, Receiving, Shard, Variables, answer_to};
-use crate::inbox::{Arrival, Extents, Inbox, WholePush};
+use crate::inbox::{Arrival, Extents, Inbox, WholePush, is_for_trainable};
 
 impl Shard {
     /// A part of a push is announced: decides where its body goes.
@@ -131,11 +131,7 @@ impl Shard {
                 bytes: range.end - range.start,
                 limit: misplaced.limit,
             })?;
-            let trainable = match push.operation {
-                Operation::Gradient {} => Some(true),
-                Operation::AssignAdd {} => Some(false),
-                _ => None,
-            };
+            let trainable = is_for_trainable(push.operation);
             let wrong = layout
                 .within(range.clone())
                 .find(|partition| trainable.is_some_and(|t| t != partition.trainable));

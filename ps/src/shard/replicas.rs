@@ -80,7 +80,7 @@ pub(crate) struct Replicas {
 pub(crate) const CLIENTS_MAX: usize = 16_384;
 
 /// Nobody has minted epochs from here on, and taking one in would leave none to mint.
-const EPOCH_LIMIT: u64 = 1 << 63;
+pub(super) const EPOCH_LIMIT: u64 = 1 << 63;
 
 impl Replicas {
     /// No clients yet. Epochs minted here begin above `epoch_base`, which must be higher in each

@@ -88,16 +88,23 @@ impl Undo {
         self.end = ENTRIES;
     }
 
+    /// Whether rows are prepared.
+    pub(crate) fn is_prepared(&self) -> Result<bool, Fault> {
+        match self.memory.load(STATE) {
+            IDLE => Ok(false),
+            PREPARED => Ok(true),
+            other => {
+                let what = format!("rows that are idle or prepared, not {other:#018x}");
+                Err(Fault::at(STATE * 8, what))
+            }
+        }
+    }
+
     /// The rows that are to be put back, if the last commit is of `version`. The caller puts them
     /// back and then clears.
     pub(crate) fn rows(&self, version: u64) -> Result<Vec<Row>, Fault> {
-        match self.memory.load(STATE) {
-            IDLE => return Ok(Vec::new()),
-            PREPARED => {}
-            other => {
-                let what = format!("rows that are idle or prepared, not {other:#018x}");
-                return Err(Fault::at(STATE * 8, what));
-            }
+        if !self.is_prepared()? {
+            return Ok(Vec::new());
         }
         let length = self.memory.load(LENGTH);
         let length = usize::try_from(length)
@@ -110,11 +117,15 @@ impl Undo {
             let what = format!("the checksum {expected:#x} of the rows, not {found:#x}");
             return Err(Fault::at(CHECKSUM * 8, what));
         }
-        if prepared <= version {
+        match prepared.checked_sub(version) {
             // The commit was made: the change is good.
-            return Ok(Vec::new());
+            None | Some(0) => Ok(Vec::new()),
+            Some(1) => self.decode(length),
+            Some(_) => {
+                let what = format!("rows of version {} at most, not of {prepared}", version + 1);
+                Err(Fault::at(VERSION * 8, what))
+            }
         }
-        self.decode(length)
     }
 
     fn decode(&self, length: usize) -> Result<Vec<Row>, Fault> {
@@ -135,9 +146,24 @@ impl Undo {
 
     fn checksum(&self, length: usize, version: u64) -> u64 {
         let bytes = &self.memory.bytes()[ENTRIES..ENTRIES + length];
-        let crc = crc32c::crc32c_append(version as u32, bytes);
-        u64::from(crc) << 32 | u64::from(crc32c::crc32c(&version.to_le_bytes()))
+        let head = [version.to_le_bytes(), (length as u64).to_le_bytes()];
+        let head = crc32c::crc32c(head.as_flattened());
+        u64::from(crc32c::crc32c_append(head, bytes)) << 32 | u64::from(head)
     }
+}
+
+/// Gives rows that were made to say something the checksum that belongs to it.
+#[cfg(test)]
+pub(crate) fn reseal(bytes: &mut [u8]) {
+    let Ok(mut memory) = Memory::anonymous(bytes.len()) else { return };
+    memory.write(0, bytes);
+    if bytes.len() < ENTRIES {
+        return;
+    }
+    let length = (memory.load(LENGTH) as usize).min(bytes.len() - ENTRIES);
+    let version = memory.load(VERSION);
+    let sum = Undo::open(memory).checksum(length, version);
+    bytes[CHECKSUM * 8..CHECKSUM * 8 + 8].copy_from_slice(&sum.to_le_bytes());
 }
 
 #[cfg(test)]

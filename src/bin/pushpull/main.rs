@@ -1,9 +1,11 @@
-//! The tool: `pushpull bench` measures a server beside the ceilings of the machine.
+//! The tool: `pushpull bench` measures a server beside the ceilings of the machine, and `pushpull
+//! inspect` says what a directory of a server holds.
 
 mod apply;
 mod bench;
 mod ceiling;
 mod export;
+mod inspect;
 mod probe;
 mod report;
 mod restart;
@@ -27,12 +29,15 @@ enum Command {
     Bench(bench::Options),
     /// Writes a checkpoint as one safetensors file, with whole tensors under their own names.
     Export(export::Options),
+    /// Says what a state directory holds, and whether it is sound.
+    Inspect(inspect::Options),
 }
 
 fn main() -> ExitCode {
     let done = match Options::parse().command {
         Command::Bench(options) => bench::run(&options),
         Command::Export(options) => export::run(&options),
+        Command::Inspect(options) => inspect::run(&options),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -57,7 +57,13 @@ pub(super) fn numbers(count: usize, seed: f32) -> Vec<u8> {
 /// A world whose one shard lies on this shelf and has not been told anything.
 pub(super) fn begin(life: &Life, shelf: Shelf) -> World {
     let optimizer = Sgd::new(1.0);
-    World::on(model(), optimizer, |config| life.configure(config), |_| shelf.clone())
+    World::on(
+        super::world::LIFE,
+        model(),
+        optimizer,
+        |config| life.configure(config),
+        |_| shelf.clone(),
+    )
 }
 
 /// A worker of a world whose variables are ready.

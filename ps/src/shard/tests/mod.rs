@@ -2,12 +2,15 @@
 
 mod accounts;
 mod actors;
+mod arenas;
+mod corruption;
 mod crash_life;
 mod crash_model;
 mod handshakes;
 mod images;
 mod join;
 mod kept;
+mod liars;
 mod members;
 mod model;
 mod numbers;

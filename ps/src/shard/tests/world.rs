@@ -52,6 +52,7 @@ pub(super) struct World {
     pub(super) members: Vec<(usize, usize)>,
     pub(super) now: Instant,
     pub(super) shelves: Vec<Shelf>,
+    life: Life,
     /// Images that are to be put on the disk.
     pub(super) flushes: Vec<(usize, Flush)>,
     /// Whether they wait to be told, and are not put there at once.
@@ -77,11 +78,22 @@ impl World {
         optimizer: impl Optimizer,
         configure: impl Fn(PsConfig) -> PsConfig,
     ) -> World {
-        World::on(variables, optimizer, configure, |_| Shelf::default())
+        World::on(LIFE, variables, optimizer, configure, |_| Shelf::default())
+    }
+
+    /// The same, in arenas that are made by another process.
+    pub(super) fn bare_as(
+        life: Life,
+        variables: Vec<VariableSpec>,
+        optimizer: impl Optimizer,
+        configure: impl Fn(PsConfig) -> PsConfig,
+    ) -> World {
+        World::on(life, variables, optimizer, configure, |_| Shelf::default())
     }
 
     /// The same on these shelves.
     pub(super) fn on(
+        life: Life,
         variables: Vec<VariableSpec>,
         optimizer: impl Optimizer,
         configure: impl Fn(PsConfig) -> PsConfig,
@@ -100,12 +112,13 @@ impl World {
             let (config, identity) = (config.clone(), identity.clone());
             let (budget, counters, shelf) = (budget.clone(), counters.clone(), shelf(index));
             let parts = Parts { id, config, identity, budget, counters };
-            shards.push(Shard::open(parts, Place::Shelf(shelf.clone()), LIFE, now).unwrap());
+            shards.push(Shard::open(parts, Place::Shelf(shelf.clone()), life, now).unwrap());
             shelves.push(shelf);
         }
         World {
             shards,
             shelves,
+            life,
             flushes: Vec::new(),
             holds_flushes: false,
             config: config.clone(),
@@ -131,17 +144,23 @@ impl World {
         configure: impl Fn(PsConfig) -> PsConfig,
     ) -> (World, Vec<Line>) {
         let mut world = World::bare(variables, optimizer, configure);
+        let lines = world.begin();
+        (world, lines)
+    }
+
+    /// Declares the variables and initializes them, as a chief, whose lines it returns.
+    pub(super) fn begin(&mut self) -> Vec<Line> {
         let mut chief = chief();
         let lines: Vec<Line> =
-            (0..world.shards.len()).map(|shard| world.join(shard, &mut chief)).collect();
+            (0..self.shards.len()).map(|shard| self.join(shard, &mut chief)).collect();
         for &line in &lines {
-            let catalogue = world.catalogue.clone();
-            let declared = world.declare(line, &catalogue);
+            let catalogue = self.catalogue.clone();
+            let declared = self.declare(line, &catalogue);
             assert!(matches!(declared, Message::Declared(_)), "{declared:?}");
-            let ready = world.ask(line, message::Initialize { epoch: RestoreEpoch(1) }.into());
+            let ready = self.ask(line, message::Initialize { epoch: RestoreEpoch(1) }.into());
             assert!(matches!(ready, Message::Ready(_)), "{ready:?}");
         }
-        (world, lines)
+        lines
     }
 
     /// Kills the process of a shard and starts it again: its connections are gone.
@@ -150,29 +169,35 @@ impl World {
         self.reopen(shard, files)
     }
 
+    /// What the process of a shard leaves if it is killed now.
+    pub(super) fn files(&self, shard: usize) -> BTreeMap<String, Vec<u8>> {
+        let files = self.shelves[shard].contents().into_iter();
+        files.map(|(name, content)| (name, content.to_vec())).collect()
+    }
+
     /// Replaces a shard by one that opens these files.
     pub(super) fn reopen(
         &mut self,
         shard: usize,
-        files: BTreeMap<String, Content>,
+        files: BTreeMap<String, impl Into<Content>>,
     ) -> Result<(), StorageError> {
-        self.reopen_in(shard, files, LIFE)
+        self.reopen_in(shard, files, self.life)
     }
 
     /// The same after the machine was started anew.
     pub(super) fn reboot(
         &mut self,
         shard: usize,
-        files: BTreeMap<String, Content>,
+        files: BTreeMap<String, impl Into<Content>>,
     ) -> Result<(), StorageError> {
         self.boots += 1;
-        self.reopen_in(shard, files, Life { boot: [self.boots; 16], ..LIFE })
+        self.reopen_in(shard, files, Life { boot: [self.boots; 16], ..self.life })
     }
 
     fn reopen_in(
         &mut self,
         shard: usize,
-        files: BTreeMap<String, Content>,
+        files: BTreeMap<String, impl Into<Content>>,
         life: Life,
     ) -> Result<(), StorageError> {
         let lines: Vec<Line> = self.heard.keys().copied().filter(|l| l.shard == shard).collect();
@@ -183,7 +208,7 @@ impl World {
         self.shelves[shard] = Shelf::with(files);
         // Its memory is given back before it is taken again.
         let unborn = self.parts(shard);
-        let other = Life { arena: 2, ..LIFE };
+        let other = Life { arena: self.life.arena + 1, ..self.life };
         self.shards[shard] = Shard::open(unborn, Place::Anonymous, other, self.now)?;
         let place = Place::Shelf(self.shelves[shard].clone());
         self.shards[shard] = Shard::open(self.parts(shard), place, life, self.now)?;
@@ -192,7 +217,7 @@ impl World {
         Ok(())
     }
 
-    fn parts(&self, shard: usize) -> Parts {
+    pub(super) fn parts(&self, shard: usize) -> Parts {
         Parts {
             id: ShardId { task: 0, shard: shard as u16 },
             config: self.config.clone(),

@@ -1,0 +1,115 @@
+//! What has changed, committed: the words that the shard's tables make, staged where they differ.
+//!
+//! The words are a function of the shard's tables. After each input those that differ are
+//! committed in one transaction, before anything that was answered leaves the shard. So nothing is
+//! promised that is not kept, and no place in the shard has to say what it changed but the tables
+//! themselves.
+
+use super::durable::GROWTH;
+use super::record::{self, CLIENT_WORDS, ShardRecord, Stage};
+use super::replicas::ClientKey;
+use super::{Shard, Variables};
+use crate::aggregate::step_owner::StepOwner;
+use crate::commit::{Address, CELL_WORDS};
+use crate::error::StorageError;
+use crate::inbox::{Inbox, map_words};
+
+impl Shard {
+    /// Makes sure that a client that is not known yet would have its words.
+    pub(super) fn reserve_client(&mut self) -> Result<(), StorageError> {
+        let cells = 1 + self.replicas.counts().0 + 1;
+        if cells * CELL_WORDS > self.journal.control_words() {
+            self.journal.grow_control((cells + GROWTH) * CELL_WORDS)?;
+        }
+        Ok(())
+    }
+
+    /// Commits what has changed, whole. Whatever is answered after it is true for good.
+    pub(super) fn persist(&mut self) {
+        self.stage_shard();
+        let mut changed = self.replicas.take_changed();
+        if let Some(owner) = &mut self.owner {
+            changed.extend(owner.take_changed());
+        }
+        for client in changed {
+            // Losing very many members at once takes more than one transaction; each is true.
+            if self.journal.room() < CLIENT_WORDS {
+                let made = self.journal.commit();
+                self.count_commit(made);
+            }
+            self.stage_client(client);
+        }
+        let made = self.journal.commit();
+        self.count_commit(made);
+        if let Variables::Declared(store) | Variables::Ready(store) = &mut self.variables {
+            store.committed();
+        }
+    }
+
+    fn record(&self) -> ShardRecord {
+        let mut record = ShardRecord {
+            version: self.version,
+            gradients: self.gradients,
+            steps: self.owner.as_ref().map(StepOwner::steps).unwrap_or_default(),
+            newest_epoch: self.replicas.newest_epoch(),
+            stage: match &self.variables {
+                Variables::Absent => Stage::Absent,
+                Variables::Declared(_) => Stage::Declared,
+                Variables::Ready(_) => Stage::Ready,
+            },
+            generation: self.generation,
+            clients: self.replicas.counts().0,
+            rooms: self.inbox.as_ref().map_or(0, Inbox::rooms),
+            lives: self.lives,
+            restore_epoch: self.epoch,
+            restored_step: self.restored_step,
+            ..ShardRecord::default()
+        };
+        if let Variables::Declared(store) | Variables::Ready(store) = &self.variables {
+            let geometry = store.geometry();
+            record.block_bytes = geometry.block_bytes;
+            record.pinned = geometry.pinned;
+            record.slots = geometry.slots;
+            record.integrity = store.has_integrity();
+            record.digest = store.catalogue().digest();
+        }
+        record
+    }
+
+    fn stage_shard(&mut self) {
+        for (index, value) in self.record().encode().into_iter().enumerate() {
+            self.journal.stage(Address::Control(index), value);
+        }
+        if let (Variables::Declared(store) | Variables::Ready(store), Some(inbox)) =
+            (&self.variables, &self.inbox)
+        {
+            let first = store.geometry().table_words() + map_words(store.layout());
+            inbox.stage(&mut self.journal, store.layout(), first, store.has_integrity());
+        }
+        self.stage_assigned();
+    }
+
+    /// The partitions that were given values before there were initial ones.
+    fn stage_assigned(&mut self) {
+        let Variables::Declared(store) = &self.variables else { return };
+        let (layout, first) = (store.layout(), store.geometry().table_words());
+        let mut map = vec![0_u64; map_words(layout)];
+        for (index, partition) in layout.partitions().iter().enumerate() {
+            if self.assigned.contains(&partition.id) {
+                map[index / 64] |= 1 << (index % 64);
+            }
+        }
+        for (index, bits) in map.into_iter().enumerate() {
+            self.journal.stage(Address::Tables(first + index), bits);
+        }
+    }
+
+    fn stage_client(&mut self, key: ClientKey) {
+        let tokens = self.owner.iter().flat_map(|owner| owner.tokens_of(key));
+        let words = record::encode_client(self.replicas.client(key), tokens);
+        let first = record::first_of_client(key.0 as usize);
+        for (index, value) in words.into_iter().enumerate() {
+            self.journal.stage(Address::Control(first + index), value);
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! What a shard and its clients are in the words of the control file: pure, in both directions.
+//!
+//! What is read has been verified against its checksums, but is believed no further than that: a
+//! number that no shard can have reached is refused here, so that nothing behind this file adds one
+//! to the last number there is.
+
+use pushpull_common::ids::{ClientEpoch, GlobalStep, Incarnation, RestoreEpoch, TaskId, TokenId};
+use pushpull_common::protocol::limits::{JOB_BYTES_MAX, TOKENS_PER_CLIENT_MAX};
+
+use super::replicas::{CLIENTS_MAX, Client, EPOCH_LIMIT, Presence, Remembered};
+use crate::aggregate::step_owner::{Issued, Steps};
+use crate::commit::{Address, CELL_WORDS, FIRST_WORDS, offset_of};
+use crate::config::PsConfig;
+use crate::dedupe::Window;
+use crate::layout::Fault;
+use crate::zoo::Zoo;
+
+/// How far the variables of a shard are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// Nobody has declared any.
+    #[default]
+    Absent,
+    /// They have their places and may be assigned.
+    Declared,
+    /// They have their first values.
+    Ready,
+}
+
+/// The shard's own words, in the first cell of the control file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ShardRecord {
+    /// Pushes applied, of every kind.
+    pub(crate) version: u64,
+    /// Gradients applied.
+    pub(crate) gradients: u64,
+    /// What the step owner counts; zeros on other shards.
+    pub(crate) steps: Steps,
+    /// The newest client epoch known.
+    pub(crate) newest_epoch: u64,
+    pub(crate) stage: Stage,
+    /// Counts the declarations of variables.
+    pub(crate) generation: u64,
+    /// Of the catalogue that is declared.
+    pub(crate) digest: [u8; 32],
+    /// How many clients have a cell each behind this one.
+    pub(crate) clients: usize,
+    /// The rooms of the inbox.
+    pub(crate) rooms: usize,
+    /// How many processes have opened the arena.
+    pub(crate) lives: u64,
+    /// The bytes of a block.
+    pub(crate) block_bytes: usize,
+    /// Spare blocks that may be pinned.
+    pub(crate) pinned: usize,
+    /// The slots of the optimizer.
+    pub(crate) slots: usize,
+    /// Whether the tables hold checksums of blocks and bodies.
+    pub(crate) integrity: bool,
+    /// Goes up with each restore, and when variables first have values; and the step it began at.
+    pub(crate) restore_epoch: RestoreEpoch,
+    pub(crate) restored_step: GlobalStep,
+}
+
+/// The places of the shard's words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+enum Word {
+    Version,
+    Gradients,
+    Step,
+    NextToken,
+    NewestEpoch,
+    Finished,
+    Stage,
+    Generation,
+    /// Four words.
+    Digest,
+    Clients = 12,
+    Rooms,
+    Lives,
+    BlockBytes,
+    Pinned,
+    Slots,
+    Integrity,
+    RestoreEpoch,
+    RestoredStep,
+    /// How many of them there are.
+    Count,
+}
+
+/// What counts something stays below this for longer than any machine runs, and leaves room for
+/// what is added to it and packed beside it.
+const COUNT_LIMIT: u64 = 1 << 56;
+
+const _: () = assert!(ShardRecord::WORDS <= FIRST_WORDS);
+
+impl ShardRecord {
+    /// How many words a record has.
+    pub(crate) const WORDS: usize = Word::Count as usize;
+
+    /// The record as words.
+    pub(crate) fn encode(&self) -> [u64; ShardRecord::WORDS] {
+        let mut words = [0; ShardRecord::WORDS];
+        let mut set = |at: Word, value: u64| words[at as usize] = value;
+        set(Word::Version, self.version);
+        set(Word::Gradients, self.gradients);
+        set(Word::Step, self.steps.step);
+        set(Word::NextToken, self.steps.next_token);
+        set(Word::NewestEpoch, self.newest_epoch);
+        set(Word::Finished, self.steps.finished.into());
+        set(Word::Stage, self.stage as u64);
+        set(Word::Generation, self.generation);
+        set(Word::Clients, self.clients as u64);
+        set(Word::Rooms, self.rooms as u64);
+        set(Word::Lives, self.lives);
+        set(Word::BlockBytes, self.block_bytes as u64);
+        set(Word::Pinned, self.pinned as u64);
+        set(Word::Slots, self.slots as u64);
+        set(Word::Integrity, self.integrity.into());
+        set(Word::RestoreEpoch, self.restore_epoch.0.into());
+        set(Word::RestoredStep, self.restored_step.0);
+        for (index, bytes) in self.digest.chunks_exact(8).enumerate() {
+            let bytes = bytes.try_into().expect("chunks of eight");
+            words[Word::Digest as usize + index] = u64::from_le_bytes(bytes);
+        }
+        words
+    }
+
+    /// A record from its words, of which there are [`ShardRecord::WORDS`].
+    pub(crate) fn decode(words: &[u64]) -> Result<ShardRecord, Fault> {
+        let load = |at: Word| words.get(at as usize).copied().unwrap_or(0);
+        let below = |at: Word, limit: u64, what: &str| match load(at) {
+            value if value < limit => Ok(value),
+            value => Err(wrong(at as usize, format!("{what} below {limit}, not {value}"))),
+        };
+        let count = |at, what| below(at, COUNT_LIMIT, what);
+        let flag = |at, what| Ok(below(at, 2, what)? == 1);
+        let size = |at, limit: usize, what| Ok(below(at, limit as u64 + 1, what)? as usize);
+        let digest = (0..4).flat_map(|i| words[Word::Digest as usize + i].to_le_bytes());
+        let digest: Vec<u8> = digest.collect();
+        Ok(ShardRecord {
+            version: count(Word::Version, "a version")?,
+            gradients: count(Word::Gradients, "a count of gradients")?,
+            steps: Steps {
+                step: count(Word::Step, "a step")?,
+                next_token: count(Word::NextToken, "a token")?,
+                finished: flag(Word::Finished, "whether training has ended")?,
+            },
+            // Clients bring epochs of their own, up to that limit; more are minted above them.
+            newest_epoch: below(Word::NewestEpoch, EPOCH_LIMIT + COUNT_LIMIT, "an epoch")?,
+            stage: match below(Word::Stage, 3, "a stage of the variables")? {
+                0 => Stage::Absent,
+                1 => Stage::Declared,
+                _ => Stage::Ready,
+            },
+            generation: count(Word::Generation, "a generation")?,
+            digest: digest.try_into().expect("four words"),
+            clients: size(Word::Clients, CLIENTS_MAX, "a count of clients")?,
+            rooms: size(Word::Rooms, PsConfig::INBOX_PUSHES_MAX, "a count of rooms")?,
+            lives: count(Word::Lives, "a count of lives")?,
+            // What these can be depends on each other and on the layout: the store says.
+            block_bytes: size(Word::BlockBytes, 1 << 40, "the bytes of a block")?,
+            pinned: size(Word::Pinned, 1 << 40, "a count of blocks")?,
+            slots: size(Word::Slots, 1 << 40, "a count of slots")?,
+            integrity: flag(Word::Integrity, "whether blocks have checksums")?,
+            restore_epoch: RestoreEpoch(
+                below(Word::RestoreEpoch, 1 << 32, "a restore epoch")? as u32
+            ),
+            restored_step: GlobalStep(count(Word::RestoredStep, "a step")?),
+        })
+    }
+}
+
+/// What is wrong with a control word.
+fn wrong(index: usize, expected: String) -> Fault {
+    Fault::at(offset_of(Address::Control(index)), expected)
+}
+
+// The words of a client, in a cell of its own.
+const JOB: usize = 4;
+const TOKENS: usize = JOB + JOB_BYTES_MAX / 8;
+const WINDOW: usize = TOKENS + 1 + 3 * TOKENS_PER_CLIENT_MAX;
+
+/// How many words a client has.
+pub(crate) const CLIENT_WORDS: usize = WINDOW + Window::WORDS;
+const _: () = assert!(CLIENT_WORDS <= CELL_WORDS);
+
+/// The control word that a client's begin at.
+pub(crate) fn first_of_client(client: usize) -> usize {
+    (1 + client) * CELL_WORDS
+}
+
+/// A client and the tokens it holds, as words.
+pub(crate) fn encode_client(client: &Client, tokens: impl Iterator<Item = Issued>) -> Vec<u64> {
+    let mut words = Vec::with_capacity(CLIENT_WORDS);
+    words.push(match client.presence {
+        Presence::Present => 1,
+        Presence::Left => 2,
+        Presence::Lost => 3,
+    });
+    words.extend([client.epoch.0, client.incarnation.0]);
+    let job = client.task.job.as_bytes();
+    words.push(u64::from(client.task.index) | (job.len() as u64) << 32);
+    let mut padded = [0; JOB_BYTES_MAX];
+    padded[..job.len()].copy_from_slice(job);
+    for bytes in padded.chunks_exact(8) {
+        words.push(u64::from_le_bytes(bytes.try_into().expect("chunks of eight")));
+    }
+    let tokens: Vec<Issued> = tokens.take(TOKENS_PER_CLIENT_MAX).collect();
+    words.push(tokens.len() as u64);
+    for issued in tokens {
+        words.extend([issued.token.0, issued.generation.into(), issued.step.0]);
+    }
+    words.resize(WINDOW, 0);
+    words.extend(client.window.encode());
+    words
+}
+
+/// The client of this number and its tokens, from its [`CLIENT_WORDS`].
+pub(crate) fn decode_client(
+    number: usize,
+    words: &[u64],
+    zoo: Zoo,
+) -> Result<(Remembered, Vec<Issued>), Fault> {
+    let fault =
+        |word: usize, expected: &str| wrong(first_of_client(number) + word, expected.into());
+    let presence = match words[0] {
+        1 => Presence::Present,
+        2 => Presence::Left,
+        3 => Presence::Lost,
+        _ => return Err(fault(0, "whether a client is present")),
+    };
+    if words[1] >= EPOCH_LIMIT {
+        return Err(fault(1, "the epoch of a client"));
+    }
+    let job: Vec<u8> = words[JOB..TOKENS].iter().flat_map(|word| word.to_le_bytes()).collect();
+    let job = job.get(..(words[3] >> 32) as usize).and_then(|job| std::str::from_utf8(job).ok());
+    let job = job.ok_or_else(|| fault(3, "the name of a job"))?;
+    let count = usize::try_from(words[TOKENS]).ok().filter(|&n| n <= TOKENS_PER_CLIENT_MAX);
+    let count = count.ok_or_else(|| fault(TOKENS, "a count of tokens"))?;
+    let tokens = words[TOKENS + 1..].chunks_exact(3).take(count).enumerate();
+    let tokens = tokens.map(|(index, token)| {
+        let generation = u32::try_from(token[1])
+            .map_err(|_| fault(TOKENS + 2 + 3 * index, "the generation of a token"))?;
+        Ok(Issued { token: TokenId(token[0]), generation, step: GlobalStep(token[2]) })
+    });
+    let window = Window::decode(&words[WINDOW..], zoo);
+    let client = Remembered {
+        task: TaskId::new(job, words[3] as u32),
+        epoch: ClientEpoch(words[1]),
+        incarnation: Incarnation(words[2]),
+        presence,
+        window: window.ok_or_else(|| fault(WINDOW, "the window of a client"))?,
+    };
+    Ok((client, tokens.collect::<Result<_, _>>()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shard_reads_as_it_was_written() {
+        let steps = Steps { step: 3, next_token: 4, finished: true };
+        let record = ShardRecord {
+            version: 1,
+            gradients: 2,
+            steps,
+            newest_epoch: 5,
+            stage: Stage::Ready,
+            generation: 6,
+            digest: std::array::from_fn(|i| i as u8),
+            clients: 7,
+            rooms: 8,
+            lives: 9,
+            block_bytes: 10,
+            pinned: 11,
+            slots: 12,
+            integrity: true,
+            restore_epoch: RestoreEpoch(13),
+            restored_step: GlobalStep(14),
+        };
+        let words = record.encode();
+        assert_eq!(ShardRecord::decode(&words), Ok(record));
+        let empty = ShardRecord::default();
+        assert_eq!(ShardRecord::decode(&empty.encode()), Ok(empty));
+    }
+
+    #[test]
+    fn words_are_where_the_document_says() {
+        assert_eq!((JOB, TOKENS, WINDOW, CLIENT_WORDS), (4, 12, 61, 318));
+        assert_eq!((Word::Digest as usize, Word::Clients as usize), (8, 12));
+        assert_eq!((Word::RestoredStep as usize, FIRST_WORDS), (20, 509));
+        assert_eq!((offset_of(Address::Control(510)), first_of_client(0)), (8176, 511));
+    }
+
+    #[test]
+    fn numbers_that_no_shard_reaches_are_refused_by_their_place() {
+        let digest = Word::Digest as usize..Word::Clients as usize;
+        for word in (0..ShardRecord::WORDS).filter(|word| !digest.contains(word)) {
+            let mut words = ShardRecord::default().encode();
+            words[word] = u64::MAX;
+            let fault = ShardRecord::decode(&words).unwrap_err();
+            assert_eq!(fault.offset as usize, crate::layout::PAGE_BYTES + 8 * word, "{fault:?}");
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! Arenas as files, in the states that a process can leave them in; and what a shard makes of them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use pushpull_common::protocol::Message;
+use pushpull_common::protocol::message::Operation;
+use pushpull_common::tensor::{DType, Shape};
+use pushpull_common::variable::VariableSpec;
+
+use super::peers::{Push, bytes_of, worker};
+use super::world::{LIFE, Line, World};
+use crate::arena::Place;
+use crate::arena::shelf::Shelf;
+use crate::commit::{Address, CELL_WORDS, COMMITTED};
+use crate::config::PsConfig;
+use crate::error::StorageError;
+use crate::layout::PAGE_BYTES;
+use crate::optimizer::Adam;
+use crate::shard::durable::Life;
+use crate::shard::{Shard, Variables};
+
+/// Files by their names.
+pub(super) type Files = BTreeMap<String, Arc<Vec<u8>>>;
+
+/// The word of rows that were kept for a change that was not committed.
+const PREPARED: u64 = 0xa5a5_5a5a_f00f_0ff0;
+
+/// `w` spans blocks; `ledger` and `n` are plain.
+fn variables() -> Vec<VariableSpec> {
+    vec![
+        VariableSpec::f32("w", [100]).unwrap(),
+        VariableSpec::new("d", DType::F64, Shape::new([5]).unwrap()).unwrap(),
+        VariableSpec::f32("ledger", [4]).unwrap().plain(),
+        VariableSpec::new("n", DType::I64, Shape::new([1]).unwrap()).unwrap(),
+    ]
+}
+
+/// The bytes of `w` and `d`, which a gradient is for, and where the plain ones start.
+const TRAINED: usize = 440;
+
+/// A world whose shards have such variables, not yet declared.
+pub(super) fn world(life: Life, shards: u16, integrity: bool) -> World {
+    World::bare_as(life, variables(), Adam::new(0.5), |config| {
+        let config = config.shards(shards).inbox_pushes(3).integrity_full(integrity);
+        PsConfig { block_bytes: 128, ..config }
+    })
+}
+
+/// Two clients have pushed, and one push lies whole in the inbox.
+pub(super) fn lived(world: &mut World) -> Line {
+    world.begin();
+    let lines = [1, 2].map(|task| world.join(0, &mut worker(task)));
+    let gradient: Vec<f32> = (0..TRAINED / 4).map(|i| i as f32 / 64.0).collect();
+    let body = bytes_of(&gradient);
+    for sequence in 1..=3 {
+        for line in lines {
+            let (grant, room) = (world.token(line), world.room(line));
+            let push = Push::gradient(sequence, grant, room);
+            world.push_answer(line, &push, &[(0, &body)]);
+        }
+    }
+    world.token(lines[0]);
+    let (grant, room) = (world.token(lines[1]), world.room(lines[1]));
+    let push = Push::gradient(4, grant, room);
+    world.push(lines[1], &push, &[(0, &body)]);
+    lines[0]
+}
+
+/// Files as a shard has left them.
+pub(super) fn shared(files: BTreeMap<String, Vec<u8>>) -> Files {
+    files.into_iter().map(|(name, bytes)| (name, bytes.into())).collect()
+}
+
+/// A few bytes are added to a plain variable, where they lie.
+fn touch(world: &mut World, line: Line, sequence: u64) {
+    let room = world.room(line);
+    let push = Push::plain(sequence, Operation::AssignAdd {}, room);
+    let body = bytes_of(&[7_i64]);
+    let answer = world.push_answer(line, &push, &[(TRAINED as u64 + 16, &body)]);
+    assert!(matches!(answer, Message::PushAnswer(_)), "{answer:?}");
+}
+
+/// The states that a process which is killed can leave.
+pub(super) struct Images {
+    pub(super) name: &'static str,
+    pub(super) files: Files,
+}
+
+pub(super) fn images(integrity: bool) -> Vec<Images> {
+    let mut world = world(LIFE, 1, integrity);
+    let line = lived(&mut world);
+    let idle = shared(world.files(0));
+    // The push in the inbox is applied first, whole; then a few bytes, in place.
+    world.work();
+    let applied = shared(world.files(0));
+    touch(&mut world, line, 5);
+    let touched = shared(world.files(0));
+    let part = |file: &str, from: &Files| (file.to_owned(), from[file].clone());
+    // The commit of the push is made, and no word of it is stored where it belongs.
+    let mut committed = applied.clone();
+    committed.extend([part("control", &idle), part("tables-1", &idle)]);
+    commit(file_mut(&mut committed, "intent"));
+    // The bytes are changed, and the commit is not made.
+    let mut prepared = applied.clone();
+    prepared.extend([part("values-1", &touched), part("slots-1", &touched)]);
+    prepared.extend([part("undo-1", &touched)]);
+    set_word(file_mut(&mut prepared, "undo-1"), 0, PREPARED);
+
+    let decode = |files: &Files| Decoded::of(&world, files.clone(), LIFE).unwrap();
+    assert_eq!(decode(&committed), decode(&applied), "it is done again");
+    assert_ne!(decode(&idle), decode(&applied));
+    assert_ne!(applied["values-1"], touched["values-1"], "a change in place");
+    assert_eq!(decode(&prepared).values, decode(&applied).values, "it is put back");
+    vec![
+        Images { name: "idle", files: idle },
+        Images { name: "committed", files: committed },
+        Images { name: "prepared", files: prepared },
+    ]
+}
+
+/// A file, to be changed.
+pub(super) fn file_mut<'a>(files: &'a mut Files, name: &str) -> &'a mut Vec<u8> {
+    Arc::make_mut(files.get_mut(name).unwrap())
+}
+
+/// Makes an intent that is done one that is not.
+fn commit(intent: &mut [u8]) {
+    intent[PAGE_BYTES + 4..PAGE_BYTES + 8].copy_from_slice(&COMMITTED.to_le_bytes());
+}
+
+/// Changes a word behind the first page.
+fn set_word(file: &mut [u8], word: usize, value: u64) {
+    let at = PAGE_BYTES + 8 * word;
+    file[at..at + 8].copy_from_slice(&value.to_le_bytes());
+}
+
+/// All that a shard has taken up of its files.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Decoded {
+    control: Vec<u64>,
+    tables: Vec<u64>,
+    values: Vec<u8>,
+    slots: Vec<u8>,
+    /// The bodies of the pushes that lie whole.
+    bodies: Vec<u8>,
+    jobs: usize,
+}
+
+impl Decoded {
+    /// What a shard of this world takes up when it opens these files.
+    pub(super) fn of(world: &World, files: Files, life: Life) -> Result<Decoded, StorageError> {
+        Decoded::of_shard(world, 0, files, life)
+    }
+
+    pub(super) fn of_shard(
+        world: &World,
+        shard: usize,
+        files: Files,
+        life: Life,
+    ) -> Result<Decoded, StorageError> {
+        let place = Place::Shelf(Shelf::with(files));
+        let shard = Shard::open(world.parts(shard), place, life, Instant::now())?;
+        shard.check_invariants();
+        let used = (1 + shard.replicas.counts().0) * CELL_WORDS;
+        let mut bodies = Vec::new();
+        let inbox = shard.inbox.as_ref();
+        for (number, arrival) in inbox.into_iter().flat_map(|inbox| inbox.arrivals()) {
+            for extent in arrival.extents.ranges() {
+                bodies.extend_from_slice(inbox.unwrap().bytes(number, extent.clone()).unwrap());
+            }
+        }
+        let (mut tables, mut contents) = (0, Vec::new());
+        if let Variables::Declared(store) | Variables::Ready(store) = &shard.variables {
+            tables = CELL_WORDS;
+            contents = store.contents();
+        }
+        let load = |words: usize, address: fn(usize) -> Address| {
+            (0..words).map(|index| shard.journal.load(address(index))).collect()
+        };
+        let mut contents = contents.into_iter();
+        let values = contents.next().unwrap_or_default();
+        let slots = contents.collect::<Vec<Vec<u8>>>().concat();
+        Ok(Decoded {
+            control: load(used, Address::Control),
+            tables: load(tables, Address::Tables),
+            values,
+            slots,
+            bodies,
+            jobs: shard.jobs.len(),
+        })
+    }
+}

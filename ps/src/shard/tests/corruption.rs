@@ -1,0 +1,307 @@
+//! The corruption matrix of an arena: every byte, length, place and absence of every file.
+//!
+//! Whatever is done to a file, the shard that opens it refuses it with an error that names the file,
+//! the place and what must be there, or has taken up exactly what was there before. Nothing is
+//! accepted in silence.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use super::arenas::{Decoded, Files, images, lived, shared, world};
+use super::random::{Random, TellSeed};
+use super::world::{LIFE, World};
+use crate::arena::SKEW_BYTES;
+use crate::error::StorageError;
+use crate::layout::PAGE_BYTES;
+use crate::shard::durable::Life;
+
+/// What became of the cases of one file.
+#[derive(Debug, Default)]
+struct Tally {
+    cases: usize,
+    refused: usize,
+    harmless: usize,
+    /// Bytes of values, slots and bodies, which have checksums with full integrity alone.
+    uncovered: usize,
+}
+
+/// An arena that is damaged in one way after another.
+struct Matrix {
+    world: World,
+    files: Files,
+    right: Decoded,
+    integrity: bool,
+    image: &'static str,
+    tallies: BTreeMap<String, Tally>,
+}
+
+impl Matrix {
+    /// Opens the files with these in place of theirs, or without them, and judges what comes.
+    fn judge(&mut self, file: &str, what: &str, changed: Vec<(String, Option<Vec<u8>>)>) {
+        let mut files = self.files.clone();
+        for (name, bytes) in changed {
+            match bytes {
+                Some(bytes) => files.insert(name, bytes.into()),
+                None => files.remove(&name),
+            };
+        }
+        let opened = catch_unwind(AssertUnwindSafe(|| Decoded::of(&self.world, files, LIFE)));
+        let case = format!("{} of {file} ({})", what, self.image);
+        let opened = opened.unwrap_or_else(|_| panic!("{case} panics"));
+        let tally = self.tallies.entry(file.trim_end_matches(DIGITS).to_owned()).or_default();
+        tally.cases += 1;
+        let bulk = BULK.contains(&file.trim_end_matches(DIGITS));
+        match opened {
+            Err(error) => {
+                check_refusal(&case, &error);
+                tally.refused += 1;
+            }
+            Ok(decoded) if decoded == self.right => tally.harmless += 1,
+            Ok(_) if bulk && !self.integrity => tally.uncovered += 1,
+            Ok(_) => panic!("{case} is accepted in silence"),
+        }
+    }
+
+    /// The file with one change.
+    fn change(&mut self, file: &str, what: &str, change: impl FnOnce(&mut Vec<u8>)) {
+        let mut bytes = self.files[file].to_vec();
+        change(&mut bytes);
+        self.judge(file, what, vec![(file.to_owned(), Some(bytes))]);
+    }
+
+    fn flip(&mut self, file: &str, at: usize, bits: u8) {
+        self.change(file, &format!("bits {bits:#x} of byte {at}"), |bytes| bytes[at] ^= bits);
+    }
+
+    /// Flips a bit of each of these bytes, one by one; all bits where a page starts.
+    fn flip_each(&mut self, file: &str, range: Range<usize>, random: &mut Random) {
+        for at in range {
+            match at % PAGE_BYTES {
+                0..HEADER_BYTES => (0..8).for_each(|bit| self.flip(file, at, 1 << bit)),
+                _ => self.flip(file, at, 1 << random.below(8)),
+            }
+        }
+    }
+
+    /// Flips a bit of every byte of these, a page of them at a time, and of some alone.
+    fn flip_pages(&mut self, file: &str, range: Range<usize>, random: &mut Random) {
+        for start in range.clone().step_by(PAGE_BYTES) {
+            let end = range.end.min(start + PAGE_BYTES);
+            let flips: Vec<u8> = (start..end).map(|_| 1 << random.below(8)).collect();
+            self.change(file, &format!("a flip in each byte of {start}..{end}"), |bytes| {
+                bytes[start..end].iter_mut().zip(flips).for_each(|(byte, flip)| *byte ^= flip);
+            });
+            let at = start + random.below((end - start) as u64) as usize;
+            self.flip(file, at, 1 << random.below(8));
+        }
+    }
+
+    fn flips(&mut self, random: &mut Random) {
+        for (file, bytes) in self.files.clone() {
+            let kind = file.trim_end_matches(DIGITS);
+            // What a state differs in from the first, and what has not been flipped already.
+            let here = match self.image {
+                "committed" => self.integrity && ["control", "tables", "intent"].contains(&kind),
+                "prepared" => self.integrity && kind == "undo",
+                _ => self.integrity || BULK.contains(&kind),
+            };
+            if !here {
+                continue;
+            }
+            if self.image == "idle" && self.integrity {
+                self.flip_each(&file, 0..PAGE_BYTES, random);
+            }
+            let mut at = PAGE_BYTES;
+            for used in self.used(&file, bytes.len()) {
+                self.flip_pages(&file, at..used.start, random);
+                self.flip_each(&file, used.clone(), random);
+                at = used.end;
+            }
+            self.flip_pages(&file, at..bytes.len(), random);
+        }
+    }
+
+    /// What of a file is flipped byte by byte. The rest is not in use.
+    fn used(&self, file: &str, length: usize) -> Vec<Range<usize>> {
+        let end = PAGE_BYTES..length;
+        let each = |start, stride, bytes| -> Vec<Range<usize>> {
+            let starts = (PAGE_BYTES + start..length).step_by(stride);
+            starts.map(|start| start..length.min(start + bytes)).collect()
+        };
+        let skewed = 128 + SKEW_BYTES;
+        match file.trim_end_matches(DIGITS) {
+            // The shard and its three clients; all of these.
+            "control" => each(0, length, 4 * PAGE_BYTES),
+            "tables" | "catalogue" => vec![end],
+            // What a change needs, or the little that says that there is none.
+            "intent" if self.image == "committed" => each(0, length, 2 * PAGE_BYTES),
+            "undo" if self.image == "prepared" => each(0, length, PAGE_BYTES),
+            "intent" | "undo" => each(0, length, 64),
+            "inbox" => each(0, PAGE_BYTES, 464),
+            "values" => each(0, skewed, 128),
+            // Two in each block.
+            "slots" => {
+                let (first, stride) = (each(0, 2 * skewed + SKEW_BYTES, 128), skewed);
+                let both = first
+                    .into_iter()
+                    .flat_map(|slot| [slot.clone(), slot.start + stride..slot.end + stride]);
+                both.filter(|slot| slot.end <= length).collect()
+            }
+            other => panic!("a file {other}"),
+        }
+    }
+
+    fn lengths(&mut self) {
+        for (file, bytes) in self.files.clone() {
+            let length = bytes.len();
+            let pages = (0..length).step_by(PAGE_BYTES);
+            let odd = [1, 7, 8, 4095, 4097, 4104, length - 8, length - 1];
+            for cut in pages.chain(odd).filter(|&cut| cut < length) {
+                self.change(&file, &format!("a cut at {cut}"), |bytes| bytes.truncate(cut));
+            }
+            for more in [1, 8, PAGE_BYTES, 1 << 20] {
+                self.change(&file, &format!("{more} more bytes"), |bytes| {
+                    bytes.resize(length + more, 0);
+                });
+            }
+            for start in (0..length).step_by(PAGE_BYTES) {
+                self.change(&file, &format!("zeros in the page at {start}"), |bytes| {
+                    bytes[start..length.min(start + PAGE_BYTES)].fill(0);
+                });
+            }
+            self.judge(&file, "the absence", vec![(file.clone(), None)]);
+        }
+    }
+
+    /// Other arenas' files in place of ours, and ours in each other's.
+    fn swaps(&mut self, others: &[(&str, Files)]) {
+        for (file, bytes) in self.files.clone() {
+            let kind = file.trim_end_matches(DIGITS).to_owned();
+            for (whose, other) in others {
+                let theirs = other.iter().find(|(name, _)| name.trim_end_matches(DIGITS) == kind);
+                let (_, theirs) = theirs.expect("each arena has each kind");
+                let what = format!("the file of {whose} in place");
+                self.judge(&file, &what, vec![(file.clone(), Some(theirs.to_vec()))]);
+            }
+            for (name, other) in self.files.clone().iter().filter(|(name, _)| **name != file) {
+                let (ours, theirs) = (Some(bytes.to_vec()), Some(other.to_vec()));
+                let swapped = vec![(file.clone(), theirs), (name.clone(), ours)];
+                self.judge(&file, &format!("a swap with {name}"), swapped);
+            }
+        }
+    }
+
+    /// A file of another format, whose checksum is right.
+    fn formats(&mut self) {
+        for file in self.files.keys().cloned().collect::<Vec<_>>() {
+            for by in [-1, 1] {
+                self.change(&file, &format!("format {by:+}"), |bytes| {
+                    bytes[8] = bytes[8].wrapping_add_signed(by);
+                    let crc = crc32c::crc32c(&bytes[..PAGE_BYTES - 8]);
+                    let crc = u64::from(crc).to_le_bytes();
+                    bytes[PAGE_BYTES - 8..PAGE_BYTES].copy_from_slice(&crc);
+                });
+            }
+        }
+    }
+}
+
+/// The files of bytes that have checksums with full integrity alone.
+const BULK: [&str; 3] = ["values", "slots", "inbox"];
+/// The digits of a generation.
+const DIGITS: &[char] = &['-', '0', '1', '2', '3', '4', '5', '6', '7', '8', '9'];
+/// So many bytes of a page have every bit flipped.
+const HEADER_BYTES: usize = 64;
+
+fn check_refusal(case: &str, error: &StorageError) {
+    match error {
+        StorageError::Corrupt { expected, .. } => assert!(!expected.is_empty()),
+        StorageError::Missing { .. } => {}
+        other => panic!("{case} is refused as {other}"),
+    }
+    assert!(error.to_string().contains("anonymous memory/"), "{case}: {error} names its file");
+}
+
+/// An arena of the same shard made by another process, one of the other shard of the same task, and
+/// one whose variables were declared anew.
+fn others(integrity: bool) -> Vec<(&'static str, Files)> {
+    let mut foreign = world(Life { arena: 99, ..LIFE }, 1, integrity);
+    lived(&mut foreign);
+    let mut pair = world(LIFE, 2, integrity);
+    pair.begin();
+    let mut anew = world(LIFE, 1, integrity);
+    let mut chief = super::peers::chief();
+    let line = anew.join(0, &mut chief);
+    let one = pushpull_common::variable::VariableSpec::f32("one", [1]).unwrap();
+    let first = super::peers::place(vec![one], 1);
+    anew.declare(line, &first);
+    anew.disconnect(line);
+    lived(&mut anew);
+    let anew = anew.files(0);
+    assert!(anew.contains_key("values-2"), "{:?}", anew.keys());
+    vec![
+        ("another arena", shared(foreign.files(0))),
+        ("another shard", shared(pair.files(1))),
+        ("another generation", shared(anew)),
+    ]
+}
+
+fn run(integrity: bool) -> BTreeMap<String, Tally> {
+    let seed = 0x5eed;
+    let _told = TellSeed(seed);
+    let mut random = Random::new(seed);
+    let mut tallies = BTreeMap::new();
+    let others = others(integrity);
+    for image in images(integrity) {
+        let world = world(LIFE, 1, integrity);
+        let right = Decoded::of(&world, image.files.clone(), LIFE).unwrap();
+        let (files, image) = (image.files, image.name);
+        let mut matrix = Matrix { world, files, right, integrity, image, tallies };
+        matrix.flips(&mut random);
+        matrix.lengths();
+        matrix.swaps(&others);
+        matrix.formats();
+        tallies = matrix.tallies;
+    }
+    tallies
+}
+
+fn print(title: &str, tallies: &BTreeMap<String, Tally>) {
+    println!("{title}: silently accepted 0");
+    for (file, tally) in tallies {
+        let Tally { cases, refused, harmless, uncovered } = tally;
+        assert_eq!(*cases, refused + harmless + uncovered);
+        println!(
+            "  {file:9} {cases:6} cases, {refused:6} refused, {harmless:5} harmless, \
+             {uncovered:5} of bytes without a checksum"
+        );
+    }
+}
+
+#[test]
+fn nothing_of_an_arena_is_accepted_damaged() {
+    print("with full integrity", &run(true));
+}
+
+#[test]
+fn without_full_integrity_only_values_slots_and_bodies_are_not_covered() {
+    let tallies = run(false);
+    print("without full integrity", &tallies);
+    for (file, tally) in &tallies {
+        let bulk = BULK.contains(&file.as_str());
+        assert_eq!(tally.uncovered > 0, bulk, "{file}");
+    }
+}
+
+#[test]
+fn an_arena_is_for_one_boot_and_one_server() {
+    let world = world(LIFE, 1, false);
+    let files = images(false).remove(0).files;
+    let life = Life { boot: [8; 16], ..LIFE };
+    let error = Decoded::of(&world, files.clone(), life).unwrap_err();
+    assert!(matches!(error, StorageError::OtherBoot { .. }), "{error}");
+    let pair = super::corruption::world(LIFE, 2, false);
+    let error = Decoded::of_shard(&pair, 1, files, LIFE).unwrap_err();
+    assert!(error.to_string().contains("a file of"), "{error}");
+}

@@ -1,0 +1,175 @@
+//! Arenas whose checksums are right and whose words are not those of a shard: each is refused, or is
+//! a shard that works.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use pushpull_common::protocol::{Message, message};
+
+use super::arenas::{Files, file_mut, images, lived, world};
+use super::peers::{Push, bytes_of, worker};
+use super::random::{Random, TellSeed};
+use super::world::{LIFE, World};
+use crate::commit::reseal;
+use crate::layout::{Kind, PAGE_BYTES};
+use crate::store::reseal_undo;
+
+/// Arenas that lie; `PUSHPULL_LIARS` overrides it.
+const LIARS: u64 = 5_000;
+
+/// The words of the shard and the numbers of its commits.
+const SHARD_WORDS: [std::ops::Range<usize>; 2] = [0..19, 509..511];
+
+/// Numbers that are wrong in their own ways, beside those that are near the right one.
+const NUMBERS: [u64; 12] =
+    [0, 1, 2, 3, 8, 64, 4096, 1 << 31, u32::MAX as u64, 1 << 40, 1 << 62, u64::MAX];
+
+/// Changes a word of a file to something else.
+fn lie(file: &mut [u8], word: usize, random: &mut Random) {
+    let at = word * 8;
+    if file.len() < at + 8 {
+        return;
+    }
+    let right = u64::from_le_bytes(file[at..at + 8].try_into().unwrap());
+    let other = random.below((file.len() / 8) as u64) as usize * 8;
+    let wrong = match random.below(8) {
+        0..=2 => NUMBERS[random.below(NUMBERS.len() as u64) as usize],
+        3 => right.wrapping_add(1),
+        4 => right.wrapping_sub(1),
+        5 => right ^ 1 << random.below(64),
+        6 => random.below(1 << 12),
+        _ => u64::from_le_bytes(file[other..other + 8].try_into().unwrap()),
+    };
+    file[at..at + 8].copy_from_slice(&wrong.to_le_bytes());
+}
+
+/// Where a lie is told, in words of the file.
+fn place(kind: &str, random: &mut Random) -> usize {
+    let behind = PAGE_BYTES / 8;
+    match kind {
+        "control" if random.one_in(2) => {
+            let words = SHARD_WORDS[usize::from(random.one_in(8))].clone();
+            behind + words.start + random.below(words.len() as u64) as usize
+        }
+        // Of one of the three clients.
+        "control" => behind * (2 + random.below(3) as usize) + random.below(330) as usize,
+        "tables" => behind + random.below(64) as usize,
+        "intent" => behind + random.below(400) as usize,
+        "undo" => behind + random.below(24) as usize,
+        "catalogue" => behind + random.below(24) as usize,
+        // A first page.
+        _ => random.below(24) as usize,
+    }
+}
+
+/// Tells lies in these files, under the right checksums.
+fn tell(files: &mut Files, random: &mut Random) -> Vec<String> {
+    let names: Vec<String> = files.keys().cloned().collect();
+    let mut told = Vec::new();
+    for _ in 0..1 + random.below(3) {
+        let kinds = ["control", "control", "tables", "tables", "intent", "undo", "catalogue"];
+        let kind = match random.below(10) as usize {
+            index if index < kinds.len() => kinds[index],
+            _ => "",
+        };
+        let any = &names[random.below(names.len() as u64) as usize];
+        let name = names.iter().find(|name| name.starts_with(kind) && !kind.is_empty());
+        let name = name.unwrap_or(any);
+        let word = place(kind, random);
+        lie(file_mut(files, name), word, random);
+        told.push(format!("word {word} of {name}"));
+        if random.one_in(16) {
+            let length = random.below(files[name].len() as u64 * 2) as usize;
+            file_mut(files, name).resize(length, 0);
+            told.push(format!("{length} bytes of {name}"));
+        }
+    }
+    let catalogue = &files["catalogue-1"];
+    if let Some(encoded) = catalogue.get(PAGE_BYTES..) {
+        use sha2::Digest;
+        let digest: [u8; 32] = sha2::Sha256::digest(encoded).into();
+        if let Some(words) = file_mut(files, "control").get_mut(PAGE_BYTES + 64..PAGE_BYTES + 96) {
+            words.copy_from_slice(&digest);
+        }
+    }
+    for name in names {
+        let file = file_mut(files, &name);
+        if file.len() < PAGE_BYTES {
+            continue;
+        }
+        let crc = u64::from(crc32c::crc32c(&file[..PAGE_BYTES - 8]));
+        file[PAGE_BYTES - 8..PAGE_BYTES].copy_from_slice(&crc.to_le_bytes());
+        match name.as_str() {
+            "control" => reseal(file, LIFE.arena, Kind::Control, 0),
+            "tables-1" => reseal(file, LIFE.arena, Kind::Tables, 1),
+            "intent" => reseal(file, LIFE.arena, Kind::Intent, 0),
+            "undo-1" => reseal_undo(file),
+            _ => {}
+        }
+    }
+    told
+}
+
+/// Lets a shard work: what it has, a new client that trains, and its own restart.
+fn work(world: &mut World) {
+    world.work();
+    for task in [7, 1] {
+        let Ok(line) = world.try_join(0, &mut worker(task).restarted()) else { continue };
+        let newest = pushpull_common::ids::TokenId(u64::MAX);
+        let token = world.say(line, message::TokenRequest { newest }.into());
+        let room = world.say(line, message::Reserve {}.into());
+        world.work();
+        if let Some(Message::Granted(granted)) = world.answer(line, token)
+            && let Some(Message::Room(room)) = world.answer(line, room)
+        {
+            let push = Push::gradient(1, granted.grant, room.room);
+            world.push(line, &push, &[(0, &bytes_of(&[1.0_f32; 110]))]);
+        }
+        world.work();
+        world.pull(line, 0);
+        world.work();
+        drop(world.streamed(line));
+    }
+    world.pass(Duration::from_millis(100), &[]);
+    world.restart(0).expect("what it has made of it is sound");
+    world.work();
+}
+
+#[test]
+fn arenas_that_lie_are_refused_or_work() {
+    let seed = std::env::var("PUSHPULL_SEED").ok().and_then(|seed| seed.parse().ok());
+    let liars = std::env::var("PUSHPULL_LIARS").map_or(LIARS, |count| count.parse().unwrap());
+    let seeds = seed.map_or(0..liars, |seed: u64| seed..seed + 1);
+    let states: Vec<_> = [false, true].map(images).into_iter().flatten().collect();
+    let (mut refused, mut works) = (0, 0);
+    for seed in seeds {
+        let _told = TellSeed(seed);
+        let mut random = Random::new(seed);
+        let image = &states[random.below(states.len() as u64) as usize];
+        let mut files = image.files.clone();
+        let told = tell(&mut files, &mut random);
+        let mut world = world(LIFE, 1, false);
+        let plain = files.into_iter().map(|(name, bytes)| (name, bytes.to_vec())).collect();
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            let opened = world.reopen(0, plain);
+            opened.map(|()| work(&mut world))
+        }));
+        match outcome {
+            Ok(Ok(())) => works += 1,
+            Ok(Err(error)) => {
+                assert!(error.to_string().len() > 20, "{error}");
+                refused += 1;
+            }
+            Err(_) => panic!("{told:?} of {} panics", image.name),
+        }
+    }
+    println!("{refused} arenas that lie are refused, {works} are shards that work");
+}
+
+#[test]
+fn an_arena_that_tells_the_truth_works() {
+    let mut world = world(LIFE, 1, true);
+    lived(&mut world);
+    world.restart(0).unwrap();
+    work(&mut world);
+}

@@ -1,0 +1,291 @@
+//! What a directory of a server holds, as a page for people or one JSON object.
+
+use std::error::Error;
+use std::fmt::Write;
+use std::path::PathBuf;
+
+use clap::Args;
+use pushpull::inspect::{
+    ArenaIs, ClientIs, Inspection, Presence, ShardInspection, ShardState, VariableIs, VariablesAre,
+    Verdict,
+};
+use serde_json::{Value, json};
+
+/// What to look into.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// A state directory, or the folder of one shard in it. Nothing in it is changed, and a server
+    /// may be running on it.
+    directory: PathBuf,
+    /// Prints one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+type Failure = Box<dyn Error>;
+
+pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    let found = pushpull::inspect(&options.directory)?;
+    match options.json {
+        true => println!("{}", json_of(&found)),
+        false => print!("{}", page_of(&found)?),
+    }
+    match found.is_sound() {
+        true => Ok(()),
+        false => Err(format!("{} is not sound", options.directory.display()).into()),
+    }
+}
+
+fn page_of(found: &Inspection) -> Result<String, std::fmt::Error> {
+    let mut page = String::new();
+    let state = if found.live { "a server is running on it" } else { "no server is running on it" };
+    writeln!(page, "{}: {state}", found.path.display())?;
+    for shard in &found.shards {
+        writeln!(page, "\n{}", shard.path.display())?;
+        if let Some(arena) = &shard.arena {
+            write_arena(&mut page, arena)?;
+        }
+        if let Some(state) = &shard.state {
+            write_state(&mut page, state, shard)?;
+        }
+        write_variables(&mut page, &shard.variables)?;
+        write_clients(&mut page, &shard.clients)?;
+        for push in &shard.whole {
+            let client = push.client.as_ref().map_or("an older self".into(), ToString::to_string);
+            writeln!(
+                page,
+                "  whole      push {} of {client}: {}, {} bytes, token {}, room {}",
+                push.sequence, push.operation, push.bytes, push.token, push.room
+            )?;
+        }
+        write_files(&mut page, shard)?;
+    }
+    Ok(page)
+}
+
+fn write_arena(page: &mut String, arena: &ArenaIs) -> std::fmt::Result {
+    let boot = if arena.this_boot { "this boot" } else { "another boot" };
+    writeln!(
+        page,
+        "  arena      {:016x} of {}, format {}, {boot}",
+        arena.arena, arena.shard, arena.format
+    )?;
+    let fields: Vec<String> = arena.identity.iter().map(|(n, v)| format!("{n} {v}")).collect();
+    writeln!(page, "  identity   {}", fields.join(", "))
+}
+
+fn write_state(page: &mut String, state: &ShardState, shard: &ShardInspection) -> std::fmt::Result {
+    let integrity = if state.integrity { "full" } else { "of words" };
+    writeln!(
+        page,
+        "  state      step {}{}, version {}, {} gradients, restore epoch {}, life {}",
+        state.step,
+        if state.finished { " (finished)" } else { "" },
+        state.version,
+        state.gradients,
+        state.restore_epoch,
+        state.lives
+    )?;
+    writeln!(
+        page,
+        "  memory     variables {}, generation {}, blocks of {}, {} slots, integrity {integrity}",
+        stage(state.variables),
+        state.generation,
+        state.block_bytes,
+        state.slots
+    )?;
+    let intent = match shard.committed_words {
+        None => "idle".to_owned(),
+        Some(words) => format!("committed, {words} words to be stored"),
+    };
+    let undo = match shard.prepared_rows {
+        None => "idle".to_owned(),
+        Some(rows) => format!("prepared, {rows} rows to be put back"),
+    };
+    writeln!(page, "  intent     {intent}")?;
+    writeln!(page, "  undo       {undo}")?;
+    if let Some(number) = shard.newest_image {
+        writeln!(page, "  image      {number}")?;
+    }
+    writeln!(page, "  inbox      {} of {} rooms hold whole pushes", shard.whole.len(), state.rooms)
+}
+
+fn write_variables(page: &mut String, variables: &[VariableIs]) -> std::fmt::Result {
+    let width = variables.iter().map(|variable| variable.name.len()).max().unwrap_or(0);
+    for variable in variables {
+        let rows: Vec<String> = variable
+            .partitions
+            .iter()
+            .map(|rows| format!("{}..{}", rows.start, rows.end))
+            .collect();
+        writeln!(
+            page,
+            "  variable   {:width$}  {} {}, rows {} here, {} bytes{}",
+            variable.name,
+            variable.dtype,
+            variable.shape,
+            rows.join(" "),
+            variable.bytes,
+            if variable.trainable { "" } else { ", plain" },
+        )?;
+    }
+    Ok(())
+}
+
+fn write_clients(page: &mut String, clients: &[ClientIs]) -> std::fmt::Result {
+    for client in clients {
+        let tokens: Vec<String> = client.tokens.iter().map(u64::to_string).collect();
+        let tokens = if tokens.is_empty() { "no token".into() } else { tokens.join(" ") };
+        writeln!(
+            page,
+            "  client     {}  {}, epoch {}, incarnation {}, newest push {}, holds {tokens}",
+            client.task,
+            presence(client.presence),
+            client.epoch,
+            client.incarnation,
+            client.newest,
+        )?;
+    }
+    Ok(())
+}
+
+fn write_files(page: &mut String, shard: &ShardInspection) -> std::fmt::Result {
+    let width = shard.files.iter().map(|file| file.name.len()).max().unwrap_or(0);
+    for file in &shard.files {
+        let verdict = match &file.verdict {
+            Verdict::Fault { offset, expected } => {
+                format!("CORRUPT: at byte {offset} there must be {expected}")
+            }
+            other => verdict(other).to_owned(),
+        };
+        writeln!(page, "  file       {:width$}  {:>12}  {verdict}", file.name, file.bytes)?;
+    }
+    Ok(())
+}
+
+fn json_of(found: &Inspection) -> Value {
+    json!({
+        "path": found.path.display().to_string(),
+        "live": found.live,
+        "sound": found.is_sound(),
+        "shards": found.shards.iter().map(json_of_shard).collect::<Vec<_>>(),
+    })
+}
+
+fn json_of_shard(shard: &ShardInspection) -> Value {
+    json!({
+        "path": shard.path.display().to_string(),
+        "arena": shard.arena.as_ref().map(json_of_arena),
+        "state": shard.state.as_ref().map(json_of_state),
+        "variables": shard.variables.iter().map(json_of_variable).collect::<Vec<_>>(),
+        "clients": shard.clients.iter().map(json_of_client).collect::<Vec<_>>(),
+        "whole": shard.whole.iter().map(|push| json!({
+            "room": push.room,
+            "client": push.client.as_ref().map(ToString::to_string),
+            "sequence": push.sequence,
+            "operation": push.operation,
+            "token": push.token,
+            "bytes": push.bytes,
+        })).collect::<Vec<_>>(),
+        "committed_words": shard.committed_words,
+        "prepared_rows": shard.prepared_rows,
+        "newest_image": shard.newest_image,
+        "files": shard.files.iter().map(|file| {
+            let mut json = json!({
+                "name": file.name,
+                "bytes": file.bytes,
+                "verdict": verdict(&file.verdict),
+            });
+            if let Verdict::Fault { offset, expected } = &file.verdict {
+                json["offset"] = json!(offset);
+                json["expected"] = json!(expected);
+            }
+            json
+        }).collect::<Vec<_>>(),
+    })
+}
+
+fn json_of_arena(arena: &ArenaIs) -> Value {
+    let hex = |bytes: &[u8]| bytes.iter().fold(String::new(), |hex, b| hex + &format!("{b:02x}"));
+    let identity = arena.identity.iter().map(|(name, value)| (name.clone(), json!(value)));
+    json!({
+        "format": arena.format,
+        "task": arena.shard.task,
+        "shard": arena.shard.shard,
+        "arena": hex(&arena.arena.to_be_bytes()),
+        "boot": hex(&arena.boot),
+        "this_boot": arena.this_boot,
+        "identity": Value::Object(identity.collect()),
+    })
+}
+
+fn json_of_state(state: &ShardState) -> Value {
+    json!({
+        "variables": stage(state.variables),
+        "version": state.version,
+        "gradients": state.gradients,
+        "step": state.step.0,
+        "finished": state.finished,
+        "restore_epoch": state.restore_epoch.0,
+        "restored_step": state.restored_step.0,
+        "lives": state.lives,
+        "generation": state.generation,
+        "block_bytes": state.block_bytes,
+        "slots": state.slots,
+        "integrity": state.integrity,
+        "rooms": state.rooms,
+    })
+}
+
+fn json_of_variable(variable: &VariableIs) -> Value {
+    let rows = variable.partitions.iter().map(|rows| json!([rows.start, rows.end]));
+    json!({
+        "name": variable.name,
+        "dtype": variable.dtype.to_string(),
+        "shape": variable.shape.extents(),
+        "trainable": variable.trainable,
+        "rows": rows.collect::<Vec<_>>(),
+        "bytes": variable.bytes,
+    })
+}
+
+fn json_of_client(client: &ClientIs) -> Value {
+    json!({
+        "task": client.task.to_string(),
+        "epoch": client.epoch,
+        "incarnation": client.incarnation.0,
+        "presence": presence(client.presence),
+        "newest": client.newest,
+        "settled": client.settled,
+        "tokens": client.tokens,
+    })
+}
+
+fn stage(variables: VariablesAre) -> &'static str {
+    match variables {
+        VariablesAre::Absent => "absent",
+        VariablesAre::Declared => "declared",
+        VariablesAre::Ready => "ready",
+        _ => "unknown",
+    }
+}
+
+fn presence(presence: Presence) -> &'static str {
+    match presence {
+        Presence::Present => "present",
+        Presence::Left => "left",
+        Presence::Lost => "lost",
+        _ => "unknown",
+    }
+}
+
+fn verdict(verdict: &Verdict) -> &'static str {
+    match verdict {
+        Verdict::Sound => "sound",
+        Verdict::Unchecked => "unchecked",
+        Verdict::Unused => "unused",
+        Verdict::Missing => "missing",
+        Verdict::Fault { .. } => "corrupt",
+        _ => "unknown",
+    }
+}
