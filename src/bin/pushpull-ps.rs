@@ -4,12 +4,12 @@
 use std::fmt;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::{Parser, ValueEnum};
 use pushpull::{
     Adam, Checkpoints, ClusterSpec, Durability, LocalDirectory, NonFinite, Ps, PsConfig, Retention,
-    Sgd, Storage, TaskId,
+    Sgd, StartError, Storage, StorageError, TaskId,
 };
 
 /// A parameter server of a cluster.
@@ -126,6 +126,14 @@ enum OnNonFinite {
     Allow,
 }
 
+/// How long the state of a predecessor that is going is waited for.
+const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+
+fn is_locked(error: &(dyn std::error::Error + 'static)) -> bool {
+    let error = error.downcast_ref::<StartError>();
+    matches!(error, Some(StartError::Storage(StorageError::Locked { .. })))
+}
+
 /// The exit code of a daemon that was told to do something it cannot do.
 const EXIT_CONFIGURATION: u8 = 2;
 /// The exit code of a daemon that failed while it served.
@@ -139,7 +147,17 @@ fn main() -> ExitCode {
         Err(error) => return complain(EXIT_CONFIGURATION, &error),
     };
     runtime.block_on(async {
-        let ps = match start(&options).await {
+        let began = Instant::now();
+        let started = loop {
+            match start(&options).await {
+                // A process that was killed holds the lock until its memory is torn down.
+                Err(error) if is_locked(&*error) && began.elapsed() < LOCK_PATIENCE => {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+                started => break started,
+            }
+        };
+        let ps = match started {
             Ok(ps) => ps,
             Err(error) => return complain(EXIT_CONFIGURATION, &*error),
         };

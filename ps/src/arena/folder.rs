@@ -45,6 +45,22 @@ impl StateDirectory {
     }
 }
 
+impl StateDirectory {
+    /// Puts a shard's folder aside, in the place of one that was put aside before: what it holds is of
+    /// no more use to a server, but perhaps to a person.
+    pub(crate) fn set_aside(&self, shard: u16) -> Result<(), StorageError> {
+        let path = self.path.join(format!("shard-{shard}"));
+        let aside = self.path.join(format!("shard-{shard}.aside"));
+        match std::fs::remove_dir_all(&aside) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(io_error("remove", &aside, error));
+            }
+            _ => {}
+        }
+        std::fs::rename(&path, &aside).map_err(|source| io_error("put aside", &path, source))
+    }
+}
+
 /// The folder of one shard's arena.
 #[derive(Clone, Debug)]
 pub(crate) struct Folder {

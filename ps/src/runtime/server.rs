@@ -22,7 +22,7 @@ use super::saver::{self, Saver};
 use super::shard_thread::{self, Ways};
 use crate::arena::{Budget, Place, StateDirectory};
 use crate::config::{Durability, Mode, PsConfig, Storage};
-use crate::error::{ListenError, ServeError, StartError};
+use crate::error::{ListenError, ServeError, StartError, StorageError};
 use crate::metrics::Counters;
 use crate::shard::Shard;
 use crate::shard::durable::{Life, Parts};
@@ -140,7 +140,7 @@ impl Listener {
                 budget: budget.clone(),
                 counters: counters[index].clone(),
             };
-            shards.push(Shard::open(parts, place, life, Instant::now())?);
+            shards.push(open_shard(parts, place, state.as_ref(), life)?);
         }
         let (stop, addresses) = (CancellationToken::new(), self.addresses().into());
         let storage = config.checkpoints.as_ref().map(|checkpoints| checkpoints.storage.clone());
@@ -238,6 +238,29 @@ fn identity(config: &PsConfig) -> Identity {
         .with("mode", mode)
 }
 
+/// Opens a shard. A state that the machine's start has made worthless is put aside if there are
+/// checkpoints to go back to.
+fn open_shard(
+    parts: Parts,
+    place: Place,
+    state: Option<&StateDirectory>,
+    life: Life,
+) -> Result<Shard, StorageError> {
+    let again = parts.clone();
+    let opened = Shard::open(parts, place, life, Instant::now());
+    match (opened, state) {
+        (Err(StorageError::OtherBoot { .. }), Some(state))
+            if again.config.checkpoints.is_some() =>
+        {
+            let shard = again.id.shard;
+            state.set_aside(shard)?;
+            let place = Place::Folder(state.shard(shard)?);
+            Shard::open(again, place, life, Instant::now())
+        }
+        (opened, _) => opened,
+    }
+}
+
 /// Where the ps tasks are reached; this one where it listens.
 fn peers(config: &PsConfig, own: &str) -> BTreeMap<u32, String> {
     let indices = config.cluster.task_indices("ps").unwrap_or_default();
@@ -269,4 +292,45 @@ fn boot() -> [u8; 16] {
 fn panic_text(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use pushpull_common::cluster::ClusterSpec;
+    use pushpull_common::ids::TaskId;
+
+    use super::*;
+    use crate::checkpoint::LocalDirectory;
+    use crate::config::Checkpoints;
+    use crate::optimizer::Sgd;
+
+    #[test]
+    fn a_state_of_another_boot_is_refused_or_put_aside_for_a_checkpoint() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = StateDirectory::open(folder.path()).unwrap();
+        let cluster = ClusterSpec::builder().job("ps", ["a:1"]).build().unwrap();
+        let config = PsConfig::new(cluster, TaskId::ps(0), Sgd::new(1.0));
+        let open = |config: PsConfig, boot: u8| {
+            let parts = Parts {
+                id: ShardId { task: 0, shard: 0 },
+                config: Arc::new(config),
+                identity: Arc::new(Identity::new().with("ps", "0")),
+                budget: Budget::new(1 << 20),
+                counters: Arc::default(),
+            };
+            let life = Life { boot: [boot; 16], arena: u64::from(boot), epoch_base: 0 };
+            let place = Place::Folder(state.shard(0).unwrap());
+            open_shard(parts, place, Some(&state), life)
+        };
+        open(config.clone(), 1).unwrap();
+        open(config.clone(), 1).unwrap();
+        let error = open(config.clone(), 2).unwrap_err();
+        assert!(matches!(error, StorageError::OtherBoot { .. }), "{error}");
+        let storage = LocalDirectory::create(folder.path().join("checkpoints")).unwrap();
+        let config = config.checkpoints(Checkpoints::new(storage));
+        for boot in 2..4 {
+            open(config.clone(), boot).unwrap();
+            assert!(folder.path().join("shard-0.aside/control").exists());
+        }
+    }
 }

@@ -252,8 +252,8 @@ impl Shard {
                 (restoring.connection, restoring.request) = (connection, request);
                 return;
             }
-            let what = Detail::clipped("restores under way");
-            return self.refuse(connection, request, Refusal::Busy { what, limit: 1 });
+            // A chief that died has asked for it: its successor begins again when this is over.
+            return self.refuse(connection, request, Refusal::NotInitialized {});
         }
         if self.is_ready() && epoch == self.epoch && checkpoint.step == self.restored_step {
             return self.answer_ready(connection, request);

@@ -110,7 +110,7 @@ fn transaction_words(table_words: usize) -> usize {
 }
 
 /// What a shard is made of beside its state.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Parts {
     pub(crate) id: ShardId,
     pub(crate) config: Arc<PsConfig>,

@@ -36,8 +36,8 @@ impl Shard {
 
     fn try_declare(&mut self, client: [u8; 32], bytes: &[u8]) -> Result<(), Refusal> {
         if self.restoring.is_some() {
-            let what = Detail::clipped("restores under way");
-            return Err(Refusal::Busy { what, limit: 1 });
+            // Whoever declares waits until the restore that another has asked for is over.
+            return Err(Refusal::NotInitialized {});
         }
         let current = self.store().map(|store| store.catalogue().clone());
         if current.as_ref().is_some_and(|current| current.digest() == client) {

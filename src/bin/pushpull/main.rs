@@ -3,6 +3,7 @@
 mod apply;
 mod bench;
 mod ceiling;
+mod export;
 mod probe;
 mod report;
 mod restart;
@@ -24,11 +25,16 @@ struct Options {
 enum Command {
     /// Measures pulls and pushes beside the ceiling of the same transport and size.
     Bench(bench::Options),
+    /// Writes a checkpoint as one safetensors file, with whole tensors under their own names.
+    Export(export::Options),
 }
 
 fn main() -> ExitCode {
-    let Command::Bench(options) = Options::parse().command;
-    match bench::run(&options) {
+    let done = match Options::parse().command {
+        Command::Bench(options) => bench::run(&options),
+        Command::Export(options) => export::run(&options),
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("pushpull: {error}");

@@ -50,6 +50,11 @@ impl Row {
         quantile(&mut all, share)
     }
 
+    /// Ours over the ceiling, of throughputs.
+    pub(crate) fn ratio(&self) -> f64 {
+        self.throughput(&self.ours) / self.throughput(&self.ceiling)
+    }
+
     /// The row as it is printed.
     pub(crate) fn print(&self, json: bool) {
         let (name, n) = (&self.name, self.ours.len());

@@ -1,0 +1,31 @@
+//! A checkpoint for other programs.
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::Args;
+use pushpull::LocalDirectory;
+use pushpull::checkpoint::export;
+
+/// What to export.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// The directory of the checkpoints.
+    directory: PathBuf,
+    /// The file to write; it replaces what is there once it is whole.
+    #[arg(long)]
+    to: PathBuf,
+    /// The name of a checkpoint; the newest that is sound without it.
+    #[arg(long)]
+    checkpoint: Option<String>,
+    /// Writes the optimizer's slots, too, as `name:slot`.
+    #[arg(long)]
+    slots: bool,
+}
+
+pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+    let storage = Arc::new(LocalDirectory::open(&options.directory)?);
+    export(storage, options.checkpoint.as_deref(), &options.to, options.slots)?;
+    Ok(())
+}

@@ -1,0 +1,252 @@
+//! Checkpoints through a whole cluster: saved, restored into other layouts, and rolled back to.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pushpull::blocking::Worker;
+use pushpull::checkpoint::{export, list};
+use pushpull::{
+    Adam, Checkpoints, Error, LocalDirectory, Params, Partitioner, Ps, PsConfig, Storage, TaskId,
+    VariableSpec, WorkerConfig,
+};
+use safetensors::SafeTensors;
+
+use crate::cluster::{Cluster, LONG, block_on, spec, vector};
+
+const ROWS: u64 = 37;
+
+/// A matrix in so many parts, and two that are whole.
+fn variables(parts: u32) -> Vec<VariableSpec> {
+    let partitioner = Partitioner::Fixed { shards: parts };
+    vec![
+        VariableSpec::f32("matrix", [ROWS, 11]).unwrap().partitioner(partitioner),
+        vector("bias", 5),
+        VariableSpec::f32("count", [3]).unwrap().plain(),
+    ]
+}
+
+fn storage(directory: &Path) -> LocalDirectory {
+    LocalDirectory::create(directory).unwrap()
+}
+
+fn cluster(ps: usize, directory: &Path) -> Cluster {
+    Cluster::start(ps, 2, Adam::new(0.25), |config| {
+        config.shards(2).checkpoints(Checkpoints::new(storage(directory)))
+    })
+}
+
+/// Trains the steps of this range, each with gradients of its own.
+fn train(worker: &mut Worker, steps: std::ops::Range<u64>) {
+    for step in steps {
+        let token = worker.token().unwrap().unwrap();
+        let mut gradients = worker.gradients();
+        for name in ["matrix", "bias"] {
+            let gradient = gradients.view_mut::<f32>(name).unwrap();
+            for (index, value) in gradient.iter_mut().enumerate() {
+                *value = ((index as f32 + 1.0) * (step as f32 + 0.5)).sin();
+            }
+        }
+        worker.push(token, gradients).unwrap();
+    }
+}
+
+fn values(worker: &mut Worker, params: &mut Params) -> Vec<Vec<f32>> {
+    let token = worker.token().unwrap().unwrap();
+    worker.pull(&token, params).unwrap();
+    ["matrix", "bias", "count"].map(|name| params.view::<f32>(name).unwrap().to_vec()).into()
+}
+
+/// Everything in the newest checkpoint, values and slots, by name.
+fn exported(directory: &Path) -> BTreeMap<String, Vec<u8>> {
+    let file = directory.with_extension("safetensors");
+    export(Arc::new(storage(directory)), None, &file, true).unwrap();
+    let bytes = std::fs::read(&file).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    tensors.iter().map(|(name, view)| (name.to_owned(), view.data().to_vec())).collect()
+}
+
+#[test]
+fn a_checkpoint_fits_any_number_of_partitions_shards_and_tasks() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path().join("checkpoints");
+    let first = cluster(2, &directory);
+    let mut worker = first.worker(0);
+    let mut params = worker.join(&variables(3), |_| ()).unwrap();
+    assert!(worker.restored().is_none());
+    worker.assign_add("count", &[1.0_f32, 2.0, 3.0]).unwrap();
+    train(&mut worker, 0..5);
+    let saved = worker.save(b"row 4711").unwrap();
+    assert_eq!(saved.step, 5);
+    let before = exported(&directory);
+    assert_eq!(
+        before.keys().collect::<Vec<_>>(),
+        ["bias", "bias:m", "bias:v", "count", "matrix", "matrix:m", "matrix:v"]
+    );
+    train(&mut worker, 5..8);
+    let expected = values(&mut worker, &mut params);
+    first.stop();
+    let listed = list(&storage(&directory)).unwrap().checkpoints;
+    assert_eq!((listed[0].global_step, &listed[0].user[..]), (5, &b"row 4711"[..]));
+
+    for (ps, parts, epoch) in [(1, 1, 2), (3, 4, 3)] {
+        let other = cluster(ps, &directory);
+        let mut worker = other.worker(0);
+        let mut params = worker.join(&variables(parts), |_| panic!("it is restored")).unwrap();
+        let restored = worker.restored().unwrap();
+        assert_eq!((restored.step, restored.epoch), (5, epoch));
+        // The same bits, slots and all: in what it would save again, and in what it trains.
+        worker.save(b"row 4711").unwrap();
+        assert!(exported(&directory) == before, "{ps} tasks, {parts} parts");
+        train(&mut worker, 5..8);
+        assert!(values(&mut worker, &mut params) == expected, "{ps} tasks, {parts} parts");
+        other.stop();
+    }
+    assert_eq!(list(&storage(&directory)).unwrap().checkpoints.len(), 3);
+}
+
+/// A server whose address stays, and whose state is gone when it stops.
+struct Server {
+    folder: tempfile::TempDir,
+    ps: Option<Ps>,
+}
+
+impl Server {
+    fn start() -> Server {
+        let mut server = Server { folder: tempfile::tempdir().unwrap(), ps: None };
+        server.restart();
+        server
+    }
+
+    fn spec(&self) -> pushpull::ClusterSpec {
+        spec([format!("unix:{}", self.folder.path().join("ps.sock").display())], 2)
+    }
+
+    fn checkpoints(&self) -> std::path::PathBuf {
+        self.folder.path().join("checkpoints")
+    }
+
+    fn restart(&mut self) {
+        if let Some(ps) = self.ps.take() {
+            block_on(ps.serve(async {})).unwrap();
+        }
+        let cluster = self.spec();
+        let address = cluster.task_address("ps", 0).unwrap().to_owned();
+        let config = PsConfig::new(cluster, TaskId::ps(0), Adam::new(0.25))
+            .checkpoints(Checkpoints::new(storage(&self.checkpoints())));
+        self.ps = Some(block_on(Ps::listen(&address)).unwrap().start(config).unwrap());
+    }
+
+    fn worker(&self, index: u32) -> Worker {
+        Worker::connect(WorkerConfig::new(self.spec(), TaskId::worker(index))).unwrap()
+    }
+}
+
+#[test]
+fn who_was_further_than_the_checkpoint_is_told_how_far_it_goes_back() {
+    let mut server = Server::start();
+    let mut chief = server.worker(0);
+    chief.join(&variables(1), |_| ()).unwrap();
+    let mut other = server.worker(1);
+    other.join(&variables(1), |_| ()).unwrap();
+    train(&mut chief, 0..5);
+    chief.save(b"").unwrap();
+    train(&mut other, 5..8);
+    server.restart();
+    drop(chief);
+    let mut chief = server.worker(0);
+    chief.join(&variables(1), |_| ()).unwrap();
+    assert_eq!(chief.restored().unwrap().step, 5);
+    // Depending on when it has come back it has met the empty server, or the restored one.
+    let error = other.token().unwrap_err();
+    let rolled = matches!(error, Error::RolledBack { from_step: 8, to_step: 5 });
+    assert!(rolled || matches!(error, Error::StateLost { .. }), "{error}");
+    drop(other);
+    let mut other = server.worker(1);
+    other.join(&variables(1), |_| ()).unwrap();
+    train(&mut other, 5..6);
+    assert_eq!(server.ps.as_ref().unwrap().handle().metrics().global_step, 6);
+}
+
+#[test]
+fn a_damaged_checkpoint_is_passed_over_for_the_one_before() {
+    let mut server = Server::start();
+    let mut chief = server.worker(0);
+    chief.join(&variables(1), |_| ()).unwrap();
+    for steps in [0..2, 2..4] {
+        train(&mut chief, steps);
+        chief.save(b"").unwrap();
+    }
+    let newest = server.checkpoints().join("ckpt-1-4/shard-0-0.safetensors");
+    let mut bytes = std::fs::read(&newest).unwrap();
+    let last = bytes.len() - 9;
+    bytes[last] ^= 1;
+    std::fs::write(&newest, bytes).unwrap();
+    server.restart();
+    drop(chief);
+    let mut chief = server.worker(0);
+    chief.join(&variables(1), |_| ()).unwrap();
+    assert_eq!(chief.restored().unwrap().step, 2);
+}
+
+#[test]
+fn one_server_that_has_lost_its_state_takes_all_back_to_one_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    let addresses: Vec<String> =
+        (0..2).map(|i| format!("unix:{}/{i}.sock", folder.path().display())).collect();
+    let cluster = spec(addresses.clone(), 1);
+    let start = |index: u32| {
+        let state = folder.path().join(format!("state-{index}"));
+        let storage_of_state = Storage::Directory { state, bytes_max: 1 << 26 };
+        let config = PsConfig::new(cluster.clone(), TaskId::ps(index), Adam::new(0.25))
+            .storage(storage_of_state)
+            .checkpoints(Checkpoints::new(storage(&folder.path().join("checkpoints"))));
+        let listener = block_on(Ps::listen(&addresses[index as usize])).unwrap();
+        listener.start(config).unwrap()
+    };
+    let mut servers = vec![start(0), start(1)];
+    let connect = || Worker::connect(WorkerConfig::new(cluster.clone(), TaskId::worker(0)));
+    let mut chief = connect().unwrap();
+    let mut params = chief.join(&variables(2), |_| ()).unwrap();
+    train(&mut chief, 0..3);
+    let expected = values(&mut chief, &mut params);
+    chief.save(b"").unwrap();
+    train(&mut chief, 3..5);
+    drop(chief);
+    // One machine is lost, the other lives on.
+    block_on(servers.remove(1).serve(async {})).unwrap();
+    std::fs::remove_dir_all(folder.path().join("state-1")).unwrap();
+    servers.push(start(1));
+    let mut chief = connect().unwrap();
+    let mut params = chief.join(&variables(2), |_| panic!("it is restored")).unwrap();
+    let restored = chief.restored().unwrap();
+    assert_eq!((restored.step, restored.epoch), (3, 2));
+    assert!(values(&mut chief, &mut params) == expected, "both are at the checkpoint");
+    for server in servers {
+        block_on(server.serve(async {})).unwrap();
+    }
+}
+
+#[test]
+fn a_server_saves_by_itself_and_only_what_is_new() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path().join("checkpoints");
+    let every = Duration::from_millis(30);
+    let cluster = Cluster::start(1, 1, Adam::new(0.25), |config| {
+        config.checkpoints(Checkpoints::new(storage(&directory)).every(every))
+    });
+    let mut worker = cluster.worker(0);
+    worker.join(&variables(1), |_| ()).unwrap();
+    train(&mut worker, 0..3);
+    let since = Instant::now();
+    while cluster.handle().metrics().checkpoints_saved == 0 {
+        assert!(since.elapsed() < LONG, "no checkpoint is saved");
+        std::thread::yield_now();
+    }
+    let name = block_on(cluster.handle().save(b"by hand")).unwrap();
+    let newest = list(&storage(&directory)).unwrap().checkpoints.pop().unwrap();
+    assert_eq!((newest.global_step, &newest.user[..]), (3, &b"by hand"[..]));
+    assert_eq!(newest.name, name);
+    cluster.stop();
+}
