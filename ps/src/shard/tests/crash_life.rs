@@ -26,6 +26,8 @@ pub(super) struct Life {
     pub(super) optimizer: Arc<dyn Optimizer>,
     /// Whether blocks are written past the cache.
     pub(super) past_cache: bool,
+    /// Whether more clients come than the control file had room for.
+    pub(super) crowd: bool,
     pub(super) zoo: Zoo,
     pub(super) seed: u64,
 }
@@ -168,5 +170,8 @@ pub(super) fn live(life: &Life, shelf: Shelf, mut observer: Observer) -> Arc<PsC
     world.token(line);
     world.pass(LEASE + Duration::from_millis(50), &[chief]);
     world.say(chief, message::Finish {}.into());
+    for task in 10..if life.crowd { 25 } else { 10 } {
+        world.join(0, &mut worker(task));
+    }
     world.config.clone()
 }

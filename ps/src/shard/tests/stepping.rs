@@ -109,7 +109,8 @@ const CASES: [Case; 5] = [
 
 impl Case {
     fn life(&self, zoo: Zoo) -> Life {
-        Life { optimizer: (self.optimizer)(), past_cache: self.past_cache, zoo, seed: 0 }
+        let (optimizer, past_cache) = ((self.optimizer)(), self.past_cache);
+        Life { optimizer, past_cache, crowd: false, zoo, seed: 0 }
     }
 
     /// What the child finds.

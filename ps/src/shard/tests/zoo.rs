@@ -21,6 +21,10 @@ const LAYERS: &[Layer] = &[
     Layer { name: "stepping", run: super::stepping::suite },
 ];
 
+/// Bugs that a process killed between two instructions cannot show: it is not worth the time.
+const NOT_STEPPED: &[Bug] =
+    &[Bug::AcknowledgeBeforeCommit, Bug::NoIncarnation, Bug::SkipFsync, Bug::EvictLiveOutcome];
+
 /// Of the seeds of the random lives and of the power cuts, so many: most bugs need only one.
 const LIVES: u64 = 60;
 const CUTS: u64 = 10;
@@ -52,8 +56,8 @@ fn crash_model(zoo: Zoo) {
     super::crash_model::suite(zoo);
 }
 
-/// Whether the suite fails; what it says of that is for nobody.
-fn is_caught(layer: &Layer, zoo: Zoo) -> bool {
+/// What the suite says if it fails.
+fn caught_by(layer: &Layer, zoo: Zoo) -> Option<String> {
     let here = std::thread::current().id();
     let told = std::sync::Arc::new(std::panic::take_hook());
     let others = told.clone();
@@ -62,32 +66,46 @@ fn is_caught(layer: &Layer, zoo: Zoo) -> bool {
             others(panic);
         }
     }));
-    let caught = catch_unwind(AssertUnwindSafe(|| (layer.run)(zoo))).is_err();
+    let caught = catch_unwind(AssertUnwindSafe(|| (layer.run)(zoo))).err();
     drop(std::panic::take_hook());
     std::panic::set_hook(Box::new(move |panic| told(panic)));
-    caught
+    let said = caught?;
+    let said = said.downcast_ref::<String>().cloned().or_else(|| {
+        let said = said.downcast_ref::<&str>()?;
+        Some((*said).to_owned())
+    });
+    Some(said.unwrap_or_default())
 }
 
 #[test]
 fn every_planted_bug_is_caught_by_the_zoo() {
     let mut matrix = format!("{:24}", "");
     LAYERS.iter().for_each(|layer| matrix += &format!(" | {:18}", layer.name));
-    let mut missed = Vec::new();
+    let (mut missed, mut reasons) = (Vec::new(), String::new());
     for &bug in BUGS {
         matrix += &format!("\n{:24}", format!("{bug:?}"));
         let mut found = 0;
         for layer in LAYERS {
+            if layer.name == "stepping" && NOT_STEPPED.contains(&bug) {
+                matrix += &format!(" | {:18}", "not run");
+                continue;
+            }
             let start = Instant::now();
-            let caught = is_caught(layer, Zoo::with(bug));
-            found += usize::from(caught);
-            let (cell, time) = (if caught { "caught" } else { "-" }, start.elapsed());
+            let caught = caught_by(layer, Zoo::with(bug));
+            let (cell, time) = (if caught.is_some() { "caught" } else { "-" }, start.elapsed());
+            if let Some(said) = caught {
+                found += 1;
+                let said: String =
+                    said.lines().next().unwrap_or_default().chars().take(150).collect();
+                reasons += &format!("\n{bug:?}, {}: {said}", layer.name);
+            }
             matrix += &format!(" | {:18}", format!("{cell} ({:.1} s)", time.as_secs_f64()));
         }
         if found == 0 {
             missed.push(bug);
         }
     }
-    println!("{matrix}");
+    println!("{reasons}\n\n{matrix}");
     println!("{} of {} bugs caught", BUGS.len() - missed.len(), BUGS.len());
     assert!(missed.is_empty(), "caught by no suite: {missed:?}");
 }
