@@ -36,4 +36,4 @@ pub(crate) use retain::retain;
 pub(crate) use shard_file::{Source, Stream, write_shard};
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -20,6 +20,7 @@ use crate::checkpoint::{
     ShardEntry, Stream, write_shard,
 };
 use crate::store::{Image, Store};
+use crate::zoo::Zoo;
 
 /// Who asked for a checkpoint, and is told of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +49,7 @@ pub(crate) struct ShardSave {
     version: u64,
     gradients: u64,
     clients: Vec<ClientWindow>,
+    zoo: Zoo,
 }
 
 impl ShardSave {
@@ -55,7 +57,7 @@ impl ShardSave {
     pub(crate) fn run(mut self, storage: &dyn CheckpointStorage) -> Result<Vec<u8>, String> {
         let (catalogue, shard) = (&*self.catalogue, self.shard);
         let image = &mut self.image;
-        let file = write_shard(storage, self.name, catalogue, shard, &self.slots, image);
+        let file = write_shard(storage, self.name, catalogue, shard, &self.slots, image, self.zoo);
         let entry = ShardEntry {
             task: shard.task,
             shard: shard.shard,
@@ -208,6 +210,7 @@ impl Shard {
             version: self.version,
             gradients: self.gradients,
             clients: self.replicas.windows(),
+            zoo: self.config.zoo,
         };
         self.saving = Some(given_up);
         self.outputs.push_back(Output::SaveShard(Box::new(save)));

@@ -2,7 +2,7 @@
 //! earlier one.
 
 mod corruption;
-mod crashes;
+pub(crate) mod crashes;
 mod directory;
 mod forgery;
 mod memory;

@@ -17,6 +17,7 @@ use crate::checkpoint::{
     CheckpointError, CheckpointStorage, ClientWindow, Contents, Opened, OptimizerEntry,
     RestoredShard, Save, ShardEntry, Source, Stream, write_shard,
 };
+use crate::zoo::Zoo;
 
 pub(super) const SLOTS: [&str; 2] = ["m", "v"];
 
@@ -106,12 +107,23 @@ pub(super) fn save(
     catalogue: &Catalogue,
     step: u64,
 ) -> Result<Published, CheckpointError> {
+    save_with(storage, catalogue, step, Zoo::default())
+}
+
+/// The same, perhaps with a bug.
+pub(super) fn save_with(
+    storage: &Arc<dyn CheckpointStorage>,
+    catalogue: &Catalogue,
+    step: u64,
+    zoo: Zoo,
+) -> Result<Published, CheckpointError> {
     let save = Save::begin(storage.clone(), RestoreEpoch(1), GlobalStep(step))?;
     let shards = catalogue
         .shards()
         .map(|id| {
             let mut memory = Memory { catalogue, shard: id, step };
-            let file = write_shard(&**storage, save.name(), catalogue, id, &slots(), &mut memory)?;
+            let (name, slots) = (save.name(), slots());
+            let file = write_shard(&**storage, name, catalogue, id, &slots, &mut memory, zoo)?;
             Ok(entry(id, file, step))
         })
         .collect::<Result<Vec<_>, CheckpointError>>()?;

@@ -17,26 +17,32 @@ const LAYERS: &[Layer] = &[
     Layer { name: "random lives", run: |zoo| super::model::suite(zoo, 0..LIVES) },
     Layer { name: "crash model", run: crash_model },
     Layer { name: "power cuts", run: power_cuts },
+    Layer { name: "saves", run: crate::checkpoint::tests::crashes::rot },
     #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
     Layer { name: "stepping", run: super::stepping::suite },
 ];
 
 /// Bugs that a process killed between two instructions cannot show: it is not worth the time.
-const NOT_STEPPED: &[Bug] =
-    &[Bug::AcknowledgeBeforeCommit, Bug::NoIncarnation, Bug::SkipFsync, Bug::EvictLiveOutcome];
+const NOT_STEPPED: &[Bug] = &[
+    Bug::AcknowledgeBeforeCommit,
+    Bug::NoIncarnation,
+    Bug::SkipFsync,
+    Bug::PublishBeforeVerify,
+    Bug::EvictLiveOutcome,
+];
 
 /// Of the seeds of the random lives and of the power cuts, so many: most bugs need only one.
 const LIVES: u64 = 60;
 const CUTS: u64 = 10;
 
-/// The bugs of what these layers run. A checkpoint has bugs and layers of its own: a row and a line
-/// for each.
+/// All of them.
 const BUGS: &[Bug] = &[
     Bug::AcknowledgeBeforeCommit,
     Bug::SequenceBeforeFlip,
     Bug::NoIncarnation,
     Bug::MissingFence,
     Bug::SkipFsync,
+    Bug::PublishBeforeVerify,
     Bug::RecoveryNotIdempotent,
     Bug::EvictLiveOutcome,
     Bug::UndoAfterWrite,
