@@ -252,3 +252,73 @@ fn a_server_saves_by_itself_and_only_what_is_new() {
     assert_eq!(newest.name, name);
     cluster.stop();
 }
+
+/// Reads a file with Python's package; prints name, shape and the sum of each tensor.
+const PYTHON: &str = r"
+import sys
+from safetensors.numpy import load_file
+for name, tensor in sorted(load_file(sys.argv[1]).items()):
+    print(name, list(tensor.shape), tensor.dtype, float(tensor.sum(dtype='float64')))
+";
+
+#[test]
+fn the_tool_exports_what_other_programs_read_and_says_what_is_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path().join("checkpoints");
+    let cluster = cluster(2, &directory);
+    let mut worker = cluster.worker(0);
+    let mut params = worker.join(&variables(3), |_| ()).unwrap();
+    train(&mut worker, 0..3);
+    worker.assign_add("count", &[1.0_f32, 2.0, 3.0]).unwrap();
+    worker.save(b"").unwrap();
+    let expected = values(&mut worker, &mut params);
+    cluster.stop();
+
+    let tool = |arguments: &[&str]| {
+        let tool =
+            std::process::Command::new(env!("CARGO_BIN_EXE_pushpull")).args(arguments).output();
+        tool.unwrap()
+    };
+    let (from, to) = (directory.to_str().unwrap(), folder.path().join("model.safetensors"));
+    let exported = tool(&["export", from, "--to", to.to_str().unwrap()]);
+    assert!(exported.status.success(), "{exported:?}");
+    let bytes = std::fs::read(&to).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    assert_eq!(tensors.tensor("matrix").unwrap().shape(), [ROWS as usize, 11]);
+    for (name, expected) in ["matrix", "bias", "count"].iter().zip(&expected) {
+        let found: Vec<f32> = tensors
+            .tensor(name)
+            .unwrap()
+            .data()
+            .chunks_exact(4)
+            .map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()))
+            .collect();
+        assert_eq!(&found, expected);
+    }
+    let python = std::process::Command::new("python3").arg("-c").arg(PYTHON).arg(&to).output();
+    match python {
+        Ok(python) if python.status.success() => {
+            let said = String::from_utf8(python.stdout).unwrap();
+            let lines: Vec<&str> = said.lines().collect();
+            assert!(lines[1].starts_with("count [3] float32 6.0"), "{said}");
+            assert!(lines[2].starts_with("matrix [37, 11] float32"), "{said}");
+        }
+        _ => println!("SKIPPED: Python's safetensors and numpy are not here to read the export"),
+    }
+
+    let inspected = tool(&["inspect", from, "--json"]);
+    assert!(inspected.status.success(), "{inspected:?}");
+    let found: serde_json::Value = serde_json::from_slice(&inspected.stdout).unwrap();
+    let checkpoint = &found["checkpoints"][0];
+    assert_eq!((&checkpoint["step"], &checkpoint["sound"]), (&3.into(), &true.into()));
+    assert_eq!(checkpoint["variables"][0]["name"], "matrix");
+    // One damaged byte, and it says so.
+    let file = directory.join("ckpt-1-3/shard-1-0.safetensors");
+    let mut bytes = std::fs::read(&file).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+    let inspected = tool(&["inspect", from]);
+    let page = String::from_utf8(inspected.stdout).unwrap();
+    assert!(!inspected.status.success() && page.contains("shard-1-0.safetensors"), "{page}");
+}

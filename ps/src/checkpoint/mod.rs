@@ -5,6 +5,7 @@
 //! knows neither the shards' memory nor a clock: values come through a `Source` and go to a
 //! closure, times are arguments.
 
+mod contents;
 mod error;
 mod export;
 mod files;
@@ -20,6 +21,7 @@ mod retain;
 mod shard_file;
 mod storage;
 
+pub use contents::{CheckpointContents, contents};
 pub use error::{CheckpointError, Refused};
 pub use export::export;
 pub use local::LocalDirectory;

@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 /// What to look into.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// A state directory, or the folder of one shard in it. Nothing in it is changed, and a server
-    /// may be running on it.
+    /// A state directory, or the folder of one shard in it, or a directory of checkpoints. Nothing in
+    /// it is changed, and a server may be running on it.
     directory: PathBuf,
     /// Prints one JSON object.
     #[arg(long)]
@@ -25,6 +25,9 @@ pub(crate) struct Options {
 type Failure = Box<dyn Error>;
 
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    if super::saved::holds_checkpoints(&options.directory)? {
+        return super::saved::run(&options.directory, options.json);
+    }
     let found = pushpull::inspect(&options.directory)?;
     match options.json {
         true => println!("{}", json_of(&found)),

@@ -9,6 +9,7 @@ mod inspect;
 mod probe;
 mod report;
 mod restart;
+mod saved;
 mod saving;
 
 use std::process::ExitCode;
@@ -29,7 +30,7 @@ enum Command {
     Bench(bench::Options),
     /// Writes a checkpoint as one safetensors file, with whole tensors under their own names.
     Export(export::Options),
-    /// Says what a state directory holds, and whether it is sound.
+    /// Says what a state directory or a directory of checkpoints holds, and whether it is sound.
     Inspect(inspect::Options),
 }
 

@@ -1,0 +1,105 @@
+//! What a directory of checkpoints holds.
+
+use std::error::Error;
+use std::path::Path;
+use std::sync::Arc;
+
+use pushpull::LocalDirectory;
+use pushpull::checkpoint::{CheckpointContents, CheckpointSummary, contents, list};
+use serde_json::{Value, json};
+
+type Failure = Box<dyn Error>;
+
+/// Whether a directory is one of checkpoints: one of its folders has the name of one.
+pub(crate) fn holds_checkpoints(directory: &Path) -> std::io::Result<bool> {
+    for entry in std::fs::read_dir(directory)? {
+        if entry?.file_name().to_string_lossy().starts_with("ckpt-") {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Reads all of every checkpoint, and fails if one is not sound.
+pub(crate) fn run(directory: &Path, json: bool) -> Result<(), Failure> {
+    let storage = Arc::new(LocalDirectory::open(directory)?);
+    let listed = list(&*storage)?;
+    let mut unsound = listed.refused.len();
+    let (mut values, mut page) = (Vec::new(), String::new());
+    for summary in &listed.checkpoints {
+        let found = contents(storage.clone(), &summary.name).map_err(|error| error.to_string());
+        unsound += usize::from(found.is_err());
+        values.push(json_of(summary, &found));
+        page += &page_of(summary, &found);
+    }
+    for refused in &listed.refused {
+        values.push(json!({ "name": refused.checkpoint, "sound": false, "fault": refused.reason.to_string() }));
+        page += &format!("{}\n  not sound  {}\n", refused.checkpoint, refused.reason.to_string());
+    }
+    match json {
+        true => println!(
+            "{}",
+            json!({ "path": directory.display().to_string(), "checkpoints": values })
+        ),
+        false => print!("{page}"),
+    }
+    match unsound {
+        0 => Ok(()),
+        _ => Err(format!("{} of {} checkpoints are not sound", unsound, values.len()).into()),
+    }
+}
+
+fn page_of(summary: &CheckpointSummary, found: &Result<CheckpointContents, String>) -> String {
+    let CheckpointSummary {
+        name, global_step, restore_epoch, optimizer, shards, bytes, user, ..
+    } = summary;
+    let mut page = format!(
+        "{name}\n  step       {global_step}, restore epoch {restore_epoch}\n  \
+         saved      {bytes} bytes of {shards} shards, optimizer {optimizer}, {} bytes of the user\n",
+        user.len()
+    );
+    match found {
+        Err(error) => page += &format!("  not sound  {error}\n"),
+        Ok(contents) => {
+            page += &format!("  sound      {} partitions\n", contents.partitions);
+            for variable in &contents.variables {
+                let (name, dtype, shape) = (variable.name(), variable.dtype(), variable.shape());
+                page += &format!("  variable   {name}: {dtype} {shape}\n");
+            }
+        }
+    }
+    page
+}
+
+fn json_of(summary: &CheckpointSummary, found: &Result<CheckpointContents, String>) -> Value {
+    let mut value = json!({
+        "name": summary.name,
+        "step": summary.global_step,
+        "restore_epoch": summary.restore_epoch,
+        "saved_unix_ms": summary.saved_unix_ms,
+        "optimizer": summary.optimizer,
+        "shards": summary.shards,
+        "bytes": summary.bytes,
+        "user_bytes": summary.user.len(),
+        "sound": found.is_ok(),
+    });
+    match found {
+        Err(error) => value["fault"] = json!(error),
+        Ok(contents) => {
+            let variables = contents.variables.iter().map(|variable| {
+                json!({
+                    "name": variable.name(),
+                    "dtype": variable.dtype().to_string(),
+                    "shape": variable.shape().to_string(),
+                })
+            });
+            value["variables"] = variables.collect();
+            value["partitions"] = json!(contents.partitions);
+            value["slots"] = json!(contents.slots);
+            let clients =
+                contents.clients.iter().map(|(job, index)| json!(format!("{job}:{index}")));
+            value["clients"] = clients.collect();
+        }
+    }
+    value
+}
