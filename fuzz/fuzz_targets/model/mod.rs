@@ -212,7 +212,7 @@ impl World {
                 }
                 self.say(by, Envelope::default(), Declare { digest }.into(), body);
             }
-            Action::Initialize { by } => self.ask(by, 0, Initialize {}),
+            Action::Initialize { by } => self.ask(by, 0, Initialize { epoch: RestoreEpoch(1) }),
             Action::AwaitReady { by, deadline } => self.ask(by, deadline, AwaitReady {}),
             Action::FetchCatalogue { by } => self.ask(by, 0, FetchCatalogue {}),
             Action::Token { by, deadline, newest } => {
