@@ -474,7 +474,9 @@ impl Journal {
     }
 
     /// The words of both files as they are now, with all that verifies them.
-    pub(crate) fn image(&self) -> Vec<u8> {
+    ///
+    /// One control word, which is 0 here, is 1 there: the image says that it is one.
+    pub(crate) fn image(&self, marker: usize) -> Vec<u8> {
         let control = self.control.memory.bytes();
         let (generation, tables) = match &self.tables {
             Some(tables) => (tables.generation, tables.memory.bytes()),
@@ -485,6 +487,12 @@ impl Journal {
         image.extend_from_slice(&generation.to_le_bytes());
         image.extend_from_slice(control);
         image.extend_from_slice(tables);
+        let sum_at = Words::checksum_place(marker / CELL_WORDS);
+        let change = Words::share(marker, self.control.load(marker)) ^ Words::share(marker, 1);
+        let sum = self.control.memory.load(sum_at) ^ change;
+        for (place, value) in [(Words::place(marker), 1), (sum_at, sum)] {
+            image[16 + 8 * place..][..8].copy_from_slice(&value.to_le_bytes());
+        }
         image
     }
 

@@ -243,6 +243,10 @@ impl Store {
         let rows = rows.map_err(|fault| plan.corrupt(Kind::Undo, fault))?;
         let mut store = Store::new(plan, loan, values, slots, undo);
         store.put_back(&rows);
+        if store.power {
+            store.values.hold_spares();
+            store.slots.iter_mut().for_each(Pool::hold_spares);
+        }
         Ok(store)
     }
 

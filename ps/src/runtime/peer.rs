@@ -28,21 +28,23 @@ pub(super) struct Introduction {
 /// How long a shard may take to write its part before it is given up.
 const PATIENCE: Duration = Duration::from_secs(3600);
 
-/// Has a shard write its part of a checkpoint; what the manifest is to say of it.
+/// Has a shard write its part of a checkpoint of this restore epoch, another's it refuses; what the
+/// manifest is to say of it.
 pub(super) async fn save_shard(
     introduction: &Introduction,
     address: &str,
     shard: ShardId,
     checkpoint: &str,
+    epoch: RestoreEpoch,
 ) -> Result<Vec<u8>, String> {
     let saving = async {
         let mut line = Line::connect(address).await?;
-        match line.ask(introduction.hello(shard).into()).await? {
+        match line.ask(introduction.hello(shard).into(), RestoreEpoch(0)).await? {
             (Message::Welcome(_), _) => line.reader.open(),
             (message, _) => return Err(unexpected(message)),
         }
         let save = message::SaveShard { name: Text::clipped(checkpoint) };
-        match line.ask(save.into()).await? {
+        match line.ask(save.into(), epoch).await? {
             (Message::ShardSaved(_), body) => Ok(body),
             (message, _) => Err(unexpected(message)),
         }
@@ -101,9 +103,14 @@ impl Line {
     }
 
     /// Sends a message and waits for its answer.
-    async fn ask(&mut self, message: Message) -> Result<(Message, Vec<u8>), String> {
+    async fn ask(
+        &mut self,
+        message: Message,
+        restore_epoch: RestoreEpoch,
+    ) -> Result<(Message, Vec<u8>), String> {
         self.requests += 1;
-        let envelope = Envelope { request: RequestId(self.requests), ..Envelope::default() };
+        let request = RequestId(self.requests);
+        let envelope = Envelope { request, restore_epoch, ..Envelope::default() };
         let mut frame = Vec::new();
         encode(&mut frame, &envelope, &message, BodyStamp::plain(0));
         self.send(&frame).await.map_err(|error| error.to_string())?;

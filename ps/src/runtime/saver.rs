@@ -157,7 +157,9 @@ impl Saver {
             .map(|shard| {
                 let (introduction, name) = (self.introduction.clone(), name.clone());
                 let address = self.addresses.get(&shard.task).cloned().unwrap_or_default();
-                tokio::spawn(async move { save_shard(&introduction, &address, shard, &name).await })
+                tokio::spawn(async move {
+                    save_shard(&introduction, &address, shard, &name, epoch).await
+                })
             })
             .collect();
         let mut entries = Vec::new();

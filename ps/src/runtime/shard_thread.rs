@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use pushpull_common::protocol::message::Hello;
 use pushpull_common::protocol::{BodyStamp, FrameReader, Header, encode};
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::LocalSet;
 use tokio_util::sync::CancellationToken;
@@ -56,6 +57,9 @@ pub(super) struct Core {
     chore: Notify,
     flush: RefCell<Option<Box<Flush>>>,
     flush_due: Notify,
+    flushed: Notify,
+    /// Orders that the saver had no room for yet.
+    orders_left: RefCell<VecDeque<Order>>,
 }
 
 /// How a shard's thread reaches the checkpoints.
@@ -160,12 +164,21 @@ impl Core {
         }
     }
 
-    /// Tells the saver what to do. It takes orders while it waits for nothing: a shard has few.
+    /// Tells the saver what to do, now or when it has room for more.
     fn order(&self, order: Order) {
-        if let Some(orders) = &self.orders {
-            // A saver that has no room for an order answers none: the request's deadline ends it.
-            let _ = orders.try_send(order);
+        self.orders_left.borrow_mut().push_back(order);
+        self.give_orders();
+    }
+
+    fn give_orders(&self) {
+        let mut left = self.orders_left.borrow_mut();
+        while let (Some(orders), Some(order)) = (&self.orders, left.pop_front()) {
+            if let Err(TrySendError::Full(order)) = orders.try_send(order) {
+                left.push_front(order);
+                return;
+            }
         }
+        left.clear();
     }
 
     /// Has files written and read, one at a time, by threads that may wait for a disk.
@@ -210,6 +223,7 @@ impl Core {
         self.handle(Input::Flushed(result));
         // Blocks that older images named are free.
         self.released();
+        self.flushed.notify_one();
         true
     }
 
@@ -280,6 +294,7 @@ impl Core {
         loop {
             interval.tick().await;
             self.handle(Input::Tick);
+            self.give_orders();
             let now = Instant::now();
             self.cut_slowest_pull(now);
             for outbox in self.outboxes.borrow().values() {
@@ -299,8 +314,12 @@ impl Core {
     async fn drain(&self) {
         let finish = async {
             // An update may wait for a flush, and its answer for another.
-            while self.work_slice() == Work::More || self.flush_once().await {
-                tokio::task::yield_now().await;
+            loop {
+                match self.work_slice() {
+                    Work::More => tokio::task::yield_now().await,
+                    _ if self.shard.borrow().waits_for_image() => self.flushed.notified().await,
+                    _ => break,
+                }
             }
             for outbox in self.outboxes.borrow().values() {
                 outbox.close();
@@ -342,9 +361,14 @@ pub(super) fn run(
         chore: Notify::new(),
         flush: RefCell::default(),
         flush_due: Notify::new(),
+        flushed: Notify::new(),
+        orders_left: RefCell::default(),
     });
     let local = LocalSet::new();
     local.block_on(&runtime, async {
+        let flushing = core.clone();
+        // It outlives the others: answers wait for it while the server stops.
+        tokio::task::spawn_local(async move { flushing.keep_flushing().await });
         let serve = async {
             while let Some(arrived) = arrivals.recv().await {
                 tokio::task::spawn_local(connection::serve(core.clone(), arrived));
@@ -355,7 +379,6 @@ pub(super) fn run(
             () = core.keep_working() => {}
             () = core.keep_ticking() => {}
             () = core.keep_doing_chores() => {}
-            () = core.keep_flushing() => {}
             () = core.keep_hearing(news) => {}
             () = serve => {}
         }

@@ -104,6 +104,11 @@ impl ShardRestore {
         let memory = |reason: String| CheckpointError::Memory { reason };
         let name = parsed.map_err(|_| memory(format!("{name:?} is no checkpoint's name")))?;
         let mut opened = Opened::open(storage, name)?;
+        // What the chief was told, and the epoch and the step go by, is what is there.
+        let (epoch, step) = (self.checkpoint.epoch, self.checkpoint.step);
+        if (name.restore_epoch, name.global_step) != (epoch.0, step.0) || step.0 >= STEP_LIMIT {
+            return Err(memory(format!("{name} is not of epoch {epoch} and step {step}")));
+        }
         let kind = &opened.manifest().optimizer.kind;
         if *kind != self.optimizer {
             let expected = self.optimizer;
@@ -119,6 +124,9 @@ impl ShardRestore {
         })
     }
 }
+
+/// No training reaches it, and what is added to it still fits its word.
+const STEP_LIMIT: u64 = 1 << 56;
 
 /// A restore under way.
 #[derive(Debug)]
@@ -191,6 +199,10 @@ impl Shard {
             let error = format!("{name:?} is no checkpoint's name");
             return self.refuse_storage(connection, request, &error);
         };
+        if self.config.checkpoints.is_none() {
+            let error = "no place for checkpoints is configured";
+            return self.refuse_storage(connection, request, error);
+        }
         let Some(store) = self.store().filter(|_| self.is_ready()) else {
             return self.refuse(connection, request, Refusal::NotInitialized {});
         };
@@ -261,7 +273,7 @@ impl Shard {
         if self.is_ready() && epoch == self.epoch && checkpoint.step == self.restored_step {
             return self.answer_ready(connection, request);
         }
-        if epoch <= self.epoch || epoch <= checkpoint.epoch {
+        if epoch <= self.epoch || epoch <= checkpoint.epoch || epoch.0 == u32::MAX {
             let refusal = self.other_epoch(epoch);
             return self.refuse(connection, request, refusal);
         }
@@ -297,6 +309,8 @@ impl Shard {
         connection: u64,
         catalogue: Arc<Catalogue>,
     ) -> Result<(), crate::error::StorageError> {
+        // What it had pinned belongs to the past, and holds the thread that is to read.
+        self.give_up_saving();
         let others: Vec<u64> =
             self.conversations.keys().copied().filter(|&other| other != connection).collect();
         for other in others {
@@ -316,11 +330,14 @@ impl Shard {
     }
 
     /// The checkpoint's values are here, or are not to be had.
-    pub(super) fn restored(&mut self, restored: ShardRestored) {
+    pub(super) fn restored(&mut self, now: Instant, restored: ShardRestored) {
         let Some(Restoring { connection, request, epoch, step }) = self.restoring.take() else {
             return;
         };
         let ShardRestored { store, result } = restored;
+        if let Some(refusal) = self.poisoned() {
+            return self.refuse(connection, request, refusal);
+        }
         let counts = match result {
             Ok(counts) => counts,
             Err(error) => {
@@ -338,11 +355,13 @@ impl Shard {
         (self.epoch, self.restored_step) = (epoch, step);
         (self.version, self.gradients) = (counts.version, counts.gradients);
         if let Some(owner) = &mut self.owner {
+            owner.forget_tokens();
             owner.go_back(step);
             self.counters.global_step.set(step.0);
         }
         self.variables = Variables::Ready(store);
         self.ready_now(connection, request);
+        self.grant_parked_tokens(now);
     }
 
     fn slot_names(&self) -> impl Iterator<Item = &'static str> {

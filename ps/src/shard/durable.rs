@@ -162,7 +162,7 @@ impl Shard {
         found: Reopenable,
         now: Instant,
     ) -> Result<Shard, StorageError> {
-        let Reopenable { control, from_image, .. } = found;
+        let Reopenable { control, .. } = found;
         let name = file_name(Kind::Control, 0);
         let corrupt = |fault| place.corrupt(&name, fault);
         let page = Page::decode(control.bytes()).map_err(corrupt)?;
@@ -187,12 +187,14 @@ impl Shard {
         let mut shard = Shard::with(parts, arena, journal, life);
         shard.take_up(&record, now)?;
         if declared {
-            shard.take_up_variables(&record, from_image, now)?;
+            shard.take_up_variables(&record, now)?;
         } else {
             shard.journal.check_intent(transaction_words(0))?;
         }
         // Not before all is known to be there: what is refused is left as it was found.
-        remove_leftovers(&shard.arena, declared.then_some(generation))?;
+        if shard.power.is_none() {
+            remove_leftovers(&shard.arena, declared.then_some(generation))?;
+        }
         Ok(shard)
     }
 
@@ -236,7 +238,6 @@ impl Shard {
     fn take_up_variables(
         &mut self,
         record: &ShardRecord,
-        from_image: bool,
         now: Instant,
     ) -> Result<(), StorageError> {
         let &ShardRecord { generation, rooms, integrity, .. } = record;
@@ -267,7 +268,7 @@ impl Shard {
         }
         let first = first + map_words(&layout);
         // The rooms of an image may have been used again since: what lay in them was not answered.
-        let whole = match from_image {
+        let whole = match record.from_image {
             true => self.return_tokens_of_the_gone(),
             false => whole_rooms(&self.journal, &layout, first, rooms, record.clients)
                 .and_then(|whole| self.check_whole_rooms(whole, record.stage, first))
@@ -355,7 +356,10 @@ impl Shard {
         let loan = self.budget.take(need(&geometry, &layout, rooms))?;
         let words = table_words(&geometry, &layout, rooms);
         let generation = self.generation + 1;
-        remove_leftovers(&self.arena, None)?;
+        for kind in OF_A_GENERATION {
+            // A process may have been killed, or refused space, while it made them.
+            self.arena.place.remove(&file_name(kind, generation))?;
+        }
         let encoded = catalogue.encode();
         let mut memory = self.arena.create(Kind::Catalogue, generation, encoded.len() as u64)?;
         memory.write(PAGE_BYTES, encoded);
@@ -394,7 +398,20 @@ impl Shard {
         self.assigned.clear();
         self.persist();
         self.journal.forget_tables();
-        remove_leftovers(&self.arena, None)
+        match &mut self.power {
+            None => remove_leftovers(&self.arena, None),
+            // The image on the disk may name them, and one that is being written flushes them.
+            Some(power) => {
+                power.unnamed_since = Some(power.made);
+                Ok(())
+            }
+        }
+    }
+
+    /// Removes the files that no image on the disk names any more.
+    pub(super) fn remove_unnamed(&self) -> Result<(), StorageError> {
+        let named = self.restoring.is_some() || !matches!(self.variables, Variables::Absent);
+        remove_leftovers(&self.arena, named.then_some(self.generation))
     }
 
     fn geometry(&self, layout: &ShardLayout) -> Geometry {
@@ -455,8 +472,6 @@ struct Reopenable {
     control: Memory,
     /// How many durable images there have been.
     images: u64,
-    /// Whether the files are those of an image.
-    from_image: bool,
 }
 
 /// Makes sure that the files of an arena are those of this boot and this configuration; if they are
@@ -478,7 +493,7 @@ fn reopenable(
     };
     let images = image.as_ref().map_or(0, |(number, _)| *number);
     if boot == life.boot {
-        return Ok(Reopenable { control, images, from_image: false });
+        return Ok(Reopenable { control, images });
     }
     let Some((_, image)) = image else {
         return Err(StorageError::OtherBoot { path: place.path(&name) });
@@ -515,8 +530,12 @@ fn reopenable(
     place.sync_names()?;
     let control = place.open(&name)?;
     let control = control.ok_or_else(|| StorageError::Missing { path: place.path(&name) })?;
-    Ok(Reopenable { control, images, from_image: true })
+    Ok(Reopenable { control, images })
 }
+
+/// The files that each declaration of variables has of its own.
+const OF_A_GENERATION: [Kind; 6] =
+    [Kind::Tables, Kind::Values, Kind::Slots, Kind::Inbox, Kind::Undo, Kind::Catalogue];
 
 /// Removes the files of generations that are not in use: a process was killed while it made or
 /// removed them.

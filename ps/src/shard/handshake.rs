@@ -58,6 +58,11 @@ impl Shard {
             let differs = Detail::clipped("they were declared anew since this client joined");
             return Err(Refusal::Catalogue { server, client, differs });
         }
+        if self.restoring.is_some() && hello.seen_epoch != RestoreEpoch(0) {
+            // It comes back when the next epoch has begun, and is told how far it goes back.
+            let what = Detail::clipped("restores under way");
+            return Err(Refusal::Busy { what, limit: 1 });
+        }
         let limit = self.config.connections_max;
         if self.conversations.len() >= limit {
             let what = Detail::clipped("connections");

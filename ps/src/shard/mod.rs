@@ -252,7 +252,7 @@ impl Shard {
             Input::ShardSaved { connection, request, result } => {
                 self.shard_saved(connection, request, result);
             }
-            Input::ShardRestored(restored) => self.restored(*restored),
+            Input::ShardRestored(restored) => self.restored(now, *restored),
             Input::Flushed(result) => self.flushed(result),
             Input::Tick => self.tick(now),
         }
@@ -443,6 +443,13 @@ impl Shard {
         };
         match conversation.receiving.take() {
             None => {}
+            Some(Receiving::Catalogue { request, .. } | Receiving::User { request, .. })
+                if self.poisoned().is_some() =>
+            {
+                if let Some(refusal) = self.poisoned() {
+                    self.refuse(connection, request, refusal);
+                }
+            }
             Some(Receiving::Catalogue { request, digest, bytes }) => {
                 self.declare(connection, request, digest, &bytes);
                 self.give_parked_rooms(now);

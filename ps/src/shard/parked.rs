@@ -115,6 +115,10 @@ impl Parked {
         self.take(|entry| entry.connection == connection);
     }
 
+    pub(crate) fn count(&self, which: impl Fn(&&Entry) -> bool) -> usize {
+        self.entries.iter().filter(which).count()
+    }
+
     pub(crate) fn any(&self, ready: impl FnMut(&Entry) -> bool) -> bool {
         self.entries.iter().any(ready)
     }

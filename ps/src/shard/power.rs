@@ -12,6 +12,7 @@ use std::collections::VecDeque;
 use pushpull_common::protocol::Refusal;
 
 use super::output::Output;
+use super::record::FROM_IMAGE;
 use super::{Detail, Shard, Variables};
 use crate::arena::{Place, file_name};
 use crate::error::StorageError;
@@ -22,7 +23,7 @@ use crate::zoo::{Bug, Zoo};
 #[derive(Debug, Default)]
 pub(super) struct Power {
     /// Counts the commits.
-    made: u64,
+    pub(super) made: u64,
     /// The newest commit that an image on the disk holds.
     durable: u64,
     /// The newest commit that the image being written holds.
@@ -31,6 +32,8 @@ pub(super) struct Power {
     images: u64,
     /// What waits for the commit it depends on.
     held: VecDeque<(u64, Output)>,
+    /// The commit since which files lie there that no newer image names.
+    pub(super) unnamed_since: Option<u64>,
     /// Why nothing can be made durable any more.
     failed: Option<String>,
 }
@@ -152,7 +155,7 @@ impl Shard {
             stamp: self.arena.stamp,
             files,
             number: power.images,
-            image: self.journal.image(),
+            image: self.journal.image(FROM_IMAGE),
             zoo: self.config.zoo,
         };
         if let Variables::Declared(store) | Variables::Ready(store) = &mut self.variables {
@@ -168,6 +171,11 @@ impl Shard {
         match result {
             Ok(()) => {
                 power.durable = mark;
+                let unnamed = power.unnamed_since.take_if(|since| *since <= mark).is_some();
+                if unnamed {
+                    // What cannot be removed costs space, and the next opening tries again.
+                    let _ = self.remove_unnamed();
+                }
                 if let Variables::Declared(store) | Variables::Ready(store) = &mut self.variables {
                     store.image_written();
                 }
@@ -186,6 +194,13 @@ impl Shard {
         }
     }
 
+    /// Whether something waits for an image to be on the disk.
+    pub(crate) fn waits_for_image(&self) -> bool {
+        self.power.as_ref().is_some_and(|power| {
+            power.failed.is_none() && (power.writing.is_some() || power.made != power.durable)
+        })
+    }
+
     /// Why this shard only answers pulls: a disk has failed it.
     pub(super) fn poisoned(&self) -> Option<Refusal> {
         let failed = self.power.as_ref()?.failed.as_ref()?;
@@ -197,8 +212,10 @@ impl Shard {
     pub(super) fn images_go_on_from(&mut self, number: u64) {
         if let Some(power) = &mut self.power {
             power.images = number;
-            // Whatever is here was not put on the disk by this process.
+            // Whatever is here was not put on the disk by this process; and what the image there names,
+            // and nobody else, goes when the next one is there.
             power.made = 1;
+            power.unnamed_since = Some(1);
         }
     }
 }

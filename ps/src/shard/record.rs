@@ -60,7 +60,13 @@ pub(crate) struct ShardRecord {
     /// Goes up with each restore, and when variables first have values; and the step it began at.
     pub(crate) restore_epoch: RestoreEpoch,
     pub(crate) restored_step: GlobalStep,
+    /// Whether these are the words of a durable image: what its rooms held may have been replaced
+    /// since. The first commit after it says no.
+    pub(crate) from_image: bool,
 }
+
+/// The word that says that the words are those of a durable image.
+pub(crate) const FROM_IMAGE: usize = Word::FromImage as usize;
 
 /// The places of the shard's words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +91,7 @@ enum Word {
     Integrity,
     RestoreEpoch,
     RestoredStep,
+    FromImage,
     /// How many of them there are.
     Count,
 }
@@ -120,6 +127,7 @@ impl ShardRecord {
         set(Word::Integrity, self.integrity.into());
         set(Word::RestoreEpoch, self.restore_epoch.0.into());
         set(Word::RestoredStep, self.restored_step.0);
+        set(Word::FromImage, self.from_image.into());
         for (index, bytes) in self.digest.chunks_exact(8).enumerate() {
             let bytes = bytes.try_into().expect("chunks of eight");
             words[Word::Digest as usize + index] = u64::from_le_bytes(bytes);
@@ -168,6 +176,7 @@ impl ShardRecord {
                 below(Word::RestoreEpoch, 1 << 32, "a restore epoch")? as u32
             ),
             restored_step: GlobalStep(count(Word::RestoredStep, "a step")?),
+            from_image: flag(Word::FromImage, "whether this is an image")?,
         })
     }
 }
@@ -280,6 +289,7 @@ mod tests {
             integrity: true,
             restore_epoch: RestoreEpoch(13),
             restored_step: GlobalStep(14),
+            from_image: true,
         };
         let words = record.encode();
         assert_eq!(ShardRecord::decode(&words), Ok(record));

@@ -23,7 +23,14 @@ impl Shard {
         }) {
             return self.answer_token(now, &entry, Request::Granted(issued));
         }
+        if self.restoring.is_some() {
+            return self.refuse(connection, request, Refusal::NotInitialized {});
+        }
         let held = lost.map_or(0, |(client, owner)| owner.tokens_of(client).count());
+        // What it waits for it will hold.
+        let waits =
+            |other: &&Entry| other.client == entry.client && matches!(other.wait, Wait::Token);
+        let held = held + self.parked.count(waits);
         if held >= TOKENS_PER_CLIENT_MAX {
             let (what, limit) = (Detail::clipped("tokens of one client"), held as u64);
             return self.refuse(connection, request, Refusal::Busy { what, limit });

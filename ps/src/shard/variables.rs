@@ -107,7 +107,7 @@ impl Shard {
                 if self.is_initializing() {
                     return self.park(Entry::plain(connection, request, now, Wait::Ready));
                 }
-                if epoch <= self.epoch {
+                if epoch <= self.epoch || epoch.0 == u32::MAX {
                     let refusal = self.other_epoch(epoch);
                     return self.refuse(connection, request, refusal);
                 }

@@ -77,6 +77,8 @@ pub(crate) enum Work {
     More,
     /// There is more to do once a pull has been sent: all spare memory is pinned.
     Blocked,
+    /// There is more to do once an image is on the disk.
+    Flushing,
 }
 
 impl Shard {
@@ -98,6 +100,10 @@ impl Shard {
         match result {
             Err(NoSpareBlock) => {
                 self.jobs.push_front(job);
+                if self.waits_for_image() {
+                    // Blocks are free again when it is on the disk; nobody is to blame.
+                    return Work::Flushing;
+                }
                 // Training goes before a checkpoint that pins more than the budget for pins.
                 self.give_up_saving();
                 return Work::Blocked;

@@ -65,6 +65,11 @@ impl Pool {
         }
     }
 
+    /// An image on the disk may name any block: none is free before the next one is there.
+    pub(crate) fn hold_spares(&mut self) {
+        self.named.append(&mut self.spare);
+    }
+
     /// How many places there are.
     pub(crate) fn places(&self) -> usize {
         self.homes.len()

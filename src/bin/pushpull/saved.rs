@@ -34,7 +34,7 @@ pub(crate) fn run(directory: &Path, json: bool) -> Result<(), Failure> {
     }
     for refused in &listed.refused {
         values.push(json!({ "name": refused.checkpoint, "sound": false, "fault": refused.reason.to_string() }));
-        page += &format!("{}\n  not sound  {}\n", refused.checkpoint, refused.reason.to_string());
+        page += &format!("{}\n  not sound  {}\n", refused.checkpoint, refused.reason);
     }
     match json {
         true => println!(

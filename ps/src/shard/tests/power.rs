@@ -109,6 +109,21 @@ pub(super) fn cuts(seeds: std::ops::Range<u64>, zoo: Zoo) -> (usize, usize) {
                 world.flush();
                 world.holds_flushes = false;
             }
+            if random.one_in(2) {
+                // It has committed more than is on the disk. Killed, and started again, it would go
+                // on with what lies whole in its inbox.
+                world.flush();
+                world.holds_flushes = false;
+                let begun = lines.map(|line| (line, world.token(line), world.room(line)));
+                world.holds_flushes = true;
+                let body = bytes_of(&vec![-1_f32; ELEMENTS as usize]);
+                for (line, grant, room) in begun {
+                    world.work();
+                    world.push(line, &Push::gradient(900, grant, room), &[(0, &body)]);
+                }
+                world.restart(0).unwrap();
+                world.work();
+            }
             let files = cut(&world, &mut random);
             world.holds_flushes = false;
             world.reboot(0, files).unwrap();

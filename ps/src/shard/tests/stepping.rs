@@ -25,6 +25,7 @@ use super::kept::{Files, Kept, open_at, open_on};
 use crate::arena::shelf::{Content, Shelf};
 use crate::arena::witness::{self, Event};
 use crate::arena::{Memory, Place, StateDirectory};
+use crate::commit::COMMITTED;
 use crate::config::PsConfig;
 use crate::layout::PAGE_BYTES;
 use crate::optimizer::{Adam, Optimizer, Sgd};
@@ -129,7 +130,8 @@ impl Case {
         let watch = witness::watch(move |_| {
             let files = seen.contents();
             let state = |name| files.get(name).and_then(|content: &Content| content.word(4096));
-            let committed = state("intent") == Some(0xaaaa_5555_3c3c_c3c3);
+            let committed =
+                state("intent").is_some_and(|state| state >> 32 == u64::from(COMMITTED));
             let prepared = state("undo-1") == Some(0xa5a5_5a5a_f00f_0ff0);
             if if undone { prepared && !committed } else { committed } {
                 images.send(files).expect("it is received below");

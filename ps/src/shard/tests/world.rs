@@ -60,6 +60,7 @@ pub(super) struct World {
     pub(super) config: Arc<PsConfig>,
     budget: Budget,
     boots: u8,
+    boot: [u8; 16],
     /// Bytes that a body is delivered in at a time.
     pub(super) chop: usize,
     /// Is shown a shard after each input and each slice of work, once its outputs are out.
@@ -124,6 +125,7 @@ impl World {
             config: config.clone(),
             budget,
             boots: 100,
+            boot: life.boot,
             catalogue: place(variables, config.shards),
             members: vec![(0, 0); counters.len()],
             counters,
@@ -181,7 +183,8 @@ impl World {
         shard: usize,
         files: BTreeMap<String, impl Into<Content>>,
     ) -> Result<(), StorageError> {
-        self.reopen_in(shard, files, self.life)
+        let boot = self.boot;
+        self.reopen_in(shard, files, Life { boot, ..self.life })
     }
 
     /// The same after the machine was started anew.
@@ -205,7 +208,14 @@ impl World {
             self.heard.remove(&line);
             self.closed.insert(line);
         }
+        let disk = std::mem::take(&mut *self.shelves[shard].disk());
         self.shelves[shard] = Shelf::with(files);
+        // What this boot has put on the disk is there; after another it is what there is at all.
+        *self.shelves[shard].disk() = match life.boot == self.boot {
+            true => disk,
+            false => self.files(shard),
+        };
+        self.boot = life.boot;
         // Its memory is given back before it is taken again.
         let unborn = self.parts(shard);
         let other = Life { arena: self.life.arena + 1, ..self.life };
@@ -349,7 +359,7 @@ impl World {
         for shard in 0..self.shards.len() {
             while self.shards[shard].has_work() {
                 last = self.slice(shard);
-                if last == Work::Blocked {
+                if last != Work::More {
                     break;
                 }
             }
