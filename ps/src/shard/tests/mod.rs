@@ -21,6 +21,7 @@ mod pushes;
 mod random;
 mod refusals;
 mod resends;
+mod restores;
 mod rooms;
 mod spending;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]

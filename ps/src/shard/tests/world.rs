@@ -14,10 +14,12 @@ use pushpull_common::variable::VariableSpec;
 use super::peers::{Peer, chief, identity, pack, place};
 use crate::arena::shelf::{Content, Shelf};
 use crate::arena::{Budget, Place};
+use crate::checkpoint::CheckpointStorage;
 use crate::config::PsConfig;
 use crate::error::StorageError;
 use crate::metrics::{Counters, Metrics};
 use crate::optimizer::Optimizer;
+use crate::shard::checkpoints::{ShardRestore, ShardSave};
 use crate::shard::durable::{Life, Parts};
 use crate::shard::output::{Output, PulledParts};
 use crate::shard::power::Flush;
@@ -57,6 +59,10 @@ pub(super) struct World {
     pub(super) flushes: Vec<(usize, Flush)>,
     /// Whether they wait to be told, and are not put there at once.
     pub(super) holds_flushes: bool,
+    /// Where checkpoints are kept, if they are.
+    pub(super) storage: Option<Arc<dyn CheckpointStorage>>,
+    saves: Vec<(usize, ShardSave)>,
+    restores: Vec<(usize, ShardRestore)>,
     pub(super) config: Arc<PsConfig>,
     budget: Budget,
     boots: u8,
@@ -122,6 +128,9 @@ impl World {
             life,
             flushes: Vec::new(),
             holds_flushes: false,
+            storage: None,
+            saves: Vec::new(),
+            restores: Vec::new(),
             config: config.clone(),
             budget,
             boots: 100,
@@ -376,6 +385,31 @@ impl World {
         }
     }
 
+    /// The body of the answer to a shard that was told to save its part.
+    pub(super) fn answer_body(&mut self, line: Line, request: RequestId) -> Vec<u8> {
+        let storage = self.storage.clone().expect("a place for checkpoints");
+        while let Some((shard, save)) = self.saves.pop() {
+            let (connection, request) = (save.connection, save.request);
+            let result = save.run(&*storage);
+            self.input(shard, Input::ShardSaved { connection, request, result });
+        }
+        let heard = self.heard.remove(&line).unwrap_or_default();
+        let body = heard.into_iter().find_map(|heard| match heard {
+            Heard::Message { envelope, body, .. } => (envelope.request == request).then_some(body),
+            Heard::Values(_) => None,
+        });
+        body.expect("it has saved its part")
+    }
+
+    /// Reads the checkpoints that are to be restored, to the end.
+    pub(super) fn finish_restores(&mut self) {
+        let storage = self.storage.clone().expect("a place for checkpoints");
+        while let Some((shard, restore)) = self.restores.pop() {
+            let restored = Box::new(restore.run(storage.clone()));
+            self.input(shard, Input::ShardRestored(restored));
+        }
+    }
+
     /// The image that is due cannot be put there.
     pub(super) fn fail_flush(&mut self, error: &str) {
         let (shard, _) = self.flushes.pop().expect("an image is due");
@@ -436,11 +470,11 @@ impl World {
                     self.closed.insert(line(connection));
                 }
                 Output::Flush(flush) => self.flushes.push((shard, *flush)),
-                Output::FindCheckpoint { .. }
-                | Output::Save { .. }
-                | Output::Told { .. }
-                | Output::SaveShard(_)
-                | Output::RestoreShard(_) => unreachable!("no world keeps checkpoints"),
+                Output::SaveShard(save) => self.saves.push((shard, *save)),
+                Output::RestoreShard(restore) => self.restores.push((shard, *restore)),
+                Output::FindCheckpoint { .. } | Output::Save { .. } | Output::Told { .. } => {
+                    unreachable!("no world has a saver")
+                }
                 Output::Members { joined, present } => self.members[shard] = (joined, present),
             }
         }

@@ -1,0 +1,133 @@
+//! A shard that goes back to a checkpoint: what belongs to the past stays there.
+
+use std::sync::Arc;
+
+use pushpull_common::ids::{GlobalStep, RestoreEpoch, TokenId};
+use pushpull_common::protocol::message::{self, CheckpointId, Role};
+use pushpull_common::protocol::wire::Text;
+use pushpull_common::protocol::{Message, Refusal};
+use pushpull_common::variable::VariableSpec;
+
+use super::peers::{Peer, Push, bytes_of, chief, f32s, worker};
+use super::world::{Line, World};
+use crate::checkpoint::{
+    CheckpointStorage, Contents, LocalDirectory, OptimizerEntry, Save, ShardEntry,
+};
+use crate::config::Checkpoints;
+use crate::optimizer::Sgd;
+
+const ELEMENTS: u64 = 4;
+
+/// A world that keeps checkpoints in this folder, and its chief's line.
+fn world(folder: &std::path::Path) -> (World, Line, Arc<dyn CheckpointStorage>) {
+    let variables = vec![VariableSpec::f32("w", [ELEMENTS]).unwrap()];
+    let storage = || LocalDirectory::create(folder).unwrap();
+    let checkpoints = Checkpoints::new(storage());
+    let (mut world, lines) =
+        World::ready(variables, Sgd::new(1.0), |config| config.checkpoints(checkpoints.clone()));
+    let storage: Arc<dyn CheckpointStorage> = Arc::new(storage());
+    world.storage = Some(storage.clone());
+    (world, lines[0], storage)
+}
+
+fn push(world: &mut World, line: Line, sequence: u64) {
+    let (grant, room) = (world.token(line), world.room(line));
+    let body = bytes_of(&[-1_f32; ELEMENTS as usize]);
+    world.push_answer(line, &Push::gradient(sequence, grant, room), &[(0, &body)]);
+}
+
+/// Saves a checkpoint of the one shard.
+fn save(world: &mut World, storage: &Arc<dyn CheckpointStorage>, step: u64) -> CheckpointId {
+    let (epoch, step) = (RestoreEpoch(1), GlobalStep(step));
+    let save = Save::begin(storage.clone(), epoch, step).unwrap();
+    let name = Text::clipped(save.name().to_string());
+    let line = world.join(0, &mut Peer { role: Role::Peer {}, ..worker(9) });
+    let request = world.say(line, message::SaveShard { name: name.clone() }.into());
+    let entry = world.answer_body(line, request);
+    let entry: ShardEntry = serde_json::from_slice(&entry).unwrap();
+    let optimizer =
+        OptimizerEntry { kind: "sgd".into(), configuration: String::new(), slots: vec![] };
+    let contents = Contents { saved_unix_ms: 1, optimizer, shards: vec![entry], user: Vec::new() };
+    save.publish(&world.catalogue.clone(), contents).unwrap();
+    CheckpointId { name, epoch, step }
+}
+
+#[test]
+fn what_is_asked_for_while_a_restore_runs_does_not_outlive_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut world, chief_line, storage) = world(folder.path());
+    let mut peer = worker(1);
+    let line = world.join(0, &mut peer);
+    for sequence in 1..=2 {
+        push(&mut world, line, sequence);
+    }
+    let checkpoint = save(&mut world, &storage, 2);
+    for sequence in 3..=5 {
+        push(&mut world, line, sequence);
+    }
+    let held = world.token(line);
+    let epoch = RestoreEpoch(2);
+    let restore = message::Restore { checkpoint: checkpoint.clone(), epoch };
+    let ready = world.say(chief_line, restore.clone().into());
+    assert_eq!(world.answer(chief_line, ready), None, "it is being read");
+    assert!(world.closed.contains(&line), "everybody else is sent away");
+    world.disconnect(line);
+
+    // Somebody new comes, and one who knows the epoch that ends.
+    let mut stranger = worker(2);
+    let early = world.join(0, &mut stranger);
+    let token = message::TokenRequest { newest: TokenId(0) };
+    assert_eq!(world.refused(early, token.into()), Refusal::NotInitialized {});
+    let hello =
+        pushpull_common::protocol::message::Hello { seen_epoch: RestoreEpoch(1), ..peer.hello(0) };
+    let busy = world.greet(0, hello.clone(), false).unwrap_err();
+    assert!(matches!(busy, Refusal::Busy { .. }), "it is to come again: {busy}");
+    // The chief asks again, and is answered once.
+    let again = world.say(chief_line, restore.into());
+    world.finish_restores();
+    assert_eq!(world.answer(chief_line, ready), None);
+    assert!(matches!(world.answer(chief_line, again), Some(Message::Ready(_))));
+
+    let gone = world.greet(0, hello, false).unwrap_err();
+    let (found, current, step) = (RestoreEpoch(1), epoch, GlobalStep(2));
+    assert_eq!(gone, Refusal::RestoreEpoch { found, current, step });
+    assert_eq!(f32s(&world.values(chief_line)), [2.0; 4]);
+    let grant = world.token(early);
+    assert_eq!(grant.step, GlobalStep(2));
+    assert!(grant.token > held.token, "ids are not reused");
+    world.restart(0).unwrap();
+    let line = world.join(0, &mut chief());
+    assert_eq!(f32s(&world.values(line)), [2.0; 4]);
+    push(&mut world, line, 1);
+    assert_eq!(world.metrics().global_step, 3);
+}
+
+#[test]
+fn a_checkpoint_that_is_another_than_was_said_is_not_taken() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut world, chief_line, storage) = world(folder.path());
+    let line = world.join(0, &mut worker(1));
+    push(&mut world, line, 1);
+    let checkpoint = save(&mut world, &storage, 1);
+    let lies = [
+        CheckpointId { step: GlobalStep(7), ..checkpoint.clone() },
+        CheckpointId { name: Text::clipped("ckpt-1-9"), ..checkpoint.clone() },
+    ];
+    for (epoch, lie) in (2..).zip(lies) {
+        let catalogue = world.catalogue.clone();
+        world.declare(chief_line, &catalogue);
+        let restore = message::Restore { checkpoint: lie, epoch: RestoreEpoch(epoch) };
+        let request = world.say(chief_line, restore.into());
+        world.finish_restores();
+        let Some(Message::Refused(refused)) = world.answer(chief_line, request) else { panic!() };
+        assert!(matches!(refused.refusal, Refusal::Storage { .. }), "{}", refused.refusal);
+        assert_eq!(
+            world.refused(chief_line, message::FetchCatalogue {}.into()),
+            Refusal::NotInitialized {},
+            "nothing is loaded in part"
+        );
+    }
+    let last = message::Restore { checkpoint, epoch: RestoreEpoch(u32::MAX) };
+    let refusal = world.refused(chief_line, last.into());
+    assert!(matches!(refusal, Refusal::RestoreEpoch { .. }), "no epoch is above it: {refusal}");
+}
