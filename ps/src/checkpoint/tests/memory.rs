@@ -238,7 +238,8 @@ impl WriteFile for MemoryFile {
         let mut stored = bytes[..written].to_vec();
         match &mut world.sound {
             Some(0) => {
-                stored[written / 2] ^= 4;
+                // The end: of a shard's file it is data, which nothing but reading all of it finds.
+                stored[written - 1] ^= 4;
                 world.sound = None;
             }
             Some(writes) => *writes -= 1,
