@@ -222,9 +222,7 @@ impl Door {
                     self.closed.insert(connection);
                     events.push(Event::Closed { connection });
                 }
-                Output::FindCheckpoint { .. }
-                | Output::Save { .. }
-                | Output::Told { .. }
+                Output::Order(_)
                 | Output::SaveShard(_)
                 | Output::Flush(_)
                 | Output::RestoreShard(_) => unreachable!("no place for checkpoints is configured"),

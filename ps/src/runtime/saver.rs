@@ -8,7 +8,6 @@ use std::time::{Duration, SystemTime};
 
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::{GlobalStep, RestoreEpoch, ShardId};
-use pushpull_common::protocol::Envelope;
 use pushpull_common::protocol::message::CheckpointId;
 use pushpull_common::protocol::wire::Text;
 use tokio::sync::{mpsc, oneshot};
@@ -21,35 +20,7 @@ use crate::checkpoint::{
 use crate::config::Checkpoints;
 use crate::metrics::Counters;
 use crate::optimizer::Optimizer;
-use crate::shard::checkpoints::Asker;
-
-/// What the owner's shard wants of the saver.
-#[derive(Debug)]
-pub(super) enum Order {
-    Find {
-        connection: u64,
-        request: Envelope,
-    },
-    Save {
-        asker: Asker,
-        user: Vec<u8>,
-        catalogue: Arc<Catalogue>,
-        epoch: RestoreEpoch,
-        step: GlobalStep,
-    },
-    Told {
-        ticket: u64,
-        result: Result<CheckpointId, String>,
-    },
-}
-
-/// What the saver tells the owner's shard.
-#[derive(Debug)]
-pub(super) enum News {
-    Found { connection: u64, request: Envelope, result: Result<Option<CheckpointId>, String> },
-    SaveDue { ticket: u64, user: Vec<u8> },
-    Saved { asker: Asker, result: Result<CheckpointId, String> },
-}
+use crate::shard::checkpoints::{News, Order};
 
 /// A wish of somebody in this process, who waits for what comes of it.
 pub(super) type Wish = (Vec<u8>, oneshot::Sender<Result<CheckpointId, String>>);
@@ -107,7 +78,7 @@ impl Saver {
                         }
                         let _ = self.news.send(News::Saved { asker, result }).await;
                     }
-                    Some(Order::Told { ticket, result }) => {
+                    Some(Order::Tell { ticket, result }) => {
                         if let Some(waiting) = waiting.remove(&ticket) {
                             // Whoever asked may not wait any more.
                             let _ = waiting.send(result);
@@ -116,14 +87,14 @@ impl Saver {
                 },
                 Some((user, done)) = self.wishes.recv() => {
                     waiting.insert(next_ticket, done);
-                    let _ = self.news.send(News::SaveDue { ticket: next_ticket, user }).await;
+                    let _ = self.news.send(News::Wished { ticket: next_ticket, user }).await;
                     next_ticket += 1;
                 }
                 _ = due.tick(), if self.checkpoints.every.is_some() => {
                     // Nothing new is not saved again.
                     let step = GlobalStep(self.counters.global_step.read());
                     if saved_step.is_none_or(|(_, saved)| saved != step) && step.0 > 0 {
-                        let due = News::SaveDue { ticket: 0, user: Vec::new() };
+                        let due = News::Wished { ticket: 0, user: Vec::new() };
                         let _ = self.news.send(due).await;
                     }
                 }

@@ -16,8 +16,8 @@ use tokio_util::sync::CancellationToken;
 use super::connection;
 use super::link::Detached;
 use super::outbox::{Outbox, Outgoing};
-use super::saver::{News, Order};
 use crate::checkpoint::CheckpointStorage;
+use crate::shard::checkpoints::{News, Order};
 use crate::shard::output::Output;
 use crate::shard::power::Flush;
 use crate::shard::work::Work;
@@ -141,13 +141,7 @@ impl Core {
                         outbox.close();
                     }
                 }
-                Output::FindCheckpoint { connection, request } => {
-                    self.order(Order::Find { connection, request });
-                }
-                Output::Save { asker, user, catalogue, epoch, step } => {
-                    self.order(Order::Save { asker, user, catalogue, epoch, step });
-                }
-                Output::Told { ticket, result } => self.order(Order::Told { ticket, result }),
+                Output::Order(order) => self.order(order),
                 output @ (Output::SaveShard(_) | Output::RestoreShard(_)) => {
                     self.chores.borrow_mut().push_back(output);
                     self.chore.notify_one();
@@ -230,13 +224,7 @@ impl Core {
     /// Tells the shard what the saver says.
     async fn keep_hearing(&self, mut news: mpsc::Receiver<News>) {
         while let Some(news) = news.recv().await {
-            self.handle(match news {
-                News::Found { connection, request, result } => {
-                    Input::CheckpointFound { connection, request, result }
-                }
-                News::SaveDue { ticket, user } => Input::SaveDue { ticket, user },
-                News::Saved { asker, result } => Input::Saved { asker, result },
-            });
+            self.handle(Input::News(news));
         }
         std::future::pending().await
     }

@@ -36,6 +36,66 @@ pub(crate) enum Asker {
     Ticket(u64),
 }
 
+/// What the owner's shard wants of the saver, who waits for disks and for other tasks.
+#[derive(Debug)]
+pub(crate) enum Order {
+    /// Find the newest checkpoint that is sound.
+    Find {
+        /// Over this connection it was asked for.
+        connection: u64,
+        /// By this request.
+        request: Envelope,
+    },
+    /// Save a checkpoint of all shards.
+    Save {
+        /// Who asks.
+        asker: Asker,
+        /// What is kept with it.
+        user: Vec<u8>,
+        /// What the variables are.
+        catalogue: Arc<Catalogue>,
+        /// The restore epoch.
+        epoch: RestoreEpoch,
+        /// The global step.
+        step: GlobalStep,
+    },
+    /// Tell who has this ticket what came of its checkpoint.
+    Tell {
+        /// The ticket.
+        ticket: u64,
+        /// The checkpoint, or why there is none.
+        result: Result<CheckpointId, String>,
+    },
+}
+
+/// What the saver says.
+#[derive(Debug)]
+pub(crate) enum News {
+    /// What came of [`Order::Find`].
+    Found {
+        /// Over this connection it was asked for.
+        connection: u64,
+        /// By this request.
+        request: Envelope,
+        /// What there is, or why it cannot be told.
+        result: Result<Option<CheckpointId>, String>,
+    },
+    /// Somebody in this process wants a checkpoint.
+    Wished {
+        /// Names the wish.
+        ticket: u64,
+        /// What is kept with it.
+        user: Vec<u8>,
+    },
+    /// What came of [`Order::Save`].
+    Saved {
+        /// Who asked.
+        asker: Asker,
+        /// The checkpoint, or why there is none.
+        result: Result<CheckpointId, String>,
+    },
+}
+
 /// A shard's part of a checkpoint, to be written.
 #[derive(Debug)]
 pub(crate) struct ShardSave {
@@ -138,6 +198,16 @@ pub(super) struct Restoring {
 }
 
 impl Shard {
+    pub(super) fn hear_saver(&mut self, news: News) {
+        match news {
+            News::Found { connection, request, result } => {
+                self.checkpoint_found(connection, request, result);
+            }
+            News::Wished { ticket, user } => self.save(Asker::Ticket(ticket), user),
+            News::Saved { asker, result } => self.saved(asker, result),
+        }
+    }
+
     /// Asks for the newest checkpoint that is sound.
     pub(super) fn find_checkpoint(&mut self, connection: u64, request: Envelope) {
         if self.owner.is_none() {
@@ -145,12 +215,12 @@ impl Shard {
             return self.refuse(connection, request, Refusal::Unsupported { kind: 17, detail });
         }
         match self.config.checkpoints {
-            Some(_) => self.outputs.push_back(Output::FindCheckpoint { connection, request }),
+            Some(_) => self.outputs.push_back(Output::Order(Order::Find { connection, request })),
             None => self.checkpoint_found(connection, request, Ok(None)),
         }
     }
 
-    pub(super) fn checkpoint_found(
+    fn checkpoint_found(
         &mut self,
         connection: u64,
         request: Envelope,
@@ -177,11 +247,12 @@ impl Shard {
         }
         let Some(catalogue) = self.store().map(|store| store.catalogue().clone()) else { return };
         let (epoch, step) = (self.epoch, self.step());
-        self.outputs.push_back(Output::Save { asker, user, catalogue, epoch, step });
+        let order = Order::Save { asker, user, catalogue, epoch, step };
+        self.outputs.push_back(Output::Order(order));
     }
 
     /// A checkpoint of all shards is saved, or is not.
-    pub(super) fn saved(&mut self, asker: Asker, result: Result<CheckpointId, String>) {
+    fn saved(&mut self, asker: Asker, result: Result<CheckpointId, String>) {
         match asker {
             Asker::Connection { connection, request } => match result {
                 Ok(checkpoint) => {
@@ -189,7 +260,9 @@ impl Shard {
                 }
                 Err(error) => self.refuse_storage(connection, request, &error),
             },
-            Asker::Ticket(ticket) => self.outputs.push_back(Output::Told { ticket, result }),
+            Asker::Ticket(ticket) => {
+                self.outputs.push_back(Output::Order(Order::Tell { ticket, result }));
+            }
         }
     }
 

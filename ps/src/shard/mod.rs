@@ -35,7 +35,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{GlobalStep, PartitionId, RestoreEpoch, Sequence, ShardId, TaskId};
-use pushpull_common::protocol::message::{CheckpointId, Hello, Role};
+use pushpull_common::protocol::message::{Hello, Role};
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{Envelope, Header, Message, Refusal, message};
 
@@ -47,7 +47,7 @@ use crate::inbox::Inbox;
 use crate::metrics::Counters;
 use crate::store::Store;
 use crate::zoo::Bug;
-use checkpoints::{Asker, Restoring, ShardRestored};
+use checkpoints::{Asker, News, Restoring, ShardRestored};
 use output::Output;
 use parked::{Entry, Parked, Wait};
 use power::Power;
@@ -92,29 +92,8 @@ pub(crate) enum Input<'a> {
         /// Which.
         connection: u64,
     },
-    /// What was asked of [`Output::FindCheckpoint`].
-    CheckpointFound {
-        /// Over this connection.
-        connection: u64,
-        /// By this request.
-        request: Envelope,
-        /// What there is, or why it cannot be told.
-        result: Result<Option<CheckpointId>, String>,
-    },
-    /// Somebody in this process wants a checkpoint.
-    SaveDue {
-        /// Names the wish.
-        ticket: u64,
-        /// What is kept with it.
-        user: Vec<u8>,
-    },
-    /// What came of [`Output::Save`].
-    Saved {
-        /// Who asked.
-        asker: Asker,
-        /// The checkpoint, or why there is none.
-        result: Result<CheckpointId, String>,
-    },
+    /// The saver says something.
+    News(News),
     /// What came of [`Output::SaveShard`].
     ShardSaved {
         /// Over this connection it was asked for.
@@ -244,11 +223,7 @@ impl Shard {
             Input::Progress { connection } => self.progress(now, connection),
             Input::Body { connection } => self.body(now, connection),
             Input::Disconnected { connection } => self.disconnected(now, connection),
-            Input::CheckpointFound { connection, request, result } => {
-                self.checkpoint_found(connection, request, result);
-            }
-            Input::SaveDue { ticket, user } => self.save(Asker::Ticket(ticket), user),
-            Input::Saved { asker, result } => self.saved(asker, result),
+            Input::News(news) => self.hear_saver(news),
             Input::ShardSaved { connection, request, result } => {
                 self.shard_saved(connection, request, result);
             }

@@ -2,16 +2,13 @@
 
 use std::io::IoSlice;
 use std::ops::Range;
-use std::sync::Arc;
 
 use bytes::Bytes;
-use pushpull_common::catalogue::Catalogue;
-use pushpull_common::ids::{GlobalStep, RestoreEpoch};
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
-use pushpull_common::protocol::message::{CheckpointId, Pulled};
+use pushpull_common::protocol::message::Pulled;
 use pushpull_common::protocol::{BodyStamp, Envelope, Message, encode};
 
-use super::checkpoints::{Asker, ShardRestore, ShardSave};
+use super::checkpoints::{Order, ShardRestore, ShardSave};
 use super::power::Flush;
 use crate::store::Snapshot;
 
@@ -36,33 +33,8 @@ pub(crate) enum Output {
         /// In these parts.
         parts: PulledParts,
     },
-    /// Find the newest checkpoint that is sound; answered with [`super::Input::CheckpointFound`].
-    FindCheckpoint {
-        /// Over this connection it was asked for.
-        connection: u64,
-        /// By this request.
-        request: Envelope,
-    },
-    /// Save a checkpoint of all shards; answered with [`super::Input::Saved`].
-    Save {
-        /// Who asks.
-        asker: Asker,
-        /// What is kept with it.
-        user: Vec<u8>,
-        /// What the variables are.
-        catalogue: Arc<Catalogue>,
-        /// The restore epoch.
-        epoch: RestoreEpoch,
-        /// The global step.
-        step: GlobalStep,
-    },
-    /// Tell who has this ticket what came of its checkpoint.
-    Told {
-        /// The ticket.
-        ticket: u64,
-        /// The checkpoint, or why there is none.
-        result: Result<CheckpointId, String>,
-    },
+    /// Tell the saver, which serves the owner's shard; it answers with [`super::Input::News`].
+    Order(Order),
     /// Write this shard's part of a checkpoint; answered with [`super::Input::ShardSaved`].
     SaveShard(Box<ShardSave>),
     /// Write an image of the durable words; answered with [`super::Input::Flushed`].

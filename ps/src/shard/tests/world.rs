@@ -472,7 +472,7 @@ impl World {
                 Output::Flush(flush) => self.flushes.push((shard, *flush)),
                 Output::SaveShard(save) => self.saves.push((shard, *save)),
                 Output::RestoreShard(restore) => self.restores.push((shard, *restore)),
-                Output::FindCheckpoint { .. } | Output::Save { .. } | Output::Told { .. } => {
+                Output::Order(_) => {
                     unreachable!("no world has a saver")
                 }
                 Output::Members { joined, present } => self.members[shard] = (joined, present),
