@@ -21,6 +21,7 @@ use crate::inbox::{Inbox, WholeRoom, map_words, whole_rooms};
 use crate::layout::{FORMAT, Fault, Kind, PAGE_BYTES, Page};
 use crate::runtime::boot;
 use crate::shard::durable::{control_fields, open_catalogue, table_words};
+use crate::shard::poison;
 use crate::shard::power::{image_name, read_image};
 use crate::shard::record::{self, CLIENT_WORDS, ShardRecord, Stage};
 use crate::shard::replicas::Presence as ClientPresence;
@@ -58,9 +59,14 @@ pub struct Inspection {
 }
 
 impl Inspection {
-    /// Whether every file is what it must be.
+    /// Whether every file is what it must be, and no shard is poisoned.
     pub fn is_sound(&self) -> bool {
-        self.shards.iter().all(|shard| shard.files.iter().all(|file| file.verdict.is_sound()))
+        self.shards.iter().all(|shard| {
+            // Once the machine was started anew, what is on the disk decides.
+            let decides = shard.arena.as_ref().is_some_and(|arena| !arena.this_boot);
+            let sound = shard.files.iter().all(|file| file.verdict.is_sound());
+            sound && (decides || shard.poisoned.is_none())
+        })
     }
 }
 
@@ -72,6 +78,8 @@ pub struct ShardInspection {
     pub path: PathBuf,
     /// Whose it is; `None` if the first page of its control file does not say.
     pub arena: Option<ArenaIs>,
+    /// Why a flush has failed, if one has: no server of that boot opens the arena again.
+    pub poisoned: Option<String>,
     /// What the shard remembers; `None` if that cannot be read.
     pub state: Option<ShardState>,
     /// Its variables; empty if there are none or they cannot be read.
@@ -322,6 +330,7 @@ impl Look<'_> {
         let found = ShardInspection {
             path: folder.to_owned(),
             arena: None,
+            poisoned: None,
             state: None,
             variables: Vec::new(),
             clients: Vec::new(),
@@ -408,6 +417,7 @@ impl Look<'_> {
         let mut journal = self.note(journal)?;
         self.found.committed_words = self.note(journal.intent())?;
         let cell = self.note(journal.first_cell())?;
+        self.found.poisoned = self.fault(Kind::Control, 0, poison::decode(&cell))?;
         let record = self.fault(Kind::Control, 0, ShardRecord::decode(&cell))?;
         self.found.state = Some(state_of(&record));
         let tables = match record.stage {

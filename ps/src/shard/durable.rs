@@ -20,7 +20,7 @@ use super::power::{Power, newest_image};
 use super::record::{self, CLIENT_WORDS, ShardRecord, Stage};
 use super::replicas::{CLIENTS_MAX, ClientKey, Presence, Replicas};
 use super::work::Job;
-use super::{Shard, Variables};
+use super::{Shard, Variables, poison};
 use crate::aggregate::step_owner::StepOwner;
 use crate::arena::{Arena, Budget, Memory, Place, file_name};
 use crate::commit::{Address, CELL_WORDS, Journal, offset_of, table_bytes};
@@ -176,7 +176,11 @@ impl Shard {
         let arena = Arena { place, stamp };
         let corrupt = |fault| arena.place.corrupt(&name, fault);
         let mut journal = Journal::open(&arena, control, parts.config.zoo)?;
-        let record = ShardRecord::decode(&journal.first_cell()?).map_err(corrupt)?;
+        let cell = journal.first_cell()?;
+        if let Some(reason) = poison::decode(&cell).map_err(corrupt)? {
+            return Err(StorageError::Poisoned { path: arena.place.path(&name), reason });
+        }
+        let record = ShardRecord::decode(&cell).map_err(corrupt)?;
         let ShardRecord { generation, stage, clients, .. } = record;
         let declared = stage != Stage::Absent;
         if declared {

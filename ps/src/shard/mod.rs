@@ -16,6 +16,7 @@ mod membership;
 pub(crate) mod output;
 mod parked;
 mod persist;
+pub(crate) mod poison;
 pub(crate) mod power;
 mod pulls;
 mod pushes;

@@ -181,11 +181,12 @@ impl Shard {
                 }
             }
             Err(error) => {
-                power.failed = Some(error);
+                power.failed = Some(error.clone());
                 self.jobs.clear();
                 self.draft = None;
                 // What was not made durable is not answered. Whoever asks again is told why.
                 power.held.clear();
+                self.stage_poison(&error);
                 let connections: Vec<u64> = self.conversations.keys().copied().collect();
                 for connection in connections {
                     self.outputs.push_back(Output::Close { connection });
@@ -199,6 +200,11 @@ impl Shard {
         self.power.as_ref().is_some_and(|power| {
             power.failed.is_none() && (power.writing.is_some() || power.made != power.durable)
         })
+    }
+
+    /// Whether an image is being written.
+    pub(crate) fn is_flushing(&self) -> bool {
+        self.power.as_ref().is_some_and(|power| power.writing.is_some())
     }
 
     /// Why this shard only answers pulls: a disk has failed it.

@@ -12,7 +12,10 @@ use super::peers::{Push, bytes_of, chief, f32s, worker};
 use super::random::Random;
 use super::world::{Line, World};
 use crate::arena::shelf::Content;
+use crate::commit::COMMITTED;
 use crate::config::{Durability, PsConfig};
+use crate::error::StorageError;
+use crate::layout::PAGE_BYTES;
 use crate::optimizer::Sgd;
 use crate::zoo::Zoo;
 
@@ -179,4 +182,43 @@ fn a_flush_that_fails_ends_pushes_for_good() {
         assert!(detail.as_str().contains("the disk is gone"), "{detail}");
     }
     assert_eq!(f32s(&world.values(line)).len(), ELEMENTS as usize, "but it can be read");
+}
+
+#[test]
+fn a_flush_that_failed_is_not_forgotten_by_the_next_process() {
+    let (mut world, line) = world(Zoo::default());
+    push(&mut world, line, 1);
+    world.fail_flush("the disk is gone");
+    world.holds_flushes = false;
+    // As often as it is tried: what is refused is left as it was.
+    for _ in 0..2 {
+        let error = world.restart(0).unwrap_err();
+        let StorageError::Poisoned { path, reason } = &error else { panic!("{error}") };
+        assert!(path.ends_with("control"), "{error}");
+        assert_eq!(reason, "the disk is gone");
+        assert!(error.to_string().contains("put the state directory aside"), "{error}");
+    }
+    // Once the machine was started anew, it is as if the process had not come that far.
+    let files = world.shelves[0].contents();
+    world.reboot(0, files).unwrap();
+    let line = world.join(0, &mut chief());
+    assert_eq!(f32s(&world.values(line)), vec![0.0; ELEMENTS as usize], "what was answered");
+    world.restart(0).unwrap();
+}
+
+#[test]
+fn a_flush_that_failed_is_not_forgotten_whenever_the_process_is_killed() {
+    let (mut world, line) = world(Zoo::default());
+    push(&mut world, line, 1);
+    let before = world.files(0);
+    world.fail_flush("the disk is gone");
+    let after = world.files(0);
+    // The commit is made, and no word of it is stored where it belongs.
+    let mut files = after.clone();
+    files.insert("control".to_owned(), before["control"].clone());
+    let state = PAGE_BYTES + 4..PAGE_BYTES + 8;
+    let intent = files.get_mut("intent").unwrap();
+    intent[state].copy_from_slice(&COMMITTED.to_le_bytes());
+    let error = world.reopen(0, files).unwrap_err();
+    assert!(matches!(error, StorageError::Poisoned { .. }), "{error}");
 }
