@@ -162,6 +162,15 @@ fn intent_bytes(words: usize) -> u64 {
     (4 * 8 + 16 * 2 * (words + NUMBERS)).next_multiple_of(PAGE_BYTES) as u64
 }
 
+/// Whether an intent file is one that no commit was ever made with; its pages may not have been put
+/// on the disk.
+pub(crate) fn has_seen_no_commit(bytes: &[u8]) -> bool {
+    let words = bytes.get(PAGE_BYTES..).unwrap_or(&[]);
+    let idle = state(IDLE, 0).to_le_bytes();
+    let rest = words.strip_prefix(&idle).unwrap_or(words);
+    rest.iter().all(|&byte| byte == 0)
+}
+
 /// The files of an image of the durable words.
 pub(crate) struct ImageFiles<'a> {
     pub(crate) control: &'a [u8],

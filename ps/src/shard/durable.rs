@@ -23,7 +23,7 @@ use super::work::Job;
 use super::{Shard, Variables, poison};
 use crate::aggregate::step_owner::StepOwner;
 use crate::arena::{Arena, Budget, Memory, Place, file_name};
-use crate::commit::{Address, CELL_WORDS, Journal, offset_of, table_bytes};
+use crate::commit::{Address, CELL_WORDS, Journal, has_seen_no_commit, offset_of, table_bytes};
 use crate::config::{Durability, PsConfig};
 use crate::error::StorageError;
 use crate::inbox::{Inbox, WholeRoom, map_words, whole_rooms};
@@ -79,6 +79,9 @@ impl Shard {
         life: Life,
         now: Instant,
     ) -> Result<Shard, StorageError> {
+        if parts.config.durability == Durability::Power {
+            place.sync_way()?;
+        }
         let control = place.open(&file_name(Kind::Control, 0))?;
         let mut shard = match control {
             Some(control) => {
@@ -113,6 +116,9 @@ impl Shard {
         if parts.config.durability == Durability::Power {
             // Its first page says whose image it is.
             arena.place.sync(CONTROL_NEW)?;
+            // Nothing is committed before both names are there: an intent without a control file
+            // that has seen a commit is somebody's.
+            arena.place.sync_names()?;
         }
         arena.place.rename(CONTROL_NEW, &file_name(Kind::Control, 0))?;
         Ok(Shard::with(parts, arena, journal, life))
@@ -439,13 +445,18 @@ fn need(geometry: &Geometry, layout: &ShardLayout, rooms: usize) -> u64 {
     geometry.need().saturating_add(Inbox::need(layout, rooms)).saturating_add(tables)
 }
 
-/// Removes what a process has left that was killed while it made an arena: that is one only once it
-/// has its control file. Anything else without one is somebody's state.
+/// Removes what a process has left that was killed, or whose machine lost its power, while it made
+/// an arena: that is one only once it has its control file. Anything else without one is somebody's
+/// state.
 fn clear_unborn(place: &Place) -> Result<(), StorageError> {
     let (intent, names) = (file_name(Kind::Intent, 0), place.names()?);
-    // The intent comes after the new control file and goes before it.
-    let begun = names.is_empty() || names.iter().any(|name| name == CONTROL_NEW);
-    if !begun || names.iter().any(|name| *name != CONTROL_NEW && *name != intent) {
+    let mut unborn = names.iter().all(|name| *name == CONTROL_NEW || *name == intent);
+    // The intent comes after the new control file, but a cut may leave its name alone.
+    if unborn && names == [intent.as_str()] {
+        let memory = place.open(&intent)?;
+        unborn = memory.is_none_or(|memory| has_seen_no_commit(memory.bytes()));
+    }
+    if !unborn {
         return Err(StorageError::Missing { path: place.path(&file_name(Kind::Control, 0)) });
     }
     place.remove(&intent)?;

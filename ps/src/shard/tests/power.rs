@@ -10,13 +10,15 @@ use pushpull_common::variable::VariableSpec;
 use super::kept::Files;
 use super::peers::{Push, bytes_of, chief, f32s, worker};
 use super::random::Random;
-use super::world::{Line, World};
-use crate::arena::shelf::Content;
-use crate::commit::COMMITTED;
+use super::world::{LIFE, Line, World};
+use crate::arena::shelf::{Content, Shelf};
+use crate::arena::{Arena, Place};
+use crate::commit::{COMMITTED, Journal};
 use crate::config::{Durability, PsConfig};
 use crate::error::StorageError;
-use crate::layout::PAGE_BYTES;
+use crate::layout::{Kind, PAGE_BYTES, Stamp};
 use crate::optimizer::Sgd;
+use crate::shard::Shard;
 use crate::zoo::Zoo;
 
 const ELEMENTS: u64 = 4000;
@@ -72,6 +74,63 @@ fn cut(world: &World, random: &mut Random) -> Files {
     let control = control.or_else(|| files.get("control").cloned());
     files.extend(control.map(|bytes| ("control".to_owned(), bytes)));
     files.into_iter().map(|(name, bytes)| (name, Content::of(&bytes))).collect()
+}
+
+#[test]
+fn what_a_cut_leaves_of_a_birth_is_no_arena() {
+    let (world, _) = world(Zoo::default());
+    let open = |files: BTreeMap<String, Vec<u8>>| {
+        let place = Place::Shelf(Shelf::with(files));
+        Shard::open(world.parts(0), place, LIFE, world.now)
+    };
+    // Both files as they are made.
+    let shelf = Shelf::default();
+    let stamp = Stamp { shard: Default::default(), arena: LIFE.arena };
+    let arena = Arena { place: Place::Shelf(shelf.clone()), stamp };
+    Journal::idle_intent(&arena, 100, 0).unwrap();
+    let control = arena.create(Kind::Control, 0, PAGE_BYTES as u64).unwrap();
+    arena.place.rename("control", "control.new").unwrap();
+    drop(control);
+    let made: BTreeMap<String, Vec<u8>> =
+        shelf.contents().iter().map(|(name, content)| (name.clone(), content.to_vec())).collect();
+    // What may be there of a file: no name, no length, no page, some pages, all.
+    let left = |name: &str| {
+        let whole = made[name].clone();
+        let mut pages: Vec<Vec<u8>> = (0..2)
+            .map(|page| {
+                let mut some = vec![0; whole.len()];
+                let page = page * PAGE_BYTES..(page + 1) * PAGE_BYTES;
+                some[page.clone()].copy_from_slice(&whole[page]);
+                some
+            })
+            .collect();
+        pages.extend([Vec::new(), vec![0; whole.len()], whole]);
+        std::iter::once(None).chain(pages.into_iter().map(Some)).collect::<Vec<_>>()
+    };
+    let (mut cuts, intents) = (0, left("intent"));
+    for control in left("control.new") {
+        for intent in intents.clone() {
+            let named = [("control.new", control.clone()), ("intent", intent)];
+            let named = named.into_iter().filter_map(|(name, bytes)| Some((name.into(), bytes?)));
+            open(named.collect()).unwrap();
+            cuts += 1;
+        }
+    }
+    assert_eq!(cuts, 36);
+    // What somebody has committed to is not such.
+    let lived = world.files(0);
+    let others = ["values-1", "image-0", "image-1", "tables-1"];
+    for alone in [&["intent"][..]].into_iter().chain(others.iter().map(std::slice::from_ref)) {
+        let files = alone.iter().map(|&name| (name.to_owned(), lived[name].clone()));
+        let mut files: BTreeMap<_, _> = files.collect();
+        let error = open(files.clone()).unwrap_err();
+        assert!(matches!(error, StorageError::Missing { .. }), "{alone:?}: {error}");
+        if *alone != ["intent"] {
+            files.insert("intent".to_owned(), made["intent"].clone());
+            let error = open(files).unwrap_err();
+            assert!(matches!(error, StorageError::Missing { .. }), "{alone:?}: {error}");
+        }
+    }
 }
 
 /// Lives that end with a cut; panics if anything answered is lost.
