@@ -19,6 +19,7 @@ use pushpull_common::ids::PartitionId;
 use pushpull_common::tensor::{DType, Element};
 
 use crate::arena::{Arena, Blocks, Grid, Loan, Pins, SKEW_BYTES, fence, file_name};
+use crate::checkpoint::Stream;
 use crate::commit::{Address, Journal, offset_of};
 use crate::error::StorageError;
 use crate::layout::{Fault, Kind, PAGE_BYTES};
@@ -489,19 +490,25 @@ impl Store {
             _ => unreachable!("a catalogue holds known types only"),
         }
         let start = partition.offset + done * partition.dtype.size() as u64;
-        self.write_home(start, bytes);
+        self.write_home(Stream::Values, start, bytes);
         done + count
     }
 
-    /// Writes values where they belong by the last commit. For what nobody can read yet.
-    pub(crate) fn write_home(&mut self, start: u64, bytes: &[u8]) {
+    /// Writes values, or what a slot holds, where they belong by the last commit. For what nobody can
+    /// read yet.
+    pub(crate) fn write_home(&mut self, stream: Stream, start: u64, bytes: &[u8]) {
         let block_bytes = self.geometry.block_bytes;
+        let (pool, first) = match (stream, &mut self.slots) {
+            (Stream::Values, _) => (&mut self.values, 0),
+            (Stream::Slot(slot), Some(slots)) => (slots, slot * (block_bytes + SKEW_BYTES)),
+            (Stream::Slot(_), None) => return,
+        };
         let (mut start, mut bytes) = (start as usize, bytes);
         while !bytes.is_empty() {
             let (place, within) = (start / block_bytes, start % block_bytes);
             let (head, rest) = bytes.split_at(bytes.len().min(block_bytes - within));
-            let home = self.values.home(place);
-            self.values.blocks.write(home)[within..within + head.len()].copy_from_slice(head);
+            let (home, within) = (pool.home(place), first + within);
+            pool.blocks.write(home)[within..within + head.len()].copy_from_slice(head);
             (start, bytes) = (start + head.len(), rest);
         }
     }
@@ -524,22 +531,6 @@ impl Store {
         let partitions = self.layout.partitions();
         let index = partitions.binary_search_by_key(&id, |partition| partition.id).ok()?;
         Some(&partitions[index])
-    }
-
-    /// The same for a slot.
-    pub(crate) fn write_slot_home(&mut self, slot: usize, start: u64, bytes: &[u8]) {
-        let Some(pool) = &mut self.slots else { return };
-        let block_bytes = self.geometry.block_bytes;
-        let first = slot * (block_bytes + SKEW_BYTES);
-        let (mut start, mut bytes) = (start as usize, bytes);
-        while !bytes.is_empty() {
-            let (place, within) = (start / block_bytes, start % block_bytes);
-            let (head, rest) = bytes.split_at(bytes.len().min(block_bytes - within));
-            let home = pool.home(place);
-            let within = first + within;
-            pool.blocks.write(home)[within..within + head.len()].copy_from_slice(head);
-            (start, bytes) = (start + head.len(), rest);
-        }
     }
 
     fn places_of(&self, range: &Range<u64>) -> Range<usize> {
