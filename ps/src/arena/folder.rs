@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::reserve;
 use crate::error::StorageError;
+use crate::private;
 
 /// A state directory that this server alone uses.
 #[derive(Debug)]
@@ -230,17 +231,8 @@ fn create_private(path: &Path) -> Result<(), StorageError> {
     let created = DirBuilder::new().recursive(true).mode(0o700).create(path);
     created.map_err(|source| io_error("create the directory", path, source))?;
     let metadata = path.metadata().map_err(|source| io_error("inspect", path, source))?;
-    let refuse = |reason: String| Err(StorageError::Unsafe { path: path.to_owned(), reason });
-    if !metadata.is_dir() {
-        return refuse("it is not a directory".into());
-    }
-    if metadata.mode() & 0o022 != 0 {
-        return refuse(format!("its mode {:o} lets others write", metadata.mode() & 0o777));
-    }
-    if metadata.uid() != rustix::process::geteuid().as_raw() {
-        return refuse(format!("it belongs to user {}", metadata.uid()));
-    }
-    Ok(())
+    private::check(&metadata)
+        .map_err(|reason| StorageError::Unsafe { path: path.to_owned(), reason })
 }
 
 pub(super) fn io_error(doing: &'static str, path: &Path, source: io::Error) -> StorageError {
