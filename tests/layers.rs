@@ -63,6 +63,7 @@ const MODULES: &[(&str, &[&str])] = &[
     ("ps/src/layout.rs", &["crate::arena", "crate::commit", "crate::shard", "crate::runtime"]),
     ("ps/src/commit.rs", &["crate::shard", "crate::store", "crate::inbox", "crate::runtime"]),
     ("ps/src/store.rs", &["crate::shard", "crate::inbox", "crate::runtime"]),
+    ("ps/src/store", &["crate::shard", "crate::inbox", "crate::runtime"]),
     ("ps/src/optimizer", &["crate::shard", "crate::store", "crate::arena", "crate::runtime"]),
     (
         "ps/src/checkpoint",

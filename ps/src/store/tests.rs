@@ -2,9 +2,12 @@
 
 #![allow(clippy::single_range_in_vec_init, reason = "a change of one range is what is meant")]
 
+use pushpull_common::tensor::DType;
+
 use super::*;
+use crate::arena::SKEW_BYTES;
 use crate::measure::alone;
-use crate::optimizer::{Adam, ApplyAt, Run, Sgd, SlotSpec};
+use crate::optimizer::{Adam, ApplyAt, Optimizer, Run, Sgd, SlotSpec};
 
 const BLOCK: usize = 1024;
 const ELEMENTS: u64 = 3 * BLOCK as u64 / 4;
