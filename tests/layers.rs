@@ -41,6 +41,7 @@ const PURE: &[(&str, &[&str])] = &[
     ("ps/src/optimizer", &[]),
     ("ps/src/dedupe.rs", &[]),
     ("ps/src/inbox.rs", &[]),
+    ("ps/src/inbox", &[]),
     ("ps/src/layout.rs", &[]),
     ("ps/src/commit.rs", &[]),
     ("ps/src/store.rs", &[]),
