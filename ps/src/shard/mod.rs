@@ -9,6 +9,7 @@
 pub(crate) mod checkpoints;
 mod checks;
 pub(crate) mod durable;
+pub(crate) mod generation;
 mod handshake;
 #[cfg(any(test, fuzzing))]
 mod invariants;
@@ -21,6 +22,7 @@ pub(crate) mod power;
 mod pulls;
 mod pushes;
 pub(crate) mod record;
+pub(crate) mod reopenable;
 pub(crate) mod replicas;
 mod rooms;
 mod tokens;
