@@ -121,7 +121,13 @@ impl Shard {
             return;
         };
         let mark = power.made;
-        power.held.extend(self.outputs.drain(..).map(|output| (mark, output)));
+        for output in std::mem::take(&mut self.outputs) {
+            match output {
+                // Nobody has taken it yet. It waits for no image: it is the one the others wait for.
+                Output::Flush(_) => self.outputs.push_back(output),
+                output => power.held.push_back((mark, output)),
+            }
+        }
         while power.held.front().is_some_and(|&(mark, _)| mark <= power.durable) {
             self.outputs.extend(power.held.pop_front().map(|(_, output)| output));
         }

@@ -224,6 +224,20 @@ fn an_answer_waits_for_the_disk() {
 }
 
 #[test]
+fn an_image_that_nobody_has_taken_yet_waits_for_nothing() {
+    let (mut world, line) = world(Zoo::default());
+    world.works_at_once = true;
+    for sequence in 1..=3 {
+        let request = push(&mut world, line, sequence);
+        world.holds_flushes = false;
+        world.flush();
+        world.tick();
+        let answer = world.answer(line, request);
+        assert!(matches!(answer, Some(Message::PushAnswer(_))), "{answer:?}");
+    }
+}
+
+#[test]
 fn a_flush_that_fails_ends_pushes_for_good() {
     let (mut world, line) = world(Zoo::default());
     let request = push(&mut world, line, 1);
