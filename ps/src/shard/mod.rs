@@ -331,9 +331,9 @@ impl Shard {
             Message::Heartbeat(_)
                 | Message::Pull(_)
                 | Message::FetchCatalogue(_)
-                | Message::OutcomeQuery(_)
                 | Message::Leave(_)
         );
+        // The outcome of a push is no read: one that is not on the disk would be answered so.
         if let Some(refusal) = self.poisoned().filter(|_| !reads) {
             return self.refuse(connection, request, refusal);
         }

@@ -247,8 +247,12 @@ fn a_flush_that_fails_ends_pushes_for_good() {
     world.holds_flushes = false;
     world.disconnect(line);
     let line = world.join(0, &mut chief());
-    let asked: [Message; 2] =
-        [message::Reserve {}.into(), message::TokenRequest { newest: TokenId(0) }.into()];
+    let asked: [Message; 3] = [
+        message::Reserve {}.into(),
+        message::TokenRequest { newest: TokenId(0) }.into(),
+        // The push is applied, and is not on the disk.
+        message::OutcomeQuery {}.into(),
+    ];
     for message in asked {
         let refusal = world.refused(line, message);
         let Refusal::Storage { detail } = refusal else { panic!("{refusal}") };
