@@ -7,7 +7,7 @@
 macro_rules! bugs {
     ($($(#[$doc:meta])+ $bug:ident,)+) => {
         /// A bug that somebody could have written.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[cfg_attr(
             not(feature = "zoo"),
             allow(dead_code, unreachable_pub, reason = "chosen with the feature only")
@@ -46,11 +46,21 @@ bugs! {
     UndoAfterWrite,
     /// Blocks are reused before the commit that frees them.
     ReuseBeforeCommit,
+    /// The tokens of a lost replica are never given to anybody else.
+    KeepLostTokens,
+    /// A push is admitted when one shard holds it.
+    AdmitBeforeWhole,
+    /// What was admitted is not remembered by the next process.
+    ForgetAdmissions,
+    /// A shard applies a step when it has folded enough, whatever the step owner says.
+    CommitAlone,
+    /// A step is begun while a shard has the last one still to apply.
+    BeginEarly,
 }
 
 /// Which bug is planted, if any.
 #[cfg_attr(not(feature = "zoo"), allow(unreachable_pub, reason = "public with the feature only"))]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Zoo {
     #[cfg(feature = "zoo")]
     bug: Option<Bug>,

@@ -1,3 +1,7 @@
 //! How gradients become steps.
 
+pub(crate) mod admission;
+#[cfg(test)]
+pub(crate) mod exhaustive;
+pub(crate) mod round;
 pub(crate) mod step_owner;

@@ -1,0 +1,374 @@
+//! Which pushes make a step: the decisions of the step owner in synchronous mode, the same for
+//! every shard.
+//!
+//! A worker is granted a *token*: the right to give one gradient to the step under way. When every
+//! shard holds its push whole, the push is *admitted*, for good. When enough are admitted the step
+//! is *committed*: it is made of these pushes in this order, and tokens whose pushes were not
+//! admitted are over. The next step begins when every shard has applied this one.
+//!
+//! Tokens are numbered and no number is used twice. A push whose token is neither out nor admitted
+//! is over, whoever brings it and whenever it comes: a shard that holds one asks, and is told.
+//!
+//! There is no clock in here: that somebody is lost, or took too long, is told from outside.
+
+use std::collections::BTreeMap;
+
+use crate::shard::replicas::ClientKey;
+use crate::zoo::{Bug, Zoo};
+
+/// What a step is to be made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Rule {
+    /// Gradients that a step takes.
+    pub(crate) aggregate: u32,
+    /// Replicas that are expected.
+    pub(crate) total: u32,
+    /// However few replicas are left, a step takes no fewer gradients than this.
+    pub(crate) floor: u32,
+    /// Whether gradients are admitted in the order of the replicas' ranks, so that they are added up
+    /// in the same order in every run.
+    pub(crate) ordered: bool,
+    /// Tokens out and pushes admitted at a time: every shard has a room for each. No fewer than
+    /// `aggregate`, as pushes lie in their rooms until the step is applied.
+    pub(crate) rooms: usize,
+    /// No step is begun after this one.
+    pub(crate) last_step: Option<u64>,
+}
+
+impl Rule {
+    /// Gradients that one replica may give to a step: `ceil(aggregate / total)`.
+    pub(crate) fn share(&self) -> u32 {
+        self.aggregate.div_ceil(self.total.max(1))
+    }
+}
+
+/// A token that is out, or whose push is admitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Grant {
+    pub(crate) token: u64,
+    pub(crate) holder: ClientKey,
+}
+
+/// What a request for a token meets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Asked {
+    Granted(Grant),
+    /// The holder has given its share to this step, or there is no room; wait.
+    Wait,
+    /// There will be no more steps.
+    Ended,
+}
+
+/// What became of a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Verdict {
+    /// Its push is a part of this step, for good.
+    Admitted { step: u64 },
+    /// Its step has passed, or it was taken back.
+    Over,
+}
+
+/// A step that is to be applied: its pushes, by their tokens, in this order. True for good, and may
+/// be said again.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Committed {
+    /// Counted from 0.
+    pub(crate) step: u64,
+    pub(crate) tokens: Vec<u64>,
+}
+
+/// A token that is out.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Out {
+    holder: ClientKey,
+    /// The shards that hold its push whole. Not durable: they say it again.
+    held: Vec<bool>,
+}
+
+/// The step owner's account of the step under way.
+///
+/// Inputs: [`Admission::join`], [`Admission::lose`], [`Admission::fence`], [`Admission::ask`],
+/// [`Admission::take_back`] from workers and their leases; [`Admission::held`],
+/// [`Admission::applied`] from shards. Outputs: [`Admission::verdicts`] for workers,
+/// [`Admission::committed`] for shards.
+///
+/// Invariants: what is admitted stays admitted; tokens are out only while no shard has the step
+/// before still to apply; a holder has at most [`Rule::share`] tokens and admitted pushes in a step;
+/// tokens out and admitted pushes are at most [`Rule::rooms`].
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Admission {
+    rule: Rule,
+    zoo: Zoo,
+    shards: usize,
+    /// Steps committed.
+    step: u64,
+    next_token: u64,
+    out: BTreeMap<u64, Out>,
+    /// The pushes of the step under way, or of the last one while it is being applied, in order.
+    admitted: Vec<Grant>,
+    /// Whether the last step is committed and not applied everywhere.
+    applying: bool,
+    /// Gradients that the step under way takes.
+    goal: u32,
+    /// The replicas that are there, and their ranks.
+    live: BTreeMap<ClientKey, u32>,
+    /// Replicas that are expected and have not been seen.
+    unseen: u32,
+    /// Steps that each shard has applied. Not durable.
+    applied: Vec<u64>,
+    verdicts: Vec<(Grant, Verdict)>,
+}
+
+impl Admission {
+    /// At the first step, with nobody there.
+    pub(crate) fn new(rule: Rule, shards: usize, zoo: Zoo) -> Admission {
+        Admission {
+            rule,
+            zoo,
+            shards,
+            step: 0,
+            next_token: 1,
+            out: BTreeMap::new(),
+            admitted: Vec::new(),
+            applying: false,
+            goal: rule.aggregate,
+            live: BTreeMap::new(),
+            unseen: rule.total,
+            applied: vec![0; shards],
+            verdicts: Vec::new(),
+        }
+    }
+
+    /// Steps committed.
+    pub(crate) fn step(&self) -> u64 {
+        self.step
+    }
+
+    /// Gradients that the step under way takes.
+    pub(crate) fn goal(&self) -> u32 {
+        self.goal
+    }
+
+    /// The pushes of the step under way, or of the last while it is applied, in order.
+    pub(crate) fn admitted(&self) -> &[Grant] {
+        &self.admitted
+    }
+
+    /// Whether shards have the last step still to apply.
+    pub(crate) fn is_applying(&self) -> bool {
+        self.applying
+    }
+
+    /// Whether this replica is there.
+    pub(crate) fn is_live(&self, replica: ClientKey) -> bool {
+        self.live.contains_key(&replica)
+    }
+
+    /// Replicas that are expected and have not been seen.
+    pub(crate) fn expects(&self) -> u32 {
+        self.unseen
+    }
+
+    /// Whether those who are left, with those who are expected, are too few for a step.
+    pub(crate) fn is_short(&self) -> bool {
+        !self.applying && self.potential() < self.goal
+    }
+
+    /// Forgets what is not durable, as a process does that is killed: shards say it again.
+    pub(crate) fn restart(&mut self) {
+        self.out.values_mut().for_each(|out| out.held.fill(false));
+        self.applied.fill(0);
+        self.verdicts.clear();
+        if self.zoo.has(Bug::ForgetAdmissions) && !self.applying {
+            self.admitted.clear();
+        }
+    }
+
+    /// A replica is there: new, back, or in place of an older self. Its rank, the index of its
+    /// task, says when it is its turn where gradients are admitted in order.
+    pub(crate) fn join(&mut self, replica: ClientKey, rank: u32) {
+        if self.live.insert(replica, rank).is_none() {
+            self.unseen = self.unseen.saturating_sub(1);
+        }
+        self.advance();
+    }
+
+    /// A replica is lost, or has left.
+    pub(crate) fn lose(&mut self, replica: ClientKey) {
+        self.live.remove(&replica);
+        self.fence(replica);
+    }
+
+    /// What an older self of this replica was granted is over; what it had pushed stays if it was
+    /// admitted.
+    pub(crate) fn fence(&mut self, replica: ClientKey) {
+        if !self.zoo.has(Bug::KeepLostTokens) {
+            self.end_tokens(|grant| grant.holder == replica);
+        }
+        self.advance();
+    }
+
+    /// Replicas that have not been seen yet are expected no longer.
+    pub(crate) fn expect_nobody(&mut self) {
+        self.unseen = 0;
+        self.advance();
+    }
+
+    /// Takes a token back: it is returned, or was out for too long. False if it is not out.
+    pub(crate) fn take_back(&mut self, token: u64) -> bool {
+        let ended = self.end_tokens(|grant| grant.token == token);
+        self.advance();
+        ended
+    }
+
+    /// A replica asks for a token.
+    pub(crate) fn ask(&mut self, replica: ClientKey) -> Asked {
+        if self.rule.last_step.is_some_and(|last| self.step >= last) {
+            return Asked::Ended;
+        }
+        if self.applying || !self.live.contains_key(&replica) {
+            return Asked::Wait;
+        }
+        let given = self.tokens_out().chain(self.admitted.iter().copied());
+        let has = given.filter(|grant| grant.holder == replica).count();
+        let free = self.out.len() + self.admitted.len() < self.rule.rooms;
+        if has >= self.rule.share() as usize || !free {
+            return Asked::Wait;
+        }
+        let token = self.next_token;
+        self.next_token += 1;
+        self.out.insert(token, Out { holder: replica, held: vec![false; self.shards] });
+        Asked::Granted(Grant { token, holder: replica })
+    }
+
+    /// The tokens that are out, in rising order.
+    pub(crate) fn tokens_out(&self) -> impl Iterator<Item = Grant> {
+        self.out.iter().map(|(&token, out)| Grant { token, holder: out.holder })
+    }
+
+    /// A shard holds the push of this token whole; false if it is over, and of no use to anybody.
+    #[must_use]
+    pub(crate) fn held(&mut self, shard: usize, token: u64) -> bool {
+        if let Some(out) = self.out.get_mut(&token) {
+            out.held[shard] = true;
+            self.advance();
+            return true;
+        }
+        self.is_of_use(token)
+    }
+
+    /// Whether the push of this token is, or may become, a part of the step under way.
+    pub(crate) fn is_of_use(&self, token: u64) -> bool {
+        self.out.contains_key(&token) || self.admitted.iter().any(|grant| grant.token == token)
+    }
+
+    /// A shard has applied so many steps.
+    pub(crate) fn applied(&mut self, shard: usize, steps: u64) {
+        self.applied[shard] = self.applied[shard].max(steps);
+        self.advance();
+    }
+
+    /// What became of tokens since this was last asked.
+    pub(crate) fn verdicts(&mut self) -> Vec<(Grant, Verdict)> {
+        std::mem::take(&mut self.verdicts)
+    }
+
+    /// The step that some shards have still to apply.
+    pub(crate) fn committed(&self) -> Option<Committed> {
+        self.applying.then(|| Committed {
+            step: self.step - 1,
+            tokens: self.admitted.iter().map(|grant| grant.token).collect(),
+        })
+    }
+
+    /// How many gradients those who are here can give to this step, with what is admitted of those
+    /// who are not.
+    fn potential(&self) -> u32 {
+        let of_the_gone = self.admitted.iter().filter(|grant| !self.is_live(grant.holder));
+        (self.live.len() as u32)
+            .saturating_add(self.unseen)
+            .saturating_mul(self.rule.share())
+            .saturating_add(of_the_gone.count() as u32)
+    }
+
+    fn end_tokens(&mut self, which: impl Fn(&Grant) -> bool) -> bool {
+        let ended: Vec<Grant> = self.tokens_out().filter(which).collect();
+        for &grant in &ended {
+            self.out.remove(&grant.token);
+            self.verdicts.push((grant, Verdict::Over));
+        }
+        !ended.is_empty()
+    }
+
+    /// Decides what can be decided now.
+    fn advance(&mut self) {
+        let mut applied = self.applied.iter().map(|&steps| steps >= self.step);
+        let early = self.zoo.has(Bug::BeginEarly) && applied.clone().any(|applied| applied);
+        if self.applying && (early || applied.all(|applied| applied)) {
+            self.applying = false;
+            self.admitted.clear();
+        }
+        if self.applying {
+            return;
+        }
+        let reach = self.rule.aggregate.min(self.potential()).max(self.rule.floor);
+        // Whoever comes while a step is under way makes the next one larger, not this one.
+        self.goal = if self.admitted.is_empty() { reach } else { self.goal.min(reach) };
+        while (self.admitted.len() as u32) < self.goal
+            && let Some(grant) = self.next_to_admit()
+        {
+            self.out.remove(&grant.token);
+            self.admitted.push(grant);
+            self.verdicts.push((grant, Verdict::Admitted { step: self.step }));
+        }
+        if !self.admitted.is_empty() && self.admitted.len() as u32 >= self.goal {
+            self.applying = true;
+            self.step += 1;
+            self.unseen = 0;
+            self.end_tokens(|_| true);
+        }
+    }
+
+    /// The push that is admitted next: of those that every shard holds, the one whose token is the
+    /// oldest, or whose turn it is.
+    fn next_to_admit(&self) -> Option<Grant> {
+        let early = self.zoo.has(Bug::AdmitBeforeWhole);
+        let mut whole = self.out.iter().filter_map(|(&token, Out { holder, held })| {
+            let whole = held.iter().all(|&held| held) || (early && held.contains(&true));
+            whole.then_some(Grant { token, holder: *holder })
+        });
+        if !self.rule.ordered {
+            return whole.next();
+        }
+        let turn = Some(self.admitted.len() as u32);
+        whole.find(|grant| self.live.get(&grant.holder).copied() == turn)
+    }
+
+    /// Asserts the invariants, for tests: what is wrong, if something is.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let out: Vec<Grant> = self.tokens_out().collect();
+        if self.applying && !out.is_empty() {
+            return Err(format!("{out:?} are out while a step is applied"));
+        }
+        if self.admitted.len() as u32 > self.rule.aggregate {
+            return Err(format!("{:?} are admitted", self.admitted));
+        }
+        if self.admitted.len() + out.len() > self.rule.rooms {
+            return Err(format!("{:?} and {out:?} have no room", self.admitted));
+        }
+        for holder in self.live.keys() {
+            let given = self.admitted.iter().chain(&out);
+            if given.filter(|grant| grant.holder == *holder).count() > self.rule.share() as usize {
+                return Err(format!("{holder:?} has more than its share"));
+            }
+        }
+        Ok(())
+    }
+
+    /// The planted bug, if there is one.
+    #[cfg(test)]
+    pub(crate) fn zoo(&self) -> Zoo {
+        self.zoo
+    }
+}

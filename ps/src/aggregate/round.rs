@@ -1,0 +1,56 @@
+//! One shard's part in the step under way: it applies what the step owner has committed, once.
+//!
+//! A shard decides nothing by counting.
+
+use super::admission::Committed;
+use crate::zoo::{Bug, Zoo};
+
+/// What a shard knows of the step under way. Durable, beside this: the steps applied.
+///
+/// Invariant: a step is applied once, after it is committed.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Round {
+    step: u64,
+    committed: Option<Vec<u64>>,
+    zoo: Zoo,
+}
+
+/// With so many whole pushes the planted bug takes a step for committed.
+const ALONE: usize = 2;
+
+impl Round {
+    /// After so many steps.
+    pub(crate) fn new(step: u64, zoo: Zoo) -> Round {
+        Round { step, committed: None, zoo }
+    }
+
+    /// Steps applied.
+    pub(crate) fn step(&self) -> u64 {
+        self.step
+    }
+
+    /// Takes in what the step owner says.
+    pub(crate) fn learn(&mut self, committed: &Committed) {
+        if committed.step == self.step {
+            self.committed = Some(committed.tokens.clone());
+        }
+    }
+
+    /// The pushes of these tokens lie whole here: what a shard makes of it by itself is nothing.
+    pub(crate) fn whole(&mut self, tokens: impl Iterator<Item = u64>) {
+        if self.zoo.has(Bug::CommitAlone) {
+            let tokens: Vec<u64> = tokens.collect();
+            self.committed = (tokens.len() >= ALONE).then_some(tokens);
+        }
+    }
+
+    /// The tokens of the pushes that are to be applied now, as their mean, in this order.
+    pub(crate) fn due(&self) -> Option<&[u64]> {
+        self.committed.as_deref()
+    }
+
+    /// They are applied.
+    pub(crate) fn applied(&mut self) {
+        *self = Round::new(self.step + 1, self.zoo);
+    }
+}
