@@ -53,7 +53,7 @@ pub use pushpull_common::tensor::{DType, Element, Shape};
 pub use pushpull_common::variable::{VariableError, VariableSpec};
 pub use pushpull_ps::{
     Adam, CheckpointError, CheckpointStorage, Checkpoints, Durability, Handle, ListenError,
-    Listener, LocalDirectory, Metrics, Mode, NonFinite, Optimizer, Ps, PsConfig, Retention,
+    Listener, LocalDirectory, Metrics, Mode, NonFinite, OnLoss, Optimizer, Ps, PsConfig, Retention,
     SaveError, ServeError, Sgd, StartError, Storage, StorageError, inspect, optimizer,
 };
 pub use pushpull_worker::{

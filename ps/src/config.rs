@@ -7,6 +7,8 @@ use std::time::Duration;
 use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::ids::TaskId;
 
+use crate::aggregate::admission::Rule;
+use crate::aggregate::mode::{Mode, OnLoss};
 use crate::checkpoint::{CheckpointStorage, Retention};
 use crate::error::StartError;
 use crate::optimizer::Optimizer;
@@ -74,15 +76,6 @@ impl Checkpoints {
     }
 }
 
-/// How updates are taken.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Mode {
-    /// Each push is applied at once, whatever other workers do.
-    #[default]
-    Asynchronous,
-}
-
 /// What an acknowledged push survives, named by the failure.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -123,6 +116,9 @@ pub struct PsConfig {
     pub(crate) optimizer: Arc<dyn Optimizer>,
     pub(crate) shards: u16,
     pub(crate) mode: Mode,
+    pub(crate) on_loss: OnLoss,
+    pub(crate) join_timeout: Duration,
+    pub(crate) deterministic: bool,
     pub(crate) storage: Storage,
     pub(crate) last_step: Option<u64>,
     pub(crate) lease: Duration,
@@ -157,6 +153,9 @@ impl PsConfig {
             optimizer: Arc::new(optimizer),
             shards: 1,
             mode: Mode::Asynchronous,
+            on_loss: OnLoss::default(),
+            join_timeout: Duration::from_secs(60),
+            deterministic: false,
             storage: Storage::Memory { bytes_max: Storage::BYTES_MAX },
             last_step: None,
             lease: Duration::from_secs(5),
@@ -187,6 +186,26 @@ impl PsConfig {
     /// How updates are taken. Default [`Mode::Asynchronous`].
     pub fn mode(self, mode: Mode) -> Self {
         PsConfig { mode, ..self }
+    }
+
+    /// What becomes of a synchronous step when a replica leaves or is lost. Default
+    /// [`OnLoss::Shrink`] with a `min` of 1. Only the step owner's setting counts.
+    pub fn on_loss(self, policy: OnLoss) -> Self {
+        PsConfig { on_loss: policy, ..self }
+    }
+
+    /// How long the first synchronous step counts on replicas that have not come yet. Default 60 s,
+    /// from the first replica's coming; only the step owner's setting counts.
+    pub fn join_timeout(self, timeout: Duration) -> Self {
+        PsConfig { join_timeout: timeout, ..self }
+    }
+
+    /// Whether the gradients of a synchronous step are added up in the order of the worker tasks, so
+    /// that two runs over the same data give the same bits. Needs
+    /// `replicas_to_aggregate == total_num_replicas`, worker tasks from 0 on, and no loss: a replica
+    /// that is lost is waited for, whatever [`PsConfig::on_loss`] says. Default false.
+    pub fn deterministic(self, deterministic: bool) -> Self {
+        PsConfig { deterministic, ..self }
     }
 
     /// Where the variables are kept, and how many bytes they may take. Default
@@ -220,7 +239,8 @@ impl PsConfig {
 
     /// How many whole pushes each shard has room for; further ones wait their turn before they
     /// send a byte. Costs the shard's size in memory each. Default 4, at most
-    /// [`PsConfig::INBOX_PUSHES_MAX`].
+    /// [`PsConfig::INBOX_PUSHES_MAX`]. In synchronous mode these are beside the rooms for the
+    /// gradients of a step, and are for pushes of other kinds; one is enough.
     pub fn inbox_pushes(self, pushes: usize) -> Self {
         PsConfig { inbox_pushes: pushes, ..self }
     }
@@ -307,6 +327,9 @@ impl PsConfig {
         if self.lease < Duration::from_millis(100) {
             return setting("lease", format!("{:?}", self.lease), "it must be at least 100 ms");
         }
+        if let Some((setting, value, reason)) = self.synchronous_fault() {
+            return Err(StartError::Setting { setting, value, reason });
+        }
         let connections =
             [("connections_max", self.connections_max), ("half_open_max", self.half_open_max)];
         if let Some((name, _)) = connections.into_iter().find(|&(_, limit)| limit == 0) {
@@ -331,6 +354,58 @@ impl PsConfig {
         Ok(())
     }
 
+    /// The first setting of synchronous mode that cannot be used.
+    fn synchronous_fault(&self) -> Option<(&'static str, String, &'static str)> {
+        let Mode::Synchronous { replicas_to_aggregate, total_num_replicas } = self.mode else {
+            return None;
+        };
+        let (aggregate, total) = (replicas_to_aggregate, total_num_replicas);
+        let mode = format!("{aggregate} of {total}");
+        if aggregate == 0 || total == 0 {
+            return Some(("mode", mode, "both numbers must be at least 1"));
+        }
+        if self.rooms() > PsConfig::INBOX_PUSHES_MAX {
+            return Some(("mode", mode, "a step may take at most 1024 gradients, with backups"));
+        }
+        if let OnLoss::Shrink { min } = self.on_loss
+            && !(1..=aggregate).contains(&min)
+        {
+            let reason = "it must be 1 to replicas_to_aggregate";
+            return Some(("on_loss.min", min.to_string(), reason));
+        }
+        let reason = "deterministic steps take one gradient of each replica";
+        (self.deterministic && aggregate != total).then_some(("mode", mode, reason))
+    }
+
+    /// What synchronous steps are made of, if steps are synchronous.
+    pub(crate) fn rule(&self) -> Option<Rule> {
+        let Mode::Synchronous { replicas_to_aggregate: aggregate, total_num_replicas: total } =
+            self.mode
+        else {
+            return None;
+        };
+        let floor = match self.on_loss {
+            OnLoss::Shrink { min } if !self.deterministic => min,
+            _ => aggregate,
+        };
+        let rule = Rule {
+            aggregate,
+            total,
+            floor,
+            ordered: self.deterministic,
+            rooms: 0,
+            last_step: self.last_step,
+        };
+        // With so many nobody ever waits for one.
+        let rooms = u64::from(rule.share()) * u64::from(total);
+        Some(Rule { rooms: usize::try_from(rooms).unwrap_or(usize::MAX), ..rule })
+    }
+
+    /// Whole pushes that each shard has room for.
+    pub(crate) fn rooms(&self) -> usize {
+        self.inbox_pushes.saturating_add(self.rule().map_or(0, |rule| rule.rooms))
+    }
+
     /// Whether this task owns the step: the ps task with the lowest index.
     pub(crate) fn owns_step(&self) -> bool {
         self.cluster.step_owner().is_some_and(|owner| owner == self.task)
@@ -342,6 +417,10 @@ mod tests {
     use super::*;
     use crate::optimizer::Sgd;
 
+    fn synchronous(replicas_to_aggregate: u32, total_num_replicas: u32) -> Mode {
+        Mode::Synchronous { replicas_to_aggregate, total_num_replicas }
+    }
+
     fn config(task: TaskId) -> PsConfig {
         let cluster = ClusterSpec::builder().job("ps", ["a:1", "b:1"]).job("worker", ["c:1"]);
         PsConfig::new(cluster.build().unwrap(), task, Sgd::new(0.1))
@@ -350,10 +429,15 @@ mod tests {
     #[test]
     fn what_cannot_run_is_refused_by_name() {
         type Change = fn(PsConfig) -> PsConfig;
-        let changes: [(Change, &str); 7] = [
+        let changes: [(Change, &str); 12] = [
             (|c| c.shards(0), "shards"),
             (|c| c.shards(257), "shards"),
             (|c| c.inbox_pushes(0), "inbox_pushes"),
+            (|c| c.mode(synchronous(0, 2)), "mode"),
+            (|c| c.mode(synchronous(2, 0)), "mode"),
+            (|c| c.mode(synchronous(u32::MAX, 3)), "mode"),
+            (|c| c.mode(synchronous(2, 3)).on_loss(OnLoss::Shrink { min: 3 }), "on_loss.min"),
+            (|c| c.mode(synchronous(2, 3)).deterministic(true), "mode"),
             (|c| c.lease(Duration::from_millis(99)), "lease"),
             (|c| c.connections_max(0), "connections_max"),
             (|c| c.half_open_max(0), "half_open_max"),

@@ -40,8 +40,9 @@ mod shard;
 mod store;
 mod zoo;
 
+pub use aggregate::mode::{Mode, OnLoss};
 pub use checkpoint::{CheckpointError, CheckpointStorage, LocalDirectory, Retention};
-pub use config::{Checkpoints, Durability, Mode, NonFinite, PsConfig, Storage};
+pub use config::{Checkpoints, Durability, NonFinite, PsConfig, Storage};
 pub use error::{ListenError, SaveError, ServeError, StartError, StorageError};
 pub use inspect::inspect;
 pub use metrics::Metrics;

@@ -20,8 +20,9 @@ use super::listener::Listener;
 use super::peer::Introduction;
 use super::saver::{self, Saver};
 use super::shard_thread::{self, Ways};
+use crate::aggregate::mode::Mode;
 use crate::arena::{Budget, Place, StateDirectory};
-use crate::config::{Durability, Mode, PsConfig, Storage};
+use crate::config::{Durability, PsConfig, Storage};
 use crate::error::{ListenError, ServeError, StartError, StorageError};
 use crate::metrics::Counters;
 use crate::shard::Shard;
@@ -229,7 +230,10 @@ impl Ps {
 /// What all ps tasks of a cluster must agree on, and their workers with them.
 fn identity(config: &PsConfig) -> Identity {
     let mode = match config.mode {
-        Mode::Asynchronous => "asynchronous",
+        Mode::Asynchronous => "asynchronous".to_owned(),
+        Mode::Synchronous { replicas_to_aggregate, total_num_replicas } => {
+            format!("synchronous {replicas_to_aggregate}/{total_num_replicas}")
+        }
     };
     Identity::new()
         .with("ps", config.cluster.ps_identity())

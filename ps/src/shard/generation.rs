@@ -20,7 +20,7 @@ impl Shard {
     /// them before the next transaction.
     pub(super) fn make_variables(&mut self, catalogue: Arc<Catalogue>) -> Result<(), StorageError> {
         let layout = catalogue.layout(self.id);
-        let (rooms, geometry) = (self.config.inbox_pushes, self.geometry(&layout));
+        let (rooms, geometry) = (self.config.rooms(), self.geometry(&layout));
         let loan = self.budget.take(need(&geometry, &layout, rooms))?;
         let words = table_words(&geometry, &layout, rooms);
         let generation = self.generation + 1;
@@ -90,7 +90,7 @@ impl Shard {
     /// The bytes that the variables of a catalogue would take.
     pub(super) fn need(&self, catalogue: &Catalogue) -> u64 {
         let layout = catalogue.layout(self.id);
-        need(&self.geometry(&layout), &layout, self.config.inbox_pushes)
+        need(&self.geometry(&layout), &layout, self.config.rooms())
     }
 }
 

@@ -15,7 +15,8 @@ use pushpull_common::protocol::{Header, Refusal, version};
 use super::output::Output;
 use super::replicas::Admitted;
 use super::{Conversation, Shard, Variables, answer_to};
-use crate::config::{Mode, NonFinite};
+use crate::aggregate::mode::Mode;
+use crate::config::NonFinite;
 
 impl Shard {
     pub(super) fn connected(
@@ -92,6 +93,9 @@ impl Shard {
             client_epoch,
             mode: match self.config.mode {
                 Mode::Asynchronous => ModeIs::Asynchronous {},
+                Mode::Synchronous { replicas_to_aggregate, total_num_replicas } => {
+                    ModeIs::Synchronous { replicas_to_aggregate, total_num_replicas }
+                }
             },
             lease_ms: u32::try_from(self.config.lease.as_millis()).unwrap_or(u32::MAX),
             part_bytes_max: PART_BYTES_MAX as u32,
