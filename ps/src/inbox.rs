@@ -284,6 +284,29 @@ impl Inbox {
         self.rooms.iter().flatten().find(matches).map(|room| room.number)
     }
 
+    /// Whose a room is.
+    pub(crate) fn holder(&self, number: u32) -> Option<ClientKey> {
+        self.room(number)?.holder
+    }
+
+    /// The room of the gradient of this token, whole or on its way.
+    pub(crate) fn room_of(&self, token: u64) -> Option<u32> {
+        let gradients = self.gradients();
+        gradients.into_iter().find(|(_, push)| push.token.0 == token).map(|(room, _)| room)
+    }
+
+    /// The rooms of the gradients that were computed before this step was begun.
+    pub(crate) fn gradients_before(&self, step: u64) -> Vec<u32> {
+        let gradients = self.gradients().into_iter();
+        gradients.filter(|(_, push)| push.step.0 < step).map(|(room, _)| room).collect()
+    }
+
+    fn gradients(&self) -> Vec<(u32, &Arrival)> {
+        let rooms = self.rooms.iter().flatten();
+        let pushes = rooms.filter_map(|room| Some((room.number, room.arrival.as_ref()?)));
+        pushes.filter(|(_, push)| matches!(push.operation, Operation::Gradient {})).collect()
+    }
+
     /// The push in a room.
     pub(crate) fn arrival(&self, number: u32) -> Option<&Arrival> {
         self.room(number)?.arrival.as_ref()

@@ -53,6 +53,12 @@ counters! {
     global_step,
     /// Gradients applied. A push over several shards counts on each.
     gradients_applied,
+    /// Synchronous steps applied. A step over several shards counts on each.
+    steps_applied,
+    /// Gradients admitted to synchronous steps, by the step owner.
+    gradients_admitted,
+    /// Gradients dropped because their synchronous step had passed, by the step owner.
+    gradients_stale,
     /// Pushes of other kinds applied: `assign` and `assign_add`.
     assigns_applied,
     /// Pushes that came again after they were settled, and were answered and not applied.

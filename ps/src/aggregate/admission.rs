@@ -184,6 +184,41 @@ impl Admission {
         }
     }
 
+    /// Goes on where an earlier process stopped: after so many steps, with tokens numbered so far.
+    pub(crate) fn go_on_from(&mut self, step: u64, next_token: u64) {
+        (self.step, self.next_token) = (step, next_token);
+    }
+
+    /// Puts back what was admitted when an earlier process stopped, and whether that step was
+    /// committed.
+    pub(crate) fn restore_admitted(&mut self, admitted: Vec<Grant>, applying: bool, goal: u32) {
+        (self.admitted, self.applying, self.goal) = (admitted, applying, goal);
+    }
+
+    /// Puts back a token that was out.
+    pub(crate) fn restore_token(&mut self, grant: Grant) {
+        let out = Out { holder: grant.holder, held: vec![false; self.shards] };
+        self.out.insert(grant.token, out);
+    }
+
+    /// Begins at this step, with those who are there: other values have been restored.
+    pub(crate) fn begin_anew(&mut self, step: u64) {
+        self.step = step;
+        self.out.clear();
+        self.admitted.clear();
+        self.applying = false;
+        self.applied.fill(step);
+        self.verdicts.clear();
+        self.advance();
+    }
+
+    /// So many shards take part. They have still to say what they hold.
+    pub(crate) fn set_shards(&mut self, shards: usize) {
+        self.shards = shards;
+        self.applied = vec![0; shards];
+        self.out.values_mut().for_each(|out| out.held = vec![false; shards]);
+    }
+
     /// A replica is there: new, back, or in place of an older self. Its rank, the index of its
     /// task, says when it is its turn where gradients are admitted in order.
     pub(crate) fn join(&mut self, replica: ClientKey, rank: u32) {

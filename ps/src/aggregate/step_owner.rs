@@ -1,7 +1,9 @@
 //! The step owner: the global step, and the tokens that are the right to move it.
 //!
 //! In asynchronous mode a token is granted while `step + tokens out < last_step`, so that the end
-//! is exact under any number of workers: every token out is a step promised.
+//! is exact under any number of workers: every token out is a step promised. In synchronous mode
+//! [`Admission`] says who gets one, and what becomes of it; its holder, its time and its return are
+//! kept here all the same.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -9,6 +11,7 @@ use std::time::{Duration, Instant};
 use pushpull_common::ids::{GlobalStep, TokenId};
 use pushpull_common::protocol::message::EndReason;
 
+use super::admission::{Admission, Asked, Grant, Verdict};
 use crate::shard::replicas::ClientKey;
 
 /// A token that is out.
@@ -52,6 +55,8 @@ pub(crate) struct StepOwner {
     /// The holders whose tokens have changed since the last commit.
     changed: BTreeSet<ClientKey>,
     token_timeout: Option<Duration>,
+    /// In synchronous mode.
+    admission: Option<Admission>,
 }
 
 /// What a step owner remembers across a restart, its tokens aside.
@@ -63,7 +68,11 @@ pub(crate) struct Steps {
 }
 
 impl StepOwner {
-    pub(crate) fn new(last_step: Option<u64>, token_timeout: Option<Duration>) -> Self {
+    pub(crate) fn new(
+        last_step: Option<u64>,
+        token_timeout: Option<Duration>,
+        admission: Option<Admission>,
+    ) -> Self {
         StepOwner {
             step: 0,
             last_step,
@@ -73,7 +82,29 @@ impl StepOwner {
             held: BTreeMap::new(),
             changed: BTreeSet::new(),
             token_timeout,
+            admission,
         }
+    }
+
+    /// What makes a step, in synchronous mode.
+    pub(crate) fn admission(&self) -> Option<&Admission> {
+        self.admission.as_ref()
+    }
+
+    /// The same, to be told something: what it decides is taken in by [`StepOwner::decided`].
+    pub(crate) fn admission_mut(&mut self) -> Option<&mut Admission> {
+        self.admission.as_mut()
+    }
+
+    /// Takes in what was decided in synchronous mode: tokens that are no longer out.
+    pub(crate) fn decided(&mut self) -> Vec<(Grant, Verdict)> {
+        let Some(admission) = &mut self.admission else { return Vec::new() };
+        let verdicts = admission.verdicts();
+        self.step = admission.step();
+        for (grant, _) in &verdicts {
+            self.take_back(grant.token);
+        }
+        verdicts
     }
 
     /// What is to be remembered, beside the tokens of each holder.
@@ -86,17 +117,26 @@ impl StepOwner {
     pub(crate) fn restore(&mut self, steps: Steps) {
         let Steps { step, next_token, finished } = steps;
         (self.step, self.next_token, self.finished) = (step, next_token.max(1), finished);
+        if let Some(admission) = &mut self.admission {
+            admission.go_on_from(self.step, self.next_token);
+        }
     }
 
     /// Takes back every token: another restore epoch begins.
     pub(crate) fn forget_tokens(&mut self) {
         self.take_back_all(|_| true);
+        if let Some(admission) = &mut self.admission {
+            admission.begin_anew(self.step);
+        }
     }
 
     /// Goes back to the step of a checkpoint. Token ids go on.
     pub(crate) fn go_back(&mut self, step: GlobalStep) {
         self.step = step.0;
         self.finished = false;
+        if let Some(admission) = &mut self.admission {
+            admission.begin_anew(self.step);
+        }
     }
 
     /// Puts a token back that was out when an earlier process stopped; its time starts anew. False
@@ -111,6 +151,9 @@ impl StepOwner {
         let out = granted && !self.out.contains_key(&issued.token.0);
         if out {
             self.give_out(holder, issued, now);
+            if let Some(admission) = &mut self.admission {
+                admission.restore_token(Grant { token: issued.token.0, holder });
+            }
         }
         out
     }
@@ -191,8 +234,15 @@ impl StepOwner {
             if self.step >= last {
                 return Request::Ended(EndReason::LastStep {});
             }
-            if self.step + self.out.len() as u64 >= last {
+            if self.admission.is_none() && self.step + self.out.len() as u64 >= last {
                 return Request::Wait;
+            }
+        }
+        if let Some(admission) = &mut self.admission {
+            match admission.ask(holder) {
+                Asked::Granted(grant) => self.next_token = grant.token,
+                Asked::Wait => return Request::Wait,
+                Asked::Ended => return Request::Ended(EndReason::LastStep {}),
             }
         }
         let token = TokenId(self.next_token);
@@ -223,6 +273,9 @@ impl StepOwner {
         let held = self.holds(holder, token, generation);
         if held {
             self.take_back(token.0);
+            if let Some(admission) = &mut self.admission {
+                admission.take_back(token.0);
+            }
         }
         held
     }
@@ -240,7 +293,13 @@ impl StepOwner {
             return 0;
         };
         let expired = |out: &Out| now.saturating_duration_since(out.since) >= timeout;
-        self.take_back_all(|out| expired(out) && !keep(out.issued.token))
+        let gone = |out: &Out| expired(out) && !keep(out.issued.token);
+        if let Some(admission) = &mut self.admission {
+            for out in self.out.values().filter(|out| gone(out)) {
+                admission.take_back(out.issued.token.0);
+            }
+        }
+        self.take_back_all(gone)
     }
 
     /// This server was paused: nobody could spend a token for so long.
@@ -258,7 +317,11 @@ impl StepOwner {
     /// Asserts the invariants; for tests and the simulator.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn check_invariants(&self) {
-        if let Some(last) = self.last_step {
+        if let Some(admission) = &self.admission {
+            admission.check().unwrap();
+            let out: Vec<u64> = admission.tokens_out().map(|grant| grant.token).collect();
+            assert!(out.iter().eq(self.out.keys()), "the same tokens are out");
+        } else if let Some(last) = self.last_step {
             assert!(self.step + self.out.len() as u64 <= last);
         }
         assert!(self.out.keys().all(|&token| token < self.next_token));
@@ -276,9 +339,14 @@ impl StepOwner {
         self.out.values().map(|out| (out.issued.token, out.holder))
     }
 
-    /// Whether a request would have to wait.
+    /// Whether a request of this client would have to wait.
     #[cfg(any(test, fuzzing))]
-    pub(crate) fn has_none_left(&self) -> bool {
+    pub(crate) fn has_none_for(&self, client: ClientKey) -> bool {
+        if let Some(admission) = &self.admission
+            && !self.finished
+        {
+            return admission.clone().ask(client) == Asked::Wait;
+        }
         let promised = self.step + self.out.len() as u64;
         !self.finished && self.last_step.is_some_and(|last| self.step < last && promised >= last)
     }
@@ -301,7 +369,7 @@ mod tests {
     #[test]
     fn the_last_step_is_exact_and_tokens_out_are_promised() {
         let now = Instant::now();
-        let mut owner = StepOwner::new(Some(3), None);
+        let mut owner = StepOwner::new(Some(3), None, None);
         let first = granted(owner.request(A, now));
         let second = granted(owner.request(B, now));
         assert_eq!(owner.spend(first.token, GlobalStep(0)), 0);
@@ -326,7 +394,7 @@ mod tests {
     #[test]
     fn a_token_held_too_long_goes_back_and_its_push_is_refused() {
         let start = Instant::now();
-        let mut owner = StepOwner::new(Some(1), Some(Duration::from_secs(10)));
+        let mut owner = StepOwner::new(Some(1), Some(Duration::from_secs(10)), None);
         let issued = granted(owner.request(A, start));
         let later = start + Duration::from_secs(9);
         assert_eq!(owner.expire(later, |_| false), 0);
@@ -340,7 +408,7 @@ mod tests {
     #[test]
     fn finishing_ends_tokens_at_once_but_not_those_that_are_out() {
         let now = Instant::now();
-        let mut owner = StepOwner::new(None, None);
+        let mut owner = StepOwner::new(None, None, None);
         let issued = granted(owner.request(A, now));
         owner.finish();
         assert_eq!(owner.request(B, now), Request::Ended(EndReason::Finished {}));

@@ -22,6 +22,20 @@ impl Extents {
         &self.0
     }
 
+    /// What some of these pushes cover, partition by partition: each covers partitions whole.
+    pub(crate) fn union(pushes: &[&[Range<u64>]], layout: &ShardLayout) -> Extents {
+        let mut union = Extents::default();
+        for partition in layout.partitions() {
+            let covers = |ranges: &&[Range<u64>]| {
+                ranges.iter().any(|range| range.contains(&partition.offset))
+            };
+            if partition.end() > partition.offset && pushes.iter().any(covers) {
+                union.add(partition.offset..partition.end());
+            }
+        }
+        union
+    }
+
     /// Whether a part may come next: it goes on where another has ended or starts a partition,
     /// overlaps nothing, and ends within the layout.
     pub(crate) fn check(&self, part: &Range<u64>, layout: &ShardLayout) -> Result<(), Misplaced> {

@@ -430,6 +430,7 @@ impl Shard {
             self.counters.global_step.set(step.0);
         }
         self.variables = Variables::Ready(store);
+        self.begin_round(step);
         self.ready_now(connection, request);
         self.grant_parked_tokens(now);
     }

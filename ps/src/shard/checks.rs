@@ -67,7 +67,9 @@ impl Shard {
         }
         let (token, generation) = (push.token, push.generation);
         let gradient = push.operation == Operation::Gradient {};
-        let held = self.owner.as_ref().is_none_or(|o| o.holds(client, token, generation));
+        // In synchronous mode a token that is over makes a push stale, and not wrong.
+        let held = self.is_synchronous()
+            || self.owner.as_ref().is_none_or(|o| o.holds(client, token, generation));
         // Two pushes under one token would make two steps of one promise.
         let spent = inbox.whole_tokens().any(|other| other == token);
         if gradient && (token.0 == 0 || !held || spent) {

@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{GlobalStep, RestoreEpoch, ShardId};
-use pushpull_common::protocol::PushState;
 use pushpull_common::protocol::message::Operation;
+use pushpull_common::protocol::{Outcome, PushState};
 
 use super::generation::{need, open_catalogue, remove_leftovers, table_words};
 use super::parked::Parked;
@@ -20,6 +20,8 @@ use super::reopenable::{Reopenable, control_text, reopenable};
 use super::replicas::{CLIENTS_MAX, ClientKey, Presence, Replicas};
 use super::work::Job;
 use super::{Shard, Variables, poison};
+use crate::aggregate::admission::Admission;
+use crate::aggregate::round::Round;
 use crate::aggregate::step_owner::StepOwner;
 use crate::arena::{Arena, Budget, Place, file_name};
 use crate::commit::{Address, CELL_WORDS, Journal, has_seen_no_commit, offset_of, table_bytes};
@@ -121,12 +123,19 @@ impl Shard {
     fn with(parts: Parts, arena: Arena, journal: Journal, life: Life) -> Shard {
         let Parts { id, config, identity, budget, counters } = parts;
         let owns_step = id.shard == 0 && config.owns_step();
-        let owner = owns_step.then(|| StepOwner::new(config.last_step, config.token_timeout));
+        let round = config.rule().map(|_| Round::new(0, config.zoo));
+        let owner = owns_step.then(|| {
+            let admission = config.rule().map(|rule| Admission::new(rule, 1, config.zoo));
+            StepOwner::new(config.last_step, config.token_timeout, admission)
+        });
         let power = (config.durability == Durability::Power).then(Power::default);
         Shard {
             id,
             replicas: Replicas::new(config.lease, life.epoch_base, config.zoo),
             owner,
+            round,
+            mean: Vec::new(),
+            first_join: None,
             config,
             identity,
             arena,
@@ -212,6 +221,9 @@ impl Shard {
             owner.restore(record.steps);
             self.counters.global_step.set(record.steps.step);
         }
+        if self.round.is_some() {
+            self.round = Some(Round::new(record.applied, self.config.zoo));
+        }
         for number in 0..record.clients {
             self.take_up_client(number, now)
                 .map_err(|fault| self.arena.place.corrupt(&file_name(Kind::Control, 0), fault))?;
@@ -271,6 +283,8 @@ impl Shard {
             }
         }
         let first = first + map_words(&layout);
+        let admitted = first + Inbox::table_words(&layout, rooms);
+        self.take_up_admitted(record, admitted).map_err(|fault| corrupt(Kind::Tables, fault))?;
         // The rooms of an image may have been used again since: what lay in them was not answered.
         let whole = match record.from_image {
             true => self.return_tokens_of_the_gone(),
@@ -297,8 +311,31 @@ impl Shard {
             store.verify(&self.journal).map_err(|(kind, fault)| corrupt(kind, fault))?;
         }
         self.variables = if ready { Variables::Ready(store) } else { Variables::Declared(store) };
+        self.shards_are_known();
+        let waits = |room: &u32| {
+            let push = inbox.arrival(*room);
+            self.is_synchronous() && push.is_some_and(|p| p.operation == Operation::Gradient {})
+        };
+        let due: Vec<u32> = whole.into_iter().filter(|room| !waits(room)).collect();
         self.inbox = Some(inbox);
-        self.jobs.extend(whole.into_iter().map(Job::push));
+        self.jobs.extend(due.into_iter().map(Job::push));
+        self.take_up_held();
+        Ok(())
+    }
+
+    /// Takes up what is admitted to the synchronous step under way.
+    fn take_up_admitted(&mut self, record: &ShardRecord, first: usize) -> Result<(), Fault> {
+        let Some(admission) = self.owner.as_mut().and_then(StepOwner::admission_mut) else {
+            return Ok(());
+        };
+        let words = 0..record::admitted_words(record.rooms);
+        let words: Vec<u64> =
+            words.map(|word| self.journal.load(Address::Tables(first + word))).collect();
+        let admitted = record::decode_admitted(&words, record.clients).map_err(|word| {
+            let at = offset_of(Address::Tables(first + word));
+            Fault::at(at, "pushes that are admitted to a step")
+        })?;
+        admission.restore_admitted(admitted, record.applying, record.goal);
         Ok(())
     }
 
@@ -323,16 +360,25 @@ impl Shard {
         first: usize,
     ) -> Result<Vec<WholeRoom>, Fault> {
         let mut spent = BTreeSet::new();
+        let admission = self.owner.as_ref().and_then(StepOwner::admission);
+        let admitted = |token| {
+            let admitted = admission.map(Admission::admitted).unwrap_or_default();
+            admitted.iter().any(|grant| grant.token == token)
+        };
         for WholeRoom { arrival: push, holder, .. } in &whole {
             let window = holder.map(|holder| &self.replicas.client(holder).window);
             let settled = window.is_some_and(|window| {
-                matches!(window.state(push.sequence), PushState::Settled { .. })
+                let state = window.state(push.sequence);
+                let kept = PushState::Settled { outcome: Outcome::Held {} };
+                let is_admitted = admitted(push.token.0);
+                matches!(state, PushState::Settled { .. }) && state != kept && !is_admitted
             });
             let gradient = push.operation == Operation::Gradient {};
             let allowed = stage == Stage::Ready || push.operation == Operation::Assign {};
             let paid = !gradient
                 || self.owner.as_ref().is_none_or(|owner| {
-                    owner.is_out(push.token, push.generation) && spent.insert(push.token)
+                    let out = owner.is_out(push.token, push.generation);
+                    (out || admitted(push.token.0)) && spent.insert(push.token)
                 });
             if settled || !allowed || !paid {
                 let what = format!("pushes that can be applied, not push {}", push.sequence);

@@ -6,7 +6,7 @@ use pushpull_common::catalogue::{Catalogue, ShardLayout};
 use pushpull_common::protocol::limits::CATALOGUE_BYTES_MAX;
 
 use super::durable::transaction_words;
-use super::record::ShardRecord;
+use super::record::{ShardRecord, admitted_words};
 use super::{Shard, Variables};
 use crate::arena::{Arena, file_name};
 use crate::commit::table_bytes;
@@ -54,6 +54,7 @@ impl Shard {
         self.generation = generation;
         self.inbox = Some(inbox);
         self.variables = Variables::Declared(Box::new(store));
+        self.shards_are_known();
         Ok(())
     }
 
@@ -96,7 +97,8 @@ impl Shard {
 
 /// The words of the tables of a shard.
 pub(crate) fn table_words(geometry: &Geometry, layout: &ShardLayout, rooms: usize) -> usize {
-    geometry.table_words() + map_words(layout) + Inbox::table_words(layout, rooms)
+    let inbox = map_words(layout) + Inbox::table_words(layout, rooms);
+    geometry.table_words() + inbox + admitted_words(rooms)
 }
 
 /// The bytes of memory that the variables of a layout take, with all that belongs to them.

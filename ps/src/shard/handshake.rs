@@ -138,8 +138,9 @@ impl Shard {
             if let Some(inbox) = &mut self.inbox {
                 inbox.orphan_whole(admitted.key);
             }
-            self.drop_client(now, admitted.key);
+            self.drop_client(now, admitted.key, true);
         }
+        self.replica_joins(now, admitted.key);
         Ok(admitted)
     }
 

@@ -21,6 +21,7 @@ impl Shard {
         let idle = !self.jobs.front().is_some_and(|job| job.has_begun());
         assert!(idle || self.draft.is_none(), "one draft at a time");
         self.check_waits();
+        self.check_held();
         self.check_tokens();
     }
 
@@ -31,9 +32,11 @@ impl Shard {
             inbox.check_invariants();
             assert!(!(waits_for_room && inbox.has_free()), "a room is free and somebody waits");
         }
-        let waits_for_token = self.parked.any(|entry| matches!(entry.wait, Wait::Token));
-        let none_left = self.owner.as_ref().is_some_and(|owner| owner.has_none_left());
-        assert!(!waits_for_token || none_left, "a token is there and somebody waits");
+        let none_for = |client| self.owner.as_ref().is_some_and(|owner| owner.has_none_for(client));
+        let in_vain = |entry: &super::Entry| {
+            matches!(entry.wait, Wait::Token) && !entry.client.is_some_and(none_for)
+        };
+        assert!(!self.parked.any(in_vain), "a token is there and somebody waits");
         let waits_for_ready = self.parked.any(|entry| matches!(entry.wait, Wait::Ready));
         assert!(
             !(waits_for_ready && self.is_ready()),
@@ -64,7 +67,9 @@ impl Shard {
             let present = self.replicas.client(holder).presence == Presence::Present;
             assert!(present || whole.contains(&token), "token {token} is lost");
         }
-        let known: BTreeSet<TokenId> = owner.outstanding().map(|(token, _)| token).collect();
+        let mut known: BTreeSet<TokenId> = owner.outstanding().map(|(token, _)| token).collect();
+        let admitted = owner.admission().into_iter().flat_map(|a| a.admitted());
+        known.extend(admitted.map(|grant| TokenId(grant.token)));
         assert!(whole.is_subset(&known), "a whole push spends a token that is not out");
     }
 }

@@ -22,14 +22,16 @@ impl Shard {
                 self.outputs.push_back(Output::Close { connection });
                 self.drop_line(now, connection, client);
             }
-            self.drop_client(now, client);
+            self.drop_client(now, client, false);
         }
+        self.stop_expecting(now);
         let kept = self.whole_tokens();
         if let Some(owner) = &mut self.owner {
             let expired = owner.expire(now, |token| kept.contains(&token));
             self.counters.tokens_taken_back.add(expired as u64);
             if expired > 0 {
                 self.grant_parked_tokens(now);
+                self.decide(now);
             }
         }
         if let Some(inbox) = &mut self.inbox {
@@ -41,7 +43,7 @@ impl Shard {
             let waited_ms = now.saturating_duration_since(entry.since).as_millis() as u64;
             let awaited = Detail::clipped(match &entry.wait {
                 Wait::Ready => "the chief to initialize the variables".to_owned(),
-                Wait::Token => self.awaited_tokens(),
+                Wait::Token => self.awaited_step(now).unwrap_or_else(|| self.awaited_tokens()),
                 Wait::Room => "room in the inbox".to_owned(),
                 Wait::Pull { at_least, .. } => format!("global step {at_least}"),
             });
@@ -86,13 +88,14 @@ impl Shard {
         request: Envelope,
     ) {
         self.replicas.client_mut(client).presence = Presence::Left;
-        self.drop_client(now, client);
+        self.drop_client(now, client, false);
         self.answer(connection, request, message::Left {}.into());
     }
 
     /// Drops what belongs to a client that has left, is lost, or is fenced by a newer self:
-    /// its tokens and rooms go to others. Pushes that are whole stay.
-    pub(super) fn drop_client(&mut self, now: Instant, client: ClientKey) {
+    /// its tokens and rooms go to others. Pushes that are whole stay; in synchronous mode, if they
+    /// are admitted.
+    pub(super) fn drop_client(&mut self, now: Instant, client: ClientKey, fenced: bool) {
         // What it waits for would come to nobody, and never come back.
         self.parked.take(|entry| {
             entry.client == Some(client) && matches!(entry.wait, Wait::Token | Wait::Room)
@@ -100,6 +103,7 @@ impl Shard {
         if let Some(inbox) = &mut self.inbox {
             inbox.drop_client(client);
         }
+        self.replica_goes(now, client, fenced);
         let kept = self.whole_tokens();
         if let Some(owner) = &mut self.owner {
             let returned = owner.drop_client(client, |token| kept.contains(&token));

@@ -25,6 +25,7 @@ pub(crate) mod record;
 pub(crate) mod reopenable;
 pub(crate) mod replicas;
 mod rooms;
+mod synchronous;
 mod tokens;
 mod variables;
 pub(crate) mod work;
@@ -42,6 +43,7 @@ use pushpull_common::protocol::message::{Hello, Role};
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{Envelope, Header, Message, Refusal, message};
 
+use crate::aggregate::round::Round;
 use crate::aggregate::step_owner::StepOwner;
 use crate::arena::{Arena, Budget};
 use crate::commit::Journal;
@@ -191,6 +193,12 @@ pub(crate) struct Shard {
     inbox: Option<Inbox>,
     replicas: Replicas,
     owner: Option<StepOwner>,
+    /// In synchronous mode.
+    round: Option<Round>,
+    /// Where the mean of a few gradients is computed.
+    mean: Vec<u64>,
+    /// When the first replica of this life came, in synchronous mode.
+    first_join: Option<Instant>,
     parked: Parked,
     conversations: HashMap<u64, Conversation>,
     jobs: VecDeque<Job>,
@@ -475,9 +483,12 @@ impl Shard {
         Refusal::RestoreEpoch { found, current: self.epoch, step: self.restored_step }
     }
 
-    /// The global step, as far as this shard knows it.
+    /// The global step, as far as this shard knows it; in synchronous mode, the steps it has applied.
     fn step(&self) -> pushpull_common::ids::GlobalStep {
-        self.owner.as_ref().map_or_else(Default::default, StepOwner::step)
+        match &self.round {
+            Some(round) => GlobalStep(round.step()),
+            None => self.owner.as_ref().map_or_else(Default::default, StepOwner::step),
+        }
     }
 
     fn store(&self) -> Option<&Store> {

@@ -9,6 +9,7 @@ use super::durable::GROWTH;
 use super::record::{self, CLIENT_WORDS, ShardRecord, Stage};
 use super::replicas::ClientKey;
 use super::{Shard, Variables};
+use crate::aggregate::round::Round;
 use crate::aggregate::step_owner::{Issued, StepOwner};
 use crate::commit::{Address, CELL_WORDS};
 use crate::error::StorageError;
@@ -67,8 +68,12 @@ impl Shard {
             lives: self.lives,
             restore_epoch: self.epoch,
             restored_step: self.restored_step,
+            applied: self.round.as_ref().map_or(0, Round::step),
             ..ShardRecord::default()
         };
+        if let Some(admission) = self.owner.as_ref().and_then(StepOwner::admission) {
+            (record.goal, record.applying) = (admission.goal(), admission.is_applying());
+        }
         if let Variables::Declared(store) | Variables::Ready(store) = &self.variables {
             let geometry = store.geometry();
             record.block_bytes = geometry.block_bytes;
@@ -89,6 +94,13 @@ impl Shard {
         {
             let first = store.geometry().table_words() + map_words(store.layout());
             inbox.stage(&mut self.journal, store.layout(), first, store.has_integrity());
+            if let Some(admission) = self.owner.as_ref().and_then(StepOwner::admission) {
+                let first = first + Inbox::table_words(store.layout(), inbox.rooms());
+                let words = record::encode_admitted(admission.admitted(), inbox.rooms());
+                for (index, value) in words.into_iter().enumerate() {
+                    self.journal.stage(Address::Tables(first + index), value);
+                }
+            }
         }
         self.stage_assigned();
     }

@@ -37,6 +37,9 @@ impl Shard {
         let Wait::Pull { at_least, .. } = entry.wait else {
             return false;
         };
+        if let Some(round) = &self.round {
+            return round.step() >= at_least;
+        }
         // Only the owner knows the step; the other shards keep versions of their own.
         self.owner.as_ref().is_none_or(|owner| owner.step().0 >= at_least)
     }

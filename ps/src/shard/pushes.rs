@@ -174,11 +174,17 @@ impl Shard {
         }
         let Some(named) = part.whole else { return Ok(()) };
         self.check_whole(client, room, named)?;
+        let gradient = |push: &Arrival| push.operation == Operation::Gradient {};
+        let waits = self.is_synchronous()
+            && self.inbox.as_ref().and_then(|inbox| inbox.arrival(room)).is_some_and(gradient);
         if let Some(inbox) = &mut self.inbox {
             let (connection, request) = (part.connection, part.request.request);
             inbox.set_whole(room, WholePush { connection, request, next: part.next });
         }
-        self.jobs.push_back(Job::push(room));
+        match waits {
+            true => self.push_held(now, room),
+            false => self.jobs.push_back(Job::push(room)),
+        }
         Ok(())
     }
 
@@ -223,7 +229,8 @@ impl Shard {
             let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(room));
             push.is_some_and(|push| push.whole.is_some())
         });
-        if whole {
+        let settled = self.replicas.client(client).window.state(sequence);
+        if whole && !matches!(settled, PushState::Settled { .. }) {
             // Too late: it will be applied, and that answers this request.
             if let (Some(room), Some(inbox)) = (room, &mut self.inbox) {
                 let request = request.request;

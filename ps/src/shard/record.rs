@@ -7,7 +7,8 @@
 use pushpull_common::ids::{ClientEpoch, GlobalStep, Incarnation, RestoreEpoch, TaskId, TokenId};
 use pushpull_common::protocol::limits::{JOB_BYTES_MAX, TOKENS_PER_CLIENT_MAX};
 
-use super::replicas::{CLIENTS_MAX, Client, EPOCH_LIMIT, Presence, Remembered};
+use super::replicas::{CLIENTS_MAX, Client, ClientKey, EPOCH_LIMIT, Presence, Remembered};
+use crate::aggregate::admission::Grant;
 use crate::aggregate::step_owner::{Issued, Steps};
 use crate::commit::{Address, CELL_WORDS, FIRST_WORDS, offset_of};
 use crate::config::PsConfig;
@@ -60,6 +61,12 @@ pub(crate) struct ShardRecord {
     /// Goes up with each restore, and when variables first have values; and the step it began at.
     pub(crate) restore_epoch: RestoreEpoch,
     pub(crate) restored_step: GlobalStep,
+    /// Steps that this shard has applied, in synchronous mode.
+    pub(crate) applied: u64,
+    /// On the step owner: gradients that the synchronous step under way takes, and whether the last
+    /// one is committed and not applied everywhere.
+    pub(crate) goal: u32,
+    pub(crate) applying: bool,
     /// Whether these are the words of a durable image: what its rooms held may have been replaced
     /// since. The first commit after it says no.
     pub(crate) from_image: bool,
@@ -92,6 +99,9 @@ enum Word {
     RestoreEpoch,
     RestoredStep,
     FromImage,
+    Applied,
+    Goal,
+    Applying,
     /// How many of them there are.
     Count,
 }
@@ -128,6 +138,9 @@ impl ShardRecord {
         set(Word::RestoreEpoch, self.restore_epoch.0.into());
         set(Word::RestoredStep, self.restored_step.0);
         set(Word::FromImage, self.from_image.into());
+        set(Word::Applied, self.applied);
+        set(Word::Goal, self.goal.into());
+        set(Word::Applying, self.applying.into());
         for (index, bytes) in self.digest.chunks_exact(8).enumerate() {
             let bytes = bytes.try_into().expect("chunks of eight");
             words[Word::Digest as usize + index] = u64::from_le_bytes(bytes);
@@ -177,6 +190,9 @@ impl ShardRecord {
             ),
             restored_step: GlobalStep(count(Word::RestoredStep, "a step")?),
             from_image: flag(Word::FromImage, "whether this is an image")?,
+            applied: count(Word::Applied, "a count of steps")?,
+            goal: below(Word::Goal, 1 << 32, "a count of gradients")? as u32,
+            applying: flag(Word::Applying, "whether a step is being applied")?,
         })
     }
 }
@@ -265,6 +281,40 @@ pub(crate) fn decode_client(
     Ok((client, tokens.collect::<Result<_, _>>()?))
 }
 
+/// The words of what is admitted to a synchronous step, where there are so many rooms.
+pub(crate) fn admitted_words(rooms: usize) -> usize {
+    2 * rooms
+}
+
+/// What is admitted to the synchronous step under way, as words: for each push its token and its
+/// replica.
+pub(crate) fn encode_admitted(admitted: &[Grant], rooms: usize) -> Vec<u64> {
+    let grants = admitted.iter().flat_map(|grant| [grant.token, u64::from(grant.holder.0) + 1]);
+    let mut words: Vec<u64> = grants.collect();
+    words.resize(admitted_words(rooms), 0);
+    words
+}
+
+/// The reverse, for a shard that knows so many clients; an error is the place of the wrong word.
+pub(crate) fn decode_admitted(words: &[u64], clients: usize) -> Result<Vec<Grant>, usize> {
+    let mut admitted: Vec<Grant> = Vec::new();
+    for (index, word) in words.chunks_exact(2).enumerate() {
+        let (token, holder) = (word[0], word[1]);
+        if token == 0 && holder == 0 {
+            continue;
+        }
+        let gap = admitted.len() < index;
+        if token == 0 || gap || admitted.iter().any(|grant| grant.token == token) {
+            return Err(2 * index);
+        }
+        if !(1..=clients as u64).contains(&holder) {
+            return Err(2 * index + 1);
+        }
+        admitted.push(Grant { token, holder: ClientKey(holder as u32 - 1) });
+    }
+    Ok(admitted)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -290,11 +340,28 @@ mod tests {
             restore_epoch: RestoreEpoch(13),
             restored_step: GlobalStep(14),
             from_image: true,
+            applied: 15,
+            goal: 16,
+            applying: true,
         };
         let words = record.encode();
         assert_eq!(ShardRecord::decode(&words), Ok(record));
         let empty = ShardRecord::default();
         assert_eq!(ShardRecord::decode(&empty.encode()), Ok(empty));
+    }
+
+    #[test]
+    fn what_is_admitted_reads_as_it_was_written() {
+        let grant = |token, holder| Grant { token, holder: ClientKey(holder) };
+        let admitted = vec![grant(7, 1), grant(3, 0)];
+        let words = encode_admitted(&admitted, 3);
+        assert_eq!(words, [7, 2, 3, 1, 0, 0]);
+        assert_eq!(decode_admitted(&words, 2), Ok(admitted));
+        for (words, wrong) in
+            [([0, 0, 3, 1], 2), ([3, 1, 3, 2], 2), ([3, 3, 0, 0], 1), ([3, 0, 0, 0], 1)]
+        {
+            assert_eq!(decode_admitted(&words, 2), Err(wrong), "{words:?}");
+        }
     }
 
     #[test]

@@ -131,6 +131,16 @@ impl Replicas {
         self.clients.iter().map(window).collect()
     }
 
+    /// All clients that have ever joined.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = ClientKey> {
+        (0..self.clients.len() as u32).map(ClientKey)
+    }
+
+    /// When something was last heard of a client.
+    pub(crate) fn last_heard(&self, key: ClientKey) -> Instant {
+        self.client(key).heard
+    }
+
     /// The newest epoch that this shard knows.
     pub(crate) fn newest_epoch(&self) -> u64 {
         self.newest_epoch

@@ -104,6 +104,7 @@ impl Shard {
         let owner = self.owner.as_mut().filter(|_| !kept.contains(&token));
         if owner.is_some_and(|owner| owner.give_back(client, token, generation)) {
             self.grant_parked_tokens(now);
+            self.decide(now);
             self.answer(connection, request, message::Returned {}.into());
         } else {
             self.refuse(connection, request, Refusal::Token { token, generation });

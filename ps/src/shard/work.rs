@@ -7,10 +7,12 @@ use pushpull_common::catalogue::Partition;
 use pushpull_common::ids::RestoreEpoch;
 use pushpull_common::protocol::message::{Operation, PushAnswer};
 use pushpull_common::protocol::{Envelope, Outcome};
+use pushpull_common::tensor::{DType, Element};
 
 use super::replicas::{ClientKey, Presence};
 use super::{Shard, Variables};
-use crate::inbox::Arrival;
+use crate::aggregate::round::Round;
+use crate::inbox::{Arrival, Extents};
 use crate::optimizer::{ApplyAt, Optimizer};
 use crate::store::{Change, NoSpareBlock};
 use crate::zoo::Bug;
@@ -19,13 +21,27 @@ use crate::zoo::Bug;
 /// nothing, short enough that a small request beside it waits about 100 us.
 const SLICE_BYTES: u64 = 1 << 20;
 
+/// The bytes of a mean that are computed at a time: they stay in the fastest cache until they are
+/// applied. A multiple of every element's size.
+const MEAN_BYTES: u64 = 16 << 10;
+
 /// A piece of long work. The front job of a shard is the one under way.
 #[derive(Debug)]
 pub(super) enum Job {
     /// Applies a push that lies whole in the inbox.
     Push(PushJob),
+    /// Applies a synchronous step.
+    Step(StepJob),
     /// Computes the initial values.
     Initialize(InitializeJob),
+}
+
+#[derive(Debug)]
+pub(super) struct StepJob {
+    tokens: Vec<u64>,
+    begun: bool,
+    /// How far it is applied, in bytes of the shard's variables.
+    done_to: u64,
 }
 
 #[derive(Debug)]
@@ -58,11 +74,26 @@ impl Job {
         Job::Initialize(InitializeJob { connection, request, epoch, begun, partition, done })
     }
 
+    /// The step that is made of the pushes of these tokens, in this order.
+    pub(super) fn step(tokens: &[u64]) -> Job {
+        Job::Step(StepJob { tokens: tokens.to_vec(), begun: false, done_to: 0 })
+    }
+
+    /// The room of the push that it applies by itself.
+    #[cfg(any(test, fuzzing))]
+    pub(super) fn room(&self) -> Option<u32> {
+        match self {
+            Job::Push(job) => Some(job.room),
+            _ => None,
+        }
+    }
+
     /// Whether it is under way.
     #[cfg(any(test, fuzzing))]
     pub(super) fn has_begun(&self) -> bool {
         match self {
             Job::Push(job) => job.begun,
+            Job::Step(job) => job.begun,
             Job::Initialize(job) => job.begun,
         }
     }
@@ -95,6 +126,7 @@ impl Shard {
         };
         let result = match &mut job {
             Job::Push(push) => self.work_on_push(push),
+            Job::Step(step) => self.work_on_step(step),
             Job::Initialize(initialize) => Ok(self.work_on_initialize(initialize)),
         };
         match result {
@@ -112,6 +144,7 @@ impl Shard {
             Ok(true) => {
                 match job {
                     Job::Push(push) => self.push_applied(now, push),
+                    Job::Step(_) => self.step_applied(now),
                     Job::Initialize(job) => {
                         self.initialized(job.connection, job.request, job.epoch)
                     }
@@ -178,6 +211,56 @@ impl Shard {
         Ok(true)
     }
 
+    /// A slice of a synchronous step: the mean of its gradients, added up in the order of their
+    /// admission, is one gradient. A variable's mean is over the gradients that have it.
+    fn work_on_step(&mut self, job: &mut StepJob) -> Result<bool, NoSpareBlock> {
+        let (Some(inbox), Variables::Ready(store)) = (&self.inbox, &mut self.variables) else {
+            return Ok(true);
+        };
+        let rooms: Vec<u32> = job.tokens.iter().filter_map(|&token| inbox.room_of(token)).collect();
+        let pushes = rooms.iter().filter_map(|&room| inbox.arrival(room));
+        let ranges: Vec<&[Range<u64>]> = pushes.map(|push| push.extents.ranges()).collect();
+        if !job.begun {
+            job.begun = true;
+            self.draft = None;
+            let all = Extents::union(&ranges, store.layout());
+            if let Err(blocked) = store.begin(all.ranges(), self.version + 1) {
+                job.begun = false;
+                return Err(blocked);
+            }
+        }
+        let step = self.round.as_ref().map_or(0, Round::step);
+        let at = ApplyAt::new(self.gradients + 1, step);
+        let optimizer = &*self.config.optimizer;
+        let mut budget = SLICE_BYTES;
+        let mut gradients: Vec<&[u8]> = Vec::with_capacity(rooms.len());
+        while job.done_to < store.layout().bytes() {
+            if budget == 0 {
+                return Ok(false);
+            }
+            let partition = store.layout().at(job.done_to).clone();
+            let values_end = partition.offset + partition.bytes;
+            let end = values_end.min(job.done_to + budget.min(MEAN_BYTES)).max(job.done_to);
+            let range = job.done_to..end;
+            gradients.clear();
+            for (&room, ranges) in rooms.iter().zip(&ranges) {
+                let has = ranges.iter().any(|held| held.contains(&partition.offset));
+                if has && let Some(bytes) = inbox.bytes(room, range.clone()) {
+                    gradients.push(bytes);
+                }
+            }
+            if !range.is_empty() && !gradients.is_empty() {
+                let mean = mean(partition.dtype, &gradients, &mut self.mean);
+                let change = change_of(optimizer, Operation::Gradient {}, at, &partition);
+                store.change(change, range.clone(), mean)?;
+            }
+            let read = (range.end - range.start) * gradients.len().max(1) as u64;
+            budget = budget.saturating_sub(read.next_multiple_of(8).max(8));
+            job.done_to = if end == values_end { partition.end() } else { end };
+        }
+        Ok(true)
+    }
+
     fn work_on_initialize(&mut self, job: &mut InitializeJob) -> bool {
         let Variables::Declared(store) = &mut self.variables else {
             return true;
@@ -204,6 +287,10 @@ impl Shard {
             return;
         };
         let free = self.draft.is_none() && self.jobs.is_empty() && may_begin;
+        if self.round.is_some() {
+            // A gradient is a part of a step, or of none.
+            return;
+        }
         if free {
             store.discard();
             self.draft = Some(room);
@@ -287,7 +374,7 @@ impl Shard {
     }
 
     /// Puts the changed blocks into the transaction that this push is committed by.
-    fn publish(&mut self) {
+    pub(super) fn publish(&mut self) {
         if let Variables::Declared(store) | Variables::Ready(store) = &mut self.variables {
             store.publish(&mut self.journal);
         }
@@ -321,6 +408,34 @@ impl Shard {
         let request = Envelope { request, sequence, ..Envelope::default() };
         self.answer(connection, request, answer.into());
     }
+}
+
+/// The mean of gradients of one length, added up in this order; in words, as it is aligned for
+/// every type.
+fn mean<'a>(dtype: DType, gradients: &[&[u8]], words: &'a mut Vec<u64>) -> &'a [u8] {
+    fn sum<T: Element + std::ops::AddAssign + std::ops::DivAssign>(
+        gradients: &[&[u8]],
+        mean: &mut [u8],
+        count: T,
+    ) {
+        let mean: &mut [T] = bytemuck::cast_slice_mut(mean);
+        for gradient in &gradients[1..] {
+            let gradient: &[T] = bytemuck::cast_slice(gradient);
+            mean.iter_mut().zip(gradient).for_each(|(sum, &more)| *sum += more);
+        }
+        mean.iter_mut().for_each(|sum| *sum /= count);
+    }
+    let Some(first) = gradients.first() else { return &[] };
+    words.resize(words.len().max(first.len().div_ceil(8)), 0);
+    let mean = &mut bytemuck::cast_slice_mut(words)[..first.len()];
+    mean.copy_from_slice(first);
+    match (gradients.len(), dtype) {
+        (1, _) => {}
+        (count, DType::F32) => sum::<f32>(gradients, mean, count as f32),
+        (count, DType::F64) => sum::<f64>(gradients, mean, count as f64),
+        _ => unreachable!("only floating-point variables are trainable"),
+    }
+    mean
 }
 
 /// What a push does to a partition.

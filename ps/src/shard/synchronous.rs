@@ -1,0 +1,329 @@
+//! Synchronous steps on a shard: pushes that are held, what the step owner decides of them, and
+//! the update that takes them.
+
+use std::time::{Duration, Instant};
+
+use pushpull_common::ids::{GlobalStep, ShardId};
+#[cfg(any(test, fuzzing))]
+use pushpull_common::protocol::message::Operation;
+use pushpull_common::protocol::message::PushAnswer;
+use pushpull_common::protocol::{Envelope, Outcome, PushState};
+
+use super::Shard;
+use super::parked::Wait;
+use super::replicas::{ClientKey, Presence};
+use super::work::Job;
+use crate::aggregate::admission::{Grant, Verdict};
+use crate::aggregate::step_owner::StepOwner;
+#[cfg(any(test, fuzzing))]
+use crate::inbox::Arrival;
+use crate::inbox::WholePush;
+
+impl Shard {
+    /// Whether steps are synchronous here.
+    pub(super) fn is_synchronous(&self) -> bool {
+        self.round.is_some()
+    }
+
+    /// The shards that take part in a step, in the order in which the step owner counts them: those
+    /// with variables, and its own.
+    fn taking_part(&self) -> Vec<ShardId> {
+        let store = self.store();
+        let mut shards: Vec<ShardId> =
+            store.map_or_else(Vec::new, |store| store.catalogue().shards().collect());
+        if self.owner.is_some() && !shards.contains(&self.id) {
+            shards.push(self.id);
+        }
+        shards.sort_unstable();
+        shards
+    }
+
+    /// The place of a shard among those that take part.
+    fn index_of(&self, shard: ShardId) -> Option<usize> {
+        self.taking_part().iter().position(|&other| other == shard)
+    }
+
+    /// The variables have their places: from now on it is known which shards take part.
+    pub(super) fn shards_are_known(&mut self) {
+        let shards = self.taking_part().len();
+        if let Some(admission) = self.owner.as_mut().and_then(StepOwner::admission_mut) {
+            admission.set_shards(shards);
+        }
+    }
+
+    /// Begins after so many steps, with nothing known of the next.
+    pub(super) fn begin_round(&mut self, step: GlobalStep) {
+        if let Some(round) = &mut self.round {
+            *round = crate::aggregate::round::Round::new(step.0, self.config.zoo);
+        }
+        if let (Some(own), Some(admission)) =
+            (self.index_of(self.id), self.owner.as_mut().and_then(StepOwner::admission_mut))
+        {
+            admission.applied(own, step.0);
+        }
+    }
+
+    /// Takes up what lay whole when an earlier process stopped.
+    pub(super) fn take_up_held(&mut self) {
+        let tokens: Vec<_> = self.inbox.iter().flat_map(|inbox| inbox.whole_tokens()).collect();
+        let own = self.index_of(self.id);
+        let step = self.round.as_ref().map_or(0, |round| round.step());
+        if let (Some(own), Some(admission)) =
+            (own, self.owner.as_mut().and_then(StepOwner::admission_mut))
+        {
+            admission.applied(own, step);
+            for token in tokens {
+                // One that is over is dropped with the step.
+                let _ = admission.held(own, token.0);
+            }
+        }
+    }
+
+    /// The push in this room is whole, and takes part in a step.
+    pub(super) fn push_held(&mut self, now: Instant, room: u32) {
+        let Some(push) = self.inbox.as_ref().and_then(|inbox| inbox.arrival(room)) else { return };
+        let (token, generation, step) = (push.token, push.generation, push.step);
+        let holder = self.inbox.as_ref().and_then(|inbox| inbox.holder(room));
+        let own = self.index_of(self.id);
+        let passed = self.round.as_ref().is_some_and(|round| step.0 < round.step());
+        let Some(owner) = &mut self.owner else {
+            let outcome = match passed {
+                true => Outcome::Stale { current: self.step() },
+                false => Outcome::Held {},
+            };
+            self.settle_push(now, room, outcome);
+            if passed {
+                self.release(now, room);
+            } else {
+                self.report_held(token);
+            }
+            return;
+        };
+        let out = holder.is_some_and(|holder| owner.holds(holder, token, generation));
+        let held = owner.admission_mut().zip(own).is_some_and(|(a, own)| a.held(own, token.0));
+        if !(out && held) {
+            let current = GlobalStep(self.committed_steps());
+            self.settle_push(now, room, Outcome::Stale { current });
+            self.release(now, room);
+        }
+        self.decide(now);
+    }
+
+    /// Steps committed, as far as this shard knows.
+    fn committed_steps(&self) -> u64 {
+        let admission = self.owner.as_ref().and_then(StepOwner::admission);
+        admission.map_or_else(|| self.step().0, |admission| admission.step())
+    }
+
+    /// Carries out what the step owner has decided since this was last called.
+    pub(super) fn decide(&mut self, now: Instant) {
+        let Some(owner) = &mut self.owner else { return };
+        if owner.admission().is_none() {
+            return;
+        }
+        for (grant, verdict) in owner.decided() {
+            self.carry_out(now, grant, verdict);
+        }
+        self.hear_committed();
+        self.grant_parked_tokens(now);
+    }
+
+    fn carry_out(&mut self, now: Instant, grant: Grant, verdict: Verdict) {
+        let room = self.inbox.as_ref().and_then(|inbox| inbox.room_of(grant.token));
+        match verdict {
+            Verdict::Admitted { step } => {
+                self.counters.gradients_admitted.add(1);
+                if let Some(room) = room {
+                    self.settle_push(now, room, Outcome::Accepted { step: GlobalStep(step) });
+                }
+            }
+            Verdict::Over => {
+                self.tell_over(grant.token);
+                if let Some(room) = room {
+                    self.counters.gradients_stale.add(1);
+                    let current = GlobalStep(self.committed_steps());
+                    self.settle_push(now, room, Outcome::Stale { current });
+                    self.release(now, room);
+                }
+            }
+        }
+    }
+
+    /// If a step is committed, it is due.
+    fn hear_committed(&mut self) {
+        let admission = self.owner.as_ref().and_then(StepOwner::admission);
+        let Some(committed) = admission.and_then(|admission| admission.committed()) else { return };
+        if let Some(round) = &mut self.round {
+            round.learn(&committed);
+        }
+        self.begin_step();
+    }
+
+    /// Has the step that is due applied.
+    pub(super) fn begin_step(&mut self) {
+        let due = self.round.as_ref().and_then(|round| round.due());
+        let Some(tokens) = due.filter(|_| !self.jobs.iter().any(|job| matches!(job, Job::Step(_))))
+        else {
+            return;
+        };
+        self.jobs.push_back(Job::step(tokens));
+    }
+
+    /// The step is applied: its pushes make room.
+    pub(super) fn step_applied(&mut self, now: Instant) {
+        self.publish();
+        self.version += 1;
+        self.gradients += 1;
+        let Some(round) = &mut self.round else { return };
+        round.applied();
+        let step = round.step();
+        self.counters.steps_applied.add(1);
+        // With them go those that were not admitted: their step has passed, too.
+        let passed = self.inbox.iter().flat_map(|inbox| inbox.gradients_before(step));
+        for room in passed.collect::<Vec<u32>>() {
+            let whole = self.inbox.as_ref().and_then(|inbox| inbox.arrival(room)?.whole);
+            if whole.is_none() {
+                self.counters.pushes_dropped.add(1);
+            }
+            if let Some(inbox) = &mut self.inbox {
+                inbox.release(room);
+            }
+        }
+        let own = self.index_of(self.id);
+        if let Some(owner) = &mut self.owner {
+            if let Some((admission, own)) = owner.admission_mut().zip(own) {
+                admission.applied(own, step);
+            }
+            self.counters.global_step.set(step);
+        }
+        self.report_applied();
+        self.give_parked_rooms(now);
+        self.decide(now);
+    }
+
+    /// Settles a push that is whole in its client's window, and answers whoever waits for it.
+    fn settle_push(&mut self, now: Instant, room: u32, outcome: Outcome) {
+        let Some(inbox) = &self.inbox else { return };
+        let (Some(push), Some(client)) = (inbox.arrival(room), inbox.holder(room)) else { return };
+        let (sequence, Some(whole)) = (push.sequence, push.whole) else { return };
+        let entry = self.replicas.client_mut(client);
+        if matches!(entry.window.state(sequence), PushState::Unknown {}) {
+            entry.window.settle(sequence, outcome);
+        }
+        let present = entry.presence == Presence::Present;
+        let WholePush { connection, request, .. } = whole;
+        if entry.connection != Some(connection) {
+            // It was asked for over a connection that is gone; whoever asks again is answered.
+            return;
+        }
+        let room = if present { self.spare_room(now, client) } else { 0 };
+        let answer = PushAnswer { outcome, duplicate: false, next: None, ended: None, room };
+        let request = Envelope { request, sequence, ..Envelope::default() };
+        self.answer(connection, request, answer.into());
+    }
+
+    fn release(&mut self, now: Instant, room: u32) {
+        if let Some(inbox) = &mut self.inbox {
+            inbox.release(room);
+        }
+        self.give_parked_rooms(now);
+    }
+
+    /// A replica is there, for the step owner to count on.
+    pub(super) fn replica_joins(&mut self, now: Instant, client: ClientKey) {
+        let rank = self.task_of(client).index;
+        if let Some(admission) = self.owner.as_mut().and_then(StepOwner::admission_mut) {
+            admission.join(client, rank);
+            self.first_join.get_or_insert(now);
+            self.decide(now);
+        }
+    }
+
+    /// A replica is gone, or has been fenced by a newer self that takes its place.
+    pub(super) fn replica_goes(&mut self, now: Instant, client: ClientKey, fenced: bool) {
+        if let Some(admission) = self.owner.as_mut().and_then(StepOwner::admission_mut) {
+            match fenced {
+                true => admission.fence(client),
+                false => admission.lose(client),
+            }
+            self.decide(now);
+        }
+    }
+
+    /// Time has passed: replicas that have not come are no longer expected.
+    pub(super) fn stop_expecting(&mut self, now: Instant) {
+        let waited = self.first_join.map_or(Duration::ZERO, |first| now.duration_since(first));
+        if let Some(admission) = self.owner.as_mut().and_then(StepOwner::admission_mut)
+            && admission.expects() > 0
+            && waited >= self.config.join_timeout
+        {
+            admission.expect_nobody();
+            self.decide(now);
+        }
+    }
+
+    /// What a request for a token waits for, in words.
+    pub(super) fn awaited_step(&self, now: Instant) -> Option<String> {
+        let admission = self.owner.as_ref().and_then(StepOwner::admission)?;
+        if admission.is_applying() {
+            let step = admission.step() - 1;
+            return Some(format!("step {step} to be applied by every shard"));
+        }
+        let given: Vec<ClientKey> = admission.admitted().iter().map(|g| g.holder).collect();
+        let missing = self.replicas.keys().filter(|client| !given.contains(client));
+        let missing: Vec<String> = missing
+            .map(|client| {
+                let entry = self.replicas.client(client);
+                let silent = now.saturating_duration_since(self.replicas.last_heard(client));
+                let state = match entry.presence {
+                    Presence::Present => "heard from",
+                    Presence::Left => "left, heard from",
+                    Presence::Lost => "lost, heard from",
+                };
+                format!("{} ({state} {} ms ago)", entry.task, silent.as_millis())
+            })
+            .collect();
+        let (step, count, goal) = (admission.step(), given.len(), admission.goal());
+        let unseen = match admission.expects() {
+            0 => String::new(),
+            unseen => format!(" and {unseen} not seen yet"),
+        };
+        let missing = missing.join(", ");
+        Some(format!("step {step}, which has {count} of {goal} gradients; {missing}{unseen}"))
+    }
+
+    /// Asserts what holds of pushes that are whole, on the step owner.
+    #[cfg(any(test, fuzzing))]
+    pub(super) fn check_held(&self) {
+        let admission = self.owner.as_ref().and_then(StepOwner::admission);
+        let (Some(admission), Some(inbox)) = (admission, &self.inbox) else { return };
+        for token in inbox.whole_tokens() {
+            assert!(admission.is_of_use(token.0), "the push of token {token} is over");
+        }
+        let passed = self.round.as_ref().is_some_and(|round| round.step() == admission.step());
+        for grant in admission.admitted().iter().filter(|_| !passed) {
+            let whole = inbox.whole_tokens().any(|token| token.0 == grant.token);
+            assert!(whole, "the push of token {} is admitted and not here", grant.token);
+        }
+        let due = self.round.as_ref().and_then(|round| round.due());
+        let job = self.jobs.iter().any(|job| matches!(job, Job::Step(_)));
+        assert_eq!(due.is_some(), job, "a step that is due is worked on");
+        let pushes = self.jobs.iter().filter_map(|job| inbox.arrival(job.room()?));
+        let by_itself = |push: &Arrival| push.operation == Operation::Gradient {};
+        assert!(!pushes.into_iter().any(by_itself), "a gradient is applied by itself");
+    }
+
+    /// Tells the step owner that a push is held here.
+    fn report_held(&mut self, _token: pushpull_common::ids::TokenId) {}
+
+    /// Tells the step owner how many steps are applied here.
+    fn report_applied(&mut self) {}
+
+    /// Tells the other shards that the push of a token is over.
+    fn tell_over(&mut self, _token: u64) {}
+
+    /// Whoever waits for a token in vain is told so, where the configuration says so.
+    pub(super) fn end_waits_of_a_short_step(&mut self, now: Instant) {
+        let _ = (now, Wait::Token);
+    }
+}
