@@ -82,6 +82,18 @@ pub enum CheckpointError {
         /// The slot asked for.
         expected: String,
     },
+    /// The checkpoint is whole, but is not one that a shard may take.
+    #[error("cannot restore {checkpoint}: its {what} is {found}, not {expected}")]
+    Unfit {
+        /// The checkpoint.
+        checkpoint: String,
+        /// What of it.
+        what: &'static str,
+        /// What a shard may take.
+        expected: String,
+        /// What the checkpoint has.
+        found: String,
+    },
     /// A shard's memory could not be read or filled.
     #[error("cannot copy the memory of a shard: {reason}")]
     Memory {

@@ -13,6 +13,7 @@ use pushpull_common::protocol::message::{self, CheckpointId};
 use pushpull_common::protocol::{Envelope, Refusal};
 
 use super::output::Output;
+use super::record::RESTORED_LIMIT;
 use super::{Detail, Shard, Variables};
 use crate::arena::fence;
 use crate::checkpoint::{
@@ -161,18 +162,29 @@ impl ShardRestore {
     ) -> Result<RestoredShard, CheckpointError> {
         let name = self.checkpoint.name.as_str();
         let parsed = name.parse::<CheckpointName>();
-        let memory = |reason: String| CheckpointError::Memory { reason };
-        let name = parsed.map_err(|_| memory(format!("{name:?} is no checkpoint's name")))?;
-        let mut opened = Opened::open(storage, name)?;
+        let unfit = |what, expected: String, found: String| {
+            let checkpoint = name.to_owned();
+            CheckpointError::Unfit { checkpoint, what, expected, found }
+        };
+        let parsed = parsed.map_err(|_| unfit("name", "a checkpoint's".into(), name.into()))?;
         // What the chief was told, and the epoch and the step go by, is what is there.
         let (epoch, step) = (self.checkpoint.epoch, self.checkpoint.step);
-        if (name.restore_epoch, name.global_step) != (epoch.0, step.0) || step.0 >= STEP_LIMIT {
-            return Err(memory(format!("{name} is not of epoch {epoch} and step {step}")));
+        if (parsed.restore_epoch, parsed.global_step) != (epoch.0, step.0) {
+            return Err(unfit("name", format!("of epoch {epoch} and step {step}"), name.into()));
         }
-        let kind = &opened.manifest().optimizer.kind;
+        let mut opened = Opened::open(storage, parsed)?;
+        let manifest = opened.manifest();
+        let kind = &manifest.optimizer.kind;
         if *kind != self.optimizer {
-            let expected = self.optimizer;
-            return Err(memory(format!("{name} is of the optimizer {kind}, not of {expected}")));
+            return Err(unfit("optimizer", self.optimizer.into(), kind.clone()));
+        }
+        let shards = manifest.shards.iter();
+        let counts =
+            shards.flat_map(|s| [("version", s.version), ("count of gradients", s.gradients)]);
+        for (what, found) in counts.chain([("step", step.0)]) {
+            if found >= RESTORED_LIMIT {
+                return Err(unfit(what, format!("below {RESTORED_LIMIT}"), found.to_string()));
+            }
         }
         let (catalogue, store) = (self.store.catalogue().clone(), &mut self.store);
         opened.restore_shard(&catalogue, self.shard, &self.slots, &mut |stream, range, bytes| {
@@ -184,9 +196,6 @@ impl ShardRestore {
         })
     }
 }
-
-/// No training reaches it, and what is added to it still fits its word.
-const STEP_LIMIT: u64 = 1 << 56;
 
 /// A restore under way.
 #[derive(Debug)]

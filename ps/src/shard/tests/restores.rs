@@ -15,6 +15,7 @@ use crate::checkpoint::{
 };
 use crate::config::Checkpoints;
 use crate::optimizer::Sgd;
+use crate::shard::record::RESTORED_LIMIT;
 
 const ELEMENTS: u64 = 4;
 
@@ -38,6 +39,16 @@ fn push(world: &mut World, line: Line, sequence: u64) {
 
 /// Saves a checkpoint of the one shard.
 fn save(world: &mut World, storage: &Arc<dyn CheckpointStorage>, step: u64) -> CheckpointId {
+    save_forged(world, storage, step, |_| ())
+}
+
+/// The same, with something else in the manifest than the shard has said.
+fn save_forged(
+    world: &mut World,
+    storage: &Arc<dyn CheckpointStorage>,
+    step: u64,
+    forge: impl Fn(&mut Contents),
+) -> CheckpointId {
     let (epoch, step) = (RestoreEpoch(1), GlobalStep(step));
     let save = Save::begin(storage.clone(), epoch, step).unwrap();
     let name = Text::clipped(save.name().to_string());
@@ -47,7 +58,9 @@ fn save(world: &mut World, storage: &Arc<dyn CheckpointStorage>, step: u64) -> C
     let entry: ShardEntry = serde_json::from_slice(&entry).unwrap();
     let optimizer =
         OptimizerEntry { kind: "sgd".into(), configuration: String::new(), slots: vec![] };
-    let contents = Contents { saved_unix_ms: 1, optimizer, shards: vec![entry], user: Vec::new() };
+    let mut contents =
+        Contents { saved_unix_ms: 1, optimizer, shards: vec![entry], user: Vec::new() };
+    forge(&mut contents);
     save.publish(&world.catalogue.clone(), contents).unwrap();
     CheckpointId { name, epoch, step }
 }
@@ -130,4 +143,64 @@ fn a_checkpoint_that_is_another_than_was_said_is_not_taken() {
     let last = message::Restore { checkpoint, epoch: RestoreEpoch(u32::MAX) };
     let refusal = world.refused(chief_line, last.into());
     assert!(matches!(refusal, Refusal::RestoreEpoch { .. }), "no epoch is above it: {refusal}");
+}
+
+/// Declares the variables anew, has the shard take this checkpoint, and says what it answers.
+fn restore(world: &mut World, line: Line, checkpoint: CheckpointId, epoch: u32) -> Option<Message> {
+    let catalogue = world.catalogue.clone();
+    world.declare(line, &catalogue);
+    let restore = message::Restore { checkpoint, epoch: RestoreEpoch(epoch) };
+    let request = world.say(line, restore.into());
+    world.finish_restores();
+    world.answer(line, request)
+}
+
+#[test]
+fn a_checkpoint_that_says_what_no_shard_can_have_reached_is_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut world, chief_line, storage) = world(folder.path());
+    let far = RESTORED_LIMIT;
+    let optimizer = |contents: &mut Contents| contents.optimizer.kind = "adam".into();
+    let version = |contents: &mut Contents| contents.shards[0].version = far;
+    let gradients = |contents: &mut Contents| contents.shards[0].gradients = u64::MAX;
+    let nothing = |_: &mut Contents| ();
+    let cases: [(u64, &dyn Fn(&mut Contents), &str); 4] = [
+        (1, &optimizer, "its optimizer is adam, not sgd"),
+        (2, &version, "its version is 36028797018963968, not below 36028797018963968"),
+        (
+            3,
+            &gradients,
+            "its count of gradients is 18446744073709551615, not below 36028797018963968",
+        ),
+        (far, &nothing, "its step is 36028797018963968, not below 36028797018963968"),
+    ];
+    let saved: Vec<_> = cases
+        .map(|(step, forge, expected)| (save_forged(&mut world, &storage, step, forge), expected))
+        .into();
+    for (epoch, (checkpoint, expected)) in (2..).zip(saved) {
+        let name = checkpoint.name.clone();
+        let Some(Message::Refused(refused)) = restore(&mut world, chief_line, checkpoint, epoch)
+        else {
+            panic!("taken: {expected}")
+        };
+        let found = refused.refusal.to_string();
+        let expected = format!("cannot restore {name}: {expected}");
+        assert!(found.contains(&expected), "{found}, not {expected}");
+    }
+}
+
+#[test]
+fn the_largest_counts_that_are_taken_leave_an_arena_that_opens_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut world, chief_line, storage) = world(folder.path());
+    let last = RESTORED_LIMIT - 1;
+    let checkpoint = save_forged(&mut world, &storage, last, |contents| {
+        (contents.shards[0].version, contents.shards[0].gradients) = (last, last);
+    });
+    let answer = restore(&mut world, chief_line, checkpoint, 2);
+    assert!(matches!(answer, Some(Message::Ready(_))), "{answer:?}");
+    push(&mut world, chief_line, 1);
+    world.restart(0).unwrap();
+    let line = world.join(0, &mut chief());
+    assert_eq!(world.token(line).step, GlobalStep(last + 1));
 }
