@@ -125,7 +125,6 @@ impl ShardSave {
             file: file.map_err(|error| error.to_string())?,
             version: self.version,
             gradients: self.gradients,
-            ready: true,
             clients: self.clients,
         };
         serde_json::to_vec(&entry).map_err(|error| error.to_string())

@@ -151,7 +151,6 @@ pub(super) fn entry(
         file,
         version: step + number,
         gradients: 2 * step + number,
-        ready: true,
         clients: vec![client],
     }
 }
