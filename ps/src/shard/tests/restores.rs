@@ -10,6 +10,7 @@ use pushpull_common::variable::VariableSpec;
 
 use super::peers::{Peer, Push, bytes_of, chief, f32s, worker};
 use super::world::{Line, World};
+use crate::checkpoint::tests::gate::Gate;
 use crate::checkpoint::{
     CheckpointStorage, Contents, LocalDirectory, OptimizerEntry, Save, ShardEntry,
 };
@@ -21,7 +22,11 @@ const ELEMENTS: u64 = 4;
 
 /// A world that keeps checkpoints in this folder, and its chief's line.
 fn world(folder: &std::path::Path) -> (World, Line, Arc<dyn CheckpointStorage>) {
-    let variables = vec![VariableSpec::f32("w", [ELEMENTS]).unwrap()];
+    world_of(folder, ELEMENTS)
+}
+
+fn world_of(folder: &std::path::Path, elements: u64) -> (World, Line, Arc<dyn CheckpointStorage>) {
+    let variables = vec![VariableSpec::f32("w", [elements]).unwrap()];
     let storage = || LocalDirectory::create(folder).unwrap();
     let checkpoints = Checkpoints::new(storage());
     let (mut world, lines) =
@@ -203,4 +208,75 @@ fn the_largest_counts_that_are_taken_leave_an_arena_that_opens_again() {
     world.restart(0).unwrap();
     let line = world.join(0, &mut chief());
     assert_eq!(world.token(line).step, GlobalStep(last + 1));
+}
+
+/// What is the matter when the writing, or else the reading, of a shard's part of a checkpoint is
+/// given up in this way while the second piece of its file is read.
+fn given_up(reads: bool, give_up: impl Fn(&mut World, Line)) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut world, chief_line, storage) = world_of(folder.path(), 1 << 20);
+    let gate = Gate::new(storage.clone());
+    let save = Save::begin(storage.clone(), RestoreEpoch(1), GlobalStep(0)).unwrap();
+    let name = Text::clipped(save.name().to_string());
+    let peer = world.join(0, &mut Peer { role: Role::Peer {}, ..worker(9) });
+    let gated: Arc<dyn CheckpointStorage> = Arc::new(gate.clone());
+    let run: Box<dyn FnOnce() -> Result<(), String> + Send> = if reads {
+        let checkpoint = self::save(&mut world, &storage, 0);
+        let catalogue = world.catalogue.clone();
+        world.declare(chief_line, &catalogue);
+        let restore = message::Restore { checkpoint, epoch: RestoreEpoch(2) };
+        world.say(chief_line, restore.into());
+        let restore = world.take_restore();
+        Box::new(move || restore.run(gated).error())
+    } else {
+        world.say(peer, message::SaveShard { name }.into());
+        let save = world.take_save();
+        Box::new(move || save.run(gated).map(|_| ()))
+    };
+    gate.let_through(1);
+    let running = std::thread::spawn(run);
+    gate.wait_for_reader();
+    give_up(&mut world, peer);
+    gate.let_through(1);
+    let error = running.join().unwrap().unwrap_err();
+    assert_eq!(gate.passed(), 2, "the piece in hand is the last");
+    error
+}
+
+#[test]
+fn a_stop_waits_for_the_piece_in_hand_and_for_no_other() {
+    for reads in [false, true] {
+        let error = given_up(reads, |world, _| world.shards[0].give_up_files());
+        assert!(error.contains("cannot read") && error.contains("the server stops"), "{error}");
+    }
+}
+
+#[test]
+fn what_is_written_for_an_asker_that_is_gone_is_given_up() {
+    let error = given_up(false, |world, peer| {
+        let other = world.join(0, &mut worker(3));
+        world.disconnect(other);
+        world.disconnect(peer);
+    });
+    assert!(error.contains("whoever has asked for it is gone"), "{error}");
+}
+
+#[test]
+fn a_shard_pins_nothing_while_what_it_has_written_is_read_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut world, _, storage) = world(folder.path());
+    let save = Save::begin(storage.clone(), RestoreEpoch(1), GlobalStep(0)).unwrap();
+    let name = Text::clipped(save.name().to_string());
+    let peer = world.join(0, &mut Peer { role: Role::Peer {}, ..worker(9) });
+    world.say(peer, message::SaveShard { name }.into());
+    let gate = Gate::new(storage);
+    gate.let_through(0);
+    let save = world.take_save();
+    let gated = Arc::new(gate.clone());
+    let running = std::thread::spawn(move || save.run(gated));
+    gate.wait_for_reader();
+    // Too late to give up for the memory: it holds none.
+    world.shards[0].give_up_saving();
+    gate.open_all();
+    running.join().unwrap().unwrap();
 }
