@@ -2,8 +2,8 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -15,7 +15,8 @@ pub(crate) struct Proxy {
 }
 
 struct Shared {
-    target: String,
+    /// The server; while there is none, connections are closed.
+    target: Mutex<Option<String>>,
     /// The mean of the bytes after which a connection is cut; 0 for never.
     cut_after: AtomicU64,
     cuts: AtomicU64,
@@ -32,7 +33,7 @@ impl Proxy {
     pub(crate) fn start(listener: TcpListener, target: String, cut_after: u64, seed: u64) -> Proxy {
         let address = listener.local_addr().unwrap().to_string();
         let shared = Arc::new(Shared {
-            target,
+            target: Mutex::new(Some(target)),
             cut_after: AtomicU64::new(cut_after),
             cuts: AtomicU64::new(0),
             random: AtomicU64::new(seed),
@@ -47,7 +48,9 @@ impl Proxy {
                     if shared.stopping.load(Ordering::Relaxed) {
                         return;
                     }
-                    if let (Ok(client), Ok(server)) = (stream, TcpStream::connect(&shared.target)) {
+                    let target = shared.target.lock().unwrap().clone();
+                    let server = target.map(TcpStream::connect);
+                    if let (Ok(client), Some(Ok(server))) = (stream, server) {
                         shared.forward(client, server);
                     }
                 }
@@ -64,6 +67,11 @@ impl Proxy {
     /// Forwards only so many bytes a second towards the server from now on.
     pub(crate) fn throttle(&self, rate: u64) {
         self.shared.rate.store(rate, Ordering::SeqCst);
+    }
+
+    /// Leads new connections to another server, or nowhere.
+    pub(crate) fn lead_to(&self, target: Option<String>) {
+        *self.shared.target.lock().unwrap() = target;
     }
 
     /// Forwards nothing until `release`.
