@@ -3,14 +3,29 @@
 //! Only with the feature `zoo` are they compiled in, and then one is chosen by a value that is
 //! passed in. Without it [`Zoo::has`] is `false` at compile time.
 
-/// A bug that somebody could have written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(
-    not(feature = "zoo"),
-    allow(dead_code, unreachable_pub, reason = "chosen with the feature only")
-)]
-#[non_exhaustive]
-pub enum Bug {
+/// Writes the bugs down once, so that none can be missing where all of them are named.
+macro_rules! bugs {
+    ($($(#[$doc:meta])+ $bug:ident,)+) => {
+        /// A bug that somebody could have written.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[cfg_attr(
+            not(feature = "zoo"),
+            allow(dead_code, unreachable_pub, reason = "chosen with the feature only")
+        )]
+        #[non_exhaustive]
+        pub enum Bug {
+            $($(#[$doc])+ $bug,)+
+        }
+
+        #[cfg(feature = "zoo")]
+        impl Bug {
+            /// Every bug there is.
+            pub const ALL: &[Bug] = &[$(Bug::$bug),+];
+        }
+    };
+}
+
+bugs! {
     /// An answer leaves before what it says is committed.
     AcknowledgeBeforeCommit,
     /// The window and the step are committed before the blocks.
@@ -31,23 +46,6 @@ pub enum Bug {
     UndoAfterWrite,
     /// Blocks are reused before the commit that frees them.
     ReuseBeforeCommit,
-}
-
-#[cfg(feature = "zoo")]
-impl Bug {
-    /// Every bug there is.
-    pub const ALL: [Bug; 10] = [
-        Bug::AcknowledgeBeforeCommit,
-        Bug::SequenceBeforeFlip,
-        Bug::NoIncarnation,
-        Bug::MissingFence,
-        Bug::SkipFsync,
-        Bug::PublishBeforeVerify,
-        Bug::RecoveryNotIdempotent,
-        Bug::EvictLiveOutcome,
-        Bug::UndoAfterWrite,
-        Bug::ReuseBeforeCommit,
-    ];
 }
 
 /// Which bug is planted, if any.

@@ -417,20 +417,17 @@ impl Shard {
         };
         match conversation.receiving.take() {
             None => {}
-            Some(Receiving::Catalogue { request, .. } | Receiving::User { request, .. })
-                if self.poisoned().is_some() =>
-            {
-                if let Some(refusal) = self.poisoned() {
-                    self.refuse(connection, request, refusal);
+            Some(Receiving::Catalogue { request, digest, bytes }) => match self.poisoned() {
+                Some(refusal) => self.refuse(connection, request, refusal),
+                None => {
+                    self.declare(connection, request, digest, &bytes);
+                    self.give_parked_rooms(now);
                 }
-            }
-            Some(Receiving::Catalogue { request, digest, bytes }) => {
-                self.declare(connection, request, digest, &bytes);
-                self.give_parked_rooms(now);
-            }
-            Some(Receiving::User { request, bytes }) => {
-                self.save(Asker::Connection { connection, request }, bytes);
-            }
+            },
+            Some(Receiving::User { request, bytes }) => match self.poisoned() {
+                Some(refusal) => self.refuse(connection, request, refusal),
+                None => self.save(Asker::Connection { connection, request }, bytes),
+            },
             Some(Receiving::Part(part)) => self.part_received(now, &part),
         }
     }

@@ -9,7 +9,7 @@ use super::durable::GROWTH;
 use super::record::{self, CLIENT_WORDS, ShardRecord, Stage};
 use super::replicas::ClientKey;
 use super::{Shard, Variables};
-use crate::aggregate::step_owner::StepOwner;
+use crate::aggregate::step_owner::{Issued, StepOwner};
 use crate::commit::{Address, CELL_WORDS};
 use crate::error::StorageError;
 use crate::inbox::{Inbox, map_words};
@@ -31,6 +31,10 @@ impl Shard {
         if let Some(owner) = &mut self.owner {
             changed.extend(owner.take_changed());
         }
+        let mut changed: Vec<ClientKey> = changed.into_iter().collect();
+        // Who has lost its tokens comes before who was given others in their place: should only
+        // the first of several transactions be made, no more tokens are out than were ever allowed.
+        changed.sort_by_key(|&client| self.tokens_of(client).count());
         for client in changed {
             // Losing very many members at once takes more than one transaction; each is true.
             if self.journal.room() < CLIENT_WORDS {
@@ -104,9 +108,12 @@ impl Shard {
         }
     }
 
+    fn tokens_of(&self, client: ClientKey) -> impl Iterator<Item = Issued> {
+        self.owner.iter().flat_map(move |owner| owner.tokens_of(client))
+    }
+
     fn stage_client(&mut self, key: ClientKey) {
-        let tokens = self.owner.iter().flat_map(|owner| owner.tokens_of(key));
-        let words = record::encode_client(self.replicas.client(key), tokens);
+        let words = record::encode_client(self.replicas.client(key), self.tokens_of(key));
         let first = record::first_of_client(key.0 as usize);
         for (index, value) in words.into_iter().enumerate() {
             self.journal.stage(Address::Control(first + index), value);

@@ -201,8 +201,8 @@ fn is_stepped_through() {
 
 #[cfg(feature = "zoo")]
 fn zoo_named(name: &str) -> Zoo {
-    let bug = crate::zoo::Bug::ALL.into_iter().find(|bug| format!("{bug:?}") == name);
-    bug.map_or_else(Zoo::default, Zoo::with)
+    let bug = crate::zoo::Bug::ALL.iter().find(|bug| format!("{bug:?}") == name);
+    bug.map_or_else(Zoo::default, |&bug| Zoo::with(bug))
 }
 
 #[cfg(feature = "zoo")]

@@ -35,20 +35,6 @@ const NOT_STEPPED: &[Bug] = &[
 const LIVES: u64 = 60;
 const CUTS: u64 = 10;
 
-/// All of them.
-const BUGS: &[Bug] = &[
-    Bug::AcknowledgeBeforeCommit,
-    Bug::SequenceBeforeFlip,
-    Bug::NoIncarnation,
-    Bug::MissingFence,
-    Bug::SkipFsync,
-    Bug::PublishBeforeVerify,
-    Bug::RecoveryNotIdempotent,
-    Bug::EvictLiveOutcome,
-    Bug::UndoAfterWrite,
-    Bug::ReuseBeforeCommit,
-];
-
 fn stories(zoo: Zoo) {
     super::handshakes::a_ghost_is_fenced(zoo);
     super::resends::a_restarted_client_is_another(zoo);
@@ -88,7 +74,7 @@ fn every_planted_bug_is_caught_by_the_zoo() {
     let mut matrix = format!("{:24}", "");
     LAYERS.iter().for_each(|layer| matrix += &format!(" | {:18}", layer.name));
     let (mut missed, mut reasons) = (Vec::new(), String::new());
-    for &bug in BUGS {
+    for &bug in Bug::ALL {
         matrix += &format!("\n{:24}", format!("{bug:?}"));
         let mut found = 0;
         for layer in LAYERS {
@@ -112,6 +98,6 @@ fn every_planted_bug_is_caught_by_the_zoo() {
         }
     }
     println!("{reasons}\n\n{matrix}");
-    println!("{} of {} bugs caught", BUGS.len() - missed.len(), BUGS.len());
+    println!("{} of {} bugs caught", Bug::ALL.len() - missed.len(), Bug::ALL.len());
     assert!(missed.is_empty(), "caught by no suite: {missed:?}");
 }
