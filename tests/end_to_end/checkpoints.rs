@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use pushpull::blocking::Worker;
+use pushpull::blocking::{Reader, Worker};
 use pushpull::checkpoint::{ReadFile, StorageFault, WriteFile, export, list};
 use pushpull::{
     Adam, CheckpointStorage, Checkpoints, ClusterSpec, Error, LocalDirectory, Params, Partitioner,
@@ -337,41 +337,100 @@ fn a_server_saves_by_itself_and_only_what_is_new() {
     clock.stop();
 }
 
-/// A directory of which nothing that was published can be deleted.
-#[derive(Debug)]
-struct Undeletable(LocalDirectory);
+/// A directory that does something of its own.
+#[derive(Clone, Debug)]
+struct Odd {
+    directory: Arc<LocalDirectory>,
+    /// Nothing that was published can be deleted.
+    keeps_all: bool,
+    /// Where the readers of shards' files wait.
+    gate: Option<Gate>,
+}
 
-impl CheckpointStorage for Undeletable {
+/// What readers wait for, and how many have come so far.
+type Gate = Arc<(Mutex<GateState>, Condvar)>;
+
+#[derive(Debug, Default)]
+struct GateState {
+    came: usize,
+    may_pass: usize,
+}
+
+impl Odd {
+    fn new(directory: &Path) -> Odd {
+        Odd { directory: Arc::new(storage(directory)), keeps_all: false, gate: None }
+    }
+}
+
+/// A file whose readers wait.
+#[derive(Debug)]
+struct GatedFile {
+    gate: Gate,
+    file: Box<dyn ReadFile>,
+}
+
+impl ReadFile for GatedFile {
+    fn bytes(&self) -> u64 {
+        self.file.bytes()
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), StorageFault> {
+        let mut state = self.gate.0.lock().unwrap();
+        state.came += 1;
+        let turn = state.came;
+        self.gate.1.notify_all();
+        drop(wait(&self.gate, state, |state| state.may_pass < turn));
+        self.file.read(offset, out)
+    }
+}
+
+fn wait<'a>(
+    gate: &'a Gate,
+    state: MutexGuard<'a, GateState>,
+    on: impl Fn(&GateState) -> bool,
+) -> MutexGuard<'a, GateState> {
+    let (state, timeout) = gate.1.wait_timeout_while(state, LONG, |state| on(state)).unwrap();
+    assert!(!timeout.timed_out(), "it does not come: {state:?}");
+    state
+}
+
+impl CheckpointStorage for Odd {
     fn list(&self, folder: Option<&str>) -> Result<Vec<String>, StorageFault> {
-        self.0.list(folder)
+        self.directory.list(folder)
     }
 
     fn create_folder(&self, folder: &str) -> Result<(), StorageFault> {
-        self.0.create_folder(folder)
+        self.directory.create_folder(folder)
     }
 
     fn create(&self, folder: &str, file: &str) -> Result<Box<dyn WriteFile>, StorageFault> {
-        self.0.create(folder, file)
+        self.directory.create(folder, file)
     }
 
     fn open(&self, folder: &str, file: &str) -> Result<Box<dyn ReadFile>, StorageFault> {
-        self.0.open(folder, file)
+        let opened = self.directory.open(folder, file)?;
+        Ok(match &self.gate {
+            Some(gate) if file.starts_with("shard-") => {
+                Box::new(GatedFile { gate: gate.clone(), file: opened })
+            }
+            _ => opened,
+        })
     }
 
     fn rename_folder(&self, from: &str, to: &str) -> Result<(), StorageFault> {
-        if to.ends_with(".tmp") {
+        if self.keeps_all && to.ends_with(".tmp") {
             let refused = std::io::ErrorKind::PermissionDenied.into();
             return Err(StorageFault::new("rename", from, refused));
         }
-        self.0.rename_folder(from, to)
+        self.directory.rename_folder(from, to)
     }
 
     fn remove_folder(&self, folder: &str) -> Result<(), StorageFault> {
-        self.0.remove_folder(folder)
+        self.directory.remove_folder(folder)
     }
 
     fn sync(&self, folder: Option<&str>) -> Result<(), StorageFault> {
-        self.0.sync(folder)
+        self.directory.sync(folder)
     }
 }
 
@@ -382,7 +441,7 @@ fn what_is_published_is_saved_though_older_ones_cannot_be_deleted() {
     let cluster = Cluster::start(1, 1, Adam::new(0.25), |config| {
         let mut retention = Retention::default();
         retention.max_to_keep = 1;
-        let checkpoints = Checkpoints::new(Undeletable(storage(&directory)));
+        let checkpoints = Checkpoints::new(Odd { keeps_all: true, ..Odd::new(&directory) });
         config.checkpoints(checkpoints.retention(retention))
     });
     let mut worker = cluster.worker(0);
@@ -396,6 +455,36 @@ fn what_is_published_is_saved_though_older_ones_cannot_be_deleted() {
     assert_eq!(metrics.saves_failed, 0);
     assert_eq!(list(&storage(&directory)).unwrap().checkpoints.len(), 2);
     cluster.stop();
+}
+
+#[test]
+fn a_server_that_stops_waits_for_the_piece_of_a_checkpoint_in_hand_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let gate = Gate::default();
+    let odd = Odd { gate: Some(gate.clone()), ..Odd::new(&folder.path().join("checkpoints")) };
+    let cluster = Cluster::start(1, 1, Adam::new(0.25), |config| {
+        config.checkpoints(Checkpoints::new(odd.clone()))
+    });
+    let mut worker = cluster.worker(0);
+    // Some pieces of 1 MiB.
+    worker.join(&[vector("w", 1 << 20)], |_| ()).unwrap();
+    let mut reader = Reader::connect(cluster.config(0).timeout(Duration::from_secs(1))).unwrap();
+    let mut params = reader.params();
+    reader.pull(&mut params).unwrap();
+    let handle = cluster.handle();
+    let saving = std::thread::spawn(move || block_on(handle.save(b"")));
+    drop(wait(&gate, gate.0.lock().unwrap(), |state| state.came == 0));
+    cluster.handle().stop();
+    // Its connections end when the shard has heard of the stop.
+    let since = Instant::now();
+    while reader.pull(&mut params).is_ok() {
+        assert!(since.elapsed() < LONG, "it does not stop");
+    }
+    gate.0.lock().unwrap().may_pass = 1;
+    gate.1.notify_all();
+    cluster.stop();
+    assert!(saving.join().unwrap().is_err());
+    assert_eq!(gate.0.lock().unwrap().came, 1, "nobody came for a second piece");
 }
 
 /// Reads a file with Python's package; prints name, shape and the sum of each tensor.
