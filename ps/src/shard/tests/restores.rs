@@ -150,6 +150,9 @@ fn a_checkpoint_that_is_another_than_was_said_is_not_taken() {
     assert!(matches!(refusal, Refusal::RestoreEpoch { .. }), "no epoch is above it: {refusal}");
 }
 
+/// Changes what a manifest is to say.
+type Forge<'a> = &'a dyn Fn(&mut Contents);
+
 /// Declares the variables anew, has the shard take this checkpoint, and says what it answers.
 fn restore(world: &mut World, line: Line, checkpoint: CheckpointId, epoch: u32) -> Option<Message> {
     let catalogue = world.catalogue.clone();
@@ -169,7 +172,7 @@ fn a_checkpoint_that_says_what_no_shard_can_have_reached_is_refused_by_name() {
     let version = |contents: &mut Contents| contents.shards[0].version = far;
     let gradients = |contents: &mut Contents| contents.shards[0].gradients = u64::MAX;
     let nothing = |_: &mut Contents| ();
-    let cases: [(u64, &dyn Fn(&mut Contents), &str); 4] = [
+    let cases: [(u64, Forge<'_>, &str); 4] = [
         (1, &optimizer, "its optimizer is adam, not sgd"),
         (2, &version, "its version is 36028797018963968, not below 36028797018963968"),
         (
