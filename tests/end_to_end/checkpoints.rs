@@ -354,6 +354,8 @@ type Gate = Arc<(Mutex<GateState>, Condvar)>;
 struct GateState {
     came: usize,
     may_pass: usize,
+    /// So many files may be read freely; those that are opened later are not.
+    free: usize,
 }
 
 impl Odd {
@@ -411,6 +413,11 @@ impl CheckpointStorage for Odd {
         let opened = self.directory.open(folder, file)?;
         Ok(match &self.gate {
             Some(gate) if file.starts_with("shard-") => {
+                let mut state = gate.0.lock().unwrap();
+                if state.free > 0 {
+                    state.free -= 1;
+                    return Ok(opened);
+                }
                 Box::new(GatedFile { gate: gate.clone(), file: opened })
             }
             _ => opened,
@@ -485,6 +492,52 @@ fn a_server_that_stops_waits_for_the_piece_of_a_checkpoint_in_hand_only() {
     cluster.stop();
     assert!(saving.join().unwrap().is_err());
     assert_eq!(gate.0.lock().unwrap().came, 1, "nobody came for a second piece");
+}
+
+#[test]
+fn a_server_that_stops_does_not_restore_to_the_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path().join("checkpoints");
+    let variables = || [vector("w", 1 << 20)];
+    let first = Cluster::start(1, 1, Adam::new(0.25), |config| {
+        config.checkpoints(Checkpoints::new(storage(&directory)))
+    });
+    let mut worker = first.worker(0);
+    worker.join(&variables(), |_| ()).unwrap();
+    worker.save(b"").unwrap();
+    first.stop();
+
+    // It is read when it is looked for, and again when it is restored.
+    let gate = Gate::default();
+    gate.0.lock().unwrap().free = 1;
+    let odd = Odd { gate: Some(gate.clone()), ..Odd::new(&directory) };
+    let cluster = Cluster::start(1, 1, Adam::new(0.25), |config| {
+        config.checkpoints(Checkpoints::new(odd.clone()))
+    });
+    let door = TcpListener::bind("127.0.0.1:0").unwrap();
+    let behind = spec([door.local_addr().unwrap().to_string()], 1);
+    let proxy = Proxy::start(door, cluster.handle().address().to_owned(), 0, 1);
+    // So long it waits at the end, when there is no server any more.
+    let config =
+        WorkerConfig::new(behind, TaskId::worker(0)).connect_timeout(Duration::from_secs(10));
+    let mut chief = Worker::connect(config).unwrap();
+    let joining = std::thread::spawn(move || {
+        let joined = chief.join(&variables(), |_| panic!("it is restored")).map(|_| ());
+        (chief, joined)
+    });
+    drop(wait(&gate, gate.0.lock().unwrap(), |state| state.came == 0));
+    cluster.handle().stop();
+    // Its connections end when the shard has heard of the stop.
+    let since = Instant::now();
+    while !proxy.has_ended_one() {
+        assert!(since.elapsed() < LONG, "it does not stop");
+        std::thread::yield_now();
+    }
+    gate.0.lock().unwrap().may_pass = 1;
+    gate.1.notify_all();
+    cluster.stop();
+    assert_eq!(gate.0.lock().unwrap().came, 1, "nobody came for a second piece");
+    assert!(joining.join().unwrap().1.is_err());
 }
 
 /// Reads a file with Python's package; prints name, shape and the sum of each tensor.

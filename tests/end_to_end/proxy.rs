@@ -20,6 +20,7 @@ struct Shared {
     /// The mean of the bytes after which a connection is cut; 0 for never.
     cut_after: AtomicU64,
     cuts: AtomicU64,
+    ended: AtomicU64,
     random: AtomicU64,
     stopping: AtomicBool,
     /// Bytes a second to the server; 0 for no limit.
@@ -36,6 +37,7 @@ impl Proxy {
             target: Mutex::new(Some(target)),
             cut_after: AtomicU64::new(cut_after),
             cuts: AtomicU64::new(0),
+            ended: AtomicU64::new(0),
             random: AtomicU64::new(seed),
             stopping: AtomicBool::new(false),
             rate: AtomicU64::new(0),
@@ -62,6 +64,11 @@ impl Proxy {
     /// How many connections have been cut.
     pub(crate) fn cuts(&self) -> u64 {
         self.shared.cuts.load(Ordering::Relaxed)
+    }
+
+    /// Whether a connection has ended, whoever has closed it.
+    pub(crate) fn has_ended_one(&self) -> bool {
+        self.shared.ended.load(Ordering::SeqCst) > 0
     }
 
     /// Forwards only so many bytes a second towards the server from now on.
@@ -146,6 +153,7 @@ impl Shared {
                 break;
             }
         }
+        self.ended.fetch_add(1, Ordering::SeqCst);
         let _ = from.shutdown(Shutdown::Both);
         let _ = to.shutdown(Shutdown::Both);
     }
