@@ -8,12 +8,21 @@ use std::process::{Command, Output};
 use pushpull::blocking::Worker;
 use pushpull::inspect::{Presence, VariablesAre, Verdict};
 use pushpull::{
-    Adam, ClusterSpec, GlobalStep, Ps, PsConfig, Push, Storage, TaskId, VariableSpec, WorkerConfig,
+    Adam, ClusterSpec, Durability, GlobalStep, Ps, PsConfig, Push, StartError, Storage,
+    StorageError, TaskId, VariableSpec, WorkerConfig,
 };
 use serde_json::Value;
 
 /// A server of two shards on a state directory, and its cluster.
 fn serve(runtime: &tokio::runtime::Runtime, state: &Path) -> (Ps, ClusterSpec) {
+    try_serve(runtime, state, Durability::Process).unwrap()
+}
+
+fn try_serve(
+    runtime: &tokio::runtime::Runtime,
+    state: &Path,
+    durability: Durability,
+) -> Result<(Ps, ClusterSpec), StartError> {
     let listener = runtime.block_on(Ps::listen("127.0.0.1:0")).unwrap();
     let cluster = ClusterSpec::builder()
         .job("ps", [listener.address()])
@@ -22,7 +31,8 @@ fn serve(runtime: &tokio::runtime::Runtime, state: &Path) -> (Ps, ClusterSpec) {
         .unwrap();
     let storage = Storage::Directory { state: state.to_owned(), bytes_max: 1 << 28 };
     let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Adam::new(0.1));
-    (listener.start(config.storage(storage).shards(2).integrity_full(true)).unwrap(), cluster)
+    let config = config.storage(storage).shards(2).integrity_full(true).durability(durability);
+    Ok((listener.start(config)?, cluster))
 }
 
 /// Joins, pushes so often, and holds one token more.
@@ -184,4 +194,44 @@ fn what_is_wrong_is_told_by_file_and_place() {
     let file = found.shards[0].files.iter().find(|file| file.name == "inbox-1").unwrap();
     assert_eq!(file.verdict, Verdict::Missing);
     assert!(!found.is_sound() && !found.live);
+}
+
+#[test]
+fn a_flush_that_failed_is_told_and_refused_until_the_machine_is_started_anew() {
+    // Temporary files may lie in memory, which a loss of power takes.
+    let root = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let state = root.path().join("state");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (ps, cluster) = try_serve(&runtime, &state, Durability::Power).unwrap();
+    let mut worker = train(&cluster, 2);
+    let token = worker.token().unwrap().unwrap();
+    // What cannot be found cannot be flushed.
+    let (file, aside) = (state.join("shard-0/undo-1"), root.path().join("undo-1"));
+    std::fs::rename(&file, &aside).unwrap();
+    let mut gradients = worker.gradients();
+    gradients.view_mut::<f32>("w").unwrap().fill(1.0);
+    gradients.view_mut::<f32>("b").unwrap().fill(1.0);
+    let error = worker.push(token, gradients).unwrap_err().to_string();
+    assert!(error.contains("undo-1"), "{error}");
+    drop(worker);
+    runtime.block_on(ps.serve(async {})).unwrap();
+    std::fs::rename(&aside, &file).unwrap();
+
+    let before = written(&state);
+    for durability in [Durability::Power, Durability::Process] {
+        let error = try_serve(&runtime, &state, durability).unwrap_err();
+        let StartError::Storage(StorageError::Poisoned { path, reason }) = &error else {
+            panic!("{error}")
+        };
+        assert!(path.ends_with("shard-0/control") && reason.contains("undo-1"), "{error}");
+    }
+    assert_eq!(written(&state), before, "what is refused is left as it was");
+    let output = tool(&state, true);
+    assert!(!output.status.success());
+    let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let [owner, other] = [0, 1].map(|shard| &told["shards"][shard]["poisoned"]);
+    assert!(owner.as_str().unwrap().contains("undo-1"), "{owner}");
+    assert_eq!(*other, Value::Null);
+    let page = String::from_utf8(tool(&state, false).stdout).unwrap();
+    assert!(page.contains("POISONED"), "{page}");
 }

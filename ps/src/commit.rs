@@ -11,117 +11,17 @@
 //! A process that is killed before 3 has changed nothing. One that is killed after it has left all
 //! that is needed to do 4 again, as often as it takes: storing the same words twice is storing
 //! them once.
-//!
-//! Words live in cells of a page, each with a checksum that changes with its words: it finds any
-//! single changed word for certain, and anything else but for one time in 2^64.
+
+mod image;
+mod recovery;
+mod words;
 
 use crate::arena::{Arena, Memory, fence, file_name};
 use crate::error::StorageError;
 use crate::layout::{Fault, Kind, PAGE_BYTES};
 use crate::zoo::{Bug, Zoo};
-
-/// Words in a cell, its checksum aside.
-pub(crate) const CELL_WORDS: usize = PAGE_BYTES / 8 - 1;
-
-/// Words with a checksum for each cell, behind the first page of a file.
-#[derive(Debug)]
-struct Words {
-    memory: Memory,
-    generation: u64,
-    /// Makes the checksums of two files differ, so that a page of one is nothing to the other.
-    salt: u64,
-}
-
-impl Words {
-    fn new(memory: Memory, arena: u64, kind: Kind, generation: u64) -> Words {
-        let salt = scramble(scramble(arena ^ generation.rotate_left(32)) ^ kind as u64);
-        Words { memory, generation, salt }
-    }
-
-    fn cells(&self) -> usize {
-        (self.memory.len() / PAGE_BYTES).saturating_sub(1)
-    }
-
-    /// The last word.
-    fn last(&self) -> usize {
-        (self.cells() * CELL_WORDS).saturating_sub(1)
-    }
-
-    /// Where a word lies in the memory, in words.
-    fn place(index: usize) -> usize {
-        (index / CELL_WORDS + 1) * (CELL_WORDS + 1) + index % CELL_WORDS
-    }
-
-    fn checksum_place(cell: usize) -> usize {
-        (cell + 1) * (CELL_WORDS + 1) + CELL_WORDS
-    }
-
-    fn load(&self, index: usize) -> u64 {
-        self.memory.load(Words::place(index))
-    }
-
-    /// What a word adds to the checksum of its cell.
-    fn share(index: usize, value: u64) -> u64 {
-        scramble(scramble(value) ^ (index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15))
-    }
-
-    fn checksum(&self, cell: usize) -> u64 {
-        let first = cell * CELL_WORDS;
-        self.checksum_of(cell, (first..first + CELL_WORDS).map(|index| self.load(index)))
-    }
-
-    /// The checksum of a cell that holds these words.
-    fn checksum_of(&self, cell: usize, words: impl Iterator<Item = u64>) -> u64 {
-        let shares = words.zip(cell * CELL_WORDS..).map(|(word, index)| Words::share(index, word));
-        shares.fold(scramble(self.salt ^ cell as u64), |sum, share| sum ^ share)
-    }
-
-    fn compare(cell: usize, expected: u64, found: u64) -> Result<(), Fault> {
-        if expected == found {
-            return Ok(());
-        }
-        let what = format!("the checksum {expected:#018x} of its page, not {found:#018x}");
-        Err(Fault::at(Words::checksum_place(cell) * 8, what))
-    }
-
-    /// Gives cells that hold zeros the checksums of zeros.
-    fn seal(&mut self, cells: std::ops::Range<usize>) {
-        for cell in cells {
-            let checksum = self.checksum(cell);
-            self.memory.store(Words::checksum_place(cell), checksum);
-        }
-    }
-
-    fn verify(&self, cells: usize) -> Result<(), Fault> {
-        for cell in 0..cells {
-            let found = self.memory.load(Words::checksum_place(cell));
-            Words::compare(cell, self.checksum(cell), found)?;
-        }
-        Ok(())
-    }
-}
-
-/// A bijection that changes half of the bits when any one changes (the finalizer of MurmurHash3).
-fn scramble(word: u64) -> u64 {
-    let word = (word ^ (word >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
-    let word = (word ^ (word >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
-    word ^ (word >> 33)
-}
-
-/// A word of the durable state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Address {
-    /// Of the control file.
-    Control(usize),
-    /// Of the tables.
-    Tables(usize),
-}
-
-/// Where a word lies in its file, in bytes.
-pub(crate) fn offset_of(address: Address) -> usize {
-    let (Address::Control(index) | Address::Tables(index)) = address;
-    Words::place(index) * 8
-}
+pub(crate) use words::{Address, CELL_WORDS, offset_of};
+use words::{Words, scramble};
 
 /// In an address of the intent, marks the tables.
 const TABLES: u64 = 1 << 63;
@@ -162,13 +62,13 @@ fn intent_bytes(words: usize) -> u64 {
     (4 * 8 + 16 * 2 * (words + NUMBERS)).next_multiple_of(PAGE_BYTES) as u64
 }
 
-/// The files of an image of the durable words.
-pub(crate) struct ImageFiles<'a> {
-    pub(crate) control: &'a [u8],
-    /// How many commits it is of.
-    pub(crate) commits: u64,
-    pub(crate) generation: u64,
-    pub(crate) tables: &'a [u8],
+/// Whether an intent file is one that no commit was ever made with; its pages may not have been put
+/// on the disk.
+pub(crate) fn has_seen_no_commit(bytes: &[u8]) -> bool {
+    let words = bytes.get(PAGE_BYTES..).unwrap_or(&[]);
+    let idle = state(IDLE, 0).to_le_bytes();
+    let rest = words.strip_prefix(&idle).unwrap_or(words);
+    rest.iter().all(|&byte| byte == 0)
 }
 
 /// The durable words of a shard, and the way they change.
@@ -212,82 +112,6 @@ impl Journal {
         let arena = arena.clone();
         let (tables, staged, commits) = (None, Vec::new(), 0);
         Ok(Journal { arena, control, tables, intent, staged, commits, zoo })
-    }
-
-    /// The first cell of the control words as it will be after `redo`, verified.
-    pub(crate) fn first_cell(&mut self) -> Result<Vec<u64>, StorageError> {
-        // The words and their checksum behind them.
-        let places = Words::place(0)..=Words::checksum_place(0);
-        let mut cell: Vec<u64> = places.map(|place| self.control.memory.load(place)).collect();
-        for (address, value) in self.committed()?.unwrap_or_default() {
-            if let Address::Control(place) = address
-                && let Some(word) =
-                    place.checked_sub(Words::place(0)).and_then(|at| cell.get_mut(at))
-            {
-                *word = value;
-            }
-        }
-        let found = cell.pop().unwrap_or(0);
-        let expected = self.control.checksum_of(0, cell.iter().copied());
-        let checked = Words::compare(0, expected, found);
-        checked.map_err(|fault| self.corrupt(Kind::Control, 0, fault))?;
-        self.commits = cell[COMMITS];
-        let (found, commits) = (self.intent.load(STATE) as u32, self.commits as u32);
-        if found != commits {
-            let what = format!("the intent of commit {commits}, not of {found}");
-            return Err(self.corrupt(Kind::Intent, 0, Fault::at(STATE * 8, what)));
-        }
-        Ok(cell)
-    }
-
-    /// Whether the intent has room for a change of so many words.
-    pub(crate) fn check_intent(&self, words: usize) -> Result<(), StorageError> {
-        let (need, found) = (intent_bytes(words) + PAGE_BYTES as u64, self.intent.len());
-        match found as u64 >= need {
-            true => Ok(()),
-            false => {
-                let what = format!("a file of at least {need} bytes, not of {found}");
-                Err(self.corrupt(Kind::Intent, 0, Fault::at(found, what)))
-            }
-        }
-    }
-
-    /// What the intent holds: how many words were committed and are not stored where they belong
-    /// yet; `None` if it is idle.
-    pub(crate) fn intent(&self) -> Result<Option<usize>, StorageError> {
-        Ok(self.committed()?.map(|words| words.len()))
-    }
-
-    /// The places and words of an intent that was committed and not done.
-    fn committed(&self) -> Result<Option<Vec<(Address, u64)>>, StorageError> {
-        self.read_intent().map_err(|fault| self.corrupt(Kind::Intent, 0, fault))
-    }
-
-    fn read_intent(&self) -> Result<Option<Vec<(Address, u64)>>, Fault> {
-        if self.intent.len() < PAIRS * 8 {
-            return Err(Fault::at(self.intent.len(), "an intent; the file ends"));
-        }
-        let state = self.intent.load(STATE);
-        match (state >> 32) as u32 {
-            IDLE => return Ok(None),
-            COMMITTED => {}
-            _ => {
-                let what = format!("an intent that is idle or committed, not {state:#018x}");
-                return Err(Fault::at(STATE * 8, what));
-            }
-        }
-        let (count, room) = (self.intent.load(COUNT), (self.intent.len() / 8 - PAIRS) / 2);
-        let count = usize::try_from(count).ok().filter(|&count| count <= room);
-        let count = count.ok_or_else(|| Fault::at(COUNT * 8, format!("at most {room} words")))?;
-        let pair =
-            |i: usize| (self.intent.load(PAIRS + 2 * i), self.intent.load(PAIRS + 2 * i + 1));
-        let sum = self.sum(state, (0..count).map(pair));
-        let (expected, found) = (sum, self.intent.load(CHECKSUM));
-        if expected != found {
-            let what = format!("the checksum {expected:#018x} of the intent, not {found:#018x}");
-            return Err(Fault::at(CHECKSUM * 8, what));
-        }
-        Ok(Some((0..count).map(|i| (decode_address(pair(i).0), pair(i).1)).collect()))
     }
 
     /// The checksum of an intent that is committed in this state.
@@ -339,73 +163,8 @@ impl Journal {
         }
     }
 
-    /// Does again what was committed and not done.
-    pub(crate) fn redo(&mut self) -> Result<(), StorageError> {
-        let Some(words) = self.committed()? else { return Ok(()) };
-        if !words.iter().all(|&(address, _)| self.holds(address)) {
-            let fault = Fault::at(PAIRS * 8, "words that the files hold");
-            return Err(self.corrupt(Kind::Intent, 0, fault));
-        }
-        if self.zoo.has(Bug::RecoveryNotIdempotent) {
-            self.intent.store(STATE, state(IDLE, self.commits));
-        }
-        self.carry_out(&words);
-        Ok(())
-    }
-
-    /// Verifies the first control words, so many, and gives those behind them, which mean nothing
-    /// yet, checksums: a process may have been killed while it made room.
-    pub(crate) fn verify_control(&mut self, words: usize) -> Result<(), StorageError> {
-        let (used, cells) = (words.div_ceil(CELL_WORDS), self.control.cells());
-        if used > cells {
-            let length = self.control.memory.len();
-            let what = format!("{used} pages behind the first; the file ends");
-            return Err(self.corrupt(Kind::Control, 0, Fault::at(length, what)));
-        }
-        self.control.verify(used).map_err(|fault| self.corrupt(Kind::Control, 0, fault))?;
-        self.control.seal(used..cells);
-        Ok(())
-    }
-
-    /// Whether the tables are so many bytes behind their first page.
-    pub(crate) fn check_tables(&self, generation: u64, bytes: u64) -> Result<(), StorageError> {
-        let found = self.tables.as_ref().map_or(0, |tables| tables.memory.len());
-        let expected = bytes.saturating_add(PAGE_BYTES as u64);
-        match found as u64 == expected {
-            true => Ok(()),
-            false => {
-                let what = format!("a file of {expected} bytes");
-                Err(self.corrupt(Kind::Tables, generation, Fault::at(found, what)))
-            }
-        }
-    }
-
-    /// Verifies the tables.
-    pub(crate) fn verify_tables(&self, generation: u64) -> Result<(), StorageError> {
-        let Some(tables) = &self.tables else { return Ok(()) };
-        let verified = tables.verify(tables.cells()).and_then(|()| {
-            let (expected, found) = (self.control.load(TABLES_AT), tables.load(tables.last()));
-            if expected == found {
-                return Ok(());
-            }
-            let what = format!("the tables of commit {expected}, not of {found}");
-            Err(Fault::at(Words::place(tables.last()) * 8, what))
-        });
-        verified.map_err(|fault| self.corrupt(Kind::Tables, generation, fault))
-    }
-
     fn corrupt(&self, kind: Kind, generation: u64, fault: Fault) -> StorageError {
         self.arena.place.corrupt(&file_name(kind, generation), fault)
-    }
-
-    /// Whether the files have such a place behind their first pages; checksums are places too.
-    fn holds(&self, address: Address) -> bool {
-        let (file, place) = match address {
-            Address::Control(place) => (Some(&self.control), place),
-            Address::Tables(place) => (self.tables.as_ref(), place),
-        };
-        let words = |file: &Words| PAGE_BYTES / 8..file.memory.len() / 8;
-        file.is_some_and(|file| words(file).contains(&place))
     }
 
     /// How many words the control file holds.
@@ -471,50 +230,6 @@ impl Journal {
         self.intent.store(STATE, state);
         self.carry_out(&words);
         true
-    }
-
-    /// The words of both files as they are now, with all that verifies them.
-    ///
-    /// One control word, which is 0 here, is 1 there: the image says that it is one.
-    pub(crate) fn image(&self, marker: usize) -> Vec<u8> {
-        let control = self.control.memory.bytes();
-        let (generation, tables) = match &self.tables {
-            Some(tables) => (tables.generation, tables.memory.bytes()),
-            None => (0, &[][..]),
-        };
-        let mut image = Vec::with_capacity(16 + control.len() + tables.len());
-        image.extend_from_slice(&(control.len() as u64).to_le_bytes());
-        image.extend_from_slice(&generation.to_le_bytes());
-        image.extend_from_slice(control);
-        image.extend_from_slice(tables);
-        let sum_at = Words::checksum_place(marker / CELL_WORDS);
-        let change = Words::share(marker, self.control.load(marker)) ^ Words::share(marker, 1);
-        let sum = self.control.memory.load(sum_at) ^ change;
-        for (place, value) in [(Words::place(marker), 1), (sum_at, sum)] {
-            image[16 + 8 * place..][..8].copy_from_slice(&value.to_le_bytes());
-        }
-        image
-    }
-
-    /// The files of an image.
-    pub(crate) fn split_image(image: &[u8]) -> Option<ImageFiles<'_>> {
-        let word = |at: usize| Some(u64::from_le_bytes(image.get(at..at + 8)?.try_into().ok()?));
-        let (length, generation) = (usize::try_from(word(0)?).ok()?, word(8)?);
-        let (control, tables) = image.get(16..)?.split_at_checked(length)?;
-        let at = 16 + offset_of(Address::Control(COMMITS));
-        let commits = word(at).filter(|_| control.len() >= 2 * PAGE_BYTES)?;
-        Some(ImageFiles { control, commits, generation, tables })
-    }
-
-    /// Makes an intent file that is idle after so many commits.
-    pub(crate) fn idle_intent(
-        arena: &Arena,
-        words: usize,
-        commits: u64,
-    ) -> Result<(), StorageError> {
-        let mut intent = arena.create(Kind::Intent, 0, intent_bytes(words))?;
-        intent.store(STATE, state(IDLE, commits));
-        Ok(())
     }
 
     /// Gives the transaction its number, and the files that it changes.
@@ -587,11 +302,6 @@ fn encode_address(address: Address) -> u64 {
         Address::Control(place) => place as u64,
         Address::Tables(place) => place as u64 | TABLES,
     }
-}
-
-fn decode_address(word: u64) -> Address {
-    let place = usize::try_from(word & !TABLES).unwrap_or(usize::MAX);
-    if word & TABLES == 0 { Address::Control(place) } else { Address::Tables(place) }
 }
 
 /// Gives what a file of words, or an intent that is committed, was made to say the checksum that

@@ -143,6 +143,20 @@ pub enum StorageError {
         /// The file.
         path: PathBuf,
     },
+    /// A flush has failed since the machine was started. The system may count pages as written that
+    /// are not on the disk, and would say so to whoever flushes them again.
+    #[error(
+        "cannot open {}: a flush has failed since the machine was started ({reason}), and what \
+         the state holds may not be on the disk; put the state directory aside and restore a \
+         checkpoint, or start the machine anew to go on from what is on the disk",
+        path.display()
+    )]
+    Poisoned {
+        /// The file.
+        path: PathBuf,
+        /// Why the flush failed.
+        reason: String,
+    },
     /// The directory belongs to somebody else or is open to others.
     #[error("cannot use the state directory {}: {reason}", path.display())]
     Unsafe {

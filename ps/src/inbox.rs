@@ -4,6 +4,9 @@
 //! is sent, so that half-received pushes can never fill the inbox, and taken back from clients
 //! that do not use it when another waits.
 
+mod extents;
+mod words;
+
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -12,59 +15,10 @@ use pushpull_common::ids::{GlobalStep, RequestId, Sequence, TokenId};
 use pushpull_common::protocol::message::Operation;
 
 use crate::arena::Memory;
-use crate::commit::{Address, Journal, offset_of};
-use crate::layout::{Fault, PAGE_BYTES};
+use crate::layout::PAGE_BYTES;
 use crate::shard::replicas::ClientKey;
-
-/// Ranges that have been received, merged.
-///
-/// Invariants: rising, not empty, not touching. Each starts where a partition starts, so there
-/// are never more of them than partitions.
-#[derive(Debug, Default)]
-pub(crate) struct Extents(Vec<Range<u64>>);
-
-/// Why a part is out of place: where it had to start, or the end it ran over.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Misplaced {
-    pub(crate) limit: u64,
-}
-
-impl Extents {
-    pub(crate) fn ranges(&self) -> &[Range<u64>] {
-        &self.0
-    }
-
-    /// Whether a part may come next: it goes on where another has ended or starts a partition,
-    /// overlaps nothing, and ends within the layout.
-    pub(crate) fn check(&self, part: &Range<u64>, layout: &ShardLayout) -> Result<(), Misplaced> {
-        if part.end > layout.bytes() || !part.end.is_multiple_of(8) || part.is_empty() {
-            return Err(Misplaced { limit: layout.bytes() });
-        }
-        let next = self.0.partition_point(|range| range.end < part.start);
-        let goes_on = self.0.get(next).is_some_and(|range| range.end == part.start);
-        if !goes_on && !layout.starts_at(part.start) {
-            return Err(Misplaced { limit: self.0.get(next).map_or(0, |range| range.end) });
-        }
-        match self.0.get(next + usize::from(goes_on)) {
-            Some(later) if later.start < part.end => Err(Misplaced { limit: later.start }),
-            _ => Ok(()),
-        }
-    }
-
-    /// Adds a part that `check` has allowed.
-    pub(crate) fn add(&mut self, part: Range<u64>) {
-        let next = self.0.partition_point(|range| range.end < part.start);
-        match self.0.get_mut(next) {
-            Some(range) if range.end == part.start => range.end = part.end,
-            _ => self.0.insert(next, part.clone()),
-        }
-        // The part may have closed the gap to the range behind it.
-        let at = self.0.partition_point(|range| range.end < part.end);
-        if self.0.get(at + 1).is_some_and(|later| later.start == part.end) {
-            self.0[at].end = self.0.remove(at + 1).end;
-        }
-    }
-}
+pub(crate) use extents::Extents;
+pub(crate) use words::{WholeRoom, map_words, whole_rooms};
 
 /// What is known of a push that is being received.
 #[derive(Debug)]
@@ -126,93 +80,6 @@ pub(crate) struct Inbox {
     next_order: u64,
 }
 
-/// The words of a room in the tables that are not the map of its partitions.
-const ROOM_WORDS: usize = 10;
-
-/// A room in which a push lies whole, as its words say.
-#[derive(Debug)]
-pub(crate) struct WholeRoom {
-    /// Which of the rooms it is.
-    pub(crate) slot: usize,
-    pub(crate) number: u32,
-    pub(crate) holder: Option<ClientKey>,
-    pub(crate) arrival: Arrival,
-    /// The checksum of the body, where the arena keeps such.
-    pub(crate) crc: u64,
-}
-
-/// Reads what lies whole in so many rooms, the first of whose words is `first`, on a shard that
-/// knows so many clients. What is read is what a push can be: its parts are of the layout, its
-/// bytes are theirs, and no two are one.
-pub(crate) fn whole_rooms(
-    journal: &Journal,
-    layout: &ShardLayout,
-    first: usize,
-    rooms: usize,
-    clients: usize,
-) -> Result<Vec<WholeRoom>, Fault> {
-    let words = ROOM_WORDS + map_words(layout);
-    let mut whole: Vec<WholeRoom> = Vec::new();
-    for slot in 0..rooms {
-        let at = |word: usize| Address::Tables(first + slot * words + word);
-        let load = |word: usize| journal.load(at(word));
-        let fault = |word: usize, what: &str| Fault::at(offset_of(at(word)), what);
-        let order = match load(0) {
-            0 => continue,
-            order if order < u64::MAX => order,
-            _ => return Err(fault(0, "the order of a push")),
-        };
-        let holder = match load(1) {
-            0 => None,
-            key if key <= clients as u64 => Some(ClientKey(key as u32 - 1)),
-            _ => return Err(fault(1, "the client that a push is of")),
-        };
-        let number = u32::try_from(load(2)).ok().filter(|&number| number != 0);
-        let operation = match load(4) {
-            1 => Operation::Gradient {},
-            2 => Operation::Assign {},
-            3 => Operation::AssignAdd {},
-            _ => return Err(fault(4, "an operation")),
-        };
-        let map: Vec<u64> = (ROOM_WORDS..words).map(load).collect();
-        let extents = extents_of(&map, layout);
-        let bytes: u64 = extents.ranges().iter().map(|range| range.end - range.start).sum();
-        if bytes != load(8) {
-            return Err(fault(8, "the bytes of the partitions of a push"));
-        }
-        let trainable = is_for_trainable(operation);
-        let mut ranges = extents.ranges().iter().flat_map(|range| layout.within(range.clone()));
-        if ranges.any(|partition| trainable.is_some_and(|t| t != partition.trainable)) {
-            return Err(fault(4, "an operation that is one of its partitions"));
-        }
-        let arrival = Arrival {
-            sequence: Sequence(load(3)),
-            operation,
-            token: TokenId(load(5)),
-            generation: u32::try_from(load(6))
-                .map_err(|_| fault(6, "the generation of a token"))?,
-            step: GlobalStep(load(7)),
-            extents,
-            bytes,
-            order,
-            // Nobody listens any more; whoever asks again is answered.
-            whole: Some(WholePush::unheard()),
-        };
-        let number = number.ok_or_else(|| fault(2, "the number of a room"))?;
-        let same = |other: &WholeRoom| {
-            let push = (other.holder, other.arrival.sequence);
-            other.number == number
-                || other.arrival.order == order
-                || (holder.is_some() && push == (holder, arrival.sequence))
-        };
-        if arrival.sequence.0 == 0 || whole.iter().any(same) {
-            return Err(fault(0, "a push that lies in no other room"));
-        }
-        whole.push(WholeRoom { slot, number, holder, arrival, crc: load(9) });
-    }
-    Ok(whole)
-}
-
 /// Whether an operation is for partitions that the optimizer trains, or for the others; `None` for
 /// one that is for both.
 pub(crate) fn is_for_trainable(operation: Operation) -> Option<bool> {
@@ -221,11 +88,6 @@ pub(crate) fn is_for_trainable(operation: Operation) -> Option<bool> {
         Operation::AssignAdd {} => Some(false),
         _ => None,
     }
-}
-
-/// The words of a map that has a bit for each partition.
-pub(crate) fn map_words(layout: &ShardLayout) -> usize {
-    layout.partitions().len().div_ceil(64)
 }
 
 impl Inbox {
@@ -240,11 +102,6 @@ impl Inbox {
         Inbox::need(layout, rooms)
     }
 
-    /// The words of the tables that say what lies whole in so many rooms.
-    pub(crate) fn table_words(layout: &ShardLayout, rooms: usize) -> usize {
-        rooms * (ROOM_WORDS + map_words(layout))
-    }
-
     /// An empty inbox of so many rooms. It numbers them from `next_number` on: an inbox that takes
     /// another's place does not repeat its numbers.
     pub(crate) fn new(
@@ -256,89 +113,6 @@ impl Inbox {
         let stride = Inbox::need(layout, 1) as usize;
         let rooms = (0..rooms).map(|_| None).collect();
         Inbox { memory, stride, rooms, next_number, next_order: 1 }
-    }
-
-    /// Stages what lies whole in the rooms, with the checksums of their bodies if those are
-    /// wanted; `first` is the first of their words.
-    pub(crate) fn stage(
-        &self,
-        journal: &mut Journal,
-        layout: &ShardLayout,
-        first: usize,
-        integrity: bool,
-    ) {
-        let words = ROOM_WORDS + map_words(layout);
-        for (slot, room) in self.rooms.iter().enumerate() {
-            let at = |word: usize| Address::Tables(first + slot * words + word);
-            let whole = room.as_ref().and_then(|room| Some((room, room.arrival.as_ref()?)));
-            let whole = whole.filter(|(_, push)| push.whole.is_some());
-            let Some((room, push)) = whole else {
-                journal.stage(at(0), 0);
-                continue;
-            };
-            let holder = room.holder.map_or(0, |holder| u64::from(holder.0) + 1);
-            journal.stage(at(1), holder);
-            // A push that is whole does not change any more.
-            if journal.load(at(0)) == push.order {
-                continue;
-            }
-            let operation = match push.operation {
-                Operation::Gradient {} => 1,
-                Operation::Assign {} => 2,
-                Operation::AssignAdd {} => 3,
-            };
-            let fixed = [
-                push.order,
-                room.number.into(),
-                push.sequence.0,
-                operation,
-                push.token.0,
-                push.generation.into(),
-                push.step.0,
-                push.bytes,
-                if integrity { self.body_crc(slot, &push.extents) } else { 0 },
-            ];
-            for (word, value) in [0, 2, 3, 4, 5, 6, 7, 8, 9].into_iter().zip(fixed) {
-                journal.stage(at(word), value);
-            }
-            for (word, bits) in map_of(&push.extents, layout).into_iter().enumerate() {
-                journal.stage(at(ROOM_WORDS + word), bits);
-            }
-        }
-    }
-
-    /// Puts back what an earlier process had whole, by its words, and compares the bodies with
-    /// their checksums if they have some; returns the rooms in the order their pushes came.
-    pub(crate) fn restore(
-        &mut self,
-        whole: Vec<WholeRoom>,
-        integrity: bool,
-        now: Instant,
-    ) -> Result<Vec<u32>, Fault> {
-        let mut order = Vec::new();
-        for WholeRoom { slot, number, holder, arrival, crc } in whole {
-            order.push((arrival.order, number));
-            self.next_order = self.next_order.max(arrival.order + 1);
-            let found = if integrity { self.body_crc(slot, &arrival.extents) } else { crc };
-            if found != crc {
-                let what = format!("the body of a push of checksum {crc:#x}, not {found:#x}");
-                return Err(Fault::at(PAGE_BYTES + slot * self.stride, what));
-            }
-            let arrival = Some(arrival);
-            self.rooms[slot] = Some(Room { number, holder, asked: false, touched: now, arrival });
-        }
-        order.sort_unstable();
-        Ok(order.into_iter().map(|(_, number)| number).collect())
-    }
-
-    /// The checksum of what lies in these extents of a room.
-    fn body_crc(&self, slot: usize, extents: &Extents) -> u64 {
-        let room = &self.memory.bytes()[PAGE_BYTES + slot * self.stride..];
-        let extents = extents.ranges().iter();
-        let crc = extents.fold(0, |crc, extent| {
-            crc32c::crc32c_append(crc, &room[extent.start as usize..extent.end as usize])
-        });
-        crc.into()
     }
 
     /// A free room for this client, which asks for one, if there is one. It is the client's for
@@ -608,33 +382,6 @@ impl Inbox {
             }
         }
     }
-}
-
-/// The partitions that extents cover, a bit for each: those of a whole push end where partitions do.
-fn map_of(extents: &Extents, layout: &ShardLayout) -> Vec<u64> {
-    let mut map = vec![0_u64; map_words(layout)];
-    let mut extents = extents.ranges().iter().peekable();
-    for (index, partition) in layout.partitions().iter().enumerate() {
-        while extents.peek().is_some_and(|extent| extent.end <= partition.offset) {
-            extents.next();
-        }
-        let covered = extents.peek().is_some_and(|extent| extent.contains(&partition.offset));
-        if covered && partition.end() > partition.offset {
-            map[index / 64] |= 1 << (index % 64);
-        }
-    }
-    map
-}
-
-/// The reverse of [`map_of`].
-fn extents_of(map: &[u64], layout: &ShardLayout) -> Extents {
-    let mut extents = Extents::default();
-    for (index, partition) in layout.partitions().iter().enumerate() {
-        if map[index / 64] >> (index % 64) & 1 == 1 && partition.end() > partition.offset {
-            extents.add(partition.offset..partition.end());
-        }
-    }
-    extents
 }
 
 #[cfg(test)]

@@ -34,6 +34,7 @@ mod layout;
 pub mod measure;
 mod metrics;
 pub mod optimizer;
+mod private;
 mod runtime;
 mod shard;
 mod store;

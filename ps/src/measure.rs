@@ -12,7 +12,7 @@ use pushpull_common::tensor::DType;
 use pushpull_common::variable::VariableSpec;
 
 use crate::arena::{Arena, Budget, Place, SKEW_BYTES};
-use crate::commit::Journal;
+use crate::commit::{Journal, table_bytes};
 use crate::error::StorageError;
 use crate::layout::{Kind, PAGE_BYTES, Stamp};
 use crate::optimizer::{ApplyAt, Optimizer, Run};
@@ -40,37 +40,7 @@ impl StoreUnderTest {
     /// # Panics
     /// If there are no elements.
     pub fn new(elements: u64, optimizer: Arc<dyn Optimizer>) -> Result<Self, StorageError> {
-        let variable = VariableSpec::f32("w", [elements]).expect("a variable with elements");
-        let variables = vec![variable];
-        let map = ShardMap::new([0], 1).expect("one shard");
-        let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin);
-        let placement = placement.expect("one variable on one shard");
-        let catalogue = Catalogue::new(variables, &placement).expect("one variable");
-        let layout = catalogue.layout(ShardId::default());
-        let geometry = Geometry::new(&layout, optimizer.slots().len(), BLOCK_BYTES, Some(0));
-        let stamp = Stamp { shard: ShardId::default(), arena: 1 };
-        let arena = Arena { place: Place::Anonymous, stamp };
-        let control = arena.create(Kind::Control, 0, PAGE_BYTES as u64)?;
-        let (zoo, words) = (Zoo::default(), geometry.table_words());
-        let mut journal = Journal::create(&arena, control, 1000 + words, zoo)?;
-        let tables = arena.create(Kind::Tables, 1, (words * 9).next_multiple_of(4096) as u64)?;
-        journal.begin_tables(tables, 1, geometry.first_table());
-        let loan = Budget::new(geometry.need()).take(geometry.need())?;
-        let (generation, integrity, power) = (1, false, false);
-        let catalogue = Arc::new(catalogue);
-        let cached_bytes_max = CACHED_BYTES_MAX;
-        let plan = Plan {
-            arena,
-            generation,
-            catalogue,
-            layout,
-            geometry,
-            integrity,
-            power,
-            cached_bytes_max,
-            zoo,
-        };
-        let store = Store::create(plan, loan, &*optimizer)?;
+        let (store, journal) = alone(elements, &*optimizer, BLOCK_BYTES, 0, false)?;
         Ok(StoreUnderTest { store, journal, optimizer, version: 0 })
     }
 
@@ -109,6 +79,49 @@ impl StoreUnderTest {
         slices.iter().for_each(|slice| values.extend_from_slice(bytemuck::cast_slice(slice)));
         values
     }
+}
+
+/// A store of one variable of so many f32, and its journal, as a shard holds them: in blocks of so
+/// many bytes, of which so many bytes may be pinned, with checksums of blocks or without.
+///
+/// # Panics
+/// If there are no elements.
+pub(crate) fn alone(
+    elements: u64,
+    optimizer: &dyn Optimizer,
+    block_bytes: usize,
+    pin_bytes: u64,
+    integrity: bool,
+) -> Result<(Store, Journal), StorageError> {
+    let variable = VariableSpec::f32("w", [elements]).expect("a variable with elements");
+    let variables = vec![variable];
+    let map = ShardMap::new([0], 1).expect("one shard");
+    let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin);
+    let placement = placement.expect("one variable on one shard");
+    let catalogue = Catalogue::new(variables, &placement).expect("one variable");
+    let layout = catalogue.layout(ShardId::default());
+    let slots = optimizer.slots().len();
+    let geometry = Geometry::new(&layout, slots, block_bytes, Some(pin_bytes));
+    let stamp = Stamp { shard: ShardId::default(), arena: 1 };
+    let arena = Arena { place: Place::Anonymous, stamp };
+    let control = arena.create(Kind::Control, 0, PAGE_BYTES as u64)?;
+    let (zoo, words) = (Zoo::default(), geometry.table_words());
+    let mut journal = Journal::create(&arena, control, words, zoo)?;
+    let tables = arena.create(Kind::Tables, 1, table_bytes(words))?;
+    journal.begin_tables(tables, 1, geometry.first_table());
+    let plan = Plan {
+        arena,
+        generation: 1,
+        catalogue: Arc::new(catalogue),
+        layout,
+        geometry,
+        integrity,
+        power: false,
+        cached_bytes_max: CACHED_BYTES_MAX,
+        zoo,
+    };
+    let loan = Budget::new(geometry.need()).take(geometry.need())?;
+    Ok((Store::create(plan, loan, optimizer)?, journal))
 }
 
 /// The same rule over plain buffers, in place and without a commit: what the machine can do.

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::reserve;
 use crate::error::StorageError;
+use crate::private;
 
 /// A state directory that this server alone uses.
 #[derive(Debug)]
@@ -177,9 +178,21 @@ impl Folder {
 
     /// Has the names of the files put on the disk.
     pub(crate) fn sync_names(&self) -> Result<(), StorageError> {
-        let folder = File::open(&self.path);
-        let folder = folder.map_err(|source| io_error("open", &self.path, source))?;
-        folder.sync_all().map_err(|source| io_error("flush", &self.path, source))
+        sync_directory(&self.path)
+    }
+
+    /// Has the names that lead here put on the disk: its own and those of the directories above it, as
+    /// far up as this user can have made them. They are flushed each time, which costs nothing where
+    /// nothing is new: whoever made them may not have come to it.
+    pub(crate) fn sync_way(&self) -> Result<(), StorageError> {
+        let path = self.path.canonicalize();
+        let path = path.map_err(|source| io_error("find", &self.path, source))?;
+        let writable = rustix::fs::Access::WRITE_OK;
+        let above = path.ancestors().skip(1);
+        for directory in above.take_while(|path| rustix::fs::access(*path, writable).is_ok()) {
+            sync_directory(directory)?;
+        }
+        Ok(())
     }
 
     /// Whether it is on a file system that is gone with the machine's memory.
@@ -209,21 +222,17 @@ impl Folder {
     }
 }
 
+fn sync_directory(path: &Path) -> Result<(), StorageError> {
+    let directory = File::open(path).map_err(|source| io_error("open", path, source))?;
+    directory.sync_all().map_err(|source| io_error("flush", path, source))
+}
+
 fn create_private(path: &Path) -> Result<(), StorageError> {
     let created = DirBuilder::new().recursive(true).mode(0o700).create(path);
     created.map_err(|source| io_error("create the directory", path, source))?;
     let metadata = path.metadata().map_err(|source| io_error("inspect", path, source))?;
-    let refuse = |reason: String| Err(StorageError::Unsafe { path: path.to_owned(), reason });
-    if !metadata.is_dir() {
-        return refuse("it is not a directory".into());
-    }
-    if metadata.mode() & 0o022 != 0 {
-        return refuse(format!("its mode {:o} lets others write", metadata.mode() & 0o777));
-    }
-    if metadata.uid() != rustix::process::geteuid().as_raw() {
-        return refuse(format!("it belongs to user {}", metadata.uid()));
-    }
-    Ok(())
+    private::check(&metadata)
+        .map_err(|reason| StorageError::Unsafe { path: path.to_owned(), reason })
 }
 
 pub(super) fn io_error(doing: &'static str, path: &Path, source: io::Error) -> StorageError {
@@ -249,6 +258,19 @@ mod tests {
         std::fs::set_permissions(&open, std::os::unix::fs::PermissionsExt::from_mode(0o777))
             .unwrap();
         assert!(matches!(StateDirectory::open(&open), Err(StorageError::Unsafe { .. })));
+    }
+
+    #[test]
+    fn the_way_to_a_folder_is_flushed_as_far_as_it_is_ours() {
+        let root = tempfile::tempdir().unwrap();
+        let state = StateDirectory::open(&root.path().join("a/b/state")).unwrap();
+        state.shard(0).unwrap().sync_way().unwrap();
+        // What a link leads to is where the names are.
+        let link = root.path().join("link");
+        std::os::unix::fs::symlink(root.path().join("a/b/state"), &link).unwrap();
+        Folder::look(&link.join("shard-0")).sync_way().unwrap();
+        let error = Folder::look(&root.path().join("nowhere")).sync_way().unwrap_err();
+        assert!(error.to_string().contains("nowhere"), "{error}");
     }
 
     #[test]

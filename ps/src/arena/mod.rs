@@ -143,6 +143,14 @@ impl Place {
         }
     }
 
+    /// Has the names that lead to the files' folder put on the disk.
+    pub(crate) fn sync_way(&self) -> Result<(), StorageError> {
+        match self {
+            Place::Folder(folder) => folder.sync_way(),
+            _ => Ok(()),
+        }
+    }
+
     /// Replaces what a file holds, and has it put on the disk.
     pub(crate) fn write_durably(&self, name: &str, bytes: &[u8]) -> Result<(), StorageError> {
         match self {

@@ -4,12 +4,13 @@ use std::ffi::OsString;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, Dir, Mode, OFlags};
 
 use super::storage::{CheckpointStorage, ReadFile, StorageFault, WriteFile, is_valid_name};
+use crate::private;
 
 /// A directory that holds checkpoints.
 ///
@@ -37,16 +38,7 @@ impl LocalDirectory {
         let fault = |source| StorageFault::new("open", path.display(), source);
         let root = File::open(&path).map_err(fault)?;
         let metadata = root.metadata().map_err(fault)?;
-        let refuse = |reason: String| Err(fault(io::Error::other(reason)));
-        if !metadata.is_dir() {
-            return refuse("it is not a directory".into());
-        }
-        if metadata.mode() & 0o022 != 0 {
-            return refuse(format!("its mode {:o} lets others write", metadata.mode() & 0o777));
-        }
-        if metadata.uid() != rustix::process::geteuid().as_raw() {
-            return refuse(format!("it belongs to user {}", metadata.uid()));
-        }
+        private::check(&metadata).map_err(|reason| fault(io::Error::other(reason)))?;
         Ok(LocalDirectory { path, root })
     }
 

@@ -312,6 +312,8 @@ mod tests {
     use crate::checkpoint::LocalDirectory;
     use crate::config::Checkpoints;
     use crate::optimizer::Sgd;
+    use crate::shard::Input;
+    use crate::shard::output::Output;
 
     #[test]
     fn a_state_of_another_boot_is_refused_or_put_aside_for_a_checkpoint() {
@@ -341,5 +343,39 @@ mod tests {
             open(config.clone(), boot).unwrap();
             assert!(folder.path().join("shard-0.aside/control").exists());
         }
+    }
+
+    #[test]
+    fn a_state_whose_flush_failed_is_refused_and_not_put_aside() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = StateDirectory::open(folder.path()).unwrap();
+        let cluster = ClusterSpec::builder().job("ps", ["a:1"]).build().unwrap();
+        let storage = LocalDirectory::create(folder.path().join("checkpoints")).unwrap();
+        let config = PsConfig::new(cluster, TaskId::ps(0), Sgd::new(1.0));
+        let config = config.checkpoints(Checkpoints::new(storage));
+        let open = |durability| {
+            let parts = Parts {
+                id: ShardId { task: 0, shard: 0 },
+                config: Arc::new(config.clone().durability(durability)),
+                identity: Arc::new(Identity::new().with("ps", "0")),
+                budget: Budget::new(1 << 20),
+                counters: Arc::default(),
+            };
+            let place = Place::Folder(state.shard(0).unwrap());
+            open_shard(parts, place, Some(&state), life())
+        };
+        let mut shard = open(Durability::Power).unwrap();
+        shard.handle(Instant::now(), Input::Tick);
+        assert!(std::iter::from_fn(|| shard.poll_output()).any(|o| matches!(o, Output::Flush(_))));
+        shard.handle(Instant::now(), Input::Flushed(Err("the disk is gone".to_owned())));
+        drop(shard);
+        for durability in [Durability::Power, Durability::Process] {
+            let error = open(durability).unwrap_err();
+            assert!(matches!(error, StorageError::Poisoned { .. }), "{error}");
+        }
+        assert!(!folder.path().join("shard-0.aside").exists());
+        let found = crate::inspect::inspect(folder.path()).unwrap();
+        assert_eq!(found.shards[0].poisoned.as_deref(), Some("the disk is gone"));
+        assert!(!found.is_sound());
     }
 }

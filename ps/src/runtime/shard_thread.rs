@@ -319,6 +319,15 @@ impl Core {
         // Whoever does not take its answers in time is cut off.
         let _ = tokio::time::timeout(DRAIN, finish).await;
     }
+
+    /// Waits for the flush under way, as the end of the runtime would: if it fails, the files must
+    /// say so to the next process.
+    async fn await_flush(&self) {
+        self.outboxes.borrow().values().for_each(|outbox| outbox.break_off());
+        while self.shard.borrow().is_flushing() {
+            self.flushed.notified().await;
+        }
+    }
 }
 
 /// Runs a shard until `stop`, on the thread it is called on.
@@ -374,6 +383,7 @@ pub(super) fn run(
         // What is read and written ends after the piece in hand; this thread waits for it.
         core.shard.borrow().give_up_files();
         core.drain().await;
+        core.await_flush().await;
     });
     Ok(())
 }

@@ -18,7 +18,7 @@ use super::{Detail, Shard, Variables};
 use crate::arena::fence;
 use crate::checkpoint::{
     CheckpointError, CheckpointName, CheckpointStorage, ClientWindow, GiveUp, Opened,
-    RestoredShard, ShardEntry, Stream, write_shard,
+    RestoredShard, ShardEntry, write_shard,
 };
 use crate::store::{Image, Store};
 use crate::zoo::Zoo;
@@ -198,10 +198,7 @@ impl ShardRestore {
         }
         let (catalogue, store) = (self.store.catalogue().clone(), &mut self.store);
         opened.restore_shard(&catalogue, self.shard, &self.slots, &mut |stream, range, bytes| {
-            match stream {
-                Stream::Values => store.write_home(range.start, bytes),
-                Stream::Slot(slot) => store.write_slot_home(slot, range.start, bytes),
-            }
+            store.write_home(stream, range.start, bytes);
             Ok(())
         })
     }

@@ -7,23 +7,22 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-use pushpull_common::catalogue::{Catalogue, ShardLayout};
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{GlobalStep, RestoreEpoch, ShardId};
 use pushpull_common::protocol::PushState;
-use pushpull_common::protocol::limits::CATALOGUE_BYTES_MAX;
-use pushpull_common::protocol::message::{IdentityFields, Operation};
-use pushpull_common::protocol::wire::{Reader, Wire};
+use pushpull_common::protocol::message::Operation;
 
+use super::generation::{need, open_catalogue, remove_leftovers, table_words};
 use super::parked::Parked;
-use super::power::{Power, newest_image};
+use super::power::Power;
 use super::record::{self, CLIENT_WORDS, ShardRecord, Stage};
+use super::reopenable::{Reopenable, control_text, reopenable};
 use super::replicas::{CLIENTS_MAX, ClientKey, Presence, Replicas};
 use super::work::Job;
-use super::{Shard, Variables};
+use super::{Shard, Variables, poison};
 use crate::aggregate::step_owner::StepOwner;
-use crate::arena::{Arena, Budget, Memory, Place, file_name};
-use crate::commit::{Address, CELL_WORDS, Journal, offset_of, table_bytes};
+use crate::arena::{Arena, Budget, Place, file_name};
+use crate::commit::{Address, CELL_WORDS, Journal, has_seen_no_commit, offset_of, table_bytes};
 use crate::config::{Durability, PsConfig};
 use crate::error::StorageError;
 use crate::inbox::{Inbox, WholeRoom, map_words, whole_rooms};
@@ -51,13 +50,8 @@ pub(super) const GROWTH: usize = 16;
 /// The longest control file.
 pub(crate) const CONTROL_BYTES_MAX: usize = (1 + 1 + CLIENTS_MAX + 1 + GROWTH) * PAGE_BYTES;
 
-/// The words of the tables of a shard.
-pub(crate) fn table_words(geometry: &Geometry, layout: &ShardLayout, rooms: usize) -> usize {
-    geometry.table_words() + map_words(layout) + Inbox::table_words(layout, rooms)
-}
-
 /// The largest transaction of a shard whose tables have so many words.
-fn transaction_words(table_words: usize) -> usize {
+pub(super) fn transaction_words(table_words: usize) -> usize {
     table_words + ShardRecord::WORDS + CLIENTS_AT_ONCE * CLIENT_WORDS
 }
 
@@ -79,6 +73,9 @@ impl Shard {
         life: Life,
         now: Instant,
     ) -> Result<Shard, StorageError> {
+        if parts.config.durability == Durability::Power {
+            place.sync_way()?;
+        }
         let control = place.open(&file_name(Kind::Control, 0))?;
         let mut shard = match control {
             Some(control) => {
@@ -113,6 +110,9 @@ impl Shard {
         if parts.config.durability == Durability::Power {
             // Its first page says whose image it is.
             arena.place.sync(CONTROL_NEW)?;
+            // Nothing is committed before both names are there: an intent without a control file
+            // that has seen a commit is somebody's.
+            arena.place.sync_names()?;
         }
         arena.place.rename(CONTROL_NEW, &file_name(Kind::Control, 0))?;
         Ok(Shard::with(parts, arena, journal, life))
@@ -176,7 +176,11 @@ impl Shard {
         let arena = Arena { place, stamp };
         let corrupt = |fault| arena.place.corrupt(&name, fault);
         let mut journal = Journal::open(&arena, control, parts.config.zoo)?;
-        let record = ShardRecord::decode(&journal.first_cell()?).map_err(corrupt)?;
+        let cell = journal.first_cell()?;
+        if let Some(reason) = poison::decode(&cell).map_err(corrupt)? {
+            return Err(StorageError::Poisoned { path: arena.place.path(&name), reason });
+        }
+        let record = ShardRecord::decode(&cell).map_err(corrupt)?;
         let ShardRecord { generation, stage, clients, .. } = record;
         let declared = stage != Stage::Absent;
         if declared {
@@ -347,248 +351,25 @@ impl Shard {
             }
         }
     }
-
-    /// Makes the files of a new generation of variables and takes them into use. Nothing names
-    /// them before the next transaction.
-    pub(super) fn make_variables(&mut self, catalogue: Arc<Catalogue>) -> Result<(), StorageError> {
-        let layout = catalogue.layout(self.id);
-        let (rooms, geometry) = (self.config.inbox_pushes, self.geometry(&layout));
-        let loan = self.budget.take(need(&geometry, &layout, rooms))?;
-        let words = table_words(&geometry, &layout, rooms);
-        let generation = self.generation + 1;
-        for kind in OF_A_GENERATION {
-            // A process may have been killed, or refused space, while it made them.
-            self.arena.place.remove(&file_name(kind, generation))?;
-        }
-        let encoded = catalogue.encode();
-        let mut memory = self.arena.create(Kind::Catalogue, generation, encoded.len() as u64)?;
-        memory.write(PAGE_BYTES, encoded);
-        let bytes = Inbox::file_bytes(&layout, rooms);
-        let inbox = self.arena.create(Kind::Inbox, generation, bytes)?;
-        let inbox = Inbox::new(inbox, &layout, rooms, self.next_room);
-        let tables = self.arena.create(Kind::Tables, generation, table_bytes(words))?;
-        // Pages that a loss of power has kept from the disk must be found.
-        let integrity = self.config.integrity_full || self.power.is_some();
-        let plan = Plan {
-            arena: self.arena.clone(),
-            generation,
-            catalogue,
-            layout,
-            geometry,
-            integrity,
-            power: self.power.is_some(),
-            cached_bytes_max: self.config.cached_bytes_max,
-            zoo: self.config.zoo,
-        };
-        let store = Store::create(plan, loan, &*self.config.optimizer)?;
-        self.journal.reserve_intent(transaction_words(words))?;
-        self.journal.begin_tables(tables, generation, geometry.first_table());
-        self.generation = generation;
-        self.inbox = Some(inbox);
-        self.variables = Variables::Declared(Box::new(store));
-        Ok(())
-    }
-
-    /// Forgets the variables, durably, and then removes their files.
-    pub(super) fn forget_variables(&mut self) -> Result<(), StorageError> {
-        self.variables = Variables::Absent;
-        if let Some(inbox) = self.inbox.take() {
-            self.next_room = inbox.next_number();
-        }
-        self.assigned.clear();
-        self.persist();
-        self.journal.forget_tables();
-        match &mut self.power {
-            None => remove_leftovers(&self.arena, None),
-            // The image on the disk may name them, and one that is being written flushes them.
-            Some(power) => {
-                power.unnamed_since = Some(power.made);
-                Ok(())
-            }
-        }
-    }
-
-    /// Removes the files that no image on the disk names any more.
-    pub(super) fn remove_unnamed(&self) -> Result<(), StorageError> {
-        let named = self.restoring.is_some() || !matches!(self.variables, Variables::Absent);
-        remove_leftovers(&self.arena, named.then_some(self.generation))
-    }
-
-    fn geometry(&self, layout: &ShardLayout) -> Geometry {
-        let slots = self.config.optimizer.slots().len();
-        Geometry::new(layout, slots, self.config.block_bytes, self.config.pin_bytes_max)
-    }
-
-    /// The bytes that the variables of a catalogue would take.
-    pub(super) fn need(&self, catalogue: &Catalogue) -> u64 {
-        let layout = catalogue.layout(self.id);
-        need(&self.geometry(&layout), &layout, self.config.inbox_pushes)
-    }
 }
 
 /// What the control file is called while it is made.
-const CONTROL_NEW: &str = "control.new";
+pub(super) const CONTROL_NEW: &str = "control.new";
 
-/// The bytes of memory that the variables of a layout take, with all that belongs to them.
-fn need(geometry: &Geometry, layout: &ShardLayout, rooms: usize) -> u64 {
-    let tables = table_bytes(table_words(geometry, layout, rooms));
-    geometry.need().saturating_add(Inbox::need(layout, rooms)).saturating_add(tables)
-}
-
-/// Removes what a process has left that was killed while it made an arena: that is one only once it
-/// has its control file. Anything else without one is somebody's state.
+/// Removes what a process has left that was killed, or whose machine lost its power, while it made
+/// an arena: that is one only once it has its control file. Anything else without one is somebody's
+/// state.
 fn clear_unborn(place: &Place) -> Result<(), StorageError> {
     let (intent, names) = (file_name(Kind::Intent, 0), place.names()?);
-    // The intent comes after the new control file and goes before it.
-    let begun = names.is_empty() || names.iter().any(|name| name == CONTROL_NEW);
-    if !begun || names.iter().any(|name| *name != CONTROL_NEW && *name != intent) {
+    let mut unborn = names.iter().all(|name| *name == CONTROL_NEW || *name == intent);
+    // The intent comes after the new control file, but a cut may leave its name alone.
+    if unborn && names == [intent.as_str()] {
+        let memory = place.open(&intent)?;
+        unborn = memory.is_none_or(|memory| has_seen_no_commit(memory.bytes()));
+    }
+    if !unborn {
         return Err(StorageError::Missing { path: place.path(&file_name(Kind::Control, 0)) });
     }
     place.remove(&intent)?;
     place.remove(CONTROL_NEW)
-}
-
-/// The catalogue that was declared.
-pub(crate) fn open_catalogue(
-    arena: &Arena,
-    record: &ShardRecord,
-) -> Result<Catalogue, StorageError> {
-    let name = file_name(Kind::Catalogue, record.generation);
-    let memory = arena.open(Kind::Catalogue, record.generation, None)?;
-    let bytes = &memory.bytes()[PAGE_BYTES..];
-    let fault = |what| Err(arena.place.corrupt(&name, Fault::at(PAGE_BYTES, what)));
-    if bytes.len() as u64 > CATALOGUE_BYTES_MAX {
-        return fault(format!("a catalogue of at most {CATALOGUE_BYTES_MAX} bytes"));
-    }
-    match Catalogue::decode(bytes) {
-        Ok(catalogue) if catalogue.digest() == record.digest => Ok(catalogue),
-        Ok(_) => fault("the catalogue that was declared, not another".to_owned()),
-        Err(error) => fault(format!("a catalogue: {error}")),
-    }
-}
-
-/// A control file whose boot is this one.
-struct Reopenable {
-    control: Memory,
-    /// How many durable images there have been.
-    images: u64,
-}
-
-/// Makes sure that the files of an arena are those of this boot and this configuration; if they are
-/// of another boot, and a durable image of them was kept, makes the image of them.
-fn reopenable(
-    parts: &Parts,
-    place: &Place,
-    life: &Life,
-    control: Memory,
-) -> Result<Reopenable, StorageError> {
-    let name = file_name(Kind::Control, 0);
-    let page = Page::decode(control.bytes()).map_err(|fault| place.corrupt(&name, fault))?;
-    let stamp = Stamp { shard: parts.id, arena: page.stamp.arena };
-    page.check(Kind::Control, stamp, 0).map_err(|fault| place.corrupt(&name, fault))?;
-    let boot = check_text(&page.text, &parts.identity, place, &name)?;
-    let image = match parts.config.durability {
-        Durability::Power => newest_image(place, stamp)?,
-        Durability::Process => None,
-    };
-    let images = image.as_ref().map_or(0, |(number, _)| *number);
-    if boot == life.boot {
-        return Ok(Reopenable { control, images });
-    }
-    let Some((_, image)) = image else {
-        return Err(StorageError::OtherBoot { path: place.path(&name) });
-    };
-    drop(control);
-    let split = Journal::split_image(&image).ok_or_else(|| {
-        place.corrupt(Kind::Image.name(), Fault::at(PAGE_BYTES, "words of two files"))
-    })?;
-    // Everything but the control file first: as long as that is of the other boot, this is begun
-    // anew by whoever comes after a crash.
-    let arena = Arena { place: place.clone(), stamp };
-    place.remove(&file_name(Kind::Intent, 0))?;
-    let words = transaction_words(split.tables.len() / 8);
-    Journal::idle_intent(&arena, words, split.commits)?;
-    if split.generation != 0 {
-        let tables = file_name(Kind::Tables, split.generation);
-        place.remove(&tables)?;
-        place.create(&tables, split.tables.len() as u64)?.write(0, split.tables);
-        place.sync(&tables)?;
-        place.remove(&file_name(Kind::Undo, split.generation))?;
-        crate::store::idle_undo(&arena, split.generation)?;
-        place.sync(&file_name(Kind::Undo, split.generation))?;
-    }
-    place.sync(&file_name(Kind::Intent, 0))?;
-    place.remove(CONTROL_NEW)?;
-    let mut control = place.create(CONTROL_NEW, split.control.len() as u64)?;
-    control.write(0, split.control);
-    let text = control_text(life, &parts.identity);
-    let page = Page { kind: Kind::Control, stamp, generation: 0, text };
-    control.write(0, &page.encode());
-    drop(control);
-    place.sync(CONTROL_NEW)?;
-    place.rename(CONTROL_NEW, &name)?;
-    place.sync_names()?;
-    let control = place.open(&name)?;
-    let control = control.ok_or_else(|| StorageError::Missing { path: place.path(&name) })?;
-    Ok(Reopenable { control, images })
-}
-
-/// The files that each declaration of variables has of its own.
-const OF_A_GENERATION: [Kind; 6] =
-    [Kind::Tables, Kind::Values, Kind::Slots, Kind::Inbox, Kind::Undo, Kind::Catalogue];
-
-/// Removes the files of generations that are not in use: a process was killed while it made or
-/// removed them.
-fn remove_leftovers(arena: &Arena, generation: Option<u64>) -> Result<(), StorageError> {
-    let mut kept = vec![file_name(Kind::Control, 0), file_name(Kind::Intent, 0)];
-    kept.extend((0..2).map(|turn| format!("{}-{turn}", Kind::Image.name())));
-    let kinds = Kind::ALL.into_iter();
-    kept.extend(
-        generation
-            .into_iter()
-            .flat_map(|generation| kinds.clone().map(move |kind| file_name(kind, generation))),
-    );
-    for name in arena.place.names()? {
-        if !kept.contains(&name) {
-            arena.place.remove(&name)?;
-        }
-    }
-    Ok(())
-}
-
-/// The text of the control file's first page: the boot, and what must agree.
-fn control_text(life: &Life, identity: &Identity) -> Vec<u8> {
-    let mut text = life.boot.to_vec();
-    identity.to_wire().put(&mut text);
-    text
-}
-
-/// The boot that a control file is of, if it agrees with the configuration.
-fn check_text(
-    text: &[u8],
-    identity: &Identity,
-    place: &Place,
-    name: &str,
-) -> Result<[u8; 16], StorageError> {
-    let fields = control_fields(text).map_err(|fault| place.corrupt(name, fault));
-    let (boot, found) = fields?;
-    if let Some((field, expected, found)) = identity.difference(&found) {
-        return Err(StorageError::Foreign {
-            path: place.path(name),
-            field: field.to_owned(),
-            expected: expected.to_owned(),
-            found: found.to_owned(),
-        });
-    }
-    Ok(boot)
-}
-
-/// The reverse of [`control_text`].
-pub(crate) fn control_fields(text: &[u8]) -> Result<([u8; 16], Identity), Fault> {
-    let fault = || Fault::at(48, "a boot and an identity");
-    let (boot, fields) = text.split_first_chunk().ok_or_else(fault)?;
-    let mut reader = Reader::new("control", fields);
-    let fields = IdentityFields::take(&mut reader).map_err(|_| fault())?;
-    reader.finish().map_err(|_| fault())?;
-    Ok((*boot, Identity::from_wire(&fields)))
 }

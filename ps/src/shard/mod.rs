@@ -9,6 +9,7 @@
 pub(crate) mod checkpoints;
 mod checks;
 pub(crate) mod durable;
+pub(crate) mod generation;
 mod handshake;
 #[cfg(any(test, fuzzing))]
 mod invariants;
@@ -16,10 +17,12 @@ mod membership;
 pub(crate) mod output;
 mod parked;
 mod persist;
+pub(crate) mod poison;
 pub(crate) mod power;
 mod pulls;
 mod pushes;
 pub(crate) mod record;
+pub(crate) mod reopenable;
 pub(crate) mod replicas;
 mod rooms;
 mod tokens;
@@ -327,9 +330,9 @@ impl Shard {
             Message::Heartbeat(_)
                 | Message::Pull(_)
                 | Message::FetchCatalogue(_)
-                | Message::OutcomeQuery(_)
                 | Message::Leave(_)
         );
+        // The outcome of a push is no read: one that is not on the disk would be answered so.
         if let Some(refusal) = self.poisoned().filter(|_| !reads) {
             return self.refuse(connection, request, refusal);
         }

@@ -121,7 +121,13 @@ impl Shard {
             return;
         };
         let mark = power.made;
-        power.held.extend(self.outputs.drain(..).map(|output| (mark, output)));
+        for output in std::mem::take(&mut self.outputs) {
+            match output {
+                // Nobody has taken it yet. It waits for no image: it is the one the others wait for.
+                Output::Flush(_) => self.outputs.push_back(output),
+                output => power.held.push_back((mark, output)),
+            }
+        }
         while power.held.front().is_some_and(|&(mark, _)| mark <= power.durable) {
             self.outputs.extend(power.held.pop_front().map(|(_, output)| output));
         }
@@ -181,11 +187,12 @@ impl Shard {
                 }
             }
             Err(error) => {
-                power.failed = Some(error);
+                power.failed = Some(error.clone());
                 self.jobs.clear();
                 self.draft = None;
                 // What was not made durable is not answered. Whoever asks again is told why.
                 power.held.clear();
+                self.stage_poison(&error);
                 let connections: Vec<u64> = self.conversations.keys().copied().collect();
                 for connection in connections {
                     self.outputs.push_back(Output::Close { connection });
@@ -199,6 +206,11 @@ impl Shard {
         self.power.as_ref().is_some_and(|power| {
             power.failed.is_none() && (power.writing.is_some() || power.made != power.durable)
         })
+    }
+
+    /// Whether an image is being written.
+    pub(crate) fn is_flushing(&self) -> bool {
+        self.power.as_ref().is_some_and(|power| power.writing.is_some())
     }
 
     /// Why this shard only answers pulls: a disk has failed it.

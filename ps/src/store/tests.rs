@@ -2,14 +2,12 @@
 
 #![allow(clippy::single_range_in_vec_init, reason = "a change of one range is what is meant")]
 
-use pushpull_common::ids::ShardId;
-use pushpull_common::placement::{Placement, ShardMap, Strategy};
-use pushpull_common::variable::VariableSpec;
+use pushpull_common::tensor::DType;
 
 use super::*;
-use crate::arena::{Budget, Place};
-use crate::layout::Stamp;
-use crate::optimizer::{Adam, ApplyAt, Run, Sgd, SlotSpec};
+use crate::arena::SKEW_BYTES;
+use crate::measure::alone;
+use crate::optimizer::{Adam, ApplyAt, Optimizer, Run, Sgd, SlotSpec};
 
 const BLOCK: usize = 1024;
 const ELEMENTS: u64 = 3 * BLOCK as u64 / 4;
@@ -47,35 +45,10 @@ pub(super) struct Rig {
 
 /// Three blocks of f32, and so many that may be pinned.
 fn rig(optimizer: &dyn Optimizer, pinned: u64) -> Rig {
-    let variables = vec![VariableSpec::f32("w", [ELEMENTS]).unwrap()];
-    let map = ShardMap::new([0], 1).unwrap();
-    let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
-    let catalogue = Arc::new(Catalogue::new(variables, &placement).unwrap());
-    let layout = catalogue.layout(ShardId::default());
-    let slots = optimizer.slots().len();
-    let geometry = Geometry::new(&layout, slots, BLOCK, Some(pinned * BLOCK as u64));
+    let pin_bytes = pinned * BLOCK as u64;
+    let (store, mut journal) = alone(ELEMENTS, optimizer, BLOCK, pin_bytes, true).unwrap();
+    let geometry = store.geometry();
     assert_eq!((geometry.places, geometry.pinned as u64), (3, pinned));
-    let loan = Budget::new(geometry.need()).take(geometry.need()).unwrap();
-    let stamp = Stamp { shard: ShardId::default(), arena: 1 };
-    let arena = Arena { place: Place::Anonymous, stamp };
-    let control = arena.create(Kind::Control, 0, PAGE_BYTES as u64).unwrap();
-    let mut journal = Journal::create(&arena, control, 100, Zoo::default()).unwrap();
-    let tables = arena.create(Kind::Tables, 1, PAGE_BYTES as u64).unwrap();
-    journal.begin_tables(tables, 1, geometry.first_table());
-    let (generation, integrity, power, zoo) = (1, true, false, Zoo::default());
-    let cached_bytes_max = CACHED_BYTES_MAX;
-    let plan = Plan {
-        arena,
-        generation,
-        catalogue,
-        layout,
-        geometry,
-        integrity,
-        cached_bytes_max,
-        power,
-        zoo,
-    };
-    let store = Store::create(plan, loan, optimizer).unwrap();
     store.seal(&mut journal);
     journal.commit();
     Rig { store, journal, version: 0 }

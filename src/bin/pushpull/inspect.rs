@@ -48,6 +48,9 @@ fn page_of(found: &Inspection) -> Result<String, std::fmt::Error> {
         if let Some(arena) = &shard.arena {
             write_arena(&mut page, arena)?;
         }
+        if let Some(reason) = &shard.poisoned {
+            writeln!(page, "  POISONED   a flush has failed: {reason}")?;
+        }
         if let Some(state) = &shard.state {
             write_state(&mut page, state, shard)?;
         }
@@ -179,6 +182,7 @@ fn json_of_shard(shard: &ShardInspection) -> Value {
     json!({
         "path": shard.path.display().to_string(),
         "arena": shard.arena.as_ref().map(json_of_arena),
+        "poisoned": shard.poisoned,
         "state": shard.state.as_ref().map(json_of_state),
         "variables": shard.variables.iter().map(json_of_variable).collect::<Vec<_>>(),
         "clients": shard.clients.iter().map(json_of_client).collect::<Vec<_>>(),

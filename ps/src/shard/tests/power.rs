@@ -10,10 +10,15 @@ use pushpull_common::variable::VariableSpec;
 use super::kept::Files;
 use super::peers::{Push, bytes_of, chief, f32s, worker};
 use super::random::Random;
-use super::world::{Line, World};
-use crate::arena::shelf::Content;
+use super::world::{LIFE, Line, World};
+use crate::arena::shelf::{Content, Shelf};
+use crate::arena::{Arena, Place};
+use crate::commit::{COMMITTED, Journal};
 use crate::config::{Durability, PsConfig};
+use crate::error::StorageError;
+use crate::layout::{Kind, PAGE_BYTES, Stamp};
 use crate::optimizer::Sgd;
+use crate::shard::Shard;
 use crate::zoo::Zoo;
 
 const ELEMENTS: u64 = 4000;
@@ -69,6 +74,63 @@ fn cut(world: &World, random: &mut Random) -> Files {
     let control = control.or_else(|| files.get("control").cloned());
     files.extend(control.map(|bytes| ("control".to_owned(), bytes)));
     files.into_iter().map(|(name, bytes)| (name, Content::of(&bytes))).collect()
+}
+
+#[test]
+fn what_a_cut_leaves_of_a_birth_is_no_arena() {
+    let (world, _) = world(Zoo::default());
+    let open = |files: BTreeMap<String, Vec<u8>>| {
+        let place = Place::Shelf(Shelf::with(files));
+        Shard::open(world.parts(0), place, LIFE, world.now)
+    };
+    // Both files as they are made.
+    let shelf = Shelf::default();
+    let stamp = Stamp { shard: Default::default(), arena: LIFE.arena };
+    let arena = Arena { place: Place::Shelf(shelf.clone()), stamp };
+    Journal::idle_intent(&arena, 100, 0).unwrap();
+    let control = arena.create(Kind::Control, 0, PAGE_BYTES as u64).unwrap();
+    arena.place.rename("control", "control.new").unwrap();
+    drop(control);
+    let made: BTreeMap<String, Vec<u8>> =
+        shelf.contents().iter().map(|(name, content)| (name.clone(), content.to_vec())).collect();
+    // What may be there of a file: no name, no length, no page, some pages, all.
+    let left = |name: &str| {
+        let whole = made[name].clone();
+        let mut pages: Vec<Vec<u8>> = (0..2)
+            .map(|page| {
+                let mut some = vec![0; whole.len()];
+                let page = page * PAGE_BYTES..(page + 1) * PAGE_BYTES;
+                some[page.clone()].copy_from_slice(&whole[page]);
+                some
+            })
+            .collect();
+        pages.extend([Vec::new(), vec![0; whole.len()], whole]);
+        std::iter::once(None).chain(pages.into_iter().map(Some)).collect::<Vec<_>>()
+    };
+    let (mut cuts, intents) = (0, left("intent"));
+    for control in left("control.new") {
+        for intent in intents.clone() {
+            let named = [("control.new", control.clone()), ("intent", intent)];
+            let named = named.into_iter().filter_map(|(name, bytes)| Some((name.into(), bytes?)));
+            open(named.collect()).unwrap();
+            cuts += 1;
+        }
+    }
+    assert_eq!(cuts, 36);
+    // What somebody has committed to is not such.
+    let lived = world.files(0);
+    let others = ["values-1", "image-0", "image-1", "tables-1"];
+    for alone in [&["intent"][..]].into_iter().chain(others.iter().map(std::slice::from_ref)) {
+        let files = alone.iter().map(|&name| (name.to_owned(), lived[name].clone()));
+        let mut files: BTreeMap<_, _> = files.collect();
+        let error = open(files.clone()).unwrap_err();
+        assert!(matches!(error, StorageError::Missing { .. }), "{alone:?}: {error}");
+        if *alone != ["intent"] {
+            files.insert("intent".to_owned(), made["intent"].clone());
+            let error = open(files).unwrap_err();
+            assert!(matches!(error, StorageError::Missing { .. }), "{alone:?}: {error}");
+        }
+    }
 }
 
 /// Lives that end with a cut; panics if anything answered is lost.
@@ -162,6 +224,20 @@ fn an_answer_waits_for_the_disk() {
 }
 
 #[test]
+fn an_image_that_nobody_has_taken_yet_waits_for_nothing() {
+    let (mut world, line) = world(Zoo::default());
+    world.works_at_once = true;
+    for sequence in 1..=3 {
+        let request = push(&mut world, line, sequence);
+        world.holds_flushes = false;
+        world.flush();
+        world.tick();
+        let answer = world.answer(line, request);
+        assert!(matches!(answer, Some(Message::PushAnswer(_))), "{answer:?}");
+    }
+}
+
+#[test]
 fn a_flush_that_fails_ends_pushes_for_good() {
     let (mut world, line) = world(Zoo::default());
     let request = push(&mut world, line, 1);
@@ -171,12 +247,55 @@ fn a_flush_that_fails_ends_pushes_for_good() {
     world.holds_flushes = false;
     world.disconnect(line);
     let line = world.join(0, &mut chief());
-    let asked: [Message; 2] =
-        [message::Reserve {}.into(), message::TokenRequest { newest: TokenId(0) }.into()];
+    let asked: [Message; 3] = [
+        message::Reserve {}.into(),
+        message::TokenRequest { newest: TokenId(0) }.into(),
+        // The push is applied, and is not on the disk.
+        message::OutcomeQuery {}.into(),
+    ];
     for message in asked {
         let refusal = world.refused(line, message);
         let Refusal::Storage { detail } = refusal else { panic!("{refusal}") };
         assert!(detail.as_str().contains("the disk is gone"), "{detail}");
     }
     assert_eq!(f32s(&world.values(line)).len(), ELEMENTS as usize, "but it can be read");
+}
+
+#[test]
+fn a_flush_that_failed_is_not_forgotten_by_the_next_process() {
+    let (mut world, line) = world(Zoo::default());
+    push(&mut world, line, 1);
+    world.fail_flush("the disk is gone");
+    world.holds_flushes = false;
+    // As often as it is tried: what is refused is left as it was.
+    for _ in 0..2 {
+        let error = world.restart(0).unwrap_err();
+        let StorageError::Poisoned { path, reason } = &error else { panic!("{error}") };
+        assert!(path.ends_with("control"), "{error}");
+        assert_eq!(reason, "the disk is gone");
+        assert!(error.to_string().contains("put the state directory aside"), "{error}");
+    }
+    // Once the machine was started anew, it is as if the process had not come that far.
+    let files = world.shelves[0].contents();
+    world.reboot(0, files).unwrap();
+    let line = world.join(0, &mut chief());
+    assert_eq!(f32s(&world.values(line)), vec![0.0; ELEMENTS as usize], "what was answered");
+    world.restart(0).unwrap();
+}
+
+#[test]
+fn a_flush_that_failed_is_not_forgotten_whenever_the_process_is_killed() {
+    let (mut world, line) = world(Zoo::default());
+    push(&mut world, line, 1);
+    let before = world.files(0);
+    world.fail_flush("the disk is gone");
+    let after = world.files(0);
+    // The commit is made, and no word of it is stored where it belongs.
+    let mut files = after.clone();
+    files.insert("control".to_owned(), before["control"].clone());
+    let state = PAGE_BYTES + 4..PAGE_BYTES + 8;
+    let intent = files.get_mut("intent").unwrap();
+    intent[state].copy_from_slice(&COMMITTED.to_le_bytes());
+    let error = world.reopen(0, files).unwrap_err();
+    assert!(matches!(error, StorageError::Poisoned { .. }), "{error}");
 }

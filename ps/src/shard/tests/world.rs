@@ -59,6 +59,8 @@ pub(super) struct World {
     pub(super) flushes: Vec<(usize, Flush)>,
     /// Whether they wait to be told, and are not put there at once.
     pub(super) holds_flushes: bool,
+    /// Whether work is begun before what an input has caused is taken, as the runtime does.
+    pub(super) works_at_once: bool,
     /// Where checkpoints are kept, if they are.
     pub(super) storage: Option<Arc<dyn CheckpointStorage>>,
     saves: Vec<(usize, ShardSave)>,
@@ -128,6 +130,7 @@ impl World {
             life,
             flushes: Vec::new(),
             holds_flushes: false,
+            works_at_once: false,
             storage: None,
             saves: Vec::new(),
             restores: Vec::new(),
@@ -455,6 +458,9 @@ impl World {
 
     fn input(&mut self, shard: usize, input: Input<'_>) {
         self.shards[shard].handle(self.now, input);
+        if self.works_at_once && self.shards[shard].has_work() {
+            self.shards[shard].work(self.now);
+        }
         self.collect(shard);
     }
 

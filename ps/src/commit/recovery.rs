@@ -1,0 +1,158 @@
+//! What an earlier process left of the durable words: verified, and a commit that was made is done.
+
+use super::words::Words;
+use super::{
+    Address, CELL_WORDS, CHECKSUM, COMMITS, COMMITTED, COUNT, IDLE, Journal, PAIRS, STATE, TABLES,
+    TABLES_AT, intent_bytes, state,
+};
+use crate::error::StorageError;
+use crate::layout::{Fault, Kind, PAGE_BYTES};
+use crate::zoo::Bug;
+
+impl Journal {
+    /// The first cell of the control words as it will be after `redo`, verified.
+    pub(crate) fn first_cell(&mut self) -> Result<Vec<u64>, StorageError> {
+        // The words and their checksum behind them.
+        let places = Words::place(0)..=Words::checksum_place(0);
+        let mut cell: Vec<u64> = places.map(|place| self.control.memory.load(place)).collect();
+        for (address, value) in self.committed()?.unwrap_or_default() {
+            if let Address::Control(place) = address
+                && let Some(word) =
+                    place.checked_sub(Words::place(0)).and_then(|at| cell.get_mut(at))
+            {
+                *word = value;
+            }
+        }
+        let found = cell.pop().unwrap_or(0);
+        let expected = self.control.checksum_of(0, cell.iter().copied());
+        let checked = Words::compare(0, expected, found);
+        checked.map_err(|fault| self.corrupt(Kind::Control, 0, fault))?;
+        self.commits = cell[COMMITS];
+        let (found, commits) = (self.intent.load(STATE) as u32, self.commits as u32);
+        if found != commits {
+            let what = format!("the intent of commit {commits}, not of {found}");
+            return Err(self.corrupt(Kind::Intent, 0, Fault::at(STATE * 8, what)));
+        }
+        Ok(cell)
+    }
+
+    /// Whether the intent has room for a change of so many words.
+    pub(crate) fn check_intent(&self, words: usize) -> Result<(), StorageError> {
+        let (need, found) = (intent_bytes(words) + PAGE_BYTES as u64, self.intent.len());
+        match found as u64 >= need {
+            true => Ok(()),
+            false => {
+                let what = format!("a file of at least {need} bytes, not of {found}");
+                Err(self.corrupt(Kind::Intent, 0, Fault::at(found, what)))
+            }
+        }
+    }
+
+    /// What the intent holds: how many words were committed and are not stored where they belong
+    /// yet; `None` if it is idle.
+    pub(crate) fn intent(&self) -> Result<Option<usize>, StorageError> {
+        Ok(self.committed()?.map(|words| words.len()))
+    }
+
+    /// The places and words of an intent that was committed and not done.
+    fn committed(&self) -> Result<Option<Vec<(Address, u64)>>, StorageError> {
+        self.read_intent().map_err(|fault| self.corrupt(Kind::Intent, 0, fault))
+    }
+
+    fn read_intent(&self) -> Result<Option<Vec<(Address, u64)>>, Fault> {
+        if self.intent.len() < PAIRS * 8 {
+            return Err(Fault::at(self.intent.len(), "an intent; the file ends"));
+        }
+        let state = self.intent.load(STATE);
+        match (state >> 32) as u32 {
+            IDLE => return Ok(None),
+            COMMITTED => {}
+            _ => {
+                let what = format!("an intent that is idle or committed, not {state:#018x}");
+                return Err(Fault::at(STATE * 8, what));
+            }
+        }
+        let (count, room) = (self.intent.load(COUNT), (self.intent.len() / 8 - PAIRS) / 2);
+        let count = usize::try_from(count).ok().filter(|&count| count <= room);
+        let count = count.ok_or_else(|| Fault::at(COUNT * 8, format!("at most {room} words")))?;
+        let pair =
+            |i: usize| (self.intent.load(PAIRS + 2 * i), self.intent.load(PAIRS + 2 * i + 1));
+        let sum = self.sum(state, (0..count).map(pair));
+        let (expected, found) = (sum, self.intent.load(CHECKSUM));
+        if expected != found {
+            let what = format!("the checksum {expected:#018x} of the intent, not {found:#018x}");
+            return Err(Fault::at(CHECKSUM * 8, what));
+        }
+        Ok(Some((0..count).map(|i| (decode_address(pair(i).0), pair(i).1)).collect()))
+    }
+
+    /// Does again what was committed and not done.
+    pub(crate) fn redo(&mut self) -> Result<(), StorageError> {
+        let Some(words) = self.committed()? else { return Ok(()) };
+        if !words.iter().all(|&(address, _)| self.holds(address)) {
+            let fault = Fault::at(PAIRS * 8, "words that the files hold");
+            return Err(self.corrupt(Kind::Intent, 0, fault));
+        }
+        if self.zoo.has(Bug::RecoveryNotIdempotent) {
+            self.intent.store(STATE, state(IDLE, self.commits));
+        }
+        self.carry_out(&words);
+        Ok(())
+    }
+
+    /// Verifies the first control words, so many, and gives those behind them, which mean nothing
+    /// yet, checksums: a process may have been killed while it made room.
+    pub(crate) fn verify_control(&mut self, words: usize) -> Result<(), StorageError> {
+        let (used, cells) = (words.div_ceil(CELL_WORDS), self.control.cells());
+        if used > cells {
+            let length = self.control.memory.len();
+            let what = format!("{used} pages behind the first; the file ends");
+            return Err(self.corrupt(Kind::Control, 0, Fault::at(length, what)));
+        }
+        self.control.verify(used).map_err(|fault| self.corrupt(Kind::Control, 0, fault))?;
+        self.control.seal(used..cells);
+        Ok(())
+    }
+
+    /// Whether the tables are so many bytes behind their first page.
+    pub(crate) fn check_tables(&self, generation: u64, bytes: u64) -> Result<(), StorageError> {
+        let found = self.tables.as_ref().map_or(0, |tables| tables.memory.len());
+        let expected = bytes.saturating_add(PAGE_BYTES as u64);
+        match found as u64 == expected {
+            true => Ok(()),
+            false => {
+                let what = format!("a file of {expected} bytes");
+                Err(self.corrupt(Kind::Tables, generation, Fault::at(found, what)))
+            }
+        }
+    }
+
+    /// Verifies the tables.
+    pub(crate) fn verify_tables(&self, generation: u64) -> Result<(), StorageError> {
+        let Some(tables) = &self.tables else { return Ok(()) };
+        let verified = tables.verify(tables.cells()).and_then(|()| {
+            let (expected, found) = (self.control.load(TABLES_AT), tables.load(tables.last()));
+            if expected == found {
+                return Ok(());
+            }
+            let what = format!("the tables of commit {expected}, not of {found}");
+            Err(Fault::at(Words::place(tables.last()) * 8, what))
+        });
+        verified.map_err(|fault| self.corrupt(Kind::Tables, generation, fault))
+    }
+
+    /// Whether the files have such a place behind their first pages; checksums are places too.
+    fn holds(&self, address: Address) -> bool {
+        let (file, place) = match address {
+            Address::Control(place) => (Some(&self.control), place),
+            Address::Tables(place) => (self.tables.as_ref(), place),
+        };
+        let words = |file: &Words| PAGE_BYTES / 8..file.memory.len() / 8;
+        file.is_some_and(|file| words(file).contains(&place))
+    }
+}
+
+fn decode_address(word: u64) -> Address {
+    let place = usize::try_from(word & !TABLES).unwrap_or(usize::MAX);
+    if word & TABLES == 0 { Address::Control(place) } else { Address::Tables(place) }
+}

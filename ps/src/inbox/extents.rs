@@ -1,0 +1,55 @@
+//! Which ranges of a push have been received.
+
+use std::ops::Range;
+
+use pushpull_common::catalogue::ShardLayout;
+
+/// Ranges that have been received, merged.
+///
+/// Invariants: rising, not empty, not touching. Each starts where a partition starts, so there
+/// are never more of them than partitions.
+#[derive(Debug, Default)]
+pub(crate) struct Extents(Vec<Range<u64>>);
+
+/// Why a part is out of place: where it had to start, or the end it ran over.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Misplaced {
+    pub(crate) limit: u64,
+}
+
+impl Extents {
+    pub(crate) fn ranges(&self) -> &[Range<u64>] {
+        &self.0
+    }
+
+    /// Whether a part may come next: it goes on where another has ended or starts a partition,
+    /// overlaps nothing, and ends within the layout.
+    pub(crate) fn check(&self, part: &Range<u64>, layout: &ShardLayout) -> Result<(), Misplaced> {
+        if part.end > layout.bytes() || !part.end.is_multiple_of(8) || part.is_empty() {
+            return Err(Misplaced { limit: layout.bytes() });
+        }
+        let next = self.0.partition_point(|range| range.end < part.start);
+        let goes_on = self.0.get(next).is_some_and(|range| range.end == part.start);
+        if !goes_on && !layout.starts_at(part.start) {
+            return Err(Misplaced { limit: self.0.get(next).map_or(0, |range| range.end) });
+        }
+        match self.0.get(next + usize::from(goes_on)) {
+            Some(later) if later.start < part.end => Err(Misplaced { limit: later.start }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Adds a part that `check` has allowed.
+    pub(crate) fn add(&mut self, part: Range<u64>) {
+        let next = self.0.partition_point(|range| range.end < part.start);
+        match self.0.get_mut(next) {
+            Some(range) if range.end == part.start => range.end = part.end,
+            _ => self.0.insert(next, part.clone()),
+        }
+        // The part may have closed the gap to the range behind it.
+        let at = self.0.partition_point(|range| range.end < part.end);
+        if self.0.get(at + 1).is_some_and(|later| later.start == part.end) {
+            self.0[at].end = self.0.remove(at + 1).end;
+        }
+    }
+}

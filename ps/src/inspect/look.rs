@@ -1,0 +1,334 @@
+//! One look into the folder of a shard: what can be read is told, and what is wrong with the rest.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use pushpull_common::catalogue::Catalogue;
+use pushpull_common::ids::{GlobalStep, ShardId};
+use pushpull_common::protocol::message::Operation;
+
+use super::found::{
+    ArenaIs, ClientIs, FileIs, Presence, ShardInspection, ShardState, VariableIs, VariablesAre,
+    Verdict, WholePushIs,
+};
+use crate::arena::{Arena, Budget, Place, file_name};
+use crate::commit::{Address, CELL_WORDS, Journal, table_bytes};
+use crate::error::StorageError;
+use crate::inbox::{Inbox, WholeRoom, map_words, whole_rooms};
+use crate::layout::{FORMAT, Fault, Kind, PAGE_BYTES, Page};
+use crate::runtime::boot;
+use crate::shard::generation::{open_catalogue, table_words};
+use crate::shard::poison;
+use crate::shard::power::{image_name, read_image};
+use crate::shard::record::{self, CLIENT_WORDS, ShardRecord, Stage};
+use crate::shard::reopenable::control_fields;
+use crate::shard::replicas::Presence as ClientPresence;
+use crate::store::{Geometry, Plan, Store, undo_rows};
+use crate::zoo::Zoo;
+
+/// A look into the folder of a shard.
+pub(super) struct Look<'a> {
+    place: &'a Place,
+    found: ShardInspection,
+    verdicts: BTreeMap<String, Verdict>,
+}
+
+impl Look<'_> {
+    pub(super) fn into(place: &Place, folder: &Path) -> Result<ShardInspection, StorageError> {
+        let found = ShardInspection {
+            path: folder.to_owned(),
+            arena: None,
+            poisoned: None,
+            state: None,
+            variables: Vec::new(),
+            clients: Vec::new(),
+            whole: Vec::new(),
+            committed_words: None,
+            prepared_rows: None,
+            newest_image: None,
+            files: Vec::new(),
+        };
+        let mut look = Look { place, found, verdicts: BTreeMap::new() };
+        look.words();
+        for name in place.names()? {
+            look.verdicts.entry(name).or_insert(Verdict::Unused);
+        }
+        let Look { mut found, verdicts, .. } = look;
+        found.files.extend(verdicts.into_iter().map(|(name, verdict)| {
+            let bytes = folder.join(&name).metadata().map_or(0, |metadata| metadata.len());
+            FileIs { name, bytes, verdict }
+        }));
+        Ok(found)
+    }
+
+    /// Notes what is wrong with a file, and goes on without it.
+    fn note<T>(&mut self, result: Result<T, StorageError>) -> Option<T> {
+        let error = match result {
+            Ok(found) => return Some(found),
+            Err(error) => error,
+        };
+        let (path, verdict) = match error {
+            StorageError::Corrupt { path, offset, expected } => {
+                (path, Verdict::Fault { offset, expected })
+            }
+            StorageError::Missing { path } => (path, Verdict::Missing),
+            StorageError::Io { path, source, doing } => {
+                let expected = format!("something to {doing}: {source}");
+                (path, Verdict::Fault { offset: 0, expected })
+            }
+            error => {
+                let path = self.place.path(&file_name(Kind::Control, 0));
+                (path, Verdict::Fault { offset: 0, expected: error.to_string() })
+            }
+        };
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        self.verdicts.insert(name, verdict);
+        None
+    }
+
+    fn fault<T>(&mut self, kind: Kind, generation: u64, found: Result<T, Fault>) -> Option<T> {
+        let name = file_name(kind, generation);
+        let found = found.map_err(|fault| self.place.corrupt(&name, fault));
+        self.note(found)
+    }
+
+    /// A file that is in use, if nothing was found wrong with it before.
+    fn verified(&mut self, kind: Kind, generation: u64, verdict: Verdict) {
+        self.verdicts.entry(file_name(kind, generation)).or_insert(verdict);
+    }
+
+    /// Reads control words and intent, and what they name.
+    fn words(&mut self) -> Option<()> {
+        let name = file_name(Kind::Control, 0);
+        let missing = || StorageError::Missing { path: self.place.path(&name) };
+        let control = self.place.open(&name).and_then(|control| control.ok_or_else(missing));
+        let control = self.note(control)?;
+        let page = self.fault(Kind::Control, 0, Page::decode(control.bytes()))?;
+        let fields = self.fault(Kind::Control, 0, control_fields(&page.text))?;
+        let page_is = page.check(Kind::Control, page.stamp, 0);
+        self.fault(Kind::Control, 0, page_is)?;
+        self.found.arena = Some(ArenaIs {
+            format: FORMAT,
+            shard: page.stamp.shard,
+            arena: page.stamp.arena,
+            boot: fields.0,
+            this_boot: fields.0 == boot(),
+            identity: fields.1.fields().map(|(n, v)| (n.to_owned(), v.to_owned())).collect(),
+        });
+        if control.len() < 2 * PAGE_BYTES {
+            let short = Fault::at(control.len(), "the page of the shard; the file ends");
+            return self.fault(Kind::Control, 0, Err(short));
+        }
+        let arena = Arena { place: self.place.clone(), stamp: page.stamp };
+        self.images(&arena);
+        let journal = Journal::open(&arena, control, Zoo::default());
+        let mut journal = self.note(journal)?;
+        self.found.committed_words = self.note(journal.intent())?;
+        let cell = self.note(journal.first_cell())?;
+        self.found.poisoned = self.fault(Kind::Control, 0, poison::decode(&cell))?;
+        let record = self.fault(Kind::Control, 0, ShardRecord::decode(&cell))?;
+        self.found.state = Some(state_of(&record));
+        let tables = match record.stage {
+            Stage::Absent => None,
+            _ => self.note(arena.open(Kind::Tables, record.generation, None)),
+        };
+        let has_tables = tables.is_some();
+        if let Some(tables) = tables {
+            journal.use_tables(tables, record.generation);
+        }
+        self.note(journal.redo())?;
+        self.verified(Kind::Intent, 0, Verdict::Sound);
+        self.note(journal.verify_control((1 + record.clients) * CELL_WORDS))?;
+        self.clients(&journal, &record)?;
+        self.verified(Kind::Control, 0, Verdict::Sound);
+        if record.stage != Stage::Absent {
+            let bulk = self.variables(&arena, &journal, &record, has_tables);
+            self.pages_of_the_rest(&arena, &record, bulk.is_some());
+        }
+        Some(())
+    }
+
+    /// Reads the durable images. One of two may be half written; the other holds then.
+    fn images(&mut self, arena: &Arena) {
+        for name in (0..2).map(image_name) {
+            let Ok(Some(image)) = arena.place.open(&name) else { continue };
+            if let Ok((number, _)) = read_image(image.bytes(), arena.stamp) {
+                self.found.newest_image = self.found.newest_image.max(Some(number));
+                self.verdicts.insert(name, Verdict::Sound);
+            }
+        }
+    }
+
+    fn clients(&mut self, journal: &Journal, record: &ShardRecord) -> Option<()> {
+        for number in 0..record.clients {
+            let first = record::first_of_client(number);
+            let words: Vec<u64> = (first..first + CLIENT_WORDS)
+                .map(|index| journal.load(Address::Control(index)))
+                .collect();
+            let client = record::decode_client(number, &words, Zoo::default());
+            let (client, tokens) = self.fault(Kind::Control, 0, client)?;
+            self.found.clients.push(ClientIs {
+                task: client.task,
+                epoch: client.epoch.0,
+                incarnation: client.incarnation,
+                presence: match client.presence {
+                    ClientPresence::Present => Presence::Present,
+                    ClientPresence::Left => Presence::Left,
+                    ClientPresence::Lost => Presence::Lost,
+                },
+                newest: client.window.newest(),
+                settled: client.window.settled().count(),
+                tokens: tokens.iter().map(|issued| issued.token.0).collect(),
+            });
+        }
+        Some(())
+    }
+
+    /// Reads the variables, the pushes and the rows, and compares what has checksums.
+    fn variables(
+        &mut self,
+        arena: &Arena,
+        journal: &Journal,
+        record: &ShardRecord,
+        has_tables: bool,
+    ) -> Option<()> {
+        let generation = record.generation;
+        let catalogue = self.note(open_catalogue(arena, record))?;
+        self.verified(Kind::Catalogue, generation, Verdict::Sound);
+        let shard = arena.stamp.shard;
+        self.found.variables = variables_of(&catalogue, shard);
+        let layout = catalogue.layout(shard);
+        let geometry = Geometry::of_words(&layout, record.slots, record.block_bytes, record.pinned);
+        let geometry = geometry.ok_or_else(|| Fault::at(PAGE_BYTES, "blocks for its variables"));
+        let geometry = self.fault(Kind::Control, 0, geometry)?;
+        let undo = undo_rows(arena, generation, record.version, &geometry);
+        if let Some(rows) = self.note(undo) {
+            self.found.prepared_rows = rows;
+            self.verified(Kind::Undo, generation, Verdict::Sound);
+        }
+        if !has_tables {
+            return None;
+        }
+        let words = table_words(&geometry, &layout, record.rooms);
+        self.note(journal.check_tables(generation, table_bytes(words)))?;
+        self.note(journal.verify_tables(generation))?;
+        let first = geometry.table_words() + map_words(&layout);
+        let whole = whole_rooms(journal, &layout, first, record.rooms, record.clients);
+        let whole = self.fault(Kind::Tables, generation, whole)?;
+        self.whole(&whole);
+        let bytes = Some(Inbox::file_bytes(&layout, record.rooms));
+        if let Some(memory) = self.note(arena.open(Kind::Inbox, generation, bytes)) {
+            let mut inbox = Inbox::new(memory, &layout, record.rooms, 1);
+            let bodies = inbox.restore(whole, record.integrity, std::time::Instant::now());
+            self.fault(Kind::Inbox, generation, bodies);
+        }
+        let (arena, zoo) = (arena.clone(), Zoo::default());
+        let plan = Plan {
+            arena,
+            generation,
+            catalogue: catalogue.into(),
+            layout,
+            geometry,
+            integrity: record.integrity,
+            cached_bytes_max: 0,
+            power: false,
+            zoo,
+        };
+        let loan = self.note(Budget::new(u64::MAX).take(0))?;
+        let store = self.note(Store::open(plan, loan, journal, record.version))?;
+        self.verified(Kind::Tables, generation, Verdict::Sound);
+        if record.integrity
+            && record.stage == Stage::Ready
+            && let Err((kind, fault)) = store.verify(journal)
+        {
+            self.fault::<()>(kind, generation, Err(fault));
+        }
+        let covered = record.integrity && record.stage == Stage::Ready;
+        let verdict = if covered { Verdict::Sound } else { Verdict::Unchecked };
+        for kind in [Kind::Values, Kind::Slots, Kind::Inbox] {
+            if kind != Kind::Slots || record.slots > 0 {
+                self.verified(kind, generation, verdict.clone());
+            }
+        }
+        Some(())
+    }
+
+    fn whole(&mut self, whole: &[WholeRoom]) {
+        let mut whole: Vec<&WholeRoom> = whole.iter().collect();
+        whole.sort_by_key(|room| room.arrival.order);
+        let clients = &self.found.clients;
+        let pushes = whole.into_iter().map(|room| WholePushIs {
+            room: room.number,
+            client: room.holder.map(|holder| clients[holder.0 as usize].task.clone()),
+            sequence: room.arrival.sequence.0,
+            operation: match room.arrival.operation {
+                Operation::Gradient {} => "gradient",
+                Operation::AssignAdd {} => "assign_add",
+                _ => "assign",
+            },
+            token: room.arrival.token.0,
+            bytes: room.arrival.bytes,
+        });
+        self.found.whole = pushes.collect();
+    }
+
+    /// Looks at least at the first pages of what could not be read for another file's fault.
+    fn pages_of_the_rest(&mut self, arena: &Arena, record: &ShardRecord, read: bool) {
+        let kinds =
+            [Kind::Catalogue, Kind::Tables, Kind::Values, Kind::Slots, Kind::Inbox, Kind::Undo];
+        let kinds = kinds.into_iter().filter(|&kind| kind != Kind::Slots || record.slots > 0);
+        for kind in kinds.filter(|_| !read) {
+            let name = file_name(kind, record.generation);
+            if !self.verdicts.contains_key(&name)
+                && self.note(arena.open(kind, record.generation, None)).is_some()
+            {
+                self.verdicts.insert(name, Verdict::Unchecked);
+            }
+        }
+    }
+}
+
+fn state_of(record: &ShardRecord) -> ShardState {
+    ShardState {
+        variables: match record.stage {
+            Stage::Absent => VariablesAre::Absent,
+            Stage::Declared => VariablesAre::Declared,
+            Stage::Ready => VariablesAre::Ready,
+        },
+        version: record.version,
+        gradients: record.gradients,
+        step: GlobalStep(record.steps.step),
+        finished: record.steps.finished,
+        restore_epoch: record.restore_epoch,
+        restored_step: record.restored_step,
+        lives: record.lives,
+        generation: record.generation,
+        block_bytes: record.block_bytes,
+        slots: record.slots,
+        integrity: record.integrity,
+        rooms: record.rooms,
+    }
+}
+
+/// The variables that a shard holds something of.
+fn variables_of(catalogue: &Catalogue, shard: ShardId) -> Vec<VariableIs> {
+    let mut variables: Vec<VariableIs> = Vec::new();
+    for partition in catalogue.layout(shard).partitions() {
+        let variable = catalogue.variable(partition.variable);
+        match variables.last_mut().filter(|last| last.name == variable.name()) {
+            Some(last) => {
+                last.partitions.push(partition.rows.clone());
+                last.bytes += partition.bytes;
+            }
+            None => variables.push(VariableIs {
+                name: variable.name().to_owned(),
+                dtype: partition.dtype,
+                shape: variable.shape().clone(),
+                trainable: partition.trainable,
+                partitions: vec![partition.rows.clone()],
+                bytes: partition.bytes,
+            }),
+        }
+    }
+    variables
+}

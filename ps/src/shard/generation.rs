@@ -1,0 +1,148 @@
+//! The files of a declaration of variables: made with it, and removed once nothing names them.
+
+use std::sync::Arc;
+
+use pushpull_common::catalogue::{Catalogue, ShardLayout};
+use pushpull_common::protocol::limits::CATALOGUE_BYTES_MAX;
+
+use super::durable::transaction_words;
+use super::record::ShardRecord;
+use super::{Shard, Variables};
+use crate::arena::{Arena, file_name};
+use crate::commit::table_bytes;
+use crate::error::StorageError;
+use crate::inbox::{Inbox, map_words};
+use crate::layout::{Fault, Kind, PAGE_BYTES};
+use crate::store::{Geometry, Plan, Store};
+
+impl Shard {
+    /// Makes the files of a new generation of variables and takes them into use. Nothing names
+    /// them before the next transaction.
+    pub(super) fn make_variables(&mut self, catalogue: Arc<Catalogue>) -> Result<(), StorageError> {
+        let layout = catalogue.layout(self.id);
+        let (rooms, geometry) = (self.config.inbox_pushes, self.geometry(&layout));
+        let loan = self.budget.take(need(&geometry, &layout, rooms))?;
+        let words = table_words(&geometry, &layout, rooms);
+        let generation = self.generation + 1;
+        for kind in OF_A_GENERATION {
+            // A process may have been killed, or refused space, while it made them.
+            self.arena.place.remove(&file_name(kind, generation))?;
+        }
+        let encoded = catalogue.encode();
+        let mut memory = self.arena.create(Kind::Catalogue, generation, encoded.len() as u64)?;
+        memory.write(PAGE_BYTES, encoded);
+        let bytes = Inbox::file_bytes(&layout, rooms);
+        let inbox = self.arena.create(Kind::Inbox, generation, bytes)?;
+        let inbox = Inbox::new(inbox, &layout, rooms, self.next_room);
+        let tables = self.arena.create(Kind::Tables, generation, table_bytes(words))?;
+        // Pages that a loss of power has kept from the disk must be found.
+        let integrity = self.config.integrity_full || self.power.is_some();
+        let plan = Plan {
+            arena: self.arena.clone(),
+            generation,
+            catalogue,
+            layout,
+            geometry,
+            integrity,
+            power: self.power.is_some(),
+            cached_bytes_max: self.config.cached_bytes_max,
+            zoo: self.config.zoo,
+        };
+        let store = Store::create(plan, loan, &*self.config.optimizer)?;
+        self.journal.reserve_intent(transaction_words(words))?;
+        self.journal.begin_tables(tables, generation, geometry.first_table());
+        self.generation = generation;
+        self.inbox = Some(inbox);
+        self.variables = Variables::Declared(Box::new(store));
+        Ok(())
+    }
+
+    /// Forgets the variables, durably, and then removes their files.
+    pub(super) fn forget_variables(&mut self) -> Result<(), StorageError> {
+        self.variables = Variables::Absent;
+        if let Some(inbox) = self.inbox.take() {
+            self.next_room = inbox.next_number();
+        }
+        self.assigned.clear();
+        self.persist();
+        self.journal.forget_tables();
+        match &mut self.power {
+            None => remove_leftovers(&self.arena, None),
+            // The image on the disk may name them, and one that is being written flushes them.
+            Some(power) => {
+                power.unnamed_since = Some(power.made);
+                Ok(())
+            }
+        }
+    }
+
+    /// Removes the files that no image on the disk names any more.
+    pub(super) fn remove_unnamed(&self) -> Result<(), StorageError> {
+        let named = self.restoring.is_some() || !matches!(self.variables, Variables::Absent);
+        remove_leftovers(&self.arena, named.then_some(self.generation))
+    }
+
+    fn geometry(&self, layout: &ShardLayout) -> Geometry {
+        let slots = self.config.optimizer.slots().len();
+        Geometry::new(layout, slots, self.config.block_bytes, self.config.pin_bytes_max)
+    }
+
+    /// The bytes that the variables of a catalogue would take.
+    pub(super) fn need(&self, catalogue: &Catalogue) -> u64 {
+        let layout = catalogue.layout(self.id);
+        need(&self.geometry(&layout), &layout, self.config.inbox_pushes)
+    }
+}
+
+/// The words of the tables of a shard.
+pub(crate) fn table_words(geometry: &Geometry, layout: &ShardLayout, rooms: usize) -> usize {
+    geometry.table_words() + map_words(layout) + Inbox::table_words(layout, rooms)
+}
+
+/// The bytes of memory that the variables of a layout take, with all that belongs to them.
+pub(super) fn need(geometry: &Geometry, layout: &ShardLayout, rooms: usize) -> u64 {
+    let tables = table_bytes(table_words(geometry, layout, rooms));
+    geometry.need().saturating_add(Inbox::need(layout, rooms)).saturating_add(tables)
+}
+
+/// The catalogue that was declared.
+pub(crate) fn open_catalogue(
+    arena: &Arena,
+    record: &ShardRecord,
+) -> Result<Catalogue, StorageError> {
+    let name = file_name(Kind::Catalogue, record.generation);
+    let memory = arena.open(Kind::Catalogue, record.generation, None)?;
+    let bytes = &memory.bytes()[PAGE_BYTES..];
+    let fault = |what| Err(arena.place.corrupt(&name, Fault::at(PAGE_BYTES, what)));
+    if bytes.len() as u64 > CATALOGUE_BYTES_MAX {
+        return fault(format!("a catalogue of at most {CATALOGUE_BYTES_MAX} bytes"));
+    }
+    match Catalogue::decode(bytes) {
+        Ok(catalogue) if catalogue.digest() == record.digest => Ok(catalogue),
+        Ok(_) => fault("the catalogue that was declared, not another".to_owned()),
+        Err(error) => fault(format!("a catalogue: {error}")),
+    }
+}
+
+/// The files that each declaration of variables has of its own.
+const OF_A_GENERATION: [Kind; 6] =
+    [Kind::Tables, Kind::Values, Kind::Slots, Kind::Inbox, Kind::Undo, Kind::Catalogue];
+
+/// Removes the files of generations that are not in use: a process was killed while it made or
+/// removed them.
+pub(super) fn remove_leftovers(arena: &Arena, generation: Option<u64>) -> Result<(), StorageError> {
+    let mut kept = vec![file_name(Kind::Control, 0), file_name(Kind::Intent, 0)];
+    kept.extend((0..2).map(|turn| format!("{}-{turn}", Kind::Image.name())));
+    let kinds = Kind::ALL.into_iter();
+    kept.extend(
+        generation
+            .into_iter()
+            .flat_map(|generation| kinds.clone().map(move |kind| file_name(kind, generation))),
+    );
+    for name in arena.place.names()? {
+        if !kept.contains(&name) {
+            arena.place.remove(&name)?;
+        }
+    }
+    Ok(())
+}

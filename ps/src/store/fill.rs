@@ -1,0 +1,87 @@
+//! What a store holds at first: written where it belongs, because nobody can read it yet.
+
+use pushpull_common::tensor::{DType, Element};
+
+use super::geometry::places_of;
+use super::{BLOCK_BYTES, Store};
+use crate::arena::SKEW_BYTES;
+use crate::checkpoint::Stream;
+use crate::optimizer::Optimizer;
+
+impl Store {
+    /// Gives the partition the initial values its variable's specification says, from the
+    /// `done`-th element on and for one block's worth of elements; returns how many are done.
+    ///
+    /// Nobody reads them before the shard is ready, so they are written where they belong.
+    pub(crate) fn initialize(&mut self, index: usize, done: u64) -> u64 {
+        let partition = self.layout.partitions()[index].clone();
+        let count = (partition.elements.end - partition.elements.start - done)
+            .min((BLOCK_BYTES / 8) as u64);
+        // Words of 8 bytes, so that the buffer is aligned for every type.
+        let length = count as usize * partition.dtype.size();
+        let mut words = vec![0_u64; length.div_ceil(8)];
+        let bytes: &mut [u8] = &mut bytemuck::cast_slice_mut(&mut words)[..length];
+        let id = partition.variable;
+        let first = partition.elements.start + done;
+        match partition.dtype {
+            DType::F32 => self.catalogue.fill(id, first, as_elements::<f32>(bytes)),
+            DType::F64 => self.catalogue.fill(id, first, as_elements::<f64>(bytes)),
+            DType::I64 => self.catalogue.fill(id, first, as_elements::<i64>(bytes)),
+            _ => unreachable!("a catalogue holds known types only"),
+        }
+        let start = partition.offset + done * partition.dtype.size() as u64;
+        self.write_home(Stream::Values, start, bytes);
+        done + count
+    }
+
+    /// Writes values, or what a slot holds, where they belong by the last commit. For what nobody can
+    /// read yet.
+    pub(crate) fn write_home(&mut self, stream: Stream, start: u64, bytes: &[u8]) {
+        let block_bytes = self.geometry.block_bytes;
+        let (pool, first) = match (stream, &mut self.slots) {
+            (Stream::Values, _) => (&mut self.values, 0),
+            (Stream::Slot(slot), Some(slots)) => (slots, slot * (block_bytes + SKEW_BYTES)),
+            (Stream::Slot(_), None) => return,
+        };
+        let (mut start, mut bytes) = (start as usize, bytes);
+        while !bytes.is_empty() {
+            let (place, within) = (start / block_bytes, start % block_bytes);
+            let (head, rest) = bytes.split_at(bytes.len().min(block_bytes - within));
+            let (home, within) = (pool.home(place), first + within);
+            pool.blocks.write(home)[within..within + head.len()].copy_from_slice(head);
+            (start, bytes) = (start + head.len(), rest);
+        }
+    }
+
+    pub(super) fn fill_slots(&mut self, optimizer: &dyn Optimizer) {
+        let Some(slots) = &mut self.slots else { return };
+        let block_bytes = self.geometry.block_bytes;
+        for (index, spec) in optimizer.slots().iter().enumerate() {
+            // A mapped file starts as zeros: nothing to touch.
+            if spec.initial == 0.0 {
+                continue;
+            }
+            for partition in self.layout.partitions() {
+                let range = partition.offset..partition.offset + partition.bytes;
+                for place in places_of(&range, block_bytes) {
+                    let base = (place * block_bytes) as u64;
+                    let start = range.start.max(base) - base;
+                    let end = range.end.min(base + block_bytes as u64) - base;
+                    let first = index * (block_bytes + SKEW_BYTES);
+                    let home = slots.home(place);
+                    let bytes =
+                        &mut slots.blocks.write(home)[first + start as usize..first + end as usize];
+                    match partition.dtype {
+                        DType::F32 => bytemuck::cast_slice_mut(bytes).fill(spec.initial as f32),
+                        DType::F64 => bytemuck::cast_slice_mut(bytes).fill(spec.initial),
+                        _ => {}
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn as_elements<T: Element>(bytes: &mut [u8]) -> &mut [T] {
+    bytemuck::cast_slice_mut(bytes)
+}

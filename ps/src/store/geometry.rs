@@ -1,0 +1,110 @@
+//! What the memory of a store is like: blocks, how many, and where they lie.
+
+use std::ops::Range;
+
+use pushpull_common::catalogue::ShardLayout;
+
+use super::undo::Undo;
+use crate::arena::{Grid, SKEW_BYTES};
+use crate::layout::PAGE_BYTES;
+
+/// The unit of a commit. Small variables share blocks.
+pub(crate) const BLOCK_BYTES: usize = 64 << 10;
+
+/// The largest block that an arena may have.
+const BLOCK_BYTES_MAX: usize = 1 << 30;
+
+/// The most slots a rule may keep.
+pub(crate) const SLOTS_MAX: usize = 8;
+
+/// What the memory of a store depends on beside the layout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Geometry {
+    /// The bytes of a block.
+    pub(crate) block_bytes: usize,
+    /// The slots of the optimizer.
+    pub(crate) slots: usize,
+    /// Blocks that hold the values or the slots.
+    pub(crate) places: usize,
+    /// Spare blocks that may be pinned while a push needs as many as it changes.
+    pub(crate) pinned: usize,
+}
+
+impl Geometry {
+    pub(crate) fn new(
+        layout: &ShardLayout,
+        slots: usize,
+        block_bytes: usize,
+        pin_bytes_max: Option<u64>,
+    ) -> Geometry {
+        let places = layout.bytes().div_ceil(block_bytes as u64);
+        let pinned = pin_bytes_max.unwrap_or(layout.bytes()).div_ceil(block_bytes as u64);
+        let (places, pinned) = (places as usize, pinned.max(1) as usize);
+        Geometry { block_bytes, slots, places, pinned }
+    }
+
+    /// The geometry that the words of an arena say, if it is one: blocks that whole elements fill
+    /// and block numbers reach.
+    pub(crate) fn of_words(
+        layout: &ShardLayout,
+        slots: usize,
+        block_bytes: usize,
+        pinned: usize,
+    ) -> Option<Geometry> {
+        let sound = (8..=BLOCK_BYTES_MAX).contains(&block_bytes) && block_bytes.is_multiple_of(8);
+        if !sound || slots > SLOTS_MAX {
+            return None;
+        }
+        let places = usize::try_from(layout.bytes().div_ceil(block_bytes as u64)).ok()?;
+        let blocks = places.checked_mul(2)?.checked_add(pinned)?;
+        let reached = pinned > 0 && u32::try_from(blocks).is_ok();
+        reached.then_some(Geometry { block_bytes, slots, places, pinned })
+    }
+
+    pub(super) fn values(&self) -> Grid {
+        Grid {
+            offset: PAGE_BYTES,
+            block_bytes: self.block_bytes,
+            stride: self.block_bytes + SKEW_BYTES,
+            count: 2 * self.places + self.pinned,
+        }
+    }
+
+    /// The slots of a place lie in one block of their own, skewed against each other.
+    pub(super) fn slots(&self) -> Grid {
+        let block_bytes = self.slots * (self.block_bytes + SKEW_BYTES);
+        // One more skew: the slots of a place and of its shadow do not meet either.
+        let (stride, count) = (block_bytes + SKEW_BYTES, 2 * self.places + self.pinned);
+        Grid {
+            offset: PAGE_BYTES,
+            block_bytes,
+            stride,
+            count: if self.slots > 0 { count } else { 0 },
+        }
+    }
+
+    /// The words of the tables that say where each block is.
+    pub(crate) fn table_words(&self) -> usize {
+        self.places * if self.slots > 0 { 2 } else { 1 }
+    }
+
+    /// The bytes of memory that the store takes.
+    pub(crate) fn need(&self) -> u64 {
+        let undo = Undo::BYTES + PAGE_BYTES as u64;
+        self.values().need().saturating_add(self.slots().need()).saturating_add(undo)
+    }
+
+    /// What the tables hold before anything is changed.
+    pub(crate) fn first_table(&self) -> impl Iterator<Item = u64> {
+        let (places, slots) =
+            (self.places as u64, if self.slots > 0 { self.places as u64 } else { 0 });
+        (0..places).chain(0..slots)
+    }
+}
+
+/// The places that a range lies in.
+pub(super) fn places_of(range: &Range<u64>, block_bytes: usize) -> Range<usize> {
+    let first = range.start as usize / block_bytes;
+    let end = (range.end as usize).div_ceil(block_bytes);
+    first..end.max(first)
+}

@@ -1,0 +1,196 @@
+//! A store's files: made, and opened again as an earlier process left them.
+
+use std::sync::Arc;
+
+use pushpull_common::catalogue::{Catalogue, ShardLayout};
+
+use super::pool::Pool;
+use super::undo::{Row, Undo};
+use super::{Geometry, Store};
+use crate::arena::{Arena, Blocks, Grid, Loan, Memory, fence, file_name};
+use crate::commit::{Address, Journal, offset_of};
+use crate::error::StorageError;
+use crate::layout::{Fault, Kind, PAGE_BYTES};
+use crate::optimizer::Optimizer;
+use crate::zoo::Zoo;
+
+/// What opens or creates a store.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    pub(crate) arena: Arena,
+    pub(crate) generation: u64,
+    pub(crate) catalogue: Arc<Catalogue>,
+    pub(crate) layout: ShardLayout,
+    pub(crate) geometry: Geometry,
+    /// Whether the tables hold a checksum of every block.
+    pub(crate) integrity: bool,
+    /// A model of more bytes of values and slots is written past the cache.
+    pub(crate) cached_bytes_max: u64,
+    /// Whether blocks wait for images of the tables.
+    pub(crate) power: bool,
+    pub(crate) zoo: Zoo,
+}
+
+impl Plan {
+    fn corrupt(&self, kind: Kind, fault: Fault) -> StorageError {
+        self.arena.place.corrupt(&file_name(kind, self.generation), fault)
+    }
+
+    /// A pool over a file that is made or opened.
+    fn pool(
+        &self,
+        kind: Kind,
+        grid: Grid,
+        homes: Vec<u32>,
+        file: impl FnOnce(Kind, u64) -> Result<Memory, StorageError>,
+    ) -> Result<Pool, StorageError> {
+        let memory = file(kind, grid.need() - PAGE_BYTES as u64)?;
+        Ok(Pool::new(Blocks::new(memory, grid), grid.count as u32, homes))
+    }
+}
+
+impl Store {
+    /// Maps the memory for a shard's variables and slots, zeroed; the slots start as the optimizer
+    /// says. `loan` is what they and all beside them have taken off the budget.
+    pub(crate) fn create(
+        plan: Plan,
+        loan: Loan,
+        optimizer: &dyn Optimizer,
+    ) -> Result<Store, StorageError> {
+        let make = |kind, bytes| plan.arena.create(kind, plan.generation, bytes);
+        let homes = || (0..plan.geometry.places as u32).collect();
+        let values = plan.pool(Kind::Values, plan.geometry.values(), homes(), make)?;
+        let slots = match plan.geometry.slots {
+            0 => None,
+            _ => Some(plan.pool(Kind::Slots, plan.geometry.slots(), homes(), make)?),
+        };
+        let undo = Undo::create(make(Kind::Undo, Undo::BYTES)?);
+        let mut store = Store::new(plan, loan, values, slots, undo);
+        store.fill_slots(optimizer);
+        fence();
+        Ok(store)
+    }
+
+    /// Opens what an earlier process left, by tables that are verified; puts back what a change
+    /// that was not committed had changed in place. `version` is that of the last commit.
+    pub(crate) fn open(
+        plan: Plan,
+        loan: Loan,
+        journal: &Journal,
+        version: u64,
+    ) -> Result<Store, StorageError> {
+        let find = |kind, bytes| plan.arena.open(kind, plan.generation, Some(bytes));
+        let homes = |first: usize, grid: Grid| {
+            table(journal, first, plan.geometry.places, grid.count)
+                .map_err(|fault| plan.corrupt(Kind::Tables, fault))
+        };
+        let grid = plan.geometry.values();
+        let values = plan.pool(Kind::Values, grid, homes(0, grid)?, find)?;
+        let slots = match plan.geometry.slots {
+            0 => None,
+            _ => {
+                let grid = plan.geometry.slots();
+                let homes = homes(plan.geometry.places, grid)?;
+                Some(plan.pool(Kind::Slots, grid, homes, find)?)
+            }
+        };
+        let undo = Undo::open(find(Kind::Undo, Undo::BYTES)?);
+        let rows = undo.rows(version).and_then(|rows| check_rows(rows, &plan.geometry));
+        let rows = rows.map_err(|fault| plan.corrupt(Kind::Undo, fault))?;
+        let mut store = Store::new(plan, loan, values, slots, undo);
+        store.put_back(&rows);
+        if store.power {
+            store.values.hold_spares();
+            store.slots.iter_mut().for_each(Pool::hold_spares);
+        }
+        Ok(store)
+    }
+
+    fn new(plan: Plan, loan: Loan, values: Pool, slots: Option<Pool>, undo: Undo) -> Store {
+        let Plan { catalogue, layout, geometry, integrity, cached_bytes_max, power, zoo, .. } =
+            plan;
+        let streams = 1 + geometry.slots;
+        let past_cache = layout.bytes().saturating_mul(streams as u64) > cached_bytes_max;
+        let in_place = None;
+        Store {
+            catalogue,
+            layout,
+            geometry,
+            values,
+            slots,
+            undo,
+            in_place,
+            past_cache,
+            integrity,
+            power,
+            loan,
+            zoo,
+        }
+    }
+
+    /// Puts back what rows held; they are rows of this store, whose checksum is right.
+    fn put_back(&mut self, rows: &[Row]) {
+        for row in rows {
+            let pool = match (row.pool, &mut self.slots) {
+                (1, Some(slots)) => slots,
+                _ => &mut self.values,
+            };
+            let start = row.start as usize;
+            pool.blocks.write(row.block)[start..start + row.bytes.len()]
+                .copy_from_slice(&row.bytes);
+        }
+        self.undo.clear();
+    }
+}
+
+/// How many rows were kept for a change that was not committed, when `version` was the last; `None`
+/// if none were.
+pub(crate) fn undo_rows(
+    arena: &Arena,
+    generation: u64,
+    version: u64,
+    geometry: &Geometry,
+) -> Result<Option<usize>, StorageError> {
+    let undo = Undo::open(arena.open(Kind::Undo, generation, Some(Undo::BYTES))?);
+    let rows = undo.rows(version).and_then(|rows| check_rows(rows, geometry));
+    let found = rows.and_then(|rows| Ok((undo.is_prepared()?, rows.len())));
+    match found {
+        Ok((prepared, rows)) => Ok(prepared.then_some(rows)),
+        Err(fault) => Err(arena.place.corrupt(&file_name(Kind::Undo, generation), fault)),
+    }
+}
+
+/// Makes an undo file that is idle.
+pub(crate) fn idle_undo(arena: &Arena, generation: u64) -> Result<(), StorageError> {
+    arena.create(Kind::Undo, generation, Undo::BYTES).map(|memory| drop(Undo::create(memory)))
+}
+
+/// Rows that lie in the blocks they name.
+fn check_rows(rows: Vec<Row>, geometry: &Geometry) -> Result<Vec<Row>, Fault> {
+    let lies = |row: &Row| {
+        let grid = if row.pool == 0 { geometry.values() } else { geometry.slots() };
+        let end = row.start as usize + row.bytes.len();
+        row.pool <= 1 && (row.block as usize) < grid.count && end <= grid.block_bytes
+    };
+    match rows.iter().all(lies) {
+        true => Ok(rows),
+        false => Err(Fault::at(PAGE_BYTES, "rows of its blocks")),
+    }
+}
+
+/// Where each place is, by the tables; each block is in one place at most.
+fn table(journal: &Journal, first: usize, places: usize, blocks: usize) -> Result<Vec<u32>, Fault> {
+    let mut used = vec![false; blocks];
+    let homes = (first..first + places).map(|index| {
+        let home = journal.load(Address::Tables(index)) as u32;
+        let taken = used.get_mut(home as usize).map(|used| std::mem::replace(used, true));
+        match taken {
+            Some(false) => Ok(home),
+            _ => {
+                let what = format!("one of {blocks} blocks that is nowhere else, not {home}");
+                Err(Fault::at(offset_of(Address::Tables(index)), what))
+            }
+        }
+    });
+    homes.collect()
+}

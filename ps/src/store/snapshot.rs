@@ -1,0 +1,73 @@
+//! What a pull reads: values of one version, pinned.
+
+use std::io::IoSlice;
+use std::ops::Range;
+
+use pushpull_common::catalogue::Partition;
+use pushpull_common::ids::PartitionId;
+
+use super::Store;
+use crate::arena::Pins;
+
+impl Store {
+    /// Pins the values of these ranges, in bytes of the shard's variables, as they are now.
+    pub(crate) fn snapshot(&self, ranges: &[Range<u64>]) -> Snapshot {
+        let mut logical = Vec::new();
+        for range in ranges.iter().filter(|range| !range.is_empty()) {
+            let places = self.places_of(range);
+            let next = logical.last().map_or(0, |&place: &u32| place + 1);
+            logical.extend((places.start as u32).max(next)..places.end as u32);
+        }
+        let pins = self.values.pin(logical.iter().copied());
+        Snapshot { pins, logical, block_bytes: self.geometry.block_bytes }
+    }
+
+    /// The partitions that a selection names, as ranges in rising order; the culprit otherwise.
+    pub(crate) fn select(&self, ids: &[PartitionId]) -> Result<Vec<Range<u64>>, PartitionId> {
+        let mut ranges: Vec<Range<u64>> = Vec::with_capacity(ids.len());
+        for &id in ids {
+            let partition = self.partition(id).ok_or(id)?;
+            match ranges.last_mut() {
+                Some(last) if last.end == partition.offset => last.end = partition.end(),
+                Some(last) if last.end > partition.offset => return Err(id),
+                _ => ranges.push(partition.offset..partition.end()),
+            }
+        }
+        Ok(ranges)
+    }
+
+    fn partition(&self, id: PartitionId) -> Option<&Partition> {
+        let partitions = self.layout.partitions();
+        let index = partitions.binary_search_by_key(&id, |partition| partition.id).ok()?;
+        Some(&partitions[index])
+    }
+}
+
+/// Values as they were at one version, for as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Snapshot {
+    pins: Pins,
+    /// Which stretch of the values each pinned block holds, in rising order.
+    pub(super) logical: Vec<u32>,
+    block_bytes: usize,
+}
+
+impl Snapshot {
+    /// Appends the bytes of a range that was asked for, as slices in order.
+    pub(crate) fn slices<'a>(&'a self, range: Range<u64>, out: &mut Vec<IoSlice<'a>>) {
+        let block_bytes = self.block_bytes;
+        let (mut start, end) = (range.start as usize, range.end as usize);
+        if start == end {
+            return;
+        }
+        let first = (start / block_bytes) as u32;
+        let mut index = self.logical.partition_point(|&block| block < first);
+        while start < end {
+            let base = self.logical[index] as usize * block_bytes;
+            let stop = end.min(base + block_bytes);
+            out.push(IoSlice::new(&self.pins.read(index)[start - base..stop - base]));
+            start = stop;
+            index += 1;
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! How a change reaches blocks: into shadows, or where the values lie beside what they were.
+
+use std::ops::Range;
+
+use super::pool::{NoSpareBlock, Shadow};
+use super::undo::UNDO_BYTES;
+use super::{Change, SLOTS_MAX, Store};
+use crate::arena::SKEW_BYTES;
+use crate::zoo::Bug;
+
+impl Store {
+    /// Keeps what these ranges hold, if they are few enough bytes that changing them where they lie
+    /// is cheaper than copying their blocks, and nobody reads those.
+    pub(super) fn begin_in_place(&mut self, ranges: &[Range<u64>], version: u64) -> bool {
+        let bytes: u64 = ranges.iter().map(|range| range.end - range.start).sum();
+        let blocks: usize = ranges.iter().map(|range| self.places_of(range).len()).sum();
+        let streams = 1 + self.geometry.slots as u64;
+        let worth_it = bytes.saturating_mul(8) < (blocks * self.geometry.block_bytes) as u64;
+        if self.power || !worth_it || bytes.saturating_mul(streams) > UNDO_BYTES as u64 {
+            return false;
+        }
+        let block_bytes = self.geometry.block_bytes;
+        let mut touched = Vec::new();
+        for range in ranges.iter().filter(|range| !range.is_empty()) {
+            for place in self.places_of(range) {
+                let base = (place * block_bytes) as u64;
+                let start = (range.start.max(base) - base) as usize;
+                let end = (range.end.min(base + block_bytes as u64) - base) as usize;
+                if !self.keep(place, start..end) {
+                    self.undo.clear();
+                    return false;
+                }
+                touched.push((false, place));
+                touched.extend(self.slots.iter().map(|_| (true, place)));
+            }
+        }
+        touched.sort_unstable();
+        touched.dedup();
+        self.in_place = Some(touched);
+        if !self.zoo.has(Bug::UndoAfterWrite) {
+            self.undo.prepare(version);
+        }
+        true
+    }
+
+    /// Keeps what a stretch of a place holds, of values and slots; false if that cannot be.
+    fn keep(&mut self, place: usize, within: Range<usize>) -> bool {
+        if self.values.home_is_pinned(place) {
+            return false;
+        }
+        let home = self.values.home(place);
+        let bytes = &self.values.blocks.read(home)[within.clone()];
+        let mut kept = self.undo.keep(0, home, within.start as u32, bytes);
+        if let Some(slots) = &self.slots {
+            let home = slots.home(place);
+            kept &= !slots.home_is_pinned(place);
+            for slot in 0..self.geometry.slots {
+                let first = slot * (self.geometry.block_bytes + SKEW_BYTES) + within.start;
+                let bytes = &slots.blocks.read(home)[first..first + within.len()];
+                kept = kept && self.undo.keep(1, home, first as u32, bytes);
+            }
+        }
+        kept
+    }
+
+    pub(super) fn change_shadow(
+        &mut self,
+        change: Change<'_>,
+        place: usize,
+        within: Range<usize>,
+        input: &[u8],
+    ) -> Result<(), NoSpareBlock> {
+        let value = self.values.shadow(place)?;
+        let slot = match &mut self.slots {
+            Some(slots) if change.has_slots() => Some(slots.shadow(place)?),
+            _ => None,
+        };
+        let fresh = value.block != value.from && slot.is_none_or(|slot| slot.block != slot.from);
+        if fresh && self.stream(change, value, slot, within.clone(), input) {
+            return Ok(());
+        }
+        for (pool, shadow) in [(Some(&mut self.values), Some(value)), (self.slots.as_mut(), slot)] {
+            if let (Some(pool), Some(Shadow { block, from })) = (pool, shadow)
+                && block != from
+            {
+                let (from, to) = pool.blocks.read_and_write(from, block);
+                to.copy_from_slice(from);
+            }
+        }
+        self.change_block(change, value.block, slot.map(|slot| slot.block), within, input);
+        Ok(())
+    }
+
+    /// Changes a stretch of a block, and of the block of its slots, where it lies.
+    pub(super) fn change_block(
+        &mut self,
+        change: Change<'_>,
+        value: u32,
+        slot: Option<u32>,
+        within: Range<usize>,
+        input: &[u8],
+    ) {
+        let values = &mut self.values.blocks.write(value)[within.clone()];
+        let mut slots: [&mut [u8]; SLOTS_MAX] = Default::default();
+        let mut count = 0;
+        if let (Some(pool), Some(slot)) = (&mut self.slots, slot.filter(|_| change.has_slots())) {
+            let stride = self.geometry.block_bytes + SKEW_BYTES;
+            for (slot, bytes) in slots.iter_mut().zip(pool.blocks.write(slot).chunks_mut(stride)) {
+                *slot = &mut bytes[within.clone()];
+                count += 1;
+            }
+        }
+        change.in_place(values, &mut slots[..count], input);
+    }
+
+    /// Writes what a stretch of a block and of its slots becomes to their new shadows, and what lies
+    /// beside the stretch as it was; false if the rule has no loop for that.
+    fn stream(
+        &mut self,
+        change: Change<'_>,
+        value: Shadow,
+        slot: Option<Shadow>,
+        within: Range<usize>,
+        input: &[u8],
+    ) -> bool {
+        let block_bytes = self.geometry.block_bytes;
+        let stride = block_bytes + SKEW_BYTES;
+        let (values, values_out) =
+            self.values.blocks.read_and_stream(value.from, value.block, within.clone());
+        let mut slots: [&[u8]; SLOTS_MAX] = Default::default();
+        let mut slots_out: [&mut [u8]; SLOTS_MAX] = Default::default();
+        let mut count = 0;
+        if let (Some(pool), Some(slot)) = (&mut self.slots, slot) {
+            let all = 0..pool.blocks.block_bytes();
+            let (from, out) = pool.blocks.read_and_stream(slot.from, slot.block, all);
+            for (from, out) in from.chunks(stride).zip(out.chunks_mut(stride)) {
+                (slots[count], slots_out[count]) =
+                    (&from[within.clone()], &mut out[within.clone()]);
+                count += 1;
+            }
+        }
+        let (slots, slots_out) = (&slots[..count], &mut slots_out[..count]);
+        if !change.streamed(self.past_cache, values, values_out, slots, slots_out, input) {
+            return false;
+        }
+        for rest in [0..within.start, within.end..block_bytes] {
+            self.values.blocks.stream_from(value.from, value.block, rest.clone());
+            if let (Some(pool), Some(slot)) = (&mut self.slots, slot) {
+                for first in (0..count).map(|index| index * stride) {
+                    let rest = first + rest.start..first + rest.end;
+                    pool.blocks.stream_from(slot.from, slot.block, rest);
+                }
+            }
+        }
+        true
+    }
+}
