@@ -18,7 +18,7 @@
 //! The decisions live in pure state machines (`shard`, `inbox`, `store`, `aggregate`, `dedupe`);
 //! `runtime` drives them with sockets, threads and clocks. Nothing here knows the worker.
 
-mod aggregate;
+pub mod aggregate;
 mod arena;
 pub mod checkpoint;
 mod commit;
@@ -40,6 +40,7 @@ mod shard;
 mod store;
 mod zoo;
 
+pub use aggregate::{Accumulator, Reduction};
 pub use checkpoint::{CheckpointError, CheckpointStorage, LocalDirectory, Retention};
 pub use config::{Checkpoints, Durability, Mode, NonFinite, PsConfig, Storage};
 pub use error::{ListenError, SaveError, ServeError, StartError, StorageError};
