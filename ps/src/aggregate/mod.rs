@@ -30,6 +30,7 @@
 
 mod accumulator;
 mod real;
+mod sparse_accumulator;
 pub(crate) mod step_owner;
 mod takers;
 #[cfg(test)]
@@ -37,6 +38,9 @@ mod tests;
 
 pub use accumulator::{Accumulator, ApplyError, Reduction};
 pub use real::Real;
+pub use sparse_accumulator::{
+    SparseAccumulator, SparseApplyError, SparseGradient, SparseReduction,
+};
 pub use takers::{Applied, TakeError, Taken, Ticket};
 
 /// The callers that may wait on one accumulator, those included that were served
