@@ -40,7 +40,7 @@ mod shard;
 mod store;
 mod zoo;
 
-pub use aggregate::{Accumulator, Reduction, SparseAccumulator, SparseReduction};
+pub use aggregate::{Accumulator, Reduction, SparseAccumulator, SparseReduction, TokenQueue};
 pub use checkpoint::{CheckpointError, CheckpointStorage, LocalDirectory, Retention};
 pub use config::{Checkpoints, Durability, Mode, NonFinite, PsConfig, Storage};
 pub use error::{ListenError, SaveError, ServeError, StartError, StorageError};

@@ -1,9 +1,9 @@
 //! How gradients become steps.
 //!
 //! The public pieces are those of classic synchronous training: TensorFlow's conditional
-//! accumulators. They are plain values without threads, clocks or sockets, so a program can average
-//! the gradients of its own replicas with them, as in-graph replication does. Whoever waits is
-//! served through a `poll_taken`.
+//! accumulators, and the token queue of its `SyncReplicasOptimizer`. They are plain values without
+//! threads, clocks or sockets, so a program can average the gradients of its own replicas with
+//! them, as in-graph replication does. Whoever waits is served through a `poll_taken`.
 //!
 //! One step of two replicas:
 //!
@@ -32,18 +32,22 @@ mod accumulator;
 mod real;
 mod sparse_accumulator;
 pub(crate) mod step_owner;
+mod synchronous_tokens;
 mod takers;
 #[cfg(test)]
 mod tests;
+mod token_queue;
 
 pub use accumulator::{Accumulator, ApplyError, Reduction};
 pub use real::Real;
 pub use sparse_accumulator::{
     SparseAccumulator, SparseApplyError, SparseGradient, SparseReduction,
 };
+pub use synchronous_tokens::{SynchronousTokens, SynchronousTokensError};
 pub use takers::{Applied, TakeError, Taken, Ticket};
+pub use token_queue::{Dequeued, PushTokensError, TokenQueue, WaitError, WaiterId};
 
-/// The callers that may wait on one accumulator, those included that were served
+/// The callers that may wait on one accumulator or token queue, those included that were served
 /// and have not fetched it. One for each replica of the largest cluster there is reason to
 /// expect; a caller that comes back without having fetched what it got is stopped by it.
 pub const WAITERS_MAX: usize = 4096;
