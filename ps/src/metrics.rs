@@ -69,6 +69,10 @@ counters! {
     non_finite,
     /// Checkpoints saved by this task as the step owner.
     checkpoints_saved,
+    /// Saves that have failed, for whomever they were.
+    saves_failed,
+    /// Checkpoints that were saved, while older ones that need not be kept could not be deleted.
+    retentions_failed,
     /// Members lost by silence.
     members_lost,
     /// Tokens taken back from members that were lost, left, or held them too long.

@@ -1,19 +1,21 @@
 //! Checkpoints through a whole cluster: saved, restored into other layouts, and rolled back to.
 
 use std::collections::BTreeMap;
+use std::net::TcpListener;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use pushpull::blocking::Worker;
-use pushpull::checkpoint::{export, list};
+use pushpull::blocking::{Reader, Worker};
+use pushpull::checkpoint::{ReadFile, StorageFault, WriteFile, export, list};
 use pushpull::{
-    Adam, Checkpoints, Error, LocalDirectory, Params, Partitioner, Ps, PsConfig, Storage, TaskId,
-    VariableSpec, WorkerConfig,
+    Adam, CheckpointStorage, Checkpoints, ClusterSpec, Error, LocalDirectory, Params, Partitioner,
+    Ps, PsConfig, Retention, ShardId, Storage, TaskId, VariableSpec, WorkerConfig,
 };
 use safetensors::SafeTensors;
 
-use crate::cluster::{Cluster, LONG, block_on, spec, vector};
+use crate::cluster::{Cluster, LONG, block_on, listen, spec, vector};
+use crate::proxy::Proxy;
 
 const ROWS: u64 = 37;
 
@@ -145,6 +147,51 @@ impl Server {
 
 #[test]
 fn who_was_further_than_the_checkpoint_is_told_how_far_it_goes_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path().join("checkpoints");
+    let start = || {
+        let listener = listen();
+        let cluster = spec([listener.address()], 2);
+        let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Adam::new(0.25))
+            .checkpoints(Checkpoints::new(storage(&directory)));
+        (listener.start(config).unwrap(), cluster)
+    };
+    let connect = |cluster: &ClusterSpec, index: u32| {
+        Worker::connect(WorkerConfig::new(cluster.clone(), TaskId::worker(index))).unwrap()
+    };
+    let (ps, cluster) = start();
+    let door = TcpListener::bind("127.0.0.1:0").unwrap();
+    let behind = spec([door.local_addr().unwrap().to_string()], 2);
+    let proxy = Proxy::start(door, ps.handle().address().to_owned(), 0, 1);
+    let mut chief = connect(&cluster, 0);
+    chief.join(&variables(1), |_| ()).unwrap();
+    let mut other = connect(&behind, 1);
+    let mut params = other.join(&variables(1), |_| ()).unwrap();
+    train(&mut chief, 0..5);
+    chief.save(b"").unwrap();
+    train(&mut other, 5..8);
+    // Until the checkpoint is restored the other one finds no server.
+    proxy.lead_to(None);
+    drop(chief);
+    block_on(ps.serve(async {})).unwrap();
+    let (ps, cluster) = start();
+    let mut chief = connect(&cluster, 0);
+    chief.join(&variables(1), |_| panic!("it is restored")).unwrap();
+    assert_eq!(chief.restored().unwrap().step, 5);
+    proxy.lead_to(Some(ps.handle().address().to_owned()));
+    // A token it was given with its last answer it has already.
+    let token = other.token();
+    let error = token.and_then(|token| other.pull(&token.unwrap(), &mut params)).unwrap_err();
+    assert_eq!(error, Error::RolledBack { from_step: 8, to_step: 5 });
+    drop(other);
+    let mut other = connect(&behind, 1);
+    other.join(&variables(1), |_| ()).unwrap();
+    train(&mut other, 5..6);
+    assert_eq!(ps.handle().metrics().global_step, 6);
+}
+
+#[test]
+fn who_comes_back_before_the_checkpoint_is_restored_is_told_that_the_state_is_lost() {
     let mut server = Server::start();
     let mut chief = server.worker(0);
     chief.join(&variables(1), |_| ()).unwrap();
@@ -153,20 +200,21 @@ fn who_was_further_than_the_checkpoint_is_told_how_far_it_goes_back() {
     train(&mut chief, 0..5);
     chief.save(b"").unwrap();
     train(&mut other, 5..8);
-    server.restart();
+    // Nobody restores it: the chief is gone.
     drop(chief);
-    let mut chief = server.worker(0);
-    chief.join(&variables(1), |_| ()).unwrap();
-    assert_eq!(chief.restored().unwrap().step, 5);
-    // Depending on when it has come back it has met the empty server, or the restored one.
-    // A token it was given with its last answer it has already.
+    server.restart();
     let token = other.token();
     let error = token.and_then(|token| other.pull(&token.unwrap(), &mut params)).unwrap_err();
-    let rolled = matches!(error, Error::RolledBack { from_step: 8, to_step: 5 });
-    assert!(rolled || matches!(error, Error::StateLost { .. }), "{error}");
+    assert_eq!(error, Error::StateLost { shard: ShardId { task: 0, shard: 0 } });
+    // It waits for the chief, and both go on from the checkpoint.
     drop(other);
     let mut other = server.worker(1);
-    other.join(&variables(1), |_| ()).unwrap();
+    let mut chief = server.worker(0);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| other.join(&variables(1), |_| ()).map(|_| ()));
+        chief.join(&variables(1), |_| panic!("it is restored")).unwrap();
+        waiting.join().unwrap().unwrap();
+    });
     train(&mut other, 5..6);
     assert_eq!(server.ps.as_ref().unwrap().handle().metrics().global_step, 6);
 }
@@ -230,27 +278,266 @@ fn one_server_that_has_lost_its_state_takes_all_back_to_one_checkpoint() {
     }
 }
 
+/// A server that saves by itself in short periods, and its worker.
+fn saving_by_itself(directory: &Path) -> (Cluster, Worker) {
+    let every = Duration::from_millis(30);
+    let cluster = Cluster::start(1, 1, Adam::new(0.25), |config| {
+        config.checkpoints(Checkpoints::new(storage(directory)).every(every))
+    });
+    let mut worker = cluster.worker(0);
+    worker.join(&variables(1), |_| ()).unwrap();
+    (cluster, worker)
+}
+
+/// Returns once the server has saved more than so many checkpoints.
+fn wait_for_more_than(saved: u64, cluster: &Cluster) {
+    let since = Instant::now();
+    while cluster.handle().metrics().checkpoints_saved <= saved {
+        assert!(since.elapsed() < LONG, "no checkpoint is saved");
+        std::thread::yield_now();
+    }
+}
+
 #[test]
 fn a_server_saves_by_itself_and_only_what_is_new() {
     let folder = tempfile::tempdir().unwrap();
     let directory = folder.path().join("checkpoints");
-    let every = Duration::from_millis(30);
+    let (cluster, mut worker) = saving_by_itself(&directory);
+    // Another one, of the same period, tells the time: it has something new in each.
+    let (clock, mut ticking) = saving_by_itself(&folder.path().join("clock"));
+    let periods = |worker: &mut Worker| {
+        for period in 0..5 {
+            let saved = clock.handle().metrics().checkpoints_saved;
+            train(worker, period..period + 1);
+            wait_for_more_than(saved, &clock);
+        }
+    };
+    let names = || {
+        let listed = list(&storage(&directory)).unwrap().checkpoints;
+        listed.into_iter().map(|checkpoint| checkpoint.name).collect::<Vec<_>>()
+    };
+    train(&mut worker, 0..1);
+    wait_for_more_than(0, &cluster);
+    periods(&mut ticking);
+    assert_eq!(
+        (cluster.handle().metrics().checkpoints_saved, names()),
+        (1, vec!["ckpt-1-1".into()])
+    );
+    // Who asks has it saved again, and that goes for the server, too.
+    let name = block_on(cluster.handle().save(b"by hand")).unwrap();
+    assert_eq!((&*name, names()), ("ckpt-1-1.1", vec![name.clone()]));
+    train(&mut worker, 1..2);
+    let by_hand = block_on(cluster.handle().save(b"by hand")).unwrap();
+    let saved = cluster.handle().metrics().checkpoints_saved;
+    periods(&mut ticking);
+    assert_eq!(cluster.handle().metrics().checkpoints_saved, saved);
+    let newest = list(&storage(&directory)).unwrap().checkpoints.remove(0);
+    assert_eq!((newest.name, &newest.user[..]), (by_hand, &b"by hand"[..]));
+    cluster.stop();
+    clock.stop();
+}
+
+/// A directory that does something of its own.
+#[derive(Clone, Debug)]
+struct Odd {
+    directory: Arc<LocalDirectory>,
+    /// Nothing that was published can be deleted.
+    keeps_all: bool,
+    /// Where the readers of shards' files wait.
+    gate: Option<Gate>,
+}
+
+/// What readers wait for, and how many have come so far.
+type Gate = Arc<(Mutex<GateState>, Condvar)>;
+
+#[derive(Debug, Default)]
+struct GateState {
+    came: usize,
+    may_pass: usize,
+    /// So many files may be read freely; those that are opened later are not.
+    free: usize,
+}
+
+impl Odd {
+    fn new(directory: &Path) -> Odd {
+        Odd { directory: Arc::new(storage(directory)), keeps_all: false, gate: None }
+    }
+}
+
+/// A file whose readers wait.
+#[derive(Debug)]
+struct GatedFile {
+    gate: Gate,
+    file: Box<dyn ReadFile>,
+}
+
+impl ReadFile for GatedFile {
+    fn bytes(&self) -> u64 {
+        self.file.bytes()
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), StorageFault> {
+        let mut state = self.gate.0.lock().unwrap();
+        state.came += 1;
+        let turn = state.came;
+        self.gate.1.notify_all();
+        drop(wait(&self.gate, state, |state| state.may_pass < turn));
+        self.file.read(offset, out)
+    }
+}
+
+fn wait<'a>(
+    gate: &'a Gate,
+    state: MutexGuard<'a, GateState>,
+    on: impl Fn(&GateState) -> bool,
+) -> MutexGuard<'a, GateState> {
+    let (state, timeout) = gate.1.wait_timeout_while(state, LONG, |state| on(state)).unwrap();
+    assert!(!timeout.timed_out(), "it does not come: {state:?}");
+    state
+}
+
+impl CheckpointStorage for Odd {
+    fn list(&self, folder: Option<&str>) -> Result<Vec<String>, StorageFault> {
+        self.directory.list(folder)
+    }
+
+    fn create_folder(&self, folder: &str) -> Result<(), StorageFault> {
+        self.directory.create_folder(folder)
+    }
+
+    fn create(&self, folder: &str, file: &str) -> Result<Box<dyn WriteFile>, StorageFault> {
+        self.directory.create(folder, file)
+    }
+
+    fn open(&self, folder: &str, file: &str) -> Result<Box<dyn ReadFile>, StorageFault> {
+        let opened = self.directory.open(folder, file)?;
+        Ok(match &self.gate {
+            Some(gate) if file.starts_with("shard-") => {
+                let mut state = gate.0.lock().unwrap();
+                if state.free > 0 {
+                    state.free -= 1;
+                    return Ok(opened);
+                }
+                Box::new(GatedFile { gate: gate.clone(), file: opened })
+            }
+            _ => opened,
+        })
+    }
+
+    fn rename_folder(&self, from: &str, to: &str) -> Result<(), StorageFault> {
+        if self.keeps_all && to.ends_with(".tmp") {
+            let refused = std::io::ErrorKind::PermissionDenied.into();
+            return Err(StorageFault::new("rename", from, refused));
+        }
+        self.directory.rename_folder(from, to)
+    }
+
+    fn remove_folder(&self, folder: &str) -> Result<(), StorageFault> {
+        self.directory.remove_folder(folder)
+    }
+
+    fn sync(&self, folder: Option<&str>) -> Result<(), StorageFault> {
+        self.directory.sync(folder)
+    }
+}
+
+#[test]
+fn what_is_published_is_saved_though_older_ones_cannot_be_deleted() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path().join("checkpoints");
     let cluster = Cluster::start(1, 1, Adam::new(0.25), |config| {
-        config.checkpoints(Checkpoints::new(storage(&directory)).every(every))
+        let mut retention = Retention::default();
+        retention.max_to_keep = 1;
+        let checkpoints = Checkpoints::new(Odd { keeps_all: true, ..Odd::new(&directory) });
+        config.checkpoints(checkpoints.retention(retention))
     });
     let mut worker = cluster.worker(0);
     worker.join(&variables(1), |_| ()).unwrap();
-    train(&mut worker, 0..3);
+    for step in 0..2 {
+        train(&mut worker, step..step + 1);
+        assert_eq!(worker.save(b"").unwrap().step, step + 1);
+    }
+    let metrics = cluster.handle().metrics();
+    assert_eq!((metrics.checkpoints_saved, metrics.retentions_failed), (2, 1));
+    assert_eq!(metrics.saves_failed, 0);
+    assert_eq!(list(&storage(&directory)).unwrap().checkpoints.len(), 2);
+    cluster.stop();
+}
+
+#[test]
+fn a_server_that_stops_waits_for_the_piece_of_a_checkpoint_in_hand_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let gate = Gate::default();
+    let odd = Odd { gate: Some(gate.clone()), ..Odd::new(&folder.path().join("checkpoints")) };
+    let cluster = Cluster::start(1, 1, Adam::new(0.25), |config| {
+        config.checkpoints(Checkpoints::new(odd.clone()))
+    });
+    let mut worker = cluster.worker(0);
+    // Some pieces of 1 MiB.
+    worker.join(&[vector("w", 1 << 20)], |_| ()).unwrap();
+    let mut reader = Reader::connect(cluster.config(0).timeout(Duration::from_secs(1))).unwrap();
+    let mut params = reader.params();
+    reader.pull(&mut params).unwrap();
+    let handle = cluster.handle();
+    let saving = std::thread::spawn(move || block_on(handle.save(b"")));
+    drop(wait(&gate, gate.0.lock().unwrap(), |state| state.came == 0));
+    cluster.handle().stop();
+    // Its connections end when the shard has heard of the stop.
     let since = Instant::now();
-    while cluster.handle().metrics().checkpoints_saved == 0 {
-        assert!(since.elapsed() < LONG, "no checkpoint is saved");
+    while reader.pull(&mut params).is_ok() {
+        assert!(since.elapsed() < LONG, "it does not stop");
+    }
+    gate.0.lock().unwrap().may_pass = 1;
+    gate.1.notify_all();
+    cluster.stop();
+    assert!(saving.join().unwrap().is_err());
+    assert_eq!(gate.0.lock().unwrap().came, 1, "nobody came for a second piece");
+}
+
+#[test]
+fn a_server_that_stops_does_not_restore_to_the_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path().join("checkpoints");
+    let variables = || [vector("w", 1 << 20)];
+    let first = Cluster::start(1, 1, Adam::new(0.25), |config| {
+        config.checkpoints(Checkpoints::new(storage(&directory)))
+    });
+    let mut worker = first.worker(0);
+    worker.join(&variables(), |_| ()).unwrap();
+    worker.save(b"").unwrap();
+    first.stop();
+
+    // It is read when it is looked for, and again when it is restored.
+    let gate = Gate::default();
+    gate.0.lock().unwrap().free = 1;
+    let odd = Odd { gate: Some(gate.clone()), ..Odd::new(&directory) };
+    let cluster = Cluster::start(1, 1, Adam::new(0.25), |config| {
+        config.checkpoints(Checkpoints::new(odd.clone()))
+    });
+    let door = TcpListener::bind("127.0.0.1:0").unwrap();
+    let behind = spec([door.local_addr().unwrap().to_string()], 1);
+    let proxy = Proxy::start(door, cluster.handle().address().to_owned(), 0, 1);
+    // So long it waits at the end, when there is no server any more.
+    let config =
+        WorkerConfig::new(behind, TaskId::worker(0)).connect_timeout(Duration::from_secs(10));
+    let mut chief = Worker::connect(config).unwrap();
+    let joining = std::thread::spawn(move || {
+        let joined = chief.join(&variables(), |_| panic!("it is restored")).map(|_| ());
+        (chief, joined)
+    });
+    drop(wait(&gate, gate.0.lock().unwrap(), |state| state.came == 0));
+    cluster.handle().stop();
+    // Its connections end when the shard has heard of the stop.
+    let since = Instant::now();
+    while !proxy.has_ended_one() {
+        assert!(since.elapsed() < LONG, "it does not stop");
         std::thread::yield_now();
     }
-    let name = block_on(cluster.handle().save(b"by hand")).unwrap();
-    let newest = list(&storage(&directory)).unwrap().checkpoints.pop().unwrap();
-    assert_eq!((newest.global_step, &newest.user[..]), (3, &b"by hand"[..]));
-    assert_eq!(newest.name, name);
+    gate.0.lock().unwrap().may_pass = 1;
+    gate.1.notify_all();
     cluster.stop();
+    assert_eq!(gate.0.lock().unwrap().came, 1, "nobody came for a second piece");
+    assert!(joining.join().unwrap().1.is_err());
 }
 
 /// Reads a file with Python's package; prints name, shape and the sum of each tensor.

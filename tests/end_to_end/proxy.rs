@@ -2,8 +2,8 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -15,10 +15,12 @@ pub(crate) struct Proxy {
 }
 
 struct Shared {
-    target: String,
+    /// The server; while there is none, connections are closed.
+    target: Mutex<Option<String>>,
     /// The mean of the bytes after which a connection is cut; 0 for never.
     cut_after: AtomicU64,
     cuts: AtomicU64,
+    ended: AtomicU64,
     random: AtomicU64,
     stopping: AtomicBool,
     /// Bytes a second to the server; 0 for no limit.
@@ -32,9 +34,10 @@ impl Proxy {
     pub(crate) fn start(listener: TcpListener, target: String, cut_after: u64, seed: u64) -> Proxy {
         let address = listener.local_addr().unwrap().to_string();
         let shared = Arc::new(Shared {
-            target,
+            target: Mutex::new(Some(target)),
             cut_after: AtomicU64::new(cut_after),
             cuts: AtomicU64::new(0),
+            ended: AtomicU64::new(0),
             random: AtomicU64::new(seed),
             stopping: AtomicBool::new(false),
             rate: AtomicU64::new(0),
@@ -47,7 +50,9 @@ impl Proxy {
                     if shared.stopping.load(Ordering::Relaxed) {
                         return;
                     }
-                    if let (Ok(client), Ok(server)) = (stream, TcpStream::connect(&shared.target)) {
+                    let target = shared.target.lock().unwrap().clone();
+                    let server = target.map(TcpStream::connect);
+                    if let (Ok(client), Some(Ok(server))) = (stream, server) {
                         shared.forward(client, server);
                     }
                 }
@@ -61,9 +66,19 @@ impl Proxy {
         self.shared.cuts.load(Ordering::Relaxed)
     }
 
+    /// Whether a connection has ended, whoever has closed it.
+    pub(crate) fn has_ended_one(&self) -> bool {
+        self.shared.ended.load(Ordering::SeqCst) > 0
+    }
+
     /// Forwards only so many bytes a second towards the server from now on.
     pub(crate) fn throttle(&self, rate: u64) {
         self.shared.rate.store(rate, Ordering::SeqCst);
+    }
+
+    /// Leads new connections to another server, or nowhere.
+    pub(crate) fn lead_to(&self, target: Option<String>) {
+        *self.shared.target.lock().unwrap() = target;
     }
 
     /// Forwards nothing until `release`.
@@ -138,6 +153,7 @@ impl Shared {
                 break;
             }
         }
+        self.ended.fetch_add(1, Ordering::SeqCst);
         let _ = from.shutdown(Shutdown::Both);
         let _ = to.shutdown(Shutdown::Both);
     }

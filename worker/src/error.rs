@@ -214,10 +214,11 @@ pub enum Error {
         /// The step from which the training goes on.
         to_step: u64,
     },
-    /// A server was restarted and has lost its variables. Connect and join anew: the chief restores
-    /// the newest checkpoint then, and the others wait for it. From `join` of the chief: there is no
-    /// checkpoint, and other servers still hold what this one has lost. Restart all servers to begin
-    /// from the start.
+    /// A server was restarted and has lost its variables, and nobody has restored them yet: what a
+    /// living worker usually meets, as it is back sooner than the chief. Connect and join anew: the
+    /// chief restores the newest checkpoint then, and the others wait for it. From `join` of the
+    /// chief: there is no checkpoint, and other servers still hold what this one has lost. Restart
+    /// all servers to begin from the start.
     #[error("cannot go on: {shard} has lost its variables")]
     StateLost {
         /// The server.

@@ -6,6 +6,7 @@ use pushpull_common::ids::ShardId;
 use pushpull_common::tensor::{DType, Shape};
 use thiserror::Error;
 
+use super::give_up::GivenUp;
 use super::storage::StorageFault;
 
 /// Why a checkpoint could not be saved, trusted or restored. Whatever it is, checkpoints that were
@@ -15,7 +16,17 @@ use super::storage::StorageFault;
 pub enum CheckpointError {
     /// The storage failed, or a file is not there.
     #[error(transparent)]
-    Storage(#[from] StorageFault),
+    Storage(StorageFault),
+    /// Somebody has given it up: the server stops, or nobody waits for it any more.
+    #[error("cannot {operation} {path}: it was given up, because {reason}")]
+    GivenUp {
+        /// What was to be done next.
+        operation: &'static str,
+        /// With what.
+        path: String,
+        /// Why it is given up.
+        reason: &'static str,
+    },
     /// A file is not what was written. It has been damaged, cut, swapped, or was never ours.
     #[error("cannot trust {file}: at byte {offset} it has {found}, not {expected}")]
     Corrupt {
@@ -82,6 +93,18 @@ pub enum CheckpointError {
         /// The slot asked for.
         expected: String,
     },
+    /// The checkpoint is whole, but is not one that a shard may take.
+    #[error("cannot restore {checkpoint}: its {what} is {found}, not {expected}")]
+    Unfit {
+        /// The checkpoint.
+        checkpoint: String,
+        /// What of it.
+        what: &'static str,
+        /// What a shard may take.
+        expected: String,
+        /// What the checkpoint has.
+        found: String,
+    },
     /// A shard's memory could not be read or filled.
     #[error("cannot copy the memory of a shard: {reason}")]
     Memory {
@@ -120,6 +143,18 @@ pub enum CheckpointError {
         /// The name.
         name: String,
     },
+}
+
+impl From<StorageFault> for CheckpointError {
+    fn from(fault: StorageFault) -> CheckpointError {
+        match GivenUp::of(&fault).map(|given_up| given_up.reason) {
+            None => CheckpointError::Storage(fault),
+            Some(reason) => {
+                let StorageFault { operation, path, .. } = fault;
+                CheckpointError::GivenUp { operation, path, reason }
+            }
+        }
+    }
 }
 
 /// A checkpoint that is there and cannot be trusted.

@@ -56,8 +56,6 @@ pub(crate) struct ShardEntry {
     pub(crate) version: u64,
     /// How many gradients it had applied: Adam's t.
     pub(crate) gradients: u64,
-    /// Whether its variables had their first values.
-    pub(crate) ready: bool,
     /// What it remembers of its clients' pushes.
     pub(crate) clients: Vec<ClientWindow>,
 }

@@ -9,6 +9,7 @@ mod contents;
 mod error;
 mod export;
 mod files;
+mod give_up;
 mod header;
 mod hex;
 mod local;
@@ -29,6 +30,7 @@ pub use restore::{CheckpointSummary, Listing, list};
 pub use retain::Retention;
 pub use storage::{CheckpointStorage, ReadFile, StorageFault, WriteFile};
 
+pub(crate) use give_up::GiveUp;
 pub(crate) use manifest::{ClientWindow, Contents, OptimizerEntry, ShardEntry};
 pub(crate) use name::CheckpointName;
 pub(crate) use publish::Save;

@@ -72,6 +72,7 @@ pub(super) fn scan<T>(
     for name in names(storage)? {
         match read_manifest(storage, name) {
             Ok(manifest) => taken.push(take(manifest)),
+            Err(reason @ CheckpointError::GivenUp { .. }) => return Err(reason),
             Err(reason) => refused.push(Refused { checkpoint: name.to_string(), reason }),
         }
     }
@@ -88,6 +89,8 @@ pub(crate) fn newest_good(
         let opened = Opened::open(storage.clone(), name);
         match opened.and_then(|mut opened| opened.verify().map(|()| opened)) {
             Ok(opened) => return Ok(Some((opened, refused))),
+            // That says nothing about the checkpoint.
+            Err(reason @ CheckpointError::GivenUp { .. }) => return Err(reason),
             Err(reason) => refused.push(Refused { checkpoint: name.to_string(), reason }),
         }
     }

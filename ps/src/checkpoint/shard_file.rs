@@ -48,7 +48,7 @@ pub(crate) fn write_shard(
     catalogue: &Catalogue,
     shard: ShardId,
     slots: &[String],
-    source: &mut dyn Source,
+    mut source: impl Source,
     zoo: Zoo,
 ) -> Result<FileEntry, CheckpointError> {
     let plan = ShardFile::plan(catalogue, shard, slots, checkpoint)?;
@@ -69,6 +69,8 @@ pub(crate) fn write_shard(
         }
     }
     let entry = out.finish(&plan.name)?;
+    // Its memory is free while the file is read back.
+    drop(source);
     if !zoo.has(Bug::PublishBeforeVerify) {
         verify_written(storage, &folder, &entry)?;
     }

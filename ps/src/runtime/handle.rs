@@ -42,8 +42,9 @@ impl Handle {
     ///
     /// # Errors
     /// If this task does not own the step, no place for checkpoints is configured, the variables
-    /// have no values yet, a shard cannot be reached, or a disk fails. Earlier checkpoints are as
-    /// they were then.
+    /// have no values yet, a shard cannot be reached, a disk fails, or 16 saves wait for the one under
+    /// way. Earlier checkpoints are as they were then. That older ones could not be deleted is no
+    /// error: it is counted, in [`Metrics::retentions_failed`].
     ///
     /// Dropping the future does not stop the save.
     pub async fn save(&self, user: &[u8]) -> Result<String, SaveError> {

@@ -10,6 +10,7 @@ mod link;
 mod listener;
 mod outbox;
 mod peer;
+mod publisher;
 mod saver;
 mod server;
 mod shard_thread;

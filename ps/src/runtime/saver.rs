@@ -1,170 +1,293 @@
-//! The saving thread of the step owner's task: it begins a checkpoint, has every shard write its
-//! part, publishes it, and lets go of old ones. It may wait for disks and for other tasks.
+//! The saving thread of the step owner's task: who waits for a checkpoint, to be saved or to be
+//! found, and when one is due.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use pushpull_common::catalogue::Catalogue;
-use pushpull_common::ids::{GlobalStep, RestoreEpoch, ShardId};
+use pushpull_common::ids::{GlobalStep, RestoreEpoch};
+use pushpull_common::protocol::Envelope;
 use pushpull_common::protocol::message::CheckpointId;
-use pushpull_common::protocol::wire::Text;
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, Interval, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
-use super::peer::{Introduction, save_shard};
-use crate::checkpoint::{
-    CheckpointName, Contents, OptimizerEntry, Save, ShardEntry, newest_good, retain,
-};
-use crate::config::Checkpoints;
+use super::publisher::{Published, Publisher};
+use crate::checkpoint::GiveUp;
 use crate::metrics::Counters;
-use crate::optimizer::Optimizer;
-use crate::shard::checkpoints::{News, Order};
+use crate::shard::checkpoints::{Asker, News, Order};
 
 /// A wish of somebody in this process, who waits for what comes of it.
 pub(super) type Wish = (Vec<u8>, oneshot::Sender<Result<CheckpointId, String>>);
 
 /// What the saving thread is given.
 pub(super) struct Saver {
-    pub(super) checkpoints: Checkpoints,
-    pub(super) introduction: Introduction,
-    /// The addresses of all ps tasks; of this one where it listens.
-    pub(super) addresses: BTreeMap<u32, String>,
-    pub(super) optimizer: Arc<dyn Optimizer>,
+    pub(super) publisher: Arc<Publisher>,
+    pub(super) every: Option<Duration>,
     pub(super) counters: Arc<Counters>,
-    pub(super) owner: ShardId,
     pub(super) orders: mpsc::Receiver<Order>,
     pub(super) wishes: mpsc::Receiver<Wish>,
     pub(super) news: mpsc::Sender<News>,
+    /// Ends what the publisher does with files.
+    pub(super) give_up: GiveUp,
     pub(super) stop: CancellationToken,
 }
 
+/// Saves that wait for the one under way: each may hold 1 MiB of a user. Who comes when so many
+/// wait is told so at once.
+const SAVES_WAITING_MAX: usize = 16;
+
+/// Askers for the newest checkpoint; they share the reading of it.
+const FINDERS_MAX: usize = 1024;
+
 /// Serves until the server stops, on the thread it is called on.
-pub(super) fn run(mut saver: Saver) -> io::Result<()> {
+pub(super) fn run(saver: Saver) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let stop = saver.stop.clone();
+    let (stop, give_up) = (saver.stop.clone(), saver.give_up.clone());
+    // The runtime waits for what is done with files: that ends after the piece in hand.
+    let stopping = || give_up.give_up("the server stops");
     runtime.block_on(async {
         tokio::select! {
-            () = stop.cancelled() => {}
-            () = saver.serve() => {}
+            () = async { stop.cancelled().await; stopping() } => {}
+            () = Desk::new(saver).serve() => {}
         }
     });
+    stopping();
     Ok(())
 }
 
-impl Saver {
-    async fn serve(&mut self) {
-        // Whoever has asked in this process, by ticket.
-        let mut waiting: BTreeMap<u64, oneshot::Sender<Result<CheckpointId, String>>> =
-            BTreeMap::new();
-        let mut next_ticket = 1;
-        let every = self.checkpoints.every.unwrap_or(Duration::from_secs(u32::MAX.into()));
-        let mut due = tokio::time::interval_at(tokio::time::Instant::now() + every, every);
-        due.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let mut saved_step = None;
+/// Who waits for what.
+///
+/// Invariants: one save is under way at a time, and one search; saves wait only while one is under
+/// way. A search answers those only who asked before a checkpoint was published beside it.
+struct Desk {
+    saver: Saver,
+    /// Whoever has asked in this process, by ticket.
+    tickets: BTreeMap<u64, oneshot::Sender<Result<CheckpointId, String>>>,
+    next_ticket: u64,
+    saving: Option<(Asker, Task<Result<Published, String>>)>,
+    saves: VecDeque<WantedSave>,
+    finding: Option<Finding>,
+    /// Who has come since the search under way may be out of date.
+    finders: Vec<Finder>,
+    /// What was saved last.
+    saved: Option<(RestoreEpoch, GlobalStep)>,
+}
+
+type Task<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// A connection, and the request that came over it.
+type Finder = (u64, Envelope);
+
+struct WantedSave {
+    asker: Asker,
+    user: Vec<u8>,
+    catalogue: Arc<Catalogue>,
+    epoch: RestoreEpoch,
+    step: GlobalStep,
+}
+
+struct Finding {
+    task: Task<Result<Option<CheckpointId>, String>>,
+    finders: Vec<Finder>,
+    /// Whether a checkpoint was published since it began.
+    outdated: bool,
+}
+
+/// The ticket of the saves that are due: nobody waits for what comes of them.
+const DUE: u64 = 0;
+
+impl Desk {
+    fn new(saver: Saver) -> Desk {
+        Desk {
+            saver,
+            tickets: BTreeMap::new(),
+            next_ticket: DUE + 1,
+            saving: None,
+            saves: VecDeque::new(),
+            finding: None,
+            finders: Vec::new(),
+            saved: None,
+        }
+    }
+
+    async fn serve(mut self) {
+        let mut due = self.saver.every.map(|every| {
+            let mut due = tokio::time::interval_at(Instant::now() + every, every);
+            due.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            due
+        });
         loop {
-            tokio::select! {
-                order = self.orders.recv() => match order {
+            let news = tokio::select! {
+                order = self.saver.orders.recv() => match order {
                     None => return,
-                    Some(Order::Find { connection, request }) => {
-                        let result = self.find();
-                        let _ = self.news.send(News::Found { connection, request, result }).await;
-                    }
-                    Some(Order::Save { asker, user, catalogue, epoch, step }) => {
-                        let result = self.save(user, &catalogue, epoch, step).await;
-                        if result.is_ok() {
-                            saved_step = Some((epoch, step));
-                        }
-                        let _ = self.news.send(News::Saved { asker, result }).await;
-                    }
-                    Some(Order::Tell { ticket, result }) => {
-                        if let Some(waiting) = waiting.remove(&ticket) {
-                            // Whoever asked may not wait any more.
-                            let _ = waiting.send(result);
-                        }
-                    }
+                    Some(order) => self.order(order),
                 },
-                Some((user, done)) = self.wishes.recv() => {
-                    waiting.insert(next_ticket, done);
-                    let _ = self.news.send(News::Wished { ticket: next_ticket, user }).await;
-                    next_ticket += 1;
+                Some((user, done)) = self.saver.wishes.recv() => Some(self.wish(user, done)),
+                (asker, saved) = saved(&mut self.saving) => Some(self.saved(asker, saved)),
+                found = found(&mut self.finding) => {
+                    self.found(found).await;
+                    None
                 }
-                _ = due.tick(), if self.checkpoints.every.is_some() => {
-                    // Nothing new is not saved again.
-                    let step = GlobalStep(self.counters.global_step.read());
-                    if saved_step.is_none_or(|(_, saved)| saved != step) && step.0 > 0 {
-                        let due = News::Wished { ticket: 0, user: Vec::new() };
-                        let _ = self.news.send(due).await;
-                    }
-                }
+                () = tick(&mut due) => self.due(),
+            };
+            if let Some(news) = news {
+                self.tell(news).await;
             }
         }
     }
 
-    fn find(&self) -> Result<Option<CheckpointId>, String> {
-        let newest = newest_good(&self.checkpoints.storage).map_err(|error| error.to_string())?;
-        Ok(newest.map(|(opened, _)| identify(opened.manifest().checkpoint)))
+    async fn tell(&mut self, news: News) {
+        // The shard hears until the server stops, and then nobody waits.
+        let _ = self.saver.news.send(news).await;
     }
 
-    async fn save(
-        &self,
-        user: Vec<u8>,
-        catalogue: &Catalogue,
-        epoch: RestoreEpoch,
-        step: GlobalStep,
-    ) -> Result<CheckpointId, String> {
-        let text = |error: crate::checkpoint::CheckpointError| error.to_string();
-        let storage = &self.checkpoints.storage;
-        let save = Save::begin(storage.clone(), epoch, step).map_err(text)?;
-        let name = save.name().to_string();
-        let mut shards: Vec<ShardId> = catalogue.shards().collect();
-        if !shards.contains(&self.owner) {
-            shards.push(self.owner);
+    fn order(&mut self, order: Order) -> Option<News> {
+        match order {
+            Order::Find { connection, request } => self.find((connection, request)),
+            Order::Save { asker, user, catalogue, epoch, step } => {
+                self.want(WantedSave { asker, user, catalogue, epoch, step })
+            }
+            Order::Tell { ticket, result } => {
+                if let Some(done) = self.tickets.remove(&ticket) {
+                    // Whoever asked may not wait any more.
+                    let _ = done.send(result);
+                }
+                None
+            }
         }
-        // All at once: each pins what it has now, so that they are of about one time.
-        let parts: Vec<_> = shards
-            .into_iter()
-            .map(|shard| {
-                let (introduction, name) = (self.introduction.clone(), name.clone());
-                let address = self.addresses.get(&shard.task).cloned().unwrap_or_default();
-                tokio::spawn(async move {
-                    save_shard(&introduction, &address, shard, &name, epoch).await
-                })
-            })
-            .collect();
-        let mut entries = Vec::new();
-        for part in parts {
-            let entry = part.await.map_err(|error| error.to_string())??;
-            let entry: ShardEntry =
-                serde_json::from_slice(&entry).map_err(|error| error.to_string())?;
-            entries.push(entry);
+    }
+
+    fn wish(&mut self, user: Vec<u8>, done: oneshot::Sender<Result<CheckpointId, String>>) -> News {
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        self.tickets.insert(ticket, done);
+        News::Wished { ticket, user }
+    }
+
+    /// A checkpoint is due, if none is being saved: the next period is early enough for another.
+    fn due(&self) -> Option<News> {
+        let trained = self.saver.counters.global_step.read() > 0;
+        let due = self.saving.is_none() && trained;
+        due.then(|| News::Wished { ticket: DUE, user: Vec::new() })
+    }
+
+    fn want(&mut self, wanted: WantedSave) -> Option<News> {
+        if wanted.asker == Asker::Ticket(DUE) {
+            // The step has not moved: nothing was trained since. Who asks for a save has it in
+            // any case, as the user's bytes are new, and what was assigned moves no step.
+            let nothing_new = self.saved == Some((wanted.epoch, wanted.step));
+            if nothing_new || self.saving.is_some() {
+                return None;
+            }
         }
-        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let contents = Contents {
-            saved_unix_ms: u64::try_from(since.as_millis()).unwrap_or(u64::MAX),
-            optimizer: OptimizerEntry {
-                kind: self.optimizer.kind().to_owned(),
-                configuration: format!("{:?}", self.optimizer),
-                slots: self.optimizer.slots().iter().map(|slot| slot.name.to_owned()).collect(),
-            },
-            shards: entries,
-            user,
+        if self.saves.len() >= SAVES_WAITING_MAX {
+            let result = Err(format!("cannot save now: {SAVES_WAITING_MAX} saves wait already"));
+            return Some(News::Saved { asker: wanted.asker, result });
+        }
+        self.saves.push_back(wanted);
+        self.begin_save();
+        None
+    }
+
+    fn begin_save(&mut self) {
+        if self.saving.is_some() {
+            return;
+        }
+        let Some(wanted) = self.saves.pop_front() else { return };
+        let WantedSave { asker, user, catalogue, epoch, step } = wanted;
+        // Training went on while it waited. What the shards have now is of this step at least.
+        let step = step.max(GlobalStep(self.saver.counters.global_step.read()));
+        let save = self.saver.publisher.clone().save(user, catalogue, epoch, step);
+        self.saving = Some((asker, Box::pin(save)));
+    }
+
+    fn saved(&mut self, asker: Asker, result: Result<Published, String>) -> News {
+        self.saving = None;
+        let counters = &self.saver.counters;
+        match &result {
+            Err(_) => counters.saves_failed.add(1),
+            Ok(Published { checkpoint, retained }) => {
+                if retained.is_err() {
+                    counters.retentions_failed.add(1);
+                }
+                counters.checkpoints_saved.add(1);
+                self.saved = Some((checkpoint.epoch, checkpoint.step));
+                if let Some(finding) = &mut self.finding {
+                    finding.outdated = true;
+                }
+            }
+        }
+        self.begin_save();
+        News::Saved { asker, result: result.map(|published| published.checkpoint) }
+    }
+
+    fn find(&mut self, finder: Finder) -> Option<News> {
+        let finders = match &mut self.finding {
+            Some(finding) if !finding.outdated => &mut finding.finders,
+            _ => &mut self.finders,
         };
-        let published = save.publish(catalogue, contents).map_err(text)?;
-        self.counters.checkpoints_saved.add(1);
-        let saved = identify(published.name());
-        // What is published stays so, whatever becomes of older ones.
-        retain(&**storage, &published, &self.checkpoints.retention)
-            .map_err(|error| format!("{} is saved, but: {error}", published.name()))?;
-        Ok(saved)
+        if finders.len() >= FINDERS_MAX {
+            let (connection, request) = finder;
+            let result = Err(format!("cannot look for checkpoints: {FINDERS_MAX} ask already"));
+            return Some(News::Found { connection, request, result });
+        }
+        finders.push(finder);
+        self.begin_find();
+        None
+    }
+
+    fn begin_find(&mut self) {
+        if self.finding.is_none() && !self.finders.is_empty() {
+            let task = Box::pin(self.saver.publisher.clone().find());
+            let finders = std::mem::take(&mut self.finders);
+            self.finding = Some(Finding { task, finders, outdated: false });
+        }
+    }
+
+    async fn found(&mut self, result: Result<Option<CheckpointId>, String>) {
+        let Some(Finding { mut finders, outdated, .. }) = self.finding.take() else { return };
+        if outdated && result.is_err() {
+            // It may have looked at what the newer checkpoint has superseded.
+            self.finders.append(&mut finders);
+        }
+        self.begin_find();
+        for (connection, request) in finders {
+            self.tell(News::Found { connection, request, result: result.clone() }).await;
+        }
     }
 }
 
-fn identify(name: CheckpointName) -> CheckpointId {
-    CheckpointId {
-        name: Text::clipped(name.to_string()),
-        epoch: RestoreEpoch(name.restore_epoch),
-        step: GlobalStep(name.global_step),
+// What a loop waits for: each for ever if there is no such thing, and nothing is lost when another
+// comes first.
+
+async fn saved(
+    saving: &mut Option<(Asker, Task<Result<Published, String>>)>,
+) -> (Asker, Result<Published, String>) {
+    match saving {
+        Some((asker, task)) => (*asker, task.await),
+        None => std::future::pending().await,
     }
 }
+
+async fn found(finding: &mut Option<Finding>) -> Result<Option<CheckpointId>, String> {
+    match finding {
+        Some(finding) => (&mut finding.task).await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn tick(due: &mut Option<Interval>) {
+    match due {
+        Some(due) => {
+            due.tick().await;
+        }
+        None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -18,9 +18,11 @@ use super::accept::{self, Acceptor};
 use super::handle::Handle;
 use super::listener::Listener;
 use super::peer::Introduction;
+use super::publisher::Publisher;
 use super::saver::{self, Saver};
 use super::shard_thread::{self, Ways};
 use crate::arena::{Budget, Place, StateDirectory};
+use crate::checkpoint::GiveUp;
 use crate::config::{Durability, Mode, PsConfig, Storage};
 use crate::error::{ListenError, ServeError, StartError, StorageError};
 use crate::metrics::Counters;
@@ -157,19 +159,26 @@ impl Listener {
             let (order, orders) = mpsc::channel(ORDERS_MAX);
             let (news, hear) = mpsc::channel(ORDERS_MAX);
             saver = Some((order, hear));
-            let saver = Saver {
-                checkpoints,
+            let give_up = GiveUp::default();
+            let publisher = Publisher {
+                storage: give_up.watch(checkpoints.storage),
+                retention: checkpoints.retention,
                 introduction: Introduction {
                     task: config.task.clone(),
                     identity: (*identity).clone(),
                 },
                 addresses: peers(&config, ps.handle.address()),
                 optimizer: config.optimizer.clone(),
-                counters: counters[0].clone(),
                 owner: ShardId { task: config.task.index, shard: 0 },
+            };
+            let saver = Saver {
+                publisher: Arc::new(publisher),
+                every: checkpoints.every,
+                counters: counters[0].clone(),
                 orders,
                 wishes: wished,
                 news,
+                give_up,
                 stop: stop.clone(),
             };
             ps.spawn(format!("ps-{}-saver", config.task.index), &end, || saver::run(saver))?;

@@ -183,7 +183,7 @@ impl Core {
             match (chore, storage) {
                 (Some(Output::SaveShard(save)), Some(storage)) => {
                     let (connection, request) = (save.connection, save.request);
-                    let saved = tokio::task::spawn_blocking(move || save.run(&*storage)).await;
+                    let saved = tokio::task::spawn_blocking(move || save.run(storage)).await;
                     let result = saved.unwrap_or_else(|panic| Err(panic.to_string()));
                     self.handle(Input::ShardSaved { connection, request, result });
                     // What it had pinned is free.
@@ -380,7 +380,8 @@ pub(super) fn run(
             () = serve => {}
         }
         drop(arrivals);
-        core.shard.borrow().give_up_saving();
+        // What is read and written ends after the piece in hand; this thread waits for it.
+        core.shard.borrow().give_up_files();
         core.drain().await;
         core.await_flush().await;
     });

@@ -13,11 +13,12 @@ use pushpull_common::protocol::message::{self, CheckpointId};
 use pushpull_common::protocol::{Envelope, Refusal};
 
 use super::output::Output;
+use super::record::RESTORED_LIMIT;
 use super::{Detail, Shard, Variables};
 use crate::arena::fence;
 use crate::checkpoint::{
-    CheckpointError, CheckpointName, CheckpointStorage, ClientWindow, Opened, RestoredShard,
-    ShardEntry, write_shard,
+    CheckpointError, CheckpointName, CheckpointStorage, ClientWindow, GiveUp, Opened,
+    RestoredShard, ShardEntry, write_shard,
 };
 use crate::store::{Image, Store};
 use crate::zoo::Zoo;
@@ -109,22 +110,22 @@ pub(crate) struct ShardSave {
     version: u64,
     gradients: u64,
     clients: Vec<ClientWindow>,
+    give_up: GiveUp,
     zoo: Zoo,
 }
 
 impl ShardSave {
     /// Writes it, and reads it back. May wait for a disk.
-    pub(crate) fn run(mut self, storage: &dyn CheckpointStorage) -> Result<Vec<u8>, String> {
-        let (catalogue, shard) = (&*self.catalogue, self.shard);
-        let image = &mut self.image;
-        let file = write_shard(storage, self.name, catalogue, shard, &self.slots, image, self.zoo);
+    pub(crate) fn run(self, storage: Arc<dyn CheckpointStorage>) -> Result<Vec<u8>, String> {
+        let storage = &*self.give_up.watch(storage);
+        let (catalogue, shard, slots) = (&*self.catalogue, self.shard, &self.slots);
+        let file = write_shard(storage, self.name, catalogue, shard, slots, self.image, self.zoo);
         let entry = ShardEntry {
             task: shard.task,
             shard: shard.shard,
             file: file.map_err(|error| error.to_string())?,
             version: self.version,
             gradients: self.gradients,
-            ready: true,
             clients: self.clients,
         };
         serde_json::to_vec(&entry).map_err(|error| error.to_string())
@@ -139,6 +140,7 @@ pub(crate) struct ShardRestore {
     checkpoint: CheckpointId,
     optimizer: &'static str,
     slots: Vec<&'static str>,
+    give_up: GiveUp,
 }
 
 /// What came of it.
@@ -148,9 +150,18 @@ pub(crate) struct ShardRestored {
     result: Result<RestoredShard, String>,
 }
 
+#[cfg(test)]
+impl ShardRestored {
+    /// Why it is not restored.
+    pub(crate) fn error(self) -> Result<(), String> {
+        self.result.map(|_| ())
+    }
+}
+
 impl ShardRestore {
     /// Reads it. May wait for a disk.
     pub(crate) fn run(mut self, storage: Arc<dyn CheckpointStorage>) -> ShardRestored {
+        let storage = self.give_up.watch(storage);
         let result = self.read(storage).map_err(|error| error.to_string());
         ShardRestored { store: self.store, result }
     }
@@ -161,18 +172,29 @@ impl ShardRestore {
     ) -> Result<RestoredShard, CheckpointError> {
         let name = self.checkpoint.name.as_str();
         let parsed = name.parse::<CheckpointName>();
-        let memory = |reason: String| CheckpointError::Memory { reason };
-        let name = parsed.map_err(|_| memory(format!("{name:?} is no checkpoint's name")))?;
-        let mut opened = Opened::open(storage, name)?;
+        let unfit = |what, expected: String, found: String| {
+            let checkpoint = name.to_owned();
+            CheckpointError::Unfit { checkpoint, what, expected, found }
+        };
+        let parsed = parsed.map_err(|_| unfit("name", "a checkpoint's".into(), name.into()))?;
         // What the chief was told, and the epoch and the step go by, is what is there.
         let (epoch, step) = (self.checkpoint.epoch, self.checkpoint.step);
-        if (name.restore_epoch, name.global_step) != (epoch.0, step.0) || step.0 >= STEP_LIMIT {
-            return Err(memory(format!("{name} is not of epoch {epoch} and step {step}")));
+        if (parsed.restore_epoch, parsed.global_step) != (epoch.0, step.0) {
+            return Err(unfit("name", format!("of epoch {epoch} and step {step}"), name.into()));
         }
-        let kind = &opened.manifest().optimizer.kind;
+        let mut opened = Opened::open(storage, parsed)?;
+        let manifest = opened.manifest();
+        let kind = &manifest.optimizer.kind;
         if *kind != self.optimizer {
-            let expected = self.optimizer;
-            return Err(memory(format!("{name} is of the optimizer {kind}, not of {expected}")));
+            return Err(unfit("optimizer", self.optimizer.into(), kind.clone()));
+        }
+        let shards = manifest.shards.iter();
+        let counts =
+            shards.flat_map(|s| [("version", s.version), ("count of gradients", s.gradients)]);
+        for (what, found) in counts.chain([("step", step.0)]) {
+            if found >= RESTORED_LIMIT {
+                return Err(unfit(what, format!("below {RESTORED_LIMIT}"), found.to_string()));
+            }
         }
         let (catalogue, store) = (self.store.catalogue().clone(), &mut self.store);
         opened.restore_shard(&catalogue, self.shard, &self.slots, &mut |stream, range, bytes| {
@@ -182,12 +204,20 @@ impl ShardRestore {
     }
 }
 
-/// No training reaches it, and what is added to it still fits its word.
-const STEP_LIMIT: u64 = 1 << 56;
+/// The writing of this shard's part of a checkpoint, under way.
+#[derive(Debug)]
+pub(super) struct Saving {
+    /// Over this connection it was asked for.
+    connection: u64,
+    /// Set when the memory that it pins is needed. It pins none while the file is read back.
+    memory_needed: Arc<AtomicBool>,
+    give_up: GiveUp,
+}
 
 /// A restore under way.
 #[derive(Debug)]
 pub(super) struct Restoring {
+    give_up: GiveUp,
     connection: u64,
     request: Envelope,
     epoch: RestoreEpoch,
@@ -276,11 +306,12 @@ impl Shard {
         let Some(store) = self.store().filter(|_| self.is_ready()) else {
             return self.refuse(connection, request, Refusal::NotInitialized {});
         };
-        if self.saving.as_ref().is_some_and(|saving| Arc::strong_count(saving) > 1) {
+        if self.saving.is_some() {
             let what = Detail::clipped("checkpoints being written");
             return self.refuse(connection, request, Refusal::Busy { what, limit: 1 });
         }
-        let given_up = Arc::new(AtomicBool::new(false));
+        let memory_needed = Arc::new(AtomicBool::new(false));
+        let give_up = GiveUp::default();
         let save = ShardSave {
             connection,
             request,
@@ -288,13 +319,14 @@ impl Shard {
             catalogue: store.catalogue().clone(),
             shard: self.id,
             slots: self.slot_names().map(str::to_owned).collect(),
-            image: store.image(given_up.clone()),
+            image: store.image(memory_needed.clone()),
             version: self.version,
             gradients: self.gradients,
             clients: self.replicas.windows(),
+            give_up: give_up.clone(),
             zoo: self.config.zoo,
         };
-        self.saving = Some(given_up);
+        self.saving = Some(Saving { connection, memory_needed, give_up });
         self.outputs.push_back(Output::SaveShard(Box::new(save)));
     }
 
@@ -314,12 +346,25 @@ impl Shard {
         }
     }
 
-    /// Gives up what is being written to a checkpoint: pushes need the memory that it pins, or
-    /// the server stops.
-    pub(crate) fn give_up_saving(&self) {
+    /// Gives up what is being written to a checkpoint if it pins memory: pushes need it.
+    pub(super) fn give_up_saving(&self) {
         if let Some(saving) = &self.saving {
-            saving.store(true, Ordering::Relaxed);
+            saving.memory_needed.store(true, Ordering::Relaxed);
         }
+    }
+
+    /// Gives up what is being written for an asker that is gone.
+    pub(super) fn give_up_saving_for(&self, connection: u64) {
+        if let Some(saving) = self.saving.as_ref().filter(|s| s.connection == connection) {
+            saving.give_up.give_up("whoever has asked for it is gone");
+        }
+    }
+
+    /// Gives up what is being written to a checkpoint, or read of one: the server stops.
+    pub(crate) fn give_up_files(&self) {
+        let writing = self.saving.iter().map(|saving| &saving.give_up);
+        let reading = self.restoring.iter().map(|restoring| &restoring.give_up);
+        writing.chain(reading).for_each(|files| files.give_up("the server stops"));
     }
 
     /// Takes the values of a checkpoint, and drops what belongs to older epochs.
@@ -361,13 +406,16 @@ impl Shard {
         else {
             return;
         };
-        self.restoring = Some(Restoring { connection, request, epoch, step: checkpoint.step });
+        let (step, give_up) = (checkpoint.step, GiveUp::default());
+        let watch = give_up.clone();
+        self.restoring = Some(Restoring { connection, request, epoch, step, give_up: watch });
         let restore = ShardRestore {
             store,
             shard: self.id,
             checkpoint,
             optimizer: self.config.optimizer.kind(),
             slots: self.slot_names().collect(),
+            give_up,
         };
         self.outputs.push_back(Output::RestoreShard(Box::new(restore)));
     }
@@ -380,7 +428,9 @@ impl Shard {
         catalogue: Arc<Catalogue>,
     ) -> Result<(), crate::error::StorageError> {
         // What it had pinned belongs to the past, and holds the thread that is to read.
-        self.give_up_saving();
+        if let Some(saving) = &self.saving {
+            saving.give_up.give_up("a checkpoint is restored");
+        }
         let others: Vec<u64> =
             self.conversations.keys().copied().filter(|&other| other != connection).collect();
         for other in others {
@@ -401,7 +451,7 @@ impl Shard {
 
     /// The checkpoint's values are here, or are not to be had.
     pub(super) fn restored(&mut self, now: Instant, restored: ShardRestored) {
-        let Some(Restoring { connection, request, epoch, step }) = self.restoring.take() else {
+        let Some(Restoring { connection, request, epoch, step, .. }) = self.restoring.take() else {
             return;
         };
         let ShardRestored { store, result } = restored;

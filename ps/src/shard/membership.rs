@@ -54,6 +54,7 @@ impl Shard {
             return;
         };
         self.parked.drop_connection(connection);
+        self.give_up_saving_for(connection);
         let Some(key) = conversation.client else {
             return;
         };

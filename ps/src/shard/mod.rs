@@ -32,7 +32,6 @@ pub(crate) mod work;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -50,7 +49,7 @@ use crate::inbox::Inbox;
 use crate::metrics::Counters;
 use crate::store::Store;
 use crate::zoo::Bug;
-use checkpoints::{Asker, News, Restoring, ShardRestored};
+use checkpoints::{Asker, News, Restoring, Saving, ShardRestored};
 use output::Output;
 use parked::{Entry, Parked, Wait};
 use power::Power;
@@ -196,8 +195,8 @@ pub(crate) struct Shard {
     jobs: VecDeque<Job>,
     /// The room of the push that is applied as its parts come, into blocks that nothing names yet.
     draft: Option<u32>,
-    /// The checkpoint that is being written, and the way to give it up.
-    saving: Option<Arc<AtomicBool>>,
+    /// The part of a checkpoint that is being written, and the ways to give it up.
+    saving: Option<Saving>,
     restoring: Option<Restoring>,
     /// If what is answered is to survive the loss of power.
     power: Option<Power>,

@@ -100,6 +100,10 @@ enum Word {
 /// what is added to it and packed beside it.
 const COUNT_LIMIT: u64 = 1 << 56;
 
+/// What a checkpoint says was counted stays below this: what is counted on from it has its place
+/// below [`COUNT_LIMIT`], too, so that the arena can be opened again.
+pub(crate) const RESTORED_LIMIT: u64 = COUNT_LIMIT / 2;
+
 const _: () = assert!(ShardRecord::WORDS <= FIRST_WORDS);
 
 impl ShardRecord {

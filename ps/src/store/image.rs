@@ -32,7 +32,7 @@ impl Source for Image {
         let (mut start, end) = (range.start as usize, range.end as usize);
         while start < end {
             if self.given_up.load(Ordering::Relaxed) {
-                let reason = "pushes need the memory that it pins, or the server stops";
+                let reason = "pushes need the memory that it pins";
                 return Err(CheckpointError::Memory { reason: reason.to_owned() });
             }
             let place = start / block_bytes;

@@ -41,6 +41,8 @@ fn a_manifest_must_make_sense() {
         ("\"format\":1", "\"format\":2", "format 2, not format 1"),
         ("\"format\":1", "\"format\":1,\"format\":1", "duplicate field"),
         ("\"format\":1", "\"format\":1,\"more\":1", "unknown field `more`"),
+        ("\"version\":9", "\"ready\":true,\"version\":9", "unknown field `ready`"),
+        ("\"version\":9,", "", "missing field `version`"),
         ("\"revision\":0", "\"revision\":1", "ckpt-1-9.1, not ckpt-1-9"),
         ("\"file\":\"CATALOGUE\"", "\"file\":\"../CATALOGUE\"", "../CATALOGUE, not CATALOGUE"),
         (&shard, "\"file\":\"/etc/passwd\"", "/etc/passwd, not shard-0-0"),

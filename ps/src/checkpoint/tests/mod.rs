@@ -5,6 +5,7 @@ mod corruption;
 pub(crate) mod crashes;
 mod directory;
 mod forgery;
+pub(crate) mod gate;
 mod memory;
 mod round_trip;
 mod samples;

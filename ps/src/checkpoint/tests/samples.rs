@@ -121,9 +121,9 @@ pub(super) fn save_with(
     let shards = catalogue
         .shards()
         .map(|id| {
-            let mut memory = Memory { catalogue, shard: id, step };
+            let memory = Memory { catalogue, shard: id, step };
             let (name, slots) = (save.name(), slots());
-            let file = write_shard(&**storage, name, catalogue, id, &slots, &mut memory, zoo)?;
+            let file = write_shard(&**storage, name, catalogue, id, &slots, memory, zoo)?;
             Ok(entry(id, file, step))
         })
         .collect::<Result<Vec<_>, CheckpointError>>()?;
@@ -151,7 +151,6 @@ pub(super) fn entry(
         file,
         version: step + number,
         gradients: 2 * step + number,
-        ready: true,
         clients: vec![client],
     }
 }

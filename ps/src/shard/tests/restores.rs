@@ -10,17 +10,23 @@ use pushpull_common::variable::VariableSpec;
 
 use super::peers::{Peer, Push, bytes_of, chief, f32s, worker};
 use super::world::{Line, World};
+use crate::checkpoint::tests::gate::Gate;
 use crate::checkpoint::{
     CheckpointStorage, Contents, LocalDirectory, OptimizerEntry, Save, ShardEntry,
 };
 use crate::config::Checkpoints;
 use crate::optimizer::Sgd;
+use crate::shard::record::RESTORED_LIMIT;
 
 const ELEMENTS: u64 = 4;
 
 /// A world that keeps checkpoints in this folder, and its chief's line.
 fn world(folder: &std::path::Path) -> (World, Line, Arc<dyn CheckpointStorage>) {
-    let variables = vec![VariableSpec::f32("w", [ELEMENTS]).unwrap()];
+    world_of(folder, ELEMENTS)
+}
+
+fn world_of(folder: &std::path::Path, elements: u64) -> (World, Line, Arc<dyn CheckpointStorage>) {
+    let variables = vec![VariableSpec::f32("w", [elements]).unwrap()];
     let storage = || LocalDirectory::create(folder).unwrap();
     let checkpoints = Checkpoints::new(storage());
     let (mut world, lines) =
@@ -38,6 +44,16 @@ fn push(world: &mut World, line: Line, sequence: u64) {
 
 /// Saves a checkpoint of the one shard.
 fn save(world: &mut World, storage: &Arc<dyn CheckpointStorage>, step: u64) -> CheckpointId {
+    save_forged(world, storage, step, |_| ())
+}
+
+/// The same, with something else in the manifest than the shard has said.
+fn save_forged(
+    world: &mut World,
+    storage: &Arc<dyn CheckpointStorage>,
+    step: u64,
+    forge: impl Fn(&mut Contents),
+) -> CheckpointId {
     let (epoch, step) = (RestoreEpoch(1), GlobalStep(step));
     let save = Save::begin(storage.clone(), epoch, step).unwrap();
     let name = Text::clipped(save.name().to_string());
@@ -47,7 +63,9 @@ fn save(world: &mut World, storage: &Arc<dyn CheckpointStorage>, step: u64) -> C
     let entry: ShardEntry = serde_json::from_slice(&entry).unwrap();
     let optimizer =
         OptimizerEntry { kind: "sgd".into(), configuration: String::new(), slots: vec![] };
-    let contents = Contents { saved_unix_ms: 1, optimizer, shards: vec![entry], user: Vec::new() };
+    let mut contents =
+        Contents { saved_unix_ms: 1, optimizer, shards: vec![entry], user: Vec::new() };
+    forge(&mut contents);
     save.publish(&world.catalogue.clone(), contents).unwrap();
     CheckpointId { name, epoch, step }
 }
@@ -130,4 +148,138 @@ fn a_checkpoint_that_is_another_than_was_said_is_not_taken() {
     let last = message::Restore { checkpoint, epoch: RestoreEpoch(u32::MAX) };
     let refusal = world.refused(chief_line, last.into());
     assert!(matches!(refusal, Refusal::RestoreEpoch { .. }), "no epoch is above it: {refusal}");
+}
+
+/// Changes what a manifest is to say.
+type Forge<'a> = &'a dyn Fn(&mut Contents);
+
+/// Declares the variables anew, has the shard take this checkpoint, and says what it answers.
+fn restore(world: &mut World, line: Line, checkpoint: CheckpointId, epoch: u32) -> Option<Message> {
+    let catalogue = world.catalogue.clone();
+    world.declare(line, &catalogue);
+    let restore = message::Restore { checkpoint, epoch: RestoreEpoch(epoch) };
+    let request = world.say(line, restore.into());
+    world.finish_restores();
+    world.answer(line, request)
+}
+
+#[test]
+fn a_checkpoint_that_says_what_no_shard_can_have_reached_is_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut world, chief_line, storage) = world(folder.path());
+    let far = RESTORED_LIMIT;
+    let optimizer = |contents: &mut Contents| contents.optimizer.kind = "adam".into();
+    let version = |contents: &mut Contents| contents.shards[0].version = far;
+    let gradients = |contents: &mut Contents| contents.shards[0].gradients = u64::MAX;
+    let nothing = |_: &mut Contents| ();
+    let cases: [(u64, Forge<'_>, &str); 4] = [
+        (1, &optimizer, "its optimizer is adam, not sgd"),
+        (2, &version, "its version is 36028797018963968, not below 36028797018963968"),
+        (
+            3,
+            &gradients,
+            "its count of gradients is 18446744073709551615, not below 36028797018963968",
+        ),
+        (far, &nothing, "its step is 36028797018963968, not below 36028797018963968"),
+    ];
+    let saved: Vec<_> = cases
+        .map(|(step, forge, expected)| (save_forged(&mut world, &storage, step, forge), expected))
+        .into();
+    for (epoch, (checkpoint, expected)) in (2..).zip(saved) {
+        let name = checkpoint.name.clone();
+        let Some(Message::Refused(refused)) = restore(&mut world, chief_line, checkpoint, epoch)
+        else {
+            panic!("taken: {expected}")
+        };
+        let found = refused.refusal.to_string();
+        let expected = format!("cannot restore {name}: {expected}");
+        assert!(found.contains(&expected), "{found}, not {expected}");
+    }
+}
+
+#[test]
+fn the_largest_counts_that_are_taken_leave_an_arena_that_opens_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut world, chief_line, storage) = world(folder.path());
+    let last = RESTORED_LIMIT - 1;
+    let checkpoint = save_forged(&mut world, &storage, last, |contents| {
+        (contents.shards[0].version, contents.shards[0].gradients) = (last, last);
+    });
+    let answer = restore(&mut world, chief_line, checkpoint, 2);
+    assert!(matches!(answer, Some(Message::Ready(_))), "{answer:?}");
+    push(&mut world, chief_line, 1);
+    world.restart(0).unwrap();
+    let line = world.join(0, &mut chief());
+    assert_eq!(world.token(line).step, GlobalStep(last + 1));
+}
+
+/// What is the matter when the writing, or else the reading, of a shard's part of a checkpoint is
+/// given up in this way while the second piece of its file is read.
+fn given_up(reads: bool, give_up: impl Fn(&mut World, Line)) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut world, chief_line, storage) = world_of(folder.path(), 1 << 20);
+    let gate = Gate::new(storage.clone());
+    let save = Save::begin(storage.clone(), RestoreEpoch(1), GlobalStep(0)).unwrap();
+    let name = Text::clipped(save.name().to_string());
+    let peer = world.join(0, &mut Peer { role: Role::Peer {}, ..worker(9) });
+    let gated: Arc<dyn CheckpointStorage> = Arc::new(gate.clone());
+    let run: Box<dyn FnOnce() -> Result<(), String> + Send> = if reads {
+        let checkpoint = self::save(&mut world, &storage, 0);
+        let catalogue = world.catalogue.clone();
+        world.declare(chief_line, &catalogue);
+        let restore = message::Restore { checkpoint, epoch: RestoreEpoch(2) };
+        world.say(chief_line, restore.into());
+        let restore = world.take_restore();
+        Box::new(move || restore.run(gated).error())
+    } else {
+        world.say(peer, message::SaveShard { name }.into());
+        let save = world.take_save();
+        Box::new(move || save.run(gated).map(|_| ()))
+    };
+    gate.let_through(1);
+    let running = std::thread::spawn(run);
+    gate.wait_for_reader();
+    give_up(&mut world, peer);
+    gate.let_through(1);
+    let error = running.join().unwrap().unwrap_err();
+    assert_eq!(gate.passed(), 2, "the piece in hand is the last");
+    error
+}
+
+#[test]
+fn a_stop_waits_for_the_piece_in_hand_and_for_no_other() {
+    for reads in [false, true] {
+        let error = given_up(reads, |world, _| world.shards[0].give_up_files());
+        assert!(error.contains("cannot read") && error.contains("the server stops"), "{error}");
+    }
+}
+
+#[test]
+fn what_is_written_for_an_asker_that_is_gone_is_given_up() {
+    let error = given_up(false, |world, peer| {
+        let other = world.join(0, &mut worker(3));
+        world.disconnect(other);
+        world.disconnect(peer);
+    });
+    assert!(error.contains("whoever has asked for it is gone"), "{error}");
+}
+
+#[test]
+fn a_shard_pins_nothing_while_what_it_has_written_is_read_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut world, _, storage) = world(folder.path());
+    let save = Save::begin(storage.clone(), RestoreEpoch(1), GlobalStep(0)).unwrap();
+    let name = Text::clipped(save.name().to_string());
+    let peer = world.join(0, &mut Peer { role: Role::Peer {}, ..worker(9) });
+    world.say(peer, message::SaveShard { name }.into());
+    let gate = Gate::new(storage);
+    gate.let_through(0);
+    let save = world.take_save();
+    let gated = Arc::new(gate.clone());
+    let running = std::thread::spawn(move || save.run(gated));
+    gate.wait_for_reader();
+    // Too late to give up for the memory: it holds none.
+    world.shards[0].give_up_saving();
+    gate.open_all();
+    running.join().unwrap().unwrap();
 }

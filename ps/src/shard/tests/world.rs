@@ -393,7 +393,7 @@ impl World {
         let storage = self.storage.clone().expect("a place for checkpoints");
         while let Some((shard, save)) = self.saves.pop() {
             let (connection, request) = (save.connection, save.request);
-            let result = save.run(&*storage);
+            let result = save.run(storage.clone());
             self.input(shard, Input::ShardSaved { connection, request, result });
         }
         let heard = self.heard.remove(&line).unwrap_or_default();
@@ -402,6 +402,16 @@ impl World {
             Heard::Values(_) => None,
         });
         body.expect("it has saved its part")
+    }
+
+    /// What a shard is to write to a checkpoint.
+    pub(super) fn take_save(&mut self) -> ShardSave {
+        self.saves.pop().expect("a shard is to save its part").1
+    }
+
+    /// What a shard is to read of a checkpoint.
+    pub(super) fn take_restore(&mut self) -> ShardRestore {
+        self.restores.pop().expect("a shard is to restore").1
     }
 
     /// Reads the checkpoints that are to be restored, to the end.

@@ -1,0 +1,134 @@
+//! A storage whose shards' files are read only when a test lets them.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use pushpull_common::catalogue::Catalogue;
+
+use super::samples::{place, saved, variables};
+use crate::checkpoint::{CheckpointStorage, ReadFile, StorageFault, WriteFile};
+
+/// A wait that is longer is a test that hangs.
+const LONG: Duration = Duration::from_secs(60);
+
+#[derive(Clone, Debug)]
+pub(crate) struct Gate {
+    storage: Arc<dyn CheckpointStorage>,
+    shared: Arc<(Mutex<State>, Condvar)>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Reads that may pass; any number while it is open.
+    permits: Option<usize>,
+    waiting: usize,
+    passed: usize,
+}
+
+impl Gate {
+    /// An open gate before a storage.
+    pub(crate) fn new(storage: Arc<dyn CheckpointStorage>) -> Gate {
+        Gate { storage, shared: Arc::default() }
+    }
+
+    /// An open gate before a checkpoint of two tasks.
+    pub(crate) fn of_a_checkpoint() -> (Gate, Arc<Catalogue>) {
+        let catalogue = place(variables(2), 2, 1);
+        let (_, storage) = saved(&catalogue, &[9]);
+        (Gate::new(storage), catalogue)
+    }
+
+    /// Lets so many reads pass from now on, and the others wait.
+    pub(crate) fn let_through(&self, reads: usize) {
+        self.state().permits = Some(reads);
+        self.shared.1.notify_all();
+    }
+
+    pub(crate) fn open_all(&self) {
+        self.state().permits = None;
+        self.shared.1.notify_all();
+    }
+
+    /// Returns once somebody waits whom the gate does not let pass.
+    pub(crate) fn wait_for_reader(&self) {
+        drop(self.wait(|state| state.waiting == 0 || state.permits != Some(0)));
+    }
+
+    /// How many reads have passed.
+    pub(crate) fn passed(&self) -> usize {
+        self.state().passed
+    }
+
+    fn pass(&self) {
+        self.state().waiting += 1;
+        self.shared.1.notify_all();
+        let mut state = self.wait(|state| state.permits == Some(0));
+        state.waiting -= 1;
+        state.passed += 1;
+        if let Some(permits) = &mut state.permits {
+            *permits -= 1;
+        }
+    }
+
+    fn wait(&self, on: impl Fn(&State) -> bool) -> MutexGuard<'_, State> {
+        let waited = self.shared.1.wait_timeout_while(self.state(), LONG, |state| on(state));
+        let (state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        assert!(!timeout.timed_out(), "it does not come: {state:?}");
+        state
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.shared.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl CheckpointStorage for Gate {
+    fn list(&self, folder: Option<&str>) -> Result<Vec<String>, StorageFault> {
+        self.storage.list(folder)
+    }
+
+    fn create_folder(&self, folder: &str) -> Result<(), StorageFault> {
+        self.storage.create_folder(folder)
+    }
+
+    fn create(&self, folder: &str, file: &str) -> Result<Box<dyn WriteFile>, StorageFault> {
+        self.storage.create(folder, file)
+    }
+
+    fn open(&self, folder: &str, file: &str) -> Result<Box<dyn ReadFile>, StorageFault> {
+        let opened = self.storage.open(folder, file)?;
+        let gate = file.starts_with("shard-").then(|| self.clone());
+        Ok(Box::new(GatedFile { gate, file: opened }))
+    }
+
+    fn rename_folder(&self, from: &str, to: &str) -> Result<(), StorageFault> {
+        self.storage.rename_folder(from, to)
+    }
+
+    fn remove_folder(&self, folder: &str) -> Result<(), StorageFault> {
+        self.storage.remove_folder(folder)
+    }
+
+    fn sync(&self, folder: Option<&str>) -> Result<(), StorageFault> {
+        self.storage.sync(folder)
+    }
+}
+
+#[derive(Debug)]
+struct GatedFile {
+    gate: Option<Gate>,
+    file: Box<dyn ReadFile>,
+}
+
+impl ReadFile for GatedFile {
+    fn bytes(&self) -> u64 {
+        self.file.bytes()
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), StorageFault> {
+        if let Some(gate) = &self.gate {
+            gate.pass();
+        }
+        self.file.read(offset, out)
+    }
+}

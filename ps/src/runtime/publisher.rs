@@ -1,0 +1,127 @@
+//! A checkpoint of all shards of the cluster, from its name to the deletion of older ones; and the
+//! newest that is sound.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use pushpull_common::catalogue::Catalogue;
+use pushpull_common::ids::{GlobalStep, RestoreEpoch, ShardId};
+use pushpull_common::protocol::message::CheckpointId;
+use pushpull_common::protocol::wire::Text;
+use tokio::task::JoinSet;
+
+use super::peer::{Introduction, save_shard};
+use crate::checkpoint::{
+    CheckpointError, CheckpointName, CheckpointStorage, Contents, OptimizerEntry, Retention, Save,
+    ShardEntry, newest_good, retain,
+};
+use crate::optimizer::Optimizer;
+
+/// What it takes to have all shards save a checkpoint.
+#[derive(Debug)]
+pub(super) struct Publisher {
+    /// Watched: a server that stops is not held up by it.
+    pub(super) storage: Arc<dyn CheckpointStorage>,
+    pub(super) retention: Retention,
+    pub(super) introduction: Introduction,
+    /// The addresses of all ps tasks; of this one where it listens.
+    pub(super) addresses: BTreeMap<u32, String>,
+    pub(super) optimizer: Arc<dyn Optimizer>,
+    pub(super) owner: ShardId,
+}
+
+/// A checkpoint that is there.
+#[derive(Debug)]
+pub(super) struct Published {
+    pub(super) checkpoint: CheckpointId,
+    /// Whether older ones that need not be kept are gone.
+    pub(super) retained: Result<(), String>,
+}
+
+impl Publisher {
+    /// The newest checkpoint that is sound. Reads all of it.
+    pub(super) async fn find(self: Arc<Self>) -> Result<Option<CheckpointId>, String> {
+        blocking(move || {
+            let newest = newest_good(&self.storage)?;
+            Ok(newest.map(|(opened, _)| identify(opened.manifest().checkpoint)))
+        })
+        .await
+    }
+
+    /// Saves a checkpoint of all shards. Dropped, or when one shard's part fails, it closes its
+    /// connections to the shards, and they give up what they write for it.
+    pub(super) async fn save(
+        self: Arc<Self>,
+        user: Vec<u8>,
+        catalogue: Arc<Catalogue>,
+        epoch: RestoreEpoch,
+        step: GlobalStep,
+    ) -> Result<Published, String> {
+        let storage = self.storage.clone();
+        let save = blocking(move || Save::begin(storage, epoch, step)).await?;
+        let shards = self.have_parts_saved(&catalogue, save.name(), epoch).await?;
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let contents = Contents {
+            saved_unix_ms: u64::try_from(since.as_millis()).unwrap_or(u64::MAX),
+            optimizer: OptimizerEntry {
+                kind: self.optimizer.kind().to_owned(),
+                configuration: format!("{:?}", self.optimizer),
+                slots: self.optimizer.slots().iter().map(|slot| slot.name.to_owned()).collect(),
+            },
+            shards,
+            user,
+        };
+        blocking(move || {
+            let published = save.publish(&catalogue, contents)?;
+            // What is published stays so, whatever becomes of older ones.
+            let retained = retain(&*self.storage, &published, &self.retention);
+            let retained = retained.map(|_| ()).map_err(|error| error.to_string());
+            Ok(Published { checkpoint: identify(published.name()), retained })
+        })
+        .await
+    }
+
+    async fn have_parts_saved(
+        &self,
+        catalogue: &Catalogue,
+        name: CheckpointName,
+        epoch: RestoreEpoch,
+    ) -> Result<Vec<ShardEntry>, String> {
+        let mut shards: Vec<ShardId> = catalogue.shards().collect();
+        if !shards.contains(&self.owner) {
+            shards.push(self.owner);
+        }
+        // All at once: each pins what it has now, so that they are of about one time.
+        let mut parts = JoinSet::new();
+        for shard in shards {
+            let (introduction, name) = (self.introduction.clone(), name.to_string());
+            let address = self.addresses.get(&shard.task).cloned().unwrap_or_default();
+            parts.spawn(
+                async move { save_shard(&introduction, &address, shard, &name, epoch).await },
+            );
+        }
+        let mut entries = Vec::new();
+        while let Some(part) = parts.join_next().await {
+            let entry = part.map_err(|error| error.to_string())??;
+            entries.push(serde_json::from_slice(&entry).map_err(|error| error.to_string())?);
+        }
+        Ok(entries)
+    }
+}
+
+/// Does something that may wait for a disk.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, CheckpointError> + Send + 'static,
+) -> Result<T, String> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|panic| panic.to_string())?.map_err(|error| error.to_string())
+}
+
+fn identify(name: CheckpointName) -> CheckpointId {
+    CheckpointId {
+        name: Text::clipped(name.to_string()),
+        epoch: RestoreEpoch(name.restore_epoch),
+        step: GlobalStep(name.global_step),
+    }
+}

@@ -1,0 +1,252 @@
+//! Saves that wait, searches that are shared, and what is not saved again.
+
+use pushpull_common::identity::Identity;
+use pushpull_common::ids::{ShardId, TaskId};
+use pushpull_common::protocol::wire::Text;
+use tokio::net::{TcpListener, TcpStream};
+
+use super::*;
+use crate::checkpoint::Retention;
+use crate::checkpoint::tests::gate::Gate;
+use crate::optimizer::Sgd;
+use crate::runtime::peer::Introduction;
+
+/// Ends a hang.
+const LONG: Duration = Duration::from_secs(60);
+
+/// A saver's desk, and the other ends of its channels.
+struct Office {
+    orders: mpsc::Sender<Order>,
+    news: mpsc::Receiver<News>,
+    _wishes: mpsc::Sender<Wish>,
+    gate: Gate,
+    catalogue: Arc<Catalogue>,
+}
+
+impl Office {
+    /// For shards that are reached, or are not, at these addresses.
+    fn new(addresses: impl IntoIterator<Item = String>) -> (Office, Desk) {
+        let (gate, catalogue) = Gate::of_a_checkpoint();
+        let (orders, ordered) = mpsc::channel(64);
+        let (tell, news) = mpsc::channel(64);
+        let (wishes, wished) = mpsc::channel(1);
+        let publisher = Publisher {
+            storage: Arc::new(gate.clone()),
+            retention: Retention::default(),
+            introduction: Introduction { task: TaskId::ps(0), identity: Identity::new() },
+            addresses: (0..).zip(addresses).collect(),
+            optimizer: Arc::new(Sgd::new(1.0)),
+            owner: ShardId { task: 0, shard: 0 },
+        };
+        let desk = Desk::new(Saver {
+            publisher: Arc::new(publisher),
+            every: None,
+            counters: Arc::default(),
+            orders: ordered,
+            wishes: wished,
+            news: tell,
+            give_up: GiveUp::default(),
+            stop: CancellationToken::new(),
+        });
+        (Office { orders, news, _wishes: wishes, gate, catalogue }, desk)
+    }
+
+    fn wanted(&self, ticket: u64, epoch: u32, step: u64) -> WantedSave {
+        let (epoch, step) = (RestoreEpoch(epoch), GlobalStep(step));
+        let (asker, catalogue) = (Asker::Ticket(ticket), self.catalogue.clone());
+        WantedSave { asker, user: Vec::new(), catalogue, epoch, step }
+    }
+
+    async fn save(&self, ticket: u64) {
+        let WantedSave { asker, user, catalogue, epoch, step } = self.wanted(ticket, 1, 10);
+        self.orders.send(Order::Save { asker, user, catalogue, epoch, step }).await.unwrap();
+    }
+
+    async fn find(&self, connection: u64) {
+        let order = Order::Find { connection, request: Envelope::default() };
+        self.orders.send(order).await.unwrap();
+    }
+
+    async fn news(&mut self) -> News {
+        tokio::time::timeout(LONG, self.news.recv()).await.expect("news comes").unwrap()
+    }
+
+    async fn saved(&mut self) -> (Asker, String) {
+        match self.news().await {
+            News::Saved { asker, result: Err(error) } => (asker, error),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The connection that is answered, and what was found.
+    async fn found(&mut self) -> (u64, Option<String>) {
+        match self.news().await {
+            News::Found { connection, result: Ok(found), .. } => {
+                (connection, found.map(|id| id.name.as_str().to_owned()))
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+async fn listen() -> (TcpListener, String) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    (listener, address)
+}
+
+async fn accept(listener: &TcpListener) -> TcpStream {
+    tokio::time::timeout(LONG, listener.accept()).await.expect("it connects").unwrap().0
+}
+
+#[tokio::test]
+async fn the_newest_checkpoint_is_found_while_another_is_saved() {
+    let (shard, address) = listen().await;
+    let (mut office, desk) = Office::new([address.clone(), address]);
+    tokio::spawn(desk.serve());
+    office.save(1).await;
+    let _says_nothing = accept(&shard).await;
+    office.find(7).await;
+    assert_eq!(office.found().await, (7, Some("ckpt-1-9".to_owned())));
+}
+
+#[tokio::test]
+async fn saves_come_one_at_a_time_and_only_so_many_wait() {
+    let (shard, address) = listen().await;
+    let (mut office, desk) = Office::new([address.clone(), address]);
+    tokio::spawn(desk.serve());
+    let last = 2 + SAVES_WAITING_MAX as u64;
+    for ticket in 1..=last {
+        office.save(ticket).await;
+    }
+    let (asker, error) = office.saved().await;
+    assert_eq!((asker, &*error), (Asker::Ticket(last), "cannot save now: 16 saves wait already"));
+    for ticket in 1..last {
+        // Both of its parts fail, and then it is the next one's turn.
+        let parts = (accept(&shard).await, accept(&shard).await);
+        drop(parts);
+        let (asker, error) = office.saved().await;
+        assert_eq!(asker, Asker::Ticket(ticket));
+        assert!(error.contains("has not saved its part"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn when_one_shard_fails_the_others_are_left_at_once() {
+    let ((silent, first), (failing, second)) = (listen().await, listen().await);
+    let (mut office, desk) = Office::new([first, second]);
+    tokio::spawn(desk.serve());
+    office.save(1).await;
+    let held = accept(&silent).await;
+    drop(accept(&failing).await);
+    let (_, error) = office.saved().await;
+    assert!(error.contains("/task:1"), "{error}");
+    let closed = async {
+        let mut hello = [0; 4096];
+        loop {
+            held.readable().await.unwrap();
+            match held.try_read(&mut hello) {
+                Ok(0) => return,
+                Ok(_) => {}
+                Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
+            }
+        }
+    };
+    tokio::time::timeout(LONG, closed).await.expect("the shard that would go on is left");
+}
+
+#[tokio::test]
+async fn those_who_ask_while_a_checkpoint_is_looked_for_share_what_is_found() {
+    let (mut office, desk) = Office::new([]);
+    tokio::spawn(desk.serve());
+    office.find(0).await;
+    office.found().await;
+    let reads = office.gate.passed();
+    office.gate.let_through(0);
+    office.find(1).await;
+    let gate = office.gate.clone();
+    tokio::task::spawn_blocking(move || gate.wait_for_reader()).await.unwrap();
+    for connection in 2..FINDERS_MAX as u64 + 2 {
+        office.find(connection).await;
+    }
+    let News::Found { connection, result: Err(error), .. } = office.news().await else { panic!() };
+    assert_eq!(connection, FINDERS_MAX as u64 + 1);
+    assert!(error.contains("1024 ask already"), "{error}");
+    office.gate.open_all();
+    for connection in 1..=FINDERS_MAX as u64 {
+        assert_eq!(office.found().await, (connection, Some("ckpt-1-9".to_owned())));
+    }
+    assert_eq!(office.gate.passed(), 2 * reads, "it was read once for all of them");
+}
+
+#[tokio::test]
+async fn a_stop_ends_a_search_after_the_piece_in_hand() {
+    let (mut office, mut desk) = Office::new([]);
+    let (stop, give_up) = (desk.saver.stop.clone(), desk.saver.give_up.clone());
+    let publisher = Arc::get_mut(&mut desk.saver.publisher).unwrap();
+    publisher.storage = give_up.watch(Arc::new(office.gate.clone()));
+    let Desk { saver, .. } = desk;
+    office.gate.let_through(0);
+    let thread = std::thread::spawn(move || run(saver));
+    office.find(1).await;
+    let gate = office.gate.clone();
+    tokio::task::spawn_blocking(move || gate.wait_for_reader()).await.unwrap();
+    stop.cancel();
+    let gone = tokio::time::timeout(LONG, office.news.recv()).await.expect("it stops");
+    assert!(gone.is_none(), "{gone:?}");
+    office.gate.let_through(1);
+    thread.join().unwrap().unwrap();
+    assert_eq!(office.gate.passed(), 1);
+}
+
+fn published(epoch: u32, step: u64, retained: Result<(), String>) -> Published {
+    let name = Text::clipped(format!("ckpt-{epoch}-{step}"));
+    let (epoch, step) = (RestoreEpoch(epoch), GlobalStep(step));
+    Published { checkpoint: CheckpointId { name, epoch, step }, retained }
+}
+
+#[test]
+fn what_is_due_is_saved_once_and_what_is_asked_for_always() {
+    let (office, mut desk) = Office::new([]);
+    // Older ones could not be deleted; this one is there all the same.
+    let asker = Asker::Ticket(5);
+    let news = desk.saved(asker, Ok(published(1, 3, Err("read-only".to_owned()))));
+    assert!(matches!(news, News::Saved { result: Ok(_), .. }), "{news:?}");
+    let counters = desk.saver.counters.clone();
+    let counted = (counters.checkpoints_saved.read(), counters.retentions_failed.read());
+    assert_eq!((counted, counters.saves_failed.read()), ((1, 1), 0));
+    // (ticket, epoch, step) and whether it is saved, after that save.
+    let cases = [((DUE, 1, 3), false), ((DUE, 1, 4), true), ((DUE, 2, 3), true), ((6, 1, 3), true)];
+    for ((ticket, epoch, step), begins) in cases {
+        assert!(desk.want(office.wanted(ticket, epoch, step)).is_none());
+        assert_eq!(desk.saving.take().is_some(), begins, "{ticket} {epoch} {step}");
+        assert!(desk.saves.is_empty());
+    }
+    // A save that has failed has saved nothing.
+    desk.saved(Asker::Ticket(DUE), Err("a disk is full".to_owned()));
+    assert_eq!(counters.saves_failed.read(), 1);
+    assert_eq!(desk.saved, Some((RestoreEpoch(1), GlobalStep(3))));
+}
+
+#[test]
+fn nothing_is_due_before_there_is_something_new_nor_while_a_save_is_under_way() {
+    let (office, mut desk) = Office::new([]);
+    assert!(desk.due().is_none(), "nothing is trained");
+    desk.saver.counters.global_step.set(3);
+    assert!(matches!(desk.due(), Some(News::Wished { ticket: DUE, .. })));
+    desk.want(office.wanted(6, 1, 3));
+    assert!(desk.due().is_none(), "one is under way");
+    // One that was due before that began.
+    assert!(desk.want(office.wanted(DUE, 1, 4)).is_none() && desk.saves.is_empty());
+}
+
+#[test]
+fn who_asks_after_a_checkpoint_is_published_is_not_answered_from_before() {
+    let (_office, mut desk) = Office::new([]);
+    assert!(desk.find((1, Envelope::default())).is_none());
+    desk.saved(Asker::Ticket(DUE), Ok(published(1, 10, Ok(()))));
+    assert!(desk.find((2, Envelope::default())).is_none());
+    let asked = |finders: &[Finder]| finders.iter().map(|finder| finder.0).collect::<Vec<_>>();
+    assert_eq!(asked(&desk.finding.as_ref().unwrap().finders), [1]);
+    assert_eq!(asked(&desk.finders), [2], "a search of its own");
+}
