@@ -18,7 +18,7 @@
 //! The decisions live in pure state machines (`shard`, `inbox`, `store`, `aggregate`, `dedupe`);
 //! `runtime` drives them with sockets, threads and clocks. Nothing here knows the worker.
 
-mod aggregate;
+pub mod aggregate;
 mod arena;
 pub mod checkpoint;
 mod commit;
@@ -41,6 +41,7 @@ mod store;
 mod zoo;
 
 pub use aggregate::mode::{Mode, OnLoss};
+pub use aggregate::{Accumulator, Reduction, SparseAccumulator, SparseReduction, TokenQueue};
 pub use checkpoint::{CheckpointError, CheckpointStorage, LocalDirectory, Retention};
 pub use config::{Checkpoints, Durability, NonFinite, PsConfig, Storage};
 pub use error::{ListenError, SaveError, ServeError, StartError, StorageError};

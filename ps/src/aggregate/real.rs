@@ -1,0 +1,37 @@
+//! The numbers that can be summed and averaged.
+
+use std::ops::AddAssign;
+
+use pushpull_common::tensor::Element;
+
+/// An element of a gradient: `f32` or `f64`. No other type can be one.
+pub trait Real: Element + AddAssign + sealed::Sealed {
+    /// This number divided by a count, which is rounded to the type first: exact up to 2^24 for
+    /// `f32` and 2^53 for `f64`.
+    fn over(self, count: u64) -> Self;
+}
+
+impl Real for f32 {
+    fn over(self, count: u64) -> f32 {
+        self / count as f32
+    }
+}
+
+impl Real for f64 {
+    fn over(self, count: u64) -> f64 {
+        self / count as f64
+    }
+}
+
+/// Adds `other` to `sum`, element by element. Both are of one length.
+pub(super) fn add<T: Real>(sum: &mut [T], other: &[T]) {
+    for (sum, &other) in sum.iter_mut().zip(other) {
+        *sum += other;
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for f32 {}
+    impl Sealed for f64 {}
+}
