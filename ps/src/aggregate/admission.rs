@@ -154,9 +154,16 @@ impl Admission {
         &self.admitted
     }
 
-    /// Whether shards have the last step still to apply.
+    /// Whether the pushes that are admitted make a step that shards may have still to apply.
     pub(crate) fn is_applying(&self) -> bool {
         self.applying
+    }
+
+    /// Whether some shard has not said that it has applied every step: the next has not begun.
+    pub(crate) fn is_behind(&self) -> bool {
+        let mut behind = self.applied.iter().map(|&steps| steps < self.step);
+        let all = self.zoo.has(Bug::BeginEarly);
+        if all { behind.all(|behind| behind) } else { behind.any(|behind| behind) }
     }
 
     /// Whether this replica is there.
@@ -171,17 +178,16 @@ impl Admission {
 
     /// Whether those who are left, with those who are expected, are too few for a step.
     pub(crate) fn is_short(&self) -> bool {
-        !self.applying && self.potential() < self.goal
+        !self.is_behind() && self.potential() < self.goal
     }
 
     /// Forgets what is not durable, as a process does that is killed: shards say it again.
+    #[cfg(test)]
     pub(crate) fn restart(&mut self) {
-        self.out.values_mut().for_each(|out| out.held.fill(false));
-        self.applied.fill(0);
+        self.set_shards(self.shards);
         self.verdicts.clear();
-        if self.zoo.has(Bug::ForgetAdmissions) && !self.applying {
-            self.admitted.clear();
-        }
+        let (admitted, applying, goal) = (self.admitted.clone(), self.applying, self.goal);
+        self.restore_admitted(admitted, applying, goal);
     }
 
     /// Goes on where an earlier process stopped: after so many steps, with tokens numbered so far.
@@ -193,6 +199,9 @@ impl Admission {
     /// committed.
     pub(crate) fn restore_admitted(&mut self, admitted: Vec<Grant>, applying: bool, goal: u32) {
         (self.admitted, self.applying, self.goal) = (admitted, applying, goal);
+        if self.zoo.has(Bug::ForgetAdmissions) && !applying {
+            self.admitted.clear();
+        }
     }
 
     /// Puts back a token that was out.
@@ -207,7 +216,7 @@ impl Admission {
         self.out.clear();
         self.admitted.clear();
         self.applying = false;
-        self.applied.fill(step);
+        self.applied.fill(0);
         self.verdicts.clear();
         self.advance();
     }
@@ -261,7 +270,7 @@ impl Admission {
         if self.rule.last_step.is_some_and(|last| self.step >= last) {
             return Asked::Ended;
         }
-        if self.applying || !self.live.contains_key(&replica) {
+        if self.is_behind() || !self.live.contains_key(&replica) {
             return Asked::Wait;
         }
         let given = self.tokens_out().chain(self.admitted.iter().copied());
@@ -337,14 +346,12 @@ impl Admission {
 
     /// Decides what can be decided now.
     fn advance(&mut self) {
-        let mut applied = self.applied.iter().map(|&steps| steps >= self.step);
-        let early = self.zoo.has(Bug::BeginEarly) && applied.clone().any(|applied| applied);
-        if self.applying && (early || applied.all(|applied| applied)) {
-            self.applying = false;
-            self.admitted.clear();
+        if self.is_behind() {
+            return;
         }
         if self.applying {
-            return;
+            self.applying = false;
+            self.admitted.clear();
         }
         let reach = self.rule.aggregate.min(self.potential()).max(self.rule.floor);
         // Whoever comes while a step is under way makes the next one larger, not this one.

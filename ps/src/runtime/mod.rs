@@ -9,6 +9,7 @@ mod handle;
 mod link;
 mod listener;
 mod outbox;
+mod owner_link;
 mod peer;
 mod publisher;
 mod saver;

@@ -1,4 +1,4 @@
-//! The step owner's task as a client of the shards: it has each write its part of a checkpoint.
+//! A ps task as a client of shards: the step owner's has each write its part of a checkpoint.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use pushpull_common::protocol::decode::ReadError;
 use pushpull_common::protocol::message::{self, BodyCrc, Hello, Role};
 use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{
-    BodyPoll, BodyStamp, Envelope, FrameReader, Message, Poll, encode, version,
+    BodyPoll, BodyStamp, Envelope, FrameReader, Header, Message, Poll, encode, version,
 };
 use tokio::io::Interest;
 use tokio::net::{TcpStream, UnixStream};
@@ -39,10 +39,7 @@ pub(super) async fn save_shard(
 ) -> Result<Vec<u8>, String> {
     let saving = async {
         let mut line = Line::connect(address).await?;
-        match line.ask(introduction.hello(shard).into(), RestoreEpoch(0)).await? {
-            (Message::Welcome(_), _) => line.reader.open(),
-            (message, _) => return Err(unexpected(message)),
-        }
+        line.greet(introduction, shard).await?;
         let save = message::SaveShard { name: Text::clipped(checkpoint) };
         match line.ask(save.into(), epoch).await? {
             (Message::ShardSaved(_), body) => Ok(body),
@@ -82,15 +79,15 @@ impl Introduction {
     }
 }
 
-/// A connection with one request outstanding.
-struct Line {
+/// A connection with one request outstanding, or of frames that go their own ways.
+pub(super) struct Line {
     link: Link,
     reader: FrameReader,
     requests: u64,
 }
 
 impl Line {
-    async fn connect(address: &str) -> Result<Line, String> {
+    pub(super) async fn connect(address: &str) -> Result<Line, String> {
         let connected = match address.strip_prefix("unix:") {
             Some(path) => UnixStream::connect(path).await.map(Link::Unix),
             None => match TcpStream::connect(address).await {
@@ -117,7 +114,7 @@ impl Line {
         self.answer().await.map_err(|error| error.to_string())
     }
 
-    async fn send(&mut self, frame: &[u8]) -> io::Result<()> {
+    pub(super) async fn send(&mut self, frame: &[u8]) -> io::Result<()> {
         let mut sent = 0;
         while sent < frame.len() {
             match self.link.try_write(&[IoSlice::new(&frame[sent..])]) {
@@ -130,6 +127,40 @@ impl Line {
             }
         }
         Ok(())
+    }
+
+    /// Says hello to a shard, and is welcome.
+    pub(super) async fn greet(
+        &mut self,
+        introduction: &Introduction,
+        shard: ShardId,
+    ) -> Result<(), String> {
+        match self.ask(introduction.hello(shard).into(), RestoreEpoch(0)).await? {
+            (Message::Welcome(_), _) => {
+                self.reader.open();
+                Ok(())
+            }
+            (message, _) => Err(unexpected(message)),
+        }
+    }
+
+    /// The next frame, which has no body. What has been read of one is kept if the future is dropped.
+    pub(super) async fn next(&mut self) -> Result<(Header, Message), ReadError> {
+        loop {
+            let link = &self.link;
+            let mut source = |slices: &mut [IoSliceMut<'_>]| link.try_read(slices);
+            match self.reader.poll(&mut source)? {
+                Poll::Frame(header, message) if header.body_bytes == 0 => {
+                    return Ok((header, message));
+                }
+                Poll::Frame(..) => {
+                    return Err(io::Error::from(io::ErrorKind::InvalidData).into());
+                }
+                Poll::Closed => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+                Poll::Pending => {}
+            }
+            self.link.ready(Interest::READABLE).await?;
+        }
     }
 
     async fn answer(&mut self) -> Result<(Message, Vec<u8>), ReadError> {

@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 use super::accept::{self, Acceptor};
 use super::handle::Handle;
 use super::listener::Listener;
+use super::owner_link::OwnerWay;
 use super::peer::Introduction;
 use super::publisher::Publisher;
 use super::saver::{self, Saver};
@@ -192,7 +193,8 @@ impl Listener {
             members.push(member_receiver);
             let (stop, stall_timeout) = (stop.clone(), config.stall_timeout);
             let saver = saver.take().filter(|_| index == 0);
-            let ways = Ways { storage: storage.clone(), saver };
+            let owner = owner_way(&config, &identity, ps.handle.address(), index as u16);
+            let ways = Ways { storage: storage.clone(), saver, owner };
             ps.spawn(format!("ps-{}-shard-{index}", config.task.index), &end, move || {
                 shard_thread::run(shard, arrivals, member_sender, stall_timeout, ways, &stop)
             })?;
@@ -272,6 +274,18 @@ fn open_shard(
         }
         (opened, _) => opened,
     }
+}
+
+/// How a shard that takes part in synchronous steps reaches their owner, if that is another.
+fn owner_way(config: &PsConfig, identity: &Identity, own: &str, shard: u16) -> Option<OwnerWay> {
+    config.rule()?;
+    let owner = config.cluster.step_owner().filter(|_| !(config.owns_step() && shard == 0))?;
+    Some(OwnerWay {
+        introduction: Introduction { task: config.task.clone(), identity: identity.clone() },
+        address: peers(config, own).get(&owner.index)?.clone(),
+        shard: ShardId { task: owner.index, shard: 0 },
+        lease: config.lease,
+    })
 }
 
 /// Where the ps tasks are reached; this one where it listens.

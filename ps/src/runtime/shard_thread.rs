@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::connection;
 use super::link::Detached;
 use super::outbox::{Outbox, Outgoing};
+use super::owner_link::{self, OwnerWay};
 use crate::checkpoint::CheckpointStorage;
 use crate::shard::checkpoints::{News, Order};
 use crate::shard::output::Output;
@@ -53,6 +54,9 @@ pub(super) struct Core {
     stall_timeout: Duration,
     storage: Option<Arc<dyn CheckpointStorage>>,
     orders: Option<mpsc::Sender<Order>>,
+    /// Frames for the step owner, in synchronous mode.
+    unsent: RefCell<VecDeque<Vec<u8>>>,
+    to_owner: Notify,
     chores: RefCell<VecDeque<Output>>,
     chore: Notify,
     flush: RefCell<Option<Box<Flush>>>,
@@ -68,6 +72,8 @@ pub(super) struct Ways {
     pub(super) storage: Option<Arc<dyn CheckpointStorage>>,
     /// On the shard that owns the step.
     pub(super) saver: Option<(mpsc::Sender<Order>, mpsc::Receiver<News>)>,
+    /// In synchronous mode, on the others.
+    pub(super) owner: Option<OwnerWay>,
 }
 
 impl Core {
@@ -150,12 +156,28 @@ impl Core {
                     *self.flush.borrow_mut() = Some(flush);
                     self.flush_due.notify_one();
                 }
+                Output::ToOwner { envelope, message } => {
+                    let mut frame = Vec::new();
+                    encode(&mut frame, &envelope, &message, BodyStamp::plain(0));
+                    self.unsent.borrow_mut().push_back(frame);
+                    self.to_owner.notify_one();
+                }
                 // Nobody may be listening any more, while the server stops.
                 Output::Members { joined, present } => {
                     self.members.send_replace((joined, present));
                 }
             }
         }
+    }
+
+    /// The frames that wait for the connection to the step owner.
+    pub(super) fn unsent(&self) -> &RefCell<VecDeque<Vec<u8>>> {
+        &self.unsent
+    }
+
+    /// Tells that there are some.
+    pub(super) fn to_owner(&self) -> &Notify {
+        &self.to_owner
     }
 
     /// Tells the saver what to do, now or when it has room for more.
@@ -354,6 +376,8 @@ pub(super) fn run(
         stall_timeout,
         storage: ways.storage,
         orders,
+        unsent: RefCell::default(),
+        to_owner: Notify::new(),
         chores: RefCell::default(),
         chore: Notify::new(),
         flush: RefCell::default(),
@@ -371,8 +395,15 @@ pub(super) fn run(
                 tokio::task::spawn_local(connection::serve(core.clone(), arrived));
             }
         };
+        let keep_owner_link = async {
+            match ways.owner {
+                Some(way) => owner_link::keep(core.clone(), way).await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             () = stop.cancelled() => {}
+            () = keep_owner_link => {}
             () = core.keep_working() => {}
             () = core.keep_ticking() => {}
             () = core.keep_doing_chores() => {}

@@ -3,7 +3,7 @@
 //! Nothing that the files say is believed before it is verified, and no memory is had for a count
 //! before it is known that the files are as long as it says.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -135,6 +135,11 @@ impl Shard {
             owner,
             round,
             mean: Vec::new(),
+            taking_part: BTreeMap::new(),
+            told: None,
+            owner_is_up: false,
+            told_owner: None,
+            short_since: None,
             first_join: None,
             config,
             identity,

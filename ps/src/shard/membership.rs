@@ -25,6 +25,8 @@ impl Shard {
             self.drop_client(now, client, false);
         }
         self.stop_expecting(now);
+        self.end_waits_for_the_missing(now);
+        self.tell_owner_again(now);
         let kept = self.whole_tokens();
         if let Some(owner) = &mut self.owner {
             let expired = owner.expire(now, |token| kept.contains(&token));
@@ -57,6 +59,7 @@ impl Shard {
         };
         self.parked.drop_connection(connection);
         self.give_up_saving_for(connection);
+        self.forget_part(connection);
         let Some(key) = conversation.client else {
             return;
         };

@@ -30,7 +30,7 @@ mod tokens;
 mod variables;
 pub(crate) mod work;
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -106,6 +106,18 @@ pub(crate) enum Input<'a> {
         request: Envelope,
         /// What the manifest is to say of it, or why it is not written.
         result: Result<Vec<u8>, String>,
+    },
+    /// There is a connection to the step owner's shard, or there is none any more.
+    OwnerLink {
+        /// Whether there is.
+        up: bool,
+    },
+    /// The step owner says something over that connection.
+    Owner {
+        /// Its header.
+        header: &'a Header,
+        /// What it says.
+        message: Message,
     },
     /// What came of [`Output::Flush`].
     Flushed(Result<(), String>),
@@ -196,6 +208,15 @@ pub(crate) struct Shard {
     round: Option<Round>,
     /// Where the mean of a few gradients is computed.
     mean: Vec<u64>,
+    /// On the step owner: the connections over which other shards take part, and the last step that
+    /// they were told is committed.
+    taking_part: BTreeMap<ShardId, u64>,
+    told: Option<u64>,
+    /// On the others: whether there is a connection to the step owner, and when it was told last.
+    owner_is_up: bool,
+    told_owner: Option<Instant>,
+    /// Since when a synchronous step lacks replicas.
+    short_since: Option<Instant>,
     /// When the first replica of this life came, in synchronous mode.
     first_join: Option<Instant>,
     parked: Parked,
@@ -239,6 +260,8 @@ impl Shard {
             }
             Input::ShardRestored(restored) => self.restored(now, *restored),
             Input::Flushed(result) => self.flushed(result),
+            Input::OwnerLink { up } => self.owner_link(up),
+            Input::Owner { header, message } => self.hear_owner(now, header, message),
             Input::Tick => self.tick(now),
         }
         self.drop_stale_draft();
@@ -323,7 +346,9 @@ impl Shard {
             | Message::Restore(_)
             | Message::Save(_)
             | Message::Finish(_) => role == Role::Chief {},
-            Message::SaveShard(_) => role == Role::Peer {},
+            Message::SaveShard(_) | Message::Held(_) | Message::StepApplied(_) => {
+                role == Role::Peer {}
+            }
             Message::TokenRequest(_)
             | Message::ReturnToken(_)
             | Message::Reserve(_)
@@ -395,6 +420,12 @@ impl Shard {
             }
             (Message::OutcomeQuery(_), Some(client)) => {
                 self.outcome_query(connection, client, request);
+            }
+            (Message::Held(held), _) => {
+                self.shard_holds(now, connection, held.shard, held.token);
+            }
+            (Message::StepApplied(applied), _) => {
+                self.shard_has_applied(now, connection, applied.shard, header.step.0);
             }
             (Message::Finish(_), _) => self.finish(now, connection, request),
             (Message::Leave(_), Some(client)) => self.leave(now, connection, client, request),

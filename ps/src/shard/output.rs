@@ -46,6 +46,13 @@ pub(crate) enum Output {
         /// Which.
         connection: u64,
     },
+    /// Tell the step owner, if it is not this shard, over the connection to it.
+    ToOwner {
+        /// The steps applied here.
+        envelope: Envelope,
+        /// What.
+        message: Message,
+    },
     /// The number of members has changed.
     Members {
         /// How many have ever joined.

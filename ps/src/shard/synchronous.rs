@@ -1,19 +1,25 @@
 //! Synchronous steps on a shard: pushes that are held, what the step owner decides of them, and
 //! the update that takes them.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use pushpull_common::ids::{GlobalStep, ShardId};
+use bytes::Bytes;
+use pushpull_common::ids::{GlobalStep, ShardId, TokenId};
 #[cfg(any(test, fuzzing))]
 use pushpull_common::protocol::message::Operation;
 use pushpull_common::protocol::message::PushAnswer;
-use pushpull_common::protocol::{Envelope, Outcome, PushState};
+use pushpull_common::protocol::wire::List;
+use pushpull_common::protocol::{Envelope, Header, Message, Outcome, PushState, Refusal, message};
 
-use super::Shard;
+use super::output::Output;
 use super::parked::Wait;
 use super::replicas::{ClientKey, Presence};
 use super::work::Job;
-use crate::aggregate::admission::{Grant, Verdict};
+use super::{Detail, Shard};
+use crate::aggregate::admission::{Committed, Grant, Verdict};
+use crate::aggregate::mode::OnLoss;
+use crate::aggregate::round::Round;
 use crate::aggregate::step_owner::StepOwner;
 #[cfg(any(test, fuzzing))]
 use crate::inbox::Arrival;
@@ -54,7 +60,7 @@ impl Shard {
     /// Begins after so many steps, with nothing known of the next.
     pub(super) fn begin_round(&mut self, step: GlobalStep) {
         if let Some(round) = &mut self.round {
-            *round = crate::aggregate::round::Round::new(step.0, self.config.zoo);
+            *round = Round::new(step.0, self.config.zoo);
         }
         if let (Some(own), Some(admission)) =
             (self.index_of(self.id), self.owner.as_mut().and_then(StepOwner::admission_mut))
@@ -84,6 +90,9 @@ impl Shard {
         let Some(push) = self.inbox.as_ref().and_then(|inbox| inbox.arrival(room)) else { return };
         let (token, generation, step) = (push.token, push.generation, push.step);
         let holder = self.inbox.as_ref().and_then(|inbox| inbox.holder(room));
+        if let (Some(round), Some(inbox)) = (&mut self.round, &self.inbox) {
+            round.whole(inbox.whole_tokens().map(|token| token.0));
+        }
         let own = self.index_of(self.id);
         let passed = self.round.as_ref().is_some_and(|round| step.0 < round.step());
         let Some(owner) = &mut self.owner else {
@@ -153,6 +162,7 @@ impl Shard {
     fn hear_committed(&mut self) {
         let admission = self.owner.as_ref().and_then(StepOwner::admission);
         let Some(committed) = admission.and_then(|admission| admission.committed()) else { return };
+        self.tell_committed(&committed);
         if let Some(round) = &mut self.round {
             round.learn(&committed);
         }
@@ -314,16 +324,177 @@ impl Shard {
     }
 
     /// Tells the step owner that a push is held here.
-    fn report_held(&mut self, _token: pushpull_common::ids::TokenId) {}
+    fn report_held(&mut self, token: TokenId) {
+        self.tell_owner(message::Held { token, shard: self.id }.into());
+    }
 
     /// Tells the step owner how many steps are applied here.
-    fn report_applied(&mut self) {}
+    fn report_applied(&mut self) {
+        self.tell_owner(message::StepApplied { shard: self.id }.into());
+    }
+
+    fn tell_owner(&mut self, message: Message) {
+        if self.owner.is_none() && self.owner_is_up {
+            let (step, restore_epoch) = (self.step(), self.epoch);
+            let envelope = Envelope { step, restore_epoch, ..Envelope::default() };
+            self.outputs.push_back(Output::ToOwner { envelope, message });
+        }
+    }
+
+    /// The step owner forgets what it was told when it is started anew, and may not have been of the
+    /// same restore epoch: it is told again when there is a connection, and from time to time.
+    pub(super) fn owner_link(&mut self, up: bool) {
+        self.owner_is_up = up;
+        self.told_owner = None;
+    }
+
+    pub(super) fn tell_owner_again(&mut self, now: Instant) {
+        let due = self.told_owner.is_none_or(|last| now >= last + self.config.lease / 5);
+        if !due || !self.owner_is_up || self.round.is_none() || !self.is_ready() {
+            return;
+        }
+        self.told_owner = Some(now);
+        self.report_applied();
+        let tokens: Vec<TokenId> =
+            self.inbox.iter().flat_map(|inbox| inbox.whole_tokens()).collect();
+        for token in tokens {
+            self.report_held(token);
+        }
+    }
+
+    /// The step owner says something.
+    pub(super) fn hear_owner(&mut self, now: Instant, header: &Header, message: Message) {
+        if header.restore_epoch != self.epoch || self.poisoned().is_some() {
+            return;
+        }
+        match message {
+            Message::Commit(commit) => {
+                let tokens: Vec<u64> = commit.tokens.items().iter().map(|t| t.0).collect();
+                let whole: BTreeSet<TokenId> = self.whole_tokens();
+                let all_here = tokens.iter().all(|&token| whole.contains(&TokenId(token)));
+                if let Some(round) = self.round.as_mut().filter(|_| all_here) {
+                    round.learn(&Committed { step: header.step.0, tokens });
+                }
+                self.begin_step();
+            }
+            Message::Over(over) => {
+                let room = self.inbox.as_ref().and_then(|inbox| inbox.room_of(over.token.0));
+                let whole = self.whole_tokens().contains(&over.token);
+                if let Some(room) = room.filter(|_| whole) {
+                    self.release(now, room);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// On the step owner: a shard holds a push whole.
+    pub(super) fn shard_holds(
+        &mut self,
+        now: Instant,
+        connection: u64,
+        shard: ShardId,
+        token: TokenId,
+    ) {
+        let Some(index) = self.takes_part(connection, shard) else { return };
+        let Some(admission) = self.owner.as_mut().and_then(StepOwner::admission_mut) else {
+            return;
+        };
+        if !admission.held(index, token.0) {
+            self.say_over(connection, token);
+        }
+        self.decide(now);
+    }
+
+    /// On the step owner: a shard has applied so many steps.
+    pub(super) fn shard_has_applied(
+        &mut self,
+        now: Instant,
+        connection: u64,
+        shard: ShardId,
+        steps: u64,
+    ) {
+        let Some(index) = self.takes_part(connection, shard) else { return };
+        let Some(admission) = self.owner.as_mut().and_then(StepOwner::admission_mut) else {
+            return;
+        };
+        admission.applied(index, steps);
+        // It may have been away when the others were told.
+        if let Some(committed) = admission.committed()
+            && steps <= committed.step
+        {
+            self.say_committed(connection, &committed);
+        }
+        self.decide(now);
+    }
+
+    /// The place of a shard among those that take part, and how it is reached from now on.
+    fn takes_part(&mut self, connection: u64, shard: ShardId) -> Option<usize> {
+        let index = self.index_of(shard).filter(|_| shard != self.id)?;
+        self.taking_part.insert(shard, connection);
+        Some(index)
+    }
+
+    fn say_committed(&mut self, connection: u64, committed: &Committed) {
+        let tokens = committed.tokens.iter().map(|&token| TokenId(token)).collect();
+        let Some(tokens) = List::new(tokens) else { return };
+        let (step, restore_epoch) = (GlobalStep(committed.step), self.epoch);
+        let envelope = Envelope { step, restore_epoch, ..Envelope::default() };
+        let (message, body) = (message::Commit { tokens }.into(), Bytes::new());
+        self.outputs.push_back(Output::Send { connection, envelope, message, body });
+    }
+
+    fn say_over(&mut self, connection: u64, token: TokenId) {
+        let envelope = Envelope { restore_epoch: self.epoch, ..Envelope::default() };
+        let (message, body) = (message::Over { token }.into(), Bytes::new());
+        self.outputs.push_back(Output::Send { connection, envelope, message, body });
+    }
 
     /// Tells the other shards that the push of a token is over.
-    fn tell_over(&mut self, _token: u64) {}
+    fn tell_over(&mut self, token: u64) {
+        let connections: Vec<u64> = self.taking_part.values().copied().collect();
+        for connection in connections {
+            self.say_over(connection, TokenId(token));
+        }
+    }
 
-    /// Whoever waits for a token in vain is told so, where the configuration says so.
-    pub(super) fn end_waits_of_a_short_step(&mut self, now: Instant) {
-        let _ = (now, Wait::Token);
+    /// Tells the other shards which step is committed.
+    fn tell_committed(&mut self, committed: &Committed) {
+        if self.told != Some(committed.step) {
+            self.told = Some(committed.step);
+            let connections: Vec<u64> = self.taking_part.values().copied().collect();
+            for connection in connections {
+                self.say_committed(connection, committed);
+            }
+        }
+    }
+
+    /// A connection over which a shard took part is gone.
+    pub(super) fn forget_part(&mut self, connection: u64) {
+        self.taking_part.retain(|_, other| *other != connection);
+    }
+
+    /// Whoever waits for a step that takes more gradients than those who are left can give is told
+    /// so, where the configuration says so.
+    pub(super) fn end_waits_for_the_missing(&mut self, now: Instant) {
+        let admission = self.owner.as_ref().and_then(StepOwner::admission);
+        let short = admission.is_some_and(|admission| admission.is_short());
+        self.short_since = self.short_since.filter(|_| short).or(short.then_some(now));
+        let Some(since) = self.short_since else { return };
+        let patience = match self.config.on_loss {
+            OnLoss::Wait { timeout } => timeout,
+            OnLoss::Fail => Duration::ZERO,
+            OnLoss::Shrink { .. } => return,
+        };
+        if now.saturating_duration_since(since) < patience {
+            return;
+        }
+        let awaited = Detail::clipped(self.awaited_step(now).unwrap_or_default());
+        for entry in self.parked.take(|entry| matches!(entry.wait, Wait::Token)) {
+            let waited_ms = now.saturating_duration_since(entry.since).as_millis() as u64;
+            let awaited = awaited.clone();
+            let refusal = Refusal::Deadline { waited_ms, awaited };
+            self.refuse(entry.connection, entry.request, refusal);
+        }
     }
 }

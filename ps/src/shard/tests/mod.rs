@@ -26,6 +26,7 @@ mod rooms;
 mod spending;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 mod stepping;
+mod synchronous;
 mod talk;
 mod tokens;
 mod world;

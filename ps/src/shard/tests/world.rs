@@ -63,6 +63,8 @@ pub(super) struct World {
     pub(super) works_at_once: bool,
     /// Where checkpoints are kept, if they are.
     pub(super) storage: Option<Arc<dyn CheckpointStorage>>,
+    /// What shards say to the step owner, in synchronous mode.
+    pub(super) to_owner: Vec<(usize, Envelope, Message)>,
     saves: Vec<(usize, ShardSave)>,
     restores: Vec<(usize, ShardRestore)>,
     pub(super) config: Arc<PsConfig>,
@@ -132,6 +134,7 @@ impl World {
             holds_flushes: false,
             works_at_once: false,
             storage: None,
+            to_owner: Vec::new(),
             saves: Vec::new(),
             restores: Vec::new(),
             config: config.clone(),
@@ -456,7 +459,7 @@ impl World {
         }
     }
 
-    fn input(&mut self, shard: usize, input: Input<'_>) {
+    pub(super) fn input(&mut self, shard: usize, input: Input<'_>) {
         self.shards[shard].handle(self.now, input);
         if self.works_at_once && self.shards[shard].has_work() {
             self.shards[shard].work(self.now);
@@ -481,6 +484,9 @@ impl World {
                 }
                 Output::Stream { connection, parts } => {
                     self.heard.entry(line(connection)).or_default().push(Heard::Values(parts));
+                }
+                Output::ToOwner { envelope, message } => {
+                    self.to_owner.push((shard, envelope, message));
                 }
                 Output::Close { connection } => {
                     self.closed.insert(line(connection));

@@ -1,0 +1,498 @@
+//! Synchronous steps: where the classic system hangs, this one does not. Time is virtual.
+
+use std::time::Duration;
+
+use pushpull_common::ids::TokenId;
+use pushpull_common::protocol::message::{self, Role};
+use pushpull_common::protocol::{Envelope, Grant, Message, Outcome, Refusal};
+
+use super::peers::{Peer, Push, bytes_of, chief, f32s, f64s, pack, variables, worker};
+use super::world::{Heard, Line, World};
+use crate::aggregate::mode::{Mode, OnLoss};
+use crate::config::PsConfig;
+use crate::optimizer::Sgd;
+use crate::shard::{Input, TICK};
+
+const LEASE: Duration = Duration::from_secs(5);
+
+/// A worker task and its lines to all shards.
+struct Replica {
+    peer: Peer,
+    lines: Vec<Line>,
+    sequence: u64,
+    newest: u64,
+}
+
+/// Shards that trade words about synchronous steps, and replicas of which the first is the chief.
+struct Cluster {
+    world: World,
+    /// The lines from the other shards to the step owner's.
+    links: Vec<Option<Line>>,
+    replicas: Vec<Replica>,
+}
+
+fn synchronous(replicas_to_aggregate: u32, total_num_replicas: u32) -> Mode {
+    Mode::Synchronous { replicas_to_aggregate, total_num_replicas }
+}
+
+impl Cluster {
+    fn new(shards: u16, mode: Mode, configure: impl Fn(PsConfig) -> PsConfig) -> Cluster {
+        let configure = |config: PsConfig| {
+            configure(config.shards(shards).mode(mode).lease(LEASE).inbox_pushes(1))
+        };
+        let (world, lines) = World::ready(variables(), Sgd::new(1.0), configure);
+        let first = Replica { peer: chief(), lines, sequence: 0, newest: 0 };
+        let mut cluster =
+            Cluster { world, links: vec![None; shards.into()], replicas: vec![first] };
+        (1..usize::from(shards)).for_each(|shard| cluster.link(shard));
+        let Mode::Synchronous { total_num_replicas, .. } = mode else { unreachable!() };
+        (1..total_num_replicas).for_each(|task| cluster.add(task));
+        cluster.settle();
+        cluster
+    }
+
+    /// A worker task joins.
+    fn add(&mut self, task: u32) {
+        self.replicas.push(Replica { peer: worker(task), lines: vec![], sequence: 0, newest: 0 });
+        self.connect(task as usize);
+    }
+
+    /// A replica says hello to every shard.
+    fn connect(&mut self, replica: usize) {
+        let shards = 0..self.links.len();
+        let peer = &mut self.replicas[replica].peer;
+        let lines = shards.map(|shard| self.world.join(shard, peer)).collect();
+        self.replicas[replica].lines = lines;
+        self.settle();
+    }
+
+    /// A replica's process is killed and started again.
+    fn restart(&mut self, replica: usize) {
+        for line in std::mem::take(&mut self.replicas[replica].lines) {
+            self.world.disconnect(line);
+        }
+        let peer = self.replicas[replica].peer.restarted();
+        self.replicas[replica] = Replica { peer, lines: vec![], sequence: 0, newest: 0 };
+        self.connect(replica);
+    }
+
+    /// A shard connects to the step owner's.
+    fn link(&mut self, shard: usize) {
+        let peer = Peer { role: Role::Peer {}, ..worker(90 + shard as u32) };
+        let (line, _) = self.world.greet(0, peer.hello(0), false).unwrap();
+        self.links[shard] = Some(line);
+        self.world.input(shard, Input::OwnerLink { up: true });
+        self.world.input(shard, Input::Tick);
+        self.settle();
+    }
+
+    /// Kills the process of a shard and starts it again; everybody connects anew.
+    fn kill_shard(&mut self, shard: usize) {
+        self.world.restart(shard).unwrap();
+        for replica in &mut self.replicas {
+            if let Some(line) = replica.lines.get_mut(shard) {
+                *line = self.world.join(shard, &mut replica.peer);
+            }
+        }
+        match shard {
+            0 => {
+                for other in 1..self.links.len() {
+                    self.world.input(other, Input::OwnerLink { up: false });
+                    self.link(other);
+                }
+            }
+            _ => {
+                if let Some(line) = self.links[shard].take() {
+                    self.world.disconnect(line);
+                }
+                self.link(shard);
+            }
+        }
+        self.settle();
+    }
+
+    /// Carries words between the shards, and has work done, until nothing moves any more.
+    fn settle(&mut self) {
+        loop {
+            self.world.work();
+            let words = std::mem::take(&mut self.world.to_owner);
+            let mut moved = !words.is_empty();
+            for (shard, envelope, message) in words {
+                if let Some(line) = self.links[shard] {
+                    self.world.send(line, envelope, message, &[]);
+                }
+            }
+            for shard in 1..self.links.len() {
+                let Some(line) = self.links[shard] else { continue };
+                for heard in self.world.heard.remove(&line).unwrap_or_default() {
+                    let Heard::Message { envelope, message, .. } = heard else { continue };
+                    assert!(!matches!(message, Message::Refused(_)), "{message:?}");
+                    let (header, message) = pack(&envelope, &message, 0);
+                    self.world.input(shard, Input::Owner { header: &header, message });
+                    moved = true;
+                }
+            }
+            if !moved {
+                return;
+            }
+        }
+    }
+
+    /// Lets so much time pass; these replicas live.
+    fn pass(&mut self, time: Duration, alive: &[usize]) {
+        let lines: Vec<Line> =
+            alive.iter().flat_map(|&replica| self.replicas[replica].lines.clone()).collect();
+        self.world.pass(time, &lines);
+        self.settle();
+    }
+
+    /// Asks for a token; `None` if that waits.
+    fn try_token(&mut self, replica: usize) -> Result<Option<Grant>, Message> {
+        let newest = TokenId(self.replicas[replica].newest);
+        let line = self.replicas[replica].lines[0];
+        let request = self.world.say(line, message::TokenRequest { newest }.into());
+        match self.world.answer(line, request) {
+            Some(Message::Granted(granted)) => {
+                self.replicas[replica].newest = granted.grant.token.0;
+                Ok(Some(granted.grant))
+            }
+            None => Ok(None),
+            Some(other) => Err(other),
+        }
+    }
+
+    fn token(&mut self, replica: usize) -> Grant {
+        self.try_token(replica).unwrap().expect("a token")
+    }
+
+    /// Sends a gradient of this value for every element to one shard; what it answers by now.
+    fn push_to(
+        &mut self,
+        shard: usize,
+        replica: usize,
+        grant: Grant,
+        value: f32,
+    ) -> Option<Outcome> {
+        let (line, sequence) =
+            (self.replicas[replica].lines[shard], self.replicas[replica].sequence);
+        let room = self.world.room(line);
+        let w = bytes_of(&[value; 3]);
+        let d = bytes_of(&[f64::from(value); 2]);
+        let body = match (self.links.len(), shard) {
+            (1, _) => [w, d].concat(),
+            (_, 0) => w,
+            _ => d,
+        };
+        let push = Push::gradient(sequence, grant, room);
+        let request = self.world.push(line, &push, &[(0, &body)]);
+        self.settle();
+        match self.world.answer(line, request) {
+            None => None,
+            Some(Message::PushAnswer(answer)) => Some(answer.outcome),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Sends a gradient to every shard, the step owner's last; what that one answers by now.
+    fn push(&mut self, replica: usize, grant: Grant, value: f32) -> Option<Outcome> {
+        self.replicas[replica].sequence += 1;
+        for shard in (1..self.links.len()).rev() {
+            self.push_to(shard, replica, grant, value);
+        }
+        self.push_to(0, replica, grant, value)
+    }
+
+    /// What a push of this replica came to, as the step owner's shard remembers.
+    fn outcome(&mut self, replica: usize) -> message::OutcomeIs {
+        let (line, sequence) = (self.replicas[replica].lines[0], self.replicas[replica].sequence);
+        let about = Envelope { sequence: sequence.into(), ..Envelope::default() };
+        let request = self.world.send(line, about, message::OutcomeQuery {}.into(), &[]);
+        match self.world.answer(line, request) {
+            Some(Message::OutcomeIs(is)) => is,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The first element of `w` and of `d`, after so many steps on every shard.
+    fn values(&mut self, steps: u64) -> (f32, f64) {
+        let mut values = Vec::new();
+        for line in self.replicas[0].lines.clone() {
+            self.world.pull(line, steps);
+            let parts = self.world.streamed(line).expect("every shard has made the step");
+            values.push(super::peers::unpack(parts).0);
+        }
+        let d = match values.len() {
+            1 => &values[0][16..],
+            _ => &values[1][..],
+        };
+        (f32s(&values[0])[0], f64s(&d[..8])[0])
+    }
+
+    fn leave(&mut self, replica: usize) {
+        for line in self.replicas[replica].lines.clone() {
+            let left = self.world.ask(line, message::Leave {}.into());
+            assert!(matches!(left, Message::Left(_)));
+        }
+        self.settle();
+    }
+}
+
+const ACCEPTED: fn(u64) -> Option<Outcome> = |step| Some(Outcome::Accepted { step: step.into() });
+const STALE: fn(u64) -> Option<Outcome> = |step| Some(Outcome::Stale { current: step.into() });
+
+#[test]
+fn a_step_is_the_mean_of_its_gradients_on_every_shard() {
+    for shards in [1, 2] {
+        let mut cluster = Cluster::new(shards, synchronous(2, 2), |config| config.last_step(2));
+        let (a, b) = (cluster.token(0), cluster.token(1));
+        assert_eq!((a.step.0, cluster.try_token(0)), (0, Ok(None)), "one gradient of each");
+        assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(0));
+        assert_eq!(cluster.values(0), (0.0, 0.0));
+        assert_eq!(cluster.push(1, b, 3.0), ACCEPTED(0));
+        assert_eq!(cluster.values(1), (-2.0, -2.0), "{shards} shards");
+        let (a, b) = (cluster.token(0), cluster.token(1));
+        assert_eq!((a.step.0, b.step.0), (1, 1));
+        cluster.push(1, b, 4.0);
+        cluster.push(0, a, 0.0);
+        assert_eq!(cluster.values(2), (-4.0, -4.0));
+        let ended = cluster.try_token(1).unwrap_err();
+        assert!(matches!(ended, Message::Ended(_)), "{ended:?}");
+        let metrics = cluster.world.metrics();
+        assert_eq!((metrics.global_step, metrics.gradients_admitted), (2, 4));
+        assert_eq!(metrics.steps_applied, 2 * u64::from(shards));
+    }
+}
+
+#[test]
+fn a_gradient_that_comes_too_late_is_stale_and_its_worker_goes_on_at_once() {
+    for shards in [1, 2] {
+        let mut cluster = Cluster::new(shards, synchronous(2, 3), |config| config);
+        let tokens = [cluster.token(0), cluster.token(1), cluster.token(2)];
+        cluster.push(0, tokens[0], 1.0);
+        cluster.push(1, tokens[1], 3.0);
+        assert_eq!(cluster.push(2, tokens[2], 100.0), STALE(1));
+        assert_eq!(cluster.values(1), (-2.0, -2.0));
+        let (slow, fast) = (cluster.token(2), cluster.token(0));
+        assert_eq!((slow.step.0, fast.step.0), (1, 1));
+        cluster.push(0, fast, 5.0);
+        assert_eq!(cluster.push(2, slow, 7.0), ACCEPTED(1));
+        assert_eq!(cluster.values(2), (-8.0, -8.0), "as in the classic trace");
+    }
+}
+
+#[test]
+fn who_is_killed_with_a_token_holds_nobody_up_for_longer_than_its_lease() {
+    for shards in [1, 2] {
+        let mut cluster = Cluster::new(shards, synchronous(2, 2), |config| config);
+        let a = cluster.token(0);
+        let _held = cluster.token(1);
+        assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(0));
+        cluster.pass(LEASE - TICK, &[0]);
+        assert_eq!(cluster.try_token(0), Ok(None), "it may still come");
+        cluster.pass(2 * TICK, &[0]);
+        assert_eq!(cluster.values(1), (-1.0, -1.0));
+        let a = cluster.token(0);
+        cluster.push(0, a, 1.0);
+        assert_eq!(cluster.values(2), (-2.0, -2.0), "alone, it goes on alone");
+    }
+}
+
+#[test]
+fn who_runs_out_of_data_leaves_the_others_training() {
+    let mut cluster = Cluster::new(2, synchronous(2, 2), |config| config);
+    let (a, b) = (cluster.token(0), cluster.token(1));
+    cluster.push(1, b, 3.0);
+    cluster.leave(1);
+    assert_eq!(cluster.world.metrics().steps_applied, 0, "its gradient stays, and another comes");
+    assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(0));
+    assert_eq!(cluster.values(1), (-2.0, -2.0));
+    let a = cluster.token(0);
+    cluster.push(0, a, 1.0);
+    assert_eq!(cluster.values(2), (-3.0, -3.0));
+}
+
+#[test]
+fn two_departures_with_one_backup_end_in_smaller_steps() {
+    let mut cluster = Cluster::new(2, synchronous(2, 3), |config| config);
+    let a = cluster.token(0);
+    cluster.leave(1);
+    assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(0));
+    assert_eq!(cluster.world.metrics().steps_applied, 0, "two are left for two gradients");
+    cluster.leave(2);
+    assert_eq!(cluster.values(1), (-1.0, -1.0));
+}
+
+#[test]
+fn who_comes_late_makes_the_next_step_larger() {
+    let mut cluster = Cluster::new(2, synchronous(2, 2), |config| config);
+    cluster.leave(1);
+    let a = cluster.token(0);
+    cluster.push(0, a, 1.0);
+    assert_eq!(cluster.values(1), (-1.0, -1.0));
+    cluster.connect(1);
+    let (a, b) = (cluster.token(0), cluster.token(1));
+    cluster.push(0, a, 1.0);
+    assert_eq!(cluster.try_token(0), Ok(None));
+    cluster.push(1, b, 3.0);
+    assert_eq!(cluster.values(2), (-3.0, -3.0));
+}
+
+#[test]
+fn replicas_that_never_come_are_waited_for_until_the_join_timeout() {
+    let wait = Duration::from_secs(20);
+    let mode = synchronous(2, 2);
+    let mut cluster = Cluster::new(1, mode, |config| config.join_timeout(wait));
+    // Begun anew with the chief alone.
+    let (world, lines) = World::ready(variables(), Sgd::new(1.0), |config| {
+        config.mode(mode).lease(LEASE).join_timeout(wait)
+    });
+    cluster.world = world;
+    cluster.replicas = vec![Replica { peer: chief(), lines, sequence: 0, newest: 0 }];
+    let a = cluster.token(0);
+    cluster.push(0, a, 1.0);
+    cluster.pass(wait - TICK, &[0]);
+    assert_eq!(cluster.world.metrics().steps_applied, 0);
+    cluster.pass(2 * TICK, &[0]);
+    assert_eq!(cluster.values(1), (-1.0, -1.0));
+}
+
+#[test]
+fn a_worker_that_is_started_a_hundred_times_is_one_replica() {
+    let mut cluster = Cluster::new(2, synchronous(2, 2), |config| config);
+    for round in 0..100 {
+        let a = cluster.token(0);
+        let b = cluster.token(1);
+        if round % 2 == 0 {
+            // A part of it arrives.
+            cluster.replicas[1].sequence += 1;
+            cluster.push_to(1, 1, b, 50.0);
+        }
+        cluster.restart(1);
+        let b = cluster.token(1);
+        assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(round));
+        assert_eq!(cluster.world.metrics().steps_applied, 2 * round);
+        assert_eq!(cluster.push(1, b, 3.0), ACCEPTED(round));
+        let value = -2.0 * (round + 1) as f32;
+        assert_eq!(cluster.values(round + 1), (value, value.into()));
+    }
+    assert_eq!(cluster.world.metrics().members_lost, 0);
+}
+
+#[test]
+fn the_step_owner_may_be_killed_between_admission_and_commit() {
+    for shards in [1, 2] {
+        let mut cluster = Cluster::new(shards, synchronous(2, 2), |config| config);
+        let (a, b) = (cluster.token(0), cluster.token(1));
+        assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(0));
+        cluster.kill_shard(0);
+        let settled = cluster.outcome(0).state;
+        let outcome = Outcome::Accepted { step: 0.into() };
+        assert_eq!(settled, pushpull_common::protocol::PushState::Settled { outcome });
+        assert_eq!(cluster.try_token(0), Ok(None), "it has given its share");
+        assert_eq!(cluster.push(1, b, 3.0), ACCEPTED(0));
+        assert_eq!(cluster.values(1), (-2.0, -2.0), "{shards} shards");
+        assert_eq!(cluster.token(0).step.0, 1);
+    }
+}
+
+#[test]
+fn any_shard_may_be_killed_anywhere_in_a_step() {
+    // Everything that happens in a step, one after the other, with a kill before each.
+    for killed in [0, 1] {
+        for at in 0..7 {
+            let mut cluster = Cluster::new(2, synchronous(2, 2), |config| config);
+            let mut moment = 0;
+            let mut kill = |cluster: &mut Cluster| {
+                if moment == at {
+                    cluster.kill_shard(killed);
+                }
+                moment += 1;
+            };
+            kill(&mut cluster);
+            let a = cluster.token(0);
+            kill(&mut cluster);
+            let b = cluster.token(1);
+            cluster.replicas[0].sequence += 1;
+            cluster.replicas[1].sequence += 1;
+            for (shard, replica, grant, value) in
+                [(1, 0, a, 1.0), (0, 1, b, 3.0), (0, 0, a, 1.0), (1, 1, b, 3.0)]
+            {
+                kill(&mut cluster);
+                cluster.push_to(shard, replica, grant, value);
+            }
+            kill(&mut cluster);
+            cluster.pass(LEASE / 2, &[0, 1]);
+            assert_eq!(cluster.values(1), (-2.0, -2.0), "shard {killed} is killed at {at}");
+            assert_eq!((cluster.token(0).step.0, cluster.token(1).step.0), (1, 1));
+        }
+    }
+}
+
+#[test]
+fn a_ghost_that_goes_on_pushing_adds_nothing() {
+    let mut cluster = Cluster::new(2, synchronous(2, 3), |config| config);
+    let (a, b, c) = (cluster.token(0), cluster.token(1), cluster.token(2));
+    cluster.replicas[2].sequence += 1;
+    cluster.push_to(1, 2, c, 100.0);
+    cluster.pass(LEASE + TICK, &[0, 1]);
+    assert_eq!(cluster.world.metrics().members_lost, 2, "on each shard");
+    // It does not know, and sends the rest.
+    let line = cluster.replicas[2].lines[0];
+    assert!(cluster.world.closed.contains(&line));
+    cluster.connect(2);
+    assert_eq!(cluster.push_to(0, 2, c, 100.0), STALE(0));
+    cluster.push(0, a, 1.0);
+    cluster.push(1, b, 3.0);
+    assert_eq!(cluster.values(1), (-2.0, -2.0));
+    let rooms: usize = cluster.world.shards.iter().map(|shard| shard.whole_tokens().len()).sum();
+    assert_eq!(rooms, 0, "nothing of it is left");
+}
+
+#[test]
+fn in_deterministic_mode_the_order_is_that_of_the_tasks() {
+    // Added up in another order, the sum is another.
+    let gradients = [1.0e8_f32, 1.0, -1.0e8];
+    let mut results = Vec::new();
+    for order in [[0, 1, 2], [2, 1, 0], [1, 0, 2]] {
+        let mode = synchronous(3, 3);
+        let mut cluster = Cluster::new(2, mode, |config| config.deterministic(true));
+        let tokens = [cluster.token(0), cluster.token(1), cluster.token(2)];
+        for replica in order {
+            cluster.push(replica, tokens[replica], gradients[replica]);
+        }
+        results.push(cluster.values(1));
+    }
+    let sum = (gradients[0] + gradients[1]) + gradients[2];
+    assert!(
+        results.iter().all(|values| values.0.to_bits() == (0.0 - sum / 3.0).to_bits()),
+        "{results:?}"
+    );
+}
+
+#[test]
+fn where_a_loss_is_to_be_waited_for_those_who_wait_are_told_who_is_missing() {
+    let timeout = Duration::from_secs(30);
+    for (policy, patience) in [(OnLoss::Wait { timeout }, timeout), (OnLoss::Fail, Duration::ZERO)]
+    {
+        let mut cluster = Cluster::new(1, synchronous(2, 2), |config| config.on_loss(policy));
+        let a = cluster.token(0);
+        cluster.push(0, a, 1.0);
+        let line = cluster.replicas[0].lines[0];
+        let newest = TokenId(a.token.0);
+        let request = cluster.world.say(line, message::TokenRequest { newest }.into());
+        cluster.pass(LEASE + patience - 2 * TICK, &[0]);
+        assert_eq!(cluster.world.answer(line, request), None);
+        cluster.pass(4 * TICK, &[0]);
+        let Some(Message::Refused(refused)) = cluster.world.answer(line, request) else {
+            panic!("nobody is told")
+        };
+        let Refusal::Deadline { awaited, .. } = refused.refusal else { panic!("{refused:?}") };
+        assert!(awaited.as_str().contains("/job:worker/task:1 (lost"), "{awaited}");
+        assert!(awaited.as_str().contains("1 of 2 gradients"), "{awaited}");
+        // Another takes its place.
+        cluster.restart(1);
+        let b = cluster.token(1);
+        cluster.push(1, b, 3.0);
+        assert_eq!(cluster.values(1), (-2.0, -2.0));
+    }
+}
