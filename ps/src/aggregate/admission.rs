@@ -114,6 +114,8 @@ pub(crate) struct Admission {
     live: BTreeMap<ClientKey, u32>,
     /// Replicas that are expected and have not been seen.
     unseen: u32,
+    /// Whether no more tokens are given out.
+    finished: bool,
     /// Steps that each shard has applied. Not durable.
     applied: Vec<u64>,
     verdicts: Vec<(Grant, Verdict)>,
@@ -134,6 +136,7 @@ impl Admission {
             goal: rule.aggregate,
             live: BTreeMap::new(),
             unseen: rule.total,
+            finished: false,
             applied: vec![0; shards],
             verdicts: Vec::new(),
         }
@@ -191,8 +194,8 @@ impl Admission {
     }
 
     /// Goes on where an earlier process stopped: after so many steps, with tokens numbered so far.
-    pub(crate) fn go_on_from(&mut self, step: u64, next_token: u64) {
-        (self.step, self.next_token) = (step, next_token);
+    pub(crate) fn go_on_from(&mut self, step: u64, next_token: u64, finished: bool) {
+        (self.step, self.next_token, self.finished) = (step, next_token, finished);
     }
 
     /// Puts back what was admitted when an earlier process stopped, and whether that step was
@@ -202,6 +205,21 @@ impl Admission {
         if self.zoo.has(Bug::ForgetAdmissions) && !applying {
             self.admitted.clear();
         }
+    }
+
+    /// Puts back who was there, with their ranks; if no step has been made yet, the others are still
+    /// expected.
+    pub(crate) fn restore_live(&mut self, live: BTreeMap<ClientKey, u32>, known: usize) {
+        let known = u32::try_from(known).unwrap_or(u32::MAX);
+        self.unseen = if self.step == 0 { self.rule.total.saturating_sub(known) } else { 0 };
+        self.live = live;
+    }
+
+    /// No more tokens are given out: the last step is made of what is admitted and of the pushes of
+    /// tokens that are out.
+    pub(crate) fn finish(&mut self) {
+        self.finished = true;
+        self.advance();
     }
 
     /// Puts back a token that was out.
@@ -216,6 +234,7 @@ impl Admission {
         self.out.clear();
         self.admitted.clear();
         self.applying = false;
+        self.finished = false;
         self.applied.fill(0);
         self.verdicts.clear();
         self.advance();
@@ -267,7 +286,7 @@ impl Admission {
 
     /// A replica asks for a token.
     pub(crate) fn ask(&mut self, replica: ClientKey) -> Asked {
-        if self.rule.last_step.is_some_and(|last| self.step >= last) {
+        if self.finished || self.rule.last_step.is_some_and(|last| self.step >= last) {
             return Asked::Ended;
         }
         if self.is_behind() || !self.live.contains_key(&replica) {
@@ -353,7 +372,10 @@ impl Admission {
             self.applying = false;
             self.admitted.clear();
         }
-        let reach = self.rule.aggregate.min(self.potential()).max(self.rule.floor);
+        let reach = match self.finished {
+            true => (self.admitted.len() + self.out.len()) as u32,
+            false => self.rule.aggregate.min(self.potential()).max(self.rule.floor),
+        };
         // Whoever comes while a step is under way makes the next one larger, not this one.
         self.goal = if self.admitted.is_empty() { reach } else { self.goal.min(reach) };
         while (self.admitted.len() as u32) < self.goal

@@ -110,6 +110,7 @@ impl StepOwner {
     /// What is to be remembered, beside the tokens of each holder.
     pub(crate) fn steps(&self) -> Steps {
         let StepOwner { step, next_token, finished, .. } = *self;
+        let step = self.admission.as_ref().map_or(step, Admission::step);
         Steps { step, next_token, finished }
     }
 
@@ -118,7 +119,7 @@ impl StepOwner {
         let Steps { step, next_token, finished } = steps;
         (self.step, self.next_token, self.finished) = (step, next_token.max(1), finished);
         if let Some(admission) = &mut self.admission {
-            admission.go_on_from(self.step, self.next_token);
+            admission.go_on_from(self.step, self.next_token, finished);
         }
     }
 
@@ -312,6 +313,9 @@ impl StepOwner {
     /// Ends the training: no more tokens. Tokens that are out may still be spent.
     pub(crate) fn finish(&mut self) {
         self.finished = true;
+        if let Some(admission) = &mut self.admission {
+            admission.finish();
+        }
     }
 
     /// Asserts the invariants; for tests and the simulator.

@@ -60,6 +60,13 @@ impl Shard {
             }
             _ => {}
         }
+        let whole_here = self.inbox.as_ref().is_some_and(|inbox| {
+            let push = inbox.find(client, sequence).and_then(|room| inbox.arrival(room));
+            push.is_some_and(|push| push.whole.is_some())
+        });
+        if !whole_here && self.comes_too_late(client, header.step, part) {
+            return self.pass_over(now, client, &incoming);
+        }
         match self.place(now, connection, client, header, part, &incoming.range) {
             Ok(true) => self.receive(now, connection, Receiving::Part(incoming), header),
             Ok(false) => {}

@@ -6,9 +6,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use pushpull_common::ids::{GlobalStep, ShardId, TokenId};
-#[cfg(any(test, fuzzing))]
 use pushpull_common::protocol::message::Operation;
-use pushpull_common::protocol::message::PushAnswer;
+use pushpull_common::protocol::message::{PushAnswer, PushPart};
 use pushpull_common::protocol::wire::List;
 use pushpull_common::protocol::{Envelope, Header, Message, Outcome, PushState, Refusal, message};
 
@@ -16,7 +15,7 @@ use super::output::Output;
 use super::parked::Wait;
 use super::replicas::{ClientKey, Presence};
 use super::work::Job;
-use super::{Detail, Shard};
+use super::{Detail, Part, Shard};
 use crate::aggregate::admission::{Committed, Grant, Verdict};
 use crate::aggregate::mode::OnLoss;
 use crate::aggregate::round::Round;
@@ -82,6 +81,42 @@ impl Shard {
                 // One that is over is dropped with the step.
                 let _ = admission.held(own, token.0);
             }
+        }
+        self.hear_committed();
+    }
+
+    /// Whether a gradient comes too late to be of use, as far as this shard knows: it is not worth
+    /// receiving.
+    pub(super) fn comes_too_late(
+        &self,
+        client: ClientKey,
+        step: GlobalStep,
+        part: &PushPart,
+    ) -> bool {
+        let Some(round) = self.round.as_ref().filter(|_| part.operation == Operation::Gradient {})
+        else {
+            return false;
+        };
+        match &self.owner {
+            Some(owner) => !owner.holds(client, part.token, part.generation),
+            None => step.0 < round.step(),
+        }
+    }
+
+    /// Passes over a part of a gradient that comes too late, and says so once it is whole.
+    pub(super) fn pass_over(&mut self, now: Instant, client: ClientKey, part: &Part) {
+        let (sequence, room) = (part.request.sequence, part.room);
+        if let Some(inbox) = &mut self.inbox
+            && inbox.find(client, sequence) == Some(room)
+        {
+            inbox.release(room);
+            self.give_parked_rooms(now);
+        }
+        if part.whole.is_some() {
+            let outcome = Outcome::Stale { current: GlobalStep(self.committed_steps()) };
+            self.replicas.client_mut(client).window.settle(sequence, outcome);
+            self.counters.gradients_stale.add(1);
+            self.answer_push(part.connection, part.request, outcome, false);
         }
     }
 

@@ -115,6 +115,7 @@ impl Shard {
         if let Some(owner) = &mut self.owner {
             owner.finish();
         }
+        self.decide(now);
         self.grant_parked_tokens(now);
         self.answer(connection, request, message::Finished {}.into());
     }

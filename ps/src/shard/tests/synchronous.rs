@@ -429,6 +429,59 @@ fn any_shard_may_be_killed_anywhere_in_a_step() {
 }
 
 #[test]
+fn a_shard_that_is_killed_between_commit_and_apply_applies_the_step_when_it_is_back() {
+    for shards in [1, 2] {
+        for killed in 0..shards.into() {
+            let mut cluster = Cluster::new(shards, synchronous(2, 2), |config| config);
+            let (a, b) = (cluster.token(0), cluster.token(1));
+            cluster.push(0, a, 1.0);
+            cluster.replicas[1].sequence += 1;
+            for shard in 1..shards.into() {
+                cluster.push_to(shard, 1, b, 3.0);
+            }
+            // The last one, and no work is done.
+            let line = cluster.replicas[1].lines[0];
+            let room = cluster.world.room(line);
+            let push = Push::gradient(1, b, room);
+            let (w, d) = (bytes_of(&[3_f32; 3]), bytes_of(&[3_f64; 2]));
+            let body = if shards == 1 { [w, d].concat() } else { w };
+            cluster.world.push(line, &push, &[(0, &body)]);
+            cluster.kill_shard(killed);
+            cluster.pass(LEASE / 2, &[0, 1]);
+            assert_eq!(cluster.values(1), (-2.0, -2.0), "shard {killed} of {shards}");
+        }
+    }
+}
+
+#[test]
+fn a_replica_that_does_not_come_back_to_a_restarted_step_owner_is_lost() {
+    let mut cluster = Cluster::new(1, synchronous(2, 2), |config| config);
+    let a = cluster.token(0);
+    cluster.push(0, a, 1.0);
+    // The other is killed, too.
+    for line in std::mem::take(&mut cluster.replicas[1].lines) {
+        cluster.world.disconnect(line);
+    }
+    cluster.kill_shard(0);
+    cluster.pass(LEASE + 2 * TICK, &[0]);
+    assert_eq!(cluster.values(1), (-1.0, -1.0));
+}
+
+#[test]
+fn what_is_left_when_training_is_finished_makes_a_last_step() {
+    let mut cluster = Cluster::new(2, synchronous(2, 2), |config| config);
+    let (a, b) = (cluster.token(0), cluster.token(1));
+    cluster.push(0, a, 1.0);
+    let line = cluster.replicas[0].lines[0];
+    assert!(matches!(cluster.world.ask(line, message::Finish {}.into()), Message::Finished(_)));
+    cluster.settle();
+    assert_eq!(cluster.world.metrics().steps_applied, 0, "a token is out");
+    assert!(matches!(cluster.try_token(0), Err(Message::Ended(_))));
+    assert_eq!(cluster.push(1, b, 3.0), ACCEPTED(0));
+    assert_eq!(cluster.values(1), (-2.0, -2.0));
+}
+
+#[test]
 fn a_ghost_that_goes_on_pushing_adds_nothing() {
     let mut cluster = Cluster::new(2, synchronous(2, 3), |config| config);
     let (a, b, c) = (cluster.token(0), cluster.token(1), cluster.token(2));
