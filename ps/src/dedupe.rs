@@ -74,6 +74,7 @@ impl Window {
                 Outcome::Accepted { step } => [*sequence, 2, 0, step.0],
                 Outcome::Stale { current } => [*sequence, 3, 0, current.0],
                 Outcome::Withdrawn {} => [*sequence, 4, 0, 0],
+                Outcome::Held {} => [*sequence, 5, 0, 0],
             },
         });
         std::iter::once(self.newest).chain(entries)
@@ -96,6 +97,7 @@ impl Window {
                 (2, 0) => Outcome::Accepted { step: GlobalStep(entry[3]) },
                 (3, 0) => Outcome::Stale { current: GlobalStep(entry[3]) },
                 (4, 0) => Outcome::Withdrawn {},
+                (5, 0) => Outcome::Held {},
                 _ => return None,
             };
             if sequence % WINDOW != index as u64 || sequence > newest {
@@ -199,6 +201,7 @@ pub(crate) mod tests {
             Outcome::Accepted { step: GlobalStep(u64::MAX) },
             Outcome::Stale { current: GlobalStep(4) },
             Outcome::Withdrawn {},
+            Outcome::Held {},
         ];
         for (sequence, outcome) in (1..200).step_by(3).zip(outcomes.into_iter().cycle()) {
             window.settle(Sequence(sequence), outcome);

@@ -76,13 +76,15 @@ pub struct Restored {
     pub epoch: u32,
 }
 
-impl From<Outcome> for Push {
-    fn from(outcome: Outcome) -> Push {
-        match outcome {
+impl Push {
+    /// What an outcome of a push as a whole means; `None` for one of a single shard.
+    pub(crate) fn of(outcome: Outcome) -> Option<Push> {
+        Some(match outcome {
             Outcome::Applied { step, staleness, .. } => Push::Applied { step: step.0, staleness },
             Outcome::Accepted { step } => Push::Accepted { step: step.0 },
             Outcome::Stale { current } => Push::Stale { current: current.0 },
             Outcome::Withdrawn {} => Push::Withdrawn,
-        }
+            Outcome::Held {} => return None,
+        })
     }
 }

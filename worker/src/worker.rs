@@ -268,7 +268,7 @@ impl Worker {
 
     pub(crate) async fn wait_for_push(&self, command: Command) -> Result<Push, Error> {
         match self.client.session.call("push", command, self.client.config.timeout).await? {
-            Reply::Pushed { outcome } => Ok(outcome.into()),
+            Reply::Pushed { outcome } => Push::of(outcome).ok_or(Error::Ended { doing: "push" }),
             _ => Err(Error::Ended { doing: "push" }),
         }
     }
@@ -279,7 +279,7 @@ impl Worker {
         let command = Command::Outcome { sequence };
         let timeout = self.client.config.timeout;
         match self.client.session.call("ask for an outcome", command, timeout).await? {
-            Reply::Outcome(outcome) => Ok(outcome.map(Push::from)),
+            Reply::Outcome(outcome) => Ok(outcome.and_then(Push::of)),
             _ => Err(Error::Ended { doing: "ask for an outcome" }),
         }
     }

@@ -36,6 +36,10 @@ pub const PARKED_PER_CONNECTION_MAX: usize = 2 * WINDOW as usize;
 /// any training loop asks for, and each is kept across a restart of the server.
 pub const TOKENS_PER_CLIENT_MAX: usize = 16;
 
+/// Pushes that a synchronous step may be made of: each lies whole in a room of its own on every
+/// shard, and a shard has no more rooms than this.
+pub const STEP_PUSHES_MAX: usize = 1024;
+
 /// The longest name of a job, as in host names.
 pub const JOB_BYTES_MAX: usize = 64;
 /// The longest name of a checkpoint's folder.

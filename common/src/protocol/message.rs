@@ -27,7 +27,7 @@ wire_enum! {
         3 => Reader {},
         /// Stops and saves; reserved.
         4 => Admin {},
-        /// Another ps task: the step owner's, which has shards save themselves.
+        /// Another ps task.
         5 => Peer {},
     }
 }
@@ -69,11 +69,11 @@ wire_enum! {
     ModeIs {
         /// Each push is applied at once.
         1 => Asynchronous {},
-        /// Pushes are aggregated; reserved.
+        /// Steps are made of several pushes.
         2 => Synchronous {
             /// Gradients that make a step.
             replicas_to_aggregate: u32,
-            /// Replicas that take part, with the backups.
+            /// Replicas that are expected, with the backups.
             total_num_replicas: u32,
         },
     }
@@ -410,7 +410,7 @@ wire_struct! {
         outcome: Outcome,
         /// Whether this repeats the answer to an earlier arrival of the same push.
         duplicate: bool,
-        /// The next token (step owner only).
+        /// The next token (step owner only; never in synchronous mode).
         next: Option<Grant>,
         /// Why there is no next token, once training has ended.
         ended: Option<EndReason>,
@@ -436,6 +436,9 @@ wire_struct! {
 
 wire_struct! {
     /// Asks for values of at least the step in the header.
+    ///
+    /// In synchronous mode every shard waits for that step, and the step in the header of its answer
+    /// is how many steps the shard has applied.
     Pull {
         /// Which.
         selection: Selection,
@@ -472,60 +475,36 @@ wire_struct! {
 }
 
 wire_struct! {
-    /// Between ps tasks: a shard holds a push whole and valid. Reserved for synchronous mode.
+    /// Shard to step owner: it holds the push of this token whole (synchronous mode). Said again
+    /// after a reconnect. If the token is over, [`Over`] is said.
     Held {
-        /// The token the push spends.
+        /// The token that the push spends.
         token: TokenId,
-        /// Its generation.
-        generation: u32,
-        /// The shard that holds it.
+        /// The shard.
         shard: ShardId,
-        /// The sum of the squares of the gradient's elements on this shard.
-        norm_squared: f64,
     }
 }
 wire_struct! {
-    /// Between ps tasks: the step owner takes a push into the step in the header, for good.
-    /// Reserved for synchronous mode.
-    Admit {
-        /// The token.
-        token: TokenId,
-        /// Its place in the order of admissions of the step.
-        order: u32,
-        /// The sum of the squares over all shards.
-        norm_squared: f64,
-    }
-}
-wire_struct! {
-    /// Between ps tasks: a push or a token is given up. Reserved for synchronous mode.
-    Drop {
-        /// The token.
-        token: TokenId,
-        /// The generation that is given up.
-        generation: u32,
-    }
-}
-wire_struct! {
-    /// Between ps tasks: a drop is done. Reserved for synchronous mode.
-    Dropped {
-        /// The token.
-        token: TokenId,
-        /// The generation.
-        generation: u32,
-    }
-}
-wire_struct! {
-    /// Between ps tasks: the step in the header is decided. Reserved for synchronous mode.
-    Commit {
-        /// How many admissions it is made of.
-        count: u32,
-    }
-}
-wire_struct! {
-    /// Between ps tasks: a shard has applied the step in the header. Reserved for synchronous mode.
+    /// Shard to step owner: it has applied as many steps as the header's step says (synchronous
+    /// mode). Said again after a reconnect.
     StepApplied {
         /// The shard.
         shard: ShardId,
+    }
+}
+wire_struct! {
+    /// Step owner to shard: the step in the header, counted from 0, is made of these pushes in this
+    /// order (synchronous mode). For good, and may be said again.
+    Commit {
+        /// The tokens that the pushes spend.
+        tokens: List<TokenId, { limits::STEP_PUSHES_MAX }>,
+    }
+}
+wire_struct! {
+    /// Step owner to shard: the push of this token belongs to no step (synchronous mode).
+    Over {
+        /// The token.
+        token: TokenId,
     }
 }
 
@@ -633,9 +612,7 @@ messages! {
     56 => SaveShard, body 0;
     57 => ShardSaved, body limits::CATALOGUE_BYTES_MAX;
     60 => Held, body 0;
-    61 => Admit, body 0;
-    62 => Drop, body 0;
-    63 => Dropped, body 0;
-    64 => Commit, body 0;
-    65 => StepApplied, body 0;
+    61 => StepApplied, body 0;
+    62 => Commit, body 0;
+    63 => Over, body 0;
 }

@@ -5,6 +5,8 @@ use crate::ids::{GlobalStep, TokenId};
 
 wire_enum! {
     /// What became of a push on one shard. A value, never an error: each of these is settled.
+    ///
+    /// In synchronous mode the step owner's is what became of the push as a whole.
     #[derive(Copy, Eq)]
     Outcome {
         /// Applied to the variables (asynchronous mode, and plain variables in every mode).
@@ -16,7 +18,7 @@ wire_enum! {
             /// How many steps the variables had moved on since the gradient's token was granted.
             staleness: u64,
         },
-        /// Admitted to a step for good (synchronous mode).
+        /// Admitted to a step for good (synchronous mode); said by the step owner alone.
         2 => Accepted {
             /// The step that takes the gradient.
             step: GlobalStep,
@@ -28,6 +30,9 @@ wire_enum! {
         },
         /// Dropped at the client's own wish, before it was whole.
         4 => Withdrawn {},
+        /// Whole on this shard, and kept (synchronous mode): whether it becomes a part of the step is
+        /// the step owner's answer, who never says this.
+        5 => Held {},
     }
 }
 

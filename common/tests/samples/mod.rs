@@ -208,13 +208,12 @@ fn answer() -> PushAnswer {
 }
 
 fn between_servers(add: &mut impl FnMut(&str, Message)) {
-    let (token, generation, shard) = (TokenId(11), 12, ShardId { task: 1, shard: 2 });
-    add("Held", Held { token, generation, shard, norm_squared: 0.5 }.into());
-    add("Admit", Admit { token, order: 16, norm_squared: 2.0 }.into());
-    add("Drop", Drop { token, generation }.into());
-    add("Dropped", Dropped { token, generation }.into());
-    add("Commit", Commit { count: 4 }.into());
+    let (token, shard) = (TokenId(11), ShardId { task: 1, shard: 2 });
+    add("Held", Held { token, shard }.into());
     add("StepApplied", StepApplied { shard }.into());
+    let tokens = List::new(vec![token, TokenId(9), TokenId(0x0102_0304_0506_0708)]);
+    add("Commit", Commit { tokens: tokens.expect("3 are few") }.into());
+    add("Over", Over { token }.into());
 }
 
 /// The kinds that may have a body, once without a checksum and once with one.

@@ -60,11 +60,12 @@ variants! {
         "applied" => Outcome::Applied { version: 7, step: GlobalStep(8), staleness: 2 },
         "accepted" => Outcome::Accepted { step: GlobalStep(8) },
         "stale" => Outcome::Stale { current: GlobalStep(9) },
-        "withdrawn" => Outcome::Withdrawn {};
+        "withdrawn" => Outcome::Withdrawn {}, "held" => Outcome::Held {};
     PushState:
         "unknown" => PushState::Unknown {}, "receiving" => PushState::Receiving { bytes: 4096 },
         "settled applied" => settled(0), "settled accepted" => settled(1),
         "settled stale" => settled(2), "settled withdrawn" => settled(3),
+        "settled held" => settled(4),
         "too_old" => PushState::TooOld { oldest: 65 };
     Refusal:
         "version" => Refusal::Version { oldest: 1, newest: 2 },

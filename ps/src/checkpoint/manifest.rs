@@ -94,6 +94,7 @@ pub(crate) enum Settled {
     Accepted { step: u64 },
     Stale { current: u64 },
     Withdrawn,
+    Held,
 }
 
 impl From<Outcome> for Settled {
@@ -105,6 +106,7 @@ impl From<Outcome> for Settled {
             Outcome::Accepted { step } => Settled::Accepted { step: step.0 },
             Outcome::Stale { current } => Settled::Stale { current: current.0 },
             Outcome::Withdrawn {} => Settled::Withdrawn,
+            Outcome::Held {} => Settled::Held,
         }
     }
 }
@@ -118,6 +120,7 @@ impl From<Settled> for Outcome {
             Settled::Accepted { step } => Outcome::Accepted { step: step.into() },
             Settled::Stale { current } => Outcome::Stale { current: current.into() },
             Settled::Withdrawn => Outcome::Withdrawn {},
+            Settled::Held => Outcome::Held {},
         }
     }
 }
