@@ -44,12 +44,16 @@ pub(crate) struct WholePush {
     pub(crate) connection: u64,
     pub(crate) request: RequestId,
     pub(crate) next: bool,
+    /// Since when it is waited for, and how long.
+    pub(crate) since: Option<Instant>,
+    pub(crate) deadline: Option<Instant>,
 }
 
 impl WholePush {
     /// Nobody waits for the answer.
-    fn unheard() -> WholePush {
-        WholePush { connection: 0, request: RequestId(0), next: false }
+    pub(crate) fn unheard() -> WholePush {
+        let (since, deadline) = (None, None);
+        WholePush { connection: 0, request: RequestId(0), next: false, since, deadline }
     }
 }
 
@@ -299,6 +303,25 @@ impl Inbox {
     pub(crate) fn gradients_before(&self, step: u64) -> Vec<u32> {
         let gradients = self.gradients().into_iter();
         gradients.filter(|(_, push)| push.step.0 < step).map(|(room, _)| room).collect()
+    }
+
+    /// The whole gradients for whose answer nobody waits any longer than until now, or at all if
+    /// `all` says so; nobody waits for it after this.
+    pub(crate) fn take_waits(&mut self, now: Instant, all: bool) -> Vec<(u32, WholePush)> {
+        let mut ended = Vec::new();
+        for room in self.rooms.iter_mut().flatten() {
+            let Some(push) = &mut room.arrival else { continue };
+            let gradient = matches!(push.operation, Operation::Gradient {});
+            let due = |whole: &WholePush| {
+                let late = whole.deadline.is_some_and(|deadline| deadline <= now);
+                gradient && whole.connection != 0 && (late || all)
+            };
+            if let Some(whole) = push.whole.filter(due) {
+                push.whole = Some(WholePush::unheard());
+                ended.push((room.number, whole));
+            }
+        }
+        ended
     }
 
     fn gradients(&self) -> Vec<(u32, &Arrival)> {

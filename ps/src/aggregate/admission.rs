@@ -286,10 +286,17 @@ impl Admission {
 
     /// A replica asks for a token.
     pub(crate) fn ask(&mut self, replica: ClientKey) -> Asked {
-        if self.finished || self.rule.last_step.is_some_and(|last| self.step >= last) {
+        if self.finished {
             return Asked::Ended;
         }
-        if self.is_behind() || !self.live.contains_key(&replica) {
+        // Whoever hears that it has ended finds the last step's values.
+        if self.is_behind() {
+            return Asked::Wait;
+        }
+        if self.rule.last_step.is_some_and(|last| self.step >= last) {
+            return Asked::Ended;
+        }
+        if !self.live.contains_key(&replica) {
             return Asked::Wait;
         }
         let given = self.tokens_out().chain(self.admitted.iter().copied());

@@ -232,7 +232,7 @@ impl StepOwner {
             return Request::Ended(EndReason::Finished {});
         }
         if let Some(last) = self.last_step {
-            if self.step >= last {
+            if self.admission.is_none() && self.step >= last {
                 return Request::Ended(EndReason::LastStep {});
             }
             if self.admission.is_none() && self.step + self.out.len() as u64 >= last {

@@ -9,7 +9,7 @@ use pushpull_common::protocol::{Envelope, Header, Outcome, PushState, Refusal};
 
 use super::replicas::ClientKey;
 use super::work::Job;
-use super::{Detail, Part, Receiving, Shard, Variables, answer_to};
+use super::{Detail, Part, Receiving, Shard, Variables, answer_to, deadline_of};
 use crate::inbox::{Arrival, Extents, Inbox, WholePush, is_for_trainable};
 
 impl Shard {
@@ -35,6 +35,7 @@ impl Shard {
             request: answer_to(header),
             whole: part.whole,
             next: part.next,
+            deadline: deadline_of(now, header),
         };
         let Some(conversation) = self.conversations.get_mut(&connection) else {
             return;
@@ -103,8 +104,12 @@ impl Shard {
             // It came whole over an earlier connection and is about to be applied.
             Some((room, push)) if push.whole.is_some() => {
                 if part.whole.is_some() {
-                    let request = header.request;
-                    inbox.set_whole(room, WholePush { connection, request, next: part.next });
+                    let (request, next) = (header.request, part.next);
+                    let deadline = deadline_of(now, header);
+                    inbox.set_whole(
+                        room,
+                        WholePush { connection, request, next, since: Some(now), deadline },
+                    );
                 }
                 return Ok(false);
             }
@@ -186,7 +191,11 @@ impl Shard {
             && self.inbox.as_ref().and_then(|inbox| inbox.arrival(room)).is_some_and(gradient);
         if let Some(inbox) = &mut self.inbox {
             let (connection, request) = (part.connection, part.request.request);
-            inbox.set_whole(room, WholePush { connection, request, next: part.next });
+            let (next, deadline) = (part.next, part.deadline);
+            inbox.set_whole(
+                room,
+                WholePush { connection, request, next, since: Some(now), deadline },
+            );
         }
         match waits {
             true => self.push_held(now, room),
@@ -241,7 +250,11 @@ impl Shard {
             // Too late: it will be applied, and that answers this request.
             if let (Some(room), Some(inbox)) = (room, &mut self.inbox) {
                 let request = request.request;
-                inbox.set_whole(room, WholePush { connection, request, next: false });
+                let (next, deadline) = (false, None);
+                inbox.set_whole(
+                    room,
+                    WholePush { connection, request, next, since: Some(now), deadline },
+                );
             }
             return;
         }

@@ -257,6 +257,8 @@ impl Shard {
         }
         let present = entry.presence == Presence::Present;
         let WholePush { connection, request, .. } = whole;
+        // It is answered once.
+        self.inbox.iter_mut().for_each(|inbox| inbox.set_whole(room, WholePush::unheard()));
         if entry.connection != Some(connection) {
             // It was asked for over a connection that is gone; whoever asks again is answered.
             return;
@@ -335,6 +337,27 @@ impl Shard {
         };
         let missing = missing.join(", ");
         Some(format!("step {step}, which has {count} of {goal} gradients; {missing}{unseen}"))
+    }
+
+    /// Answers those whose pushes are held and not decided, if they wait no longer; the pushes stay.
+    fn end_waits_of_pushes(&mut self, now: Instant, all: bool) {
+        let ended = self.inbox.as_mut().map(|inbox| inbox.take_waits(now, all));
+        for (room, whole) in ended.unwrap_or_default() {
+            let Some(inbox) = &self.inbox else { return };
+            let (Some(push), Some(client)) = (inbox.arrival(room), inbox.holder(room)) else {
+                continue;
+            };
+            if self.replicas.client(client).connection != Some(whole.connection) {
+                continue;
+            }
+            let awaited = Detail::clipped(self.awaited_step(now).unwrap_or_default());
+            let waited = whole.since.map_or(Duration::ZERO, |since| now.duration_since(since));
+            let waited_ms = waited.as_millis() as u64;
+            let (request, sequence) = (whole.request, push.sequence);
+            let request = Envelope { request, sequence, ..Envelope::default() };
+            let refusal = Refusal::Deadline { waited_ms, awaited };
+            self.refuse(whole.connection, request, refusal);
+        }
     }
 
     /// Asserts what holds of pushes that are whole, on the step owner.
@@ -511,17 +534,23 @@ impl Shard {
 
     /// Whoever waits for a step that takes more gradients than those who are left can give is told
     /// so, where the configuration says so.
+    /// Pushes that are held stay; only nobody waits for them any more. The same for those whose
+    /// deadline is over.
     pub(super) fn end_waits_for_the_missing(&mut self, now: Instant) {
-        let admission = self.owner.as_ref().and_then(StepOwner::admission);
-        let short = admission.is_some_and(|admission| admission.is_short());
+        let Some(admission) = self.owner.as_ref().and_then(StepOwner::admission) else { return };
+        let short = admission.is_short();
         self.short_since = self.short_since.filter(|_| short).or(short.then_some(now));
-        let Some(since) = self.short_since else { return };
         let patience = match self.config.on_loss {
-            OnLoss::Wait { timeout } => timeout,
-            OnLoss::Fail => Duration::ZERO,
-            OnLoss::Shrink { .. } => return,
+            OnLoss::Wait { timeout } => Some(timeout),
+            OnLoss::Fail => Some(Duration::ZERO),
+            OnLoss::Shrink { .. } => None,
         };
-        if now.saturating_duration_since(since) < patience {
+        let all = self
+            .short_since
+            .zip(patience)
+            .is_some_and(|(since, patience)| now.saturating_duration_since(since) >= patience);
+        self.end_waits_of_pushes(now, all);
+        if !all {
             return;
         }
         let awaited = Detail::clipped(self.awaited_step(now).unwrap_or_default());

@@ -100,8 +100,9 @@ impl Shard {
         returned: &ReturnToken,
     ) {
         let (token, generation) = (returned.token, returned.generation);
-        let kept = self.whole_tokens();
-        let owner = self.owner.as_mut().filter(|_| !kept.contains(&token));
+        // In synchronous mode a push that is whole here and not everywhere may be given up.
+        let kept = !self.is_synchronous() && self.whole_tokens().contains(&token);
+        let owner = self.owner.as_mut().filter(|_| !kept);
         if owner.is_some_and(|owner| owner.give_back(client, token, generation)) {
             self.grant_parked_tokens(now);
             self.decide(now);

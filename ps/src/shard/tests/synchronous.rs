@@ -482,6 +482,58 @@ fn what_is_left_when_training_is_finished_makes_a_last_step() {
 }
 
 #[test]
+fn a_push_that_waits_for_its_turn_is_waited_for_until_its_deadline_and_kept() {
+    let mut cluster = Cluster::new(2, synchronous(2, 2), |config| config.deterministic(true));
+    let (a, b) = (cluster.token(0), cluster.token(1));
+    cluster.replicas[1].sequence += 1;
+    cluster.push_to(1, 1, b, 3.0);
+    let line = cluster.replicas[1].lines[0];
+    let room = cluster.world.room(line);
+    let push = Push::gradient(1, b, room);
+    let envelope = Envelope { deadline_ms: 1000, ..push.envelope() };
+    let body = bytes_of(&[3_f32; 3]);
+    let whole = push.part(0, Some(body.len() as u64));
+    let request = cluster.world.send(line, envelope, whole, &body);
+    cluster.pass(Duration::from_secs(1) - TICK, &[0, 1]);
+    assert_eq!(cluster.world.answer(line, request), None);
+    cluster.pass(2 * TICK, &[0, 1]);
+    let Some(Message::Refused(refused)) = cluster.world.answer(line, request) else {
+        panic!("it is not told")
+    };
+    let Refusal::Deadline { waited_ms, awaited } = refused.refusal else { panic!("{refused:?}") };
+    assert!((1000..1200).contains(&waited_ms), "{waited_ms}");
+    assert!(awaited.as_str().contains("/job:worker/task:0"), "{awaited}");
+    let state = cluster.outcome(1).state;
+    assert_eq!(state, pushpull_common::protocol::PushState::Receiving { bytes: 16 });
+    // Whoever asks again hears of it when it is decided.
+    let request = cluster.world.send(line, push.envelope(), push.part(0, Some(16)), &[]);
+    cluster.push(0, a, 1.0);
+    let Some(Message::PushAnswer(answer)) = cluster.world.answer(line, request) else {
+        panic!("it is not told")
+    };
+    assert_eq!(Some(answer.outcome), ACCEPTED(0));
+    assert_eq!(cluster.values(1), (-2.0, -2.0));
+}
+
+#[test]
+fn a_token_that_is_given_back_takes_its_push_with_it() {
+    let mut cluster = Cluster::new(2, synchronous(2, 2), |config| config);
+    let (a, b) = (cluster.token(0), cluster.token(1));
+    cluster.replicas[0].sequence += 1;
+    assert_eq!(cluster.push_to(0, 0, a, 50.0), None, "the other shard lacks it");
+    let line = cluster.replicas[0].lines[0];
+    let back = message::ReturnToken { token: a.token, generation: a.generation };
+    assert!(matches!(cluster.world.ask(line, back.into()), Message::Returned(_)));
+    let outcome = Outcome::Stale { current: 0.into() };
+    let state = pushpull_common::protocol::PushState::Settled { outcome };
+    assert_eq!(cluster.outcome(0).state, state);
+    let a = cluster.token(0);
+    cluster.push(0, a, 1.0);
+    cluster.push(1, b, 3.0);
+    assert_eq!(cluster.values(1), (-2.0, -2.0));
+}
+
+#[test]
 fn a_ghost_that_goes_on_pushing_adds_nothing() {
     let mut cluster = Cluster::new(2, synchronous(2, 3), |config| config);
     let (a, b, c) = (cluster.token(0), cluster.token(1), cluster.token(2));
@@ -542,6 +594,7 @@ fn where_a_loss_is_to_be_waited_for_those_who_wait_are_told_who_is_missing() {
         let Refusal::Deadline { awaited, .. } = refused.refusal else { panic!("{refused:?}") };
         assert!(awaited.as_str().contains("/job:worker/task:1 (lost"), "{awaited}");
         assert!(awaited.as_str().contains("1 of 2 gradients"), "{awaited}");
+        assert_eq!(cluster.world.answer(line, request), None, "told once");
         // Another takes its place.
         cluster.restart(1);
         let b = cluster.token(1);
