@@ -293,16 +293,20 @@ impl Inbox {
         self.room(number)?.holder
     }
 
-    /// The room of the gradient of this token, whole or on its way.
-    pub(crate) fn room_of(&self, token: u64) -> Option<u32> {
-        let gradients = self.gradients();
-        gradients.into_iter().find(|(_, push)| push.token.0 == token).map(|(room, _)| room)
+    /// The room in which the gradient of this token lies whole.
+    pub(crate) fn whole_room_of(&self, token: u64) -> Option<u32> {
+        let is_it = |push: &Arrival| push.token.0 == token && push.whole.is_some();
+        self.gradients().find(|(_, push)| is_it(push)).map(|(room, _)| room)
+    }
+
+    /// The rooms of what is called the gradient of this token, whole or on its way.
+    pub(crate) fn rooms_of(&self, token: u64) -> Vec<u32> {
+        self.gradients().filter(|(_, push)| push.token.0 == token).map(|(room, _)| room).collect()
     }
 
     /// The rooms of the gradients that were computed before this step was begun.
     pub(crate) fn gradients_before(&self, step: u64) -> Vec<u32> {
-        let gradients = self.gradients().into_iter();
-        gradients.filter(|(_, push)| push.step.0 < step).map(|(room, _)| room).collect()
+        self.gradients().filter(|(_, push)| push.step.0 < step).map(|(room, _)| room).collect()
     }
 
     /// The whole gradients for whose answer nobody waits any longer than until now, or at all if
@@ -324,10 +328,10 @@ impl Inbox {
         ended
     }
 
-    fn gradients(&self) -> Vec<(u32, &Arrival)> {
+    fn gradients(&self) -> impl Iterator<Item = (u32, &Arrival)> {
         let rooms = self.rooms.iter().flatten();
         let pushes = rooms.filter_map(|room| Some((room.number, room.arrival.as_ref()?)));
-        pushes.filter(|(_, push)| matches!(push.operation, Operation::Gradient {})).collect()
+        pushes.filter(|(_, push)| matches!(push.operation, Operation::Gradient {}))
     }
 
     /// The push in a room.

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use pushpull_common::ids::Sequence;
+use pushpull_common::ids::{GlobalStep, Sequence};
 use pushpull_common::protocol::message::{Operation, OutcomeIs, PushAnswer, PushPart};
 use pushpull_common::protocol::{Envelope, Header, Outcome, PushState, Refusal};
 
@@ -126,7 +126,11 @@ impl Shard {
                     operation: part.operation,
                     token: part.token,
                     generation: part.generation,
-                    step: header.step,
+                    // Nobody can have read what has not been made.
+                    step: self
+                        .round
+                        .as_ref()
+                        .map_or(header.step, |round| header.step.min(GlobalStep(round.step()))),
                     extents: Extents::default(),
                     bytes: 0,
                     whole: None,
@@ -210,7 +214,9 @@ impl Shard {
         self.counters.pushes_dropped.add(1);
         if let Some(inbox) = &mut self.inbox
             && inbox.holds(part.client, room)
-            && inbox.arrival(room).is_none_or(|push| push.sequence == sequence)
+            && inbox
+                .arrival(room)
+                .is_none_or(|push| push.sequence == sequence && push.whole.is_none())
         {
             inbox.release(room);
         }
@@ -247,7 +253,7 @@ impl Shard {
         });
         let settled = self.replicas.client(client).window.state(sequence);
         if whole && !matches!(settled, PushState::Settled { .. }) {
-            // Too late: it will be applied, and that answers this request.
+            // Too late: it is the server's, and what becomes of it answers this request.
             if let (Some(room), Some(inbox)) = (room, &mut self.inbox) {
                 let request = request.request;
                 let (next, deadline) = (false, None);
@@ -272,7 +278,7 @@ impl Shard {
                 Outcome::Withdrawn {}
             }
         };
-        if let (Some(room), Some(inbox)) = (room, &mut self.inbox) {
+        if let (Some(room), Some(inbox)) = (room.filter(|_| !whole), &mut self.inbox) {
             inbox.release(room);
             self.give_parked_rooms(now);
         }

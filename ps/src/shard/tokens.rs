@@ -104,8 +104,8 @@ impl Shard {
         let kept = !self.is_synchronous() && self.whole_tokens().contains(&token);
         let owner = self.owner.as_mut().filter(|_| !kept);
         if owner.is_some_and(|owner| owner.give_back(client, token, generation)) {
-            self.grant_parked_tokens(now);
             self.decide(now);
+            self.grant_parked_tokens(now);
             self.answer(connection, request, message::Returned {}.into());
         } else {
             self.refuse(connection, request, Refusal::Token { token, generation });
@@ -123,15 +123,22 @@ impl Shard {
 
     /// Answers those who wait for a token, first come first served, as far as that goes.
     pub(super) fn grant_parked_tokens(&mut self, now: Instant) {
+        // In synchronous mode one waits because it has given its share, and another need not.
+        let mut waiting = Vec::new();
         while let Some(entry) = self.parked.take_first(|entry| matches!(entry.wait, Wait::Token)) {
             match self.ask_owner(now, &entry) {
                 Some(Request::Wait) | None => {
-                    // Back to where it came from: nobody can have parked in between.
-                    self.parked.put_back(entry);
-                    return;
+                    waiting.push(entry);
+                    if !self.is_synchronous() {
+                        break;
+                    }
                 }
                 Some(settled) => self.answer_token(now, &entry, settled),
             }
+        }
+        // Back to where they came from: nobody can have parked in between.
+        for entry in waiting.into_iter().rev() {
+            self.parked.put_back(entry);
         }
     }
 
