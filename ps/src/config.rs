@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::ids::TaskId;
+use pushpull_common::protocol::limits;
 
 use crate::aggregate::admission::Rule;
 use crate::aggregate::mode::{Mode, OnLoss};
@@ -143,7 +144,7 @@ impl PsConfig {
     /// The most shards a task may have.
     pub const SHARDS_MAX: u16 = 256;
     /// The most whole pushes a shard may have room for.
-    pub const INBOX_PUSHES_MAX: usize = 1024;
+    pub const INBOX_PUSHES_MAX: usize = limits::STEP_PUSHES_MAX;
 
     /// A server for this task of the cluster, whose variables are trained by this optimizer.
     pub fn new(cluster: ClusterSpec, task: TaskId, optimizer: impl Optimizer) -> Self {

@@ -168,20 +168,29 @@ impl Client {
         self.session.call("join", command, timeout).await.map(|_| ())
     }
 
-    /// Replaces all of `params` by values of at least this step.
-    pub(crate) async fn pull(
+    /// Replaces all of `params` by the newest values; the step they are of.
+    pub(crate) async fn pull(&mut self, params: &mut Params) -> Result<GlobalStep, Error> {
+        self.pull_for(params, None).await?.ok_or(Error::Ended { doing: "pull" })
+    }
+
+    /// Replaces all of `params` by values for the step of a token; `None` if that has passed.
+    pub(crate) async fn pull_for(
         &mut self,
         params: &mut Params,
-        at_least: GlobalStep,
-    ) -> Result<GlobalStep, Error> {
+        token: Option<GlobalStep>,
+    ) -> Result<Option<GlobalStep>, Error> {
         let plan = params.plan.clone();
         let buffer = self.spare.take().unwrap_or_else(|| Buffer::new(&plan));
-        let command = Command::Pull { plan, buffer, at_least };
+        let command = Command::Pull { plan, buffer, token };
         match self.session.call("pull", command, self.config.timeout).await? {
             Reply::Pulled { buffer, step } => {
                 self.spare = Some(std::mem::replace(&mut params.buffer, buffer));
                 params.step = step;
-                Ok(step)
+                Ok(Some(step))
+            }
+            Reply::Stale { buffer } => {
+                self.spare = Some(buffer);
+                Ok(None)
             }
             _ => Err(Error::Ended { doing: "pull" }),
         }

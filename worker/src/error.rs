@@ -19,7 +19,7 @@ pub struct Silent {
     pub shard: ShardId,
     /// Its address.
     pub address: String,
-    /// The last transport error, or what it is waiting in.
+    /// The last transport error, or what it is waiting in, or for whom.
     pub last: String,
 }
 

@@ -7,12 +7,14 @@ use pushpull_common::protocol::message::CheckpointId;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Pulled {
-    /// The values, of at least this global step.
+    /// The values: of at least this global step in asynchronous mode; in synchronous mode all of
+    /// this step, the token's.
     Pulled {
         /// The step.
         step: u64,
     },
-    /// The token's step has passed (synchronous mode): drop the token and take another.
+    /// The token's step has been made without it (synchronous mode), and the parameters are as they
+    /// were. Drop the token, which is of no more use, and take another.
     Stale,
 }
 
@@ -24,22 +26,29 @@ impl Pulled {
 }
 
 /// What became of a push.
+///
+/// Which of them there are depends on the servers' mode. In asynchronous mode a push is applied. In
+/// synchronous mode it is accepted, or stale if enough others were faster; either way its token is
+/// spent, and the loop goes on with another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Push {
-    /// Applied to the variables.
+    /// Applied to the variables (asynchronous mode; `assign` and `assign_add` in both).
     Applied {
         /// The global step after it.
         step: u64,
         /// How many steps others had made since the values were pulled.
         staleness: u64,
     },
-    /// Admitted to a step for good (synchronous mode).
+    /// A part of a step, for good (synchronous mode): every shard holds it, and whatever becomes of
+    /// this worker, the step is made with it. It is applied together with the others, so that values
+    /// with it are those of the next token.
     Accepted {
-        /// The step.
+        /// The step, counted from 0: that of the token.
         step: u64,
     },
-    /// Dropped, because its step has passed (synchronous mode).
+    /// Dropped on every shard, because its step was made without it (synchronous mode). Nothing is
+    /// wrong: this gradient came from one of the slowest replicas.
     Stale {
         /// The step that is current now.
         current: u64,
@@ -76,13 +85,15 @@ pub struct Restored {
     pub epoch: u32,
 }
 
-impl From<Outcome> for Push {
-    fn from(outcome: Outcome) -> Push {
-        match outcome {
+impl Push {
+    /// What an outcome of a push as a whole means; `None` for one of a single shard.
+    pub(crate) fn of(outcome: Outcome) -> Option<Push> {
+        Some(match outcome {
             Outcome::Applied { step, staleness, .. } => Push::Applied { step: step.0, staleness },
             Outcome::Accepted { step } => Push::Accepted { step: step.0 },
             Outcome::Stale { current } => Push::Stale { current: current.0 },
             Outcome::Withdrawn {} => Push::Withdrawn,
-        }
+            Outcome::Held {} => return None,
+        })
     }
 }

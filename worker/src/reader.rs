@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use pushpull_common::catalogue::Catalogue;
-use pushpull_common::ids::GlobalStep;
 use pushpull_common::protocol::message::Role;
 
 use crate::client::Client;
@@ -46,6 +45,10 @@ impl Reader {
 
     /// Replaces all of `params` by the servers' values; the global step they are at least of.
     ///
+    /// In synchronous mode all values are of exactly that step: shards that have answered with those
+    /// of an older one are asked again. If they do not agree before the deadline, the error names
+    /// those that are behind.
+    ///
     /// Values of before and after a restore are never mixed: while servers are restored this waits,
     /// also for one that has come back without its values. The step may then be lower than that of
     /// an earlier pull.
@@ -55,7 +58,7 @@ impl Reader {
         if !self.plan.is_same(&params.plan) {
             return Err(Error::ForeignBuffer);
         }
-        Ok(self.client.pull(params, GlobalStep(0)).await?.0)
+        Ok(self.client.pull(params).await?.0)
     }
 }
 

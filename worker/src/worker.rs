@@ -108,7 +108,7 @@ impl Worker {
             false => self.client.await_values(&plan, &shards).await.map(|()| None)?,
         };
         let mut params = Params::new(plan.clone());
-        self.client.pull(&mut params, GlobalStep(0)).await?;
+        self.client.pull(&mut params).await?;
         self.plan = Some(plan);
         self.placement = Some(placement);
         Ok(params)
@@ -133,7 +133,13 @@ impl Worker {
     }
 
     /// Takes the right to push one gradient; `None` once the last step is reached or the chief
-    /// has finished the training. Waits while every step that is left is promised to others.
+    /// has finished the training.
+    ///
+    /// In asynchronous mode it waits while every step that is left is promised to others. In
+    /// synchronous mode it waits once this worker has given its share to the step under way: until
+    /// that step has its gradients and every shard has applied it. If that takes longer than
+    /// [`WorkerConfig::timeout`], or the servers give up waiting for a replica that is lost, the error
+    /// ([`Error::Refused`]) names the replicas that are missing. Asking again waits on.
     ///
     /// Dropping the future loses nothing: a token that comes after that serves the next call, or
     /// goes back.
@@ -148,7 +154,12 @@ impl Worker {
         }
     }
 
-    /// Replaces all of `params` by the servers' values, at least as new as the token's step.
+    /// Replaces all of `params` by the servers' values.
+    ///
+    /// In asynchronous mode they are at least as new as the token's step; values of different shards
+    /// may be of different steps. In synchronous mode all are exactly of the token's step, each shard
+    /// being waited for until it has applied the steps before; if one has applied this step already
+    /// the token is of no more use, `params` is as it was and the answer is [`Pulled::Stale`].
     ///
     /// On an error, or if the future is dropped, `params` is as it was.
     pub async fn pull(&mut self, token: &Token, params: &mut Params) -> Result<Pulled, Error> {
@@ -156,7 +167,9 @@ impl Worker {
         if !plan.is_same(&params.plan) {
             return Err(Error::ForeignBuffer);
         }
-        let step = self.client.pull(params, GlobalStep(token.step())).await?;
+        let Some(step) = self.client.pull_for(params, Some(GlobalStep(token.step()))).await? else {
+            return Ok(Pulled::Stale);
+        };
         token.read_at(step);
         Ok(Pulled::Pulled { step: step.0 })
     }
@@ -174,6 +187,13 @@ impl Worker {
     }
 
     /// Pushes gradients, spending the token, and waits for what became of them.
+    ///
+    /// In asynchronous mode that is until every shard has applied its share. In synchronous mode it
+    /// is until the step owner has answered: [`Push::Accepted`] once every shard holds the push and it
+    /// is a part of the step, without waiting for the gradients of others; [`Push::Stale`] once the
+    /// step is made without it. With deterministic steps it waits for the workers before this one,
+    /// too. A push that has not been decided by the deadline ends with [`Error::Timeout`], which
+    /// names whom the step owner waits for.
     ///
     /// They are checked before a byte is sent. If the connection is lost the push goes on by
     /// itself after a reconnect, and counts once. On a timeout it goes on in the background:
@@ -268,18 +288,18 @@ impl Worker {
 
     pub(crate) async fn wait_for_push(&self, command: Command) -> Result<Push, Error> {
         match self.client.session.call("push", command, self.client.config.timeout).await? {
-            Reply::Pushed { outcome } => Ok(outcome.into()),
+            Reply::Pushed { outcome } => Push::of(outcome).ok_or(Error::Ended { doing: "push" }),
             _ => Err(Error::Ended { doing: "push" }),
         }
     }
 
     /// What became of a push that ended with [`Error::Timeout`]: `None` while it is still under
-    /// way. Remembers the last 64.
+    /// way, by what has been heard so far. Remembers the last 64.
     pub async fn outcome(&mut self, sequence: Sequence) -> Result<Option<Push>, Error> {
         let command = Command::Outcome { sequence };
         let timeout = self.client.config.timeout;
         match self.client.session.call("ask for an outcome", command, timeout).await? {
-            Reply::Outcome(outcome) => Ok(outcome.map(Push::from)),
+            Reply::Outcome(outcome) => Ok(outcome.and_then(Push::of)),
             _ => Err(Error::Ended { doing: "ask for an outcome" }),
         }
     }

@@ -33,8 +33,8 @@ pub(crate) enum Command {
     Step,
     /// Take a token.
     Token,
-    /// Fill a buffer with all values.
-    Pull { plan: Arc<Plan>, buffer: Buffer, at_least: GlobalStep },
+    /// Fill a buffer with all values: for the step of a token, or whatever there is.
+    Pull { plan: Arc<Plan>, buffer: Buffer, token: Option<GlobalStep> },
     /// Push, and wait for the outcome.
     Push { order: PushOrder },
     /// Begin a push whose parts come later.
@@ -62,13 +62,27 @@ pub(crate) struct PushOrder {
 #[derive(Debug)]
 pub(crate) enum Reply {
     Opened(Welcomed),
-    Answer { message: Message, body: Vec<u8> },
+    Answer {
+        message: Message,
+        body: Vec<u8>,
+    },
     Done,
     Step(GlobalStep),
     Token(Option<Grant>),
-    Pulled { buffer: Buffer, step: GlobalStep },
-    Begun { sequence: Sequence },
-    Pushed { outcome: Outcome },
+    Pulled {
+        buffer: Buffer,
+        step: GlobalStep,
+    },
+    /// The token's step has passed; the buffer, of whatever content.
+    Stale {
+        buffer: Buffer,
+    },
+    Begun {
+        sequence: Sequence,
+    },
+    Pushed {
+        outcome: Outcome,
+    },
     Outcome(Option<Outcome>),
 }
 

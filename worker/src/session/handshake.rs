@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::identity::Identity;
-use pushpull_common::protocol::message::{BodyCrc, Hello, Welcome};
+use pushpull_common::protocol::message::{BodyCrc, Hello, ModeIs, Welcome};
 use pushpull_common::protocol::refusal::short_hash;
 use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{Envelope, Header, Message, Refusal, limits, version};
@@ -71,6 +71,7 @@ impl Session {
         }
         if self.links[index].shard == self.start.owner {
             self.step = self.step.max(header.step);
+            self.synchronous = matches!(welcome.mode, ModeIs::Synchronous { .. });
         }
         if self.start.role.is_member() {
             self.epoch = self.epoch.max(welcome.client_epoch);

@@ -195,7 +195,7 @@ impl Session {
                 Pending::Pull(op) => self.pull_lost(op, index),
                 Pending::Reserve(sequence) => self.push_lost(sequence, index),
                 Pending::Push(sequence) => {
-                    if self.links[index].shard == self.start.owner {
+                    if self.links[index].shard == self.start.owner && !self.synchronous {
                         self.tokens.lost();
                     }
                     self.push_lost(sequence, index);

@@ -14,6 +14,7 @@ mod pulls;
 mod pushes;
 mod requests;
 mod settled;
+mod synchronous;
 mod tokens;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -65,7 +66,8 @@ enum OpKind {
 /// [`Session::wake_at`] at the latest. [`Session::body_targets`] lends memory to receive into.
 ///
 /// Invariants: an operation is answered exactly once, by its deadline; a push under way keeps its
-/// number and its bytes until every shard it touches has settled it; at most one token request is
+/// number and its bytes until every shard it touches has settled it, or in synchronous mode the step
+/// owner has; at most one token request is
 /// unanswered; a request is pending on at most one link; once a member has joined, all shards it
 /// uses live in one restore epoch, or it has failed.
 #[derive(Debug)]
@@ -82,6 +84,8 @@ pub(crate) struct Session {
     plan: Option<Arc<Plan>>,
     welcomed: Option<Welcomed>,
     step: GlobalStep,
+    /// Whether steps are synchronous, as the step owner's last welcome said.
+    synchronous: bool,
     failed: Option<Error>,
     reported: Option<Instant>,
     /// For the jitter of reconnects, which must differ between workers but not between runs.
@@ -102,6 +106,7 @@ impl Session {
             plan: None,
             welcomed: None,
             step: GlobalStep(0),
+            synchronous: false,
             failed: None,
             reported: None,
             random: start.incarnation.0 | 1,
@@ -151,6 +156,7 @@ impl Session {
         if let Some(error) = self.failed.clone() {
             return self.reply(op, Err(error));
         }
+        self.ask_about_the_undecided();
         let (doing, kind) = match command {
             Command::Step => {
                 return self.reply(op, Ok(Reply::Step(self.step)));
@@ -164,7 +170,8 @@ impl Session {
                 return self.reply(op, Ok(Reply::Done));
             }
             Command::Outcome { sequence } => {
-                return self.outcome(op, sequence);
+                self.outcome(op, sequence);
+                return self.drive(now);
             }
             Command::Open { shards } => {
                 let shards = shards.into_iter().map(|shard| self.link_to(now, shard)).collect();
@@ -183,9 +190,9 @@ impl Session {
                 (request.doing(), OpKind::Request(request))
             }
             Command::Token => ("take a token", OpKind::Token),
-            Command::Pull { plan, buffer, at_least } => {
+            Command::Pull { plan, buffer, token } => {
                 let links = plan.shards().iter().map(|&shard| self.link_to(now, shard)).collect();
-                ("pull", OpKind::Pull(pulls::Pull::new(plan, buffer, at_least, self.step, links)))
+                ("pull", OpKind::Pull(pulls::Pull::new(plan, buffer, token, self.step, links)))
             }
             Command::Push { order } => match self.begin_push(now, order, true) {
                 Ok(sequence) => ("push", OpKind::Push { sequence, owns: true }),

@@ -31,10 +31,20 @@ impl Session {
                 None => all_links(),
             },
         };
-        SilentShards(links.into_iter().map(|link| self.silent(now, link)).collect())
+        let mut silent: Vec<Silent> = links.iter().map(|&link| self.silent(now, link)).collect();
+        if let OpKind::Pull(pull) = &op.kind {
+            for (link, silent) in links.into_iter().zip(&mut silent) {
+                if let Some((older, newest)) = pull.disagreement(link) {
+                    let values =
+                        format!("has the values of step {older}, others those of step {newest}");
+                    silent.last = format!("{}; {values}", silent.last);
+                }
+            }
+        }
+        SilentShards(silent)
     }
 
-    fn silent(&self, now: Instant, index: usize) -> Silent {
+    pub(super) fn silent(&self, now: Instant, index: usize) -> Silent {
         let link = &self.links[index];
         let last = match link.status {
             Status::Up if self.awaits_restore(index) => {

@@ -6,11 +6,12 @@ use std::time::Instant;
 
 use pushpull_common::ids::{GlobalStep, RestoreEpoch, ShardId};
 use pushpull_common::protocol::message::{Pulled, Selection};
-use pushpull_common::protocol::{Envelope, Header, Message, message};
+use pushpull_common::protocol::{Envelope, Header, Message, Refusal, message};
 
 use super::link::{Pending, Receiving, Status};
 use super::requests::deadline_ms;
 use super::{OpId, OpKind, Reply, Session};
+use crate::error::Error;
 use crate::fanout::{Plan, Span};
 use crate::params::Buffer;
 
@@ -18,10 +19,10 @@ use crate::params::Buffer;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Progress {
     Unsent,
-    /// It is asked, and has sent so many bytes.
-    Sent(u64),
-    /// It has sent all, in this restore epoch.
-    Done(RestoreEpoch),
+    /// It is asked, and has sent so many bytes of the values of this step.
+    Sent(u64, GlobalStep),
+    /// It has sent all, in this restore epoch, of this step.
+    Done(RestoreEpoch, GlobalStep),
 }
 
 /// A pull under way.
@@ -29,27 +30,48 @@ enum Progress {
 pub(super) struct Pull {
     plan: Arc<Plan>,
     buffer: Buffer,
-    at_least: GlobalStep,
-    /// The global step that the values are at least of.
+    /// The step of the token that the values are for.
+    token: Option<GlobalStep>,
+    /// The global step that the values are at least of (asynchronous mode).
     step: GlobalStep,
     links: BTreeMap<usize, Progress>,
+    /// What was found where values were of an older step than elsewhere (synchronous mode): asked for
+    /// again, of the newest step.
+    older: BTreeMap<usize, (GlobalStep, GlobalStep)>,
 }
 
 impl Pull {
     pub(super) fn new(
         plan: Arc<Plan>,
         buffer: Buffer,
-        at_least: GlobalStep,
+        token: Option<GlobalStep>,
         known: GlobalStep,
         links: Vec<usize>,
     ) -> Pull {
         let links = links.into_iter().map(|link| (link, Progress::Unsent)).collect();
-        Pull { plan, buffer, at_least, step: known.max(at_least), links }
+        let step = known.max(token.unwrap_or_default());
+        Pull { plan, buffer, token, step, links, older: BTreeMap::new() }
     }
 
     pub(super) fn unanswered(&self) -> impl Iterator<Item = usize> + '_ {
-        let open = self.links.iter().filter(|(_, progress)| !matches!(progress, Progress::Done(_)));
+        let open =
+            self.links.iter().filter(|(_, progress)| !matches!(progress, Progress::Done(..)));
         open.map(|(&link, _)| link)
+    }
+
+    /// The newest step that a shard has sent all values of, or that of the token.
+    fn newest(&self) -> GlobalStep {
+        let done = self.links.values().filter_map(|progress| match *progress {
+            Progress::Done(_, step) => Some(step),
+            _ => None,
+        });
+        done.chain(self.token).max().unwrap_or_default()
+    }
+
+    /// The step of the values that a shard has sent, and the newer one of others, if that is why it
+    /// is asked again.
+    pub(super) fn disagreement(&self, link: usize) -> Option<(GlobalStep, GlobalStep)> {
+        self.older.get(&link).copied()
     }
 
     /// Where the next part of a shard's answer goes. Parts come in order and leave nothing out:
@@ -61,7 +83,7 @@ impl Pull {
         pulled: &Pulled,
         bytes: u64,
     ) -> Result<Vec<(Span, usize)>, &'static str> {
-        let Some(Progress::Sent(received)) = self.links.get_mut(&link) else {
+        let Some(Progress::Sent(received, _)) = self.links.get_mut(&link) else {
             return Err("values nobody asked for");
         };
         let end = pulled.offset.checked_add(bytes);
@@ -93,26 +115,40 @@ impl Session {
         let OpKind::Pull(pull) = &mut op.kind else {
             return;
         };
-        let envelope = Envelope {
-            step: pull.at_least,
+        let mut envelope = Envelope {
+            step: pull.token.unwrap_or_default(),
             deadline_ms: deadline_ms(now, op.deadline),
             ..Envelope::default()
         };
-        let mut due = Vec::new();
         for (&link, progress) in &mut pull.links {
             let epoch = self.links[link].restore_epoch;
             let behind = behind.contains(&link);
-            if matches!(*progress, Progress::Done(done) if done != epoch || behind) {
+            if matches!(*progress, Progress::Done(done, _) if done != epoch || behind) {
+                *progress = Progress::Unsent;
+                pull.older.clear();
+            }
+        }
+        if self.synchronous {
+            // A shard that has not applied as many steps answers once it has.
+            envelope.step = pull.newest();
+        }
+        let mut due = Vec::new();
+        for (&link, progress) in &mut pull.links {
+            let behind = behind.contains(&link);
+            if let Progress::Done(_, step) = *progress
+                && step < envelope.step
+            {
+                pull.older.insert(link, (step, envelope.step));
                 *progress = Progress::Unsent;
             }
             let up = self.links[link].status == Status::Up;
             if *progress == Progress::Unsent && up && !behind {
-                *progress = Progress::Sent(0);
+                *progress = Progress::Sent(0, GlobalStep(0));
                 due.push(link);
             }
         }
         // Steps of an older epoch may have been higher.
-        pull.step = pull.step.min(self.step.max(pull.at_least));
+        pull.step = pull.step.min(self.step.max(pull.token.unwrap_or_default()));
         let done = behind.is_empty() && pull.unanswered().next().is_none();
         for link in due {
             let request = message::Pull { selection: Selection::All {} };
@@ -127,14 +163,16 @@ impl Session {
         if let Some(op) = self.ops.remove(&id)
             && let OpKind::Pull(pull) = op.kind
         {
-            self.reply(id, Ok(Reply::Pulled { buffer: pull.buffer, step: pull.step }));
+            // All are of one step in synchronous mode.
+            let step = if self.synchronous { pull.newest() } else { pull.step };
+            self.reply(id, Ok(Reply::Pulled { buffer: pull.buffer, step }));
         }
     }
 
     pub(super) fn pull_lost(&mut self, id: OpId, link: usize) {
         if let Some(OpKind::Pull(pull)) = self.ops.get_mut(&id).map(|op| &mut op.kind)
             && let Some(progress) = pull.links.get_mut(&link)
-            && !matches!(progress, Progress::Done(_))
+            && !matches!(progress, Progress::Done(..))
         {
             *progress = Progress::Unsent;
         }
@@ -150,11 +188,7 @@ impl Session {
     ) {
         let pulled = match message {
             Message::Pulled(pulled) => pulled,
-            Message::Refused(refused) => {
-                let error = self.refused("pull", link, refused.refusal);
-                self.finish(id, Err(error));
-                return;
-            }
+            Message::Refused(refused) => return self.pull_refused(now, id, link, refused.refusal),
             message => {
                 self.pull_lost(id, link);
                 return self.unexpected(now, link, &message);
@@ -175,6 +209,18 @@ impl Session {
         if shard == self.start.owner {
             pull.step = pull.step.max(header.step);
         }
+        if self.synchronous {
+            if let Some(Progress::Sent(_, step)) = pull.links.get_mut(&link) {
+                *step = header.step.max(*step);
+            }
+            if pull.token.is_some_and(|step| header.step > step) {
+                return self.pull_is_stale(now, id);
+            }
+            if pull.token.is_some_and(|step| header.step < step) {
+                self.pull_lost(id, link);
+                return self.break_off(now, link, "values of a step before the token's".to_owned());
+            }
+        }
         if header.body_bytes == 0 {
             return self.values_received(now, id, link, pulled.last);
         }
@@ -188,11 +234,44 @@ impl Session {
         };
         if last {
             let epoch = self.links[link].restore_epoch;
-            pull.links.insert(link, Progress::Done(epoch));
-            if pull.unanswered().next().is_none() {
+            let step = match pull.links.get(&link) {
+                Some(Progress::Sent(_, step)) => *step,
+                _ => GlobalStep(0),
+            };
+            pull.links.insert(link, Progress::Done(epoch, step));
+            pull.older.remove(&link);
+            if self.synchronous || pull.unanswered().next().is_none() {
                 self.drive(now);
             }
         }
+    }
+
+    fn pull_refused(&mut self, now: Instant, id: OpId, link: usize, refusal: Refusal) {
+        let Some(op) = self.ops.get(&id) else { return };
+        let disagrees = match &op.kind {
+            OpKind::Pull(pull) => pull.disagreement(link).is_some(),
+            _ => false,
+        };
+        let error = match refusal {
+            Refusal::Deadline { .. } if disagrees => Error::Timeout {
+                doing: op.doing,
+                waited: now.saturating_duration_since(op.since),
+                awaited: self.awaited(now, op),
+                sequence: None,
+            },
+            refusal => self.refused("pull", link, refusal),
+        };
+        self.finish(id, Err(error));
+    }
+
+    /// A shard is a step further than the token: what it sends is of no use, and no other's is.
+    fn pull_is_stale(&mut self, now: Instant, id: OpId) {
+        if let Some(op) = self.ops.remove(&id)
+            && let OpKind::Pull(pull) = op.kind
+        {
+            self.reply(id, Ok(Reply::Stale { buffer: pull.buffer }));
+        }
+        self.drive(now);
     }
 
     /// The memory that the body of the link's last message is received into, in order; `None` if

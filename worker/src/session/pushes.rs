@@ -25,6 +25,9 @@ pub(super) enum Phase {
     Sending,
     /// All has been sent; what became of it is open.
     Sent,
+    /// The step owner has it whole, and has not decided while somebody waited (synchronous mode). It
+    /// is asked about again with the next command.
+    Undecided,
     /// The connection was lost after something had been sent: what does the shard know of it?
     InDoubt,
     /// That has been asked.
@@ -37,13 +40,13 @@ pub(super) enum Phase {
 #[derive(Debug)]
 pub(super) struct Share {
     pub(super) link: usize,
-    parts: Vec<Part>,
+    pub(super) parts: Vec<Part>,
     /// How many of the parts have been sent over the present connection.
-    sent: usize,
+    pub(super) sent: usize,
     room: u32,
-    request: Option<RequestId>,
+    pub(super) request: Option<RequestId>,
     /// The last part has been sent, and the shard has not denied having got it.
-    whole: bool,
+    pub(super) whole: bool,
     pub(super) phase: Phase,
 }
 
@@ -51,6 +54,8 @@ pub(super) struct Share {
 #[derive(Debug)]
 pub(super) struct Push {
     operation: Operation,
+    /// A gradient in synchronous mode: the step owner decides for all shards.
+    pub(super) synchronous: bool,
     pub(super) grant: Option<Grant>,
     read: GlobalStep,
     pub(super) shares: Vec<Share>,
@@ -92,13 +97,19 @@ impl Session {
         let sequence = Sequence(self.next_sequence);
         self.next_sequence += 1;
         let PushOrder { operation, grant, read, parts } = order;
-        let mut push = Push { operation, grant, read, shares: Vec::new(), complete };
+        let synchronous = self.synchronous && operation == (Operation::Gradient {});
+        let shares = Vec::new();
+        let mut push = Push { operation, synchronous, grant, read, shares, complete };
         for (shard, parts) in parts {
             self.share(now, &mut push, shard).parts.extend(parts);
         }
         if operation == (Operation::Gradient {}) {
             // The owner counts the step when it has applied its share, empty or not.
             self.share(now, &mut push, self.start.owner);
+        }
+        if synchronous && let Some(plan) = self.plan.clone() {
+            // A step is taken when every shard holds all of its pushes.
+            plan.shards().iter().for_each(|&shard| _ = self.share(now, &mut push, shard));
         }
         self.pushes.insert(sequence, push);
         Ok(sequence)
@@ -180,9 +191,11 @@ impl Session {
 
     fn send_parts(&mut self, now: Instant, sequence: Sequence, push: &mut Push, index: usize) {
         let (operation, complete, grant) = (push.operation, push.complete, push.grant);
+        let synchronous = push.synchronous;
+        let deadline_ms = if synchronous { self.patience(now, sequence) } else { 0 };
         let step = grant.map_or(GlobalStep(0), |grant| grant.step).max(push.read);
         let share = &mut push.shares[index];
-        let total: u64 = share.parts.iter().map(Part::bytes).sum();
+        let total = share.bytes();
         // A push that was completed after its last part was sent ends with an empty one.
         while share.sent < share.parts.len() || (complete && share.phase == Phase::Sending) {
             let last = complete && share.sent + 1 >= share.parts.len();
@@ -194,13 +207,16 @@ impl Session {
                 room: share.room,
                 offset: part.map_or(0, |part| part.offset),
                 whole: last.then_some(total),
+                // A synchronous step has none to give before it is applied everywhere.
                 next: last
                     && operation == Operation::Gradient {}
+                    && !synchronous
                     && self.tokens.may_come_with_an_answer(),
             };
             let bodies = part.map_or_else(Vec::new, |part| part.bodies.clone());
             let request = share.request.unwrap_or_default();
-            let envelope = Envelope { sequence, step, request, ..Envelope::default() };
+            let deadline_ms = if last { deadline_ms } else { 0 };
+            let envelope = Envelope { sequence, step, request, deadline_ms, ..Envelope::default() };
             share.sent += 1;
             if last {
                 (share.phase, share.whole) = (Phase::Sent, true);
@@ -226,12 +242,14 @@ impl Session {
         if let Message::PushAnswer(answer) = &message {
             self.take_extras(now, link, answer);
         }
+        let is_owner = self.links[link].shard == self.start.owner;
         let Some(push) = self.pushes.get_mut(&sequence) else {
             if let Message::Room(room) = message {
                 self.links[link].room = room.room;
             }
             return self.drive(now);
         };
+        let synchronous = push.synchronous;
         let Some(share) = push.shares.iter_mut().find(|share| share.link == link) else {
             return;
         };
@@ -240,7 +258,10 @@ impl Session {
                 share.room = room.room;
                 share.phase = Phase::Sending;
             }
-            Message::PushAnswer(answer) if share.phase == Phase::Sent => {
+            Message::PushAnswer(answer)
+                if share.awaits(answer.outcome)
+                    && may_be_said(answer.outcome, synchronous, is_owner) =>
+            {
                 share.phase = Phase::Settled(Ok(answer.outcome));
             }
             Message::Refused(refused) => match refused.refusal {
@@ -252,6 +273,12 @@ impl Session {
                     if self.links[link].room == room {
                         self.links[link].room = 0;
                     }
+                }
+                Refusal::Deadline { awaited, .. }
+                    if synchronous && is_owner && share.phase == Phase::Sent =>
+                {
+                    (share.phase, share.request) = (Phase::Undecided, None);
+                    self.tell_undecided(now, sequence, link, &awaited);
                 }
                 refusal => share.phase = Phase::Settled(Err(refusal)),
             },
@@ -280,22 +307,36 @@ impl Session {
         link: usize,
         message: Message,
     ) {
+        let is_owner = self.links[link].shard == self.start.owner;
         let Some(push) = self.pushes.get_mut(&sequence) else {
             return;
         };
+        let synchronous = push.synchronous;
         let Some(share) = push.shares.iter_mut().find(|share| share.link == link) else {
             return;
         };
         match message {
             Message::OutcomeIs(answer) => match answer.state {
-                PushState::Settled { outcome } => share.phase = Phase::Settled(Ok(outcome)),
+                PushState::Settled { outcome } => match may_be_said(outcome, synchronous, is_owner)
+                {
+                    true => share.phase = Phase::Settled(Ok(outcome)),
+                    false => {
+                        share.phase = Phase::InDoubt;
+                        return self.unexpected(now, link, &Message::OutcomeIs(answer));
+                    }
+                },
                 PushState::TooOld { oldest } => {
                     let (oldest, newest) = (Sequence(oldest), Sequence(u64::MAX));
                     let refusal = Refusal::Window { sequence, oldest, newest };
                     share.phase = Phase::Settled(Err(refusal));
                 }
-                // Its room is still ours there.
-                PushState::Receiving { .. } => (share.sent, share.phase) = (0, Phase::Sending),
+                // Its room is still ours there. What it has whole it needs no bytes of: that this was
+                // the last part, once more, asks for the answer.
+                PushState::Receiving { bytes } => {
+                    let has_all = share.whole && bytes == share.bytes();
+                    share.sent = if has_all { share.parts.len() } else { 0 };
+                    share.phase = Phase::Sending;
+                }
                 PushState::Unknown {} => share.start_over(),
             },
             Message::Refused(refused) => {
@@ -316,7 +357,11 @@ impl Session {
             share.phase = match std::mem::replace(&mut share.phase, Phase::Roomless) {
                 Phase::Roomless | Phase::Reserving => Phase::Roomless,
                 Phase::Sending if share.sent == 0 => Phase::Roomless,
-                Phase::Sending | Phase::Sent | Phase::InDoubt | Phase::Asking => Phase::InDoubt,
+                Phase::Sending
+                | Phase::Sent
+                | Phase::Undecided
+                | Phase::InDoubt
+                | Phase::Asking => Phase::InDoubt,
                 settled @ Phase::Settled(_) => settled,
             };
         }
@@ -334,7 +379,15 @@ impl Session {
         let Some(push) = self.pushes.remove(&sequence) else {
             return;
         };
-        for share in push.shares.iter().filter(|share| share.sent > 0) {
+        self.withdraw_shares(now, sequence, &push);
+        if let Some(grant) = push.grant {
+            self.return_token(now, grant);
+        }
+    }
+
+    /// Withdraws what shards have been sent of a push that has ended, and may not hold whole.
+    pub(super) fn withdraw_shares(&mut self, now: Instant, sequence: Sequence, push: &Push) {
+        for share in push.shares.iter().filter(|share| share.sent > 0 && !share.whole) {
             let settled = matches!(share.phase, Phase::Settled(_));
             if !settled && self.links[share.link].status == Status::Up {
                 let envelope = Envelope { sequence, ..Envelope::default() };
@@ -342,13 +395,35 @@ impl Session {
                 self.send(now, share.link, pending, envelope, Withdraw {}, vec![]);
             }
         }
-        if let Some(grant) = push.grant {
-            self.return_token(now, grant);
-        }
+    }
+}
+
+/// Whether a shard may say this of a push. In synchronous mode the step owner decides, and the
+/// others hold.
+fn may_be_said(outcome: Outcome, synchronous: bool, is_owner: bool) -> bool {
+    match outcome {
+        Outcome::Applied { .. } => !synchronous,
+        Outcome::Accepted { .. } => synchronous && is_owner,
+        Outcome::Held {} => synchronous && !is_owner,
+        Outcome::Stale { .. } | Outcome::Withdrawn {} => true,
     }
 }
 
 impl Share {
+    fn bytes(&self) -> u64 {
+        self.parts.iter().map(Part::bytes).sum()
+    }
+
+    /// Whether this can be the answer now: that its step has passed may be said of a push that is
+    /// not whole.
+    fn awaits(&self, outcome: Outcome) -> bool {
+        match self.phase {
+            Phase::Sent => true,
+            Phase::Sending => self.sent > 0 && matches!(outcome, Outcome::Stale { .. }),
+            _ => false,
+        }
+    }
+
     /// The shard has nothing of it: room is needed, and all parts are sent again.
     fn start_over(&mut self) {
         (self.sent, self.request, self.whole, self.phase) = (0, None, false, Phase::Roomless);

@@ -7,38 +7,44 @@ use pushpull_common::protocol::limits::WINDOW;
 use pushpull_common::protocol::{Outcome, Refusal};
 
 use super::pushes::{Phase, Push};
-use super::{OpId, OpKind, Reply, Session};
+use super::{Op, OpId, OpKind, Reply, Session};
 use crate::error::Error;
 
 /// How many ended pushes a session can be asked about.
 const SETTLED_MAX: usize = WINDOW as usize;
 
 impl Session {
-    /// Ends a push that every shard has settled, and tells who waits for it.
+    /// Ends a push that every shard has settled, or the step owner for all of them, and tells who
+    /// waits for it.
     pub(super) fn settle_if_done(&mut self, now: Instant, sequence: Sequence) {
         let Some(push) = self.pushes.get(&sequence) else {
             return;
         };
-        if !push.complete || push.unsettled().next().is_some() {
+        let done = match push.synchronous {
+            true => self.is_decided(push),
+            false => push.complete && push.unsettled().next().is_none(),
+        };
+        if !done {
             return;
         }
         let Some(push) = self.pushes.remove(&sequence) else {
             return;
         };
+        self.withdraw_shares(now, sequence, &push);
         let result = self.result_of(now, &push);
         if self.settled.len() == SETTLED_MAX {
             self.settled.pop_front();
         }
         self.settled.push_back((sequence, result.clone()));
-        let waiting: Vec<OpId> = self
-            .ops
-            .iter()
-            .filter(|(_, op)| matches!(op.kind, OpKind::Push { sequence: s, .. } if s == sequence))
-            .map(|(&id, _)| id)
-            .collect();
-        for id in waiting {
+        for id in self.waiting_for(sequence) {
             self.finish(id, result.clone().map(|outcome| Reply::Pushed { outcome }));
         }
+    }
+
+    /// The operations that wait for a push.
+    pub(super) fn waiting_for(&self, sequence: Sequence) -> Vec<OpId> {
+        let waits = |op: &Op| matches!(op.kind, OpKind::Push { sequence: s, .. } if s == sequence);
+        self.ops.iter().filter(|(_, op)| waits(op)).map(|(&id, _)| id).collect()
     }
 
     /// What became of a push as a whole: the first refusal, or the owner's outcome, which knows

@@ -11,5 +11,6 @@ mod random;
 mod resends;
 mod samples;
 mod streaming;
+mod synchronous;
 mod tokens;
 mod world;

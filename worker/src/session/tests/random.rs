@@ -169,8 +169,7 @@ impl Test {
             (0 | 1, _, _) => self.call(Command::Token, Waits::Token, timeout),
             (2, _, _) => {
                 let (plan, buffer) = (self.plan.clone(), Buffer::new(&self.plan));
-                let at_least = GlobalStep(0);
-                self.call(Command::Pull { plan, buffer, at_least }, Waits::Pull, timeout);
+                self.call(Command::Pull { plan, buffer, token: None }, Waits::Pull, timeout);
             }
             (3..=5, Some(_), _) if self.next_fill < 250 => {
                 let (grant, fill) = (self.tokens.pop(), self.fill());

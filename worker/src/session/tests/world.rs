@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{GlobalStep, Incarnation, RequestId, RestoreEpoch, TaskId};
-use pushpull_common::protocol::message::{self, Hello, PushPart, Role};
+use pushpull_common::protocol::message::{self, Hello, ModeIs, PushPart, Role, Welcome};
 use pushpull_common::protocol::{Envelope, Message};
 
 pub(super) use super::samples::*;
@@ -54,6 +54,8 @@ pub(super) struct World {
     pub(super) beats: bool,
     /// The epoch that the shard of each link lives in.
     pub(super) epochs: BTreeMap<usize, RestoreEpoch>,
+    /// The mode of the servers.
+    pub(super) mode: ModeIs,
     alive: BTreeMap<usize, bool>,
     next_op: u64,
 }
@@ -89,6 +91,7 @@ impl World {
             closed: BTreeMap::new(),
             beats: true,
             epochs: BTreeMap::new(),
+            mode: ModeIs::Asynchronous {},
             alive: BTreeMap::new(),
             next_op: 1,
         }
@@ -96,7 +99,12 @@ impl World {
 
     /// A session that is connected to the shards of a plan and has joined.
     pub(super) fn joined(plan: &Arc<Plan>) -> World {
-        let mut world = World::new();
+        World::new().join(plan)
+    }
+
+    /// Connects to the shards of a plan, and joins.
+    pub(super) fn join(self, plan: &Arc<Plan>) -> World {
+        let mut world = self;
         let open = world.call(Command::Open { shards: plan.shards().to_vec() });
         for link in 0..plan.shards().len() {
             world.accept(link);
@@ -122,7 +130,7 @@ impl World {
 
     pub(super) fn pull(&mut self, plan: &Arc<Plan>) -> OpId {
         let (plan, buffer) = (plan.clone(), Buffer::new(plan));
-        self.call(Command::Pull { plan, buffer, at_least: GlobalStep(0) })
+        self.call(Command::Pull { plan, buffer, token: None })
     }
 
     pub(super) fn push(&mut self, plan: &Plan, token: u64) -> OpId {
@@ -284,7 +292,7 @@ impl World {
     /// The transport is connected, and the server welcomes the session.
     pub(super) fn accept(&mut self, link: usize) -> Hello {
         let frame = self.connect(link);
-        self.answer(&frame, welcome());
+        self.answer(&frame, Welcome { mode: self.mode, ..welcome() });
         let Message::Hello(hello) = frame.message else { unreachable!() };
         hello
     }
