@@ -119,22 +119,25 @@ impl Shard {
         self.answer(connection, request, message::Finished {}.into());
     }
 
-    /// Answers those who wait for a token, first come first served, as far as that goes.
+    /// Answers those who wait for a token, first come first served, as far as that goes. In a
+    /// synchronous step one who has given its share holds up nobody behind it, who may not have.
     pub(super) fn grant_parked_tokens(&mut self, now: Instant) {
-        while let Some(entry) = self.parked.take_first(|entry| matches!(entry.wait, Wait::Token)) {
+        let waiting = self.parked.take(|entry| matches!(entry.wait, Wait::Token));
+        let mut rest = Vec::new();
+        for entry in waiting {
             match self.ask_owner(now, &entry) {
-                Some(Request::Wait) | None => {
-                    // Back to where it came from: nobody can have parked in between.
-                    self.parked.put_back(entry);
-                    return;
-                }
+                Some(Request::Wait) | None => rest.push(entry),
                 Some(settled) => self.answer_token(now, &entry, settled),
             }
+        }
+        // Back to where they came from: nobody can have parked in between.
+        for entry in rest.into_iter().rev() {
+            self.parked.put_back(entry);
         }
     }
 
     /// The tokens whose push lies whole in the inbox: it belongs to the server.
-    pub(super) fn whole_tokens(&self) -> BTreeSet<TokenId> {
+    pub(crate) fn whole_tokens(&self) -> BTreeSet<TokenId> {
         self.inbox.iter().flat_map(|inbox| inbox.whole_tokens()).collect()
     }
 
