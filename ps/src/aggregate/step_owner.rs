@@ -315,7 +315,7 @@ impl StepOwner {
     }
 
     /// Asserts the invariants; for tests and the simulator.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, fuzzing, feature = "simulation"))]
     pub(crate) fn check_invariants(&self) {
         if let Some(admission) = &self.admission {
             admission.check().unwrap();
@@ -340,7 +340,7 @@ impl StepOwner {
     }
 
     /// Whether a request of this client would have to wait.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, fuzzing, feature = "simulation"))]
     pub(crate) fn has_none_for(&self, client: ClientKey) -> bool {
         if let Some(admission) = &self.admission
             && !self.finished
