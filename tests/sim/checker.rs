@@ -37,7 +37,10 @@ pub(crate) struct Checker {
     applied: BTreeMap<ShardId, u64>,
     /// The step that a token's push is a part of.
     step_of: BTreeMap<u64, u64>,
-    pushed: BTreeMap<u64, Numbers>,
+    /// By token: the worker task and its gradient.
+    pushed: BTreeMap<u64, (u32, Numbers)>,
+    /// Whether gradients are taken in the order of the worker tasks, one of each.
+    ordered: Option<u32>,
     accepted: BTreeMap<u64, u64>,
     dropped: BTreeSet<u64>,
     pub(crate) pulls: u64,
@@ -96,7 +99,7 @@ impl Line {
 }
 
 impl Checker {
-    pub(crate) fn new(catalogue: &Catalogue) -> Checker {
+    pub(crate) fn new(catalogue: &Catalogue, ordered: Option<u32>) -> Checker {
         let zeros = catalogue.variables().iter().map(|variable| {
             let size = variable.dtype().size() as u64;
             Line::zeros(variable.dtype(), (variable.bytes() / size) as usize)
@@ -107,6 +110,7 @@ impl Checker {
             applied: BTreeMap::new(),
             step_of: BTreeMap::new(),
             pushed: BTreeMap::new(),
+            ordered,
             accepted: BTreeMap::new(),
             dropped: BTreeSet::new(),
             pulls: 0,
@@ -119,8 +123,8 @@ impl Checker {
     }
 
     /// A worker is about to push this gradient under a token.
-    pub(crate) fn pushes(&mut self, token: u64, gradient: Numbers) {
-        let before = self.pushed.insert(token, gradient);
+    pub(crate) fn pushes(&mut self, token: u64, task: u32, gradient: Numbers) {
+        let before = self.pushed.insert(token, (task, gradient));
         assert!(before.is_none(), "token {token} is given out twice");
     }
 
@@ -165,9 +169,13 @@ impl Checker {
             assert_eq!(before, None, "token {token} counts in step {step} again");
             assert!(self.pushed.contains_key(&token), "token {token} was never pushed");
         }
+        if let Some(workers) = self.ordered {
+            let tasks = tokens.iter().map(|token| self.pushed[token].0);
+            assert!(tasks.eq(0..workers), "step {step} is made of {tokens:?}, in another order");
+        }
         let mut values = self.values(step).expect("the step before").clone();
         for (variable, line) in values.iter_mut().enumerate() {
-            let gradients = tokens.iter().filter_map(|token| self.pushed[token][variable].as_ref());
+            let gradients = tokens.iter().filter_map(|token| self.pushed[token].1[variable].as_ref());
             line.descend(&gradients.collect::<Vec<_>>());
         }
         self.steps.push(Step { tokens, values });

@@ -32,10 +32,12 @@ pub(crate) enum Fault {
     Late,
     /// A worker takes longer for a gradient than a token may be held.
     Hold,
+    /// A worker waits no longer for what it has asked for.
+    Cancel,
 }
 
 impl Fault {
-    pub(crate) const ALL: [Fault; 12] = [
+    pub(crate) const ALL: [Fault; 13] = [
         Fault::Cut,
         Fault::Half,
         Fault::Slow,
@@ -48,6 +50,7 @@ impl Fault {
         Fault::Leave,
         Fault::Late,
         Fault::Hold,
+        Fault::Cancel,
     ];
 
     pub(crate) fn name(self) -> &'static str {
@@ -64,6 +67,7 @@ impl Fault {
             Fault::Leave => "leave",
             Fault::Late => "late",
             Fault::Hold => "hold",
+            Fault::Cancel => "cancel",
         }
     }
 }
@@ -77,6 +81,8 @@ pub(crate) fn plan(setting: &Setting, chance: &mut Chance) -> (Vec<(Duration, Fa
         // These come about otherwise.
         Fault::Half | Fault::Late => false,
         Fault::KillShards => setting.tasks > 1,
+        // Every replica is waited for.
+        Fault::Leave => !setting.deterministic,
         Fault::Hold => setting.token_timeout.is_some(),
         _ => true,
     };

@@ -2,8 +2,8 @@
 //! machines of servers and workers train in synchronous mode, and every run is checked against a
 //! replay of its steps.
 //!
-//! `cargo test --test sim`. `PUSHPULL_SIM_SEEDS=N` runs the seeds from 0 to N; `PUSHPULL_SEED=S`
-//! replays one and prints what happens. The last line is one JSON object.
+//! `cargo test --test sim`. `PUSHPULL_SIM_SEEDS=N` runs N seeds, from 0 or `PUSHPULL_SIM_FIRST` on;
+//! `PUSHPULL_SEED=S` replays one and prints what happens. The last line is one JSON object.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -42,7 +42,8 @@ fn main() -> ExitCode {
     let seeds = number("PUSHPULL_SIM_SEEDS").unwrap_or(SEEDS).max(1);
     let mut outcomes = Vec::new();
     let mut failed = Vec::new();
-    for seed in 0..seeds {
+    let first = number("PUSHPULL_SIM_FIRST").unwrap_or(0);
+    for seed in first..first.saturating_add(seeds) {
         let run = || World::new(seed, start, Trace::new(false)).run();
         match catch_unwind(AssertUnwindSafe(run)) {
             Ok(outcome) => {

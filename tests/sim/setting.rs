@@ -29,6 +29,8 @@ pub(crate) struct Setting {
     pub(crate) total: u32,
     pub(crate) last_step: u64,
     pub(crate) token_timeout: Option<Duration>,
+    /// Whether gradients are added up in the order of the worker tasks.
+    pub(crate) deterministic: bool,
     pub(crate) cluster: ClusterSpec,
     pub(crate) catalogue: Arc<Catalogue>,
 }
@@ -39,8 +41,11 @@ impl Setting {
         let shards = chance.between(1, 2) as u16;
         let workers = chance.between(2, 4) as u32;
         // Sometimes more come than are expected.
-        let total = if chance.percent(25) { workers - 1 } else { workers };
+        let deterministic = chance.percent(12);
+        let fewer = !deterministic && chance.percent(25);
+        let total = if fewer { workers - 1 } else { workers };
         let aggregate = match chance.between(0, 2) {
+            _ if deterministic => total,
             0 => chance.between(1, u64::from(total)) as u32,
             1 => total,
             _ => total + chance.between(1, 2) as u32,
@@ -62,6 +67,7 @@ impl Setting {
             total,
             last_step: chance.between(8, 24),
             token_timeout: chance.percent(60).then_some(Duration::from_millis(1500)),
+            deterministic,
             cluster,
             catalogue: Arc::new(catalogue),
         }
@@ -70,7 +76,8 @@ impl Setting {
     /// What it is, in a line.
     pub(crate) fn words(&self) -> String {
         format!(
-            "{} ps tasks of {} shards, {} workers, {} variables, {} of {}, {} steps, tokens for {:?}",
+            "{} ps tasks of {} shards, {} workers, {} variables, {} of {}, {} steps, \
+             tokens for {:?}{}",
             self.tasks,
             self.shards,
             self.workers,
@@ -79,6 +86,7 @@ impl Setting {
             self.total,
             self.last_step,
             self.token_timeout,
+            if self.deterministic { ", deterministic" } else { "" },
         )
     }
 
@@ -94,6 +102,7 @@ impl Setting {
             .lease(LEASE)
             .join_timeout(Duration::from_secs(2))
             .token_timeout(self.token_timeout)
+            .deterministic(self.deterministic)
             .inbox_pushes(1)
             .last_step(self.last_step)
     }

@@ -215,6 +215,20 @@ impl Trainer {
         }
     }
 
+    /// Waits no longer for what it has asked for, and goes on; false if it could not.
+    pub(crate) fn cancel(&mut self, now: Instant, door: &mut Door) -> bool {
+        match self.phase.clone() {
+            Phase::Asking | Phase::Pushing(_) => door.cancel(now, self.op),
+            Phase::Pulling(grant) => {
+                door.cancel(now, self.op);
+                door.drop_token(now, grant);
+            }
+            _ => return false,
+        }
+        self.go_on(now, door);
+        true
+    }
+
     /// The gradient is there: pushes it.
     pub(crate) fn push(
         &mut self,
@@ -225,6 +239,11 @@ impl Trainer {
         chance: &mut Chance,
     ) {
         let Phase::Computing(grant, read) = self.phase else { return };
+        if chance.percent(3) {
+            // There was nothing to learn.
+            door.drop_token(now, grant);
+            return self.go_on(now, door);
+        }
         let token = grant.token.0;
         let variables = setting.catalogue.variables();
         let left_out =
@@ -245,7 +264,7 @@ impl Trainer {
             present.push(id);
             gradient.push(Some(line));
         }
-        checker.pushes(token, gradient);
+        checker.pushes(token, self.task, gradient);
         self.phase = Phase::Pushing(token);
         self.ask(now, door, Want::Push { grant, read, variables: present, bytes });
     }

@@ -114,7 +114,8 @@ impl World {
     pub(crate) fn new(seed: u64, start: Instant, trace: Trace) -> World {
         let mut chance = Chance::new(seed);
         let setting = Setting::draw(&mut chance);
-        let checker = Checker::new(&setting.catalogue);
+        let ordered = setting.deterministic.then_some(setting.workers);
+        let checker = Checker::new(&setting.catalogue, ordered);
         let mut world = World {
             chance,
             start,
@@ -517,6 +518,9 @@ impl World {
                 }
             }
         }
+        if self.processes[number].trainer.is_over() {
+            return self.end_process(number);
+        }
         let process = &mut self.processes[number];
         let wake = process.door.wake_at(now).max(now + Duration::from_micros(1));
         if process.armed.is_none_or(|(armed, _)| wake < armed) {
@@ -794,6 +798,17 @@ impl World {
                     self.processes[number].trainer.holds = Some(time);
                 }
                 holds.is_some()
+            }
+            Fault::Cancel => {
+                let now = self.now;
+                let alive = self.alive(|_| true);
+                let cancels = self.chance.pick(&alive).copied();
+                cancels.is_some_and(|number| {
+                    let Process { door, trainer, .. } = &mut self.processes[number];
+                    let cancelled = trainer.cancel(now, door);
+                    self.settle_process(number);
+                    cancelled
+                })
             }
             Fault::Half | Fault::Late => false,
         };

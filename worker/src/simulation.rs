@@ -244,6 +244,11 @@ impl Door {
         op.0
     }
 
+    /// Whoever waits for an operation waits no longer.
+    pub fn cancel(&mut self, now: Instant, op: u64) {
+        self.handle(now, Input::Cancelled { op: OpId(op) });
+    }
+
     /// A token is dropped, and goes back.
     pub fn drop_token(&mut self, now: Instant, grant: Grant) {
         self.handle(now, Input::TokenDropped { grant });
