@@ -175,7 +175,8 @@ impl Checker {
         }
         let mut values = self.values(step).expect("the step before").clone();
         for (variable, line) in values.iter_mut().enumerate() {
-            let gradients = tokens.iter().filter_map(|token| self.pushed[token].1[variable].as_ref());
+            let gradients =
+                tokens.iter().filter_map(|token| self.pushed[token].1[variable].as_ref());
             line.descend(&gradients.collect::<Vec<_>>());
         }
         self.steps.push(Step { tokens, values });

@@ -15,6 +15,8 @@ mod setting;
 mod trace;
 mod trainer;
 mod world;
+#[cfg(feature = "zoo")]
+mod zoo;
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -39,6 +41,15 @@ fn main() -> ExitCode {
         println!("{outcome:?}");
         return ExitCode::SUCCESS;
     }
+    #[cfg(feature = "zoo")]
+    return zoo::run(start);
+    #[cfg(not(feature = "zoo"))]
+    check(start)
+}
+
+/// Runs the seeds, and tells how it went.
+#[cfg_attr(feature = "zoo", allow(dead_code, reason = "bugs are planted"))]
+fn check(start: Instant) -> ExitCode {
     let seeds = number("PUSHPULL_SIM_SEEDS").unwrap_or(SEEDS).max(1);
     let mut outcomes = Vec::new();
     let mut failed = Vec::new();

@@ -31,6 +31,8 @@ pub(crate) struct Setting {
     pub(crate) token_timeout: Option<Duration>,
     /// Whether gradients are added up in the order of the worker tasks.
     pub(crate) deterministic: bool,
+    #[cfg(feature = "zoo")]
+    pub(crate) zoo: pushpull_ps::Zoo,
     pub(crate) cluster: ClusterSpec,
     pub(crate) catalogue: Arc<Catalogue>,
 }
@@ -68,6 +70,8 @@ impl Setting {
             last_step: chance.between(8, 24),
             token_timeout: chance.percent(60).then_some(Duration::from_millis(1500)),
             deterministic,
+            #[cfg(feature = "zoo")]
+            zoo: Default::default(),
             cluster,
             catalogue: Arc::new(catalogue),
         }
@@ -96,7 +100,10 @@ impl Setting {
             replicas_to_aggregate: self.aggregate,
             total_num_replicas: self.total,
         };
-        PsConfig::new(self.cluster.clone(), TaskId::ps(task), Sgd::new(RATE))
+        let config = PsConfig::new(self.cluster.clone(), TaskId::ps(task), Sgd::new(RATE));
+        #[cfg(feature = "zoo")]
+        let config = config.zoo(self.zoo);
+        config
             .shards(self.shards)
             .mode(mode)
             .lease(LEASE)

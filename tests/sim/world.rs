@@ -159,6 +159,12 @@ impl World {
         world
     }
 
+    /// Plants a bug in every shard.
+    #[cfg(feature = "zoo")]
+    pub(crate) fn plant(&mut self, zoo: pushpull_ps::Zoo) {
+        self.setting.zoo = zoo;
+    }
+
     /// Runs to the end.
     pub(crate) fn run(mut self) -> Outcome {
         while let Some(((at, _), event)) = self.queue.pop_first() {
