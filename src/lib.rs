@@ -1,4 +1,4 @@
-//! An embeddable asynchronous parameter server: push gradients, pull weights.
+//! An embeddable parameter server, asynchronous or synchronous: push gradients, pull weights.
 //!
 //! Parameter-server shards hold the variables of a model in memory-mapped buffers; workers push
 //! gradients and pull weights over a length-prefixed binary protocol. Both sides are values in
@@ -38,6 +38,19 @@
 //! ps.serve(async {}).await?;
 //! # Ok(()) }
 //! ```
+//!
+//! # Synchronous training
+//!
+//! The mode is a setting of the servers ([`PsConfig::mode`], or `pushpull-ps --synchronous 4/5`); the
+//! loop is the same. In [`Mode::Synchronous`] a step is the mean of several gradients, those of the
+//! fastest replicas, and all shards take the same. [`Push::Accepted`] means that every shard holds the
+//! gradient and it is a part of the step, for good; [`Push::Stale`] that the step was made without
+//! it; [`Pulled::Stale`] that the token's step was made before its values were pulled. After each of
+//! them the loop takes another token, which waits until the step is applied everywhere. Values are of
+//! one step on all shards. [`PsConfig::on_loss`] (`--on-loss shrink:MIN`, `wait:SECONDS`, `fail`) says
+//! what becomes of a step when a replica is lost, [`PsConfig::join_timeout`] (`--join-timeout-ms`) how
+//! long the first one counts on those who have not come, and [`PsConfig::deterministic`]
+//! (`--deterministic`) makes runs equal to the bit.
 
 #![forbid(unsafe_code)]
 

@@ -1,7 +1,8 @@
 //! Trains a small network on handwritten digits over a parameter server.
 //!
-//! Without flags: two parameter servers and two workers in this process. With `--job-name` and
-//! `--task-index`: one task of a cluster, as in the classic trainers; see the README.
+//! Without flags: two parameter servers and two workers in this process; with `--synchronous A/R`, R
+//! workers. With `--job-name` and `--task-index`: one task of a cluster, as in the classic
+//! trainers; see the README.
 
 mod data;
 mod model;
@@ -18,7 +19,7 @@ use clap::Parser;
 use pushpull::{Adam, ClusterSpec, Listener, Ps, PsConfig, TaskId};
 
 use data::Split;
-use options::{Job, Options};
+use options::{Job, Options, Replicas};
 use train::{Failure, Outcome};
 
 fn main() -> ExitCode {
@@ -51,7 +52,7 @@ fn all_in_one(options: &Options) -> Result<(), Failure> {
     let cluster = ClusterSpec::builder()
         .job("ps", listeners.iter().map(Listener::address))
         // Nobody connects to a worker; its address is its name.
-        .job("worker", ["127.0.0.1:1", "127.0.0.1:2"])
+        .job("worker", (1..=options.workers()).map(|index| format!("127.0.0.1:{index}")))
         .build()?;
     let servers = listeners
         .into_iter()
@@ -62,13 +63,16 @@ fn all_in_one(options: &Options) -> Result<(), Failure> {
     let start = Instant::now();
     let outcome = std::thread::scope(|scope| {
         let (split, cluster) = (&split, &cluster);
-        let second = scope.spawn(move || train::run(options, cluster, TaskId::worker(1), split));
-        let first = train::run(options, cluster, TaskId::worker(0), split);
-        let second = second.join().map_err(|_| "the second worker panicked")?;
-        second?;
+        let run = move |index| train::run(options, cluster, TaskId::worker(index), split);
+        let others: Vec<_> =
+            (1..options.workers()).map(|index| scope.spawn(move || run(index))).collect();
+        let first = run(0);
+        for other in others {
+            other.join().map_err(|_| "a worker panicked")??;
+        }
         first
     })?;
-    report(&cluster, &split, outcome, start)?;
+    report(options, &cluster, &split, outcome, start)?;
     for server in servers {
         runtime.block_on(server.serve(async {}))?;
     }
@@ -105,7 +109,7 @@ fn work(options: &Options, task: TaskId, cluster: ClusterSpec) -> Result<(), Fai
     let start = Instant::now();
     let outcome = train::run(options, &cluster, task, &split)?;
     if outcome.is_some() {
-        report(&cluster, &split, outcome, start)?;
+        report(options, &cluster, &split, outcome, start)?;
     }
     Ok(())
 }
@@ -119,11 +123,14 @@ fn load(options: &Options) -> Result<Split, Failure> {
 
 fn server(options: &Options, cluster: &ClusterSpec, task: u32) -> PsConfig {
     let adam = Adam::new(options.learning_rate);
-    PsConfig::new(cluster.clone(), TaskId::ps(task), adam).last_step(options.steps)
+    PsConfig::new(cluster.clone(), TaskId::ps(task), adam)
+        .last_step(options.steps)
+        .mode(options.mode())
 }
 
 /// Prints the loss curve, and as last line one JSON object.
 fn report(
+    options: &Options,
     cluster: &ClusterSpec,
     split: &Split,
     outcome: Option<Outcome>,
@@ -131,8 +138,14 @@ fn report(
 ) -> Result<(), Failure> {
     let outcome = outcome.ok_or("the chief did not report")?;
     println!("{}", picture::curve(&outcome.losses, 60, 10));
+    let mode = match options.synchronous {
+        None => "\"asynchronous\"".to_owned(),
+        Some(Replicas { aggregate, .. }) => {
+            format!("\"synchronous\",\"replicas_to_aggregate\":{aggregate}")
+        }
+    };
     println!(
-        "{{\"example\":\"digits\",\"mode\":\"asynchronous\",\"workers\":{},\"ps\":{},\"steps\":{},\
+        "{{\"example\":\"digits\",\"mode\":{mode},\"workers\":{},\"ps\":{},\"steps\":{},\
          \"test\":{},\"accuracy\":{:.4},\"seconds\":{:.2}}}",
         cluster.num_tasks("worker")?,
         cluster.num_tasks("ps")?,

@@ -1,9 +1,31 @@
 //! The command line.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::{Parser, ValueEnum};
-use pushpull::{ClusterSpec, TaskId};
+use pushpull::{ClusterSpec, Mode, TaskId};
+
+/// Synchronous steps: of the gradients of how many replicas each is made, and of how many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Replicas {
+    /// Gradients that make a step.
+    pub(crate) aggregate: u32,
+    /// Replicas there are.
+    pub(crate) total: u32,
+}
+
+impl FromStr for Replicas {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Replicas, &'static str> {
+        let number = |part: &str| part.parse().ok().filter(|&number: &u32| number > 0);
+        match text.split_once('/').map(|(a, r)| (number(a), number(r))) {
+            Some((Some(aggregate), Some(total))) => Ok(Replicas { aggregate, total }),
+            _ => Err("expected A/R, two whole numbers from 1 on, such as 3/4"),
+        }
+    }
+}
 
 /// The role of one process of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -40,6 +62,11 @@ pub(crate) struct Options {
     /// Lets a parameter server listen where other machines can reach it, without authentication.
     #[arg(long)]
     pub(crate) insecure: bool,
+    /// Makes each step of the gradients of A workers of R: 3/4 takes the three fastest of four. Without
+    /// --job-name there are R workers then, and 2 otherwise. Every process must be given the same. A
+    /// step is made of --batch rows in either mode, so as many steps come to the same accuracy.
+    #[arg(long, value_name = "A/R")]
+    pub(crate) synchronous: Option<Replicas>,
     /// A directory with Fashion-MNIST or MNIST in IDX form, plain or .gz.
     #[arg(long)]
     pub(crate) data: Option<PathBuf>,
@@ -49,9 +76,10 @@ pub(crate) struct Options {
     /// The global step at which training ends.
     #[arg(long, default_value_t = 2000)]
     pub(crate) steps: u64,
-    /// Rows in a batch of one worker.
+    /// Rows that a step is made of. A worker's gradient is of all of them, or with --synchronous A/R of
+    /// an A-th, rounded up.
     #[arg(long, default_value_t = 32)]
-    pub(crate) batch: usize,
+    batch: usize,
     /// Units in the hidden layer.
     #[arg(long, default_value_t = 128)]
     pub(crate) hidden: usize,
@@ -61,6 +89,27 @@ pub(crate) struct Options {
 }
 
 impl Options {
+    /// How updates are taken.
+    pub(crate) fn mode(&self) -> Mode {
+        match self.synchronous {
+            None => Mode::Asynchronous,
+            Some(Replicas { aggregate, total }) => {
+                Mode::Synchronous { replicas_to_aggregate: aggregate, total_num_replicas: total }
+            }
+        }
+    }
+
+    /// Workers of a cluster in one process.
+    pub(crate) fn workers(&self) -> u32 {
+        self.synchronous.map_or(2, |replicas| replicas.total)
+    }
+
+    /// Rows that one gradient is of.
+    pub(crate) fn rows(&self) -> usize {
+        let gradients = self.synchronous.map_or(1, |replicas| replicas.aggregate);
+        self.batch.div_ceil(gradients as usize)
+    }
+
     /// The task this process is to run, and its cluster; `None` for the whole cluster.
     pub(crate) fn job(&self) -> Result<Option<(Job, TaskId, ClusterSpec)>, pushpull::ClusterError> {
         let Some(job) = self.job_name else {

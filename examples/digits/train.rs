@@ -50,7 +50,7 @@ pub(crate) fn run(
     let place = cluster.task_indices("worker")?.iter().position(|&index| index == task.index);
     let place = place.ok_or("the cluster does not know this worker")?;
     let rows = split.train.rows();
-    let mut batches = Batches::new(rows, place, workers, options.batch, options.seed)?;
+    let mut batches = Batches::new(rows, place, workers, options.rows(), options.seed)?;
     let mut batch = Batch::default();
 
     let is_chief = worker.is_chief();
@@ -66,11 +66,16 @@ pub(crate) fn run(
         batches.next_into(&split.train, &mut batch);
         let mut gradients = worker.gradients();
         let loss = model.gradients(params.views(NAMES)?, &batch, gradients.views_mut(NAMES)?);
-        if let Push::Applied { step, .. } = worker.push(token, gradients)? {
-            losses.push((step, loss));
-            if let Some(progress) = &progress {
-                progress.at(step, loss);
-            }
+        let step = match worker.push(token, gradients)? {
+            Push::Applied { step, .. } => step,
+            // Counted from 0: so many there are with it.
+            Push::Accepted { step } => step + 1,
+            // Others were faster; there is another token.
+            _ => continue,
+        };
+        losses.push((step, loss));
+        if let Some(progress) = &progress {
+            progress.at(step, loss);
         }
     }
     let outcome = match progress {

@@ -88,7 +88,8 @@ pub enum Durability {
     Process,
     /// The loss of power, too, if the disk keeps what it says it keeps. Needs
     /// [`Storage::Directory`] on a disk. Answers wait for the disk, and share its flushes: some
-    /// milliseconds each, and every changed block is written. For small models.
+    /// milliseconds each, and every changed block is written. For small models, and not for
+    /// [`Mode::Synchronous`].
     Power,
 }
 
@@ -373,6 +374,10 @@ impl PsConfig {
         {
             let reason = "it must be 1 to replicas_to_aggregate";
             return Some(("on_loss.min", min.to_string(), reason));
+        }
+        if self.durability == Durability::Power {
+            let reason = "what an image has of the inbox is not enough for synchronous steps";
+            return Some(("durability", "power".to_owned(), reason));
         }
         let reason = "deterministic steps take one gradient of each replica";
         (self.deterministic && aggregate != total).then_some(("mode", mode, reason))

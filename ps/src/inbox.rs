@@ -44,12 +44,16 @@ pub(crate) struct WholePush {
     pub(crate) connection: u64,
     pub(crate) request: RequestId,
     pub(crate) next: bool,
+    /// Since when it is waited for, and how long.
+    pub(crate) since: Option<Instant>,
+    pub(crate) deadline: Option<Instant>,
 }
 
 impl WholePush {
     /// Nobody waits for the answer.
-    fn unheard() -> WholePush {
-        WholePush { connection: 0, request: RequestId(0), next: false }
+    pub(crate) fn unheard() -> WholePush {
+        let (since, deadline) = (None, None);
+        WholePush { connection: 0, request: RequestId(0), next: false, since, deadline }
     }
 }
 
@@ -289,22 +293,45 @@ impl Inbox {
         self.room(number)?.holder
     }
 
-    /// The room of the gradient of this token, whole or on its way.
-    pub(crate) fn room_of(&self, token: u64) -> Option<u32> {
-        let gradients = self.gradients();
-        gradients.into_iter().find(|(_, push)| push.token.0 == token).map(|(room, _)| room)
+    /// The room in which the gradient of this token lies whole.
+    pub(crate) fn whole_room_of(&self, token: u64) -> Option<u32> {
+        let is_it = |push: &Arrival| push.token.0 == token && push.whole.is_some();
+        self.gradients().find(|(_, push)| is_it(push)).map(|(room, _)| room)
+    }
+
+    /// The rooms of what is called the gradient of this token, whole or on its way.
+    pub(crate) fn rooms_of(&self, token: u64) -> Vec<u32> {
+        self.gradients().filter(|(_, push)| push.token.0 == token).map(|(room, _)| room).collect()
     }
 
     /// The rooms of the gradients that were computed before this step was begun.
     pub(crate) fn gradients_before(&self, step: u64) -> Vec<u32> {
-        let gradients = self.gradients().into_iter();
-        gradients.filter(|(_, push)| push.step.0 < step).map(|(room, _)| room).collect()
+        self.gradients().filter(|(_, push)| push.step.0 < step).map(|(room, _)| room).collect()
     }
 
-    fn gradients(&self) -> Vec<(u32, &Arrival)> {
+    /// The whole gradients for whose answer nobody waits any longer than until now, or at all if
+    /// `all` says so; nobody waits for it after this.
+    pub(crate) fn take_waits(&mut self, now: Instant, all: bool) -> Vec<(u32, WholePush)> {
+        let mut ended = Vec::new();
+        for room in self.rooms.iter_mut().flatten() {
+            let Some(push) = &mut room.arrival else { continue };
+            let gradient = matches!(push.operation, Operation::Gradient {});
+            let due = |whole: &WholePush| {
+                let late = whole.deadline.is_some_and(|deadline| deadline <= now);
+                gradient && whole.connection != 0 && (late || all)
+            };
+            if let Some(whole) = push.whole.filter(due) {
+                push.whole = Some(WholePush::unheard());
+                ended.push((room.number, whole));
+            }
+        }
+        ended
+    }
+
+    fn gradients(&self) -> impl Iterator<Item = (u32, &Arrival)> {
         let rooms = self.rooms.iter().flatten();
         let pushes = rooms.filter_map(|room| Some((room.number, room.arrival.as_ref()?)));
-        pushes.filter(|(_, push)| matches!(push.operation, Operation::Gradient {})).collect()
+        pushes.filter(|(_, push)| matches!(push.operation, Operation::Gradient {}))
     }
 
     /// The push in a room.

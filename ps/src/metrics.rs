@@ -55,6 +55,9 @@ counters! {
     gradients_applied,
     /// Synchronous steps applied. A step over several shards counts on each.
     steps_applied,
+    /// Times that a shard was told of a synchronous step without having all its gradients, as one has
+    /// that lost its state; it does not make the step.
+    steps_missed,
     /// Gradients admitted to synchronous steps, by the step owner.
     gradients_admitted,
     /// Gradients dropped because their synchronous step had passed, by the step owner.

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use clap::{Parser, ValueEnum};
 use pushpull::{
-    Adam, Checkpoints, ClusterSpec, Durability, LocalDirectory, NonFinite, Ps, PsConfig, Retention,
-    Sgd, StartError, Storage, StorageError, TaskId,
+    Adam, Checkpoints, ClusterSpec, Durability, LocalDirectory, Mode, NonFinite, OnLoss, Ps,
+    PsConfig, Retention, Sgd, StartError, Storage, StorageError, TaskId,
 };
 
 /// A parameter server of a cluster.
@@ -83,6 +83,23 @@ struct Options {
     /// The global step at which training ends.
     #[arg(long)]
     last_step: Option<u64>,
+    /// Makes each step of the gradients of A replicas of R: 4/5 takes the four fastest of five. The
+    /// same for all ps tasks. Each push is applied at once without this.
+    #[arg(long, value_name = "A/R", value_parser = synchronous)]
+    synchronous: Option<Mode>,
+    /// What becomes of a synchronous step when a replica is lost. shrink:MIN takes as few gradients as
+    /// are left, but no fewer than MIN; wait:SECONDS waits for another replica, and then tells who is
+    /// missing; fail tells it at once. [default: shrink:1]
+    #[arg(long, value_name = "POLICY", value_parser = on_loss, requires = "synchronous")]
+    on_loss: Option<OnLoss>,
+    /// How long the first synchronous step counts on replicas that have not come yet, from the first
+    /// one's coming. [default: 60000]
+    #[arg(long, requires = "synchronous")]
+    join_timeout_ms: Option<u64>,
+    /// Adds the gradients of a synchronous step up in the order of the worker tasks, so that two runs
+    /// give the same bits. Needs A = R, and waits for replicas that are lost.
+    #[arg(long, requires = "synchronous")]
+    deterministic: bool,
     /// How long a worker may be silent before it is lost.
     #[arg(long, default_value_t = 5000)]
     lease_ms: u64,
@@ -124,6 +141,30 @@ enum OnNonFinite {
     Reject,
     Count,
     Allow,
+}
+
+/// Reads how many gradients a step takes, and of how many replicas.
+fn synchronous(text: &str) -> Result<Mode, String> {
+    let number = |part: &str| part.parse().ok().filter(|&number: &u32| number > 0);
+    let parts = text.split_once('/').map(|(a, r)| (number(a), number(r)));
+    let Some((Some(replicas_to_aggregate), Some(total_num_replicas))) = parts else {
+        return Err("expected A/R, two whole numbers from 1 on, such as 4/5".to_owned());
+    };
+    Ok(Mode::Synchronous { replicas_to_aggregate, total_num_replicas })
+}
+
+/// Reads what becomes of a step when a replica is lost.
+fn on_loss(text: &str) -> Result<OnLoss, String> {
+    let seconds = |text: &str| Duration::try_from_secs_f64(text.parse().ok()?).ok();
+    let policy = match text.split_once(':') {
+        Some(("shrink", min)) => {
+            min.parse().ok().filter(|&min| min > 0).map(|min| OnLoss::Shrink { min })
+        }
+        Some(("wait", timeout)) => seconds(timeout).map(|timeout| OnLoss::Wait { timeout }),
+        None if text == "fail" => Some(OnLoss::Fail),
+        _ => None,
+    };
+    policy.ok_or_else(|| "expected shrink:MIN with MIN from 1 on, wait:SECONDS, or fail".to_owned())
 }
 
 /// How long the state of a predecessor that is going is waited for.
@@ -259,6 +300,15 @@ fn config(options: &Options, cluster: ClusterSpec) -> PsConfig {
             OnNonFinite::Count => NonFinite::Count,
             OnNonFinite::Allow => NonFinite::Allow,
         });
+    if let Some(mode) = options.synchronous {
+        config = config.mode(mode).deterministic(options.deterministic);
+    }
+    if let Some(policy) = options.on_loss {
+        config = config.on_loss(policy);
+    }
+    if let Some(millis) = options.join_timeout_ms {
+        config = config.join_timeout(Duration::from_millis(millis));
+    }
     if let Some(step) = options.last_step {
         config = config.last_step(step);
     }
@@ -280,5 +330,48 @@ async fn signalled() {
     tokio::select! {
         _ = terminate.recv() => {}
         _ = tokio::signal::ctrl_c() => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mode_is_two_numbers() {
+        let mode = Mode::Synchronous { replicas_to_aggregate: 3, total_num_replicas: 4 };
+        assert_eq!(synchronous("3/4"), Ok(mode));
+        for text in ["", "3", "3/", "/4", "0/4", "3/0", "3/4/5", "-3/4", "3 / 4", "4294967296/1"] {
+            assert!(synchronous(text).is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_loss_has_one_of_three_policies() {
+        assert_eq!(on_loss("shrink:2"), Ok(OnLoss::Shrink { min: 2 }));
+        let timeout = Duration::from_millis(1500);
+        assert_eq!(on_loss("wait:1.5"), Ok(OnLoss::Wait { timeout }));
+        assert_eq!(on_loss("fail"), Ok(OnLoss::Fail));
+        for text in ["", "shrink", "shrink:0", "shrink:x", "wait", "wait:-1", "wait:NaN", "fail:1"]
+        {
+            assert!(on_loss(text).is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn the_flags_of_synchronous_mode_need_it_and_errors_name_the_value() {
+        let parse = |flags: &[&str]| {
+            let always = ["pushpull-ps", "--ps-hosts", "a:1"];
+            Options::try_parse_from(always.iter().chain(flags))
+        };
+        for flags in [&["--on-loss", "fail"][..], &["--join-timeout-ms", "5"], &["--deterministic"]]
+        {
+            let error = parse(flags).unwrap_err().to_string();
+            assert!(error.contains("--synchronous"), "{error}");
+        }
+        let error = parse(&["--synchronous", "3:4"]).unwrap_err().to_string();
+        assert!(error.contains("3:4") && error.contains("4/5"), "{error}");
+        let options = parse(&["--synchronous", "2/2", "--deterministic"]).unwrap();
+        assert!(options.deterministic && options.on_loss.is_none());
     }
 }

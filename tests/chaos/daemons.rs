@@ -77,6 +77,11 @@ impl Daemons {
             .args(["--bytes-max", &BYTES_MAX.to_string()])
             .arg("--state-dir")
             .arg(self.state(task));
+        if setting.synchronous {
+            let mode = format!("{}/{}", setting.gradients_per_step(), crate::setting::WORKERS);
+            let min = format!("shrink:{}", setting.gradients_per_step());
+            command.args(["--synchronous", &mode, "--on-loss", &min]);
+        }
         let log = setting.folder.join(format!("ps-{task}.log"));
         let now = Instant::now();
         self.running[task] = Some(Process::start(format!("ps {task}"), &mut command, log));

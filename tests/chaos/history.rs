@@ -29,6 +29,11 @@ impl Log {
         self.line(&format!("ok {push}"))
     }
 
+    /// A push came too late: it is nowhere.
+    pub(crate) fn stale(&mut self, push: u64) -> io::Result<()> {
+        self.line(&format!("stale {push}"))
+    }
+
     /// The worker has seen what must not be, or has failed.
     pub(crate) fn fault(&mut self, what: &str) -> io::Result<()> {
         self.line(&format!("fault {}", what.replace('\n', " ")))
@@ -61,6 +66,8 @@ pub(crate) struct History {
     pub(crate) starts: u64,
     pub(crate) invoked: u64,
     pub(crate) acknowledged: u64,
+    /// Pushes that came too late for their synchronous step.
+    pub(crate) stale: u64,
     pub(crate) faults: Vec<String>,
 }
 
@@ -69,8 +76,8 @@ impl History {
     pub(crate) fn of(path: PathBuf, elements: u64) -> History {
         let entries = vec![Entry::default(); elements as usize];
         let (file, partial, faults) = (None, Vec::new(), Vec::new());
-        let (open, starts, invoked, acknowledged) = (None, 0, 0, 0);
-        History { path, file, partial, entries, open, starts, invoked, acknowledged, faults }
+        let (open, starts, invoked, acknowledged, stale) = (None, 0, 0, 0, 0);
+        History { path, file, partial, entries, open, starts, invoked, acknowledged, stale, faults }
     }
 
     /// Reads what has been written since.
@@ -101,6 +108,7 @@ impl History {
             }
             "invoke" => self.invoke(number(rest)),
             "ok" => self.acknowledge(number(rest)),
+            "stale" => self.forget(number(rest)),
             _ => self.faults.push(rest.to_owned()),
         }
     }
@@ -116,6 +124,13 @@ impl History {
         assert_eq!(self.open.take(), Some(push), "what is acknowledged was open");
         self.acknowledged += 1;
         self.entry(push).acknowledged += 1;
+    }
+
+    /// A push that came too late must not be there.
+    pub(crate) fn forget(&mut self, push: u64) {
+        assert_eq!(self.open.take(), Some(push), "what is stale was open");
+        self.stale += 1;
+        self.entry(push).invoked -= 1;
     }
 
     fn entry(&mut self, push: u64) -> &mut Entry {

@@ -1,11 +1,13 @@
 //! Servers and workers of a training are killed without warning, again and again. Nothing that was
-//! acknowledged is lost, nothing counts twice, nothing is torn, and the training goes on.
+//! acknowledged is lost, nothing counts twice, nothing is torn, and the training goes on. In one of
+//! the clusters steps are synchronous, and each takes exactly two whole gradients.
 //!
 //! Every push adds one to all elements of a dense variable on each of two shards, and one at its
 //! own place in a ledger beside it. Workers write down what they begin and what is acknowledged, so
 //! that at the end every push can be looked up.
 //!
-//! `cargo test --release --test chaos`. `PUSHPULL_CHAOS_KILLS=N` kills N servers in place of 200;
+//! `cargo test --release --test chaos`. `PUSHPULL_CHAOS_KILLS=N` kills N servers in place of 200, and three quarters of that
+//! with synchronous steps;
 //! with 0 only workers are killed. `PUSHPULL_SEED=N` draws the same kills again, though what they
 //! meet is up to the machine. The last line is one JSON object.
 
@@ -68,18 +70,23 @@ fn main() -> ExitCode {
     if faults.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Both ways to have two shards, and both transports.
-fn plans(kills: u64) -> [Plan; 2] {
+/// Both ways to have two shards, and both transports; and synchronous steps.
+fn plans(kills: u64) -> [Plan; 3] {
     let worker_rounds = if kills == 0 { WORKER_ROUNDS } else { 0 };
     let one = Plan {
         name: "one-task",
         tasks: 1,
         transport: Transport::Unix,
+        synchronous: false,
         kills: kills.div_ceil(2),
         worker_rounds,
     };
     let two = Plan { name: "two-tasks", tasks: 2, transport: Transport::Tcp, ..one };
-    [one, Plan { kills: kills / 2, ..two }]
+    // In turns a chief and another worker die with a server: at least 50 of each by default.
+    let kills_of_synchronous = kills * 3 / 4;
+    let synchronous =
+        Plan { name: "synchronous", synchronous: true, kills: kills_of_synchronous, ..two };
+    [one, Plan { kills: kills / 2, ..two }, synchronous]
 }
 
 /// Whether the runner's arguments choose this test, as they would one of its own harness.

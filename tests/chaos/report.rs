@@ -12,9 +12,13 @@ pub(crate) struct Report {
     /// How many of those had pushes under way that nobody had acknowledged.
     pub(crate) in_flight: u64,
     pub(crate) worker_kills: u64,
+    /// Of those, workers that were the chief.
+    pub(crate) chief_kills: u64,
     pub(crate) acknowledged: u64,
     /// Pushes that were begun, and never acknowledged because their worker was killed.
     pub(crate) unknown: u64,
+    /// Pushes that came too late for their synchronous step.
+    pub(crate) stale: u64,
     /// From the exec of a killed server's next life to the first answer of its last shard.
     pub(crate) recoveries: Vec<Duration>,
     pub(crate) verdict: Verdict,
@@ -29,7 +33,9 @@ impl Report {
         self.in_flight += other.in_flight;
         self.worker_kills += other.worker_kills;
         self.acknowledged += other.acknowledged;
+        self.chief_kills += other.chief_kills;
         self.unknown += other.unknown;
+        self.stale += other.stale;
         self.recoveries.extend(other.recoveries);
         self.verdict.add(other.verdict);
     }

@@ -21,6 +21,8 @@ pub(crate) struct Plan {
     pub(crate) name: &'static str,
     pub(crate) tasks: usize,
     pub(crate) transport: Transport,
+    /// Whether steps are synchronous. Then a worker is killed in each round, in turns the chief.
+    pub(crate) synchronous: bool,
     /// How many servers are killed.
     pub(crate) kills: u64,
     /// In how many rounds, if no server is killed, a worker is.
@@ -51,7 +53,7 @@ pub(crate) fn run(plan: &Plan, folder: &Path, chance: &mut Chance) -> Report {
     let folder = folder.join(plan.name);
     fs::create_dir(&folder).expect("a folder for the cluster");
     let hosts = plan.transport.addresses(&folder, plan.tasks, chance);
-    let setting = Setting { hosts, chunks: chunks(plan), folder };
+    let setting = Setting { hosts, chunks: chunks(plan), synchronous: plan.synchronous, folder };
     let mut rounds = Rounds {
         daemons: Daemons::start(&setting),
         workers: Workers::start(&setting),
@@ -61,17 +63,26 @@ pub(crate) fn run(plan: &Plan, folder: &Path, chance: &mut Chance) -> Report {
     // What is killed is a training; that servers die before there are variables is another test.
     rounds.workers.await_all();
     let since = Instant::now();
-    rounds.kill_servers(plan.kills);
+    rounds.kill_servers(plan);
     rounds.kill_workers(plan.worker_rounds);
     let seconds = since.elapsed().as_secs_f64();
     let Rounds { mut daemons, workers, mut report, .. } = rounds;
     let histories = workers.finish();
     report.acknowledged = histories.iter().map(|history| history.acknowledged).sum();
-    report.unknown = histories.iter().map(|history| history.invoked - history.acknowledged).sum();
+    report.stale = histories.iter().map(|history| history.stale).sum();
+    let invoked: u64 = histories.iter().map(|history| history.invoked).sum();
+    report.unknown = invoked - report.acknowledged - report.stale;
     report.verdict = judge_now_and_later(plan, &setting, &mut daemons, &histories);
     println!(
-        "{}: {} servers and {} workers killed in {seconds:.1} s, {} pushes acknowledged, {} unknown",
-        plan.name, report.kills, report.worker_kills, report.acknowledged, report.unknown
+        "{}: {} servers, {} workers and {} chiefs killed in {seconds:.1} s, {} pushes \
+         acknowledged, {} unknown, {} stale",
+        plan.name,
+        report.kills,
+        report.worker_kills - report.chief_kills,
+        report.chief_kills,
+        report.acknowledged,
+        report.unknown,
+        report.stale
     );
     report
 }
@@ -90,8 +101,8 @@ struct Rounds<'a> {
 }
 
 impl Rounds<'_> {
-    fn kill_servers(&mut self, kills: u64) {
-        let mut round = 0;
+    fn kill_servers(&mut self, plan: &Plan) {
+        let (kills, mut round) = (plan.kills, 0);
         while self.report.kills < kills {
             round += 1;
             if !self.chance.once_in(UNAIMED_EVERY) {
@@ -100,8 +111,11 @@ impl Rounds<'_> {
             let victims = self.victims();
             victims.iter().for_each(|&task| self.daemons.kill(task));
             self.count(victims.len() as u64);
-            if round % WORKER_KILL_EVERY == 0 {
-                self.kill_a_worker();
+            let other = 1 + self.chance.below(u64::from(WORKERS) - 1) as usize;
+            match plan.synchronous {
+                true => self.kill_worker(if round % 2 == 0 { 0 } else { other }),
+                false if round % WORKER_KILL_EVERY == 0 => self.kill_a_worker(),
+                false => {}
             }
             victims.into_iter().for_each(|task| self.revive(task));
             let hasty = self.chance.once_in(HASTY_EVERY) && self.report.kills < kills;
@@ -154,8 +168,13 @@ impl Rounds<'_> {
 
     fn kill_a_worker(&mut self) {
         let worker = self.chance.below(WORKERS.into()) as usize;
+        self.kill_worker(worker);
+    }
+
+    fn kill_worker(&mut self, worker: usize) {
         self.workers.kill_and_restart(worker);
         self.report.worker_kills += 1;
+        self.report.chief_kills += u64::from(worker == 0);
     }
 
     fn await_progress(&mut self) {

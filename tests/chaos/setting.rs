@@ -21,11 +21,18 @@ pub(crate) struct Setting {
     pub(crate) hosts: Vec<String>,
     /// How many ledger variables each worker has on each shard.
     pub(crate) chunks: u64,
+    /// Whether steps are synchronous: of two gradients, those of the fastest two of the workers.
+    pub(crate) synchronous: bool,
     /// The folder for logs.
     pub(crate) folder: PathBuf,
 }
 
 impl Setting {
+    /// How many gradients one step takes.
+    pub(crate) fn gradients_per_step(&self) -> u64 {
+        if self.synchronous { 2 } else { 1 }
+    }
+
     pub(crate) fn shards_per_task(&self) -> u16 {
         (SHARDS / self.hosts.len()) as u16
     }

@@ -18,7 +18,8 @@ pub(crate) const ROLE: &str = "--chaos-worker";
 /// The arguments of a worker's process.
 pub(crate) fn arguments(setting: &Setting, worker: u32) -> Vec<OsString> {
     let hosts = setting.hosts.join(",");
-    let numbers = [worker.to_string(), setting.chunks.to_string(), hosts];
+    let mode = setting.synchronous.to_string();
+    let numbers = [worker.to_string(), setting.chunks.to_string(), mode, hosts];
     let mut arguments = vec![OsString::from(ROLE)];
     arguments.extend(numbers.map(OsString::from));
     arguments.push(setting.folder.clone().into());
@@ -34,13 +35,14 @@ pub(crate) fn run(arguments: &[String]) -> ExitCode {
     // A test that is itself killed leaves no workers behind.
     let kill = Some(rustix::process::Signal::KILL);
     rustix::process::set_parent_process_death_signal(kill).expect("the system knows this");
-    let [worker, chunks, hosts, folder] = arguments else {
-        eprintln!("a worker has four arguments, not {arguments:?}");
+    let [worker, chunks, synchronous, hosts, folder] = arguments else {
+        eprintln!("a worker has five arguments, not {arguments:?}");
         return ExitCode::from(2);
     };
     let hosts = hosts.split(',').map(str::to_owned).collect();
     let chunks = chunks.parse().expect("a number of chunks");
-    let setting = Setting { hosts, chunks, folder: PathBuf::from(folder) };
+    let synchronous = synchronous == "true";
+    let setting = Setting { hosts, chunks, synchronous, folder: PathBuf::from(folder) };
     let worker = worker.parse().expect("the index of a worker");
     let mut log = Log::open(&setting.history(worker)).expect("a history can be written");
     match Training::new(&setting, worker, &mut log).and_then(|mut training| training.run()) {
@@ -78,11 +80,18 @@ impl<'a> Training<'a> {
     }
 
     fn run(&mut self) -> Result<(), Box<dyn Error>> {
-        while !self.setting.stop_file().exists() {
+        while self.goes_on()? {
             let push = self.history.next();
-            let token = self.session.token()?.ok_or("there are no tokens any more")?;
+            let Some(token) = self.session.token()? else {
+                return match self.setting.synchronous {
+                    true => Ok(()),
+                    false => Err("there are no tokens any more".into()),
+                };
+            };
             if push.is_multiple_of(PULL_EVERY) {
-                self.session.pull(&token, &mut self.params)?;
+                if self.session.pull(&token, &mut self.params)?.is_stale() {
+                    continue;
+                }
                 self.look(push)?;
             }
             // Both ways of pushing take their turn.
@@ -90,13 +99,31 @@ impl<'a> Training<'a> {
                 0 => self.push_in_pieces(token, push)?,
                 _ => self.push(token, push)?,
             };
-            if !matches!(pushed, Push::Applied { .. }) {
-                return Err(format!("push {push} came to {pushed:?}").into());
+            match (pushed, self.setting.synchronous) {
+                (Push::Applied { .. }, false) | (Push::Accepted { .. }, true) => {
+                    self.log.acknowledged(push)?;
+                    self.history.acknowledge(push);
+                }
+                (Push::Stale { .. }, true) => {
+                    self.log.stale(push)?;
+                    self.history.forget(push);
+                }
+                (other, _) => return Err(format!("push {push} came to {other:?}").into()),
             }
-            self.log.acknowledged(push)?;
-            self.history.acknowledge(push);
         }
         Ok(())
+    }
+
+    /// Workers stop one by one, unless a step needs several of them: then the chief ends it for all.
+    fn goes_on(&mut self) -> Result<bool, Box<dyn Error>> {
+        let stop = self.setting.stop_file().exists();
+        if stop && self.setting.synchronous {
+            if self.worker == 0 {
+                self.session.finish()?;
+            }
+            return Ok(true);
+        }
+        Ok(!stop)
     }
 
     /// Every push adds one to all elements of the dense variables, and one at its own place in

@@ -12,4 +12,5 @@ mod proxy;
 mod reconnect;
 mod restart;
 mod slow_reader;
+mod synchronous;
 mod verbs;

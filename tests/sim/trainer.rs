@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use pushpull_common::ids::{GlobalStep, RestoreEpoch, ShardId, VariableId};
+use pushpull_common::protocol::message::Declared;
 use pushpull_common::protocol::{Grant, Refusal};
 use pushpull_worker::Error;
 use pushpull_worker::simulation::{Answer, Door, Want};
@@ -16,7 +17,7 @@ use crate::setting::Setting;
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Phase {
     Opening,
-    Declaring(Vec<(ShardId, bool, RestoreEpoch)>),
+    Declaring(Vec<(ShardId, Declared)>),
     Initializing(VecDeque<(ShardId, RestoreEpoch)>),
     Awaiting(VecDeque<ShardId>),
     Joining,
@@ -114,16 +115,16 @@ impl Trainer {
                     self.await_ready(now, door, door.shards().into());
                 }
             }
-            (Phase::Declaring(mut found), Answer::Found(ready, epoch)) => {
+            (Phase::Declaring(mut found), Answer::Found(declared)) => {
                 let shards = door.shards();
-                found.push((shards[found.len()], ready, epoch));
+                found.push((shards[found.len()], declared));
                 match shards.get(found.len()) {
                     Some(&next) => {
                         self.phase = Phase::Declaring(found);
                         self.ask(now, door, Want::Declare(next));
                     }
                     None => {
-                        let begun = door.begin(now, &found);
+                        let begun = door.begin(&found);
                         self.initialize(now, door, begun.into());
                     }
                 }

@@ -85,14 +85,6 @@ impl Client {
         }
     }
 
-    /// The newest global step the step owner has told.
-    pub(crate) async fn session_step(&self) -> Result<GlobalStep, Error> {
-        match self.session.call("join", Command::Step, self.config.timeout).await? {
-            Reply::Step(step) => Ok(step),
-            _ => Err(Error::Ended { doing: "join" }),
-        }
-    }
-
     /// Waits until a shard's variables have values; the digest of its catalogue.
     pub(crate) async fn await_ready(
         &self,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use pushpull_common::ids::{GlobalStep, RestoreEpoch, ShardId, VariableId};
+use pushpull_common::ids::{RestoreEpoch, ShardId, VariableId};
 use pushpull_common::protocol::message::{CheckpointId, Operation};
 use pushpull_common::protocol::{Message, message};
 
@@ -75,7 +75,7 @@ impl<'a, F: FnOnce(&mut Initial<'_>)> Chief<'a, F> {
             let declare = message::Declare { digest };
             match self.client().request(doing, shard, declare, body.clone(), timeout).await {
                 Ok((Message::Declared(declared), _)) => {
-                    found.push(Found::new(shard, declared.state, declared.restore_epoch));
+                    found.push(Found::new(shard, &declared));
                 }
                 Ok(_) => return Err(Error::Ended { doing }.into()),
                 Err(error) => return Err(self.client().explain(self.plan, error).await),
@@ -86,9 +86,8 @@ impl<'a, F: FnOnce(&mut Initial<'_>)> Chief<'a, F> {
 
     async fn give_values(&mut self, found: &[Found]) -> Result<(), JoinError> {
         let checkpoint = self.find_checkpoint().await?;
-        let untrained = self.client().session_step().await? == GlobalStep(0);
         self.restored = None;
-        match start::begin(found, untrained, checkpoint) {
+        match start::begin(found, checkpoint) {
             Begin::Restore { checkpoint, epoch } => self.restore(checkpoint, epoch).await,
             Begin::Initialize { shards, epoch } => self.initialize(&shards, epoch).await,
             Begin::Lost { shard } => Err(Error::StateLost { shard }.into()),

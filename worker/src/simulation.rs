@@ -15,7 +15,7 @@ use pushpull_common::catalogue::Catalogue;
 use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{GlobalStep, Incarnation, RestoreEpoch, ShardId, TaskId, VariableId};
-use pushpull_common::protocol::message::{self, CatalogueState, Operation, Role};
+use pushpull_common::protocol::message::{self, Declared, Operation, Role};
 use pushpull_common::protocol::{
     BodyPoll, BodyStamp, FrameReader, Grant, Message, Outcome, Poll, encode,
 };
@@ -67,8 +67,8 @@ pub enum Want {
 pub enum Answer {
     /// It is done.
     Done,
-    /// What a shard is found in: ready or not, and its restore epoch.
-    Found(bool, RestoreEpoch),
+    /// What the chief has found a shard in.
+    Found(Declared),
     /// A token; none if there are no more.
     Token(Option<Grant>),
     /// All values, of this step.
@@ -176,22 +176,13 @@ impl Door {
     ///
     /// # Panics
     /// If a shard has lost its values, which none does whose files are kept.
-    pub fn begin(
-        &mut self,
-        now: Instant,
-        found: &[(ShardId, bool, RestoreEpoch)],
-    ) -> Vec<(ShardId, RestoreEpoch)> {
+    pub fn begin(&self, found: &[(ShardId, Declared)]) -> Vec<(ShardId, RestoreEpoch)> {
         let found: Vec<Found> =
-            found.iter().map(|&(shard, ready, epoch)| Found { shard, ready, epoch }).collect();
+            found.iter().map(|(shard, declared)| Found::new(*shard, declared)).collect();
         if start::living(&found).is_some() {
             return Vec::new();
         }
-        let (op, command, deadline) = (OpId(0), Command::Step, now);
-        self.session.handle(now, Input::Command { op, command, deadline });
-        let told = self.session.poll_output();
-        let untrained =
-            matches!(told, Some(Output::Reply { reply: Ok(Reply::Step(step)), .. }) if step.0 == 0);
-        match start::begin(&found, untrained, None) {
+        match start::begin(&found, None) {
             Begin::Initialize { shards, epoch } => {
                 shards.into_iter().map(|shard| (shard, epoch)).collect()
             }
@@ -386,10 +377,7 @@ impl Door {
 
 fn answer(reply: Reply) -> Answer {
     match reply {
-        Reply::Answer { message: Message::Declared(declared), .. } => {
-            let ready = matches!(declared.state, CatalogueState::Ready { .. });
-            Answer::Found(ready, declared.restore_epoch)
-        }
+        Reply::Answer { message: Message::Declared(declared), .. } => Answer::Found(declared),
         Reply::Token(grant) => Answer::Token(grant),
         Reply::Pulled { buffer, step } => Answer::Pulled(buffer.bytes().to_vec(), step),
         Reply::Stale { .. } => Answer::Stale,

@@ -1,7 +1,7 @@
 //! How the chief begins: what it makes of the states it finds the shards in.
 
 use pushpull_common::ids::{RestoreEpoch, ShardId};
-use pushpull_common::protocol::message::{CatalogueState, CheckpointId};
+use pushpull_common::protocol::message::{CatalogueState, CheckpointId, Declared};
 
 /// What one shard has said of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -9,11 +9,14 @@ pub(crate) struct Found {
     pub(crate) shard: ShardId,
     pub(crate) ready: bool,
     pub(crate) epoch: RestoreEpoch,
+    /// Whether something has been made of its values; the step owner says so.
+    pub(crate) trained: bool,
 }
 
 impl Found {
-    pub(crate) fn new(shard: ShardId, state: CatalogueState, epoch: RestoreEpoch) -> Found {
-        Found { shard, ready: matches!(state, CatalogueState::Ready { .. }), epoch }
+    pub(crate) fn new(shard: ShardId, declared: &Declared) -> Found {
+        let Declared { state, restore_epoch: epoch, trained } = *declared;
+        Found { shard, ready: matches!(state, CatalogueState::Ready { .. }), epoch, trained }
     }
 }
 
@@ -40,7 +43,7 @@ pub(crate) fn living(found: &[Found]) -> Option<RestoreEpoch> {
 /// restores them all again under a third. One that dies in the middle of initializing has begun with
 /// the owner: that is ready then and nothing is trained, and the rest is initialized as it would have
 /// been. Any other mixture is a shard that has lost what the others still have.
-pub(crate) fn begin(found: &[Found], untrained: bool, checkpoint: Option<CheckpointId>) -> Begin {
+pub(crate) fn begin(found: &[Found], checkpoint: Option<CheckpointId>) -> Begin {
     let epochs = found.iter().map(|found| found.epoch);
     let newest = epochs.chain(checkpoint.iter().map(|checkpoint| checkpoint.epoch)).max();
     let next = RestoreEpoch(newest.unwrap_or_default().0.saturating_add(1));
@@ -53,8 +56,7 @@ pub(crate) fn begin(found: &[Found], untrained: bool, checkpoint: Option<Checkpo
     let Some(first) = ready.next() else {
         return Begin::Initialize { shards, epoch: next };
     };
-    let begun = found.first().is_some_and(|owner| owner.ready)
-        && untrained
+    let begun = found.first().is_some_and(|owner| owner.ready && !owner.trained)
         && ready.all(|other| other.epoch == first.epoch)
         && unready().all(|other| other.epoch < first.epoch);
     if begun {
@@ -83,7 +85,8 @@ mod tests {
                 _ => CatalogueState::Absent {},
             };
             let shard = ShardId { task: task as u32, shard: 0 };
-            Found::new(shard, state, RestoreEpoch(word[1..].parse().unwrap()))
+            let restore_epoch = RestoreEpoch(word[1..].parse().unwrap());
+            Found::new(shard, &Declared { state, restore_epoch, trained: false })
         });
         shards.collect()
     }
@@ -151,7 +154,9 @@ mod tests {
             ("R1 D1", true, None, "lost 1"),
         ];
         for &(text, untrained, epoch, expected) in table {
-            let done = begin(&found(text), untrained, epoch.map(checkpoint));
+            let mut found = found(text);
+            found.iter_mut().take(1).for_each(|owner| owner.trained = !untrained);
+            let done = begin(&found, epoch.map(checkpoint));
             assert_eq!(told(done), expected, "{text}, untrained: {untrained}, {epoch:?}");
         }
     }
@@ -163,16 +168,16 @@ mod tests {
         for (a, b) in words.iter().flat_map(|a| words.iter().map(move |b| (a, b))) {
             for epoch in [None, Some(1), Some(5)] {
                 let found = found(&format!("{a} {b}"));
-                let told: Vec<(ShardId, RestoreEpoch)> =
-                    match begin(&found, true, epoch.map(checkpoint)) {
-                        Begin::Restore { epoch, .. } => {
-                            found.iter().map(|found| (found.shard, epoch)).collect()
-                        }
-                        Begin::Initialize { shards, epoch } => {
-                            shards.into_iter().map(|shard| (shard, epoch)).collect()
-                        }
-                        Begin::Lost { .. } => continue,
-                    };
+                let told: Vec<(ShardId, RestoreEpoch)> = match begin(&found, epoch.map(checkpoint))
+                {
+                    Begin::Restore { epoch, .. } => {
+                        found.iter().map(|found| (found.shard, epoch)).collect()
+                    }
+                    Begin::Initialize { shards, epoch } => {
+                        shards.into_iter().map(|shard| (shard, epoch)).collect()
+                    }
+                    Begin::Lost { .. } => continue,
+                };
                 let old = |shard| found.iter().find(|found| found.shard == shard).unwrap().epoch;
                 assert!(told.iter().all(|&(shard, epoch)| epoch > old(shard)), "{a} {b}");
                 let alone = told.len() < found.len();

@@ -259,6 +259,9 @@ wire_struct! {
         state: CatalogueState,
         /// The restore epoch of this shard, as in [`Welcome`].
         restore_epoch: RestoreEpoch,
+        /// Whether something has been made of the values, on the step owner: a step, or in synchronous
+        /// mode a gradient that was accepted for one. 1 if so.
+        trained: bool,
     }
 }
 wire_struct! {

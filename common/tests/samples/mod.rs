@@ -126,7 +126,7 @@ fn variables(add: &mut impl FnMut(&str, Message)) {
     add("Declare", Declare { digest: filled(0xd0) }.into());
     for (name, state) in CatalogueState::named() {
         let restore_epoch = RestoreEpoch(4);
-        add(&format!("Declared {name}"), Declared { state, restore_epoch }.into());
+        add(&format!("Declared {name}"), Declared { state, restore_epoch, trained: true }.into());
     }
     add("Initialize", Initialize { epoch: RestoreEpoch(5) }.into());
     add("FindCheckpoint", FindCheckpoint {}.into());

@@ -11,7 +11,7 @@
 //!
 //! There is no clock in here: that somebody is lost, or took too long, is told from outside.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::shard::replicas::ClientKey;
 use crate::zoo::{Bug, Zoo};
@@ -112,8 +112,11 @@ pub(crate) struct Admission {
     goal: u32,
     /// The replicas that are there, and their ranks.
     live: BTreeMap<ClientKey, u32>,
-    /// Replicas that are expected and have not been seen.
-    unseen: u32,
+    /// The replicas that have ever been there, as long as the others are expected.
+    seen: BTreeSet<ClientKey>,
+    expecting: bool,
+    /// Whether no more tokens are given out.
+    finished: bool,
     /// Steps that each shard has applied. Not durable.
     applied: Vec<u64>,
     verdicts: Vec<(Grant, Verdict)>,
@@ -133,7 +136,9 @@ impl Admission {
             applying: false,
             goal: rule.aggregate,
             live: BTreeMap::new(),
-            unseen: rule.total,
+            seen: BTreeSet::new(),
+            expecting: true,
+            finished: false,
             applied: vec![0; shards],
             verdicts: Vec::new(),
         }
@@ -173,7 +178,8 @@ impl Admission {
 
     /// Replicas that are expected and have not been seen.
     pub(crate) fn expects(&self) -> u32 {
-        self.unseen
+        let seen = u32::try_from(self.seen.len()).unwrap_or(u32::MAX);
+        if self.expecting { self.rule.total.saturating_sub(seen) } else { 0 }
     }
 
     /// Whether those who are left, with those who are expected, are too few for a step.
@@ -191,8 +197,8 @@ impl Admission {
     }
 
     /// Goes on where an earlier process stopped: after so many steps, with tokens numbered so far.
-    pub(crate) fn go_on_from(&mut self, step: u64, next_token: u64) {
-        (self.step, self.next_token) = (step, next_token);
+    pub(crate) fn go_on_from(&mut self, step: u64, next_token: u64, finished: bool) {
+        (self.step, self.next_token, self.finished) = (step, next_token, finished);
     }
 
     /// Puts back what was admitted when an earlier process stopped, and whether that step was
@@ -204,7 +210,27 @@ impl Admission {
         }
     }
 
+    /// Puts back who was there, with their ranks, and who had been there; if no step has been made yet,
+    /// others are still expected.
+    pub(crate) fn restore_live(
+        &mut self,
+        live: BTreeMap<ClientKey, u32>,
+        seen: BTreeSet<ClientKey>,
+    ) {
+        self.expecting = self.step == 0;
+        (self.live, self.seen) = (live, seen);
+    }
+
+    /// No more tokens are given out: the last step is made of what is admitted and of the pushes of
+    /// tokens that are out.
+    pub(crate) fn finish(&mut self) {
+        self.finished = true;
+        self.advance();
+    }
+
     /// Puts back a token that was out.
+    ///
+    /// Before what was admitted is.
     pub(crate) fn restore_token(&mut self, grant: Grant) {
         let out = Out { holder: grant.holder, held: vec![false; self.shards] };
         self.out.insert(grant.token, out);
@@ -216,6 +242,7 @@ impl Admission {
         self.out.clear();
         self.admitted.clear();
         self.applying = false;
+        self.finished = false;
         self.applied.fill(0);
         self.verdicts.clear();
         self.advance();
@@ -231,8 +258,9 @@ impl Admission {
     /// A replica is there: new, back, or in place of an older self. Its rank, the index of its
     /// task, says when it is its turn where gradients are admitted in order.
     pub(crate) fn join(&mut self, replica: ClientKey, rank: u32) {
-        if self.live.insert(replica, rank).is_none() {
-            self.unseen = self.unseen.saturating_sub(1);
+        self.live.insert(replica, rank);
+        if self.expecting {
+            self.seen.insert(replica);
         }
         self.advance();
     }
@@ -254,8 +282,13 @@ impl Admission {
 
     /// Replicas that have not been seen yet are expected no longer.
     pub(crate) fn expect_nobody(&mut self) {
-        self.unseen = 0;
+        self.stop_expecting();
         self.advance();
+    }
+
+    fn stop_expecting(&mut self) {
+        self.expecting = false;
+        self.seen.clear();
     }
 
     /// Takes a token back: it is returned, or was out for too long. False if it is not out.
@@ -267,10 +300,17 @@ impl Admission {
 
     /// A replica asks for a token.
     pub(crate) fn ask(&mut self, replica: ClientKey) -> Asked {
+        // Whoever hears that it has ended finds the last step's values.
+        if self.is_behind() {
+            return Asked::Wait;
+        }
+        if self.finished {
+            return if self.admitted.is_empty() { Asked::Ended } else { Asked::Wait };
+        }
         if self.rule.last_step.is_some_and(|last| self.step >= last) {
             return Asked::Ended;
         }
-        if self.is_behind() || !self.live.contains_key(&replica) {
+        if !self.live.contains_key(&replica) {
             return Asked::Wait;
         }
         let given = self.tokens_out().chain(self.admitted.iter().copied());
@@ -330,7 +370,7 @@ impl Admission {
     fn potential(&self) -> u32 {
         let of_the_gone = self.admitted.iter().filter(|grant| !self.is_live(grant.holder));
         (self.live.len() as u32)
-            .saturating_add(self.unseen)
+            .saturating_add(self.expects())
             .saturating_mul(self.rule.share())
             .saturating_add(of_the_gone.count() as u32)
     }
@@ -353,7 +393,10 @@ impl Admission {
             self.applying = false;
             self.admitted.clear();
         }
-        let reach = self.rule.aggregate.min(self.potential()).max(self.rule.floor);
+        let reach = match self.finished {
+            true => (self.admitted.len() + self.out.len()) as u32,
+            false => self.rule.aggregate.min(self.potential()).max(self.rule.floor),
+        };
         // Whoever comes while a step is under way makes the next one larger, not this one.
         self.goal = if self.admitted.is_empty() { reach } else { self.goal.min(reach) };
         while (self.admitted.len() as u32) < self.goal
@@ -366,7 +409,7 @@ impl Admission {
         if !self.admitted.is_empty() && self.admitted.len() as u32 >= self.goal {
             self.applying = true;
             self.step += 1;
-            self.unseen = 0;
+            self.stop_expecting();
             self.end_tokens(|_| true);
         }
     }
@@ -382,8 +425,13 @@ impl Admission {
         if !self.rule.ordered {
             return whole.next();
         }
-        let turn = Some(self.admitted.len() as u32);
-        whole.find(|grant| self.live.get(&grant.holder).copied() == turn)
+        let rank = |holder: &ClientKey| self.live.get(holder).copied();
+        let turn = match self.finished {
+            false => Some(self.admitted.len() as u32),
+            // Those who have no token get none any more.
+            true => self.out.values().filter_map(|out| rank(&out.holder)).min(),
+        };
+        whole.find(|grant| rank(&grant.holder) == turn)
     }
 
     /// Asserts the invariants, for tests: what is wrong, if something is.

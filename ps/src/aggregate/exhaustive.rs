@@ -81,6 +81,8 @@ struct World {
     replicas: Vec<Replica>,
     /// Parts that killed replicas have sent and that may still arrive.
     ghosts: Vec<Ghost>,
+    /// The tokens whose pushes were accepted for a step that some shard has still to apply.
+    accepted: BTreeSet<(u64, u64)>,
     rooms: usize,
     faults: Faults,
     slow: bool,
@@ -150,8 +152,8 @@ impl World {
         let mut replicas = vec![Replica::Idle; setting.replicas];
         replicas.resize(setting.replicas + setting.late, Replica::Absent);
         let (faults, slow, rooms) = (setting.faults, setting.slow, rule.rooms);
-        let (shards, ghosts) = (vec![shard; shards], Vec::new());
-        World { owner, shards, replicas, ghosts, rooms, faults, slow }
+        let (shards, ghosts, accepted) = (vec![shard; shards], Vec::new(), BTreeSet::new());
+        World { owner, shards, replicas, ghosts, accepted, rooms, faults, slow }
     }
 
     /// What can happen here.
@@ -358,6 +360,9 @@ impl World {
     /// Replicas hear what became of their pushes.
     fn hear_verdicts(&mut self) {
         for (grant, verdict) in self.owner.verdicts() {
+            if let Verdict::Admitted { step } = verdict {
+                self.accepted.insert((step, grant.token));
+            }
             for replica in &mut self.replicas {
                 if let Replica::Working { grant: own, verdict: heard, .. } = replica
                     && *own == grant
@@ -403,12 +408,18 @@ impl World {
         if tokens != admitted {
             return Err(format!("shard {shard} applies {tokens:?}, not {admitted:?}"));
         }
+        let mut accepted = self.accepted.iter().filter(|(of, _)| *of == step);
+        if let Some((_, token)) = accepted.find(|(_, token)| !tokens.contains(token)) {
+            return Err(format!("token {token} was accepted, and step {step} is without it"));
+        }
         for token in tokens {
             if !whole.remove(&token) {
                 return Err(format!("shard {shard} lacks the push of token {token}"));
             }
         }
         round.applied();
+        let applied = self.shards.iter().map(|shard| shard.round.step()).min().unwrap_or(0);
+        self.accepted.retain(|&(step, _)| step >= applied);
         Ok(())
     }
 

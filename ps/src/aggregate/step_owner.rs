@@ -42,7 +42,7 @@ struct Out {
 
 /// Grants tokens and counts steps.
 ///
-/// Invariants: `step + out <= last_step`; token ids rise and are never reused; `step` never falls.
+/// Invariants: in asynchronous mode, `step + out <= last_step`; token ids rise and are never reused; `step` never falls.
 #[derive(Debug)]
 pub(crate) struct StepOwner {
     step: u64,
@@ -110,6 +110,7 @@ impl StepOwner {
     /// What is to be remembered, beside the tokens of each holder.
     pub(crate) fn steps(&self) -> Steps {
         let StepOwner { step, next_token, finished, .. } = *self;
+        let step = self.admission.as_ref().map_or(step, Admission::step);
         Steps { step, next_token, finished }
     }
 
@@ -118,7 +119,7 @@ impl StepOwner {
         let Steps { step, next_token, finished } = steps;
         (self.step, self.next_token, self.finished) = (step, next_token.max(1), finished);
         if let Some(admission) = &mut self.admission {
-            admission.go_on_from(self.step, self.next_token);
+            admission.go_on_from(self.step, self.next_token, finished);
         }
     }
 
@@ -194,6 +195,12 @@ impl StepOwner {
         tokens.iter().filter_map(|&token| self.take_back(token)).count()
     }
 
+    /// Whether a step has been made, or a gradient is to be a part of one.
+    pub(crate) fn has_trained(&self) -> bool {
+        let admitted = self.admission.as_ref().is_some_and(|a| !a.admitted().is_empty());
+        self.steps().step > 0 || admitted
+    }
+
     pub(crate) fn step(&self) -> GlobalStep {
         GlobalStep(self.step)
     }
@@ -227,11 +234,11 @@ impl StepOwner {
 
     /// Asks for a token.
     pub(crate) fn request(&mut self, holder: ClientKey, now: Instant) -> Request {
-        if self.finished {
+        if self.finished && self.admission.is_none() {
             return Request::Ended(EndReason::Finished {});
         }
         if let Some(last) = self.last_step {
-            if self.step >= last {
+            if self.admission.is_none() && self.step >= last {
                 return Request::Ended(EndReason::LastStep {});
             }
             if self.admission.is_none() && self.step + self.out.len() as u64 >= last {
@@ -242,6 +249,7 @@ impl StepOwner {
             match admission.ask(holder) {
                 Asked::Granted(grant) => self.next_token = grant.token,
                 Asked::Wait => return Request::Wait,
+                Asked::Ended if self.finished => return Request::Ended(EndReason::Finished {}),
                 Asked::Ended => return Request::Ended(EndReason::LastStep {}),
             }
         }
@@ -312,6 +320,9 @@ impl StepOwner {
     /// Ends the training: no more tokens. Tokens that are out may still be spent.
     pub(crate) fn finish(&mut self) {
         self.finished = true;
+        if let Some(admission) = &mut self.admission {
+            admission.finish();
+        }
     }
 
     /// Asserts the invariants; for tests and the simulator.
@@ -342,9 +353,7 @@ impl StepOwner {
     /// Whether a request of this client would have to wait.
     #[cfg(any(test, fuzzing, feature = "simulation"))]
     pub(crate) fn has_none_for(&self, client: ClientKey) -> bool {
-        if let Some(admission) = &self.admission
-            && !self.finished
-        {
+        if let Some(admission) = &self.admission {
             return admission.clone().ask(client) == Asked::Wait;
         }
         let promised = self.step + self.out.len() as u64;

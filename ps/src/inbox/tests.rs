@@ -72,7 +72,8 @@ fn arrival(sequence: u64) -> Arrival {
     }
 }
 
-const WHOLE: WholePush = WholePush { connection: 1, request: RequestId(1), next: false };
+const WHOLE: WholePush =
+    WholePush { connection: 1, request: RequestId(1), next: false, since: None, deadline: None };
 
 #[test]
 fn extents_merge_in_any_order_and_take_nothing_twice() {

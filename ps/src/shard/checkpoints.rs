@@ -439,6 +439,7 @@ impl Shard {
         }
         self.jobs.clear();
         self.draft = None;
+        self.begin_round(self.step());
         self.replicas.forget_pushes();
         if let Some(owner) = &mut self.owner {
             owner.forget_tokens();

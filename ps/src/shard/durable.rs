@@ -324,7 +324,7 @@ impl Shard {
         let due: Vec<u32> = whole.into_iter().filter(|room| !waits(room)).collect();
         self.inbox = Some(inbox);
         self.jobs.extend(due.into_iter().map(Job::push));
-        self.take_up_held();
+        self.take_up_held(now);
         Ok(())
     }
 
@@ -341,6 +341,10 @@ impl Shard {
             Fault::at(at, "pushes that are admitted to a step")
         })?;
         admission.restore_admitted(admitted, record.applying, record.goal);
+        let present = |key: &ClientKey| self.replicas.client(*key).presence == Presence::Present;
+        let live = self.replicas.keys().filter(present);
+        let live = live.map(|key| (key, self.replicas.client(key).task.index)).collect();
+        admission.restore_live(live, self.replicas.keys().collect());
         Ok(())
     }
 

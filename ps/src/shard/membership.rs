@@ -1,5 +1,6 @@
 //! Who is here: leases, leaving, lost connections.
 
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 use pushpull_common::protocol::{Envelope, Refusal, message};
@@ -27,13 +28,14 @@ impl Shard {
         self.stop_expecting(now);
         self.end_waits_for_the_missing(now);
         self.tell_owner_again(now);
-        let kept = self.whole_tokens();
+        // In synchronous mode a push that is whole here and not everywhere helps nobody.
+        let kept = if self.is_synchronous() { BTreeSet::new() } else { self.whole_tokens() };
         if let Some(owner) = &mut self.owner {
             let expired = owner.expire(now, |token| kept.contains(&token));
             self.counters.tokens_taken_back.add(expired as u64);
             if expired > 0 {
-                self.grant_parked_tokens(now);
                 self.decide(now);
+                self.grant_parked_tokens(now);
             }
         }
         if let Some(inbox) = &mut self.inbox {

@@ -153,6 +153,8 @@ struct Part {
     /// On the last part, the bytes of all of them.
     whole: Option<u64>,
     next: bool,
+    /// How long the answer is waited for.
+    deadline: Option<Instant>,
 }
 
 /// What a shard knows of a connection.

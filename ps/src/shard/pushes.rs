@@ -3,13 +3,13 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use pushpull_common::ids::Sequence;
+use pushpull_common::ids::{GlobalStep, Sequence};
 use pushpull_common::protocol::message::{Operation, OutcomeIs, PushAnswer, PushPart};
 use pushpull_common::protocol::{Envelope, Header, Outcome, PushState, Refusal};
 
 use super::replicas::ClientKey;
 use super::work::Job;
-use super::{Detail, Part, Receiving, Shard, Variables, answer_to};
+use super::{Detail, Part, Receiving, Shard, Variables, answer_to, deadline_of};
 use crate::inbox::{Arrival, Extents, Inbox, WholePush, is_for_trainable};
 
 impl Shard {
@@ -35,6 +35,7 @@ impl Shard {
             request: answer_to(header),
             whole: part.whole,
             next: part.next,
+            deadline: deadline_of(now, header),
         };
         let Some(conversation) = self.conversations.get_mut(&connection) else {
             return;
@@ -59,6 +60,13 @@ impl Shard {
                 return self.refuse_push(now, &incoming, refusal);
             }
             _ => {}
+        }
+        let whole_here = self.inbox.as_ref().is_some_and(|inbox| {
+            let push = inbox.find(client, sequence).and_then(|room| inbox.arrival(room));
+            push.is_some_and(|push| push.whole.is_some())
+        });
+        if !whole_here && self.comes_too_late(client, header.step, part) {
+            return self.pass_over(now, client, &incoming);
         }
         match self.place(now, connection, client, header, part, &incoming.range) {
             Ok(true) => self.receive(now, connection, Receiving::Part(incoming), header),
@@ -96,8 +104,12 @@ impl Shard {
             // It came whole over an earlier connection and is about to be applied.
             Some((room, push)) if push.whole.is_some() => {
                 if part.whole.is_some() {
-                    let request = header.request;
-                    inbox.set_whole(room, WholePush { connection, request, next: part.next });
+                    let (request, next) = (header.request, part.next);
+                    let deadline = deadline_of(now, header);
+                    inbox.set_whole(
+                        room,
+                        WholePush { connection, request, next, since: Some(now), deadline },
+                    );
                 }
                 return Ok(false);
             }
@@ -114,7 +126,11 @@ impl Shard {
                     operation: part.operation,
                     token: part.token,
                     generation: part.generation,
-                    step: header.step,
+                    // Nobody can have read what has not been made.
+                    step: self
+                        .round
+                        .as_ref()
+                        .map_or(header.step, |round| header.step.min(GlobalStep(round.step()))),
                     extents: Extents::default(),
                     bytes: 0,
                     whole: None,
@@ -179,7 +195,11 @@ impl Shard {
             && self.inbox.as_ref().and_then(|inbox| inbox.arrival(room)).is_some_and(gradient);
         if let Some(inbox) = &mut self.inbox {
             let (connection, request) = (part.connection, part.request.request);
-            inbox.set_whole(room, WholePush { connection, request, next: part.next });
+            let (next, deadline) = (part.next, part.deadline);
+            inbox.set_whole(
+                room,
+                WholePush { connection, request, next, since: Some(now), deadline },
+            );
         }
         match waits {
             true => self.push_held(now, room),
@@ -194,7 +214,9 @@ impl Shard {
         self.counters.pushes_dropped.add(1);
         if let Some(inbox) = &mut self.inbox
             && inbox.holds(part.client, room)
-            && inbox.arrival(room).is_none_or(|push| push.sequence == sequence)
+            && inbox
+                .arrival(room)
+                .is_none_or(|push| push.sequence == sequence && push.whole.is_none())
         {
             inbox.release(room);
         }
@@ -231,10 +253,14 @@ impl Shard {
         });
         let settled = self.replicas.client(client).window.state(sequence);
         if whole && !matches!(settled, PushState::Settled { .. }) {
-            // Too late: it will be applied, and that answers this request.
+            // Too late: it is the server's, and what becomes of it answers this request.
             if let (Some(room), Some(inbox)) = (room, &mut self.inbox) {
                 let request = request.request;
-                inbox.set_whole(room, WholePush { connection, request, next: false });
+                let (next, deadline) = (false, None);
+                inbox.set_whole(
+                    room,
+                    WholePush { connection, request, next, since: Some(now), deadline },
+                );
             }
             return;
         }
@@ -252,7 +278,7 @@ impl Shard {
                 Outcome::Withdrawn {}
             }
         };
-        if let (Some(room), Some(inbox)) = (room, &mut self.inbox) {
+        if let (Some(room), Some(inbox)) = (room.filter(|_| !whole), &mut self.inbox) {
             inbox.release(room);
             self.give_parked_rooms(now);
         }

@@ -6,9 +6,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use pushpull_common::ids::{GlobalStep, ShardId, TokenId};
-#[cfg(any(test, fuzzing, feature = "simulation"))]
 use pushpull_common::protocol::message::Operation;
-use pushpull_common::protocol::message::PushAnswer;
+use pushpull_common::protocol::message::{PushAnswer, PushPart};
 use pushpull_common::protocol::wire::List;
 use pushpull_common::protocol::{Envelope, Header, Message, Outcome, PushState, Refusal, message};
 
@@ -16,7 +15,7 @@ use super::output::Output;
 use super::parked::Wait;
 use super::replicas::{ClientKey, Presence};
 use super::work::Job;
-use super::{Detail, Shard};
+use super::{Detail, Part, Shard};
 use crate::aggregate::admission::{Committed, Grant, Verdict};
 use crate::aggregate::mode::OnLoss;
 use crate::aggregate::round::Round;
@@ -68,6 +67,7 @@ impl Shard {
         if let Some(round) = &mut self.round {
             *round = Round::new(step.0, self.config.zoo);
         }
+        self.told = None;
         if let (Some(own), Some(admission)) =
             (self.index_of(self.id), self.owner.as_mut().and_then(StepOwner::admission_mut))
         {
@@ -76,7 +76,7 @@ impl Shard {
     }
 
     /// Takes up what lay whole when an earlier process stopped.
-    pub(super) fn take_up_held(&mut self) {
+    pub(super) fn take_up_held(&mut self, now: Instant) {
         let tokens: Vec<_> = self.inbox.iter().flat_map(|inbox| inbox.whole_tokens()).collect();
         let own = self.index_of(self.id);
         let step = self.round.as_ref().map_or(0, |round| round.step());
@@ -85,9 +85,45 @@ impl Shard {
         {
             admission.applied(own, step);
             for token in tokens {
-                // One that is over is dropped with the step.
+                // What is over is not here: it is dropped as it is decided.
                 let _ = admission.held(own, token.0);
             }
+        }
+        self.decide(now);
+    }
+
+    /// Whether a gradient comes too late to be of use, as far as this shard knows: it is not worth
+    /// receiving.
+    pub(super) fn comes_too_late(
+        &self,
+        client: ClientKey,
+        step: GlobalStep,
+        part: &PushPart,
+    ) -> bool {
+        let Some(round) = self.round.as_ref().filter(|_| part.operation == Operation::Gradient {})
+        else {
+            return false;
+        };
+        match &self.owner {
+            Some(owner) => !owner.holds(client, part.token, part.generation),
+            None => step.0 < round.step(),
+        }
+    }
+
+    /// Passes over a part of a gradient that comes too late, and says so once it is whole.
+    pub(super) fn pass_over(&mut self, now: Instant, client: ClientKey, part: &Part) {
+        let (sequence, room) = (part.request.sequence, part.room);
+        if let Some(inbox) = &mut self.inbox
+            && inbox.find(client, sequence) == Some(room)
+        {
+            inbox.release(room);
+            self.give_parked_rooms(now);
+        }
+        if part.whole.is_some() {
+            let outcome = Outcome::Stale { current: GlobalStep(self.committed_steps()) };
+            self.replicas.client_mut(client).window.settle(sequence, outcome);
+            self.counters.gradients_stale.add(1);
+            self.answer_push(part.connection, part.request, outcome, false);
         }
     }
 
@@ -144,17 +180,19 @@ impl Shard {
     }
 
     fn carry_out(&mut self, now: Instant, grant: Grant, verdict: Verdict) {
-        let room = self.inbox.as_ref().and_then(|inbox| inbox.room_of(grant.token));
         match verdict {
             Verdict::Admitted { step } => {
                 self.counters.gradients_admitted.add(1);
+                let room = self.inbox.as_ref().and_then(|inbox| inbox.whole_room_of(grant.token));
                 if let Some(room) = room {
                     self.settle_push(now, room, Outcome::Accepted { step: GlobalStep(step) });
                 }
             }
             Verdict::Over => {
                 self.tell_over(grant.token);
-                if let Some(room) = room {
+                // Whole, or on its way.
+                let rooms = self.inbox.as_ref().map(|inbox| inbox.rooms_of(grant.token));
+                for room in rooms.unwrap_or_default() {
                     self.counters.gradients_stale.add(1);
                     let current = GlobalStep(self.committed_steps());
                     self.settle_push(now, room, Outcome::Stale { current });
@@ -177,16 +215,20 @@ impl Shard {
 
     /// Has the step that is due applied.
     pub(super) fn begin_step(&mut self) {
-        let due = self.round.as_ref().and_then(|round| round.due());
-        let Some(tokens) = due.filter(|_| !self.jobs.iter().any(|job| matches!(job, Job::Step(_))))
-        else {
-            return;
-        };
-        self.jobs.push_back(Job::step(tokens));
+        let (Some(round), Some(inbox)) = (&self.round, &self.inbox) else { return };
+        let under_way = self.jobs.iter().any(|job| matches!(job, Job::Step(_)));
+        if let Some(tokens) = round.due().filter(|_| !under_way) {
+            let rooms: Vec<u32> =
+                tokens.iter().filter_map(|&token| inbox.whole_room_of(token)).collect();
+            // What was admitted lies whole here; a step without it would be another one.
+            if rooms.len() == tokens.len() {
+                self.jobs.push_back(Job::step(rooms));
+            }
+        }
     }
 
     /// The step is applied: its pushes make room.
-    pub(super) fn step_applied(&mut self, now: Instant) {
+    pub(super) fn step_applied(&mut self, now: Instant, rooms: &[u32]) {
         self.publish();
         self.version += 1;
         self.gradients += 1;
@@ -194,6 +236,9 @@ impl Shard {
         round.applied();
         let step = round.step();
         self.counters.steps_applied.add(1);
+        if let Some(inbox) = &mut self.inbox {
+            rooms.iter().for_each(|&room| inbox.release(room));
+        }
         // With them go those that were not admitted: their step has passed, too.
         let passed = self.inbox.iter().flat_map(|inbox| inbox.gradients_before(step));
         for room in passed.collect::<Vec<u32>>() {
@@ -228,6 +273,8 @@ impl Shard {
         }
         let present = entry.presence == Presence::Present;
         let WholePush { connection, request, .. } = whole;
+        // It is answered once.
+        self.inbox.iter_mut().for_each(|inbox| inbox.set_whole(room, WholePush::unheard()));
         if entry.connection != Some(connection) {
             // It was asked for over a connection that is gone; whoever asks again is answered.
             return;
@@ -286,15 +333,17 @@ impl Shard {
             return Some(format!("step {step} to be applied by every shard"));
         }
         let given: Vec<ClientKey> = admission.admitted().iter().map(|g| g.holder).collect();
-        let missing = self.replicas.keys().filter(|client| !given.contains(client));
+        let missing = self.replicas.keys().filter(|client| {
+            let left = self.replicas.client(*client).presence == Presence::Left;
+            !given.contains(client) && !left
+        });
         let missing: Vec<String> = missing
             .map(|client| {
                 let entry = self.replicas.client(client);
                 let silent = now.saturating_duration_since(self.replicas.last_heard(client));
                 let state = match entry.presence {
-                    Presence::Present => "heard from",
-                    Presence::Left => "left, heard from",
                     Presence::Lost => "lost, heard from",
+                    _ => "heard from",
                 };
                 format!("{} ({state} {} ms ago)", entry.task, silent.as_millis())
             })
@@ -306,6 +355,27 @@ impl Shard {
         };
         let missing = missing.join(", ");
         Some(format!("step {step}, which has {count} of {goal} gradients; {missing}{unseen}"))
+    }
+
+    /// Answers those whose pushes are held and not decided, if they wait no longer; the pushes stay.
+    fn end_waits_of_pushes(&mut self, now: Instant, all: bool) {
+        let ended = self.inbox.as_mut().map(|inbox| inbox.take_waits(now, all));
+        for (room, whole) in ended.unwrap_or_default() {
+            let Some(inbox) = &self.inbox else { return };
+            let (Some(push), Some(client)) = (inbox.arrival(room), inbox.holder(room)) else {
+                continue;
+            };
+            if self.replicas.client(client).connection != Some(whole.connection) {
+                continue;
+            }
+            let awaited = Detail::clipped(self.awaited_step(now).unwrap_or_default());
+            let waited = whole.since.map_or(Duration::ZERO, |since| now.duration_since(since));
+            let waited_ms = waited.as_millis() as u64;
+            let (request, sequence) = (whole.request, push.sequence);
+            let request = Envelope { request, sequence, ..Envelope::default() };
+            let refusal = Refusal::Deadline { waited_ms, awaited };
+            self.refuse(whole.connection, request, refusal);
+        }
     }
 
     /// Asserts what holds of pushes that are whole, on the step owner.
@@ -378,15 +448,15 @@ impl Shard {
                 let tokens: Vec<u64> = commit.tokens.items().iter().map(|t| t.0).collect();
                 let whole: BTreeSet<TokenId> = self.whole_tokens();
                 let all_here = tokens.iter().all(|&token| whole.contains(&TokenId(token)));
+                self.counters.steps_missed.add(u64::from(!all_here));
                 if let Some(round) = self.round.as_mut().filter(|_| all_here) {
                     round.learn(&Committed { step: header.step.0, tokens });
                 }
                 self.begin_step();
             }
             Message::Over(over) => {
-                let room = self.inbox.as_ref().and_then(|inbox| inbox.room_of(over.token.0));
-                let whole = self.whole_tokens().contains(&over.token);
-                if let Some(room) = room.filter(|_| whole) {
+                let room = self.inbox.as_ref().and_then(|i| i.whole_room_of(over.token.0));
+                if let Some(room) = room {
                     self.release(now, room);
                 }
             }
@@ -437,6 +507,10 @@ impl Shard {
     /// The place of a shard among those that take part, and how it is reached from now on.
     fn takes_part(&mut self, connection: u64, shard: ShardId) -> Option<usize> {
         let index = self.index_of(shard).filter(|_| shard != self.id)?;
+        let speaks_for = self.taking_part.iter().find(|(_, other)| **other == connection);
+        if speaks_for.is_some_and(|(other, _)| *other != shard) {
+            return None;
+        }
         self.taking_part.insert(shard, connection);
         Some(index)
     }
@@ -481,18 +555,23 @@ impl Shard {
     }
 
     /// Whoever waits for a step that takes more gradients than those who are left can give is told
-    /// so, where the configuration says so.
+    /// so, where the configuration says so, and whoever waits for a push beyond its deadline. Pushes
+    /// that are held stay; only nobody waits for them any more.
     pub(super) fn end_waits_for_the_missing(&mut self, now: Instant) {
-        let admission = self.owner.as_ref().and_then(StepOwner::admission);
-        let short = admission.is_some_and(|admission| admission.is_short());
+        let Some(admission) = self.owner.as_ref().and_then(StepOwner::admission) else { return };
+        let short = admission.is_short();
         self.short_since = self.short_since.filter(|_| short).or(short.then_some(now));
-        let Some(since) = self.short_since else { return };
         let patience = match self.config.on_loss {
-            OnLoss::Wait { timeout } => timeout,
-            OnLoss::Fail => Duration::ZERO,
-            OnLoss::Shrink { .. } => return,
+            OnLoss::Wait { timeout } => Some(timeout),
+            OnLoss::Fail => Some(Duration::ZERO),
+            OnLoss::Shrink { .. } => None,
         };
-        if now.saturating_duration_since(since) < patience {
+        let all = self
+            .short_since
+            .zip(patience)
+            .is_some_and(|(since, patience)| now.saturating_duration_since(since) >= patience);
+        self.end_waits_of_pushes(now, all);
+        if !all {
             return;
         }
         let awaited = Detail::clipped(self.awaited_step(now).unwrap_or_default());

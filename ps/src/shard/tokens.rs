@@ -100,11 +100,12 @@ impl Shard {
         returned: &ReturnToken,
     ) {
         let (token, generation) = (returned.token, returned.generation);
-        let kept = self.whole_tokens();
-        let owner = self.owner.as_mut().filter(|_| !kept.contains(&token));
+        // In synchronous mode a push that is whole here and not everywhere may be given up.
+        let kept = !self.is_synchronous() && self.whole_tokens().contains(&token);
+        let owner = self.owner.as_mut().filter(|_| !kept);
         if owner.is_some_and(|owner| owner.give_back(client, token, generation)) {
-            self.grant_parked_tokens(now);
             self.decide(now);
+            self.grant_parked_tokens(now);
             self.answer(connection, request, message::Returned {}.into());
         } else {
             self.refuse(connection, request, Refusal::Token { token, generation });
@@ -115,23 +116,28 @@ impl Shard {
         if let Some(owner) = &mut self.owner {
             owner.finish();
         }
+        self.decide(now);
         self.grant_parked_tokens(now);
         self.answer(connection, request, message::Finished {}.into());
     }
 
-    /// Answers those who wait for a token, first come first served, as far as that goes. In a
-    /// synchronous step one who has given its share holds up nobody behind it, who may not have.
+    /// Answers those who wait for a token, first come first served, as far as that goes.
     pub(super) fn grant_parked_tokens(&mut self, now: Instant) {
-        let waiting = self.parked.take(|entry| matches!(entry.wait, Wait::Token));
-        let mut rest = Vec::new();
-        for entry in waiting {
+        // In synchronous mode one waits because it has given its share, and another need not.
+        let mut waiting = Vec::new();
+        while let Some(entry) = self.parked.take_first(|entry| matches!(entry.wait, Wait::Token)) {
             match self.ask_owner(now, &entry) {
-                Some(Request::Wait) | None => rest.push(entry),
+                Some(Request::Wait) | None => {
+                    waiting.push(entry);
+                    if !self.is_synchronous() {
+                        break;
+                    }
+                }
                 Some(settled) => self.answer_token(now, &entry, settled),
             }
         }
         // Back to where they came from: nobody can have parked in between.
-        for entry in rest.into_iter().rev() {
+        for entry in waiting.into_iter().rev() {
             self.parked.put_back(entry);
         }
     }

@@ -12,6 +12,7 @@ use pushpull_common::protocol::{Envelope, Refusal};
 use super::parked::{Entry, Wait};
 use super::work::Job;
 use super::{Detail, Shard, Variables};
+use crate::aggregate::step_owner::StepOwner;
 use crate::arena::fence;
 use crate::error::StorageError;
 use crate::store::Store;
@@ -28,7 +29,9 @@ impl Shard {
             Ok(()) => {
                 let state = self.catalogue_state();
                 let restore_epoch = self.epoch;
-                self.answer(connection, request, Declared { state, restore_epoch }.into());
+                let trained = self.owner.as_ref().is_some_and(StepOwner::has_trained);
+                let declared = Declared { state, restore_epoch, trained };
+                self.answer(connection, request, declared.into());
             }
             Err(refusal) => self.refuse(connection, request, refusal),
         }

@@ -38,7 +38,8 @@ pub(super) enum Job {
 
 #[derive(Debug)]
 pub(super) struct StepJob {
-    tokens: Vec<u64>,
+    /// Of its pushes, in their order.
+    rooms: Vec<u32>,
     begun: bool,
     /// How far it is applied, in bytes of the shard's variables.
     done_to: u64,
@@ -77,9 +78,9 @@ impl Job {
         Job::Initialize(InitializeJob { connection, request, epoch, begun, partition, done })
     }
 
-    /// The step that is made of the pushes of these tokens, in this order.
-    pub(super) fn step(tokens: &[u64]) -> Job {
-        Job::Step(StepJob { tokens: tokens.to_vec(), begun: false, done_to: 0 })
+    /// The step that is made of the pushes in these rooms, in this order.
+    pub(super) fn step(rooms: Vec<u32>) -> Job {
+        Job::Step(StepJob { rooms, begun: false, done_to: 0 })
     }
 
     /// The room of the push that it applies by itself.
@@ -147,7 +148,7 @@ impl Shard {
             Ok(true) => {
                 match job {
                     Job::Push(push) => self.push_applied(now, push),
-                    Job::Step(_) => self.step_applied(now),
+                    Job::Step(step) => self.step_applied(now, &step.rooms),
                     Job::Initialize(job) => {
                         self.initialized(job.connection, job.request, job.epoch)
                     }
@@ -220,7 +221,7 @@ impl Shard {
         let (Some(inbox), Variables::Ready(store)) = (&self.inbox, &mut self.variables) else {
             return Ok(true);
         };
-        let rooms: Vec<u32> = job.tokens.iter().filter_map(|&token| inbox.room_of(token)).collect();
+        let rooms = &job.rooms;
         let pushes = rooms.iter().filter_map(|&room| inbox.arrival(room));
         let ranges: Vec<&[Range<u64>]> = pushes.map(|push| push.extents.ranges()).collect();
         if !job.begun {
@@ -291,7 +292,7 @@ impl Shard {
         };
         let free = self.draft.is_none() && self.jobs.is_empty() && may_begin;
         if self.round.is_some() {
-            // A gradient is a part of a step, or of none.
+            // A gradient waits for its step; what else comes is small.
             return;
         }
         if free {

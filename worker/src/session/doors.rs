@@ -29,8 +29,6 @@ pub(crate) enum Command {
     /// The variables are these from now on. Waits until their shards live in one restore epoch;
     /// refused if one has no values.
     Joined { plan: Arc<Plan> },
-    /// The newest global step known.
-    Step,
     /// Take a token.
     Token,
     /// Fill a buffer with all values: for the step of a token, or whatever there is.
@@ -67,7 +65,6 @@ pub(crate) enum Reply {
         body: Vec<u8>,
     },
     Done,
-    Step(GlobalStep),
     Token(Option<Grant>),
     Pulled {
         buffer: Buffer,

@@ -158,9 +158,6 @@ impl Session {
         }
         self.ask_about_the_undecided();
         let (doing, kind) = match command {
-            Command::Step => {
-                return self.reply(op, Ok(Reply::Step(self.step)));
-            }
             Command::Begin { order } => {
                 let begun = self.begin_push(now, order, false);
                 return self.reply(op, begun.map(|sequence| Reply::Begun { sequence }));

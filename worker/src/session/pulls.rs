@@ -136,6 +136,7 @@ impl Session {
         for (&link, progress) in &mut pull.links {
             let behind = behind.contains(&link);
             if let Progress::Done(_, step) = *progress
+                && self.synchronous
                 && step < envelope.step
             {
                 pull.older.insert(link, (step, envelope.step));

@@ -159,7 +159,7 @@ impl State {
                 self.asked.push("declare".to_owned());
                 self.catalogue.get_or_insert_with(|| Catalogue::decode(body).unwrap());
                 let (state, restore_epoch) = (self.catalogue_state(), self.epoch);
-                message::Declared { state, restore_epoch }.into()
+                message::Declared { state, restore_epoch, trained: false }.into()
             }
             Message::FindCheckpoint(_) => {
                 self.asked.push("find".to_owned());

@@ -429,6 +429,242 @@ fn any_shard_may_be_killed_anywhere_in_a_step() {
 }
 
 #[test]
+fn a_shard_that_is_killed_between_commit_and_apply_applies_the_step_when_it_is_back() {
+    for shards in [1, 2] {
+        for killed in 0..shards.into() {
+            let mut cluster = Cluster::new(shards, synchronous(2, 2), |config| config);
+            let (a, b) = (cluster.token(0), cluster.token(1));
+            cluster.push(0, a, 1.0);
+            cluster.replicas[1].sequence += 1;
+            for shard in 1..shards.into() {
+                cluster.push_to(shard, 1, b, 3.0);
+            }
+            // The last one, and no work is done.
+            let line = cluster.replicas[1].lines[0];
+            let room = cluster.world.room(line);
+            let push = Push::gradient(1, b, room);
+            let (w, d) = (bytes_of(&[3_f32; 3]), bytes_of(&[3_f64; 2]));
+            let body = if shards == 1 { [w, d].concat() } else { w };
+            cluster.world.push(line, &push, &[(0, &body)]);
+            cluster.kill_shard(killed);
+            cluster.pass(LEASE / 2, &[0, 1]);
+            assert_eq!(cluster.values(1), (-2.0, -2.0), "shard {killed} of {shards}");
+        }
+    }
+}
+
+#[test]
+fn a_replica_that_does_not_come_back_to_a_restarted_step_owner_is_lost() {
+    let mut cluster = Cluster::new(1, synchronous(2, 2), |config| config);
+    let a = cluster.token(0);
+    cluster.push(0, a, 1.0);
+    // The other is killed, too.
+    for line in std::mem::take(&mut cluster.replicas[1].lines) {
+        cluster.world.disconnect(line);
+    }
+    cluster.kill_shard(0);
+    cluster.pass(LEASE + 2 * TICK, &[0]);
+    assert_eq!(cluster.values(1), (-1.0, -1.0));
+}
+
+#[test]
+fn what_is_left_when_training_is_finished_makes_a_last_step() {
+    let mut cluster = Cluster::new(2, synchronous(2, 2), |config| config);
+    let (a, b) = (cluster.token(0), cluster.token(1));
+    cluster.push(0, a, 1.0);
+    let line = cluster.replicas[0].lines[0];
+    assert!(matches!(cluster.world.ask(line, message::Finish {}.into()), Message::Finished(_)));
+    cluster.settle();
+    assert_eq!(cluster.world.metrics().steps_applied, 0, "a token is out");
+    assert_eq!(cluster.try_token(0), Ok(None), "it may look at the last step when that is made");
+    assert_eq!(cluster.push(1, b, 3.0), ACCEPTED(0));
+    assert_eq!(cluster.values(1), (-2.0, -2.0));
+    assert!(matches!(cluster.try_token(0), Err(Message::Ended(_))));
+}
+
+#[test]
+fn a_push_that_waits_for_its_turn_is_waited_for_until_its_deadline_and_kept() {
+    let mut cluster = Cluster::new(2, synchronous(2, 2), |config| config.deterministic(true));
+    let (a, b) = (cluster.token(0), cluster.token(1));
+    cluster.replicas[1].sequence += 1;
+    cluster.push_to(1, 1, b, 3.0);
+    let line = cluster.replicas[1].lines[0];
+    let room = cluster.world.room(line);
+    let push = Push::gradient(1, b, room);
+    let envelope = Envelope { deadline_ms: 1000, ..push.envelope() };
+    let body = bytes_of(&[3_f32; 3]);
+    let whole = push.part(0, Some(body.len() as u64));
+    let request = cluster.world.send(line, envelope, whole, &body);
+    cluster.pass(Duration::from_secs(1) - TICK, &[0, 1]);
+    assert_eq!(cluster.world.answer(line, request), None);
+    cluster.pass(2 * TICK, &[0, 1]);
+    let Some(Message::Refused(refused)) = cluster.world.answer(line, request) else {
+        panic!("it is not told")
+    };
+    let Refusal::Deadline { waited_ms, awaited } = refused.refusal else { panic!("{refused:?}") };
+    assert!((1000..1200).contains(&waited_ms), "{waited_ms}");
+    assert!(awaited.as_str().contains("/job:worker/task:0"), "{awaited}");
+    let state = cluster.outcome(1).state;
+    assert_eq!(state, pushpull_common::protocol::PushState::Receiving { bytes: 16 });
+    // Whoever asks again hears of it when it is decided.
+    let request = cluster.world.send(line, push.envelope(), push.part(0, Some(16)), &[]);
+    cluster.push(0, a, 1.0);
+    let Some(Message::PushAnswer(answer)) = cluster.world.answer(line, request) else {
+        panic!("it is not told")
+    };
+    assert_eq!(Some(answer.outcome), ACCEPTED(0));
+    assert_eq!(cluster.values(1), (-2.0, -2.0));
+}
+
+#[test]
+fn a_token_that_is_given_back_takes_its_push_with_it() {
+    let mut cluster = Cluster::new(2, synchronous(2, 2), |config| config);
+    let (a, b) = (cluster.token(0), cluster.token(1));
+    cluster.replicas[0].sequence += 1;
+    assert_eq!(cluster.push_to(0, 0, a, 50.0), None, "the other shard lacks it");
+    let line = cluster.replicas[0].lines[0];
+    let back = message::ReturnToken { token: a.token, generation: a.generation };
+    assert!(matches!(cluster.world.ask(line, back.into()), Message::Returned(_)));
+    let outcome = Outcome::Stale { current: 0.into() };
+    let state = pushpull_common::protocol::PushState::Settled { outcome };
+    assert_eq!(cluster.outcome(0).state, state);
+    let a = cluster.token(0);
+    cluster.push(0, a, 1.0);
+    cluster.push(1, b, 3.0);
+    assert_eq!(cluster.values(1), (-2.0, -2.0));
+}
+
+#[test]
+fn another_replica_takes_the_place_of_a_killed_one_while_the_others_wait() {
+    let mut cluster = Cluster::new(1, synchronous(2, 2), |config| config);
+    let (a, _held) = (cluster.token(0), cluster.token(1));
+    assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(0));
+    assert_eq!(cluster.try_token(0), Ok(None), "it waits first, and has given its share");
+    cluster.add(2);
+    let line = cluster.replicas[2].lines[0];
+    let newest = TokenId(0);
+    let request = cluster.world.say(line, message::TokenRequest { newest }.into());
+    assert_eq!(cluster.world.answer(line, request), None, "there is no room yet");
+    cluster.pass(LEASE + TICK, &[0, 2]);
+    let Some(Message::Granted(granted)) = cluster.world.answer(line, request) else {
+        panic!("the room of the killed one is free")
+    };
+    cluster.push(2, granted.grant, 3.0);
+    assert_eq!(cluster.values(1), (-2.0, -2.0));
+}
+
+#[test]
+fn a_push_that_one_shard_alone_has_is_over_with_its_token() {
+    let timeout = Duration::from_secs(60);
+    let mut cluster =
+        Cluster::new(2, synchronous(2, 2), |config| config.token_timeout(Some(timeout)));
+    let (a, b) = (cluster.token(0), cluster.token(1));
+    assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(0));
+    cluster.replicas[1].sequence += 1;
+    assert_eq!(cluster.push_to(0, 1, b, 50.0), None);
+    cluster.pass(timeout + TICK, &[0, 1]);
+    let outcome = Outcome::Stale { current: 0.into() };
+    let state = pushpull_common::protocol::PushState::Settled { outcome };
+    assert_eq!(cluster.outcome(1).state, state);
+    let b = cluster.token(1);
+    assert_eq!(cluster.push(1, b, 3.0), ACCEPTED(0));
+    assert_eq!(cluster.values(1), (-2.0, -2.0));
+}
+
+#[test]
+fn who_comes_and_goes_and_comes_is_one_of_those_who_are_expected() {
+    let mut cluster = Cluster::new(1, synchronous(3, 3), |config| config);
+    let (world, lines) = World::ready(variables(), Sgd::new(1.0), |config| {
+        config.mode(synchronous(3, 3)).lease(LEASE)
+    });
+    cluster.world = world;
+    cluster.replicas = vec![Replica { peer: chief(), lines, sequence: 0, newest: 0 }];
+    cluster.add(1);
+    cluster.leave(1);
+    cluster.connect(1);
+    let (a, b) = (cluster.token(0), cluster.token(1));
+    cluster.push(0, a, 1.0);
+    cluster.push(1, b, 2.0);
+    assert_eq!(cluster.world.metrics().steps_applied, 0, "the third has not been seen");
+    cluster.add(2);
+    let c = cluster.token(2);
+    cluster.push(2, c, 3.0);
+    assert_eq!(cluster.values(1), (-2.0, -2.0));
+}
+
+#[test]
+fn a_deterministic_step_that_is_the_last_one_has_no_gaps() {
+    let mut cluster = Cluster::new(1, synchronous(3, 3), |config| config.deterministic(true));
+    let (a, c) = (cluster.token(0), cluster.token(2));
+    cluster.push(0, a, 1.0);
+    assert_eq!(cluster.push(2, c, 3.0), None, "the second comes before it");
+    let line = cluster.replicas[0].lines[0];
+    let newest = TokenId(a.token.0);
+    let waits = cluster.world.say(line, message::TokenRequest { newest }.into());
+    assert!(matches!(cluster.world.ask(line, message::Finish {}.into()), Message::Finished(_)));
+    cluster.settle();
+    assert_eq!(cluster.values(1), (-2.0, -2.0));
+    assert!(matches!(cluster.world.answer(line, waits), Some(Message::Ended(_))));
+}
+
+#[test]
+fn what_is_held_or_accepted_is_not_withdrawn() {
+    let mut cluster = Cluster::new(2, synchronous(2, 2), |config| config);
+    let (a, b) = (cluster.token(0), cluster.token(1));
+    assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(0));
+    for (shard, outcome) in [(0, Outcome::Accepted { step: 0.into() }), (1, Outcome::Held {})] {
+        let line = cluster.replicas[0].lines[shard];
+        let about = Envelope { sequence: 1.into(), ..Envelope::default() };
+        let request = cluster.world.send(line, about, message::Withdraw {}.into(), &[]);
+        let Some(Message::PushAnswer(answer)) = cluster.world.answer(line, request) else {
+            panic!("it is not answered")
+        };
+        assert_eq!(answer.outcome, outcome);
+    }
+    cluster.push(1, b, 3.0);
+    assert_eq!(cluster.values(1), (-2.0, -2.0));
+}
+
+#[test]
+fn a_step_that_nobody_has_made_is_not_believed() {
+    let mut cluster = Cluster::new(2, synchronous(1, 1), |config| config);
+    for round in 0..9 {
+        let a = cluster.token(0);
+        let lies = Grant { step: 999.into(), ..a };
+        assert_eq!(cluster.push(0, lies, 1.0), ACCEPTED(round));
+        assert_eq!(cluster.world.metrics().steps_applied, 2 * (round + 1));
+        cluster.kill_shard(0);
+    }
+    // Nor is a shard that says it has made it, nor one that speaks for another.
+    let line = cluster.links[1].unwrap();
+    for (shard, step) in [(1, 999), (0, 999)] {
+        let shard = pushpull_common::ids::ShardId { task: 0, shard };
+        let envelope = Envelope { step: u64::into(step), ..Envelope::default() };
+        cluster.world.send(line, envelope, message::StepApplied { shard }.into(), &[]);
+    }
+    let a = cluster.token(0);
+    cluster.push(0, a, 1.0);
+    assert_eq!(cluster.values(10), (-10.0, -10.0));
+}
+
+#[test]
+fn a_shard_that_has_lost_what_was_accepted_is_not_begun_anew() {
+    let mut cluster = Cluster::new(2, synchronous(2, 2), |config| config);
+    let declared = |cluster: &mut Cluster| {
+        let line = cluster.replicas[0].lines[0];
+        let catalogue = cluster.world.catalogue.clone();
+        match cluster.world.declare(line, &catalogue) {
+            Message::Declared(declared) => declared.trained,
+            other => panic!("{other:?}"),
+        }
+    };
+    let a = cluster.token(0);
+    assert!(!declared(&mut cluster));
+    cluster.push(0, a, 1.0);
+    assert!(declared(&mut cluster), "a gradient is accepted, though no step is made");
+}
+
+#[test]
 fn a_ghost_that_goes_on_pushing_adds_nothing() {
     let mut cluster = Cluster::new(2, synchronous(2, 3), |config| config);
     let (a, b, c) = (cluster.token(0), cluster.token(1), cluster.token(2));
@@ -509,6 +745,7 @@ fn where_a_loss_is_to_be_waited_for_those_who_wait_are_told_who_is_missing() {
         let Refusal::Deadline { awaited, .. } = refused.refusal else { panic!("{refused:?}") };
         assert!(awaited.as_str().contains("/job:worker/task:1 (lost"), "{awaited}");
         assert!(awaited.as_str().contains("1 of 2 gradients"), "{awaited}");
+        assert_eq!(cluster.world.answer(line, request), None, "told once");
         // Another takes its place.
         cluster.restart(1);
         let b = cluster.token(1);

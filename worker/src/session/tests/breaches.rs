@@ -15,8 +15,12 @@ fn sayings() -> Vec<Message> {
         welcome().into(),
         refused(Refusal::NotInitialized {}),
         message::HeartbeatAnswer {}.into(),
-        message::Declared { state: CatalogueState::Absent {}, restore_epoch: Default::default() }
-            .into(),
+        message::Declared {
+            state: CatalogueState::Absent {},
+            restore_epoch: Default::default(),
+            trained: false,
+        }
+        .into(),
         message::Ready { digest: [0; 32] }.into(),
         message::CatalogueIs { digest: [0; 32] }.into(),
         message::Granted { grant: grant(1, 0) }.into(),

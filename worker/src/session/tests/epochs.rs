@@ -199,16 +199,12 @@ fn before_it_joins_a_session_follows_and_asks_again() {
 #[test]
 fn the_step_falls_with_a_new_epoch_of_the_owner() {
     let mut world = opened(Role::Chief {}, &[3, 3]);
-    let steps = |world: &mut World| {
-        let op = world.call(Command::Step);
-        let Ok(Reply::Step(step)) = world.reply(op) else { panic!() };
-        step.0
-    };
+    let steps = |world: &World| world.session.step.0;
     let ask = request(&mut world, 0, message::FetchCatalogue {});
     let asked = world.heard(OWNER, "FetchCatalogue");
     world.answer_body(&asked, GlobalStep(40), message::CatalogueIs { digest: [0; 32] }, b"bytes");
     world.reply(ask).unwrap();
-    assert_eq!(steps(&mut world), 40);
+    assert_eq!(steps(&world), 40);
     // The chief has the owner restored over the same connection.
     let checkpoint = message::CheckpointId {
         name: pushpull_common::protocol::wire::Text::clipped("name"),
@@ -221,7 +217,7 @@ fn the_step_falls_with_a_new_epoch_of_the_owner() {
     world.epochs.insert(OWNER, RestoreEpoch(4));
     world.answer_body(&asked, GlobalStep(30), message::Ready { digest: [0; 32] }, &[]);
     world.reply(restores).unwrap();
-    assert_eq!(steps(&mut world), 30);
+    assert_eq!(steps(&world), 30);
     assert!(world.closed.is_empty());
     request(&mut world, 0, message::AwaitReady {});
     assert_eq!(world.heard(OWNER, "AwaitReady").envelope.restore_epoch, RestoreEpoch(4));

@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use pushpull_common::ids::{GlobalStep, RequestId, RestoreEpoch, TokenId};
 use pushpull_common::protocol::limits::WINDOW;
-use pushpull_common::protocol::message::{self, PushPart, Welcome};
+use pushpull_common::protocol::message::{self, ModeIs, PushPart, Welcome};
+use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{Grant, Message, Outcome, PushState, Refusal};
 
 use super::world::{Frame, push_answer, welcome};
@@ -45,6 +46,12 @@ pub(super) struct Shard {
     step: u64,
     version: u64,
     pub(super) epoch: RestoreEpoch,
+    /// Whether steps are synchronous: nothing is applied here before the owner decides.
+    pub(super) synchronous: bool,
+    /// Synchronous pushes that lie whole on a shard that is not the owner: their bytes.
+    held: BTreeMap<u64, Option<u8>>,
+    /// Tokens whose step has passed.
+    over: BTreeSet<u64>,
 }
 
 /// The step of the checkpoint that is restored.
@@ -70,7 +77,86 @@ impl Shard {
             step: 0,
             version: 0,
             epoch: RestoreEpoch(1),
+            synchronous: false,
+            held: BTreeMap::new(),
+            over: BTreeSet::new(),
         }
+    }
+
+    /// The owner takes a push that all shards hold, if there is one: it counts everywhere.
+    pub(super) fn accept_one(shards: &mut [Shard]) {
+        let Some((owner, others)) = shards.split_first_mut() else { return };
+        let everywhere =
+            |sequence: &u64| others.iter().all(|other| other.held.contains_key(sequence));
+        let whole = owner.arrivals.iter().filter(|(_, arrival)| arrival.whole.is_some());
+        let Some(sequence) = whole.map(|(&sequence, _)| sequence).find(everywhere) else { return };
+        let held = others.iter_mut().filter_map(|other| other.held.remove(&sequence).flatten());
+        let fill = held.last().or(owner.arrivals[&sequence].fill).expect("some shard has bytes");
+        let step = GlobalStep(owner.step);
+        for shard in std::iter::once(&mut *owner).chain(others) {
+            *shard.applied.entry(fill).or_default() += 1;
+            (shard.step, shard.version) = (step.0 + 1, step.0 + 1);
+        }
+        owner.decide(sequence, Outcome::Accepted { step });
+    }
+
+    /// The step of a push that the owner has something of passes without it.
+    pub(super) fn pass_one_by(shards: &mut [Shard]) {
+        let Some((owner, others)) = shards.split_first_mut() else { return };
+        let Some((&sequence, arrival)) = owner.arrivals.first_key_value() else { return };
+        let token = arrival.token.0;
+        for other in others {
+            other.held.remove(&sequence);
+            other.over.insert(token);
+        }
+        owner.decide(sequence, Outcome::Stale { current: GlobalStep(owner.step) });
+    }
+
+    /// The owner decides about a push that it has.
+    fn decide(&mut self, sequence: u64, outcome: Outcome) {
+        let Some(arrival) = self.arrivals.remove(&sequence) else { return };
+        self.rooms.remove(&arrival.room);
+        assert!(self.out.remove(&arrival.token.0), "token {} is spent twice", arrival.token);
+        self.settle(sequence, outcome);
+        if let Some((request, _)) = arrival.whole.filter(|whole| whole.0.0 != 0) {
+            self.say(request, push_answer(outcome));
+        }
+        self.give_rooms();
+    }
+
+    /// The owner gives up answering those who wait for a decision.
+    pub(super) fn say_who_is_missing(&mut self) {
+        let whole = self.arrivals.values_mut().filter_map(|arrival| arrival.whole.as_mut());
+        let requests: Vec<RequestId> = whole
+            .map(|whole| std::mem::take(&mut whole.0))
+            .filter(|request| request.0 != 0)
+            .collect();
+        for request in requests {
+            let awaited = Detail::clipped("somebody");
+            self.refuse(request, Refusal::Deadline { waited_ms: 1, awaited });
+        }
+    }
+
+    fn settle(&mut self, sequence: u64, outcome: Outcome) {
+        let before = self.settled.insert(sequence, outcome);
+        assert!(before.is_none(), "push {sequence} is settled twice");
+    }
+
+    /// A share of a synchronous push is whole on a shard that is not the owner.
+    fn hold(&mut self, request: RequestId, sequence: u64) {
+        let Some(arrival) = self.arrivals.remove(&sequence) else { return };
+        self.rooms.remove(&arrival.room);
+        let current = GlobalStep(self.step);
+        let outcome = match self.over.contains(&arrival.token.0) {
+            true => Outcome::Stale { current },
+            false => Outcome::Held {},
+        };
+        if outcome == (Outcome::Held {}) {
+            self.held.insert(sequence, arrival.fill);
+        }
+        self.settle(sequence, outcome);
+        self.say(request, push_answer(outcome));
+        self.give_rooms();
     }
 
     /// The connection is gone: so is what came over it and was not whole, and who waited there.
@@ -121,8 +207,7 @@ impl Shard {
         }
         let (version, step) = (self.version, GlobalStep(self.step));
         let outcome = Outcome::Applied { version, step, staleness: 0 };
-        let before = self.settled.insert(sequence, outcome);
-        assert!(before.is_none(), "push {sequence} is settled twice");
+        self.settle(sequence, outcome);
         self.give_rooms();
         let Some((request, next)) = arrival.whole.filter(|whole| whole.0.0 != 0) else { return };
         let next = (next && self.owner).then(|| self.grant());
@@ -200,7 +285,11 @@ impl Shard {
         match &frame.message {
             Message::Hello(_) => {
                 let (restore_epoch, restored_step) = (self.epoch, RESTORED_STEP);
-                self.say(request, Welcome { restore_epoch, restored_step, ..welcome() });
+                let mode = match self.synchronous {
+                    false => ModeIs::Asynchronous {},
+                    true => ModeIs::Synchronous { replicas_to_aggregate: 1, total_num_replicas: 2 },
+                };
+                self.say(request, Welcome { mode, restore_epoch, restored_step, ..welcome() });
             }
             _ if found.0 == 0 => panic!("{:?} in no epoch", frame.message),
             Message::Heartbeat(_) => self.say(request, message::HeartbeatAnswer {}),
@@ -249,7 +338,8 @@ impl Shard {
             self.rooms.remove(&arrival.room);
         }
         let outcome = *self.settled.entry(sequence).or_insert(Outcome::Withdrawn {});
-        assert_eq!(outcome, Outcome::Withdrawn {}, "{sequence} was applied");
+        let stale = self.synchronous && matches!(outcome, Outcome::Stale { .. });
+        assert!(stale || outcome == Outcome::Withdrawn {}, "{sequence} was applied");
         self.give_rooms();
         self.say(request, push_answer(outcome));
     }
@@ -311,6 +401,10 @@ impl Shard {
         if let Some(named) = part.whole {
             assert_eq!(named, arrival.bytes, "parts of push {sequence} are missing");
             arrival.whole = Some((request, part.next));
+            assert!(!(self.synchronous && part.next), "no answer brings a token");
+            if self.synchronous && !self.owner {
+                self.hold(request, sequence);
+            }
         }
     }
 }

@@ -10,7 +10,8 @@ use pushpull_common::protocol::refusal::Detail;
 use super::world::{Frame, OWNER, World, plan, refused, shard, split_plan};
 use crate::error::Error;
 use crate::fanout::Plan;
-use crate::session::{OpId, Reply};
+use crate::params::Buffer;
+use crate::session::{Command, OpId, Reply};
 
 fn part(offset: u64, last: bool) -> Pulled {
     Pulled { version: 1, offset, last }
@@ -91,6 +92,20 @@ fn the_step_of_a_pull_is_that_of_its_values() {
     world.answer_body(&beat, GlobalStep(12), message::HeartbeatAnswer {}, &[]);
     world.answer_body(&other, GlobalStep(0), part(0, true), &[2; 8]);
     assert_eq!(values(&mut world, &plan, op).1, 10);
+}
+
+#[test]
+fn the_shards_of_a_pull_for_a_token_may_be_of_any_step() {
+    let plan = plan(2, 2);
+    let mut world = World::joined(&plan);
+    let (to, buffer) = (plan.clone(), Buffer::new(&plan));
+    let op = world.call(Command::Pull { plan: to, buffer, token: Some(GlobalStep(5)) });
+    for (link, step) in [(1, 0), (0, 7)] {
+        let frame = world.heard(link, "Pull");
+        assert_eq!(frame.envelope.step, GlobalStep(5));
+        world.answer_body(&frame, GlobalStep(step), part(0, true), &[1; 8]);
+    }
+    assert_eq!(values(&mut world, &plan, op).1, 7);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use pushpull_common::ids::{GlobalStep, Sequence, VariableId};
 use pushpull_common::protocol::limits::WINDOW;
-use pushpull_common::protocol::{Grant, Message};
+use pushpull_common::protocol::{Grant, Message, Outcome};
 
 use super::model::{RESTORED_STEP, Shard};
 use super::world::{Frame, OWNER, World, header, ms, order, plan, shard};
@@ -70,6 +70,9 @@ struct Test {
     covers: BTreeMap<u8, usize>,
     /// Pushes whose callers were told that they are applied.
     told: Vec<u8>,
+    /// Pushes whose callers were told that their step has passed.
+    told_stale: Vec<u8>,
+    synchronous: bool,
     next_op: u64,
     /// Shards that are still to be restored, once that has begun.
     restoring: Option<Vec<usize>>,
@@ -77,6 +80,10 @@ struct Test {
 
 impl Test {
     fn new(seed: u64) -> Test {
+        Test::of(seed, false)
+    }
+
+    fn of(seed: u64, synchronous: bool) -> Test {
         let mut random = Random(seed);
         let shards = 1 + random.below(3) as u32;
         let plan = plan(shards, 1 + random.below(9));
@@ -93,10 +100,13 @@ impl Test {
             next_fill: 1,
             covers: BTreeMap::new(),
             told: Vec::new(),
+            told_stale: Vec::new(),
+            synchronous,
             next_op: 1,
             restoring: None,
             plan,
         };
+        test.shards.iter_mut().for_each(|shard| shard.synchronous = synchronous);
         let shards = test.plan.shards().to_vec();
         test.call(Command::Open { shards }, Waits::Nothing, 60_000);
         test.calm(200);
@@ -147,12 +157,17 @@ impl Test {
             }
             (Waits::Token, Ok(Reply::Token(Some(grant)))) => self.tokens.push(grant),
             (Waits::Pull, Ok(Reply::Pulled { buffer, .. })) => {
+                let first = buffer.bytes()[0];
                 for id in 0..self.shards.len() as u32 {
                     let values = &buffer.bytes()[self.plan.range(VariableId(id))];
-                    assert!(values.iter().all(|byte| *byte == values[0]), "of one version");
+                    let all = if self.synchronous { first } else { values[0] };
+                    assert!(values.iter().all(|byte| *byte == all), "of one version");
                 }
             }
-            (Waits::Push(fill), Ok(Reply::Pushed { .. })) => self.told.push(fill),
+            (Waits::Push(fill), Ok(Reply::Pushed { outcome })) => match outcome {
+                Outcome::Stale { .. } => self.told_stale.push(fill),
+                _ => self.told.push(fill),
+            },
             (Waits::Begin(fill), Ok(Reply::Begun { sequence })) => {
                 self.begun = Some((sequence, fill, 0));
             }
@@ -250,6 +265,7 @@ impl Test {
             return self.input(Input::Body { link });
         }
         match self.random.below(4) {
+            0 if self.synchronous => Shard::accept_one(&mut self.shards),
             0 => self.shards[link].work(),
             1 if link == OWNER => self.shards[link].grant_waiting(),
             2 if line.connected => {
@@ -351,6 +367,8 @@ impl Test {
         match self.random.below(40) {
             0..6 => self.act(),
             6 => self.trouble(),
+            10 if self.synchronous => Shard::pass_one_by(&mut self.shards),
+            11 if self.synchronous => self.shards[OWNER].say_who_is_missing(),
             7..10 => {
                 let time = self.random.below(60);
                 self.pass(time);
@@ -385,7 +403,12 @@ impl Test {
                 self.shards.iter().filter_map(|shard| shard.applied.get(&fill)).copied().collect();
             assert!(counts.iter().all(|&count| count == 1), "push {fill} counts {counts:?} times");
             assert!(!self.told.contains(&fill) || !counts.is_empty(), "push {fill} is lost");
-            let all = self.covers.get(&fill).copied().unwrap_or(0);
+            let counted = !self.told_stale.contains(&fill) || counts.is_empty();
+            assert!(counted, "push {fill} counts, and its caller was told otherwise");
+            let all = match self.synchronous {
+                true => self.shards.len(),
+                false => self.covers.get(&fill).copied().unwrap_or(0),
+            };
             assert!([0, all].contains(&counts.len()), "push {fill} counts on some shards only");
         }
         // Nothing is left that would block the window.
@@ -412,6 +435,11 @@ impl Test {
 #[test]
 fn whatever_happens_every_push_counts_once_and_nothing_is_lost() {
     for_seeds(|seed| Test::new(seed).run());
+}
+
+#[test]
+fn whatever_happens_a_synchronous_push_counts_on_every_shard_or_on_none() {
+    for_seeds(|seed| Test::of(seed, true).run());
 }
 
 #[test]
