@@ -329,7 +329,7 @@ impl StepOwner {
     #[cfg(any(test, fuzzing, feature = "simulation"))]
     pub(crate) fn check_invariants(&self) {
         if let Some(admission) = &self.admission {
-            admission.check().unwrap();
+            assert_eq!(admission.check(), Ok(()));
             let out: Vec<u64> = admission.tokens_out().map(|grant| grant.token).collect();
             assert!(out.iter().eq(self.out.keys()), "the same tokens are out");
         } else if let Some(last) = self.last_step {
