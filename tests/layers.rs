@@ -47,6 +47,8 @@ const PURE: &[(&str, &[&str])] = &[
     ("ps/src/commit", &[]),
     ("ps/src/store.rs", &[]),
     ("ps/src/store", &[]),
+    ("ps/src/simulation.rs", &[]),
+    ("worker/src/simulation.rs", &[]),
     ("worker/src/session", &[]),
     ("worker/src/fanout.rs", &[]),
     ("worker/src/params.rs", &[]),
@@ -82,7 +84,7 @@ const MODULES: &[(&str, &[&str])] = &[
 const UNSAFE: &[&str] = &[
     "ps/src/arena/memory.rs",
     "ps/src/arena/blocks.rs",
-    // What tests see of a crash.
+    // What tests and the simulator see of a crash.
     "ps/src/arena/shelf.rs",
     "ps/src/optimizer/kernel.rs",
     "examples/digits/model/gemm.rs",

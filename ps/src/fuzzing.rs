@@ -222,10 +222,13 @@ impl Door {
                     self.closed.insert(connection);
                     events.push(Event::Closed { connection });
                 }
-                Output::Order(_)
+                Output::ToOwner { .. }
+                | Output::Order(_)
                 | Output::SaveShard(_)
                 | Output::Flush(_)
-                | Output::RestoreShard(_) => unreachable!("no place for checkpoints is configured"),
+                | Output::RestoreShard(_) => {
+                    unreachable!("the one shard owns the step, and keeps no checkpoints")
+                }
                 Output::Members { joined, present } => assert!(present <= joined),
             }
         }

@@ -417,7 +417,7 @@ impl Inbox {
     }
 
     /// Asserts the invariants; for tests, the simulator and the fuzzer.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, fuzzing, feature = "simulation"))]
     pub(crate) fn check_invariants(&self) {
         let mut numbers = std::collections::BTreeSet::new();
         let mut pushes = std::collections::BTreeSet::new();

@@ -37,6 +37,9 @@ pub mod optimizer;
 mod private;
 mod runtime;
 mod shard;
+#[cfg(feature = "simulation")]
+#[doc(hidden)]
+pub mod simulation;
 mod store;
 mod zoo;
 

@@ -258,7 +258,7 @@ impl Store {
     }
 
     /// Asserts the invariants; for tests and the simulator.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, fuzzing, feature = "simulation"))]
     pub(crate) fn check_invariants(&self) {
         self.values.check_invariants();
         self.slots.iter().for_each(Pool::check_invariants);

@@ -46,6 +46,9 @@ mod pushing;
 mod reader;
 mod runtime;
 mod session;
+#[cfg(feature = "simulation")]
+#[doc(hidden)]
+pub mod simulation;
 mod start;
 mod token;
 mod worker;

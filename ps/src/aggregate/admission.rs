@@ -435,7 +435,7 @@ impl Admission {
     }
 
     /// Asserts the invariants, for tests: what is wrong, if something is.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, fuzzing, feature = "simulation"))]
     pub(crate) fn check(&self) -> Result<(), String> {
         let out: Vec<Grant> = self.tokens_out().collect();
         if self.applying && !out.is_empty() {

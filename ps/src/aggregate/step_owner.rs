@@ -326,10 +326,10 @@ impl StepOwner {
     }
 
     /// Asserts the invariants; for tests and the simulator.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, fuzzing, feature = "simulation"))]
     pub(crate) fn check_invariants(&self) {
         if let Some(admission) = &self.admission {
-            admission.check().unwrap();
+            assert_eq!(admission.check(), Ok(()));
             let out: Vec<u64> = admission.tokens_out().map(|grant| grant.token).collect();
             assert!(out.iter().eq(self.out.keys()), "the same tokens are out");
         } else if let Some(last) = self.last_step {
@@ -351,7 +351,7 @@ impl StepOwner {
     }
 
     /// Whether a request of this client would have to wait.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, fuzzing, feature = "simulation"))]
     pub(crate) fn has_none_for(&self, client: ClientKey) -> bool {
         if let Some(admission) = &self.admission {
             return admission.clone().ask(client) == Asked::Wait;

@@ -23,7 +23,7 @@ pub(crate) struct Memory {
     bytes: usize,
     file: Option<File>,
     /// Where the shelf of a test finds it.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "simulation"))]
     pub(super) found: Option<super::shelf::Found>,
 }
 
@@ -73,13 +73,13 @@ impl Memory {
     }
 
     fn new(map: MmapRaw, bytes: usize, file: Option<File>) -> Memory {
-        #[cfg(test)]
+        #[cfg(any(test, feature = "simulation"))]
         let found = None;
         Memory {
             map,
             bytes,
             file,
-            #[cfg(test)]
+            #[cfg(any(test, feature = "simulation"))]
             found,
         }
     }
@@ -103,8 +103,9 @@ impl Memory {
             }
         };
         #[cfg(test)]
+        witness::moved(self.address(), grown.address());
+        #[cfg(any(test, feature = "simulation"))]
         {
-            witness::moved(self.address(), grown.address());
             grown.found = self.found.take();
             if let Some(found) = &grown.found {
                 found.set(super::shelf::Item::open(&grown));
@@ -185,7 +186,7 @@ impl Memory {
     }
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "simulation"))]
 impl Drop for Memory {
     fn drop(&mut self) {
         if let Some(found) = self.found.take().filter(|found| found.is_kept()) {

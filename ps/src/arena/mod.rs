@@ -4,7 +4,8 @@ mod blocks;
 mod budget;
 mod folder;
 mod memory;
-#[cfg(test)]
+#[cfg(any(test, feature = "simulation"))]
+#[cfg_attr(not(test), allow(dead_code, reason = "tests ask more of it than the simulator"))]
 pub(crate) mod shelf;
 #[cfg(test)]
 pub(crate) mod witness;
@@ -34,7 +35,7 @@ pub(crate) enum Place {
     /// In a folder.
     Folder(Folder),
     /// On a shelf of a test, which sees what a crash would leave.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "simulation"))]
     Shelf(shelf::Shelf),
 }
 
@@ -73,7 +74,7 @@ impl Place {
         match self {
             Place::Anonymous => Ok(Vec::new()),
             Place::Folder(folder) => folder.names(),
-            #[cfg(test)]
+            #[cfg(any(test, feature = "simulation"))]
             Place::Shelf(shelf) => Ok(shelf.names()),
         }
     }
@@ -91,7 +92,7 @@ impl Place {
                 };
                 memory.map(Some).map_err(|source| io_error("map", &folder.path(name), source))
             }
-            #[cfg(test)]
+            #[cfg(any(test, feature = "simulation"))]
             Place::Shelf(shelf) => Ok(shelf.open(name)),
         }
     }
@@ -104,7 +105,7 @@ impl Place {
         let memory = match self {
             Place::Anonymous => Memory::anonymous(length),
             Place::Folder(folder) => Memory::of_file(folder.create(name, bytes)?),
-            #[cfg(test)]
+            #[cfg(any(test, feature = "simulation"))]
             Place::Shelf(shelf) => Ok(shelf.create(name, length)),
         };
         memory.map_err(|source| io_error("map", &path, source))
@@ -114,7 +115,7 @@ impl Place {
         match self {
             Place::Anonymous => Ok(()),
             Place::Folder(folder) => folder.rename(from, to),
-            #[cfg(test)]
+            #[cfg(any(test, feature = "simulation"))]
             Place::Shelf(shelf) => {
                 shelf.rename(from, to);
                 Ok(())
@@ -127,7 +128,7 @@ impl Place {
         match self {
             Place::Anonymous => Ok(()),
             Place::Folder(folder) => folder.sync(name),
-            #[cfg(test)]
+            #[cfg(any(test, feature = "simulation"))]
             Place::Shelf(shelf) => {
                 shelf.sync(name);
                 Ok(())
@@ -156,7 +157,7 @@ impl Place {
         match self {
             Place::Anonymous => Ok(()),
             Place::Folder(folder) => folder.write_durably(name, bytes),
-            #[cfg(test)]
+            #[cfg(any(test, feature = "simulation"))]
             Place::Shelf(shelf) => {
                 shelf.write_durably(name, bytes);
                 Ok(())
@@ -169,7 +170,7 @@ impl Place {
         match self {
             Place::Anonymous => Ok(()),
             Place::Folder(folder) => folder.remove(name),
-            #[cfg(test)]
+            #[cfg(any(test, feature = "simulation"))]
             Place::Shelf(shelf) => {
                 shelf.remove(name);
                 Ok(())

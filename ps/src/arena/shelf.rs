@@ -1,12 +1,14 @@
 //! Files as tests keep them: by name, as plain bytes or as the memory that holds them now.
 //!
-//! Compiled into tests only. It may hold `unsafe` code: it reads what is open.
+//! Compiled into tests and the simulator only. It may hold `unsafe` code: it reads what is open.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::ThreadId;
 
-use super::{Memory, witness};
+use super::Memory;
+#[cfg(test)]
+use super::witness;
 use crate::layout::PAGE_BYTES;
 
 /// The bytes of a file, without the pages of zeros at its end: most files are mostly those.
@@ -161,6 +163,7 @@ impl Shelf {
     }
 
     pub(super) fn create(&self, name: &str, bytes: usize) -> Memory {
+        #[cfg(test)]
         witness::filing();
         let mut memory = Memory::anonymous(bytes).expect("memory for a test");
         let found = Found(Arc::new(Mutex::new(Item::open(&memory))));
@@ -170,6 +173,7 @@ impl Shelf {
     }
 
     pub(super) fn rename(&self, from: &str, to: &str) {
+        #[cfg(test)]
         witness::filing();
         let mut items = self.items();
         let item = items.remove(from).expect("it is there");
@@ -180,6 +184,7 @@ impl Shelf {
     }
 
     pub(super) fn remove(&self, name: &str) {
+        #[cfg(test)]
         witness::filing();
         self.items().remove(name);
     }
@@ -212,6 +217,7 @@ impl Shelf {
     }
 
     pub(super) fn write_durably(&self, name: &str, bytes: &[u8]) {
+        #[cfg(test)]
         witness::filing();
         let item = Found(Arc::new(Mutex::new(Item::Closed(Content::of(bytes)))));
         self.items().insert(name.to_owned(), item);

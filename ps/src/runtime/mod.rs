@@ -20,3 +20,5 @@ pub use handle::Handle;
 pub use listener::Listener;
 pub use server::Ps;
 pub(crate) use server::boot;
+#[cfg(feature = "simulation")]
+pub(crate) use server::identity;

@@ -239,7 +239,7 @@ impl Ps {
 }
 
 /// What all ps tasks of a cluster must agree on, and their workers with them.
-fn identity(config: &PsConfig) -> Identity {
+pub(crate) fn identity(config: &PsConfig) -> Identity {
     let mode = match config.mode {
         Mode::Asynchronous => "asynchronous".to_owned(),
         Mode::Synchronous { replicas_to_aggregate, total_num_replicas } => {

@@ -10,7 +10,7 @@ use super::replicas::Presence;
 
 impl Shard {
     /// Asserts the invariants.
-    pub(super) fn check_invariants(&self) {
+    pub(crate) fn check_invariants(&self) {
         if let Some(store) = self.store() {
             store.check_invariants();
         }

@@ -11,7 +11,7 @@ mod checks;
 pub(crate) mod durable;
 pub(crate) mod generation;
 mod handshake;
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, fuzzing, feature = "simulation"))]
 mod invariants;
 mod membership;
 pub(crate) mod output;

@@ -20,7 +20,7 @@ use crate::aggregate::admission::{Committed, Grant, Verdict};
 use crate::aggregate::mode::OnLoss;
 use crate::aggregate::round::Round;
 use crate::aggregate::step_owner::StepOwner;
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, fuzzing, feature = "simulation"))]
 use crate::inbox::Arrival;
 use crate::inbox::WholePush;
 
@@ -28,6 +28,12 @@ impl Shard {
     /// Whether steps are synchronous here.
     pub(super) fn is_synchronous(&self) -> bool {
         self.round.is_some()
+    }
+
+    /// Steps applied here, and the pushes of the step that is to be applied.
+    #[cfg(feature = "simulation")]
+    pub(crate) fn steps_and_due(&self) -> (u64, Option<&[u64]>) {
+        self.round.as_ref().map_or((0, None), |round| (round.step(), round.due()))
     }
 
     /// The shards that take part in a step, in the order in which the step owner counts them: those
@@ -320,7 +326,7 @@ impl Shard {
     }
 
     /// What a request for a token waits for, in words.
-    pub(super) fn awaited_step(&self, now: Instant) -> Option<String> {
+    pub(crate) fn awaited_step(&self, now: Instant) -> Option<String> {
         let admission = self.owner.as_ref().and_then(StepOwner::admission)?;
         if admission.is_applying() {
             let step = admission.step() - 1;
@@ -373,7 +379,7 @@ impl Shard {
     }
 
     /// Asserts what holds of pushes that are whole, on the step owner.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, fuzzing, feature = "simulation"))]
     pub(super) fn check_held(&self) {
         let admission = self.owner.as_ref().and_then(StepOwner::admission);
         let (Some(admission), Some(inbox)) = (admission, &self.inbox) else { return };

@@ -143,7 +143,7 @@ impl Shard {
     }
 
     /// The tokens whose push lies whole in the inbox: it belongs to the server.
-    pub(super) fn whole_tokens(&self) -> BTreeSet<TokenId> {
+    pub(crate) fn whole_tokens(&self) -> BTreeSet<TokenId> {
         self.inbox.iter().flat_map(|inbox| inbox.whole_tokens()).collect()
     }
 

@@ -59,7 +59,10 @@ pub(super) struct InitializeJob {
     connection: u64,
     request: Envelope,
     epoch: RestoreEpoch,
-    #[cfg_attr(not(any(test, fuzzing)), allow(dead_code, reason = "for the invariants"))]
+    #[cfg_attr(
+        not(any(test, fuzzing, feature = "simulation")),
+        allow(dead_code, reason = "for the invariants")
+    )]
     begun: bool,
     partition: usize,
     done: u64,
@@ -81,7 +84,7 @@ impl Job {
     }
 
     /// The room of the push that it applies by itself.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, fuzzing, feature = "simulation"))]
     pub(super) fn room(&self) -> Option<u32> {
         match self {
             Job::Push(job) => Some(job.room),
@@ -90,7 +93,7 @@ impl Job {
     }
 
     /// Whether it is under way.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, fuzzing, feature = "simulation"))]
     pub(super) fn has_begun(&self) -> bool {
         match self {
             Job::Push(job) => job.begun,

@@ -167,7 +167,7 @@ impl Pool {
     }
 
     /// Asserts the invariants; for tests and the simulator.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, fuzzing, feature = "simulation"))]
     pub(crate) fn check_invariants(&self) {
         let shadows = self.shadows.iter().flatten();
         let kept = self.imaged.iter().chain(&self.named);

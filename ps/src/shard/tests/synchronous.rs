@@ -685,6 +685,26 @@ fn a_ghost_that_goes_on_pushing_adds_nothing() {
 }
 
 #[test]
+fn who_has_given_its_share_holds_nobody_up_who_waits_behind_it() {
+    let timeout = Duration::from_secs(2);
+    let mode = synchronous(2, 2);
+    let mut cluster = Cluster::new(2, mode, |config| config.token_timeout(Some(timeout)));
+    let (a, b) = (cluster.token(0), cluster.token(1));
+    assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(0));
+    // The first waits for the next step, and the second, which does nothing with what it has, too.
+    assert_eq!(cluster.try_token(0), Ok(None));
+    let (line, newest) = (cluster.replicas[1].lines[0], b.token);
+    let request = cluster.world.say(line, message::TokenRequest { newest }.into());
+    assert_eq!(cluster.world.answer(line, request), None);
+    cluster.pass(timeout + TICK, &[0, 1]);
+    let Some(Message::Granted(granted)) = cluster.world.answer(line, request) else {
+        panic!("its token is taken back, and it has no other")
+    };
+    cluster.push(1, granted.grant, 3.0);
+    assert_eq!(cluster.values(1), (-2.0, -2.0));
+}
+
+#[test]
 fn in_deterministic_mode_the_order_is_that_of_the_tasks() {
     // Added up in another order, the sum is another.
     let gradients = [1.0e8_f32, 1.0, -1.0e8];

@@ -1,0 +1,127 @@
+//! What a seed's cluster is made of.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pushpull_common::catalogue::Catalogue;
+use pushpull_common::cluster::ClusterSpec;
+use pushpull_common::ids::TaskId;
+use pushpull_common::placement::{Placement, ShardMap, Strategy};
+use pushpull_common::tensor::{DType, Shape};
+use pushpull_common::variable::VariableSpec;
+use pushpull_ps::{Mode, PsConfig, Sgd};
+
+use crate::chance::Chance;
+
+/// The learning rate: a power of two, so that it rounds nothing.
+pub(crate) const RATE: f64 = 0.5;
+
+/// How long a member may be silent.
+pub(crate) const LEASE: Duration = Duration::from_millis(1000);
+
+/// A cluster, and how long its training is.
+#[derive(Debug)]
+pub(crate) struct Setting {
+    pub(crate) tasks: u32,
+    pub(crate) shards: u16,
+    pub(crate) workers: u32,
+    pub(crate) aggregate: u32,
+    pub(crate) total: u32,
+    pub(crate) last_step: u64,
+    pub(crate) token_timeout: Option<Duration>,
+    /// Whether gradients are added up in the order of the worker tasks.
+    pub(crate) deterministic: bool,
+    #[cfg(feature = "zoo")]
+    pub(crate) zoo: pushpull_ps::Zoo,
+    pub(crate) cluster: ClusterSpec,
+    pub(crate) catalogue: Arc<Catalogue>,
+}
+
+impl Setting {
+    pub(crate) fn draw(chance: &mut Chance) -> Setting {
+        let tasks = chance.between(1, 3) as u32;
+        let shards = chance.between(1, 2) as u16;
+        let workers = chance.between(2, 4) as u32;
+        // Sometimes more come than are expected.
+        let deterministic = chance.percent(12);
+        let fewer = !deterministic && chance.percent(25);
+        let total = if fewer { workers - 1 } else { workers };
+        let aggregate = match chance.between(0, 2) {
+            _ if deterministic => total,
+            0 => chance.between(1, u64::from(total)) as u32,
+            1 => total,
+            _ => total + chance.between(1, 2) as u32,
+        };
+        let ps: Vec<String> = (0..tasks).map(|task| format!("ps{task}:1")).collect();
+        let hosts: Vec<String> = (0..workers).map(|task| format!("worker{task}:1")).collect();
+        let cluster = ClusterSpec::builder().job("ps", ps).job("worker", hosts).build();
+        let cluster = cluster.expect("every task has an address");
+        let variables = variables(chance.between(2, 6) as usize);
+        let map = ShardMap::of_cluster(&cluster, shards).expect("there are shards");
+        let placed = Placement::plan(&variables, &map, &Strategy::RoundRobin);
+        let placed = placed.expect("any variable can be placed");
+        let catalogue = Catalogue::new(variables, &placed).expect("the names differ");
+        Setting {
+            tasks,
+            shards,
+            workers,
+            aggregate,
+            total,
+            last_step: chance.between(8, 24),
+            token_timeout: chance.percent(60).then_some(Duration::from_millis(1500)),
+            deterministic,
+            #[cfg(feature = "zoo")]
+            zoo: Default::default(),
+            cluster,
+            catalogue: Arc::new(catalogue),
+        }
+    }
+
+    /// What it is, in a line.
+    pub(crate) fn words(&self) -> String {
+        format!(
+            "{} ps tasks of {} shards, {} workers, {} variables, {} of {}, {} steps, \
+             tokens for {:?}{}",
+            self.tasks,
+            self.shards,
+            self.workers,
+            self.catalogue.variables().len(),
+            self.aggregate,
+            self.total,
+            self.last_step,
+            self.token_timeout,
+            if self.deterministic { ", deterministic" } else { "" },
+        )
+    }
+
+    /// What the process of a ps task is told.
+    pub(crate) fn config(&self, task: u32) -> PsConfig {
+        let mode = Mode::Synchronous {
+            replicas_to_aggregate: self.aggregate,
+            total_num_replicas: self.total,
+        };
+        let config = PsConfig::new(self.cluster.clone(), TaskId::ps(task), Sgd::new(RATE));
+        #[cfg(feature = "zoo")]
+        let config = config.zoo(self.zoo);
+        config
+            .shards(self.shards)
+            .mode(mode)
+            .lease(LEASE)
+            .join_timeout(Duration::from_secs(2))
+            .token_timeout(self.token_timeout)
+            .deterministic(self.deterministic)
+            .inbox_pushes(1)
+            .last_step(self.last_step)
+    }
+}
+
+/// Small ones of both types; one of several blocks.
+fn variables(count: usize) -> Vec<VariableSpec> {
+    let shapes = [(3, false), (2, true), (150, false), (5, true), (1, false), (70, true)];
+    let specs = shapes.iter().take(count).enumerate().map(|(index, &(length, double))| {
+        let dtype = if double { DType::F64 } else { DType::F32 };
+        let shape = Shape::new([length]).expect("a small shape");
+        VariableSpec::new(format!("v{index}"), dtype, shape).expect("a sound variable")
+    });
+    specs.collect()
+}

@@ -1,0 +1,321 @@
+//! The training loop of one worker process: from joining to its end, one operation at a time.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use pushpull_common::ids::{GlobalStep, RestoreEpoch, ShardId, VariableId};
+use pushpull_common::protocol::message::Declared;
+use pushpull_common::protocol::{Grant, Refusal};
+use pushpull_worker::Error;
+use pushpull_worker::simulation::{Answer, Door, Want};
+
+use crate::chance::Chance;
+use crate::checker::{Checker, Line};
+use crate::setting::Setting;
+
+/// How far a worker is.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Phase {
+    Opening,
+    Declaring(Vec<(ShardId, Declared)>),
+    Initializing(VecDeque<(ShardId, RestoreEpoch)>),
+    Awaiting(VecDeque<ShardId>),
+    Joining,
+    Asking,
+    Pulling(Grant),
+    Computing(Grant, GlobalStep),
+    Pushing(u64),
+    /// It was told that there are no more tokens, and looks at the last values.
+    Looking,
+    Leaving(VecDeque<ShardId>),
+    /// It has left; whether it was told that the training is over.
+    Left {
+        ended: bool,
+    },
+    /// A newer process of its task has taken its place.
+    Fenced,
+}
+
+/// A training loop.
+#[derive(Debug)]
+pub(crate) struct Trainer {
+    pub(crate) task: u32,
+    pub(crate) chief: bool,
+    pub(crate) incarnation: u64,
+    pub(crate) phase: Phase,
+    /// The operation that is under way.
+    op: u64,
+    timeout: Duration,
+    /// It leaves before its next step.
+    pub(crate) leaves: bool,
+    /// The next gradient takes so long.
+    pub(crate) holds: Option<Duration>,
+    ended: bool,
+    pub(crate) resumed: u64,
+}
+
+impl Trainer {
+    pub(crate) fn new(task: u32, chief: bool, incarnation: u64, chance: &mut Chance) -> Trainer {
+        Trainer {
+            task,
+            chief,
+            incarnation,
+            phase: Phase::Opening,
+            op: 0,
+            timeout: chance.millis(1000, 20_000),
+            leaves: false,
+            holds: None,
+            ended: false,
+            resumed: 0,
+        }
+    }
+
+    /// Whether it does nothing any more.
+    pub(crate) fn is_over(&self) -> bool {
+        matches!(self.phase, Phase::Left { .. } | Phase::Fenced)
+    }
+
+    /// Begins, or begins again.
+    pub(crate) fn begin(&mut self, now: Instant, door: &mut Door) {
+        self.phase = Phase::Opening;
+        self.ask(now, door, Want::Open);
+    }
+
+    fn ask(&mut self, now: Instant, door: &mut Door, want: Want) {
+        self.op = door.ask(now, want, self.timeout);
+    }
+
+    /// An operation was answered. Returns for how long a gradient is computed, if one is.
+    pub(crate) fn hear(
+        &mut self,
+        now: Instant,
+        door: &mut Door,
+        op: u64,
+        reply: Result<Answer, Error>,
+        checker: &mut Checker,
+        chance: &mut Chance,
+    ) -> Option<Duration> {
+        if op != self.op {
+            return None;
+        }
+        let answer = match reply {
+            Ok(answer) => answer,
+            Err(error) => {
+                self.fail(now, door, error, checker);
+                return None;
+            }
+        };
+        match (self.phase.clone(), answer) {
+            (Phase::Opening, _) => {
+                if self.chief {
+                    self.phase = Phase::Declaring(Vec::new());
+                    let first = door.shards()[0];
+                    self.ask(now, door, Want::Declare(first));
+                } else {
+                    self.await_ready(now, door, door.shards().into());
+                }
+            }
+            (Phase::Declaring(mut found), Answer::Found(declared)) => {
+                let shards = door.shards();
+                found.push((shards[found.len()], declared));
+                match shards.get(found.len()) {
+                    Some(&next) => {
+                        self.phase = Phase::Declaring(found);
+                        self.ask(now, door, Want::Declare(next));
+                    }
+                    None => {
+                        let begun = door.begin(&found);
+                        self.initialize(now, door, begun.into());
+                    }
+                }
+            }
+            (Phase::Initializing(mut rest), Answer::Done) => {
+                rest.pop_front();
+                self.initialize(now, door, rest);
+            }
+            (Phase::Awaiting(mut rest), Answer::Done) => {
+                rest.pop_front();
+                self.await_ready(now, door, rest);
+            }
+            (Phase::Joining, Answer::Done) => self.go_on(now, door),
+            (Phase::Asking, Answer::Token(Some(grant))) => {
+                self.phase = Phase::Pulling(grant);
+                self.ask(now, door, Want::Pull(Some(grant.step)));
+            }
+            (Phase::Asking, Answer::Token(None)) => {
+                self.ended = true;
+                self.phase = Phase::Looking;
+                self.ask(now, door, Want::Pull(None));
+            }
+            (Phase::Pulling(grant), Answer::Stale) => {
+                door.drop_token(now, grant);
+                self.go_on(now, door);
+            }
+            (Phase::Pulling(grant), Answer::Pulled(bytes, step)) => {
+                assert_eq!(step, grant.step, "values for the token's step");
+                checker.pulled(step, &bytes, |id| door.range(id));
+                self.phase = Phase::Computing(grant, step);
+                let usual = chance.millis(5, 200);
+                return Some(self.holds.take().unwrap_or(usual));
+            }
+            (Phase::Pushing(token), Answer::Pushed(outcome)) => {
+                checker.settled(token, outcome);
+                self.go_on(now, door);
+            }
+            (Phase::Looking, Answer::Pulled(bytes, step)) => {
+                checker.pulled(step, &bytes, |id| door.range(id));
+                self.leave(now, door, door.shards().into());
+            }
+            (Phase::Leaving(mut rest), Answer::Done) => {
+                rest.pop_front();
+                self.leave(now, door, rest);
+            }
+            (phase, answer) => panic!("{phase:?} is answered {answer:?}"),
+        }
+        None
+    }
+
+    fn fail(&mut self, now: Instant, door: &mut Door, error: Error, checker: &mut Checker) {
+        let timed_out = match &error {
+            Error::Timeout { .. } => true,
+            Error::Refused { refusal, .. } => matches!(refusal, Refusal::Deadline { .. }),
+            _ => false,
+        };
+        match (self.phase.clone(), error) {
+            (_, Error::Fenced) => self.phase = Phase::Fenced,
+            (Phase::Pushing(_), error @ Error::Timeout { sequence: Some(_), .. }) => {
+                self.resumed += 1;
+                self.ask(now, door, Want::Resume(error));
+            }
+            (Phase::Pushing(token), Error::Refused { .. }) => {
+                checker.refused(token);
+                self.go_on(now, door);
+            }
+            (Phase::Pulling(grant), Error::Timeout { .. } | Error::Refused { .. }) => {
+                door.drop_token(now, grant);
+                self.go_on(now, door);
+            }
+            (Phase::Asking, Error::Timeout { .. } | Error::Refused { .. }) => {
+                self.go_on(now, door);
+            }
+            (Phase::Looking, _) if timed_out => self.ask(now, door, Want::Pull(None)),
+            (Phase::Leaving(mut rest), _) => {
+                // Whoever cannot be told misses it when its lease runs out.
+                rest.pop_front();
+                self.leave(now, door, rest);
+            }
+            (
+                Phase::Opening
+                | Phase::Declaring(_)
+                | Phase::Initializing(_)
+                | Phase::Awaiting(_)
+                | Phase::Joining,
+                error,
+            ) if timed_out || Door::has_moved_on(&error) => self.begin(now, door),
+            (phase, error) => panic!("worker {} in {phase:?}: {error}", self.task),
+        }
+    }
+
+    /// Waits no longer for what it has asked for, and goes on; false if it could not.
+    pub(crate) fn cancel(&mut self, now: Instant, door: &mut Door) -> bool {
+        match self.phase.clone() {
+            Phase::Asking | Phase::Pushing(_) => door.cancel(now, self.op),
+            Phase::Pulling(grant) => {
+                door.cancel(now, self.op);
+                door.drop_token(now, grant);
+            }
+            _ => return false,
+        }
+        self.go_on(now, door);
+        true
+    }
+
+    /// The gradient is there: pushes it.
+    pub(crate) fn push(
+        &mut self,
+        now: Instant,
+        door: &mut Door,
+        setting: &Setting,
+        checker: &mut Checker,
+        chance: &mut Chance,
+    ) {
+        let Phase::Computing(grant, read) = self.phase else { return };
+        if chance.percent(3) {
+            // There was nothing to learn.
+            door.drop_token(now, grant);
+            return self.go_on(now, door);
+        }
+        let token = grant.token.0;
+        let variables = setting.catalogue.variables();
+        let left_out =
+            chance.percent(15).then(|| chance.between(0, variables.len() as u64 - 1) as usize);
+        let (mut bytes, mut present, mut gradient) = (vec![0; door.bytes()], vec![], vec![]);
+        for (index, variable) in variables.iter().enumerate() {
+            let dtype = variable.dtype();
+            let length = variable.bytes() as usize / dtype.size();
+            let seed = token * 7 + u64::from(self.task) * 3 + self.incarnation;
+            let element = |e: usize| (seed.wrapping_add(e as u64 * 5) % 17) as i32 - 8;
+            let line = Line::of(dtype, length, element);
+            let id = VariableId(index as u32);
+            if left_out == Some(index) {
+                gradient.push(None);
+                continue;
+            }
+            bytes[door.range(id)].copy_from_slice(&line.to_bytes());
+            present.push(id);
+            gradient.push(Some(line));
+        }
+        checker.pushes(token, self.task, gradient);
+        self.phase = Phase::Pushing(token);
+        self.ask(now, door, Want::Push { grant, read, variables: present, bytes });
+    }
+
+    fn go_on(&mut self, now: Instant, door: &mut Door) {
+        if self.leaves {
+            return self.leave(now, door, door.shards().into());
+        }
+        self.phase = Phase::Asking;
+        self.ask(now, door, Want::Token);
+    }
+
+    fn initialize(
+        &mut self,
+        now: Instant,
+        door: &mut Door,
+        rest: VecDeque<(ShardId, RestoreEpoch)>,
+    ) {
+        match rest.front() {
+            Some(&(shard, epoch)) => {
+                self.phase = Phase::Initializing(rest);
+                self.ask(now, door, Want::Initialize(shard, epoch));
+            }
+            None => {
+                self.phase = Phase::Joining;
+                self.ask(now, door, Want::Joined);
+            }
+        }
+    }
+
+    fn await_ready(&mut self, now: Instant, door: &mut Door, rest: VecDeque<ShardId>) {
+        match rest.front() {
+            Some(&shard) => {
+                self.phase = Phase::Awaiting(rest);
+                self.ask(now, door, Want::AwaitReady(shard));
+            }
+            None => {
+                self.phase = Phase::Joining;
+                self.ask(now, door, Want::Joined);
+            }
+        }
+    }
+
+    fn leave(&mut self, now: Instant, door: &mut Door, rest: VecDeque<ShardId>) {
+        match rest.front() {
+            Some(&shard) => {
+                self.phase = Phase::Leaving(rest);
+                self.ask(now, door, Want::Leave(shard));
+            }
+            None => self.phase = Phase::Left { ended: self.ended },
+        }
+    }
+}

@@ -1,0 +1,387 @@
+//! A session behind a public door, for the simulator of whole clusters: bytes of links go in and out,
+//! and the time is told.
+//!
+//! The [`Door`] does for its session what `runtime` does, without a socket, a thread or a clock, and
+//! names the operations that the verbs of a training loop are made of.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io::{self, IoSliceMut};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use pushpull_common::catalogue::Catalogue;
+use pushpull_common::cluster::ClusterSpec;
+use pushpull_common::identity::Identity;
+use pushpull_common::ids::{GlobalStep, Incarnation, RestoreEpoch, ShardId, TaskId, VariableId};
+use pushpull_common::protocol::message::{self, Declared, Operation, Role};
+use pushpull_common::protocol::{
+    BodyPoll, BodyStamp, FrameReader, Grant, Message, Outcome, Poll, encode,
+};
+
+use crate::client::has_moved_on;
+use crate::config::Checksums;
+use crate::error::Error;
+use crate::fanout::Plan;
+use crate::params::Buffer;
+use crate::session::{Command, Input, OpId, Output, PushOrder, Reply, Session, Start};
+use crate::start::{self, Begin, Found};
+
+/// What a training loop wants done.
+#[derive(Clone, Debug)]
+pub enum Want {
+    /// Connect to every shard with variables, and to the step owner's.
+    Open,
+    /// Declare the variables on a shard, as the chief.
+    Declare(ShardId),
+    /// Have a shard give its variables their first values, in this restore epoch.
+    Initialize(ShardId, RestoreEpoch),
+    /// Wait until a shard's variables have values.
+    AwaitReady(ShardId),
+    /// Join the variables.
+    Joined,
+    /// Take a token.
+    Token,
+    /// Pull all values, for the step of a token or of whatever step they are.
+    Pull(Option<GlobalStep>),
+    /// Push, spending a token.
+    Push {
+        /// The token.
+        grant: Grant,
+        /// The step at which values were read.
+        read: GlobalStep,
+        /// The variables that have a gradient.
+        variables: Vec<VariableId>,
+        /// The gradients, as long as all variables.
+        bytes: Vec<u8>,
+    },
+    /// Wait on for the push that ended with a timeout.
+    Resume(Error),
+    /// Tell a shard that this worker leaves.
+    Leave(ShardId),
+}
+
+/// What came of it.
+#[derive(Clone, Debug)]
+pub enum Answer {
+    /// It is done.
+    Done,
+    /// What the chief has found a shard in.
+    Found(Declared),
+    /// A token; none if there are no more.
+    Token(Option<Grant>),
+    /// All values, of this step.
+    Pulled(Vec<u8>, GlobalStep),
+    /// The step of the token has passed.
+    Stale,
+    /// A push was settled.
+    Pushed(Outcome),
+}
+
+/// Something the session wants done.
+#[derive(Debug)]
+pub enum Event {
+    /// Connect a link.
+    Connect {
+        /// Which.
+        link: usize,
+        /// To this shard.
+        shard: ShardId,
+    },
+    /// Close a link; what waits to be sent on it is forgotten.
+    Disconnect {
+        /// Which.
+        link: usize,
+    },
+    /// Send a frame.
+    Send {
+        /// Over this link.
+        link: usize,
+        /// Its bytes.
+        frame: Vec<u8>,
+    },
+    /// An operation is answered.
+    Reply {
+        /// Which.
+        op: u64,
+        /// With what.
+        reply: Result<Answer, Error>,
+    },
+}
+
+/// A worker's session, with its links.
+#[derive(Debug)]
+pub struct Door {
+    session: Session,
+    plan: Arc<Plan>,
+    owner: ShardId,
+    links: BTreeMap<usize, (FrameReader, bool)>,
+    next_op: u64,
+    events: VecDeque<Event>,
+}
+
+impl Door {
+    /// The session of a process of this worker task. The incarnation tells processes apart.
+    ///
+    /// # Panics
+    /// If the cluster has no ps task.
+    pub fn new(
+        cluster: &ClusterSpec,
+        task: u32,
+        chief: bool,
+        incarnation: u64,
+        catalogue: Arc<Catalogue>,
+    ) -> Door {
+        let owner = cluster.step_owner().expect("a cluster has a ps task");
+        let owner = ShardId { task: owner.index, shard: 0 };
+        let start = Start {
+            task: TaskId::worker(task),
+            role: if chief { Role::Chief {} } else { Role::Worker {} },
+            owner,
+            incarnation: Incarnation(incarnation),
+            checksums: Checksums::Remote,
+            identity: Identity::new().with("ps", cluster.ps_identity()),
+            addresses: BTreeMap::new(),
+            progress_interval: None,
+        };
+        Door {
+            session: Session::new(start),
+            plan: Arc::new(Plan::new(catalogue)),
+            owner,
+            links: BTreeMap::new(),
+            next_op: 1,
+            events: VecDeque::new(),
+        }
+    }
+
+    /// The shards of the variables, the step owner's first.
+    pub fn shards(&self) -> Vec<ShardId> {
+        let others = self.plan.shards().iter().copied().filter(|&shard| shard != self.owner);
+        std::iter::once(self.owner).chain(others).collect()
+    }
+
+    /// Where a variable lies in the bytes of all variables.
+    pub fn range(&self, variable: VariableId) -> Range<usize> {
+        self.plan.range(variable)
+    }
+
+    /// The length of all variables.
+    pub fn bytes(&self) -> usize {
+        self.plan.bytes()
+    }
+
+    /// What the chief does with the shards as it has found them: those that are to be initialized,
+    /// and in which restore epoch; none if all live.
+    ///
+    /// # Panics
+    /// If a shard has lost its values, which none does whose files are kept.
+    pub fn begin(&self, found: &[(ShardId, Declared)]) -> Vec<(ShardId, RestoreEpoch)> {
+        let found: Vec<Found> =
+            found.iter().map(|(shard, declared)| Found::new(*shard, declared)).collect();
+        if start::living(&found).is_some() {
+            return Vec::new();
+        }
+        match start::begin(&found, None) {
+            Begin::Initialize { shards, epoch } => {
+                shards.into_iter().map(|shard| (shard, epoch)).collect()
+            }
+            other => panic!("{found:?} are to be {other:?}"),
+        }
+    }
+
+    /// Whether a chief or a worker that joins begins again after this error.
+    pub fn has_moved_on(error: &Error) -> bool {
+        has_moved_on(error)
+    }
+
+    /// Has something done by the deadline; the number of the operation.
+    pub fn ask(&mut self, now: Instant, want: Want, timeout: Duration) -> u64 {
+        let request = |shard, message: Message, body| Command::Request { shard, message, body };
+        let plan = self.plan.clone();
+        let command = match want {
+            Want::Open => Command::Open { shards: self.shards() },
+            Want::Declare(shard) => {
+                let declare = message::Declare { digest: plan.catalogue().digest() };
+                let body = Bytes::copy_from_slice(plan.catalogue().encode());
+                request(shard, declare.into(), body)
+            }
+            Want::Initialize(shard, epoch) => {
+                request(shard, message::Initialize { epoch }.into(), Bytes::new())
+            }
+            Want::AwaitReady(shard) => request(shard, message::AwaitReady {}.into(), Bytes::new()),
+            Want::Leave(shard) => request(shard, message::Leave {}.into(), Bytes::new()),
+            Want::Joined => Command::Joined { plan },
+            Want::Token => Command::Token,
+            Want::Pull(token) => {
+                let buffer = Buffer::new(&plan);
+                Command::Pull { plan, buffer, token }
+            }
+            Want::Push { grant, read, variables, bytes } => {
+                let bytes = Bytes::from(bytes);
+                let parts = plan.parts(variables.into_iter(), |range| bytes.slice(range));
+                let operation = Operation::Gradient {};
+                Command::Push { order: PushOrder { operation, grant: Some(grant), read, parts } }
+            }
+            Want::Resume(error) => match error {
+                Error::Timeout { sequence: Some(sequence), .. } => Command::Await { sequence },
+                other => panic!("no push can be resumed after {other}"),
+            },
+        };
+        let op = OpId(self.next_op);
+        self.next_op += 1;
+        let deadline = now + timeout;
+        self.handle(now, Input::Command { op, command, deadline });
+        op.0
+    }
+
+    /// Whoever waits for an operation waits no longer.
+    pub fn cancel(&mut self, now: Instant, op: u64) {
+        self.handle(now, Input::Cancelled { op: OpId(op) });
+    }
+
+    /// A token is dropped, and goes back.
+    pub fn drop_token(&mut self, now: Instant, grant: Grant) {
+        self.handle(now, Input::TokenDropped { grant });
+    }
+
+    /// A link is connected.
+    pub fn connected(&mut self, now: Instant, link: usize) {
+        let mut reader = FrameReader::new();
+        reader.open();
+        self.links.insert(link, (reader, false));
+        self.handle(now, Input::Connected { link });
+    }
+
+    /// A link could not be connected, or is lost.
+    pub fn disconnected(&mut self, now: Instant, link: usize, error: &str) {
+        self.links.remove(&link);
+        self.handle(now, Input::Disconnected { link, error: error.to_owned() });
+    }
+
+    /// The transport has taken bytes after it had been full.
+    pub fn written(&mut self, now: Instant, link: usize) {
+        self.handle(now, Input::Written { link });
+    }
+
+    /// Bytes come over a link. False if they break the protocol: the link is to be cut.
+    pub fn receive(&mut self, now: Instant, link: usize, bytes: &[u8]) -> bool {
+        // What stays in its place tells whether the session gives the link up meanwhile.
+        let Some(place) = self.links.get_mut(&link) else { return true };
+        let (mut reader, mut in_body) = std::mem::take(place);
+        let sound = self.read(now, link, (&mut reader, &mut in_body), bytes);
+        if let Some(place) = self.links.get_mut(&link) {
+            *place = (reader, in_body);
+        }
+        sound
+    }
+
+    fn read(
+        &mut self,
+        now: Instant,
+        link: usize,
+        (reader, in_body): (&mut FrameReader, &mut bool),
+        bytes: &[u8],
+    ) -> bool {
+        let mut rest = bytes;
+        let mut source = |slices: &mut [IoSliceMut<'_>]| {
+            if rest.is_empty() {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            let mut count = 0;
+            for slice in slices {
+                let taken = slice.len().min(rest.len());
+                let (head, tail) = rest.split_at(taken);
+                slice[..taken].copy_from_slice(head);
+                rest = tail;
+                count += taken;
+            }
+            Ok(count)
+        };
+        loop {
+            if !self.links.contains_key(&link) {
+                return true;
+            }
+            if *in_body {
+                let before = reader.bytes();
+                let polled = match self.session.body_targets(link) {
+                    Some(mut targets) => reader.poll_body_scattered(&mut source, &mut targets),
+                    None => reader.skip_body(&mut source),
+                };
+                match polled {
+                    Err(_) => return false,
+                    Ok(BodyPoll::Done) => {
+                        *in_body = false;
+                        self.handle(now, Input::Body { link });
+                    }
+                    Ok(BodyPoll::Pending) => {
+                        if reader.bytes() != before {
+                            self.handle(now, Input::Heard { link });
+                        }
+                        return true;
+                    }
+                }
+                continue;
+            }
+            match reader.poll(&mut source) {
+                Err(_) => return false,
+                Ok(Poll::Pending | Poll::Closed) => return true,
+                Ok(Poll::Frame(header, message)) => {
+                    *in_body = header.body_bytes > 0;
+                    self.handle(now, Input::Message { link, header, message });
+                }
+            }
+        }
+    }
+
+    /// Time has passed.
+    pub fn tick(&mut self, now: Instant) {
+        self.handle(now, Input::Tick);
+    }
+
+    /// When [`Door::tick`] is due at the latest.
+    pub fn wake_at(&self, now: Instant) -> Instant {
+        self.session.wake_at(now)
+    }
+
+    /// The next thing to do.
+    pub fn poll(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    fn handle(&mut self, now: Instant, input: Input) {
+        self.session.handle(now, input);
+        while let Some(output) = self.session.poll_output() {
+            let event = match output {
+                Output::Connect { link, shard } => Event::Connect { link, shard },
+                Output::Disconnect { link } => {
+                    self.links.remove(&link);
+                    Event::Disconnect { link }
+                }
+                Output::Send { link, envelope, message, bodies, crc } => {
+                    let body = bodies.concat();
+                    let crc = (crc && !body.is_empty()).then(|| crc32c::crc32c(&body));
+                    let mut frame = Vec::new();
+                    let stamp = BodyStamp { bytes: body.len() as u64, crc };
+                    encode(&mut frame, &envelope, &message, stamp);
+                    frame.extend_from_slice(&body);
+                    Event::Send { link, frame }
+                }
+                Output::Reply { op, reply } => Event::Reply { op: op.0, reply: reply.map(answer) },
+                Output::Progress { .. } => continue,
+            };
+            self.events.push_back(event);
+        }
+    }
+}
+
+fn answer(reply: Reply) -> Answer {
+    match reply {
+        Reply::Answer { message: Message::Declared(declared), .. } => Answer::Found(declared),
+        Reply::Token(grant) => Answer::Token(grant),
+        Reply::Pulled { buffer, step } => Answer::Pulled(buffer.bytes().to_vec(), step),
+        Reply::Stale { .. } => Answer::Stale,
+        Reply::Pushed { outcome } => Answer::Pushed(outcome),
+        _ => Answer::Done,
+    }
+}
