@@ -159,7 +159,8 @@ impl State {
                 self.asked.push("declare".to_owned());
                 self.catalogue.get_or_insert_with(|| Catalogue::decode(body).unwrap());
                 let (state, restore_epoch) = (self.catalogue_state(), self.epoch);
-                message::Declared { state, restore_epoch, trained: false }.into()
+                message::Declared { state, restore_epoch, trained: self.step > GlobalStep(0) }
+                    .into()
             }
             Message::FindCheckpoint(_) => {
                 self.asked.push("find".to_owned());
