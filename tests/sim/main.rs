@@ -28,7 +28,7 @@ use trace::Trace;
 use world::{Outcome, World};
 
 /// Seeds, if nobody says otherwise.
-const SEEDS: u64 = 100;
+const SEEDS: u64 = 500;
 
 /// Every so many seeds one is run twice, and must do the same.
 const TWICE: u64 = 20;
