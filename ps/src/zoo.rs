@@ -52,8 +52,14 @@ bugs! {
     AdmitBeforeWhole,
     /// What was admitted is not remembered by the next process.
     ForgetAdmissions,
-    /// A shard applies a step when it has folded enough, whatever the step owner says.
+    /// A shard applies a step when it has enough pushes, whatever the step owner says.
     CommitAlone,
+    /// The sum of a step's gradients is divided by how many a step takes, however many it took.
+    MeanOfAll,
+    /// A push is taken for what its replica was last granted, whatever its token.
+    KeyByReplica,
+    /// A self of a client that has been fenced is welcome again.
+    StaleEpoch,
     /// A step is begun while a shard has the last one still to apply.
     BeginEarly,
 }

@@ -19,6 +19,9 @@ const SHOWN: &[Bug] = &[
     Bug::ForgetAdmissions,
     Bug::CommitAlone,
     Bug::BeginEarly,
+    Bug::MeanOfAll,
+    Bug::StaleEpoch,
+    Bug::KeyByReplica,
 ];
 
 /// By so many seeds a bug must have been found.

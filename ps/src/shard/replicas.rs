@@ -184,6 +184,7 @@ impl Replicas {
                 self.newest_epoch += 1;
                 ClientEpoch(self.newest_epoch)
             }
+            (1.., _) if epoch < current_epoch && self.zoo.has(Bug::StaleEpoch) => epoch,
             _ if epoch < current_epoch || epoch.0 == 0 || (epoch == current_epoch && !same) => {
                 return Err(Refusal::Fenced { epoch, current: current_epoch });
             }

@@ -23,6 +23,7 @@ use crate::aggregate::step_owner::StepOwner;
 #[cfg(any(test, fuzzing, feature = "simulation"))]
 use crate::inbox::Arrival;
 use crate::inbox::WholePush;
+use crate::zoo::Bug;
 
 impl Shard {
     /// Whether steps are synchronous here.
@@ -105,6 +106,7 @@ impl Shard {
             return false;
         };
         match &self.owner {
+            Some(owner) if self.config.zoo.has(Bug::KeyByReplica) => !owner.has_out(client),
             Some(owner) => !owner.holds(client, part.token, part.generation),
             None => step.0 < round.step(),
         }
@@ -150,7 +152,13 @@ impl Shard {
             }
             return;
         };
-        let out = holder.is_some_and(|holder| owner.holds(holder, token, generation));
+        let (mut token, mut out) =
+            (token, holder.is_some_and(|holder| owner.holds(holder, token, generation)));
+        if let Some(holder) = holder.filter(|_| self.config.zoo.has(Bug::KeyByReplica))
+            && let Some(issued) = owner.tokens_of(holder).last()
+        {
+            (token, out) = (issued.token, true);
+        }
         let held = owner.admission_mut().zip(own).is_some_and(|(a, own)| a.held(own, token.0));
         if !(out && held) {
             let current = GlobalStep(self.committed_steps());

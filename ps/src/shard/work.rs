@@ -254,7 +254,11 @@ impl Shard {
                 }
             }
             if !range.is_empty() && !gradients.is_empty() {
-                let mean = mean(partition.dtype, &gradients, &mut self.mean);
+                let count = match self.config.rule() {
+                    Some(rule) if self.config.zoo.has(Bug::MeanOfAll) => rule.aggregate as usize,
+                    _ => gradients.len(),
+                };
+                let mean = mean(partition.dtype, &gradients, count, &mut self.mean);
                 let change = change_of(optimizer, Operation::Gradient {}, at, &partition);
                 store.change(change, range.clone(), mean)?;
             }
@@ -414,9 +418,9 @@ impl Shard {
     }
 }
 
-/// The mean of gradients of one length, added up in this order; in words, as it is aligned for
-/// every type.
-fn mean<'a>(dtype: DType, gradients: &[&[u8]], words: &'a mut Vec<u64>) -> &'a [u8] {
+/// The sum of gradients of one length, added up in this order, over `count`; in words, as it is
+/// aligned for every type.
+fn mean<'a>(dtype: DType, gradients: &[&[u8]], count: usize, words: &'a mut Vec<u64>) -> &'a [u8] {
     fn sum<T: Element + std::ops::AddAssign + std::ops::DivAssign>(
         gradients: &[&[u8]],
         mean: &mut [u8],
@@ -433,7 +437,7 @@ fn mean<'a>(dtype: DType, gradients: &[&[u8]], words: &'a mut Vec<u64>) -> &'a [
     words.resize(words.len().max(first.len().div_ceil(8)), 0);
     let mean = &mut bytemuck::cast_slice_mut(words)[..first.len()];
     mean.copy_from_slice(first);
-    match (gradients.len(), dtype) {
+    match (count, dtype) {
         (1, _) => {}
         (count, DType::F32) => sum::<f32>(gradients, mean, count as f32),
         (count, DType::F64) => sum::<f64>(gradients, mean, count as f64),
