@@ -502,6 +502,10 @@ impl Shard {
         let Some(admission) = self.owner.as_mut().and_then(StepOwner::admission_mut) else {
             return;
         };
+        // No shard can have made a step that is not committed.
+        if steps > admission.step() {
+            return;
+        }
         admission.applied(index, steps);
         // It may have been away when the others were told.
         if let Some(committed) = admission.committed()

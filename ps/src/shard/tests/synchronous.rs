@@ -635,15 +635,22 @@ fn a_step_that_nobody_has_made_is_not_believed() {
         assert_eq!(cluster.world.metrics().steps_applied, 2 * (round + 1));
         cluster.kill_shard(0);
     }
-    // Nor is a shard that says it has made it, nor one that speaks for another.
+    // Nor is a shard that says it has made it, nor one that speaks for another: here the other shard
+    // holds a push, lies, and does not hear that the step is committed.
+    let a = cluster.token(0);
+    cluster.replicas[0].sequence += 1;
+    assert_eq!(cluster.push_to(1, 0, a, 1.0), Some(Outcome::Held {}));
     let line = cluster.links[1].unwrap();
     for (shard, step) in [(1, 999), (0, 999)] {
         let shard = pushpull_common::ids::ShardId { task: 0, shard };
         let envelope = Envelope { step: u64::into(step), ..Envelope::default() };
         cluster.world.send(line, envelope, message::StepApplied { shard }.into(), &[]);
     }
-    let a = cluster.token(0);
-    cluster.push(0, a, 1.0);
+    cluster.world.disconnect(line);
+    cluster.links[1] = None;
+    assert_eq!(cluster.push_to(0, 0, a, 1.0), ACCEPTED(9));
+    assert_eq!(cluster.try_token(0), Ok(None), "the other shard has still to make the step");
+    cluster.link(1);
     assert_eq!(cluster.values(10), (-10.0, -10.0));
 }
 
