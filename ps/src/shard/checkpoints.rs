@@ -220,8 +220,8 @@ pub(super) struct Restoring {
     give_up: GiveUp,
     connection: u64,
     request: Envelope,
+    checkpoint: CheckpointId,
     epoch: RestoreEpoch,
-    step: GlobalStep,
 }
 
 impl Shard {
@@ -362,9 +362,13 @@ impl Shard {
 
     /// Gives up what is being written to a checkpoint, or read of one: the server stops.
     pub(crate) fn give_up_files(&self) {
-        let writing = self.saving.iter().map(|saving| &saving.give_up);
-        let reading = self.restoring.iter().map(|restoring| &restoring.give_up);
-        writing.chain(reading).for_each(|files| files.give_up("the server stops"));
+        self.saving.iter().for_each(|saving| saving.give_up.give_up("the server stops"));
+        self.give_up_restoring("the server stops");
+    }
+
+    /// Gives up what is being read of a checkpoint.
+    pub(super) fn give_up_restoring(&self, reason: &'static str) {
+        self.restoring.iter().for_each(|restoring| restoring.give_up.give_up(reason));
     }
 
     /// Takes the values of a checkpoint, and drops what belongs to older epochs.
@@ -378,7 +382,7 @@ impl Shard {
         let (checkpoint, epoch) = (restore.checkpoint, restore.epoch);
         if let Some(restoring) = &mut self.restoring {
             // Asked again, by a chief that has reconnected.
-            if restoring.epoch == epoch {
+            if restoring.epoch == epoch && restoring.checkpoint == checkpoint {
                 (restoring.connection, restoring.request) = (connection, request);
                 return;
             }
@@ -406,9 +410,14 @@ impl Shard {
         else {
             return;
         };
-        let (step, give_up) = (checkpoint.step, GiveUp::default());
-        let watch = give_up.clone();
-        self.restoring = Some(Restoring { connection, request, epoch, step, give_up: watch });
+        let give_up = GiveUp::default();
+        self.restoring = Some(Restoring {
+            connection,
+            request,
+            checkpoint: checkpoint.clone(),
+            epoch,
+            give_up: give_up.clone(),
+        });
         let restore = ShardRestore {
             store,
             shard: self.id,
@@ -452,9 +461,11 @@ impl Shard {
 
     /// The checkpoint's values are here, or are not to be had.
     pub(super) fn restored(&mut self, now: Instant, restored: ShardRestored) {
-        let Some(Restoring { connection, request, epoch, step, .. }) = self.restoring.take() else {
+        let Some(Restoring { connection, request, checkpoint, epoch, .. }) = self.restoring.take()
+        else {
             return;
         };
+        let step = checkpoint.step;
         let ShardRestored { store, result } = restored;
         if let Some(refusal) = self.poisoned() {
             return self.refuse(connection, request, refusal);

@@ -9,6 +9,7 @@
 mod agreement;
 pub(crate) mod checkpoints;
 mod checks;
+mod chief;
 pub(crate) mod durable;
 pub(crate) mod generation;
 mod handshake;
@@ -40,7 +41,9 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use pushpull_common::identity::Identity;
-use pushpull_common::ids::{GlobalStep, PartitionId, RestoreEpoch, Sequence, ShardId, TaskId};
+use pushpull_common::ids::{
+    ClientEpoch, GlobalStep, PartitionId, RestoreEpoch, Sequence, ShardId, TaskId,
+};
 use pushpull_common::protocol::message::{Hello, Role};
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{Envelope, Header, Message, Refusal, message};
@@ -208,6 +211,8 @@ pub(crate) struct Shard {
     next_room: u32,
     inbox: Option<Inbox>,
     replicas: Replicas,
+    /// The epoch of the newest chief; those of older ones are fenced.
+    chief: ClientEpoch,
     owner: Option<StepOwner>,
     /// In synchronous mode.
     round: Option<Round>,
@@ -345,12 +350,7 @@ impl Shard {
         let allowed = match &message {
             Message::Heartbeat(_) | Message::Pull(_) => true,
             Message::AwaitReady(_) | Message::FetchCatalogue(_) => true,
-            Message::Declare(_)
-            | Message::Initialize(_)
-            | Message::FindCheckpoint(_)
-            | Message::Restore(_)
-            | Message::Save(_)
-            | Message::Finish(_) => role == Role::Chief {},
+            message if chief::is_for_chiefs(message) => role == Role::Chief {},
             Message::SaveShard(_) | Message::Held(_) | Message::StepApplied(_) => {
                 role == Role::Peer {}
             }
@@ -376,6 +376,11 @@ impl Shard {
         }
         if !allowed {
             let refusal = Refusal::Role { role: role.code(), kind };
+            return self.refuse(connection, request, refusal);
+        }
+        if chief::is_for_chiefs(&message)
+            && let Some(refusal) = self.chief_refusal(connection)
+        {
             return self.refuse(connection, request, refusal);
         }
         // A client that does not know the epoch yet says 0.
@@ -464,19 +469,26 @@ impl Shard {
         };
         match conversation.receiving.take() {
             None => {}
-            Some(Receiving::Catalogue { request, digest, bytes }) => match self.poisoned() {
-                Some(refusal) => self.refuse(connection, request, refusal),
-                None => {
-                    self.declare(connection, request, digest, &bytes);
-                    self.give_parked_rooms(now);
+            Some(Receiving::Catalogue { request, digest, bytes }) => {
+                match self.body_refusal(connection) {
+                    Some(refusal) => self.refuse(connection, request, refusal),
+                    None => {
+                        self.declare(connection, request, digest, &bytes);
+                        self.give_parked_rooms(now);
+                    }
                 }
-            },
-            Some(Receiving::User { request, bytes }) => match self.poisoned() {
+            }
+            Some(Receiving::User { request, bytes }) => match self.body_refusal(connection) {
                 Some(refusal) => self.refuse(connection, request, refusal),
                 None => self.save(Asker::Connection { connection, request }, bytes),
             },
             Some(Receiving::Part(part)) => self.part_received(now, &part),
         }
+    }
+
+    /// Why nothing is done with a chief's body: what has happened since it was announced.
+    fn body_refusal(&self, connection: u64) -> Option<Refusal> {
+        self.poisoned().or_else(|| self.chief_refusal(connection))
     }
 
     /// Remembers what the body that comes next is for; a message without a body is whole.

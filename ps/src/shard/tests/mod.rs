@@ -4,6 +4,7 @@ mod accounts;
 mod actors;
 mod arenas;
 mod bounds;
+mod chiefs;
 mod corruption;
 mod crash_life;
 mod crash_model;
