@@ -10,6 +10,7 @@ mod agreement;
 pub(crate) mod checkpoints;
 mod checks;
 mod chief;
+mod cut;
 pub(crate) mod durable;
 pub(crate) mod generation;
 mod handshake;
@@ -58,6 +59,7 @@ use crate::metrics::Counters;
 use crate::store::Store;
 use crate::zoo::Bug;
 use checkpoints::{Asker, News, Restoring, Saving, ShardRestored};
+use cut::Cut;
 use output::Output;
 use parked::{Entry, Parked, Wait};
 use power::Power;
@@ -236,6 +238,11 @@ pub(crate) struct Shard {
     draft: Option<u32>,
     /// The part of a checkpoint that is being written, and the ways to give it up.
     saving: Option<Saving>,
+    /// What is kept for a checkpoint of a step that may have passed, in synchronous mode.
+    kept_cut: Option<Cut>,
+    /// On the step owner: whether one is being saved, and those that wait for the right moment.
+    saves_a_cut: bool,
+    wishes: VecDeque<(Asker, Vec<u8>)>,
     restoring: Option<Restoring>,
     /// If what is answered is to survive the loss of power.
     power: Option<Power>,
@@ -264,7 +271,7 @@ impl Shard {
             Input::Progress { connection } => self.progress(now, connection),
             Input::Body { connection } => self.body(now, connection),
             Input::Disconnected { connection } => self.disconnected(now, connection),
-            Input::News(news) => self.hear_saver(news),
+            Input::News(news) => self.hear_saver(now, news),
             Input::ShardSaved { connection, request, result } => {
                 self.shard_saved(connection, request, result);
             }
@@ -410,7 +417,7 @@ impl Shard {
                 self.receive(now, connection, Receiving::User { request, bytes }, header);
             }
             (Message::SaveShard(save), _) => {
-                self.save_shard(connection, request, save.name.as_str());
+                self.save_shard(now, connection, request, save.name.as_str());
             }
             (Message::AwaitReady(_), _) => self.wait(entry(Wait::Ready)),
             (Message::FetchCatalogue(_), _) => self.send_catalogue(connection, request),
@@ -432,7 +439,7 @@ impl Shard {
                 self.outcome_query(connection, client, request);
             }
             (Message::Held(held), _) => {
-                self.shard_holds(now, connection, held.shard, held.token);
+                self.shard_holds(now, connection, &held);
             }
             (Message::StepApplied(applied), _) => {
                 self.shard_has_applied(now, connection, applied.shard, header.step.0);
@@ -480,7 +487,7 @@ impl Shard {
             }
             Some(Receiving::User { request, bytes }) => match self.body_refusal(connection) {
                 Some(refusal) => self.refuse(connection, request, refusal),
-                None => self.save(Asker::Connection { connection, request }, bytes),
+                None => self.save(now, Asker::Connection { connection, request }, bytes),
             },
             Some(Receiving::Part(part)) => self.part_received(now, &part),
         }

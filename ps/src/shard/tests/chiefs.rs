@@ -75,7 +75,7 @@ fn what_an_older_chief_has_half_sent_comes_to_nothing() {
     world.ask(lines[0], message::Leave {}.into());
     world.join(0, &mut second);
     world.join(1, &mut second);
-    world.body(lines[1], &body);
+    world.body(lines[1], body);
     let Some(Message::Refused(refused)) = world.answer(lines[1], request) else {
         panic!("it is taken")
     };

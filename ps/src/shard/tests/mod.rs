@@ -8,6 +8,7 @@ mod chiefs;
 mod corruption;
 mod crash_life;
 mod crash_model;
+mod cuts;
 mod handshakes;
 mod images;
 mod join;
