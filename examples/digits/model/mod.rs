@@ -78,10 +78,9 @@ impl Mlp {
         let w2 = Matrix::new(w2, self.hidden, self.classes);
         multiply(logits, w2.transposed(), 0.0, &mut self.hidden_gradients);
         for (gradient, &activation) in self.hidden_gradients.iter_mut().zip(&self.activations) {
-            // Only a unit that was switched on passes anything back.
-            if activation <= 0.0 {
-                *gradient = 0.0;
-            }
+            // Only a unit that was switched on passes anything back. Stored always: a branch would be
+            // guessed wrong for half of the units.
+            *gradient = if activation <= 0.0 { 0.0 } else { *gradient };
         }
         let features = Matrix::new(batch.features, rows, self.inputs);
         let hidden_gradients = Matrix::new(&self.hidden_gradients, rows, self.hidden);
@@ -116,9 +115,7 @@ impl Mlp {
         multiply(features, w1, 1.0, &mut self.activations);
         for activation in &mut self.activations {
             // Not `max`, which would turn NaN into 0 and hide that training has diverged.
-            if *activation < 0.0 {
-                *activation = 0.0;
-            }
+            *activation = if *activation < 0.0 { 0.0 } else { *activation };
         }
         fill_rows(&mut self.logits, rows, b2);
         let activations = Matrix::new(&self.activations, rows, self.hidden);
