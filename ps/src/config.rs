@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pushpull_common::cluster::ClusterSpec;
+use pushpull_common::identity::Identity;
 use pushpull_common::ids::TaskId;
 use pushpull_common::protocol::limits;
 
@@ -381,6 +382,21 @@ impl PsConfig {
         }
         let reason = "deterministic steps take one gradient of each replica";
         (self.deterministic && aggregate != total).then_some(("mode", mode, reason))
+    }
+
+    /// What all ps tasks of a cluster must agree on, and their workers with them.
+    pub(crate) fn identity(&self) -> Identity {
+        let mode = match self.mode {
+            Mode::Asynchronous => "asynchronous".to_owned(),
+            Mode::Synchronous { replicas_to_aggregate, total_num_replicas } => {
+                format!("synchronous {replicas_to_aggregate}/{total_num_replicas}")
+            }
+        };
+        Identity::new()
+            .with("ps", self.cluster.ps_identity())
+            .with("shards", self.shards.to_string())
+            .with("optimizer", self.optimizer.kind())
+            .with("mode", mode)
     }
 
     /// What synchronous steps are made of, if steps are synchronous.

@@ -234,30 +234,32 @@ impl StepOwner {
 
     /// Asks for a token.
     pub(crate) fn request(&mut self, holder: ClientKey, now: Instant) -> Request {
-        if self.finished && self.admission.is_none() {
-            return Request::Ended(EndReason::Finished {});
-        }
-        if let Some(last) = self.last_step {
-            if self.admission.is_none() && self.step >= last {
-                return Request::Ended(EndReason::LastStep {});
-            }
-            if self.admission.is_none() && self.step + self.out.len() as u64 >= last {
-                return Request::Wait;
-            }
-        }
-        if let Some(admission) = &mut self.admission {
-            match admission.ask(holder) {
-                Asked::Granted(grant) => self.next_token = grant.token,
-                Asked::Wait => return Request::Wait,
-                Asked::Ended if self.finished => return Request::Ended(EndReason::Finished {}),
-                Asked::Ended => return Request::Ended(EndReason::LastStep {}),
-            }
-        }
-        let token = TokenId(self.next_token);
-        self.next_token += 1;
+        let asked = match &mut self.admission {
+            Some(admission) => admission.ask(holder),
+            None => self.ask_alone(holder),
+        };
+        let token = match asked {
+            Asked::Granted(grant) => TokenId(grant.token),
+            Asked::Wait => return Request::Wait,
+            Asked::Ended if self.finished => return Request::Ended(EndReason::Finished {}),
+            Asked::Ended => return Request::Ended(EndReason::LastStep {}),
+        };
+        self.next_token = token.0 + 1;
         let issued = Issued { token, generation: 1, step: GlobalStep(self.step) };
         self.give_out(holder, issued, now);
         Request::Granted(issued)
+    }
+
+    /// What whoever asks for a token meets in asynchronous mode.
+    fn ask_alone(&self, holder: ClientKey) -> Asked {
+        let last = self.last_step.unwrap_or(u64::MAX);
+        if self.finished || self.step >= last {
+            return Asked::Ended;
+        }
+        match self.step + (self.out.len() as u64) < last {
+            true => Asked::Granted(Grant { token: self.next_token, holder }),
+            false => Asked::Wait,
+        }
     }
 
     /// Whether the client holds this token in this generation.

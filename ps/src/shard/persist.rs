@@ -71,7 +71,7 @@ impl Shard {
             applied: self.round.as_ref().map_or(0, Round::step),
             ..ShardRecord::default()
         };
-        if let Some(admission) = self.owner.as_ref().and_then(StepOwner::admission) {
+        if let Some(admission) = self.admission() {
             (record.goal, record.applying) = (admission.goal(), admission.is_applying());
         }
         if let Variables::Declared(store) | Variables::Ready(store) = &self.variables {
@@ -94,7 +94,7 @@ impl Shard {
         {
             let first = store.geometry().table_words() + map_words(store.layout());
             inbox.stage(&mut self.journal, store.layout(), first, store.has_integrity());
-            if let Some(admission) = self.owner.as_ref().and_then(StepOwner::admission) {
+            if let Some(admission) = self.admission() {
                 let first = first + Inbox::table_words(store.layout(), inbox.rooms());
                 let words = record::encode_admitted(admission.admitted(), inbox.rooms());
                 for (index, value) in words.into_iter().enumerate() {
