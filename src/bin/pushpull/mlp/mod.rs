@@ -2,6 +2,9 @@
 //!
 //! Workers, session threads and the server share the cores of one machine, so whatever a push and a
 //! pull cost is missing from the computing.
+//!
+//! To be run on an idle machine: beside other programs whoever has more threads gets more of the cores,
+//! and the share looks better than it is.
 
 mod alone;
 mod data;
