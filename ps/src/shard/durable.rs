@@ -127,6 +127,7 @@ impl Shard {
         let owner = owns_step.then(|| {
             let admission = config.rule().map(|rule| Admission::new(rule, 1, config.zoo));
             StepOwner::new(config.last_step, config.token_timeout, admission)
+                .bounded(config.wait_ahead, config.reject_older)
         });
         let power = (config.durability == Durability::Power).then(Power::default);
         Shard {
@@ -241,13 +242,17 @@ impl Shard {
         let words: Vec<u64> = (first..first + CLIENT_WORDS)
             .map(|index| self.journal.load(Address::Control(index)))
             .collect();
-        let (client, tokens) = record::decode_client(number, &words, self.config.zoo)?;
+        let (client, tokens, progress) = record::decode_client(number, &words, self.config.zoo)?;
         let fault = |what| Err(Fault::at(offset_of(Address::Control(first)), what));
+        let key = ClientKey(number as u32);
         for issued in tokens {
             let owner = self.owner.as_mut();
-            if !owner.is_some_and(|o| o.restore_token(ClientKey(number as u32), issued, now)) {
+            if !owner.is_some_and(|owner| owner.restore_token(key, issued, now)) {
                 return fault(format!("a client whose token {} is its own", issued.token));
             }
+        }
+        if let Some(owner) = &mut self.owner {
+            owner.restore_progress(key, progress);
         }
         match self.replicas.restore(client, now) {
             true => Ok(()),

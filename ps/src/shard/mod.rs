@@ -14,6 +14,7 @@ pub(crate) mod generation;
 mod handshake;
 #[cfg(any(test, fuzzing, feature = "simulation"))]
 mod invariants;
+mod late;
 mod membership;
 mod missing;
 pub(crate) mod output;

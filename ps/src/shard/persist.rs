@@ -125,7 +125,10 @@ impl Shard {
     }
 
     fn stage_client(&mut self, key: ClientKey) {
-        let words = record::encode_client(self.replicas.client(key), self.tokens_of(key));
+        let pace = self.owner.as_ref().and_then(StepOwner::pace);
+        let progress = pace.map(|pace| pace.of(key)).unwrap_or_default();
+        let client = self.replicas.client(key);
+        let words = record::encode_client(client, self.tokens_of(key), progress);
         let first = record::first_of_client(key.0 as usize);
         for (index, value) in words.into_iter().enumerate() {
             self.journal.stage(Address::Control(first + index), value);
