@@ -65,9 +65,10 @@ pub use pushpull_common::protocol::Refusal;
 pub use pushpull_common::tensor::{DType, Element, Shape};
 pub use pushpull_common::variable::{VariableError, VariableSpec};
 pub use pushpull_ps::{
-    Adam, CheckpointError, CheckpointStorage, Checkpoints, Durability, Handle, ListenError,
-    Listener, LocalDirectory, Metrics, Mode, NonFinite, OnLoss, Optimizer, Ps, PsConfig, Retention,
-    SaveError, ServeError, Sgd, StartError, Storage, StorageError, aggregate, inspect, optimizer,
+    Adadelta, Adagrad, Adam, AdamW, CheckpointError, CheckpointStorage, Checkpoints, Durability,
+    Ftrl, Handle, ListenError, Listener, LocalDirectory, Metrics, Mode, Momentum, NonFinite,
+    OnLoss, Optimizer, Ps, PsConfig, Retention, RmsProp, SaveError, ServeError, Sgd, StartError,
+    Storage, StorageError, aggregate, inspect, optimizer,
 };
 pub use pushpull_worker::{
     Checksums, ConnectError, Error, Gradients, Initial, JoinError, Params, Pulled, Push, Pushing,

@@ -1,8 +1,8 @@
 //! Adam (Kingma and Ba, 2015, algorithm 1 in the form before section 2.1), as TensorFlow computes
 //! it: epsilon stands outside the root.
 
-use super::kernel::{AdamRule, Float};
-use super::{ApplyAt, Optimizer, Run, SlotSpec, StreamRun, learning_rate_fault};
+use super::kernel::{Elements, Float, Rule};
+use super::{ApplyAt, Dense, Fault, Optimizer, SlotSpec, fraction, loops, not_negative};
 
 /// Adam: `m = b1 m + (1-b1) g`, `v = b2 v + (1-b2) g^2`, `w -= a m / (sqrt(v) + e)` with
 /// `a = lr sqrt(1 - b2^t) / (1 - b1^t)`, where `t` counts the gradients the shard has applied.
@@ -32,6 +32,10 @@ impl Adam {
         Adam { epsilon, ..self }
     }
 
+    pub(super) const fn learning_rate(&self) -> f64 {
+        self.learning_rate
+    }
+
     /// The step size of the `t`-th update.
     fn alpha(&self, at: ApplyAt) -> f64 {
         // Beyond 2^31 updates both powers have long been zero.
@@ -39,26 +43,14 @@ impl Adam {
         self.learning_rate * (1.0 - self.beta2.powi(t)).sqrt() / (1.0 - self.beta1.powi(t))
     }
 
-    fn rule_f64(&self, at: ApplyAt) -> AdamRule<f64> {
-        AdamRule {
-            alpha: self.alpha(at),
-            beta1: self.beta1,
-            beta2: self.beta2,
-            rest1: 1.0 - self.beta1,
-            rest2: 1.0 - self.beta2,
-            epsilon: self.epsilon,
-        }
-    }
-
-    fn rule_f32(&self, at: ApplyAt) -> AdamRule<f32> {
-        let AdamRule { alpha, beta1, beta2, rest1, rest2, epsilon } = self.rule_f64(at);
-        AdamRule {
-            alpha: alpha as f32,
-            beta1: beta1 as f32,
-            beta2: beta2 as f32,
-            rest1: rest1 as f32,
-            rest2: rest2 as f32,
-            epsilon: epsilon as f32,
+    pub(super) fn update<F: Float>(&self, at: ApplyAt) -> Update<F> {
+        Update {
+            alpha: F::of(self.alpha(at)),
+            beta1: F::of(self.beta1),
+            beta2: F::of(self.beta2),
+            rest1: F::of(1.0 - self.beta1),
+            rest2: F::of(1.0 - self.beta2),
+            epsilon: F::of(self.epsilon),
         }
     }
 }
@@ -70,7 +62,7 @@ impl Default for Adam {
     }
 }
 
-const SLOTS: [SlotSpec; 2] = [SlotSpec::new("m", 0.0), SlotSpec::new("v", 0.0)];
+pub(super) const SLOTS: [SlotSpec; 2] = [SlotSpec::new("m", 0.0), SlotSpec::new("v", 0.0)];
 
 impl Optimizer for Adam {
     fn kind(&self) -> &'static str {
@@ -81,35 +73,39 @@ impl Optimizer for Adam {
         &SLOTS
     }
 
-    fn apply_f32(&self, at: ApplyAt, run: Run<'_, f32>) {
-        f32::in_place(self.rule_f32(at), run);
-    }
+    loops!();
 
-    fn apply_f64(&self, at: ApplyAt, run: Run<'_, f64>) {
-        f64::in_place(self.rule_f64(at), run);
+    fn fault(&self) -> Fault {
+        fraction("beta1", self.beta1)
+            .or(fraction("beta2", self.beta2))
+            .or(not_negative("epsilon", self.epsilon))
+            .or(not_negative("learning_rate", self.learning_rate))
     }
+}
 
-    fn stream_f32(&self, at: ApplyAt, run: StreamRun<'_, f32>) -> bool {
-        f32::streamed(self.rule_f32(at), run);
-        true
+impl Dense for Adam {
+    fn drive<F: Float>(&self, at: ApplyAt, run: impl Elements<F>) {
+        run.update(self.update(at));
     }
+}
 
-    fn stream_f64(&self, at: ApplyAt, run: StreamRun<'_, f64>) -> bool {
-        f64::streamed(self.rule_f64(at), run);
-        true
-    }
+/// One update of Adam.
+#[derive(Clone, Copy)]
+pub(super) struct Update<F> {
+    alpha: F,
+    beta1: F,
+    beta2: F,
+    /// `1 - beta`, rounded from f64: in f32, 1 - 0.999 would lose three digits.
+    rest1: F,
+    rest2: F,
+    epsilon: F,
+}
 
-    fn fault(&self) -> Option<(&'static str, f64, &'static str)> {
-        let unit = |beta: f64| (0.0..1.0).contains(&beta);
-        if !unit(self.beta1) {
-            return Some(("beta1", self.beta1, "it must be at least 0 and below 1"));
-        }
-        if !unit(self.beta2) {
-            return Some(("beta2", self.beta2, "it must be at least 0 and below 1"));
-        }
-        if !(self.epsilon.is_finite() && self.epsilon >= 0.0) {
-            return Some(("epsilon", self.epsilon, "it must be finite and not negative"));
-        }
-        learning_rate_fault(self.learning_rate)
+impl<F: Float> Rule<F, 2> for Update<F> {
+    #[inline(always)]
+    fn step(self, w: F, [m, v]: [F; 2], g: F) -> (F, [F; 2]) {
+        let m = self.beta1 * m + self.rest1 * g;
+        let v = self.beta2 * v + self.rest2 * (g * g);
+        (w - self.alpha * m / (v.sqrt() + self.epsilon), [m, v])
     }
 }

@@ -1,72 +1,112 @@
 //! The vector loops, compiled once for the baseline and once for AVX2, chosen at run time.
 //!
-//! A rule is written for one line of elements, as plain loops over arrays of a fixed length. Two
-//! drivers take it over runs: one changes them in place, the other writes what they become to another
-//! place, past the cache. The compiler never contracts a multiplication and an addition into one
-//! rounding by itself, so that every tier and both drivers compute the same bits; `mul_add` would
-//! not.
+//! A rule says what one element and its slots become. Two drivers take it over runs, a line of
+//! elements at a time: one changes them in place, the other writes what they become to another place,
+//! past the cache. A line is read whole before any of it is written, and its loop has a fixed length, so
+//! that the compiler makes vectors of it. It never contracts a multiplication and an addition into one
+//! rounding by itself, so that every tier and both drivers compute the same bits; `mul_add` would not.
 //!
 //! This is one of the few files that may hold `unsafe` code.
 
+use std::ops::{Add, Div, Mul, Sub};
+
 use super::{Run, StreamRun};
 
-/// A rule with so many slots, for elements of this type.
+/// The arithmetic of a rule with so many slots, its hyperparameters rounded to the type of the elements.
 pub(super) trait Rule<F, const SLOTS: usize>: Copy {
-    /// Changes a few elements and their slots by their gradient.
-    fn step<const N: usize>(self, values: &mut [F; N], slots: [&mut [F; N]; SLOTS], g: &[F; N]);
+    /// What an element and its slots become by a gradient. Implementations are `#[inline(always)]`:
+    /// what is not inlined is not compiled for AVX2.
+    fn step(self, value: F, slots: [F; SLOTS], gradient: F) -> (F, [F; SLOTS]);
 }
 
-/// A cache line of elements.
-const LINE_BYTES: usize = 64;
-
-/// A floating-point type, with the drivers for lines of it.
-pub(super) trait Float: Copy + Default + bytemuck::Pod {
-    /// Takes a rule over a run, in place.
-    fn in_place<R: Rule<Self, S>, const S: usize>(rule: R, run: Run<'_, Self>);
-    /// Takes a rule over a run, whose result goes elsewhere.
-    fn streamed<R: Rule<Self, S>, const S: usize>(rule: R, run: StreamRun<'_, Self>);
+/// A run of elements, to be changed in place or from one place to another.
+pub(super) trait Elements<F> {
+    /// Takes a rule over it.
+    ///
+    /// # Panics
+    /// If the run has another number of slots.
+    fn update<R: Rule<F, S>, const S: usize>(self, rule: R);
 }
 
-/// Runs a loop with the widest vectors there are.
-macro_rules! tiers {
-    ($plain:ident, $avx2:ident, $argument:ty) => {
-        #[cfg(target_arch = "x86_64")]
-        #[target_feature(enable = "avx2,fma")]
-        fn $avx2<F: Float, R: Rule<F, S>, const S: usize, const N: usize>(rule: R, run: $argument) {
-            $plain::<F, R, S, true, N>(rule, run);
-        }
-    };
+/// A floating-point type. Every operation rounds as IEEE 754 has it, and so gives the same bits on every
+/// machine, but for `pow`: the last digit is the platform's.
+pub(super) trait Float:
+    bytemuck::Pod
+    + Default
+    + PartialOrd
+    + Add<Output = Self>
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + Div<Output = Self>
+{
+    /// A number rounded to this type.
+    fn of(number: f64) -> Self;
+    /// The root.
+    fn sqrt(self) -> Self;
+    /// The power, of a number that is not negative.
+    fn pow(self, exponent: Self) -> Self;
+    /// The number without its sign.
+    fn abs(self) -> Self;
 }
-tiers!(in_place, in_place_avx2, Run<'_, F>);
-tiers!(streamed, streamed_avx2, StreamRun<'_, F>);
 
 macro_rules! float {
-    ($float:ty) => {
+    ($float:ident) => {
         impl Float for $float {
-            fn in_place<R: Rule<Self, S>, const S: usize>(rule: R, run: Run<'_, Self>) {
-                const N: usize = LINE_BYTES / size_of::<$float>();
-                #[cfg(target_arch = "x86_64")]
-                if has_avx2() {
-                    // SAFETY: the processor has the features that this is compiled for.
-                    return unsafe { in_place_avx2::<Self, R, S, N>(rule, run) };
-                }
-                in_place::<Self, R, S, false, N>(rule, run);
+            #[inline(always)]
+            fn of(number: f64) -> Self {
+                number as $float
             }
 
-            fn streamed<R: Rule<Self, S>, const S: usize>(rule: R, run: StreamRun<'_, Self>) {
-                const N: usize = LINE_BYTES / size_of::<$float>();
-                #[cfg(target_arch = "x86_64")]
-                if has_avx2() {
-                    // SAFETY: the processor has the features that this is compiled for.
-                    return unsafe { streamed_avx2::<Self, R, S, N>(rule, run) };
-                }
-                streamed::<Self, R, S, false, N>(rule, run);
+            #[inline(always)]
+            fn sqrt(self) -> Self {
+                $float::sqrt(self)
+            }
+
+            #[inline(always)]
+            fn pow(self, exponent: Self) -> Self {
+                $float::powf(self, exponent)
+            }
+
+            #[inline(always)]
+            fn abs(self) -> Self {
+                $float::abs(self)
             }
         }
     };
 }
 float!(f32);
 float!(f64);
+
+/// A cache line of elements.
+const LINE_BYTES: usize = 64;
+
+/// Has runs of a kind changed by a loop with the widest vectors there are.
+macro_rules! tiers {
+    ($run:ident, $plain:ident, $avx2:ident, $($float:ty),*) => {
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = "avx2,fma")]
+        fn $avx2<F: Float, R: Rule<F, S>, const S: usize, const N: usize>(
+            rule: R,
+            run: $run<'_, F>,
+        ) {
+            $plain::<F, R, S, true, N>(rule, run);
+        }
+
+        $(impl Elements<$float> for $run<'_, $float> {
+            fn update<R: Rule<$float, S>, const S: usize>(self, rule: R) {
+                const N: usize = LINE_BYTES / size_of::<$float>();
+                #[cfg(target_arch = "x86_64")]
+                if has_avx2() {
+                    // SAFETY: the processor has the features that this is compiled for.
+                    return unsafe { $avx2::<$float, R, S, N>(rule, self) };
+                }
+                $plain::<$float, R, S, false, N>(rule, self);
+            }
+        })*
+    };
+}
+tiers!(Run, in_place, in_place_avx2, f32, f64);
+tiers!(StreamRun, streamed, streamed_avx2, f32, f64);
 
 #[cfg(target_arch = "x86_64")]
 fn has_avx2() -> bool {
@@ -83,14 +123,11 @@ fn in_place<F: Float, R: Rule<F, S>, const S: usize, const WIDE: bool, const N: 
     let mut slots = slots.each_mut().map(|slot| &mut slot[..length]);
     let (values, gradient) = (&mut run.values[..length], &run.gradient[..length]);
     let whole = length - length % N;
-    let mut at = 0;
-    while at < whole {
+    for at in (0..whole).step_by(N) {
         step_in_place::<F, R, S, N>(rule, values, &mut slots, gradient, at);
-        at += N;
     }
-    while at < length {
+    for at in whole..length {
         step_in_place::<F, R, S, 1>(rule, values, &mut slots, gradient, at);
-        at += 1;
     }
 }
 
@@ -102,8 +139,9 @@ fn step_in_place<F: Float, R: Rule<F, S>, const S: usize, const N: usize>(
     gradient: &[F],
     at: usize,
 ) {
-    let slots = slots.each_mut().map(|slot| line_mut::<F, N>(slot, at));
-    rule.step(line_mut(values, at), slots, line(gradient, at));
+    let before = slots.each_ref().map(|slot| &**slot);
+    let (w, s) = step::<F, R, S, N>(rule, values, &before, gradient, at);
+    store(values, slots, at, w, s);
 }
 
 #[inline(always)]
@@ -125,20 +163,17 @@ fn streamed<F: Float, R: Rule<F, S>, const S: usize, const WIDE: bool, const N: 
         run.past_cache && slots_out.iter().all(|slot| aligned(slot).min(length) == head);
     let end = length - (length - head) % N;
     for at in (0..head).chain(end..length) {
-        let (w, s) = step_across::<F, R, S, 1>(rule, values, &slots, gradient, at);
+        let (w, s) = step::<F, R, S, 1>(rule, values, &slots, gradient, at);
         store(values_out, &mut slots_out, at, w, s);
     }
-    if past_cache {
-        for at in (head..end).step_by(N) {
-            let (w, s) = step_across::<F, R, S, N>(rule, values, &slots, gradient, at);
+    for at in (head..end).step_by(N) {
+        let (w, s) = step::<F, R, S, N>(rule, values, &slots, gradient, at);
+        if past_cache {
             stream_line::<F, WIDE, N>(line_mut(values_out, at), &w);
             for (out, line) in slots_out.iter_mut().zip(&s) {
                 stream_line::<F, WIDE, N>(line_mut(out, at), line);
             }
-        }
-    } else {
-        for at in (head..end).step_by(N) {
-            let (w, s) = step_across::<F, R, S, N>(rule, values, &slots, gradient, at);
+        } else {
             store(values_out, &mut slots_out, at, w, s);
         }
     }
@@ -146,7 +181,7 @@ fn streamed<F: Float, R: Rule<F, S>, const S: usize, const WIDE: bool, const N: 
 
 /// What a line and its slots become.
 #[inline(always)]
-fn step_across<F: Float, R: Rule<F, S>, const S: usize, const N: usize>(
+fn step<F: Float, R: Rule<F, S>, const S: usize, const N: usize>(
     rule: R,
     values: &[F],
     slots: &[&[F]; S],
@@ -154,7 +189,14 @@ fn step_across<F: Float, R: Rule<F, S>, const S: usize, const N: usize>(
     at: usize,
 ) -> ([F; N], [[F; N]; S]) {
     let (mut w, mut s) = (*line(values, at), slots.map(|slot| *line(slot, at)));
-    rule.step(&mut w, s.each_mut(), line(gradient, at));
+    let g: &[F; N] = line(gradient, at);
+    for i in 0..N {
+        let (value, slots) = rule.step(w[i], s.each_ref().map(|slot| slot[i]), g[i]);
+        w[i] = value;
+        for (line, slot) in s.iter_mut().zip(slots) {
+            line[i] = slot;
+        }
+    }
     (w, s)
 }
 
@@ -214,102 +256,189 @@ fn stream_line<F: Float, const WIDE: bool, const N: usize>(out: &mut [F; N], lin
     }
 }
 
-/// `w -= lr * g`; see [`super::Sgd`].
-#[derive(Clone, Copy, Debug)]
-pub(super) struct SgdRule<F> {
-    pub(super) rate: F,
-}
-
-/// One Adam update; see [`super::Adam`].
-#[derive(Clone, Copy, Debug)]
-pub(super) struct AdamRule<F> {
-    pub(super) alpha: F,
-    pub(super) beta1: F,
-    pub(super) beta2: F,
-    /// `1 - beta`, rounded from f64: in f32, 1 - 0.999 would lose three digits.
-    pub(super) rest1: F,
-    pub(super) rest2: F,
-    pub(super) epsilon: F,
-}
-
-macro_rules! rules {
-    ($float:ty) => {
-        impl Rule<$float, 0> for SgdRule<$float> {
-            #[inline(always)]
-            fn step<const N: usize>(
-                self,
-                w: &mut [$float; N],
-                []: [&mut [$float; N]; 0],
-                g: &[$float; N],
-            ) {
-                for i in 0..N {
-                    w[i] -= self.rate * g[i];
-                }
-            }
-        }
-
-        impl Rule<$float, 2> for AdamRule<$float> {
-            #[inline(always)]
-            fn step<const N: usize>(
-                self,
-                w: &mut [$float; N],
-                [m, v]: [&mut [$float; N]; 2],
-                g: &[$float; N],
-            ) {
-                for i in 0..N {
-                    m[i] = self.beta1 * m[i] + self.rest1 * g[i];
-                    v[i] = self.beta2 * v[i] + self.rest2 * (g[i] * g[i]);
-                    w[i] -= self.alpha * m[i] / (v[i].sqrt() + self.epsilon);
-                }
-            }
-        }
-    };
-}
-rules!(f32);
-rules!(f64);
-
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+    use crate::optimizer::{
+        Adadelta, Adagrad, Adam, AdamW, ApplyAt, Dense, Ftrl, Momentum, Optimizer, RmsProp, Sgd,
+    };
 
-    const RULE: AdamRule<f32> =
-        AdamRule { alpha: 1e-3, beta1: 0.9, beta2: 0.999, rest1: 0.1, rest2: 0.001, epsilon: 1e-8 };
+    /// A run that is changed by the loop of the baseline, in lines of so many elements.
+    struct Baseline<const N: usize, R>(R);
 
-    #[test]
-    fn every_way_computes_the_same_bits() {
-        let n = 1003;
-        let g: Vec<f32> = (0..n).map(|i| ((i * 7919) % 1000) as f32 * 1e-3 - 0.5).collect();
-        let (w, m, v) = (vec![1.0; n], vec![0.1; n], vec![0.2; n]);
-        // The reference is computed one element at a time, where no vector unit is used.
-        let (mut w1, mut m1, mut v1) = (w.clone(), m.clone(), v.clone());
-        for i in 0..n {
-            let slots = [line_mut::<f32, 1>(&mut m1, i), line_mut(&mut v1, i)];
-            RULE.step(line_mut(&mut w1, i), slots, line(&g, i));
+    impl<F: Float, const N: usize> Elements<F> for Baseline<N, Run<'_, F>> {
+        fn update<R: Rule<F, S>, const S: usize>(self, rule: R) {
+            in_place::<F, R, S, false, N>(rule, self.0);
         }
-        let (mut w2, mut m2, mut v2) = (w.clone(), m.clone(), v.clone());
-        let slots: &mut [&mut [f32]] = &mut [&mut m2, &mut v2];
-        f32::in_place(RULE, Run { values: &mut w2, slots, gradient: &g });
-        assert!((&w1, &m1, &v1) == (&w2, &m2, &v2));
-        // Wherever the streams start: alike in their lines or not.
-        let places = [(0, 0), (3, 3), (16, 0), (5, 6)];
-        for ((a, b), past_cache) in places.into_iter().flat_map(|p| [(p, true), (p, false)]) {
-            let (mut w2, mut m2, mut v2) =
-                (vec![0.0; n + 40], vec![0.0; n + 40], vec![0.0; n + 40]);
-            let offset = |buffer: &[f32], more: usize| buffer.as_ptr().align_offset(64) + more;
-            let (w_at, m_at, v_at) = (offset(&w2, a), offset(&m2, b), offset(&v2, a));
-            let out: &mut [&mut [f32]] = &mut [&mut m2[m_at..m_at + n], &mut v2[v_at..v_at + n]];
-            let run = StreamRun {
-                values: &w,
-                values_out: &mut w2[w_at..w_at + n],
-                slots: &[&m, &v],
-                slots_out: out,
-                gradient: &g,
-                past_cache,
-            };
-            f32::streamed(RULE, run);
-            crate::arena::fence();
-            assert!(w2[w_at..w_at + n] == w1 && m2[m_at..m_at + n] == m1);
-            assert!(v2[v_at..v_at + n] == v1);
+    }
+
+    impl<F: Float, const N: usize> Elements<F> for Baseline<N, StreamRun<'_, F>> {
+        fn update<R: Rule<F, S>, const S: usize>(self, rule: R) {
+            streamed::<F, R, S, false, N>(rule, self.0);
+        }
+    }
+
+    #[derive(Clone, Copy, Debug)]
+    struct Case {
+        seed: u64,
+        length: usize,
+        /// Where each stream starts in its first line, in elements.
+        starts: [usize; 4],
+        past_cache: bool,
+    }
+
+    fn cases() -> impl Strategy<Value = Case> {
+        let starts = prop_oneof![
+            proptest::array::uniform4(0..16_usize),
+            (0..16_usize).prop_map(|start| [start; 4])
+        ];
+        (any::<u64>(), 0..150_usize, starts, any::<bool>()).prop_map(
+            |(seed, length, starts, past_cache)| Case { seed, length, starts, past_cache },
+        )
+    }
+
+    /// Numbers of the size of gradients, zeros, and numbers whose squares overflow or vanish.
+    fn numbers<F: Float>(seed: &mut u64, length: usize) -> Vec<F> {
+        let mut next = || {
+            *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(0x5851_f42d);
+            let mantissa = (*seed >> 32) as f64 / 2.0_f64.powi(31) - 1.0;
+            match *seed >> 8 & 15 {
+                0 => mantissa * 0.0,
+                1 => mantissa * 1e30,
+                2 => mantissa * 1e-42,
+                _ => mantissa,
+            }
+        };
+        (0..length).map(|_| F::of(next())).collect()
+    }
+
+    /// A stream that lies where its case has it.
+    struct Placed<F>(Vec<F>, usize);
+
+    impl<F: Float> Placed<F> {
+        fn new(case: &Case, stream: usize, numbers: &[F]) -> Self {
+            let mut buffer = vec![F::default(); numbers.len() + 32];
+            let start = buffer.as_ptr().align_offset(LINE_BYTES) + case.starts[stream];
+            buffer[start..start + numbers.len()].copy_from_slice(numbers);
+            Placed(buffer, start)
+        }
+
+        fn all(case: &Case, streams: &[Vec<F>]) -> Vec<Self> {
+            streams.iter().enumerate().map(|(i, numbers)| Placed::new(case, i, numbers)).collect()
+        }
+
+        fn slice(&mut self, length: usize) -> &mut [F] {
+            &mut self.0[self.1..self.1 + length]
+        }
+    }
+
+    /// The bits of streams, all NaN alike: which of two an operation gives is left open.
+    fn bits<F: Float + Into<f64>>(streams: &[Vec<F>]) -> Vec<Vec<u64>> {
+        let bits = |&number: &F| {
+            let number: f64 = number.into();
+            if number.is_nan() { f64::NAN.to_bits() } else { number.to_bits() }
+        };
+        streams.iter().map(|stream| stream.iter().map(bits).collect()).collect()
+    }
+
+    fn taken<F: Float>(mut streams: Vec<Placed<F>>, length: usize) -> Vec<Vec<F>> {
+        streams.iter_mut().map(|stream| stream.slice(length).to_vec()).collect()
+    }
+
+    /// What values and slots become in place.
+    fn changed<F: Float>(
+        case: &Case,
+        streams: &[Vec<F>],
+        gradient: &[F],
+        change: impl FnOnce(Run<'_, F>),
+    ) -> Vec<Vec<F>> {
+        let mut placed = Placed::all(case, streams);
+        let mut slices = placed.iter_mut().map(|stream| stream.slice(case.length));
+        let values = slices.next().unwrap();
+        let mut slots: Vec<&mut [F]> = slices.collect();
+        change(Run { values, slots: &mut slots, gradient });
+        taken(placed, case.length)
+    }
+
+    /// What values and slots become elsewhere.
+    fn carried<F: Float>(
+        case: &Case,
+        streams: &[Vec<F>],
+        gradient: &[F],
+        change: impl FnOnce(StreamRun<'_, F>),
+    ) -> Vec<Vec<F>> {
+        let mut placed = Placed::all(case, &vec![vec![F::default(); case.length]; streams.len()]);
+        let mut slices = placed.iter_mut().map(|stream| stream.slice(case.length));
+        let values_out = slices.next().unwrap();
+        let mut slots_out: Vec<&mut [F]> = slices.collect();
+        let slots: Vec<&[F]> = streams[1..].iter().map(Vec::as_slice).collect();
+        change(StreamRun {
+            values: &streams[0],
+            values_out,
+            slots: &slots,
+            slots_out: &mut slots_out,
+            gradient,
+            past_cache: case.past_cache,
+        });
+        crate::arena::fence();
+        taken(placed, case.length)
+    }
+
+    fn check_as<F, D, const N: usize>(rule: &D, case: &Case)
+    where
+        F: Float + Into<f64>,
+        D: Dense + Optimizer,
+        for<'a> Run<'a, F>: Elements<F>,
+        for<'a> StreamRun<'a, F>: Elements<F>,
+    {
+        let (at, mut seed) = (ApplyAt::new(3, 2), case.seed);
+        let mut streams: Vec<Vec<F>> =
+            (0..=rule.slots().len()).map(|_| numbers(&mut seed, case.length)).collect();
+        if rule.kind() != "momentum" && rule.kind() != "nesterov" {
+            // A sum of squares, and the root of a negative one is NaN and nothing else.
+            for sum in streams.iter_mut().skip(1).flatten() {
+                *sum = sum.abs();
+            }
+        }
+        let gradient: Vec<F> = numbers(&mut seed, case.length);
+        // One element at a time, where no vector unit is used.
+        let singly = |run: Run<'_, F>| rule.drive(at, Baseline::<1, _>(run));
+        let reference = bits(&changed(case, &streams, &gradient, singly));
+        let baseline = |run: Run<'_, F>| rule.drive(at, Baseline::<N, _>(run));
+        let dispatched = |run: Run<'_, F>| rule.drive(at, run);
+        let across = |run: StreamRun<'_, F>| rule.drive(at, Baseline::<N, _>(run));
+        let across_dispatched = |run: StreamRun<'_, F>| rule.drive(at, run);
+        for (way, found) in [
+            ("in place, baseline", changed(case, &streams, &gradient, baseline)),
+            ("in place", changed(case, &streams, &gradient, dispatched)),
+            ("elsewhere, baseline", carried(case, &streams, &gradient, across)),
+            ("elsewhere", carried(case, &streams, &gradient, across_dispatched)),
+        ] {
+            assert_eq!(bits(&found), reference, "{rule:?} {way}, {case:?}");
+        }
+    }
+
+    fn check(rule: &(impl Dense + Optimizer), case: &Case) {
+        check_as::<f32, _, { LINE_BYTES / 4 }>(rule, case);
+        check_as::<f64, _, { LINE_BYTES / 8 }>(rule, case);
+    }
+
+    proptest! {
+        #[test]
+        fn every_way_computes_the_same_bits(case in cases()) {
+            check(&Sgd::new(0.1), &case);
+            check(&Momentum::new(0.1, 0.9), &case);
+            check(&Momentum::nesterov(0.1, 0.9), &case);
+            check(&Adagrad::new(0.1), &case);
+            check(&Adadelta::new(1.0), &case);
+            check(&RmsProp::new(0.1).momentum(0.9), &case);
+            check(&RmsProp::new(0.1).momentum(0.9).centered(), &case);
+            check(&Adam::new(0.1), &case);
+            check(&AdamW::new(0.1), &case);
+            check(&Ftrl::new(0.1).l1(0.1).l2(0.2).l2_shrinkage(0.05).beta(1.0), &case);
+            check(&Ftrl::new(0.1).learning_rate_power(-0.7).l1(0.1), &case);
         }
     }
 }

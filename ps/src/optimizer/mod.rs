@@ -1,12 +1,33 @@
 //! How a gradient changes a variable: one trait, and one file per rule.
+//!
+//! Each rule computes what TensorFlow's operation of that name does, in the same order, with two
+//! differences in the last digits: `1 - beta` and the like are rounded from `f64` once, where TensorFlow
+//! subtracts in the variable's type, and a reciprocal root is a root and a division. Defaults are those
+//! of the classes of TensorFlow 1; Keras has others.
 
+mod adadelta;
+mod adagrad;
 mod adam;
+mod adamw;
+mod ftrl;
 mod kernel;
+mod momentum;
+mod rmsprop;
 mod sgd;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 
+use kernel::{Elements, Float};
+
+pub use adadelta::Adadelta;
+pub use adagrad::Adagrad;
 pub use adam::Adam;
+pub use adamw::AdamW;
+pub use ftrl::Ftrl;
+pub use momentum::Momentum;
+pub use rmsprop::RmsProp;
 pub use sgd::Sgd;
 
 /// A slot: state that an optimizer keeps for every element of every trainable variable.
@@ -112,104 +133,61 @@ pub trait Optimizer: fmt::Debug + Send + Sync + 'static {
     }
 }
 
-/// A learning rate must be finite and not negative.
-fn learning_rate_fault(rate: f64) -> Option<(&'static str, f64, &'static str)> {
-    let usable = rate.is_finite() && rate >= 0.0;
-    (!usable).then_some(("learning_rate", rate, "it must be finite and not negative"))
+/// A rule of this module: its hyperparameters rounded to a type, taken over a run.
+trait Dense {
+    fn drive<F: Float>(&self, at: ApplyAt, run: impl Elements<F>);
 }
 
-#[cfg(test)]
-mod tests {
-    use serde_json::Value;
-
-    use super::*;
-
-    fn numbers(value: &Value) -> Vec<f64> {
-        value.as_array().unwrap().iter().map(|number| number.as_f64().unwrap()).collect()
-    }
-
-    fn rule(case: &Value) -> Box<dyn Optimizer> {
-        let hyper = |name: &str| case["hyper"][name].as_f64().unwrap();
-        match case["optimizer"].as_str().unwrap() {
-            "SGD" => Box::new(Sgd::new(hyper("lr"))),
-            "Adam" => Box::new(
-                Adam::new(hyper("lr"))
-                    .betas(hyper("beta1"), hyper("beta2"))
-                    .epsilon(hyper("epsilon")),
-            ),
-            other => panic!("no rule {other}"),
+/// The four ways in which an [`Optimizer`] that is [`Dense`] is called.
+macro_rules! loops {
+    () => {
+        fn apply_f32(&self, at: $crate::optimizer::ApplyAt, run: $crate::optimizer::Run<'_, f32>) {
+            self.drive(at, run);
         }
-    }
 
-    fn check(found: &[f64], expected: &Value, relative: f64, absolute: f64, what: &str) {
-        let expected = numbers(expected);
-        assert_eq!(found.len(), expected.len());
-        for (found, expected) in found.iter().zip(&expected) {
-            let tolerance = relative * expected.abs() + absolute;
-            assert!((found - expected).abs() <= tolerance, "{what}: {found}, not {expected}");
+        fn apply_f64(&self, at: $crate::optimizer::ApplyAt, run: $crate::optimizer::Run<'_, f64>) {
+            self.drive(at, run);
         }
-    }
 
-    #[test]
-    fn values_and_slots_are_those_of_the_classic_rules() {
-        let vectors: Value = serde_json::from_str(include_str!("vectors.json")).unwrap();
-        let inputs = &vectors["inputs"]["dense"];
-        for (name, case) in vectors["cases"].as_object().unwrap() {
-            let rule = rule(case);
-            assert_eq!(rule.fault(), None);
-            let names: Vec<&str> = rule.slots().iter().map(|slot| slot.name).collect();
-            let mut wide = numbers(&inputs["init"]);
-            let mut narrow: Vec<f32> = wide.iter().map(|&value| value as f32).collect();
-            let slots = |initial: f64| vec![initial; wide.len()];
-            let mut wide_slots: Vec<Vec<f64>> =
-                rule.slots().iter().map(|slot| slots(slot.initial)).collect();
-            let mut narrow_slots: Vec<Vec<f32>> = wide_slots
-                .iter()
-                .map(|slot| slot.iter().map(|&value| value as f32).collect())
-                .collect();
-            for (step, expected) in case["dense"].as_array().unwrap().iter().enumerate() {
-                if step > 0 {
-                    let gradient = numbers(&inputs["grads"][step - 1]);
-                    let at = ApplyAt::new(step as u64, 0);
-                    let mut slots: Vec<&mut [f64]> =
-                        wide_slots.iter_mut().map(Vec::as_mut_slice).collect();
-                    let (values, slots) = (&mut wide[..], &mut slots[..]);
-                    rule.apply_f64(at, Run { values, slots, gradient: &gradient });
-                    let gradient: Vec<f32> = gradient.iter().map(|&g| g as f32).collect();
-                    let mut slots: Vec<&mut [f32]> =
-                        narrow_slots.iter_mut().map(Vec::as_mut_slice).collect();
-                    let (values, slots) = (&mut narrow[..], &mut slots[..]);
-                    rule.apply_f32(at, Run { values, slots, gradient: &gradient });
-                }
-                let widen = |narrow: &[f32]| -> Vec<f64> {
-                    narrow.iter().map(|&value| value.into()).collect()
-                };
-                let what = format!("{name} after {step} steps");
-                check(&wide, &expected["var"], 1e-9, 0.0, &what);
-                check(&widen(&narrow), &expected["var"], 2e-5, 2e-6, &what);
-                for (index, slot) in names.iter().enumerate() {
-                    let what = format!("{slot} of {what}");
-                    check(&wide_slots[index], &expected["slots"][slot], 1e-9, 0.0, &what);
-                    let narrow = widen(&narrow_slots[index]);
-                    check(&narrow, &expected["slots"][slot], 2e-5, 2e-6, &what);
-                }
-                assert_eq!(expected["slots"].as_object().unwrap().len(), names.len(), "{name}");
-            }
+        fn stream_f32(
+            &self,
+            at: $crate::optimizer::ApplyAt,
+            run: $crate::optimizer::StreamRun<'_, f32>,
+        ) -> bool {
+            self.drive(at, run);
+            true
         }
-    }
 
-    #[test]
-    fn a_hyperparameter_that_cannot_be_used_is_named() {
-        let cases: [(Box<dyn Optimizer>, &str); 6] = [
-            (Box::new(Sgd::new(f64::NAN)), "learning_rate"),
-            (Box::new(Sgd::new(-0.1)), "learning_rate"),
-            (Box::new(Adam::new(f64::INFINITY)), "learning_rate"),
-            (Box::new(Adam::default().betas(1.0, 0.9)), "beta1"),
-            (Box::new(Adam::default().betas(0.9, -0.1)), "beta2"),
-            (Box::new(Adam::default().epsilon(f64::NAN)), "epsilon"),
-        ];
-        for (rule, name) in cases {
-            assert_eq!(rule.fault().map(|fault| fault.0), Some(name));
+        fn stream_f64(
+            &self,
+            at: $crate::optimizer::ApplyAt,
+            run: $crate::optimizer::StreamRun<'_, f64>,
+        ) -> bool {
+            self.drive(at, run);
+            true
         }
-    }
+    };
+}
+use loops;
+
+/// A hyperparameter that cannot be used, as [`Optimizer::fault`] has it.
+type Fault = Option<(&'static str, f64, &'static str)>;
+
+fn fault_unless(usable: bool, name: &'static str, value: f64, reason: &'static str) -> Fault {
+    (!usable).then_some((name, value, reason))
+}
+
+fn not_negative(name: &'static str, value: f64) -> Fault {
+    let usable = value.is_finite() && value >= 0.0;
+    fault_unless(usable, name, value, "it must be finite and not negative")
+}
+
+fn positive(name: &'static str, value: f64) -> Fault {
+    let usable = value.is_finite() && value > 0.0;
+    fault_unless(usable, name, value, "it must be finite and above 0")
+}
+
+/// What of a sum each update keeps.
+fn fraction(name: &'static str, value: f64) -> Fault {
+    fault_unless((0.0..1.0).contains(&value), name, value, "it must be at least 0 and below 1")
 }

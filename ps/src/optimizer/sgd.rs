@@ -1,9 +1,9 @@
-//! Gradient descent: `w -= lr * g`.
+//! Gradient descent: `w -= lr g`.
 
-use super::kernel::{Float, SgdRule};
-use super::{ApplyAt, Optimizer, Run, SlotSpec, StreamRun, learning_rate_fault};
+use super::kernel::{Elements, Float, Rule};
+use super::{ApplyAt, Dense, Fault, Optimizer, SlotSpec, loops, not_negative};
 
-/// Gradient descent without slots: `w -= lr * g`.
+/// Gradient descent without slots: `w -= lr g`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sgd {
     learning_rate: f64,
@@ -25,25 +25,27 @@ impl Optimizer for Sgd {
         &[]
     }
 
-    fn apply_f32(&self, _at: ApplyAt, run: Run<'_, f32>) {
-        f32::in_place(SgdRule { rate: self.learning_rate as f32 }, run);
-    }
+    loops!();
 
-    fn apply_f64(&self, _at: ApplyAt, run: Run<'_, f64>) {
-        f64::in_place(SgdRule { rate: self.learning_rate }, run);
+    fn fault(&self) -> Fault {
+        not_negative("learning_rate", self.learning_rate)
     }
+}
 
-    fn stream_f32(&self, _at: ApplyAt, run: StreamRun<'_, f32>) -> bool {
-        f32::streamed(SgdRule { rate: self.learning_rate as f32 }, run);
-        true
+impl Dense for Sgd {
+    fn drive<F: Float>(&self, _at: ApplyAt, run: impl Elements<F>) {
+        run.update(Update { rate: F::of(self.learning_rate) });
     }
+}
 
-    fn stream_f64(&self, _at: ApplyAt, run: StreamRun<'_, f64>) -> bool {
-        f64::streamed(SgdRule { rate: self.learning_rate }, run);
-        true
-    }
+#[derive(Clone, Copy)]
+struct Update<F> {
+    rate: F,
+}
 
-    fn fault(&self) -> Option<(&'static str, f64, &'static str)> {
-        learning_rate_fault(self.learning_rate)
+impl<F: Float> Rule<F, 0> for Update<F> {
+    #[inline(always)]
+    fn step(self, w: F, []: [F; 0], g: F) -> (F, [F; 0]) {
+        (w - self.rate * g, [])
     }
 }

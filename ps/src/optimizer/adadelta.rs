@@ -1,0 +1,91 @@
+//! Adadelta (Zeiler, 2012, algorithm 1), as TensorFlow computes it: with a learning rate.
+
+use super::kernel::{Elements, Float, Rule};
+use super::{ApplyAt, Dense, Fault, Optimizer, SlotSpec, fraction, loops, not_negative, positive};
+
+/// Adadelta: `a = r a + (1-r) g^2`, `d = sqrt(u + e) / sqrt(a + e) g`, `w -= lr d`,
+/// `u = r u + (1-r) d^2`.
+///
+/// Two slots, both starting at 0: `accum` (`a`), in the unit of the gradient's square, and `accum_update`
+/// (`u`), in that of the value's.
+///
+/// The paper has no learning rate, which is a learning rate of 1 here; TensorFlow's default of 0.001
+/// makes the first steps tiny. What is gathered in `accum_update` is the step before the learning rate.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Adadelta {
+    learning_rate: f64,
+    rho: f64,
+    epsilon: f64,
+}
+
+impl Adadelta {
+    /// Adadelta at this learning rate, with rho 0.95 and epsilon 1e-8.
+    pub const fn new(learning_rate: f64) -> Self {
+        Adadelta { learning_rate, rho: 0.95, epsilon: 1e-8 }
+    }
+
+    /// The decay of both slots by each update, in `[0, 1)`. [0.95]
+    pub const fn rho(self, rho: f64) -> Self {
+        Adadelta { rho, ..self }
+    }
+
+    /// What is added within both roots, above 0: it sizes the first steps. [1e-8; the paper has 1e-6]
+    pub const fn epsilon(self, epsilon: f64) -> Self {
+        Adadelta { epsilon, ..self }
+    }
+}
+
+impl Default for Adadelta {
+    /// The defaults of TensorFlow: learning rate 0.001.
+    fn default() -> Self {
+        Adadelta::new(0.001)
+    }
+}
+
+impl Optimizer for Adadelta {
+    fn kind(&self) -> &'static str {
+        "adadelta"
+    }
+
+    fn slots(&self) -> &[SlotSpec] {
+        const { &[SlotSpec::new("accum", 0.0), SlotSpec::new("accum_update", 0.0)] }
+    }
+
+    loops!();
+
+    fn fault(&self) -> Fault {
+        fraction("rho", self.rho)
+            .or(positive("epsilon", self.epsilon))
+            .or(not_negative("learning_rate", self.learning_rate))
+    }
+}
+
+impl Dense for Adadelta {
+    fn drive<F: Float>(&self, _at: ApplyAt, run: impl Elements<F>) {
+        run.update(Update {
+            rate: F::of(self.learning_rate),
+            rho: F::of(self.rho),
+            rest: F::of(1.0 - self.rho),
+            epsilon: F::of(self.epsilon),
+        });
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Update<F> {
+    rate: F,
+    rho: F,
+    /// `1 - rho`, rounded from f64.
+    rest: F,
+    epsilon: F,
+}
+
+impl<F: Float> Rule<F, 2> for Update<F> {
+    #[inline(always)]
+    fn step(self, w: F, [a, u]: [F; 2], g: F) -> (F, [F; 2]) {
+        let a = a * self.rho + g * g * self.rest;
+        let d = (u + self.epsilon).sqrt() / (a + self.epsilon).sqrt() * g;
+        let u = u * self.rho + d * d * self.rest;
+        (w - d * self.rate, [a, u])
+    }
+}

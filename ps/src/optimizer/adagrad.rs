@@ -1,0 +1,66 @@
+//! Adagrad (Duchi, Hazan and Singer, 2011, the diagonal form), as TensorFlow computes it: a start above
+//! zero and no epsilon.
+
+use super::kernel::{Elements, Float, Rule};
+use super::{ApplyAt, Dense, Fault, Optimizer, SlotSpec, loops, not_negative, positive};
+
+/// Adagrad: `a += g^2`, `w -= lr g / sqrt(a)`.
+///
+/// One slot, `accumulator`, starting at 0.1, in the unit of the gradient's square. It never falls: steps
+/// only grow smaller.
+///
+/// The paper adds a small number to the root, as Keras does (1e-7, and within the root). TensorFlow 1
+/// adds nothing: what the slot starts with keeps the division from zero, and damps the first steps.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Adagrad {
+    learning_rate: f64,
+    slots: [SlotSpec; 1],
+}
+
+impl Adagrad {
+    /// Adagrad at this learning rate, which has no default, and a slot that starts at 0.1.
+    pub const fn new(learning_rate: f64) -> Self {
+        Adagrad { learning_rate, slots: [SlotSpec::new("accumulator", 0.1)] }
+    }
+
+    /// What the slot starts with: above 0, in the unit of the gradient's square. [0.1]
+    pub const fn initial_accumulator(self, initial: f64) -> Self {
+        Adagrad { slots: [SlotSpec::new("accumulator", initial)], ..self }
+    }
+}
+
+impl Optimizer for Adagrad {
+    fn kind(&self) -> &'static str {
+        "adagrad"
+    }
+
+    fn slots(&self) -> &[SlotSpec] {
+        &self.slots
+    }
+
+    loops!();
+
+    fn fault(&self) -> Fault {
+        positive("initial_accumulator", self.slots[0].initial)
+            .or(not_negative("learning_rate", self.learning_rate))
+    }
+}
+
+impl Dense for Adagrad {
+    fn drive<F: Float>(&self, _at: ApplyAt, run: impl Elements<F>) {
+        run.update(Update { rate: F::of(self.learning_rate) });
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Update<F> {
+    rate: F,
+}
+
+impl<F: Float> Rule<F, 1> for Update<F> {
+    #[inline(always)]
+    fn step(self, w: F, [a]: [F; 1], g: F) -> (F, [F; 1]) {
+        let a = a + g * g;
+        (w - g * self.rate / a.sqrt(), [a])
+    }
+}

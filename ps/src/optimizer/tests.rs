@@ -1,0 +1,192 @@
+//! Every rule against what TensorFlow computes.
+
+use serde_json::Value;
+
+use super::*;
+
+fn numbers(value: &Value) -> Vec<f64> {
+    value.as_array().unwrap().iter().map(|number| number.as_f64().unwrap()).collect()
+}
+
+fn rule(case: &Value) -> Box<dyn Optimizer> {
+    let hyper = |name: &str| case["hyper"][name].as_f64().unwrap();
+    match case["optimizer"].as_str().unwrap() {
+        "SGD" => Box::new(Sgd::new(hyper("lr"))),
+        "Adam" => Box::new(
+            Adam::new(hyper("lr")).betas(hyper("beta1"), hyper("beta2")).epsilon(hyper("epsilon")),
+        ),
+        "Momentum" if case["hyper"]["nesterov"] == true => {
+            Box::new(Momentum::nesterov(hyper("lr"), hyper("momentum")))
+        }
+        "Momentum" => Box::new(Momentum::new(hyper("lr"), hyper("momentum"))),
+        "Adagrad" => Box::new(Adagrad::new(hyper("lr")).initial_accumulator(hyper("init_acc"))),
+        "Adadelta" => {
+            Box::new(Adadelta::new(hyper("lr")).rho(hyper("rho")).epsilon(hyper("epsilon")))
+        }
+        "RMSProp" => {
+            let rule = RmsProp::new(hyper("lr")).decay(hyper("decay")).epsilon(hyper("epsilon"));
+            let rule = rule.momentum(hyper("momentum"));
+            Box::new(if case["hyper"]["centered"] == true { rule.centered() } else { rule })
+        }
+        "AdamW" => Box::new(
+            AdamW::new(hyper("lr"))
+                .weight_decay(hyper("weight_decay"))
+                .betas(hyper("beta1"), hyper("beta2"))
+                .epsilon(hyper("epsilon")),
+        ),
+        "Ftrl" => Box::new(
+            Ftrl::new(hyper("lr"))
+                .learning_rate_power(hyper("lr_power"))
+                .initial_accumulator(hyper("init_acc"))
+                .l1(hyper("l1"))
+                .l2(hyper("l2"))
+                .l2_shrinkage(hyper("l2_shrinkage"))
+                .beta(hyper("beta")),
+        ),
+        other => panic!("no rule {other}"),
+    }
+}
+
+fn check(found: &[f64], expected: &Value, relative: f64, absolute: f64, what: &str) {
+    let expected = numbers(expected);
+    assert_eq!(found.len(), expected.len());
+    for (found, expected) in found.iter().zip(&expected) {
+        let tolerance = relative * expected.abs() + absolute;
+        assert!((found - expected).abs() <= tolerance, "{what}: {found}, not {expected}");
+    }
+}
+
+#[test]
+fn values_and_slots_are_those_of_the_classic_rules() {
+    let vectors: Value = serde_json::from_str(include_str!("vectors.json")).unwrap();
+    let inputs = &vectors["inputs"]["dense"];
+    for (name, case) in vectors["cases"].as_object().unwrap() {
+        let rule = rule(case);
+        assert_eq!(rule.fault(), None);
+        let names: Vec<&str> = rule.slots().iter().map(|slot| slot.name).collect();
+        let mut wide = numbers(&inputs["init"]);
+        let mut narrow: Vec<f32> = wide.iter().map(|&value| value as f32).collect();
+        let slots = |initial: f64| vec![initial; wide.len()];
+        let mut wide_slots: Vec<Vec<f64>> =
+            rule.slots().iter().map(|slot| slots(slot.initial)).collect();
+        let mut narrow_slots: Vec<Vec<f32>> = wide_slots
+            .iter()
+            .map(|slot| slot.iter().map(|&value| value as f32).collect())
+            .collect();
+        for (step, expected) in case["dense"].as_array().unwrap().iter().enumerate() {
+            if step > 0 {
+                let gradient = numbers(&inputs["grads"][step - 1]);
+                let at = ApplyAt::new(step as u64, 0);
+                let mut slots: Vec<&mut [f64]> =
+                    wide_slots.iter_mut().map(Vec::as_mut_slice).collect();
+                let (values, slots) = (&mut wide[..], &mut slots[..]);
+                rule.apply_f64(at, Run { values, slots, gradient: &gradient });
+                let gradient: Vec<f32> = gradient.iter().map(|&g| g as f32).collect();
+                let mut slots: Vec<&mut [f32]> =
+                    narrow_slots.iter_mut().map(Vec::as_mut_slice).collect();
+                let (values, slots) = (&mut narrow[..], &mut slots[..]);
+                rule.apply_f32(at, Run { values, slots, gradient: &gradient });
+            }
+            let widen =
+                |narrow: &[f32]| -> Vec<f64> { narrow.iter().map(|&value| value.into()).collect() };
+            let what = format!("{name} after {step} steps");
+            check(&wide, &expected["var"], 1e-9, 0.0, &what);
+            check(&widen(&narrow), &expected["var"], 2e-5, 2e-6, &what);
+            for (index, slot) in names.iter().enumerate() {
+                let what = format!("{slot} of {what}");
+                check(&wide_slots[index], &expected["slots"][slot], 1e-9, 0.0, &what);
+                let narrow = widen(&narrow_slots[index]);
+                check(&narrow, &expected["slots"][slot], 2e-5, 2e-6, &what);
+            }
+            assert_eq!(expected["slots"].as_object().unwrap().len(), names.len(), "{name}");
+        }
+    }
+}
+
+/// The vectors named `_defaults` hold every hyperparameter; the rules have the same ones by themselves.
+#[test]
+fn the_defaults_are_those_of_the_classic_rules() {
+    let vectors: Value = serde_json::from_str(include_str!("vectors.json")).unwrap();
+    let defaults: [(&str, Box<dyn Optimizer>); 6] = [
+        ("adagrad", Box::new(Adagrad::new(0.1))),
+        ("adadelta_defaults", Box::new(Adadelta::default())),
+        ("rmsprop_defaults", Box::new(RmsProp::new(0.01))),
+        ("adam_defaults", Box::new(Adam::default())),
+        ("adamw_defaults", Box::new(AdamW::default())),
+        ("ftrl_defaults", Box::new(Ftrl::new(0.1))),
+    ];
+    for (name, defaults) in defaults {
+        assert_eq!(format!("{defaults:?}"), format!("{:?}", rule(&vectors["cases"][name])));
+    }
+}
+
+/// After one that is large, the mean square comes to be the square of the mean: their difference is
+/// rounding alone, which makes it negative.
+#[test]
+fn gradients_that_do_not_change_are_no_nan_to_a_centered_rule() {
+    let rule = RmsProp::new(0.01).centered();
+    let gradient: [f32; 64] = std::array::from_fn(|index| (index + 1) as f32 * 33.3);
+    let (mut values, mut rms, mut momentum, mut mean) =
+        ([0.0; 64], [1.0; 64], [0.0; 64], [0.0; 64]);
+    for count in 1..=1000 {
+        let before = values;
+        let gradient = if count == 1 { gradient.map(|g| 20.0 * g) } else { gradient };
+        let slots: &mut [&mut [f32]] = &mut [&mut rms, &mut momentum, &mut mean];
+        let run = Run { values: &mut values, slots, gradient: &gradient };
+        rule.apply_f32(ApplyAt::new(count, 0), run);
+        for (value, before) in values.iter().zip(before) {
+            assert!(*value <= before, "{value} after {count} steps");
+        }
+    }
+}
+
+#[test]
+fn a_weight_is_zero_until_its_gradients_add_up_to_l1() {
+    let rule = Ftrl::new(0.5).l1(2.5);
+    let (mut value, mut accum, mut linear) = ([0.0_f64], [0.1], [0.0]);
+    let mut values = Vec::new();
+    for count in 1..=4 {
+        let slots: &mut [&mut [f64]] = &mut [&mut accum, &mut linear];
+        let run = Run { values: &mut value, slots, gradient: &[1.0] };
+        rule.apply_f64(ApplyAt::new(count, 0), run);
+        values.push(value[0]);
+    }
+    assert_eq!(values[..2], [0.0; 2]);
+    assert!(values[2] < 0.0 && values[3] < values[2], "{values:?}");
+}
+
+#[test]
+fn a_hyperparameter_that_cannot_be_used_is_named() {
+    let cases: [(Box<dyn Optimizer>, &str); 27] = [
+        (Box::new(Sgd::new(f64::NAN)), "learning_rate"),
+        (Box::new(Sgd::new(-0.1)), "learning_rate"),
+        (Box::new(Adam::new(f64::INFINITY)), "learning_rate"),
+        (Box::new(Adam::default().betas(1.0, 0.9)), "beta1"),
+        (Box::new(Adam::default().betas(0.9, -0.1)), "beta2"),
+        (Box::new(Adam::default().epsilon(f64::NAN)), "epsilon"),
+        (Box::new(Momentum::new(-0.1, 0.9)), "learning_rate"),
+        (Box::new(Momentum::new(0.1, 1.0)), "momentum"),
+        (Box::new(Momentum::nesterov(0.1, -0.9)), "momentum"),
+        (Box::new(Adagrad::new(f64::NAN)), "learning_rate"),
+        (Box::new(Adagrad::new(0.1).initial_accumulator(0.0)), "initial_accumulator"),
+        (Box::new(Adadelta::new(-1.0)), "learning_rate"),
+        (Box::new(Adadelta::default().rho(1.0)), "rho"),
+        (Box::new(Adadelta::default().epsilon(0.0)), "epsilon"),
+        (Box::new(RmsProp::new(f64::INFINITY)), "learning_rate"),
+        (Box::new(RmsProp::new(0.1).decay(1.5)), "decay"),
+        (Box::new(RmsProp::new(0.1).momentum(1.0)), "momentum"),
+        (Box::new(RmsProp::new(0.1).epsilon(0.0).centered()), "epsilon"),
+        (Box::new(AdamW::default().weight_decay(-0.1)), "weight_decay"),
+        (Box::new(AdamW::default().betas(1.0, 0.9)), "beta1"),
+        (Box::new(Ftrl::new(0.0)), "learning_rate"),
+        (Box::new(Ftrl::new(0.1).learning_rate_power(0.5)), "learning_rate_power"),
+        (Box::new(Ftrl::new(0.1).initial_accumulator(-0.1)), "initial_accumulator"),
+        (Box::new(Ftrl::new(0.1).l1(-1.0)), "l1"),
+        (Box::new(Ftrl::new(0.1).l2(f64::NAN)), "l2"),
+        (Box::new(Ftrl::new(0.1).l2_shrinkage(-1.0)), "l2_shrinkage"),
+        (Box::new(Ftrl::new(0.1).beta(-1.0)), "beta"),
+    ];
+    for (rule, name) in cases {
+        assert_eq!(rule.fault().map(|fault| fault.0), Some(name));
+    }
+}
