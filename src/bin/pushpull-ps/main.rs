@@ -1,6 +1,8 @@
 //! The daemon: flags to a `PsConfig`, signals to a shutdown future. There is no second path:
 //! whatever it does, an embedder can do.
 
+mod rule;
+
 use std::fmt;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -8,9 +10,10 @@ use std::time::{Duration, Instant};
 
 use clap::{Parser, ValueEnum};
 use pushpull::{
-    Adam, Checkpoints, ClusterSpec, Durability, LocalDirectory, Mode, NonFinite, OnLoss, Ps,
-    PsConfig, Retention, Sgd, StartError, Storage, StorageError, TaskId,
+    Checkpoints, ClusterSpec, Durability, LocalDirectory, Mode, NonFinite, OnLoss, Ps, PsConfig,
+    Retention, StartError, Storage, StorageError, TaskId,
 };
+use rule::RuleOptions;
 
 /// A parameter server of a cluster.
 #[derive(Debug, Parser)]
@@ -65,21 +68,8 @@ struct Options {
     /// The most bytes the shards may use together.
     #[arg(long, default_value_t = Storage::BYTES_MAX)]
     bytes_max: u64,
-    /// The rule that trains the variables.
-    #[arg(long, value_enum, default_value_t = Rule::Sgd)]
-    optimizer: Rule,
-    /// The rule's learning rate.
-    #[arg(long, default_value_t = 0.01)]
-    learning_rate: f64,
-    /// Adam's decay of the first moment.
-    #[arg(long, default_value_t = 0.9)]
-    beta1: f64,
-    /// Adam's decay of the second moment.
-    #[arg(long, default_value_t = 0.999)]
-    beta2: f64,
-    /// What keeps Adam's division from zero.
-    #[arg(long, default_value_t = 1e-8)]
-    epsilon: f64,
+    #[command(flatten)]
+    rule: RuleOptions,
     /// The global step at which training ends.
     #[arg(long)]
     last_step: Option<u64>,
@@ -129,12 +119,6 @@ struct Options {
     /// How long to wait then for another worker.
     #[arg(long, default_value_t = 10_000)]
     exit_grace_ms: u64,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Rule {
-    Sgd,
-    Adam,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -238,6 +222,7 @@ async fn start(options: &Options) -> Result<Ps, Box<dyn std::error::Error>> {
     let cluster = cluster(options)?;
     let own = cluster.task_address("ps", options.task_index)?.to_owned();
     let address = options.listen.as_ref().unwrap_or(&own);
+    let mut config = config(options, cluster)?;
     let mut listener = match options.insecure {
         true => {
             eprintln!("pushpull-ps: insecure: whoever reaches {address} can change the variables");
@@ -248,7 +233,6 @@ async fn start(options: &Options) -> Result<Ps, Box<dyn std::error::Error>> {
     if let Some(path) = &options.unix_socket {
         listener = listener.also(Ps::listen(&format!("unix:{}", path.display())).await?);
     }
-    let mut config = config(options, cluster);
     if let Some(directory) = &options.checkpoint_dir {
         let mut retention = Retention::default();
         retention.max_to_keep = options.max_to_keep;
@@ -276,16 +260,8 @@ fn cluster(options: &Options) -> Result<ClusterSpec, pushpull::ClusterError> {
     }
 }
 
-fn config(options: &Options, cluster: ClusterSpec) -> PsConfig {
-    let task = TaskId::ps(options.task_index);
-    let rate = options.learning_rate;
-    let mut config = match options.optimizer {
-        Rule::Sgd => PsConfig::new(cluster, task, Sgd::new(rate)),
-        Rule::Adam => {
-            let adam = Adam::new(rate).betas(options.beta1, options.beta2);
-            PsConfig::new(cluster, task, adam.epsilon(options.epsilon))
-        }
-    };
+fn config(options: &Options, cluster: ClusterSpec) -> Result<PsConfig, String> {
+    let mut config = options.rule.config(cluster, TaskId::ps(options.task_index))?;
     let bytes_max = options.bytes_max;
     let token_timeout = Duration::from_millis(options.token_timeout_ms);
     config = config
@@ -331,7 +307,7 @@ fn config(options: &Options, cluster: ClusterSpec) -> PsConfig {
     if options.exit_when_done {
         config = config.exit_when_done(Duration::from_millis(options.exit_grace_ms));
     }
-    config
+    Ok(config)
 }
 
 /// Returns on SIGINT or SIGTERM.

@@ -1,0 +1,290 @@
+//! The rule that trains the variables, and its hyperparameters.
+
+use clap::{Args, ValueEnum};
+use pushpull::{
+    Adadelta, Adagrad, Adam, AdamW, ClusterSpec, Ftrl, Momentum, PsConfig, RmsProp, Sgd, TaskId,
+};
+
+/// A hyperparameter that is not given is the rule's default.
+#[derive(Debug, Args)]
+pub(crate) struct RuleOptions {
+    /// The rule that trains the variables, with the hyperparameters that it takes.
+    #[arg(long, value_enum, default_value_t = Rule::Sgd)]
+    optimizer: Rule,
+    /// The rule's learning rate.
+    #[arg(long, default_value_t = 0.01)]
+    learning_rate: f64,
+    /// How much of the momentum each update keeps: needed by momentum and nesterov; rmsprop [0].
+    #[arg(
+        long,
+        required_if_eq_any([("optimizer", "momentum"), ("optimizer", "nesterov")]),
+    )]
+    momentum: Option<f64>,
+    /// How much of the mean square each update keeps: adadelta [0.95], rmsprop [0.9].
+    #[arg(long)]
+    rho: Option<f64>,
+    /// Divides by the root of the variance and not of the mean square: rmsprop.
+    #[arg(long)]
+    centered: bool,
+    /// The decay of the first moment: adam, adamw [0.9].
+    #[arg(long)]
+    beta1: Option<f64>,
+    /// The decay of the second moment: adam, adamw [0.999].
+    #[arg(long)]
+    beta2: Option<f64>,
+    /// What keeps a division from zero: adadelta [1e-8], rmsprop [1e-10], adam [1e-8], adamw [1e-7].
+    #[arg(long)]
+    epsilon: Option<f64>,
+    /// Which share of a weight is lost by an update at learning rate 1: adamw [0.004].
+    #[arg(long)]
+    weight_decay: Option<f64>,
+    /// What the sum of squares starts with: adagrad, ftrl [0.1].
+    #[arg(long)]
+    initial_accumulator: Option<f64>,
+    /// The power of the sum of squares with which steps become smaller: ftrl [-0.5].
+    #[arg(long, allow_negative_numbers = true)]
+    learning_rate_power: Option<f64>,
+    /// How far gradients must add up before a weight leaves zero: ftrl [0].
+    #[arg(long)]
+    l1: Option<f64>,
+    /// The factor of the squared weight in the loss: ftrl [0].
+    #[arg(long)]
+    l2: Option<f64>,
+    /// The same as an addition to each gradient: ftrl [0].
+    #[arg(long)]
+    l2_shrinkage: Option<f64>,
+    /// What is added to the root of the sum of squares: ftrl [0].
+    #[arg(long)]
+    beta: Option<f64>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Rule {
+    Sgd,
+    Momentum,
+    Nesterov,
+    Adagrad,
+    Adadelta,
+    Rmsprop,
+    Adam,
+    Adamw,
+    Ftrl,
+}
+
+impl Rule {
+    /// The flags it takes beside `--learning-rate`.
+    const fn flags(self) -> &'static [&'static str] {
+        match self {
+            Rule::Sgd => &[],
+            Rule::Momentum | Rule::Nesterov => &["--momentum"],
+            Rule::Adagrad => &["--initial-accumulator"],
+            Rule::Adadelta => &["--rho", "--epsilon"],
+            Rule::Rmsprop => &["--rho", "--momentum", "--epsilon", "--centered"],
+            Rule::Adam => &["--beta1", "--beta2", "--epsilon"],
+            Rule::Adamw => &["--beta1", "--beta2", "--epsilon", "--weight-decay"],
+            Rule::Ftrl => &[
+                "--initial-accumulator",
+                "--learning-rate-power",
+                "--l1",
+                "--l2",
+                "--l2-shrinkage",
+                "--beta",
+            ],
+        }
+    }
+}
+
+impl RuleOptions {
+    /// A server whose variables are trained by the rule.
+    ///
+    /// # Errors
+    /// If a flag is given that the rule does not take: it would say something that is not so.
+    pub(crate) fn config(&self, cluster: ClusterSpec, task: TaskId) -> Result<PsConfig, String> {
+        self.check()?;
+        let rate = self.learning_rate;
+        let momentum = self.momentum.unwrap_or_default();
+        Ok(match self.optimizer {
+            Rule::Sgd => PsConfig::new(cluster, task, Sgd::new(rate)),
+            Rule::Momentum => PsConfig::new(cluster, task, Momentum::new(rate, momentum)),
+            Rule::Nesterov => PsConfig::new(cluster, task, Momentum::nesterov(rate, momentum)),
+            Rule::Adagrad => PsConfig::new(cluster, task, self.adagrad(rate)),
+            Rule::Adadelta => PsConfig::new(cluster, task, self.adadelta(rate)),
+            Rule::Rmsprop => PsConfig::new(cluster, task, self.rmsprop(rate)),
+            Rule::Adam => PsConfig::new(cluster, task, self.adam(rate)),
+            Rule::Adamw => PsConfig::new(cluster, task, self.adamw(rate)),
+            Rule::Ftrl => PsConfig::new(cluster, task, self.ftrl(rate)),
+        })
+    }
+
+    /// Whether the rule takes every flag that is given.
+    fn check(&self) -> Result<(), String> {
+        let given = [
+            ("--momentum", self.momentum.is_some()),
+            ("--rho", self.rho.is_some()),
+            ("--centered", self.centered),
+            ("--beta1", self.beta1.is_some()),
+            ("--beta2", self.beta2.is_some()),
+            ("--epsilon", self.epsilon.is_some()),
+            ("--weight-decay", self.weight_decay.is_some()),
+            ("--initial-accumulator", self.initial_accumulator.is_some()),
+            ("--learning-rate-power", self.learning_rate_power.is_some()),
+            ("--l1", self.l1.is_some()),
+            ("--l2", self.l2.is_some()),
+            ("--l2-shrinkage", self.l2_shrinkage.is_some()),
+            ("--beta", self.beta.is_some()),
+        ];
+        let takes = self.optimizer.flags();
+        let Some((flag, _)) = given.iter().find(|(flag, given)| *given && !takes.contains(flag))
+        else {
+            return Ok(());
+        };
+        let rule = self.optimizer.to_possible_value().expect("no rule is skipped");
+        let takes = [&["--learning-rate"], takes].concat().join(", ");
+        Err(format!("--optimizer {} does not take {flag}, only {takes}", rule.get_name()))
+    }
+
+    fn adagrad(&self, rate: f64) -> Adagrad {
+        with(Adagrad::new(rate), self.initial_accumulator, Adagrad::initial_accumulator)
+    }
+
+    fn adadelta(&self, rate: f64) -> Adadelta {
+        let rule = with(Adadelta::new(rate), self.rho, Adadelta::rho);
+        with(rule, self.epsilon, Adadelta::epsilon)
+    }
+
+    fn rmsprop(&self, rate: f64) -> RmsProp {
+        let rule = with(RmsProp::new(rate), self.rho, RmsProp::decay);
+        let rule = with(rule, self.momentum, RmsProp::momentum);
+        let rule = with(rule, self.epsilon, RmsProp::epsilon);
+        if self.centered { rule.centered() } else { rule }
+    }
+
+    fn betas(&self) -> (f64, f64) {
+        (self.beta1.unwrap_or(0.9), self.beta2.unwrap_or(0.999))
+    }
+
+    fn adam(&self, rate: f64) -> Adam {
+        let (beta1, beta2) = self.betas();
+        with(Adam::new(rate).betas(beta1, beta2), self.epsilon, Adam::epsilon)
+    }
+
+    fn adamw(&self, rate: f64) -> AdamW {
+        let (beta1, beta2) = self.betas();
+        let rule = with(AdamW::new(rate).betas(beta1, beta2), self.epsilon, AdamW::epsilon);
+        with(rule, self.weight_decay, AdamW::weight_decay)
+    }
+
+    fn ftrl(&self, rate: f64) -> Ftrl {
+        let rule = with(Ftrl::new(rate), self.initial_accumulator, Ftrl::initial_accumulator);
+        let rule = with(rule, self.learning_rate_power, Ftrl::learning_rate_power);
+        let rule = with(rule, self.l1, Ftrl::l1);
+        let rule = with(rule, self.l2, Ftrl::l2);
+        let rule = with(rule, self.l2_shrinkage, Ftrl::l2_shrinkage);
+        with(rule, self.beta, Ftrl::beta)
+    }
+}
+
+/// A rule with a hyperparameter, if one is given.
+fn with<R>(rule: R, value: Option<f64>, set: fn(R, f64) -> R) -> R {
+    match value {
+        Some(value) => set(rule, value),
+        None => rule,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        rule: RuleOptions,
+    }
+
+    /// A value for a flag.
+    const fn value(flag: &str) -> Option<&'static str> {
+        match flag.as_bytes() {
+            b"--centered" => None,
+            b"--learning-rate-power" => Some("-0.25"),
+            _ => Some("0.25"),
+        }
+    }
+
+    fn parsed<'a>(
+        arguments: impl IntoIterator<Item = &'a str>,
+    ) -> Result<RuleOptions, clap::Error> {
+        let line = ["pushpull-ps"].into_iter().chain(arguments);
+        Line::try_parse_from(line).map(|line| line.rule)
+    }
+
+    fn rules() -> impl Iterator<Item = (&'static str, Rule)> {
+        let name = |rule: &Rule| rule.to_possible_value().unwrap().get_name().to_owned();
+        Rule::value_variants().iter().map(move |&rule| (&*name(&rule).leak(), rule))
+    }
+
+    #[test]
+    fn a_rule_takes_its_flags_and_no_other() {
+        let all: Vec<&str> = rules().flat_map(|(_, rule)| rule.flags()).copied().collect();
+        for (name, rule) in rules() {
+            for &flag in &all {
+                let mut line = vec!["--optimizer", name, "--learning-rate", "0.5", flag];
+                line.extend(value(flag));
+                if rule.flags().contains(&"--momentum") && flag != "--momentum" {
+                    line.extend(["--momentum", "0.5"]);
+                }
+                let checked = parsed(line).unwrap().check();
+                if rule.flags().contains(&flag) {
+                    assert_eq!(checked, Ok(()), "{name} {flag}");
+                } else {
+                    let error = checked.unwrap_err();
+                    assert!(error.contains(name) && error.contains(flag), "{error}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn momentum_has_no_default() {
+        for rule in ["momentum", "nesterov"] {
+            let error = parsed(["--optimizer", rule]).unwrap_err().to_string();
+            assert!(error.contains("--momentum"), "{error}");
+        }
+    }
+
+    #[test]
+    fn every_hyperparameter_reaches_its_rule() {
+        let given = |flags: &'static [&'static str]| {
+            let line = flags.iter().flat_map(|&flag| [flag].into_iter().chain(value(flag)));
+            parsed(line).unwrap()
+        };
+        let options = given(Rule::Ftrl.flags());
+        let ftrl = Ftrl::new(0.5).initial_accumulator(0.25).learning_rate_power(-0.25);
+        assert_eq!(options.ftrl(0.5), ftrl.l1(0.25).l2(0.25).l2_shrinkage(0.25).beta(0.25));
+        let options = given(Rule::Rmsprop.flags());
+        let rmsprop = RmsProp::new(0.5).decay(0.25).momentum(0.25).epsilon(0.25).centered();
+        assert_eq!(options.rmsprop(0.5), rmsprop);
+        let options = given(Rule::Adamw.flags());
+        let adamw = AdamW::new(0.5).betas(0.25, 0.25).epsilon(0.25).weight_decay(0.25);
+        assert_eq!(options.adamw(0.5), adamw);
+        let options = given(Rule::Adam.flags());
+        assert_eq!(options.adam(0.5), Adam::new(0.5).betas(0.25, 0.25).epsilon(0.25));
+        let options = given(Rule::Adadelta.flags());
+        assert_eq!(options.adadelta(0.5), Adadelta::new(0.5).rho(0.25).epsilon(0.25));
+        let options = given(Rule::Adagrad.flags());
+        assert_eq!(options.adagrad(0.5), Adagrad::new(0.5).initial_accumulator(0.25));
+    }
+
+    #[test]
+    fn what_is_not_given_is_the_default_of_the_rule() {
+        let options = parsed([]).unwrap();
+        assert_eq!(options.adam(0.5), Adam::new(0.5));
+        assert_eq!(options.adamw(0.5), AdamW::new(0.5));
+        assert_eq!(options.adagrad(0.5), Adagrad::new(0.5));
+        assert_eq!(options.adadelta(0.5), Adadelta::new(0.5));
+        assert_eq!(options.rmsprop(0.5), RmsProp::new(0.5));
+        assert_eq!(options.ftrl(0.5), Ftrl::new(0.5));
+    }
+}
