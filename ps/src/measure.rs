@@ -134,11 +134,12 @@ pub struct InPlace {
 }
 
 impl InPlace {
-    /// Buffers of so many elements, all zero.
+    /// Buffers of so many elements: values of zero, and slots as they start.
     pub fn new(elements: usize, optimizer: Arc<dyn Optimizer>) -> Self {
-        let streams = 1 + optimizer.slots().len();
-        let streams = (0..streams).map(|i| vec![0.0; elements + i * SKEW_BYTES / 4]).collect();
-        InPlace { streams, optimizer, count: 0 }
+        let initial = optimizer.slots().iter().map(|slot| slot.initial as f32);
+        let streams = std::iter::once(0.0).chain(initial).enumerate();
+        let streams = streams.map(|(i, initial)| vec![initial; elements + i * SKEW_BYTES / 4]);
+        InPlace { streams: streams.collect(), optimizer, count: 0 }
     }
 
     /// Applies a gradient.
