@@ -9,7 +9,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use pushpull::blocking::Worker;
-use pushpull::{ClusterSpec, TaskId, VariableSpec, WorkerConfig};
+use pushpull::{ClusterSpec, Params, TaskId, VariableSpec, WorkerConfig};
 
 /// Generous: it only ends a hang.
 const LONG: Duration = Duration::from_secs(120);
@@ -210,17 +210,115 @@ fn rustix_pid(child: &Child) -> rustix::process::Pid {
     rustix::process::Pid::from_raw(child.id().cast_signed()).unwrap()
 }
 
+/// The commands of one server in a folder of its own, with a rule that has three slots.
+struct Server {
+    folder: tempfile::TempDir,
+}
+
+impl Server {
+    fn path(&self, name: &str) -> String {
+        self.folder.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    fn address(&self) -> String {
+        format!("unix:{}", self.path("ps.sock"))
+    }
+
+    /// Starts it over this state.
+    fn start(&self, state: &str, shards: &str) -> Process {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pushpull-ps"));
+        command
+            .args(["--ps-hosts", &self.address(), "--worker-hosts", "127.0.0.1:1"])
+            .args(["--shards", shards, "--bytes-max", "67108864"])
+            .args(["--state-dir", &self.path(state)])
+            .args(["--checkpoint-dir", &self.path("checkpoints")])
+            .args(["--optimizer", "rmsprop", "--centered", "--momentum", "0.9"]);
+        Process::start("daemon", &mut command)
+    }
+
+    fn worker(&self) -> Worker {
+        let cluster = ClusterSpec::builder().job("ps", [self.address()]);
+        let cluster = cluster.job("worker", ["127.0.0.1:1"]).build().unwrap();
+        Worker::connect(WorkerConfig::new(cluster, TaskId::worker(0))).unwrap()
+    }
+}
+
+const SLOTTED: [&str; 2] = ["w", "b"];
+
+fn slotted() -> [VariableSpec; 2] {
+    [VariableSpec::f32("w", [70, 300]).unwrap(), VariableSpec::f32("b", [7]).unwrap()]
+}
+
+fn train(worker: &mut Worker, steps: std::ops::Range<u64>) {
+    for step in steps {
+        let token = worker.token().unwrap().unwrap();
+        let mut gradients = worker.gradients();
+        for name in SLOTTED {
+            for (index, gradient) in gradients.view_mut(name).unwrap().iter_mut().enumerate() {
+                *gradient = ((index as f32 + 1.0) * (step as f32 + 0.5)).sin();
+            }
+        }
+        worker.push(token, gradients).unwrap();
+    }
+}
+
+fn pulled(worker: &mut Worker, params: &mut Params) -> Vec<Vec<u32>> {
+    let token = worker.token().unwrap().unwrap();
+    worker.pull(&token, params).unwrap();
+    let bits = |name| params.view::<f32>(name).unwrap().iter().map(|value| value.to_bits());
+    SLOTTED.map(|name| bits(name).collect()).into()
+}
+
+#[test]
+fn three_slots_survive_a_kill_and_a_restored_checkpoint_to_the_bit() {
+    let server = Server { folder: tempfile::tempdir().unwrap() };
+    // Killed in the middle, saved, and trained on.
+    let mut daemon = server.start("killed", "2");
+    let mut worker = server.worker();
+    let mut params = worker.join(&slotted(), |_| ()).unwrap();
+    train(&mut worker, 0..2);
+    daemon.child.kill().unwrap();
+    daemon.child.wait().unwrap();
+    daemon = server.start("killed", "2");
+    train(&mut worker, 2..4);
+    assert_eq!(worker.save(b"").unwrap().step, 4);
+    train(&mut worker, 4..6);
+    let killed = pulled(&mut worker, &mut params);
+    drop((worker, daemon));
+    // Restored by a server without a state, of other shards.
+    let daemon = server.start("restored", "3");
+    let mut worker = server.worker();
+    let mut params = worker.join(&slotted(), |_| panic!("it is restored")).unwrap();
+    assert_eq!(worker.restored().unwrap().step, 4);
+    train(&mut worker, 4..6);
+    let restored = pulled(&mut worker, &mut params);
+    drop((worker, daemon));
+    // Undisturbed.
+    std::fs::remove_dir_all(server.path("checkpoints")).unwrap();
+    let daemon = server.start("undisturbed", "1");
+    let mut worker = server.worker();
+    let mut params = worker.join(&slotted(), |_| ()).unwrap();
+    train(&mut worker, 0..6);
+    let undisturbed = pulled(&mut worker, &mut params);
+    drop((worker, daemon));
+    assert!(killed == undisturbed, "what was killed differs");
+    assert!(restored == undisturbed, "what was restored differs");
+    assert_ne!(undisturbed[1][0], 0, "it is trained");
+}
+
 #[test]
 fn the_daemon_says_what_is_wrong_and_exits_with_2() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    let cases: [(&[&str], &str); 6] = [
+    let cases: [(&[&str], &str); 8] = [
         (&["--ps-hosts", &address], &address),
         (&["--ps-hosts", "127.0.0.1:1,127.0.0.1:1"], "127.0.0.1:1"),
         (&["--ps-hosts", "127.0.0.1:7", "--task-index", "3"], "3"),
         (&["--ps-hosts", "0.0.0.0:2222"], "0.0.0.0:2222"),
         (&["--ps-hosts", "127.0.0.1:0"], "port"),
         (&["--cluster", "{\"ps\": 5}"], "ps"),
+        (&["--ps-hosts", "127.0.0.1:7", "--optimizer", "adagrad", "--momentum", "0.9"], "adagrad"),
+        (&["--ps-hosts", "127.0.0.1:7", "--optimizer", "nesterov"], "--momentum"),
     ];
     for (arguments, expected) in cases {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pushpull-ps"));
