@@ -3,15 +3,20 @@
 //! replay of its steps.
 //!
 //! `cargo test --test sim`. `PUSHPULL_SIM_SEEDS=N` runs N seeds, from 0 or `PUSHPULL_SIM_FIRST` on;
-//! `PUSHPULL_SEED=S` replays one and prints what happens. The last line is one JSON object.
+//! `PUSHPULL_SEED=S` replays one and prints what happens; `PUSHPULL_SIM_WITHOUT=1,4` leaves faults of its
+//! plan out, `PUSHPULL_SIM_AT_MOST=workers=2,steps=3` makes it smaller. A seed that fails is made as
+//! small as can be, and the command that replays it is printed. The last line is one JSON object.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
 mod chance;
 mod checker;
+mod failure;
 mod faults;
 mod network;
+mod scenario;
 mod setting;
+mod shrink;
 mod trace;
 mod trainer;
 mod world;
@@ -19,11 +24,12 @@ mod world;
 mod zoo;
 
 use std::collections::BTreeMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 use std::time::Instant;
 
+use failure::{Failure, catch};
 use faults::Fault;
+use scenario::{Scenario, number};
 use trace::Trace;
 use world::{Outcome, World};
 
@@ -33,14 +39,20 @@ const SEEDS: u64 = 500;
 /// Every so many seeds one is run twice, and must do the same.
 const TWICE: u64 = 20;
 
+/// Of so many seeds that fail a smaller scenario is looked for.
+const SHRUNK: usize = 3;
+
 fn main() -> ExitCode {
     // Only the distance between instants counts; there is no other way to have a first one.
     let start = Instant::now();
-    if let Some(seed) = number("PUSHPULL_SEED") {
-        let outcome = World::new(seed, start, Trace::new(true)).run();
-        println!("{outcome:?}");
+    if let Some(scenario) = Scenario::of_environment() {
+        let world = World::new(&scenario, start, Trace::new(true));
+        #[cfg(feature = "zoo")]
+        let world = zoo::planted(world);
+        println!("{:?}", world.run());
         return ExitCode::SUCCESS;
     }
+    failure::listen();
     #[cfg(feature = "zoo")]
     return zoo::run(start);
     #[cfg(not(feature = "zoo"))]
@@ -51,30 +63,46 @@ fn main() -> ExitCode {
 #[cfg_attr(feature = "zoo", allow(dead_code, reason = "bugs are planted"))]
 fn check(start: Instant) -> ExitCode {
     let seeds = number("PUSHPULL_SIM_SEEDS").unwrap_or(SEEDS).max(1);
+    let run = |scenario: &Scenario| World::new(scenario, start, Trace::new(false)).run();
     let mut outcomes = Vec::new();
     let mut failed = Vec::new();
     let first = number("PUSHPULL_SIM_FIRST").unwrap_or(0);
     for seed in first..first.saturating_add(seeds) {
-        let run = || World::new(seed, start, Trace::new(false)).run();
-        match catch_unwind(AssertUnwindSafe(run)) {
-            Ok(outcome) => {
-                if seed % TWICE == 0 {
-                    assert_eq!(run().trace, outcome.trace, "seed {seed} does the same again");
-                }
-                outcomes.push(outcome);
-            }
-            Err(_) => {
-                eprintln!("FAULT: replay with PUSHPULL_SEED={seed} cargo test --test sim");
+        let scenario = Scenario::of(seed);
+        let twice = catch(|| {
+            let outcome = run(&scenario);
+            let again = (seed % TWICE == 0).then(|| run(&scenario).trace);
+            assert_eq!(again.unwrap_or(outcome.trace), outcome.trace, "it does the same again");
+            outcome
+        });
+        match twice {
+            Ok(outcome) => outcomes.push(outcome),
+            Err(failure) => {
                 failed.push(seed);
+                println!("FAULT: seed {seed}, at {}: {}", failure.place, failure.words);
+                println!("replay it with: {scenario} cargo test --test sim");
+                if failed.len() <= SHRUNK {
+                    let fails = |smaller: &Scenario| catch(|| run(smaller)).err();
+                    let (smaller, reruns) = smallest(&scenario, &failure, fails);
+                    println!("or with: {smaller} cargo test --test sim ({reruns} reruns)");
+                }
             }
         }
     }
     report(&outcomes, &failed)
 }
 
-fn number(name: &str) -> Option<u64> {
-    let text = std::env::var(name).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{name} must be a number, not {text}")))
+/// The smallest scenario found that fails at the same place, and how many were tried.
+fn smallest(
+    scenario: &Scenario,
+    failure: &Failure,
+    fails: impl Fn(&Scenario) -> Option<Failure>,
+) -> (Scenario, u32) {
+    let setting = setting::Setting::draw(scenario.seed, scenario.at_most);
+    let (plan, _) = faults::plan(&setting);
+    shrink::shrink(scenario, plan.len(), setting.sizes(), |smaller| {
+        fails(smaller).is_some_and(|other| other.place == failure.place)
+    })
 }
 
 fn report(outcomes: &[Outcome], failed: &[u64]) -> ExitCode {

@@ -12,6 +12,7 @@ use pushpull_common::variable::VariableSpec;
 use pushpull_ps::{Mode, PsConfig, Sgd};
 
 use crate::chance::Chance;
+use crate::scenario::Sizes;
 
 /// The learning rate: a power of two, so that it rounds nothing.
 pub(crate) const RATE: f64 = 0.5;
@@ -22,6 +23,7 @@ pub(crate) const LEASE: Duration = Duration::from_millis(1000);
 /// A cluster, and how long its training is.
 #[derive(Debug)]
 pub(crate) struct Setting {
+    pub(crate) seed: u64,
     pub(crate) tasks: u32,
     pub(crate) shards: u16,
     pub(crate) workers: u32,
@@ -38,42 +40,64 @@ pub(crate) struct Setting {
 }
 
 impl Setting {
-    pub(crate) fn draw(chance: &mut Chance) -> Setting {
-        let tasks = chance.between(1, 3) as u32;
-        let shards = chance.between(1, 2) as u16;
-        let workers = chance.between(2, 4) as u32;
+    /// That of a seed, no larger than this. What is drawn does not depend on the bound.
+    pub(crate) fn draw(seed: u64, at_most: Sizes) -> Setting {
+        let chance = &mut Chance::of(seed, "setting");
+        let drawn = Sizes {
+            tasks: chance.between(1, 3),
+            shards: chance.between(1, 2),
+            workers: chance.between(2, 4),
+            variables: chance.between(2, 6),
+            steps: chance.between(8, 24),
+        };
+        let sizes = drawn.min(at_most);
+        let (tasks, shards) = (sizes.tasks as u32, sizes.shards as u16);
+        let workers = sizes.workers as u32;
         // Sometimes more come than are expected.
         let deterministic = chance.percent(12);
-        let fewer = !deterministic && chance.percent(25);
+        let fewer = chance.percent(25) && !deterministic && workers > 1;
         let total = if fewer { workers - 1 } else { workers };
-        let aggregate = match chance.between(0, 2) {
+        let (kind, draw) = (chance.between(0, 2), chance.next());
+        let aggregate = match kind {
             _ if deterministic => total,
-            0 => chance.between(1, u64::from(total)) as u32,
+            0 => 1 + (draw % u64::from(total)) as u32,
             1 => total,
-            _ => total + chance.between(1, 2) as u32,
+            _ => total + 1 + (draw % 2) as u32,
         };
         let ps: Vec<String> = (0..tasks).map(|task| format!("ps{task}:1")).collect();
         let hosts: Vec<String> = (0..workers).map(|task| format!("worker{task}:1")).collect();
         let cluster = ClusterSpec::builder().job("ps", ps).job("worker", hosts).build();
         let cluster = cluster.expect("every task has an address");
-        let variables = variables(chance.between(2, 6) as usize);
+        let variables = variables(sizes.variables as usize);
         let map = ShardMap::of_cluster(&cluster, shards).expect("there are shards");
         let placed = Placement::plan(&variables, &map, &Strategy::RoundRobin);
         let placed = placed.expect("any variable can be placed");
         let catalogue = Catalogue::new(variables, &placed).expect("the names differ");
         Setting {
+            seed,
             tasks,
             shards,
             workers,
             aggregate,
             total,
-            last_step: chance.between(8, 24),
+            last_step: sizes.steps,
             token_timeout: chance.percent(60).then_some(Duration::from_millis(1500)),
             deterministic,
             #[cfg(feature = "zoo")]
             zoo: Default::default(),
             cluster,
             catalogue: Arc::new(catalogue),
+        }
+    }
+
+    /// How large it is.
+    pub(crate) fn sizes(&self) -> Sizes {
+        Sizes {
+            tasks: self.tasks.into(),
+            shards: self.shards.into(),
+            workers: self.workers.into(),
+            variables: self.catalogue.variables().len() as u64,
+            steps: self.last_step,
         }
     }
 

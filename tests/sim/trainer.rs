@@ -36,6 +36,22 @@ pub(crate) enum Phase {
     Fenced,
 }
 
+/// What a worker computes, and for how long.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Computes {
+    Gradient(Duration),
+    /// One that it has set aside.
+    Aside(Duration),
+}
+
+/// A gradient that takes so long that another is begun meanwhile.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Aside {
+    Computing(Grant, GlobalStep),
+    /// The operation, and the token.
+    Pushing(u64, u64),
+}
+
 /// A training loop.
 #[derive(Debug)]
 pub(crate) struct Trainer {
@@ -50,6 +66,7 @@ pub(crate) struct Trainer {
     pub(crate) leaves: bool,
     /// The next gradient takes so long.
     pub(crate) holds: Option<Duration>,
+    aside: Option<Aside>,
     ended: bool,
     pub(crate) resumed: u64,
 }
@@ -65,6 +82,7 @@ impl Trainer {
             timeout: chance.millis(1000, 20_000),
             leaves: false,
             holds: None,
+            aside: None,
             ended: false,
             resumed: 0,
         }
@@ -85,7 +103,7 @@ impl Trainer {
         self.op = door.ask(now, want, self.timeout);
     }
 
-    /// An operation was answered. Returns for how long a gradient is computed, if one is.
+    /// An operation was answered. Returns what is computed now, if anything is.
     pub(crate) fn hear(
         &mut self,
         now: Instant,
@@ -94,7 +112,13 @@ impl Trainer {
         reply: Result<Answer, Error>,
         checker: &mut Checker,
         chance: &mut Chance,
-    ) -> Option<Duration> {
+    ) -> Option<Computes> {
+        if let Some(Aside::Pushing(other, token)) = self.aside
+            && op == other
+        {
+            self.hear_aside(now, door, token, reply, checker);
+            return None;
+        }
         if op != self.op {
             return None;
         }
@@ -154,9 +178,15 @@ impl Trainer {
             (Phase::Pulling(grant), Answer::Pulled(bytes, step)) => {
                 assert_eq!(step, grant.step, "values for the token's step");
                 checker.pulled(step, &bytes, |id| door.range(id));
+                let (usual, goes_on) = (chance.millis(5, 200), chance.percent(50));
+                let holds = self.holds.take();
+                if let Some(time) = holds.filter(|_| goes_on && self.aside.is_none()) {
+                    self.aside = Some(Aside::Computing(grant, step));
+                    self.go_on(now, door);
+                    return Some(Computes::Aside(time));
+                }
                 self.phase = Phase::Computing(grant, step);
-                let usual = chance.millis(5, 200);
-                return Some(self.holds.take().unwrap_or(usual));
+                return Some(Computes::Gradient(holds.unwrap_or(usual)));
             }
             (Phase::Pushing(token), Answer::Pushed(outcome)) => {
                 checker.settled(token, outcome);
@@ -173,6 +203,30 @@ impl Trainer {
             (phase, answer) => panic!("{phase:?} is answered {answer:?}"),
         }
         None
+    }
+
+    /// The push of the gradient that was set aside was answered.
+    fn hear_aside(
+        &mut self,
+        now: Instant,
+        door: &mut Door,
+        token: u64,
+        reply: Result<Answer, Error>,
+        checker: &mut Checker,
+    ) {
+        self.aside = None;
+        match reply {
+            Ok(Answer::Pushed(outcome)) => checker.settled(token, outcome),
+            Err(Error::Refused { .. }) => checker.refused(token),
+            Err(error @ Error::Timeout { sequence: Some(_), .. }) => {
+                self.resumed += 1;
+                let op = door.ask(now, Want::Resume(error), self.timeout);
+                self.aside = Some(Aside::Pushing(op, token));
+            }
+            // Its other operation is told the same.
+            Err(Error::Fenced) => {}
+            other => panic!("a push of token {token} is answered {other:?}"),
+        }
     }
 
     fn fail(&mut self, now: Instant, door: &mut Door, error: Error, checker: &mut Checker) {
@@ -245,6 +299,36 @@ impl Trainer {
             door.drop_token(now, grant);
             return self.go_on(now, door);
         }
+        let want = self.gradient(grant, read, door, setting, checker, chance);
+        self.phase = Phase::Pushing(grant.token.0);
+        self.ask(now, door, want);
+    }
+
+    /// The gradient that was set aside is there: pushes it, though another may be under way.
+    pub(crate) fn push_aside(
+        &mut self,
+        now: Instant,
+        door: &mut Door,
+        setting: &Setting,
+        checker: &mut Checker,
+        chance: &mut Chance,
+    ) {
+        let Some(Aside::Computing(grant, read)) = self.aside else { return };
+        let want = self.gradient(grant, read, door, setting, checker, chance);
+        let op = door.ask(now, want, self.timeout);
+        self.aside = Some(Aside::Pushing(op, grant.token.0));
+    }
+
+    /// A gradient, which the checker is told of, and its push.
+    fn gradient(
+        &self,
+        grant: Grant,
+        read: GlobalStep,
+        door: &Door,
+        setting: &Setting,
+        checker: &mut Checker,
+        chance: &mut Chance,
+    ) -> Want {
         let token = grant.token.0;
         let variables = setting.catalogue.variables();
         let left_out =
@@ -266,8 +350,7 @@ impl Trainer {
             gradient.push(Some(line));
         }
         checker.pushes(token, self.task, gradient);
-        self.phase = Phase::Pushing(token);
-        self.ask(now, door, Want::Push { grant, read, variables: present, bytes });
+        Want::Push { grant, read, variables: present, bytes }
     }
 
     fn go_on(&mut self, now: Instant, door: &mut Door) {
