@@ -1,6 +1,6 @@
 //! Whole clusters in one thread, with virtual time and everything that can go wrong: the real state
-//! machines of servers and workers train in synchronous mode, and every run is checked against a
-//! replay of its steps.
+//! machines of servers and workers train, in synchronous mode or in asynchronous mode, and every
+//! run is checked: against a replay of its steps, or by what its values are the sum of.
 //!
 //! `cargo test --test sim`. `PUSHPULL_SIM_SEEDS=N` runs N seeds, from 0 or `PUSHPULL_SIM_FIRST` on;
 //! `PUSHPULL_SEED=S` replays one and prints what happens; `PUSHPULL_SIM_WITHOUT=1,4` leaves faults of its

@@ -33,6 +33,9 @@ pub(crate) struct Setting {
     pub(crate) token_timeout: Option<Duration>,
     /// Whether gradients are added up in the order of the worker tasks.
     pub(crate) deterministic: bool,
+    /// Whether each push is applied by itself.
+    pub(crate) asynchronous: bool,
+    inbox_pushes: usize,
     #[cfg(feature = "zoo")]
     pub(crate) zoo: pushpull_ps::Zoo,
     pub(crate) cluster: ClusterSpec,
@@ -54,7 +57,8 @@ impl Setting {
         let (tasks, shards) = (sizes.tasks as u32, sizes.shards as u16);
         let workers = sizes.workers as u32;
         // Sometimes more come than are expected.
-        let deterministic = chance.percent(12);
+        let asynchronous = chance.percent(25);
+        let deterministic = chance.percent(12) && !asynchronous;
         let fewer = chance.percent(25) && !deterministic && workers > 1;
         let total = if fewer { workers - 1 } else { workers };
         let (kind, draw) = (chance.between(0, 2), chance.next());
@@ -68,7 +72,7 @@ impl Setting {
         let hosts: Vec<String> = (0..workers).map(|task| format!("worker{task}:1")).collect();
         let cluster = ClusterSpec::builder().job("ps", ps).job("worker", hosts).build();
         let cluster = cluster.expect("every task has an address");
-        let variables = variables(sizes.variables as usize);
+        let variables = variables(sizes.variables as usize, asynchronous);
         let map = ShardMap::of_cluster(&cluster, shards).expect("there are shards");
         let placed = Placement::plan(&variables, &map, &Strategy::RoundRobin);
         let placed = placed.expect("any variable can be placed");
@@ -83,6 +87,8 @@ impl Setting {
             last_step: sizes.steps,
             token_timeout: chance.percent(60).then_some(Duration::from_millis(1500)),
             deterministic,
+            asynchronous,
+            inbox_pushes: if asynchronous { chance.between(1, 3) as usize } else { 1 },
             #[cfg(feature = "zoo")]
             zoo: Default::default(),
             cluster,
@@ -104,25 +110,33 @@ impl Setting {
     /// What it is, in a line.
     pub(crate) fn words(&self) -> String {
         format!(
-            "{} ps tasks of {} shards, {} workers, {} variables, {} of {}, {} steps, \
-             tokens for {:?}{}",
+            "{} ps tasks of {} shards, {} workers, {} variables, {}, {} steps, tokens for {:?}",
             self.tasks,
             self.shards,
             self.workers,
             self.catalogue.variables().len(),
-            self.aggregate,
-            self.total,
+            self.mode(),
             self.last_step,
             self.token_timeout,
-            if self.deterministic { ", deterministic" } else { "" },
         )
+    }
+
+    fn mode(&self) -> String {
+        match (self.asynchronous, self.deterministic) {
+            (true, _) => format!("asynchronous with {} rooms", self.inbox_pushes),
+            (_, true) => format!("all {} in their order", self.total),
+            _ => format!("{} of {}", self.aggregate, self.total),
+        }
     }
 
     /// What the process of a ps task is told.
     pub(crate) fn config(&self, task: u32) -> PsConfig {
-        let mode = Mode::Synchronous {
-            replicas_to_aggregate: self.aggregate,
-            total_num_replicas: self.total,
+        let mode = match self.asynchronous {
+            true => Mode::Asynchronous,
+            false => Mode::Synchronous {
+                replicas_to_aggregate: self.aggregate,
+                total_num_replicas: self.total,
+            },
         };
         let config = PsConfig::new(self.cluster.clone(), TaskId::ps(task), Sgd::new(RATE));
         #[cfg(feature = "zoo")]
@@ -134,14 +148,18 @@ impl Setting {
             .join_timeout(Duration::from_secs(2))
             .token_timeout(self.token_timeout)
             .deterministic(self.deterministic)
-            .inbox_pushes(1)
+            .inbox_pushes(self.inbox_pushes)
             .last_step(self.last_step)
     }
 }
 
-/// Small ones of both types; one of several blocks.
-fn variables(count: usize) -> Vec<VariableSpec> {
-    let shapes = [(3, false), (2, true), (150, false), (5, true), (1, false), (70, true)];
+/// Small ones of both types; one of several blocks. In asynchronous mode they have room for the digits
+/// of all pushes.
+fn variables(count: usize, asynchronous: bool) -> Vec<VariableSpec> {
+    let shapes = match asynchronous {
+        true => [(30, false), (12, true), (150, false), (15, true), (40, false), (70, true)],
+        false => [(3, false), (2, true), (150, false), (5, true), (1, false), (70, true)],
+    };
     let specs = shapes.iter().take(count).enumerate().map(|(index, &(length, double))| {
         let dtype = if double { DType::F64 } else { DType::F32 };
         let shape = Shape::new([length]).expect("a small shape");

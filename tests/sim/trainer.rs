@@ -10,7 +10,7 @@ use pushpull_worker::Error;
 use pushpull_worker::simulation::{Answer, Door, Want};
 
 use crate::chance::Chance;
-use crate::checker::{Checker, Line};
+use crate::checker::{Checker, Known, Pulled, Pushed};
 use crate::setting::Setting;
 
 /// How far a worker is.
@@ -57,11 +57,14 @@ enum Aside {
 pub(crate) struct Trainer {
     pub(crate) task: u32,
     pub(crate) chief: bool,
+    synchronous: bool,
     pub(crate) incarnation: u64,
     pub(crate) phase: Phase,
     /// The operation that is under way.
     op: u64,
     timeout: Duration,
+    /// What was known when it last asked for values.
+    known: Known,
     /// It leaves before its next step.
     pub(crate) leaves: bool,
     /// The next gradient takes so long.
@@ -72,14 +75,21 @@ pub(crate) struct Trainer {
 }
 
 impl Trainer {
-    pub(crate) fn new(task: u32, chief: bool, incarnation: u64, chance: &mut Chance) -> Trainer {
+    pub(crate) fn new(
+        task: u32,
+        setting: &Setting,
+        incarnation: u64,
+        chance: &mut Chance,
+    ) -> Trainer {
         Trainer {
             task,
-            chief,
+            chief: task == 0,
+            synchronous: !setting.asynchronous,
             incarnation,
             phase: Phase::Opening,
             op: 0,
             timeout: chance.millis(1000, 20_000),
+            known: Known::default(),
             leaves: false,
             holds: None,
             aside: None,
@@ -97,6 +107,22 @@ impl Trainer {
     pub(crate) fn begin(&mut self, now: Instant, door: &mut Door) {
         self.phase = Phase::Opening;
         self.ask(now, door, Want::Open);
+    }
+
+    fn pull(
+        &mut self,
+        now: Instant,
+        door: &mut Door,
+        token: Option<GlobalStep>,
+        checker: &Checker,
+    ) {
+        self.known = checker.known();
+        self.ask(now, door, Want::Pull(token));
+    }
+
+    fn pulled(&self, step: GlobalStep, bytes: &[u8], door: &Door, checker: &mut Checker) {
+        let range = |id| door.range(id);
+        checker.pulled(Pulled { known: &self.known, step, bytes, range });
     }
 
     fn ask(&mut self, now: Instant, door: &mut Door, want: Want) {
@@ -164,20 +190,21 @@ impl Trainer {
             (Phase::Joining, Answer::Done) => self.go_on(now, door),
             (Phase::Asking, Answer::Token(Some(grant))) => {
                 self.phase = Phase::Pulling(grant);
-                self.ask(now, door, Want::Pull(Some(grant.step)));
+                self.pull(now, door, Some(grant.step), checker);
             }
             (Phase::Asking, Answer::Token(None)) => {
                 self.ended = true;
                 self.phase = Phase::Looking;
-                self.ask(now, door, Want::Pull(None));
+                self.pull(now, door, None, checker);
             }
             (Phase::Pulling(grant), Answer::Stale) => {
                 door.drop_token(now, grant);
                 self.go_on(now, door);
             }
             (Phase::Pulling(grant), Answer::Pulled(bytes, step)) => {
-                assert_eq!(step, grant.step, "values for the token's step");
-                checker.pulled(step, &bytes, |id| door.range(id));
+                let is_of = if self.synchronous { step == grant.step } else { step >= grant.step };
+                assert!(is_of, "values of {step} for a token of {}", grant.step);
+                self.pulled(step, &bytes, door, checker);
                 let (usual, goes_on) = (chance.millis(5, 200), chance.percent(50));
                 let holds = self.holds.take();
                 if let Some(time) = holds.filter(|_| goes_on && self.aside.is_none()) {
@@ -193,7 +220,7 @@ impl Trainer {
                 self.go_on(now, door);
             }
             (Phase::Looking, Answer::Pulled(bytes, step)) => {
-                checker.pulled(step, &bytes, |id| door.range(id));
+                self.pulled(step, &bytes, door, checker);
                 self.leave(now, door, door.shards().into());
             }
             (Phase::Leaving(mut rest), Answer::Done) => {
@@ -217,7 +244,7 @@ impl Trainer {
         self.aside = None;
         match reply {
             Ok(Answer::Pushed(outcome)) => checker.settled(token, outcome),
-            Err(Error::Refused { .. }) => checker.refused(token),
+            Err(Error::Refused { shard, .. }) => checker.refused(token, shard),
             Err(error @ Error::Timeout { sequence: Some(_), .. }) => {
                 self.resumed += 1;
                 let op = door.ask(now, Want::Resume(error), self.timeout);
@@ -241,8 +268,8 @@ impl Trainer {
                 self.resumed += 1;
                 self.ask(now, door, Want::Resume(error));
             }
-            (Phase::Pushing(token), Error::Refused { .. }) => {
-                checker.refused(token);
+            (Phase::Pushing(token), Error::Refused { shard, .. }) => {
+                checker.refused(token, shard);
                 self.go_on(now, door);
             }
             (Phase::Pulling(grant), Error::Timeout { .. } | Error::Refused { .. }) => {
@@ -252,7 +279,7 @@ impl Trainer {
             (Phase::Asking, Error::Timeout { .. } | Error::Refused { .. }) => {
                 self.go_on(now, door);
             }
-            (Phase::Looking, _) if timed_out => self.ask(now, door, Want::Pull(None)),
+            (Phase::Looking, _) if timed_out => self.pull(now, door, None, checker),
             (Phase::Leaving(mut rest), _) => {
                 // Whoever cannot be told misses it when its lease runs out.
                 rest.pop_front();
@@ -335,11 +362,8 @@ impl Trainer {
             chance.percent(15).then(|| chance.between(0, variables.len() as u64 - 1) as usize);
         let (mut bytes, mut present, mut gradient) = (vec![0; door.bytes()], vec![], vec![]);
         for (index, variable) in variables.iter().enumerate() {
-            let dtype = variable.dtype();
-            let length = variable.bytes() as usize / dtype.size();
-            let seed = token * 7 + u64::from(self.task) * 3 + self.incarnation;
-            let element = |e: usize| (seed.wrapping_add(e as u64 * 5) % 17) as i32 - 8;
-            let line = Line::of(dtype, length, element);
+            let draw = token * 7 + u64::from(self.task) * 3 + self.incarnation;
+            let line = checker.line(variable, draw);
             let id = VariableId(index as u32);
             if left_out == Some(index) {
                 gradient.push(None);
@@ -349,7 +373,7 @@ impl Trainer {
             present.push(id);
             gradient.push(Some(line));
         }
-        checker.pushes(token, self.task, gradient);
+        checker.pushes(Pushed { token, task: self.task, read, gradient });
         Want::Push { grant, read, variables: present, bytes }
     }
 

@@ -130,8 +130,7 @@ impl World {
         let setting = Setting::draw(seed, scenario.at_most);
         // The numbers of the faults are those of the whole seed.
         let (plan, end) = faults::plan(&Setting::draw(seed, Sizes::ANY));
-        let ordered = setting.deterministic.then_some(setting.workers);
-        let checker = Checker::new(&setting.catalogue, ordered);
+        let checker = Checker::new(&setting);
         let mut world = World {
             start,
             now: start,
@@ -218,7 +217,7 @@ impl World {
         Outcome {
             events: self.events,
             commits: self.checker.steps(),
-            pulls: self.checker.pulls,
+            pulls: self.checker.pulls(),
             faults: self.faults,
             trace: self.trace.sum(),
         }
@@ -235,9 +234,10 @@ impl World {
         all && self.tasks.iter().all(|task| {
             task.shards.iter().all(|host| match host {
                 Host::Up(door) => {
-                    let takes_part = self.setting.catalogue.shards().any(|id| id == door.id());
+                    let counts = !self.setting.asynchronous
+                        && self.setting.catalogue.shards().any(|id| id == door.id());
                     let last = self.setting.last_step;
-                    door.steps() == last || !(takes_part || door.owns_step())
+                    door.steps() == last || !(counts || door.owns_step())
                 }
                 Host::Down(_) => false,
             })

@@ -516,7 +516,7 @@ impl Shard {
     }
 
     /// The global step, as far as this shard knows it; in synchronous mode, the steps it has applied.
-    fn step(&self) -> pushpull_common::ids::GlobalStep {
+    pub(crate) fn step(&self) -> pushpull_common::ids::GlobalStep {
         match &self.round {
             Some(round) => GlobalStep(round.step()),
             None => self.owner.as_ref().map_or_else(Default::default, StepOwner::step),

@@ -26,7 +26,7 @@ impl World {
         let name = format!("process {life} of worker {task}");
         let mut chance = Chance::of(self.setting.seed, &name);
         let incarnation = 1000 * u64::from(task) + 2 * life + chance.between(0, 1);
-        let trainer = Trainer::new(task, task == 0, incarnation, &mut chance);
+        let trainer = Trainer::new(task, &self.setting, incarnation, &mut chance);
         let catalogue = Arc::clone(&self.setting.catalogue);
         let cluster = &self.setting.cluster;
         let door = worker::Door::new(cluster, task, task == 0, incarnation, catalogue);
