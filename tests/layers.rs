@@ -47,6 +47,7 @@ const PURE: &[(&str, &[&str])] = &[
     ("ps/src/commit", &[]),
     ("ps/src/store.rs", &[]),
     ("ps/src/store", &[]),
+    ("ps/src/introduction.rs", &[]),
     ("ps/src/simulation.rs", &[]),
     ("worker/src/simulation.rs", &[]),
     ("worker/src/session", &[]),

@@ -29,6 +29,7 @@ mod error;
 pub mod fuzzing;
 mod inbox;
 pub mod inspect;
+mod introduction;
 mod layout;
 #[doc(hidden)]
 pub mod measure;

@@ -10,20 +10,17 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pushpull_common::ids::{
-    ClientEpoch, GlobalStep, Incarnation, RequestId, RestoreEpoch, ShardId,
-};
-use pushpull_common::protocol::message::{self, BodyCrc, Hello, Role};
-use pushpull_common::protocol::wire::{List, Text};
+use pushpull_common::ids::{RequestId, ShardId};
+use pushpull_common::protocol::message;
 use pushpull_common::protocol::{
-    BodyPoll, BodyStamp, Envelope, FrameReader, Message, Poll, encode, version,
+    BodyPoll, BodyStamp, Envelope, FrameReader, Message, Poll, encode,
 };
 
 use crate::arena::shelf::Shelf;
 use crate::arena::{Budget, Place};
 use crate::config::PsConfig;
+use crate::introduction::Introduction;
 use crate::metrics::{Counters, Metrics};
-use crate::runtime::identity;
 use crate::shard::durable::{Life, Parts};
 use crate::shard::output::{Output, PulledParts};
 use crate::shard::work::Work;
@@ -145,7 +142,7 @@ impl Door {
         let parts = Parts {
             id,
             config: config.clone(),
-            identity: Arc::new(identity(&config)),
+            identity: Arc::new(config.identity()),
             budget: Budget::new(BYTES_MAX),
             counters: counters.clone(),
         };
@@ -283,22 +280,9 @@ impl Door {
     pub fn owner_connected(&mut self) {
         self.owner = Some((Stream::default(), false));
         let owner = self.config.cluster.step_owner().expect("a cluster has a ps task");
-        let hello = Hello {
-            version_oldest: version::OLDEST,
-            version_newest: version::NEWEST,
-            role: Role::Peer {},
-            job: Text::clipped(&*self.config.task.job),
-            task: self.config.task.index,
-            shard: ShardId { task: owner.index, shard: 0 },
-            incarnation: Incarnation(0),
-            client_epoch: ClientEpoch(0),
-            seen_epoch: RestoreEpoch(0),
-            seen_step: GlobalStep(0),
-            catalogue: None,
-            body_crc: BodyCrc::Auto {},
-            identity: identity(&self.config).to_wire(),
-            auth: List::default(),
-        };
+        let (task, identity) = (self.config.task.clone(), self.config.identity());
+        let owner = ShardId { task: owner.index, shard: 0 };
+        let hello = Introduction { task, identity }.hello(owner);
         self.requests += 1;
         let request = RequestId(self.requests);
         self.tell_owner(&Envelope { request, ..Envelope::default() }, &hello.into());

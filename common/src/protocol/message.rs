@@ -68,7 +68,11 @@ wire_enum! {
     #[derive(Copy, Eq)]
     ModeIs {
         /// Each push is applied at once.
-        1 => Asynchronous {},
+        1 => Asynchronous {
+            /// Whether the step owner drops gradients that are too old: the other shards are told that
+            /// they are whole only when the owner has applied them.
+            owner_first: bool,
+        },
         /// Steps are made of several pushes.
         2 => Synchronous {
             /// Gradients that make a step.

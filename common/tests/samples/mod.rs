@@ -109,7 +109,7 @@ fn welcome() -> Welcome {
         version: 0,
         shards: 2,
         client_epoch: ClientEpoch(6),
-        mode: ModeIs::Asynchronous {},
+        mode: ModeIs::Asynchronous { owner_first: false },
         lease_ms: 5000,
         part_bytes_max: 1 << 20,
         body_crc: BodyCrc::Off {},

@@ -20,5 +20,3 @@ pub use handle::Handle;
 pub use listener::Listener;
 pub use server::Ps;
 pub(crate) use server::boot;
-#[cfg(feature = "simulation")]
-pub(crate) use server::identity;

@@ -11,8 +11,9 @@ use pushpull_common::protocol::message::Heartbeat;
 use pushpull_common::protocol::{BodyStamp, Envelope, Message, encode};
 use tokio::time::Instant;
 
-use super::peer::{Introduction, Line};
+use super::peer::Line;
 use super::shard_thread::Core;
+use crate::introduction::Introduction;
 use crate::shard::Input;
 
 /// How the step owner's shard is reached.

@@ -3,27 +3,18 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::time::Duration;
 
-use pushpull_common::identity::Identity;
-use pushpull_common::ids::{
-    ClientEpoch, GlobalStep, Incarnation, RequestId, RestoreEpoch, ShardId, TaskId,
-};
+use pushpull_common::ids::{RequestId, RestoreEpoch, ShardId};
 use pushpull_common::protocol::decode::ReadError;
-use pushpull_common::protocol::message::{self, BodyCrc, Hello, Role};
-use pushpull_common::protocol::wire::{List, Text};
+use pushpull_common::protocol::message;
+use pushpull_common::protocol::wire::Text;
 use pushpull_common::protocol::{
-    BodyPoll, BodyStamp, Envelope, FrameReader, Header, Message, Poll, encode, version,
+    BodyPoll, BodyStamp, Envelope, FrameReader, Header, Message, Poll, encode,
 };
 use tokio::io::Interest;
 use tokio::net::{TcpStream, UnixStream};
 
 use super::link::Link;
-
-/// Who the peer is.
-#[derive(Clone, Debug)]
-pub(super) struct Introduction {
-    pub(super) task: TaskId,
-    pub(super) identity: Identity,
-}
+use crate::introduction::Introduction;
 
 /// How long a shard may take to write its part before it is given up.
 const PATIENCE: Duration = Duration::from_secs(3600);
@@ -55,27 +46,6 @@ fn unexpected(message: Message) -> String {
     match message {
         Message::Refused(refused) => refused.refusal.to_string(),
         other => format!("it answers with a {}", other.name()),
-    }
-}
-
-impl Introduction {
-    fn hello(&self, shard: ShardId) -> Hello {
-        Hello {
-            version_oldest: version::OLDEST,
-            version_newest: version::NEWEST,
-            role: Role::Peer {},
-            job: Text::clipped(&*self.task.job),
-            task: self.task.index,
-            shard,
-            incarnation: Incarnation(0),
-            client_epoch: ClientEpoch(0),
-            seen_epoch: RestoreEpoch(0),
-            seen_step: GlobalStep(0),
-            catalogue: None,
-            body_crc: BodyCrc::Auto {},
-            identity: self.identity.to_wire(),
-            auth: List::default(),
-        }
     }
 }
 

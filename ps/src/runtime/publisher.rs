@@ -11,11 +11,12 @@ use pushpull_common::protocol::message::CheckpointId;
 use pushpull_common::protocol::wire::Text;
 use tokio::task::JoinSet;
 
-use super::peer::{Introduction, save_shard};
+use super::peer::save_shard;
 use crate::checkpoint::{
     CheckpointError, CheckpointName, CheckpointStorage, Contents, OptimizerEntry, Retention, Save,
     ShardEntry, newest_good, retain,
 };
+use crate::introduction::Introduction;
 use crate::optimizer::Optimizer;
 
 /// What it takes to have all shards save a checkpoint.

@@ -18,15 +18,14 @@ use super::accept::{self, Acceptor};
 use super::handle::Handle;
 use super::listener::Listener;
 use super::owner_link::OwnerWay;
-use super::peer::Introduction;
 use super::publisher::Publisher;
 use super::saver::{self, Saver};
 use super::shard_thread::{self, Ways};
-use crate::aggregate::mode::Mode;
 use crate::arena::{Budget, Place, StateDirectory};
 use crate::checkpoint::GiveUp;
 use crate::config::{Durability, PsConfig, Storage};
 use crate::error::{ListenError, ServeError, StartError, StorageError};
+use crate::introduction::Introduction;
 use crate::metrics::Counters;
 use crate::shard::Shard;
 use crate::shard::durable::{Life, Parts};
@@ -133,7 +132,7 @@ impl Listener {
             return Err(StartError::Setting { setting, value, reason });
         }
         let counters: Arc<[Arc<Counters>]> = places.iter().map(|_| Arc::default()).collect();
-        let (identity, life) = (Arc::new(identity(&config)), life());
+        let (identity, life) = (Arc::new(config.identity()), life());
         let budget = Budget::new(config.storage.bytes_max());
         let mut shards = Vec::new();
         for (index, place) in places.into_iter().enumerate() {
@@ -236,21 +235,6 @@ impl Ps {
             Err(source) => Err(StartError::Thread { thread: name, source }),
         }
     }
-}
-
-/// What all ps tasks of a cluster must agree on, and their workers with them.
-pub(crate) fn identity(config: &PsConfig) -> Identity {
-    let mode = match config.mode {
-        Mode::Asynchronous => "asynchronous".to_owned(),
-        Mode::Synchronous { replicas_to_aggregate, total_num_replicas } => {
-            format!("synchronous {replicas_to_aggregate}/{total_num_replicas}")
-        }
-    };
-    Identity::new()
-        .with("ps", config.cluster.ps_identity())
-        .with("shards", config.shards.to_string())
-        .with("optimizer", config.optimizer.kind())
-        .with("mode", mode)
 }
 
 /// Opens a shard. A state that the machine's start has made worthless is put aside if there are

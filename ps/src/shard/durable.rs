@@ -127,6 +127,7 @@ impl Shard {
         let owner = owns_step.then(|| {
             let admission = config.rule().map(|rule| Admission::new(rule, 1, config.zoo));
             StepOwner::new(config.last_step, config.token_timeout, admission)
+                .bounded(config.wait_ahead, config.reject_older)
         });
         let power = (config.durability == Durability::Power).then(Power::default);
         Shard {
@@ -135,7 +136,7 @@ impl Shard {
             owner,
             round,
             mean: Vec::new(),
-            taking_part: BTreeMap::new(),
+            parts: BTreeMap::new(),
             told: None,
             owner_is_up: false,
             told_owner: None,
@@ -241,13 +242,17 @@ impl Shard {
         let words: Vec<u64> = (first..first + CLIENT_WORDS)
             .map(|index| self.journal.load(Address::Control(index)))
             .collect();
-        let (client, tokens) = record::decode_client(number, &words, self.config.zoo)?;
+        let (client, tokens, progress) = record::decode_client(number, &words, self.config.zoo)?;
         let fault = |what| Err(Fault::at(offset_of(Address::Control(first)), what));
+        let key = ClientKey(number as u32);
         for issued in tokens {
             let owner = self.owner.as_mut();
-            if !owner.is_some_and(|o| o.restore_token(ClientKey(number as u32), issued, now)) {
+            if !owner.is_some_and(|owner| owner.restore_token(key, issued, now)) {
                 return fault(format!("a client whose token {} is its own", issued.token));
             }
+        }
+        if let Some(owner) = &mut self.owner {
+            owner.restore_progress(key, progress);
         }
         match self.replicas.restore(client, now) {
             true => Ok(()),
@@ -330,9 +335,9 @@ impl Shard {
 
     /// Takes up what is admitted to the synchronous step under way.
     fn take_up_admitted(&mut self, record: &ShardRecord, first: usize) -> Result<(), Fault> {
-        let Some(admission) = self.owner.as_mut().and_then(StepOwner::admission_mut) else {
+        if self.admission().is_none() {
             return Ok(());
-        };
+        }
         let words = 0..record::admitted_words(record.rooms);
         let words: Vec<u64> =
             words.map(|word| self.journal.load(Address::Tables(first + word))).collect();
@@ -340,11 +345,14 @@ impl Shard {
             let at = offset_of(Address::Tables(first + word));
             Fault::at(at, "pushes that are admitted to a step")
         })?;
-        admission.restore_admitted(admitted, record.applying, record.goal);
+        let seen = self.replicas.keys().collect();
         let present = |key: &ClientKey| self.replicas.client(*key).presence == Presence::Present;
         let live = self.replicas.keys().filter(present);
         let live = live.map(|key| (key, self.replicas.client(key).task.index)).collect();
-        admission.restore_live(live, self.replicas.keys().collect());
+        if let Some(admission) = self.admission_mut() {
+            admission.restore_admitted(admitted, record.applying, record.goal);
+            admission.restore_live(live, seen);
+        }
         Ok(())
     }
 
@@ -369,7 +377,7 @@ impl Shard {
         first: usize,
     ) -> Result<Vec<WholeRoom>, Fault> {
         let mut spent = BTreeSet::new();
-        let admission = self.owner.as_ref().and_then(StepOwner::admission);
+        let admission = self.admission();
         let admitted = |token| {
             let admitted = admission.map(Admission::admitted).unwrap_or_default();
             admitted.iter().any(|grant| grant.token == token)

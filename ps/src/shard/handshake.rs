@@ -92,7 +92,9 @@ impl Shard {
             shards: self.config.shards,
             client_epoch,
             mode: match self.config.mode {
-                Mode::Asynchronous => ModeIs::Asynchronous {},
+                Mode::Asynchronous => {
+                    ModeIs::Asynchronous { owner_first: self.config.reject_older.is_some() }
+                }
                 Mode::Synchronous { replicas_to_aggregate, total_num_replicas } => {
                     ModeIs::Synchronous { replicas_to_aggregate, total_num_replicas }
                 }

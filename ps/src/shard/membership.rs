@@ -47,7 +47,9 @@ impl Shard {
             let waited_ms = now.saturating_duration_since(entry.since).as_millis() as u64;
             let awaited = Detail::clipped(match &entry.wait {
                 Wait::Ready => "the chief to initialize the variables".to_owned(),
-                Wait::Token => self.awaited_step(now).unwrap_or_else(|| self.awaited_tokens()),
+                Wait::Token => {
+                    self.awaited_step(now).unwrap_or_else(|| self.awaited_tokens(now, entry.client))
+                }
                 Wait::Room => "room in the inbox".to_owned(),
                 Wait::Pull { at_least, .. } => format!("global step {at_least}"),
             });

@@ -6,6 +6,7 @@
 //! doors: [`Shard::body_target`] lends the memory a body is received into, and [`Shard::work`]
 //! does a slice of an update, so that small requests stay alive beside it.
 
+mod agreement;
 pub(crate) mod checkpoints;
 mod checks;
 pub(crate) mod durable;
@@ -13,7 +14,9 @@ pub(crate) mod generation;
 mod handshake;
 #[cfg(any(test, fuzzing, feature = "simulation"))]
 mod invariants;
+mod late;
 mod membership;
+mod missing;
 pub(crate) mod output;
 mod parked;
 mod persist;
@@ -212,7 +215,7 @@ pub(crate) struct Shard {
     mean: Vec<u64>,
     /// On the step owner: the connections over which other shards take part, and the last step that
     /// they were told is committed.
-    taking_part: BTreeMap<ShardId, u64>,
+    parts: BTreeMap<ShardId, u64>,
     told: Option<u64>,
     /// On the others: whether there is a connection to the step owner, and when it was told last.
     owner_is_up: bool,

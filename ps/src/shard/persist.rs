@@ -71,7 +71,7 @@ impl Shard {
             applied: self.round.as_ref().map_or(0, Round::step),
             ..ShardRecord::default()
         };
-        if let Some(admission) = self.owner.as_ref().and_then(StepOwner::admission) {
+        if let Some(admission) = self.admission() {
             (record.goal, record.applying) = (admission.goal(), admission.is_applying());
         }
         if let Variables::Declared(store) | Variables::Ready(store) = &self.variables {
@@ -94,7 +94,7 @@ impl Shard {
         {
             let first = store.geometry().table_words() + map_words(store.layout());
             inbox.stage(&mut self.journal, store.layout(), first, store.has_integrity());
-            if let Some(admission) = self.owner.as_ref().and_then(StepOwner::admission) {
+            if let Some(admission) = self.admission() {
                 let first = first + Inbox::table_words(store.layout(), inbox.rooms());
                 let words = record::encode_admitted(admission.admitted(), inbox.rooms());
                 for (index, value) in words.into_iter().enumerate() {
@@ -125,7 +125,10 @@ impl Shard {
     }
 
     fn stage_client(&mut self, key: ClientKey) {
-        let words = record::encode_client(self.replicas.client(key), self.tokens_of(key));
+        let pace = self.owner.as_ref().and_then(StepOwner::pace);
+        let progress = pace.map(|pace| pace.of(key)).unwrap_or_default();
+        let client = self.replicas.client(key);
+        let words = record::encode_client(client, self.tokens_of(key), progress);
         let first = record::first_of_client(key.0 as usize);
         for (index, value) in words.into_iter().enumerate() {
             self.journal.stage(Address::Control(first + index), value);

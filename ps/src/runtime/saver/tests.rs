@@ -8,8 +8,8 @@ use tokio::net::{TcpListener, TcpStream};
 use super::*;
 use crate::checkpoint::Retention;
 use crate::checkpoint::tests::gate::Gate;
+use crate::introduction::Introduction;
 use crate::optimizer::Sgd;
-use crate::runtime::peer::Introduction;
 
 /// Ends a hang.
 const LONG: Duration = Duration::from_secs(60);

@@ -3,6 +3,7 @@
 mod accounts;
 mod actors;
 mod arenas;
+mod bounds;
 mod corruption;
 mod crash_life;
 mod crash_model;

@@ -1,0 +1,36 @@
+//! How a ps task introduces itself to another.
+
+use pushpull_common::identity::Identity;
+use pushpull_common::ids::{ClientEpoch, GlobalStep, Incarnation, RestoreEpoch, ShardId, TaskId};
+use pushpull_common::protocol::message::{BodyCrc, Hello, Role};
+use pushpull_common::protocol::version;
+use pushpull_common::protocol::wire::{List, Text};
+
+/// Who it is, and what its cluster agrees on.
+#[derive(Clone, Debug)]
+pub(crate) struct Introduction {
+    pub(crate) task: TaskId,
+    pub(crate) identity: Identity,
+}
+
+impl Introduction {
+    /// Says hello to one of its shards.
+    pub(crate) fn hello(&self, shard: ShardId) -> Hello {
+        Hello {
+            version_oldest: version::OLDEST,
+            version_newest: version::NEWEST,
+            role: Role::Peer {},
+            job: Text::clipped(&*self.task.job),
+            task: self.task.index,
+            shard,
+            incarnation: Incarnation(0),
+            client_epoch: ClientEpoch(0),
+            seen_epoch: RestoreEpoch(0),
+            seen_step: GlobalStep(0),
+            catalogue: None,
+            body_crc: BodyCrc::Auto {},
+            identity: self.identity.to_wire(),
+            auth: List::default(),
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! What the shards and the step owner tell each other of a synchronous step: who holds what, what is
+//! committed, who has applied it.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use bytes::Bytes;
+use pushpull_common::ids::{GlobalStep, ShardId, TokenId};
+use pushpull_common::protocol::wire::List;
+use pushpull_common::protocol::{Envelope, Header, Message, message};
+
+use super::Shard;
+use super::output::Output;
+use crate::aggregate::admission::Committed;
+
+impl Shard {
+    /// The shards that take part in a step, in the order in which the step owner counts them: those
+    /// with variables, and its own.
+    pub(super) fn taking_part(&self) -> Vec<ShardId> {
+        let store = self.store();
+        let mut shards: Vec<ShardId> =
+            store.map_or_else(Vec::new, |store| store.catalogue().shards().collect());
+        if self.owner.is_some() && !shards.contains(&self.id) {
+            shards.push(self.id);
+        }
+        shards.sort_unstable();
+        shards
+    }
+
+    /// The place of a shard among those that take part.
+    pub(super) fn index_of(&self, shard: ShardId) -> Option<usize> {
+        self.taking_part().iter().position(|&other| other == shard)
+    }
+
+    /// The variables have their places: from now on it is known which shards take part.
+    pub(super) fn shards_are_known(&mut self) {
+        let shards = self.taking_part().len();
+        if let Some(admission) = self.admission_mut() {
+            admission.set_shards(shards);
+        }
+    }
+
+    /// The place of a shard among those that take part, and how it is reached from now on.
+    fn takes_part(&mut self, connection: u64, shard: ShardId) -> Option<usize> {
+        let index = self.index_of(shard).filter(|_| shard != self.id)?;
+        let speaks_for = self.parts.iter().find(|(_, other)| **other == connection);
+        if speaks_for.is_some_and(|(other, _)| *other != shard) {
+            return None;
+        }
+        self.parts.insert(shard, connection);
+        Some(index)
+    }
+
+    /// A connection over which a shard took part is gone.
+    pub(super) fn forget_part(&mut self, connection: u64) {
+        self.parts.retain(|_, other| *other != connection);
+    }
+
+    /// The step owner forgets what it was told when it is started anew, and may not have been of the
+    /// same restore epoch: it is told again when there is a connection, and from time to time.
+    pub(super) fn owner_link(&mut self, up: bool) {
+        self.owner_is_up = up;
+        self.told_owner = None;
+    }
+
+    pub(super) fn tell_owner_again(&mut self, now: Instant) {
+        let due = self.told_owner.is_none_or(|last| now >= last + self.config.lease / 5);
+        if !due || !self.owner_is_up || self.round.is_none() || !self.is_ready() {
+            return;
+        }
+        self.told_owner = Some(now);
+        self.report_applied();
+        let tokens: Vec<TokenId> =
+            self.inbox.iter().flat_map(|inbox| inbox.whole_tokens()).collect();
+        for token in tokens {
+            self.report_held(token);
+        }
+    }
+
+    /// Tells the step owner that a push is held here.
+    pub(super) fn report_held(&mut self, token: TokenId) {
+        self.tell_owner(message::Held { token, shard: self.id }.into());
+    }
+
+    /// Tells the step owner how many steps are applied here.
+    pub(super) fn report_applied(&mut self) {
+        self.tell_owner(message::StepApplied { shard: self.id }.into());
+    }
+
+    fn tell_owner(&mut self, message: Message) {
+        if self.owner.is_none() && self.owner_is_up {
+            let (step, restore_epoch) = (self.step(), self.epoch);
+            let envelope = Envelope { step, restore_epoch, ..Envelope::default() };
+            self.outputs.push_back(Output::ToOwner { envelope, message });
+        }
+    }
+
+    /// The step owner says something.
+    pub(super) fn hear_owner(&mut self, now: Instant, header: &Header, message: Message) {
+        if header.restore_epoch != self.epoch || self.poisoned().is_some() {
+            return;
+        }
+        match message {
+            Message::Commit(commit) => {
+                let tokens: Vec<u64> = commit.tokens.items().iter().map(|t| t.0).collect();
+                let whole: BTreeSet<TokenId> = self.whole_tokens();
+                let all_here = tokens.iter().all(|&token| whole.contains(&TokenId(token)));
+                self.counters.steps_missed.add(u64::from(!all_here));
+                if let Some(round) = self.round.as_mut().filter(|_| all_here) {
+                    round.learn(&Committed { step: header.step.0, tokens });
+                }
+                self.begin_step();
+            }
+            Message::Over(over) => {
+                let room = self.inbox.as_ref().and_then(|i| i.whole_room_of(over.token.0));
+                if let Some(room) = room {
+                    self.release(now, room);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// On the step owner: a shard holds a push whole.
+    pub(super) fn shard_holds(
+        &mut self,
+        now: Instant,
+        connection: u64,
+        shard: ShardId,
+        token: TokenId,
+    ) {
+        let Some(index) = self.takes_part(connection, shard) else { return };
+        let Some(admission) = self.admission_mut() else {
+            return;
+        };
+        if !admission.held(index, token.0) {
+            self.say_over(connection, token);
+        }
+        self.decide(now);
+    }
+
+    /// On the step owner: a shard has applied so many steps.
+    pub(super) fn shard_has_applied(
+        &mut self,
+        now: Instant,
+        connection: u64,
+        shard: ShardId,
+        steps: u64,
+    ) {
+        let Some(index) = self.takes_part(connection, shard) else { return };
+        let Some(admission) = self.admission_mut() else {
+            return;
+        };
+        // No shard can have made a step that is not committed.
+        if steps > admission.step() {
+            return;
+        }
+        admission.applied(index, steps);
+        // It may have been away when the others were told.
+        if let Some(committed) = admission.committed()
+            && steps <= committed.step
+        {
+            self.say_committed(connection, &committed);
+        }
+        self.decide(now);
+    }
+
+    /// Tells the other shards which step is committed.
+    pub(super) fn tell_committed(&mut self, committed: &Committed) {
+        if self.told != Some(committed.step) {
+            self.told = Some(committed.step);
+            let connections: Vec<u64> = self.parts.values().copied().collect();
+            for connection in connections {
+                self.say_committed(connection, committed);
+            }
+        }
+    }
+
+    /// Tells the other shards that the push of a token is over.
+    pub(super) fn tell_over(&mut self, token: u64) {
+        let connections: Vec<u64> = self.parts.values().copied().collect();
+        for connection in connections {
+            self.say_over(connection, TokenId(token));
+        }
+    }
+
+    fn say_committed(&mut self, connection: u64, committed: &Committed) {
+        let tokens = committed.tokens.iter().map(|&token| TokenId(token)).collect();
+        let Some(tokens) = List::new(tokens) else { return };
+        let (step, restore_epoch) = (GlobalStep(committed.step), self.epoch);
+        let envelope = Envelope { step, restore_epoch, ..Envelope::default() };
+        let (message, body) = (message::Commit { tokens }.into(), Bytes::new());
+        self.outputs.push_back(Output::Send { connection, envelope, message, body });
+    }
+
+    fn say_over(&mut self, connection: u64, token: TokenId) {
+        let envelope = Envelope { restore_epoch: self.epoch, ..Envelope::default() };
+        let (message, body) = (message::Over { token }.into(), Bytes::new());
+        self.outputs.push_back(Output::Send { connection, envelope, message, body });
+    }
+}
