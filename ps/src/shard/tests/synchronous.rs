@@ -760,3 +760,33 @@ fn where_a_loss_is_to_be_waited_for_those_who_wait_are_told_who_is_missing() {
         assert_eq!(cluster.values(1), (-2.0, -2.0));
     }
 }
+
+#[test]
+fn whoever_is_gone_is_named_though_it_left_or_has_given_its_gradient() {
+    let fails = |config: PsConfig| config.on_loss(OnLoss::Fail);
+    let told = |cluster: &mut Cluster| {
+        let line = cluster.replicas[0].lines[0];
+        let newest = cluster.token(0).token;
+        let request = cluster.world.say(line, message::TokenRequest { newest }.into());
+        cluster.pass(2 * TICK, &[0]);
+        let Some(Message::Refused(refused)) = cluster.world.answer(line, request) else {
+            panic!("nobody is told")
+        };
+        let Refusal::Deadline { awaited, .. } = refused.refusal else { panic!("{refused:?}") };
+        awaited.to_string()
+    };
+    let mut cluster = Cluster::new(1, synchronous(2, 2), fails);
+    cluster.leave(1);
+    let awaited = told(&mut cluster);
+    assert!(awaited.contains("/job:worker/task:1 (left"), "{awaited}");
+
+    // It gives one gradient of its two.
+    let mut cluster = Cluster::new(1, synchronous(4, 2), fails);
+    let b = cluster.token(1);
+    cluster.push(1, b, 3.0);
+    cluster.pass(LEASE + TICK, &[0]);
+    cluster.token(0);
+    let awaited = told(&mut cluster);
+    assert!(awaited.contains("/job:worker/task:1 (lost"), "{awaited}");
+    assert!(awaited.contains("1 of 4 gradients"), "{awaited}");
+}
