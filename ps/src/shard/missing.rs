@@ -103,7 +103,11 @@ impl Shard {
         });
         let missing: Vec<String> = missing.map(|client| self.last_word_of(now, client)).collect();
         let (step, count, goal) = (admission.step(), given.len(), admission.goal());
-        let unseen = match admission.expects() {
+        let seen = u32::try_from(self.replicas.keys().count()).unwrap_or(u32::MAX);
+        let total = self.config.rule().map_or(0, |rule| rule.total);
+        // It is no longer expected after a while; what is missing is missing.
+        let unseen = if short { total.saturating_sub(seen) } else { admission.expects() };
+        let unseen = match unseen {
             0 => String::new(),
             unseen => format!(" and {unseen} not seen yet"),
         };

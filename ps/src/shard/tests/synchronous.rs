@@ -762,7 +762,7 @@ fn where_a_loss_is_to_be_waited_for_those_who_wait_are_told_who_is_missing() {
 }
 
 #[test]
-fn whoever_is_gone_is_named_though_it_left_or_has_given_its_gradient() {
+fn whoever_is_gone_is_named_though_it_left_or_has_given_its_gradient_or_never_came() {
     let fails = |config: PsConfig| config.on_loss(OnLoss::Fail);
     let told = |cluster: &mut Cluster| {
         let line = cluster.replicas[0].lines[0];
@@ -789,4 +789,12 @@ fn whoever_is_gone_is_named_though_it_left_or_has_given_its_gradient() {
     let awaited = told(&mut cluster);
     assert!(awaited.contains("/job:worker/task:1 (lost"), "{awaited}");
     assert!(awaited.contains("1 of 4 gradients"), "{awaited}");
+
+    // No longer expected, and yet it is what is missing.
+    let mut cluster = Cluster::new(1, synchronous(2, 1), |config| {
+        config.mode(synchronous(2, 2)).on_loss(OnLoss::Fail).join_timeout(TICK)
+    });
+    cluster.pass(2 * TICK, &[0]);
+    let awaited = told(&mut cluster);
+    assert!(awaited.contains("1 not seen yet"), "{awaited}");
 }
