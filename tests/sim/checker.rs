@@ -91,6 +91,22 @@ impl Checker {
         }
     }
 
+    /// A worker was told who is missing before its deadline.
+    pub(crate) fn told(&mut self, awaited: &str) {
+        match self {
+            Checker::Synchronous(checker) => checker.told(awaited),
+            Checker::Asynchronous(_) => panic!("nobody is waited for: {awaited}"),
+        }
+    }
+
+    /// How often workers were told.
+    pub(crate) fn told_count(&self) -> u64 {
+        match self {
+            Checker::Synchronous(checker) => checker.told,
+            Checker::Asynchronous(_) => 0,
+        }
+    }
+
     /// A process has opened a shard, which has made so many steps.
     pub(crate) fn opened(&mut self, shard: ShardId, steps: u64) {
         match self {

@@ -26,7 +26,7 @@ pub(crate) enum Fault {
     Pause,
     /// The same, and another process has taken its place.
     Ghost,
-    /// A worker's data ends before the training does.
+    /// A worker's data ends before the training does. It comes back if steps wait for it.
     Leave,
     /// A worker comes late.
     Late,
@@ -92,8 +92,6 @@ pub(crate) fn plan(setting: &Setting) -> (Vec<Planned>, Duration) {
         // These come about otherwise.
         Fault::Half | Fault::Late => false,
         Fault::KillShards => setting.tasks > 1,
-        // Every replica is waited for.
-        Fault::Leave => !setting.deterministic,
         Fault::Hold => setting.token_timeout.is_some(),
         _ => true,
     };

@@ -117,6 +117,7 @@ fn report(outcomes: &[Outcome], failed: &[u64]) -> ExitCode {
         })
         .collect();
     let committed = outcomes.iter().filter(|outcome| outcome.commits > 0).count();
+    let told: u64 = outcomes.iter().map(|outcome| outcome.told).sum();
     let result = serde_json::json!({
         "test": "sim",
         "seeds": outcomes.len() + failed.len(),
@@ -125,6 +126,7 @@ fn report(outcomes: &[Outcome], failed: &[u64]) -> ExitCode {
         "median_events": median,
         "commits": outcomes.iter().map(|outcome| outcome.commits).sum::<u64>(),
         "pulls": outcomes.iter().map(|outcome| outcome.pulls).sum::<u64>(),
+        "told": told,
         "faults": counts,
     });
     println!("{result}");
@@ -135,6 +137,7 @@ fn report(outcomes: &[Outcome], failed: &[u64]) -> ExitCode {
     assert!(committed * 100 >= outcomes.len() * 95, "{committed} seeds have made steps");
     // Of a few seeds nothing can be said.
     if outcomes.len() >= 50 {
+        assert!(told > 0, "nobody was told who is missing");
         for (fault, count) in counts {
             assert!(count * 10 >= outcomes.len(), "{fault} comes in {count} seeds only");
         }

@@ -9,7 +9,7 @@ use pushpull_common::ids::TaskId;
 use pushpull_common::placement::{Placement, ShardMap, Strategy};
 use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
-use pushpull_ps::{Mode, PsConfig, Sgd};
+use pushpull_ps::{Mode, OnLoss, PsConfig, Sgd};
 
 use crate::chance::Chance;
 use crate::scenario::Sizes;
@@ -33,6 +33,7 @@ pub(crate) struct Setting {
     pub(crate) token_timeout: Option<Duration>,
     /// Whether gradients are added up in the order of the worker tasks.
     pub(crate) deterministic: bool,
+    pub(crate) on_loss: OnLoss,
     /// Whether each push is applied by itself.
     pub(crate) asynchronous: bool,
     inbox_pushes: usize,
@@ -68,6 +69,13 @@ impl Setting {
             1 => total,
             _ => total + 1 + (draw % 2) as u32,
         };
+        let (policy, draw) = (chance.between(0, 9), chance.next());
+        let on_loss = match policy {
+            0..=5 => OnLoss::Shrink { min: 1 },
+            6 | 7 => OnLoss::Shrink { min: 1 + (draw % u64::from(aggregate)) as u32 },
+            8 => OnLoss::Wait { timeout: Duration::from_millis(100 + draw % 2000) },
+            _ => OnLoss::Fail,
+        };
         let ps: Vec<String> = (0..tasks).map(|task| format!("ps{task}:1")).collect();
         let hosts: Vec<String> = (0..workers).map(|task| format!("worker{task}:1")).collect();
         let cluster = ClusterSpec::builder().job("ps", ps).job("worker", hosts).build();
@@ -87,6 +95,7 @@ impl Setting {
             last_step: sizes.steps,
             token_timeout: chance.percent(60).then_some(Duration::from_millis(1500)),
             deterministic,
+            on_loss,
             asynchronous,
             inbox_pushes: if asynchronous { chance.between(1, 3) as usize } else { 1 },
             #[cfg(feature = "zoo")]
@@ -121,11 +130,17 @@ impl Setting {
         )
     }
 
+    /// Whether steps wait for replicas that are gone.
+    pub(crate) fn waits(&self) -> bool {
+        let shrinks = self.on_loss == OnLoss::Shrink { min: 1 };
+        !self.asynchronous && (self.deterministic || !shrinks)
+    }
+
     fn mode(&self) -> String {
         match (self.asynchronous, self.deterministic) {
             (true, _) => format!("asynchronous with {} rooms", self.inbox_pushes),
-            (_, true) => format!("all {} in their order", self.total),
-            _ => format!("{} of {}", self.aggregate, self.total),
+            (_, true) => format!("all {} in their order, {:?}", self.total, self.on_loss),
+            _ => format!("{} of {}, {:?}", self.aggregate, self.total, self.on_loss),
         }
     }
 
@@ -144,6 +159,7 @@ impl Setting {
         config
             .shards(self.shards)
             .mode(mode)
+            .on_loss(self.on_loss)
             .lease(LEASE)
             .join_timeout(Duration::from_secs(2))
             .token_timeout(self.token_timeout)

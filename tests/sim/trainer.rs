@@ -36,12 +36,15 @@ pub(crate) enum Phase {
     Fenced,
 }
 
-/// What a worker computes, and for how long.
+/// What a worker does by itself, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Computes {
+pub(crate) enum Does {
+    /// Computes a gradient.
     Gradient(Duration),
-    /// One that it has set aside.
+    /// Computes one that it has set aside.
     Aside(Duration),
+    /// Waits before it does again what it could not do: this operation.
+    Pause(Duration, u64),
 }
 
 /// A gradient that takes so long that another is begun meanwhile.
@@ -62,6 +65,7 @@ pub(crate) struct Trainer {
     pub(crate) phase: Phase,
     /// The operation that is under way.
     op: u64,
+    asked: Option<Instant>,
     timeout: Duration,
     /// What was known when it last asked for values.
     known: Known,
@@ -70,6 +74,8 @@ pub(crate) struct Trainer {
     /// The next gradient takes so long.
     pub(crate) holds: Option<Duration>,
     aside: Option<Aside>,
+    /// It was told who is missing, before its time was over.
+    told: Option<Error>,
     ended: bool,
     pub(crate) resumed: u64,
 }
@@ -88,11 +94,13 @@ impl Trainer {
             incarnation,
             phase: Phase::Opening,
             op: 0,
+            asked: None,
             timeout: chance.millis(1000, 20_000),
             known: Known::default(),
             leaves: false,
             holds: None,
             aside: None,
+            told: None,
             ended: false,
             resumed: 0,
         }
@@ -127,9 +135,10 @@ impl Trainer {
 
     fn ask(&mut self, now: Instant, door: &mut Door, want: Want) {
         self.op = door.ask(now, want, self.timeout);
+        self.asked = Some(now);
     }
 
-    /// An operation was answered. Returns what is computed now, if anything is.
+    /// An operation was answered. Returns what the worker does now, if it does not wait.
     pub(crate) fn hear(
         &mut self,
         now: Instant,
@@ -138,7 +147,7 @@ impl Trainer {
         reply: Result<Answer, Error>,
         checker: &mut Checker,
         chance: &mut Chance,
-    ) -> Option<Computes> {
+    ) -> Option<Does> {
         if let Some(Aside::Pushing(other, token)) = self.aside
             && op == other
         {
@@ -151,6 +160,10 @@ impl Trainer {
         let answer = match reply {
             Ok(answer) => answer,
             Err(error) => {
+                if self.is_told(now, &error, checker) {
+                    self.told = Some(error);
+                    return Some(Does::Pause(chance.millis(50, 400), op));
+                }
                 self.fail(now, door, error, checker);
                 return None;
             }
@@ -210,10 +223,10 @@ impl Trainer {
                 if let Some(time) = holds.filter(|_| goes_on && self.aside.is_none()) {
                     self.aside = Some(Aside::Computing(grant, step));
                     self.go_on(now, door);
-                    return Some(Computes::Aside(time));
+                    return Some(Does::Aside(time));
                 }
                 self.phase = Phase::Computing(grant, step);
-                return Some(Computes::Gradient(holds.unwrap_or(usual)));
+                return Some(Does::Gradient(holds.unwrap_or(usual)));
             }
             (Phase::Pushing(token), Answer::Pushed(outcome)) => {
                 checker.settled(token, outcome);
@@ -230,6 +243,32 @@ impl Trainer {
             (phase, answer) => panic!("{phase:?} is answered {answer:?}"),
         }
         None
+    }
+
+    /// Whether this says, before the deadline, who is missing.
+    fn is_told(&self, now: Instant, error: &Error, checker: &mut Checker) -> bool {
+        let of_step = matches!(self.phase, Phase::Asking | Phase::Pushing(_));
+        let awaited = match error {
+            Error::Timeout { awaited, sequence: Some(_), .. } => awaited.to_string(),
+            Error::Refused { refusal: Refusal::Deadline { awaited, .. }, .. } => {
+                awaited.to_string()
+            }
+            _ => return false,
+        };
+        // Shards answer a little before the deadline, so that the answer comes in time.
+        let time = self.timeout.saturating_sub(Duration::from_millis(300));
+        let early = of_step && self.asked.is_some_and(|asked| now < asked + time);
+        if early {
+            checker.told(&awaited);
+        }
+        early
+    }
+
+    /// The pause is over: does what it could not do, or what it was told of.
+    pub(crate) fn again(&mut self, now: Instant, door: &mut Door, op: u64, checker: &mut Checker) {
+        if let Some(error) = self.told.take().filter(|_| self.op == op) {
+            self.fail(now, door, error, checker);
+        }
     }
 
     /// The push of the gradient that was set aside was answered.

@@ -43,6 +43,8 @@ enum Event {
     Computed(usize),
     /// The same of one that was set aside.
     ComputedAside(usize),
+    /// It has paused long enough after this operation.
+    Again(usize, u64),
     /// A worker's process starts.
     Start(u32),
     Tick(u32, u64),
@@ -94,6 +96,8 @@ pub(crate) struct Outcome {
     pub(crate) events: u64,
     pub(crate) commits: u64,
     pub(crate) pulls: u64,
+    /// Calls that ended early, because somebody was missing.
+    pub(crate) told: u64,
     pub(crate) faults: BTreeSet<Fault>,
     pub(crate) trace: u64,
 }
@@ -218,6 +222,7 @@ impl World {
             events: self.events,
             commits: self.checker.steps(),
             pulls: self.checker.pulls(),
+            told: self.checker.told_count(),
             faults: self.faults,
             trace: self.trace.sum(),
         }
@@ -283,9 +288,10 @@ impl World {
     /// Until when the process that an event is for is stopped.
     fn pause_of(&self, event: Event) -> Option<Instant> {
         let process = match event {
-            Event::Wake(process) | Event::Computed(process) | Event::ComputedAside(process) => {
-                process
-            }
+            Event::Wake(process)
+            | Event::Computed(process)
+            | Event::ComputedAside(process)
+            | Event::Again(process, _) => process,
             Event::ClientGone(_, Client::Worker { process, .. }) => process,
             Event::Deliver(connection, Way::Back) | Event::Connect(connection) => {
                 match self.connections.get(&connection)?.client {
@@ -314,6 +320,7 @@ impl World {
             }
             Event::Computed(process) => self.computed(process, false),
             Event::ComputedAside(process) => self.computed(process, true),
+            Event::Again(process, op) => self.again(process, op),
             Event::Start(task) => self.start_worker(task),
             Event::Tick(task, life) => self.tick(task, life),
             Event::Work(shard, life) => {

@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use pushpull_common::ids::{ShardId, VariableId};
 use pushpull_common::protocol::Outcome;
+use pushpull_ps::OnLoss;
 
 use super::{Line, Numbers, Pulled, Pushed};
 use crate::setting::Setting;
@@ -32,6 +33,8 @@ pub(crate) struct Synchronous {
     ordered: Option<u32>,
     accepted: BTreeMap<u64, u64>,
     dropped: BTreeSet<u64>,
+    on_loss: OnLoss,
+    pub(super) told: u64,
     pub(super) pulls: u64,
 }
 
@@ -50,6 +53,8 @@ impl Synchronous {
             ordered: setting.deterministic.then_some(setting.workers),
             accepted: BTreeMap::new(),
             dropped: BTreeSet::new(),
+            on_loss: setting.on_loss,
+            told: 0,
             pulls: 0,
         }
     }
@@ -81,6 +86,14 @@ impl Synchronous {
     /// No shard may count it.
     pub(super) fn refused(&mut self, token: u64) {
         self.dropped.insert(token);
+    }
+
+    pub(super) fn told(&mut self, awaited: &str) {
+        self.told += 1;
+        let policy = self.on_loss;
+        assert!(!matches!(policy, OnLoss::Shrink { .. }), "told by {policy:?}: {awaited}");
+        let words = ["lost", "left", "not seen"];
+        assert!(words.iter().any(|word| awaited.contains(word)), "nobody is named: {awaited}");
     }
 
     pub(super) fn opened(&mut self, shard: ShardId, steps: u64) {

@@ -9,7 +9,7 @@ use pushpull_worker::simulation as worker;
 use super::{Event, Process, World};
 use crate::chance::Chance;
 use crate::network::{Client, Item, Way};
-use crate::trainer::{Computes, Phase, Trainer};
+use crate::trainer::{Does, Phase, Trainer};
 
 impl Process {
     /// What it is called, whatever else happens.
@@ -76,15 +76,16 @@ impl World {
                     self.trace.note(|| format!("  process {number} is answered {}", short(&reply)));
                     let Process { door, trainer, chance, .. } = &mut self.processes[number];
                     let checker = &mut self.checker;
-                    let computes = trainer.hear(now, door, op, reply, checker, chance);
-                    match computes {
+                    let does = trainer.hear(now, door, op, reply, checker, chance);
+                    match does {
                         None => {}
-                        Some(Computes::Gradient(time)) => {
+                        Some(Does::Gradient(time)) => {
                             self.after(time, Event::Computed(number));
                         }
-                        Some(Computes::Aside(time)) => {
+                        Some(Does::Aside(time)) => {
                             self.after(time, Event::ComputedAside(number));
                         }
+                        Some(Does::Pause(time, op)) => self.after(time, Event::Again(number, op)),
                     }
                     if self.processes[number].trainer.is_over() {
                         self.end_process(number);
@@ -120,6 +121,14 @@ impl World {
         }
     }
 
+    pub(super) fn again(&mut self, number: usize, op: u64) {
+        let process = &mut self.processes[number];
+        if process.is_alive {
+            process.trainer.again(self.now, &mut process.door, op, &mut self.checker);
+            self.settle_process(number);
+        }
+    }
+
     /// A process ends by itself, or is killed.
     pub(super) fn end_process(&mut self, number: usize) {
         let process = &mut self.processes[number];
@@ -129,7 +138,12 @@ impl World {
         for connection in links {
             self.drop_connection(connection);
         }
-        let task = self.processes[number].trainer.task;
+        let Process { trainer, chance, .. } = &mut self.processes[number];
+        let task = trainer.task;
+        if trainer.phase == (Phase::Left { ended: false }) && self.setting.waits() {
+            let delay = chance.millis(300, 3000);
+            self.after(delay, Event::Start(task));
+        }
         // Of two that have never been welcome, the last to say hello is the newer one.
         let of_task = self.processes.iter().filter(|other| other.trainer.task == task);
         assert!(
