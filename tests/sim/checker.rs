@@ -91,6 +91,14 @@ impl Checker {
         }
     }
 
+    /// A worker has given a push up before any shard could have it whole.
+    pub(crate) fn withdrawn(&mut self, token: u64) {
+        match self {
+            Checker::Synchronous(checker) => checker.refused(token),
+            Checker::Asynchronous(checker) => checker.withdrawn(token),
+        }
+    }
+
     /// A worker was told who is missing before its deadline.
     pub(crate) fn told(&mut self, awaited: &str) {
         match self {

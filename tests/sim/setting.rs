@@ -37,6 +37,8 @@ pub(crate) struct Setting {
     /// Whether each push is applied by itself.
     pub(crate) asynchronous: bool,
     inbox_pushes: usize,
+    /// The largest part of a push, or of the values of a pull.
+    pub(crate) part_bytes: u64,
     #[cfg(feature = "zoo")]
     pub(crate) zoo: pushpull_ps::Zoo,
     pub(crate) cluster: ClusterSpec,
@@ -98,6 +100,7 @@ impl Setting {
             on_loss,
             asynchronous,
             inbox_pushes: if asynchronous { chance.between(1, 3) as usize } else { 1 },
+            part_bytes: if chance.percent(50) { 8 * chance.between(8, 32) } else { 1 << 20 },
             #[cfg(feature = "zoo")]
             zoo: Default::default(),
             cluster,
@@ -119,11 +122,13 @@ impl Setting {
     /// What it is, in a line.
     pub(crate) fn words(&self) -> String {
         format!(
-            "{} ps tasks of {} shards, {} workers, {} variables, {}, {} steps, tokens for {:?}",
+            "{} ps tasks of {} shards, {} workers, {} variables in parts of {}, {}, {} steps, \
+             tokens for {:?}",
             self.tasks,
             self.shards,
             self.workers,
             self.catalogue.variables().len(),
+            self.part_bytes,
             self.mode(),
             self.last_step,
             self.token_timeout,

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use pushpull_common::ids::{GlobalStep, RestoreEpoch, ShardId, VariableId};
+use pushpull_common::ids::{GlobalStep, RestoreEpoch, Sequence, ShardId, VariableId};
 use pushpull_common::protocol::message::Declared;
 use pushpull_common::protocol::{Grant, Refusal};
 use pushpull_worker::Error;
@@ -25,6 +25,8 @@ pub(crate) enum Phase {
     Pulling(Grant),
     Computing(Grant, GlobalStep),
     Pushing(u64),
+    /// Its gradients come one by one: the token, the push, and the variables that are left.
+    Streaming(u64, Sequence, Vec<VariableId>),
     /// It was told that there are no more tokens, and looks at the last values.
     Looking,
     Leaving(VecDeque<ShardId>),
@@ -67,6 +69,8 @@ pub(crate) struct Trainer {
     op: u64,
     asked: Option<Instant>,
     timeout: Duration,
+    /// The gradient that it pushes one by one.
+    gradient: Vec<u8>,
     /// What was known when it last asked for values.
     known: Known,
     /// It leaves before its next step.
@@ -96,6 +100,7 @@ impl Trainer {
             op: 0,
             asked: None,
             timeout: chance.millis(1000, 20_000),
+            gradient: Vec::new(),
             known: Known::default(),
             leaves: false,
             holds: None,
@@ -135,7 +140,7 @@ impl Trainer {
 
     fn ask(&mut self, now: Instant, door: &mut Door, want: Want) {
         self.op = door.ask(now, want, self.timeout);
-        self.asked = Some(now);
+        (self.asked, self.told) = (Some(now), None);
     }
 
     /// An operation was answered. Returns what the worker does now, if it does not wait.
@@ -228,6 +233,18 @@ impl Trainer {
                 self.phase = Phase::Computing(grant, step);
                 return Some(Does::Gradient(holds.unwrap_or(usual)));
             }
+            (Phase::Streaming(token, _, rest), Answer::Begun(sequence)) => {
+                self.phase = Phase::Streaming(token, sequence, rest);
+                return Some(Does::Pause(chance.millis(0, 30), op));
+            }
+            (Phase::Streaming(..), Answer::Done) => {
+                if chance.percent(4) {
+                    // It thinks better of it.
+                    self.cancel(now, door, checker);
+                    return None;
+                }
+                return Some(Does::Pause(chance.millis(0, 30), op));
+            }
             (Phase::Pushing(token), Answer::Pushed(outcome)) => {
                 checker.settled(token, outcome);
                 self.go_on(now, door);
@@ -264,10 +281,25 @@ impl Trainer {
         early
     }
 
-    /// The pause is over: does what it could not do, or what it was told of.
+    /// The pause is over: goes on with its push, or with what it was told that it cannot do.
     pub(crate) fn again(&mut self, now: Instant, door: &mut Door, op: u64, checker: &mut Checker) {
-        if let Some(error) = self.told.take().filter(|_| self.op == op) {
-            self.fail(now, door, error, checker);
+        if self.op != op {
+            return;
+        }
+        if let Some(error) = self.told.take() {
+            return self.fail(now, door, error, checker);
+        }
+        let Phase::Streaming(token, sequence, mut rest) = self.phase.clone() else { return };
+        match rest.pop() {
+            Some(variable) => {
+                self.phase = Phase::Streaming(token, sequence, rest);
+                let (variables, bytes) = (vec![variable], self.gradient.clone());
+                self.ask(now, door, Want::More { sequence, variables, bytes });
+            }
+            None => {
+                self.phase = Phase::Pushing(token);
+                self.ask(now, door, Want::End(sequence));
+            }
         }
     }
 
@@ -337,9 +369,13 @@ impl Trainer {
     }
 
     /// Waits no longer for what it has asked for, and goes on; false if it could not.
-    pub(crate) fn cancel(&mut self, now: Instant, door: &mut Door) -> bool {
+    pub(crate) fn cancel(&mut self, now: Instant, door: &mut Door, checker: &mut Checker) -> bool {
         match self.phase.clone() {
             Phase::Asking | Phase::Pushing(_) => door.cancel(now, self.op),
+            Phase::Streaming(token, sequence, _) => {
+                door.abandon(now, sequence);
+                checker.withdrawn(token);
+            }
             Phase::Pulling(grant) => {
                 door.cancel(now, self.op);
                 door.drop_token(now, grant);
@@ -366,8 +402,18 @@ impl Trainer {
             return self.go_on(now, door);
         }
         let want = self.gradient(grant, read, door, setting, checker, chance);
-        self.phase = Phase::Pushing(grant.token.0);
-        self.ask(now, door, want);
+        let token = grant.token.0;
+        match want {
+            Want::Push { grant, read, variables, bytes } if chance.percent(30) => {
+                self.gradient = bytes;
+                self.phase = Phase::Streaming(token, Sequence(0), variables);
+                self.ask(now, door, Want::Begin { grant, read });
+            }
+            want => {
+                self.phase = Phase::Pushing(token);
+                self.ask(now, door, want);
+            }
+        }
     }
 
     /// The gradient that was set aside is there: pushes it, though another may be under way.

@@ -90,12 +90,17 @@ impl PulledParts {
     /// Appends the header and meta of the next part to `head` and returns the range of its body;
     /// `None` after the last. An answer without bytes is one part without a body.
     pub(crate) fn next_part(&mut self, head: &mut Vec<u8>) -> Option<Range<u64>> {
+        self.next_part_of(PART_BYTES_MAX, head)
+    }
+
+    /// The same with a part of at most so many bytes.
+    pub(crate) fn next_part_of(&mut self, bytes: u64, head: &mut Vec<u8>) -> Option<Range<u64>> {
         if self.finished {
             return None;
         }
         let (index, start) = self.next;
         let range_end = self.ranges.get(index).map_or(start, |range| range.end);
-        let end = range_end.min(start + PART_BYTES_MAX);
+        let end = range_end.min(start + bytes);
         self.next = if end < range_end {
             (index, end)
         } else {

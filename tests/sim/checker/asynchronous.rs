@@ -26,6 +26,7 @@ struct Push {
     /// The step that it made, if its worker was told.
     step: Option<u64>,
     refused_by: Option<ShardId>,
+    withdrawn: bool,
 }
 
 /// Watches a run.
@@ -69,7 +70,7 @@ impl Asynchronous {
         assert!(before.is_none(), "token {} is given out twice", push.token);
         let variables = push.gradient.iter().map(Option::is_some).collect();
         let (read, step, refused_by) = (push.read.0, None, None);
-        self.pushes.push(Push { read, variables, step, refused_by });
+        self.pushes.push(Push { read, variables, step, refused_by, withdrawn: false });
     }
 
     pub(super) fn settled(&mut self, token: u64, outcome: Outcome) {
@@ -95,6 +96,10 @@ impl Asynchronous {
 
     pub(super) fn refused(&mut self, token: u64, shard: ShardId) {
         self.pushes[self.numbers[&token]].refused_by = Some(shard);
+    }
+
+    pub(super) fn withdrawn(&mut self, token: u64) {
+        self.pushes[self.numbers[&token]].withdrawn = true;
     }
 
     pub(super) fn opened(&mut self, shard: ShardId, steps: u64) {
@@ -129,6 +134,7 @@ impl Asynchronous {
                         "push {number} in variable {id}, {shard}"
                     );
                 }
+                assert!(!push.withdrawn, "push {number} was withdrawn, and counts on {shard}");
                 assert_ne!(push.refused_by, Some(shard), "push {number} was refused there");
             }
             let lost: Vec<&usize> = pulled.known[&shard].difference(&has).collect();

@@ -83,7 +83,7 @@ impl World {
                 let now = self.now;
                 let Some(number) = self.pick_alive(chance, |_| true) else { return false };
                 let Process { door, trainer, .. } = &mut self.processes[number];
-                let cancelled = trainer.cancel(now, door);
+                let cancelled = trainer.cancel(now, door, &mut self.checker);
                 self.settle_process(number);
                 cancelled
             }

@@ -104,7 +104,14 @@ impl World {
             let Host::Down(files) = std::mem::replace(host, Host::Down(Files::default())) else {
                 unreachable!("it was down")
             };
-            let door = ps::Door::open(self.setting.config(task), index, files, life, self.now);
+            let door = ps::Door::open(
+                self.setting.config(task),
+                index,
+                files,
+                life,
+                self.now,
+                self.setting.part_bytes,
+            );
             let (steps, owns) = (door.steps(), door.owns_step());
             *host = Host::Up(Box::new(door));
             if self.setting.catalogue.shards().any(|other| other == id) || owns {

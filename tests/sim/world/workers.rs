@@ -29,7 +29,14 @@ impl World {
         let trainer = Trainer::new(task, &self.setting, incarnation, &mut chance);
         let catalogue = Arc::clone(&self.setting.catalogue);
         let cluster = &self.setting.cluster;
-        let door = worker::Door::new(cluster, task, task == 0, incarnation, catalogue);
+        let door = worker::Door::new(
+            cluster,
+            task,
+            task == 0,
+            incarnation,
+            catalogue,
+            self.setting.part_bytes,
+        );
         self.processes.push(Process {
             door,
             trainer,
