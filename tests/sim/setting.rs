@@ -37,6 +37,9 @@ pub(crate) struct Setting {
     /// Whether each push is applied by itself.
     pub(crate) asynchronous: bool,
     inbox_pushes: usize,
+    /// The bounds of staleness, in asynchronous mode.
+    wait_ahead: Option<u64>,
+    pub(crate) reject_older: Option<u64>,
     /// The largest part of a push, or of the values of a pull.
     pub(crate) part_bytes: u64,
     #[cfg(feature = "zoo")]
@@ -78,6 +81,8 @@ impl Setting {
             8 => OnLoss::Wait { timeout: Duration::from_millis(100 + draw % 2000) },
             _ => OnLoss::Fail,
         };
+        let wait_ahead = Some(chance.between(1, 3)).filter(|_| chance.percent(35));
+        let reject_older = Some(chance.between(0, 3)).filter(|_| chance.percent(35));
         let ps: Vec<String> = (0..tasks).map(|task| format!("ps{task}:1")).collect();
         let hosts: Vec<String> = (0..workers).map(|task| format!("worker{task}:1")).collect();
         let cluster = ClusterSpec::builder().job("ps", ps).job("worker", hosts).build();
@@ -100,6 +105,8 @@ impl Setting {
             on_loss,
             asynchronous,
             inbox_pushes: if asynchronous { chance.between(1, 3) as usize } else { 1 },
+            wait_ahead: wait_ahead.filter(|_| asynchronous),
+            reject_older: reject_older.filter(|_| asynchronous),
             part_bytes: if chance.percent(50) { 8 * chance.between(8, 32) } else { 1 << 20 },
             #[cfg(feature = "zoo")]
             zoo: Default::default(),
@@ -143,7 +150,10 @@ impl Setting {
 
     fn mode(&self) -> String {
         match (self.asynchronous, self.deterministic) {
-            (true, _) => format!("asynchronous with {} rooms", self.inbox_pushes),
+            (true, _) => format!(
+                "asynchronous with {} rooms, ahead {:?}, older {:?}",
+                self.inbox_pushes, self.wait_ahead, self.reject_older
+            ),
             (_, true) => format!("all {} in their order, {:?}", self.total, self.on_loss),
             _ => format!("{} of {}, {:?}", self.aggregate, self.total, self.on_loss),
         }
@@ -158,7 +168,13 @@ impl Setting {
                 total_num_replicas: self.total,
             },
         };
-        let config = PsConfig::new(self.cluster.clone(), TaskId::ps(task), Sgd::new(RATE));
+        let mut config = PsConfig::new(self.cluster.clone(), TaskId::ps(task), Sgd::new(RATE));
+        if let Some(gradients) = self.wait_ahead {
+            config = config.wait_ahead(gradients);
+        }
+        if let Some(steps) = self.reject_older {
+            config = config.reject_older(steps);
+        }
         #[cfg(feature = "zoo")]
         let config = config.zoo(self.zoo);
         config

@@ -26,7 +26,8 @@ struct Push {
     /// The step that it made, if its worker was told.
     step: Option<u64>,
     refused_by: Option<ShardId>,
-    withdrawn: bool,
+    /// It was withdrawn, or too old: no shard counts it.
+    dropped: bool,
 }
 
 /// Watches a run.
@@ -34,6 +35,7 @@ struct Push {
 pub(crate) struct Asynchronous {
     catalogue: Arc<Catalogue>,
     owner: ShardId,
+    reject_older: Option<u64>,
     pushes: Vec<Push>,
     numbers: BTreeMap<u64, usize>,
     known: Known,
@@ -51,6 +53,7 @@ impl Asynchronous {
             known: catalogue.shards().map(|shard| (shard, BTreeSet::new())).collect(),
             catalogue,
             owner: ShardId { task: 0, shard: 0 },
+            reject_older: setting.reject_older,
             pushes: Vec::new(),
             numbers: BTreeMap::new(),
             made: BTreeMap::new(),
@@ -70,14 +73,22 @@ impl Asynchronous {
         assert!(before.is_none(), "token {} is given out twice", push.token);
         let variables = push.gradient.iter().map(Option::is_some).collect();
         let (read, step, refused_by) = (push.read.0, None, None);
-        self.pushes.push(Push { read, variables, step, refused_by, withdrawn: false });
+        self.pushes.push(Push { read, variables, step, refused_by, dropped: false });
     }
 
     pub(super) fn settled(&mut self, token: u64, outcome: Outcome) {
-        let Outcome::Applied { step, staleness, .. } = outcome else {
-            panic!("token {token}: {outcome:?} is no outcome of an asynchronous push")
-        };
         let number = self.numbers[&token];
+        let (step, staleness) = match (outcome, self.reject_older) {
+            (Outcome::Applied { step, staleness, .. }, bound) => {
+                assert!(bound.is_none_or(|bound| staleness <= bound), "token {token}: {outcome:?}");
+                (step, staleness)
+            }
+            (Outcome::Stale { .. }, Some(_)) => {
+                self.pushes[number].dropped = true;
+                return;
+            }
+            _ => panic!("token {token}: {outcome:?} is no outcome of an asynchronous push"),
+        };
         let push = &mut self.pushes[number];
         let step = step.0;
         assert!(push.step.is_none_or(|before| before == step), "token {token}: {outcome:?}");
@@ -95,11 +106,14 @@ impl Asynchronous {
     }
 
     pub(super) fn refused(&mut self, token: u64, shard: ShardId) {
-        self.pushes[self.numbers[&token]].refused_by = Some(shard);
+        let push = &mut self.pushes[self.numbers[&token]];
+        push.refused_by = Some(shard);
+        // Where the owner is asked first, no other shard takes what it refuses.
+        push.dropped |= shard == self.owner && self.reject_older.is_some();
     }
 
     pub(super) fn withdrawn(&mut self, token: u64) {
-        self.pushes[self.numbers[&token]].withdrawn = true;
+        self.pushes[self.numbers[&token]].dropped = true;
     }
 
     pub(super) fn opened(&mut self, shard: ShardId, steps: u64) {
@@ -134,7 +148,7 @@ impl Asynchronous {
                         "push {number} in variable {id}, {shard}"
                     );
                 }
-                assert!(!push.withdrawn, "push {number} was withdrawn, and counts on {shard}");
+                assert!(!push.dropped, "push {number} was dropped, and counts on {shard}");
                 assert_ne!(push.refused_by, Some(shard), "push {number} was refused there");
             }
             let lost: Vec<&usize> = pulled.known[&shard].difference(&has).collect();
