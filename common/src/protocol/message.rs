@@ -487,6 +487,8 @@ wire_struct! {
     Held {
         /// The token that the push spends.
         token: TokenId,
+        /// The epoch of the client whose push it is: only its holder may spend a token.
+        client: ClientEpoch,
         /// The shard.
         shard: ShardId,
     }
@@ -513,6 +515,11 @@ wire_struct! {
         /// The token.
         token: TokenId,
     }
+}
+wire_struct! {
+    /// Step owner to shard: keep what is here after the step in the header, for a checkpoint of which
+    /// it will be asked for its part (synchronous mode).
+    KeepCut {}
 }
 
 macro_rules! messages {
@@ -622,4 +629,5 @@ messages! {
     61 => StepApplied, body 0;
     62 => Commit, body 0;
     63 => Over, body 0;
+    64 => KeepCut, body 0;
 }

@@ -404,6 +404,11 @@ impl StepOwner {
         assert_eq!(held, self.out.len(), "every token has one holder");
     }
 
+    /// Who holds a token that is out.
+    pub(crate) fn holder_of(&self, token: TokenId) -> Option<ClientKey> {
+        self.out.get(&token.0).map(|out| out.holder)
+    }
+
     /// Whether a token is out in this generation, to whomever.
     pub(crate) fn is_out(&self, token: TokenId, generation: u32) -> bool {
         self.out.get(&token.0).is_some_and(|out| out.issued.generation == generation)

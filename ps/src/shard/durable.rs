@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use pushpull_common::identity::Identity;
-use pushpull_common::ids::{GlobalStep, RestoreEpoch, ShardId};
+use pushpull_common::ids::{ClientEpoch, GlobalStep, RestoreEpoch, ShardId};
 use pushpull_common::protocol::message::Operation;
 use pushpull_common::protocol::{Outcome, PushState};
 
@@ -133,6 +133,7 @@ impl Shard {
         Shard {
             id,
             replicas: Replicas::new(config.lease, life.epoch_base, config.zoo),
+            chief: ClientEpoch(0),
             owner,
             round,
             mean: Vec::new(),
@@ -159,6 +160,9 @@ impl Shard {
             jobs: VecDeque::new(),
             draft: None,
             saving: None,
+            kept_cut: None,
+            saves_a_cut: false,
+            wishes: VecDeque::new(),
             restoring: None,
             power,
             version: 0,
@@ -223,6 +227,7 @@ impl Shard {
         (self.lives, self.generation) = (record.lives, record.generation);
         (self.epoch, self.restored_step) = (record.restore_epoch, record.restored_step);
         self.replicas.mint_above(record.newest_epoch);
+        self.chief = record.chief;
         if let Some(owner) = &mut self.owner {
             owner.restore(record.steps);
             self.counters.global_step.set(record.steps.step);

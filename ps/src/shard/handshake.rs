@@ -127,6 +127,7 @@ impl Shard {
             return Err(self.other_epoch(hello.seen_epoch));
         }
         let task = TaskId::new(hello.job.as_str(), hello.task);
+        self.check_chief(now, hello, &task)?;
         self.reserve_client()
             .map_err(|error| Refusal::Storage { detail: Detail::clipped(error.to_string()) })?;
         let mint = self.owner.is_some();
@@ -141,6 +142,9 @@ impl Shard {
                 inbox.orphan_whole(admitted.key);
             }
             self.drop_client(now, admitted.key, true);
+        }
+        if hello.role == (Role::Chief {}) {
+            self.chief_is(admitted.epoch);
         }
         self.replica_joins(now, admitted.key);
         Ok(admitted)

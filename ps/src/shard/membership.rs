@@ -28,6 +28,7 @@ impl Shard {
         self.stop_expecting(now);
         self.end_waits_for_the_missing(now);
         self.tell_owner_again(now);
+        self.drop_old_cut(now);
         // In synchronous mode a push that is whole here and not everywhere helps nobody.
         let kept = if self.is_synchronous() { BTreeSet::new() } else { self.whole_tokens() };
         if let Some(owner) = &mut self.owner {

@@ -57,6 +57,7 @@ impl Shard {
             gradients: self.gradients,
             steps: self.owner.as_ref().map(StepOwner::steps).unwrap_or_default(),
             newest_epoch: self.replicas.newest_epoch(),
+            chief: self.chief,
             stage: match &self.variables {
                 Variables::Absent => Stage::Absent,
                 Variables::Declared(_) => Stage::Declared,

@@ -40,6 +40,8 @@ pub(crate) struct ShardRecord {
     pub(crate) steps: Steps,
     /// The newest client epoch known.
     pub(crate) newest_epoch: u64,
+    /// That of the newest chief.
+    pub(crate) chief: ClientEpoch,
     pub(crate) stage: Stage,
     /// Counts the declarations of variables.
     pub(crate) generation: u64,
@@ -103,6 +105,7 @@ enum Word {
     Applied,
     Goal,
     Applying,
+    Chief,
     /// How many of them there are.
     Count,
 }
@@ -146,6 +149,7 @@ impl ShardRecord {
         set(Word::Applied, self.applied);
         set(Word::Goal, self.goal.into());
         set(Word::Applying, self.applying.into());
+        set(Word::Chief, self.chief.0);
         for (index, bytes) in self.digest.chunks_exact(8).enumerate() {
             let bytes = bytes.try_into().expect("chunks of eight");
             words[Word::Digest as usize + index] = u64::from_le_bytes(bytes);
@@ -175,6 +179,7 @@ impl ShardRecord {
             },
             // Clients bring epochs of their own, up to that limit; more are minted above them.
             newest_epoch: below(Word::NewestEpoch, EPOCH_LIMIT + COUNT_LIMIT, "an epoch")?,
+            chief: ClientEpoch(below(Word::Chief, EPOCH_LIMIT + COUNT_LIMIT, "a chief's epoch")?),
             stage: match below(Word::Stage, 3, "a stage of the variables")? {
                 0 => Stage::Absent,
                 1 => Stage::Declared,
@@ -343,6 +348,7 @@ mod tests {
             gradients: 2,
             steps,
             newest_epoch: 5,
+            chief: ClientEpoch(17),
             stage: Stage::Ready,
             generation: 6,
             digest: std::array::from_fn(|i| i as u8),

@@ -120,6 +120,7 @@ impl Shard {
             self.carry_out(now, grant, verdict);
         }
         self.hear_committed();
+        self.begin_wished_save(now);
         self.grant_parked_tokens(now);
     }
 
