@@ -45,6 +45,8 @@ pub(super) struct Share {
     pub(super) sent: usize,
     room: u32,
     pub(super) request: Option<RequestId>,
+    /// When the last part was sent, with the deadlines of those who waited then.
+    asked: Option<Instant>,
     /// The last part has been sent, and the shard has not denied having got it.
     pub(super) whole: bool,
     pub(super) phase: Phase,
@@ -150,7 +152,8 @@ impl Session {
         }
         let phase = Phase::Roomless;
         let (parts, request) = (Vec::new(), None);
-        push.shares.push(Share { link, parts, sent: 0, room: 0, request, whole: false, phase });
+        let (sent, room, asked, whole) = (0, 0, None, false);
+        push.shares.push(Share { link, parts, sent, room, request, asked, whole, phase });
         let last = push.shares.len() - 1;
         &mut push.shares[last]
     }
@@ -250,7 +253,7 @@ impl Session {
             let envelope = Envelope { sequence, step, request, deadline_ms, ..Envelope::default() };
             share.sent += 1;
             if last {
-                (share.phase, share.whole) = (Phase::Sent, true);
+                (share.phase, share.whole, share.asked) = (Phase::Sent, true, Some(now));
             }
             if share.request.is_some() {
                 self.send_on(now, share.link, envelope, message, bodies);
@@ -309,7 +312,8 @@ impl Session {
                     if synchronous && is_owner && share.phase == Phase::Sent =>
                 {
                     (share.phase, share.request) = (Phase::Undecided, None);
-                    self.tell_undecided(now, sequence, link, &awaited);
+                    let asked = share.asked;
+                    self.tell_undecided(now, sequence, link, asked, &awaited);
                 }
                 refusal => share.phase = Phase::Settled(Err(refusal)),
             },

@@ -344,6 +344,26 @@ fn a_push_that_is_not_decided_in_time_says_for_whom_it_waits() {
     assert!(world.sent.is_empty() && world.closed.is_empty());
 }
 
+#[test]
+fn an_answer_that_was_late_ends_no_wait_that_has_begun_since() {
+    let plan = plan(1, 2);
+    let mut world = joined(&plan);
+    let first = order(&plan, Some(grant(4, 0)), 1);
+    let op = world.call_within(Command::Push { order: first }, ms(1000));
+    let owner = last_part(&mut world, OWNER);
+    world.pass(ms(1000));
+    let Err(Error::Timeout { sequence: Some(sequence), .. }) = world.reply(op) else { panic!() };
+    let waits = world.call_within(Command::Await { sequence }, ms(500));
+    world.pass(ms(1));
+    let awaited = Detail::clipped("nobody");
+    let late = refused(Refusal::Deadline { waited_ms: 950, awaited });
+    world.answer(&owner, late.clone());
+    // That was for the first wait: it is asked for the second one.
+    not_decided(&mut world, sequence, &late);
+    let Err(Error::Timeout { waited, .. }) = world.reply(waits) else { panic!() };
+    assert_eq!(waited, ms(1));
+}
+
 /// The owner is asked about a push, holds it, and does not decide.
 fn not_decided(world: &mut World, sequence: Sequence, late: &Message) {
     let query = world.heard(OWNER, "OutcomeQuery");
