@@ -1,4 +1,4 @@
-//! Whole clusters in one thread, with virtual time and everything that can go wrong: the real state
+//! Whole clusters, each in one thread, with virtual time and everything that can go wrong: the real state
 //! machines of servers and workers train, in synchronous mode or in asynchronous mode, and every
 //! run is checked: against a replay of its steps, or by what its values are the sum of.
 //!
@@ -25,6 +25,8 @@ mod zoo;
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use failure::{Failure, catch};
@@ -63,33 +65,57 @@ fn main() -> ExitCode {
 #[cfg_attr(feature = "zoo", allow(dead_code, reason = "bugs are planted"))]
 fn check(start: Instant) -> ExitCode {
     let seeds = number("PUSHPULL_SIM_SEEDS").unwrap_or(SEEDS).max(1);
-    let run = |scenario: &Scenario| World::new(scenario, start, Trace::new(false)).run();
-    let mut outcomes = Vec::new();
-    let mut failed = Vec::new();
     let first = number("PUSHPULL_SIM_FIRST").unwrap_or(0);
-    for seed in first..first.saturating_add(seeds) {
-        let scenario = Scenario::of(seed);
-        let twice = catch(|| {
-            let outcome = run(&scenario);
-            let again = (seed % TWICE == 0).then(|| run(&scenario).trace);
-            assert_eq!(again.unwrap_or(outcome.trace), outcome.trace, "it does the same again");
-            outcome
-        });
-        match twice {
-            Ok(outcome) => outcomes.push(outcome),
-            Err(failure) => {
-                failed.push(seed);
-                println!("FAULT: seed {seed}, at {}: {}", failure.place, failure.words);
-                println!("replay it with: {scenario} cargo test --test sim");
-                if failed.len() <= SHRUNK {
-                    let fails = |smaller: &Scenario| catch(|| run(smaller)).err();
-                    let (smaller, reruns) = smallest(&scenario, &failure, fails);
-                    println!("or with: {smaller} cargo test --test sim ({reruns} reruns)");
+    let next = AtomicU64::new(first);
+    let results = Mutex::new((Vec::new(), Vec::new()));
+    // Seeds know nothing of each other.
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed - first >= seeds {
+                        return;
+                    }
+                    let ended = check_one(seed, start, || results.lock().unwrap().1.len() < SHRUNK);
+                    let (outcomes, failed) = &mut *results.lock().unwrap();
+                    match ended {
+                        Some(outcome) => outcomes.push(outcome),
+                        None => failed.push(seed),
+                    }
                 }
-            }
+            });
         }
-    }
+    });
+    let (outcomes, mut failed) = results.into_inner().unwrap();
+    failed.sort_unstable();
     report(&outcomes, &failed)
+}
+
+/// Runs a seed, and says how it fails if it does; in fewer words, if those are wanted.
+#[cfg_attr(feature = "zoo", allow(dead_code, reason = "bugs are planted"))]
+fn check_one(seed: u64, start: Instant, shorter: impl Fn() -> bool) -> Option<Outcome> {
+    let run = |scenario: &Scenario| World::new(scenario, start, Trace::new(false)).run();
+    let scenario = Scenario::of(seed);
+    let twice = catch(|| {
+        let outcome = run(&scenario);
+        let again = (seed % TWICE == 0).then(|| run(&scenario).trace);
+        assert_eq!(again.unwrap_or(outcome.trace), outcome.trace, "it does the same again");
+        outcome
+    });
+    let failure = match twice {
+        Ok(outcome) => return Some(outcome),
+        Err(failure) => failure,
+    };
+    println!("FAULT: seed {seed}, at {}: {}", failure.place, failure.words);
+    println!("replay it with: {scenario} cargo test --test sim");
+    if shorter() {
+        let fails = |smaller: &Scenario| catch(|| run(smaller)).err();
+        let (smaller, reruns) = smallest(&scenario, &failure, fails);
+        println!("seed {seed} or with: {smaller} cargo test --test sim ({reruns} reruns)");
+    }
+    None
 }
 
 /// The smallest scenario found that fails at the same place, and how many were tried.
