@@ -25,7 +25,7 @@ use crate::config::Checksums;
 use crate::error::Error;
 use crate::fanout::Plan;
 use crate::params::Buffer;
-use crate::session::{Command, Input, OpId, Output, PushOrder, Reply, Session, Start};
+use crate::session::{Command, Input, OpId, Output, PushOrder, Read, Reply, Session, Start};
 use crate::start::{self, Begin, Found};
 
 /// What a training loop wants done.
@@ -118,6 +118,8 @@ pub struct Door {
     owner: ShardId,
     links: BTreeMap<usize, (FrameReader, bool)>,
     next_op: u64,
+    /// How many gradients each shard had applied to what was pulled last.
+    read: BTreeMap<ShardId, u64>,
     events: VecDeque<Event>,
 }
 
@@ -151,6 +153,7 @@ impl Door {
             owner,
             links: BTreeMap::new(),
             next_op: 1,
+            read: BTreeMap::new(),
             events: VecDeque::new(),
         }
     }
@@ -221,6 +224,7 @@ impl Door {
                 let bytes = Bytes::from(bytes);
                 let parts = plan.parts(variables.into_iter(), |range| bytes.slice(range));
                 let operation = Operation::Gradient {};
+                let read = Read { step: read, gradients: self.read.clone() };
                 Command::Push { order: PushOrder { operation, grant: Some(grant), read, parts } }
             }
             Want::Resume(error) => match error {
@@ -367,7 +371,12 @@ impl Door {
                     frame.extend_from_slice(&body);
                     Event::Send { link, frame }
                 }
-                Output::Reply { op, reply } => Event::Reply { op: op.0, reply: reply.map(answer) },
+                Output::Reply { op, reply } => {
+                    if let Ok(Reply::Pulled { read, .. }) = &reply {
+                        self.read = read.gradients.clone();
+                    }
+                    Event::Reply { op: op.0, reply: reply.map(answer) }
+                }
                 Output::Progress { .. } => continue,
             };
             self.events.push_back(event);
@@ -379,7 +388,7 @@ fn answer(reply: Reply) -> Answer {
     match reply {
         Reply::Answer { message: Message::Declared(declared), .. } => Answer::Found(declared),
         Reply::Token(grant) => Answer::Token(grant),
-        Reply::Pulled { buffer, step } => Answer::Pulled(buffer.bytes().to_vec(), step),
+        Reply::Pulled { buffer, read } => Answer::Pulled(buffer.bytes().to_vec(), read.step),
         Reply::Stale { .. } => Answer::Stale,
         Reply::Pushed { outcome } => Answer::Pushed(outcome),
         _ => Answer::Done,

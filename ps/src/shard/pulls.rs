@@ -68,7 +68,8 @@ impl Shard {
         let crc = self.conversations.get(&entry.connection).is_some_and(|c| c.crc);
         let mut envelope = entry.request;
         (envelope.step, envelope.restore_epoch) = (self.step(), self.epoch);
-        let parts = PulledParts::new(snapshot, ranges, envelope, self.version, crc);
+        let counts = (self.version, self.gradients);
+        let parts = PulledParts::new(snapshot, ranges, envelope, counts, crc);
         self.outputs.push_back(Output::Stream { connection: entry.connection, parts });
     }
 }

@@ -125,6 +125,7 @@ impl Push {
             offset,
             whole,
             next: whole.is_some() && self.next,
+            read: None,
         };
         part.into()
     }
