@@ -50,7 +50,7 @@ pub use checkpoint::{CheckpointError, CheckpointStorage, LocalDirectory, Retenti
 pub use config::{Checkpoints, Durability, NonFinite, PsConfig, Storage};
 pub use error::{ListenError, SaveError, ServeError, StartError, StorageError};
 pub use inspect::inspect;
-pub use metrics::Metrics;
+pub use metrics::{Metrics, StalenessHistogram};
 pub use optimizer::{Adam, Optimizer, Sgd};
 pub use runtime::{Handle, Listener, Ps};
 #[cfg(feature = "zoo")]

@@ -215,6 +215,10 @@ fn main() -> ExitCode {
                     metrics.pulls,
                     metrics.duplicates
                 );
+                if let Some(mean) = metrics.staleness.mean() {
+                    let (task, histogram) = (options.task_index, &metrics.staleness);
+                    println!("pushpull-ps: task {task}: staleness {mean:.2} on average, {histogram}");
+                }
                 ExitCode::SUCCESS
             }
             Err(error) => complain(EXIT_SERVING, &error),

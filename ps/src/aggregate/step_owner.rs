@@ -268,12 +268,17 @@ impl StepOwner {
         out.is_some_and(|out| out.holder == holder && out.issued.generation == generation)
     }
 
-    /// Spends a token that `holds` has confirmed: the step moves on. Returns the staleness: how
-    /// many steps were made since the values were read at step `read`, which cannot have been
-    /// before the token was granted.
+    /// How stale a gradient under this token is: how many steps were made since the values were read
+    /// at step `read`, which cannot have been before the token was granted.
+    pub(crate) fn staleness(&self, token: TokenId, read: GlobalStep) -> u64 {
+        let granted_at = self.out.get(&token.0).map_or(self.step, |out| out.issued.step.0);
+        self.step - read.0.clamp(granted_at, self.step)
+    }
+
+    /// Spends a token that `holds` has confirmed: the step moves on. Returns the staleness.
     pub(crate) fn spend(&mut self, token: TokenId, read: GlobalStep) -> u64 {
-        let granted_at = self.take_back(token.0).map_or(self.step, |out| out.issued.step.0);
-        let staleness = self.step - read.0.clamp(granted_at, self.step);
+        let staleness = self.staleness(token, read);
+        self.take_back(token.0);
         self.step += 1;
         staleness
     }

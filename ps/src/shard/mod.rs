@@ -27,6 +27,7 @@ pub(crate) mod record;
 pub(crate) mod reopenable;
 pub(crate) mod replicas;
 mod rooms;
+mod staleness;
 mod synchronous;
 mod tokens;
 mod variables;
@@ -58,7 +59,7 @@ use output::Output;
 use parked::{Entry, Parked, Wait};
 use power::Power;
 use replicas::{ClientKey, Presence, Replicas};
-use work::Job;
+use work::{Draft, Job};
 
 /// Something that happened to a shard.
 #[derive(Debug)]
@@ -226,8 +227,8 @@ pub(crate) struct Shard {
     parked: Parked,
     conversations: HashMap<u64, Conversation>,
     jobs: VecDeque<Job>,
-    /// The room of the push that is applied as its parts come, into blocks that nothing names yet.
-    draft: Option<u32>,
+    /// The push that is applied as its parts come, into blocks that nothing names yet.
+    draft: Option<Draft>,
     /// The part of a checkpoint that is being written, and the ways to give it up.
     saving: Option<Saving>,
     restoring: Option<Restoring>,

@@ -24,6 +24,7 @@ mod resends;
 mod restores;
 mod rooms;
 mod spending;
+mod staleness;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 mod stepping;
 mod synchronous;
