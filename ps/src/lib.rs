@@ -45,6 +45,7 @@ mod store;
 mod zoo;
 
 pub use aggregate::mode::{Mode, OnLoss};
+pub use aggregate::staleness::StalenessPolicy;
 pub use aggregate::{Accumulator, Reduction, SparseAccumulator, SparseReduction, TokenQueue};
 pub use checkpoint::{CheckpointError, CheckpointStorage, LocalDirectory, Retention};
 pub use config::{Checkpoints, Durability, NonFinite, PsConfig, Storage};

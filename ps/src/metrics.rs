@@ -76,6 +76,10 @@ counters! {
     /// nothing was pulled under their token, or the server was killed between their arrival and their
     /// application. They are not in `staleness`. None on the step owner's shard.
     staleness_unknown,
+    /// Gradients that [`crate::StalenessPolicy::DelayCompensation`] was to change and could not, as
+    /// the values that they were computed from were not kept: there was no memory, the server was
+    /// started since, or nothing was pulled under their token. Applied as they were.
+    gradients_uncompensated,
     /// Pushes of other kinds applied: `assign` and `assign_add`.
     assigns_applied,
     /// Pushes that came again after they were settled, and were answered and not applied.

@@ -36,6 +36,7 @@ pub(crate) mod mode;
 mod real;
 pub(crate) mod round;
 mod sparse_accumulator;
+pub(crate) mod staleness;
 pub(crate) mod step_owner;
 mod synchronous_tokens;
 mod takers;

@@ -59,6 +59,7 @@ use output::Output;
 use parked::{Entry, Parked, Wait};
 use power::Power;
 use replicas::{ClientKey, Presence, Replicas};
+use staleness::Backups;
 use work::{Draft, Job};
 
 /// Something that happened to a shard.
@@ -211,8 +212,10 @@ pub(crate) struct Shard {
     owner: Option<StepOwner>,
     /// In synchronous mode.
     round: Option<Round>,
-    /// Where the mean of a few gradients is computed.
-    mean: Vec<u64>,
+    /// Where a few elements of a gradient are computed from what was pushed.
+    tile: Vec<u64>,
+    /// What clients have read, where that is needed later.
+    backups: Backups,
     /// On the step owner: the connections over which other shards take part, and the last step that
     /// they were told is committed.
     parts: BTreeMap<ShardId, u64>,

@@ -63,6 +63,10 @@ impl Shard {
         };
         let Some(store) = self.store() else { return };
         let snapshot = store.snapshot(&ranges);
+        let all = ranges == [0..store.layout().bytes()];
+        if let Some(client) = entry.client.filter(|_| all) {
+            self.keep_what_is_read(client);
+        }
         self.counters.pulls.add(1);
         self.counters.pull_bytes.add(ranges.iter().map(|range| range.end - range.start).sum());
         let crc = self.conversations.get(&entry.connection).is_some_and(|c| c.crc);

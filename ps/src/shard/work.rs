@@ -10,7 +10,7 @@ use pushpull_common::protocol::{Envelope, Outcome};
 use pushpull_common::tensor::{DType, Element};
 
 use super::replicas::{ClientKey, Presence};
-use super::staleness::Treatment;
+use super::staleness::{TILE_BYTES, Treatment};
 use super::{Shard, Variables};
 use crate::aggregate::round::Round;
 use crate::inbox::{Arrival, Extents};
@@ -21,10 +21,6 @@ use crate::zoo::Bug;
 /// The bytes of values that one slice of work changes: long enough that the slicing costs
 /// nothing, short enough that a small request beside it waits about 100 us.
 const SLICE_BYTES: u64 = 1 << 20;
-
-/// The bytes of a mean that are computed at a time: they stay in the fastest cache until they are
-/// applied. A multiple of every element's size.
-const MEAN_BYTES: u64 = 16 << 10;
 
 /// A piece of long work. The front job of a shard is the one under way.
 #[derive(Debug)]
@@ -201,7 +197,7 @@ impl Shard {
                 return Err(blocked);
             }
         }
-        let at = job.treatment.at;
+        let (treatment, at) = (&job.treatment, job.treatment.at);
         let mut budget = SLICE_BYTES;
         while let Some(extent) = push.extents.ranges().get(job.extent) {
             job.done_to = job.done_to.max(extent.start);
@@ -218,7 +214,8 @@ impl Shard {
                 {
                     let optimizer = &*self.config.optimizer;
                     let change = change_of(optimizer, push.operation, at, &partition);
-                    store.change(change, range.clone(), bytes)?;
+                    let (range, dtype) = (range.clone(), partition.dtype);
+                    treatment.change(store, change, dtype, range, bytes, &mut self.tile)?;
                 }
                 // In whole words, so that the next slice ends between two elements of any type.
                 let spent = (range.end - range.start).next_multiple_of(8).max(8);
@@ -260,7 +257,7 @@ impl Shard {
             }
             let partition = store.layout().at(job.done_to).clone();
             let values_end = partition.offset + partition.bytes;
-            let end = values_end.min(job.done_to + budget.min(MEAN_BYTES)).max(job.done_to);
+            let end = values_end.min(job.done_to + budget.min(TILE_BYTES)).max(job.done_to);
             let range = job.done_to..end;
             gradients.clear();
             for (&room, ranges) in rooms.iter().zip(&ranges) {
@@ -274,7 +271,7 @@ impl Shard {
                     Some(rule) if self.config.zoo.has(Bug::MeanOfAll) => rule.aggregate as usize,
                     _ => gradients.len(),
                 };
-                let mean = mean(partition.dtype, &gradients, count, &mut self.mean);
+                let mean = mean(partition.dtype, &gradients, count, &mut self.tile);
                 let change = change_of(optimizer, Operation::Gradient {}, at, &partition);
                 store.change(change, range.clone(), mean)?;
             }
@@ -326,7 +323,7 @@ impl Shard {
         let Some(push) = inbox.arrival(room) else {
             return;
         };
-        let at = draft.treatment.at;
+        let (treatment, at) = (&draft.treatment, draft.treatment.at);
         let optimizer = &*self.config.optimizer;
         let mut apply = || {
             store.can_change(std::slice::from_ref(range))?;
@@ -338,7 +335,7 @@ impl Shard {
                     continue;
                 };
                 let change = change_of(optimizer, push.operation, at, &partition);
-                store.change(change, range, bytes)?;
+                treatment.change(store, change, partition.dtype, range, bytes, &mut self.tile)?;
             }
             Ok(())
         };

@@ -15,6 +15,7 @@ mod members;
 mod model;
 mod numbers;
 mod peers;
+mod policies;
 mod power;
 mod pulls;
 mod pushes;
