@@ -180,9 +180,7 @@ fn staleness(text: &str) -> Result<StalenessPolicy, String> {
         ("ignore", _) => Some(StalenessPolicy::Ignore),
         ("damp", _) => Some(StalenessPolicy::Damp),
         ("compensate", _) => Some(compensation(StalenessPolicy::LAMBDA)),
-        (_, Some(("compensate", lambda))) => {
-            lambda.parse().ok().filter(usable).map(compensation)
-        }
+        (_, Some(("compensate", lambda))) => lambda.parse().ok().filter(usable).map(compensation),
         _ => None,
     };
     policy.ok_or_else(|| "expected ignore, damp, compensate, or compensate:LAMBDA".to_owned())

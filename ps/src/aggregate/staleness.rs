@@ -77,7 +77,7 @@ pub(crate) fn compensate(dtype: DType, lambda: f64, gradient: &mut [u8], read: &
     }
 }
 
-fn elements<T>(lambda: T, gradient: &mut [u8], read: &[u8], now: &[u8], finite: fn(T) -> bool)
+fn elements<T>(lambda: T, gradient: &mut [u8], read: &[u8], now: &[u8], finite: impl Fn(T) -> bool)
 where
     T: Element + Add<Output = T> + Sub<Output = T> + Mul<Output = T>,
 {

@@ -63,8 +63,8 @@ impl Shard {
         };
         let Some(store) = self.store() else { return };
         let snapshot = store.snapshot(&ranges);
-        let all = ranges == [0..store.layout().bytes()];
-        if let Some(client) = entry.client.filter(|_| all) {
+        let whole = 0..store.layout().bytes();
+        if let Some(client) = entry.client.filter(|_| ranges.iter().eq([&whole])) {
             self.keep_what_is_read(client);
         }
         self.counters.pulls.add(1);
