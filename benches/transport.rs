@@ -1,11 +1,19 @@
 //! `cargo bench`: pulls and pushes beside the ceilings of the machine, as `pushpull bench` does.
 
+#![allow(
+    dead_code,
+    unused_imports,
+    reason = "without a harness the tests of its modules do not run"
+)]
+
 #[path = "../src/bin/pushpull/apply.rs"]
 mod apply;
 #[path = "../src/bin/pushpull/bench.rs"]
 mod bench;
 #[path = "../src/bin/pushpull/ceiling.rs"]
 mod ceiling;
+#[path = "../src/bin/pushpull/mlp/mod.rs"]
+mod mlp;
 #[path = "../src/bin/pushpull/probe.rs"]
 mod probe;
 #[path = "../src/bin/pushpull/report.rs"]

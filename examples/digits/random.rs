@@ -2,7 +2,7 @@
 
 /// The SplitMix64 generator (Steele, Lea and Flood, "Fast splittable pseudorandom number
 /// generators", 2014): eight bytes of state, equal on every machine. It is good enough to shuffle
-/// rows and to draw initial weights, and not meant for secrets.
+/// rows, and not meant for secrets.
 #[derive(Clone, Debug)]
 pub(crate) struct SplitMix64 {
     state: u64,
@@ -35,14 +35,6 @@ impl SplitMix64 {
         ((u128::from(self.next_u64()) * bound as u128) >> 64) as usize
     }
 
-    /// A number drawn uniformly from `-limit..limit`.
-    #[cfg(test)]
-    pub(crate) fn symmetric(&mut self, limit: f32) -> f32 {
-        // 24 bits are all that an f32 between 0 and 1 holds exactly.
-        let unit = (self.next_u64() >> 40) as f32 / (1u32 << 24) as f32;
-        limit * (2.0 * unit - 1.0)
-    }
-
     /// Puts `items` into a random order (Fisher and Yates), every order equally likely.
     pub(crate) fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
@@ -70,8 +62,6 @@ mod tests {
         let mut seen = [false; 5];
         for _ in 0..1000 {
             seen[random.below(5)] = true;
-            let drawn = random.symmetric(0.25);
-            assert!((-0.25..0.25).contains(&drawn), "{drawn}");
         }
         assert_eq!(seen, [true; 5]);
     }

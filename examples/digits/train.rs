@@ -65,7 +65,8 @@ pub(crate) fn run(
         }
         batches.next_into(&split.train, &mut batch);
         let mut gradients = worker.gradients();
-        let loss = model.gradients(params.views(NAMES)?, &batch, gradients.views_mut(NAMES)?);
+        let loss =
+            model.gradients(params.views(NAMES)?, batch.samples(), gradients.views_mut(NAMES)?);
         let step = match worker.push(token, gradients)? {
             Push::Applied { step, .. } => step,
             // Counted from 0: so many there are with it.
@@ -84,7 +85,7 @@ pub(crate) fn run(
             progress.finish();
             let mut reader = Reader::connect(config)?;
             let steps = reader.pull(&mut params)?;
-            let accuracy = model.accuracy(params.views(NAMES)?, &split.test);
+            let accuracy = model.accuracy(params.views(NAMES)?, split.test.samples());
             Some(Outcome { steps, accuracy, losses })
         }
     };

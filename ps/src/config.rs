@@ -124,6 +124,8 @@ pub struct PsConfig {
     pub(crate) on_loss: OnLoss,
     pub(crate) join_timeout: Duration,
     pub(crate) deterministic: bool,
+    pub(crate) wait_ahead: Option<u64>,
+    pub(crate) reject_older: Option<u64>,
     pub(crate) storage: Storage,
     pub(crate) last_step: Option<u64>,
     pub(crate) lease: Duration,
@@ -162,6 +164,8 @@ impl PsConfig {
             on_loss: OnLoss::default(),
             join_timeout: Duration::from_secs(60),
             deterministic: false,
+            wait_ahead: None,
+            reject_older: None,
             storage: Storage::Memory { bytes_max: Storage::BYTES_MAX },
             last_step: None,
             lease: Duration::from_secs(5),
@@ -218,6 +222,23 @@ impl PsConfig {
     /// that is lost is waited for, whatever [`PsConfig::on_loss`] says. Default false.
     pub fn deterministic(self, deterministic: bool) -> Self {
         PsConfig { deterministic, ..self }
+    }
+
+    /// In asynchronous mode: a worker that has made `gradients` more than the slowest waits for a
+    /// token until the slowest has caught up (stale synchronous parallel). 1 keeps all at one pace.
+    /// Counted are the workers that have asked for a token and have not left or been lost; one that
+    /// comes later, or back, is as far as the slowest. Only the step owner's setting counts. Default:
+    /// nobody waits.
+    pub fn wait_ahead(self, gradients: u64) -> Self {
+        PsConfig { wait_ahead: Some(gradients), ..self }
+    }
+
+    /// In asynchronous mode: a gradient whose values are more than `steps` global steps old is
+    /// dropped, on all shards, and its worker is told that it is stale. The other shards wait for the
+    /// step owner's word before they apply a gradient, which takes a round trip more than without a
+    /// bound. Only the step owner's setting counts. Default: every gradient is applied.
+    pub fn reject_older(self, steps: u64) -> Self {
+        PsConfig { reject_older: Some(steps), ..self }
     }
 
     /// Where the variables are kept, and how many bytes they may take. Default
@@ -339,7 +360,8 @@ impl PsConfig {
         if self.lease < Duration::from_millis(100) {
             return setting("lease", format!("{:?}", self.lease), "it must be at least 100 ms");
         }
-        if let Some((setting, value, reason)) = self.synchronous_fault() {
+        let mode_fault = self.synchronous_fault().or_else(|| self.bounds_fault());
+        if let Some((setting, value, reason)) = mode_fault {
             return Err(StartError::Setting { setting, value, reason });
         }
         if let Some((value, reason)) = self.staleness_fault() {
@@ -408,6 +430,17 @@ impl PsConfig {
         }
         let damps_nothing = policy == StalenessPolicy::Damp && !self.optimizer.scales_rate();
         damps_nothing.then(|| (format!("{policy:?}"), "the optimizer does not scale its rate"))
+    }
+
+    /// The first bound of asynchronous mode that cannot be used.
+    fn bounds_fault(&self) -> Option<(&'static str, String, &'static str)> {
+        let bounds = [("wait_ahead", self.wait_ahead), ("reject_older", self.reject_older)];
+        let set = bounds.into_iter().find_map(|(name, bound)| Some((name, bound?)));
+        if let (Some((name, bound)), Some(_)) = (set, self.rule()) {
+            return Some((name, bound.to_string(), "it is a bound of asynchronous mode"));
+        }
+        let reason = "with 0 nobody could begin";
+        (self.wait_ahead == Some(0)).then(|| ("wait_ahead", "0".to_owned(), reason))
     }
 
     /// What all ps tasks of a cluster must agree on, and their workers with them.
@@ -501,7 +534,7 @@ mod tests {
     #[test]
     fn what_cannot_run_is_refused_by_name() {
         type Change = fn(PsConfig) -> PsConfig;
-        let changes: [(Change, &str); 17] = [
+        let changes: [(Change, &str); 20] = [
             (|c| c.shards(0), "shards"),
             (|c| c.shards(257), "shards"),
             (|c| c.inbox_pushes(0), "inbox_pushes"),
@@ -510,6 +543,9 @@ mod tests {
             (|c| c.mode(synchronous(u32::MAX, 3)), "mode"),
             (|c| c.mode(synchronous(2, 3)).on_loss(OnLoss::Shrink { min: 3 }), "on_loss.min"),
             (|c| c.mode(synchronous(2, 3)).deterministic(true), "mode"),
+            (|c| c.wait_ahead(0), "wait_ahead"),
+            (|c| c.mode(synchronous(2, 3)).wait_ahead(1), "wait_ahead"),
+            (|c| c.mode(synchronous(2, 3)).reject_older(0), "reject_older"),
             (|c| c.lease(Duration::from_millis(99)), "lease"),
             (|c| c.connections_max(0), "connections_max"),
             (|c| c.half_open_max(0), "half_open_max"),

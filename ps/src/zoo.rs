@@ -60,6 +60,8 @@ bugs! {
     KeyByReplica,
     /// A self of a client that has been fenced is welcome again.
     StaleEpoch,
+    /// A chief goes on when another has come.
+    StaleChief,
     /// A step is begun while a shard has the last one still to apply.
     BeginEarly,
 }

@@ -105,6 +105,13 @@ struct Options {
     /// give the same bits. Needs A = R, and waits for replicas that are lost.
     #[arg(long, requires = "synchronous")]
     deterministic: bool,
+    /// Without --synchronous: whoever has made so many gradients more than the slowest worker waits
+    /// for it.
+    #[arg(long, value_name = "GRADIENTS", conflicts_with = "synchronous")]
+    wait_ahead: Option<u64>,
+    /// Without --synchronous: a gradient whose values are more than so many steps old is dropped.
+    #[arg(long, value_name = "STEPS", conflicts_with = "synchronous")]
+    reject_older: Option<u64>,
     /// How long a worker may be silent before it is lost.
     #[arg(long, default_value_t = 5000)]
     lease_ms: u64,
@@ -334,6 +341,12 @@ fn config(options: &Options, cluster: ClusterSpec) -> PsConfig {
     }
     if let Some(millis) = options.join_timeout_ms {
         config = config.join_timeout(Duration::from_millis(millis));
+    }
+    if let Some(gradients) = options.wait_ahead {
+        config = config.wait_ahead(gradients);
+    }
+    if let Some(steps) = options.reject_older {
+        config = config.reject_older(steps);
     }
     if let Some(step) = options.last_step {
         config = config.last_step(step);

@@ -3,14 +3,16 @@
 use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use pushpull::blocking::{Reader, Worker};
 use pushpull::checkpoint::{ReadFile, StorageFault, WriteFile, export, list};
 use pushpull::{
-    Adam, CheckpointStorage, Checkpoints, ClusterSpec, Error, LocalDirectory, Params, Partitioner,
-    Ps, PsConfig, Retention, ShardId, Storage, TaskId, VariableSpec, WorkerConfig,
+    Adam, CheckpointStorage, Checkpoints, ClusterSpec, Error, LocalDirectory, Mode, Params,
+    Partitioner, Ps, PsConfig, Retention, Sgd, ShardId, Storage, TaskId, VariableSpec,
+    WorkerConfig,
 };
 use safetensors::SafeTensors;
 
@@ -335,6 +337,59 @@ fn a_server_saves_by_itself_and_only_what_is_new() {
     assert_eq!((newest.name, &newest.user[..]), (by_hand, &b"by hand"[..]));
     cluster.stop();
     clock.stop();
+}
+
+/// Two replicas train over two ps tasks, without a pause, while checkpoints are saved: each element
+/// says how many steps its shard has applied.
+#[test]
+fn checkpoints_of_synchronous_steps_are_of_one_step_on_all_shards() {
+    const SAVES: usize = 12;
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path().join("checkpoints");
+    let cluster = Cluster::start(2, 2, Sgd::new(1.0), |config| {
+        config
+            .mode(Mode::Synchronous { replicas_to_aggregate: 2, total_num_replicas: 2 })
+            .checkpoints(Checkpoints::new(storage(&directory)))
+    });
+    let variables = [vector("a", 9_000), vector("b", 20_000)];
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for index in 0..2 {
+            let (cluster, variables, over) = (&cluster, &variables, &over);
+            scope.spawn(move || {
+                let mut worker = cluster.worker(index);
+                worker.join(variables, |_| ()).unwrap();
+                while !over.load(Ordering::Relaxed) {
+                    let token = worker.token().unwrap().unwrap();
+                    let mut gradients = worker.gradients();
+                    for name in ["a", "b"] {
+                        gradients.view_mut::<f32>(name).unwrap().fill(-1.0);
+                    }
+                    worker.push(token, gradients).unwrap();
+                }
+                worker.leave().unwrap();
+            });
+        }
+        let since = Instant::now();
+        while cluster.handle().metrics().steps_applied == 0 {
+            assert!(since.elapsed() < LONG, "nothing is trained");
+            std::thread::yield_now();
+        }
+        let mut steps = Vec::new();
+        for _ in 0..SAVES {
+            block_on(cluster.handle().save(b"")).unwrap();
+            let newest = list(&storage(&directory)).unwrap().checkpoints.remove(0);
+            for (name, bytes) in exported(&directory) {
+                let step = newest.global_step as f32;
+                let mut values = bytes.chunks_exact(4);
+                assert!(values.all(|value| value == step.to_le_bytes()), "{name} of step {step}");
+            }
+            steps.push(newest.global_step);
+        }
+        over.store(true, Ordering::Relaxed);
+        assert!(steps.is_sorted() && steps[0] < steps[SAVES - 1], "training went on: {steps:?}");
+    });
+    cluster.stop();
 }
 
 /// A directory that does something of its own.

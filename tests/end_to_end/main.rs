@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
 mod bad_input;
+mod bounds;
 mod checkpoints;
 mod cluster;
 mod exactness;

@@ -198,8 +198,9 @@ pub enum Error {
         /// The other's identity, shortened.
         right_hash: String,
     },
-    /// Another worker has taken this one's task: a restart of it. Stop this one.
-    #[error("cannot go on: a newer worker has taken this one's task")]
+    /// Another worker has taken this one's task: a restart of it; or another chief this one's place.
+    /// Stop this one.
+    #[error("cannot go on: a newer worker has taken this one's place")]
     Fenced,
     /// The variables have been set back to an earlier step: a checkpoint was restored, because a
     /// server had lost its state. What this session held of the later steps is void: its tokens, and

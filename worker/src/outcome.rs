@@ -27,7 +27,8 @@ impl Pulled {
 
 /// What became of a push.
 ///
-/// Which of them there are depends on the servers' mode. In asynchronous mode a push is applied. In
+/// Which of them there are depends on the servers' mode. In asynchronous mode a push is applied, or
+/// stale where the servers have a bound and it is older. In
 /// synchronous mode it is accepted, or stale if enough others were faster; either way its token is
 /// spent, and the loop goes on with another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,8 +49,9 @@ pub enum Push {
         /// The step, counted from 0: that of the token.
         step: u64,
     },
-    /// Dropped on every shard, because its step was made without it (synchronous mode). Nothing is
-    /// wrong: this gradient came from one of the slowest replicas.
+    /// Dropped on every shard, because its step was made without it (synchronous mode), or because its
+    /// values were older than the servers' bound (asynchronous mode). Nothing is wrong: this gradient
+    /// came from one of the slowest replicas.
     Stale {
         /// The step that is current now.
         current: u64,

@@ -68,7 +68,11 @@ wire_enum! {
     #[derive(Copy, Eq)]
     ModeIs {
         /// Each push is applied at once.
-        1 => Asynchronous {},
+        1 => Asynchronous {
+            /// Whether the step owner drops gradients that are too old: the other shards are told that
+            /// they are whole only when the owner has applied them.
+            owner_first: bool,
+        },
         /// Steps are made of several pushes.
         2 => Synchronous {
             /// Gradients that make a step.
@@ -488,6 +492,8 @@ wire_struct! {
     Held {
         /// The token that the push spends.
         token: TokenId,
+        /// The epoch of the client whose push it is: only its holder may spend a token.
+        client: ClientEpoch,
         /// The shard.
         shard: ShardId,
     }
@@ -514,6 +520,11 @@ wire_struct! {
         /// The token.
         token: TokenId,
     }
+}
+wire_struct! {
+    /// Step owner to shard: keep what is here after the step in the header, for a checkpoint of which
+    /// it will be asked for its part (synchronous mode).
+    KeepCut {}
 }
 
 macro_rules! messages {
@@ -623,4 +634,5 @@ messages! {
     61 => StepApplied, body 0;
     62 => Commit, body 0;
     63 => Over, body 0;
+    64 => KeepCut, body 0;
 }

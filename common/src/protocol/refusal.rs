@@ -53,7 +53,7 @@ wire_enum! {
         },
         /// The variables have no values yet.
         5 => NotInitialized {},
-        /// A newer incarnation of this client has taken its place.
+        /// A newer incarnation of this client has taken its place, or a newer chief that of this one.
         6 => Fenced {
             /// The epoch in the request.
             epoch: ClientEpoch,
@@ -209,7 +209,7 @@ impl std::fmt::Display for Refusal {
             }
             Refusal::NotInitialized {} => f.write_str("the variables are not initialized yet"),
             Refusal::Fenced { epoch, current } => {
-                write!(f, "client epoch {epoch} is fenced by epoch {current} of the same task")
+                write!(f, "client epoch {epoch} is fenced by epoch {current}")
             }
             Refusal::Role { role, kind } => {
                 write!(f, "role {role} may not send messages of kind {kind}")

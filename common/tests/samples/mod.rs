@@ -109,7 +109,7 @@ fn welcome() -> Welcome {
         version: 0,
         shards: 2,
         client_epoch: ClientEpoch(6),
-        mode: ModeIs::Asynchronous {},
+        mode: ModeIs::Asynchronous { owner_first: false },
         lease_ms: 5000,
         part_bytes_max: 1 << 20,
         body_crc: BodyCrc::Off {},
@@ -211,11 +211,13 @@ fn answer() -> PushAnswer {
 
 fn between_servers(add: &mut impl FnMut(&str, Message)) {
     let (token, shard) = (TokenId(11), ShardId { task: 1, shard: 2 });
-    add("Held", Held { token, shard }.into());
+    let client = ClientEpoch(3);
+    add("Held", Held { token, client, shard }.into());
     add("StepApplied", StepApplied { shard }.into());
     let tokens = List::new(vec![token, TokenId(9), TokenId(0x0102_0304_0506_0708)]);
     add("Commit", Commit { tokens: tokens.expect("3 are few") }.into());
     add("Over", Over { token }.into());
+    add("KeepCut", KeepCut {}.into());
 }
 
 /// The kinds that may have a body, once without a checksum and once with one.

@@ -40,7 +40,7 @@ variants! {
         "admin" => Role::Admin {}, "peer" => Role::Peer {};
     BodyCrc: "on" => BodyCrc::On {}, "off" => BodyCrc::Off {}, "auto" => BodyCrc::Auto {};
     ModeIs:
-        "asynchronous" => ModeIs::Asynchronous {},
+        "asynchronous" => ModeIs::Asynchronous { owner_first: false },
         "synchronous" => ModeIs::Synchronous { replicas_to_aggregate: 4, total_num_replicas: 5 };
     NonFinitePolicy:
         "reject" => NonFinitePolicy::Reject {}, "count" => NonFinitePolicy::Count {},

@@ -1,6 +1,7 @@
 //! The endless, shuffled stream of batches that one worker trains on.
 
 use super::{DataError, Dataset};
+use crate::model::Samples;
 use crate::random::SplitMix64;
 
 /// Some samples copied next to each other; its buffers are reused from batch to batch.
@@ -13,9 +14,9 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    /// The number of samples.
-    pub(crate) fn rows(&self) -> usize {
-        self.labels.len()
+    /// All of them.
+    pub(crate) fn samples(&self) -> Samples<'_> {
+        Samples { features: &self.features, labels: &self.labels }
     }
 }
 
@@ -99,7 +100,7 @@ mod tests {
         let mut labels = Vec::new();
         for _ in 0..batches {
             stream.next_into(&numbered(), &mut batch);
-            assert_eq!(batch.rows(), batch_rows);
+            assert_eq!(batch.labels.len(), batch_rows);
             for (row, &label) in batch.labels.iter().enumerate() {
                 let expected = [f32::from(label), -f32::from(label)];
                 assert_eq!(batch.features[row * 2..row * 2 + 2], expected);

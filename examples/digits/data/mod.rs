@@ -9,6 +9,7 @@ use std::path::Path;
 pub(crate) use batches::{Batch, Batches};
 pub(crate) use error::DataError;
 
+use crate::model::Samples;
 use crate::random::SplitMix64;
 
 /// Labelled samples of equal width. Every label is below `classes`, and `features` holds `width`
@@ -41,6 +42,11 @@ impl Dataset {
     /// The number of samples.
     pub(crate) fn rows(&self) -> usize {
         self.labels.len()
+    }
+
+    /// All of them.
+    pub(crate) fn samples(&self) -> Samples<'_> {
+        Samples { features: &self.features, labels: &self.labels }
     }
 
     /// The values of one sample.

@@ -1,8 +1,8 @@
-//! Matrix products; the only file of the example with `unsafe` in it.
+//! Matrix products; the only file here with `unsafe` in it.
 
 /// A matrix that borrows its values.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Matrix<'a> {
+pub(crate) struct Matrix<'a> {
     values: &'a [f32],
     rows: usize,
     columns: usize,
@@ -16,13 +16,13 @@ impl<'a> Matrix<'a> {
     /// # Panics
     ///
     /// If there are not exactly `rows * columns` values.
-    pub(super) fn new(values: &'a [f32], rows: usize, columns: usize) -> Matrix<'a> {
+    pub(crate) fn new(values: &'a [f32], rows: usize, columns: usize) -> Matrix<'a> {
         assert_eq!(Some(values.len()), rows.checked_mul(columns), "{rows} x {columns} values");
         Matrix { values, rows, columns, strides: (columns, 1) }
     }
 
     /// The same values with rows and columns exchanged; nothing is copied.
-    pub(super) fn transposed(self) -> Matrix<'a> {
+    pub(crate) fn transposed(self) -> Matrix<'a> {
         Matrix {
             values: self.values,
             rows: self.columns,
@@ -38,7 +38,7 @@ impl<'a> Matrix<'a> {
 /// # Panics
 ///
 /// If the shapes do not fit together.
-pub(super) fn multiply(a: Matrix<'_>, b: Matrix<'_>, beta: f32, product: &mut [f32]) {
+pub(crate) fn multiply(a: Matrix<'_>, b: Matrix<'_>, beta: f32, product: &mut [f32]) {
     let (rows, inner, columns) = (a.rows, a.columns, b.columns);
     assert_eq!(inner, b.rows, "columns of the left matrix and rows of the right one");
     assert_eq!(Some(product.len()), rows.checked_mul(columns), "values of the product");

@@ -33,6 +33,7 @@ pub(crate) mod admission;
 #[cfg(test)]
 pub(crate) mod exhaustive;
 pub(crate) mod mode;
+pub(crate) mod pace;
 mod real;
 pub(crate) mod round;
 mod sparse_accumulator;

@@ -1,7 +1,8 @@
 //! The step owner: the global step, and the tokens that are the right to move it.
 //!
 //! In asynchronous mode a token is granted while `step + tokens out < last_step`, so that the end
-//! is exact under any number of workers: every token out is a step promised. In synchronous mode
+//! is exact under any number of workers: every token out is a step promised. How far replicas may run
+//! ahead of each other is said by [`Pace`], if at all. In synchronous mode
 //! [`Admission`] says who gets one, and what becomes of it; its holder, its time and its return are
 //! kept here all the same.
 
@@ -12,6 +13,7 @@ use pushpull_common::ids::{GlobalStep, TokenId};
 use pushpull_common::protocol::message::EndReason;
 
 use super::admission::{Admission, Asked, Grant, Verdict};
+use super::pace::{Pace, Progress};
 use crate::shard::replicas::ClientKey;
 
 /// A token that is out.
@@ -57,6 +59,10 @@ pub(crate) struct StepOwner {
     token_timeout: Option<Duration>,
     /// In synchronous mode.
     admission: Option<Admission>,
+    /// In asynchronous mode, if nobody may run far ahead of the others.
+    pace: Option<Pace>,
+    /// In asynchronous mode, if a gradient that is staler than this is dropped.
+    reject_older: Option<u64>,
 }
 
 /// What a step owner remembers across a restart, its tokens aside.
@@ -83,6 +89,30 @@ impl StepOwner {
             changed: BTreeSet::new(),
             token_timeout,
             admission,
+            pace: None,
+            reject_older: None,
+        }
+    }
+
+    /// Bounds how far replicas run ahead of each other, and how stale a gradient may be.
+    pub(crate) fn bounded(self, wait_ahead: Option<u64>, reject_older: Option<u64>) -> Self {
+        StepOwner { pace: wait_ahead.map(Pace::new), reject_older, ..self }
+    }
+
+    /// Whether whoever has waited longest for a token is the next to get one.
+    pub(crate) fn serves_in_turn(&self) -> bool {
+        self.admission.is_none() && self.pace.is_none()
+    }
+
+    /// How far replicas are, if that matters.
+    pub(crate) fn pace(&self) -> Option<&Pace> {
+        self.pace.as_ref()
+    }
+
+    /// Puts back how far a replica was when an earlier process stopped.
+    pub(crate) fn restore_progress(&mut self, replica: ClientKey, progress: Progress) {
+        if let Some(pace) = &mut self.pace {
+            pace.restore(replica, progress);
         }
     }
 
@@ -138,6 +168,7 @@ impl StepOwner {
         if let Some(admission) = &mut self.admission {
             admission.begin_anew(self.step);
         }
+        self.changed.extend(self.pace.iter_mut().flat_map(Pace::begin_anew));
     }
 
     /// Puts a token back that was out when an earlier process stopped; its time starts anew. False
@@ -251,15 +282,25 @@ impl StepOwner {
     }
 
     /// What whoever asks for a token meets in asynchronous mode.
-    fn ask_alone(&self, holder: ClientKey) -> Asked {
+    fn ask_alone(&mut self, holder: ClientKey) -> Asked {
         let last = self.last_step.unwrap_or(u64::MAX);
         if self.finished || self.step >= last {
             return Asked::Ended;
         }
-        match self.step + (self.out.len() as u64) < last {
-            true => Asked::Granted(Grant { token: self.next_token, holder }),
-            false => Asked::Wait,
+        if self.pace.as_mut().is_some_and(|pace| pace.enter(holder)) {
+            self.changed.insert(holder);
         }
+        let promised = self.step + self.out.len() as u64 >= last;
+        match promised || self.is_ahead(holder) {
+            true => Asked::Wait,
+            false => Asked::Granted(Grant { token: self.next_token, holder }),
+        }
+    }
+
+    /// Whether a replica is too far ahead of the slowest to be given a token.
+    pub(crate) fn is_ahead(&self, replica: ClientKey) -> bool {
+        let making = self.held.get(&replica).map_or(0, Vec::len);
+        self.pace.as_ref().is_some_and(|pace| !pace.may_begin(replica, making))
     }
 
     /// Whether the client holds this token in this generation.
@@ -268,19 +309,31 @@ impl StepOwner {
         out.is_some_and(|out| out.holder == holder && out.issued.generation == generation)
     }
 
-    /// How stale a gradient under this token is: how many steps were made since the values were read
-    /// at step `read`, which cannot have been before the token was granted.
+    /// How stale a gradient under a token that is out would be now: how many steps were made since
+    /// the values were read at step `read`, which cannot have been before the token was granted.
     pub(crate) fn staleness(&self, token: TokenId, read: GlobalStep) -> u64 {
         let granted_at = self.out.get(&token.0).map_or(self.step, |out| out.issued.step.0);
         self.step - read.0.clamp(granted_at, self.step)
     }
 
+    /// Whether a gradient under a token that is out is too stale to be applied.
+    pub(crate) fn is_too_old(&self, token: TokenId, read: GlobalStep) -> bool {
+        self.reject_older.is_some_and(|limit| self.staleness(token, read) > limit)
+    }
+
     /// Spends a token that `holds` has confirmed: the step moves on. Returns the staleness.
     pub(crate) fn spend(&mut self, token: TokenId, read: GlobalStep) -> u64 {
         let staleness = self.staleness(token, read);
-        self.take_back(token.0);
+        self.waste(token);
         self.step += 1;
         staleness
+    }
+
+    /// Takes back a token whose gradient was made, and makes no step.
+    pub(crate) fn waste(&mut self, token: TokenId) {
+        if let (Some(out), Some(pace)) = (self.take_back(token.0), &mut self.pace) {
+            pace.made_one(out.holder);
+        }
     }
 
     /// Takes a token back unspent; false if the client did not hold it.
@@ -298,6 +351,10 @@ impl StepOwner {
     /// Takes back all tokens of a client that has left or is lost; how many there were. Tokens
     /// for which `keep` says so stay: their push is whole and belongs to the server.
     pub(crate) fn drop_client(&mut self, gone: ClientKey, keep: impl Fn(TokenId) -> bool) -> usize {
+        if let Some(pace) = &mut self.pace {
+            pace.leave(gone);
+            self.changed.insert(gone);
+        }
         self.take_back_all(|out| out.holder == gone && !keep(out.issued.token))
     }
 
@@ -347,6 +404,11 @@ impl StepOwner {
         assert_eq!(held, self.out.len(), "every token has one holder");
     }
 
+    /// Who holds a token that is out.
+    pub(crate) fn holder_of(&self, token: TokenId) -> Option<ClientKey> {
+        self.out.get(&token.0).map(|out| out.holder)
+    }
+
     /// Whether a token is out in this generation, to whomever.
     pub(crate) fn is_out(&self, token: TokenId, generation: u32) -> bool {
         self.out.get(&token.0).is_some_and(|out| out.issued.generation == generation)
@@ -363,8 +425,9 @@ impl StepOwner {
         if let Some(admission) = &self.admission {
             return admission.clone().ask(client) == Asked::Wait;
         }
-        let promised = self.step + self.out.len() as u64;
-        !self.finished && self.last_step.is_some_and(|last| self.step < last && promised >= last)
+        let last = self.last_step.unwrap_or(u64::MAX);
+        let promised = self.step + self.out.len() as u64 >= last;
+        !self.finished && self.step < last && (promised || self.is_ahead(client))
     }
 }
 

@@ -166,7 +166,7 @@ impl Look<'_> {
                 .map(|index| journal.load(Address::Control(index)))
                 .collect();
             let client = record::decode_client(number, &words, Zoo::default());
-            let (client, tokens) = self.fault(Kind::Control, 0, client)?;
+            let (client, tokens, _) = self.fault(Kind::Control, 0, client)?;
             self.found.clients.push(ClientIs {
                 task: client.task,
                 epoch: client.epoch.0,

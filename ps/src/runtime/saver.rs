@@ -88,6 +88,7 @@ struct WantedSave {
     catalogue: Arc<Catalogue>,
     epoch: RestoreEpoch,
     step: GlobalStep,
+    of_cuts: bool,
 }
 
 struct Finding {
@@ -148,8 +149,8 @@ impl Desk {
     fn order(&mut self, order: Order) -> Option<News> {
         match order {
             Order::Find { connection, request } => self.find((connection, request)),
-            Order::Save { asker, user, catalogue, epoch, step } => {
-                self.want(WantedSave { asker, user, catalogue, epoch, step })
+            Order::Save { asker, user, catalogue, epoch, step, of_cuts } => {
+                self.want(WantedSave { asker, user, catalogue, epoch, step, of_cuts })
             }
             Order::Tell { ticket, result } => {
                 if let Some(done) = self.tickets.remove(&ticket) {
@@ -181,7 +182,8 @@ impl Desk {
             // any case, as the user's bytes are new, and what was assigned moves no step.
             let nothing_new = self.saved == Some((wanted.epoch, wanted.step));
             if nothing_new || self.saving.is_some() {
-                return None;
+                let result = Err("no checkpoint is due".to_owned());
+                return Some(News::Saved { asker: wanted.asker, result });
             }
         }
         if self.saves.len() >= SAVES_WAITING_MAX {
@@ -198,9 +200,11 @@ impl Desk {
             return;
         }
         let Some(wanted) = self.saves.pop_front() else { return };
-        let WantedSave { asker, user, catalogue, epoch, step } = wanted;
-        // Training went on while it waited. What the shards have now is of this step at least.
-        let step = step.max(GlobalStep(self.saver.counters.global_step.read()));
+        let WantedSave { asker, user, catalogue, epoch, mut step, of_cuts } = wanted;
+        if !of_cuts {
+            // Training went on while it waited. What the shards have now is of this step at least.
+            step = step.max(GlobalStep(self.saver.counters.global_step.read()));
+        }
         let save = self.saver.publisher.clone().save(user, catalogue, epoch, step);
         self.saving = Some((asker, Box::pin(save)));
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use bytes::Bytes;
-use pushpull_common::ids::{GlobalStep, ShardId, TokenId};
+use pushpull_common::ids::{ClientEpoch, GlobalStep, ShardId, TokenId};
 use pushpull_common::protocol::wire::List;
 use pushpull_common::protocol::{Envelope, Header, Message, message};
 
@@ -79,7 +79,12 @@ impl Shard {
 
     /// Tells the step owner that a push is held here.
     pub(super) fn report_held(&mut self, token: TokenId) {
-        self.tell_owner(message::Held { token, shard: self.id }.into());
+        let inbox = self.inbox.as_ref();
+        let holder = inbox.and_then(|inbox| inbox.holder(inbox.whole_room_of(token.0)?));
+        // What an older self has left is no client's, and spends no token.
+        let epoch = |client| self.replicas.client(client).epoch;
+        let client = holder.map_or(ClientEpoch(0), epoch);
+        self.tell_owner(message::Held { token, client, shard: self.id }.into());
     }
 
     /// Tells the step owner how many steps are applied here.
@@ -111,6 +116,7 @@ impl Shard {
                 }
                 self.begin_step();
             }
+            Message::KeepCut(_) => self.keep_cut(now, header.step),
             Message::Over(over) => {
                 let room = self.inbox.as_ref().and_then(|i| i.whole_room_of(over.token.0));
                 if let Some(room) = room {
@@ -122,14 +128,14 @@ impl Shard {
     }
 
     /// On the step owner: a shard holds a push whole.
-    pub(super) fn shard_holds(
-        &mut self,
-        now: Instant,
-        connection: u64,
-        shard: ShardId,
-        token: TokenId,
-    ) {
+    pub(super) fn shard_holds(&mut self, now: Instant, connection: u64, held: &message::Held) {
+        let message::Held { token, client, shard } = *held;
         let Some(index) = self.takes_part(connection, shard) else { return };
+        let holder = self.owner.as_ref().and_then(|owner| owner.holder_of(token));
+        if holder.is_some_and(|holder| self.replicas.client(holder).epoch != client) {
+            // Somebody has pushed there under a token that is another's.
+            return;
+        }
         let Some(admission) = self.admission_mut() else {
             return;
         };

@@ -12,15 +12,16 @@ use pushpull_common::ids::{GlobalStep, RestoreEpoch, ShardId};
 use pushpull_common::protocol::message::{self, CheckpointId};
 use pushpull_common::protocol::{Envelope, Refusal};
 
+use super::cut::Cut;
 use super::output::Output;
 use super::record::RESTORED_LIMIT;
 use super::{Detail, Shard, Variables};
 use crate::arena::fence;
 use crate::checkpoint::{
-    CheckpointError, CheckpointName, CheckpointStorage, ClientWindow, GiveUp, Opened,
-    RestoredShard, ShardEntry, write_shard,
+    CheckpointError, CheckpointName, CheckpointStorage, GiveUp, Opened, RestoredShard, ShardEntry,
+    write_shard,
 };
-use crate::store::{Image, Store};
+use crate::store::Store;
 use crate::zoo::Zoo;
 
 /// Who asked for a checkpoint, and is told of it.
@@ -59,6 +60,8 @@ pub(crate) enum Order {
         epoch: RestoreEpoch,
         /// The global step.
         step: GlobalStep,
+        /// Whether the shards have kept what they had at that step, and no other will do.
+        of_cuts: bool,
     },
     /// Tell who has this ticket what came of its checkpoint.
     Tell {
@@ -106,10 +109,7 @@ pub(crate) struct ShardSave {
     catalogue: Arc<Catalogue>,
     shard: ShardId,
     slots: Vec<String>,
-    image: Image,
-    version: u64,
-    gradients: u64,
-    clients: Vec<ClientWindow>,
+    cut: Cut,
     give_up: GiveUp,
     zoo: Zoo,
 }
@@ -119,14 +119,15 @@ impl ShardSave {
     pub(crate) fn run(self, storage: Arc<dyn CheckpointStorage>) -> Result<Vec<u8>, String> {
         let storage = &*self.give_up.watch(storage);
         let (catalogue, shard, slots) = (&*self.catalogue, self.shard, &self.slots);
-        let file = write_shard(storage, self.name, catalogue, shard, slots, self.image, self.zoo);
+        let Cut { image, version, gradients, clients, .. } = self.cut;
+        let file = write_shard(storage, self.name, catalogue, shard, slots, image, self.zoo);
         let entry = ShardEntry {
             task: shard.task,
             shard: shard.shard,
             file: file.map_err(|error| error.to_string())?,
-            version: self.version,
-            gradients: self.gradients,
-            clients: self.clients,
+            version,
+            gradients,
+            clients,
         };
         serde_json::to_vec(&entry).map_err(|error| error.to_string())
     }
@@ -220,18 +221,22 @@ pub(super) struct Restoring {
     give_up: GiveUp,
     connection: u64,
     request: Envelope,
+    checkpoint: CheckpointId,
     epoch: RestoreEpoch,
-    step: GlobalStep,
 }
 
 impl Shard {
-    pub(super) fn hear_saver(&mut self, news: News) {
+    pub(super) fn hear_saver(&mut self, now: Instant, news: News) {
         match news {
             News::Found { connection, request, result } => {
                 self.checkpoint_found(connection, request, result);
             }
-            News::Wished { ticket, user } => self.save(Asker::Ticket(ticket), user),
-            News::Saved { asker, result } => self.saved(asker, result),
+            News::Wished { ticket, user } => self.save(now, Asker::Ticket(ticket), user),
+            News::Saved { asker, result } => {
+                self.saves_a_cut = false;
+                self.saved(asker, result);
+                self.begin_wished_save(now);
+            }
         }
     }
 
@@ -262,7 +267,7 @@ impl Shard {
     }
 
     /// Asks for a checkpoint of all shards.
-    pub(super) fn save(&mut self, asker: Asker, user: Vec<u8>) {
+    pub(super) fn save(&mut self, now: Instant, asker: Asker, user: Vec<u8>) {
         let refusal = match (&self.owner, &self.config.checkpoints) {
             (None, _) => format!("{} does not own the step", self.id),
             (_, None) => "no place for checkpoints is configured".to_owned(),
@@ -272,14 +277,23 @@ impl Shard {
         if !refusal.is_empty() {
             return self.saved(asker, Err(refusal));
         }
+        match self.is_synchronous() {
+            true => self.wish_for_save(now, asker, user),
+            false => self.order_save(asker, user),
+        }
+    }
+
+    /// Has the saver save what all shards have, or have kept.
+    pub(super) fn order_save(&mut self, asker: Asker, user: Vec<u8>) {
         let Some(catalogue) = self.store().map(|store| store.catalogue().clone()) else { return };
         let (epoch, step) = (self.epoch, self.step());
-        let order = Order::Save { asker, user, catalogue, epoch, step };
+        let of_cuts = self.is_synchronous();
+        let order = Order::Save { asker, user, catalogue, epoch, step, of_cuts };
         self.outputs.push_back(Output::Order(order));
     }
 
     /// A checkpoint of all shards is saved, or is not.
-    fn saved(&mut self, asker: Asker, result: Result<CheckpointId, String>) {
+    pub(super) fn saved(&mut self, asker: Asker, result: Result<CheckpointId, String>) {
         match asker {
             Asker::Connection { connection, request } => match result {
                 Ok(checkpoint) => {
@@ -294,7 +308,13 @@ impl Shard {
     }
 
     /// Pins this shard's memory, to be written to a checkpoint.
-    pub(super) fn save_shard(&mut self, connection: u64, request: Envelope, name: &str) {
+    pub(super) fn save_shard(
+        &mut self,
+        now: Instant,
+        connection: u64,
+        request: Envelope,
+        name: &str,
+    ) {
         let Ok(name) = name.parse::<CheckpointName>() else {
             let error = format!("{name:?} is no checkpoint's name");
             return self.refuse_storage(connection, request, &error);
@@ -303,26 +323,27 @@ impl Shard {
             let error = "no place for checkpoints is configured";
             return self.refuse_storage(connection, request, error);
         }
-        let Some(store) = self.store().filter(|_| self.is_ready()) else {
+        let store = self.store().filter(|_| self.is_ready());
+        let Some(catalogue) = store.map(|store| store.catalogue().clone()) else {
             return self.refuse(connection, request, Refusal::NotInitialized {});
         };
         if self.saving.is_some() {
             let what = Detail::clipped("checkpoints being written");
             return self.refuse(connection, request, Refusal::Busy { what, limit: 1 });
         }
-        let memory_needed = Arc::new(AtomicBool::new(false));
-        let give_up = GiveUp::default();
+        let cut = match self.take_cut(now, name) {
+            Ok(cut) => cut,
+            Err(error) => return self.refuse_storage(connection, request, &error),
+        };
+        let (memory_needed, give_up) = (cut.memory_needed.clone(), GiveUp::default());
         let save = ShardSave {
             connection,
             request,
             name,
-            catalogue: store.catalogue().clone(),
+            catalogue,
             shard: self.id,
             slots: self.slot_names().map(str::to_owned).collect(),
-            image: store.image(memory_needed.clone()),
-            version: self.version,
-            gradients: self.gradients,
-            clients: self.replicas.windows(),
+            cut,
             give_up: give_up.clone(),
             zoo: self.config.zoo,
         };
@@ -347,7 +368,8 @@ impl Shard {
     }
 
     /// Gives up what is being written to a checkpoint if it pins memory: pushes need it.
-    pub(super) fn give_up_saving(&self) {
+    pub(super) fn give_up_saving(&mut self) {
+        self.kept_cut = None;
         if let Some(saving) = &self.saving {
             saving.memory_needed.store(true, Ordering::Relaxed);
         }
@@ -362,9 +384,13 @@ impl Shard {
 
     /// Gives up what is being written to a checkpoint, or read of one: the server stops.
     pub(crate) fn give_up_files(&self) {
-        let writing = self.saving.iter().map(|saving| &saving.give_up);
-        let reading = self.restoring.iter().map(|restoring| &restoring.give_up);
-        writing.chain(reading).for_each(|files| files.give_up("the server stops"));
+        self.saving.iter().for_each(|saving| saving.give_up.give_up("the server stops"));
+        self.give_up_restoring("the server stops");
+    }
+
+    /// Gives up what is being read of a checkpoint.
+    pub(super) fn give_up_restoring(&self, reason: &'static str) {
+        self.restoring.iter().for_each(|restoring| restoring.give_up.give_up(reason));
     }
 
     /// Takes the values of a checkpoint, and drops what belongs to older epochs.
@@ -378,7 +404,7 @@ impl Shard {
         let (checkpoint, epoch) = (restore.checkpoint, restore.epoch);
         if let Some(restoring) = &mut self.restoring {
             // Asked again, by a chief that has reconnected.
-            if restoring.epoch == epoch {
+            if restoring.epoch == epoch && restoring.checkpoint == checkpoint {
                 (restoring.connection, restoring.request) = (connection, request);
                 return;
             }
@@ -406,9 +432,14 @@ impl Shard {
         else {
             return;
         };
-        let (step, give_up) = (checkpoint.step, GiveUp::default());
-        let watch = give_up.clone();
-        self.restoring = Some(Restoring { connection, request, epoch, step, give_up: watch });
+        let give_up = GiveUp::default();
+        self.restoring = Some(Restoring {
+            connection,
+            request,
+            checkpoint: checkpoint.clone(),
+            epoch,
+            give_up: give_up.clone(),
+        });
         let restore = ShardRestore {
             store,
             shard: self.id,
@@ -437,6 +468,7 @@ impl Shard {
             self.parked.drop_connection(other);
             self.outputs.push_back(Output::Close { connection: other });
         }
+        self.drop_wishes();
         self.jobs.clear();
         self.draft = None;
         self.begin_round(self.step());
@@ -452,9 +484,11 @@ impl Shard {
 
     /// The checkpoint's values are here, or are not to be had.
     pub(super) fn restored(&mut self, now: Instant, restored: ShardRestored) {
-        let Some(Restoring { connection, request, epoch, step, .. }) = self.restoring.take() else {
+        let Some(Restoring { connection, request, checkpoint, epoch, .. }) = self.restoring.take()
+        else {
             return;
         };
+        let step = checkpoint.step;
         let ShardRestored { store, result } = restored;
         if let Some(refusal) = self.poisoned() {
             return self.refuse(connection, request, refusal);

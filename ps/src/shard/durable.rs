@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use pushpull_common::identity::Identity;
-use pushpull_common::ids::{GlobalStep, RestoreEpoch, ShardId};
+use pushpull_common::ids::{ClientEpoch, GlobalStep, RestoreEpoch, ShardId};
 use pushpull_common::protocol::message::Operation;
 use pushpull_common::protocol::{Outcome, PushState};
 
@@ -128,11 +128,13 @@ impl Shard {
         let owner = owns_step.then(|| {
             let admission = config.rule().map(|rule| Admission::new(rule, 1, config.zoo));
             StepOwner::new(config.last_step, config.token_timeout, admission)
+                .bounded(config.wait_ahead, config.reject_older)
         });
         let power = (config.durability == Durability::Power).then(Power::default);
         Shard {
             id,
             replicas: Replicas::new(config.lease, life.epoch_base, config.zoo),
+            chief: ClientEpoch(0),
             owner,
             round,
             tile: Vec::new(),
@@ -160,6 +162,9 @@ impl Shard {
             jobs: VecDeque::new(),
             draft: None,
             saving: None,
+            kept_cut: None,
+            saves_a_cut: false,
+            wishes: VecDeque::new(),
             restoring: None,
             power,
             version: 0,
@@ -224,6 +229,7 @@ impl Shard {
         (self.lives, self.generation) = (record.lives, record.generation);
         (self.epoch, self.restored_step) = (record.restore_epoch, record.restored_step);
         self.replicas.mint_above(record.newest_epoch);
+        self.chief = record.chief;
         if let Some(owner) = &mut self.owner {
             owner.restore(record.steps);
             self.counters.global_step.set(record.steps.step);
@@ -243,13 +249,17 @@ impl Shard {
         let words: Vec<u64> = (first..first + CLIENT_WORDS)
             .map(|index| self.journal.load(Address::Control(index)))
             .collect();
-        let (client, tokens) = record::decode_client(number, &words, self.config.zoo)?;
+        let (client, tokens, progress) = record::decode_client(number, &words, self.config.zoo)?;
         let fault = |what| Err(Fault::at(offset_of(Address::Control(first)), what));
+        let key = ClientKey(number as u32);
         for issued in tokens {
             let owner = self.owner.as_mut();
-            if !owner.is_some_and(|o| o.restore_token(ClientKey(number as u32), issued, now)) {
+            if !owner.is_some_and(|owner| owner.restore_token(key, issued, now)) {
                 return fault(format!("a client whose token {} is its own", issued.token));
             }
+        }
+        if let Some(owner) = &mut self.owner {
+            owner.restore_progress(key, progress);
         }
         match self.replicas.restore(client, now) {
             true => Ok(()),

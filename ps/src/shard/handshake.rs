@@ -92,7 +92,9 @@ impl Shard {
             shards: self.config.shards,
             client_epoch,
             mode: match self.config.mode {
-                Mode::Asynchronous => ModeIs::Asynchronous {},
+                Mode::Asynchronous => {
+                    ModeIs::Asynchronous { owner_first: self.config.reject_older.is_some() }
+                }
                 Mode::Synchronous { replicas_to_aggregate, total_num_replicas } => {
                     ModeIs::Synchronous { replicas_to_aggregate, total_num_replicas }
                 }
@@ -125,6 +127,7 @@ impl Shard {
             return Err(self.other_epoch(hello.seen_epoch));
         }
         let task = TaskId::new(hello.job.as_str(), hello.task);
+        self.check_chief(now, hello, &task)?;
         self.reserve_client()
             .map_err(|error| Refusal::Storage { detail: Detail::clipped(error.to_string()) })?;
         let mint = self.owner.is_some();
@@ -139,6 +142,9 @@ impl Shard {
                 inbox.orphan_whole(admitted.key);
             }
             self.drop_client(now, admitted.key, true);
+        }
+        if hello.role == (Role::Chief {}) {
+            self.chief_is(admitted.epoch);
         }
         self.replica_joins(now, admitted.key);
         Ok(admitted)

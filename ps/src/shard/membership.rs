@@ -28,6 +28,7 @@ impl Shard {
         self.stop_expecting(now);
         self.end_waits_for_the_missing(now);
         self.tell_owner_again(now);
+        self.drop_old_cut(now);
         // In synchronous mode a push that is whole here and not everywhere helps nobody.
         let kept = if self.is_synchronous() { BTreeSet::new() } else { self.whole_tokens() };
         if let Some(owner) = &mut self.owner {
@@ -47,7 +48,9 @@ impl Shard {
             let waited_ms = now.saturating_duration_since(entry.since).as_millis() as u64;
             let awaited = Detail::clipped(match &entry.wait {
                 Wait::Ready => "the chief to initialize the variables".to_owned(),
-                Wait::Token => self.awaited_step(now).unwrap_or_else(|| self.awaited_tokens()),
+                Wait::Token => {
+                    self.awaited_step(now).unwrap_or_else(|| self.awaited_tokens(now, entry.client))
+                }
                 Wait::Room => "room in the inbox".to_owned(),
                 Wait::Pull { at_least, .. } => format!("global step {at_least}"),
             });

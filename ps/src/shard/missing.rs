@@ -53,6 +53,17 @@ impl Shard {
         }
     }
 
+    /// A replica, and when it was heard of last.
+    pub(super) fn last_word_of(&self, now: Instant, client: ClientKey) -> String {
+        let entry = self.replicas.client(client);
+        let silent = now.saturating_duration_since(self.replicas.last_heard(client));
+        let state = match entry.presence {
+            Presence::Lost => "lost, heard from",
+            _ => "heard from",
+        };
+        format!("{} ({state} {} ms ago)", entry.task, silent.as_millis())
+    }
+
     /// Answers those whose pushes are held and not decided, if they wait no longer; the pushes stay.
     fn end_waits_of_pushes(&mut self, now: Instant, all: bool) {
         let ended = self.inbox.as_mut().map(|inbox| inbox.take_waits(now, all));
@@ -86,17 +97,7 @@ impl Shard {
             let left = self.replicas.client(*client).presence == Presence::Left;
             !given.contains(client) && !left
         });
-        let missing: Vec<String> = missing
-            .map(|client| {
-                let entry = self.replicas.client(client);
-                let silent = now.saturating_duration_since(self.replicas.last_heard(client));
-                let state = match entry.presence {
-                    Presence::Lost => "lost, heard from",
-                    _ => "heard from",
-                };
-                format!("{} ({state} {} ms ago)", entry.task, silent.as_millis())
-            })
-            .collect();
+        let missing: Vec<String> = missing.map(|client| self.last_word_of(now, client)).collect();
         let (step, count, goal) = (admission.step(), given.len(), admission.goal());
         let unseen = match admission.expects() {
             0 => String::new(),

@@ -9,11 +9,14 @@
 mod agreement;
 pub(crate) mod checkpoints;
 mod checks;
+mod chief;
+mod cut;
 pub(crate) mod durable;
 pub(crate) mod generation;
 mod handshake;
 #[cfg(any(test, fuzzing, feature = "simulation"))]
 mod invariants;
+mod late;
 mod membership;
 mod missing;
 pub(crate) mod output;
@@ -40,7 +43,9 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use pushpull_common::identity::Identity;
-use pushpull_common::ids::{GlobalStep, PartitionId, RestoreEpoch, Sequence, ShardId, TaskId};
+use pushpull_common::ids::{
+    ClientEpoch, GlobalStep, PartitionId, RestoreEpoch, Sequence, ShardId, TaskId,
+};
 use pushpull_common::protocol::message::{Hello, Role};
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{Envelope, Header, Message, Refusal, message};
@@ -55,6 +60,7 @@ use crate::metrics::Counters;
 use crate::store::Store;
 use crate::zoo::Bug;
 use checkpoints::{Asker, News, Restoring, Saving, ShardRestored};
+use cut::Cut;
 use output::Output;
 use parked::{Entry, Parked, Wait};
 use power::Power;
@@ -209,6 +215,8 @@ pub(crate) struct Shard {
     next_room: u32,
     inbox: Option<Inbox>,
     replicas: Replicas,
+    /// The epoch of the newest chief; those of older ones are fenced.
+    chief: ClientEpoch,
     owner: Option<StepOwner>,
     /// In synchronous mode.
     round: Option<Round>,
@@ -234,6 +242,11 @@ pub(crate) struct Shard {
     draft: Option<Draft>,
     /// The part of a checkpoint that is being written, and the ways to give it up.
     saving: Option<Saving>,
+    /// What is kept for a checkpoint of a step that may have passed, in synchronous mode.
+    kept_cut: Option<Cut>,
+    /// On the step owner: whether one is being saved, and those that wait for the right moment.
+    saves_a_cut: bool,
+    wishes: VecDeque<(Asker, Vec<u8>)>,
     restoring: Option<Restoring>,
     /// If what is answered is to survive the loss of power.
     power: Option<Power>,
@@ -262,7 +275,7 @@ impl Shard {
             Input::Progress { connection } => self.progress(now, connection),
             Input::Body { connection } => self.body(now, connection),
             Input::Disconnected { connection } => self.disconnected(now, connection),
-            Input::News(news) => self.hear_saver(news),
+            Input::News(news) => self.hear_saver(now, news),
             Input::ShardSaved { connection, request, result } => {
                 self.shard_saved(connection, request, result);
             }
@@ -348,12 +361,7 @@ impl Shard {
         let allowed = match &message {
             Message::Heartbeat(_) | Message::Pull(_) => true,
             Message::AwaitReady(_) | Message::FetchCatalogue(_) => true,
-            Message::Declare(_)
-            | Message::Initialize(_)
-            | Message::FindCheckpoint(_)
-            | Message::Restore(_)
-            | Message::Save(_)
-            | Message::Finish(_) => role == Role::Chief {},
+            message if chief::is_for_chiefs(message) => role == Role::Chief {},
             Message::SaveShard(_) | Message::Held(_) | Message::StepApplied(_) => {
                 role == Role::Peer {}
             }
@@ -379,6 +387,11 @@ impl Shard {
         }
         if !allowed {
             let refusal = Refusal::Role { role: role.code(), kind };
+            return self.refuse(connection, request, refusal);
+        }
+        if chief::is_for_chiefs(&message)
+            && let Some(refusal) = self.chief_refusal(connection)
+        {
             return self.refuse(connection, request, refusal);
         }
         // A client that does not know the epoch yet says 0.
@@ -408,7 +421,7 @@ impl Shard {
                 self.receive(now, connection, Receiving::User { request, bytes }, header);
             }
             (Message::SaveShard(save), _) => {
-                self.save_shard(connection, request, save.name.as_str());
+                self.save_shard(now, connection, request, save.name.as_str());
             }
             (Message::AwaitReady(_), _) => self.wait(entry(Wait::Ready)),
             (Message::FetchCatalogue(_), _) => self.send_catalogue(connection, request),
@@ -430,7 +443,7 @@ impl Shard {
                 self.outcome_query(connection, client, request);
             }
             (Message::Held(held), _) => {
-                self.shard_holds(now, connection, held.shard, held.token);
+                self.shard_holds(now, connection, &held);
             }
             (Message::StepApplied(applied), _) => {
                 self.shard_has_applied(now, connection, applied.shard, header.step.0);
@@ -467,19 +480,26 @@ impl Shard {
         };
         match conversation.receiving.take() {
             None => {}
-            Some(Receiving::Catalogue { request, digest, bytes }) => match self.poisoned() {
-                Some(refusal) => self.refuse(connection, request, refusal),
-                None => {
-                    self.declare(connection, request, digest, &bytes);
-                    self.give_parked_rooms(now);
+            Some(Receiving::Catalogue { request, digest, bytes }) => {
+                match self.body_refusal(connection) {
+                    Some(refusal) => self.refuse(connection, request, refusal),
+                    None => {
+                        self.declare(connection, request, digest, &bytes);
+                        self.give_parked_rooms(now);
+                    }
                 }
-            },
-            Some(Receiving::User { request, bytes }) => match self.poisoned() {
+            }
+            Some(Receiving::User { request, bytes }) => match self.body_refusal(connection) {
                 Some(refusal) => self.refuse(connection, request, refusal),
-                None => self.save(Asker::Connection { connection, request }, bytes),
+                None => self.save(now, Asker::Connection { connection, request }, bytes),
             },
             Some(Receiving::Part(part)) => self.part_received(now, &part),
         }
+    }
+
+    /// Why nothing is done with a chief's body: what has happened since it was announced.
+    fn body_refusal(&self, connection: u64) -> Option<Refusal> {
+        self.poisoned().or_else(|| self.chief_refusal(connection))
     }
 
     /// Remembers what the body that comes next is for; a message without a body is whole.

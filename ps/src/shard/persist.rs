@@ -57,6 +57,7 @@ impl Shard {
             gradients: self.gradients,
             steps: self.owner.as_ref().map(StepOwner::steps).unwrap_or_default(),
             newest_epoch: self.replicas.newest_epoch(),
+            chief: self.chief,
             stage: match &self.variables {
                 Variables::Absent => Stage::Absent,
                 Variables::Declared(_) => Stage::Declared,
@@ -125,7 +126,10 @@ impl Shard {
     }
 
     fn stage_client(&mut self, key: ClientKey) {
-        let words = record::encode_client(self.replicas.client(key), self.tokens_of(key));
+        let pace = self.owner.as_ref().and_then(StepOwner::pace);
+        let progress = pace.map(|pace| pace.of(key)).unwrap_or_default();
+        let client = self.replicas.client(key);
+        let words = record::encode_client(client, self.tokens_of(key), progress);
         let first = record::first_of_client(key.0 as usize);
         for (index, value) in words.into_iter().enumerate() {
             self.journal.stage(Address::Control(first + index), value);

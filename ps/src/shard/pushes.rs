@@ -66,7 +66,7 @@ impl Shard {
             push.is_some_and(|push| push.whole.is_some())
         });
         if !whole_here && self.comes_too_late(client, header.step, part) {
-            return self.pass_over(now, client, &incoming);
+            return self.pass_over(now, client, &incoming, part.token);
         }
         match self.place(now, connection, client, header, part, &incoming.range) {
             Ok(true) => self.receive(now, connection, Receiving::Part(incoming), header),

@@ -9,6 +9,7 @@ use pushpull_common::protocol::limits::{JOB_BYTES_MAX, TOKENS_PER_CLIENT_MAX};
 
 use super::replicas::{CLIENTS_MAX, Client, ClientKey, EPOCH_LIMIT, Presence, Remembered};
 use crate::aggregate::admission::Grant;
+use crate::aggregate::pace::Progress;
 use crate::aggregate::step_owner::{Issued, Steps};
 use crate::commit::{Address, CELL_WORDS, FIRST_WORDS, offset_of};
 use crate::config::PsConfig;
@@ -39,6 +40,8 @@ pub(crate) struct ShardRecord {
     pub(crate) steps: Steps,
     /// The newest client epoch known.
     pub(crate) newest_epoch: u64,
+    /// That of the newest chief.
+    pub(crate) chief: ClientEpoch,
     pub(crate) stage: Stage,
     /// Counts the declarations of variables.
     pub(crate) generation: u64,
@@ -102,6 +105,7 @@ enum Word {
     Applied,
     Goal,
     Applying,
+    Chief,
     /// How many of them there are.
     Count,
 }
@@ -145,6 +149,7 @@ impl ShardRecord {
         set(Word::Applied, self.applied);
         set(Word::Goal, self.goal.into());
         set(Word::Applying, self.applying.into());
+        set(Word::Chief, self.chief.0);
         for (index, bytes) in self.digest.chunks_exact(8).enumerate() {
             let bytes = bytes.try_into().expect("chunks of eight");
             words[Word::Digest as usize + index] = u64::from_le_bytes(bytes);
@@ -174,6 +179,7 @@ impl ShardRecord {
             },
             // Clients bring epochs of their own, up to that limit; more are minted above them.
             newest_epoch: below(Word::NewestEpoch, EPOCH_LIMIT + COUNT_LIMIT, "an epoch")?,
+            chief: ClientEpoch(below(Word::Chief, EPOCH_LIMIT + COUNT_LIMIT, "a chief's epoch")?),
             stage: match below(Word::Stage, 3, "a stage of the variables")? {
                 0 => Stage::Absent,
                 1 => Stage::Declared,
@@ -211,8 +217,10 @@ const JOB: usize = 4;
 const TOKENS: usize = JOB + JOB_BYTES_MAX / 8;
 const WINDOW: usize = TOKENS + 1 + 3 * TOKENS_PER_CLIENT_MAX;
 
+const PROGRESS: usize = WINDOW + Window::WORDS;
+
 /// How many words a client has.
-pub(crate) const CLIENT_WORDS: usize = WINDOW + Window::WORDS;
+pub(crate) const CLIENT_WORDS: usize = PROGRESS + 1;
 const _: () = assert!(CLIENT_WORDS <= CELL_WORDS);
 
 /// The control word that a client's begin at.
@@ -220,8 +228,12 @@ pub(crate) fn first_of_client(client: usize) -> usize {
     (1 + client) * CELL_WORDS
 }
 
-/// A client and the tokens it holds, as words.
-pub(crate) fn encode_client(client: &Client, tokens: impl Iterator<Item = Issued>) -> Vec<u64> {
+/// A client, the tokens it holds and how far it is, as words.
+pub(crate) fn encode_client(
+    client: &Client,
+    tokens: impl Iterator<Item = Issued>,
+    progress: Progress,
+) -> Vec<u64> {
     let mut words = Vec::with_capacity(CLIENT_WORDS);
     words.push(match client.presence {
         Presence::Present => 1,
@@ -243,15 +255,16 @@ pub(crate) fn encode_client(client: &Client, tokens: impl Iterator<Item = Issued
     }
     words.resize(WINDOW, 0);
     words.extend(client.window.encode());
+    words.push(progress.made << 1 | u64::from(progress.counts));
     words
 }
 
-/// The client of this number and its tokens, from its [`CLIENT_WORDS`].
+/// The client of this number, its tokens and how far it is, from its [`CLIENT_WORDS`].
 pub(crate) fn decode_client(
     number: usize,
     words: &[u64],
     zoo: Zoo,
-) -> Result<(Remembered, Vec<Issued>), Fault> {
+) -> Result<(Remembered, Vec<Issued>, Progress), Fault> {
     let fault =
         |word: usize, expected: &str| wrong(first_of_client(number) + word, expected.into());
     let presence = match words[0] {
@@ -274,7 +287,11 @@ pub(crate) fn decode_client(
             .map_err(|_| fault(TOKENS + 2 + 3 * index, "the generation of a token"))?;
         Ok(Issued { token: TokenId(token[0]), generation, step: GlobalStep(token[2]) })
     });
-    let window = Window::decode(&words[WINDOW..], zoo);
+    let progress = Progress { made: words[PROGRESS] >> 1, counts: words[PROGRESS] & 1 == 1 };
+    if progress.made >= COUNT_LIMIT {
+        return Err(fault(PROGRESS, "a count of gradients"));
+    }
+    let window = Window::decode(&words[WINDOW..PROGRESS], zoo);
     let client = Remembered {
         task: TaskId::new(job, words[3] as u32),
         epoch: ClientEpoch(words[1]),
@@ -282,7 +299,7 @@ pub(crate) fn decode_client(
         presence,
         window: window.ok_or_else(|| fault(WINDOW, "the window of a client"))?,
     };
-    Ok((client, tokens.collect::<Result<_, _>>()?))
+    Ok((client, tokens.collect::<Result<_, _>>()?, progress))
 }
 
 /// The words of what is admitted to a synchronous step, where there are so many rooms.
@@ -331,6 +348,7 @@ mod tests {
             gradients: 2,
             steps,
             newest_epoch: 5,
+            chief: ClientEpoch(17),
             stage: Stage::Ready,
             generation: 6,
             digest: std::array::from_fn(|i| i as u8),
@@ -370,7 +388,7 @@ mod tests {
 
     #[test]
     fn words_are_where_the_document_says() {
-        assert_eq!((JOB, TOKENS, WINDOW, CLIENT_WORDS), (4, 12, 61, 318));
+        assert_eq!((JOB, TOKENS, WINDOW, PROGRESS, CLIENT_WORDS), (4, 12, 61, 318, 319));
         assert_eq!((Word::Digest as usize, Word::Clients as usize), (8, 12));
         assert_eq!((Word::RestoredStep as usize, FIRST_WORDS), (20, 509));
         assert_eq!((offset_of(Address::Control(510)), first_of_client(0)), (8176, 511));

@@ -169,7 +169,7 @@ impl Replicas {
         connection: u64,
         now: Instant,
     ) -> Result<Admitted, Refusal> {
-        let known = self.by_task.get(task).copied();
+        let known = self.find(task);
         let current = known.map(|key| self.client(key));
         let same = current.is_some_and(|client| {
             client.incarnation == incarnation || self.zoo.has(Bug::NoIncarnation)
@@ -222,6 +222,11 @@ impl Replicas {
             client.heard = now;
         }
         Ok(Admitted { key, epoch, fenced, replaced })
+    }
+
+    /// The client of a task, if it has ever joined.
+    pub(crate) fn find(&self, task: &TaskId) -> Option<ClientKey> {
+        self.by_task.get(task).copied()
     }
 
     pub(crate) fn client(&self, key: ClientKey) -> &Client {

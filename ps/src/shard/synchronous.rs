@@ -4,12 +4,12 @@
 use std::time::Instant;
 
 use pushpull_common::ids::GlobalStep;
-use pushpull_common::protocol::message::{Operation, PushAnswer, PushPart};
+use pushpull_common::protocol::message::{Operation, PushAnswer};
 use pushpull_common::protocol::{Envelope, Outcome, PushState};
 
+use super::Shard;
 use super::replicas::{ClientKey, Presence};
 use super::work::Job;
-use super::{Part, Shard};
 use crate::aggregate::admission::{Admission, Grant, Verdict};
 use crate::aggregate::round::Round;
 use crate::aggregate::step_owner::StepOwner;
@@ -65,42 +65,6 @@ impl Shard {
         self.decide(now);
     }
 
-    /// Whether a gradient comes too late to be of use, as far as this shard knows: it is not worth
-    /// receiving.
-    pub(super) fn comes_too_late(
-        &self,
-        client: ClientKey,
-        step: GlobalStep,
-        part: &PushPart,
-    ) -> bool {
-        let Some(round) = self.round.as_ref().filter(|_| part.operation == Operation::Gradient {})
-        else {
-            return false;
-        };
-        match &self.owner {
-            Some(owner) if self.config.zoo.has(Bug::KeyByReplica) => !owner.has_out(client),
-            Some(owner) => !owner.holds(client, part.token, part.generation),
-            None => step.0 < round.step(),
-        }
-    }
-
-    /// Passes over a part of a gradient that comes too late, and says so once it is whole.
-    pub(super) fn pass_over(&mut self, now: Instant, client: ClientKey, part: &Part) {
-        let (sequence, room) = (part.request.sequence, part.room);
-        if let Some(inbox) = &mut self.inbox
-            && inbox.find(client, sequence) == Some(room)
-        {
-            inbox.release(room);
-            self.give_parked_rooms(now);
-        }
-        if part.whole.is_some() {
-            let outcome = Outcome::Stale { current: GlobalStep(self.committed_steps()) };
-            self.replicas.client_mut(client).window.settle(sequence, outcome);
-            self.counters.gradients_stale.add(1);
-            self.answer_push(part.connection, part.request, outcome, false);
-        }
-    }
-
     /// The push in this room is whole, and takes part in a step.
     pub(super) fn push_held(&mut self, now: Instant, room: u32) {
         let Some(push) = self.inbox.as_ref().and_then(|inbox| inbox.arrival(room)) else { return };
@@ -141,7 +105,7 @@ impl Shard {
     }
 
     /// Steps committed, as far as this shard knows.
-    fn committed_steps(&self) -> u64 {
+    pub(super) fn committed_steps(&self) -> u64 {
         let admission = self.admission();
         admission.map_or_else(|| self.step().0, |admission| admission.step())
     }
@@ -156,6 +120,7 @@ impl Shard {
             self.carry_out(now, grant, verdict);
         }
         self.hear_committed();
+        self.begin_wished_save(now);
         self.grant_parked_tokens(now);
     }
 

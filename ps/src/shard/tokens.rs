@@ -11,7 +11,7 @@ use pushpull_common::protocol::{Envelope, Grant, Message, Refusal, message};
 use super::parked::{Entry, Wait};
 use super::replicas::ClientKey;
 use super::{Detail, Shard};
-use crate::aggregate::step_owner::{Issued, Request};
+use crate::aggregate::step_owner::{Issued, Request, StepOwner};
 
 impl Shard {
     pub(super) fn token_request(&mut self, now: Instant, entry: Entry, newest: TokenId) {
@@ -74,8 +74,9 @@ impl Shard {
         now: Instant,
         client: ClientKey,
     ) -> (Option<Grant>, Option<EndReason>) {
+        let in_turn = self.owner.as_ref().is_some_and(StepOwner::serves_in_turn);
         // Those who wait were first.
-        if self.parked.any(|entry| matches!(entry.wait, Wait::Token)) {
+        if in_turn && self.parked.any(|entry| matches!(entry.wait, Wait::Token)) {
             return (None, None);
         }
         // Another token that is out to it may be one whose answer was lost: the client finds out by
@@ -123,13 +124,14 @@ impl Shard {
 
     /// Answers those who wait for a token, first come first served, as far as that goes.
     pub(super) fn grant_parked_tokens(&mut self, now: Instant) {
-        // In synchronous mode one waits because it has given its share, and another need not.
+        // One may wait because it has given its share of a step, or is ahead, and another need not.
+        let in_turn = self.owner.as_ref().is_some_and(StepOwner::serves_in_turn);
         let mut waiting = Vec::new();
         while let Some(entry) = self.parked.take_first(|entry| matches!(entry.wait, Wait::Token)) {
             match self.ask_owner(now, &entry) {
                 Some(Request::Wait) | None => {
                     waiting.push(entry);
-                    if !self.is_synchronous() {
+                    if in_turn {
                         break;
                     }
                 }
@@ -147,10 +149,19 @@ impl Shard {
         self.inbox.iter().flat_map(|inbox| inbox.whole_tokens()).collect()
     }
 
-    pub(super) fn awaited_tokens(&self) -> String {
+    /// What a client waits for that asks for a token in asynchronous mode, in words.
+    pub(super) fn awaited_tokens(&self, now: Instant, client: Option<ClientKey>) -> String {
         let Some(owner) = &self.owner else {
             return "a token".into();
         };
+        if client.is_some_and(|client| owner.is_ahead(client))
+            && let Some(pace) = owner.pace()
+        {
+            let slowest = pace.the_slowest().map(|client| self.last_word_of(now, client));
+            let slowest: Vec<String> = slowest.collect();
+            let (made, slowest) = (pace.slowest().unwrap_or(0), slowest.join(", "));
+            return format!("the slowest replicas, which have made {made} gradients: {slowest}");
+        }
         let holders: Vec<String> =
             owner.holders().map(|client| self.task_of(client).to_string()).collect();
         format!("the last {} tokens, held by {}", owner.tokens_out(), holders.join(", "))

@@ -136,6 +136,12 @@ impl Shard {
         let Some(mut job) = self.jobs.pop_front() else {
             return Work::Idle;
         };
+        if let Job::Push(push) = &job
+            && !push.begun
+            && self.drop_if_too_old(now, push.room)
+        {
+            return self.job_done();
+        }
         let result = match &mut job {
             Job::Push(push) => self.work_on_push(push),
             Job::Step(step) => self.work_on_step(step),
@@ -161,13 +167,19 @@ impl Shard {
                         self.initialized(job.connection, job.request, job.epoch)
                     }
                 }
-                self.send_parked_values();
-                self.report_members();
-                self.persist_in_time();
-                #[cfg(any(test, fuzzing))]
-                self.check_invariants();
+                return self.job_done();
             }
         }
+        Work::More
+    }
+
+    /// Commits what a job has changed, before what it caused is put out.
+    fn job_done(&mut self) -> Work {
+        self.send_parked_values();
+        self.report_members();
+        self.persist_in_time();
+        #[cfg(any(test, fuzzing))]
+        self.check_invariants();
         if self.jobs.is_empty() { Work::Idle } else { Work::More }
     }
 
@@ -389,7 +401,7 @@ impl Shard {
         let outcome = Outcome::Applied { version: self.version, step: self.step(), staleness };
         self.give_parked_rooms(now);
         if let Some(client) = client {
-            self.answer_applied(now, client, &push, outcome);
+            self.settle_and_answer(now, client, &push, outcome);
         }
         if gradient {
             self.grant_parked_tokens(now);
@@ -408,7 +420,7 @@ impl Shard {
     }
 
     /// Settles a push in its client's window, and only then acknowledges it.
-    fn answer_applied(
+    pub(super) fn settle_and_answer(
         &mut self,
         now: Instant,
         client: ClientKey,

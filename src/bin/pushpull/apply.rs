@@ -47,8 +47,8 @@ pub(crate) fn run(bytes: usize, rounds: usize, json: bool) -> Result<(), Box<dyn
         if store.values() != in_place.values()[..elements] {
             return Err(format!("the values of {name} are not those of the rule in place").into());
         }
-        let (name, unit, bytes) = (format!("apply_{name}"), Unit::Throughput, bytes as u64);
-        let row = Row { name, unit, bytes, ours, ceiling };
+        let (name, unit, amount) = (format!("apply_{name}"), Unit::Throughput, bytes as u64);
+        let row = Row { name, unit, amount, ours, ceiling };
         row.print(json);
         // Streams that meet at one offset of their pages evict each other: 6 to 7 times slower.
         if row.ratio() < SKEW_LOST {

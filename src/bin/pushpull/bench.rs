@@ -47,14 +47,29 @@ enum Suite {
     Apply,
     /// A killed daemon, from exec to its first answered pull, beside a process that does nothing.
     Restart,
+    /// A small network trained by two workers, beside the same two computing alone.
+    Mlp,
     /// A checkpoint while pushes go on, beside a file that is written, flushed and read.
     Checkpoint,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Transport {
+pub(crate) enum Transport {
     Tcp,
     Uds,
+}
+
+impl Transport {
+    /// An address for a server of this process, and the private folder that it lies in.
+    pub(crate) fn address(self, what: &str) -> std::io::Result<(String, Option<Directory>)> {
+        Ok(match self {
+            Transport::Tcp => ("127.0.0.1:0".to_owned(), None),
+            Transport::Uds => {
+                let folder = private_folder(what)?;
+                (format!("unix:{}/ps.sock", folder.0.display()), Some(folder))
+            }
+        })
+    }
 }
 
 pub(crate) type Failure = Box<dyn Error>;
@@ -83,6 +98,11 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
             Suite::Checkpoint => {
                 let bytes = bytes_of(&options.checkpoint_size)?;
                 super::saving::run(&options.checkpoint_size, bytes, options.rounds, options.json)?;
+            }
+            Suite::Mlp => {
+                for &transport in &options.transport {
+                    super::mlp::run(transport, options.rounds, options.json)?;
+                }
             }
             Suite::Apply => {
                 super::apply::run(bytes_of(&options.apply_size)?, options.rounds, options.json)?;
@@ -119,10 +139,10 @@ fn measure(options: &Options, transport: Transport, size: &str) -> Result<(), Fa
     let row = |verb: &str, unit, ours, ceiling| Row {
         name: match unit {
             Unit::Latency => format!("latency_{verb}_{word}_{size}"),
-            Unit::Throughput => format!("{verb}_{word}_{size}"),
+            _ => format!("{verb}_{word}_{size}"),
         },
         unit,
-        bytes: bytes as u64,
+        amount: bytes as u64,
         ours,
         ceiling,
     };
@@ -156,28 +176,40 @@ pub(crate) fn private_folder(what: &str) -> std::io::Result<Directory> {
 
 pub(crate) type Rounds = Vec<Vec<Duration>>;
 
+/// Does something once, and says how long it took.
+pub(crate) type Operation<'a> = &'a mut dyn FnMut() -> Result<Duration, Failure>;
+
 /// Ours, ceiling, ours, ceiling: each for about [`ROUND`].
 pub(crate) fn take_turns(
     rounds: usize,
     mut ours: impl FnMut() -> Result<Duration, Failure>,
     mut ceiling: impl FnMut() -> Result<Duration, Failure>,
 ) -> Result<(Rounds, Rounds), Failure> {
-    // The first operations touch memory for the first time.
-    for _ in 0..3 {
-        ours()?;
-        ceiling()?;
-    }
-    let (mut all_ours, mut all_theirs) = (Vec::new(), Vec::new());
-    for _ in 0..rounds {
-        all_ours.push(one_round(&mut ours)?);
-        all_theirs.push(one_round(&mut ceiling)?);
-    }
-    Ok((all_ours, all_theirs))
+    let [ours, ceiling] = all_take_turns(rounds, [&mut ours, &mut ceiling])?;
+    Ok((ours, ceiling))
 }
 
-fn one_round(
-    operation: &mut impl FnMut() -> Result<Duration, Failure>,
-) -> Result<Vec<Duration>, Failure> {
+/// One after the other, again and again: each for about [`ROUND`].
+pub(crate) fn all_take_turns<const N: usize>(
+    rounds: usize,
+    mut operations: [Operation<'_>; N],
+) -> Result<[Rounds; N], Failure> {
+    // The first operations touch memory for the first time.
+    for _ in 0..3 {
+        for operation in &mut operations {
+            operation()?;
+        }
+    }
+    let mut all = [const { Vec::new() }; N];
+    for _ in 0..rounds {
+        for (rounds, operation) in all.iter_mut().zip(&mut operations) {
+            rounds.push(one_round(operation)?);
+        }
+    }
+    Ok(all)
+}
+
+fn one_round(operation: Operation<'_>) -> Result<Vec<Duration>, Failure> {
     let start = Instant::now();
     let mut durations = Vec::new();
     while start.elapsed() < ROUND || durations.len() < 3 {
@@ -211,19 +243,7 @@ const RATE: f64 = 0.5;
 impl TestBed {
     fn start(transport: Transport, bytes: usize) -> Result<TestBed, Failure> {
         let runtime = tokio::runtime::Builder::new_current_thread().build()?;
-        let directory = match transport {
-            Transport::Tcp => None,
-            Transport::Uds => {
-                let name = format!("pushpull-bench-{}", std::process::id());
-                let path = std::env::temp_dir().join(name);
-                std::fs::create_dir_all(&path)?;
-                Some(Directory(path))
-            }
-        };
-        let address = match &directory {
-            None => "127.0.0.1:0".to_owned(),
-            Some(Directory(path)) => format!("unix:{}/ps.sock", path.display()),
-        };
+        let (address, directory) = transport.address("transport")?;
         let listener = runtime.block_on(Ps::listen(&address))?;
         let cluster = ClusterSpec::builder()
             .job("ps", [listener.address()])

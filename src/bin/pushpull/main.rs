@@ -6,6 +6,7 @@ mod bench;
 mod ceiling;
 mod export;
 mod inspect;
+mod mlp;
 mod probe;
 mod report;
 mod restart;

@@ -7,6 +7,8 @@ use std::time::Duration;
 pub(crate) enum Unit {
     /// Payload bytes over time; more is better.
     Throughput,
+    /// Batches over time; more is better.
+    Batches,
     /// Microseconds; less is better.
     Latency,
 }
@@ -16,8 +18,8 @@ pub(crate) enum Unit {
 pub(crate) struct Row {
     pub(crate) name: String,
     pub(crate) unit: Unit,
-    /// Payload bytes of one operation.
-    pub(crate) bytes: u64,
+    /// What one operation moves: payload bytes, or batches.
+    pub(crate) amount: u64,
     /// The durations of our operations, round by round.
     pub(crate) ours: Vec<Vec<Duration>>,
     /// Those of the ceiling.
@@ -32,13 +34,14 @@ fn quantile(values: &mut [f64], share: f64) -> f64 {
 }
 
 impl Row {
-    /// The median over rounds of each round's throughput in GB/s.
+    /// The median over rounds of each round's throughput: GB/s, or batches a second.
     fn throughput(&self, rounds: &[Vec<Duration>]) -> f64 {
+        let scale = if self.unit == Unit::Batches { 1.0 } else { 1e-9 };
         let mut rates: Vec<f64> = rounds
             .iter()
             .map(|round| {
                 let seconds: f64 = round.iter().map(Duration::as_secs_f64).sum();
-                self.bytes as f64 * round.len() as f64 / seconds / 1e9
+                self.amount as f64 * scale * round.len() as f64 / seconds
             })
             .collect();
         quantile(&mut rates, 0.5)
@@ -59,16 +62,17 @@ impl Row {
     pub(crate) fn print(&self, json: bool) {
         let (name, n) = (&self.name, self.ours.len());
         match self.unit {
-            Unit::Throughput => {
+            Unit::Throughput | Unit::Batches => {
+                let unit = if self.unit == Unit::Batches { "batches/s" } else { "GB/s" };
                 let (ours, ceiling) = (self.throughput(&self.ours), self.throughput(&self.ceiling));
                 let ratio = ours / ceiling;
                 if json {
                     println!(
                         "{{\"name\":\"{name}\",\"ours\":{ours:.3},\"ceiling\":{ceiling:.3},\
-                         \"ratio\":{ratio:.3},\"unit\":\"GB/s\",\"n\":{n}}}"
+                         \"ratio\":{ratio:.3},\"unit\":\"{unit}\",\"n\":{n}}}"
                     );
                 } else {
-                    println!("{name:<24} {ours:>9.3} {ceiling:>9.3} {ratio:>7.3}  GB/s");
+                    println!("{name:<24} {ours:>9.3} {ceiling:>9.3} {ratio:>7.3}  {unit}");
                 }
             }
             Unit::Latency => {
@@ -88,5 +92,24 @@ impl Row {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_is_the_median_of_the_rounds() {
+        let round = |millis: &[u64]| millis.iter().copied().map(Duration::from_millis).collect();
+        let ours = vec![round(&[100, 300]), round(&[400, 400]), round(&[1000])];
+        let ceiling = vec![round(&[50]); 3];
+        let row = Row { name: String::new(), unit: Unit::Batches, amount: 20, ours, ceiling };
+        let rates = [row.throughput(&row.ours), row.throughput(&row.ceiling), row.ratio()];
+        for (rate, expected) in rates.into_iter().zip([50.0, 400.0, 0.125]) {
+            assert!((rate - expected).abs() < 1e-9, "{rate} {expected}");
+        }
+        let row = Row { unit: Unit::Throughput, amount: 1_000_000_000, ..row };
+        assert!((row.throughput(&row.ours) - 2.5).abs() < 1e-9);
     }
 }

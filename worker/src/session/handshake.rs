@@ -72,6 +72,7 @@ impl Session {
         if self.links[index].shard == self.start.owner {
             self.step = self.step.max(header.step);
             self.synchronous = matches!(welcome.mode, ModeIs::Synchronous { .. });
+            self.owner_first = welcome.mode == (ModeIs::Asynchronous { owner_first: true });
         }
         if self.start.role.is_member() {
             self.epoch = self.epoch.max(welcome.client_epoch);

@@ -86,6 +86,8 @@ pub(crate) struct Session {
     step: GlobalStep,
     /// Whether steps are synchronous, as the step owner's last welcome said.
     synchronous: bool,
+    /// Whether the step owner may find gradients too old, as it said then.
+    owner_first: bool,
     failed: Option<Error>,
     reported: Option<Instant>,
     /// For the jitter of reconnects, which must differ between workers but not between runs.
@@ -107,6 +109,7 @@ impl Session {
             welcomed: None,
             step: GlobalStep(0),
             synchronous: false,
+            owner_first: false,
             failed: None,
             reported: None,
             random: start.incarnation.0 | 1,

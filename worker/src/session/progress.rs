@@ -27,6 +27,9 @@ impl Session {
             OpKind::Token => self.owner_link().into_iter().collect(),
             OpKind::Pull(pull) => pull.unanswered().collect(),
             OpKind::Push { sequence, .. } => match self.pushes.get(sequence) {
+                Some(push) if push.waits_for(self.owner_link()) => {
+                    self.owner_link().into_iter().collect()
+                }
                 Some(push) => push.unsettled().collect(),
                 None => all_links(),
             },

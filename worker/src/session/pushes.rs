@@ -56,6 +56,9 @@ pub(super) struct Push {
     operation: Operation,
     /// A gradient in synchronous mode: the step owner decides for all shards.
     pub(super) synchronous: bool,
+    /// A gradient that may be too old for the step owner: the other shards are told that it is whole
+    /// once the owner has applied it (asynchronous mode).
+    owner_first: bool,
     pub(super) grant: Option<Grant>,
     read: Read,
     pub(super) shares: Vec<Share>,
@@ -67,6 +70,30 @@ impl Push {
     pub(super) fn unsettled(&self) -> impl Iterator<Item = usize> + '_ {
         let open = self.shares.iter().filter(|share| !matches!(share.phase, Phase::Settled(_)));
         open.map(|share| share.link)
+    }
+
+    /// What the step owner has said of it.
+    fn word_of(&self, owner: Option<usize>) -> Option<&Result<Outcome, Refusal>> {
+        self.shares.iter().find_map(|share| match &share.phase {
+            Phase::Settled(word) if Some(share.link) == owner => Some(word),
+            _ => None,
+        })
+    }
+
+    /// Whether the other shards wait for the step owner's word.
+    pub(super) fn waits_for(&self, owner: Option<usize>) -> bool {
+        self.owner_first && self.word_of(owner).is_none()
+    }
+
+    /// Whether the step owner does not take it: then no shard does.
+    pub(super) fn is_not_taken_by(&self, owner: Option<usize>) -> bool {
+        let applied = |word: &Result<Outcome, Refusal>| matches!(word, Ok(Outcome::Applied { .. }));
+        self.owner_first && self.word_of(owner).is_some_and(|word| !applied(word))
+    }
+
+    /// Whether a shard may be told that it is whole.
+    fn may_end_on(&self, link: usize, owner: Option<usize>) -> bool {
+        Some(link) == owner || !(self.waits_for(owner) || self.is_not_taken_by(owner))
     }
 
     /// Whether some shard may hold all of its share: then it can no longer be withdrawn.
@@ -98,8 +125,9 @@ impl Session {
         self.next_sequence += 1;
         let PushOrder { operation, grant, read, parts } = order;
         let synchronous = self.synchronous && operation == (Operation::Gradient {});
+        let owner_first = self.owner_first && operation == (Operation::Gradient {});
         let shares = Vec::new();
-        let mut push = Push { operation, synchronous, grant, read, shares, complete };
+        let mut push = Push { operation, synchronous, owner_first, grant, read, shares, complete };
         for (shard, parts) in parts {
             self.share(now, &mut push, shard).parts.extend(parts);
         }
@@ -190,8 +218,11 @@ impl Session {
     }
 
     fn send_parts(&mut self, now: Instant, sequence: Sequence, push: &mut Push, index: usize) {
-        let (operation, complete, grant) = (push.operation, push.complete, push.grant);
-        let synchronous = push.synchronous;
+        let (operation, grant, synchronous) = (push.operation, push.grant, push.synchronous);
+        // Where another has to say first that it is taken, it is not whole before: what there is goes
+        // ahead, and an empty last part follows.
+        let may_end = push.may_end_on(push.shares[index].link, self.owner_link());
+        let complete = push.complete && may_end;
         let deadline_ms = if synchronous { self.patience(now, sequence) } else { 0 };
         let step = grant.map_or(GlobalStep(0), |grant| grant.step).max(push.read.step);
         let share = &mut push.shares[index];

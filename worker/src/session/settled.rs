@@ -22,7 +22,10 @@ impl Session {
         };
         let done = match push.synchronous {
             true => self.is_decided(push),
-            false => push.complete && push.unsettled().next().is_none(),
+            false => {
+                let settled = push.complete && push.unsettled().next().is_none();
+                settled || push.is_not_taken_by(self.owner_link())
+            }
         };
         if !done {
             return;

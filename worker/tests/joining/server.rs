@@ -224,7 +224,7 @@ impl State {
             version: version::NEWEST,
             shards: 1,
             client_epoch: ClientEpoch(1),
-            mode: ModeIs::Asynchronous {},
+            mode: ModeIs::Asynchronous { owner_first: false },
             lease_ms: 60_000,
             part_bytes_max: 1 << 20,
             body_crc: BodyCrc::Off {},

@@ -3,9 +3,12 @@
 mod accounts;
 mod actors;
 mod arenas;
+mod bounds;
+mod chiefs;
 mod corruption;
 mod crash_life;
 mod crash_model;
+mod cuts;
 mod handshakes;
 mod images;
 mod join;

@@ -255,6 +255,12 @@ fn a_stop_waits_for_the_piece_in_hand_and_for_no_other() {
 }
 
 #[test]
+fn what_an_older_chief_has_restored_is_given_up() {
+    let error = given_up(true, |world, _| _ = world.join(0, &mut chief().restarted()));
+    assert!(error.contains("another chief has come"), "{error}");
+}
+
+#[test]
 fn what_is_written_for_an_asker_that_is_gone_is_given_up() {
     let error = given_up(false, |world, peer| {
         let other = world.join(0, &mut worker(3));

@@ -16,27 +16,31 @@ use crate::shard::{Input, TICK};
 const LEASE: Duration = Duration::from_secs(5);
 
 /// A worker task and its lines to all shards.
-struct Replica {
+pub(super) struct Replica {
     peer: Peer,
-    lines: Vec<Line>,
-    sequence: u64,
+    pub(super) lines: Vec<Line>,
+    pub(super) sequence: u64,
     newest: u64,
 }
 
 /// Shards that trade words about synchronous steps, and replicas of which the first is the chief.
-struct Cluster {
-    world: World,
+pub(super) struct Cluster {
+    pub(super) world: World,
     /// The lines from the other shards to the step owner's.
-    links: Vec<Option<Line>>,
-    replicas: Vec<Replica>,
+    pub(super) links: Vec<Option<Line>>,
+    pub(super) replicas: Vec<Replica>,
 }
 
-fn synchronous(replicas_to_aggregate: u32, total_num_replicas: u32) -> Mode {
+pub(super) fn synchronous(replicas_to_aggregate: u32, total_num_replicas: u32) -> Mode {
     Mode::Synchronous { replicas_to_aggregate, total_num_replicas }
 }
 
 impl Cluster {
-    fn new(shards: u16, mode: Mode, configure: impl Fn(PsConfig) -> PsConfig) -> Cluster {
+    pub(super) fn new(
+        shards: u16,
+        mode: Mode,
+        configure: impl Fn(PsConfig) -> PsConfig,
+    ) -> Cluster {
         let configure = |config: PsConfig| {
             configure(config.shards(shards).mode(mode).lease(LEASE).inbox_pushes(1))
         };
@@ -77,7 +81,7 @@ impl Cluster {
     }
 
     /// A shard connects to the step owner's.
-    fn link(&mut self, shard: usize) {
+    pub(super) fn link(&mut self, shard: usize) {
         let peer = Peer { role: Role::Peer {}, ..worker(90 + shard as u32) };
         let (line, _) = self.world.greet(0, peer.hello(0), false).unwrap();
         self.links[shard] = Some(line);
@@ -112,7 +116,7 @@ impl Cluster {
     }
 
     /// Carries words between the shards, and has work done, until nothing moves any more.
-    fn settle(&mut self) {
+    pub(super) fn settle(&mut self) {
         loop {
             self.world.work();
             let words = std::mem::take(&mut self.world.to_owner);
@@ -161,12 +165,12 @@ impl Cluster {
         }
     }
 
-    fn token(&mut self, replica: usize) -> Grant {
+    pub(super) fn token(&mut self, replica: usize) -> Grant {
         self.try_token(replica).unwrap().expect("a token")
     }
 
     /// Sends a gradient of this value for every element to one shard; what it answers by now.
-    fn push_to(
+    pub(super) fn push_to(
         &mut self,
         shard: usize,
         replica: usize,
@@ -194,7 +198,7 @@ impl Cluster {
     }
 
     /// Sends a gradient to every shard, the step owner's last; what that one answers by now.
-    fn push(&mut self, replica: usize, grant: Grant, value: f32) -> Option<Outcome> {
+    pub(super) fn push(&mut self, replica: usize, grant: Grant, value: f32) -> Option<Outcome> {
         self.replicas[replica].sequence += 1;
         for shard in (1..self.links.len()).rev() {
             self.push_to(shard, replica, grant, value);
@@ -214,7 +218,7 @@ impl Cluster {
     }
 
     /// The first element of `w` and of `d`, after so many steps on every shard.
-    fn values(&mut self, steps: u64) -> (f32, f64) {
+    pub(super) fn values(&mut self, steps: u64) -> (f32, f64) {
         let mut values = Vec::new();
         for line in self.replicas[0].lines.clone() {
             self.world.pull(line, steps);
@@ -237,7 +241,8 @@ impl Cluster {
     }
 }
 
-const ACCEPTED: fn(u64) -> Option<Outcome> = |step| Some(Outcome::Accepted { step: step.into() });
+pub(super) const ACCEPTED: fn(u64) -> Option<Outcome> =
+    |step| Some(Outcome::Accepted { step: step.into() });
 const STALE: fn(u64) -> Option<Outcome> = |step| Some(Outcome::Stale { current: step.into() });
 
 #[test]
@@ -652,6 +657,26 @@ fn a_step_that_nobody_has_made_is_not_believed() {
     assert_eq!(cluster.try_token(0), Ok(None), "the other shard has still to make the step");
     cluster.link(1);
     assert_eq!(cluster.values(10), (-10.0, -10.0));
+}
+
+#[test]
+fn nobody_pushes_under_the_token_of_another() {
+    let mut cluster = Cluster::new(2, synchronous(2, 2), |config| config);
+    let (a, b) = (cluster.token(0), cluster.token(1));
+    // Where the step owner does not see it, another pushes under the first one's token.
+    cluster.replicas[1].sequence += 1;
+    assert_eq!(cluster.push_to(1, 1, a, 50.0), Some(Outcome::Held {}));
+    cluster.replicas[0].sequence += 1;
+    assert_eq!(cluster.push_to(0, 0, a, 1.0), None, "the other shard does not hold it");
+    assert_eq!(cluster.world.metrics().gradients_admitted, 0);
+    // Its holder gives it back, as it has no room for it there, and all is as before.
+    let line = cluster.replicas[0].lines[0];
+    let back = message::ReturnToken { token: a.token, generation: a.generation };
+    assert!(matches!(cluster.world.ask(line, back.into()), Message::Returned(_)));
+    cluster.settle();
+    let a = cluster.token(0);
+    assert_eq!((cluster.push(0, a, 1.0), cluster.push(1, b, 3.0)), (ACCEPTED(0), ACCEPTED(0)));
+    assert_eq!(cluster.values(1), (-2.0, -2.0));
 }
 
 #[test]

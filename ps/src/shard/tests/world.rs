@@ -19,7 +19,7 @@ use crate::config::PsConfig;
 use crate::error::StorageError;
 use crate::metrics::{Counters, Metrics};
 use crate::optimizer::Optimizer;
-use crate::shard::checkpoints::{ShardRestore, ShardSave};
+use crate::shard::checkpoints::{Order, ShardRestore, ShardSave};
 use crate::shard::durable::{Life, Parts};
 use crate::shard::output::{Output, PulledParts};
 use crate::shard::power::Flush;
@@ -65,6 +65,8 @@ pub(super) struct World {
     pub(super) storage: Option<Arc<dyn CheckpointStorage>>,
     /// What shards say to the step owner, in synchronous mode.
     pub(super) to_owner: Vec<(usize, Envelope, Message)>,
+    /// What the saver is to do: no world has one.
+    pub(super) orders: Vec<(usize, Order)>,
     saves: Vec<(usize, ShardSave)>,
     restores: Vec<(usize, ShardRestore)>,
     pub(super) config: Arc<PsConfig>,
@@ -135,6 +137,7 @@ impl World {
             works_at_once: false,
             storage: None,
             to_owner: Vec::new(),
+            orders: Vec::new(),
             saves: Vec::new(),
             restores: Vec::new(),
             config: config.clone(),
@@ -494,9 +497,7 @@ impl World {
                 Output::Flush(flush) => self.flushes.push((shard, *flush)),
                 Output::SaveShard(save) => self.saves.push((shard, *save)),
                 Output::RestoreShard(restore) => self.restores.push((shard, *restore)),
-                Output::Order(_) => {
-                    unreachable!("no world has a saver")
-                }
+                Output::Order(order) => self.orders.push((shard, order)),
                 Output::Members { joined, present } => self.members[shard] = (joined, present),
             }
         }

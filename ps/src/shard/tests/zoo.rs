@@ -72,6 +72,7 @@ const CUTS: u64 = 10;
 fn stories(zoo: Zoo) {
     super::handshakes::a_ghost_is_fenced(zoo);
     super::resends::a_restarted_client_is_another(zoo);
+    super::chiefs::an_older_chief_is_fenced(zoo);
 }
 
 fn power_cuts(zoo: Zoo) {

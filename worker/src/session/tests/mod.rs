@@ -5,6 +5,7 @@ mod connecting;
 mod epochs;
 mod keeping_alive;
 mod model;
+mod owner_first;
 mod pulls;
 mod pushes;
 mod random;

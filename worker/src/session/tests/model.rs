@@ -48,6 +48,8 @@ pub(super) struct Shard {
     pub(super) epoch: RestoreEpoch,
     /// Whether steps are synchronous: nothing is applied here before the owner decides.
     pub(super) synchronous: bool,
+    /// Whether the owner finds some gradients too old; no other shard has those whole then.
+    pub(super) owner_first: bool,
     /// Synchronous pushes that lie whole on a shard that is not the owner: their bytes.
     held: BTreeMap<u64, Option<u8>>,
     /// Tokens whose step has passed.
@@ -78,6 +80,7 @@ impl Shard {
             version: 0,
             epoch: RestoreEpoch(1),
             synchronous: false,
+            owner_first: false,
             held: BTreeMap::new(),
             over: BTreeSet::new(),
         }
@@ -196,7 +199,10 @@ impl Shard {
     /// Applies one push that is whole.
     pub(super) fn work(&mut self) {
         let whole = self.arrivals.iter().find(|(_, arrival)| arrival.whole.is_some());
-        let Some((&sequence, _)) = whole else { return };
+        let Some((&sequence, arrival)) = whole else { return };
+        if self.owner && self.owner_first && arrival.token.0 != 0 && sequence.is_multiple_of(3) {
+            return self.decide(sequence, Outcome::Stale { current: GlobalStep(self.step) });
+        }
         let arrival = self.arrivals.remove(&sequence).unwrap();
         self.rooms.remove(&arrival.room);
         self.version += 1;
@@ -286,7 +292,7 @@ impl Shard {
             Message::Hello(_) => {
                 let (restore_epoch, restored_step) = (self.epoch, RESTORED_STEP);
                 let mode = match self.synchronous {
-                    false => ModeIs::Asynchronous {},
+                    false => ModeIs::Asynchronous { owner_first: self.owner_first },
                     true => ModeIs::Synchronous { replicas_to_aggregate: 1, total_num_replicas: 2 },
                 };
                 self.say(request, Welcome { mode, restore_epoch, restored_step, ..welcome() });

@@ -80,10 +80,10 @@ struct Test {
 
 impl Test {
     fn new(seed: u64) -> Test {
-        Test::of(seed, false)
+        Test::of(seed, false, false)
     }
 
-    fn of(seed: u64, synchronous: bool) -> Test {
+    fn of(seed: u64, synchronous: bool, owner_first: bool) -> Test {
         let mut random = Random(seed);
         let shards = 1 + random.below(3) as u32;
         let plan = plan(shards, 1 + random.below(9));
@@ -106,7 +106,9 @@ impl Test {
             restoring: None,
             plan,
         };
-        test.shards.iter_mut().for_each(|shard| shard.synchronous = synchronous);
+        for shard in &mut test.shards {
+            (shard.synchronous, shard.owner_first) = (synchronous, owner_first);
+        }
         let shards = test.plan.shards().to_vec();
         test.call(Command::Open { shards }, Waits::Nothing, 60_000);
         test.calm(200);
@@ -395,6 +397,11 @@ impl Test {
         self.calm(700);
     }
 
+    /// Pushes whose callers were told what became of them.
+    fn ended(&self) -> usize {
+        self.told.len() + self.told_stale.len()
+    }
+
     fn check(&mut self) {
         let owner = &self.shards[OWNER];
         assert!(owner.out.is_empty(), "tokens {:?} are lost", owner.out);
@@ -412,20 +419,21 @@ impl Test {
             assert!([0, all].contains(&counts.len()), "push {fill} counts on some shards only");
         }
         // Nothing is left that would block the window.
-        let end = self.told.len() + WINDOW as usize + 1;
+        let end = self.ended() + WINDOW as usize + 1;
         self.call(Command::Token, Waits::Token, 60_000);
         self.calm(100);
-        for _ in self.told.len()..end {
+        for _ in self.ended()..end {
             let grant = self.tokens.pop().expect("a token");
             let order = order(&self.plan, Some(grant), 255);
-            let waiting = self.told.len();
+            let waiting = self.ended();
             self.call(Command::Push { order }, Waits::Push(255), 60_000);
             self.call(Command::Token, Waits::Token, 60_000);
             while !self.waits.is_empty() {
                 self.calm(1);
             }
-            assert_eq!(self.told.len(), waiting + 1);
+            assert_eq!(self.ended(), waiting + 1);
         }
+        self.calm(50);
         let idle =
             |line: &Line| line.to_shard.iter().all(|f| matches!(f.message, Message::Heartbeat(_)));
         assert!(self.lines.iter().all(idle));
@@ -439,7 +447,12 @@ fn whatever_happens_every_push_counts_once_and_nothing_is_lost() {
 
 #[test]
 fn whatever_happens_a_synchronous_push_counts_on_every_shard_or_on_none() {
-    for_seeds(|seed| Test::of(seed, true).run());
+    for_seeds(|seed| Test::of(seed, true, false).run());
+}
+
+#[test]
+fn whatever_happens_a_push_that_is_too_old_counts_on_no_shard() {
+    for_seeds(|seed| Test::of(seed, false, true).run());
 }
 
 #[test]

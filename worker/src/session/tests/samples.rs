@@ -110,7 +110,7 @@ pub(super) fn welcome() -> Welcome {
         version: version::NEWEST,
         shards: 1,
         client_epoch: ClientEpoch(3),
-        mode: ModeIs::Asynchronous {},
+        mode: ModeIs::Asynchronous { owner_first: false },
         lease_ms: LEASE.as_millis() as u32,
         part_bytes_max: 1 << 20,
         body_crc: BodyCrc::Off {},

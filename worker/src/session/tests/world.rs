@@ -91,7 +91,7 @@ impl World {
             closed: BTreeMap::new(),
             beats: true,
             epochs: BTreeMap::new(),
-            mode: ModeIs::Asynchronous {},
+            mode: ModeIs::Asynchronous { owner_first: false },
             alive: BTreeMap::new(),
             next_op: 1,
         }

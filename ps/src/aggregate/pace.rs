@@ -1,0 +1,155 @@
+//! How far replicas may run ahead of each other in asynchronous mode.
+//!
+//! The rule of stale synchronous parallel training (Ho et al. 2013, "More Effective Distributed ML
+//! via a Stale Synchronous Parallel Parameter Server"): whoever has made as many gradients more than
+//! the slowest as the bound says begins no other before the slowest has caught up.
+
+use std::collections::BTreeMap;
+
+use crate::shard::replicas::ClientKey;
+
+/// What a replica has made, as it is remembered across a restart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Progress {
+    /// Gradients: those that were applied and those that came too late.
+    pub(crate) made: u64,
+    /// Whether others wait for it: it has asked for a token and is not gone.
+    pub(crate) counts: bool,
+}
+
+/// Who may begin another gradient.
+///
+/// Invariant: nobody who counts has made, with what it is making, more than the bound beyond the
+/// slowest of those who count.
+#[derive(Debug)]
+pub(crate) struct Pace {
+    bound: u64,
+    replicas: BTreeMap<ClientKey, Progress>,
+}
+
+impl Pace {
+    pub(crate) fn new(bound: u64) -> Pace {
+        Pace { bound, replicas: BTreeMap::new() }
+    }
+
+    pub(crate) fn of(&self, replica: ClientKey) -> Progress {
+        self.replicas.get(&replica).copied().unwrap_or_default()
+    }
+
+    pub(crate) fn restore(&mut self, replica: ClientKey, progress: Progress) {
+        if progress != Progress::default() {
+            self.replicas.insert(replica, progress);
+        }
+    }
+
+    /// What the slowest of those who count has made.
+    pub(crate) fn slowest(&self) -> Option<u64> {
+        self.replicas
+            .values()
+            .filter(|progress| progress.counts)
+            .map(|progress| progress.made)
+            .min()
+    }
+
+    /// Those who have made no more than the slowest.
+    pub(crate) fn the_slowest(&self) -> impl Iterator<Item = ClientKey> {
+        let slowest = self.slowest();
+        let are = move |progress: &Progress| progress.counts && Some(progress.made) == slowest;
+        self.replicas.iter().filter(move |(_, progress)| are(progress)).map(|(&replica, _)| replica)
+    }
+
+    /// A replica asks for a token: from now on others wait for it. One that comes later, or back, is
+    /// as far as the slowest of the others, or nobody would go on before it had caught up. False if
+    /// it counted before.
+    pub(crate) fn enter(&mut self, replica: ClientKey) -> bool {
+        let slowest = self.slowest().unwrap_or(0);
+        let progress = self.replicas.entry(replica).or_default();
+        if progress.counts {
+            return false;
+        }
+        *progress = Progress { made: progress.made.max(slowest), counts: true };
+        true
+    }
+
+    /// Whether a replica that is making so many gradients may begin another.
+    pub(crate) fn may_begin(&self, replica: ClientKey, making: usize) -> bool {
+        let slowest = self.slowest().unwrap_or(0);
+        self.of(replica).made + (making as u64) < slowest.saturating_add(self.bound)
+    }
+
+    /// A replica has made a gradient.
+    pub(crate) fn made_one(&mut self, replica: ClientKey) {
+        self.replicas.entry(replica).or_default().made += 1;
+    }
+
+    /// A replica has left or is lost: nobody waits for it.
+    pub(crate) fn leave(&mut self, replica: ClientKey) {
+        if let Some(progress) = self.replicas.get_mut(&replica) {
+            progress.counts = false;
+        }
+    }
+
+    /// Forgets everybody: other values have been restored. Who they were.
+    pub(crate) fn begin_anew(&mut self) -> impl Iterator<Item = ClientKey> + use<> {
+        std::mem::take(&mut self.replicas).into_keys()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: ClientKey = ClientKey(0);
+    const B: ClientKey = ClientKey(1);
+    const C: ClientKey = ClientKey(2);
+
+    fn pace(bound: u64, made: &[(ClientKey, u64)]) -> Pace {
+        let mut pace = Pace::new(bound);
+        made.iter().for_each(|&(who, made)| pace.restore(who, Progress { made, counts: true }));
+        pace
+    }
+
+    #[test]
+    fn nobody_begins_a_gradient_so_far_ahead() {
+        for (bound, a, making, b, may) in [
+            (1, 0, 0, 0, true),
+            (1, 0, 1, 0, false),
+            (1, 1, 0, 0, false),
+            (1, 1, 0, 1, true),
+            (3, 2, 0, 0, true),
+            (3, 2, 1, 0, false),
+            (3, 3, 0, 0, false),
+            (3, 3, 0, 1, true),
+            (3, 0, 2, 9, true),
+            (3, 0, 3, 9, false),
+            (u64::MAX, 9, 9, 0, true),
+        ] {
+            let pace = pace(bound, &[(A, a), (B, b)]);
+            assert_eq!(pace.may_begin(A, making), may, "{bound}: {a} and {making}, {b}");
+        }
+    }
+
+    #[test]
+    fn who_is_gone_is_not_waited_for() {
+        let mut pace = pace(2, &[(A, 7), (B, 5)]);
+        assert!(!pace.may_begin(A, 0));
+        assert_eq!(pace.the_slowest().collect::<Vec<_>>(), [B]);
+        pace.leave(B);
+        assert!(pace.may_begin(A, 0));
+        assert_eq!(pace.the_slowest().collect::<Vec<_>>(), [A]);
+    }
+
+    #[test]
+    fn who_comes_is_as_far_as_the_slowest_and_no_less_far_than_it_was() {
+        let mut pace = pace(2, &[(A, 7), (B, 5)]);
+        assert!(pace.enter(C));
+        assert!(!pace.enter(C));
+        assert_eq!(pace.of(C), Progress { made: 5, counts: true });
+        pace.made_one(A);
+        pace.leave(A);
+        assert!(pace.enter(A));
+        assert_eq!(pace.of(A), Progress { made: 8, counts: true });
+        assert_eq!(pace.begin_anew().collect::<Vec<_>>(), [A, B, C]);
+        assert_eq!((pace.slowest(), pace.of(A)), (None, Progress::default()));
+    }
+}

@@ -1,0 +1,124 @@
+//! One chief at a time: a lease on the step owner, a fence on every shard.
+
+use std::time::Duration;
+
+use pushpull_common::ids::RestoreEpoch;
+use pushpull_common::protocol::message::{self, Role};
+use pushpull_common::protocol::{Envelope, Message, Refusal};
+
+use super::peers::{Peer, chief, variables, worker};
+use super::world::{Line, World};
+use crate::config::PsConfig;
+use crate::optimizer::Sgd;
+use crate::shard::TICK;
+use crate::zoo::Zoo;
+
+const LEASE: Duration = Duration::from_secs(5);
+
+/// Two shards, with nothing declared; a chief with a line to each, and another task that would be.
+fn world(zoo: Zoo) -> (World, Peer, [Line; 2], Peer) {
+    let configure = |config: PsConfig| PsConfig { zoo, ..config.shards(2).lease(LEASE) };
+    let mut world = World::bare(variables(), Sgd::new(1.0), configure);
+    let mut first = chief();
+    let lines = [0, 1].map(|shard| world.join(shard, &mut first));
+    (world, first, lines, Peer { role: Role::Chief {}, ..worker(7) })
+}
+
+fn is_fenced(refusal: &Refusal, by: &Peer) -> bool {
+    matches!(refusal, Refusal::Fenced { current, .. } if *current == by.epoch)
+}
+
+#[test]
+fn a_chief_that_was_replaced_does_nothing_more() {
+    an_older_chief_is_fenced(Zoo::default());
+}
+
+pub(super) fn an_older_chief_is_fenced(zoo: Zoo) {
+    let (mut world, _, lines, mut second) = world(zoo);
+    let catalogue = world.catalogue.clone();
+    lines.iter().for_each(|&line| _ = world.declare(line, &catalogue));
+    // The step owner has lost it; the other shard still hears it.
+    world.pass(LEASE + 2 * TICK, &[lines[1]]);
+    world.join(0, &mut second);
+    let fresh = [world.join(1, &mut second)];
+    let old = lines[1];
+    let name = pushpull_common::protocol::wire::Text::clipped("ckpt");
+    let (epoch, step) = (RestoreEpoch(1), 0.into());
+    let checkpoint = message::CheckpointId { name, epoch: RestoreEpoch(0), step };
+    let asked: [Message; 4] = [
+        message::Initialize { epoch }.into(),
+        message::Restore { checkpoint, epoch }.into(),
+        message::Declare { digest: catalogue.digest() }.into(),
+        message::Finish {}.into(),
+    ];
+    for message in asked {
+        let name = message.name();
+        let refusal = world.refused(old, message);
+        assert!(is_fenced(&refusal, &second), "{name}: {refusal}");
+    }
+    let message::Declared { state, .. } = match world.declare(fresh[0], &catalogue) {
+        Message::Declared(declared) => declared,
+        other => panic!("{other:?}"),
+    };
+    let digest = catalogue.digest();
+    assert_eq!(state, message::CatalogueState::Declared { digest }, "nothing was initialized");
+}
+
+#[test]
+fn what_an_older_chief_has_half_sent_comes_to_nothing() {
+    let (mut world, _, lines, mut second) = world(Zoo::default());
+    let catalogue = world.catalogue.clone();
+    let (digest, body) = (catalogue.digest(), catalogue.encode());
+    let envelope = Envelope::default();
+    let request =
+        world.announce(lines[1], envelope, message::Declare { digest }.into(), body.len());
+    world.ask(lines[0], message::Leave {}.into());
+    world.join(0, &mut second);
+    world.join(1, &mut second);
+    world.body(lines[1], body);
+    let Some(Message::Refused(refused)) = world.answer(lines[1], request) else {
+        panic!("it is taken")
+    };
+    assert!(is_fenced(&refused.refusal, &second), "{}", refused.refusal);
+}
+
+#[test]
+fn there_is_one_chief_for_as_long_as_its_lease_runs() {
+    for leaves in [false, true] {
+        let (mut world, mut first, lines, mut second) = world(Zoo::default());
+        let Err(Refusal::Busy { what, limit: 1 }) = world.try_join(0, &mut second) else {
+            panic!("there are two")
+        };
+        let said = what.to_string();
+        assert!(said.starts_with("chiefs, which is /job:worker/task:0 (heard from"), "{said}");
+        // It itself may come again, over another connection or as another process.
+        world.join(0, &mut first);
+        let mut restarted = first.restarted();
+        let line = world.join(0, &mut restarted);
+        match leaves {
+            true => _ = world.ask(line, message::Leave {}.into()),
+            false => world.pass(LEASE + 2 * TICK, &[lines[1]]),
+        }
+        world.join(0, &mut second);
+        assert!(second.epoch > restarted.epoch);
+        let refusal = world.try_join(0, &mut restarted).unwrap_err();
+        assert!(is_fenced(&refusal, &second), "{refusal}");
+        // A worker it may still be.
+        let mut worker = Peer { role: Role::Worker {}, ..restarted.restarted() };
+        world.join(0, &mut worker);
+    }
+}
+
+#[test]
+fn a_restart_of_a_shard_lets_no_older_chief_in() {
+    let (mut world, mut first, _, mut second) = world(Zoo::default());
+    world.pass(LEASE + 2 * TICK, &[]);
+    world.join(0, &mut second);
+    world.join(1, &mut second);
+    for shard in [0, 1] {
+        world.restart(shard).unwrap();
+        let refusal = world.try_join(shard, &mut first).unwrap_err();
+        assert!(is_fenced(&refusal, &second), "{refusal}");
+        world.join(shard, &mut second);
+    }
+}

@@ -1,0 +1,146 @@
+//! A checkpoint of synchronous shards is of one step, while training goes on.
+
+use std::sync::Arc;
+
+use pushpull_common::ids::{GlobalStep, RestoreEpoch};
+use pushpull_common::protocol::message::{self, CheckpointId, Role};
+use pushpull_common::protocol::wire::Text;
+use pushpull_common::protocol::{Message, Refusal};
+
+use super::peers::{Peer, worker};
+use super::synchronous::{ACCEPTED, Cluster, synchronous};
+use super::world::Line;
+use crate::checkpoint::{
+    CheckpointStorage, Contents, LocalDirectory, OptimizerEntry, Save, ShardEntry,
+};
+use crate::config::Checkpoints;
+use crate::shard::Input;
+use crate::shard::checkpoints::{Asker, News, Order};
+
+/// Two shards and two replicas, with a place for checkpoints.
+fn cluster(folder: &std::path::Path) -> (Cluster, Arc<dyn CheckpointStorage>) {
+    let storage = || LocalDirectory::create(folder).unwrap();
+    let checkpoints = Checkpoints::new(storage());
+    let configure = |config: crate::config::PsConfig| config.checkpoints(checkpoints.clone());
+    let mut cluster = Cluster::new(2, synchronous(2, 2), configure);
+    let storage: Arc<dyn CheckpointStorage> = Arc::new(storage());
+    cluster.world.storage = Some(storage.clone());
+    (cluster, storage)
+}
+
+/// Makes a step of the gradients 1 and 3.
+fn step(cluster: &mut Cluster, step: u64) {
+    let (a, b) = (cluster.token(0), cluster.token(1));
+    assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(step));
+    assert_eq!(cluster.push(1, b, 3.0), ACCEPTED(step));
+}
+
+/// The chief wishes for a checkpoint; its orders to the saver by now, as the steps they are of.
+fn wish(cluster: &mut Cluster) -> Vec<u64> {
+    let line = cluster.replicas[0].lines[0];
+    cluster.world.say(line, message::Save {}.into());
+    cluster.settle();
+    ordered(cluster)
+}
+
+fn ordered(cluster: &mut Cluster) -> Vec<u64> {
+    let orders = std::mem::take(&mut cluster.world.orders);
+    let step = |(_, order)| match order {
+        Order::Save { step, .. } => Some(step.0),
+        _ => None,
+    };
+    orders.into_iter().filter_map(step).collect()
+}
+
+/// A task that asks shards for their parts.
+fn asker(cluster: &mut Cluster, shard: usize) -> Line {
+    let peer = Peer { role: Role::Peer {}, ..worker(80) };
+    cluster.world.greet(shard, peer.hello(shard), false).unwrap().0
+}
+
+fn part(cluster: &mut Cluster, shard: usize, save: &Save) -> ShardEntry {
+    let name = Text::clipped(save.name().to_string());
+    let line = asker(cluster, shard);
+    let request = cluster.world.say(line, message::SaveShard { name }.into());
+    let entry = cluster.world.answer_body(line, request);
+    serde_json::from_slice(&entry).unwrap()
+}
+
+#[test]
+fn it_is_of_the_step_that_all_had_applied_whatever_is_applied_since() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut cluster, storage) = cluster(folder.path());
+    step(&mut cluster, 0);
+    // In the middle of the second step, of which one gradient is admitted.
+    let (a, b) = (cluster.token(0), cluster.token(1));
+    assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(1));
+    assert_eq!(wish(&mut cluster), [1]);
+    let save = Save::begin(storage, RestoreEpoch(1), GlobalStep(1)).unwrap();
+    let early = part(&mut cluster, 1, &save);
+    assert_eq!(cluster.push(1, b, 3.0), ACCEPTED(1));
+    step(&mut cluster, 2);
+    assert_eq!(cluster.values(3), (-6.0, -6.0));
+    let late = part(&mut cluster, 0, &save);
+    assert_eq!((early.gradients, late.gradients), (1, 1));
+    let optimizer =
+        OptimizerEntry { kind: "sgd".into(), configuration: String::new(), slots: vec![] };
+    let (shards, user) = (vec![late, early], Vec::new());
+    let contents = Contents { saved_unix_ms: 1, optimizer, shards, user };
+    let catalogue = cluster.world.catalogue.clone();
+    let name = Text::clipped(save.name().to_string());
+    save.publish(&catalogue, contents).unwrap();
+    let (epoch, step) = (RestoreEpoch(1), GlobalStep(1));
+    let checkpoint = CheckpointId { name, epoch, step };
+    for line in cluster.replicas[0].lines.clone() {
+        cluster.world.declare(line, &catalogue);
+        let epoch = RestoreEpoch(2);
+        let restore = message::Restore { checkpoint: checkpoint.clone(), epoch };
+        let request = cluster.world.say(line, restore.into());
+        cluster.world.finish_restores();
+        assert!(matches!(cluster.world.answer(line, request), Some(Message::Ready(_))));
+    }
+    assert_eq!(cluster.values(1), (-2.0, -2.0), "both are of the first step");
+}
+
+#[test]
+fn it_waits_until_every_shard_has_applied_the_step_and_for_the_one_before() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut cluster, _) = cluster(folder.path());
+    let (a, b) = (cluster.token(0), cluster.token(1));
+    cluster.push(0, a, 1.0);
+    cluster.replicas[1].sequence += 1;
+    cluster.push_to(1, 1, b, 3.0);
+    // The other shard holds the last gradient, and does not hear that the step is committed.
+    let line = cluster.links[1].take().unwrap();
+    cluster.world.disconnect(line);
+    cluster.world.input(1, Input::OwnerLink { up: false });
+    assert_eq!(cluster.push_to(0, 1, b, 3.0), ACCEPTED(0));
+    assert_eq!(wish(&mut cluster), [] as [u64; 0], "one shard is at step 0, and one at step 1");
+    cluster.link(1);
+    assert_eq!(ordered(&mut cluster), [1]);
+    assert_eq!(wish(&mut cluster), [] as [u64; 0], "one is being saved");
+    step(&mut cluster, 1);
+    let error = Err("the disk is full".to_owned());
+    let news = News::Saved { asker: Asker::Ticket(1), result: error };
+    cluster.world.input(0, Input::News(news));
+    assert_eq!(ordered(&mut cluster), [2]);
+}
+
+#[test]
+fn a_shard_that_has_gone_on_without_being_told_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut cluster, storage) = cluster(folder.path());
+    let line = cluster.links[1].take().unwrap();
+    cluster.world.disconnect(line);
+    assert_eq!(wish(&mut cluster), [0]);
+    cluster.link(1);
+    step(&mut cluster, 0);
+    let save = Save::begin(storage, RestoreEpoch(1), GlobalStep(0)).unwrap();
+    assert_eq!(part(&mut cluster, 0, &save).gradients, 0);
+    let name = Text::clipped(save.name().to_string());
+    let line = asker(&mut cluster, 1);
+    let refusal = cluster.world.refused(line, message::SaveShard { name }.into());
+    let Refusal::Storage { detail } = refusal else { panic!("{refusal}") };
+    let said = "it has values of step 1, and kept none of step 0";
+    assert_eq!(detail.to_string(), said);
+}

@@ -1,0 +1,109 @@
+//! The ceilings: the same computing without a parameter server.
+
+use pushpull::{Initializer, Shape};
+
+use super::data::Data;
+use super::model::gemm::{Matrix, multiply};
+use super::model::{Mlp, NAMES};
+use super::{BATCH_ROWS, CLASSES, Fault, HIDDEN, INPUTS, WORKERS};
+use crate::bench::{Failure, Transport};
+use crate::ceiling::{RoundTrip, Way};
+
+/// The first values of the network, the same for all who train it.
+pub(super) fn initial_values() -> [Vec<f32>; 4] {
+    let mut names = NAMES.into_iter();
+    Mlp::new(INPUTS, HIDDEN, CLASSES).shapes().map(|extents| {
+        let name = names.next().unwrap_or_default();
+        let mut values = vec![0.0; extents.iter().product()];
+        let extents: Vec<u64> = extents.into_iter().map(|extent| extent as u64).collect();
+        if let (Ok(shape), 2) = (Shape::new(extents.clone()), extents.len()) {
+            Initializer::GlorotUniform.fill(1, name, &shape, 0, &mut values);
+        }
+        values
+    })
+}
+
+/// A copy of the network that never changes, and what is computed from it.
+pub(super) struct Replica<'a> {
+    model: Mlp,
+    data: &'a Data,
+    next: usize,
+    params: [Vec<f32>; 4],
+    gradients: [Vec<f32>; 4],
+    activations: Vec<f32>,
+    logits: Vec<f32>,
+    hidden_gradients: Vec<f32>,
+}
+
+impl<'a> Replica<'a> {
+    /// That of one of the workers, with its share of the batches.
+    pub(super) fn new(data: &'a Data, worker: usize) -> Replica<'a> {
+        let params = initial_values();
+        Replica {
+            model: Mlp::new(INPUTS, HIDDEN, CLASSES),
+            data,
+            next: worker,
+            gradients: params.clone(),
+            params,
+            activations: vec![0.0; BATCH_ROWS * HIDDEN],
+            logits: vec![0.0; BATCH_ROWS * CLASSES],
+            hidden_gradients: vec![0.0; BATCH_ROWS * HIDDEN],
+        }
+    }
+
+    /// The gradients of the next batch.
+    pub(super) fn compute(&mut self) -> Result<(), Fault> {
+        let batch = self.data.batch(self.next);
+        let params = self.params.each_ref().map(Vec::as_slice);
+        self.model.gradients(params, batch, self.gradients.each_mut().map(Vec::as_mut_slice));
+        self.next += WORKERS;
+        Ok(())
+    }
+
+    /// The five matrix products that [`compute`](Replica::compute) makes, of the same shapes, and
+    /// nothing else.
+    pub(super) fn products(&mut self) -> Result<(), Fault> {
+        let batch = self.data.batch(self.next);
+        let [w1, _, w2, _] = &self.params;
+        let [g_w1, _, g_w2, _] = &mut self.gradients;
+        let features = Matrix::new(batch.features, BATCH_ROWS, INPUTS);
+        let (w1, w2) = (Matrix::new(w1, INPUTS, HIDDEN), Matrix::new(w2, HIDDEN, CLASSES));
+        multiply(features, w1, 0.0, &mut self.activations);
+        let activations = Matrix::new(&self.activations, BATCH_ROWS, HIDDEN);
+        multiply(activations, w2, 0.0, &mut self.logits);
+        let logits = Matrix::new(&self.logits, BATCH_ROWS, CLASSES);
+        multiply(activations.transposed(), logits, 0.0, g_w2);
+        multiply(logits, w2.transposed(), 0.0, &mut self.hidden_gradients);
+        let hidden_gradients = Matrix::new(&self.hidden_gradients, BATCH_ROWS, HIDDEN);
+        multiply(features.transposed(), hidden_gradients, 0.0, g_w1);
+        self.next += WORKERS;
+        Ok(())
+    }
+}
+
+/// A replica that moves as many bytes as a training does, over a connection of its own to a thread
+/// that applies them in place: what the transport leaves for computing.
+pub(super) struct Exchange<'a> {
+    replica: Replica<'a>,
+    pull: RoundTrip,
+    push: RoundTrip,
+}
+
+impl<'a> Exchange<'a> {
+    pub(super) fn start(
+        replica: Replica<'a>,
+        transport: Transport,
+    ) -> Result<Exchange<'a>, Failure> {
+        let bytes = 4 * replica.params.iter().map(Vec::len).sum::<usize>();
+        let start = |way| RoundTrip::start(transport == Transport::Uds, way, bytes);
+        Ok(Exchange { replica, pull: start(Way::Pull)?, push: start(Way::Push)? })
+    }
+
+    /// Pulls, computes the gradients of a batch, and pushes.
+    pub(super) fn step(&mut self) -> Result<(), Fault> {
+        self.pull.once()?;
+        self.replica.compute()?;
+        self.push.once()?;
+        Ok(())
+    }
+}

@@ -1,0 +1,100 @@
+//! A small network trained by two workers and one server: its share of what the two compute alone.
+//!
+//! Workers, session threads and the server share the cores of one machine, so whatever a push and a
+//! pull cost is missing from the computing.
+//!
+//! To be run on an idle machine: beside other programs whoever has more threads gets more of the cores,
+//! and the share looks better than it is.
+
+mod alone;
+mod data;
+#[path = "../../../../examples/digits/model/mod.rs"]
+#[allow(dead_code, reason = "the example measures its accuracy as well")]
+mod model;
+mod training;
+
+use std::error::Error;
+use std::time::{Duration, Instant};
+
+use pushpull::Mode;
+
+use super::bench::{Failure, Transport, all_take_turns};
+use super::report::{Row, Unit};
+use alone::{Exchange, Replica};
+use data::Data;
+use training::Training;
+
+/// Whatever went wrong, from whichever thread.
+type Fault = Box<dyn Error + Send + Sync>;
+
+const INPUTS: usize = 784;
+const HIDDEN: usize = 512;
+const CLASSES: usize = 10;
+const BATCH_ROWS: usize = 128;
+const BATCHES: usize = 32;
+const WORKERS: usize = 2;
+/// The batches of each worker in one operation.
+const TURN: usize = 16;
+
+/// Measures, in turns: the matrix products alone, all computing alone, computing with the bare
+/// transport, and both modes of training.
+///
+/// "Alone" are two threads that compute gradients and apply them to nothing.
+pub(crate) fn run(transport: Transport, rounds: usize, json: bool) -> Result<(), Failure> {
+    let data = Data::generate(BATCHES, BATCH_ROWS, INPUTS, CLASSES);
+    let replicas = || (0..WORKERS).map(|worker| Replica::new(&data, worker));
+    let mut products: Vec<Replica> = replicas().collect();
+    let mut computing: Vec<Replica> = replicas().collect();
+    let mut exchanging = replicas()
+        .map(|replica| Exchange::start(replica, transport))
+        .collect::<Result<Vec<_>, _>>()?;
+    let both = WORKERS as u32;
+    let synchronous = Mode::Synchronous { replicas_to_aggregate: both, total_num_replicas: both };
+    let mut asynchronous = Training::start(transport, Mode::Asynchronous, &data)?;
+    let mut synchronous = Training::start(transport, synchronous, &data)?;
+
+    let [products, computing, exchanging, ours, in_step] = all_take_turns(
+        rounds,
+        [
+            &mut || together(&mut products, Replica::products),
+            &mut || together(&mut computing, Replica::compute),
+            &mut || together(&mut exchanging, Exchange::step),
+            &mut || asynchronous.turn(),
+            &mut || synchronous.turn(),
+        ],
+    )?;
+    let suffix = if transport == Transport::Uds { "_uds" } else { "" };
+    for (name, ours, ceiling) in [
+        ("mlp_compute", &computing, &products),
+        ("mlp_wire", &exchanging, &computing),
+        ("mlp_asynchronous", &ours, &computing),
+        ("mlp_synchronous", &in_step, &computing),
+    ] {
+        let (name, unit, amount) = (format!("{name}{suffix}"), Unit::Batches, TURN * WORKERS);
+        let (ours, ceiling) = (ours.clone(), ceiling.clone());
+        Row { name, unit, amount: amount as u64, ours, ceiling }.print(json);
+    }
+    asynchronous.check()?;
+    synchronous.check()
+}
+
+/// Lets every worker take its turn on a thread of its own; the time until the last is done.
+fn together<T: Send>(
+    workers: &mut [T],
+    batch: impl Fn(&mut T) -> Result<(), Fault> + Sync,
+) -> Result<Duration, Failure> {
+    let (began, batch) = (Instant::now(), &batch);
+    std::thread::scope(|scope| {
+        let turn = |worker| scope.spawn(move || one_turn(worker, batch));
+        let threads: Vec<_> = workers.iter_mut().map(turn).collect();
+        threads.into_iter().try_for_each(|thread| {
+            thread.join().unwrap_or_else(|_| Err("a worker has panicked".into()))
+        })
+    })
+    .map_err(|fault| -> Failure { fault })?;
+    Ok(began.elapsed())
+}
+
+fn one_turn<T>(worker: &mut T, batch: &impl Fn(&mut T) -> Result<(), Fault>) -> Result<(), Fault> {
+    (0..TURN).try_for_each(|_| batch(worker))
+}

@@ -1,0 +1,147 @@
+//! Two workers and a server that train the network.
+
+use std::time::Duration;
+
+use pushpull::blocking::Worker;
+use pushpull::{
+    ClusterSpec, Mode, Params, Ps, PsConfig, Push, Sgd, TaskId, VariableSpec, WorkerConfig,
+};
+
+use super::alone::initial_values;
+use super::data::Data;
+use super::model::{Mlp, NAMES};
+use super::{CLASSES, Fault, HIDDEN, INPUTS, WORKERS, together};
+use crate::bench::{Directory, Failure, Transport};
+
+/// A training under way.
+pub(super) struct Training<'a> {
+    trainers: Vec<Trainer<'a>>,
+    /// Of how many gradients a step is made.
+    gradients_per_step: u64,
+    /// The loss before the first step.
+    loss: f32,
+    _server: Ps,
+    _directory: Option<Directory>,
+}
+
+impl<'a> Training<'a> {
+    /// Starts a server in this process, and the workers, which join.
+    pub(super) fn start(
+        transport: Transport,
+        mode: Mode,
+        data: &'a Data,
+    ) -> Result<Training<'a>, Failure> {
+        let (what, gradients_per_step) = match mode {
+            Mode::Synchronous { replicas_to_aggregate, .. } => {
+                ("synchronous", replicas_to_aggregate.into())
+            }
+            _ => ("asynchronous", 1),
+        };
+        let (address, directory) = transport.address(what)?;
+        let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+        let listener = runtime.block_on(Ps::listen(&address))?;
+        let cluster = ClusterSpec::builder()
+            .job("ps", [listener.address()])
+            .job("worker", (0..WORKERS).map(|worker| format!("127.0.0.1:{}", worker + 1)))
+            .build()?;
+        let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(RATE)).mode(mode);
+        let server = listener.start(config)?;
+        let trainers = (0..WORKERS).map(|worker| Trainer::join(&cluster, worker, data));
+        let mut trainers = trainers.collect::<Result<Vec<_>, Fault>>().map_err(failure)?;
+        let loss = trainers[0].loss().map_err(failure)?;
+        Ok(Training { trainers, gradients_per_step, loss, _server: server, _directory: directory })
+    }
+
+    /// Each worker trains on some batches.
+    pub(super) fn turn(&mut self) -> Result<Duration, Failure> {
+        together(&mut self.trainers, Trainer::step)
+    }
+
+    /// Every gradient must have counted, and they must have taught something.
+    pub(super) fn check(mut self) -> Result<(), Failure> {
+        let pushed: u64 = self.trainers.iter().map(|trainer| trainer.pushed).sum();
+        let trainer = &mut self.trainers[0];
+        // What a token is for has all steps before it.
+        let token = trainer.worker.token()?.ok_or("the training has ended")?;
+        trainer.worker.pull(&token, &mut trainer.params)?;
+        let (step, loss) = (trainer.params.step(), trainer.loss().map_err(failure)?);
+        if step * self.gradients_per_step != pushed {
+            let per_step = self.gradients_per_step;
+            return Err(format!("{pushed} pushes made {step} steps of {per_step}").into());
+        }
+        // A hundred steps bring it down to 0.55 of that. NaN is not less.
+        let learned = loss < 0.75 * self.loss;
+        let message = || format!("the loss was {} and is {loss}", self.loss).into();
+        learned.then_some(()).ok_or_else(message)
+    }
+}
+
+/// One worker and its training loop.
+struct Trainer<'a> {
+    worker: Worker,
+    params: Params,
+    model: Mlp,
+    data: &'a Data,
+    next: usize,
+    /// Pushes that were acknowledged as applied, or as a part of a step.
+    pushed: u64,
+}
+
+impl<'a> Trainer<'a> {
+    fn join(cluster: &ClusterSpec, index: usize, data: &'a Data) -> Result<Trainer<'a>, Fault> {
+        let task = TaskId::worker(index as u32);
+        let mut worker = Worker::connect(WorkerConfig::new(cluster.clone(), task))?;
+        let model = Mlp::new(INPUTS, HIDDEN, CLASSES);
+        let shapes = NAMES.into_iter().zip(model.shapes());
+        let variables = shapes
+            .map(|(name, shape)| {
+                VariableSpec::f32(
+                    name,
+                    shape.iter().map(|&extent| extent as u64).collect::<Vec<_>>(),
+                )
+            })
+            .collect::<Result<Vec<_>, _>>()?;
+        let params = worker.join(&variables, |initial| {
+            for (name, values) in NAMES.into_iter().zip(&initial_values()) {
+                initial.set(name, values);
+            }
+        })?;
+        Ok(Trainer { worker, params, model, data, next: index, pushed: 0 })
+    }
+
+    /// The training loop of the README, once around.
+    fn step(&mut self) -> Result<(), Fault> {
+        let token = self.worker.token()?.ok_or("the training has ended")?;
+        if self.worker.pull(&token, &mut self.params)?.is_stale() {
+            return Err("a step was made without one of its workers".into());
+        }
+        let mut gradients = self.worker.gradients();
+        let batch = self.data.batch(self.next);
+        self.model.gradients(self.params.views(NAMES)?, batch, gradients.views_mut(NAMES)?);
+        match self.worker.push(token, gradients)? {
+            Push::Applied { .. } | Push::Accepted { .. } => {}
+            other => return Err(format!("a push became {other:?}").into()),
+        }
+        self.next += WORKERS;
+        self.pushed += 1;
+        Ok(())
+    }
+
+    /// The mean loss over all batches.
+    fn loss(&mut self) -> Result<f32, Fault> {
+        let mut gradients = self.worker.gradients();
+        let mut sum = 0.0;
+        for batch in 0..self.data.batches() {
+            let batch = self.data.batch(batch);
+            let gradients = gradients.views_mut(NAMES)?;
+            sum += self.model.gradients(self.params.views(NAMES)?, batch, gradients);
+        }
+        Ok(sum / self.data.batches() as f32)
+    }
+}
+
+fn failure(fault: Fault) -> Failure {
+    fault
+}
+
+const RATE: f64 = 0.1;
