@@ -227,8 +227,8 @@ impl PsConfig {
     /// In asynchronous mode: a worker that has made `gradients` more than the slowest waits for a
     /// token until the slowest has caught up (stale synchronous parallel). 1 keeps all at one pace.
     /// Counted are the workers that have asked for a token and have not left or been lost; one that
-    /// comes later, or back, is as far as the slowest. Only the step owner's setting counts. Default:
-    /// nobody waits.
+    /// comes later is as far as the slowest, one that comes back no further ahead than the bound.
+    /// Only the step owner's setting counts. Default: nobody waits.
     pub fn wait_ahead(self, gradients: u64) -> Self {
         PsConfig { wait_ahead: Some(gradients), ..self }
     }

@@ -59,15 +59,18 @@ impl Pace {
     }
 
     /// A replica asks for a token: from now on others wait for it. One that comes later, or back, is
-    /// as far as the slowest of the others, or nobody would go on before it had caught up. False if
-    /// it counted before.
+    /// at least as far as the slowest of the others, or nobody would go on before it had caught up;
+    /// and no further ahead than the bound, or it would wait for those who had come in its absence.
+    /// False if it counted before.
     pub(crate) fn enter(&mut self, replica: ClientKey) -> bool {
-        let slowest = self.slowest().unwrap_or(0);
+        let slowest = self.slowest();
         let progress = self.replicas.entry(replica).or_default();
         if progress.counts {
             return false;
         }
-        *progress = Progress { made: progress.made.max(slowest), counts: true };
+        let among = |slowest: u64| progress.made.clamp(slowest, slowest.saturating_add(self.bound));
+        let made = slowest.map_or(progress.made, among);
+        *progress = Progress { made, counts: true };
         true
     }
 
@@ -140,15 +143,16 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_is_as_far_as_the_slowest_and_no_less_far_than_it_was() {
+    fn who_comes_is_between_the_slowest_and_the_bound() {
         let mut pace = pace(2, &[(A, 7), (B, 5)]);
         assert!(pace.enter(C));
         assert!(!pace.enter(C));
         assert_eq!(pace.of(C), Progress { made: 5, counts: true });
-        pace.made_one(A);
-        pace.leave(A);
-        assert!(pace.enter(A));
-        assert_eq!(pace.of(A), Progress { made: 8, counts: true });
+        for (made, enters_with) in [(1, 5), (5, 5), (6, 6), (7, 7), (1000, 7)] {
+            pace.restore(A, Progress { made, counts: false });
+            assert!(pace.enter(A));
+            assert_eq!(pace.of(A), Progress { made: enters_with, counts: true }, "{made}");
+        }
         assert_eq!(pace.begin_anew().collect::<Vec<_>>(), [A, B, C]);
         assert_eq!((pace.slowest(), pace.of(A)), (None, Progress::default()));
     }

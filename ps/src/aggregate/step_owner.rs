@@ -495,4 +495,49 @@ mod tests {
         assert!(!owner.give_back(B, issued.token, 1));
         assert_eq!(owner.spend(issued.token, issued.step), 0);
     }
+
+    /// One thing that happens, as `(what, to whom)`.
+    fn play(owner: &mut StepOwner, bound: u64, what: u8, who: u32, now: Instant) {
+        let who = ClientKey(who);
+        let tokens: Vec<Issued> = owner.tokens_of(who).collect();
+        match (what, tokens.first()) {
+            (0..4, _) => {
+                let ahead = owner.is_ahead(who);
+                let counted = owner.pace().is_some_and(|pace| pace.of(who).counts);
+                let asked = owner.request(who, now);
+                assert!(!counted || ahead == (asked == Request::Wait), "{who:?}: {asked:?}");
+            }
+            (4..7, Some(issued)) => _ = owner.spend(issued.token, issued.step),
+            (7, Some(issued)) => owner.waste(issued.token),
+            (8, Some(issued)) => assert!(owner.give_back(who, issued.token, issued.generation)),
+            (9, _) => _ = owner.drop_client(who, |_| false),
+            _ => {}
+        }
+        owner.check_invariants();
+        let pace = owner.pace().unwrap();
+        let Some(slowest) = pace.slowest() else { return };
+        for who in (0..4).map(ClientKey).filter(|&who| pace.of(who).counts) {
+            let begun = pace.of(who).made + owner.tokens_of(who).count() as u64;
+            assert!(begun <= slowest + bound, "{who:?} has begun {begun}, the slowest {slowest}");
+        }
+        let idle = |who: &ClientKey| owner.tokens_of(*who).count() == 0;
+        assert!(
+            !pace.the_slowest().filter(idle).any(|who| owner.is_ahead(who)),
+            "nobody can go on"
+        );
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn nobody_is_further_ahead_than_the_bound_and_the_slowest_can_always_go_on(
+            bound in 1_u64..5,
+            events in proptest::collection::vec((0_u8..10, 0_u32..4), 0..200),
+        ) {
+            let now = Instant::now();
+            let mut owner = StepOwner::new(None, None, None).bounded(Some(bound), None);
+            for (what, who) in events {
+                play(&mut owner, bound, what, who, now);
+            }
+        }
+    }
 }

@@ -53,6 +53,16 @@ impl Shard {
         }
     }
 
+    /// What a pull waits for, in words.
+    pub(super) fn awaited_values(&self, now: Instant, step: u64) -> String {
+        let found = match (self.awaited_step(now), &self.round) {
+            (Some(awaited), _) => format!("; {awaited}"),
+            (None, Some(round)) => format!("; this shard has applied {}", round.step()),
+            (None, None) => String::new(),
+        };
+        format!("global step {step}{found}")
+    }
+
     /// A replica, and when it was heard of last.
     pub(super) fn last_word_of(&self, now: Instant, client: ClientKey) -> String {
         let entry = self.replicas.client(client);

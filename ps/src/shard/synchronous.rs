@@ -4,7 +4,9 @@
 use std::time::Instant;
 
 use pushpull_common::ids::GlobalStep;
-use pushpull_common::protocol::message::{Operation, PushAnswer};
+#[cfg(any(test, fuzzing, feature = "simulation"))]
+use pushpull_common::protocol::message::Operation;
+use pushpull_common::protocol::message::PushAnswer;
 use pushpull_common::protocol::{Envelope, Outcome, PushState};
 
 use super::Shard;

@@ -247,11 +247,18 @@ impl Shard {
             return Ok(true);
         };
         let rooms = &job.rooms;
-        let pushes = rooms.iter().filter_map(|&room| inbox.arrival(room));
-        let ranges: Vec<&[Range<u64>]> = pushes.map(|push| push.extents.ranges()).collect();
+        // Looked up once: there may be many of them.
+        let pushes: Vec<(&[Range<u64>], &[u8])> = rooms
+            .iter()
+            .filter_map(|&room| {
+                let ranges = inbox.arrival(room)?.extents.ranges();
+                Some((ranges, inbox.bytes(room, 0..store.layout().bytes())?))
+            })
+            .collect();
         if !job.begun {
             job.begun = true;
             self.draft = None;
+            let ranges: Vec<&[Range<u64>]> = pushes.iter().map(|(ranges, _)| *ranges).collect();
             let all = Extents::union(&ranges, store.layout());
             if let Err(blocked) = store.begin(all.ranges(), self.version + 1) {
                 job.begun = false;
@@ -272,10 +279,9 @@ impl Shard {
             let end = values_end.min(job.done_to + budget.min(TILE_BYTES)).max(job.done_to);
             let range = job.done_to..end;
             gradients.clear();
-            for (&room, ranges) in rooms.iter().zip(&ranges) {
-                let has = ranges.iter().any(|held| held.contains(&partition.offset));
-                if has && let Some(bytes) = inbox.bytes(room, range.clone()) {
-                    gradients.push(bytes);
+            for (ranges, bytes) in &pushes {
+                if ranges.iter().any(|held| held.contains(&partition.offset)) {
+                    gradients.push(&bytes[range.start as usize..range.end as usize]);
                 }
             }
             if !range.is_empty() && !gradients.is_empty() {
