@@ -67,7 +67,8 @@ pub use pushpull_common::variable::{VariableError, VariableSpec};
 pub use pushpull_ps::{
     Adam, CheckpointError, CheckpointStorage, Checkpoints, Durability, Handle, ListenError,
     Listener, LocalDirectory, Metrics, Mode, NonFinite, OnLoss, Optimizer, Ps, PsConfig, Retention,
-    SaveError, ServeError, Sgd, StartError, Storage, StorageError, aggregate, inspect, optimizer,
+    SaveError, ServeError, Sgd, StalenessHistogram, StalenessPolicy, StartError, Storage,
+    StorageError, aggregate, inspect, optimizer,
 };
 pub use pushpull_worker::{
     Checksums, ConnectError, Error, Gradients, Initial, JoinError, Params, Pulled, Push, Pushing,

@@ -11,6 +11,7 @@ use pushpull_common::protocol::limits;
 
 use crate::aggregate::admission::Rule;
 use crate::aggregate::mode::{Mode, OnLoss};
+use crate::aggregate::staleness::StalenessPolicy;
 use crate::checkpoint::{CheckpointStorage, Retention};
 use crate::error::StartError;
 use crate::optimizer::Optimizer;
@@ -119,6 +120,7 @@ pub struct PsConfig {
     pub(crate) optimizer: Arc<dyn Optimizer>,
     pub(crate) shards: u16,
     pub(crate) mode: Mode,
+    pub(crate) staleness: StalenessPolicy,
     pub(crate) on_loss: OnLoss,
     pub(crate) join_timeout: Duration,
     pub(crate) deterministic: bool,
@@ -158,6 +160,7 @@ impl PsConfig {
             optimizer: Arc::new(optimizer),
             shards: 1,
             mode: Mode::Asynchronous,
+            staleness: StalenessPolicy::default(),
             on_loss: OnLoss::default(),
             join_timeout: Duration::from_secs(60),
             deterministic: false,
@@ -193,6 +196,12 @@ impl PsConfig {
     /// How updates are taken. Default [`Mode::Asynchronous`].
     pub fn mode(self, mode: Mode) -> Self {
         PsConfig { mode, ..self }
+    }
+
+    /// What is made of stale gradients, in [`Mode::Asynchronous`]. Each task goes by its own setting
+    /// with the values it holds: give all the same. Default [`StalenessPolicy::Ignore`].
+    pub fn staleness(self, policy: StalenessPolicy) -> Self {
+        PsConfig { staleness: policy, ..self }
     }
 
     /// What becomes of a synchronous step when a replica leaves or is lost. Default
@@ -355,6 +364,9 @@ impl PsConfig {
         if let Some((setting, value, reason)) = mode_fault {
             return Err(StartError::Setting { setting, value, reason });
         }
+        if let Some((value, reason)) = self.staleness_fault() {
+            return setting("staleness", value, reason);
+        }
         let connections =
             [("connections_max", self.connections_max), ("half_open_max", self.half_open_max)];
         if let Some((name, _)) = connections.into_iter().find(|&(_, limit)| limit == 0) {
@@ -404,6 +416,20 @@ impl PsConfig {
         }
         let reason = "deterministic steps take one gradient of each replica";
         (self.deterministic && aggregate != total).then_some(("mode", mode, reason))
+    }
+
+    /// The policy for stale gradients if it cannot be used, and why.
+    fn staleness_fault(&self) -> Option<(String, &'static str)> {
+        let policy = self.staleness;
+        if let Some(fault) = policy.fault() {
+            return Some(fault);
+        }
+        if policy != StalenessPolicy::Ignore && self.mode != Mode::Asynchronous {
+            let reason = "a synchronous step takes no stale gradients";
+            return Some((format!("{policy:?}"), reason));
+        }
+        let damps_nothing = policy == StalenessPolicy::Damp && !self.optimizer.scales_rate();
+        damps_nothing.then(|| (format!("{policy:?}"), "the optimizer does not scale its rate"))
     }
 
     /// The first bound of asynchronous mode that cannot be used.
@@ -470,7 +496,31 @@ impl PsConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::optimizer::Sgd;
+    use crate::optimizer::{ApplyAt, Run, Sgd, SlotSpec};
+
+    const DAMP: StalenessPolicy = StalenessPolicy::Damp;
+
+    fn compensation(lambda: f64) -> StalenessPolicy {
+        StalenessPolicy::DelayCompensation { lambda }
+    }
+
+    /// A rule of somebody's, that knows nothing of rates.
+    #[derive(Debug)]
+    struct Fixed;
+
+    impl Optimizer for Fixed {
+        fn kind(&self) -> &'static str {
+            "fixed"
+        }
+
+        fn slots(&self) -> &[SlotSpec] {
+            &[]
+        }
+
+        fn apply_f32(&self, _: ApplyAt, _: Run<'_, f32>) {}
+
+        fn apply_f64(&self, _: ApplyAt, _: Run<'_, f64>) {}
+    }
 
     fn synchronous(replicas_to_aggregate: u32, total_num_replicas: u32) -> Mode {
         Mode::Synchronous { replicas_to_aggregate, total_num_replicas }
@@ -484,7 +534,7 @@ mod tests {
     #[test]
     fn what_cannot_run_is_refused_by_name() {
         type Change = fn(PsConfig) -> PsConfig;
-        let changes: [(Change, &str); 15] = [
+        let changes: [(Change, &str); 20] = [
             (|c| c.shards(0), "shards"),
             (|c| c.shards(257), "shards"),
             (|c| c.inbox_pushes(0), "inbox_pushes"),
@@ -500,6 +550,11 @@ mod tests {
             (|c| c.connections_max(0), "connections_max"),
             (|c| c.half_open_max(0), "half_open_max"),
             (|c| PsConfig { optimizer: Arc::new(Sgd::new(f64::NAN)), ..c }, "learning_rate"),
+            (|c| c.staleness(compensation(f64::NAN)), "staleness"),
+            (|c| c.staleness(compensation(-0.04)), "staleness"),
+            (|c| c.staleness(compensation(0.04)).mode(synchronous(1, 1)), "staleness"),
+            (|c| c.staleness(StalenessPolicy::Damp).mode(synchronous(1, 1)), "staleness"),
+            (|c| PsConfig { optimizer: Arc::new(Fixed), ..c.staleness(DAMP) }, "staleness"),
         ];
         for (change, name) in changes {
             let error = change(config(TaskId::ps(0))).check().unwrap_err();
@@ -507,6 +562,8 @@ mod tests {
             assert!(named, "{error}");
         }
         config(TaskId::ps(1)).shards(256).check().unwrap();
+        config(TaskId::ps(1)).staleness(DAMP).check().unwrap();
+        config(TaskId::ps(1)).staleness(compensation(0.0)).check().unwrap();
         let error = config(TaskId::ps(2)).check().unwrap_err();
         assert!(matches!(error, StartError::UnknownTask { .. }), "{error}");
         let error = config(TaskId::worker(0)).check().unwrap_err();

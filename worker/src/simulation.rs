@@ -27,7 +27,7 @@ use crate::config::Checksums;
 use crate::error::Error;
 use crate::fanout::Plan;
 use crate::params::Buffer;
-use crate::session::{Command, Input, OpId, Output, PushOrder, Reply, Session, Start};
+use crate::session::{Command, Input, OpId, Output, PushOrder, Read, Reply, Session, Start};
 use crate::start::{self, Begin, Found};
 
 /// What a training loop wants done.
@@ -140,6 +140,8 @@ pub struct Door {
     owner: ShardId,
     links: BTreeMap<usize, (FrameReader, bool)>,
     next_op: u64,
+    /// How many gradients each shard had applied to what was pulled last.
+    read: BTreeMap<ShardId, u64>,
     events: VecDeque<Event>,
 }
 
@@ -175,6 +177,7 @@ impl Door {
             owner,
             links: BTreeMap::new(),
             next_op: 1,
+            read: BTreeMap::new(),
             events: VecDeque::new(),
         }
     }
@@ -245,6 +248,7 @@ impl Door {
                 let bytes = Bytes::from(bytes);
                 let parts = plan.parts(variables.into_iter(), |range| bytes.slice(range));
                 let operation = Operation::Gradient {};
+                let read = Read { step: read, gradients: self.read.clone() };
                 Command::Push { order: PushOrder { operation, grant: Some(grant), read, parts } }
             }
             Want::Begin { grant, read } => {
@@ -406,7 +410,12 @@ impl Door {
                     frame.extend_from_slice(&body);
                     Event::Send { link, frame }
                 }
-                Output::Reply { op, reply } => Event::Reply { op: op.0, reply: reply.map(answer) },
+                Output::Reply { op, reply } => {
+                    if let Ok(Reply::Pulled { read, .. }) = &reply {
+                        self.read = read.gradients.clone();
+                    }
+                    Event::Reply { op: op.0, reply: reply.map(answer) }
+                }
                 Output::Progress { .. } => continue,
             };
             self.events.push_back(event);
@@ -418,7 +427,7 @@ fn answer(reply: Reply) -> Answer {
     match reply {
         Reply::Answer { message: Message::Declared(declared), .. } => Answer::Found(declared),
         Reply::Token(grant) => Answer::Token(grant),
-        Reply::Pulled { buffer, step } => Answer::Pulled(buffer.bytes().to_vec(), step),
+        Reply::Pulled { buffer, read } => Answer::Pulled(buffer.bytes().to_vec(), read.step),
         Reply::Stale { .. } => Answer::Stale,
         Reply::Begun { sequence } => Answer::Begun(sequence),
         Reply::Pushed { outcome } => Answer::Pushed(outcome),

@@ -36,7 +36,8 @@ impl Adam {
     fn alpha(&self, at: ApplyAt) -> f64 {
         // Beyond 2^31 updates both powers have long been zero.
         let t = i32::try_from(at.count).unwrap_or(i32::MAX);
-        self.learning_rate * (1.0 - self.beta2.powi(t)).sqrt() / (1.0 - self.beta1.powi(t))
+        let rate = self.learning_rate * at.rate;
+        rate * (1.0 - self.beta2.powi(t)).sqrt() / (1.0 - self.beta1.powi(t))
     }
 
     fn rule_f64(&self, at: ApplyAt) -> AdamRule<f64> {
@@ -96,6 +97,10 @@ impl Optimizer for Adam {
 
     fn stream_f64(&self, at: ApplyAt, run: StreamRun<'_, f64>) -> bool {
         f64::streamed(self.rule_f64(at), run);
+        true
+    }
+
+    fn scales_rate(&self) -> bool {
         true
     }
 

@@ -27,19 +27,28 @@ impl SlotSpec {
 }
 
 /// Which update this is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct ApplyAt {
     /// Counts the gradients that the shard has applied, this one included: 1 for the first.
     pub count: u64,
     /// The global step of the token the gradient was computed under; for schedules.
     pub step: u64,
+    /// What the rule multiplies its learning rate by: 1, or less for a gradient that is damped
+    /// because it is stale. See [`Optimizer::scales_rate`].
+    pub rate: f64,
 }
 
 impl ApplyAt {
-    /// The `count`-th gradient of a shard, computed under a token of global step `step`.
+    /// The `count`-th gradient of a shard, computed under a token of global step `step`; at the
+    /// rule's own learning rate.
     pub const fn new(count: u64, step: u64) -> Self {
-        ApplyAt { count, step }
+        ApplyAt { count, step, rate: 1.0 }
+    }
+
+    /// The same at the rule's learning rate times `rate`.
+    pub const fn at_rate(self, rate: f64) -> Self {
+        ApplyAt { rate, ..self }
     }
 }
 
@@ -103,6 +112,13 @@ pub trait Optimizer: fmt::Debug + Send + Sync + 'static {
     /// The same for `f64`.
     #[doc(hidden)]
     fn stream_f64(&self, _at: ApplyAt, _run: StreamRun<'_, f64>) -> bool {
+        false
+    }
+
+    /// Whether the rule multiplies its learning rate by [`ApplyAt::rate`]. Only rules that do can be
+    /// used with [`crate::StalenessPolicy::Damp`]: a smaller gradient is not the same as a smaller
+    /// step for a rule that divides by how large gradients are.
+    fn scales_rate(&self) -> bool {
         false
     }
 
@@ -194,6 +210,36 @@ mod tests {
                     check(&narrow, &expected["slots"][slot], 2e-5, 2e-6, &what);
                 }
                 assert_eq!(expected["slots"].as_object().unwrap().len(), names.len(), "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_part_of_the_rate_is_a_smaller_learning_rate_to_the_bit() {
+        let rules: [fn(f64) -> Box<dyn Optimizer>; 2] =
+            [|rate| Box::new(Sgd::new(rate)), |rate| Box::new(Adam::new(rate))];
+        for rule in rules {
+            let apply = |rule: &dyn Optimizer, at: ApplyAt| {
+                let count = rule.slots().len();
+                let (mut wide, mut narrow) = ([1.0_f64, -2.0, 0.3], [1.0_f32, -2.0, 0.3]);
+                let mut wide_slots = vec![[0.5_f64; 3]; count];
+                let mut narrow_slots = vec![[0.5_f32; 3]; count];
+                let mut slots: Vec<&mut [f64]> =
+                    wide_slots.iter_mut().map(|slot| &mut slot[..]).collect();
+                let (values, slots) = (&mut wide[..], &mut slots[..]);
+                rule.apply_f64(at, Run { values, slots, gradient: &[0.1, 0.2, -0.7] });
+                let mut slots: Vec<&mut [f32]> =
+                    narrow_slots.iter_mut().map(|slot| &mut slot[..]).collect();
+                let (values, slots) = (&mut narrow[..], &mut slots[..]);
+                rule.apply_f32(at, Run { values, slots, gradient: &[0.1, 0.2, -0.7] });
+                (wide, narrow, wide_slots, narrow_slots)
+            };
+            let whole = rule(0.1);
+            assert!(whole.scales_rate());
+            let at = ApplyAt::new(3, 0);
+            for part in [1.0, 0.5, 1.0 / 3.0, 0.1] {
+                let smaller = apply(&*rule(0.1 * part), at);
+                assert_eq!(apply(&*whole, at.at_rate(part)), smaller, "{part} of {whole:?}");
             }
         }
     }

@@ -14,6 +14,14 @@ impl Sgd {
     pub const fn new(learning_rate: f64) -> Self {
         Sgd { learning_rate }
     }
+
+    fn rule_f64(&self, at: ApplyAt) -> SgdRule<f64> {
+        SgdRule { rate: self.learning_rate * at.rate }
+    }
+
+    fn rule_f32(&self, at: ApplyAt) -> SgdRule<f32> {
+        SgdRule { rate: self.rule_f64(at).rate as f32 }
+    }
 }
 
 impl Optimizer for Sgd {
@@ -25,21 +33,25 @@ impl Optimizer for Sgd {
         &[]
     }
 
-    fn apply_f32(&self, _at: ApplyAt, run: Run<'_, f32>) {
-        f32::in_place(SgdRule { rate: self.learning_rate as f32 }, run);
+    fn apply_f32(&self, at: ApplyAt, run: Run<'_, f32>) {
+        f32::in_place(self.rule_f32(at), run);
     }
 
-    fn apply_f64(&self, _at: ApplyAt, run: Run<'_, f64>) {
-        f64::in_place(SgdRule { rate: self.learning_rate }, run);
+    fn apply_f64(&self, at: ApplyAt, run: Run<'_, f64>) {
+        f64::in_place(self.rule_f64(at), run);
     }
 
-    fn stream_f32(&self, _at: ApplyAt, run: StreamRun<'_, f32>) -> bool {
-        f32::streamed(SgdRule { rate: self.learning_rate as f32 }, run);
+    fn stream_f32(&self, at: ApplyAt, run: StreamRun<'_, f32>) -> bool {
+        f32::streamed(self.rule_f32(at), run);
         true
     }
 
-    fn stream_f64(&self, _at: ApplyAt, run: StreamRun<'_, f64>) -> bool {
-        f64::streamed(SgdRule { rate: self.learning_rate }, run);
+    fn stream_f64(&self, at: ApplyAt, run: StreamRun<'_, f64>) -> bool {
+        f64::streamed(self.rule_f64(at), run);
+        true
+    }
+
+    fn scales_rate(&self) -> bool {
         true
     }
 

@@ -68,4 +68,9 @@ impl Handle {
     pub fn metrics(&self) -> Metrics {
         Metrics::sum(self.counters.iter().map(|counters| &**counters))
     }
+
+    /// The same for each shard, in their order.
+    pub fn metrics_by_shard(&self) -> Vec<Metrics> {
+        self.counters.iter().map(|counters| Metrics::sum([&**counters])).collect()
+    }
 }

@@ -112,6 +112,7 @@ impl Shard {
         if let Some(inbox) = &mut self.inbox {
             inbox.drop_client(client);
         }
+        self.backups.drop_client(client);
         self.replica_goes(now, client, fenced);
         let kept = self.whole_tokens();
         if let Some(owner) = &mut self.owner {

@@ -30,6 +30,7 @@ pub(crate) mod record;
 pub(crate) mod reopenable;
 pub(crate) mod replicas;
 mod rooms;
+mod staleness;
 mod synchronous;
 mod tokens;
 mod variables;
@@ -64,7 +65,8 @@ use output::Output;
 use parked::{Entry, Parked, Wait};
 use power::Power;
 use replicas::{ClientKey, Presence, Replicas};
-use work::Job;
+use staleness::Backups;
+use work::{Draft, Job};
 
 /// Something that happened to a shard.
 #[derive(Debug)]
@@ -218,8 +220,10 @@ pub(crate) struct Shard {
     owner: Option<StepOwner>,
     /// In synchronous mode.
     round: Option<Round>,
-    /// Where the mean of a few gradients is computed.
-    mean: Vec<u64>,
+    /// Where a few elements of a gradient are computed from what was pushed.
+    tile: Vec<u64>,
+    /// What clients have read, where that is needed later.
+    backups: Backups,
     /// On the step owner: the connections over which other shards take part, and the last step that
     /// they were told is committed.
     parts: BTreeMap<ShardId, u64>,
@@ -234,8 +238,8 @@ pub(crate) struct Shard {
     parked: Parked,
     conversations: HashMap<u64, Conversation>,
     jobs: VecDeque<Job>,
-    /// The room of the push that is applied as its parts come, into blocks that nothing names yet.
-    draft: Option<u32>,
+    /// The push that is applied as its parts come, into blocks that nothing names yet.
+    draft: Option<Draft>,
     /// The part of a checkpoint that is being written, and the ways to give it up.
     saving: Option<Saving>,
     /// What is kept for a checkpoint of a step that may have passed, in synchronous mode.

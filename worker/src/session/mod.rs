@@ -26,7 +26,7 @@ use pushpull_common::protocol::{Outcome, Refusal};
 
 use crate::error::Error;
 use crate::fanout::Plan;
-pub(crate) use doors::{Command, Input, OpId, Output, PushOrder, Reply, Start, Welcomed};
+pub(crate) use doors::{Command, Input, OpId, Output, PushOrder, Read, Reply, Start, Welcomed};
 use link::{Link, Status};
 use pushes::Push;
 use tokens::Tokens;

@@ -10,7 +10,7 @@ use pushpull_common::protocol::message::{
 use pushpull_common::protocol::{Envelope, Grant, Message, Outcome, PushState, Refusal};
 
 use super::link::{Pending, Status};
-use super::{PushOrder, Session};
+use super::{PushOrder, Read, Session};
 use crate::error::Error;
 use crate::fanout::Part;
 
@@ -62,7 +62,7 @@ pub(super) struct Push {
     /// once the owner has applied it (asynchronous mode).
     owner_first: bool,
     pub(super) grant: Option<Grant>,
-    read: GlobalStep,
+    read: Read,
     pub(super) shares: Vec<Share>,
     /// No more parts will come.
     pub(super) complete: bool,
@@ -227,8 +227,9 @@ impl Session {
         let may_end = push.may_end_on(push.shares[index].link, self.owner_link());
         let complete = push.complete && may_end;
         let deadline_ms = if synchronous { self.patience(now, sequence) } else { 0 };
-        let step = grant.map_or(GlobalStep(0), |grant| grant.step).max(push.read);
+        let step = grant.map_or(GlobalStep(0), |grant| grant.step).max(push.read.step);
         let share = &mut push.shares[index];
+        let read = push.read.gradients.get(&self.links[share.link].shard).copied();
         let total = share.bytes();
         // A push that was completed after its last part was sent ends with an empty one.
         while share.sent < share.parts.len() || (complete && share.phase == Phase::Sending) {
@@ -246,6 +247,7 @@ impl Session {
                     && operation == Operation::Gradient {}
                     && !synchronous
                     && self.tokens.may_come_with_an_answer(),
+                read,
             };
             let bodies = part.map_or_else(Vec::new, |part| part.bodies.clone());
             let request = share.request.unwrap_or_default();
