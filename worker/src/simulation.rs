@@ -253,6 +253,7 @@ impl Door {
             }
             Want::Begin { grant, read } => {
                 let (operation, parts) = (Operation::Gradient {}, Vec::new());
+                let read = Read { step: read, gradients: self.read.clone() };
                 Command::Begin { order: PushOrder { operation, grant: Some(grant), read, parts } }
             }
             Want::More { sequence, variables, bytes } => {
