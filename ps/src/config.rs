@@ -225,7 +225,8 @@ impl PsConfig {
     }
 
     /// In asynchronous mode: a worker that has made `gradients` more than the slowest waits for a
-    /// token until the slowest has caught up (stale synchronous parallel). 1 keeps all at one pace.
+    /// token until the slowest has caught up (stale synchronous parallel). Tokens in hand count as
+    /// gradients made, so that a worker holds `gradients` at most. 1 keeps all at one pace.
     /// Counted are the workers that have asked for a token and have not left or been lost; one that
     /// comes later is as far as the slowest, one that comes back no further ahead than the bound.
     /// Only the step owner's setting counts. Default: nobody waits.
@@ -236,7 +237,8 @@ impl PsConfig {
     /// In asynchronous mode: a gradient whose values are more than `steps` global steps old is
     /// dropped, on all shards, and its worker is told that it is stale. The other shards wait for the
     /// step owner's word before they apply a gradient, which takes a round trip more than without a
-    /// bound. Only the step owner's setting counts. Default: every gradient is applied.
+    /// bound. Only the step owner's setting counts; one that is changed by a restart counts for pushes
+    /// that begin after it. Default: every gradient is applied.
     pub fn reject_older(self, steps: u64) -> Self {
         PsConfig { reject_older: Some(steps), ..self }
     }

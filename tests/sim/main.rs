@@ -100,7 +100,7 @@ fn check_one(seed: u64, start: Instant, shorter: impl Fn() -> bool) -> Option<Ou
     let scenario = Scenario::of(seed);
     let twice = catch(|| {
         let outcome = run(&scenario);
-        let again = (seed % TWICE == 0).then(|| run(&scenario).trace);
+        let again = seed.is_multiple_of(TWICE).then(|| run(&scenario).trace);
         assert_eq!(again.unwrap_or(outcome.trace), outcome.trace, "it does the same again");
         outcome
     });

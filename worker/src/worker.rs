@@ -321,8 +321,9 @@ impl Worker {
     /// Saves a checkpoint of all variables and the optimizer's state. For the chief.
     ///
     /// `user` is kept in it for whoever restores it, such as the positions of the data readers; at
-    /// most 1 MiB. What is saved is at least as new as every push that has
-    /// been answered. The training goes on meanwhile.
+    /// most 1 MiB. What is saved is at least as new as every push that has been applied; in
+    /// synchronous mode it is of one step on all shards, which a push that was just accepted may not
+    /// be a part of. The training goes on meanwhile.
     ///
     /// It is saved, verified and published once this returns, which takes as long as the disks of
     /// the servers do: [`WorkerConfig::save_timeout`]. If the connection is lost on the way it is

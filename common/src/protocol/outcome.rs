@@ -24,7 +24,7 @@ wire_enum! {
             /// The step that takes the gradient.
             step: GlobalStep,
         },
-        /// Dropped, because its step has passed.
+        /// Dropped, because its step has passed, or its values were too old.
         3 => Stale {
             /// The step that is current now.
             current: GlobalStep,

@@ -29,7 +29,7 @@ pub(crate) struct Issued {
 pub(crate) enum Request {
     /// A token.
     Granted(Issued),
-    /// Every remaining step is promised; wait.
+    /// Every remaining step is promised, or others have to catch up; wait.
     Wait,
     /// There will be no more.
     Ended(EndReason),

@@ -60,7 +60,7 @@ use crate::metrics::Counters;
 use crate::store::Store;
 use crate::zoo::Bug;
 use checkpoints::{Asker, News, Restoring, Saving, ShardRestored};
-use cut::Cut;
+use cut::{Cut, Wish};
 use output::Output;
 use parked::{Entry, Parked, Wait};
 use power::Power;
@@ -246,7 +246,7 @@ pub(crate) struct Shard {
     kept_cut: Option<Cut>,
     /// On the step owner: whether one is being saved, and those that wait for the right moment.
     saves_a_cut: bool,
-    wishes: VecDeque<(Asker, Vec<u8>)>,
+    wishes: VecDeque<Wish>,
     restoring: Option<Restoring>,
     /// If what is answered is to survive the loss of power.
     power: Option<Power>,
@@ -389,7 +389,7 @@ impl Shard {
             let refusal = Refusal::Role { role: role.code(), kind };
             return self.refuse(connection, request, refusal);
         }
-        if chief::is_for_chiefs(&message)
+        if chief::is_of_chiefs(&message)
             && let Some(refusal) = self.chief_refusal(connection)
         {
             return self.refuse(connection, request, refusal);

@@ -216,13 +216,14 @@ impl Session {
         for index in 0..self.links.len() {
             self.connect_if_due(now, index);
         }
-        let ids: Vec<OpId> = self.ops.keys().copied().collect();
-        for id in ids {
-            self.drive_op(now, id);
-        }
         let sequences: Vec<Sequence> = self.pushes.keys().copied().collect();
         for sequence in sequences {
             self.drive_push(now, sequence);
+        }
+        // Behind them: leaving waits for pushes.
+        let ids: Vec<OpId> = self.ops.keys().copied().collect();
+        for id in ids {
+            self.drive_op(now, id);
         }
         self.drive_returns(now);
     }

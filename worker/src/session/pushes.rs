@@ -98,6 +98,11 @@ impl Push {
         Some(link) == owner || !(self.waits_for(owner) || self.is_not_taken_by(owner))
     }
 
+    /// Whether some shard may have counted it, so that the others must.
+    pub(super) fn must_go_on(&self) -> bool {
+        !self.synchronous && self.may_be_whole()
+    }
+
     /// Whether some shard may hold all of its share: then it can no longer be withdrawn.
     fn may_be_whole(&self) -> bool {
         self.shares.iter().any(|share| match share.phase {

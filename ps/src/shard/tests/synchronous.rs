@@ -143,7 +143,7 @@ impl Cluster {
     }
 
     /// Lets so much time pass; these replicas live.
-    fn pass(&mut self, time: Duration, alive: &[usize]) {
+    pub(super) fn pass(&mut self, time: Duration, alive: &[usize]) {
         let lines: Vec<Line> =
             alive.iter().flat_map(|&replica| self.replicas[replica].lines.clone()).collect();
         self.world.pass(time, &lines);
@@ -232,7 +232,7 @@ impl Cluster {
         (f32s(&values[0])[0], f64s(&d[..8])[0])
     }
 
-    fn leave(&mut self, replica: usize) {
+    pub(super) fn leave(&mut self, replica: usize) {
         for line in self.replicas[replica].lines.clone() {
             let left = self.world.ask(line, message::Leave {}.into());
             assert!(matches!(left, Message::Left(_)));
