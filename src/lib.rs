@@ -67,8 +67,9 @@ pub use pushpull_common::variable::{VariableError, VariableSpec};
 pub use pushpull_ps::{
     Adadelta, Adagrad, Adam, AdamW, CheckpointError, CheckpointStorage, Checkpoints, Durability,
     Ftrl, Handle, ListenError, Listener, LocalDirectory, Metrics, Mode, Momentum, NonFinite,
-    OnLoss, Optimizer, Ps, PsConfig, Retention, RmsProp, SaveError, ServeError, Sgd, StartError,
-    Storage, StorageError, aggregate, inspect, optimizer,
+    OnLoss, Optimizer, Ps, PsConfig, Retention, RmsProp, SaveError, ServeError, Sgd,
+    StalenessHistogram, StalenessPolicy, StartError, Storage, StorageError, aggregate, inspect,
+    optimizer,
 };
 pub use pushpull_worker::{
     Checksums, ConnectError, Error, Gradients, Initial, JoinError, Params, Pulled, Push, Pushing,

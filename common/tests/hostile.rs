@@ -320,6 +320,7 @@ fn part() -> PushPart {
         offset: 0,
         whole: None,
         next: false,
+        read: None,
     }
 }
 

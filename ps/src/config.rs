@@ -1,5 +1,7 @@
 //! What a parameter server is told before it starts.
 
+mod faults;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,10 +13,10 @@ use pushpull_common::protocol::limits;
 
 use crate::aggregate::admission::Rule;
 use crate::aggregate::mode::{Mode, OnLoss};
+use crate::aggregate::staleness::StalenessPolicy;
 use crate::checkpoint::{CheckpointStorage, Retention};
-use crate::error::StartError;
 use crate::optimizer::Optimizer;
-use crate::store::{BLOCK_BYTES, CACHED_BYTES_MAX, SLOTS_MAX};
+use crate::store::{BLOCK_BYTES, CACHED_BYTES_MAX};
 use crate::zoo::Zoo;
 
 /// Where a server keeps its variables.
@@ -119,6 +121,7 @@ pub struct PsConfig {
     pub(crate) optimizer: Arc<dyn Optimizer>,
     pub(crate) shards: u16,
     pub(crate) mode: Mode,
+    pub(crate) staleness: StalenessPolicy,
     pub(crate) on_loss: OnLoss,
     pub(crate) join_timeout: Duration,
     pub(crate) deterministic: bool,
@@ -158,6 +161,7 @@ impl PsConfig {
             optimizer: Arc::new(optimizer),
             shards: 1,
             mode: Mode::Asynchronous,
+            staleness: StalenessPolicy::default(),
             on_loss: OnLoss::default(),
             join_timeout: Duration::from_secs(60),
             deterministic: false,
@@ -195,6 +199,12 @@ impl PsConfig {
         PsConfig { mode, ..self }
     }
 
+    /// What is made of stale gradients, in [`Mode::Asynchronous`]. Each task goes by its own setting
+    /// with the values it holds: give all the same. Default [`StalenessPolicy::Ignore`].
+    pub fn staleness(self, policy: StalenessPolicy) -> Self {
+        PsConfig { staleness: policy, ..self }
+    }
+
     /// What becomes of a synchronous step when a replica leaves or is lost. Default
     /// [`OnLoss::Shrink`] with a `min` of 1. Only the step owner's setting counts.
     pub fn on_loss(self, policy: OnLoss) -> Self {
@@ -216,7 +226,8 @@ impl PsConfig {
     }
 
     /// In asynchronous mode: a worker that has made `gradients` more than the slowest waits for a
-    /// token until the slowest has caught up (stale synchronous parallel). 1 keeps all at one pace.
+    /// token until the slowest has caught up (stale synchronous parallel). Tokens in hand count as
+    /// gradients made, so that a worker holds `gradients` at most. 1 keeps all at one pace.
     /// Counted are the workers that have asked for a token and have not left or been lost; one that
     /// comes later is as far as the slowest, one that comes back no further ahead than the bound.
     /// Only the step owner's setting counts. Default: nobody waits.
@@ -227,7 +238,8 @@ impl PsConfig {
     /// In asynchronous mode: a gradient whose values are more than `steps` global steps old is
     /// dropped, on all shards, and its worker is told that it is stale. The other shards wait for the
     /// step owner's word before they apply a gradient, which takes a round trip more than without a
-    /// bound. Only the step owner's setting counts. Default: every gradient is applied.
+    /// bound. Only the step owner's setting counts; one that is changed by a restart counts for pushes
+    /// that begin after it. Default: every gradient is applied.
     pub fn reject_older(self, steps: u64) -> Self {
         PsConfig { reject_older: Some(steps), ..self }
     }
@@ -332,91 +344,6 @@ impl PsConfig {
         PsConfig { exit_when_done: Some(grace), ..self }
     }
 
-    pub(crate) fn check(&self) -> Result<(), StartError> {
-        if !self.cluster.contains(&self.task) {
-            let cluster = self.cluster.to_string();
-            return Err(StartError::UnknownTask { task: self.task.clone(), cluster });
-        }
-        if &*self.task.job != "ps" {
-            return Err(StartError::NotPs { task: self.task.clone() });
-        }
-        let setting =
-            |setting, value: String, reason| Err(StartError::Setting { setting, value, reason });
-        if !(1..=PsConfig::SHARDS_MAX).contains(&self.shards) {
-            return setting("shards", self.shards.to_string(), "it must be 1 to 256");
-        }
-        if !(1..=PsConfig::INBOX_PUSHES_MAX).contains(&self.inbox_pushes) {
-            return setting("inbox_pushes", self.inbox_pushes.to_string(), "it must be 1 to 1024");
-        }
-        if self.lease < Duration::from_millis(100) {
-            return setting("lease", format!("{:?}", self.lease), "it must be at least 100 ms");
-        }
-        let mode_fault = self.synchronous_fault().or_else(|| self.bounds_fault());
-        if let Some((setting, value, reason)) = mode_fault {
-            return Err(StartError::Setting { setting, value, reason });
-        }
-        let connections =
-            [("connections_max", self.connections_max), ("half_open_max", self.half_open_max)];
-        if let Some((name, _)) = connections.into_iter().find(|&(_, limit)| limit == 0) {
-            return setting(name, "0".into(), "nobody could connect");
-        }
-        if self.durability == Durability::Power && matches!(self.storage, Storage::Memory { .. }) {
-            let reason = "it needs a state directory";
-            return setting("durability", "power".into(), reason);
-        }
-        let every = self.checkpoints.as_ref().and_then(|checkpoints| checkpoints.every);
-        if let Some(every) = every.filter(|&every| every < Duration::from_millis(10)) {
-            let reason = "it must be at least 10 ms";
-            return setting("checkpoints.every", format!("{every:?}"), reason);
-        }
-        let slots = self.optimizer.slots().len();
-        if slots > SLOTS_MAX {
-            return setting("optimizer", slots.to_string() + " slots", "it may keep 8");
-        }
-        if let Some((name, value, reason)) = self.optimizer.fault() {
-            return setting(name, value.to_string(), reason);
-        }
-        Ok(())
-    }
-
-    /// The first setting of synchronous mode that cannot be used.
-    fn synchronous_fault(&self) -> Option<(&'static str, String, &'static str)> {
-        let Mode::Synchronous { replicas_to_aggregate, total_num_replicas } = self.mode else {
-            return None;
-        };
-        let (aggregate, total) = (replicas_to_aggregate, total_num_replicas);
-        let mode = format!("{aggregate} of {total}");
-        if aggregate == 0 || total == 0 {
-            return Some(("mode", mode, "both numbers must be at least 1"));
-        }
-        if self.rooms() > PsConfig::INBOX_PUSHES_MAX {
-            return Some(("mode", mode, "a step may take at most 1024 gradients, with backups"));
-        }
-        if let OnLoss::Shrink { min } = self.on_loss
-            && !(1..=aggregate).contains(&min)
-        {
-            let reason = "it must be 1 to replicas_to_aggregate";
-            return Some(("on_loss.min", min.to_string(), reason));
-        }
-        if self.durability == Durability::Power {
-            let reason = "what an image has of the inbox is not enough for synchronous steps";
-            return Some(("durability", "power".to_owned(), reason));
-        }
-        let reason = "deterministic steps take one gradient of each replica";
-        (self.deterministic && aggregate != total).then_some(("mode", mode, reason))
-    }
-
-    /// The first bound of asynchronous mode that cannot be used.
-    fn bounds_fault(&self) -> Option<(&'static str, String, &'static str)> {
-        let bounds = [("wait_ahead", self.wait_ahead), ("reject_older", self.reject_older)];
-        let set = bounds.into_iter().find_map(|(name, bound)| Some((name, bound?)));
-        if let (Some((name, bound)), Some(_)) = (set, self.rule()) {
-            return Some((name, bound.to_string(), "it is a bound of asynchronous mode"));
-        }
-        let reason = "with 0 nobody could begin";
-        (self.wait_ahead == Some(0)).then(|| ("wait_ahead", "0".to_owned(), reason))
-    }
-
     /// What all ps tasks of a cluster must agree on, and their workers with them.
     pub(crate) fn identity(&self) -> Identity {
         let mode = match self.mode {
@@ -472,50 +399,8 @@ mod tests {
     use super::*;
     use crate::optimizer::Sgd;
 
-    fn synchronous(replicas_to_aggregate: u32, total_num_replicas: u32) -> Mode {
-        Mode::Synchronous { replicas_to_aggregate, total_num_replicas }
-    }
-
-    fn config(task: TaskId) -> PsConfig {
-        let cluster = ClusterSpec::builder().job("ps", ["a:1", "b:1"]).job("worker", ["c:1"]);
-        PsConfig::new(cluster.build().unwrap(), task, Sgd::new(0.1))
-    }
-
-    #[test]
-    fn what_cannot_run_is_refused_by_name() {
-        type Change = fn(PsConfig) -> PsConfig;
-        let changes: [(Change, &str); 15] = [
-            (|c| c.shards(0), "shards"),
-            (|c| c.shards(257), "shards"),
-            (|c| c.inbox_pushes(0), "inbox_pushes"),
-            (|c| c.mode(synchronous(0, 2)), "mode"),
-            (|c| c.mode(synchronous(2, 0)), "mode"),
-            (|c| c.mode(synchronous(u32::MAX, 3)), "mode"),
-            (|c| c.mode(synchronous(2, 3)).on_loss(OnLoss::Shrink { min: 3 }), "on_loss.min"),
-            (|c| c.mode(synchronous(2, 3)).deterministic(true), "mode"),
-            (|c| c.wait_ahead(0), "wait_ahead"),
-            (|c| c.mode(synchronous(2, 3)).wait_ahead(1), "wait_ahead"),
-            (|c| c.mode(synchronous(2, 3)).reject_older(0), "reject_older"),
-            (|c| c.lease(Duration::from_millis(99)), "lease"),
-            (|c| c.connections_max(0), "connections_max"),
-            (|c| c.half_open_max(0), "half_open_max"),
-            (|c| PsConfig { optimizer: Arc::new(Sgd::new(f64::NAN)), ..c }, "learning_rate"),
-        ];
-        for (change, name) in changes {
-            let error = change(config(TaskId::ps(0))).check().unwrap_err();
-            let named = matches!(error, StartError::Setting { setting, .. } if setting == name);
-            assert!(named, "{error}");
-        }
-        config(TaskId::ps(1)).shards(256).check().unwrap();
-        let error = config(TaskId::ps(2)).check().unwrap_err();
-        assert!(matches!(error, StartError::UnknownTask { .. }), "{error}");
-        let error = config(TaskId::worker(0)).check().unwrap_err();
-        assert!(matches!(error, StartError::NotPs { .. }), "{error}");
-    }
-
     #[test]
     fn the_lowest_ps_task_owns_the_step() {
-        assert!(config(TaskId::ps(0)).owns_step() && !config(TaskId::ps(1)).owns_step());
         let cluster = ClusterSpec::builder().sparse_job("ps", [(7, "a:1"), (3, "b:1")]);
         let cluster = cluster.build().unwrap();
         let owns = |task| PsConfig::new(cluster.clone(), task, Sgd::new(0.1)).owns_step();

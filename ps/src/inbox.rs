@@ -28,6 +28,9 @@ pub(crate) struct Arrival {
     pub(crate) token: TokenId,
     pub(crate) generation: u32,
     pub(crate) step: GlobalStep,
+    /// How many gradients the shard had applied to the values that it was computed from, as far as
+    /// the client says. Not kept in the arena.
+    pub(crate) read: Option<u64>,
     pub(crate) extents: Extents,
     /// Bytes received.
     pub(crate) bytes: u64,

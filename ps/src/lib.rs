@@ -45,12 +45,13 @@ mod store;
 mod zoo;
 
 pub use aggregate::mode::{Mode, OnLoss};
+pub use aggregate::staleness::StalenessPolicy;
 pub use aggregate::{Accumulator, Reduction, SparseAccumulator, SparseReduction, TokenQueue};
 pub use checkpoint::{CheckpointError, CheckpointStorage, LocalDirectory, Retention};
 pub use config::{Checkpoints, Durability, NonFinite, PsConfig, Storage};
 pub use error::{ListenError, SaveError, ServeError, StartError, StorageError};
 pub use inspect::inspect;
-pub use metrics::Metrics;
+pub use metrics::{Metrics, StalenessHistogram};
 pub use optimizer::{Adadelta, Adagrad, Adam, AdamW, Ftrl, Momentum, Optimizer, RmsProp, Sgd};
 pub use runtime::{Handle, Listener, Ps};
 #[cfg(feature = "zoo")]

@@ -1,6 +1,11 @@
 //! Counters: each shard counts for itself, and a reader adds them up.
 
+mod histogram;
+
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use histogram::Histogram;
+pub use histogram::StalenessHistogram;
 
 /// One number that only grows.
 #[derive(Debug, Default)]
@@ -27,13 +32,17 @@ macro_rules! counters {
         #[derive(Debug, Default)]
         pub(crate) struct Counters {
             $(pub(crate) $name: Counter,)*
+            pub(crate) staleness: Histogram,
         }
 
-        /// What a server has done so far, summed over its shards.
+        /// What a server has done so far: one of its shards, or all of them added up. Counted by the
+        /// process, from 0 at its start.
         #[derive(Clone, Debug, Default, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct Metrics {
             $($(#[$doc])* pub $name: u64,)*
+            /// How stale the gradients were, in asynchronous mode.
+            pub staleness: StalenessHistogram,
         }
 
         impl Metrics {
@@ -41,6 +50,7 @@ macro_rules! counters {
                 let mut sum = Metrics::default();
                 for shard in shards {
                     $(sum.$name += shard.$name.read();)*
+                    shard.staleness.add_to(&mut sum.staleness);
                 }
                 sum
             }
@@ -62,6 +72,14 @@ counters! {
     gradients_admitted,
     /// Gradients dropped because their synchronous step had passed, by the step owner.
     gradients_stale,
+    /// Gradients applied in asynchronous mode of which the shard did not know how stale they were:
+    /// nothing was pulled under their token, or the server was killed between their arrival and their
+    /// application. They are not in `staleness`. None on the step owner's shard.
+    staleness_unknown,
+    /// Gradients that [`crate::StalenessPolicy::DelayCompensation`] was to change and could not, as
+    /// the values that they were computed from were not kept: there was no memory, the server was
+    /// started since, or nothing was pulled under their token. Applied as they were.
+    gradients_uncompensated,
     /// Pushes of other kinds applied: `assign` and `assign_add`.
     assigns_applied,
     /// Pushes that came again after they were settled, and were answered and not applied.

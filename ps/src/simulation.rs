@@ -80,7 +80,10 @@ pub enum Event {
 
 /// The answer to a pull. What it is of stays pinned until it is dropped.
 #[derive(Debug)]
-pub struct Values(PulledParts);
+pub struct Values {
+    parts: PulledParts,
+    part_bytes: u64,
+}
 
 /// What a slice of work came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,6 +107,7 @@ pub struct Door {
     /// The connection to the step owner's shard, and whether that has said welcome.
     owner: Option<(Stream, bool)>,
     requests: u64,
+    part_bytes: u64,
     counters: Arc<Counters>,
     events: VecDeque<Event>,
 }
@@ -121,9 +125,9 @@ impl Values {
     /// The bytes of the next frame; `None` after the last.
     pub fn next_frame(&mut self) -> Option<Vec<u8>> {
         let mut frame = Vec::new();
-        let range = self.0.next_part(&mut frame)?;
+        let range = self.parts.next_part_of(self.part_bytes, &mut frame)?;
         let mut slices: Vec<IoSlice<'_>> = Vec::new();
-        self.0.slices(range, &mut slices);
+        self.parts.slices(range, &mut slices);
         slices.iter().for_each(|slice| frame.extend_from_slice(slice));
         Some(frame)
     }
@@ -131,10 +135,18 @@ impl Values {
 
 impl Door {
     /// A process opens a shard on these files. `life` is higher in each process than in those before.
+    /// Values are sent in parts of at most `part_bytes`.
     ///
     /// # Panics
     /// If the settings are not sound, or the files cannot be opened.
-    pub fn open(config: PsConfig, shard: u16, files: Files, life: u64, now: Instant) -> Door {
+    pub fn open(
+        config: PsConfig,
+        shard: u16,
+        files: Files,
+        life: u64,
+        now: Instant,
+        part_bytes: u64,
+    ) -> Door {
         let config = PsConfig { block_bytes: BLOCK_BYTES, ..config };
         config.check().expect("the settings are sound");
         let (config, counters) = (Arc::new(config), Arc::<Counters>::default());
@@ -157,6 +169,7 @@ impl Door {
             connections: BTreeMap::new(),
             owner: None,
             requests: 0,
+            part_bytes,
             counters,
             events: VecDeque::new(),
         };
@@ -179,9 +192,9 @@ impl Door {
         self.config.owns_step() && self.id.shard == 0
     }
 
-    /// Steps applied.
+    /// Steps applied; in asynchronous mode the step owner's.
     pub fn steps(&self) -> u64 {
-        self.shard.steps_and_due().0
+        self.shard.step().0
     }
 
     /// What the shard has counted.
@@ -376,7 +389,8 @@ impl Door {
                     Event::Send { connection, frame: frame_of(&envelope, &message, &body) }
                 }
                 Output::Stream { connection, parts } => {
-                    Event::Values { connection, values: Box::new(Values(parts)) }
+                    let part_bytes = self.part_bytes;
+                    Event::Values { connection, values: Box::new(Values { parts, part_bytes }) }
                 }
                 Output::Close { connection } => {
                     if let Some(stream) = self.connections.get_mut(&connection) {

@@ -13,5 +13,6 @@ mod proxy;
 mod reconnect;
 mod restart;
 mod slow_reader;
+mod staleness;
 mod synchronous;
 mod verbs;

@@ -1,4 +1,7 @@
 //! Chance that can be drawn again: everything that a seed decides.
+//!
+//! Whoever draws has a stream of its own, so that what one does, or is left out, changes nothing of
+//! what others draw.
 
 use std::time::Duration;
 
@@ -7,8 +10,10 @@ use std::time::Duration;
 pub(crate) struct Chance(u64);
 
 impl Chance {
-    pub(crate) fn new(seed: u64) -> Chance {
-        Chance(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5851_f42d_4c95_7f2d)
+    /// What this one of a seed's draws.
+    pub(crate) fn of(seed: u64, who: &str) -> Chance {
+        let seed = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5851_f42d_4c95_7f2d;
+        Chance(Chance(seed ^ fnv(who)).next())
     }
 
     pub(crate) fn next(&mut self) -> u64 {
@@ -43,4 +48,17 @@ impl Chance {
     pub(crate) fn pick<'a, T>(&mut self, of: &'a [T]) -> Option<&'a T> {
         if of.is_empty() { None } else { of.get((self.next() % of.len() as u64) as usize) }
     }
+
+    /// One of these, which have names: the same one whoever else is there, if it is.
+    pub(crate) fn pick_named<T>(&mut self, of: impl Iterator<Item = (String, T)>) -> Option<T> {
+        let draw = self.next();
+        of.max_by_key(|(name, _)| Chance(draw ^ fnv(name)).next()).map(|(_, one)| one)
+    }
+}
+
+/// FNV-1a.
+fn fnv(name: &str) -> u64 {
+    name.bytes().fold(0xcbf2_9ce4_8422_2325, |sum, byte| {
+        (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
 }

@@ -1,222 +1,173 @@
-//! What must be true of every run: the steps are the same everywhere, and made of what was accepted.
+//! What must be true of every run.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod asynchronous;
+mod line;
+mod synchronous;
+
 use std::ops::Range;
 
-use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::{GlobalStep, ShardId, VariableId};
 use pushpull_common::protocol::Outcome;
-use pushpull_common::tensor::DType;
+use pushpull_common::variable::VariableSpec;
 
-use crate::setting::RATE;
+use asynchronous::Asynchronous;
+pub(crate) use asynchronous::Known;
+pub(crate) use line::{Line, Numbers};
+use synchronous::Synchronous;
 
-/// All values, or a gradient: by variable; none where a gradient leaves a variable out.
-type Numbers = Vec<Option<Line>>;
-
-/// The elements of one variable.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Line {
-    Single(Vec<f32>),
-    Double(Vec<f64>),
-}
-
-/// A step as the first shard has applied it.
-#[derive(Debug)]
-struct Step {
-    tokens: Vec<u64>,
-    /// All values after it, by a replay of the steps in order.
-    values: Vec<Line>,
-}
+use crate::setting::Setting;
 
 /// Watches a run.
 #[derive(Debug)]
-pub(crate) struct Checker {
-    begin: Vec<Line>,
-    steps: Vec<Step>,
-    /// Steps that each shard has applied.
-    applied: BTreeMap<ShardId, u64>,
-    /// The step that a token's push is a part of.
-    step_of: BTreeMap<u64, u64>,
-    /// By token: the worker task and its gradient.
-    pushed: BTreeMap<u64, (u32, Numbers)>,
-    /// Whether gradients are taken in the order of the worker tasks, one of each.
-    ordered: Option<u32>,
-    accepted: BTreeMap<u64, u64>,
-    dropped: BTreeSet<u64>,
-    pub(crate) pulls: u64,
+pub(crate) enum Checker {
+    Synchronous(Synchronous),
+    Asynchronous(Asynchronous),
 }
 
-impl Line {
-    fn zeros(dtype: DType, length: usize) -> Line {
-        match dtype {
-            DType::F64 => Line::Double(vec![0.0; length]),
-            _ => Line::Single(vec![0.0; length]),
-        }
-    }
+/// A push that is about to be made.
+#[derive(Clone, Debug)]
+pub(crate) struct Pushed {
+    pub(crate) token: u64,
+    /// The worker task.
+    pub(crate) task: u32,
+    /// The step that the values were read at.
+    pub(crate) read: GlobalStep,
+    pub(crate) gradient: Numbers,
+}
 
-    /// The elements, each a small integer that this function gives.
-    pub(crate) fn of(dtype: DType, length: usize, element: impl Fn(usize) -> i32) -> Line {
-        match dtype {
-            DType::F64 => Line::Double((0..length).map(|e| element(e).into()).collect()),
-            _ => Line::Single((0..length).map(|e| element(e) as f32).collect()),
-        }
-    }
-
-    pub(crate) fn to_bytes(&self) -> Vec<u8> {
-        match self {
-            Line::Single(line) => line.iter().flat_map(|e| e.to_le_bytes()).collect(),
-            Line::Double(line) => line.iter().flat_map(|e| e.to_le_bytes()).collect(),
-        }
-    }
-
-    /// Takes one step along the mean of these gradients, added up in their order.
-    fn descend(&mut self, gradients: &[&Line]) {
-        match self {
-            Line::Single(values) => {
-                for (at, value) in values.iter_mut().enumerate() {
-                    let sum = gradients.iter().fold(None, |sum: Option<f32>, line| {
-                        let Line::Single(line) = line else { unreachable!("of one type") };
-                        Some(sum.map_or(line[at], |sum| sum + line[at]))
-                    });
-                    if let Some(sum) = sum {
-                        *value -= RATE as f32 * (sum / gradients.len() as f32);
-                    }
-                }
-            }
-            Line::Double(values) => {
-                for (at, value) in values.iter_mut().enumerate() {
-                    let sum = gradients.iter().fold(None, |sum: Option<f64>, line| {
-                        let Line::Double(line) = line else { unreachable!("of one type") };
-                        Some(sum.map_or(line[at], |sum| sum + line[at]))
-                    });
-                    if let Some(sum) = sum {
-                        *value -= RATE * (sum / gradients.len() as f64);
-                    }
-                }
-            }
-        }
-    }
+/// Values that a worker has pulled.
+pub(crate) struct Pulled<'a, R> {
+    /// What was known when they were asked for.
+    pub(crate) known: &'a Known,
+    /// They are said to be of this step.
+    pub(crate) step: GlobalStep,
+    pub(crate) bytes: &'a [u8],
+    /// Where a variable lies.
+    pub(crate) range: R,
 }
 
 impl Checker {
-    pub(crate) fn new(catalogue: &Catalogue, ordered: Option<u32>) -> Checker {
-        let zeros = catalogue.variables().iter().map(|variable| {
-            let size = variable.dtype().size() as u64;
-            Line::zeros(variable.dtype(), (variable.bytes() / size) as usize)
-        });
-        Checker {
-            begin: zeros.collect(),
-            steps: Vec::new(),
-            applied: BTreeMap::new(),
-            step_of: BTreeMap::new(),
-            pushed: BTreeMap::new(),
-            ordered,
-            accepted: BTreeMap::new(),
-            dropped: BTreeSet::new(),
-            pulls: 0,
+    pub(crate) fn new(setting: &Setting) -> Checker {
+        match setting.asynchronous {
+            true => Checker::Asynchronous(Asynchronous::new(setting)),
+            false => Checker::Synchronous(Synchronous::new(setting)),
         }
     }
 
-    /// Steps that some shard has applied.
-    pub(crate) fn steps(&self) -> u64 {
-        self.steps.len() as u64
+    /// What a push adds to a variable: exact in any sum, and told apart from what others add, or
+    /// from what it adds itself elsewhere. `draw` is a number of the push.
+    pub(crate) fn line(&self, variable: &VariableSpec, draw: u64) -> Line {
+        let dtype = variable.dtype();
+        let length = variable.bytes() as usize / dtype.size();
+        match self {
+            Checker::Synchronous(_) => Line::of(dtype, length, |element| {
+                (draw.wrapping_add(element as u64 * 5) % 17) as i64 - 8
+            }),
+            Checker::Asynchronous(checker) => checker.line(dtype, length),
+        }
     }
 
-    /// A worker is about to push this gradient under a token.
-    pub(crate) fn pushes(&mut self, token: u64, task: u32, gradient: Numbers) {
-        let before = self.pushed.insert(token, (task, gradient));
-        assert!(before.is_none(), "token {token} is given out twice");
+    /// A worker is about to push.
+    pub(crate) fn pushes(&mut self, push: Pushed) {
+        match self {
+            Checker::Synchronous(checker) => checker.pushes(push),
+            Checker::Asynchronous(checker) => checker.pushes(push),
+        }
     }
 
     /// A worker was told what became of its push.
     pub(crate) fn settled(&mut self, token: u64, outcome: Outcome) {
-        match outcome {
-            Outcome::Accepted { step } => {
-                let before = self.accepted.insert(token, step.0);
-                assert!(before.is_none_or(|before| before == step.0), "token {token}: {outcome:?}");
-            }
-            Outcome::Stale { .. } | Outcome::Withdrawn {} => _ = self.dropped.insert(token),
-            Outcome::Applied { .. } | Outcome::Held {} => {
-                panic!("token {token}: {outcome:?} is no outcome of a synchronous push")
-            }
+        match self {
+            Checker::Synchronous(checker) => checker.settled(token, outcome),
+            Checker::Asynchronous(checker) => checker.settled(token, outcome),
         }
     }
 
-    /// A push was refused: no shard may count it.
-    pub(crate) fn refused(&mut self, token: u64) {
-        self.dropped.insert(token);
+    /// A shard has refused a push.
+    pub(crate) fn refused(&mut self, token: u64, shard: ShardId) {
+        match self {
+            Checker::Synchronous(checker) => checker.refused(token),
+            Checker::Asynchronous(checker) => checker.refused(token, shard),
+        }
     }
 
-    /// A process has opened a shard.
+    /// A worker has given a push up before any shard could have it whole.
+    pub(crate) fn withdrawn(&mut self, token: u64) {
+        match self {
+            Checker::Synchronous(checker) => checker.refused(token),
+            Checker::Asynchronous(checker) => checker.withdrawn(token),
+        }
+    }
+
+    /// A worker was told who is missing before its deadline.
+    pub(crate) fn told(&mut self, awaited: &str) {
+        match self {
+            Checker::Synchronous(checker) => checker.told(awaited),
+            Checker::Asynchronous(_) => panic!("nobody is waited for: {awaited}"),
+        }
+    }
+
+    /// How often workers were told.
+    pub(crate) fn told_count(&self) -> u64 {
+        match self {
+            Checker::Synchronous(checker) => checker.told,
+            Checker::Asynchronous(_) => 0,
+        }
+    }
+
+    /// A process has opened a shard, which has made so many steps.
     pub(crate) fn opened(&mut self, shard: ShardId, steps: u64) {
-        let before = *self.applied.entry(shard).or_default();
-        assert_eq!(steps, before, "{shard} goes on where it was killed");
+        match self {
+            Checker::Synchronous(checker) => checker.opened(shard, steps),
+            Checker::Asynchronous(checker) => checker.opened(shard, steps),
+        }
     }
 
-    /// A shard has applied a step.
+    /// A shard has applied a step of synchronous mode.
     pub(crate) fn applied(&mut self, shard: ShardId, step: u64, tokens: Vec<u64>) {
-        let before = self.applied.entry(shard).or_default();
-        assert_eq!(*before, step, "{shard} applies its steps in order");
-        *before = step + 1;
-        if let Some(first) = self.steps.get(step as usize) {
-            assert_eq!(first.tokens, tokens, "step {step} is made of the same on {shard}");
-            return;
-        }
-        assert_eq!(self.steps.len() as u64, step, "no step is left out");
-        assert!(!tokens.is_empty(), "step {step} is made of nothing");
-        for &token in &tokens {
-            let before = self.step_of.insert(token, step);
-            assert_eq!(before, None, "token {token} counts in step {step} again");
-            assert!(self.pushed.contains_key(&token), "token {token} was never pushed");
-        }
-        if let Some(workers) = self.ordered {
-            let tasks = tokens.iter().map(|token| self.pushed[token].0);
-            assert!(tasks.eq(0..workers), "step {step} is made of {tokens:?}, in another order");
-        }
-        let mut values = self.values(step).expect("the step before").clone();
-        for (variable, line) in values.iter_mut().enumerate() {
-            let gradients =
-                tokens.iter().filter_map(|token| self.pushed[token].1[variable].as_ref());
-            line.descend(&gradients.collect::<Vec<_>>());
-        }
-        self.steps.push(Step { tokens, values });
-    }
-
-    /// All values after so many steps.
-    fn values(&self, steps: u64) -> Option<&Vec<Line>> {
-        match steps.checked_sub(1) {
-            None => Some(&self.begin),
-            Some(last) => self.steps.get(last as usize).map(|step| &step.values),
+        match self {
+            Checker::Synchronous(checker) => checker.applied(shard, step, tokens),
+            Checker::Asynchronous(_) => panic!("{shard} has applied step {step}: {tokens:?}"),
         }
     }
 
-    /// A worker has pulled these values, which it was told are of this step.
-    pub(crate) fn pulled(
-        &mut self,
-        step: GlobalStep,
-        bytes: &[u8],
-        range: impl Fn(VariableId) -> Range<usize>,
-    ) {
-        self.pulls += 1;
-        let values = self.values(step.0);
-        let values = values.unwrap_or_else(|| panic!("values of step {step}, which nobody made"));
-        for (id, line) in values.iter().enumerate() {
-            let found = &bytes[range(VariableId(id as u32))];
-            assert_eq!(found, line.to_bytes(), "variable {id} pulled at step {step}: {line:?}");
+    /// What is known now, which values that are asked for now must agree with.
+    pub(crate) fn known(&self) -> Known {
+        match self {
+            Checker::Synchronous(_) => Known::default(),
+            Checker::Asynchronous(checker) => checker.known(),
+        }
+    }
+
+    /// A worker has pulled values.
+    pub(crate) fn pulled(&mut self, pulled: Pulled<'_, impl Fn(VariableId) -> Range<usize>>) {
+        match self {
+            Checker::Synchronous(checker) => checker.pulled(pulled),
+            Checker::Asynchronous(checker) => checker.pulled(pulled),
         }
     }
 
     /// The run is over: what was told agrees with what was done.
     pub(crate) fn finish(&self, last_step: u64) {
-        assert_eq!(self.steps(), last_step, "the last step is reached, and none after it");
-        for (shard, &steps) in &self.applied {
-            assert_eq!(steps, last_step, "{shard} has applied all steps");
+        match self {
+            Checker::Synchronous(checker) => checker.finish(last_step),
+            Checker::Asynchronous(checker) => checker.finish(last_step),
         }
-        for (token, step) in &self.accepted {
-            assert_eq!(self.step_of.get(token), Some(step), "token {token} was accepted");
+    }
+
+    /// Steps that were made.
+    pub(crate) fn steps(&self) -> u64 {
+        match self {
+            Checker::Synchronous(checker) => checker.steps(),
+            Checker::Asynchronous(checker) => checker.steps(),
         }
-        for token in &self.dropped {
-            assert_eq!(self.step_of.get(token), None, "token {token} was stale or refused");
+    }
+
+    /// Pulls that were answered.
+    pub(crate) fn pulls(&self) -> u64 {
+        match self {
+            Checker::Synchronous(checker) => checker.pulls,
+            Checker::Asynchronous(checker) => checker.pulls,
         }
     }
 }

@@ -26,7 +26,7 @@ pub(crate) enum Fault {
     Pause,
     /// The same, and another process has taken its place.
     Ghost,
-    /// A worker's data ends before the training does.
+    /// A worker's data ends before the training does. It comes back if steps wait for it.
     Leave,
     /// A worker comes late.
     Late,
@@ -72,31 +72,48 @@ impl Fault {
     }
 }
 
-/// When which faults are tried, from the beginning of the run, and when they stop. Each seed has its
-/// own kinds and its own number of them; some have none.
-pub(crate) fn plan(setting: &Setting, chance: &mut Chance) -> (Vec<(Duration, Fault)>, Duration) {
+/// A fault that is to come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Planned {
+    /// From the beginning of the run.
+    pub(crate) at: Duration,
+    pub(crate) fault: Fault,
+    /// The worker task that comes late.
+    pub(crate) task: u32,
+}
+
+/// Which faults are tried when, and when they stop. Each seed has its own kinds and its own number of
+/// them; some have none.
+pub(crate) fn plan(setting: &Setting) -> (Vec<Planned>, Duration) {
+    let chance = &mut Chance::of(setting.seed, "faults");
     let end = chance.millis(1500, 6000);
     let mut kinds: Vec<Fault> = Fault::ALL.into_iter().filter(|_| chance.percent(55)).collect();
     let possible = |kind: &Fault| match kind {
         // These come about otherwise.
         Fault::Half | Fault::Late => false,
         Fault::KillShards => setting.tasks > 1,
-        // Every replica is waited for.
-        Fault::Leave => !setting.deterministic,
         Fault::Hold => setting.token_timeout.is_some(),
         _ => true,
     };
     kinds.retain(possible);
-    let mut faults: Vec<(Duration, Fault)> = Vec::new();
+    let mut faults = Vec::new();
     let count = chance.between(0, 16);
+    let mut add = |chance: &mut Chance, fault| {
+        let at = chance.micros(100_000, end.as_micros() as u64);
+        faults.push(Planned { at, fault, task: 0 });
+    };
     for &kind in &kinds {
         // Each kind once, and more of any.
-        faults.push((chance.micros(100_000, end.as_micros() as u64), kind));
+        add(chance, kind);
     }
     for _ in 0..count {
         if let Some(&kind) = chance.pick(&kinds) {
-            let kind = if kind == Fault::Leave { Fault::Cut } else { kind };
-            faults.push((chance.micros(100_000, end.as_micros() as u64), kind));
+            add(chance, if kind == Fault::Leave { Fault::Cut } else { kind });
+        }
+    }
+    for task in 1..setting.workers {
+        if chance.percent(20) {
+            faults.push(Planned { at: chance.millis(800, 4000), fault: Fault::Late, task });
         }
     }
     faults.sort();

@@ -1,17 +1,22 @@
-//! Whole clusters in one thread, with virtual time and everything that can go wrong: the real state
-//! machines of servers and workers train in synchronous mode, and every run is checked against a
-//! replay of its steps.
+//! Whole clusters, each in one thread, with virtual time and everything that can go wrong: the real state
+//! machines of servers and workers train, in synchronous mode or in asynchronous mode, and every
+//! run is checked: against a replay of its steps, or by what its values are the sum of.
 //!
 //! `cargo test --test sim`. `PUSHPULL_SIM_SEEDS=N` runs N seeds, from 0 or `PUSHPULL_SIM_FIRST` on;
-//! `PUSHPULL_SEED=S` replays one and prints what happens. The last line is one JSON object.
+//! `PUSHPULL_SEED=S` replays one and prints what happens; `PUSHPULL_SIM_WITHOUT=1,4` leaves faults of its
+//! plan out, `PUSHPULL_SIM_AT_MOST=workers=2,steps=3` makes it smaller. A seed that fails is made as
+//! small as can be, and the command that replays it is printed. The last line is one JSON object.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
 mod chance;
 mod checker;
+mod failure;
 mod faults;
 mod network;
+mod scenario;
 mod setting;
+mod shrink;
 mod trace;
 mod trainer;
 mod world;
@@ -19,11 +24,14 @@ mod world;
 mod zoo;
 
 use std::collections::BTreeMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use failure::{Failure, catch};
 use faults::Fault;
+use scenario::{Scenario, number};
 use trace::Trace;
 use world::{Outcome, World};
 
@@ -33,14 +41,20 @@ const SEEDS: u64 = 500;
 /// Every so many seeds one is run twice, and must do the same.
 const TWICE: u64 = 20;
 
+/// Of so many seeds that fail a smaller scenario is looked for.
+const SHRUNK: usize = 3;
+
 fn main() -> ExitCode {
     // Only the distance between instants counts; there is no other way to have a first one.
     let start = Instant::now();
-    if let Some(seed) = number("PUSHPULL_SEED") {
-        let outcome = World::new(seed, start, Trace::new(true)).run();
-        println!("{outcome:?}");
+    if let Some(scenario) = Scenario::of_environment() {
+        let world = World::new(&scenario, start, Trace::new(true));
+        #[cfg(feature = "zoo")]
+        let world = zoo::planted(world);
+        println!("{:?}", world.run());
         return ExitCode::SUCCESS;
     }
+    failure::listen();
     #[cfg(feature = "zoo")]
     return zoo::run(start);
     #[cfg(not(feature = "zoo"))]
@@ -51,30 +65,70 @@ fn main() -> ExitCode {
 #[cfg_attr(feature = "zoo", allow(dead_code, reason = "bugs are planted"))]
 fn check(start: Instant) -> ExitCode {
     let seeds = number("PUSHPULL_SIM_SEEDS").unwrap_or(SEEDS).max(1);
-    let mut outcomes = Vec::new();
-    let mut failed = Vec::new();
     let first = number("PUSHPULL_SIM_FIRST").unwrap_or(0);
-    for seed in first..first.saturating_add(seeds) {
-        let run = || World::new(seed, start, Trace::new(false)).run();
-        match catch_unwind(AssertUnwindSafe(run)) {
-            Ok(outcome) => {
-                if seed % TWICE == 0 {
-                    assert_eq!(run().trace, outcome.trace, "seed {seed} does the same again");
+    let next = AtomicU64::new(first);
+    let results = Mutex::new((Vec::new(), Vec::new()));
+    // Seeds know nothing of each other.
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed - first >= seeds {
+                        return;
+                    }
+                    let ended = check_one(seed, start, || results.lock().unwrap().1.len() < SHRUNK);
+                    let (outcomes, failed) = &mut *results.lock().unwrap();
+                    match ended {
+                        Some(outcome) => outcomes.push(outcome),
+                        None => failed.push(seed),
+                    }
                 }
-                outcomes.push(outcome);
-            }
-            Err(_) => {
-                eprintln!("FAULT: replay with PUSHPULL_SEED={seed} cargo test --test sim");
-                failed.push(seed);
-            }
+            });
         }
-    }
+    });
+    let (outcomes, mut failed) = results.into_inner().unwrap();
+    failed.sort_unstable();
     report(&outcomes, &failed)
 }
 
-fn number(name: &str) -> Option<u64> {
-    let text = std::env::var(name).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{name} must be a number, not {text}")))
+/// Runs a seed, and says how it fails if it does; in fewer words, if those are wanted.
+#[cfg_attr(feature = "zoo", allow(dead_code, reason = "bugs are planted"))]
+fn check_one(seed: u64, start: Instant, shorter: impl Fn() -> bool) -> Option<Outcome> {
+    let run = |scenario: &Scenario| World::new(scenario, start, Trace::new(false)).run();
+    let scenario = Scenario::of(seed);
+    let twice = catch(|| {
+        let outcome = run(&scenario);
+        let again = seed.is_multiple_of(TWICE).then(|| run(&scenario).trace);
+        assert_eq!(again.unwrap_or(outcome.trace), outcome.trace, "it does the same again");
+        outcome
+    });
+    let failure = match twice {
+        Ok(outcome) => return Some(outcome),
+        Err(failure) => failure,
+    };
+    println!("FAULT: seed {seed}, at {}: {}", failure.place, failure.words);
+    println!("replay it with: {scenario} cargo test --test sim");
+    if shorter() {
+        let fails = |smaller: &Scenario| catch(|| run(smaller)).err();
+        let (smaller, reruns) = smallest(&scenario, &failure, fails);
+        println!("seed {seed} or with: {smaller} cargo test --test sim ({reruns} reruns)");
+    }
+    None
+}
+
+/// The smallest scenario found that fails at the same place, and how many were tried.
+fn smallest(
+    scenario: &Scenario,
+    failure: &Failure,
+    fails: impl Fn(&Scenario) -> Option<Failure>,
+) -> (Scenario, u32) {
+    let setting = setting::Setting::draw(scenario.seed, scenario.at_most);
+    let (plan, _) = faults::plan(&setting);
+    shrink::shrink(scenario, plan.len(), setting.sizes(), |smaller| {
+        fails(smaller).is_some_and(|other| other.place == failure.place)
+    })
 }
 
 fn report(outcomes: &[Outcome], failed: &[u64]) -> ExitCode {
@@ -89,6 +143,7 @@ fn report(outcomes: &[Outcome], failed: &[u64]) -> ExitCode {
         })
         .collect();
     let committed = outcomes.iter().filter(|outcome| outcome.commits > 0).count();
+    let told: u64 = outcomes.iter().map(|outcome| outcome.told).sum();
     let result = serde_json::json!({
         "test": "sim",
         "seeds": outcomes.len() + failed.len(),
@@ -97,6 +152,7 @@ fn report(outcomes: &[Outcome], failed: &[u64]) -> ExitCode {
         "median_events": median,
         "commits": outcomes.iter().map(|outcome| outcome.commits).sum::<u64>(),
         "pulls": outcomes.iter().map(|outcome| outcome.pulls).sum::<u64>(),
+        "told": told,
         "faults": counts,
     });
     println!("{result}");
@@ -107,6 +163,7 @@ fn report(outcomes: &[Outcome], failed: &[u64]) -> ExitCode {
     assert!(committed * 100 >= outcomes.len() * 95, "{committed} seeds have made steps");
     // Of a few seeds nothing can be said.
     if outcomes.len() >= 50 {
+        assert!(told > 0, "nobody was told who is missing");
         for (fault, count) in counts {
             assert!(count * 10 >= outcomes.len(), "{fault} comes in {count} seeds only");
         }

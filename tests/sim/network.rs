@@ -61,23 +61,42 @@ pub(crate) struct Connection {
     pub(crate) back: Pipe,
     /// Carries so few bytes at a time, with such pauses.
     pub(crate) slow: bool,
+    pub(crate) chance: Chance,
 }
 
 impl Connection {
-    pub(crate) fn new(client: Client, server: ShardId) -> Connection {
+    pub(crate) fn new(client: Client, server: ShardId, chance: Chance) -> Connection {
         let (there, back) = (Pipe::default(), Pipe::default());
-        Connection { client, server, is_up: false, there, back, slow: false }
+        Connection { client, server, is_up: false, there, back, slow: false, chance }
     }
 
     pub(crate) fn pipe(&mut self, way: Way) -> &mut Pipe {
+        self.pipe_and_chance(way).0
+    }
+
+    fn pipe_and_chance(&mut self, way: Way) -> (&mut Pipe, &mut Chance) {
         match way {
-            Way::There => &mut self.there,
-            Way::Back => &mut self.back,
+            Way::There => (&mut self.there, &mut self.chance),
+            Way::Back => (&mut self.back, &mut self.chance),
         }
     }
 
+    /// What arrives now: a frame, a piece of one, or several.
+    pub(crate) fn next(&mut self, way: Way) -> Option<Arrival> {
+        let slow = self.slow;
+        let (pipe, chance) = self.pipe_and_chance(way);
+        pipe.next(slow, chance)
+    }
+
+    /// Some of the bytes on their way, which arrive before the connection is cut.
+    pub(crate) fn last(&mut self, way: Way) -> Vec<u8> {
+        let (pipe, chance) = self.pipe_and_chance(way);
+        pipe.cut(chance)
+    }
+
     /// When the next bytes arrive.
-    pub(crate) fn arrives(&self, now: Instant, chance: &mut Chance) -> Instant {
+    pub(crate) fn arrives(&mut self, now: Instant) -> Instant {
+        let chance = &mut self.chance;
         match (self.slow, chance.between(0, 9)) {
             (true, _) => now + chance.millis(20, 250),
             (false, 0) => now + chance.millis(5, 60),
@@ -97,8 +116,7 @@ impl Pipe {
         self.items.is_empty()
     }
 
-    /// What arrives now: a frame, a piece of one, or several.
-    pub(crate) fn next(&mut self, slow: bool, chance: &mut Chance) -> Option<Arrival> {
+    fn next(&mut self, slow: bool, chance: &mut Chance) -> Option<Arrival> {
         let most = match (slow, chance.between(0, 3)) {
             (true, _) => chance.between(1, 200) as usize,
             (false, 0) => chance.between(1, 300) as usize,
@@ -130,8 +148,7 @@ impl Pipe {
         (!bytes.is_empty()).then_some(Arrival::Bytes(bytes))
     }
 
-    /// So many of the bytes on their way arrive before the connection is cut.
-    pub(crate) fn cut(&mut self, chance: &mut Chance) -> Vec<u8> {
+    fn cut(&mut self, chance: &mut Chance) -> Vec<u8> {
         let on_the_way: usize = self
             .items
             .iter()

@@ -1,11 +1,12 @@
 //! Planted bugs: every one that a whole cluster can show is found within a few seeds.
 
-use std::panic::{AssertUnwindSafe, catch_unwind, set_hook};
 use std::process::ExitCode;
 use std::time::Instant;
 
 use pushpull_ps::{Bug, Zoo};
 
+use crate::failure::{Failure, catch};
+use crate::scenario::{self, Scenario};
 use crate::trace::Trace;
 use crate::world::World;
 
@@ -27,30 +28,41 @@ const SHOWN: &[Bug] = &[
 /// By so many seeds a bug must have been found.
 const SEEDS: u64 = 300;
 
-/// Plants one bug after the other.
+/// Plants the bug that `PUSHPULL_SIM_BUG` names, if it names one.
+pub(crate) fn planted(mut world: World) -> World {
+    if let Some(name) = scenario::text("PUSHPULL_SIM_BUG") {
+        let bug = SHOWN.iter().find(|bug| format!("{bug:?}") == name);
+        world.plant(Zoo::with(*bug.unwrap_or_else(|| panic!("no bug is called {name}"))));
+    }
+    world
+}
+
+/// Plants one bug after the other. Each is found, and shown by a smaller scenario than the one that it
+/// was found in.
 pub(crate) fn run(start: Instant) -> ExitCode {
-    set_hook(Box::new(|_| {}));
     let mut missed = 0;
     for &bug in SHOWN {
-        let shows = |seed: u64| {
-            let run = || {
-                let mut world = World::new(seed, start, Trace::new(false));
-                world.plant(Zoo::with(bug));
-                world.run()
-            };
-            let panic = catch_unwind(AssertUnwindSafe(run)).err()?;
-            let fixed = panic.downcast_ref::<&str>().map(|&words| words.to_owned());
-            Some((seed, panic.downcast_ref::<String>().cloned().or(fixed).unwrap_or_default()))
+        let fails = |scenario: &Scenario| {
+            let mut world = World::new(scenario, start, Trace::new(false));
+            world.plant(Zoo::with(bug));
+            catch(|| world.run()).err()
         };
-        match (0..SEEDS).find_map(shows) {
-            Some((seed, words)) => {
-                let line = words.lines().next().unwrap_or_default();
-                println!("{bug:?}: seed {seed}: {line}");
-            }
-            None => {
-                println!("{bug:?}: not in {SEEDS} seeds");
-                missed += 1;
-            }
+        let found = (0..SEEDS).map(Scenario::of).find_map(|found| Some((fails(&found)?, found)));
+        let Some((failure, found)) = found else {
+            println!("{bug:?}: not in {SEEDS} seeds");
+            missed += 1;
+            continue;
+        };
+        let Failure { words, place } = &failure;
+        let (smaller, reruns) = crate::smallest(&found, &failure, fails);
+        println!("{bug:?}: seed {}: {}", found.seed, words.lines().next().unwrap_or_default());
+        println!("  PUSHPULL_SIM_BUG={bug:?} {smaller} ({reruns} reruns)");
+        // What is printed is what fails.
+        let printed = Scenario::of_words(&smaller.to_string());
+        let again = fails(&printed).map(|failure| failure.place);
+        if smaller == found || again.as_ref() != Some(place) {
+            println!("  which is no smaller, or does not fail there: {again:?}");
+            missed += 1;
         }
     }
     if missed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }

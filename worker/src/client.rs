@@ -18,7 +18,7 @@ use crate::error::{ConnectError, Error, JoinError};
 use crate::fanout::Plan;
 use crate::params::{Buffer, Params};
 use crate::runtime::SessionThread;
-use crate::session::{Command, Reply, Start, Welcomed};
+use crate::session::{Command, Read, Reply, Start, Welcomed};
 
 /// A session with the servers of a cluster.
 #[derive(Debug)]
@@ -162,23 +162,25 @@ impl Client {
 
     /// Replaces all of `params` by the newest values; the step they are of.
     pub(crate) async fn pull(&mut self, params: &mut Params) -> Result<GlobalStep, Error> {
-        self.pull_for(params, None).await?.ok_or(Error::Ended { doing: "pull" })
+        let read = self.pull_for(params, None).await?;
+        read.map(|read| read.step).ok_or(Error::Ended { doing: "pull" })
     }
 
-    /// Replaces all of `params` by values for the step of a token; `None` if that has passed.
+    /// Replaces all of `params` by values for the step of a token, and says what they are of; `None`
+    /// if that has passed.
     pub(crate) async fn pull_for(
         &mut self,
         params: &mut Params,
         token: Option<GlobalStep>,
-    ) -> Result<Option<GlobalStep>, Error> {
+    ) -> Result<Option<Read>, Error> {
         let plan = params.plan.clone();
         let buffer = self.spare.take().unwrap_or_else(|| Buffer::new(&plan));
         let command = Command::Pull { plan, buffer, token };
         match self.session.call("pull", command, self.config.timeout).await? {
-            Reply::Pulled { buffer, step } => {
+            Reply::Pulled { buffer, read } => {
                 self.spare = Some(std::mem::replace(&mut params.buffer, buffer));
-                params.step = step;
-                Ok(Some(step))
+                params.step = read.step;
+                Ok(Some(read))
             }
             Reply::Stale { buffer } => {
                 self.spare = Some(buffer);

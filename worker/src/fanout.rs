@@ -42,6 +42,7 @@ pub(crate) struct Plan {
     /// Where each variable starts in the buffer.
     starts: Vec<usize>,
     bytes: usize,
+    part_bytes: u64,
 }
 
 /// One part of a push for one shard.
@@ -82,7 +83,13 @@ impl Plan {
             }
         }
         let segments = shards.iter().map(|&shard| segments(&catalogue, shard, &starts)).collect();
-        Plan { catalogue, shards, segments, starts, bytes }
+        Plan { catalogue, shards, segments, starts, bytes, part_bytes: PART_BYTES_MAX }
+    }
+
+    /// The same with smaller parts, so that small variables travel in several.
+    #[cfg(feature = "simulation")]
+    pub(crate) fn with_parts_of(self, bytes: u64) -> Plan {
+        Plan { part_bytes: bytes, ..self }
     }
 
     pub(crate) fn catalogue(&self) -> &Arc<Catalogue> {
@@ -156,7 +163,7 @@ impl Plan {
             });
             let parts: Vec<Part> = ranges
                 .into_iter()
-                .flat_map(cut)
+                .flat_map(|range| cut(range, self.part_bytes))
                 .map(|range| self.part(shard, range, &body))
                 .collect();
             if !parts.is_empty() {
@@ -181,10 +188,10 @@ impl Plan {
     }
 }
 
-/// Cuts a range into parts of at most [`PART_BYTES_MAX`].
-fn cut(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+/// Cuts a range into parts of at most so many bytes.
+fn cut(range: Range<u64>, bytes: u64) -> impl Iterator<Item = Range<u64>> {
     let end = range.end;
-    range.step_by(PART_BYTES_MAX as usize).map(move |start| start..end.min(start + PART_BYTES_MAX))
+    range.step_by(bytes as usize).map(move |start| start..end.min(start + bytes))
 }
 
 fn segments(catalogue: &Catalogue, shard: ShardId, starts: &[usize]) -> Vec<Segment> {

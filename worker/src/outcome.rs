@@ -38,7 +38,8 @@ pub enum Push {
     Applied {
         /// The global step after it.
         step: u64,
-        /// How many steps others had made since the values were pulled.
+        /// How many steps others had made since values were pulled under the token, or since it was
+        /// granted if none were.
         staleness: u64,
     },
     /// A part of a step, for good (synchronous mode): every shard holds it, and whatever becomes of

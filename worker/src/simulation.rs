@@ -14,7 +14,9 @@ use bytes::Bytes;
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::identity::Identity;
-use pushpull_common::ids::{GlobalStep, Incarnation, RestoreEpoch, ShardId, TaskId, VariableId};
+use pushpull_common::ids::{
+    GlobalStep, Incarnation, RestoreEpoch, Sequence, ShardId, TaskId, VariableId,
+};
 use pushpull_common::protocol::message::{self, Declared, Operation, Role};
 use pushpull_common::protocol::{
     BodyPoll, BodyStamp, FrameReader, Grant, Message, Outcome, Poll, encode,
@@ -25,7 +27,7 @@ use crate::config::Checksums;
 use crate::error::Error;
 use crate::fanout::Plan;
 use crate::params::Buffer;
-use crate::session::{Command, Input, OpId, Output, PushOrder, Reply, Session, Start};
+use crate::session::{Command, Input, OpId, Output, PushOrder, Read, Reply, Session, Start};
 use crate::start::{self, Begin, Found};
 
 /// What a training loop wants done.
@@ -56,6 +58,24 @@ pub enum Want {
         /// The gradients, as long as all variables.
         bytes: Vec<u8>,
     },
+    /// Begin a push whose gradients come one by one, spending a token.
+    Begin {
+        /// The token.
+        grant: Grant,
+        /// The step at which values were read.
+        read: GlobalStep,
+    },
+    /// Push more of it.
+    More {
+        /// Which push.
+        sequence: Sequence,
+        /// The variables whose gradients these are.
+        variables: Vec<VariableId>,
+        /// The gradients, as long as all variables.
+        bytes: Vec<u8>,
+    },
+    /// Nothing more of it comes: wait for what becomes of it.
+    End(Sequence),
     /// Wait on for the push that ended with a timeout.
     Resume(Error),
     /// Tell a shard that this worker leaves.
@@ -75,6 +95,8 @@ pub enum Answer {
     Pulled(Vec<u8>, GlobalStep),
     /// The step of the token has passed.
     Stale,
+    /// A push is begun.
+    Begun(Sequence),
     /// A push was settled.
     Pushed(Outcome),
 }
@@ -118,11 +140,14 @@ pub struct Door {
     owner: ShardId,
     links: BTreeMap<usize, (FrameReader, bool)>,
     next_op: u64,
+    /// How many gradients each shard had applied to what was pulled last.
+    read: BTreeMap<ShardId, u64>,
     events: VecDeque<Event>,
 }
 
 impl Door {
-    /// The session of a process of this worker task. The incarnation tells processes apart.
+    /// The session of a process of this worker task, whose pushes travel in parts of at most so many
+    /// bytes. The incarnation tells processes apart.
     ///
     /// # Panics
     /// If the cluster has no ps task.
@@ -132,6 +157,7 @@ impl Door {
         chief: bool,
         incarnation: u64,
         catalogue: Arc<Catalogue>,
+        part_bytes: u64,
     ) -> Door {
         let owner = cluster.step_owner().expect("a cluster has a ps task");
         let owner = ShardId { task: owner.index, shard: 0 };
@@ -147,10 +173,11 @@ impl Door {
         };
         Door {
             session: Session::new(start),
-            plan: Arc::new(Plan::new(catalogue)),
+            plan: Arc::new(Plan::new(catalogue).with_parts_of(part_bytes)),
             owner,
             links: BTreeMap::new(),
             next_op: 1,
+            read: BTreeMap::new(),
             events: VecDeque::new(),
         }
     }
@@ -221,8 +248,20 @@ impl Door {
                 let bytes = Bytes::from(bytes);
                 let parts = plan.parts(variables.into_iter(), |range| bytes.slice(range));
                 let operation = Operation::Gradient {};
+                let read = Read { step: read, gradients: self.read.clone() };
                 Command::Push { order: PushOrder { operation, grant: Some(grant), read, parts } }
             }
+            Want::Begin { grant, read } => {
+                let (operation, parts) = (Operation::Gradient {}, Vec::new());
+                let read = Read { step: read, gradients: self.read.clone() };
+                Command::Begin { order: PushOrder { operation, grant: Some(grant), read, parts } }
+            }
+            Want::More { sequence, variables, bytes } => {
+                let bytes = Bytes::from(bytes);
+                let parts = plan.parts(variables.into_iter(), |range| bytes.slice(range));
+                Command::More { sequence, parts }
+            }
+            Want::End(sequence) => Command::End { sequence },
             Want::Resume(error) => match error {
                 Error::Timeout { sequence: Some(sequence), .. } => Command::Await { sequence },
                 other => panic!("no push can be resumed after {other}"),
@@ -238,6 +277,11 @@ impl Door {
     /// Whoever waits for an operation waits no longer.
     pub fn cancel(&mut self, now: Instant, op: u64) {
         self.handle(now, Input::Cancelled { op: OpId(op) });
+    }
+
+    /// A push that was begun is given up.
+    pub fn abandon(&mut self, now: Instant, sequence: Sequence) {
+        self.handle(now, Input::Abandoned { sequence });
     }
 
     /// A token is dropped, and goes back.
@@ -367,7 +411,12 @@ impl Door {
                     frame.extend_from_slice(&body);
                     Event::Send { link, frame }
                 }
-                Output::Reply { op, reply } => Event::Reply { op: op.0, reply: reply.map(answer) },
+                Output::Reply { op, reply } => {
+                    if let Ok(Reply::Pulled { read, .. }) = &reply {
+                        self.read = read.gradients.clone();
+                    }
+                    Event::Reply { op: op.0, reply: reply.map(answer) }
+                }
                 Output::Progress { .. } => continue,
             };
             self.events.push_back(event);
@@ -379,8 +428,9 @@ fn answer(reply: Reply) -> Answer {
     match reply {
         Reply::Answer { message: Message::Declared(declared), .. } => Answer::Found(declared),
         Reply::Token(grant) => Answer::Token(grant),
-        Reply::Pulled { buffer, step } => Answer::Pulled(buffer.bytes().to_vec(), step),
+        Reply::Pulled { buffer, read } => Answer::Pulled(buffer.bytes().to_vec(), read.step),
         Reply::Stale { .. } => Answer::Stale,
+        Reply::Begun { sequence } => Answer::Begun(sequence),
         Reply::Pushed { outcome } => Answer::Pushed(outcome),
         _ => Answer::Done,
     }

@@ -1,13 +1,12 @@
 //! The right and the duty to contribute one gradient to one step.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use pushpull_common::ids::{GlobalStep, Sequence};
+use pushpull_common::ids::Sequence;
 use pushpull_common::protocol::Grant;
 use tokio::sync::Notify;
 
-use crate::session::OpId;
+use crate::session::{OpId, Read};
 
 /// The right to push one gradient, from [`crate::Worker::token`].
 ///
@@ -17,14 +16,15 @@ use crate::session::OpId;
 #[must_use = "a token that is dropped goes back unspent"]
 pub struct Token {
     grant: Option<Grant>,
-    /// The newest global step at which values were pulled under it.
-    read: AtomicU64,
+    /// The newest values that were pulled under it.
+    read: Mutex<Read>,
     returns: Arc<Returns>,
 }
 
 impl Token {
     pub(crate) fn new(grant: Grant, returns: Arc<Returns>) -> Token {
-        Token { read: AtomicU64::new(grant.step.0), grant: Some(grant), returns }
+        let read = Read { step: grant.step, ..Read::default() };
+        Token { grant: Some(grant), read: Mutex::new(read), returns }
     }
 
     /// The global step at which it was granted.
@@ -32,15 +32,19 @@ impl Token {
         self.grant.map_or(0, |grant| grant.step.0)
     }
 
-    /// Remembers that values were pulled under it at this step.
-    pub(crate) fn read_at(&self, step: GlobalStep) {
-        // The owner of the token reads it back later, on whatever thread it is then.
-        self.read.fetch_max(step.0, Ordering::Relaxed);
+    /// Remembers that these values were pulled under it.
+    pub(crate) fn has_read(&self, values: Read) {
+        // What lies in it is whole at any time, whatever a panic elsewhere interrupted.
+        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        if values.step >= read.step {
+            *read = values;
+        }
     }
 
-    /// Spends it: the grant, and the step at which values were read.
-    pub(crate) fn spend(mut self) -> Option<(Grant, GlobalStep)> {
-        let read = GlobalStep(self.read.load(Ordering::Relaxed));
+    /// Spends it: the grant, and the values that were read.
+    pub(crate) fn spend(mut self) -> Option<(Grant, Read)> {
+        let read = self.read.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let read = std::mem::take(read);
         self.grant.take().map(|grant| (grant, read))
     }
 }
@@ -86,7 +90,9 @@ impl Returns {
 
 #[cfg(test)]
 mod tests {
-    use pushpull_common::ids::TokenId;
+    use std::collections::BTreeMap;
+
+    use pushpull_common::ids::{GlobalStep, ShardId, TokenId};
 
     use super::*;
 
@@ -102,16 +108,22 @@ mod tests {
         let dropped = returns.take();
         assert!(matches!(dropped[..], [Dropped::Token(grant)] if grant.token == TokenId(4)));
         let (grant, read) = token(&returns).spend().unwrap();
-        assert_eq!((grant.token, read), (TokenId(4), GlobalStep(30)));
+        assert_eq!((grant.token, read.step), (TokenId(4), GlobalStep(30)));
+        assert!(read.gradients.is_empty(), "nothing was pulled under it");
         assert!(returns.take().is_empty());
     }
 
     #[test]
-    fn a_token_knows_the_newest_step_it_read_at() {
+    fn a_token_knows_the_newest_values_that_it_has_read() {
         let returns = Arc::new(Returns::default());
         let token = token(&returns);
-        token.read_at(GlobalStep(33));
-        token.read_at(GlobalStep(31));
-        assert_eq!((token.step(), token.spend().unwrap().1), (30, GlobalStep(33)));
+        let read = |step, count| {
+            let gradients = BTreeMap::from([(ShardId { task: 0, shard: 1 }, count)]);
+            Read { step: GlobalStep(step), gradients }
+        };
+        for (step, count) in [(32, 7), (33, 8), (33, 9), (31, 6)] {
+            token.has_read(read(step, count));
+        }
+        assert_eq!((token.step(), token.spend().unwrap().1), (30, read(33, 9)));
     }
 }

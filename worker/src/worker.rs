@@ -23,7 +23,7 @@ use crate::joining::Chief;
 use crate::outcome::{Pulled, Push, Restored, SavedCheckpoint};
 use crate::params::{Buffer, Gradients, Params, find};
 use crate::pushing::Pushing;
-use crate::session::{Command, PushOrder, Reply};
+use crate::session::{Command, PushOrder, Read, Reply};
 use crate::token::Token;
 
 /// One task of the job `worker`: a session with the parameter servers.
@@ -167,11 +167,12 @@ impl Worker {
         if !plan.is_same(&params.plan) {
             return Err(Error::ForeignBuffer);
         }
-        let Some(step) = self.client.pull_for(params, Some(GlobalStep(token.step()))).await? else {
+        let Some(read) = self.client.pull_for(params, Some(GlobalStep(token.step()))).await? else {
             return Ok(Pulled::Stale);
         };
-        token.read_at(step);
-        Ok(Pulled::Pulled { step: step.0 })
+        let step = read.step.0;
+        token.has_read(read);
+        Ok(Pulled::Pulled { step })
     }
 
     /// An empty set of gradients, in memory that earlier pushes have used.
@@ -278,7 +279,7 @@ impl Worker {
             // A variable without elements, or none there: there is nothing to do.
             return Ok(());
         }
-        let order = PushOrder { operation, grant: None, read: GlobalStep(0), parts };
+        let order = PushOrder { operation, grant: None, read: Read::default(), parts };
         self.push_order(order).await.map(|_| ())
     }
 
@@ -320,8 +321,9 @@ impl Worker {
     /// Saves a checkpoint of all variables and the optimizer's state. For the chief.
     ///
     /// `user` is kept in it for whoever restores it, such as the positions of the data readers; at
-    /// most 1 MiB. What is saved is at least as new as every push that has
-    /// been answered. The training goes on meanwhile.
+    /// most 1 MiB. What is saved is at least as new as every push that has been applied; in
+    /// synchronous mode it is of one step on all shards, which a push that was just accepted may not
+    /// be a part of. The training goes on meanwhile.
     ///
     /// It is saved, verified and published once this returns, which takes as long as the disks of
     /// the servers do: [`WorkerConfig::save_timeout`]. If the connection is lost on the way it is

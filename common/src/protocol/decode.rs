@@ -379,7 +379,7 @@ mod tests {
 
     fn stream(body: &[u8]) -> Vec<u8> {
         let mut bytes = Vec::new();
-        let pulled = Pulled { version: 3, offset: 16, last: true }.into();
+        let pulled = Pulled { version: 3, gradients: 2, offset: 16, last: true }.into();
         let stamp = BodyStamp { bytes: body.len() as u64, crc: Some(crc32c::crc32c(body)) };
         encode(&mut bytes, &Envelope::default(), &pulled, stamp);
         bytes.extend_from_slice(body);

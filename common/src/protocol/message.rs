@@ -408,6 +408,9 @@ wire_struct! {
         whole: Option<u64>,
         /// On the last part: whether the answer should carry the next token.
         next: bool,
+        /// Of which of the shard's values the push was computed: what [`Pulled::gradients`] of them
+        /// was. None if the client does not know, and for pushes that are not gradients.
+        read: Option<u64>,
     }
 }
 wire_struct! {
@@ -457,6 +460,8 @@ wire_struct! {
     Pulled {
         /// The version: how many pushes the shard had applied.
         version: u64,
+        /// How many of them were gradients.
+        gradients: u64,
         /// Where the body starts in the shard's variables, in bytes.
         offset: u64,
         /// Whether this is the last part.

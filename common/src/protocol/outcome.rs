@@ -15,7 +15,8 @@ wire_enum! {
             version: u64,
             /// The global step after the push; known to the step owner, 0 elsewhere.
             step: GlobalStep,
-            /// How many steps the variables had moved on since the gradient's token was granted.
+            /// How many global steps were made since the gradient's values were pulled, or its token was
+            /// granted; known to the step owner, 0 elsewhere.
             staleness: u64,
         },
         /// Admitted to a step for good (synchronous mode); said by the step owner alone.
@@ -23,7 +24,7 @@ wire_enum! {
             /// The step that takes the gradient.
             step: GlobalStep,
         },
-        /// Dropped, because its step has passed.
+        /// Dropped, because its step has passed, or its values were too old.
         3 => Stale {
             /// The step that is current now.
             current: GlobalStep,

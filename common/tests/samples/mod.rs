@@ -145,8 +145,8 @@ fn variables(add: &mut impl FnMut(&str, Message)) {
     for (name, selection) in Selection::named() {
         add(&format!("Pull {name}"), Pull { selection }.into());
     }
-    add("Pulled", Pulled { version: 7, offset: 4096, last: false }.into());
-    add("Pulled last", Pulled { version: 7, offset: 8192, last: true }.into());
+    add("Pulled", Pulled { version: 7, gradients: 5, offset: 4096, last: false }.into());
+    add("Pulled last", Pulled { version: 7, gradients: 5, offset: 8192, last: true }.into());
 }
 
 fn checkpoint() -> CheckpointId {
@@ -174,6 +174,7 @@ fn pushes(add: &mut impl FnMut(&str, Message)) {
         add(&format!("PushPart {name}"), PushPart { operation, ..part() }.into());
     }
     add("PushPart last", PushPart { whole: Some(8192), next: true, ..part() }.into());
+    add("PushPart read", PushPart { read: Some(5), ..part() }.into());
     for (name, outcome) in variants::outcomes() {
         add(&format!("PushAnswer {name}"), PushAnswer { outcome, ..answer() }.into());
     }
@@ -199,6 +200,7 @@ fn part() -> PushPart {
         offset: 4096,
         whole: None,
         next: false,
+        read: None,
     }
 }
 
@@ -227,7 +229,7 @@ fn with_bodies(list: &mut Vec<Sample>) {
         Save {}.into(),
         ShardSaved {}.into(),
         part().into(),
-        Pulled { version: 7, offset: 4096, last: true }.into(),
+        Pulled { version: 7, gradients: 5, offset: 4096, last: true }.into(),
     ];
     for message in messages {
         for (suffix, crc) in [("body", None), ("body crc", Some(0xc0c1_c2c3))] {

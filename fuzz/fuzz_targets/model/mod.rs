@@ -402,6 +402,8 @@ impl World {
                 offset: range.start,
                 whole: last.then_some(total + plan.excess()),
                 next: last && plan.next,
+                // As honest as the step is.
+                read: (step % 2 == 1).then_some(step),
             };
             let mut body = image[range.start as usize..range.end as usize].to_vec();
             let held = if last || stops { plan.held().min(body.len()) } else { 0 };

@@ -37,6 +37,7 @@ pub(crate) mod pace;
 mod real;
 pub(crate) mod round;
 mod sparse_accumulator;
+pub(crate) mod staleness;
 pub(crate) mod step_owner;
 mod synchronous_tokens;
 mod takers;

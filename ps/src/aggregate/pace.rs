@@ -20,7 +20,7 @@ pub(crate) struct Progress {
 /// Who may begin another gradient.
 ///
 /// Invariant: nobody who counts has made, with what it is making, more than the bound beyond the
-/// slowest of those who count.
+/// slowest of those who count; but for pushes that lay whole when it left and came back.
 #[derive(Debug)]
 pub(crate) struct Pace {
     bound: u64,

@@ -29,7 +29,7 @@ pub(crate) struct Issued {
 pub(crate) enum Request {
     /// A token.
     Granted(Issued),
-    /// Every remaining step is promised; wait.
+    /// Every remaining step is promised, or others have to catch up; wait.
     Wait,
     /// There will be no more.
     Ended(EndReason),
@@ -311,7 +311,7 @@ impl StepOwner {
 
     /// How stale a gradient under a token that is out would be now: how many steps were made since
     /// the values were read at step `read`, which cannot have been before the token was granted.
-    fn staleness(&self, token: TokenId, read: GlobalStep) -> u64 {
+    pub(crate) fn staleness(&self, token: TokenId, read: GlobalStep) -> u64 {
         let granted_at = self.out.get(&token.0).map_or(self.step, |out| out.issued.step.0);
         self.step - read.0.clamp(granted_at, self.step)
     }

@@ -22,6 +22,8 @@ impl Inbox {
                 token,
                 generation,
                 step,
+                // Goes with the process.
+                read: _,
                 extents,
                 bytes,
                 whole,
@@ -65,6 +67,7 @@ fn arrival(sequence: u64) -> Arrival {
         token: TokenId(sequence),
         generation: 1,
         step: GlobalStep(0),
+        read: None,
         extents: Extents::default(),
         bytes: 0,
         whole: None,

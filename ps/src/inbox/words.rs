@@ -81,6 +81,7 @@ pub(crate) fn whole_rooms(
             generation: u32::try_from(load(6))
                 .map_err(|_| fault(6, "the generation of a token"))?,
             step: GlobalStep(load(7)),
+            read: None,
             extents,
             bytes,
             order,

@@ -53,6 +53,10 @@ impl Optimizer for Adadelta {
 
     loops!();
 
+    fn scales_rate(&self) -> bool {
+        true
+    }
+
     fn fault(&self) -> Fault {
         fraction("rho", self.rho)
             .or(positive("epsilon", self.epsilon))
@@ -61,9 +65,9 @@ impl Optimizer for Adadelta {
 }
 
 impl Dense for Adadelta {
-    fn drive<F: Float>(&self, _at: ApplyAt, run: impl Elements<F>) {
+    fn drive<F: Float>(&self, at: ApplyAt, run: impl Elements<F>) {
         run.update(Update {
-            rate: F::of(self.learning_rate),
+            rate: F::of(self.learning_rate * at.rate),
             rho: F::of(self.rho),
             rest: F::of(1.0 - self.rho),
             epsilon: F::of(self.epsilon),

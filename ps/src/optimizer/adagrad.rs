@@ -40,6 +40,10 @@ impl Optimizer for Adagrad {
 
     loops!();
 
+    fn scales_rate(&self) -> bool {
+        true
+    }
+
     fn fault(&self) -> Fault {
         positive("initial_accumulator", self.slots[0].initial)
             .or(not_negative("learning_rate", self.learning_rate))
@@ -47,8 +51,8 @@ impl Optimizer for Adagrad {
 }
 
 impl Dense for Adagrad {
-    fn drive<F: Float>(&self, _at: ApplyAt, run: impl Elements<F>) {
-        run.update(Update { rate: F::of(self.learning_rate) });
+    fn drive<F: Float>(&self, at: ApplyAt, run: impl Elements<F>) {
+        run.update(Update { rate: F::of(self.learning_rate * at.rate) });
     }
 }
 

@@ -40,7 +40,8 @@ impl Adam {
     fn alpha(&self, at: ApplyAt) -> f64 {
         // Beyond 2^31 updates both powers have long been zero.
         let t = i32::try_from(at.count).unwrap_or(i32::MAX);
-        self.learning_rate * (1.0 - self.beta2.powi(t)).sqrt() / (1.0 - self.beta1.powi(t))
+        let rate = self.learning_rate * at.rate;
+        rate * (1.0 - self.beta2.powi(t)).sqrt() / (1.0 - self.beta1.powi(t))
     }
 
     pub(super) fn update<F: Float>(&self, at: ApplyAt) -> Update<F> {
@@ -74,6 +75,10 @@ impl Optimizer for Adam {
     }
 
     loops!();
+
+    fn scales_rate(&self) -> bool {
+        true
+    }
 
     fn fault(&self) -> Fault {
         fraction("beta1", self.beta1)

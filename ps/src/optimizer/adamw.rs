@@ -59,6 +59,10 @@ impl Optimizer for AdamW {
 
     loops!();
 
+    fn scales_rate(&self) -> bool {
+        true
+    }
+
     fn fault(&self) -> Fault {
         self.adam.fault().or(not_negative("weight_decay", self.weight_decay))
     }
@@ -69,7 +73,7 @@ impl Dense for AdamW {
         run.update(Update {
             adam: self.adam.update(at),
             decay: F::of(self.weight_decay),
-            rate: F::of(self.adam.learning_rate()),
+            rate: F::of(self.adam.learning_rate() * at.rate),
         });
     }
 }

@@ -25,7 +25,8 @@ use super::{
 /// TensorFlow, l2 and shrinkage count twice, `n` starts above 0, and beta is 0. The shrinkage is no part of
 /// `n`. A root is taken for `p = 0.5`; other powers are the platform's `pow`, with its last digit, and cost
 /// some fifteen times as much. With a slot that starts at 0 and no l2, a gradient so small that its square is 0 makes a value
-/// infinite.
+/// infinite. A smaller learning rate would move all that the gradients before have added up to, and so
+/// stale gradients cannot be damped.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ftrl {
     learning_rate: f64,

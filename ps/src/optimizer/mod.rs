@@ -48,19 +48,28 @@ impl SlotSpec {
 }
 
 /// Which update this is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct ApplyAt {
     /// Counts the gradients that the shard has applied, this one included: 1 for the first.
     pub count: u64,
     /// The global step of the token the gradient was computed under; for schedules.
     pub step: u64,
+    /// What the rule multiplies its learning rate by: 1, or less for a gradient that is damped
+    /// because it is stale. See [`Optimizer::scales_rate`].
+    pub rate: f64,
 }
 
 impl ApplyAt {
-    /// The `count`-th gradient of a shard, computed under a token of global step `step`.
+    /// The `count`-th gradient of a shard, computed under a token of global step `step`; at the
+    /// rule's own learning rate.
     pub const fn new(count: u64, step: u64) -> Self {
-        ApplyAt { count, step }
+        ApplyAt { count, step, rate: 1.0 }
+    }
+
+    /// The same at the rule's learning rate times `rate`.
+    pub const fn at_rate(self, rate: f64) -> Self {
+        ApplyAt { rate, ..self }
     }
 }
 
@@ -124,6 +133,13 @@ pub trait Optimizer: fmt::Debug + Send + Sync + 'static {
     /// The same for `f64`.
     #[doc(hidden)]
     fn stream_f64(&self, _at: ApplyAt, _run: StreamRun<'_, f64>) -> bool {
+        false
+    }
+
+    /// Whether the rule multiplies its learning rate by [`ApplyAt::rate`]. Only rules that do can be
+    /// used with [`crate::StalenessPolicy::Damp`]: a smaller gradient is not the same as a smaller
+    /// step for a rule that divides by how large gradients are.
+    fn scales_rate(&self) -> bool {
         false
     }
 

@@ -44,14 +44,18 @@ impl Optimizer for Momentum {
 
     loops!();
 
+    fn scales_rate(&self) -> bool {
+        true
+    }
+
     fn fault(&self) -> Fault {
         fraction("momentum", self.momentum).or(not_negative("learning_rate", self.learning_rate))
     }
 }
 
 impl Dense for Momentum {
-    fn drive<F: Float>(&self, _at: ApplyAt, run: impl Elements<F>) {
-        let (rate, momentum) = (F::of(self.learning_rate), F::of(self.momentum));
+    fn drive<F: Float>(&self, at: ApplyAt, run: impl Elements<F>) {
+        let (rate, momentum) = (F::of(self.learning_rate * at.rate), F::of(self.momentum));
         if self.nesterov {
             run.update(Update::<F, true> { rate, momentum });
         } else {

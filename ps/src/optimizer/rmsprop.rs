@@ -66,6 +66,10 @@ impl Optimizer for RmsProp {
 
     loops!();
 
+    fn scales_rate(&self) -> bool {
+        true
+    }
+
     fn fault(&self) -> Fault {
         fraction("decay", self.decay)
             .or(fraction("momentum", self.momentum))
@@ -75,9 +79,9 @@ impl Optimizer for RmsProp {
 }
 
 impl Dense for RmsProp {
-    fn drive<F: Float>(&self, _at: ApplyAt, run: impl Elements<F>) {
+    fn drive<F: Float>(&self, at: ApplyAt, run: impl Elements<F>) {
         let plain = Plain {
-            rate: F::of(self.learning_rate),
+            rate: F::of(self.learning_rate * at.rate),
             rest: F::of(1.0 - self.decay),
             momentum: F::of(self.momentum),
             epsilon: F::of(self.epsilon),

@@ -27,14 +27,18 @@ impl Optimizer for Sgd {
 
     loops!();
 
+    fn scales_rate(&self) -> bool {
+        true
+    }
+
     fn fault(&self) -> Fault {
         not_negative("learning_rate", self.learning_rate)
     }
 }
 
 impl Dense for Sgd {
-    fn drive<F: Float>(&self, _at: ApplyAt, run: impl Elements<F>) {
-        run.update(Update { rate: F::of(self.learning_rate) });
+    fn drive<F: Float>(&self, at: ApplyAt, run: impl Elements<F>) {
+        run.update(Update { rate: F::of(self.learning_rate * at.rate) });
     }
 }
 

@@ -156,6 +156,46 @@ fn a_weight_is_zero_until_its_gradients_add_up_to_l1() {
 }
 
 #[test]
+fn a_part_of_the_rate_is_a_smaller_learning_rate_to_the_bit() {
+    let rules: [fn(f64) -> Box<dyn Optimizer>; 9] = [
+        |rate| Box::new(Sgd::new(rate)),
+        |rate| Box::new(Momentum::new(rate, 0.9)),
+        |rate| Box::new(Momentum::nesterov(rate, 0.9)),
+        |rate| Box::new(Adagrad::new(rate)),
+        |rate| Box::new(Adadelta::new(rate)),
+        |rate| Box::new(RmsProp::new(rate).momentum(0.9)),
+        |rate| Box::new(RmsProp::new(rate).centered()),
+        |rate| Box::new(Adam::new(rate)),
+        |rate| Box::new(AdamW::new(rate)),
+    ];
+    assert!(!Ftrl::new(0.1).scales_rate());
+    for rule in rules {
+        let apply = |rule: &dyn Optimizer, at: ApplyAt| {
+            let count = rule.slots().len();
+            let (mut wide, mut narrow) = ([1.0_f64, -2.0, 0.3], [1.0_f32, -2.0, 0.3]);
+            let mut wide_slots = vec![[0.5_f64; 3]; count];
+            let mut narrow_slots = vec![[0.5_f32; 3]; count];
+            let mut slots: Vec<&mut [f64]> =
+                wide_slots.iter_mut().map(|slot| &mut slot[..]).collect();
+            let (values, slots) = (&mut wide[..], &mut slots[..]);
+            rule.apply_f64(at, Run { values, slots, gradient: &[0.1, 0.2, -0.7] });
+            let mut slots: Vec<&mut [f32]> =
+                narrow_slots.iter_mut().map(|slot| &mut slot[..]).collect();
+            let (values, slots) = (&mut narrow[..], &mut slots[..]);
+            rule.apply_f32(at, Run { values, slots, gradient: &[0.1, 0.2, -0.7] });
+            (wide, narrow, wide_slots, narrow_slots)
+        };
+        let whole = rule(0.1);
+        assert!(whole.scales_rate());
+        let at = ApplyAt::new(3, 0);
+        for part in [1.0, 0.5, 1.0 / 3.0, 0.1] {
+            let smaller = apply(&*rule(0.1 * part), at);
+            assert_eq!(apply(&*whole, at.at_rate(part)), smaller, "{part} of {whole:?}");
+        }
+    }
+}
+
+#[test]
 fn a_hyperparameter_that_cannot_be_used_is_named() {
     let cases: [(Box<dyn Optimizer>, &str); 27] = [
         (Box::new(Sgd::new(f64::NAN)), "learning_rate"),

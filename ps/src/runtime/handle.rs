@@ -38,11 +38,11 @@ impl Handle {
 
     /// Saves a checkpoint of all shards of the cluster, with the user's bytes (at most 1 MiB) beside
     /// it, and returns its name. The server goes on meanwhile: the checkpoint holds what each
-    /// shard had when it began to write.
+    /// shard had when it began to write, and in synchronous mode what all had after one step.
     ///
     /// # Errors
     /// If this task does not own the step, no place for checkpoints is configured, the variables
-    /// have no values yet, a shard cannot be reached, a disk fails, or 16 saves wait for the one under
+    /// have no values yet, a shard cannot be reached or is for 60 s behind the others, a disk fails, or 16 saves wait for the one under
     /// way. Earlier checkpoints are as they were then. That older ones could not be deleted is no
     /// error: it is counted, in [`Metrics::retentions_failed`].
     ///
@@ -67,5 +67,10 @@ impl Handle {
     /// What the server has done so far, summed over its shards. Costs one load per counter.
     pub fn metrics(&self) -> Metrics {
         Metrics::sum(self.counters.iter().map(|counters| &**counters))
+    }
+
+    /// The same for each shard, in their order.
+    pub fn metrics_by_shard(&self) -> Vec<Metrics> {
+        self.counters.iter().map(|counters| Metrics::sum([&**counters])).collect()
     }
 }

@@ -93,7 +93,8 @@ impl Publisher {
         if !shards.contains(&self.owner) {
             shards.push(self.owner);
         }
-        // All at once: each pins what it has now, so that they are of about one time.
+        // All at once: each pins what it has now, so that they are of about one time, or gives what it
+        // has kept of one step.
         let mut parts = JoinSet::new();
         for shard in shards {
             let (introduction, name) = (self.introduction.clone(), name.to_string());

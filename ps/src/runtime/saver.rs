@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::publisher::{Published, Publisher};
 use crate::checkpoint::GiveUp;
 use crate::metrics::Counters;
-use crate::shard::checkpoints::{Asker, News, Order};
+use crate::shard::checkpoints::{Asker, DUE, News, Order};
 
 /// A wish of somebody in this process, who waits for what comes of it.
 pub(super) type Wish = (Vec<u8>, oneshot::Sender<Result<CheckpointId, String>>);
@@ -97,9 +97,6 @@ struct Finding {
     /// Whether a checkpoint was published since it began.
     outdated: bool,
 }
-
-/// The ticket of the saves that are due: nobody waits for what comes of them.
-const DUE: u64 = 0;
 
 impl Desk {
     fn new(saver: Saver) -> Desk {

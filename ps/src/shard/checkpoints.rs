@@ -38,6 +38,16 @@ pub(crate) enum Asker {
     Ticket(u64),
 }
 
+/// The ticket of the saves that are due: nobody waits for what comes of them.
+pub(crate) const DUE: u64 = 0;
+
+impl Asker {
+    /// Whether it is the clock.
+    pub(super) fn is_due(self) -> bool {
+        self == Asker::Ticket(DUE)
+    }
+}
+
 /// What the owner's shard wants of the saver, who waits for disks and for other tasks.
 #[derive(Debug)]
 pub(crate) enum Order {
@@ -468,7 +478,7 @@ impl Shard {
             self.parked.drop_connection(other);
             self.outputs.push_back(Output::Close { connection: other });
         }
-        self.drop_wishes();
+        self.drop_cuts();
         self.jobs.clear();
         self.draft = None;
         self.begin_round(self.step());

@@ -1,20 +1,27 @@
 //! The chief: one at a time, by a lease on the step owner and a fencing epoch on every shard.
 //!
 //! The step owner gives every self of every client an epoch of its own, each higher than those
-//! before. The epoch of the newest chief is the fence: a shard that has met it does nothing more for
-//! an older one, whether that is an older self of the same task or another task's, and whatever it
-//! had begun. It is durable, so that a restart does not let an older chief in. A task that is not the
-//! chief becomes it once the lease of the one before has run out, or that has left.
+//! before. The epoch of the newest chief is the fence: a shard that has met it does nothing more that an
+//! older one says as a chief, whether that is an older self of the same task or another task's, nor
+//! goes on with what it was having restored. What it had asked for before was before. The fence is
+//! durable, so that a restart does not let an older chief in. A task that is not the chief becomes it
+//! once the lease of the one before has run out, or that has left.
 
 use std::time::Instant;
 
 use pushpull_common::ids::{ClientEpoch, TaskId};
-use pushpull_common::protocol::message::{Hello, Role};
+use pushpull_common::protocol::message::{Hello, Operation, PushPart, Role};
 use pushpull_common::protocol::{Message, Refusal};
 
 use super::replicas::Presence;
 use super::{Detail, Shard};
 use crate::zoo::Bug;
+
+/// Whether a chief says this as a chief: what only it may say, and the first values.
+pub(super) fn is_of_chiefs(message: &Message) -> bool {
+    let assigns = |part: &PushPart| part.operation == Operation::Assign {};
+    is_for_chiefs(message) || matches!(message, Message::PushPart(part) if assigns(part))
+}
 
 /// Whether only a chief may say this.
 pub(super) fn is_for_chiefs(message: &Message) -> bool {
@@ -69,12 +76,14 @@ impl Shard {
         if epoch > self.chief {
             self.chief = epoch;
             self.give_up_restoring("another chief has come");
+            self.drop_wishes_of_chiefs("another chief has come");
         }
     }
 
     /// Why nothing is done for whoever speaks over this connection as the chief.
     pub(super) fn chief_refusal(&self, connection: u64) -> Option<Refusal> {
-        let client = self.conversations.get(&connection)?.client?;
+        let conversation = self.conversations.get(&connection)?;
+        let client = conversation.client.filter(|_| conversation.role == Role::Chief {})?;
         self.fence(self.replicas.client(client).epoch).err()
     }
 

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use pushpull_common::ids::GlobalStep;
@@ -33,8 +33,19 @@ pub(crate) struct Cut {
     since: Instant,
 }
 
+/// A checkpoint that is to be saved when the moment has come.
+#[derive(Debug)]
+pub(super) struct Wish {
+    asker: Asker,
+    user: Vec<u8>,
+    since: Instant,
+}
+
 /// Checkpoints that may wait for the one that is being saved.
 const WISHES_MAX: usize = 16;
+
+/// How long a shard keeps a cut that it is not asked for, and a wish waits for its moment.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 impl Shard {
     fn cut(&self, now: Instant) -> Option<Cut> {
@@ -55,12 +66,13 @@ impl Shard {
     pub(super) fn take_cut(&mut self, now: Instant, name: CheckpointName) -> Result<Cut, String> {
         let step = GlobalStep(name.global_step);
         if self.is_synchronous() {
-            if let Some(cut) = self.kept_cut.take_if(|cut| cut.step == step) {
-                return Ok(cut);
-            }
+            let kept = self.kept_cut.take_if(|cut| cut.step == step);
+            // What is still of that step has what was assigned since, too.
             if self.step() != step {
                 let found = self.step();
-                return Err(format!("it has values of step {found}, and kept none of step {step}"));
+                let none =
+                    || format!("it has values of step {found}, and kept none of step {step}");
+                return kept.ok_or_else(none);
             }
         }
         self.cut(now).ok_or_else(|| "the variables have no values".to_owned())
@@ -73,20 +85,33 @@ impl Shard {
         }
     }
 
-    /// Forgets a cut that nobody has asked for.
-    pub(super) fn drop_old_cut(&mut self, now: Instant) {
-        let patience = self.config.stall_timeout;
-        self.kept_cut.take_if(|cut| now.saturating_duration_since(cut.since) >= patience);
+    /// Forgets a cut that nobody has asked for, and tells those whose moment has not come.
+    pub(super) fn end_waits_for_cuts(&mut self, now: Instant) {
+        let late = |since: Instant| now.saturating_duration_since(since) >= PATIENCE;
+        self.kept_cut.take_if(|cut| late(cut.since));
+        while self.wishes.front().is_some_and(|wish| late(wish.since))
+            && let Some(wish) = self.wishes.pop_front()
+        {
+            let awaited = match self.saves_a_cut {
+                true => "the checkpoint that is being saved".to_owned(),
+                false => self.awaited_step(now).unwrap_or_default(),
+            };
+            self.saved(wish.asker, Err(format!("it has waited {PATIENCE:?} for {awaited}")));
+        }
     }
 
     /// On the step owner, in synchronous mode: a checkpoint is wished for, and saved when every shard
     /// has applied the same steps and the one before is saved.
     pub(super) fn wish_for_save(&mut self, now: Instant, asker: Asker, user: Vec<u8>) {
+        // A save that is due by itself has its turn again in its next period.
+        if asker.is_due() && (self.saves_a_cut || !self.wishes.is_empty()) {
+            return self.saved(asker, Err("another checkpoint is wished for".to_owned()));
+        }
         if self.wishes.len() == WISHES_MAX {
             let error = format!("cannot save now: {WISHES_MAX} saves wait already");
             return self.saved(asker, Err(error));
         }
-        self.wishes.push_back((asker, user));
+        self.wishes.push_back(Wish { asker, user, since: now });
         self.begin_wished_save(now);
     }
 
@@ -96,7 +121,7 @@ impl Shard {
         if self.saves_a_cut || !applied {
             return;
         }
-        let Some((asker, user)) = self.wishes.pop_front() else { return };
+        let Some(Wish { asker, user, .. }) = self.wishes.pop_front() else { return };
         let step = self.step();
         for connection in self.parts.values().copied().collect::<Vec<u64>>() {
             let envelope = Envelope { step, restore_epoch: self.epoch, ..Envelope::default() };
@@ -109,10 +134,29 @@ impl Shard {
     }
 
     /// Nothing of the past is to be saved: another restore epoch begins.
-    pub(super) fn drop_wishes(&mut self) {
+    pub(super) fn drop_cuts(&mut self) {
         self.kept_cut = None;
-        for (asker, _) in std::mem::take(&mut self.wishes) {
-            self.saved(asker, Err("a checkpoint is restored".to_owned()));
+        self.drop_wishes("a checkpoint is restored", |_| true);
+    }
+
+    /// An older chief's wishes are no longer carried out.
+    pub(super) fn drop_wishes_of_chiefs(&mut self, reason: &str) {
+        self.drop_wishes(reason, |asker| matches!(asker, Asker::Connection { .. }));
+    }
+
+    /// Whoever wished for a checkpoint is gone, and asks again over another connection if it is not.
+    pub(super) fn drop_wishes_of(&mut self, gone: u64) {
+        self.wishes.retain(|wish| {
+            !matches!(wish.asker, Asker::Connection { connection, .. } if connection == gone)
+        });
+    }
+
+    fn drop_wishes(&mut self, reason: &str, which: impl Fn(&Asker) -> bool) {
+        for wish in std::mem::take(&mut self.wishes) {
+            match which(&wish.asker) {
+                true => self.saved(wish.asker, Err(reason.to_owned())),
+                false => self.wishes.push_back(wish),
+            }
         }
     }
 }

@@ -18,6 +18,7 @@ use super::power::Power;
 use super::record::{self, CLIENT_WORDS, ShardRecord, Stage};
 use super::reopenable::{Reopenable, control_text, reopenable};
 use super::replicas::{CLIENTS_MAX, ClientKey, Presence, Replicas};
+use super::staleness::Backups;
 use super::work::Job;
 use super::{Shard, Variables, poison};
 use crate::aggregate::admission::Admission;
@@ -136,7 +137,8 @@ impl Shard {
             chief: ClientEpoch(0),
             owner,
             round,
-            mean: Vec::new(),
+            tile: Vec::new(),
+            backups: Backups::default(),
             parts: BTreeMap::new(),
             told: None,
             owner_is_up: false,

@@ -61,6 +61,7 @@ impl Shard {
     /// Forgets the variables, durably, and then removes their files.
     pub(super) fn forget_variables(&mut self) -> Result<(), StorageError> {
         self.variables = Variables::Absent;
+        self.backups.clear();
         if let Some(inbox) = self.inbox.take() {
             self.next_room = inbox.next_number();
         }

@@ -28,9 +28,11 @@ impl Shard {
             }
             (Some(owner), Some(_)) => !owner.holds(client, part.token, part.generation),
             (None, Some(round)) => step.0 < round.step(),
+            // What is whole has the token, whatever else is sent under it.
             (Some(owner), None) => {
                 owner.holds(client, part.token, part.generation)
                     && owner.is_too_old(part.token, step)
+                    && !self.whole_tokens().contains(&part.token)
             }
             (None, None) => false,
         }

@@ -28,7 +28,7 @@ impl Shard {
         self.stop_expecting(now);
         self.end_waits_for_the_missing(now);
         self.tell_owner_again(now);
-        self.drop_old_cut(now);
+        self.end_waits_for_cuts(now);
         // In synchronous mode a push that is whole here and not everywhere helps nobody.
         let kept = if self.is_synchronous() { BTreeSet::new() } else { self.whole_tokens() };
         if let Some(owner) = &mut self.owner {
@@ -65,6 +65,7 @@ impl Shard {
         self.parked.drop_connection(connection);
         self.give_up_saving_for(connection);
         self.forget_part(connection);
+        self.drop_wishes_of(connection);
         let Some(key) = conversation.client else {
             return;
         };
@@ -112,6 +113,7 @@ impl Shard {
         if let Some(inbox) = &mut self.inbox {
             inbox.drop_client(client);
         }
+        self.backups.drop_client(client);
         self.replica_goes(now, client, fenced);
         let kept = self.whole_tokens();
         if let Some(owner) = &mut self.owner {

@@ -69,7 +69,8 @@ impl Shard {
         let silent = now.saturating_duration_since(self.replicas.last_heard(client));
         let state = match entry.presence {
             Presence::Lost => "lost, heard from",
-            _ => "heard from",
+            Presence::Left => "left, heard from",
+            Presence::Present => "heard from",
         };
         format!("{} ({state} {} ms ago)", entry.task, silent.as_millis())
     }
@@ -103,13 +104,20 @@ impl Shard {
             return Some(format!("step {step} to be applied by every shard"));
         }
         let given: Vec<ClientKey> = admission.admitted().iter().map(|g| g.holder).collect();
+        // Whoever has left is missing where nobody does without, whatever it has given.
+        let short = admission.is_short();
         let missing = self.replicas.keys().filter(|client| {
-            let left = self.replicas.client(*client).presence == Presence::Left;
-            !given.contains(client) && !left
+            let presence = self.replicas.client(*client).presence;
+            let gone = presence != Presence::Present && short;
+            gone || (presence != Presence::Left && !given.contains(client))
         });
         let missing: Vec<String> = missing.map(|client| self.last_word_of(now, client)).collect();
         let (step, count, goal) = (admission.step(), given.len(), admission.goal());
-        let unseen = match admission.expects() {
+        let seen = u32::try_from(self.replicas.keys().count()).unwrap_or(u32::MAX);
+        let total = self.config.rule().map_or(0, |rule| rule.total);
+        // It is no longer expected after a while; what is missing is missing.
+        let unseen = if short { total.saturating_sub(seen) } else { admission.expects() };
+        let unseen = match unseen {
             0 => String::new(),
             unseen => format!(" and {unseen} not seen yet"),
         };

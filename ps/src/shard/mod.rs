@@ -30,6 +30,7 @@ pub(crate) mod record;
 pub(crate) mod reopenable;
 pub(crate) mod replicas;
 mod rooms;
+mod staleness;
 mod synchronous;
 mod tokens;
 mod variables;
@@ -59,12 +60,13 @@ use crate::metrics::Counters;
 use crate::store::Store;
 use crate::zoo::Bug;
 use checkpoints::{Asker, News, Restoring, Saving, ShardRestored};
-use cut::Cut;
+use cut::{Cut, Wish};
 use output::Output;
 use parked::{Entry, Parked, Wait};
 use power::Power;
 use replicas::{ClientKey, Presence, Replicas};
-use work::Job;
+use staleness::Backups;
+use work::{Draft, Job};
 
 /// Something that happened to a shard.
 #[derive(Debug)]
@@ -218,8 +220,10 @@ pub(crate) struct Shard {
     owner: Option<StepOwner>,
     /// In synchronous mode.
     round: Option<Round>,
-    /// Where the mean of a few gradients is computed.
-    mean: Vec<u64>,
+    /// Where a few elements of a gradient are computed from what was pushed.
+    tile: Vec<u64>,
+    /// What clients have read, where that is needed later.
+    backups: Backups,
     /// On the step owner: the connections over which other shards take part, and the last step that
     /// they were told is committed.
     parts: BTreeMap<ShardId, u64>,
@@ -234,15 +238,15 @@ pub(crate) struct Shard {
     parked: Parked,
     conversations: HashMap<u64, Conversation>,
     jobs: VecDeque<Job>,
-    /// The room of the push that is applied as its parts come, into blocks that nothing names yet.
-    draft: Option<u32>,
+    /// The push that is applied as its parts come, into blocks that nothing names yet.
+    draft: Option<Draft>,
     /// The part of a checkpoint that is being written, and the ways to give it up.
     saving: Option<Saving>,
     /// What is kept for a checkpoint of a step that may have passed, in synchronous mode.
     kept_cut: Option<Cut>,
     /// On the step owner: whether one is being saved, and those that wait for the right moment.
     saves_a_cut: bool,
-    wishes: VecDeque<(Asker, Vec<u8>)>,
+    wishes: VecDeque<Wish>,
     restoring: Option<Restoring>,
     /// If what is answered is to survive the loss of power.
     power: Option<Power>,
@@ -385,7 +389,7 @@ impl Shard {
             let refusal = Refusal::Role { role: role.code(), kind };
             return self.refuse(connection, request, refusal);
         }
-        if chief::is_for_chiefs(&message)
+        if chief::is_of_chiefs(&message)
             && let Some(refusal) = self.chief_refusal(connection)
         {
             return self.refuse(connection, request, refusal);
@@ -538,7 +542,7 @@ impl Shard {
     }
 
     /// The global step, as far as this shard knows it; in synchronous mode, the steps it has applied.
-    fn step(&self) -> pushpull_common::ids::GlobalStep {
+    pub(crate) fn step(&self) -> pushpull_common::ids::GlobalStep {
         match &self.round {
             Some(round) => GlobalStep(round.step()),
             None => self.owner.as_ref().map_or_else(Default::default, StepOwner::step),

@@ -71,7 +71,9 @@ pub(crate) struct PulledParts {
     next: (usize, u64),
     finished: bool,
     envelope: Envelope,
+    /// What the values are of: pushes applied, and gradients among them.
     version: u64,
+    gradients: u64,
     crc: bool,
 }
 
@@ -80,29 +82,36 @@ impl PulledParts {
         snapshot: Snapshot,
         ranges: Vec<Range<u64>>,
         envelope: Envelope,
-        version: u64,
+        (version, gradients): (u64, u64),
         crc: bool,
     ) -> Self {
-        let start = ranges.first().map_or(0, |range| range.start);
-        PulledParts { snapshot, ranges, next: (0, start), finished: false, envelope, version, crc }
+        let next = (0, ranges.first().map_or(0, |range| range.start));
+        let finished = false;
+        PulledParts { snapshot, ranges, next, finished, envelope, version, gradients, crc }
     }
 
     /// Appends the header and meta of the next part to `head` and returns the range of its body;
     /// `None` after the last. An answer without bytes is one part without a body.
     pub(crate) fn next_part(&mut self, head: &mut Vec<u8>) -> Option<Range<u64>> {
+        self.next_part_of(PART_BYTES_MAX, head)
+    }
+
+    /// The same with a part of at most so many bytes.
+    pub(crate) fn next_part_of(&mut self, bytes: u64, head: &mut Vec<u8>) -> Option<Range<u64>> {
         if self.finished {
             return None;
         }
         let (index, start) = self.next;
         let range_end = self.ranges.get(index).map_or(start, |range| range.end);
-        let end = range_end.min(start + PART_BYTES_MAX);
+        let end = range_end.min(start + bytes);
         self.next = if end < range_end {
             (index, end)
         } else {
             (index + 1, self.ranges.get(index + 1).map_or(end, |range| range.start))
         };
         self.finished = self.next.0 >= self.ranges.len();
-        let pulled = Pulled { version: self.version, offset: start, last: self.finished };
+        let PulledParts { version, gradients, finished: last, .. } = *self;
+        let pulled = Pulled { version, gradients, offset: start, last };
         let stamp =
             BodyStamp { bytes: end - start, crc: self.crc.then(|| self.checksum(start..end)) };
         encode(head, &self.envelope, &pulled.into(), stamp);

@@ -63,12 +63,17 @@ impl Shard {
         };
         let Some(store) = self.store() else { return };
         let snapshot = store.snapshot(&ranges);
+        let whole = 0..store.layout().bytes();
+        if let Some(client) = entry.client.filter(|_| ranges.iter().eq([&whole])) {
+            self.keep_what_is_read(client);
+        }
         self.counters.pulls.add(1);
         self.counters.pull_bytes.add(ranges.iter().map(|range| range.end - range.start).sum());
         let crc = self.conversations.get(&entry.connection).is_some_and(|c| c.crc);
         let mut envelope = entry.request;
         (envelope.step, envelope.restore_epoch) = (self.step(), self.epoch);
-        let parts = PulledParts::new(snapshot, ranges, envelope, self.version, crc);
+        let counts = (self.version, self.gradients);
+        let parts = PulledParts::new(snapshot, ranges, envelope, counts, crc);
         self.outputs.push_back(Output::Stream { connection: entry.connection, parts });
     }
 }

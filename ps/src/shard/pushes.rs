@@ -131,6 +131,7 @@ impl Shard {
                         .round
                         .as_ref()
                         .map_or(header.step, |round| header.step.min(GlobalStep(round.step()))),
+                    read: part.read,
                     extents: Extents::default(),
                     bytes: 0,
                     whole: None,

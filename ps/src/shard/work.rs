@@ -10,6 +10,7 @@ use pushpull_common::protocol::{Envelope, Outcome};
 use pushpull_common::tensor::{DType, Element};
 
 use super::replicas::{ClientKey, Presence};
+use super::staleness::{TILE_BYTES, Treatment};
 use super::{Shard, Variables};
 use crate::aggregate::round::Round;
 use crate::inbox::{Arrival, Extents};
@@ -20,10 +21,6 @@ use crate::zoo::Bug;
 /// The bytes of values that one slice of work changes: long enough that the slicing costs
 /// nothing, short enough that a small request beside it waits about 100 us.
 const SLICE_BYTES: u64 = 1 << 20;
-
-/// The bytes of a mean that are computed at a time: they stay in the fastest cache until they are
-/// applied. A multiple of every element's size.
-const MEAN_BYTES: u64 = 16 << 10;
 
 /// A piece of long work. The front job of a shard is the one under way.
 #[derive(Debug)]
@@ -45,10 +42,20 @@ pub(super) struct StepJob {
     done_to: u64,
 }
 
+/// A push that is applied as its parts come.
+#[derive(Debug)]
+pub(super) struct Draft {
+    room: u32,
+    /// Since its first part.
+    treatment: Treatment,
+}
+
 #[derive(Debug)]
 pub(super) struct PushJob {
     room: u32,
     begun: bool,
+    /// Since it has begun.
+    treatment: Treatment,
     /// The extent under way, and how far it is applied, in bytes of the shard's variables.
     extent: usize,
     done_to: u64,
@@ -70,7 +77,8 @@ pub(super) struct InitializeJob {
 
 impl Job {
     pub(super) fn push(room: u32) -> Job {
-        Job::Push(PushJob { room, begun: false, extent: 0, done_to: 0 })
+        let treatment = Treatment::default();
+        Job::Push(PushJob { room, begun: false, treatment, extent: 0, done_to: 0 })
     }
 
     pub(super) fn initialize(connection: u64, request: Envelope, epoch: RestoreEpoch) -> Job {
@@ -177,6 +185,14 @@ impl Shard {
 
     /// A slice of an update; whether it is done.
     fn work_on_push(&mut self, job: &mut PushJob) -> Result<bool, NoSpareBlock> {
+        if !job.begun {
+            // Applied as it came, and nothing was committed since: there is nothing left to do.
+            if let Some(draft) = self.draft.take().filter(|draft| draft.room == job.room) {
+                (job.begun, job.treatment) = (true, draft.treatment);
+                return Ok(true);
+            }
+            job.treatment = self.treatment_of(job.room);
+        }
         let Some(inbox) = &self.inbox else {
             return Ok(true);
         };
@@ -188,16 +204,12 @@ impl Shard {
         };
         if !job.begun {
             job.begun = true;
-            // Applied as it came, and nothing was committed since: there is nothing left to do.
-            if self.draft.take() == Some(job.room) {
-                return Ok(true);
-            }
             if let Err(blocked) = store.begin(push.extents.ranges(), self.version + 1) {
                 job.begun = false;
                 return Err(blocked);
             }
         }
-        let at = ApplyAt::new(self.gradients + 1, push.step.0);
+        let (treatment, at) = (&job.treatment, job.treatment.at);
         let mut budget = SLICE_BYTES;
         while let Some(extent) = push.extents.ranges().get(job.extent) {
             job.done_to = job.done_to.max(extent.start);
@@ -214,7 +226,8 @@ impl Shard {
                 {
                     let optimizer = &*self.config.optimizer;
                     let change = change_of(optimizer, push.operation, at, &partition);
-                    store.change(change, range.clone(), bytes)?;
+                    let (range, dtype) = (range.clone(), partition.dtype);
+                    treatment.change(store, change, dtype, range, bytes, &mut self.tile)?;
                 }
                 // In whole words, so that the next slice ends between two elements of any type.
                 let spent = (range.end - range.start).next_multiple_of(8).max(8);
@@ -263,7 +276,7 @@ impl Shard {
             }
             let partition = store.layout().at(job.done_to).clone();
             let values_end = partition.offset + partition.bytes;
-            let end = values_end.min(job.done_to + budget.min(MEAN_BYTES)).max(job.done_to);
+            let end = values_end.min(job.done_to + budget.min(TILE_BYTES)).max(job.done_to);
             let range = job.done_to..end;
             gradients.clear();
             for (ranges, bytes) in &pushes {
@@ -276,7 +289,7 @@ impl Shard {
                     Some(rule) if self.config.zoo.has(Bug::MeanOfAll) => rule.aggregate as usize,
                     _ => gradients.len(),
                 };
-                let mean = mean(partition.dtype, &gradients, count, &mut self.mean);
+                let mean = mean(partition.dtype, &gradients, count, &mut self.tile);
                 let change = change_of(optimizer, Operation::Gradient {}, at, &partition);
                 store.change(change, range.clone(), mean)?;
             }
@@ -309,22 +322,26 @@ impl Shard {
     /// `may_begin` says that it is the first of several. Whatever comes between, the whole of the
     /// push lies in the inbox and can be applied from there.
     pub(super) fn apply_on_arrival(&mut self, room: u32, range: &Range<u64>, may_begin: bool) {
-        let (Some(inbox), Variables::Ready(store)) = (&self.inbox, &mut self.variables) else {
-            return;
-        };
-        let free = self.draft.is_none() && self.jobs.is_empty() && may_begin;
         if self.round.is_some() {
             // A gradient waits for its step; what else comes is small.
             return;
         }
-        if free {
-            store.discard();
-            self.draft = Some(room);
-        }
-        let Some(push) = inbox.arrival(room).filter(|_| self.draft == Some(room)) else {
+        let free = self.draft.is_none() && self.jobs.is_empty() && may_begin;
+        let begun = free.then(|| self.treatment_of(room));
+        let (Some(inbox), Variables::Ready(store)) = (&self.inbox, &mut self.variables) else {
             return;
         };
-        let at = ApplyAt::new(self.gradients + 1, push.step.0);
+        if let Some(treatment) = begun {
+            store.discard();
+            self.draft = Some(Draft { room, treatment });
+        }
+        let Some(draft) = self.draft.as_ref().filter(|draft| draft.room == room) else {
+            return;
+        };
+        let Some(push) = inbox.arrival(room) else {
+            return;
+        };
+        let (treatment, at) = (&draft.treatment, draft.treatment.at);
         let optimizer = &*self.config.optimizer;
         let mut apply = || {
             store.can_change(std::slice::from_ref(range))?;
@@ -336,7 +353,7 @@ impl Shard {
                     continue;
                 };
                 let change = change_of(optimizer, push.operation, at, &partition);
-                store.change(change, range, bytes)?;
+                treatment.change(store, change, partition.dtype, range, bytes, &mut self.tile)?;
             }
             Ok(())
         };
@@ -348,7 +365,7 @@ impl Shard {
 
     /// Forgets the draft of a push that will not come whole.
     pub(super) fn drop_stale_draft(&mut self) {
-        let Some(room) = self.draft else { return };
+        let Some(room) = self.draft.as_ref().map(|draft| draft.room) else { return };
         let stale = self.inbox.as_ref().is_none_or(|inbox| inbox.arrival(room).is_none());
         if stale {
             self.draft = None;
@@ -373,8 +390,10 @@ impl Shard {
         if gradient {
             self.gradients += 1;
             self.counters.gradients_applied.add(1);
+            self.count_staleness(&job.treatment);
             if let Some(owner) = &mut self.owner {
                 staleness = owner.spend(push.token, push.step);
+                debug_assert_eq!(job.treatment.staleness, Some(staleness), "it was known before");
                 self.counters.global_step.set(owner.step().0);
             }
         } else {

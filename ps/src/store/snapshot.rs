@@ -22,6 +22,18 @@ impl Store {
         Snapshot { pins, logical, block_bytes: self.geometry.block_bytes }
     }
 
+    /// The values of a range as they were before the change under way, in pieces in order. An element
+    /// that is changed where it lies is not to be asked for after that.
+    pub(crate) fn before(&self, range: Range<u64>) -> impl Iterator<Item = &[u8]> {
+        let block_bytes = self.geometry.block_bytes;
+        let (start, end) = (range.start as usize, range.end as usize);
+        self.places_of(&range).map(move |place| {
+            let base = place * block_bytes;
+            let within = start.max(base) - base..end.min(base + block_bytes) - base;
+            &self.values.blocks.read(self.values.home(place))[within]
+        })
+    }
+
     /// The partitions that a selection names, as ranges in rising order; the culprit otherwise.
     pub(crate) fn select(&self, ids: &[PartitionId]) -> Result<Vec<Range<u64>>, PartitionId> {
         let mut ranges: Vec<Range<u64>> = Vec::with_capacity(ids.len());

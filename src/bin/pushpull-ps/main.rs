@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use clap::{Parser, ValueEnum};
 use pushpull::{
     Checkpoints, ClusterSpec, Durability, LocalDirectory, Mode, NonFinite, OnLoss, Ps, PsConfig,
-    Retention, StartError, Storage, StorageError, TaskId,
+    Retention, StalenessPolicy, StartError, Storage, StorageError, TaskId,
 };
 use rule::RuleOptions;
 
@@ -77,6 +77,11 @@ struct Options {
     /// same for all ps tasks. Each push is applied at once without this.
     #[arg(long, value_name = "A/R", value_parser = synchronous)]
     synchronous: Option<Mode>,
+    /// What is made of stale gradients, without --synchronous. damp divides their learning rate by 1 +
+    /// staleness; compensate:LAMBDA adds LAMBDA g g (w - w_read) to them, and keeps a copy of the values
+    /// for each worker; compensate alone takes 0.04. [default: ignore]
+    #[arg(long, value_name = "POLICY", value_parser = staleness, conflicts_with = "synchronous")]
+    staleness: Option<StalenessPolicy>,
     /// What becomes of a synchronous step when a replica is lost. shrink:MIN takes as few gradients as
     /// are left, but no fewer than MIN; wait:SECONDS waits for another replica, and then tells who is
     /// missing; fail tells it at once. [default: shrink:1]
@@ -158,6 +163,20 @@ fn on_loss(text: &str) -> Result<OnLoss, String> {
     policy.ok_or_else(|| "expected shrink:MIN with MIN from 1 on, wait:SECONDS, or fail".to_owned())
 }
 
+/// Reads what is made of stale gradients.
+fn staleness(text: &str) -> Result<StalenessPolicy, String> {
+    let compensation = |lambda| StalenessPolicy::DelayCompensation { lambda };
+    let usable = |lambda: &f64| lambda.is_finite() && *lambda >= 0.0;
+    let policy = match (text, text.split_once(':')) {
+        ("ignore", _) => Some(StalenessPolicy::Ignore),
+        ("damp", _) => Some(StalenessPolicy::Damp),
+        ("compensate", _) => Some(compensation(StalenessPolicy::LAMBDA)),
+        (_, Some(("compensate", lambda))) => lambda.parse().ok().filter(usable).map(compensation),
+        _ => None,
+    };
+    policy.ok_or_else(|| "expected ignore, damp, compensate, or compensate:LAMBDA".to_owned())
+}
+
 /// How long the state of a predecessor that is going is waited for.
 const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -206,6 +225,10 @@ fn main() -> ExitCode {
                     metrics.pulls,
                     metrics.duplicates
                 );
+                if let Some(mean) = metrics.staleness.mean() {
+                    let (task, histogram) = (options.task_index, &metrics.staleness);
+                    println!("pushpull-ps: task {task}: staleness {mean:.2} on average, {histogram}");
+                }
                 ExitCode::SUCCESS
             }
             Err(error) => complain(EXIT_SERVING, &error),
@@ -286,6 +309,9 @@ fn config(options: &Options, cluster: ClusterSpec) -> Result<PsConfig, String> {
     if let Some(mode) = options.synchronous {
         config = config.mode(mode).deterministic(options.deterministic);
     }
+    if let Some(policy) = options.staleness {
+        config = config.staleness(policy);
+    }
     if let Some(policy) = options.on_loss {
         config = config.on_loss(policy);
     }
@@ -348,6 +374,18 @@ mod tests {
     }
 
     #[test]
+    fn stale_gradients_have_one_of_three_policies() {
+        let compensation = |lambda| Ok(StalenessPolicy::DelayCompensation { lambda });
+        assert_eq!(staleness("ignore"), Ok(StalenessPolicy::Ignore));
+        assert_eq!(staleness("damp"), Ok(StalenessPolicy::Damp));
+        assert_eq!(staleness("compensate"), compensation(0.04));
+        assert_eq!(staleness("compensate:0.5"), compensation(0.5));
+        for text in ["", "damp:1", "compensate:", "compensate:-1", "compensate:NaN", "0.04"] {
+            assert!(staleness(text).is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
     fn the_flags_of_synchronous_mode_need_it_and_errors_name_the_value() {
         let parse = |flags: &[&str]| {
             let always = ["pushpull-ps", "--ps-hosts", "a:1"];
@@ -358,6 +396,8 @@ mod tests {
             let error = parse(flags).unwrap_err().to_string();
             assert!(error.contains("--synchronous"), "{error}");
         }
+        let error = parse(&["--synchronous", "2/2", "--staleness", "damp"]).unwrap_err();
+        assert!(error.to_string().contains("--staleness"), "{error}");
         let error = parse(&["--synchronous", "3:4"]).unwrap_err().to_string();
         assert!(error.contains("3:4") && error.contains("4/5"), "{error}");
         let options = parse(&["--synchronous", "2/2", "--deterministic"]).unwrap();

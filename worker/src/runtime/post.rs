@@ -74,7 +74,7 @@ mod tests {
     use pushpull_common::protocol::message::Operation;
 
     use super::*;
-    use crate::session::PushOrder;
+    use crate::session::{PushOrder, Read};
 
     fn grant() -> Grant {
         Grant { token: TokenId(1), generation: 1, step: GlobalStep(0), room: 0 }
@@ -89,7 +89,7 @@ mod tests {
 
     fn push() -> Command {
         let (operation, grant) = (Operation::Gradient {}, Some(grant()));
-        let order = PushOrder { operation, grant, read: GlobalStep(0), parts: Vec::new() };
+        let order = PushOrder { operation, grant, read: Read::default(), parts: Vec::new() };
         Command::Push { order }
     }
 

@@ -47,12 +47,22 @@ pub(crate) enum Command {
     Outcome { sequence: Sequence },
 }
 
+/// Of which values something is: what a pull has found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Read {
+    /// The global step.
+    pub(crate) step: GlobalStep,
+    /// How many gradients each shard had applied.
+    pub(crate) gradients: BTreeMap<ShardId, u64>,
+}
+
 /// A push, before it has a number.
 #[derive(Debug)]
 pub(crate) struct PushOrder {
     pub(crate) operation: Operation,
     pub(crate) grant: Option<Grant>,
-    pub(crate) read: GlobalStep,
+    /// The values that it was computed from.
+    pub(crate) read: Read,
     pub(crate) parts: Vec<(ShardId, Vec<Part>)>,
 }
 
@@ -68,7 +78,7 @@ pub(crate) enum Reply {
     Token(Option<Grant>),
     Pulled {
         buffer: Buffer,
-        step: GlobalStep,
+        read: Read,
     },
     /// The token's step has passed; the buffer, of whatever content.
     Stale {

@@ -26,7 +26,7 @@ use pushpull_common::protocol::{Outcome, Refusal};
 
 use crate::error::Error;
 use crate::fanout::Plan;
-pub(crate) use doors::{Command, Input, OpId, Output, PushOrder, Reply, Start, Welcomed};
+pub(crate) use doors::{Command, Input, OpId, Output, PushOrder, Read, Reply, Start, Welcomed};
 use link::{Link, Status};
 use pushes::Push;
 use tokens::Tokens;
@@ -216,13 +216,14 @@ impl Session {
         for index in 0..self.links.len() {
             self.connect_if_due(now, index);
         }
-        let ids: Vec<OpId> = self.ops.keys().copied().collect();
-        for id in ids {
-            self.drive_op(now, id);
-        }
         let sequences: Vec<Sequence> = self.pushes.keys().copied().collect();
         for sequence in sequences {
             self.drive_push(now, sequence);
+        }
+        // Behind them: leaving waits for pushes.
+        let ids: Vec<OpId> = self.ops.keys().copied().collect();
+        for id in ids {
+            self.drive_op(now, id);
         }
         self.drive_returns(now);
     }

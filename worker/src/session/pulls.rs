@@ -10,7 +10,7 @@ use pushpull_common::protocol::{Envelope, Header, Message, Refusal, message};
 
 use super::link::{Pending, Receiving, Status};
 use super::requests::deadline_ms;
-use super::{OpId, OpKind, Reply, Session};
+use super::{OpId, OpKind, Read, Reply, Session};
 use crate::error::Error;
 use crate::fanout::{Plan, Span};
 use crate::params::Buffer;
@@ -34,6 +34,8 @@ pub(super) struct Pull {
     token: Option<GlobalStep>,
     /// The global step that the values are at least of (asynchronous mode).
     step: GlobalStep,
+    /// How many gradients each shard had applied to what it has sent.
+    gradients: BTreeMap<ShardId, u64>,
     links: BTreeMap<usize, Progress>,
     /// What was found where values were of an older step than elsewhere (synchronous mode): asked for
     /// again, of the newest step.
@@ -50,7 +52,8 @@ impl Pull {
     ) -> Pull {
         let links = links.into_iter().map(|link| (link, Progress::Unsent)).collect();
         let step = known.max(token.unwrap_or_default());
-        Pull { plan, buffer, token, step, links, older: BTreeMap::new() }
+        let (gradients, older) = (BTreeMap::new(), BTreeMap::new());
+        Pull { plan, buffer, token, step, gradients, links, older }
     }
 
     pub(super) fn unanswered(&self) -> impl Iterator<Item = usize> + '_ {
@@ -96,6 +99,7 @@ impl Pull {
             return Err("values that leave some out");
         }
         *received = end;
+        self.gradients.insert(shard, pulled.gradients);
         Ok(spans)
     }
 }
@@ -166,7 +170,8 @@ impl Session {
         {
             // All are of one step in synchronous mode.
             let step = if self.synchronous { pull.newest() } else { pull.step };
-            self.reply(id, Ok(Reply::Pulled { buffer: pull.buffer, step }));
+            let read = Read { step, gradients: pull.gradients };
+            self.reply(id, Ok(Reply::Pulled { buffer: pull.buffer, read }));
         }
     }
 

@@ -10,7 +10,7 @@ use pushpull_common::protocol::message::{
 use pushpull_common::protocol::{Envelope, Grant, Message, Outcome, PushState, Refusal};
 
 use super::link::{Pending, Status};
-use super::{PushOrder, Session};
+use super::{PushOrder, Read, Session};
 use crate::error::Error;
 use crate::fanout::Part;
 
@@ -45,6 +45,8 @@ pub(super) struct Share {
     pub(super) sent: usize,
     room: u32,
     pub(super) request: Option<RequestId>,
+    /// When the last part was sent, with the deadlines of those who waited then.
+    asked: Option<Instant>,
     /// The last part has been sent, and the shard has not denied having got it.
     pub(super) whole: bool,
     pub(super) phase: Phase,
@@ -60,7 +62,7 @@ pub(super) struct Push {
     /// once the owner has applied it (asynchronous mode).
     owner_first: bool,
     pub(super) grant: Option<Grant>,
-    read: GlobalStep,
+    read: Read,
     pub(super) shares: Vec<Share>,
     /// No more parts will come.
     pub(super) complete: bool,
@@ -94,6 +96,11 @@ impl Push {
     /// Whether a shard may be told that it is whole.
     fn may_end_on(&self, link: usize, owner: Option<usize>) -> bool {
         Some(link) == owner || !(self.waits_for(owner) || self.is_not_taken_by(owner))
+    }
+
+    /// Whether some shard may have counted it, so that the others must.
+    pub(super) fn must_go_on(&self) -> bool {
+        !self.synchronous && self.may_be_whole()
     }
 
     /// Whether some shard may hold all of its share: then it can no longer be withdrawn.
@@ -150,7 +157,8 @@ impl Session {
         }
         let phase = Phase::Roomless;
         let (parts, request) = (Vec::new(), None);
-        push.shares.push(Share { link, parts, sent: 0, room: 0, request, whole: false, phase });
+        let (sent, room, asked, whole) = (0, 0, None, false);
+        push.shares.push(Share { link, parts, sent, room, request, asked, whole, phase });
         let last = push.shares.len() - 1;
         &mut push.shares[last]
     }
@@ -224,8 +232,9 @@ impl Session {
         let may_end = push.may_end_on(push.shares[index].link, self.owner_link());
         let complete = push.complete && may_end;
         let deadline_ms = if synchronous { self.patience(now, sequence) } else { 0 };
-        let step = grant.map_or(GlobalStep(0), |grant| grant.step).max(push.read);
+        let step = grant.map_or(GlobalStep(0), |grant| grant.step).max(push.read.step);
         let share = &mut push.shares[index];
+        let read = push.read.gradients.get(&self.links[share.link].shard).copied();
         let total = share.bytes();
         // A push that was completed after its last part was sent ends with an empty one.
         while share.sent < share.parts.len() || (complete && share.phase == Phase::Sending) {
@@ -243,6 +252,7 @@ impl Session {
                     && operation == Operation::Gradient {}
                     && !synchronous
                     && self.tokens.may_come_with_an_answer(),
+                read,
             };
             let bodies = part.map_or_else(Vec::new, |part| part.bodies.clone());
             let request = share.request.unwrap_or_default();
@@ -250,7 +260,7 @@ impl Session {
             let envelope = Envelope { sequence, step, request, deadline_ms, ..Envelope::default() };
             share.sent += 1;
             if last {
-                (share.phase, share.whole) = (Phase::Sent, true);
+                (share.phase, share.whole, share.asked) = (Phase::Sent, true, Some(now));
             }
             if share.request.is_some() {
                 self.send_on(now, share.link, envelope, message, bodies);
@@ -309,7 +319,8 @@ impl Session {
                     if synchronous && is_owner && share.phase == Phase::Sent =>
                 {
                     (share.phase, share.request) = (Phase::Undecided, None);
-                    self.tell_undecided(now, sequence, link, &awaited);
+                    let asked = share.asked;
+                    self.tell_undecided(now, sequence, link, asked, &awaited);
                 }
                 refusal => share.phase = Phase::Settled(Err(refusal)),
             },

@@ -7,6 +7,7 @@ use pushpull_common::protocol::message::CatalogueState;
 use pushpull_common::protocol::{Envelope, Header, Message};
 
 use super::link::{Pending, Receiving, Status};
+use super::pushes::Push;
 use super::{OpId, OpKind, Reply, Session};
 
 /// One request, sent again after each reconnect until it is answered.
@@ -36,6 +37,11 @@ impl Request {
             Message::Leave(_) => "leave",
             _ => "ask",
         }
+    }
+
+    /// Whether it waits until the shard has settled the pushes that others may have applied.
+    fn waits_for_pushes(&self) -> bool {
+        matches!(self.message, Message::Leave(_))
     }
 
     /// Whether it names an epoch that is to begin, and may be refused for that one.
@@ -79,6 +85,12 @@ impl Session {
         let OpKind::Request(request) = &mut op.kind else {
             return;
         };
+        let link = request.link;
+        let has_still_to_count =
+            |push: &Push| push.must_go_on() && push.unsettled().any(|l| l == link);
+        if request.waits_for_pushes() && self.pushes.values().any(has_still_to_count) {
+            return;
+        }
         if request.sent || self.links[request.link].status != Status::Up {
             return;
         }

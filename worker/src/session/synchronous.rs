@@ -32,19 +32,25 @@ impl Session {
         ops.map(|op| deadline_ms(now, op.deadline)).max().unwrap_or(0)
     }
 
-    /// The step owner has not decided in time: whoever waits is told for whom it waits. The push
-    /// stays where it is.
+    /// The step owner has not decided in time: whoever waited when it was `asked` is told for whom it
+    /// waits. The push stays where it is. For those who have come since it is asked again.
     pub(super) fn tell_undecided(
         &mut self,
         now: Instant,
         sequence: Sequence,
         link: usize,
+        asked: Option<Instant>,
         awaited: &Detail,
     ) {
         let Silent { shard, address, .. } = self.silent(now, link);
         let silent = Silent { shard, address, last: awaited.to_string() };
+        let mut is_awaited = false;
         for id in self.waiting_for(sequence) {
             let Some(op) = self.ops.get(&id) else { continue };
+            if asked.is_some_and(|asked| asked < op.since) {
+                is_awaited = true;
+                continue;
+            }
             let error = Error::Timeout {
                 doing: op.doing,
                 waited: now.saturating_duration_since(op.since),
@@ -52,6 +58,9 @@ impl Session {
                 sequence: Some(sequence),
             };
             self.finish(id, Err(error));
+        }
+        if is_awaited {
+            self.ask_about_the_undecided();
         }
     }
 

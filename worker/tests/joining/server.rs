@@ -182,7 +182,7 @@ impl State {
             }
             Message::Pull(_) => {
                 let layout = self.catalogue.as_ref().unwrap().layout(ShardId { task, shard: 0 });
-                let pulled = message::Pulled { version: 1, offset: 0, last: true };
+                let pulled = message::Pulled { version: 1, gradients: 0, offset: 0, last: true };
                 return Some((pulled.into(), vec![0; layout.bytes() as usize]));
             }
             Message::Save(_) => {

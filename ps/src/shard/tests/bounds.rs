@@ -73,6 +73,11 @@ impl Workers {
         grant.is_some_and(|grant| matches!(self.push(who, grant), Outcome::Applied { .. }))
     }
 
+    fn has_ended(&mut self, who: usize) -> bool {
+        let request = self.ask(who, u64::MAX);
+        matches!(self.world.answer(self.lines[who], request), Some(Message::Ended(_)))
+    }
+
     fn value(&mut self) -> f64 {
         let values = f64s(&self.world.values(self.lines[0]));
         assert_eq!(values[0], values[1]);
@@ -239,4 +244,30 @@ fn what_grows_too_old_on_its_way_is_dropped_whole() {
     assert_eq!(outcomes[1], Outcome::Stale { current: 2.into() });
     assert_eq!(workers.value(), -2.0);
     assert!((0..3).all(|who| workers.make(who)), "rooms and tokens are free");
+}
+
+#[test]
+fn what_lies_whole_keeps_its_token_whatever_else_is_sent_under_it() {
+    let mut workers = Workers::new(2, |config| config.reject_older(1).last_step(5));
+    let token = workers.token(1).unwrap();
+    assert!(workers.make(0) && workers.make(0));
+    // Read just now, whole, and waiting for its turn.
+    let young = Grant { step: 2.into(), ..token };
+    let push = workers.begin(1, young, false);
+    let (line, body) = (workers.lines[1], bytes_of(&[1.0, 1.0]));
+    let first = workers.world.send(line, push.envelope(), push.part(0, Some(16)), &body);
+    let push = workers.begin(1, token, false);
+    let second = workers.world.send(line, push.envelope(), push.part(0, Some(16)), &body);
+    let Some(Message::Refused(refused)) = workers.world.answer(line, second) else {
+        panic!("one token is spent twice")
+    };
+    assert!(matches!(refused.refusal, Refusal::Token { .. }), "{}", refused.refusal);
+    workers.world.restart(0).unwrap();
+    workers.world.work();
+    assert_eq!(workers.world.answer(line, first), None, "the process was killed");
+    for who in [0, 1] {
+        workers.lines[who] = workers.world.join(0, &mut workers.peers[who]);
+    }
+    assert_eq!(workers.value(), -3.0);
+    assert!(workers.make(0) && workers.make(1) && workers.has_ended(0));
 }

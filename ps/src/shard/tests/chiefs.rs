@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use pushpull_common::ids::RestoreEpoch;
-use pushpull_common::protocol::message::{self, Role};
+use pushpull_common::protocol::message::{self, Operation, Role};
 use pushpull_common::protocol::{Envelope, Message, Refusal};
 
-use super::peers::{Peer, chief, variables, worker};
+use super::peers::{Peer, Push, bytes_of, chief, variables, worker};
 use super::world::{Line, World};
 use crate::config::PsConfig;
 use crate::optimizer::Sgd;
@@ -56,6 +56,11 @@ pub(super) fn an_older_chief_is_fenced(zoo: Zoo) {
         let refusal = world.refused(old, message);
         assert!(is_fenced(&refusal, &second), "{name}: {refusal}");
     }
+    let room = world.room(old);
+    let assign = Push::plain(1, Operation::Assign {}, room);
+    let answer = world.push_answer(old, &assign, &[(0, &bytes_of(&[1.0_f64, 1.0]))]);
+    let Message::Refused(refused) = answer else { panic!("a first value is taken: {answer:?}") };
+    assert!(is_fenced(&refused.refusal, &second), "{}", refused.refusal);
     let message::Declared { state, .. } = match world.declare(fresh[0], &catalogue) {
         Message::Declared(declared) => declared,
         other => panic!("{other:?}"),

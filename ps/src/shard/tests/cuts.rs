@@ -1,6 +1,7 @@
 //! A checkpoint of synchronous shards is of one step, while training goes on.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use pushpull_common::ids::{GlobalStep, RestoreEpoch};
 use pushpull_common::protocol::message::{self, CheckpointId, Role};
@@ -15,7 +16,7 @@ use crate::checkpoint::{
 };
 use crate::config::Checkpoints;
 use crate::shard::Input;
-use crate::shard::checkpoints::{Asker, News, Order};
+use crate::shard::checkpoints::{Asker, DUE, News, Order};
 
 /// Two shards and two replicas, with a place for checkpoints.
 fn cluster(folder: &std::path::Path) -> (Cluster, Arc<dyn CheckpointStorage>) {
@@ -105,16 +106,7 @@ fn it_is_of_the_step_that_all_had_applied_whatever_is_applied_since() {
 #[test]
 fn it_waits_until_every_shard_has_applied_the_step_and_for_the_one_before() {
     let folder = tempfile::tempdir().unwrap();
-    let (mut cluster, _) = cluster(folder.path());
-    let (a, b) = (cluster.token(0), cluster.token(1));
-    cluster.push(0, a, 1.0);
-    cluster.replicas[1].sequence += 1;
-    cluster.push_to(1, 1, b, 3.0);
-    // The other shard holds the last gradient, and does not hear that the step is committed.
-    let line = cluster.links[1].take().unwrap();
-    cluster.world.disconnect(line);
-    cluster.world.input(1, Input::OwnerLink { up: false });
-    assert_eq!(cluster.push_to(0, 1, b, 3.0), ACCEPTED(0));
+    let mut cluster = one_behind(folder.path());
     assert_eq!(wish(&mut cluster), [] as [u64; 0], "one shard is at step 0, and one at step 1");
     cluster.link(1);
     assert_eq!(ordered(&mut cluster), [1]);
@@ -143,4 +135,76 @@ fn a_shard_that_has_gone_on_without_being_told_says_so() {
     let Refusal::Storage { detail } = refusal else { panic!("{refusal}") };
     let said = "it has values of step 1, and kept none of step 0";
     assert_eq!(detail.to_string(), said);
+}
+
+/// A cluster in which the other shard has a step still to apply: it holds the last gradient, and does
+/// not hear that the step is committed.
+fn one_behind(folder: &std::path::Path) -> Cluster {
+    let (mut cluster, _) = cluster(folder);
+    let (a, b) = (cluster.token(0), cluster.token(1));
+    cluster.push(0, a, 1.0);
+    cluster.replicas[1].sequence += 1;
+    cluster.push_to(1, 1, b, 3.0);
+    let line = cluster.links[1].take().unwrap();
+    cluster.world.disconnect(line);
+    cluster.world.input(1, Input::OwnerLink { up: false });
+    assert_eq!(cluster.push_to(0, 1, b, 3.0), ACCEPTED(0));
+    cluster
+}
+
+#[test]
+fn saves_that_are_due_do_not_pile_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut cluster = one_behind(folder.path());
+    for _ in 0..20 {
+        let wished = News::Wished { ticket: DUE, user: Vec::new() };
+        cluster.world.input(0, Input::News(wished));
+    }
+    assert_eq!(wish(&mut cluster), [] as [u64; 0]);
+    let line = cluster.replicas[0].lines[0];
+    let heard = cluster.world.heard.remove(&line).unwrap_or_default();
+    assert!(heard.is_empty(), "there is room for who asks: {heard:?}");
+    cluster.link(1);
+    assert_eq!(ordered(&mut cluster), [1], "one of them");
+    let news = News::Saved { asker: Asker::Ticket(DUE), result: Err("no disk".to_owned()) };
+    cluster.world.input(0, Input::News(news));
+    assert_eq!(ordered(&mut cluster), [1], "and the one that was asked for");
+}
+
+#[test]
+fn whoever_waits_for_a_shard_that_does_not_come_back_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut cluster = one_behind(folder.path());
+    let line = cluster.replicas[0].lines[0];
+    let request = cluster.world.say(line, message::Save {}.into());
+    cluster.pass(Duration::from_secs(61), &[0, 1]);
+    let Some(Message::Refused(refused)) = cluster.world.answer(line, request) else {
+        panic!("it waits for ever")
+    };
+    let said = refused.refusal.to_string();
+    assert!(said.contains("it has waited 60s for step 0 to be applied by every shard"), "{said}");
+    cluster.link(1);
+    assert_eq!(ordered(&mut cluster), [] as [u64; 0]);
+}
+
+#[test]
+fn nothing_is_saved_for_who_is_gone_nor_for_an_older_chief() {
+    for leaves in [true, false] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut cluster = one_behind(folder.path());
+        assert_eq!(wish(&mut cluster), [] as [u64; 0]);
+        match leaves {
+            true => {
+                let line = cluster.replicas[0].lines[0];
+                cluster.world.disconnect(line);
+            }
+            false => {
+                cluster.leave(0);
+                let mut second = Peer { role: Role::Chief {}, ..worker(7) };
+                cluster.world.join(0, &mut second);
+            }
+        }
+        cluster.link(1);
+        assert_eq!(ordered(&mut cluster), [] as [u64; 0]);
+    }
 }

@@ -18,6 +18,7 @@ mod members;
 mod model;
 mod numbers;
 mod peers;
+mod policies;
 mod power;
 mod pulls;
 mod pushes;
@@ -27,6 +28,7 @@ mod resends;
 mod restores;
 mod rooms;
 mod spending;
+mod staleness;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 mod stepping;
 mod synchronous;

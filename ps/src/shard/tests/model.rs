@@ -151,6 +151,8 @@ impl Model {
             actor.sequence += 1;
             let mut push = Push::gradient(actor.sequence, grant, 0);
             push.next = self.random.one_in(2);
+            // What a client says that it has read is believed as far as it can be.
+            push.read = push.next.then_some(actor.sequence);
             let parts = cut_up(entry, &mut self.random);
             actor.pending = Some(Pending { push, entry, parts, sent: 0, request: None });
         } else if actor.asked.is_none() {

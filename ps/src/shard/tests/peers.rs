@@ -33,6 +33,8 @@ pub(super) struct Push {
     pub(super) grant: Grant,
     pub(super) room: u32,
     pub(super) next: bool,
+    /// The gradients in the values that it was computed from.
+    pub(super) read: Option<u64>,
 }
 
 pub(super) fn worker(task: u32) -> Peer {
@@ -107,13 +109,14 @@ impl Peer {
 
 impl Push {
     pub(super) fn gradient(sequence: u64, grant: Grant, room: u32) -> Push {
-        Push { sequence, operation: Operation::Gradient {}, grant, room, next: false }
+        let operation = Operation::Gradient {};
+        Push { sequence, operation, grant, room, next: false, read: None }
     }
 
     pub(super) fn plain(sequence: u64, operation: Operation, room: u32) -> Push {
         let (token, step) = (TokenId(0), GlobalStep(0));
         let grant = Grant { token, generation: 0, step, room: 0 };
-        Push { sequence, operation, grant, room, next: false }
+        Push { sequence, operation, grant, room, next: false, read: None }
     }
 
     pub(super) fn part(&self, offset: u64, whole: Option<u64>) -> Message {
@@ -125,6 +128,7 @@ impl Push {
             offset,
             whole,
             next: whole.is_some() && self.next,
+            read: self.read,
         };
         part.into()
     }

@@ -143,7 +143,7 @@ impl Cluster {
     }
 
     /// Lets so much time pass; these replicas live.
-    fn pass(&mut self, time: Duration, alive: &[usize]) {
+    pub(super) fn pass(&mut self, time: Duration, alive: &[usize]) {
         let lines: Vec<Line> =
             alive.iter().flat_map(|&replica| self.replicas[replica].lines.clone()).collect();
         self.world.pass(time, &lines);
@@ -232,7 +232,7 @@ impl Cluster {
         (f32s(&values[0])[0], f64s(&d[..8])[0])
     }
 
-    fn leave(&mut self, replica: usize) {
+    pub(super) fn leave(&mut self, replica: usize) {
         for line in self.replicas[replica].lines.clone() {
             let left = self.world.ask(line, message::Leave {}.into());
             assert!(matches!(left, Message::Left(_)));
@@ -784,4 +784,42 @@ fn where_a_loss_is_to_be_waited_for_those_who_wait_are_told_who_is_missing() {
         cluster.push(1, b, 3.0);
         assert_eq!(cluster.values(1), (-2.0, -2.0));
     }
+}
+
+#[test]
+fn whoever_is_gone_is_named_though_it_left_or_has_given_its_gradient_or_never_came() {
+    let fails = |config: PsConfig| config.on_loss(OnLoss::Fail);
+    let told = |cluster: &mut Cluster| {
+        let line = cluster.replicas[0].lines[0];
+        let newest = cluster.token(0).token;
+        let request = cluster.world.say(line, message::TokenRequest { newest }.into());
+        cluster.pass(2 * TICK, &[0]);
+        let Some(Message::Refused(refused)) = cluster.world.answer(line, request) else {
+            panic!("nobody is told")
+        };
+        let Refusal::Deadline { awaited, .. } = refused.refusal else { panic!("{refused:?}") };
+        awaited.to_string()
+    };
+    let mut cluster = Cluster::new(1, synchronous(2, 2), fails);
+    cluster.leave(1);
+    let awaited = told(&mut cluster);
+    assert!(awaited.contains("/job:worker/task:1 (left"), "{awaited}");
+
+    // It gives one gradient of its two.
+    let mut cluster = Cluster::new(1, synchronous(4, 2), fails);
+    let b = cluster.token(1);
+    cluster.push(1, b, 3.0);
+    cluster.pass(LEASE + TICK, &[0]);
+    cluster.token(0);
+    let awaited = told(&mut cluster);
+    assert!(awaited.contains("/job:worker/task:1 (lost"), "{awaited}");
+    assert!(awaited.contains("1 of 4 gradients"), "{awaited}");
+
+    // No longer expected, and yet it is what is missing.
+    let mut cluster = Cluster::new(1, synchronous(2, 1), |config| {
+        config.mode(synchronous(2, 2)).on_loss(OnLoss::Fail).join_timeout(TICK)
+    });
+    cluster.pass(2 * TICK, &[0]);
+    let awaited = told(&mut cluster);
+    assert!(awaited.contains("1 not seen yet"), "{awaited}");
 }

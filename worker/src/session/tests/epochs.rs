@@ -61,7 +61,7 @@ fn request(world: &mut World, link: u32, message: impl Into<Message>) -> OpId {
 /// Answers a pull of four floats, every byte of which is this.
 fn values(world: &mut World, link: usize, step: u64, fill: u8) {
     let pull = world.heard(link, "Pull");
-    let pulled = message::Pulled { version: 1, offset: 0, last: true };
+    let pulled = message::Pulled { version: 1, gradients: 1, offset: 0, last: true };
     let bytes = plan(2, 4).catalogue().layout(shard(link as u32)).bytes();
     world.answer_body(&pull, GlobalStep(step), pulled, &vec![fill; bytes as usize]);
 }
@@ -170,7 +170,7 @@ fn an_answer_from_another_epoch_is_not_looked_at() {
     let pull = world.pull(&plan(2, 4));
     world.epochs.insert(1, RestoreEpoch(4));
     let asked = world.heard(1, "Pull");
-    let pulled = message::Pulled { version: 1, offset: 0, last: true };
+    let pulled = message::Pulled { version: 1, gradients: 1, offset: 0, last: true };
     world.announce(&asked, GlobalStep(0), pulled, 64);
     assert_eq!(world.closed.get(&1), Some(&1));
     assert!(world.waits(pull), "the step that the epoch began at is not known yet");
@@ -314,8 +314,8 @@ fn a_reader_follows_and_mixes_no_values_of_two_epochs() {
     world.cut(OWNER);
     welcomed(&mut world, OWNER, welcome_in(4, 30));
     values(&mut world, OWNER, 31, 2);
-    let Ok(Reply::Pulled { buffer, step }) = world.reply(pull) else { panic!() };
-    assert_eq!(step, GlobalStep(31), "not a step of the older epoch");
+    let Ok(Reply::Pulled { buffer, read }) = world.reply(pull) else { panic!() };
+    assert_eq!(read.step, GlobalStep(31), "not a step of the older epoch");
     assert!(buffer.bytes().iter().all(|&byte| byte == 2));
 }
 
@@ -332,8 +332,8 @@ fn a_reader_asks_again_where_it_is_refused_for_its_epoch() {
     for link in [OWNER, 1] {
         values(&mut world, link, 30, 2);
     }
-    let Ok(Reply::Pulled { step, .. }) = world.reply(pull) else { panic!() };
-    assert_eq!(step, GlobalStep(30));
+    let Ok(Reply::Pulled { read, .. }) = world.reply(pull) else { panic!() };
+    assert_eq!(read.step, GlobalStep(30));
     // So may its hello be, where it says one.
     world.cut(1);
     world.wait_for_connect(1);

@@ -355,7 +355,8 @@ impl Shard {
         let (byte, step) = (self.version as u8, GlobalStep(self.step));
         let half = (self.bytes / 2).next_multiple_of(8);
         for (range, last) in [(0..half, false), (half..self.bytes, true)] {
-            let pulled = message::Pulled { version: self.version, offset: range.start, last };
+            let (version, offset) = (self.version, range.start);
+            let pulled = message::Pulled { version, gradients: version, offset, last };
             let body = vec![byte; (range.end - range.start) as usize];
             self.says.push_back((request, step, pulled.into(), body));
         }

@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use pushpull_common::ids::GlobalStep;
-use pushpull_common::protocol::message::{ModeIs, OutcomeIs, Role, Withdraw};
+use pushpull_common::protocol::message::{self, ModeIs, OutcomeIs, Role, Withdraw};
 use pushpull_common::protocol::{Message, Outcome, PushState, Refusal};
 
 use super::world::{Frame, OWNER, World, applied, plan, push_answer, refused};
 use crate::error::Error;
 use crate::fanout::Plan;
-use crate::session::{OpId, Reply};
+use crate::session::{Command, OpId, Reply};
 
 const STALE: Outcome = Outcome::Stale { current: GlobalStep(6) };
 
@@ -94,4 +95,25 @@ fn a_lost_connection_to_another_shard_changes_nothing_of_that() {
     assert!(last.part().whole.is_some());
     world.answer(&last, push_answer(applied(1)));
     assert_eq!(outcome(&mut world, op), applied(5));
+}
+
+#[test]
+fn no_shard_hears_that_the_worker_leaves_before_it_has_what_others_have() {
+    let plan = plan(2, 2);
+    let mut world = joined(&plan);
+    let op = world.push(&plan, 4);
+    let owner = parts(&mut world, OWNER).pop().unwrap();
+    assert!(!parts(&mut world, 1).is_empty());
+    world.cancel(op);
+    for &shard in plan.shards() {
+        let (message, body) = (message::Leave {}.into(), Bytes::new());
+        world.call(Command::Request { shard, message, body });
+    }
+    assert!(world.is_quiet(OWNER) && world.is_quiet(1), "the owner may have applied it");
+    world.answer(&owner, push_answer(applied(5)));
+    let last = world.heard(1, "PushPart");
+    assert!(last.part().whole.is_some() && world.is_quiet(1));
+    world.answer(&last, push_answer(applied(1)));
+    world.heard(OWNER, "Leave");
+    world.heard(1, "Leave");
 }

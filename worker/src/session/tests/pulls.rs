@@ -11,10 +11,10 @@ use super::world::{Frame, OWNER, World, plan, refused, shard, split_plan};
 use crate::error::Error;
 use crate::fanout::Plan;
 use crate::params::Buffer;
-use crate::session::{Command, OpId, Reply};
+use crate::session::{Command, OpId, Read, Reply};
 
 fn part(offset: u64, last: bool) -> Pulled {
-    Pulled { version: 1, offset, last }
+    Pulled { version: 1, gradients: 1, offset, last }
 }
 
 /// Answers a pull with this byte everywhere, in two parts.
@@ -28,10 +28,10 @@ fn fill(world: &mut World, plan: &Plan, frame: &Frame, byte: u8) {
 
 /// The values pulled of each variable, and the step.
 fn values(world: &mut World, plan: &Plan, op: OpId) -> (Vec<Vec<u8>>, u64) {
-    let Ok(Reply::Pulled { buffer, step }) = world.reply(op) else { panic!() };
+    let Ok(Reply::Pulled { buffer, read }) = world.reply(op) else { panic!() };
     let variables = 0..plan.catalogue().variables().len() as u32;
     let bytes = variables.map(|id| buffer.bytes()[plan.range(VariableId(id))].to_vec());
-    (bytes.collect(), step.0)
+    (bytes.collect(), read.step.0)
 }
 
 #[test]
@@ -106,6 +106,25 @@ fn the_shards_of_a_pull_for_a_token_may_be_of_any_step() {
         world.answer_body(&frame, GlobalStep(step), part(0, true), &[1; 8]);
     }
     assert_eq!(values(&mut world, &plan, op).1, 7);
+}
+
+#[test]
+fn a_pull_says_how_many_gradients_each_shard_had_applied() {
+    let plan = plan(2, 2);
+    let mut world = World::joined(&plan);
+    let op = world.pull(&plan);
+    let part = |gradients| Pulled { gradients, ..part(0, true) };
+    let (owner, other) = (world.heard(0, "Pull"), world.heard(1, "Pull"));
+    world.answer_body(&owner, GlobalStep(7), part(4), &[1; 8]);
+    // The other is asked again after a reconnect, and has moved on.
+    world.announce(&other, GlobalStep(0), part(5), 8);
+    world.cut(1);
+    world.reconnect(1);
+    let other = world.heard(1, "Pull");
+    world.answer_body(&other, GlobalStep(0), part(6), &[1; 8]);
+    let Ok(Reply::Pulled { read, .. }) = world.reply(op) else { panic!() };
+    let gradients = [(shard(0), 4), (shard(1), 6)].into();
+    assert_eq!(read, Read { step: GlobalStep(7), gradients });
 }
 
 #[test]

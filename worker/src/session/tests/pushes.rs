@@ -11,7 +11,7 @@ use super::world::{
     Frame, OWNER, World, applied, grant, ms, order, plan, push_answer, refused, shard,
 };
 use crate::error::Error;
-use crate::session::{Command, OpId, PushOrder, Reply};
+use crate::session::{Command, OpId, PushOrder, Read, Reply};
 
 fn outcome(world: &mut World, op: OpId) -> Outcome {
     match world.reply(op) {
@@ -26,7 +26,7 @@ fn a_push_asks_for_room_and_sends_all_under_one_number() {
     let mut world = World::joined(&plan);
     let grant = grant(5, 0);
     let mut order = order(&plan, Some(grant), 8);
-    order.read = GlobalStep(9);
+    order.read = Read { step: GlobalStep(9), gradients: [(shard(1), 6)].into() };
     let op = world.call(Command::Push { order });
     for link in 0..2 {
         let parts = world.give_room(link, 40 + link as u32);
@@ -36,6 +36,7 @@ fn a_push_asks_for_room_and_sends_all_under_one_number() {
             let part = frame.part();
             assert_eq!((part.token, part.generation, part.room), (TokenId(5), 1, 40 + link as u32));
             assert_eq!((frame.envelope.sequence.0, frame.envelope.step.0), (1, 9));
+            assert_eq!(part.read, (link == 1).then_some(6), "each shard has counts of its own");
             assert_eq!(frame.request(), parts[0].request(), "one request, one answer");
             assert_eq!(part.offset, end);
             assert!(frame.body.len() as u64 <= PART_BYTES_MAX);

@@ -20,7 +20,7 @@ use pushpull_common::protocol::{Grant, Header, Message, Outcome, Refusal, versio
 use pushpull_common::variable::VariableSpec;
 
 use crate::fanout::Plan;
-use crate::session::PushOrder;
+use crate::session::{PushOrder, Read};
 
 pub(super) const LEASE: Duration = Duration::from_secs(5);
 
@@ -74,7 +74,7 @@ pub(super) fn order(plan: &Plan, grant: Option<Grant>, fill: u8) -> PushOrder {
         Some(_) => Operation::Gradient {},
         None => Operation::Assign {},
     };
-    PushOrder { operation, grant, read: GlobalStep(0), parts }
+    PushOrder { operation, grant, read: Read::default(), parts }
 }
 
 /// The header of an answer.

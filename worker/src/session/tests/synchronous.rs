@@ -17,7 +17,7 @@ use super::world::{
 use crate::error::Error;
 use crate::fanout::Plan;
 use crate::params::Buffer;
-use crate::session::{Command, Input, OpId, PushOrder, Reply};
+use crate::session::{Command, Input, OpId, PushOrder, Read, Reply};
 
 const HELD: Outcome = Outcome::Held {};
 const ACCEPTED: Outcome = Outcome::Accepted { step: GlobalStep(5) };
@@ -54,7 +54,8 @@ fn say(world: &mut World, frame: &Frame, outcome: Outcome) {
 fn push_one(world: &mut World, plan: &Plan, token: u64) -> OpId {
     let parts = plan.parts([VariableId(0)].into_iter(), |range| vec![1; range.len()].into());
     let (operation, grant) = (Operation::Gradient {}, Some(grant(token, 0)));
-    world.call(Command::Push { order: PushOrder { operation, grant, read: GlobalStep(0), parts } })
+    world
+        .call(Command::Push { order: PushOrder { operation, grant, read: Read::default(), parts } })
 }
 
 fn pull_for(world: &mut World, plan: &Arc<Plan>, step: u64) -> OpId {
@@ -64,16 +65,16 @@ fn pull_for(world: &mut World, plan: &Arc<Plan>, step: u64) -> OpId {
 
 /// Sends all values of a shard of two small variables, of this step.
 fn values(world: &mut World, frame: &Frame, step: u64) {
-    let pulled = Pulled { version: step, offset: 0, last: true };
+    let pulled = Pulled { version: step, gradients: step, offset: 0, last: true };
     world.answer_body(frame, GlobalStep(step), pulled, &[step as u8; 8]);
 }
 
 /// The step of a pull, and the first byte of each of its variables.
 fn pulled(world: &mut World, plan: &Plan, op: OpId) -> (u64, Vec<u8>) {
-    let Ok(Reply::Pulled { buffer, step }) = world.reply(op) else { panic!() };
+    let Ok(Reply::Pulled { buffer, read }) = world.reply(op) else { panic!() };
     let variables = 0..plan.catalogue().variables().len() as u32;
     let first = variables.map(|id| buffer.bytes()[plan.range(VariableId(id)).start]);
-    (step.0, first.collect())
+    (read.step.0, first.collect())
 }
 
 #[test]
@@ -344,6 +345,26 @@ fn a_push_that_is_not_decided_in_time_says_for_whom_it_waits() {
     assert!(world.sent.is_empty() && world.closed.is_empty());
 }
 
+#[test]
+fn an_answer_that_was_late_ends_no_wait_that_has_begun_since() {
+    let plan = plan(1, 2);
+    let mut world = joined(&plan);
+    let first = order(&plan, Some(grant(4, 0)), 1);
+    let op = world.call_within(Command::Push { order: first }, ms(1000));
+    let owner = last_part(&mut world, OWNER);
+    world.pass(ms(1000));
+    let Err(Error::Timeout { sequence: Some(sequence), .. }) = world.reply(op) else { panic!() };
+    let waits = world.call_within(Command::Await { sequence }, ms(500));
+    world.pass(ms(1));
+    let awaited = Detail::clipped("nobody");
+    let late = refused(Refusal::Deadline { waited_ms: 950, awaited });
+    world.answer(&owner, late.clone());
+    // That was for the first wait: it is asked for the second one.
+    not_decided(&mut world, sequence, &late);
+    let Err(Error::Timeout { waited, .. }) = world.reply(waits) else { panic!() };
+    assert_eq!(waited, ms(1));
+}
+
 /// The owner is asked about a push, holds it, and does not decide.
 fn not_decided(world: &mut World, sequence: Sequence, late: &Message) {
     let query = world.heard(OWNER, "OutcomeQuery");
@@ -448,12 +469,12 @@ fn a_pull_is_stale_if_any_shard_is_further() {
             if before {
                 values(&mut world, &frames[1 - further], 5);
             }
-            let pulled = Pulled { version: 6, offset: 0, last: true };
+            let pulled = Pulled { version: 6, gradients: 6, offset: 0, last: true };
             world.announce(&frames[further], GlobalStep(6), pulled, 8);
             assert!(matches!(world.reply(op), Ok(Reply::Stale { .. })));
             assert!(!world.body(further, &[6; 8]), "it is read past");
             if !before {
-                let pulled = Pulled { version: 5, offset: 0, last: true };
+                let pulled = Pulled { version: 5, gradients: 5, offset: 0, last: true };
                 world.announce(&frames[1 - further], GlobalStep(5), pulled, 8);
                 assert!(!world.body(1 - further, &[5; 8]));
             }
@@ -473,7 +494,7 @@ fn a_shard_that_has_moved_on_between_two_parts_makes_a_pull_stale() {
     let mut world = joined(&plan);
     let op = pull_for(&mut world, &plan, 5);
     let frame = world.heard(OWNER, "Pull");
-    let part = |offset, last| Pulled { version: 5, offset, last };
+    let part = |offset, last| Pulled { version: 5, gradients: 5, offset, last };
     world.answer_body(&frame, GlobalStep(5), part(0, false), &[5; 8]);
     world.announce(&frame, GlobalStep(6), part(8, true), 8);
     assert!(matches!(world.reply(op), Ok(Reply::Stale { .. })));
@@ -486,7 +507,7 @@ fn values_of_a_step_before_the_tokens_break_off_the_connection() {
     let mut world = joined(&plan);
     let op = pull_for(&mut world, &plan, 5);
     let frame = world.heard(OWNER, "Pull");
-    let early = Pulled { version: 4, offset: 0, last: true };
+    let early = Pulled { version: 4, gradients: 4, offset: 0, last: true };
     world.announce(&frame, GlobalStep(4), early, 8);
     assert_eq!(world.closed.get(&OWNER), Some(&1));
     world.wait_for_connect(OWNER);

@@ -1,0 +1,197 @@
+//! Settings that cannot be used, alone or together, each by its name.
+
+use std::time::Duration;
+
+use super::{Durability, PsConfig, Storage};
+use crate::aggregate::mode::{Mode, OnLoss};
+use crate::aggregate::staleness::StalenessPolicy;
+use crate::error::StartError;
+use crate::store::SLOTS_MAX;
+
+impl PsConfig {
+    /// The first setting that cannot be used.
+    pub(crate) fn check(&self) -> Result<(), StartError> {
+        if !self.cluster.contains(&self.task) {
+            let cluster = self.cluster.to_string();
+            return Err(StartError::UnknownTask { task: self.task.clone(), cluster });
+        }
+        if &*self.task.job != "ps" {
+            return Err(StartError::NotPs { task: self.task.clone() });
+        }
+        let setting =
+            |setting, value: String, reason| Err(StartError::Setting { setting, value, reason });
+        if !(1..=PsConfig::SHARDS_MAX).contains(&self.shards) {
+            return setting("shards", self.shards.to_string(), "it must be 1 to 256");
+        }
+        if !(1..=PsConfig::INBOX_PUSHES_MAX).contains(&self.inbox_pushes) {
+            return setting("inbox_pushes", self.inbox_pushes.to_string(), "it must be 1 to 1024");
+        }
+        if self.lease < Duration::from_millis(100) {
+            return setting("lease", format!("{:?}", self.lease), "it must be at least 100 ms");
+        }
+        let mode_fault = self.synchronous_fault().or_else(|| self.bounds_fault());
+        if let Some((setting, value, reason)) = mode_fault {
+            return Err(StartError::Setting { setting, value, reason });
+        }
+        if let Some((value, reason)) = self.staleness_fault() {
+            return setting("staleness", value, reason);
+        }
+        let connections =
+            [("connections_max", self.connections_max), ("half_open_max", self.half_open_max)];
+        if let Some((name, _)) = connections.into_iter().find(|&(_, limit)| limit == 0) {
+            return setting(name, "0".into(), "nobody could connect");
+        }
+        if self.durability == Durability::Power && matches!(self.storage, Storage::Memory { .. }) {
+            let reason = "it needs a state directory";
+            return setting("durability", "power".into(), reason);
+        }
+        let every = self.checkpoints.as_ref().and_then(|checkpoints| checkpoints.every);
+        if let Some(every) = every.filter(|&every| every < Duration::from_millis(10)) {
+            let reason = "it must be at least 10 ms";
+            return setting("checkpoints.every", format!("{every:?}"), reason);
+        }
+        let slots = self.optimizer.slots().len();
+        if slots > SLOTS_MAX {
+            return setting("optimizer", slots.to_string() + " slots", "it may keep 8");
+        }
+        if let Some((name, value, reason)) = self.optimizer.fault() {
+            return setting(name, value.to_string(), reason);
+        }
+        Ok(())
+    }
+
+    /// The first setting of synchronous mode that cannot be used.
+    fn synchronous_fault(&self) -> Option<(&'static str, String, &'static str)> {
+        let Mode::Synchronous { replicas_to_aggregate, total_num_replicas } = self.mode else {
+            return None;
+        };
+        let (aggregate, total) = (replicas_to_aggregate, total_num_replicas);
+        let mode = format!("{aggregate} of {total}");
+        if aggregate == 0 || total == 0 {
+            return Some(("mode", mode, "both numbers must be at least 1"));
+        }
+        if self.rooms() > PsConfig::INBOX_PUSHES_MAX {
+            return Some(("mode", mode, "a step may take at most 1024 gradients, with backups"));
+        }
+        if let OnLoss::Shrink { min } = self.on_loss
+            && !(1..=aggregate).contains(&min)
+        {
+            let reason = "it must be 1 to replicas_to_aggregate";
+            return Some(("on_loss.min", min.to_string(), reason));
+        }
+        if self.durability == Durability::Power {
+            let reason = "what an image has of the inbox is not enough for synchronous steps";
+            return Some(("durability", "power".to_owned(), reason));
+        }
+        let reason = "deterministic steps take one gradient of each replica";
+        (self.deterministic && aggregate != total).then_some(("mode", mode, reason))
+    }
+
+    /// The policy for stale gradients if it cannot be used, and why.
+    fn staleness_fault(&self) -> Option<(String, &'static str)> {
+        let policy = self.staleness;
+        if let Some(fault) = policy.fault() {
+            return Some(fault);
+        }
+        if policy != StalenessPolicy::Ignore && self.mode != Mode::Asynchronous {
+            let reason = "a synchronous step takes no stale gradients";
+            return Some((format!("{policy:?}"), reason));
+        }
+        let damps_nothing = policy == StalenessPolicy::Damp && !self.optimizer.scales_rate();
+        damps_nothing.then(|| (format!("{policy:?}"), "the optimizer does not scale its rate"))
+    }
+
+    /// The first bound of asynchronous mode that cannot be used.
+    fn bounds_fault(&self) -> Option<(&'static str, String, &'static str)> {
+        let bounds = [("wait_ahead", self.wait_ahead), ("reject_older", self.reject_older)];
+        let set = bounds.into_iter().find_map(|(name, bound)| Some((name, bound?)));
+        if let (Some((name, bound)), Some(_)) = (set, self.rule()) {
+            return Some((name, bound.to_string(), "it is a bound of asynchronous mode"));
+        }
+        let reason = "with 0 nobody could begin";
+        (self.wait_ahead == Some(0)).then(|| ("wait_ahead", "0".to_owned(), reason))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use pushpull_common::cluster::ClusterSpec;
+    use pushpull_common::ids::TaskId;
+
+    use super::*;
+    use crate::optimizer::{ApplyAt, Optimizer, Run, Sgd, SlotSpec};
+
+    const DAMP: StalenessPolicy = StalenessPolicy::Damp;
+
+    fn compensation(lambda: f64) -> StalenessPolicy {
+        StalenessPolicy::DelayCompensation { lambda }
+    }
+
+    /// A rule of somebody's, that knows nothing of rates.
+    #[derive(Debug)]
+    struct Fixed;
+
+    impl Optimizer for Fixed {
+        fn kind(&self) -> &'static str {
+            "fixed"
+        }
+
+        fn slots(&self) -> &[SlotSpec] {
+            &[]
+        }
+
+        fn apply_f32(&self, _: ApplyAt, _: Run<'_, f32>) {}
+
+        fn apply_f64(&self, _: ApplyAt, _: Run<'_, f64>) {}
+    }
+
+    fn synchronous(replicas_to_aggregate: u32, total_num_replicas: u32) -> Mode {
+        Mode::Synchronous { replicas_to_aggregate, total_num_replicas }
+    }
+
+    fn config(task: TaskId) -> PsConfig {
+        let cluster = ClusterSpec::builder().job("ps", ["a:1", "b:1"]).job("worker", ["c:1"]);
+        PsConfig::new(cluster.build().unwrap(), task, Sgd::new(0.1))
+    }
+
+    #[test]
+    fn what_cannot_run_is_refused_by_name() {
+        type Change = fn(PsConfig) -> PsConfig;
+        let changes: [(Change, &str); 20] = [
+            (|c| c.shards(0), "shards"),
+            (|c| c.shards(257), "shards"),
+            (|c| c.inbox_pushes(0), "inbox_pushes"),
+            (|c| c.mode(synchronous(0, 2)), "mode"),
+            (|c| c.mode(synchronous(2, 0)), "mode"),
+            (|c| c.mode(synchronous(u32::MAX, 3)), "mode"),
+            (|c| c.mode(synchronous(2, 3)).on_loss(OnLoss::Shrink { min: 3 }), "on_loss.min"),
+            (|c| c.mode(synchronous(2, 3)).deterministic(true), "mode"),
+            (|c| c.wait_ahead(0), "wait_ahead"),
+            (|c| c.mode(synchronous(2, 3)).wait_ahead(1), "wait_ahead"),
+            (|c| c.mode(synchronous(2, 3)).reject_older(0), "reject_older"),
+            (|c| c.lease(Duration::from_millis(99)), "lease"),
+            (|c| c.connections_max(0), "connections_max"),
+            (|c| c.half_open_max(0), "half_open_max"),
+            (|c| PsConfig { optimizer: Arc::new(Sgd::new(f64::NAN)), ..c }, "learning_rate"),
+            (|c| c.staleness(compensation(f64::NAN)), "staleness"),
+            (|c| c.staleness(compensation(-0.04)), "staleness"),
+            (|c| c.staleness(compensation(0.04)).mode(synchronous(1, 1)), "staleness"),
+            (|c| c.staleness(StalenessPolicy::Damp).mode(synchronous(1, 1)), "staleness"),
+            (|c| PsConfig { optimizer: Arc::new(Fixed), ..c.staleness(DAMP) }, "staleness"),
+        ];
+        for (change, name) in changes {
+            let error = change(config(TaskId::ps(0))).check().unwrap_err();
+            let named = matches!(error, StartError::Setting { setting, .. } if setting == name);
+            assert!(named, "{error}");
+        }
+        config(TaskId::ps(1)).shards(256).check().unwrap();
+        config(TaskId::ps(1)).staleness(DAMP).check().unwrap();
+        config(TaskId::ps(1)).staleness(compensation(0.0)).check().unwrap();
+        let error = config(TaskId::ps(2)).check().unwrap_err();
+        assert!(matches!(error, StartError::UnknownTask { .. }), "{error}");
+        let error = config(TaskId::worker(0)).check().unwrap_err();
+        assert!(matches!(error, StartError::NotPs { .. }), "{error}");
+    }
+}

@@ -1,0 +1,224 @@
+//! Asynchronous mode: every push counts once on each shard, and none that was acknowledged is lost.
+//!
+//! Pushes are numbered, and each adds one digit of its own, in base 4, to every variable that it has:
+//! values tell which pushes they are the sum of. A digit of 2 or 3 is a push that counts twice.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::Arc;
+
+use pushpull_common::catalogue::Catalogue;
+use pushpull_common::ids::{ShardId, VariableId};
+use pushpull_common::protocol::Outcome;
+use pushpull_common::tensor::DType;
+
+use super::{Line, Pulled, Pushed};
+use crate::setting::{RATE, Setting};
+
+/// Which pushes each shard is known to have.
+pub(crate) type Known = BTreeMap<ShardId, BTreeSet<usize>>;
+
+/// A push.
+#[derive(Debug)]
+struct Push {
+    read: u64,
+    variables: Vec<bool>,
+    /// The step that it made, if its worker was told.
+    step: Option<u64>,
+    refused_by: Option<ShardId>,
+    /// It was withdrawn, or too old: no shard counts it.
+    dropped: bool,
+}
+
+/// Watches a run.
+#[derive(Debug)]
+pub(crate) struct Asynchronous {
+    catalogue: Arc<Catalogue>,
+    owner: ShardId,
+    reject_older: Option<u64>,
+    pushes: Vec<Push>,
+    numbers: BTreeMap<u64, usize>,
+    known: Known,
+    /// The push that has made a step.
+    made: BTreeMap<u64, usize>,
+    /// The newest step that anybody was told.
+    step: u64,
+    pub(super) pulls: u64,
+}
+
+impl Asynchronous {
+    pub(super) fn new(setting: &Setting) -> Asynchronous {
+        let catalogue = setting.catalogue.clone();
+        Asynchronous {
+            known: catalogue.shards().map(|shard| (shard, BTreeSet::new())).collect(),
+            catalogue,
+            owner: ShardId { task: 0, shard: 0 },
+            reject_older: setting.reject_older,
+            pushes: Vec::new(),
+            numbers: BTreeMap::new(),
+            made: BTreeMap::new(),
+            step: 0,
+            pulls: 0,
+        }
+    }
+
+    pub(super) fn line(&self, dtype: DType, length: usize) -> Line {
+        let (element, digit) = place(self.pushes.len(), dtype);
+        assert!(element < length, "a variable of {length} elements has room for more pushes");
+        Line::of(dtype, length, |other| if other == element { 1 << (2 * digit) } else { 0 })
+    }
+
+    pub(super) fn pushes(&mut self, push: Pushed) {
+        let before = self.numbers.insert(push.token, self.pushes.len());
+        assert!(before.is_none(), "token {} is given out twice", push.token);
+        let variables = push.gradient.iter().map(Option::is_some).collect();
+        let (read, step, refused_by) = (push.read.0, None, None);
+        self.pushes.push(Push { read, variables, step, refused_by, dropped: false });
+    }
+
+    pub(super) fn settled(&mut self, token: u64, outcome: Outcome) {
+        let number = self.numbers[&token];
+        let (step, staleness) = match (outcome, self.reject_older) {
+            (Outcome::Applied { step, staleness, .. }, bound) => {
+                assert!(bound.is_none_or(|bound| staleness <= bound), "token {token}: {outcome:?}");
+                (step, staleness)
+            }
+            (Outcome::Stale { .. }, Some(_)) => {
+                self.pushes[number].dropped = true;
+                return;
+            }
+            _ => panic!("token {token}: {outcome:?} is no outcome of an asynchronous push"),
+        };
+        let push = &mut self.pushes[number];
+        let step = step.0;
+        assert!(push.step.is_none_or(|before| before == step), "token {token}: {outcome:?}");
+        let passed = step.checked_sub(push.read + 1);
+        assert_eq!(Some(staleness), passed, "token {token}, read at {}", push.read);
+        push.step = Some(step);
+        let other = self.made.insert(step, number);
+        assert!(other.is_none_or(|other| other == number), "step {step} is made twice");
+        self.step = self.step.max(step);
+        for (shard, known) in &mut self.known {
+            if has_part(&self.catalogue, *shard, &self.pushes[number]) {
+                known.insert(number);
+            }
+        }
+    }
+
+    pub(super) fn refused(&mut self, token: u64, shard: ShardId) {
+        let push = &mut self.pushes[self.numbers[&token]];
+        push.refused_by = Some(shard);
+        // Where the owner is asked first, no other shard takes what it refuses.
+        push.dropped |= shard == self.owner && self.reject_older.is_some();
+    }
+
+    pub(super) fn withdrawn(&mut self, token: u64) {
+        self.pushes[self.numbers[&token]].dropped = true;
+    }
+
+    pub(super) fn opened(&mut self, shard: ShardId, steps: u64) {
+        if shard == self.owner {
+            assert!(
+                steps >= self.step,
+                "{shard} opens at step {steps}, and {} was told",
+                self.step
+            );
+            self.step = steps;
+        }
+    }
+
+    pub(super) fn known(&self) -> Known {
+        self.known.clone()
+    }
+
+    pub(super) fn pulled(&mut self, pulled: Pulled<'_, impl Fn(VariableId) -> Range<usize>>) {
+        self.pulls += 1;
+        let found: Vec<BTreeSet<usize>> = (0..self.catalogue.variables().len() as u32)
+            .map(|id| self.sum_of(VariableId(id), &pulled.bytes[(pulled.range)(VariableId(id))]))
+            .collect();
+        for shard in self.catalogue.shards().collect::<Vec<_>>() {
+            let here = variables_on(&self.catalogue, shard);
+            let has: BTreeSet<usize> = here.iter().flat_map(|&id| &found[id]).copied().collect();
+            for &number in &has {
+                let push = &self.pushes[number];
+                for &id in &here {
+                    let counts = found[id].contains(&number);
+                    assert_eq!(
+                        counts, push.variables[id],
+                        "push {number} in variable {id}, {shard}"
+                    );
+                }
+                assert!(!push.dropped, "push {number} was dropped, and counts on {shard}");
+                assert_ne!(push.refused_by, Some(shard), "push {number} was refused there");
+            }
+            let lost: Vec<&usize> = pulled.known[&shard].difference(&has).collect();
+            assert!(lost.is_empty(), "{shard} has lost the pushes {lost:?}");
+            if shard == self.owner {
+                let unseen = |push: &&Push| !here.iter().any(|&id| push.variables[id]);
+                let most = has.len() + self.pushes.iter().filter(unseen).count();
+                let steps = has.len() as u64..=most as u64;
+                assert!(steps.contains(&pulled.step.0), "step {} of {steps:?}", pulled.step);
+            }
+            self.known.get_mut(&shard).expect("it has variables").extend(has);
+        }
+        self.step = self.step.max(pulled.step.0);
+    }
+
+    /// The pushes that the values of a variable are made of.
+    fn sum_of(&self, variable: VariableId, bytes: &[u8]) -> BTreeSet<usize> {
+        let dtype = self.catalogue.variable(variable).dtype();
+        let mut pushes = BTreeSet::new();
+        for (element, value) in bytes.chunks(dtype.size()).enumerate() {
+            let value = match dtype {
+                DType::F64 => f64::from_le_bytes(value.try_into().expect("8 bytes")),
+                _ => f32::from_le_bytes(value.try_into().expect("4 bytes")).into(),
+            };
+            let sum = -value / RATE;
+            assert!(sum >= 0.0 && sum.fract() == 0.0, "{variable}, element {element}: {value}");
+            for digit in 0..digits(dtype) {
+                let count = (sum as u64 >> (2 * digit)) % 4;
+                let number = element * digits(dtype) + digit;
+                assert!(count < 2, "push {number} counts {count} times in {variable}");
+                if count == 1 {
+                    assert!(number < self.pushes.len(), "{variable} has a push that nobody made");
+                    pushes.insert(number);
+                }
+            }
+        }
+        pushes
+    }
+
+    pub(super) fn finish(&self, last_step: u64) {
+        assert_eq!(self.step, last_step, "the last step is reached, and none after it");
+        if let Some((&step, number)) = self.made.range(last_step + 1..).next() {
+            panic!("push {number} has made step {step} of {last_step}");
+        }
+    }
+
+    pub(super) fn steps(&self) -> u64 {
+        self.step
+    }
+}
+
+/// How many pushes an element tells apart.
+fn digits(dtype: DType) -> usize {
+    match dtype {
+        DType::F64 => 26,
+        _ => 12,
+    }
+}
+
+/// The element and the digit of a push.
+fn place(number: usize, dtype: DType) -> (usize, usize) {
+    (number / digits(dtype), number % digits(dtype))
+}
+
+fn variables_on(catalogue: &Catalogue, shard: ShardId) -> Vec<usize> {
+    let layout = catalogue.layout(shard);
+    layout.partitions().iter().map(|partition| partition.variable.0 as usize).collect()
+}
+
+/// Whether a push has variables of this shard.
+fn has_part(catalogue: &Catalogue, shard: ShardId, push: &Push) -> bool {
+    variables_on(catalogue, shard).into_iter().any(|id| push.variables[id])
+}

@@ -1,0 +1,163 @@
+//! Synchronous mode: the steps are the same everywhere, and made of what was accepted.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use pushpull_common::ids::{ShardId, VariableId};
+use pushpull_common::protocol::Outcome;
+use pushpull_ps::OnLoss;
+
+use super::{Line, Numbers, Pulled, Pushed};
+use crate::setting::Setting;
+
+/// A step as the first shard has applied it.
+#[derive(Debug)]
+struct Step {
+    tokens: Vec<u64>,
+    /// All values after it, by a replay of the steps in order.
+    values: Vec<Line>,
+}
+
+/// Watches a run.
+#[derive(Debug)]
+pub(crate) struct Synchronous {
+    begin: Vec<Line>,
+    steps: Vec<Step>,
+    /// Steps that each shard has applied.
+    applied: BTreeMap<ShardId, u64>,
+    /// The step that a token's push is a part of.
+    step_of: BTreeMap<u64, u64>,
+    /// By token: the worker task and its gradient.
+    pushed: BTreeMap<u64, (u32, Numbers)>,
+    /// Whether gradients are taken in the order of the worker tasks, one of each.
+    ordered: Option<u32>,
+    accepted: BTreeMap<u64, u64>,
+    dropped: BTreeSet<u64>,
+    on_loss: OnLoss,
+    pub(super) told: u64,
+    pub(super) pulls: u64,
+}
+
+impl Synchronous {
+    pub(super) fn new(setting: &Setting) -> Synchronous {
+        let zeros = setting.catalogue.variables().iter().map(|variable| {
+            let size = variable.dtype().size() as u64;
+            Line::zeros(variable.dtype(), (variable.bytes() / size) as usize)
+        });
+        Synchronous {
+            begin: zeros.collect(),
+            steps: Vec::new(),
+            applied: BTreeMap::new(),
+            step_of: BTreeMap::new(),
+            pushed: BTreeMap::new(),
+            ordered: setting.deterministic.then_some(setting.workers),
+            accepted: BTreeMap::new(),
+            dropped: BTreeSet::new(),
+            on_loss: setting.on_loss,
+            told: 0,
+            pulls: 0,
+        }
+    }
+
+    /// Steps that some shard has applied.
+    pub(super) fn steps(&self) -> u64 {
+        self.steps.len() as u64
+    }
+
+    pub(super) fn pushes(&mut self, push: Pushed) {
+        let Pushed { token, task, gradient, .. } = push;
+        let before = self.pushed.insert(token, (task, gradient));
+        assert!(before.is_none(), "token {token} is given out twice");
+    }
+
+    pub(super) fn settled(&mut self, token: u64, outcome: Outcome) {
+        match outcome {
+            Outcome::Accepted { step } => {
+                let before = self.accepted.insert(token, step.0);
+                assert!(before.is_none_or(|before| before == step.0), "token {token}: {outcome:?}");
+            }
+            Outcome::Stale { .. } | Outcome::Withdrawn {} => _ = self.dropped.insert(token),
+            Outcome::Applied { .. } | Outcome::Held {} => {
+                panic!("token {token}: {outcome:?} is no outcome of a synchronous push")
+            }
+        }
+    }
+
+    /// No shard may count it.
+    pub(super) fn refused(&mut self, token: u64) {
+        self.dropped.insert(token);
+    }
+
+    pub(super) fn told(&mut self, awaited: &str) {
+        self.told += 1;
+        let policy = self.on_loss;
+        assert!(!matches!(policy, OnLoss::Shrink { .. }), "told by {policy:?}: {awaited}");
+        let words = ["lost", "left", "not seen"];
+        assert!(words.iter().any(|word| awaited.contains(word)), "nobody is named: {awaited}");
+    }
+
+    pub(super) fn opened(&mut self, shard: ShardId, steps: u64) {
+        let before = *self.applied.entry(shard).or_default();
+        assert_eq!(steps, before, "{shard} goes on where it was killed");
+    }
+
+    pub(super) fn applied(&mut self, shard: ShardId, step: u64, tokens: Vec<u64>) {
+        let before = self.applied.entry(shard).or_default();
+        assert_eq!(*before, step, "{shard} applies its steps in order");
+        *before = step + 1;
+        if let Some(first) = self.steps.get(step as usize) {
+            assert_eq!(first.tokens, tokens, "step {step} is made of the same on {shard}");
+            return;
+        }
+        assert_eq!(self.steps.len() as u64, step, "no step is left out");
+        assert!(!tokens.is_empty(), "step {step} is made of nothing");
+        for &token in &tokens {
+            let before = self.step_of.insert(token, step);
+            assert_eq!(before, None, "token {token} counts in step {step} again");
+            assert!(self.pushed.contains_key(&token), "token {token} was never pushed");
+        }
+        if let Some(workers) = self.ordered {
+            let tasks = tokens.iter().map(|token| self.pushed[token].0);
+            assert!(tasks.eq(0..workers), "step {step} is made of {tokens:?}, in another order");
+        }
+        let mut values = self.values(step).expect("the step before").clone();
+        for (variable, line) in values.iter_mut().enumerate() {
+            let gradients =
+                tokens.iter().filter_map(|token| self.pushed[token].1[variable].as_ref());
+            line.descend(&gradients.collect::<Vec<_>>());
+        }
+        self.steps.push(Step { tokens, values });
+    }
+
+    /// All values after so many steps.
+    fn values(&self, steps: u64) -> Option<&Vec<Line>> {
+        match steps.checked_sub(1) {
+            None => Some(&self.begin),
+            Some(last) => self.steps.get(last as usize).map(|step| &step.values),
+        }
+    }
+
+    pub(super) fn pulled(&mut self, pulled: Pulled<'_, impl Fn(VariableId) -> Range<usize>>) {
+        self.pulls += 1;
+        let Pulled { step, bytes, range, .. } = pulled;
+        let values = self.values(step.0);
+        let values = values.unwrap_or_else(|| panic!("values of step {step}, which nobody made"));
+        for (id, line) in values.iter().enumerate() {
+            let found = &bytes[range(VariableId(id as u32))];
+            assert_eq!(found, line.to_bytes(), "variable {id} pulled at step {step}: {line:?}");
+        }
+    }
+
+    pub(super) fn finish(&self, last_step: u64) {
+        assert_eq!(self.steps(), last_step, "the last step is reached, and none after it");
+        for (shard, &steps) in &self.applied {
+            assert_eq!(steps, last_step, "{shard} has applied all steps");
+        }
+        for (token, step) in &self.accepted {
+            assert_eq!(self.step_of.get(token), Some(step), "token {token} was accepted");
+        }
+        for token in &self.dropped {
+            assert_eq!(self.step_of.get(token), None, "token {token} was stale or refused");
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! The search for a smaller scenario that fails as a larger one does.
+
+use std::collections::BTreeSet;
+
+use crate::scenario::{Scenario, Sizes};
+
+/// So many scenarios are tried at the most.
+pub(crate) const RERUNS_MAX: u32 = 60;
+
+/// A scenario while it shrinks.
+struct Search<F> {
+    smallest: Scenario,
+    fails: F,
+    reruns: u32,
+}
+
+/// The smallest scenario found that fails as this one does, by trying [`RERUNS_MAX`] others at the
+/// most; and how many were tried. `faults` is the number of those in its plan, and `sizes` how large
+/// it is.
+pub(crate) fn shrink(
+    scenario: &Scenario,
+    faults: usize,
+    sizes: Sizes,
+    fails: impl FnMut(&Scenario) -> bool,
+) -> (Scenario, u32) {
+    let mut search = Search { smallest: scenario.clone(), fails, reruns: 0 };
+    search.leave_faults_out((0..faults).collect());
+    search.make_smaller(sizes);
+    // In a smaller cluster fewer may do.
+    let left = (0..faults).filter(|fault| !search.smallest.without.contains(fault));
+    search.leave_faults_out(left.collect());
+    (search.smallest, search.reruns)
+}
+
+impl<F: FnMut(&Scenario) -> bool> Search<F> {
+    /// Whether it fails, too: then it is the smallest.
+    fn has(&mut self, smaller: Scenario) -> bool {
+        if smaller == self.smallest || self.reruns == RERUNS_MAX {
+            return false;
+        }
+        self.reruns += 1;
+        let fails = (self.fails)(&smaller);
+        if fails {
+            self.smallest = smaller;
+        }
+        fails
+    }
+
+    /// Leaves faults out: all, then halves, down to one at a time.
+    fn leave_faults_out(&mut self, mut left: Vec<usize>) {
+        let mut count = left.len();
+        while count > 0 {
+            for chunk in left.clone().chunks(count) {
+                let without = self.smallest.without.iter().chain(chunk).copied();
+                let without: BTreeSet<usize> = without.collect();
+                if self.has(Scenario { without, ..self.smallest.clone() }) {
+                    left.retain(|fault| !chunk.contains(fault));
+                }
+            }
+            count = if count == 1 { 0 } else { count.min(left.len()).div_ceil(2) };
+        }
+    }
+
+    /// Bounds each size in turn: by the least, or by half the way there, again and again.
+    fn make_smaller(&mut self, mut sizes: Sizes) {
+        let mut least = Sizes::LEAST;
+        for (which, (_, &mut least)) in least.named().into_iter().enumerate() {
+            let (mut fails, mut low) = (sizes.named()[which].1.to_owned(), least);
+            while low < fails {
+                let bound = if low == least { least } else { low.midpoint(fails) };
+                let mut at_most = self.smallest.at_most;
+                *at_most.named()[which].1 = bound;
+                match self.has(Scenario { at_most, ..self.smallest.clone() }) {
+                    true => fails = bound,
+                    false => low = bound + 1,
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! Faults, as they happen.
+
+use super::{Event, Process, World};
+use crate::chance::Chance;
+use crate::faults::Fault;
+use crate::network::Connection;
+use crate::setting::LEASE;
+
+impl World {
+    /// One of the living processes that this is true of.
+    fn pick_alive(&self, chance: &mut Chance, is: impl Fn(&Process) -> bool) -> Option<usize> {
+        let alive = self.processes.iter().enumerate().filter(|(_, process)| {
+            process.is_alive && process.paused_until.is_none() && is(process)
+        });
+        chance.pick_named(alive.map(|(number, process)| (process.name(), number)))
+    }
+
+    /// One of the connections.
+    fn pick_connection(&self, chance: &mut Chance) -> Option<u64> {
+        let up = self.connections.iter().filter(|(_, connection)| connection.is_up);
+        let named = |connection: &Connection| {
+            format!("{} to {}", self.name_of(connection.client), connection.server)
+        };
+        chance.pick_named(up.map(|(&number, connection)| (named(connection), number)))
+    }
+
+    /// A fault is due: it happens, if it can.
+    pub(super) fn fault(&mut self, number: usize) {
+        let fault = self.plan[number].fault;
+        let mut chance = Chance::of(self.setting.seed, &format!("fault {number}"));
+        if self.has_happened(fault, &mut chance) {
+            self.faults.insert(fault);
+        }
+    }
+
+    fn has_happened(&mut self, fault: Fault, chance: &mut Chance) -> bool {
+        match fault {
+            Fault::Cut => {
+                let picked = self.pick_connection(chance);
+                picked.map(|number| self.cut(number)).is_some()
+            }
+            Fault::Slow => {
+                let picked = self.pick_connection(chance);
+                let connection = picked.and_then(|number| self.connections.get_mut(&number));
+                connection.map(|connection| connection.slow = true).is_some()
+            }
+            Fault::KillWorker | Fault::KillChief => {
+                let chief = fault == Fault::KillChief;
+                let killed = self.pick_alive(chance, |process| process.trainer.chief == chief);
+                let Some(number) = killed else { return false };
+                let task = self.processes[number].trainer.task;
+                self.end_process(number);
+                self.after(chance.millis(10, 2000), Event::Start(task));
+                true
+            }
+            Fault::KillOwner => self.kill_task(0, chance.millis(10, 1500)),
+            Fault::KillShards => {
+                let others = u64::from(self.setting.tasks) - 1;
+                let draw = chance.next();
+                others > 0 && self.kill_task(1 + (draw % others) as u32, chance.millis(10, 1500))
+            }
+            Fault::Pause | Fault::Ghost => {
+                let Some(number) = self.pick_alive(chance, |_| true) else { return false };
+                let time = LEASE + chance.millis(100, 2500);
+                self.processes[number].paused_until = Some(self.now + time);
+                if fault == Fault::Ghost {
+                    let task = self.processes[number].trainer.task;
+                    self.after(chance.millis(10, 1000), Event::Start(task));
+                }
+                true
+            }
+            Fault::Leave => {
+                let leaves = self.pick_alive(chance, |process| !process.trainer.chief);
+                leaves.map(|number| self.processes[number].trainer.leaves = true).is_some()
+            }
+            Fault::Hold => {
+                let holds = self.pick_alive(chance, |process| process.trainer.holds.is_none());
+                let timeout = self.setting.token_timeout.unwrap_or(LEASE);
+                let time = timeout + chance.millis(50, 1000);
+                holds.map(|number| self.processes[number].trainer.holds = Some(time)).is_some()
+            }
+            Fault::Cancel => {
+                let now = self.now;
+                let Some(number) = self.pick_alive(chance, |_| true) else { return false };
+                let Process { door, trainer, .. } = &mut self.processes[number];
+                let cancelled = trainer.cancel(now, door, &mut self.checker);
+                self.settle_process(number);
+                cancelled
+            }
+            Fault::Half | Fault::Late => false,
+        }
+    }
+
+    pub(super) fn heal(&mut self) {
+        self.healed = true;
+        self.connections.values_mut().for_each(|connection| connection.slow = false);
+    }
+}

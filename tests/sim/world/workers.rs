@@ -1,0 +1,169 @@
+//! The processes of workers.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pushpull_worker::simulation as worker;
+
+use super::{Event, Process, World};
+use crate::chance::Chance;
+use crate::network::{Client, Item, Way};
+use crate::trainer::{Does, Phase, Trainer};
+
+impl Process {
+    /// What it is called, whatever else happens.
+    pub(super) fn name(&self) -> String {
+        format!("process {} of worker {}", self.life, self.trainer.task)
+    }
+}
+
+impl World {
+    pub(super) fn start_worker(&mut self, task: u32) {
+        let number = self.processes.len();
+        let of_task = self.processes.iter().filter(|other| other.trainer.task == task);
+        let life = 1 + of_task.count() as u64;
+        let name = format!("process {life} of worker {task}");
+        let mut chance = Chance::of(self.setting.seed, &name);
+        let incarnation = 1000 * u64::from(task) + 2 * life + chance.between(0, 1);
+        let trainer = Trainer::new(task, &self.setting, incarnation, &mut chance);
+        let catalogue = Arc::clone(&self.setting.catalogue);
+        let cluster = &self.setting.cluster;
+        let door = worker::Door::new(
+            cluster,
+            task,
+            task == 0,
+            incarnation,
+            catalogue,
+            self.setting.part_bytes,
+        );
+        self.processes.push(Process {
+            door,
+            trainer,
+            links: BTreeMap::new(),
+            armed: None,
+            paused_until: None,
+            is_alive: true,
+            life,
+            chance,
+        });
+        let process = &mut self.processes[number];
+        process.trainer.begin(self.now, &mut process.door);
+        self.settle_process(number);
+    }
+
+    pub(super) fn with_process(&mut self, process: usize, act: impl FnOnce(&mut worker::Door)) {
+        if self.processes[process].is_alive {
+            act(&mut self.processes[process].door);
+            self.settle_process(process);
+        }
+    }
+
+    /// Does what a session wants done, until it wants nothing more.
+    pub(super) fn settle_process(&mut self, number: usize) {
+        let now = self.now;
+        while let Some(event) = self.processes[number].door.poll() {
+            match event {
+                worker::Event::Connect { link, shard } => {
+                    let client = Client::Worker { process: number, link };
+                    let connection = self.open(client, shard);
+                    self.processes[number].links.insert(link, connection);
+                }
+                worker::Event::Disconnect { link } => {
+                    if let Some(connection) = self.processes[number].links.remove(&link) {
+                        self.drop_connection(connection);
+                    }
+                }
+                worker::Event::Send { link, frame } => {
+                    if let Some(&connection) = self.processes[number].links.get(&link) {
+                        self.send(connection, Way::There, Item::Bytes(frame.into()));
+                    }
+                }
+                worker::Event::Reply { op, reply } => {
+                    self.trace.note(|| format!("  process {number} is answered {}", short(&reply)));
+                    let Process { door, trainer, chance, .. } = &mut self.processes[number];
+                    let checker = &mut self.checker;
+                    let does = trainer.hear(now, door, op, reply, checker, chance);
+                    match does {
+                        None => {}
+                        Some(Does::Gradient(time)) => {
+                            self.after(time, Event::Computed(number));
+                        }
+                        Some(Does::Aside(time)) => {
+                            self.after(time, Event::ComputedAside(number));
+                        }
+                        Some(Does::Pause(time, op)) => self.after(time, Event::Again(number, op)),
+                    }
+                    if self.processes[number].trainer.is_over() {
+                        self.end_process(number);
+                        return;
+                    }
+                }
+            }
+        }
+        if self.processes[number].trainer.is_over() {
+            return self.end_process(number);
+        }
+        let process = &mut self.processes[number];
+        let wake = process.door.wake_at(now).max(now + Duration::from_micros(1));
+        if process.armed.is_none_or(|(armed, _)| wake < armed) {
+            if let Some(later) = process.armed {
+                self.queue.remove(&later);
+            }
+            let key = self.at(wake, Event::Wake(number));
+            self.processes[number].armed = Some(key);
+        }
+    }
+
+    pub(super) fn computed(&mut self, number: usize, aside: bool) {
+        let process = &mut self.processes[number];
+        if process.is_alive {
+            let Process { door, trainer, chance, .. } = process;
+            let (now, setting, checker) = (self.now, &self.setting, &mut self.checker);
+            match aside {
+                true => trainer.push_aside(now, door, setting, checker, chance),
+                false => trainer.push(now, door, setting, checker, chance),
+            }
+            self.settle_process(number);
+        }
+    }
+
+    pub(super) fn again(&mut self, number: usize, op: u64) {
+        let process = &mut self.processes[number];
+        if process.is_alive {
+            process.trainer.again(self.now, &mut process.door, op, &mut self.checker);
+            self.settle_process(number);
+        }
+    }
+
+    /// A process ends by itself, or is killed.
+    pub(super) fn end_process(&mut self, number: usize) {
+        let process = &mut self.processes[number];
+        process.is_alive = false;
+        let fenced = process.trainer.phase == Phase::Fenced;
+        let links: Vec<u64> = std::mem::take(&mut process.links).into_values().collect();
+        for connection in links {
+            self.drop_connection(connection);
+        }
+        let Process { trainer, chance, .. } = &mut self.processes[number];
+        let task = trainer.task;
+        if trainer.phase == (Phase::Left { ended: false }) && self.setting.waits() {
+            let delay = chance.millis(300, 3000);
+            self.after(delay, Event::Start(task));
+        }
+        // Of two that have never been welcome, the last to say hello is the newer one.
+        let of_task = self.processes.iter().filter(|other| other.trainer.task == task);
+        assert!(
+            !fenced || of_task.count() > 1,
+            "process {number} of worker {task} is fenced by nobody"
+        );
+    }
+}
+
+fn short(reply: &Result<worker::Answer, pushpull_worker::Error>) -> String {
+    match reply {
+        Ok(worker::Answer::Pulled(_, step)) => format!("values of step {step}"),
+        Ok(answer) => format!("{answer:?}"),
+        Err(error) => format!("{error}"),
+    }
+}
