@@ -6,11 +6,12 @@ use super::{ApplyAt, Dense, Fault, Optimizer, SlotSpec, fraction, loops, not_neg
 /// Adadelta: `a = r a + (1-r) g^2`, `d = sqrt(u + e) / sqrt(a + e) g`, `w -= lr d`,
 /// `u = r u + (1-r) d^2`.
 ///
-/// Two slots, both starting at 0: `accum` (`a`), in the unit of the gradient's square, and `accum_update`
-/// (`u`), in that of the value's.
+/// Two slots, both starting at 0: `accum` (`a`), in the unit of the gradient's square, and
+/// `accum_update` (`u`), in that of the value's.
 ///
-/// The paper has no learning rate, which is a learning rate of 1 here; TensorFlow's default of 0.001
-/// makes the first steps tiny. What is gathered in `accum_update` is the step before the learning rate.
+/// The paper has no learning rate, which is a learning rate of 1 here; TensorFlow's default of
+/// 0.001 makes the first steps tiny. What is gathered in `accum_update` is the step before the
+/// learning rate.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Adadelta {
     learning_rate: f64,
@@ -24,12 +25,13 @@ impl Adadelta {
         Adadelta { learning_rate, rho: 0.95, epsilon: 1e-8 }
     }
 
-    /// The decay of both slots by each update, in `[0, 1)`. [0.95]
+    /// The decay of both slots by each update, in `[0, 1)`. Default: 0.95.
     pub const fn rho(self, rho: f64) -> Self {
         Adadelta { rho, ..self }
     }
 
-    /// What is added within both roots, above 0: it sizes the first steps. [1e-8; the paper has 1e-6]
+    /// What is added within both roots, above 0: it sizes the first steps. Default: 1e-8; the paper
+    /// has 1e-6.
     pub const fn epsilon(self, epsilon: f64) -> Self {
         Adadelta { epsilon, ..self }
     }

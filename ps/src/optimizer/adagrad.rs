@@ -1,16 +1,17 @@
-//! Adagrad (Duchi, Hazan and Singer, 2011, the diagonal form), as TensorFlow computes it: a start above
-//! zero and no epsilon.
+//! Adagrad (Duchi, Hazan and Singer, 2011, the diagonal form), as TensorFlow computes it: a start
+//! above zero and no epsilon.
 
 use super::kernel::{Elements, Float, Rule};
 use super::{ApplyAt, Dense, Fault, Optimizer, SlotSpec, loops, not_negative, positive};
 
 /// Adagrad: `a += g^2`, `w -= lr g / sqrt(a)`.
 ///
-/// One slot, `accumulator`, starting at 0.1, in the unit of the gradient's square. It never falls: steps
-/// only grow smaller.
+/// One slot, `accumulator`, starting at 0.1, in the unit of the gradient's square. It never falls:
+/// steps only grow smaller.
 ///
-/// The paper adds a small number to the root, as Keras does (1e-7, and within the root). TensorFlow 1
-/// adds nothing: what the slot starts with keeps the division from zero, and damps the first steps.
+/// The paper adds a small number to the root, as Keras does (1e-7, and within the root). TensorFlow
+/// 1 adds nothing: what the slot starts with keeps the division from zero, and damps the first
+/// steps.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Adagrad {
     learning_rate: f64,
@@ -23,7 +24,7 @@ impl Adagrad {
         Adagrad { learning_rate, slots: [SlotSpec::new("accumulator", 0.1)] }
     }
 
-    /// What the slot starts with: above 0, in the unit of the gradient's square. [0.1]
+    /// What the slot starts with: above 0, in the unit of the gradient's square. Default: 0.1.
     pub const fn initial_accumulator(self, initial: f64) -> Self {
         Adagrad { slots: [SlotSpec::new("accumulator", initial)], ..self }
     }

@@ -1,4 +1,5 @@
-//! Adam with decoupled weight decay (Loshchilov and Hutter, 2019, algorithm 2), as Keras computes it.
+//! Adam with decoupled weight decay (Loshchilov and Hutter, 2019, algorithm 2), as Keras computes
+//! it.
 
 use super::adam::{self, Adam};
 use super::kernel::{Elements, Float, Rule};
@@ -8,10 +9,11 @@ use super::{ApplyAt, Dense, Fault, Optimizer, SlotSpec, loops, not_negative};
 ///
 /// Two slots, `m` and `v`, both starting at 0: the decay is no part of the moments.
 ///
-/// The paper multiplies the decay with a schedule alone, and the step with schedule and learning rate.
-/// TensorFlow 2 (Keras) multiplies both with the learning rate, and so does this: a decay `d` of the
-/// paper is `d / lr` here. All trainable variables decay. The rest is as in [`Adam`], whose epsilon
-/// stands outside the root and beside the corrected step size, not beside the corrected moments.
+/// The paper multiplies the decay with a schedule alone, and the step with schedule and learning
+/// rate. TensorFlow 2 (Keras) multiplies both with the learning rate, and so does this: a decay `d`
+/// of the paper is `d / lr` here. All trainable variables decay. The rest is as in [`Adam`], whose
+/// epsilon stands outside the root and beside the corrected step size, not beside the corrected
+/// moments.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdamW {
     adam: Adam,
@@ -19,23 +21,23 @@ pub struct AdamW {
 }
 
 impl AdamW {
-    /// The rule at this learning rate, with the defaults of Keras: a weight decay of 0.004, beta1 0.9,
-    /// beta2 0.999 and epsilon 1e-7.
+    /// The rule at this learning rate, with the defaults of Keras: a weight decay of 0.004, beta1
+    /// 0.9, beta2 0.999 and epsilon 1e-7.
     pub const fn new(learning_rate: f64) -> Self {
         AdamW { adam: Adam::new(learning_rate).epsilon(1e-7), weight_decay: 0.004 }
     }
 
-    /// Which share of a weight is lost by an update at learning rate 1. [0.004]
+    /// Which share of a weight is lost by an update at learning rate 1. Default: 0.004.
     pub const fn weight_decay(self, weight_decay: f64) -> Self {
         AdamW { weight_decay, ..self }
     }
 
-    /// The decay of the first and of the second moment, each in `[0, 1)`. [0.9, 0.999]
+    /// The decay of the first and of the second moment, each in `[0, 1)`. Default: 0.9, 0.999.
     pub const fn betas(self, beta1: f64, beta2: f64) -> Self {
         AdamW { adam: self.adam.betas(beta1, beta2), ..self }
     }
 
-    /// What keeps the division from zero, in the unit of the gradient. [1e-7]
+    /// What keeps the division from zero, in the unit of the gradient. Default: 1e-7.
     pub const fn epsilon(self, epsilon: f64) -> Self {
         AdamW { adam: self.adam.epsilon(epsilon), ..self }
     }

@@ -20,13 +20,14 @@ use super::{
 /// Two slots: `accum` (`n`), starting at 0.1, in the unit of the gradient's square; `linear` (`z`),
 /// starting at 0, in that of the gradient.
 ///
-/// A value is made anew of `z` by every update: what a variable starts with is forgotten by the first, so
-/// that its initializer should give zeros. The paper divides by `(beta + sqrt(n)) / lr + l2`; here, as in
-/// TensorFlow, l2 and shrinkage count twice, `n` starts above 0, and beta is 0. The shrinkage is no part of
-/// `n`. A root is taken for `p = 0.5`; other powers are the platform's `pow`, with its last digit, and cost
-/// some fifteen times as much. With a slot that starts at 0 and no l2, a gradient so small that its square is 0 makes a value
-/// infinite. A smaller learning rate would move all that the gradients before have added up to, and so
-/// stale gradients cannot be damped.
+/// A value is made anew of `z` by every update: what a variable starts with is forgotten by the
+/// first, so that its initializer should give zeros. The paper divides by `(beta + sqrt(n)) / lr +
+/// l2`; here, as in TensorFlow, l2 and shrinkage count twice, `n` starts above 0, and beta is 0.
+/// The shrinkage is no part of `n`. A root is taken for `p = 0.5`; other powers are the platform's
+/// `pow`, with its last digit, and cost some fifteen times as much. With a slot that starts at 0
+/// and no l2, a gradient so small that its square is 0 makes a value infinite. A smaller learning
+/// rate would move all that the gradients before have added up to, and so stale gradients cannot be
+/// damped.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ftrl {
     learning_rate: f64,
@@ -44,8 +45,8 @@ const fn slots(initial: f64) -> [SlotSpec; 2] {
 }
 
 impl Ftrl {
-    /// FTRL at this learning rate, which is above 0 and has no default, with a power of -0.5, a slot that
-    /// starts at 0.1, and no regularization.
+    /// FTRL at this learning rate, which is above 0 and has no default, with a power of -0.5, a
+    /// slot that starts at 0.1, and no regularization.
     pub const fn new(learning_rate: f64) -> Self {
         Ftrl {
             learning_rate,
@@ -58,33 +59,35 @@ impl Ftrl {
         }
     }
 
-    /// The power of the squares' sum with which steps become smaller, not above 0; 0 keeps the learning
-    /// rate as it is. [-0.5]
+    /// The power of the squares' sum with which steps become smaller, not above 0; 0 keeps the
+    /// learning rate as it is. Default: -0.5.
     pub const fn learning_rate_power(self, power: f64) -> Self {
         Ftrl { learning_rate_power: power, ..self }
     }
 
-    /// What `accum` starts with, not below 0, in the unit of the gradient's square. [0.1]
+    /// What `accum` starts with, not below 0, in the unit of the gradient's square. Default: 0.1.
     pub const fn initial_accumulator(self, initial: f64) -> Self {
         Ftrl { slots: slots(initial), ..self }
     }
 
-    /// How far the gradients must add up before a weight leaves 0, in their unit, not below 0. [0]
+    /// How far the gradients must add up before a weight leaves 0, in their unit, not below 0.
+    /// Default: 0.
     pub const fn l1(self, l1: f64) -> Self {
         Ftrl { l1, ..self }
     }
 
-    /// The factor of the squared weight in the loss, not below 0. [0]
+    /// The factor of the squared weight in the loss, not below 0. Default: 0.
     pub const fn l2(self, l2: f64) -> Self {
         Ftrl { l2, ..self }
     }
 
-    /// The same as an addition to each gradient, which `accum` does not see, not below 0. [0]
+    /// The same as an addition to each gradient, which `accum` does not see, not below 0. Default:
+    /// 0.
     pub const fn l2_shrinkage(self, l2_shrinkage: f64) -> Self {
         Ftrl { l2_shrinkage, ..self }
     }
 
-    /// What the paper adds to the root, in the unit of the gradient, not below 0. [0]
+    /// What the paper adds to the root, in the unit of the gradient, not below 0. Default: 0.
     pub const fn beta(self, beta: f64) -> Self {
         Ftrl { beta, ..self }
     }

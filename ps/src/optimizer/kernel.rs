@@ -1,10 +1,11 @@
 //! The vector loops, compiled once for the baseline and once for AVX2, chosen at run time.
 //!
 //! A rule says what one element and its slots become. Two drivers take it over runs, a line of
-//! elements at a time: one changes them in place, the other writes what they become to another place,
-//! past the cache. A line is read whole before any of it is written, and its loop has a fixed length, so
-//! that the compiler makes vectors of it. It never contracts a multiplication and an addition into one
-//! rounding by itself, so that every tier and both drivers compute the same bits; `mul_add` would not.
+//! elements at a time: one changes them in place, the other writes what they become to another
+//! place, past the cache. A line is read whole before any of it is written, and its loop has a
+//! fixed length, so that the compiler makes vectors of it. It never contracts a multiplication and
+//! an addition into one rounding by itself, so that every tier and both drivers compute the same
+//! bits; `mul_add` would not.
 //!
 //! This is one of the few files that may hold `unsafe` code.
 
@@ -12,7 +13,8 @@ use std::ops::{Add, Div, Mul, Sub};
 
 use super::{Run, StreamRun};
 
-/// The arithmetic of a rule with so many slots, its hyperparameters rounded to the type of the elements.
+/// The arithmetic of a rule with so many slots, its hyperparameters rounded to the type of the
+/// elements.
 pub(super) trait Rule<F, const SLOTS: usize>: Copy {
     /// What an element and its slots become by a gradient. Implementations are `#[inline(always)]`:
     /// what is not inlined is not compiled for AVX2.
@@ -28,8 +30,8 @@ pub(super) trait Elements<F> {
     fn update<R: Rule<F, S>, const S: usize>(self, rule: R);
 }
 
-/// A floating-point type. Every operation rounds as IEEE 754 has it, and so gives the same bits on every
-/// machine, but for `pow`: the last digit is the platform's.
+/// A floating-point type. Every operation rounds as IEEE 754 has it, and so gives the same bits on
+/// every machine, but for `pow`: the last digit is the platform's.
 pub(super) trait Float:
     bytemuck::Pod
     + Default

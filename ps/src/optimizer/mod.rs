@@ -1,9 +1,9 @@
 //! How a gradient changes a variable: one trait, and one file per rule.
 //!
 //! Each rule computes what TensorFlow's operation of that name does, in the same order, with two
-//! differences in the last digits: `1 - beta` and the like are rounded from `f64` once, where TensorFlow
-//! subtracts in the variable's type, and a reciprocal root is a root and a division. Defaults are those
-//! of the classes of TensorFlow 1; Keras has others.
+//! differences in the last digits: `1 - beta` and the like are rounded from `f64` once, where
+//! TensorFlow subtracts in the variable's type, and a reciprocal root is a root and a division.
+//! Defaults are those of the classes of TensorFlow 1; Keras has others.
 
 mod adadelta;
 mod adagrad;
@@ -123,8 +123,8 @@ pub trait Optimizer: fmt::Debug + Send + Sync + 'static {
     /// Changes a run of a variable of `f64`.
     fn apply_f64(&self, at: ApplyAt, run: Run<'_, f64>);
 
-    /// The same as `apply_f32`, from one place to another; `false` if the rule has no such loop, and
-    /// nothing was done. The rules here have one: it saves a pass over the values.
+    /// The same as `apply_f32`, from one place to another; `false` if the rule has no such loop,
+    /// and nothing was done. The rules here have one: it saves a pass over the values.
     #[doc(hidden)]
     fn stream_f32(&self, _at: ApplyAt, _run: StreamRun<'_, f32>) -> bool {
         false
@@ -136,9 +136,9 @@ pub trait Optimizer: fmt::Debug + Send + Sync + 'static {
         false
     }
 
-    /// Whether the rule multiplies its learning rate by [`ApplyAt::rate`]. Only rules that do can be
-    /// used with [`crate::StalenessPolicy::Damp`]: a smaller gradient is not the same as a smaller
-    /// step for a rule that divides by how large gradients are.
+    /// Whether the rule multiplies its learning rate by [`ApplyAt::rate`]. Only rules that do can
+    /// be used with [`crate::StalenessPolicy::Damp`]: a smaller gradient is not the same as a
+    /// smaller step for a rule that divides by how large gradients are.
     fn scales_rate(&self) -> bool {
         false
     }

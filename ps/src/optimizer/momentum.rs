@@ -1,5 +1,5 @@
-//! Momentum (Polyak, 1964) and Nesterov momentum (Sutskever and others, 2013), as TensorFlow computes
-//! them: the learning rate is no part of the slot.
+//! Momentum (Polyak, 1964) and Nesterov momentum (Sutskever and others, 2013), as TensorFlow
+//! computes them: the learning rate is no part of the slot.
 
 use super::kernel::{Elements, Float, Rule};
 use super::{ApplyAt, Dense, Fault, Optimizer, SlotSpec, fraction, loops, not_negative};
@@ -8,10 +8,10 @@ use super::{ApplyAt, Dense, Fault, Optimizer, SlotSpec, fraction, loops, not_neg
 ///
 /// One slot, `momentum`, starting at 0, in the unit of the gradient.
 ///
-/// The papers, and Keras, have the learning rate in the slot (`m = u m - lr g`, `w += m`). That is the
-/// same for a learning rate that does not change; here, as in TensorFlow 1, a change of it counts at
-/// once, for what has gathered too. TensorFlow has Nesterov's momentum as a switch of the one rule;
-/// here they are two kinds, `momentum` and `nesterov`, so that ps tasks cannot mix them.
+/// The papers, and Keras, have the learning rate in the slot (`m = u m - lr g`, `w += m`). That is
+/// the same for a learning rate that does not change; here, as in TensorFlow 1, a change of it
+/// counts at once, for what has gathered too. TensorFlow has Nesterov's momentum as a switch of the
+/// one rule; here they are two kinds, `momentum` and `nesterov`, so that ps tasks cannot mix them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Momentum {
     learning_rate: f64,
@@ -20,14 +20,14 @@ pub struct Momentum {
 }
 
 impl Momentum {
-    /// Momentum at this learning rate, with so much of the slot kept by each update, in `[0, 1)`. Neither
-    /// has a default; 0.9 is common, which is as if each gradient counted ten times.
+    /// Momentum at this learning rate, with so much of the slot kept by each update, in `[0, 1)`.
+    /// Neither has a default; 0.9 is common, which is as if each gradient counted ten times.
     pub const fn new(learning_rate: f64, momentum: f64) -> Self {
         Momentum { learning_rate, momentum, nesterov: false }
     }
 
-    /// The same with Nesterov's look ahead: the gradient counts as if the values had already gone on
-    /// by the momentum.
+    /// The same with Nesterov's look ahead: the gradient counts as if the values had already gone
+    /// on by the momentum.
     pub const fn nesterov(learning_rate: f64, momentum: f64) -> Self {
         Momentum { learning_rate, momentum, nesterov: true }
     }

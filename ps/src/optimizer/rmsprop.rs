@@ -1,20 +1,21 @@
-//! RMSProp (Tieleman and Hinton, 2012, lecture 6.5), with momentum and centered (Graves, 2013, section
-//! 4.2), as TensorFlow computes it: the slot starts at one, and epsilon stands within the root.
+//! RMSProp (Tieleman and Hinton, 2012, lecture 6.5), with momentum and centered (Graves, 2013,
+//! section 4.2), as TensorFlow computes it: the slot starts at one, and epsilon stands within the
+//! root.
 
 use super::kernel::{Elements, Float, Rule};
 use super::{ApplyAt, Dense, Fault, Optimizer, SlotSpec, fraction, loops, not_negative, positive};
 
-/// RMSProp: `r += (1-d) (g^2 - r)`, `m = u m + lr g / sqrt(r + e)`, `w -= m`. Centered, with the gradient's
-/// variance for its square: `c += (1-d) (g - c)` and `sqrt(r - c^2 + e)`.
+/// RMSProp: `r += (1-d) (g^2 - r)`, `m = u m + lr g / sqrt(r + e)`, `w -= m`. Centered, with the
+/// gradient's variance for its square: `c += (1-d) (g - c)` and `sqrt(r - c^2 + e)`.
 ///
-/// Slots: `rms` (`r`), starting at **1**, in the unit of the gradient's square; `momentum` (`m`), starting at
-/// 0, in that of the value, kept for a momentum of 0 too; centered also `mg` (`c`), starting at 0, in that
-/// of the gradient.
+/// Slots: `rms` (`r`), starting at **1**, in the unit of the gradient's square; `momentum` (`m`),
+/// starting at 0, in that of the value, kept for a momentum of 0 too; centered also `mg` (`c`),
+/// starting at 0, in that of the gradient.
 ///
-/// The lecture starts `rms` at 0, as Keras does; that it starts at 1 here, as in TensorFlow 1, damps the
-/// first steps. The learning rate is a part of `momentum`, other than in [`Momentum`](super::Momentum).
-/// Where rounding makes the variance negative, TensorFlow takes the root all the same, and gets NaN or a
-/// step without bound; here the variance is then 0.
+/// The lecture starts `rms` at 0, as Keras does; that it starts at 1 here, as in TensorFlow 1,
+/// damps the first steps. The learning rate is a part of `momentum`, other than in
+/// [`Momentum`](super::Momentum). Where rounding makes the variance negative, TensorFlow takes the
+/// root all the same, and gets NaN or a step without bound; here the variance is then 0.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RmsProp {
     learning_rate: f64,
@@ -25,23 +26,24 @@ pub struct RmsProp {
 }
 
 impl RmsProp {
-    /// RMSProp at this learning rate, which has no default, with a decay of 0.9, no momentum and epsilon
-    /// 1e-10, not centered.
+    /// RMSProp at this learning rate, which has no default, with a decay of 0.9, no momentum and
+    /// epsilon 1e-10, not centered.
     pub const fn new(learning_rate: f64) -> Self {
         RmsProp { learning_rate, decay: 0.9, momentum: 0.0, epsilon: 1e-10, centered: false }
     }
 
-    /// How much of the mean square, and of the mean, each update keeps, in `[0, 1)`. [0.9]
+    /// How much of the mean square, and of the mean, each update keeps, in `[0, 1)`. Default: 0.9.
     pub const fn decay(self, decay: f64) -> Self {
         RmsProp { decay, ..self }
     }
 
-    /// How much of the step before is in the next, in `[0, 1)`. [0]
+    /// How much of the step before is in the next, in `[0, 1)`. Default: 0.
     pub const fn momentum(self, momentum: f64) -> Self {
         RmsProp { momentum, ..self }
     }
 
-    /// What is added within the root, above 0, in the unit of the gradient's square. [1e-10]
+    /// What is added within the root, above 0, in the unit of the gradient's square. Default:
+    /// 1e-10.
     pub const fn epsilon(self, epsilon: f64) -> Self {
         RmsProp { epsilon, ..self }
     }
