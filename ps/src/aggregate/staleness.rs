@@ -30,14 +30,14 @@ pub enum StalenessPolicy {
     /// values that a gradient was computed from, it is taken as it is and counted in
     /// [`crate::Metrics::gradients_uncompensated`].
     DelayCompensation {
-        /// How much is added: finite and not negative. The paper's is
+        /// How much is added: finite and not negative. A usual one is
         /// [`StalenessPolicy::LAMBDA`].
         lambda: f64,
     },
 }
 
 impl StalenessPolicy {
-    /// The lambda of the paper's constant variant: 0.04.
+    /// The lambda that MXNet's `DCASGD` takes if it is told none: 0.04.
     pub const LAMBDA: f64 = 0.04;
 
     /// The value that cannot be used, and why.
