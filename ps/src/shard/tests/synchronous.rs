@@ -384,6 +384,43 @@ fn a_worker_that_is_started_a_hundred_times_is_one_replica() {
 }
 
 #[test]
+fn a_chief_that_is_killed_and_started_again_goes_on_at_the_same_step() {
+    for admitted in [false, true] {
+        let mut cluster = Cluster::new(2, synchronous(2, 2), |config| config);
+        let (a, b) = (cluster.token(0), cluster.token(1));
+        cluster.push(0, a, 1.0);
+        cluster.push(1, b, 3.0);
+        assert_eq!(cluster.values(1), (-2.0, -2.0));
+        // In the middle of the next step: the chief is the first replica.
+        let (a, b) = (cluster.token(0), cluster.token(1));
+        if admitted {
+            assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(1));
+        }
+        let before = cluster.world.now;
+        cluster.restart(0);
+        // It finds the variables as they are, declared and with their values.
+        let catalogue = cluster.world.catalogue.clone();
+        for line in cluster.replicas[0].lines.clone() {
+            let declared = cluster.world.declare(line, &catalogue);
+            let Message::Declared(declared) = declared else { panic!("{declared:?}") };
+            let digest = catalogue.digest();
+            assert_eq!(declared.state, message::CatalogueState::Ready { digest });
+            assert_eq!(declared.restore_epoch.0, 1, "nothing was begun anew");
+        }
+        // What it had given to the step stays; what it had not is asked for again.
+        if !admitted {
+            let a = cluster.token(0);
+            assert_eq!(a.step.0, 1, "the same step");
+            assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(1));
+        }
+        assert_eq!(cluster.push(1, b, 3.0), ACCEPTED(1));
+        assert_eq!(cluster.values(2), (-4.0, -4.0));
+        assert_eq!(cluster.token(0).step.0, 2);
+        assert_eq!(cluster.world.now, before, "nobody has waited for a lease");
+    }
+}
+
+#[test]
 fn the_step_owner_may_be_killed_between_admission_and_commit() {
     for shards in [1, 2] {
         let mut cluster = Cluster::new(shards, synchronous(2, 2), |config| config);
