@@ -8,18 +8,24 @@ use super::{ApplyAt, Dense, Fault, Optimizer, SlotSpec, fraction, loops, not_neg
 /// `a = lr sqrt(1 - b2^t) / (1 - b1^t)`, where `t` counts the gradients the shard has applied.
 ///
 /// Two slots, `m` and `v`, both starting at 0.
+///
+/// A push of some rows changes all, as in TensorFlow: where there is no gradient, both moments decay
+/// and the value goes on by what is left of them. That costs as much as a push of the whole
+/// variable. [`Adam::lazy`] changes the rows that are pushed and no other; it is another rule, of
+/// the kind `lazy_adam`, so that ps tasks cannot mix them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Adam {
     learning_rate: f64,
     beta1: f64,
     beta2: f64,
     epsilon: f64,
+    lazy: bool,
 }
 
 impl Adam {
     /// Adam at this learning rate, with beta1 0.9, beta2 0.999 and epsilon 1e-8.
     pub const fn new(learning_rate: f64) -> Self {
-        Adam { learning_rate, beta1: 0.9, beta2: 0.999, epsilon: 1e-8 }
+        Adam { learning_rate, beta1: 0.9, beta2: 0.999, epsilon: 1e-8, lazy: false }
     }
 
     /// The decay of the first and of the second moment, each in `[0, 1)`.
@@ -30,6 +36,13 @@ impl Adam {
     /// What keeps the division from zero.
     pub const fn epsilon(self, epsilon: f64) -> Self {
         Adam { epsilon, ..self }
+    }
+
+    /// The same but for pushes of rows, which leave other rows and their moments as they are
+    /// (`LazyAdam` of TensorFlow 1). A row that is seldom pushed then keeps its moments for as
+    /// long, and moves less; `t` counts the gradients of the shard, not of the row.
+    pub const fn lazy(self) -> Self {
+        Adam { lazy: true, ..self }
     }
 
     pub(super) const fn learning_rate(&self) -> f64 {
@@ -67,7 +80,7 @@ pub(super) const SLOTS: [SlotSpec; 2] = [SlotSpec::new("m", 0.0), SlotSpec::new(
 
 impl Optimizer for Adam {
     fn kind(&self) -> &'static str {
-        "adam"
+        if self.lazy { "lazy_adam" } else { "adam" }
     }
 
     fn slots(&self) -> &[SlotSpec] {
@@ -78,6 +91,10 @@ impl Optimizer for Adam {
 
     fn scales_rate(&self) -> bool {
         true
+    }
+
+    fn moves_absent_rows(&self) -> bool {
+        !self.lazy
     }
 
     fn fault(&self) -> Fault {

@@ -13,7 +13,7 @@ use super::{ApplyAt, Dense, Fault, Optimizer, SlotSpec, loops, not_negative};
 /// rate. TensorFlow 2 (Keras) multiplies both with the learning rate, and so does this: a decay `d`
 /// of the paper is `d / lr` here. All trainable variables decay. The rest is as in [`Adam`], whose
 /// epsilon stands outside the root and beside the corrected step size, not beside the corrected
-/// moments.
+/// moments. A push of some rows changes all, and all decay.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdamW {
     adam: Adam,
@@ -62,6 +62,10 @@ impl Optimizer for AdamW {
     loops!();
 
     fn scales_rate(&self) -> bool {
+        true
+    }
+
+    fn moves_absent_rows(&self) -> bool {
         true
     }
 

@@ -10,6 +10,8 @@ mod adagrad;
 mod adam;
 mod adamw;
 mod ftrl;
+#[cfg(test)]
+mod golden;
 mod kernel;
 mod momentum;
 mod rmsprop;
@@ -140,6 +142,13 @@ pub trait Optimizer: fmt::Debug + Send + Sync + 'static {
     /// be used with [`crate::StalenessPolicy::Damp`]: a smaller gradient is not the same as a
     /// smaller step for a rule that divides by how large gradients are.
     fn scales_rate(&self) -> bool {
+        false
+    }
+
+    /// Whether a push of some rows of a variable changes the others, too: for them, their gradient
+    /// is zero. Such a push costs as much as one of the whole variable. Without it, rows that are
+    /// not pushed keep their values and their slots.
+    fn moves_absent_rows(&self) -> bool {
         false
     }
 

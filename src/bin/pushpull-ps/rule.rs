@@ -26,13 +26,14 @@ pub(crate) struct RuleOptions {
     /// Divides by the root of the variance and not of the mean square: rmsprop.
     #[arg(long)]
     centered: bool,
-    /// The decay of the first moment: adam, adamw [0.9].
+    /// The decay of the first moment: adam, lazy_adam, adamw [0.9].
     #[arg(long)]
     beta1: Option<f64>,
-    /// The decay of the second moment: adam, adamw [0.999].
+    /// The decay of the second moment: adam, lazy_adam, adamw [0.999].
     #[arg(long)]
     beta2: Option<f64>,
-    /// What keeps a division from zero: adadelta [1e-8], rmsprop [1e-10], adam [1e-8], adamw [1e-7].
+    /// What keeps a division from zero: adadelta [1e-8], rmsprop [1e-10], adam and
+    /// lazy_adam [1e-8], adamw [1e-7].
     #[arg(long)]
     epsilon: Option<f64>,
     /// Which share of a weight is lost by an update at learning rate 1: adamw [0.004].
@@ -67,6 +68,8 @@ enum Rule {
     Adadelta,
     Rmsprop,
     Adam,
+    #[value(name = "lazy_adam")]
+    LazyAdam,
     Adamw,
     Ftrl,
 }
@@ -80,7 +83,7 @@ impl Rule {
             Rule::Adagrad => &["--initial-accumulator"],
             Rule::Adadelta => &["--rho", "--epsilon"],
             Rule::Rmsprop => &["--rho", "--momentum", "--epsilon", "--centered"],
-            Rule::Adam => &["--beta1", "--beta2", "--epsilon"],
+            Rule::Adam | Rule::LazyAdam => &["--beta1", "--beta2", "--epsilon"],
             Rule::Adamw => &["--beta1", "--beta2", "--epsilon", "--weight-decay"],
             Rule::Ftrl => &[
                 "--initial-accumulator",
@@ -111,6 +114,7 @@ impl RuleOptions {
             Rule::Adadelta => PsConfig::new(cluster, task, self.adadelta(rate)),
             Rule::Rmsprop => PsConfig::new(cluster, task, self.rmsprop(rate)),
             Rule::Adam => PsConfig::new(cluster, task, self.adam(rate)),
+            Rule::LazyAdam => PsConfig::new(cluster, task, self.adam(rate).lazy()),
             Rule::Adamw => PsConfig::new(cluster, task, self.adamw(rate)),
             Rule::Ftrl => PsConfig::new(cluster, task, self.ftrl(rate)),
         })
