@@ -15,6 +15,7 @@ mod golden;
 mod kernel;
 mod momentum;
 mod rmsprop;
+mod schedule;
 mod sgd;
 #[cfg(test)]
 mod tests;
@@ -30,6 +31,7 @@ pub use adamw::AdamW;
 pub use ftrl::Ftrl;
 pub use momentum::Momentum;
 pub use rmsprop::RmsProp;
+pub use schedule::Schedule;
 pub use sgd::Sgd;
 
 /// A slot: state that an optimizer keeps for every element of every trainable variable.

@@ -37,49 +37,65 @@ fn a_weight_is_zero_until_its_gradients_add_up_to_l1() {
     assert!(values[2] < 0.0 && values[3] < values[2], "{values:?}");
 }
 
+/// Every rule, at a learning rate.
+const RULES: [fn(Schedule) -> Box<dyn Optimizer>; 11] = [
+    |rate| Box::new(Sgd::new(rate)),
+    |rate| Box::new(Momentum::new(rate, 0.9)),
+    |rate| Box::new(Momentum::nesterov(rate, 0.9)),
+    |rate| Box::new(Adagrad::new(rate)),
+    |rate| Box::new(Adadelta::new(rate)),
+    |rate| Box::new(RmsProp::new(rate).momentum(0.9)),
+    |rate| Box::new(RmsProp::new(rate).centered()),
+    |rate| Box::new(Adam::new(rate)),
+    |rate| Box::new(Adam::new(rate).lazy()),
+    |rate| Box::new(AdamW::new(rate)),
+    |rate| Box::new(Ftrl::new(rate).beta(1.0)),
+];
+
+/// What values and slots become, in both types.
+fn updated(rule: &dyn Optimizer, at: ApplyAt) -> impl PartialEq + std::fmt::Debug + use<> {
+    let count = rule.slots().len();
+    let (mut wide, mut narrow) = ([1.0_f64, -2.0, 0.3], [1.0_f32, -2.0, 0.3]);
+    let mut wide_slots = vec![[0.5_f64; 3]; count];
+    let mut narrow_slots = vec![[0.5_f32; 3]; count];
+    let mut slots: Vec<&mut [f64]> = wide_slots.iter_mut().map(|slot| &mut slot[..]).collect();
+    let (values, slots) = (&mut wide[..], &mut slots[..]);
+    rule.apply_f64(at, Run { values, slots, gradient: &[0.1, 0.2, -0.7] });
+    let mut slots: Vec<&mut [f32]> = narrow_slots.iter_mut().map(|slot| &mut slot[..]).collect();
+    let (values, slots) = (&mut narrow[..], &mut slots[..]);
+    rule.apply_f32(at, Run { values, slots, gradient: &[0.1, 0.2, -0.7] });
+    (wide, narrow, wide_slots, narrow_slots)
+}
+
 #[test]
 fn a_part_of_the_rate_is_a_smaller_learning_rate_to_the_bit() {
-    let rules: [fn(f64) -> Box<dyn Optimizer>; 9] = [
-        |rate| Box::new(Sgd::new(rate)),
-        |rate| Box::new(Momentum::new(rate, 0.9)),
-        |rate| Box::new(Momentum::nesterov(rate, 0.9)),
-        |rate| Box::new(Adagrad::new(rate)),
-        |rate| Box::new(Adadelta::new(rate)),
-        |rate| Box::new(RmsProp::new(rate).momentum(0.9)),
-        |rate| Box::new(RmsProp::new(rate).centered()),
-        |rate| Box::new(Adam::new(rate)),
-        |rate| Box::new(AdamW::new(rate)),
-    ];
-    assert!(!Ftrl::new(0.1).scales_rate());
-    for rule in rules {
-        let apply = |rule: &dyn Optimizer, at: ApplyAt| {
-            let count = rule.slots().len();
-            let (mut wide, mut narrow) = ([1.0_f64, -2.0, 0.3], [1.0_f32, -2.0, 0.3]);
-            let mut wide_slots = vec![[0.5_f64; 3]; count];
-            let mut narrow_slots = vec![[0.5_f32; 3]; count];
-            let mut slots: Vec<&mut [f64]> =
-                wide_slots.iter_mut().map(|slot| &mut slot[..]).collect();
-            let (values, slots) = (&mut wide[..], &mut slots[..]);
-            rule.apply_f64(at, Run { values, slots, gradient: &[0.1, 0.2, -0.7] });
-            let mut slots: Vec<&mut [f32]> =
-                narrow_slots.iter_mut().map(|slot| &mut slot[..]).collect();
-            let (values, slots) = (&mut narrow[..], &mut slots[..]);
-            rule.apply_f32(at, Run { values, slots, gradient: &[0.1, 0.2, -0.7] });
-            (wide, narrow, wide_slots, narrow_slots)
-        };
-        let whole = rule(0.1);
-        assert!(whole.scales_rate());
+    for rule in RULES {
+        let whole = rule(0.1.into());
+        assert_eq!(whole.scales_rate(), whole.kind() != "ftrl");
         let at = ApplyAt::new(3, 0);
-        for part in [1.0, 0.5, 1.0 / 3.0, 0.1] {
-            let smaller = apply(&*rule(0.1 * part), at);
-            assert_eq!(apply(&*whole, at.at_rate(part)), smaller, "{part} of {whole:?}");
+        for part in [1.0, 0.5, 1.0 / 3.0, 0.1].into_iter().filter(|_| whole.scales_rate()) {
+            let smaller = updated(&*rule((0.1 * part).into()), at);
+            assert_eq!(updated(&*whole, at.at_rate(part)), smaller, "{part} of {whole:?}");
+        }
+    }
+}
+
+#[test]
+fn a_scheduled_rate_is_the_learning_rate_of_its_step_to_the_bit() {
+    for rule in RULES {
+        let scheduled = rule(Schedule::steps(0.1, [(7, 0.02)]).warm_up(2));
+        assert_eq!(scheduled.fault(), None);
+        for (step, rate) in [(0, 0.05), (1, 0.1), (9, 0.1), (10, 0.02)] {
+            let at = ApplyAt::new(3, step);
+            let expected = updated(&*rule(rate.into()), at);
+            assert_eq!(updated(&*scheduled, at), expected, "{scheduled:?} at {step}");
         }
     }
 }
 
 #[test]
 fn a_hyperparameter_that_cannot_be_used_is_named() {
-    let cases: [(Box<dyn Optimizer>, &str); 27] = [
+    let cases: [(Box<dyn Optimizer>, &str); 29] = [
         (Box::new(Sgd::new(f64::NAN)), "learning_rate"),
         (Box::new(Sgd::new(-0.1)), "learning_rate"),
         (Box::new(Adam::new(f64::INFINITY)), "learning_rate"),
@@ -101,6 +117,8 @@ fn a_hyperparameter_that_cannot_be_used_is_named() {
         (Box::new(AdamW::default().weight_decay(-0.1)), "weight_decay"),
         (Box::new(AdamW::default().betas(1.0, 0.9)), "beta1"),
         (Box::new(Ftrl::new(0.0)), "learning_rate"),
+        (Box::new(Ftrl::new(Schedule::cosine(0.1, 0.0, 5))), "learning_rate"),
+        (Box::new(AdamW::new(Schedule::cosine(0.1, 0.0, 0))), "decay_steps"),
         (Box::new(Ftrl::new(0.1).learning_rate_power(0.5)), "learning_rate_power"),
         (Box::new(Ftrl::new(0.1).initial_accumulator(-0.1)), "initial_accumulator"),
         (Box::new(Ftrl::new(0.1).l1(-1.0)), "l1"),
