@@ -133,7 +133,7 @@ impl RuleOptions {
 
     fn rate(&self) -> Schedule {
         let rate = self.learning_rate;
-        let course = self.schedule.as_ref().map(|course| course.from_rate(rate));
+        let course = self.schedule.as_ref().map(|course| course.starting_at(rate));
         course.unwrap_or(rate.into()).warm_up(self.warm_up)
     }
 

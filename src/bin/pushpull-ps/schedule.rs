@@ -15,7 +15,7 @@ pub(crate) enum Course {
 
 impl Course {
     /// The schedule that begins with a rate.
-    pub(crate) fn from_rate(&self, rate: f64) -> Schedule {
+    pub(crate) fn starting_at(&self, rate: f64) -> Schedule {
         match self {
             Course::Steps(then) => Schedule::steps(rate, then.iter().copied()),
             Course::Exponential(decay, steps) => Schedule::exponential(rate, *decay, *steps),
@@ -70,7 +70,7 @@ mod tests {
             ("cosine:0/10000", Schedule::cosine(0.1, 0.0, 10_000)),
         ];
         for (text, expected) in cases {
-            assert_eq!(text.parse::<Course>().unwrap().from_rate(0.1), expected);
+            assert_eq!(text.parse::<Course>().unwrap().starting_at(0.1), expected);
         }
     }
 
