@@ -1,7 +1,7 @@
 //! Gradients that are made smaller before they are pushed.
 
 use pushpull_common::ids::VariableId;
-use pushpull_common::tensor::DType;
+use pushpull_common::tensor::{DType, Element};
 
 use crate::error::ClipError;
 use crate::params::Gradients;
@@ -10,7 +10,8 @@ use crate::params::Gradients;
 /// those by norm another. Norms are summed up in `f64`, in an order that depends on the shapes alone.
 ///
 /// What is clipped is this replica's own gradient. In synchronous mode that bounds the mean as well:
-/// it is in no norm larger than the largest of what it is made of.
+/// it is in no norm larger than the largest of what it is made of. Rows of a sparse variable count as
+/// they are pushed: those of one number as their sum.
 impl Gradients {
     /// Bounds every element: `g = min(max(g, -bound), bound)`, with NaN left as it is.
     ///
@@ -61,7 +62,8 @@ impl Gradients {
     /// The Euclidean norm of all gradients together; not finite if an element is not, or one of `f64`
     /// has no finite square.
     pub fn global_norm(&self) -> f64 {
-        self.present().map(|id| self.squares_of(id)).sum::<f64>().sqrt()
+        let squares = self.ids().into_iter().map(|id| self.squares_of(id));
+        squares.fold(0.0, |sum, squares| sum + squares).sqrt()
     }
 
     /// Multiplies all gradients with a factor, rounded to each variable's type.
@@ -72,14 +74,17 @@ impl Gradients {
     }
 
     fn ids(&self) -> Vec<VariableId> {
-        self.present().collect()
+        self.present().chain(self.rows.keys().copied()).collect()
     }
 
     fn squares_of(&self, id: VariableId) -> f64 {
-        let bytes = &self.buffer.bytes()[self.plan.range(id)];
+        let bytes = match self.rows.get(&id) {
+            Some(rows) => rows.values(),
+            None => &self.buffer.bytes()[self.plan.range(id)],
+        };
         match self.plan.catalogue().variable(id).dtype() {
-            DType::F32 => squares::<f32>(bytemuck::cast_slice(bytes)),
-            DType::F64 => squares::<f64>(bytemuck::cast_slice(bytes)),
+            DType::F32 => squares::<f32>(bytes),
+            DType::F64 => squares::<f64>(bytes),
             _ => unreachable!("only floating-point variables have gradients"),
         }
     }
@@ -90,24 +95,32 @@ impl Gradients {
 
     /// Changes every element of a variable's gradient, by its type.
     fn change(&mut self, id: VariableId, narrow: impl Fn(f32) -> f32, wide: impl Fn(f64) -> f64) {
-        let bytes = &mut self.buffer.bytes_mut()[self.plan.range(id)];
         match self.plan.catalogue().variable(id).dtype() {
-            DType::F32 => {
-                bytemuck::cast_slice_mut(bytes).iter_mut().for_each(|g| *g = narrow(*g));
-            }
-            DType::F64 => bytemuck::cast_slice_mut(bytes).iter_mut().for_each(|g| *g = wide(*g)),
+            DType::F32 => self.change_as(id, narrow),
+            DType::F64 => self.change_as(id, wide),
             _ => unreachable!("only floating-point variables have gradients"),
         }
     }
+
+    fn change_as<T: Element>(&mut self, id: VariableId, change: impl Fn(T) -> T) {
+        if let Some(rows) = self.rows.get_mut(&id) {
+            return rows.change(change);
+        }
+        let bytes = &mut self.buffer.bytes_mut()[self.plan.range(id)];
+        let elements: &mut [T] = bytemuck::cast_slice_mut(bytes);
+        elements.iter_mut().for_each(|g| *g = change(*g));
+    }
 }
 
-/// The sum of squares, in as many sums as vectors have room for.
-fn squares<T: Copy + Into<f64>>(elements: &[T]) -> f64 {
-    let square = |&element: &T| element.into() * element.into();
+/// The sum of squares, in as many sums as vectors have room for. Rows need not lie aligned.
+fn squares<T: Element + Into<f64>>(bytes: &[u8]) -> f64 {
+    let square = |element: T| element.into() * element.into();
     let mut sums = [0.0; 8];
-    let lines = elements.chunks_exact(sums.len());
-    let rest: f64 = lines.remainder().iter().map(square).sum();
+    let lines = bytes.chunks_exact(8 * size_of::<T>());
+    let rest = lines.remainder().chunks_exact(size_of::<T>());
+    let rest: f64 = rest.map(|element| square(bytemuck::pod_read_unaligned(element))).sum();
     for line in lines {
+        let line: [T; 8] = bytemuck::pod_read_unaligned(line);
         sums.iter_mut().zip(line).for_each(|(sum, element)| *sum += square(element));
     }
     sums.iter().sum::<f64>() + rest
@@ -122,8 +135,10 @@ fn check(bound: f64) -> Result<(), ClipError> {
 
 #[cfg(test)]
 mod tests {
+    use pushpull_common::variable::VariableSpec;
+
     use super::*;
-    use crate::params::tests::gradients_of;
+    use crate::params::tests::{gradients_for, gradients_of};
 
     /// A gradient of norm 5, one of norm 12, and one that is not in the push.
     fn gradients() -> Gradients {
@@ -171,6 +186,24 @@ mod tests {
         gradients.view_mut::<f32>("left").unwrap().fill(f32::NAN);
         gradients.omit("left").unwrap();
         assert_eq!(gradients.clip_by_global_norm(6.5).unwrap(), 13.0);
+    }
+
+    #[test]
+    fn rows_count_as_their_sums() {
+        let variables = [VariableSpec::f32("t", [4, 2]).unwrap().sparse()];
+        let mut gradients = gradients_for(variables.to_vec());
+        let rows = [1.0_f32, 2.0, 0.0, -2.0, 1.0, 1.0, 5.0, 0.5];
+        gradients.set_rows("t", &[3, 0, 3, 0], &rows).unwrap();
+        // Row 0 is (5, -1.5), row 3 is (2, 3).
+        let norm = (25.0 + 2.25 + 4.0 + 9.0_f64).sqrt();
+        assert_eq!(gradients.clip_by_global_norm(norm / 2.0).unwrap(), norm);
+        let seen = |gradients: &Gradients| -> Vec<f32> {
+            let rows = gradients.rows.values().next().unwrap().values();
+            rows.chunks_exact(4).map(bytemuck::pod_read_unaligned).collect()
+        };
+        assert_eq!(seen(&gradients), [2.5, -0.75, 1.0, 1.5]);
+        gradients.clip_by_value(1.25).unwrap();
+        assert_eq!(seen(&gradients), [1.25, -0.75, 1.0, 1.25]);
     }
 
     #[test]

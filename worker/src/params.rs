@@ -221,6 +221,11 @@ pub(crate) mod tests {
                 VariableSpec::new(name, dtype, Shape::new([length]).unwrap()).unwrap()
             })
             .collect();
+        gradients_for(variables)
+    }
+
+    /// Gradients of these variables on one shard, to be written.
+    pub(crate) fn gradients_for(variables: Vec<VariableSpec>) -> Gradients {
         let map = ShardMap::new([0], 1).unwrap();
         let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
         let plan = Arc::new(Plan::new(Arc::new(Catalogue::new(variables, &placement).unwrap())));
