@@ -11,7 +11,7 @@ use pushpull_common::placement::{Placement, ShardMap, Strategy};
 use pushpull_common::tensor::DType;
 use pushpull_common::variable::VariableSpec;
 
-use crate::arena::{Arena, Budget, Place, SKEW_BYTES};
+use crate::arena::{Arena, Budget, Memory, Place, SKEW_BYTES};
 use crate::commit::{Journal, table_bytes};
 use crate::error::StorageError;
 use crate::layout::{Kind, PAGE_BYTES, Stamp};
@@ -188,19 +188,27 @@ fn holding(
 /// The same rule over plain buffers, in place and without a commit: what the machine can do.
 #[derive(Debug)]
 pub struct InPlace {
-    /// Values, then slots, each skewed against the others.
-    streams: Vec<Vec<f32>>,
+    /// Values, then slots, each skewed against the others; memory like that of the store.
+    streams: Vec<Memory>,
     optimizer: Arc<dyn Optimizer>,
     count: u64,
 }
 
 impl InPlace {
     /// Buffers of so many elements: values of zero, and slots as they start.
-    pub fn new(elements: usize, optimizer: Arc<dyn Optimizer>) -> Self {
+    ///
+    /// # Errors
+    /// If there is no memory for them.
+    pub fn new(elements: usize, optimizer: Arc<dyn Optimizer>) -> std::io::Result<Self> {
         let initial = optimizer.slots().iter().map(|slot| slot.initial as f32);
         let streams = std::iter::once(0.0).chain(initial).enumerate();
-        let streams = streams.map(|(i, initial)| vec![initial; elements + i * SKEW_BYTES / 4]);
-        InPlace { streams: streams.collect(), optimizer, count: 0 }
+        let streams = streams.map(|(i, initial)| {
+            let mut stream = Memory::anonymous(4 * elements + i * SKEW_BYTES)?;
+            bytemuck::cast_slice_mut(stream.bytes_mut()).fill(initial);
+            Ok(stream)
+        });
+        let streams = streams.collect::<std::io::Result<_>>()?;
+        Ok(InPlace { streams, optimizer, count: 0 })
     }
 
     /// Applies a gradient.
@@ -211,7 +219,7 @@ impl InPlace {
         for (index, gradient) in gradient.chunks(elements).enumerate() {
             let mut streams = self.streams.iter_mut().enumerate().map(|(stream, buffer)| {
                 let start = stream * SKEW_BYTES / 4 + index * elements;
-                &mut buffer[start..start + gradient.len()]
+                &mut bytemuck::cast_slice_mut(buffer.bytes_mut())[start..start + gradient.len()]
             });
             let values = streams.next().expect("a stream of values");
             let mut slots: Vec<&mut [f32]> = streams.collect();
@@ -221,7 +229,7 @@ impl InPlace {
 
     /// The values.
     pub fn values(&self) -> &[f32] {
-        &self.streams[0]
+        bytemuck::cast_slice(self.streams[0].bytes())
     }
 }
 
