@@ -57,9 +57,8 @@ pub(crate) struct Store {
     values: Pool,
     slots: Option<Pool>,
     undo: Undo,
-    /// If the change under way is made where the values lie: the places it touches, of the values
-    /// and of the slots.
-    in_place: Option<Vec<(bool, usize)>>,
+    /// If the change under way is made where the values lie: the places it touches, each once.
+    in_place: Option<Vec<usize>>,
     /// Where rows that are changed in place are put one behind the other.
     tile: Tile,
     /// Whether shadows are written past the cache.
@@ -191,9 +190,12 @@ impl Store {
     /// Puts the change into a transaction of the journal and lets it be read: what is read before
     /// the transaction is made must not leave the shard.
     pub(crate) fn publish(&mut self, journal: &mut Journal) {
-        if let Some(rows) = &self.in_place {
-            for (slots, place) in rows.iter().copied().filter(|_| self.integrity) {
-                self.stage(journal, slots, place);
+        if let Some(places) = self.in_place.as_ref().filter(|_| self.integrity) {
+            for &place in places {
+                self.stage(journal, false, place);
+                if self.slots.is_some() {
+                    self.stage(journal, true, place);
+                }
             }
         }
         let drafted: Vec<(bool, usize)> = [Some(&self.values), self.slots.as_ref()]

@@ -80,6 +80,23 @@ impl Blocks {
         }
     }
 
+    /// Has a stretch of a block fetched into the cache, as it is read soon.
+    ///
+    /// # Panics
+    /// If the block has no such stretch.
+    pub(crate) fn fetch(&self, block: u32, within: std::ops::Range<usize>) {
+        for line in self.read(block)[within].chunks(64) {
+            #[cfg(target_arch = "x86_64")]
+            {
+                use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+                // SAFETY: SSE is part of every x86-64 processor, and nothing is changed.
+                unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
+            }
+            #[cfg(not(target_arch = "x86_64"))]
+            let _ = line;
+        }
+    }
+
     /// The block for writing.
     ///
     /// # Panics

@@ -7,7 +7,11 @@ use pushpull_common::catalogue::Partition;
 use pushpull_common::ids::PartitionId;
 
 use super::Store;
-use crate::arena::Pins;
+use super::write::AHEAD;
+use crate::arena::{Pins, SKEW_BYTES};
+
+/// Longer stretches are fetched by the processor itself.
+const FETCHED_BYTES_MAX: usize = 1024;
 
 impl Store {
     /// Pins the values of these ranges, in bytes of the shard's variables, as they are now.
@@ -34,16 +38,40 @@ impl Store {
         })
     }
 
+    /// Has what a few values hold fetched, and their slots if those are wanted; those in two blocks are
+    /// not worth the trouble.
+    pub(super) fn fetch(&self, range: &Range<u64>, with_slots: bool) {
+        let block_bytes = self.geometry.block_bytes;
+        let (start, bytes) = (range.start as usize, (range.end - range.start) as usize);
+        let (place, within) = (start / block_bytes, start % block_bytes);
+        if bytes > FETCHED_BYTES_MAX || within + bytes > block_bytes {
+            return;
+        }
+        self.values.blocks.fetch(self.values.home(place), within..within + bytes);
+        if let Some(slots) = self.slots.as_ref().filter(|_| with_slots) {
+            for slot in 0..self.geometry.slots {
+                let first = slot * (block_bytes + SKEW_BYTES) + within;
+                slots.blocks.fetch(slots.home(place), first..first + bytes);
+            }
+        }
+    }
+
     /// Rows of a partition, one behind the other, as they were before the change under way.
     pub(crate) fn gather(
         &self,
         partition: &Partition,
-        rows: impl ExactSizeIterator<Item = u32>,
+        rows: impl ExactSizeIterator<Item = u32> + Clone,
     ) -> Vec<u8> {
         let (row_bytes, block_bytes) = (partition.row_bytes() as usize, self.geometry.block_bytes);
         let mut gathered = Vec::with_capacity(rows.len() * row_bytes);
+        let start_of = |row: u32| partition.offset as usize + row as usize * row_bytes;
+        let mut later = rows.clone().skip(AHEAD);
         for row in rows {
-            let start = partition.offset as usize + row as usize * row_bytes;
+            if let Some(later) = later.next() {
+                let start = start_of(later) as u64;
+                self.fetch(&(start..start + row_bytes as u64), false);
+            }
+            let start = start_of(row);
             let (place, within) = (start / block_bytes, start % block_bytes);
             if within + row_bytes <= block_bytes {
                 let block = self.values.blocks.read(self.values.home(place));

@@ -38,7 +38,12 @@ pub(crate) struct Row {
 pub(crate) struct Undo {
     memory: Memory,
     end: usize,
+    /// The checksum of the rows up to here: made as they come, while they are in cache.
+    sum: (u32, usize),
 }
+
+/// Rows are added to their checksum so many bytes at a time.
+const SUMMED_BYTES: usize = 8 << 10;
 
 impl Undo {
     /// The bytes of its file behind the first page, for rows that hold so many together.
@@ -49,12 +54,12 @@ impl Undo {
     /// In new memory.
     pub(crate) fn create(mut memory: Memory) -> Undo {
         memory.store(STATE, IDLE);
-        Undo { memory, end: ENTRIES }
+        Undo { memory, end: ENTRIES, sum: (0, ENTRIES) }
     }
 
     /// In memory that an earlier process left.
     pub(crate) fn open(memory: Memory) -> Undo {
-        Undo { memory, end: ENTRIES }
+        Undo { memory, end: ENTRIES, sum: (0, ENTRIES) }
     }
 
     /// Keeps a row; false if there is no room for it.
@@ -70,14 +75,24 @@ impl Undo {
         self.memory.write(self.end, &head);
         self.memory.write(self.end + ENTRY_BYTES, bytes);
         self.end += need;
+        if self.end - self.sum.1 >= SUMMED_BYTES {
+            self.sum_up();
+        }
         true
+    }
+
+    fn sum_up(&mut self) {
+        let (sum, from) = self.sum;
+        let bytes = &self.memory.bytes()[from..self.end];
+        self.sum = (crc32c::crc32c_append(sum, bytes), self.end);
     }
 
     /// Says that the rows that were kept are about to be changed by the push that makes `version`.
     pub(crate) fn prepare(&mut self, version: u64) {
         self.memory.store(VERSION, version);
         self.memory.store(LENGTH, (self.end - ENTRIES) as u64);
-        let sum = self.checksum(self.end - ENTRIES, version);
+        self.sum_up();
+        let sum = checksum(self.end - ENTRIES, version, self.sum.0);
         self.memory.store(CHECKSUM, sum);
         fence();
         self.memory.store(STATE, PREPARED);
@@ -88,7 +103,7 @@ impl Undo {
         if self.memory.load(STATE) != IDLE {
             self.memory.store(STATE, IDLE);
         }
-        self.end = ENTRIES;
+        (self.end, self.sum) = (ENTRIES, (0, ENTRIES));
     }
 
     /// Whether rows are prepared.
@@ -148,11 +163,16 @@ impl Undo {
     }
 
     fn checksum(&self, length: usize, version: u64) -> u64 {
-        let bytes = &self.memory.bytes()[ENTRIES..ENTRIES + length];
-        let head = [version.to_le_bytes(), (length as u64).to_le_bytes()];
-        let head = crc32c::crc32c(head.as_flattened());
-        u64::from(crc32c::crc32c_append(head, bytes)) << 32 | u64::from(head)
+        let rows = crc32c::crc32c(&self.memory.bytes()[ENTRIES..ENTRIES + length]);
+        checksum(length, version, rows)
     }
+}
+
+/// That of the head in the lower half; that of the rows, and then of the head, in the upper.
+fn checksum(length: usize, version: u64, rows: u32) -> u64 {
+    let head = [version.to_le_bytes(), (length as u64).to_le_bytes()];
+    let head = head.as_flattened();
+    u64::from(crc32c::crc32c_append(rows, head)) << 32 | u64::from(crc32c::crc32c(head))
 }
 
 /// Gives rows that were made to say something the checksum that belongs to it.

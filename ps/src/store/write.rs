@@ -7,6 +7,10 @@ use super::{Change, SLOTS_MAX, Store};
 use crate::arena::SKEW_BYTES;
 use crate::zoo::Bug;
 
+/// Rows that are fetched ahead of the one that is read: they lie far apart, and nothing else would
+/// have the processor wait for several of them at a time.
+pub(super) const AHEAD: usize = 8;
+
 impl Store {
     /// Keeps what these ranges hold, if they are few enough bytes that changing them where they lie
     /// is cheaper than copying their blocks, and nobody reads those.
@@ -23,7 +27,10 @@ impl Store {
         }
         let block_bytes = self.geometry.block_bytes;
         let mut touched = Vec::new();
-        for range in ranges.iter().filter(|range| !range.is_empty()) {
+        for (index, range) in ranges.iter().enumerate().filter(|(_, range)| !range.is_empty()) {
+            if let Some(later) = ranges.get(index + AHEAD) {
+                self.fetch(later, true);
+            }
             for place in self.places_of(range) {
                 let base = (place * block_bytes) as u64;
                 let start = (range.start.max(base) - base) as usize;
@@ -32,8 +39,9 @@ impl Store {
                     self.undo.clear();
                     return false;
                 }
-                touched.push((false, place));
-                touched.extend(self.slots.iter().map(|_| (true, place)));
+                if touched.last() != Some(&place) {
+                    touched.push(place);
+                }
             }
         }
         touched.sort_unstable();
