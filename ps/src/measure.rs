@@ -242,13 +242,16 @@ pub struct RowsInPlace {
 
 impl RowsInPlace {
     /// So many rows of zeros, and slots as they start.
-    pub fn new(rows: usize, width: usize, optimizer: Arc<dyn Optimizer>) -> Self {
-        RowsInPlace { buffers: InPlace::new(rows * width, optimizer), width }
+    ///
+    /// # Errors
+    /// If there is no memory for them.
+    pub fn new(rows: usize, width: usize, optimizer: Arc<dyn Optimizer>) -> std::io::Result<Self> {
+        Ok(RowsInPlace { buffers: InPlace::new(rows * width, optimizer)?, width })
     }
 
     /// Copies rows out, one behind the other.
     pub fn gather(&self, rows: &[u32], out: &mut [f32]) {
-        let values = &self.buffers.streams[0];
+        let values = self.buffers.values();
         for (&row, out) in rows.iter().zip(out.chunks_exact_mut(self.width)) {
             let start = row as usize * self.width;
             out.copy_from_slice(&values[start..start + self.width]);
@@ -264,7 +267,7 @@ impl RowsInPlace {
             let start = row as usize * self.width;
             let mut streams = streams.iter_mut().enumerate().map(|(stream, buffer)| {
                 let start = stream * SKEW_BYTES / 4 + start;
-                &mut buffer[start..start + self.width]
+                &mut bytemuck::cast_slice_mut(buffer.bytes_mut())[start..start + self.width]
             });
             let values = streams.next().expect("a stream of values");
             let mut slots: Vec<&mut [f32]> = streams.collect();

@@ -23,7 +23,7 @@ pub(crate) fn run(rounds: usize, json: bool) -> Result<(), Box<dyn Error>> {
     for width in [16, 64] {
         let rule = Arc::new(Adagrad::new(0.5));
         let mut store = StoreUnderTest::table(ROWS.into(), width as u64, rule.clone())?;
-        let mut plain = RowsInPlace::new(ROWS as usize, width, rule);
+        let mut plain = RowsInPlace::new(ROWS as usize, width, rule)?;
         let gradient: Vec<f32> = (0..BATCH * width).map(|i| (i % 17) as f32 - 8.0).collect();
         let row = |name: &str, (ours, ceiling)| Row {
             name: format!("rows_{name}_store_dim{width}"),
