@@ -20,6 +20,8 @@ mod probe;
 mod report;
 #[path = "../src/bin/pushpull/restart.rs"]
 mod restart;
+#[path = "../src/bin/pushpull/rows.rs"]
+mod rows;
 #[path = "../src/bin/pushpull/saving.rs"]
 mod saving;
 

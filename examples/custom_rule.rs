@@ -13,7 +13,7 @@ use pushpull::{
 
 /// Lion: `w -= lr sign(b1 m + (1-b1) g)`, `m = b2 m + (1-b2) g`.
 #[derive(Debug)]
-pub struct Lion {
+pub(crate) struct Lion {
     learning_rate: Schedule,
     beta1: f64,
     beta2: f64,
@@ -21,7 +21,7 @@ pub struct Lion {
 
 impl Lion {
     /// The rule at this learning rate, which is how far every value goes by an update.
-    pub fn new(learning_rate: impl Into<Schedule>) -> Self {
+    pub(crate) fn new(learning_rate: impl Into<Schedule>) -> Self {
         Lion { learning_rate: learning_rate.into(), beta1: 0.9, beta2: 0.99 }
     }
 
@@ -96,7 +96,7 @@ const WARM_UP: u64 = 10;
 ///
 /// # Errors
 /// If server or worker cannot go on.
-pub async fn train() -> Result<f32, Box<dyn Error>> {
+pub(crate) async fn train() -> Result<f32, Box<dyn Error>> {
     let listener = Ps::listen("127.0.0.1:0").await?;
     let cluster = ClusterSpec::builder()
         .job("ps", [listener.address()])

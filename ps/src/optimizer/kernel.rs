@@ -49,6 +49,13 @@ pub(super) trait Float:
     fn pow(self, exponent: Self) -> Self;
     /// The number without its sign.
     fn abs(self) -> Self;
+
+    /// The number and `factor` times another; the same bits as before if the factor is 0, however
+    /// large the other is.
+    #[inline(always)]
+    fn plus(self, factor: Self, other: Self) -> Self {
+        if factor == Self::default() { self } else { self + factor * other }
+    }
 }
 
 macro_rules! float {
@@ -452,9 +459,9 @@ mod tests {
     proptest! {
         #[test]
         fn every_way_computes_the_same_bits(case in cases()) {
-            check(&Sgd::new(0.1), &case);
-            check(&Momentum::new(0.1, 0.9), &case);
-            check(&Momentum::nesterov(0.1, 0.9), &case);
+            check(&Sgd::new(0.1).weight_decay(0.2), &case);
+            check(&Momentum::new(0.1, 0.9).l2(0.1), &case);
+            check(&Momentum::nesterov(0.1, 0.9).l2(0.1).weight_decay(0.2), &case);
             check(&Adagrad::new(0.1), &case);
             check(&Adadelta::new(1.0), &case);
             check(&RmsProp::new(0.1).momentum(0.9), &case);

@@ -2,7 +2,7 @@
 //! computes them: the learning rate is no part of the slot.
 
 use super::kernel::{Elements, Float, Rule};
-use super::{ApplyAt, Dense, Fault, Optimizer, Schedule, SlotSpec, fraction, loops};
+use super::{ApplyAt, Dense, Fault, Optimizer, Schedule, SlotSpec, fraction, loops, not_negative};
 
 /// Momentum: `m = u m + g`, `w -= lr m`; with Nesterov's look ahead `w -= lr g + lr u m`.
 ///
@@ -17,19 +17,34 @@ pub struct Momentum {
     learning_rate: Schedule,
     momentum: f64,
     nesterov: bool,
+    l2: f64,
+    weight_decay: f64,
 }
 
 impl Momentum {
     /// Momentum at this learning rate, with so much of the slot kept by each update, in `[0, 1)`.
     /// Neither has a default; 0.9 is common, which is as if each gradient counted ten times.
     pub fn new(learning_rate: impl Into<Schedule>, momentum: f64) -> Self {
-        Momentum { learning_rate: learning_rate.into(), momentum, nesterov: false }
+        let learning_rate = learning_rate.into();
+        Momentum { learning_rate, momentum, nesterov: false, l2: 0.0, weight_decay: 0.0 }
     }
 
     /// The same with Nesterov's look ahead: the gradient counts as if the values had already gone
     /// on by the momentum.
     pub fn nesterov(learning_rate: impl Into<Schedule>, momentum: f64) -> Self {
-        Momentum { learning_rate: learning_rate.into(), momentum, nesterov: true }
+        Momentum { nesterov: true, ..Momentum::new(learning_rate, momentum) }
+    }
+
+    /// The factor of half the squared weight in the loss, not below 0: `g + l2 w` for each gradient,
+    /// which gathers in the slot. Default: 0.
+    pub fn l2(self, l2: f64) -> Self {
+        Momentum { l2, ..self }
+    }
+
+    /// Which share of a weight is lost by an update at learning rate 1, not below 0, beside the
+    /// gradient and the slot (Loshchilov and Hutter, 2019, algorithm 1: `w -= lr d w`). Default: 0.
+    pub fn weight_decay(self, weight_decay: f64) -> Self {
+        Momentum { weight_decay, ..self }
     }
 }
 
@@ -49,33 +64,58 @@ impl Optimizer for Momentum {
     }
 
     fn fault(&self) -> Fault {
-        fraction("momentum", self.momentum).or(self.learning_rate.fault())
+        fraction("momentum", self.momentum)
+            .or(not_negative("l2", self.l2))
+            .or(not_negative("weight_decay", self.weight_decay))
+            .or(self.learning_rate.fault())
     }
 }
 
 impl Dense for Momentum {
     fn drive<F: Float>(&self, at: ApplyAt, run: impl Elements<F>) {
-        let (rate, momentum) = (F::of(self.learning_rate.of(at)), F::of(self.momentum));
-        if self.nesterov {
-            run.update(Update::<F, true> { rate, momentum });
-        } else {
-            run.update(Update::<F, false> { rate, momentum });
-        }
+        let plain = Plain {
+            rate: F::of(self.learning_rate.of(at)),
+            momentum: F::of(self.momentum),
+            l2: F::of(self.l2),
+            decay: F::of(self.weight_decay),
+        };
+        if self.nesterov { run.update(Nesterov(plain)) } else { run.update(plain) }
     }
 }
 
 #[derive(Clone, Copy)]
-struct Update<F, const NESTEROV: bool> {
+struct Plain<F> {
     rate: F,
     momentum: F,
+    l2: F,
+    decay: F,
 }
 
-impl<F: Float, const NESTEROV: bool> Rule<F, 1> for Update<F, NESTEROV> {
+impl<F: Float> Plain<F> {
+    /// The gradient, the slot after it, and the value after its decay.
+    #[inline(always)]
+    fn gathered(self, w: F, m: F, g: F) -> (F, F, F) {
+        let g = g.plus(self.l2, w);
+        (g, m * self.momentum + g, w.plus(F::of(0.0) - self.decay * self.rate, w))
+    }
+}
+
+impl<F: Float> Rule<F, 1> for Plain<F> {
     #[inline(always)]
     fn step(self, w: F, [m]: [F; 1], g: F) -> (F, [F; 1]) {
-        let m = m * self.momentum + g;
-        let change =
-            if NESTEROV { g * self.rate + m * self.momentum * self.rate } else { m * self.rate };
-        (w - change, [m])
+        let (_, m, w) = self.gathered(w, m, g);
+        (w - m * self.rate, [m])
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Nesterov<F>(Plain<F>);
+
+impl<F: Float> Rule<F, 1> for Nesterov<F> {
+    #[inline(always)]
+    fn step(self, w: F, [m]: [F; 1], g: F) -> (F, [F; 1]) {
+        let Plain { rate, momentum, .. } = self.0;
+        let (g, m, w) = self.0.gathered(w, m, g);
+        (w - (g * rate + m * momentum * rate), [m])
     }
 }

@@ -1,18 +1,25 @@
-//! Gradient descent: `w -= lr g`.
+//! Gradient descent: `w -= lr (g + d w)`.
 
 use super::kernel::{Elements, Float, Rule};
-use super::{ApplyAt, Dense, Fault, Optimizer, Schedule, SlotSpec, loops};
+use super::{ApplyAt, Dense, Fault, Optimizer, Schedule, SlotSpec, loops, not_negative};
 
-/// Gradient descent without slots: `w -= lr g`.
+/// Gradient descent without slots: `w -= lr (g + d w)`, where the weight decay `d` is 0 unless it is
+/// given. To decay weights and to add the squared weight to the loss (L2) is the same here.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sgd {
     learning_rate: Schedule,
+    weight_decay: f64,
 }
 
 impl Sgd {
     /// Gradient descent at this learning rate, which has no sensible default.
     pub fn new(learning_rate: impl Into<Schedule>) -> Self {
-        Sgd { learning_rate: learning_rate.into() }
+        Sgd { learning_rate: learning_rate.into(), weight_decay: 0.0 }
+    }
+
+    /// Which share of a weight is lost by an update at learning rate 1, not below 0. Default: 0.
+    pub fn weight_decay(self, weight_decay: f64) -> Self {
+        Sgd { weight_decay, ..self }
     }
 }
 
@@ -32,24 +39,26 @@ impl Optimizer for Sgd {
     }
 
     fn fault(&self) -> Fault {
-        self.learning_rate.fault()
+        not_negative("weight_decay", self.weight_decay).or(self.learning_rate.fault())
     }
 }
 
 impl Dense for Sgd {
     fn drive<F: Float>(&self, at: ApplyAt, run: impl Elements<F>) {
-        run.update(Update { rate: F::of(self.learning_rate.of(at)) });
+        let (rate, decay) = (F::of(self.learning_rate.of(at)), F::of(self.weight_decay));
+        run.update(Update { rate, decay });
     }
 }
 
 #[derive(Clone, Copy)]
 struct Update<F> {
     rate: F,
+    decay: F,
 }
 
 impl<F: Float> Rule<F, 0> for Update<F> {
     #[inline(always)]
     fn step(self, w: F, []: [F; 0], g: F) -> (F, [F; 0]) {
-        (w - self.rate * g, [])
+        (w - self.rate * g.plus(self.decay, w), [])
     }
 }

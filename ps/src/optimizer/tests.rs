@@ -22,6 +22,41 @@ fn gradients_that_do_not_change_are_no_nan_to_a_centered_rule() {
     }
 }
 
+/// All numbers are sums of powers of two, so that they are exact.
+#[test]
+fn weights_decay_beside_the_momentum_or_within_it() {
+    let after = |rule: &dyn Optimizer, slot: f64| {
+        let (mut value, mut momentum) = ([4.0_f64], [slot]);
+        let slots: &mut [&mut [f64]] = &mut [&mut momentum];
+        let slots = &mut slots[..rule.slots().len()];
+        let run = Run { values: &mut value, slots, gradient: &[2.0] };
+        rule.apply_f64(ApplyAt::new(1, 0), run);
+        (value[0], momentum[0])
+    };
+    // 4 - 0.5 (2 + 0.25 4)
+    assert_eq!(after(&Sgd::new(0.5).weight_decay(0.25), 7.0), (2.5, 7.0));
+    let (plain, nesterov) = (Momentum::new(0.5, 0.5), Momentum::nesterov(0.5, 0.5));
+    // m = 0.5 2 + 2 + 0.25 4, w = 4 - 0.5 m
+    assert_eq!(after(&plain.clone().l2(0.25), 2.0), (2.0, 4.0));
+    // m = 0.5 2 + 2, w = 4 - 0.5 0.25 4 - 0.5 m
+    assert_eq!(after(&plain.weight_decay(0.25), 2.0), (2.0, 3.0));
+    // w = 4 - 0.5 (3 + 0.5 m), and 4 - 0.5 0.25 4 - 0.5 (2 + 0.5 m)
+    assert_eq!(after(&nesterov.clone().l2(0.25), 2.0), (1.5, 4.0));
+    assert_eq!(after(&nesterov.weight_decay(0.25), 2.0), (1.75, 3.0));
+}
+
+/// Zero times infinity would be NaN.
+#[test]
+fn what_does_not_decay_may_be_infinite() {
+    for rule in [&Sgd::new(0.5) as &dyn Optimizer, &Momentum::new(0.5, 0.5)] {
+        let (mut value, mut momentum) = ([f32::INFINITY], [0.0]);
+        let slots: &mut [&mut [f32]] = &mut [&mut momentum];
+        let slots = &mut slots[..rule.slots().len()];
+        rule.apply_f32(ApplyAt::new(1, 0), Run { values: &mut value, slots, gradient: &[2.0] });
+        assert_eq!(value, [f32::INFINITY], "{rule:?}");
+    }
+}
+
 #[test]
 fn a_weight_is_zero_until_its_gradients_add_up_to_l1() {
     let rule = Ftrl::new(0.5).l1(2.5);
@@ -41,7 +76,7 @@ fn a_weight_is_zero_until_its_gradients_add_up_to_l1() {
 const RULES: [fn(Schedule) -> Box<dyn Optimizer>; 11] = [
     |rate| Box::new(Sgd::new(rate)),
     |rate| Box::new(Momentum::new(rate, 0.9)),
-    |rate| Box::new(Momentum::nesterov(rate, 0.9)),
+    |rate| Box::new(Momentum::nesterov(rate, 0.9).l2(0.1).weight_decay(0.2)),
     |rate| Box::new(Adagrad::new(rate)),
     |rate| Box::new(Adadelta::new(rate)),
     |rate| Box::new(RmsProp::new(rate).momentum(0.9)),
@@ -95,7 +130,7 @@ fn a_scheduled_rate_is_the_learning_rate_of_its_step_to_the_bit() {
 
 #[test]
 fn a_hyperparameter_that_cannot_be_used_is_named() {
-    let cases: [(Box<dyn Optimizer>, &str); 29] = [
+    let cases: [(Box<dyn Optimizer>, &str); 32] = [
         (Box::new(Sgd::new(f64::NAN)), "learning_rate"),
         (Box::new(Sgd::new(-0.1)), "learning_rate"),
         (Box::new(Adam::new(f64::INFINITY)), "learning_rate"),
@@ -105,6 +140,9 @@ fn a_hyperparameter_that_cannot_be_used_is_named() {
         (Box::new(Momentum::new(-0.1, 0.9)), "learning_rate"),
         (Box::new(Momentum::new(0.1, 1.0)), "momentum"),
         (Box::new(Momentum::nesterov(0.1, -0.9)), "momentum"),
+        (Box::new(Sgd::new(0.1).weight_decay(-0.1)), "weight_decay"),
+        (Box::new(Momentum::new(0.1, 0.9).l2(f64::NAN)), "l2"),
+        (Box::new(Momentum::nesterov(0.1, 0.9).weight_decay(-0.1)), "weight_decay"),
         (Box::new(Adagrad::new(f64::NAN)), "learning_rate"),
         (Box::new(Adagrad::new(0.1).initial_accumulator(0.0)), "initial_accumulator"),
         (Box::new(Adadelta::new(-1.0)), "learning_rate"),

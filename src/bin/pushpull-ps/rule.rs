@@ -47,7 +47,8 @@ pub(crate) struct RuleOptions {
     /// lazy_adam [1e-8], adamw [1e-7].
     #[arg(long)]
     epsilon: Option<f64>,
-    /// Which share of a weight is lost by an update at learning rate 1: adamw [0.004].
+    /// Which share of a weight is lost by an update at learning rate 1: adamw [0.004], sgd, momentum
+    /// and nesterov [0].
     #[arg(long)]
     weight_decay: Option<f64>,
     /// What the sum of squares starts with: adagrad, ftrl [0.1].
@@ -59,7 +60,7 @@ pub(crate) struct RuleOptions {
     /// How far gradients must add up before a weight leaves zero: ftrl [0].
     #[arg(long)]
     l1: Option<f64>,
-    /// The factor of the squared weight in the loss: ftrl [0].
+    /// The factor of the squared weight in the loss: ftrl [0]; of half of it: momentum, nesterov [0].
     #[arg(long)]
     l2: Option<f64>,
     /// The same as an addition to each gradient: ftrl [0].
@@ -89,8 +90,8 @@ impl Rule {
     /// The flags it takes beside `--learning-rate`.
     const fn flags(self) -> &'static [&'static str] {
         match self {
-            Rule::Sgd => &[],
-            Rule::Momentum | Rule::Nesterov => &["--momentum"],
+            Rule::Sgd => &["--weight-decay"],
+            Rule::Momentum | Rule::Nesterov => &["--momentum", "--l2", "--weight-decay"],
             Rule::Adagrad => &["--initial-accumulator"],
             Rule::Adadelta => &["--rho", "--epsilon"],
             Rule::Rmsprop => &["--rho", "--momentum", "--epsilon", "--centered"],
@@ -116,11 +117,10 @@ impl RuleOptions {
     pub(crate) fn config(&self, cluster: ClusterSpec, task: TaskId) -> Result<PsConfig, String> {
         self.check()?;
         let rate = self.rate();
-        let momentum = self.momentum.unwrap_or_default();
         Ok(match self.optimizer {
-            Rule::Sgd => PsConfig::new(cluster, task, Sgd::new(rate)),
-            Rule::Momentum => PsConfig::new(cluster, task, Momentum::new(rate, momentum)),
-            Rule::Nesterov => PsConfig::new(cluster, task, Momentum::nesterov(rate, momentum)),
+            Rule::Sgd => PsConfig::new(cluster, task, self.sgd(rate)),
+            Rule::Momentum => PsConfig::new(cluster, task, self.momentum(rate, Momentum::new)),
+            Rule::Nesterov => PsConfig::new(cluster, task, self.momentum(rate, Momentum::nesterov)),
             Rule::Adagrad => PsConfig::new(cluster, task, self.adagrad(rate)),
             Rule::Adadelta => PsConfig::new(cluster, task, self.adadelta(rate)),
             Rule::Rmsprop => PsConfig::new(cluster, task, self.rmsprop(rate)),
@@ -162,6 +162,16 @@ impl RuleOptions {
         let rule = self.optimizer.to_possible_value().expect("no rule is skipped");
         let takes = [&["--learning-rate", "--schedule", "--warm-up"], takes].concat().join(", ");
         Err(format!("--optimizer {} does not take {flag}, only {takes}", rule.get_name()))
+    }
+
+    fn sgd(&self, rate: impl Into<Schedule>) -> Sgd {
+        with(Sgd::new(rate), self.weight_decay, Sgd::weight_decay)
+    }
+
+    fn momentum(&self, rate: Schedule, new: fn(Schedule, f64) -> Momentum) -> Momentum {
+        let rule = new(rate, self.momentum.unwrap_or_default());
+        let rule = with(rule, self.l2, Momentum::l2);
+        with(rule, self.weight_decay, Momentum::weight_decay)
     }
 
     fn adagrad(&self, rate: impl Into<Schedule>) -> Adagrad {
@@ -292,6 +302,11 @@ mod tests {
         let options = given(Rule::Ftrl.flags());
         let ftrl = Ftrl::new(0.5).initial_accumulator(0.25).learning_rate_power(-0.25);
         assert_eq!(options.ftrl(0.5), ftrl.l1(0.25).l2(0.25).l2_shrinkage(0.25).beta(0.25));
+        let options = given(Rule::Sgd.flags());
+        assert_eq!(options.sgd(0.5), Sgd::new(0.5).weight_decay(0.25));
+        let options = given(Rule::Momentum.flags());
+        let momentum = Momentum::new(0.5, 0.25).l2(0.25).weight_decay(0.25);
+        assert_eq!(options.momentum(0.5.into(), Momentum::new), momentum);
         let options = given(Rule::Rmsprop.flags());
         let rmsprop = RmsProp::new(0.5).decay(0.25).momentum(0.25).epsilon(0.25).centered();
         assert_eq!(options.rmsprop(0.5), rmsprop);
