@@ -69,6 +69,17 @@ impl Worker {
         wait(self.0.pull(token, params))
     }
 
+    /// See [`crate::Worker::pull_rows`].
+    pub fn pull_rows<T: Element>(
+        &mut self,
+        token: &Token,
+        name: &str,
+        ids: &[u64],
+        rows: &mut [T],
+    ) -> Result<Pulled, Error> {
+        wait(self.0.pull_rows(token, name, ids, rows))
+    }
+
     /// See [`crate::Worker::gradients`].
     ///
     /// # Panics
@@ -95,6 +106,16 @@ impl Worker {
     /// See [`crate::Worker::assign_add`].
     pub fn assign_add<T: Element>(&mut self, name: &str, values: &[T]) -> Result<(), Error> {
         wait(self.0.assign_add(name, values))
+    }
+
+    /// See [`crate::Worker::assign_rows`].
+    pub fn assign_rows<T: Element>(
+        &mut self,
+        name: &str,
+        ids: &[u64],
+        rows: &[T],
+    ) -> Result<(), Error> {
+        wait(self.0.assign_rows(name, ids, rows))
     }
 
     /// See [`crate::Worker::outcome`].
@@ -134,6 +155,11 @@ impl Pushing<'_> {
         wait(self.0.variable(name, gradient))
     }
 
+    /// See [`crate::Pushing::rows`].
+    pub fn rows<T: Element>(&mut self, name: &str, ids: &[u64], rows: &[T]) -> Result<(), Error> {
+        wait(self.0.rows(name, ids, rows))
+    }
+
     /// See [`crate::Pushing::finish`].
     pub fn finish(self) -> Result<Push, Error> {
         wait(self.0.finish())
@@ -163,6 +189,16 @@ impl Reader {
     /// See [`crate::Reader::pull`].
     pub fn pull(&mut self, params: &mut Params) -> Result<u64, Error> {
         wait(self.0.pull(params))
+    }
+
+    /// See [`crate::Reader::pull_rows`].
+    pub fn pull_rows<T: Element>(
+        &mut self,
+        name: &str,
+        ids: &[u64],
+        rows: &mut [T],
+    ) -> Result<u64, Error> {
+        wait(self.0.pull_rows(name, ids, rows))
     }
 }
 

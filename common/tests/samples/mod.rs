@@ -3,7 +3,8 @@
 mod variants;
 
 use pushpull_common::ids::{
-    ClientEpoch, GlobalStep, Incarnation, RequestId, RestoreEpoch, Sequence, ShardId, TokenId,
+    ClientEpoch, GlobalStep, Incarnation, PartitionId, RequestId, RestoreEpoch, Sequence, ShardId,
+    TokenId,
 };
 use pushpull_common::protocol::message::*;
 use pushpull_common::protocol::wire::{List, Text};
@@ -147,6 +148,8 @@ fn variables(add: &mut impl FnMut(&str, Message)) {
     }
     add("Pulled", Pulled { version: 7, gradients: 5, offset: 4096, last: false }.into());
     add("Pulled last", Pulled { version: 7, gradients: 5, offset: 8192, last: true }.into());
+    add("PullRows", PullRows { partition: PartitionId(17) }.into());
+    add("Rows", Rows { version: 7, gradients: 5 }.into());
 }
 
 fn checkpoint() -> CheckpointId {

@@ -33,7 +33,8 @@ pub(super) enum Pending {
     Heartbeat,
     Request(OpId),
     Token,
-    Pull(OpId),
+    /// One of the requests of a pull.
+    Pull(OpId, usize),
     Reserve(Sequence),
     Push(Sequence),
     PushState(Sequence),
@@ -47,7 +48,7 @@ pub(super) enum Pending {
 #[derive(Debug)]
 pub(super) enum Receiving {
     /// Values for a pull.
-    Values { op: OpId, spans: Vec<(Span, usize)>, last: bool },
+    Values { op: OpId, ask: usize, spans: Vec<(Span, usize)>, last: bool },
     /// The body of an answer.
     Answer { op: OpId, message: Message, body: Vec<u8> },
 }
@@ -192,7 +193,7 @@ impl Session {
             match pending {
                 Pending::Request(op) => self.request_lost(op),
                 Pending::Token => self.tokens.request_lost(),
-                Pending::Pull(op) => self.pull_lost(op, index),
+                Pending::Pull(op, _) => self.pull_lost(op, index),
                 Pending::Reserve(sequence) => self.push_lost(sequence, index),
                 Pending::Push(sequence) => {
                     if self.links[index].shard == self.start.owner && !self.synchronous {
@@ -333,7 +334,9 @@ impl Session {
                 self.request_answered(now, op, index, &header, message);
             }
             (Pending::Token, message) => self.token_answered(now, index, message),
-            (Pending::Pull(op), message) => self.pull_answered(now, op, index, &header, message),
+            (Pending::Pull(op, ask), message) => {
+                self.pull_answered(now, (op, ask), index, &header, message);
+            }
             (Pending::Reserve(sequence) | Pending::Push(sequence), message) => {
                 self.push_answered(now, sequence, index, message);
             }
