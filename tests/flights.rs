@@ -4,6 +4,8 @@
 #![allow(dead_code, reason = "the example uses what these tests do not")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
+#[path = "../examples/flights/cluster.rs"]
+mod cluster;
 #[path = "../examples/flights/data/mod.rs"]
 mod data;
 #[path = "../examples/flights/metrics.rs"]
@@ -19,9 +21,10 @@ mod score;
 #[path = "../examples/flights/variables.rs"]
 mod variables;
 
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU16, NonZeroU32, NonZeroUsize};
 use std::path::Path;
 
+use cluster::{Cluster, Size};
 use data::{DataError, Epoch, FIELDS, Split};
 use model::{Logistic, Model, Network};
 use random::SplitMix64;
@@ -65,6 +68,41 @@ fn the_network_learns_what_no_field_says_alone() {
     assert!(network.auc > 0.95 && network.log_loss < 0.3, "{network:?}");
     let logistic = learn(Logistic::new(FIELDS), &split, 5);
     assert!((0.4..0.6).contains(&logistic.auc), "{logistic:?}");
+}
+
+/// The scores over two servers of two shards each, and without servers.
+fn compare<M: Model<N>, const N: usize>(model: M, split: &Split, workers: u32) -> [Score; 2] {
+    let size = Size {
+        workers: NonZeroU32::new(workers).unwrap(),
+        servers: NonZeroU32::new(2).unwrap(),
+        shards: NonZeroU16::new(2).unwrap(),
+    };
+    let variables = Variables::of(&model, split.ids, size.parts(), 1).unwrap();
+    let mut cluster = Cluster::start(model.clone(), &variables, size, 0.1).unwrap();
+    for index in 0..5 {
+        cluster.train(&split.train, &epoch(split, 32, index)).unwrap();
+    }
+    let score = cluster.score(&split.test).unwrap().unwrap();
+    cluster.stop().unwrap();
+    [score, learn(model, split, 5)]
+}
+
+/// The server has its own rule, and rows and tensors lie on different shards; yet each step is the
+/// same arithmetic.
+#[test]
+fn one_worker_comes_to_the_very_values_of_the_reference() {
+    let split = made_up(1000);
+    let [ours, theirs] = compare(Logistic::new(FIELDS), &split, 1);
+    assert_eq!(ours, theirs);
+    let [ours, theirs] = compare(Network::new(FIELDS, 4, 16), &split, 1);
+    assert_eq!(ours, theirs);
+}
+
+#[test]
+fn two_workers_come_near_the_reference() {
+    let [ours, theirs] = compare(Network::new(FIELDS, 4, 16), &made_up(4000), 2);
+    assert!((ours.auc - theirs.auc).abs() < 0.02, "{ours:?} {theirs:?}");
+    assert!(ours.auc > 0.95, "{ours:?} {theirs:?}");
 }
 
 #[test]

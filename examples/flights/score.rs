@@ -1,5 +1,7 @@
 //! What a model is worth on samples it has not learned from.
 
+use std::fmt;
+
 use super::data::Dataset;
 use super::metrics::{auc, log_loss};
 use super::model::{Model, Weights};
@@ -25,5 +27,11 @@ impl Score {
         model.logits(weights, dataset.samples(), &mut logits);
         let auc = auc(&logits, &dataset.late)?;
         Some(Score { auc, log_loss: log_loss(&logits, &dataset.late) })
+    }
+}
+
+impl fmt::Display for Score {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.4}    {:.4}", self.auc, self.log_loss)
     }
 }

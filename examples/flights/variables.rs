@@ -33,6 +33,7 @@ impl<const N: usize> Variables<N> {
         });
         let dense: Vec<VariableSpec> = dense.collect::<Result<_, _>>()?;
         let table = VariableSpec::f32(TABLE, [ids as u64, model.width() as u64])?
+            .sparse()
             .initializer(model.rows_initializer())
             .partitioner(Partitioner::Fixed { shards: parts })
             .seed(seed);
