@@ -72,9 +72,9 @@ pub use pushpull_ps::{
     optimizer,
 };
 pub use pushpull_worker::{
-    Checksums, ConnectError, Error, Gradients, Initial, JoinError, Params, Pulled, Push, Pushing,
-    Reader, ReaderError, Restored, SavedCheckpoint, Silent, SilentShards, Token, ViewError, Worker,
-    WorkerConfig, blocking,
+    Checksums, ClipError, ConnectError, Error, Gradients, Initial, JoinError, LossScale,
+    LossScaleError, Params, Pulled, Push, Pushing, Reader, ReaderError, Restored, SavedCheckpoint,
+    Silent, SilentShards, Token, ViewError, Worker, WorkerConfig, blocking,
 };
 
 pub use pushpull_common as common;
