@@ -1,0 +1,184 @@
+//! The run over parameter servers: servers and workers are in this process, and talk over sockets.
+
+use std::error::Error;
+use std::num::{NonZeroU16, NonZeroU32};
+use std::thread;
+
+use pushpull::blocking::{Reader, Worker};
+use pushpull::{Adagrad, ClusterSpec, Listener, Params, Ps, PsConfig, Push, TaskId, WorkerConfig};
+use tokio::runtime::Runtime;
+
+use super::data::{Batch, Dataset, Epoch};
+use super::model::{Model, Weights, WeightsMut};
+use super::score::Score;
+use super::variables::{TABLE, Variables};
+
+/// Whatever went wrong, from whichever thread.
+pub(crate) type Failure = Box<dyn Error + Send + Sync>;
+
+/// How large a cluster is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Size {
+    /// Workers, each with a share of the batches.
+    pub(crate) workers: NonZeroU32,
+    /// Parameter servers.
+    pub(crate) servers: NonZeroU32,
+    /// Shards of each server.
+    pub(crate) shards: NonZeroU16,
+}
+
+impl Size {
+    /// Shards of all servers.
+    pub(crate) fn parts(self) -> u32 {
+        self.servers.get().saturating_mul(self.shards.get().into())
+    }
+}
+
+/// Parameter servers that hold a model, and workers that train it by Adagrad, asynchronously: each
+/// gradient is applied at once, and is as old as what the other workers did meanwhile.
+#[derive(Debug)]
+pub(crate) struct Cluster<M, const N: usize> {
+    replicas: Vec<Replica<M, N>>,
+    /// Sees the values without a part in the training.
+    reader: Reader,
+    params: Params,
+    model: M,
+    /// The whole table, and the ids of its rows.
+    table: Vec<f32>,
+    ids: Vec<u64>,
+    servers: Vec<Ps>,
+    runtime: Runtime,
+}
+
+impl<M: Model<N>, const N: usize> Cluster<M, N> {
+    /// Starts servers and workers. The first worker has the servers fill the variables.
+    pub(crate) fn start(
+        model: M,
+        variables: &Variables<N>,
+        size: Size,
+        learning_rate: f64,
+    ) -> Result<Cluster<M, N>, Failure> {
+        let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+        let listeners = (0..size.servers.get())
+            .map(|_| runtime.block_on(Ps::listen("127.0.0.1:0")))
+            .collect::<Result<Vec<_>, _>>()?;
+        let cluster = ClusterSpec::builder()
+            .job("ps", listeners.iter().map(Listener::address))
+            // Nobody connects to a worker; its address is its name.
+            .job("worker", (1..=size.workers.get()).map(|index| format!("127.0.0.1:{index}")))
+            .build()?;
+        let config = |index| {
+            PsConfig::new(cluster.clone(), TaskId::ps(index), Adagrad::new(learning_rate))
+                .shards(size.shards.get())
+        };
+        let servers = (0..)
+            .zip(listeners)
+            .map(|(index, listener)| listener.start(config(index)))
+            .collect::<Result<Vec<_>, _>>()?;
+
+        let config = |index| WorkerConfig::new(cluster.clone(), TaskId::worker(index));
+        let replicas = (0..size.workers.get())
+            .map(|index| Replica::join(config(index), model.clone(), variables))
+            .collect::<Result<Vec<_>, _>>()?;
+        let reader = Reader::connect(config(0))?;
+        let shape = variables.table.shape();
+        Ok(Cluster {
+            replicas,
+            params: reader.params(),
+            reader,
+            model,
+            table: vec![0.0; shape.elements() as usize],
+            ids: (0..shape.rows()).collect(),
+            servers,
+            runtime,
+        })
+    }
+
+    /// Has the workers learn from the batches of an epoch, each from its share in a thread of its own,
+    /// and waits for all.
+    pub(crate) fn train(&mut self, dataset: &Dataset, epoch: &Epoch) -> Result<(), Failure> {
+        let workers = self.replicas.len();
+        thread::scope(|scope| {
+            let replicas = self.replicas.iter_mut().enumerate();
+            let running: Vec<_> = replicas
+                .map(|(worker, replica)| {
+                    scope.spawn(move || {
+                        let mut share = epoch.share(worker, workers);
+                        share.try_for_each(|rows| replica.step(dataset, rows))
+                    })
+                })
+                .collect();
+            running.into_iter().try_for_each(|run| run.join().map_err(|_| "a worker panicked")?)
+        })
+    }
+
+    /// How good the model is by now.
+    pub(crate) fn score(&mut self, dataset: &Dataset) -> Result<Option<Score>, Failure> {
+        self.reader.pull(&mut self.params)?;
+        self.reader.pull_rows(TABLE, &self.ids, &mut self.table)?;
+        let weights = Weights { dense: self.params.views(M::NAMES)?, rows: &self.table };
+        Ok(Score::of(&mut self.model, weights, dataset))
+    }
+
+    /// Has the workers leave, and the servers end.
+    pub(crate) fn stop(self) -> Result<(), Failure> {
+        for replica in self.replicas {
+            replica.worker.leave()?;
+        }
+        for server in self.servers {
+            self.runtime.block_on(server.serve(async {}))?;
+        }
+        Ok(())
+    }
+}
+
+/// One worker.
+#[derive(Debug)]
+struct Replica<M, const N: usize> {
+    worker: Worker,
+    /// The dense tensors.
+    params: Params,
+    model: M,
+    batch: Batch,
+    /// The rows in the batch, and their gradients.
+    rows: Vec<f32>,
+    row_gradients: Vec<f32>,
+}
+
+impl<M: Model<N>, const N: usize> Replica<M, N> {
+    fn join(
+        config: WorkerConfig,
+        model: M,
+        variables: &Variables<N>,
+    ) -> Result<Replica<M, N>, Failure> {
+        let mut worker = Worker::connect(config)?;
+        let mut specs = variables.dense.to_vec();
+        specs.push(variables.table.clone());
+        let params = worker.join(&specs, |_| ())?;
+        let batch = Batch::new(variables.table.shape().rows() as usize);
+        Ok(Replica { worker, params, model, batch, rows: Vec::new(), row_gradients: Vec::new() })
+    }
+
+    /// Pulls the dense tensors and the rows that a batch needs, and pushes their gradients.
+    fn step(&mut self, dataset: &Dataset, rows: &[u32]) -> Result<(), Failure> {
+        self.batch.fill(dataset, rows);
+        let values = self.batch.ids.len() * self.model.width();
+        self.rows.resize(values, 0.0);
+        self.row_gradients.resize(values, 0.0);
+
+        let token = self.worker.token()?.ok_or("the training has ended")?;
+        self.worker.pull(&token, &mut self.params)?;
+        self.worker.pull_rows(&token, TABLE, &self.batch.ids, &mut self.rows)?;
+        let mut gradients = self.worker.gradients();
+        self.model.gradients(
+            Weights { dense: self.params.views(M::NAMES)?, rows: &self.rows },
+            self.batch.samples(),
+            WeightsMut { dense: gradients.views_mut(M::NAMES)?, rows: &mut self.row_gradients },
+        );
+        gradients.set_rows(TABLE, &self.batch.ids, &self.row_gradients)?;
+        match self.worker.push(token, gradients)? {
+            Push::Applied { .. } => Ok(()),
+            other => Err(format!("a gradient was not applied: {other:?}").into()),
+        }
+    }
+}

