@@ -5,6 +5,7 @@
 //! variable. A [`Residual`] keeps what a stretch left out and adds it to the next one, so that
 //! nothing is lost for good. `docs/codecs.md` has the layouts, the bounds and when to use which.
 
+mod encodings;
 mod error;
 mod half_floats;
 mod int8;
@@ -14,6 +15,7 @@ mod real;
 mod residual;
 mod text;
 
+pub use encodings::Encodings;
 use error::length;
 pub use error::{CodecError, DecodeError, EncodeError};
 pub use real::Real;
@@ -110,8 +112,8 @@ impl Codec {
         Ok(())
     }
 
-    /// Why these values cannot be encoded.
-    fn check<T: Real>(&self, values: &[T]) -> Result<(), EncodeError> {
+    /// Why these values cannot be encoded, if they cannot.
+    pub fn check<T: Real>(&self, values: &[T]) -> Result<(), EncodeError> {
         if values.len() > STRETCH_ELEMENTS_MAX {
             return Err(EncodeError::TooLong { elements: values.len() });
         }

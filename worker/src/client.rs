@@ -60,13 +60,15 @@ impl Client {
         Ok(Client { config, session, owner, welcomed, spare: None })
     }
 
-    /// Connects to the step owner and to every shard a plan uses, and returns them in this order.
-    pub(crate) async fn open(&self, plan: &Plan) -> Result<Vec<ShardId>, Error> {
+    /// Connects to the step owner and to every shard a plan uses, and returns them in this order, with
+    /// what they said.
+    pub(crate) async fn open(&self, plan: &Plan) -> Result<(Vec<ShardId>, Welcomed), Error> {
         // The owner first, whether it holds variables or not: it is also initialized first.
         let others = plan.shards().iter().copied().filter(|&shard| shard != self.owner);
         let shards: Vec<ShardId> = std::iter::once(self.owner).chain(others).collect();
-        open(&self.session, shards.clone(), self.config.connect_timeout).await?;
-        Ok(shards)
+        let timeout = self.config.connect_timeout;
+        let welcomed = open(&self.session, shards.clone(), timeout).await?;
+        Ok((shards, welcomed))
     }
 
     /// Sends a request that may be sent again, and returns its answer and the answer's body.

@@ -5,9 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pushpull_common::cluster::ClusterSpec;
+use pushpull_common::codec::Codec;
 use pushpull_common::ids::TaskId;
 use pushpull_common::placement::Strategy;
 
+use crate::compression::Rule;
 use crate::error::SilentShards;
 
 /// A function that is told for whom a worker waits.
@@ -36,6 +38,7 @@ pub struct WorkerConfig {
     pub(crate) timeout: Duration,
     pub(crate) save_timeout: Duration,
     pub(crate) checksums: Checksums,
+    pub(crate) codecs: Vec<Rule>,
     pub(crate) progress: Option<Progress>,
     pub(crate) progress_interval: Duration,
 }
@@ -61,6 +64,7 @@ impl WorkerConfig {
             timeout: Duration::from_secs(60),
             save_timeout: Duration::from_secs(600),
             checksums: Checksums::default(),
+            codecs: Vec::new(),
             progress: None,
             progress_interval: Duration::from_secs(10),
         }
@@ -93,6 +97,19 @@ impl WorkerConfig {
     /// Whether tensors carry checksums. Default [`Checksums::Remote`].
     pub fn checksums(self, checksums: Checksums) -> Self {
         WorkerConfig { checksums, ..self }
+    }
+
+    /// Encodes the gradients of variables, so that fewer bytes are sent: those of this name, or if a
+    /// `*` stands at its end, all whose names begin so. Called again, the last call that matches a
+    /// variable counts; `None` sends it as it is. Default: none is encoded.
+    ///
+    /// What an encoding leaves out is added to the next gradient ([`pushpull_common::codec`]), and
+    /// belongs to the worker: [`crate::Worker::residuals`]. Cost: the memory of one gradient, and some
+    /// passes over it on the caller's thread for each push. `join` refuses a codec that a server does
+    /// not know, and a name that no variable has or one that takes no gradients.
+    pub fn codec(mut self, names: impl Into<String>, codec: impl Into<Option<Codec>>) -> Self {
+        self.codecs.push(Rule { names: names.into(), codec: codec.into() });
+        self
     }
 
     /// Calls `report` from the session's thread every `interval` for which an operation still

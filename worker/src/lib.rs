@@ -35,6 +35,7 @@
 
 pub mod blocking;
 mod client;
+mod compression;
 mod config;
 mod error;
 mod fanout;
@@ -53,6 +54,7 @@ mod start;
 mod token;
 mod worker;
 
+pub use compression::ResidualsError;
 pub use config::{Checksums, WorkerConfig};
 pub use error::{ConnectError, Error, JoinError, Silent, SilentShards, ViewError};
 pub use initial::Initial;

@@ -5,6 +5,7 @@ use super::limits;
 use super::outcome::{Grant, Outcome, PushState};
 use super::refusal::Refusal;
 use super::wire::{List, Reader, Text, Wire, wire_enum, wire_struct};
+use crate::codec::Encodings;
 use crate::ids::{
     ClientEpoch, GlobalStep, Incarnation, PartitionId, RestoreEpoch, ShardId, TokenId,
 };
@@ -218,6 +219,8 @@ wire_struct! {
         body_crc: BodyCrc,
         /// What happens to non-finite values.
         non_finite: NonFinitePolicy,
+        /// The encodings that the shard can decode, and, of values, encode.
+        encodings: Encodings,
         /// How far the variables are.
         catalogue: CatalogueState,
         /// The restore epoch: goes up each time the cluster goes back to a checkpoint, or begins
@@ -411,6 +414,19 @@ wire_struct! {
         /// Of which of the shard's values the push was computed: what [`Pulled::gradients`] of them
         /// was. None if the client does not know, and for pushes that are not gradients.
         read: Option<u64>,
+    }
+}
+wire_struct! {
+    /// One part of a gradient whose body is encoded: elements of one partition, as a stretch of
+    /// `docs/codecs.md`. They are where the part says, and with the last ones goes the padding behind
+    /// them. The bytes of all parts are counted as those of the elements.
+    PushEncoded {
+        /// The part, but for the form of its body.
+        part: PushPart,
+        /// The code of the encoding.
+        encoding: u8,
+        /// How many elements there are.
+        elements: u32,
     }
 }
 wire_struct! {
@@ -620,6 +636,7 @@ messages! {
     34 => Withdraw, body 0;
     35 => OutcomeQuery, body 0;
     36 => OutcomeIs, body 0;
+    37 => PushEncoded, body limits::PART_BYTES_MAX;
     40 => Pull, body 0;
     41 => Pulled, body limits::PART_BYTES_MAX;
     50 => Finish, body 0;

@@ -180,6 +180,15 @@ wire_enum! {
             /// Bytes received.
             received: u64,
         },
+        /// A part in an encoding that the server does not know, or that is not what it says.
+        27 => Encoding {
+            /// The variable.
+            variable: VariableId,
+            /// The code of the encoding.
+            encoding: u8,
+            /// What is wrong.
+            detail: Detail,
+        },
     }
 }
 
@@ -254,6 +263,9 @@ impl std::fmt::Display for Refusal {
             Refusal::Denied {} => f.write_str("denied"),
             Refusal::Length { named, received } => {
                 write!(f, "the push names {named} bytes, {received} were received")
+            }
+            Refusal::Encoding { variable, encoding, detail } => {
+                write!(f, "encoding {encoding} of variable {variable} is not taken: {detail}")
             }
         }
     }

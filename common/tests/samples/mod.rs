@@ -2,6 +2,7 @@
 
 mod variants;
 
+use pushpull_common::codec::Encodings;
 use pushpull_common::ids::{
     ClientEpoch, GlobalStep, Incarnation, RequestId, RestoreEpoch, Sequence, ShardId, TokenId,
 };
@@ -114,6 +115,7 @@ fn welcome() -> Welcome {
         part_bytes_max: 1 << 20,
         body_crc: BodyCrc::Off {},
         non_finite: NonFinitePolicy::Reject {},
+        encodings: Encodings(0x3e),
         catalogue: CatalogueState::Absent {},
         restore_epoch: RestoreEpoch(4),
         restored_step: GlobalStep(17),
@@ -175,6 +177,7 @@ fn pushes(add: &mut impl FnMut(&str, Message)) {
     }
     add("PushPart last", PushPart { whole: Some(8192), next: true, ..part() }.into());
     add("PushPart read", PushPart { read: Some(5), ..part() }.into());
+    add("PushEncoded", encoded().into());
     for (name, outcome) in variants::outcomes() {
         add(&format!("PushAnswer {name}"), PushAnswer { outcome, ..answer() }.into());
     }
@@ -204,6 +207,10 @@ fn part() -> PushPart {
     }
 }
 
+fn encoded() -> PushEncoded {
+    PushEncoded { part: part(), encoding: 3, elements: 1000 }
+}
+
 fn answer() -> PushAnswer {
     let outcome = variants::outcomes().swap_remove(0).1;
     PushAnswer { outcome, duplicate: false, next: None, ended: None, room: 0 }
@@ -223,12 +230,13 @@ fn between_servers(add: &mut impl FnMut(&str, Message)) {
 /// The kinds that may have a body, once without a checksum and once with one.
 fn with_bodies(list: &mut Vec<Sample>) {
     let digest = filled(0xd0);
-    let messages: [Message; 6] = [
+    let messages: [Message; 7] = [
         Declare { digest }.into(),
         CatalogueIs { digest }.into(),
         Save {}.into(),
         ShardSaved {}.into(),
         part().into(),
+        encoded().into(),
         Pulled { version: 7, gradients: 5, offset: 4096, last: true }.into(),
     ];
     for message in messages {

@@ -106,7 +106,12 @@ variants! {
         },
         "operation" => Refusal::Operation { variable: VariableId(18), tried: detail("add") },
         "denied" => Refusal::Denied {},
-        "length" => Refusal::Length { named: 16, received: 8 };
+        "length" => Refusal::Length { named: 16, received: 8 },
+        "encoding" => Refusal::Encoding {
+            variable: VariableId(18),
+            encoding: 9,
+            detail: detail("unknown"),
+        };
 }
 
 /// What `named` lists, for the types whose samples stand in other messages.

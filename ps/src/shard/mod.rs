@@ -12,6 +12,7 @@ mod checks;
 mod chief;
 mod cut;
 pub(crate) mod durable;
+mod encoded;
 pub(crate) mod generation;
 mod handshake;
 #[cfg(any(test, fuzzing, feature = "simulation"))]
@@ -61,6 +62,7 @@ use crate::store::Store;
 use crate::zoo::Bug;
 use checkpoints::{Asker, News, Restoring, Saving, ShardRestored};
 use cut::{Cut, Wish};
+use encoded::{Encoded, Form};
 use output::Output;
 use parked::{Entry, Parked, Wait};
 use power::Power;
@@ -160,6 +162,8 @@ struct Part {
     /// Where it lies in the shard's layout; empty for a part without a body.
     range: Range<u64>,
     request: Envelope,
+    /// If its body comes encoded.
+    encoded: Option<Encoded>,
     /// On the last part, the bytes of all of them.
     whole: Option<u64>,
     next: bool,
@@ -322,6 +326,7 @@ impl Shard {
         match &mut self.conversations.get_mut(&connection)?.receiving {
             None => None,
             Some(Receiving::Catalogue { bytes, .. } | Receiving::User { bytes, .. }) => Some(bytes),
+            Some(Receiving::Part(Part { encoded: Some(encoded), .. })) => Some(&mut encoded.bytes),
             Some(Receiving::Part(Part { client, room, range, .. })) => {
                 let inbox = self.inbox.as_mut().filter(|inbox| inbox.holds(*client, *room))?;
                 inbox.bytes_mut(*room, range.clone())
@@ -350,7 +355,10 @@ impl Shard {
             self.replicas.heard(client, now);
             let joins = matches!(
                 message,
-                Message::TokenRequest(_) | Message::Reserve(_) | Message::PushPart(_)
+                Message::TokenRequest(_)
+                    | Message::Reserve(_)
+                    | Message::PushPart(_)
+                    | Message::PushEncoded(_)
             );
             if joins && self.replicas.client(client).presence != Presence::Present {
                 // Nobody would take back what it were given.
@@ -369,6 +377,7 @@ impl Shard {
             | Message::ReturnToken(_)
             | Message::Reserve(_)
             | Message::PushPart(_)
+            | Message::PushEncoded(_)
             | Message::Withdraw(_)
             | Message::OutcomeQuery(_)
             | Message::Leave(_) => role.is_member(),
@@ -434,7 +443,11 @@ impl Shard {
             }
             (Message::Reserve(_), Some(_)) => self.reserve(now, entry(Wait::Room)),
             (Message::PushPart(part), Some(client)) => {
-                self.part(now, connection, client, header, &part);
+                self.part(now, connection, client, header, &part, None);
+            }
+            (Message::PushEncoded(encoded), Some(client)) => {
+                let form = Form { encoding: encoded.encoding, elements: encoded.elements };
+                self.part(now, connection, client, header, &encoded.part, Some(form));
             }
             (Message::Withdraw(_), Some(client)) => {
                 self.withdraw(now, connection, client, request);

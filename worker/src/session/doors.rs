@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use pushpull_common::codec::Encodings;
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{GlobalStep, Incarnation, Sequence, ShardId, TaskId};
 use pushpull_common::protocol::message::{NonFinitePolicy, Operation, Role};
@@ -94,10 +95,12 @@ pub(crate) enum Reply {
 }
 
 /// What the servers said in their welcomes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Welcomed {
     pub(crate) shards_per_task: u16,
     pub(crate) non_finite: NonFinitePolicy,
+    /// The encodings that each shard knows, by its last welcome.
+    pub(crate) encodings: BTreeMap<ShardId, Encodings>,
 }
 
 /// Something that happened.

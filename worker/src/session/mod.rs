@@ -233,7 +233,7 @@ impl Session {
         match &op.kind {
             OpKind::Open { shards } => {
                 let open = shards.iter().all(|&link| self.links[link].status == Status::Up);
-                if let Some(welcomed) = self.welcomed.filter(|_| open) {
+                if let Some(welcomed) = self.welcomed.clone().filter(|_| open) {
                     self.finish(id, Ok(Reply::Opened(welcomed)));
                 }
             }
