@@ -164,6 +164,15 @@ impl Encoding {
         Encoding::ALL.into_iter().find(|encoding| encoding.code() == code)
     }
 
+    /// The codec of values: those that encode each element by itself, whatever it is, are for them.
+    pub const fn codec_of_values(self) -> Option<Codec> {
+        match self {
+            Encoding::F16 => Some(Codec::F16),
+            Encoding::Bf16 => Some(Codec::Bf16),
+            _ => None,
+        }
+    }
+
     /// Whether NaN and infinities come out as they went in.
     pub const fn takes_non_finite(self) -> bool {
         matches!(self, Encoding::F16 | Encoding::Bf16)

@@ -18,7 +18,7 @@ const CODECS: [Codec; 6] = [
     Codec::Int8,
     Codec::OneBit,
     Codec::TopK { fraction: 0.1 },
-    Codec::Threshold { magnitude: 0.5 },
+    Codec::Threshold { magnitude: 2.0 },
 ];
 
 /// The gradient of a step: other numbers in each.
@@ -188,6 +188,54 @@ fn residuals_are_taken_along() {
     let mut other = Worker::connect(cluster.config(0).codec("w", codec)).unwrap();
     other.join(&[vector("w", 1001)], |_| ()).unwrap();
     assert_eq!(other.restore_residuals(&saved), Err(ResidualsError::OtherVariables));
+    cluster.stop();
+}
+
+/// Values come rounded, in any cut; what is plain comes as it is, and the servers keep all of it.
+#[test]
+fn values_are_pulled_in_half_as_many_bytes() {
+    let cluster = Cluster::start(2, 1, Sgd::new(1.0), |config| config);
+    let mut worker = Worker::connect(cluster.config(0).pull_codec(Codec::Bf16)).unwrap();
+    let shape = |extent| Shape::new([extent]).unwrap();
+    let variables = [
+        vector("w", 700_001).partitioner(Partitioner::Fixed { shards: 2 }),
+        VariableSpec::new("d", DType::F64, shape(3)).unwrap(),
+        VariableSpec::new("n", DType::I64, shape(2)).unwrap(),
+        vector("ledger", 3).plain(),
+    ];
+    let given = gradient(1, 700_001);
+    let mut params = worker
+        .join(&variables, |initial| {
+            initial.set("w", &given).set("d", &[0.1, 1e300, -2.0]);
+            initial.set("n", &[i64::MAX, -1]).set("ledger", &[0.1_f32, 1e-9, 7.0]);
+        })
+        .unwrap();
+    let before = cluster.servers.iter().map(|server| server.handle().metrics().pull_bytes);
+    let before: u64 = before.sum();
+    let token = worker.token().unwrap().unwrap();
+    worker.pull(&token, &mut params).unwrap();
+    let after = cluster.servers.iter().map(|server| server.handle().metrics().pull_bytes);
+    assert!(after.sum::<u64>() - before < 2 * 700_001 + 200);
+    let bf16 = |value: f64| {
+        let (mut bytes, mut rounded) = (Vec::new(), [0f64]);
+        Codec::Bf16.encode(&[value], &mut bytes).unwrap();
+        Codec::Bf16.encoding().decode(&bytes, &mut rounded).unwrap();
+        rounded[0]
+    };
+    let pulled = params.view::<f32>("w").unwrap();
+    let rounded = given.iter().map(|&value| bf16(value.into()) as f32);
+    assert!(pulled.iter().copied().eq(rounded));
+    assert_eq!(params.view::<f64>("d").unwrap(), [0.1, 1e300, -2.0].map(bf16));
+    assert_eq!(params.view::<i64>("n").unwrap(), [i64::MAX, -1]);
+    assert_eq!(params.view::<f32>("ledger").unwrap(), [0.1, 1e-9, 7.0]);
+    assert!(values(&cluster, "w") == given, "the servers hold all of it");
+
+    let mut reader = Reader::connect(cluster.config(0).pull_codec(Codec::F16)).unwrap();
+    let mut short = reader.params();
+    reader.pull(&mut short).unwrap();
+    assert_eq!(short.view::<f64>("d").unwrap()[1..], [65504.0, -2.0]);
+    let error = Reader::connect(cluster.config(0).pull_codec(Codec::Int8)).unwrap_err();
+    assert!(error.to_string().contains("int8"), "{error}");
     cluster.stop();
 }
 

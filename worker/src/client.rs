@@ -34,6 +34,7 @@ pub(crate) struct Client {
 impl Client {
     /// Starts a session and connects to the step owner.
     pub(crate) async fn connect(config: WorkerConfig, role: Role) -> Result<Client, ConnectError> {
+        config.check_codecs()?;
         let cluster = &config.cluster;
         let task = config.task.clone();
         let owner: TaskId =
@@ -50,6 +51,7 @@ impl Client {
             owner,
             incarnation: Incarnation(RandomState::new().build_hasher().finish()),
             checksums: config.checksums,
+            values: config.values.map(|codec| codec.encoding()),
             identity: Identity::new().with("ps", cluster.ps_identity()),
             addresses: addresses.collect(),
             progress_interval: config.progress.is_some().then_some(config.progress_interval),

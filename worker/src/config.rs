@@ -10,7 +10,7 @@ use pushpull_common::ids::TaskId;
 use pushpull_common::placement::Strategy;
 
 use crate::compression::Rule;
-use crate::error::SilentShards;
+use crate::error::{ConnectError, SilentShards};
 
 /// A function that is told for whom a worker waits.
 pub(crate) type Progress = Arc<dyn Fn(&SilentShards) + Send + Sync>;
@@ -39,6 +39,7 @@ pub struct WorkerConfig {
     pub(crate) save_timeout: Duration,
     pub(crate) checksums: Checksums,
     pub(crate) codecs: Vec<Rule>,
+    pub(crate) values: Option<Codec>,
     pub(crate) progress: Option<Progress>,
     pub(crate) progress_interval: Duration,
 }
@@ -65,6 +66,7 @@ impl WorkerConfig {
             save_timeout: Duration::from_secs(600),
             checksums: Checksums::default(),
             codecs: Vec::new(),
+            values: None,
             progress: None,
             progress_interval: Duration::from_secs(10),
         }
@@ -110,6 +112,25 @@ impl WorkerConfig {
     pub fn codec(mut self, names: impl Into<String>, codec: impl Into<Option<Codec>>) -> Self {
         self.codecs.push(Rule { names: names.into(), codec: codec.into() });
         self
+    }
+
+    /// Pulls the values of trained variables as [`Codec::F16`] or [`Codec::Bf16`], so that half as many bytes
+    /// come: they are rounded, and in [`crate::Params`] of the variable's own type all the same. Plain
+    /// variables come as they are. A server that does not know the encoding sends all as they are. Default:
+    /// as they are. The servers hold, and optimizers change, full values in any case.
+    pub fn pull_codec(self, codec: impl Into<Option<Codec>>) -> Self {
+        WorkerConfig { values: codec.into(), ..self }
+    }
+
+    /// What is wrong with the codecs, if something is.
+    pub(crate) fn check_codecs(&self) -> Result<(), ConnectError> {
+        for codec in self.codecs.iter().filter_map(|rule| rule.codec) {
+            codec.validate()?;
+        }
+        match self.values.filter(|codec| codec.encoding().codec_of_values().is_none()) {
+            Some(codec) => Err(ConnectError::PullCodec { codec }),
+            None => Ok(()),
+        }
     }
 
     /// Calls `report` from the session's thread every `interval` for which an operation still

@@ -68,6 +68,12 @@ pub enum ConnectError {
         #[from]
         source: CodecError,
     },
+    /// Values cannot be pulled in this form.
+    #[error("cannot connect: values are not pulled as {codec}, only as f16 or bf16")]
+    PullCodec {
+        /// The codec.
+        codec: Codec,
+    },
     /// The operating system gave no thread.
     #[error("cannot connect: no thread for the session: {source}")]
     Thread {

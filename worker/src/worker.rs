@@ -64,9 +64,6 @@ impl Worker {
         if let Err(source) = config.cluster.task_address(&job, config.task.index) {
             return Err(ConnectError::UnknownTask { task: config.task, source });
         }
-        for codec in config.codecs.iter().filter_map(|rule| rule.codec) {
-            codec.validate()?;
-        }
         let role = if config.is_chief() { Role::Chief {} } else { Role::Worker {} };
         let client = Client::connect(config, role).await?;
         let (plan, placement, restored, pool) = (None, None, None, Vec::new());

@@ -486,6 +486,26 @@ wire_struct! {
 }
 
 wire_struct! {
+    /// As [`Pull`], for values in a shorter form. Answered with [`PulledEncoded`].
+    PullEncoded {
+        /// Which.
+        pull: Pull,
+        /// The code of the encoding: one of values.
+        encoding: u8,
+    }
+}
+wire_struct! {
+    /// One part of the answer to [`PullEncoded`]. The body is a range of the shard's variables,
+    /// partition by partition: the elements of trained ones as a stretch each, others as they are.
+    PulledEncoded {
+        /// The part, but for the form of its body.
+        part: Pulled,
+        /// The length of the range.
+        bytes: u64,
+    }
+}
+
+wire_struct! {
     /// Ends the training: no more tokens for anybody (chief).
     Finish {}
 }
@@ -639,6 +659,8 @@ messages! {
     37 => PushEncoded, body limits::PART_BYTES_MAX;
     40 => Pull, body 0;
     41 => Pulled, body limits::PART_BYTES_MAX;
+    44 => PullEncoded, body 0;
+    45 => PulledEncoded, body limits::PART_BYTES_MAX;
     50 => Finish, body 0;
     51 => Finished, body 0;
     52 => Leave, body 0;

@@ -148,7 +148,15 @@ fn variables(add: &mut impl FnMut(&str, Message)) {
         add(&format!("Pull {name}"), Pull { selection }.into());
     }
     add("Pulled", Pulled { version: 7, gradients: 5, offset: 4096, last: false }.into());
+    let pull = Pull { selection: Selection::All {} };
+    add("PullEncoded", PullEncoded { pull, encoding: 2 }.into());
+    add("PulledEncoded", pulled_encoded().into());
     add("Pulled last", Pulled { version: 7, gradients: 5, offset: 8192, last: true }.into());
+}
+
+fn pulled_encoded() -> PulledEncoded {
+    let part = Pulled { version: 7, gradients: 5, offset: 4096, last: true };
+    PulledEncoded { part, bytes: 8192 }
 }
 
 fn checkpoint() -> CheckpointId {
@@ -230,7 +238,7 @@ fn between_servers(add: &mut impl FnMut(&str, Message)) {
 /// The kinds that may have a body, once without a checksum and once with one.
 fn with_bodies(list: &mut Vec<Sample>) {
     let digest = filled(0xd0);
-    let messages: [Message; 7] = [
+    let messages: [Message; 8] = [
         Declare { digest }.into(),
         CatalogueIs { digest }.into(),
         Save {}.into(),
@@ -238,6 +246,7 @@ fn with_bodies(list: &mut Vec<Sample>) {
         part().into(),
         encoded().into(),
         Pulled { version: 7, gradients: 5, offset: 4096, last: true }.into(),
+        pulled_encoded().into(),
     ];
     for message in messages {
         for (suffix, crc) in [("body", None), ("body crc", Some(0xc0c1_c2c3))] {

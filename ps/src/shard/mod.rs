@@ -367,7 +367,7 @@ impl Shard {
             }
         }
         let allowed = match &message {
-            Message::Heartbeat(_) | Message::Pull(_) => true,
+            Message::Heartbeat(_) | Message::Pull(_) | Message::PullEncoded(_) => true,
             Message::AwaitReady(_) | Message::FetchCatalogue(_) => true,
             message if chief::is_for_chiefs(message) => role == Role::Chief {},
             Message::SaveShard(_) | Message::Held(_) | Message::StepApplied(_) => {
@@ -387,6 +387,7 @@ impl Shard {
             message,
             Message::Heartbeat(_)
                 | Message::Pull(_)
+                | Message::PullEncoded(_)
                 | Message::FetchCatalogue(_)
                 | Message::Leave(_)
         );
@@ -434,7 +435,12 @@ impl Shard {
             }
             (Message::AwaitReady(_), _) => self.wait(entry(Wait::Ready)),
             (Message::FetchCatalogue(_), _) => self.send_catalogue(connection, request),
-            (Message::Pull(pull), _) => self.pull(entry(Wait::Ready), header, &pull.selection),
+            (Message::Pull(pull), _) => {
+                self.pull(entry(Wait::Ready), header, &pull.selection, None);
+            }
+            (Message::PullEncoded(asked), _) => {
+                self.pull_encoded(entry(Wait::Ready), header, &asked);
+            }
             (Message::TokenRequest(token), Some(_)) => {
                 self.token_request(now, entry(Wait::Token), token.newest);
             }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use pushpull_common::codec::Encodings;
+use pushpull_common::codec::{Encoding, Encodings};
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{GlobalStep, Incarnation, Sequence, ShardId, TaskId};
 use pushpull_common::protocol::message::{NonFinitePolicy, Operation, Role};
@@ -153,6 +153,8 @@ pub(crate) struct Start {
     pub(crate) owner: ShardId,
     pub(crate) incarnation: Incarnation,
     pub(crate) checksums: Checksums,
+    /// In which form values are pulled, where a shard knows it.
+    pub(crate) values: Option<Encoding>,
     pub(crate) identity: Identity,
     pub(crate) addresses: BTreeMap<u32, String>,
     pub(crate) progress_interval: Option<Duration>,

@@ -14,6 +14,7 @@ mod pulls;
 mod pushes;
 mod requests;
 mod settled;
+mod short_values;
 mod synchronous;
 mod tokens;
 

@@ -6,10 +6,11 @@ use std::time::Instant;
 
 use pushpull_common::ids::{GlobalStep, RestoreEpoch, ShardId};
 use pushpull_common::protocol::message::{Pulled, Selection};
-use pushpull_common::protocol::{Envelope, Header, Message, Refusal, message};
+use pushpull_common::protocol::{Envelope, Header, Message, Refusal};
 
 use super::link::{Pending, Receiving, Status};
 use super::requests::deadline_ms;
+use super::short_values::ShortPart;
 use super::{OpId, OpKind, Read, Reply, Session};
 use crate::error::Error;
 use crate::fanout::{Plan, Span};
@@ -28,8 +29,8 @@ enum Progress {
 /// A pull under way.
 #[derive(Debug)]
 pub(super) struct Pull {
-    plan: Arc<Plan>,
-    buffer: Buffer,
+    pub(super) plan: Arc<Plan>,
+    pub(super) buffer: Buffer,
     /// The step of the token that the values are for.
     token: Option<GlobalStep>,
     /// The global step that the values are at least of (asynchronous mode).
@@ -156,7 +157,7 @@ impl Session {
         pull.step = pull.step.min(self.step.max(pull.token.unwrap_or_default()));
         let done = behind.is_empty() && pull.unanswered().next().is_none();
         for link in due {
-            let request = message::Pull { selection: Selection::All {} };
+            let request = self.request_for_values(link, Selection::All {});
             self.send(now, link, Pending::Pull(id), envelope, request, vec![]);
         }
         if done {
@@ -192,10 +193,16 @@ impl Session {
         header: &Header,
         message: Message,
     ) {
-        let pulled = match message {
-            Message::Pulled(pulled) => pulled,
-            Message::Refused(refused) => return self.pull_refused(now, id, link, refused.refusal),
-            message => {
+        let encoding = self.encoding_of_values(link);
+        let (pulled, bytes, encoding) = match (message, encoding) {
+            (Message::Pulled(pulled), _) => (pulled, header.body_bytes, None),
+            (Message::PulledEncoded(pulled), Some(encoding)) => {
+                (pulled.part, pulled.bytes, Some(encoding))
+            }
+            (Message::Refused(refused), _) => {
+                return self.pull_refused(now, id, link, refused.refusal);
+            }
+            (message, _) => {
                 self.pull_lost(id, link);
                 return self.unexpected(now, link, &message);
             }
@@ -205,8 +212,15 @@ impl Session {
         let Some(OpKind::Pull(pull)) = self.ops.get_mut(&id).map(|op| &mut op.kind) else {
             return;
         };
-        let spans = match pull.part(link, shard, &pulled, header.body_bytes) {
-            Ok(spans) => spans,
+        let range = pulled.offset..pulled.offset.saturating_add(bytes);
+        let plan = pull.plan.clone();
+        let found = pull.part(link, shard, &pulled, bytes).and_then(|spans| {
+            let Some(encoding) = encoding else { return Ok((spans, None)) };
+            let part = ShortPart::new(encoding, &plan, shard, range, header.body_bytes);
+            Ok((spans, Some(part.ok_or("values of another length")?)))
+        });
+        let (spans, short) = match found {
+            Ok(found) => found,
             Err(error) => {
                 self.pull_lost(id, link);
                 return self.break_off(now, link, error.to_owned());
@@ -231,10 +245,13 @@ impl Session {
             return self.values_received(now, id, link, pulled.last);
         }
         let last = pulled.last;
-        self.links[link].receiving = Some(Receiving::Values { op: id, spans, last });
+        self.links[link].receiving = Some(match short {
+            None => Receiving::Values { op: id, spans, last },
+            Some(part) => Receiving::ShortValues { op: id, part, last },
+        });
     }
 
-    fn values_received(&mut self, now: Instant, id: OpId, link: usize, last: bool) {
+    pub(super) fn values_received(&mut self, now: Instant, id: OpId, link: usize, last: bool) {
         let Some(OpKind::Pull(pull)) = self.ops.get_mut(&id).map(|op| &mut op.kind) else {
             return;
         };
@@ -286,6 +303,7 @@ impl Session {
         let link = &mut self.links[link];
         match link.receiving.as_mut()? {
             Receiving::Answer { body, .. } => Some(vec![body]),
+            Receiving::ShortValues { part, .. } => Some(vec![&mut part.body]),
             Receiving::Values { op, spans, .. } => {
                 let OpKind::Pull(pull) = &mut self.ops.get_mut(op)?.kind else {
                     return None;
@@ -305,6 +323,9 @@ impl Session {
                 self.finish_request(now, op, index, message, body);
             }
             Some(Receiving::Values { op, last, .. }) => self.values_received(now, op, index, last),
+            Some(Receiving::ShortValues { op, part, last }) => {
+                self.short_values_received(now, op, index, &part, last);
+            }
         }
     }
 }
