@@ -53,6 +53,8 @@ const PURE: &[(&str, &[&str])] = &[
     ("worker/src/session", &[]),
     ("worker/src/fanout.rs", &[]),
     ("worker/src/params.rs", &[]),
+    ("worker/src/compression.rs", &[]),
+    ("worker/src/compression", &[]),
     ("worker/src/initial.rs", &[]),
 ];
 
@@ -80,6 +82,7 @@ const MODULES: &[(&str, &[&str])] = &[
     ("ps/src/shard", &["crate::runtime"]),
     ("ps/src/aggregate", &["crate::runtime", "crate::store"]),
     ("worker/src/session", &["crate::runtime", "crate::worker", "crate::client"]),
+    ("worker/src/compression.rs", &["crate::session", "crate::runtime", "crate::worker"]),
     ("worker/src/fanout.rs", &["crate::session", "crate::runtime", "crate::worker"]),
 ];
 

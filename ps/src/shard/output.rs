@@ -132,6 +132,12 @@ impl PulledParts {
         PulledParts { snapshot, ranges, next, finished, envelope, version, gradients, crc, short }
     }
 
+    /// Whether the values are sent in a shorter form.
+    #[cfg(fuzzing)]
+    pub(crate) fn is_short(&self) -> bool {
+        self.short.is_some()
+    }
+
     /// Appends the header and meta of the next part to `head` and returns the range of its body;
     /// `None` after the last. An answer without bytes is one part without a body.
     pub(crate) fn next_part(&mut self, head: &mut Vec<u8>) -> Option<Range<u64>> {
