@@ -16,5 +16,6 @@ pub mod initializer;
 pub mod partition;
 pub mod placement;
 pub mod protocol;
+pub mod rows;
 pub mod tensor;
 pub mod variable;

@@ -5,6 +5,7 @@ use thiserror::Error;
 use crate::device::DeviceSpec;
 use crate::initializer::{Initializer, InitializerError};
 use crate::partition::{PartitionError, Partitioner};
+use crate::protocol::limits::PART_BYTES_MAX;
 use crate::tensor::{DType, Shape, ShapeError};
 
 /// A named tensor that the servers shall hold.
@@ -29,6 +30,7 @@ pub struct VariableSpec {
     dtype: DType,
     shape: Shape,
     trainable: bool,
+    sparse: bool,
     /// How its first values are chosen.
     pub initializer: Initializer,
     /// The seed of its first values.
@@ -92,6 +94,28 @@ pub enum VariableError {
         /// What is wrong with the partitioner.
         source: PartitionError,
     },
+    /// It is sparse, and its rows cannot travel.
+    #[error(
+        "cannot declare the variable {name:?} sparse: its rows have {bytes} bytes each, and may \
+         have 1 to {PART_BYTES_MAX}"
+    )]
+    RowBytes {
+        /// The variable's name.
+        name: String,
+        /// The bytes of a row.
+        bytes: u64,
+    },
+    /// It is sparse, and has more rows than can be numbered.
+    #[error(
+        "cannot declare the variable {name:?} sparse: it has {rows} rows, and may have {}",
+        u32::MAX
+    )]
+    Rows {
+        /// The variable's name.
+        name: String,
+        /// Its rows.
+        rows: u64,
+    },
 }
 
 impl VariableSpec {
@@ -115,6 +139,7 @@ impl VariableSpec {
             initializer: Initializer::default(),
             seed: 0,
             trainable: dtype.is_float(),
+            sparse: false,
             partitioner: Partitioner::default(),
             device: DeviceSpec::default(),
         })
@@ -150,6 +175,17 @@ impl VariableSpec {
         self
     }
 
+    /// Makes it sparse: it is pulled and pushed by rows, as embeddings are, and no replica has a copy
+    /// of all of it. A row is what has one index in the first extent; it has at most 1 MiB, and there
+    /// are fewer than 2^32 of them.
+    ///
+    /// Its first values are those of the initializer. Shards keep 4 bytes for each row in every room
+    /// of their inbox, beside the values that it may hold.
+    pub fn sparse(mut self) -> VariableSpec {
+        self.sparse = true;
+        self
+    }
+
     /// Sets how it is cut into row ranges.
     pub fn partitioner(mut self, partitioner: Partitioner) -> VariableSpec {
         self.partitioner = partitioner;
@@ -163,11 +199,21 @@ impl VariableSpec {
         self
     }
 
-    /// Whether its initializer and partitioner can be used.
+    /// Whether its initializer and partitioner can be used, and its rows travel if it is sparse.
     pub fn validate(&self) -> Result<(), VariableError> {
+        let name = || self.name.clone();
+        if self.sparse {
+            let (bytes, rows) = (self.row_bytes(), self.shape.rows());
+            if !(1..=PART_BYTES_MAX).contains(&bytes) {
+                return Err(VariableError::RowBytes { name: name(), bytes });
+            }
+            if rows > u32::MAX.into() {
+                return Err(VariableError::Rows { name: name(), rows });
+            }
+        }
         self.initializer
             .validate()
-            .map_err(|source| VariableError::Initializer { name: self.name.clone(), source })?;
+            .map_err(|source| VariableError::Initializer { name: name(), source })?;
         self.parts().map(|_| ())
     }
 
@@ -182,6 +228,11 @@ impl VariableSpec {
     pub fn bytes(&self) -> u64 {
         // A shape has at most 2^48 elements of at most 8 bytes.
         self.shape.elements() * self.dtype.size() as u64
+    }
+
+    /// The bytes of the elements of one row.
+    pub fn row_bytes(&self) -> u64 {
+        self.shape.row_elements() * self.dtype.size() as u64
     }
 
     /// Its name.
@@ -202,6 +253,11 @@ impl VariableSpec {
     /// Whether an optimizer updates it; never so for an `i64`.
     pub fn is_trainable(&self) -> bool {
         self.trainable
+    }
+
+    /// Whether it is pulled and pushed by rows.
+    pub fn is_sparse(&self) -> bool {
+        self.sparse
     }
 }
 
@@ -264,5 +320,19 @@ mod tests {
         );
         let error = variable.partitioner(Partitioner::Fixed { shards: 0 }).validate();
         assert!(matches!(error, Err(VariableError::Partitioner { .. })));
+    }
+
+    #[test]
+    fn rows_of_sparse_variables_can_travel() {
+        let sparse = |extents: &[u64]| VariableSpec::f32("e", extents).unwrap().sparse().validate();
+        assert_eq!(sparse(&[5, 16]), Ok(()));
+        assert_eq!(sparse(&[5]), Ok(()));
+        let name = || "e".to_owned();
+        let bytes = 4 + PART_BYTES_MAX;
+        let wide = sparse(&[2, bytes / 4]);
+        assert_eq!(wide, Err(VariableError::RowBytes { name: name(), bytes }));
+        assert_eq!(sparse(&[2, 0]), Err(VariableError::RowBytes { name: name(), bytes: 0 }));
+        let rows = 1 << 32;
+        assert_eq!(sparse(&[rows, 2]), Err(VariableError::Rows { name: name(), rows }));
     }
 }

@@ -117,6 +117,7 @@ fn catalogue() -> Catalogue {
             .expect("a variable"),
         VariableSpec::new("i64", DType::I64, Shape::scalar()).expect("a variable"),
         VariableSpec::f32("none", [0, 4]).expect("a variable"),
+        VariableSpec::f32("rows", [5, 2]).expect("a variable").sparse(),
     ];
     let map = ShardMap::new([0, 1], 2).expect("shards");
     let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).expect("a placement");

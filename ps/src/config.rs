@@ -11,6 +11,7 @@ use pushpull_common::identity::Identity;
 use pushpull_common::ids::TaskId;
 use pushpull_common::protocol::limits;
 
+use crate::aggregate::SparseReduction;
 use crate::aggregate::admission::Rule;
 use crate::aggregate::mode::{Mode, OnLoss};
 use crate::aggregate::staleness::StalenessPolicy;
@@ -122,6 +123,7 @@ pub struct PsConfig {
     pub(crate) shards: u16,
     pub(crate) mode: Mode,
     pub(crate) staleness: StalenessPolicy,
+    pub(crate) sparse_reduction: SparseReduction,
     pub(crate) on_loss: OnLoss,
     pub(crate) join_timeout: Duration,
     pub(crate) deterministic: bool,
@@ -162,6 +164,7 @@ impl PsConfig {
             shards: 1,
             mode: Mode::Asynchronous,
             staleness: StalenessPolicy::default(),
+            sparse_reduction: SparseReduction::default(),
             on_loss: OnLoss::default(),
             join_timeout: Duration::from_secs(60),
             deterministic: false,
@@ -203,6 +206,13 @@ impl PsConfig {
     /// with the values it holds: give all the same. Default [`StalenessPolicy::Ignore`].
     pub fn staleness(self, policy: StalenessPolicy) -> Self {
         PsConfig { staleness: policy, ..self }
+    }
+
+    /// What rows of sparse variables become when the gradients of a synchronous step are taken
+    /// together. Give all tasks the same. Default [`SparseReduction::ReplicaMean`]: what a dense
+    /// variable would become.
+    pub fn sparse_reduction(self, reduction: SparseReduction) -> Self {
+        PsConfig { sparse_reduction: reduction, ..self }
     }
 
     /// What becomes of a synchronous step when a replica leaves or is lost. Default

@@ -1,10 +1,12 @@
 //! Pushes in flight: room, parts, and what is whole.
 //!
-//! A room holds one whole push: a copy of the shard's layout. It is given out before a body byte
+//! A room holds one whole push: a copy of the shard's layout, and behind it the numbers of the rows
+//! of sparse partitions. It is given out before a body byte
 //! is sent, so that half-received pushes can never fill the inbox, and taken back from clients
 //! that do not use it when another waits.
 
 mod extents;
+mod rows;
 mod words;
 
 use std::ops::Range;
@@ -18,6 +20,7 @@ use crate::arena::Memory;
 use crate::layout::PAGE_BYTES;
 use crate::shard::replicas::ClientKey;
 pub(crate) use extents::Extents;
+pub(crate) use rows::Rows;
 pub(crate) use words::{WholeRoom, map_words, whole_rooms};
 
 /// What is known of a push that is being received.
@@ -101,7 +104,7 @@ impl Inbox {
     /// The bytes that so many rooms for pushes of up to the whole layout take.
     pub(crate) fn need(layout: &ShardLayout, rooms: usize) -> u64 {
         // Whole pages, so that rooms do not share one.
-        layout.bytes().next_multiple_of(4096).saturating_mul(rooms as u64)
+        layout.push_bytes().next_multiple_of(4096).saturating_mul(rooms as u64)
     }
 
     /// The bytes of its file behind the first page.

@@ -18,7 +18,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use pushpull_common::catalogue::{Catalogue, ShardLayout};
+use pushpull_common::catalogue::{Catalogue, Partition, ShardLayout};
 
 use crate::arena::Loan;
 use crate::commit::{Address, Journal};
@@ -157,6 +157,27 @@ impl Store {
             (start, input) = (stop, rest);
         }
         Ok(())
+    }
+
+    /// Changes rows of a partition, which starts at `offset`, by rows that lie one behind the other.
+    pub(crate) fn change_rows(
+        &mut self,
+        change: Change<'_>,
+        partition: &Partition,
+        rows: &[u32],
+        input: &[u8],
+    ) -> Result<(), NoSpareBlock> {
+        let row_bytes = partition.row_bytes();
+        for (&row, input) in rows.iter().zip(input.chunks_exact(row_bytes as usize)) {
+            let start = partition.offset + u64::from(row) * row_bytes;
+            self.change(change, start..start + row_bytes, input)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the change under way is made where the values lie: then it is made in one go.
+    pub(crate) fn is_in_place(&self) -> bool {
+        self.in_place.is_some()
     }
 
     /// Puts the change into a transaction of the journal and lets it be read: what is read before

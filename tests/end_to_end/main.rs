@@ -13,6 +13,7 @@ mod lifecycle;
 mod proxy;
 mod reconnect;
 mod restart;
+mod rows;
 mod slow_reader;
 mod staleness;
 mod synchronous;

@@ -70,6 +70,17 @@ impl Worker {
         wait(self.0.pull(token, params))
     }
 
+    /// See [`crate::Worker::pull_rows`].
+    pub fn pull_rows<T: Element>(
+        &mut self,
+        token: &Token,
+        name: &str,
+        ids: &[u64],
+        rows: &mut [T],
+    ) -> Result<Pulled, Error> {
+        wait(self.0.pull_rows(token, name, ids, rows))
+    }
+
     /// See [`crate::Worker::gradients`].
     ///
     /// # Panics
@@ -96,6 +107,16 @@ impl Worker {
     /// See [`crate::Worker::assign_add`].
     pub fn assign_add<T: Element>(&mut self, name: &str, values: &[T]) -> Result<(), Error> {
         wait(self.0.assign_add(name, values))
+    }
+
+    /// See [`crate::Worker::assign_rows`].
+    pub fn assign_rows<T: Element>(
+        &mut self,
+        name: &str,
+        ids: &[u64],
+        rows: &[T],
+    ) -> Result<(), Error> {
+        wait(self.0.assign_rows(name, ids, rows))
     }
 
     /// See [`crate::Worker::outcome`].
@@ -145,6 +166,11 @@ impl Pushing<'_> {
         wait(self.0.variable(name, gradient))
     }
 
+    /// See [`crate::Pushing::rows`].
+    pub fn rows<T: Element>(&mut self, name: &str, ids: &[u64], rows: &[T]) -> Result<(), Error> {
+        wait(self.0.rows(name, ids, rows))
+    }
+
     /// See [`crate::Pushing::finish`].
     pub fn finish(self) -> Result<Push, Error> {
         wait(self.0.finish())
@@ -174,6 +200,16 @@ impl Reader {
     /// See [`crate::Reader::pull`].
     pub fn pull(&mut self, params: &mut Params) -> Result<u64, Error> {
         wait(self.0.pull(params))
+    }
+
+    /// See [`crate::Reader::pull_rows`].
+    pub fn pull_rows<T: Element>(
+        &mut self,
+        name: &str,
+        ids: &[u64],
+        rows: &mut [T],
+    ) -> Result<u64, Error> {
+        wait(self.0.pull_rows(name, ids, rows))
     }
 }
 

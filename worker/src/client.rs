@@ -12,11 +12,13 @@ use pushpull_common::identity::Identity;
 use pushpull_common::ids::{GlobalStep, Incarnation, ShardId, TaskId};
 use pushpull_common::protocol::message::Role;
 use pushpull_common::protocol::{Message, Refusal, message};
+use pushpull_common::tensor::Element;
 
 use crate::config::WorkerConfig;
 use crate::error::{ConnectError, Error, JoinError};
 use crate::fanout::Plan;
 use crate::params::{Buffer, Params};
+use crate::rows::{self, Wanted};
 use crate::runtime::SessionThread;
 use crate::session::{Command, Read, Reply, Start, Welcomed};
 
@@ -191,6 +193,33 @@ impl Client {
                 Ok(None)
             }
             _ => Err(Error::Ended { doing: "pull" }),
+        }
+    }
+}
+
+impl Client {
+    /// Pulls rows of a sparse variable into `out`, for the step of a token or of whatever step they
+    /// are; what they are of, or `None` if the token's step has passed.
+    pub(crate) async fn pull_rows<T: Element>(
+        &self,
+        plan: &Arc<Plan>,
+        name: &str,
+        ids: &[u64],
+        out: &mut [T],
+        token: Option<GlobalStep>,
+    ) -> Result<Option<Read>, Error> {
+        let variable = rows::check::<T>(plan, name, ids, out.len())?;
+        let wanted = Wanted::new(plan, variable, ids);
+        let buffer = Buffer::of_bytes(size_of_val(out));
+        let (plan, rows) = (plan.clone(), wanted.asks.clone());
+        let command = Command::PullRows { plan, buffer, rows, token };
+        match self.session.call("pull rows", command, self.config.timeout).await? {
+            Reply::Pulled { buffer, read } => {
+                wanted.put(buffer.bytes(), bytemuck::cast_slice_mut(out));
+                Ok(Some(read))
+            }
+            Reply::Stale { .. } => Ok(None),
+            _ => Err(Error::Ended { doing: "pull rows" }),
         }
     }
 }

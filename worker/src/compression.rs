@@ -69,7 +69,8 @@ impl Compression {
         let mut matched = vec![false; rules.len()];
         for (index, variable) in catalogue.variables().iter().enumerate() {
             let (id, name) = (VariableId(index as u32), variable.name());
-            let takes = variable.is_trainable();
+            // Rows travel as they are.
+            let takes = variable.is_trainable() && !variable.is_sparse();
             let mut chosen = None;
             for (rule, matched) in rules.iter().zip(&mut matched) {
                 if rule.matches(name) {

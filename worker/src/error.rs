@@ -180,6 +180,50 @@ pub enum ViewError {
         /// The variable.
         name: String,
     },
+    /// The variable is sparse: it is pulled and pushed by rows, and nobody has a copy of all of it.
+    #[error("cannot use {name:?} whole: it is sparse, and pulled and pushed by rows")]
+    Sparse {
+        /// The variable.
+        name: String,
+    },
+    /// The variable is not sparse: it is pulled and pushed whole.
+    #[error("cannot use rows of {name:?}: it is not sparse")]
+    Dense {
+        /// The variable.
+        name: String,
+    },
+    /// The data has not a whole row for each number.
+    #[error("cannot take {elements} elements for {rows} rows of {name:?}: a row has {width}")]
+    Width {
+        /// The variable.
+        name: String,
+        /// The rows named.
+        rows: usize,
+        /// The elements given.
+        elements: usize,
+        /// The elements of one row.
+        width: u64,
+    },
+    /// The variable has no such row.
+    #[error("cannot use row {row} of {name:?}, at place {place}: it has {rows} rows")]
+    Row {
+        /// The variable.
+        name: String,
+        /// The first such number.
+        row: u64,
+        /// Its place among those given, from 0.
+        place: usize,
+        /// The rows of the variable.
+        rows: u64,
+    },
+    /// A row is to be given two values.
+    #[error("cannot assign row {row} of {name:?} twice at once")]
+    RowTwice {
+        /// The variable.
+        name: String,
+        /// The row.
+        row: u64,
+    },
     /// The variable has a gradient in this push already, or is named twice.
     #[error("cannot use {name:?} twice at once")]
     Twice {

@@ -1,7 +1,7 @@
 //! Splitting by placement: which bytes of a worker's buffer go to, or come from, which range of
 //! which shard.
 //!
-//! A buffer holds every variable whole. A variable in one piece lies where it lies on its shard,
+//! A buffer holds every variable whole that is not sparse. A variable in one piece lies where it lies on its shard,
 //! so that all of a shard's variables are usually one stretch on both sides; a partitioned one
 //! lies behind those, and its parts are gathered and scattered.
 
@@ -33,8 +33,8 @@ struct Segment {
 
 /// Where everything lies: made once at join.
 ///
-/// Invariants: the segments of a shard follow each other without a gap and cover its layout; the
-/// stretches of the buffer do not overlap.
+/// Invariants: the segments of a shard follow each other and cover what is not sparse of its layout;
+/// the stretches of the buffer do not overlap.
 #[derive(Debug)]
 pub(crate) struct Plan {
     catalogue: Arc<Catalogue>,
@@ -67,6 +67,11 @@ pub(crate) struct Stretch {
 }
 
 impl Part {
+    /// A part whose body is as it is.
+    fn plain(offset: u64, bodies: Vec<Bytes>) -> Part {
+        Part { offset, bodies, encoded: None }
+    }
+
     /// How much of the shard's layout it covers, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         match &self.encoded {
@@ -86,14 +91,14 @@ impl Plan {
         let whole = |variable| catalogue.partitions_of(variable).len() == 1;
         for &shard in &shards {
             for partition in catalogue.layout(shard).partitions() {
-                if whole(partition.variable) {
+                if whole(partition.variable) && !partition.is_sparse() {
                     starts[partition.variable.0 as usize] = bytes;
                     bytes += (partition.end() - partition.offset) as usize;
                 }
             }
         }
         for (index, variable) in catalogue.variables().iter().enumerate() {
-            if !whole(VariableId(index as u32)) {
+            if !whole(VariableId(index as u32)) && !variable.is_sparse() {
                 starts[index] = bytes;
                 bytes += (variable.bytes() as usize).next_multiple_of(8);
             }
@@ -132,13 +137,25 @@ impl Plan {
         self.part_bytes
     }
 
-    /// Where a variable lies in a buffer, in bytes.
+    /// Where a variable lies in a buffer, in bytes; nowhere if it is sparse.
     pub(crate) fn range(&self, id: VariableId) -> Range<usize> {
+        if self.catalogue.variable(id).is_sparse() {
+            return 0..0;
+        }
         let start = self.starts[id.0 as usize];
         start..start + self.catalogue.variable(id).bytes() as usize
     }
 
-    /// The stretches that a range of a shard's layout is made of; `None` if it reaches beyond.
+    /// Where the first byte of a shard's layout from this one on is that is not sparse; `None` behind
+    /// the last.
+    pub(crate) fn next_value(&self, shard: ShardId, from: u64) -> Option<u64> {
+        let segments = &self.segments[self.shards.binary_search(&shard).ok()?];
+        let next = segments.partition_point(|segment| segment.start + segment.bytes <= from);
+        segments.get(next).map(|segment| segment.start.max(from))
+    }
+
+    /// The stretches that a range of a shard's layout is made of; `None` if it reaches beyond what is
+    /// not sparse.
     pub(crate) fn spans(&self, shard: ShardId, range: Range<u64>) -> Option<Vec<(Span, usize)>> {
         let segments = &self.segments[self.shards.binary_search(&shard).ok()?];
         let first =
@@ -148,7 +165,7 @@ impl Plan {
             if at >= range.end {
                 break;
             }
-            let skip = at - segment.start;
+            let skip = at.checked_sub(segment.start)?;
             let bytes = (segment.bytes - skip).min(range.end - at);
             let span = match segment.span {
                 Span::Buffer(start) => Span::Buffer(start + skip as usize),
@@ -194,6 +211,19 @@ impl Plan {
         by_shard
     }
 
+    /// The parts in which bytes travel to a place in what is pushed, with padding behind them.
+    pub(crate) fn cut(&self, offset: u64, bytes: Bytes, padding: usize) -> Vec<Part> {
+        let length = (bytes.len() + padding) as u64;
+        let part = |range: Range<u64>| {
+            let (start, end) = (range.start as usize, range.end as usize);
+            let held = start.min(bytes.len())..end.min(bytes.len());
+            let padding = Bytes::from_static(&PADDING).slice(..end - start - held.len());
+            let bodies = [bytes.slice(held), padding].into_iter();
+            Part::plain(offset + range.start, bodies.filter(|b| !b.is_empty()).collect())
+        };
+        cut(0..length, self.part_bytes).map(part).collect()
+    }
+
     fn part(
         &self,
         shard: ShardId,
@@ -205,7 +235,7 @@ impl Plan {
             Span::Buffer(start) => body(start..start + bytes),
             Span::Padding => Bytes::from_static(&PADDING).slice(..bytes),
         });
-        Part { offset: range.start, bodies: bodies.collect(), encoded: None }
+        Part::plain(range.start, bodies.collect())
     }
 }
 
@@ -222,7 +252,7 @@ fn segments(catalogue: &Catalogue, shard: ShardId, starts: &[usize]) -> Vec<Segm
         _ if next.bytes > 0 => segments.push(next),
         _ => {}
     };
-    for partition in catalogue.layout(shard).partitions() {
+    for partition in catalogue.layout(shard).partitions().iter().filter(|p| !p.is_sparse()) {
         let first = starts[partition.variable.0 as usize];
         let padded = partition.end() - partition.offset;
         if catalogue.partitions_of(partition.variable).len() == 1 {
@@ -239,6 +269,9 @@ fn segments(catalogue: &Catalogue, shard: ShardId, starts: &[usize]) -> Vec<Segm
 }
 
 fn joins(last: &Segment, next: &Segment) -> bool {
+    if last.start + last.bytes != next.start {
+        return false;
+    }
     match (last.span, next.span) {
         (Span::Buffer(a), Span::Buffer(b)) => a + last.bytes as usize == b,
         _ => false,

@@ -45,6 +45,7 @@ mod outcome;
 mod params;
 mod pushing;
 mod reader;
+mod rows;
 mod runtime;
 mod session;
 #[cfg(feature = "simulation")]

@@ -1,5 +1,6 @@
 //! A replica's local copy of the variables, and the gradients it pushes.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -9,14 +10,19 @@ use pushpull_common::tensor::Element;
 
 use crate::error::ViewError;
 use crate::fanout::Plan;
+use crate::rows::{self, RowSet};
 
-/// Zeroed memory for all variables, aligned for every element type.
+/// Zeroed memory for values, aligned for every element type.
 #[derive(Clone, Debug)]
 pub(crate) struct Buffer(Vec<u64>);
 
 impl Buffer {
     pub(crate) fn new(plan: &Plan) -> Buffer {
-        Buffer(vec![0; plan.bytes().div_ceil(8)])
+        Buffer::of_bytes(plan.bytes())
+    }
+
+    pub(crate) fn of_bytes(bytes: usize) -> Buffer {
+        Buffer(vec![0; bytes.div_ceil(8)])
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
@@ -28,7 +34,7 @@ impl Buffer {
     }
 }
 
-/// A local copy of all variables.
+/// A local copy of all variables but those that are sparse.
 ///
 /// Filled by [`crate::Worker::pull`], which replaces all of it at once or, if it fails or is
 /// dropped, leaves it as it was. Yours to change: nothing is sent from here.
@@ -81,7 +87,7 @@ impl Params {
 
 /// Gradients for one push, from [`crate::Worker::gradients`].
 ///
-/// Only variables that have been viewed are pushed; the others are left out. The memory is used
+/// Only variables that have been viewed are pushed, and rows that were set; the others are left out. The memory is used
 /// again and again: what a view shows before it is written is whatever an earlier push left.
 #[derive(Debug)]
 pub struct Gradients {
@@ -89,12 +95,14 @@ pub struct Gradients {
     pub(crate) buffer: Buffer,
     /// Which variables have a gradient.
     pub(crate) present: Vec<bool>,
+    /// The gradients of sparse variables.
+    pub(crate) rows: BTreeMap<VariableId, RowSet>,
 }
 
 impl Gradients {
     pub(crate) fn new(plan: Arc<Plan>, buffer: Buffer) -> Gradients {
         let present = vec![false; plan.catalogue().variables().len()];
-        Gradients { plan, buffer, present }
+        Gradients { plan, buffer, present, rows: BTreeMap::new() }
     }
 
     /// The gradient of a variable, to be written whole, in row-major order.
@@ -127,9 +135,29 @@ impl Gradients {
         Ok(views.map(bytemuck::cast_slice_mut))
     }
 
+    /// The gradient of a sparse variable: rows one behind the other, for each of these ids in any
+    /// order. Rows of one id are summed, in their order. Replaces what was set before.
+    ///
+    /// No rows at all are a gradient, too: of zeros. Cost: a copy of the rows, and a sort of the ids
+    /// unless they rise.
+    pub fn set_rows<T: Element>(
+        &mut self,
+        name: &str,
+        ids: &[u64],
+        rows: &[T],
+    ) -> Result<(), ViewError> {
+        let id = rows::check::<T>(&self.plan, name, ids, rows.len())?;
+        if !self.plan.catalogue().variable(id).is_trainable() {
+            return Err(ViewError::Plain { name: name.to_owned() });
+        }
+        self.rows.insert(id, RowSet::sum(id, ids, rows));
+        Ok(())
+    }
+
     /// Leaves a variable out of the push again.
     pub fn omit(&mut self, name: &str) -> Result<(), ViewError> {
         let id = find(&self.plan, name)?;
+        self.rows.remove(&id);
         self.present[id.0 as usize] = false;
         Ok(())
     }
@@ -154,6 +182,9 @@ pub(crate) fn locate<T: Element>(
     let dtype = plan.catalogue().variable(id).dtype();
     if dtype != T::DTYPE {
         return Err(ViewError::Type { name: name.to_owned(), asked: T::DTYPE, dtype });
+    }
+    if plan.catalogue().variable(id).is_sparse() {
+        return Err(ViewError::Sparse { name: name.to_owned() });
     }
     Ok((id, plan.range(id)))
 }

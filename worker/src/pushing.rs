@@ -46,6 +46,28 @@ impl<'a> Pushing<'a> {
         }
         let aligned = bytemuck::cast_slice(gradient);
         let result = self.worker.more_parts(&self.plan, self.sequence, name, bytes, aligned).await;
+        self.has_sent(name, result)
+    }
+
+    /// Sends the gradient of a sparse variable: rows as [`crate::Gradients::set_rows`] takes them. All
+    /// of its rows go at once. Otherwise as [`Pushing::variable`].
+    pub async fn rows<T: Element>(
+        &mut self,
+        name: &str,
+        ids: &[u64],
+        rows: &[T],
+    ) -> Result<(), Error> {
+        if self.sent.iter().any(|sent| sent == name) {
+            return Err(ViewError::Twice { name: name.to_owned() }.into());
+        }
+        if std::mem::replace(&mut self.interrupted, true) {
+            return Err(Error::Interrupted);
+        }
+        let result = self.worker.more_rows(&self.plan, self.sequence, name, ids, rows).await;
+        self.has_sent(name, result)
+    }
+
+    fn has_sent(&mut self, name: &str, result: Result<(), Error>) -> Result<(), Error> {
         self.interrupted = false;
         result?;
         self.sent.push(name.to_owned());

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::protocol::message::Role;
+use pushpull_common::tensor::Element;
 
 use crate::client::Client;
 use crate::config::WorkerConfig;
@@ -59,6 +60,18 @@ impl Reader {
             return Err(Error::ForeignBuffer);
         }
         Ok(self.client.pull(params).await?.0)
+    }
+
+    /// Pulls rows of a sparse variable into `rows`, one behind the other in the order of `ids`; the
+    /// global step they are at least of. As [`crate::Worker::pull_rows`] without a token.
+    pub async fn pull_rows<T: Element>(
+        &mut self,
+        name: &str,
+        ids: &[u64],
+        rows: &mut [T],
+    ) -> Result<u64, Error> {
+        let read = self.client.pull_rows(&self.plan, name, ids, rows, None).await?;
+        read.map(|read| read.step.0).ok_or(Error::Ended { doing: "pull rows" })
     }
 }
 

@@ -41,6 +41,16 @@ impl Token {
         }
     }
 
+    /// Remembers that rows were pulled under it. A gradient is as stale as the oldest values that it
+    /// was computed from.
+    pub(crate) fn has_read_rows(&self, values: Read) {
+        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        for (shard, gradients) in values.gradients {
+            let first = read.gradients.entry(shard).or_insert(gradients);
+            *first = gradients.min(*first);
+        }
+    }
+
     /// Spends it: the grant, and the values that were read.
     pub(crate) fn spend(mut self) -> Option<(Grant, Read)> {
         let read = self.read.get_mut().unwrap_or_else(PoisonError::into_inner);

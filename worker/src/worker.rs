@@ -17,13 +17,14 @@ use crate::client::{Client, all};
 use crate::compression::{Compression, ResidualsError};
 use crate::config::WorkerConfig;
 use crate::error::{ConnectError, Error, JoinError, ViewError};
-use crate::fanout::Plan;
+use crate::fanout::{Part, Plan};
 
 use crate::initial::{Initial, padded};
 use crate::joining::Chief;
 use crate::outcome::{Pulled, Push, Restored, SavedCheckpoint};
 use crate::params::{Buffer, Gradients, Params, find};
 use crate::pushing::Pushing;
+use crate::rows::{self, RowSet};
 use crate::session::{Command, PushOrder, Read, Reply};
 use crate::token::Token;
 
@@ -182,6 +183,31 @@ impl Worker {
         Ok(Pulled::Pulled { step })
     }
 
+    /// Pulls rows of a sparse variable into `rows`, one behind the other in the order of `ids`, which
+    /// may be in any order and there more than once.
+    ///
+    /// They are of the step that [`Worker::pull`] would give; those of one shard that travel in one
+    /// request, of up to 1 MiB, are of one version. On an error, or if the future is dropped, `rows`
+    /// is as it was. Cost: 4 bytes to the servers for each row, and the rows back.
+    pub async fn pull_rows<T: Element>(
+        &mut self,
+        token: &Token,
+        name: &str,
+        ids: &[u64],
+        rows: &mut [T],
+    ) -> Result<Pulled, Error> {
+        let plan = self.joined("pull rows")?;
+        let step = Some(GlobalStep(token.step()));
+        match self.client.pull_rows(plan, name, ids, rows, step).await? {
+            Some(read) => {
+                let step = read.step.0;
+                token.has_read_rows(read);
+                Ok(Pulled::Pulled { step })
+            }
+            None => Ok(Pulled::Stale),
+        }
+    }
+
     /// An empty set of gradients, in memory that earlier pushes have used.
     ///
     /// # Panics
@@ -219,14 +245,20 @@ impl Worker {
             self.check_finite(&plan, id, bytes)?;
             self.compression.check(&plan, id, bytes)?;
         }
+        for rows in gradients.rows.values() {
+            self.check_rows_finite(&plan, rows)?;
+        }
         let present: Vec<VariableId> = gradients.present().collect();
-        if present.is_empty() {
+        if present.is_empty() && gradients.rows.is_empty() {
             return Err(Error::EmptyPush);
         }
         let buffer = Arc::new(gradients.buffer);
         let shared = Bytes::from_owner(Shared(buffer.clone()));
+        // Rows first: what a shard may apply as it comes is then the end of the push.
+        let rows = gradients.rows.values().flat_map(|rows| rows.parts(&plan, true));
+        let mut parts: Vec<(ShardId, Vec<Part>)> = rows.collect();
         let plain = present.iter().copied().filter(|&id| !self.compression.covers(id));
-        let mut parts = plan.parts(plain, |range| shared.slice(range));
+        parts.extend(plan.parts(plain, |range| shared.slice(range)));
         drop(shared);
         for &id in &present {
             parts.extend(self.compression.parts(&plan, id, &buffer.bytes()[plan.range(id)])?);
@@ -292,6 +324,29 @@ impl Worker {
             return Err(ViewError::Trainable { name: name.to_owned() }.into());
         }
         self.assign_bytes(&plan, id, bytes, Operation::AssignAdd {}, plan.shards()).await
+    }
+
+    /// Gives rows of a sparse variable new values, each once; as [`Worker::assign`].
+    pub async fn assign_rows<T: Element>(
+        &mut self,
+        name: &str,
+        ids: &[u64],
+        rows: &[T],
+    ) -> Result<(), Error> {
+        let plan = self.joined("assign rows")?.clone();
+        let variable = rows::check::<T>(&plan, name, ids, rows.len())?;
+        if let Some(row) = RowSet::twice(ids) {
+            return Err(ViewError::RowTwice { name: name.to_owned(), row }.into());
+        }
+        let rows = RowSet::sum(variable, ids, rows);
+        self.check_rows_finite(&plan, &rows)?;
+        let parts = rows.parts(&plan, false);
+        if parts.is_empty() {
+            return Ok(());
+        }
+        let operation = Operation::Assign {};
+        let order = PushOrder { operation, grant: None, read: Read::default(), parts };
+        self.push_order(order).await.map(|_| ())
     }
 
     pub(crate) async fn assign_bytes(
@@ -424,6 +479,31 @@ impl Worker {
             true => self.compression.parts(plan, id, aligned)?,
             false => plan.parts([id].into_iter(), body),
         };
+        self.more(sequence, parts).await
+    }
+
+    pub(crate) async fn more_rows<T: Element>(
+        &self,
+        plan: &Plan,
+        sequence: Sequence,
+        name: &str,
+        ids: &[u64],
+        rows: &[T],
+    ) -> Result<(), Error> {
+        let id = rows::check::<T>(plan, name, ids, rows.len())?;
+        if !plan.catalogue().variable(id).is_trainable() {
+            return Err(ViewError::Plain { name: name.to_owned() }.into());
+        }
+        let rows = RowSet::sum(id, ids, rows);
+        self.check_rows_finite(plan, &rows)?;
+        self.more(sequence, rows.parts(plan, true)).await
+    }
+
+    async fn more(
+        &self,
+        sequence: Sequence,
+        parts: Vec<(ShardId, Vec<Part>)>,
+    ) -> Result<(), Error> {
         let command = Command::More { sequence, parts };
         self.client.session.call("push", command, self.client.config.timeout).await.map(|_| ())
     }
@@ -443,6 +523,23 @@ impl Worker {
         match bad {
             None => Ok(()),
             Some((element, value)) => {
+                let variable = variable.name().to_owned();
+                Err(Error::NonFinite { variable, element, value })
+            }
+        }
+    }
+
+    /// The same for rows.
+    fn check_rows_finite(&self, plan: &Plan, rows: &RowSet) -> Result<(), Error> {
+        if self.client.welcomed.non_finite != (NonFinitePolicy::Reject {}) || rows.len() == 0 {
+            return Ok(());
+        }
+        let variable = plan.catalogue().variable(rows.variable());
+        let width = variable.shape().row_elements() as usize;
+        match first_non_finite(variable.dtype(), rows.values()) {
+            None => Ok(()),
+            Some((place, value)) => {
+                let element = rows.row_of(place, width) as usize * width + place % width;
                 let variable = variable.name().to_owned();
                 Err(Error::NonFinite { variable, element, value })
             }

@@ -22,6 +22,7 @@ pub(super) fn encode(variables: &[VariableSpec], places: &[Place]) -> Vec<u8> {
             extent.put(&mut out);
         }
         variable.is_trainable().put(&mut out);
+        variable.is_sparse().put(&mut out);
         put_initializer(variable.initializer, &mut out);
         variable.seed.put(&mut out);
     }
@@ -49,6 +50,7 @@ fn take_variable(reader: &mut Reader<'_>) -> Result<VariableSpec, CatalogueError
     if trainable && !dtype.is_float() {
         return Err(reader.invalid("trainable", 1).into());
     }
+    let sparse = bool::take(reader)?;
     let initializer = take_initializer(reader)?;
     let seed = u64::take(reader)?;
     let mut variable = VariableSpec::new(name.as_str(), dtype, Shape::new(extents)?)?
@@ -56,6 +58,9 @@ fn take_variable(reader: &mut Reader<'_>) -> Result<VariableSpec, CatalogueError
         .seed(seed);
     if !trainable {
         variable = variable.plain();
+    }
+    if sparse {
+        variable = variable.sparse();
     }
     variable.validate()?;
     Ok(variable)
@@ -124,7 +129,7 @@ pub(super) fn not_canonical() -> CatalogueError {
     Reader::new("Catalogue", &[]).invalid("unused bytes of an initializer", 0).into()
 }
 
-const FORMAT: u16 = 0;
+const FORMAT: u16 = 1;
 
 // Every name that a variable can have can travel.
 const _: () = assert!(VariableSpec::NAME_BYTES_MAX == NAME_BYTES_MAX);

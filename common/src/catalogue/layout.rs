@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use super::{CatalogueError, Place, too_large};
 use crate::ids::{PartitionId, ShardId, VariableId};
+use crate::rows;
 use crate::tensor::DType;
 use crate::variable::VariableSpec;
 
@@ -30,6 +31,9 @@ pub struct Partition {
     pub offset: u64,
     /// Its length in bytes, without padding.
     pub bytes: u64,
+    /// If it is sparse, where the numbers of its rows are in what is pushed to the shard: behind all
+    /// values. See [`crate::rows`].
+    pub index: Option<u64>,
 }
 
 impl Partition {
@@ -37,12 +41,29 @@ impl Partition {
     pub fn end(&self) -> u64 {
         self.offset + self.bytes.next_multiple_of(ALIGN)
     }
+
+    /// Whether it is pulled and pushed by rows.
+    pub fn is_sparse(&self) -> bool {
+        self.index.is_some()
+    }
+
+    /// How many rows it has.
+    pub fn row_count(&self) -> u64 {
+        self.rows.end - self.rows.start
+    }
+
+    /// The bytes of one of its rows; 0 if it has none.
+    pub fn row_bytes(&self) -> u64 {
+        self.bytes.checked_div(self.row_count()).unwrap_or(0)
+    }
 }
 
 /// The partitions of one shard, one behind the other in order of their ids.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ShardLayout {
     partitions: Vec<Partition>,
+    /// Which of them are sparse.
+    sparse: Vec<usize>,
 }
 
 impl ShardLayout {
@@ -56,10 +77,40 @@ impl ShardLayout {
         self.partitions.last().map_or(0, Partition::end)
     }
 
+    /// The length of what can be pushed to the shard: the layout, and behind it the numbers of the
+    /// rows of its sparse partitions.
+    pub fn push_bytes(&self) -> u64 {
+        self.sparse().next_back().map_or(self.bytes(), index_end)
+    }
+
+    /// The partitions that are pulled and pushed by rows.
+    pub fn sparse(&self) -> impl DoubleEndedIterator<Item = &Partition> + ExactSizeIterator {
+        self.sparse.iter().map(|&index| &self.partitions[index])
+    }
+
+    /// The ranges of the partitions that are not sparse and have elements, as far as they follow each
+    /// other in one.
+    pub fn dense(&self) -> Vec<Range<u64>> {
+        let mut ranges: Vec<Range<u64>> = Vec::new();
+        let dense = |p: &&Partition| !p.is_sparse() && p.bytes > 0;
+        for partition in self.partitions.iter().filter(dense) {
+            match ranges.last_mut() {
+                Some(last) if last.end == partition.offset => last.end = partition.end(),
+                _ => ranges.push(partition.offset..partition.end()),
+            }
+        }
+        ranges
+    }
+
     /// Whether a partition starts at this byte.
     pub fn starts_at(&self, offset: u64) -> bool {
         let index = self.partitions.partition_point(|partition| partition.offset < offset);
         self.partitions.get(index).is_some_and(|partition| partition.offset == offset)
+    }
+
+    /// Whether the numbers of a sparse partition's rows start at this byte of what is pushed.
+    pub fn index_starts_at(&self, offset: u64) -> bool {
+        offset >= self.bytes() && self.sparse().any(|partition| partition.index == Some(offset))
     }
 
     /// The partition that lies on both sides of this byte.
@@ -81,6 +132,16 @@ impl ShardLayout {
             .iter()
             .take_while(move |partition| partition.offset < range.end)
             .filter(|partition| partition.bytes > 0)
+    }
+
+    /// The partitions that a range of what is pushed touches: by their values or by their index.
+    pub fn touched(&self, range: Range<u64>) -> impl Iterator<Item = &Partition> {
+        let values = range.start..range.end.min(self.bytes());
+        let of_index = move |partition: &&Partition| {
+            let start = partition.index.unwrap_or(0);
+            start < range.end && range.start < index_end(partition)
+        };
+        self.within(values).chain(self.sparse().filter(of_index))
     }
 
     fn first_beyond(&self, offset: u64) -> usize {
@@ -153,13 +214,32 @@ pub(super) fn lay_out(
             offset: layout.bytes(),
             bytes: (elements.end - elements.start) * variable.dtype().size() as u64,
             elements,
+            // Known once the layout is: what matters until then is whether there will be one.
+            index: variable.is_sparse().then_some(0),
         };
         let what = || format!("{}", partition.shard);
         too_large(&what(), partition.end(), LAYOUT_BYTES_MAX)?;
         layout.partitions.push(partition.clone());
         partitions.push(partition);
     }
+    for layout in layouts.values_mut() {
+        let mut next = layout.bytes();
+        for (index, partition) in layout.partitions.iter_mut().enumerate() {
+            if partition.is_sparse() {
+                partition.index = Some(next);
+                next = index_end(partition);
+                partitions[partition.id.0 as usize].index = partition.index;
+                layout.sparse.push(index);
+            }
+        }
+    }
     Ok((partitions, layouts))
+}
+
+/// Where the numbers of a sparse partition's rows end, if all of them are pushed.
+fn index_end(partition: &Partition) -> u64 {
+    // A sparse partition has fewer than 2^32 rows, and a layout at most 2^48 bytes.
+    partition.index.unwrap_or(0) + rows::index_bytes(partition.row_count())
 }
 
 /// Partitions start at multiples of this, so that every element is aligned.

@@ -139,6 +139,8 @@ wire_enum! {
             /// Their indices in the catalogue.
             partitions: List<PartitionId, { limits::SELECTION_MAX }>,
         },
+        /// All that are not sparse.
+        3 => Dense {},
     }
 }
 
@@ -486,6 +488,24 @@ wire_struct! {
 }
 
 wire_struct! {
+    /// Asks for rows of a sparse partition, of at least the step in the header as a pull does. The body
+    /// is the rows' numbers within the partition, a u32 each, in any order.
+    PullRows {
+        /// The partition's index in the catalogue.
+        partition: PartitionId,
+    }
+}
+wire_struct! {
+    /// The rows that were asked for. The body is one behind the other, in the order of their numbers
+    /// in the request. All are of one version.
+    Rows {
+        /// The version: how many pushes the shard had applied.
+        version: u64,
+        /// How many of them were gradients.
+        gradients: u64,
+    }
+}
+wire_struct! {
     /// As [`Pull`], for values in a shorter form. Answered with [`PulledEncoded`].
     PullEncoded {
         /// Which.
@@ -659,6 +679,8 @@ messages! {
     37 => PushEncoded, body limits::PART_BYTES_MAX;
     40 => Pull, body 0;
     41 => Pulled, body limits::PART_BYTES_MAX;
+    42 => PullRows, body limits::PART_BYTES_MAX;
+    43 => Rows, body limits::PART_BYTES_MAX;
     44 => PullEncoded, body 0;
     45 => PulledEncoded, body limits::PART_BYTES_MAX;
     50 => Finish, body 0;

@@ -180,6 +180,28 @@ wire_enum! {
             /// Bytes received.
             received: u64,
         },
+        /// The number of a row that the partition has not, or that is out of order in a push.
+        25 => Row {
+            /// The variable.
+            variable: VariableId,
+            /// The row's place among those in the request.
+            place: u64,
+            /// Its number, within the partition.
+            row: u32,
+            /// The numbers that may stand there: from this one on,
+            from: u32,
+            /// and up to this one, which may not.
+            to: u32,
+        },
+        /// More rows than one request may be about.
+        26 => Rows {
+            /// The variable.
+            variable: VariableId,
+            /// How many rows it is about.
+            rows: u64,
+            /// How many it may be about.
+            limit: u64,
+        },
         /// A part in an encoding that the server does not know, or that is not what it says.
         27 => Encoding {
             /// The variable.
@@ -263,6 +285,14 @@ impl std::fmt::Display for Refusal {
             Refusal::Denied {} => f.write_str("denied"),
             Refusal::Length { named, received } => {
                 write!(f, "the push names {named} bytes, {received} were received")
+            }
+            Refusal::Row { variable, place, row, from, to } => write!(
+                f,
+                "row {row} of variable {variable}, at place {place} of the request, is none of the \
+                 rows {from} to {to} that may stand there"
+            ),
+            Refusal::Rows { variable, rows, limit } => {
+                write!(f, "{rows} rows of variable {variable} are more than {limit}")
             }
             Refusal::Encoding { variable, encoding, detail } => {
                 write!(f, "encoding {encoding} of variable {variable} is not taken: {detail}")

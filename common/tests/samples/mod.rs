@@ -4,7 +4,8 @@ mod variants;
 
 use pushpull_common::codec::Encodings;
 use pushpull_common::ids::{
-    ClientEpoch, GlobalStep, Incarnation, RequestId, RestoreEpoch, Sequence, ShardId, TokenId,
+    ClientEpoch, GlobalStep, Incarnation, PartitionId, RequestId, RestoreEpoch, Sequence, ShardId,
+    TokenId,
 };
 use pushpull_common::protocol::message::*;
 use pushpull_common::protocol::wire::{List, Text};
@@ -152,6 +153,8 @@ fn variables(add: &mut impl FnMut(&str, Message)) {
     add("PullEncoded", PullEncoded { pull, encoding: 2 }.into());
     add("PulledEncoded", pulled_encoded().into());
     add("Pulled last", Pulled { version: 7, gradients: 5, offset: 8192, last: true }.into());
+    add("PullRows", PullRows { partition: PartitionId(17) }.into());
+    add("Rows", Rows { version: 7, gradients: 5 }.into());
 }
 
 fn pulled_encoded() -> PulledEncoded {

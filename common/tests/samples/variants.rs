@@ -54,7 +54,8 @@ variants! {
         "assign_add" => Operation::AssignAdd {};
     Selection:
         "all" => Selection::All {},
-        "partitions" => Selection::Partitions { partitions: partitions() };
+        "partitions" => Selection::Partitions { partitions: partitions() },
+        "dense" => Selection::Dense {};
     EndReason: "last_step" => EndReason::LastStep {}, "finished" => EndReason::Finished {};
     Outcome:
         "applied" => Outcome::Applied { version: 7, step: GlobalStep(8), staleness: 2 },
@@ -107,6 +108,8 @@ variants! {
         "operation" => Refusal::Operation { variable: VariableId(18), tried: detail("add") },
         "denied" => Refusal::Denied {},
         "length" => Refusal::Length { named: 16, received: 8 },
+        "row" => Refusal::Row { variable: VariableId(18), place: 3, row: 9, from: 5, to: 7 },
+        "rows" => Refusal::Rows { variable: VariableId(18), rows: 9, limit: 7 },
         "encoding" => Refusal::Encoding {
             variable: VariableId(18),
             encoding: 9,

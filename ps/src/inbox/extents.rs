@@ -6,9 +6,9 @@ use pushpull_common::catalogue::ShardLayout;
 
 /// Ranges that have been received, merged.
 ///
-/// Invariants: rising, not empty, not touching. Each starts where a partition starts, so there
-/// are never more of them than partitions.
-#[derive(Debug, Default)]
+/// Invariants: rising, not empty, not touching. Each starts where a partition starts, or the index of
+/// its rows, so there are never more of them than twice the partitions.
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Extents(Vec<Range<u64>>);
 
 /// Why a part is out of place: where it had to start, or the end it ran over.
@@ -22,12 +22,21 @@ impl Extents {
         &self.0
     }
 
-    /// What some of these pushes cover, partition by partition: each covers partitions whole.
+    /// How many bytes of a range they cover.
+    pub(crate) fn bytes_within(&self, range: Range<u64>) -> u64 {
+        let first = self.0.partition_point(|extent| extent.end <= range.start);
+        let touching = self.0[first..].iter().take_while(|extent| extent.start < range.end);
+        touching.map(|e| e.end.min(range.end).saturating_sub(e.start.max(range.start))).sum()
+    }
+
+    /// What some of these pushes cover of what is not sparse, partition by partition: each covers
+    /// partitions whole.
     pub(crate) fn union(pushes: &[&[Range<u64>]], layout: &ShardLayout) -> Extents {
         let mut union = Extents::default();
-        for partition in layout.partitions() {
+        for partition in layout.partitions().iter().filter(|partition| !partition.is_sparse()) {
             let covers = |ranges: &&[Range<u64>]| {
-                ranges.iter().any(|range| range.contains(&partition.offset))
+                let next = ranges.partition_point(|range| range.end <= partition.offset);
+                ranges.get(next).is_some_and(|range| range.contains(&partition.offset))
             };
             if partition.end() > partition.offset && pushes.iter().any(covers) {
                 union.add(partition.offset..partition.end());
@@ -37,14 +46,16 @@ impl Extents {
     }
 
     /// Whether a part may come next: it goes on where another has ended or starts a partition,
-    /// overlaps nothing, and ends within the layout.
+    /// overlaps nothing, and ends within what can be pushed.
     pub(crate) fn check(&self, part: &Range<u64>, layout: &ShardLayout) -> Result<(), Misplaced> {
-        if part.end > layout.bytes() || !part.end.is_multiple_of(8) || part.is_empty() {
-            return Err(Misplaced { limit: layout.bytes() });
+        let limit = layout.push_bytes();
+        if part.end > limit || !part.end.is_multiple_of(8) || part.is_empty() {
+            return Err(Misplaced { limit });
         }
         let next = self.0.partition_point(|range| range.end < part.start);
         let goes_on = self.0.get(next).is_some_and(|range| range.end == part.start);
-        if !goes_on && !layout.starts_at(part.start) {
+        let starts = layout.starts_at(part.start) || layout.index_starts_at(part.start);
+        if !goes_on && !starts {
             return Err(Misplaced { limit: self.0.get(next).map_or(0, |range| range.end) });
         }
         match self.0.get(next + usize::from(goes_on)) {

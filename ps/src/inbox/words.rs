@@ -15,7 +15,8 @@ use crate::commit::{Address, Journal, offset_of};
 use crate::layout::{Fault, PAGE_BYTES};
 use crate::shard::replicas::ClientKey;
 
-/// The words of a room in the tables that are not the map of its partitions.
+/// The words of a room in the tables that are neither the map of its partitions nor the numbers of
+/// rows.
 const ROOM_WORDS: usize = 10;
 
 /// A room in which a push lies whole, as its words say.
@@ -40,7 +41,7 @@ pub(crate) fn whole_rooms(
     rooms: usize,
     clients: usize,
 ) -> Result<Vec<WholeRoom>, Fault> {
-    let words = ROOM_WORDS + map_words(layout);
+    let words = room_words(layout);
     let mut whole: Vec<WholeRoom> = Vec::new();
     for slot in 0..rooms {
         let at = |word: usize| Address::Tables(first + slot * words + word);
@@ -64,13 +65,14 @@ pub(crate) fn whole_rooms(
             _ => return Err(fault(4, "an operation")),
         };
         let map: Vec<u64> = (ROOM_WORDS..words).map(load).collect();
-        let extents = extents_of(&map, layout);
+        let extents = extents_of(&map, layout)
+            .ok_or_else(|| fault(ROOM_WORDS, "rows that their partition has"))?;
         let bytes: u64 = extents.ranges().iter().map(|range| range.end - range.start).sum();
         if bytes != load(8) {
             return Err(fault(8, "the bytes of the partitions of a push"));
         }
         let trainable = is_for_trainable(operation);
-        let mut ranges = extents.ranges().iter().flat_map(|range| layout.within(range.clone()));
+        let mut ranges = extents.ranges().iter().flat_map(|range| layout.touched(range.clone()));
         if ranges.any(|partition| trainable.is_some_and(|t| t != partition.trainable)) {
             return Err(fault(4, "an operation that is one of its partitions"));
         }
@@ -103,6 +105,12 @@ pub(crate) fn whole_rooms(
     Ok(whole)
 }
 
+/// The words of a room: the map behind the first, and then how many rows a push has of each sparse
+/// partition.
+fn room_words(layout: &ShardLayout) -> usize {
+    ROOM_WORDS + map_words(layout) + layout.sparse().len()
+}
+
 /// The words of a map that has a bit for each partition.
 pub(crate) fn map_words(layout: &ShardLayout) -> usize {
     layout.partitions().len().div_ceil(64)
@@ -111,7 +119,7 @@ pub(crate) fn map_words(layout: &ShardLayout) -> usize {
 impl Inbox {
     /// The words of the tables that say what lies whole in so many rooms.
     pub(crate) fn table_words(layout: &ShardLayout, rooms: usize) -> usize {
-        rooms * (ROOM_WORDS + map_words(layout))
+        rooms * room_words(layout)
     }
 
     /// Stages what lies whole in the rooms, with the checksums of their bodies if those are
@@ -123,7 +131,7 @@ impl Inbox {
         first: usize,
         integrity: bool,
     ) {
-        let words = ROOM_WORDS + map_words(layout);
+        let words = room_words(layout);
         for (slot, room) in self.rooms.iter().enumerate() {
             let at = |word: usize| Address::Tables(first + slot * words + word);
             let whole = room.as_ref().and_then(|room| Some((room, room.arrival.as_ref()?)));
@@ -157,8 +165,10 @@ impl Inbox {
             for (word, value) in [0, 2, 3, 4, 5, 6, 7, 8, 9].into_iter().zip(fixed) {
                 journal.stage(at(word), value);
             }
-            for (word, bits) in map_of(&push.extents, layout).into_iter().enumerate() {
-                journal.stage(at(ROOM_WORDS + word), bits);
+            let rows = layout.sparse().map(|p| self.rows(room.number, p).map_or(0, |r| r.len()));
+            let map = map_of(&push.extents, layout).into_iter();
+            for (word, value) in map.chain(rows.map(|rows| rows as u64)).enumerate() {
+                journal.stage(at(ROOM_WORDS + word), value);
             }
         }
     }
@@ -168,6 +178,7 @@ impl Inbox {
     pub(crate) fn restore(
         &mut self,
         whole: Vec<WholeRoom>,
+        layout: &ShardLayout,
         integrity: bool,
         now: Instant,
     ) -> Result<Vec<u32>, Fault> {
@@ -182,6 +193,10 @@ impl Inbox {
             }
             let arrival = Some(arrival);
             self.rooms[slot] = Some(Room { number, holder, asked: false, touched: now, arrival });
+            self.check_rows(number, layout).map_err(|refusal| {
+                let what = format!("rows of a push, and not those of which it is said: {refusal}");
+                Fault::at(PAGE_BYTES + slot * self.stride, what)
+            })?;
         }
         order.sort_unstable();
         Ok(order.into_iter().map(|(_, number)| number).collect())
@@ -201,26 +216,38 @@ impl Inbox {
 /// The partitions that extents cover, a bit for each: those of a whole push end where partitions do.
 fn map_of(extents: &Extents, layout: &ShardLayout) -> Vec<u64> {
     let mut map = vec![0_u64; map_words(layout)];
-    let mut extents = extents.ranges().iter().peekable();
     for (index, partition) in layout.partitions().iter().enumerate() {
-        while extents.peek().is_some_and(|extent| extent.end <= partition.offset) {
-            extents.next();
-        }
-        let covered = extents.peek().is_some_and(|extent| extent.contains(&partition.offset));
-        if covered && partition.end() > partition.offset {
+        let start = partition.index.unwrap_or(partition.offset);
+        let some = partition.is_sparse() || partition.end() > partition.offset;
+        if some && extents.bytes_within(start..start + 8) > 0 {
             map[index / 64] |= 1 << (index % 64);
         }
     }
     map
 }
 
-/// The reverse of [`map_of`].
-fn extents_of(map: &[u64], layout: &ShardLayout) -> Extents {
-    let mut extents = Extents::default();
+/// The reverse of [`map_of`], of whose words those of the rows follow; `None` if a partition has not
+/// so many.
+fn extents_of(words: &[u64], layout: &ShardLayout) -> Option<Extents> {
+    let (map, rows) = words.split_at(map_words(layout));
+    let (mut extents, mut rows) = (Extents::default(), rows.iter());
+    let mut indices = Vec::new();
     for (index, partition) in layout.partitions().iter().enumerate() {
-        if map[index / 64] >> (index % 64) & 1 == 1 && partition.end() > partition.offset {
+        let covered = map[index / 64] >> (index % 64) & 1 == 1;
+        if partition.is_sparse() {
+            let &rows = rows.next()?;
+            if rows > if covered { partition.row_count() } else { 0 } {
+                return None;
+            }
+            if covered {
+                indices.push((partition, rows));
+            }
+        } else if covered && partition.end() > partition.offset {
             extents.add(partition.offset..partition.end());
         }
     }
-    extents
+    for (partition, rows) in indices {
+        extents.add_rows(partition, rows);
+    }
+    Some(extents)
 }

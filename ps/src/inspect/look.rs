@@ -219,7 +219,7 @@ impl Look<'_> {
         let bytes = Some(Inbox::file_bytes(&layout, record.rooms));
         if let Some(memory) = self.note(arena.open(Kind::Inbox, generation, bytes)) {
             let mut inbox = Inbox::new(memory, &layout, record.rooms, 1);
-            let bodies = inbox.restore(whole, record.integrity, std::time::Instant::now());
+            let bodies = inbox.restore(whole, &layout, record.integrity, std::time::Instant::now());
             self.fault(Kind::Inbox, generation, bodies);
         }
         let (arena, zoo) = (arena.clone(), Zoo::default());

@@ -80,6 +80,10 @@ impl Optimizer for Adam {
         true
     }
 
+    fn decays_absent_rows(&self) -> bool {
+        true
+    }
+
     fn fault(&self) -> Fault {
         fraction("beta1", self.beta1)
             .or(fraction("beta2", self.beta2))

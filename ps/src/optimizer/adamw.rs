@@ -65,6 +65,10 @@ impl Optimizer for AdamW {
         true
     }
 
+    fn decays_absent_rows(&self) -> bool {
+        true
+    }
+
     fn fault(&self) -> Fault {
         self.adam.fault().or(not_negative("weight_decay", self.weight_decay))
     }

@@ -143,6 +143,13 @@ pub trait Optimizer: fmt::Debug + Send + Sync + 'static {
         false
     }
 
+    /// Whether a gradient of some rows changes the others, too: then a push of rows is one of zeros
+    /// everywhere else, and costs as much as one of the whole variable. Otherwise rows that are not in
+    /// a push stay as they are, slots and all.
+    fn decays_absent_rows(&self) -> bool {
+        false
+    }
+
     /// The first hyperparameter that cannot be used: its name, its value and why.
     fn fault(&self) -> Option<(&'static str, f64, &'static str)> {
         None

@@ -12,8 +12,10 @@ use tokio::sync::Notify;
 use super::link::Link;
 use crate::shard::output::PulledParts;
 
-/// Frames that a connection may have waiting before it is read from again.
+/// Frames that a connection may have waiting before it is read from again, and bytes of their bodies:
+/// rows that were pulled are there as a copy.
 const QUEUE_MAX: usize = 64;
+const BODIES_MAX: usize = 4 << 20;
 
 /// One thing to send.
 #[derive(Debug)]
@@ -24,10 +26,22 @@ pub(super) enum Outgoing {
     Parts(PulledParts),
 }
 
+impl Outgoing {
+    /// What it holds beside what is pinned.
+    fn body_bytes(&self) -> usize {
+        match self {
+            Outgoing::Frame { body, .. } => body.len(),
+            Outgoing::Parts(_) => 0,
+        }
+    }
+}
+
 /// The sending side of a connection. Owned by the shard's thread.
 #[derive(Debug)]
 pub(super) struct Outbox {
     queue: RefCell<VecDeque<Outgoing>>,
+    /// The bytes of the bodies in it.
+    bodies: Cell<usize>,
     current: RefCell<Current>,
     /// Wakes the connection's task: there is something to send, or it is to close.
     pub(super) notify: Notify,
@@ -56,6 +70,7 @@ impl Outbox {
     pub(super) fn new() -> Self {
         Outbox {
             queue: RefCell::default(),
+            bodies: Cell::new(0),
             current: RefCell::default(),
             notify: Notify::new(),
             closing: Cell::new(false),
@@ -67,6 +82,7 @@ impl Outbox {
     }
 
     pub(super) fn push(&self, outgoing: Outgoing) {
+        self.bodies.set(self.bodies.get() + outgoing.body_bytes());
         self.queue.borrow_mut().push_back(outgoing);
         self.notify.notify_one();
     }
@@ -87,7 +103,7 @@ impl Outbox {
 
     /// Whether so much waits that no more requests are read.
     pub(super) fn is_full(&self) -> bool {
-        self.queue.borrow().len() >= QUEUE_MAX
+        self.queue.borrow().len() >= QUEUE_MAX || self.bodies.get() >= BODIES_MAX
     }
 
     /// Sends as much as the link takes; whether a pull was sent to its end, so that what it had
@@ -106,7 +122,8 @@ impl Outbox {
                         released = true;
                         self.pull_since.set(None);
                     }
-                    queue.pop_front();
+                    let sent = queue.pop_front().map_or(0, |sent| sent.body_bytes());
+                    self.bodies.set(self.bodies.get() - sent);
                     *current =
                         Current { head: std::mem::take(&mut current.head), ..Current::default() };
                     self.stuck_since.set(None);

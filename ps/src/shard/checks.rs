@@ -56,7 +56,8 @@ impl Shard {
             return Err(Refusal::Length { named, received: push.bytes });
         }
         for extent in push.extents.ranges() {
-            if let Some(cut) = store.layout().cut_at(extent.end) {
+            let cut = store.layout().cut_at(extent.end);
+            if let Some(cut) = cut.filter(|cut| !cut.is_sparse()) {
                 let start = cut.offset.max(extent.start);
                 return Err(Refusal::Incomplete {
                     partition: cut.id,
@@ -65,6 +66,7 @@ impl Shard {
                 });
             }
         }
+        inbox.check_rows(room, store.layout())?;
         let (token, generation) = (push.token, push.generation);
         let gradient = push.operation == Operation::Gradient {};
         // In synchronous mode a token that is over makes a push stale, and not wrong.

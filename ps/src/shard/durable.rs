@@ -309,8 +309,9 @@ impl Shard {
                 .and_then(|whole| self.check_whole_rooms(whole, record.stage, first))
                 .map_err(|fault| corrupt(Kind::Tables, fault))?,
         };
-        let whole =
-            inbox.restore(whole, integrity, now).map_err(|fault| corrupt(Kind::Inbox, fault))?;
+        let whole = inbox
+            .restore(whole, &layout, integrity, now)
+            .map_err(|fault| corrupt(Kind::Inbox, fault))?;
         let plan = Plan {
             arena: self.arena.clone(),
             generation,

@@ -65,6 +65,9 @@ impl Shard {
         if part.operation != (Operation::Gradient {}) || !dtype.is_float() {
             return Err(refusal(format!("only gradients of floats are encoded, not {dtype}")));
         }
+        if partition.is_sparse() {
+            return Err(refusal("rows are not encoded".to_owned()));
+        }
         let decoded = u64::from(form.elements) * dtype.size() as u64;
         let (end, limit) = (part.offset + decoded, partition.offset + partition.bytes);
         let aligned = (part.offset - partition.offset).is_multiple_of(dtype.size() as u64);

@@ -52,7 +52,9 @@ impl Shard {
                     self.awaited_step(now).unwrap_or_else(|| self.awaited_tokens(now, entry.client))
                 }
                 Wait::Room => "room in the inbox".to_owned(),
-                Wait::Pull { at_least, .. } => self.awaited_values(now, *at_least),
+                Wait::Pull { at_least, .. } | Wait::Rows { at_least, .. } => {
+                    self.awaited_values(now, *at_least)
+                }
             });
             self.refuse(entry.connection, entry.request, Refusal::Deadline { waited_ms, awaited });
         }

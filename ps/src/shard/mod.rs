@@ -31,6 +31,7 @@ pub(crate) mod record;
 pub(crate) mod reopenable;
 pub(crate) mod replicas;
 mod rooms;
+mod rows;
 mod staleness;
 mod synchronous;
 mod tokens;
@@ -151,6 +152,8 @@ enum Receiving {
     Catalogue { request: Envelope, digest: [u8; 32], bytes: Vec<u8> },
     /// What a user wants kept with a checkpoint.
     User { request: Envelope, bytes: Vec<u8> },
+    /// The numbers of rows that are pulled.
+    Rows(Entry),
 }
 
 /// A part of a push that has been announced.
@@ -326,6 +329,8 @@ impl Shard {
         match &mut self.conversations.get_mut(&connection)?.receiving {
             None => None,
             Some(Receiving::Catalogue { bytes, .. } | Receiving::User { bytes, .. }) => Some(bytes),
+            Some(Receiving::Rows(Entry { wait: Wait::Rows { numbers, .. }, .. })) => Some(numbers),
+            Some(Receiving::Rows(_)) => None,
             Some(Receiving::Part(Part { encoded: Some(encoded), .. })) => Some(&mut encoded.bytes),
             Some(Receiving::Part(Part { client, room, range, .. })) => {
                 let inbox = self.inbox.as_mut().filter(|inbox| inbox.holds(*client, *room))?;
@@ -367,7 +372,10 @@ impl Shard {
             }
         }
         let allowed = match &message {
-            Message::Heartbeat(_) | Message::Pull(_) | Message::PullEncoded(_) => true,
+            Message::Heartbeat(_)
+            | Message::Pull(_)
+            | Message::PullEncoded(_)
+            | Message::PullRows(_) => true,
             Message::AwaitReady(_) | Message::FetchCatalogue(_) => true,
             message if chief::is_for_chiefs(message) => role == Role::Chief {},
             Message::SaveShard(_) | Message::Held(_) | Message::StepApplied(_) => {
@@ -388,6 +396,7 @@ impl Shard {
             Message::Heartbeat(_)
                 | Message::Pull(_)
                 | Message::PullEncoded(_)
+                | Message::PullRows(_)
                 | Message::FetchCatalogue(_)
                 | Message::Leave(_)
         );
@@ -440,6 +449,9 @@ impl Shard {
             }
             (Message::PullEncoded(asked), _) => {
                 self.pull_encoded(entry(Wait::Ready), header, &asked);
+            }
+            (Message::PullRows(pull), _) => {
+                self.pull_rows(now, entry(Wait::Ready), header, pull.partition);
             }
             (Message::TokenRequest(token), Some(_)) => {
                 self.token_request(now, entry(Wait::Token), token.newest);
@@ -512,6 +524,7 @@ impl Shard {
                 Some(refusal) => self.refuse(connection, request, refusal),
                 None => self.save(now, Asker::Connection { connection, request }, bytes),
             },
+            Some(Receiving::Rows(entry)) => self.rows_asked(entry),
             Some(Receiving::Part(part)) => self.part_received(now, &part),
         }
     }

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 use pushpull_common::codec::Codec;
+use pushpull_common::ids::PartitionId;
 use pushpull_common::protocol::Envelope;
 use pushpull_common::protocol::limits::PARKED_PER_CONNECTION_MAX;
 
@@ -27,6 +28,15 @@ pub(crate) enum Wait {
         ranges: Vec<Range<u64>>,
         /// In this form.
         codec: Option<Codec>,
+    },
+    /// Rows of at least a step.
+    Rows {
+        /// The step.
+        at_least: u64,
+        /// Of this partition, which is sparse.
+        partition: PartitionId,
+        /// Their numbers, as they came.
+        numbers: Vec<u8>,
     },
 }
 
@@ -64,10 +74,11 @@ impl Entry {
 
 impl Entry {
     /// How much of a connection's share it takes: one, and one more for every kilobyte or so of
-    /// ranges it remembers.
+    /// ranges it remembers; of rows, a small share of an answer of the largest size.
     fn weight(&self) -> usize {
         match &self.wait {
             Wait::Pull { ranges, .. } => 1 + ranges.len() / 64,
+            Wait::Rows { numbers, .. } => 1 + numbers.len() / (64 << 10),
             _ => 1,
         }
     }

@@ -1,14 +1,17 @@
 //! Sending values.
 
 use std::ops::Range;
+use std::time::Instant;
 
 use pushpull_common::codec::{Codec, Encoding};
+use pushpull_common::ids::PartitionId;
+use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::protocol::message::{PullEncoded, Selection};
-use pushpull_common::protocol::{Header, Refusal};
+use pushpull_common::protocol::{Header, Refusal, message};
 
 use super::output::{Output, PulledParts, Short};
 use super::parked::{Entry, Wait};
-use super::{Detail, Shard};
+use super::{Detail, Receiving, Shard};
 
 impl Shard {
     /// The values are asked for in a shorter form.
@@ -37,6 +40,7 @@ impl Shard {
         };
         let ranges = match selection {
             Selection::All {} => Ok(std::iter::once(0..store.layout().bytes()).collect()),
+            Selection::Dense {} => Ok(store.layout().dense()),
             Selection::Partitions { partitions } => store.select(partitions.items()),
         };
         let ranges = match ranges {
@@ -56,7 +60,7 @@ impl Shard {
 
     /// Whether the values that a pull waits for are there.
     fn can_pull(&self, entry: &Entry) -> bool {
-        let Wait::Pull { at_least, .. } = entry.wait else {
+        let (Wait::Pull { at_least, .. } | Wait::Rows { at_least, .. }) = entry.wait else {
             return false;
         };
         if let Some(round) = &self.round {
@@ -75,8 +79,74 @@ impl Shard {
         let ready = parked.take(|entry| self.can_pull(entry));
         self.parked = parked;
         for entry in ready {
-            self.send_values(entry);
+            match entry.wait {
+                Wait::Rows { .. } => self.send_rows(entry),
+                _ => self.send_values(entry),
+            }
         }
+    }
+
+    /// Rows are asked for, whose numbers come as the body.
+    pub(super) fn pull_rows(
+        &mut self,
+        now: Instant,
+        entry: Entry,
+        header: &Header,
+        id: PartitionId,
+    ) {
+        let (connection, request) = (entry.connection, entry.request);
+        let Some(store) = self.store().filter(|_| self.is_ready()) else {
+            return self.refuse(connection, request, Refusal::NotInitialized {});
+        };
+        let sparse = store.partition(id).filter(|partition| partition.is_sparse());
+        let Some(partition) = sparse else {
+            return self.refuse(connection, request, Refusal::UnknownPartition { partition: id });
+        };
+        // A sparse partition's rows have bytes, and fit a part.
+        let (rows, limit) = (header.body_bytes / 4, PART_BYTES_MAX / partition.row_bytes().max(1));
+        if rows > limit || !header.body_bytes.is_multiple_of(4) {
+            let refusal = Refusal::Rows { variable: partition.variable, rows, limit };
+            return self.refuse(connection, request, refusal);
+        }
+        let numbers = vec![0; header.body_bytes as usize];
+        let wait = Wait::Rows { at_least: header.step.0, partition: id, numbers };
+        self.receive(now, connection, Receiving::Rows(Entry { wait, ..entry }), header);
+    }
+
+    /// The numbers of the rows have come.
+    pub(super) fn rows_asked(&mut self, entry: Entry) {
+        if !self.is_ready() {
+            let (connection, request) = (entry.connection, entry.request);
+            return self.refuse(connection, request, Refusal::NotInitialized {});
+        }
+        match self.can_pull(&entry) {
+            true => self.send_rows(entry),
+            false => self.park(entry),
+        }
+    }
+
+    fn send_rows(&mut self, entry: Entry) {
+        let Wait::Rows { partition: id, numbers, .. } = &entry.wait else {
+            return;
+        };
+        let Some(store) = self.store() else { return };
+        let Some(partition) = store.partition(*id).filter(|partition| partition.is_sparse()) else {
+            // The variables are others since it was asked.
+            let refusal = Refusal::UnknownPartition { partition: *id };
+            return self.refuse(entry.connection, entry.request, refusal);
+        };
+        let numbers = numbers.chunks_exact(4).map(|n| u32::from_le_bytes([n[0], n[1], n[2], n[3]]));
+        let to = partition.row_count() as u32;
+        if let Some((place, row)) = numbers.clone().enumerate().find(|&(_, row)| row >= to) {
+            let (variable, place, from) = (partition.variable, place as u64, 0);
+            let refusal = Refusal::Row { variable, place, row, from, to };
+            return self.refuse(entry.connection, entry.request, refusal);
+        }
+        let rows = store.gather(partition, numbers);
+        self.counters.pulls.add(1);
+        self.counters.pull_bytes.add(rows.len() as u64);
+        let message = message::Rows { version: self.version, gradients: self.gradients };
+        self.answer_with(entry.connection, entry.request, message.into(), rows.into());
     }
 
     fn send_values(&mut self, entry: Entry) {
@@ -91,8 +161,8 @@ impl Shard {
         };
         let bytes = ranges.iter().map(bytes).sum();
         let short = codec.map(|codec| Short::new(store.catalogue().clone(), self.id, codec));
-        let whole = 0..store.layout().bytes();
-        if let Some(client) = entry.client.filter(|_| ranges.iter().eq([&whole])) {
+        let all = ranges == store.layout().dense();
+        if let Some(client) = entry.client.filter(|_| all) {
             self.keep_what_is_read(client);
         }
         self.counters.pulls.add(1);

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::time::Instant;
 
+use pushpull_common::catalogue::Partition;
 use pushpull_common::ids::{GlobalStep, Sequence};
 use pushpull_common::protocol::message::{Operation, OutcomeIs, PushAnswer, PushPart};
 use pushpull_common::protocol::{Envelope, Header, Outcome, PushState, Refusal};
@@ -95,6 +96,7 @@ impl Shard {
     ) -> Result<bool, Refusal> {
         let sequence = header.sequence;
         let assigns = matches!(part.operation, Operation::Assign {});
+        let is_ready = self.is_ready();
         let store = match &self.variables {
             Variables::Ready(store) => store,
             Variables::Declared(store) if assigns && !self.is_initializing() => store,
@@ -157,8 +159,13 @@ impl Shard {
             })?;
             let trainable = is_for_trainable(push.operation);
             let wrong = layout
-                .within(range.clone())
+                .touched(range.clone())
                 .find(|partition| trainable.is_some_and(|t| t != partition.trainable));
+            let first = |partition: &&Partition| partition.is_sparse() && !is_ready;
+            if let Some(partition) = layout.touched(range.clone()).find(first) {
+                let tried = Detail::clipped("first values by rows: its initializer has them");
+                return Err(Refusal::Operation { variable: partition.variable, tried });
+            }
             if let Some(partition) = wrong {
                 let tried = Detail::clipped(match push.operation {
                     Operation::Gradient {} => "gradients: it is a plain variable",

@@ -207,9 +207,11 @@ impl Shard {
             matches!(self.config.staleness, StalenessPolicy::DelayCompensation { .. });
         // What is kept for one that has left would stay.
         let present = self.replicas.client(client).presence == Presence::Present;
+        // Rows are read in other pulls, and a copy of all of them is what nobody wants to have.
         if let Variables::Ready(store) = &self.variables
             && compensates
             && present
+            && store.layout().sparse().len() == 0
         {
             self.backups.keep(client, store, self.gradients, &self.budget);
         }

@@ -10,12 +10,13 @@ use pushpull_common::protocol::{Envelope, Outcome};
 use pushpull_common::tensor::{DType, Element};
 
 use super::replicas::{ClientKey, Presence};
+use super::rows::{RowChange, RowWork};
 use super::staleness::{TILE_BYTES, Treatment};
 use super::{Shard, Variables};
 use crate::aggregate::round::Round;
 use crate::inbox::{Arrival, Extents};
 use crate::optimizer::{ApplyAt, Optimizer};
-use crate::store::{Change, NoSpareBlock};
+use crate::store::{Change, NoSpareBlock, Store};
 use crate::zoo::Bug;
 
 /// The bytes of values that one slice of work changes: long enough that the slicing costs
@@ -40,6 +41,8 @@ pub(super) struct StepJob {
     begun: bool,
     /// How far it is applied, in bytes of the shard's variables.
     done_to: u64,
+    /// Behind that.
+    rows: RowWork,
 }
 
 /// A push that is applied as its parts come.
@@ -56,9 +59,13 @@ pub(super) struct PushJob {
     begun: bool,
     /// Since it has begun.
     treatment: Treatment,
-    /// The extent under way, and how far it is applied, in bytes of the shard's variables.
+    /// What it covers of what is not sparse, since it has begun.
+    dense: Extents,
+    /// The extent of it under way, and how far it is applied, in bytes of the shard's variables.
     extent: usize,
     done_to: u64,
+    /// Behind that.
+    rows: RowWork,
 }
 
 #[derive(Debug)]
@@ -77,8 +84,8 @@ pub(super) struct InitializeJob {
 
 impl Job {
     pub(super) fn push(room: u32) -> Job {
-        let treatment = Treatment::default();
-        Job::Push(PushJob { room, begun: false, treatment, extent: 0, done_to: 0 })
+        let (treatment, dense, rows) = Default::default();
+        Job::Push(PushJob { room, begun: false, treatment, dense, extent: 0, done_to: 0, rows })
     }
 
     pub(super) fn initialize(connection: u64, request: Envelope, epoch: RestoreEpoch) -> Job {
@@ -88,7 +95,7 @@ impl Job {
 
     /// The step that is made of the pushes in these rooms, in this order.
     pub(super) fn step(rooms: Vec<u32>) -> Job {
-        Job::Step(StepJob { rooms, begun: false, done_to: 0 })
+        Job::Step(StepJob { rooms, begun: false, done_to: 0, rows: RowWork::default() })
     }
 
     /// The room of the push that it applies by itself.
@@ -202,19 +209,26 @@ impl Shard {
         let Some(push) = inbox.arrival(job.room) else {
             return Ok(true);
         };
+        let (rooms, optimizer) = ([job.room], &*self.config.optimizer);
         if !job.begun {
             job.begun = true;
-            if let Err(blocked) = store.begin(push.extents.ranges(), self.version + 1) {
+            job.dense = match store.layout().sparse().len() {
+                0 => push.extents.clone(),
+                _ => Extents::union(&[push.extents.ranges()], store.layout()),
+            };
+            job.rows = RowWork::new(inbox, &rooms, store, push.operation, optimizer);
+            let ranges = [job.dense.ranges(), &job.rows.ranges()].concat();
+            if let Err(blocked) = store.begin(&ranges, self.version + 1) {
                 job.begun = false;
                 return Err(blocked);
             }
         }
         let (treatment, at) = (&job.treatment, job.treatment.at);
         let mut budget = SLICE_BYTES;
-        while let Some(extent) = push.extents.ranges().get(job.extent) {
+        while let Some(extent) = job.dense.ranges().get(job.extent) {
             job.done_to = job.done_to.max(extent.start);
             while job.done_to < extent.end {
-                if budget == 0 {
+                if budget == 0 && !store.is_in_place() {
                     return Ok(false);
                 }
                 let partition = store.layout().at(job.done_to).clone();
@@ -224,7 +238,6 @@ impl Shard {
                 if let Some(bytes) = inbox.bytes(job.room, range.clone())
                     && !range.is_empty()
                 {
-                    let optimizer = &*self.config.optimizer;
                     let change = change_of(optimizer, push.operation, at, &partition);
                     let (range, dtype) = (range.clone(), partition.dtype);
                     treatment.change(store, change, dtype, range, bytes, &mut self.tile)?;
@@ -237,7 +250,9 @@ impl Shard {
             }
             job.extent += 1;
         }
-        Ok(true)
+        let (operation, reduction) = (push.operation, self.config.sparse_reduction);
+        let change = RowChange { optimizer, operation, at, reduction };
+        job.rows.slice(store, inbox, &rooms, change, &mut budget, &mut self.tile)
     }
 
     /// A slice of a synchronous step: the mean of its gradients, added up in the order of their
@@ -255,26 +270,32 @@ impl Shard {
                 Some((ranges, inbox.bytes(room, 0..store.layout().bytes())?))
             })
             .collect();
+        let (operation, optimizer) = (Operation::Gradient {}, &*self.config.optimizer);
         if !job.begun {
             job.begun = true;
             self.draft = None;
             let ranges: Vec<&[Range<u64>]> = pushes.iter().map(|(ranges, _)| *ranges).collect();
-            let all = Extents::union(&ranges, store.layout());
-            if let Err(blocked) = store.begin(all.ranges(), self.version + 1) {
+            let dense = Extents::union(&ranges, store.layout());
+            job.rows = RowWork::new(inbox, rooms, store, operation, optimizer);
+            let all = [dense.ranges(), &job.rows.ranges()].concat();
+            if let Err(blocked) = store.begin(&all, self.version + 1) {
                 job.begun = false;
                 return Err(blocked);
             }
         }
         let step = self.round.as_ref().map_or(0, Round::step);
         let at = ApplyAt::new(self.gradients + 1, step);
-        let optimizer = &*self.config.optimizer;
         let mut budget = SLICE_BYTES;
         let mut gradients: Vec<&[u8]> = Vec::with_capacity(rooms.len());
         while job.done_to < store.layout().bytes() {
-            if budget == 0 {
+            if budget == 0 && !store.is_in_place() {
                 return Ok(false);
             }
             let partition = store.layout().at(job.done_to).clone();
+            if partition.is_sparse() {
+                job.done_to = partition.end();
+                continue;
+            }
             let values_end = partition.offset + partition.bytes;
             let end = values_end.min(job.done_to + budget.min(TILE_BYTES)).max(job.done_to);
             let range = job.done_to..end;
@@ -290,14 +311,16 @@ impl Shard {
                     _ => gradients.len(),
                 };
                 let mean = mean(partition.dtype, &gradients, count, &mut self.tile);
-                let change = change_of(optimizer, Operation::Gradient {}, at, &partition);
+                let change = change_of(optimizer, operation, at, &partition);
                 store.change(change, range.clone(), mean)?;
             }
             let read = (range.end - range.start) * gradients.len().max(1) as u64;
             budget = budget.saturating_sub(read.next_multiple_of(8).max(8));
             job.done_to = if end == values_end { partition.end() } else { end };
         }
-        Ok(true)
+        let change =
+            RowChange { optimizer, operation, at, reduction: self.config.sparse_reduction };
+        job.rows.slice(store, inbox, rooms, change, &mut budget, &mut self.tile)
     }
 
     fn work_on_initialize(&mut self, job: &mut InitializeJob) -> bool {
@@ -324,6 +347,14 @@ impl Shard {
     pub(super) fn apply_on_arrival(&mut self, room: u32, range: &Range<u64>, may_begin: bool) {
         if self.round.is_some() {
             // A gradient waits for its step; what else comes is small.
+            return;
+        }
+        let has_rows = |store: &Store| store.layout().touched(range.clone()).any(|p| p.is_sparse());
+        if self.store().is_some_and(has_rows) {
+            // Which rows they are is known once the push is whole.
+            if self.draft.as_ref().is_some_and(|draft| draft.room == room) {
+                self.give_draft_up();
+            }
             return;
         }
         let free = self.draft.is_none() && self.jobs.is_empty() && may_begin;
@@ -358,8 +389,14 @@ impl Shard {
             Ok(())
         };
         if let Err(NoSpareBlock) = apply() {
+            self.give_draft_up();
+        }
+    }
+
+    fn give_draft_up(&mut self) {
+        self.draft = None;
+        if let Variables::Ready(store) = &mut self.variables {
             store.discard();
-            self.draft = None;
         }
     }
 
@@ -368,10 +405,7 @@ impl Shard {
         let Some(room) = self.draft.as_ref().map(|draft| draft.room) else { return };
         let stale = self.inbox.as_ref().is_none_or(|inbox| inbox.arrival(room).is_none());
         if stale {
-            self.draft = None;
-            if let Variables::Ready(store) = &mut self.variables {
-                store.discard();
-            }
+            self.give_draft_up();
         }
     }
 
@@ -484,7 +518,7 @@ fn mean<'a>(dtype: DType, gradients: &[&[u8]], count: usize, words: &'a mut Vec<
 }
 
 /// What a push does to a partition.
-fn change_of<'a>(
+pub(super) fn change_of<'a>(
     optimizer: &'a dyn Optimizer,
     operation: Operation,
     at: ApplyAt,

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use pushpull_common::catalogue::ShardLayout;
 
-use super::undo::Undo;
+use super::undo::{UNDO_BYTES, Undo};
 use crate::arena::{Grid, SKEW_BYTES};
 use crate::layout::PAGE_BYTES;
 
@@ -28,6 +28,8 @@ pub(crate) struct Geometry {
     pub(crate) places: usize,
     /// Spare blocks that may be pinned while a push needs as many as it changes.
     pub(crate) pinned: usize,
+    /// What rows that are changed in place may have held together.
+    pub(crate) undo_bytes: usize,
 }
 
 impl Geometry {
@@ -40,7 +42,8 @@ impl Geometry {
         let places = layout.bytes().div_ceil(block_bytes as u64);
         let pinned = pin_bytes_max.unwrap_or(layout.bytes()).div_ceil(block_bytes as u64);
         let (places, pinned) = (places as usize, pinned.max(1) as usize);
-        Geometry { block_bytes, slots, places, pinned }
+        let undo_bytes = undo_bytes(layout, slots);
+        Geometry { block_bytes, slots, places, pinned, undo_bytes }
     }
 
     /// The geometry that the words of an arena say, if it is one: blocks that whole elements fill
@@ -58,7 +61,8 @@ impl Geometry {
         let places = usize::try_from(layout.bytes().div_ceil(block_bytes as u64)).ok()?;
         let blocks = places.checked_mul(2)?.checked_add(pinned)?;
         let reached = pinned > 0 && u32::try_from(blocks).is_ok();
-        reached.then_some(Geometry { block_bytes, slots, places, pinned })
+        let undo_bytes = undo_bytes(layout, slots);
+        reached.then_some(Geometry { block_bytes, slots, places, pinned, undo_bytes })
     }
 
     pub(super) fn values(&self) -> Grid {
@@ -90,8 +94,13 @@ impl Geometry {
 
     /// The bytes of memory that the store takes.
     pub(crate) fn need(&self) -> u64 {
-        let undo = Undo::BYTES + PAGE_BYTES as u64;
+        let undo = self.undo_file_bytes() + PAGE_BYTES as u64;
         self.values().need().saturating_add(self.slots().need()).saturating_add(undo)
+    }
+
+    /// The bytes of the file of those rows behind its first page.
+    pub(crate) fn undo_file_bytes(&self) -> u64 {
+        Undo::bytes(self.undo_bytes)
     }
 
     /// What the tables hold before anything is changed.
@@ -101,6 +110,18 @@ impl Geometry {
         (0..places).chain(0..slots)
     }
 }
+
+/// Rows of sparse variables lie far apart: copying the block of each would move many times what
+/// changes. A quarter of the variables' bytes and those of their slots, but no more than can be
+/// changed at once without holding up everybody else.
+fn undo_bytes(layout: &ShardLayout, slots: usize) -> usize {
+    let sparse: u64 = layout.sparse().map(|partition| partition.bytes).sum();
+    let quarter = (sparse / 4).saturating_mul(1 + slots as u64).min(ROW_UNDO_BYTES_MAX);
+    UNDO_BYTES.max(quarter as usize).next_multiple_of(8)
+}
+
+/// Some milliseconds of copying.
+const ROW_UNDO_BYTES_MAX: u64 = 8 << 20;
 
 /// The places that a range lies in.
 pub(super) fn places_of(range: &Range<u64>, block_bytes: usize) -> Range<usize> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use pushpull_common::catalogue::{Catalogue, ShardLayout};
 
 use super::pool::Pool;
-use super::undo::{Row, Undo};
+use super::undo::{Row, UNDO_BYTES, Undo};
 use super::{Geometry, Store};
 use crate::arena::{Arena, Blocks, Grid, Loan, Memory, fence, file_name};
 use crate::commit::{Address, Journal, offset_of};
@@ -64,7 +64,7 @@ impl Store {
             0 => None,
             _ => Some(plan.pool(Kind::Slots, plan.geometry.slots(), homes(), make)?),
         };
-        let undo = Undo::create(make(Kind::Undo, Undo::BYTES)?);
+        let undo = Undo::create(make(Kind::Undo, plan.geometry.undo_file_bytes())?);
         let mut store = Store::new(plan, loan, values, slots, undo);
         store.fill_slots(optimizer);
         fence();
@@ -94,7 +94,7 @@ impl Store {
                 Some(plan.pool(Kind::Slots, grid, homes, find)?)
             }
         };
-        let undo = Undo::open(find(Kind::Undo, Undo::BYTES)?);
+        let undo = open_undo(&plan.arena, plan.generation)?;
         let rows = undo.rows(version).and_then(|rows| check_rows(rows, &plan.geometry));
         let rows = rows.map_err(|fault| plan.corrupt(Kind::Undo, fault))?;
         let mut store = Store::new(plan, loan, values, slots, undo);
@@ -151,7 +151,7 @@ pub(crate) fn undo_rows(
     version: u64,
     geometry: &Geometry,
 ) -> Result<Option<usize>, StorageError> {
-    let undo = Undo::open(arena.open(Kind::Undo, generation, Some(Undo::BYTES))?);
+    let undo = open_undo(arena, generation)?;
     let rows = undo.rows(version).and_then(|rows| check_rows(rows, geometry));
     let found = rows.and_then(|rows| Ok((undo.is_prepared()?, rows.len())));
     match found {
@@ -162,7 +162,23 @@ pub(crate) fn undo_rows(
 
 /// Makes an undo file that is idle.
 pub(crate) fn idle_undo(arena: &Arena, generation: u64) -> Result<(), StorageError> {
-    arena.create(Kind::Undo, generation, Undo::BYTES).map(|memory| drop(Undo::create(memory)))
+    let memory = arena.create(Kind::Undo, generation, Undo::bytes(UNDO_BYTES));
+    memory.map(|memory| drop(Undo::create(memory)))
+}
+
+/// The rows that an earlier process has kept. Their file has at least the length of one that is made
+/// idle, and is longer where that process has made it so.
+fn open_undo(arena: &Arena, generation: u64) -> Result<Undo, StorageError> {
+    let memory = arena.open(Kind::Undo, generation, None)?;
+    let least = Undo::bytes(UNDO_BYTES) as usize + PAGE_BYTES;
+    match memory.len() >= least {
+        true => Ok(Undo::open(memory)),
+        false => {
+            let what = format!("a file of at least {least} bytes, not of {}", memory.len());
+            let fault = Fault::at(memory.len(), what);
+            Err(arena.place.corrupt(&file_name(Kind::Undo, generation), fault))
+        }
+    }
 }
 
 /// Rows that lie in the blocks they name.

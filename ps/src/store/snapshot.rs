@@ -34,6 +34,22 @@ impl Store {
         })
     }
 
+    /// Rows of a partition, one behind the other, as they were before the change under way.
+    pub(crate) fn gather(
+        &self,
+        partition: &Partition,
+        rows: impl ExactSizeIterator<Item = u32>,
+    ) -> Vec<u8> {
+        let row_bytes = partition.row_bytes();
+        let mut gathered = Vec::with_capacity(rows.len() * row_bytes as usize);
+        for row in rows {
+            let start = partition.offset + u64::from(row) * row_bytes;
+            self.before(start..start + row_bytes)
+                .for_each(|piece| gathered.extend_from_slice(piece));
+        }
+        gathered
+    }
+
     /// The partitions that a selection names, as ranges in rising order; the culprit otherwise.
     pub(crate) fn select(&self, ids: &[PartitionId]) -> Result<Vec<Range<u64>>, PartitionId> {
         let mut ranges: Vec<Range<u64>> = Vec::with_capacity(ids.len());
@@ -48,7 +64,8 @@ impl Store {
         Ok(ranges)
     }
 
-    fn partition(&self, id: PartitionId) -> Option<&Partition> {
+    /// A partition of the shard.
+    pub(crate) fn partition(&self, id: PartitionId) -> Option<&Partition> {
         let partitions = self.layout.partitions();
         let index = partitions.binary_search_by_key(&id, |partition| partition.id).ok()?;
         Some(&partitions[index])

@@ -7,7 +7,8 @@
 use crate::arena::{Memory, fence};
 use crate::layout::{Fault, PAGE_BYTES};
 
-/// What the rows of one change may hold together; a larger change is made in other blocks.
+/// What the rows of one change may hold together where no variable is sparse; a larger change is made
+/// in other blocks.
 pub(crate) const UNDO_BYTES: usize = 256 << 10;
 
 // In words behind the first page.
@@ -40,8 +41,10 @@ pub(crate) struct Undo {
 }
 
 impl Undo {
-    /// The bytes of its file behind the first page.
-    pub(crate) const BYTES: u64 = (4 * 8 + 2 * UNDO_BYTES).next_multiple_of(PAGE_BYTES) as u64;
+    /// The bytes of its file behind the first page, for rows that hold so many together.
+    pub(crate) const fn bytes(rows: usize) -> u64 {
+        (4 * 8 + 2 * rows).next_multiple_of(PAGE_BYTES) as u64
+    }
 
     /// In new memory.
     pub(crate) fn create(mut memory: Memory) -> Undo {
@@ -172,7 +175,7 @@ mod tests {
 
     #[test]
     fn rows_are_put_back_unless_the_commit_was_made() {
-        let memory = Memory::anonymous(PAGE_BYTES + Undo::BYTES as usize).unwrap();
+        let memory = Memory::anonymous(PAGE_BYTES + Undo::bytes(UNDO_BYTES) as usize).unwrap();
         let mut undo = Undo::create(memory);
         assert!(undo.keep(0, 3, 8, &[1; 12]) && undo.keep(1, 4, 0, &[2; 8]));
         assert_eq!(undo.rows(6), Ok(Vec::new()), "they are not prepared");
@@ -186,6 +189,9 @@ mod tests {
         assert_eq!(undo.rows(6).unwrap_err().offset, CHECKSUM as u64 * 8);
         undo.clear();
         assert_eq!(undo.rows(6), Ok(Vec::new()));
-        assert!(!undo.keep(0, 0, 0, &vec![0; Undo::BYTES as usize]), "it has its bounds");
+        assert!(
+            !undo.keep(0, 0, 0, &vec![0; Undo::bytes(UNDO_BYTES) as usize]),
+            "it has its bounds"
+        );
     }
 }

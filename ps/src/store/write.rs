@@ -3,7 +3,6 @@
 use std::ops::Range;
 
 use super::pool::{NoSpareBlock, Shadow};
-use super::undo::UNDO_BYTES;
 use super::{Change, SLOTS_MAX, Store};
 use crate::arena::SKEW_BYTES;
 use crate::zoo::Bug;
@@ -16,7 +15,10 @@ impl Store {
         let blocks: usize = ranges.iter().map(|range| self.places_of(range).len()).sum();
         let streams = 1 + self.geometry.slots as u64;
         let worth_it = bytes.saturating_mul(8) < (blocks * self.geometry.block_bytes) as u64;
-        if self.power || !worth_it || bytes.saturating_mul(streams) > UNDO_BYTES as u64 {
+        if self.power
+            || !worth_it
+            || bytes.saturating_mul(streams) > self.geometry.undo_bytes as u64
+        {
             return false;
         }
         let block_bytes = self.geometry.block_bytes;

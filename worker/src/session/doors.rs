@@ -11,6 +11,7 @@ use pushpull_common::ids::{GlobalStep, Incarnation, Sequence, ShardId, TaskId};
 use pushpull_common::protocol::message::{NonFinitePolicy, Operation, Role};
 use pushpull_common::protocol::{Envelope, Grant, Header, Message, Outcome};
 
+use super::Rows;
 use crate::config::Checksums;
 use crate::error::{Error, SilentShards};
 use crate::fanout::{Part, Plan};
@@ -34,6 +35,8 @@ pub(crate) enum Command {
     Token,
     /// Fill a buffer with all values: for the step of a token, or whatever there is.
     Pull { plan: Arc<Plan>, buffer: Buffer, token: Option<GlobalStep> },
+    /// Fill a buffer with rows of sparse variables, likewise.
+    PullRows { plan: Arc<Plan>, buffer: Buffer, rows: Vec<Rows>, token: Option<GlobalStep> },
     /// Push, and wait for the outcome.
     Push { order: PushOrder },
     /// Begin a push whose parts come later.

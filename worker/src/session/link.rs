@@ -9,6 +9,7 @@ use pushpull_common::ids::{RequestId, RestoreEpoch, Sequence, ShardId, TokenId};
 use pushpull_common::protocol::message::Heartbeat;
 use pushpull_common::protocol::{Envelope, Header, Message, Refusal};
 
+use super::pulls::is_followed;
 use super::short_values::ShortPart;
 use super::{OpId, Output, Session};
 use crate::error::Error;
@@ -34,7 +35,8 @@ pub(super) enum Pending {
     Heartbeat,
     Request(OpId),
     Token,
-    Pull(OpId),
+    /// One of the requests of a pull.
+    Pull(OpId, usize),
     Reserve(Sequence),
     Push(Sequence),
     PushState(Sequence),
@@ -48,9 +50,9 @@ pub(super) enum Pending {
 #[derive(Debug)]
 pub(super) enum Receiving {
     /// Values for a pull.
-    Values { op: OpId, spans: Vec<(Span, usize)>, last: bool },
+    Values { op: OpId, ask: usize, spans: Vec<(Span, usize)>, last: bool },
     /// The same in a shorter form.
-    ShortValues { op: OpId, part: ShortPart, last: bool },
+    ShortValues { op: OpId, ask: usize, part: ShortPart, last: bool },
     /// The body of an answer.
     Answer { op: OpId, message: Message, body: Vec<u8> },
 }
@@ -197,7 +199,7 @@ impl Session {
             match pending {
                 Pending::Request(op) => self.request_lost(op),
                 Pending::Token => self.tokens.request_lost(),
-                Pending::Pull(op) => self.pull_lost(op, index),
+                Pending::Pull(op, _) => self.pull_lost(op, index),
                 Pending::Reserve(sequence) => self.push_lost(sequence, index),
                 Pending::Push(sequence) => {
                     if self.links[index].shard == self.start.owner && !self.synchronous {
@@ -306,12 +308,7 @@ impl Session {
         let link = &mut self.links[index];
         // A server that answers has earned a quick return; one that only says welcome has not.
         link.attempts = 0;
-        let more = match &message {
-            Message::Pulled(pulled) => !pulled.last,
-            Message::PulledEncoded(pulled) => !pulled.part.last,
-            _ => false,
-        };
-        if !more {
+        if !is_followed(&message) {
             link.pending.remove(&header.request);
         }
         if self.links[index].shard == self.start.owner {
@@ -342,7 +339,9 @@ impl Session {
                 self.request_answered(now, op, index, &header, message);
             }
             (Pending::Token, message) => self.token_answered(now, index, message),
-            (Pending::Pull(op), message) => self.pull_answered(now, op, index, &header, message),
+            (Pending::Pull(op, ask), message) => {
+                self.pull_answered(now, (op, ask), index, &header, message);
+            }
             (Pending::Reserve(sequence) | Pending::Push(sequence), message) => {
                 self.push_answered(now, sequence, index, message);
             }

@@ -29,6 +29,8 @@ use crate::error::Error;
 use crate::fanout::Plan;
 pub(crate) use doors::{Command, Input, OpId, Output, PushOrder, Read, Reply, Start, Welcomed};
 use link::{Link, Status};
+use pulls::Ask;
+pub(crate) use pulls::Rows;
 use pushes::Push;
 use tokens::Tokens;
 
@@ -192,8 +194,15 @@ impl Session {
             }
             Command::Token => ("take a token", OpKind::Token),
             Command::Pull { plan, buffer, token } => {
-                let links = plan.shards().iter().map(|&shard| self.link_to(now, shard)).collect();
-                ("pull", OpKind::Pull(pulls::Pull::new(plan, buffer, token, self.step, links)))
+                let links = plan.shards().iter().map(|&shard| self.link_to(now, shard));
+                let asks = links.map(Ask::values).collect();
+                ("pull", OpKind::Pull(pulls::Pull::new(plan, buffer, token, self.step, asks)))
+            }
+            Command::PullRows { plan, buffer, rows, token } => {
+                let asks = rows.into_iter();
+                let asks =
+                    asks.map(|rows| Ask::rows(self.link_to(now, rows.shard), rows)).collect();
+                ("pull rows", OpKind::Pull(pulls::Pull::new(plan, buffer, token, self.step, asks)))
             }
             Command::Push { order } => match self.begin_push(now, order, true) {
                 Ok(sequence) => ("push", OpKind::Push { sequence, owns: true }),

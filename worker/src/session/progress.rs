@@ -1,5 +1,6 @@
 //! For whom an operation waits, and when that is told.
 
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 use super::link::Status;
@@ -25,7 +26,7 @@ impl Session {
             }
             OpKind::Request(request) => vec![request.link],
             OpKind::Token => self.owner_link().into_iter().collect(),
-            OpKind::Pull(pull) => pull.unanswered().collect(),
+            OpKind::Pull(pull) => BTreeSet::from_iter(pull.unanswered()).into_iter().collect(),
             OpKind::Push { sequence, .. } => match self.pushes.get(sequence) {
                 Some(push) if push.waits_for(self.owner_link()) => {
                     self.owner_link().into_iter().collect()

@@ -1,12 +1,14 @@
-//! Pulls: one request to each shard, whose answers fill one buffer.
+//! Pulls: requests to each shard, whose answers fill one buffer.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use pushpull_common::ids::{GlobalStep, RestoreEpoch, ShardId};
-use pushpull_common::protocol::message::{Pulled, Selection};
-use pushpull_common::protocol::{Envelope, Header, Message, Refusal};
+use bytes::Bytes;
+use pushpull_common::ids::{GlobalStep, PartitionId, RestoreEpoch, ShardId};
+use pushpull_common::protocol::message::{Pulled, PulledEncoded, Selection};
+use pushpull_common::protocol::{Envelope, Header, Message, Refusal, message};
 
 use super::link::{Pending, Receiving, Status};
 use super::requests::deadline_ms;
@@ -16,14 +18,53 @@ use crate::error::Error;
 use crate::fanout::{Plan, Span};
 use crate::params::Buffer;
 
-/// How far a pull is on one shard.
+/// Requests for rows that a shard may have unanswered: enough that it is never idle, and few enough
+/// that it never says it has too many.
+const ROWS_AT_ONCE: usize = 16;
+
+/// How far a request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Progress {
     Unsent,
-    /// It is asked, and has sent so many bytes of the values of this step.
+    /// It is sent, and so many bytes of the values of this step have come.
     Sent(u64, GlobalStep),
-    /// It has sent all, in this restore epoch, of this step.
+    /// All have come, in this restore epoch, of this step.
     Done(RestoreEpoch, GlobalStep),
+}
+
+/// Rows of one partition, in one request, as they are asked for.
+#[derive(Clone, Debug)]
+pub(crate) struct Rows {
+    pub(crate) shard: ShardId,
+    pub(crate) partition: PartitionId,
+    /// Their numbers within the partition, a `u32` each.
+    pub(crate) numbers: Bytes,
+    /// Where they go in the buffer.
+    pub(crate) to: Range<usize>,
+}
+
+/// One request of a pull.
+#[derive(Debug)]
+pub(super) struct Ask {
+    link: usize,
+    /// All values that are not sparse, or these rows.
+    rows: Option<Rows>,
+    progress: Progress,
+    /// How many gradients the shard had applied to what it has sent.
+    gradients: u64,
+    /// What was found where values were of an older step than elsewhere (synchronous mode): asked for
+    /// again, of the newest step.
+    older: Option<(GlobalStep, GlobalStep)>,
+}
+
+impl Ask {
+    pub(super) fn values(link: usize) -> Ask {
+        Ask { link, rows: None, progress: Progress::Unsent, gradients: 0, older: None }
+    }
+
+    pub(super) fn rows(link: usize, rows: Rows) -> Ask {
+        Ask { rows: Some(rows), ..Ask::values(link) }
+    }
 }
 
 /// A pull under way.
@@ -35,12 +76,7 @@ pub(super) struct Pull {
     token: Option<GlobalStep>,
     /// The global step that the values are at least of (asynchronous mode).
     step: GlobalStep,
-    /// How many gradients each shard had applied to what it has sent.
-    gradients: BTreeMap<ShardId, u64>,
-    links: BTreeMap<usize, Progress>,
-    /// What was found where values were of an older step than elsewhere (synchronous mode): asked for
-    /// again, of the newest step.
-    older: BTreeMap<usize, (GlobalStep, GlobalStep)>,
+    asks: Vec<Ask>,
 }
 
 impl Pull {
@@ -49,23 +85,21 @@ impl Pull {
         buffer: Buffer,
         token: Option<GlobalStep>,
         known: GlobalStep,
-        links: Vec<usize>,
+        asks: Vec<Ask>,
     ) -> Pull {
-        let links = links.into_iter().map(|link| (link, Progress::Unsent)).collect();
         let step = known.max(token.unwrap_or_default());
-        let (gradients, older) = (BTreeMap::new(), BTreeMap::new());
-        Pull { plan, buffer, token, step, gradients, links, older }
+        Pull { plan, buffer, token, step, asks }
     }
 
+    /// The links that have not answered all, each once for every request.
     pub(super) fn unanswered(&self) -> impl Iterator<Item = usize> + '_ {
-        let open =
-            self.links.iter().filter(|(_, progress)| !matches!(progress, Progress::Done(..)));
-        open.map(|(&link, _)| link)
+        let open = self.asks.iter().filter(|ask| !matches!(ask.progress, Progress::Done(..)));
+        open.map(|ask| ask.link)
     }
 
     /// The newest step that a shard has sent all values of, or that of the token.
     fn newest(&self) -> GlobalStep {
-        let done = self.links.values().filter_map(|progress| match *progress {
+        let done = self.asks.iter().filter_map(|ask| match ask.progress {
             Progress::Done(_, step) => Some(step),
             _ => None,
         });
@@ -75,19 +109,27 @@ impl Pull {
     /// The step of the values that a shard has sent, and the newer one of others, if that is why it
     /// is asked again.
     pub(super) fn disagreement(&self, link: usize) -> Option<(GlobalStep, GlobalStep)> {
-        self.older.get(&link).copied()
+        self.asks.iter().filter(|ask| ask.link == link).find_map(|ask| ask.older)
+    }
+
+    /// The requests that a shard has not answered.
+    fn under_way(&self, link: usize) -> usize {
+        let sent = |ask: &&Ask| ask.link == link && matches!(ask.progress, Progress::Sent(..));
+        self.asks.iter().filter(sent).count()
     }
 
     /// Where the next part of a shard's answer goes. Parts come in order and leave nothing out:
     /// the buffer holds older values, which must not be taken for these.
     fn part(
         &mut self,
-        link: usize,
+        ask: usize,
         shard: ShardId,
         pulled: &Pulled,
         bytes: u64,
     ) -> Result<Vec<(Span, usize)>, &'static str> {
-        let Some(Progress::Sent(received, _)) = self.links.get_mut(&link) else {
+        let Some(Ask { progress: Progress::Sent(received, _), rows: None, gradients, .. }) =
+            self.asks.get_mut(ask)
+        else {
             return Err("values nobody asked for");
         };
         let end = pulled.offset.checked_add(bytes);
@@ -95,13 +137,32 @@ impl Pull {
         let (Some(end), Some(spans)) = (end, spans) else {
             return Err("values beyond the shard's variables");
         };
-        let whole = end == self.plan.catalogue().layout(shard).bytes();
-        if pulled.offset != *received || (pulled.last && !whole) {
+        let next = self.plan.next_value(shard, *received).unwrap_or(*received);
+        let whole = self.plan.next_value(shard, end).is_none();
+        if pulled.offset != next || (pulled.last && !whole) {
             return Err("values that leave some out");
         }
-        *received = end;
-        self.gradients.insert(shard, pulled.gradients);
+        (*received, *gradients) = (end, pulled.gradients);
         Ok(spans)
+    }
+
+    /// Where the rows of an answer go.
+    fn rows(
+        &mut self,
+        ask: usize,
+        rows: &message::Rows,
+        bytes: u64,
+    ) -> Result<Vec<(Span, usize)>, &'static str> {
+        let Some(Ask { progress: Progress::Sent(..), rows: Some(asked), gradients, .. }) =
+            self.asks.get_mut(ask)
+        else {
+            return Err("rows nobody asked for");
+        };
+        if asked.to.len() as u64 != bytes {
+            return Err("other rows than were asked for");
+        }
+        *gradients = rows.gradients;
+        Ok(vec![(Span::Buffer(asked.to.start), asked.to.len())])
     }
 }
 
@@ -112,7 +173,7 @@ impl Session {
         };
         // Values of two restore epochs do not belong together. A shard that is behind is asked once
         // it has been restored; what it said before is asked again. The owner says of which step.
-        let links = pull.links.keys().copied().chain(self.owner_link());
+        let links = pull.asks.iter().map(|ask| ask.link).chain(self.owner_link());
         let behind: Vec<usize> = self.behind(links).collect();
         let Some(op) = self.ops.get_mut(&id) else {
             return;
@@ -125,40 +186,55 @@ impl Session {
             deadline_ms: deadline_ms(now, op.deadline),
             ..Envelope::default()
         };
-        for (&link, progress) in &mut pull.links {
-            let epoch = self.links[link].restore_epoch;
-            let behind = behind.contains(&link);
-            if matches!(*progress, Progress::Done(done, _) if done != epoch || behind) {
-                *progress = Progress::Unsent;
-                pull.older.clear();
+        let mut restored = false;
+        for ask in &mut pull.asks {
+            let epoch = self.links[ask.link].restore_epoch;
+            let behind = behind.contains(&ask.link);
+            if matches!(ask.progress, Progress::Done(done, _) if done != epoch || behind) {
+                (ask.progress, restored) = (Progress::Unsent, true);
             }
+        }
+        if restored {
+            pull.asks.iter_mut().for_each(|ask| ask.older = None);
         }
         if self.synchronous {
             // A shard that has not applied as many steps answers once it has.
             envelope.step = pull.newest();
         }
-        let mut due = Vec::new();
-        for (&link, progress) in &mut pull.links {
-            let behind = behind.contains(&link);
-            if let Progress::Done(_, step) = *progress
+        for ask in &mut pull.asks {
+            if let Progress::Done(_, step) = ask.progress
                 && self.synchronous
                 && step < envelope.step
             {
-                pull.older.insert(link, (step, envelope.step));
-                *progress = Progress::Unsent;
+                ask.older = Some((step, envelope.step));
+                ask.progress = Progress::Unsent;
             }
-            let up = self.links[link].status == Status::Up;
-            if *progress == Progress::Unsent && up && !behind {
-                *progress = Progress::Sent(0, GlobalStep(0));
-                due.push(link);
+        }
+        let mut due: Vec<(usize, usize, Option<Rows>)> = Vec::new();
+        for index in 0..pull.asks.len() {
+            let Ask { link, progress, .. } = pull.asks[index];
+            let up = self.links[link].status == Status::Up && !behind.contains(&link);
+            if progress == Progress::Unsent && up && pull.under_way(link) < ROWS_AT_ONCE {
+                let ask = &mut pull.asks[index];
+                ask.progress = Progress::Sent(0, GlobalStep(0));
+                due.push((index, link, ask.rows.clone()));
             }
         }
         // Steps of an older epoch may have been higher.
         pull.step = pull.step.min(self.step.max(pull.token.unwrap_or_default()));
         let done = behind.is_empty() && pull.unanswered().next().is_none();
-        for link in due {
-            let request = self.request_for_values(link, Selection::All {});
-            self.send(now, link, Pending::Pull(id), envelope, request, vec![]);
+        for (ask, link, rows) in due {
+            let pending = Pending::Pull(id, ask);
+            match rows {
+                None => {
+                    let request = self.request_for_values(link, Selection::Dense {});
+                    self.send(now, link, pending, envelope, request, vec![]);
+                }
+                Some(Rows { partition, numbers, .. }) => {
+                    let request = message::PullRows { partition };
+                    self.send(now, link, pending, envelope, request, vec![numbers]);
+                }
+            }
         }
         if done {
             self.finish_pull(id);
@@ -171,56 +247,71 @@ impl Session {
         {
             // All are of one step in synchronous mode.
             let step = if self.synchronous { pull.newest() } else { pull.step };
-            let read = Read { step, gradients: pull.gradients };
+            // Where a shard has answered more than once, what is oldest counts.
+            let mut gradients = BTreeMap::new();
+            for ask in &pull.asks {
+                let first = gradients.entry(self.links[ask.link].shard).or_insert(ask.gradients);
+                *first = ask.gradients.min(*first);
+            }
+            let read = Read { step, gradients };
             self.reply(id, Ok(Reply::Pulled { buffer: pull.buffer, read }));
         }
     }
 
+    /// What a shard was asked for is not to be expected any more.
     pub(super) fn pull_lost(&mut self, id: OpId, link: usize) {
-        if let Some(OpKind::Pull(pull)) = self.ops.get_mut(&id).map(|op| &mut op.kind)
-            && let Some(progress) = pull.links.get_mut(&link)
-            && !matches!(progress, Progress::Done(..))
-        {
-            *progress = Progress::Unsent;
+        if let Some(OpKind::Pull(pull)) = self.ops.get_mut(&id).map(|op| &mut op.kind) {
+            for ask in pull.asks.iter_mut().filter(|ask| ask.link == link) {
+                if !matches!(ask.progress, Progress::Done(..)) {
+                    ask.progress = Progress::Unsent;
+                }
+            }
         }
     }
 
     pub(super) fn pull_answered(
         &mut self,
         now: Instant,
-        id: OpId,
+        (id, ask): (OpId, usize),
         link: usize,
         header: &Header,
         message: Message,
     ) {
-        let encoding = self.encoding_of_values(link);
-        let (pulled, bytes, encoding) = match (message, encoding) {
-            (Message::Pulled(pulled), _) => (pulled, header.body_bytes, None),
-            (Message::PulledEncoded(pulled), Some(encoding)) => {
-                (pulled.part, pulled.bytes, Some(encoding))
-            }
-            (Message::Refused(refused), _) => {
-                return self.pull_refused(now, id, link, refused.refusal);
-            }
-            (message, _) => {
-                self.pull_lost(id, link);
-                return self.unexpected(now, link, &message);
-            }
-        };
+        if let Message::Refused(refused) = message {
+            return self.pull_refused(now, id, link, refused.refusal);
+        }
         let shard = self.links[link].shard;
+        let encoding = self.encoding_of_values(link);
+        let fits = match &message {
+            Message::Pulled(_) | Message::Rows(_) => true,
+            Message::PulledEncoded(_) => encoding.is_some(),
+            _ => false,
+        };
+        if !fits {
+            self.pull_lost(id, link);
+            return self.unexpected(now, link, &message);
+        }
         // The caller may have gone; the body is read and forgotten then.
         let Some(OpKind::Pull(pull)) = self.ops.get_mut(&id).map(|op| &mut op.kind) else {
             return;
         };
-        let range = pulled.offset..pulled.offset.saturating_add(bytes);
-        let plan = pull.plan.clone();
-        let found = pull.part(link, shard, &pulled, bytes).and_then(|spans| {
-            let Some(encoding) = encoding else { return Ok((spans, None)) };
-            let part = ShortPart::new(encoding, &plan, shard, range, header.body_bytes);
-            Ok((spans, Some(part.ok_or("values of another length")?)))
-        });
-        let (spans, short) = match found {
-            Ok(found) => found,
+        let (bytes, mut short) = (header.body_bytes, None);
+        let spans = match &message {
+            Message::Rows(rows) => pull.rows(ask, rows, bytes),
+            Message::Pulled(pulled) => pull.part(ask, shard, pulled, bytes),
+            Message::PulledEncoded(PulledEncoded { part, bytes: covered }) => {
+                let (plan, range) =
+                    (pull.plan.clone(), part.offset..part.offset.saturating_add(*covered));
+                pull.part(ask, shard, part, *covered).and_then(|spans| {
+                    short = encoding.and_then(|e| ShortPart::new(e, &plan, shard, range, bytes));
+                    short.is_some().then_some(spans).ok_or("values of another length")
+                })
+            }
+            _ => Err("values nobody asked for"),
+        };
+        let last = !is_followed(&message);
+        let spans = match spans {
+            Ok(spans) => spans,
             Err(error) => {
                 self.pull_lost(id, link);
                 return self.break_off(now, link, error.to_owned());
@@ -230,7 +321,7 @@ impl Session {
             pull.step = pull.step.max(header.step);
         }
         if self.synchronous {
-            if let Some(Progress::Sent(_, step)) = pull.links.get_mut(&link) {
+            if let Some(Ask { progress: Progress::Sent(_, step), .. }) = pull.asks.get_mut(ask) {
                 *step = header.step.max(*step);
             }
             if pull.token.is_some_and(|step| header.step > step) {
@@ -242,28 +333,33 @@ impl Session {
             }
         }
         if header.body_bytes == 0 {
-            return self.values_received(now, id, link, pulled.last);
+            return self.values_received(now, (id, ask), link, last);
         }
-        let last = pulled.last;
         self.links[link].receiving = Some(match short {
-            None => Receiving::Values { op: id, spans, last },
-            Some(part) => Receiving::ShortValues { op: id, part, last },
+            None => Receiving::Values { op: id, ask, spans, last },
+            Some(part) => Receiving::ShortValues { op: id, ask, part, last },
         });
     }
 
-    pub(super) fn values_received(&mut self, now: Instant, id: OpId, link: usize, last: bool) {
+    pub(super) fn values_received(
+        &mut self,
+        now: Instant,
+        (id, ask): (OpId, usize),
+        link: usize,
+        last: bool,
+    ) {
+        let epoch = self.links[link].restore_epoch;
         let Some(OpKind::Pull(pull)) = self.ops.get_mut(&id).map(|op| &mut op.kind) else {
             return;
         };
-        if last {
-            let epoch = self.links[link].restore_epoch;
-            let step = match pull.links.get(&link) {
-                Some(Progress::Sent(_, step)) => *step,
+        if let Some(ask) = pull.asks.get_mut(ask).filter(|_| last) {
+            let step = match ask.progress {
+                Progress::Sent(_, step) => step,
                 _ => GlobalStep(0),
             };
-            pull.links.insert(link, Progress::Done(epoch, step));
-            pull.older.remove(&link);
-            if self.synchronous || pull.unanswered().next().is_none() {
+            (ask.progress, ask.older) = (Progress::Done(epoch, step), None);
+            let waits = pull.asks.iter().any(|ask| ask.progress == Progress::Unsent);
+            if self.synchronous || waits || pull.unanswered().next().is_none() {
                 self.drive(now);
             }
         }
@@ -322,11 +418,21 @@ impl Session {
             Some(Receiving::Answer { op, message, body }) => {
                 self.finish_request(now, op, index, message, body);
             }
-            Some(Receiving::Values { op, last, .. }) => self.values_received(now, op, index, last),
-            Some(Receiving::ShortValues { op, part, last }) => {
-                self.short_values_received(now, op, index, &part, last);
+            Some(Receiving::Values { op, ask, last, .. }) => {
+                self.values_received(now, (op, ask), index, last);
+            }
+            Some(Receiving::ShortValues { op, ask, part, last }) => {
+                self.short_values_received(now, (op, ask), index, &part, last);
             }
         }
+    }
+}
+
+/// Whether more parts of the same answer come after this one.
+pub(super) fn is_followed(message: &Message) -> bool {
+    match message {
+        Message::Pulled(part) | Message::PulledEncoded(PulledEncoded { part, .. }) => !part.last,
+        _ => false,
     }
 }
 

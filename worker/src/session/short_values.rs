@@ -41,7 +41,7 @@ impl Session {
     pub(super) fn short_values_received(
         &mut self,
         now: Instant,
-        id: OpId,
+        (id, ask): (OpId, usize),
         link: usize,
         part: &ShortPart,
         last: bool,
@@ -51,7 +51,7 @@ impl Session {
             return;
         };
         match part.decode(&pull.plan, shard, pull.buffer.bytes_mut()) {
-            Some(()) => self.values_received(now, id, link, last),
+            Some(()) => self.values_received(now, (id, ask), link, last),
             None => {
                 self.pull_lost(id, link);
                 self.break_off(now, link, "values that cannot be decoded".to_owned());

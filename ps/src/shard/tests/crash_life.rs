@@ -6,6 +6,7 @@ use std::time::Duration;
 use pushpull_common::ids::{RestoreEpoch, Sequence};
 use pushpull_common::protocol::message::{self, Operation};
 use pushpull_common::protocol::{Envelope, Grant, Message};
+use pushpull_common::rows::encode_index;
 use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
 
@@ -42,13 +43,15 @@ impl Life {
 }
 
 /// `dense` (150 f32, at 0) and `bias` (4 f32, at 600) are trained, `sums` (36 f32, at 616) and `n`
-/// (1 i64, at 760) are plain: 768 bytes.
+/// (1 i64, at 760) are plain: 768 bytes. `table` (8 rows of 10 f32, at 768) is sparse, and has its
+/// index at 1088.
 pub(super) fn model() -> Vec<VariableSpec> {
     vec![
         VariableSpec::f32("dense", [150]).unwrap(),
         VariableSpec::f32("bias", [4]).unwrap(),
         VariableSpec::f32("sums", [36]).unwrap().plain(),
         VariableSpec::new("n", DType::I64, Shape::new([1]).unwrap()).unwrap(),
+        VariableSpec::f32("table", [8, 10]).unwrap().sparse(),
     ]
 }
 
@@ -132,6 +135,12 @@ pub(super) fn live(life: &Life, shelf: Shelf, mut observer: Observer) -> Arc<PsC
     let grant = answer.next.expect("there is no end");
     let push = Push::gradient(2, grant, answer.room);
     applied(&world.push_answer(line, &push, &[(600, &numbers(4, 3.0))]));
+    // Rows, where they lie, one of which two blocks hold; and all of them.
+    for (sequence, rows) in [(8, vec![1, 6]), (9, (0..8).collect())] {
+        let push = gradient(&mut world, line, sequence);
+        let (index, values) = (encode_index(&rows), numbers(10 * rows.len(), 6.0));
+        applied(&world.push_answer(line, &push, &[(1088, &index), (768, &values)]));
+    }
     // In parts, which are applied as they come.
     let push = gradient(&mut world, line, 3);
     let parts = [(0, &all[..256]), (256, &all[256..400]), (400, &all[400..])];

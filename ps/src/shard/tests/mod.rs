@@ -28,6 +28,7 @@ mod refusals;
 mod resends;
 mod restores;
 mod rooms;
+mod rows;
 mod spending;
 mod staleness;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]

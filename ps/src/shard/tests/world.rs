@@ -411,6 +411,17 @@ impl World {
     }
 
     /// What a shard is to write to a checkpoint.
+    /// The answer to a request with its body.
+    pub(super) fn heard_body(&mut self, line: Line, request: RequestId) -> (Message, Vec<u8>) {
+        let heard = self.heard.entry(line).or_default();
+        let is_it = |heard: &Heard| matches!(heard, Heard::Message { envelope, .. } if envelope.request == request);
+        let index = heard.iter().position(is_it).expect("it is answered");
+        match heard.remove(index) {
+            Heard::Message { message, body, .. } => (message, body),
+            Heard::Values(_) => panic!("values are not what was asked for"),
+        }
+    }
+
     pub(super) fn take_save(&mut self) -> ShardSave {
         self.saves.pop().expect("a shard is to save its part").1
     }

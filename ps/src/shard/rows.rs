@@ -1,0 +1,231 @@
+//! Rows of sparse variables: what a push or a step does to them.
+
+use std::ops::{AddAssign, DivAssign, Range};
+
+use pushpull_common::catalogue::Partition;
+use pushpull_common::protocol::message::Operation;
+use pushpull_common::tensor::{DType, Element};
+
+use super::staleness::TILE_BYTES;
+use super::work::change_of;
+use crate::aggregate::SparseReduction;
+use crate::inbox::{Inbox, Rows};
+use crate::optimizer::{ApplyAt, Optimizer};
+use crate::store::{NoSpareBlock, Store};
+
+/// The rows that a push or a step changes, and how far it has come with them.
+#[derive(Debug, Default)]
+pub(super) struct RowWork {
+    touched: Vec<Touched>,
+    /// The partition under way, and how many of its rows are done.
+    at: usize,
+    done: usize,
+}
+
+/// The rows of a partition that change.
+#[derive(Debug)]
+struct Touched {
+    partition: Partition,
+    rows: Which,
+}
+
+#[derive(Debug)]
+enum Which {
+    /// Those that some push has, rising.
+    Pushed(Vec<u32>),
+    /// All, as the rule changes those too that no push has.
+    All,
+}
+
+/// What is done with them.
+#[derive(Clone, Copy)]
+pub(super) struct RowChange<'a> {
+    pub(super) optimizer: &'a dyn Optimizer,
+    pub(super) operation: Operation,
+    pub(super) at: ApplyAt,
+    pub(super) reduction: SparseReduction,
+}
+
+impl RowWork {
+    /// What the pushes in these rooms change together.
+    pub(super) fn new(
+        inbox: &Inbox,
+        rooms: &[u32],
+        store: &Store,
+        operation: Operation,
+        optimizer: &dyn Optimizer,
+    ) -> RowWork {
+        let mut work = RowWork::default();
+        for partition in store.layout().sparse() {
+            let pushes: Vec<Rows<'_>> = pushes_of(inbox, rooms, partition).collect();
+            if pushes.is_empty() {
+                continue;
+            }
+            let all = operation == Operation::Gradient {} && optimizer.decays_absent_rows();
+            let rows = if all { Which::All } else { Which::Pushed(union(&pushes)) };
+            work.touched.push(Touched { partition: partition.clone(), rows });
+        }
+        work
+    }
+
+    /// The bytes of the shard's variables that change.
+    pub(super) fn ranges(&self) -> Vec<Range<u64>> {
+        let mut ranges: Vec<Range<u64>> = Vec::new();
+        for Touched { partition, rows } in &self.touched {
+            match rows {
+                Which::All => ranges.push(partition.offset..partition.offset + partition.bytes),
+                Which::Pushed(rows) => {
+                    let row_bytes = partition.row_bytes();
+                    for &row in rows {
+                        let start = partition.offset + u64::from(row) * row_bytes;
+                        match ranges.last_mut() {
+                            Some(last) if last.end == start => last.end += row_bytes,
+                            _ => ranges.push(start..start + row_bytes),
+                        }
+                    }
+                }
+            }
+        }
+        ranges
+    }
+
+    /// Changes rows as far as the budget goes, in bytes of gradients; whether all are done. A change
+    /// in place is made whole, whatever the budget.
+    pub(super) fn slice(
+        &mut self,
+        store: &mut Store,
+        inbox: &Inbox,
+        rooms: &[u32],
+        change: RowChange<'_>,
+        budget: &mut u64,
+        tile: &mut Vec<u64>,
+    ) -> Result<bool, NoSpareBlock> {
+        while let Some(Touched { partition, rows }) = self.touched.get(self.at) {
+            let row_bytes = partition.row_bytes();
+            let pushes: Vec<Rows<'_>> = pushes_of(inbox, rooms, partition).collect();
+            let count = match rows {
+                Which::Pushed(rows) => rows.len(),
+                Which::All => partition.row_count() as usize,
+            };
+            let each = (TILE_BYTES / row_bytes).max(1) as usize;
+            let RowChange { optimizer, operation, at, reduction } = change;
+            let change = change_of(optimizer, operation, at, partition);
+            while self.done < count {
+                if *budget == 0 && !store.is_in_place() {
+                    return Ok(false);
+                }
+                let end = count.min(self.done + each);
+                match (rows, &pushes[..]) {
+                    (Which::Pushed(rows), [push]) => {
+                        let values = self.done * row_bytes as usize..end * row_bytes as usize;
+                        let rows = &rows[self.done..end];
+                        store.change_rows(change, partition, rows, &push.values[values])?;
+                    }
+                    (Which::Pushed(rows), _) => {
+                        let rows = &rows[self.done..end];
+                        let values = add_up(partition, &pushes, rows, reduction, tile);
+                        store.change_rows(change, partition, rows, values)?;
+                    }
+                    (Which::All, _) => {
+                        let rows: Vec<u32> = (self.done as u32..end as u32).collect();
+                        let values = add_up(partition, &pushes, &rows, reduction, tile);
+                        let start = partition.offset + self.done as u64 * row_bytes;
+                        store.change(change, start..start + values.len() as u64, values)?;
+                    }
+                }
+                let read = (end - self.done) as u64 * row_bytes * pushes.len() as u64;
+                *budget = budget.saturating_sub(read.max(8));
+                self.done = end;
+            }
+            (self.at, self.done) = (self.at + 1, 0);
+        }
+        Ok(true)
+    }
+}
+
+/// What the pushes in these rooms have of a partition, in their order.
+fn pushes_of<'a>(
+    inbox: &'a Inbox,
+    rooms: &'a [u32],
+    partition: &'a Partition,
+) -> impl Iterator<Item = Rows<'a>> {
+    rooms.iter().filter_map(|&room| inbox.rows(room, partition))
+}
+
+/// The rows that some push has, rising.
+fn union(pushes: &[Rows<'_>]) -> Vec<u32> {
+    let mut rows: Vec<u32> = pushes.iter().flat_map(Rows::numbers).collect();
+    if pushes.len() > 1 {
+        rows.sort_unstable();
+        rows.dedup();
+    }
+    rows
+}
+
+/// What pushes have of these rows, added up in their order and divided as the reduction says; zeros
+/// for a row that none has.
+fn add_up<'a>(
+    partition: &Partition,
+    pushes: &[Rows<'_>],
+    rows: &[u32],
+    reduction: SparseReduction,
+    tile: &'a mut Vec<u64>,
+) -> &'a [u8] {
+    let bytes = rows.len() * partition.row_bytes() as usize;
+    tile.clear();
+    tile.resize(bytes.div_ceil(8), 0);
+    let sums = &mut bytemuck::cast_slice_mut(tile)[..bytes];
+    let width = partition.row_bytes() as usize / partition.dtype.size();
+    match partition.dtype {
+        DType::F32 => add_up_as::<f32>(width, pushes, rows, reduction, sums, |n| n as f32),
+        DType::F64 => add_up_as::<f64>(width, pushes, rows, reduction, sums, f64::from),
+        _ => unreachable!("only floating-point variables are trainable"),
+    }
+    sums
+}
+
+fn add_up_as<T: Element + AddAssign + DivAssign>(
+    width: usize,
+    pushes: &[Rows<'_>],
+    rows: &[u32],
+    reduction: SparseReduction,
+    sums: &mut [u8],
+    number: impl Fn(u32) -> T,
+) {
+    let sums: &mut [T] = bytemuck::cast_slice_mut(sums);
+    let mut having = vec![0_u32; rows.len()];
+    for push in pushes {
+        let values: &[T] = bytemuck::cast_slice(push.values);
+        let mut next = rows.first().map_or(0, |&first| push.first_from(first));
+        for ((row, sum), having) in rows.iter().zip(sums.chunks_exact_mut(width)).zip(&mut having) {
+            while next < push.len() && push.number(next) < *row {
+                next += 1;
+            }
+            if next == push.len() {
+                break;
+            }
+            if push.number(next) != *row {
+                continue;
+            }
+            let values = &values[next * width..(next + 1) * width];
+            match *having {
+                // The first is what a dense gradient's sum begins with, too.
+                0 => sum.copy_from_slice(values),
+                _ => sum.iter_mut().zip(values).for_each(|(sum, &value)| *sum += value),
+            }
+            *having += 1;
+        }
+    }
+    let divide = |sum: &mut [T], by: u32| {
+        if by > 1 {
+            sum.iter_mut().for_each(|sum| *sum /= number(by));
+        }
+    };
+    match reduction {
+        SparseReduction::Sum => {}
+        SparseReduction::RowMean => {
+            sums.chunks_exact_mut(width).zip(having).for_each(|(sum, having)| divide(sum, having));
+        }
+        SparseReduction::ReplicaMean => divide(sums, pushes.len() as u32),
+    }
+}

@@ -1,0 +1,212 @@
+//! Rows of sparse variables: pulled, pushed, refused, and the same as what is dense.
+
+use proptest::prelude::*;
+use pushpull_common::ids::{PartitionId, VariableId};
+use pushpull_common::protocol::message::{self, Operation};
+use pushpull_common::protocol::{Envelope, Message, Outcome, Refusal};
+use pushpull_common::rows::encode_index;
+use pushpull_common::variable::VariableSpec;
+
+use super::crash_life::gradient;
+use super::peers::{Push, bytes_of, chief, f32s, worker};
+use super::world::{Line, World};
+use crate::config::PsConfig;
+use crate::optimizer::{Adagrad, Adam, Momentum, Optimizer, Sgd};
+
+/// `dense` (6 f32, at 0) and `table` (5 rows of 3 f32, at 24; its index at 88).
+fn variables() -> Vec<VariableSpec> {
+    vec![
+        VariableSpec::f32("dense", [6]).unwrap(),
+        VariableSpec::f32("table", [5, 3]).unwrap().sparse(),
+    ]
+}
+
+const TABLE: u64 = 24;
+const INDEX: u64 = 88;
+
+fn ready(optimizer: impl Optimizer) -> (World, Line) {
+    let (mut world, _) = World::ready(variables(), optimizer, |config| config.inbox_pushes(2));
+    let line = world.join(0, &mut worker(1));
+    (world, line)
+}
+
+/// The rows of these numbers, or why they are refused.
+fn pull(world: &mut World, line: Line, partition: u32, rows: &[u32]) -> Result<Vec<f32>, Refusal> {
+    let body: Vec<u8> = rows.iter().flat_map(|row| row.to_le_bytes()).collect();
+    let pull = message::PullRows { partition: PartitionId(partition) };
+    let request = world.send(line, Envelope::default(), pull.into(), &body);
+    world.work();
+    match world.heard_body(line, request) {
+        (Message::Rows(_), body) => Ok(f32s(&body)),
+        (Message::Refused(refused), _) => Err(refused.refusal),
+        (other, _) => panic!("rows are answered by {other:?}"),
+    }
+}
+
+fn table(world: &mut World, line: Line) -> Vec<f32> {
+    pull(world, line, 1, &[0, 1, 2, 3, 4]).unwrap()
+}
+
+/// Pushes gradients for rows, and for what is dense if there are some.
+fn push(world: &mut World, line: Line, rows: &[u32], values: &[f32], dense: &[f32]) -> Message {
+    static SEQUENCE: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
+    let sequence = SEQUENCE.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    let push = gradient(world, line, sequence);
+    let (index, values, dense) = (encode_index(rows), bytes_of(values), bytes_of(dense));
+    let parts = [(INDEX, &index[..]), (TABLE, &values), (0, &dense)];
+    let parts: Vec<_> = parts.into_iter().filter(|(_, body)| !body.is_empty()).collect();
+    world.push_answer(line, &push, &parts)
+}
+
+#[test]
+fn rows_are_pulled_in_the_order_they_are_asked_for() {
+    let (mut world, line) = ready(Sgd::new(1.0));
+    let values: Vec<f32> = (0..15).map(|i| -(i as f32)).collect();
+    push(&mut world, line, &[0, 1, 2, 3, 4], &values, &[]);
+    let rows = pull(&mut world, line, 1, &[4, 0, 4]).unwrap();
+    assert_eq!(rows, [12.0, 13.0, 14.0, 0.0, 1.0, 2.0, 12.0, 13.0, 14.0]);
+    assert_eq!(pull(&mut world, line, 1, &[]), Ok(vec![]));
+    let (variable, place, from, to) = (VariableId(1), 1, 0, 5);
+    let refused = Refusal::Row { variable, place, row: 5, from, to };
+    assert_eq!(pull(&mut world, line, 1, &[0, 5]), Err(refused));
+    for partition in [0, 2] {
+        let refused = Refusal::UnknownPartition { partition: PartitionId(partition) };
+        assert_eq!(pull(&mut world, line, partition, &[0]), Err(refused));
+    }
+    // 12 bytes a row in answers of a megabyte.
+    let limit = (1 << 20) / 12;
+    let refused = Refusal::Rows { variable, rows: limit + 1, limit };
+    assert_eq!(pull(&mut world, line, 1, &vec![0; limit as usize + 1]), Err(refused));
+}
+
+#[test]
+fn a_push_of_rows_changes_these_alone_and_their_slots() {
+    let (mut world, line) = ready(Momentum::new(1.0, 0.5));
+    let one = [1.0_f32; 3];
+    for _ in 0..2 {
+        let answer = push(&mut world, line, &[1, 3], &[one, one].concat(), &[1.0; 6]);
+        let Message::PushAnswer(answer) = answer else { panic!("not applied: {answer:?}") };
+        assert!(matches!(answer.outcome, Outcome::Applied { .. }));
+    }
+    // Momentum 1, then 1.5. What was never touched has none.
+    push(&mut world, line, &[0, 1], &[one, one].concat(), &[]);
+    let expected = [[-1.0; 3], [-2.5 - 1.75; 3], [0.0; 3], [-2.5; 3], [0.0; 3]].concat();
+    assert_eq!(table(&mut world, line), expected);
+    let dense = world.select(line, &[0]).unwrap();
+    assert_eq!(f32s(&dense), [-2.5; 6]);
+}
+
+#[test]
+fn bad_rows_are_refused_and_change_nothing() {
+    let (mut world, line) = ready(Sgd::new(1.0));
+    let (variable, partition) = (VariableId(1), PartitionId(1));
+    let row = |place, row, from| Refusal::Row { variable, place, row, from, to: 5 };
+    let incomplete = |bytes, expected| Refusal::Incomplete { partition, bytes, expected };
+    let index = |numbers: &[u32], said: u64| {
+        let numbers = numbers.iter().flat_map(|number| number.to_le_bytes());
+        let mut bytes: Vec<u8> = said.to_le_bytes().into_iter().chain(numbers).collect();
+        bytes.resize(bytes.len().next_multiple_of(8), 0);
+        bytes
+    };
+    let values = |rows: usize| bytes_of(&vec![1.0_f32; 3 * rows]);
+    let cases: Vec<(Vec<u8>, Vec<u8>, Refusal)> = vec![
+        (index(&[1, 1], 2), values(2), row(1, 1, 2)),
+        (index(&[3, 1], 2), values(2), row(1, 1, 4)),
+        (index(&[1, 5], 2), values(2), row(1, 5, 2)),
+        (index(&[u32::MAX], 1), values(1), row(0, u32::MAX, 0)),
+        (index(&[0, 1, 2, 3], 6), values(2), Refusal::Rows { variable, rows: 6, limit: 5 }),
+        (index(&[1, 2], u64::MAX), values(2), Refusal::Rows { variable, rows: u64::MAX, limit: 5 }),
+        (index(&[0, 1], 4), values(4), incomplete(16, 24)),
+        (index(&[0, 1, 2], 1), values(1), incomplete(24, 16)),
+        (index(&[0, 1], 2), values(1), incomplete(16, 24)),
+        (index(&[0, 1], 2), values(3), incomplete(40, 24)),
+        (index(&[0, 1], 2), vec![], incomplete(0, 24)),
+        (vec![], values(1), incomplete(0, 8)),
+    ];
+    for (sequence, (index, values, refusal)) in (1..).zip(cases) {
+        let push = gradient(&mut world, line, sequence);
+        let parts = [(INDEX, &index[..]), (TABLE, &values[..])];
+        let parts: Vec<_> = parts.into_iter().filter(|(_, body)| !body.is_empty()).collect();
+        match world.push_answer(line, &push, &parts) {
+            Message::Refused(refused) => assert_eq!(refused.refusal, refusal, "push {sequence}"),
+            other => panic!("push {sequence} is not refused but {other:?}"),
+        }
+        let returned =
+            message::ReturnToken { token: push.grant.token, generation: push.grant.generation };
+        world.say(line, returned.into());
+    }
+    assert_eq!(table(&mut world, line), [0.0; 15]);
+    let push = gradient(&mut world, line, 100);
+    let request = world.send(line, push.envelope(), push.part(INDEX + 8, None), &[0; 8]);
+    let answer = world.answer(line, request);
+    let Some(Message::Refused(refused)) = answer else { panic!("not refused but {answer:?}") };
+    assert!(matches!(refused.refusal, Refusal::Range { .. }), "an index begins with its count");
+}
+
+#[test]
+fn rows_take_no_first_values_from_the_chief() {
+    let mut world = World::bare(variables(), Sgd::new(1.0), |config| config);
+    let line = world.join(0, &mut chief());
+    let catalogue = world.catalogue.clone();
+    world.declare(line, &catalogue);
+    let push = Push::plain(1, Operation::Assign {}, world.room(line));
+    let answer = world.push_answer(line, &push, &[(INDEX, &encode_index(&[]))]);
+    let Message::Refused(refused) = answer else { panic!("not refused but {answer:?}") };
+    assert!(matches!(refused.refusal, Refusal::Operation { variable: VariableId(1), .. }));
+}
+
+/// A shard whose only variable is `table`, sparse or not, of blocks that its rows straddle.
+fn alone(optimizer: impl Optimizer, rows: u64, sparse: bool) -> (World, Line) {
+    let table = VariableSpec::f32("table", [rows, 3]).unwrap();
+    let table = if sparse { table.sparse() } else { table };
+    let configure = |config| PsConfig { block_bytes: 64, ..config };
+    let (mut world, _) = World::ready(vec![table], optimizer, configure);
+    let line = world.join(0, &mut worker(1));
+    (world, line)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Rows that are not in a push count as zeros for a rule that changes all; for the others a push
+    /// of all rows is a dense one.
+    #[test]
+    fn rows_are_as_good_as_a_dense_gradient(
+        pushes in prop::collection::vec(prop::collection::btree_set(0_u32..40, 0..40), 1..6),
+        every in any::<bool>(),
+    ) {
+        const ROWS: u32 = 40;
+        let rules: [fn() -> Box<dyn Optimizer>; 2] =
+            [|| Box::new(Adam::new(0.1)), || Box::new(Adagrad::new(0.1))];
+        let rule = rules[usize::from(every)];
+        let start = |sparse| match every {
+            false => alone(Adam::new(0.1), ROWS.into(), sparse),
+            true => alone(Adagrad::new(0.1), ROWS.into(), sparse),
+        };
+        let decays = rule().decays_absent_rows();
+        let ((mut sparse, a), (mut dense, b)) = (start(true), start(false));
+        let index = u64::from(ROWS) * 12;
+        for (sequence, rows) in (1..).zip(pushes) {
+            let rows: Vec<u32> =
+                if decays { rows.into_iter().collect() } else { (0..ROWS).collect() };
+            let value = |row: u32, i: u32| (f64::from(row * 7 + i) + sequence as f64).sin() as f32;
+            let row = |&row: &u32| (0..3).map(move |i| value(row, i));
+            let values: Vec<f32> = rows.iter().flat_map(row).collect();
+            let push = gradient(&mut sparse, a, sequence);
+            let parts = [(index, encode_index(&rows)), (0, bytes_of(&values))];
+            let parts: Vec<(u64, &[u8])> =
+                parts.iter().map(|(at, body)| (*at, &body[..])).filter(|p| !p.1.is_empty()).collect();
+            let answer = sparse.push_answer(a, &push, &parts);
+            prop_assert!(matches!(answer, Message::PushAnswer(_)), "{answer:?}");
+            let all = (0..ROWS).flat_map(|row| {
+                let there = rows.binary_search(&row).is_ok();
+                (0..3).map(move |i| if there { value(row, i) } else { 0.0 })
+            });
+            let push = gradient(&mut dense, b, sequence);
+            dense.push_answer(b, &push, &[(0, &bytes_of(&all.collect::<Vec<f32>>()))]);
+        }
+        let all: Vec<u32> = (0..ROWS).collect();
+        let values = pull(&mut sparse, a, 0, &all).unwrap();
+        prop_assert_eq!(bytes_of(&values), dense.values(b));
+    }
+}

@@ -1,0 +1,168 @@
+//! Rows of sparse variables, from the worker's side.
+
+use pushpull::aggregate::SparseReduction;
+use pushpull::blocking::{Reader, Worker};
+use pushpull::{
+    Adagrad, Adam, Error, Initializer, Mode, Optimizer, Partitioner, Pulled, Push, Sgd,
+    VariableSpec, ViewError,
+};
+
+use super::cluster::{Cluster, vector};
+
+const ROWS: u64 = 23;
+
+/// 23 rows of 3, in so many parts, and a dense bias.
+fn variables(parts: u32) -> Vec<VariableSpec> {
+    let normal = Initializer::Normal { mean: 0.0, stddev: 1.0 };
+    let table = VariableSpec::f32("table", [ROWS, 3]).unwrap().initializer(normal).seed(7);
+    vec![vector("bias", 4), table.sparse().partitioner(Partitioner::Fixed { shards: parts })]
+}
+
+fn reader(cluster: &Cluster) -> Reader {
+    Reader::connect(cluster.config(0)).unwrap()
+}
+
+fn all_rows(reader: &mut Reader) -> Vec<f32> {
+    let ids: Vec<u64> = (0..ROWS).collect();
+    let mut rows = vec![0.0; 3 * ids.len()];
+    reader.pull_rows("table", &ids, &mut rows).unwrap();
+    rows
+}
+
+/// Pushes a few gradients, with rows in no order and rows that are there twice.
+fn train(worker: &mut Worker, steps: u64) {
+    let mut params = worker.join(&variables(5), |_| ()).unwrap();
+    for step in 0..steps {
+        let token = worker.token().unwrap().unwrap();
+        assert_eq!(worker.pull(&token, &mut params).unwrap(), Pulled::Pulled { step });
+        let ids: Vec<u64> = (0..7).map(|i| (step * 11 + i * 5) % ROWS).chain([3, 3]).collect();
+        let mut rows = vec![0.0_f32; 3 * ids.len()];
+        worker.pull_rows(&token, "table", &ids, &mut rows).unwrap();
+        // The same rows are the same wherever they stand.
+        assert_eq!(rows[21..24], rows[24..27]);
+        let mut gradients = worker.gradients();
+        gradients.view_mut::<f32>("bias").unwrap().fill(step as f32);
+        gradients.set_rows("table", &ids, &rows).unwrap();
+        let pushed = worker.push(token, gradients).unwrap();
+        assert!(matches!(pushed, Push::Applied { .. }), "{pushed:?}");
+    }
+}
+
+fn trained(ps: usize, shards: u16, optimizer: impl Optimizer + Clone) -> Vec<f32> {
+    let cluster = Cluster::start(ps, 1, optimizer, |config| config.shards(shards));
+    let mut worker = cluster.worker(0);
+    train(&mut worker, 6);
+    let rows = all_rows(&mut reader(&cluster));
+    cluster.stop();
+    rows
+}
+
+#[test]
+fn tables_are_equal_however_many_shards_there_are() {
+    // Lazy about rows that are not there, and not: every shard counts every push.
+    let (lazy, eager) = (trained(1, 1, Adagrad::new(0.1)), trained(1, 1, Adam::new(0.1)));
+    assert!(lazy != eager && lazy.iter().all(|value| value.is_finite()));
+    for (ps, shards) in [(2, 1), (5, 1), (2, 2)] {
+        assert_eq!(trained(ps, shards, Adagrad::new(0.1)), lazy, "{ps} times {shards}");
+        assert_eq!(trained(ps, shards, Adam::new(0.1)), eager, "{ps} times {shards}");
+    }
+}
+
+#[test]
+fn a_synchronous_step_takes_the_mean_of_rows() {
+    let pulled = |reduction| {
+        let mode = Mode::Synchronous { replicas_to_aggregate: 2, total_num_replicas: 2 };
+        let configure =
+            |config: pushpull::PsConfig| config.mode(mode).shards(2).sparse_reduction(reduction);
+        let cluster = Cluster::start(2, 2, Sgd::new(1.0), configure);
+        let mut workers = [cluster.worker(0), cluster.worker(1)];
+        let zeros = |variables: Vec<VariableSpec>| {
+            let table = VariableSpec::f32("table", [ROWS, 3]).unwrap().sparse();
+            let cut = Partitioner::Fixed { shards: 4 };
+            vec![variables[0].clone(), table.partitioner(cut)]
+        };
+        for worker in &mut workers {
+            worker.join(&zeros(variables(1)), |_| ()).unwrap();
+        }
+        let tokens: Vec<_> = workers.iter_mut().map(|w| w.token().unwrap().unwrap()).collect();
+        for (index, (worker, token)) in workers.iter_mut().zip(tokens).enumerate() {
+            let mut row = [0.0_f32; 3];
+            assert_eq!(
+                worker.pull_rows(&token, "table", &[20], &mut row).unwrap(),
+                Pulled::Pulled { step: 0 }
+            );
+            let mut gradients = worker.gradients();
+            // One row of both, one of each.
+            let (ids, rows) = ([1, 20 + index as u64], [-2.0_f32; 6]);
+            gradients.set_rows("table", &ids, &rows).unwrap();
+            assert_eq!(worker.push(token, gradients).unwrap(), Push::Accepted { step: 0 });
+        }
+        let token = workers[0].token().unwrap().unwrap();
+        let mut rows = [0.0_f32; 12];
+        let found = workers[0].pull_rows(&token, "table", &[0, 1, 20, 21], &mut rows).unwrap();
+        assert_eq!(found, Pulled::Pulled { step: 1 });
+        drop(token);
+        cluster.stop();
+        [rows[0], rows[3], rows[6], rows[9]]
+    };
+    assert_eq!(pulled(SparseReduction::ReplicaMean), [0.0, 2.0, 1.0, 1.0]);
+    assert_eq!(pulled(SparseReduction::RowMean), [0.0, 2.0, 2.0, 2.0]);
+    assert_eq!(pulled(SparseReduction::Sum), [0.0, 4.0, 2.0, 2.0]);
+}
+
+#[test]
+fn rows_stream_in_a_push_and_are_assigned() {
+    let cluster = Cluster::start(2, 1, Sgd::new(1.0), |config| config);
+    let mut worker = cluster.worker(0);
+    worker.join(&variables(3), |_| ()).unwrap();
+    worker.assign_rows("table", &[22, 0], &[5.0_f32, 5.0, 5.0, 1.0, 2.0, 3.0]).unwrap();
+    worker.assign_rows::<f32>("table", &[], &[]).unwrap();
+    let token = worker.token().unwrap().unwrap();
+    let mut push = worker.begin(token).unwrap();
+    push.rows("table", &[22], &[1.0_f32; 3]).unwrap();
+    push.variable("bias", &[1.0_f32; 4]).unwrap();
+    let twice = push.rows("table", &[0], &[1.0_f32; 3]).unwrap_err();
+    assert_eq!(twice, Error::View(ViewError::Twice { name: "table".to_owned() }));
+    push.finish().unwrap();
+    let mut rows = [0.0_f32; 6];
+    reader(&cluster).pull_rows("table", &[0, 22], &mut rows).unwrap();
+    assert_eq!(rows, [1.0, 2.0, 3.0, 4.0, 4.0, 4.0]);
+    cluster.stop();
+}
+
+#[test]
+fn what_is_wrong_with_rows_is_told_before_anything_is_sent() {
+    let cluster = Cluster::start(1, 1, Sgd::new(1.0), |config| config);
+    let mut worker = cluster.worker(0);
+    let mut params = worker.join(&variables(2), |_| ()).unwrap();
+    let before = all_rows(&mut reader(&cluster));
+    let token = worker.token().unwrap().unwrap();
+    let (table, bias) = (|| "table".to_owned(), || "bias".to_owned());
+    let row = ViewError::Row { name: table(), row: ROWS, place: 1, rows: ROWS };
+    let pulled = worker.pull_rows(&token, "table", &[0, ROWS], &mut [0.0_f32; 6]).unwrap_err();
+    assert_eq!(pulled, row.clone().into());
+    let mut gradients = worker.gradients();
+    assert_eq!(gradients.set_rows("table", &[0, ROWS], &[0.0_f32; 6]), Err(row));
+    let width = ViewError::Width { name: table(), rows: 1, elements: 2, width: 3 };
+    assert_eq!(gradients.set_rows("table", &[0], &[0.0_f32; 2]), Err(width));
+    let dense = ViewError::Dense { name: bias() };
+    assert_eq!(gradients.set_rows("bias", &[0], &[0.0_f32]), Err(dense));
+    let sparse = ViewError::Sparse { name: table() };
+    assert_eq!(gradients.view_mut::<f32>("table").unwrap_err(), sparse);
+    assert_eq!(params.view_mut::<f32>("table").unwrap_err(), sparse);
+    let twice = ViewError::RowTwice { name: table(), row: 4 };
+    let assigned = worker.assign_rows("table", &[4, 1, 4], &[0.0_f32; 9]).unwrap_err();
+    assert_eq!(assigned, twice.into());
+    let mut values = [0.0_f32; 6];
+    values[4] = f32::NAN;
+    gradients.set_rows("table", &[9, 2], &values).unwrap();
+    match worker.push(token, gradients).unwrap_err() {
+        Error::NonFinite { variable, element, value } => {
+            assert_eq!((variable, element), (table(), 2 * 3 + 1));
+            assert!(value.is_nan());
+        }
+        error => panic!("{error}"),
+    }
+    assert_eq!(all_rows(&mut reader(&cluster)), before);
+    cluster.stop();
+}

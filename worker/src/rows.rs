@@ -1,0 +1,328 @@
+//! Rows of sparse variables on this side: what is asked for, and what is pushed, cut by partition.
+
+use std::ops::{AddAssign, Range};
+
+use bytes::Bytes;
+use pushpull_common::catalogue::Partition;
+use pushpull_common::ids::{ShardId, VariableId};
+use pushpull_common::protocol::limits::PART_BYTES_MAX;
+use pushpull_common::rows;
+use pushpull_common::tensor::{DType, Element};
+
+use crate::error::ViewError;
+use crate::fanout::{Part, Plan};
+use crate::params::find;
+use crate::session;
+
+/// Checks that a variable has these rows, and that so many elements of a type are as many rows of it.
+pub(crate) fn check<T: Element>(
+    plan: &Plan,
+    name: &str,
+    ids: &[u64],
+    elements: usize,
+) -> Result<VariableId, ViewError> {
+    let name = || name.to_owned();
+    let id = find(plan, &name())?;
+    let variable = plan.catalogue().variable(id);
+    let (dtype, asked) = (variable.dtype(), T::DTYPE);
+    if dtype != asked {
+        return Err(ViewError::Type { name: name(), asked, dtype });
+    }
+    if !variable.is_sparse() {
+        return Err(ViewError::Dense { name: name() });
+    }
+    let width = variable.shape().row_elements();
+    if ids.len() as u64 * width != elements as u64 {
+        return Err(ViewError::Width { name: name(), rows: ids.len(), elements, width });
+    }
+    let rows = variable.shape().rows();
+    match ids.iter().position(|&id| id >= rows) {
+        Some(place) => Err(ViewError::Row { name: name(), row: ids[place], place, rows }),
+        None => Ok(id),
+    }
+}
+
+/// Rows of one variable, each once, in rising order.
+#[derive(Clone, Debug)]
+pub(crate) struct RowSet {
+    variable: VariableId,
+    ids: Vec<u64>,
+    values: Bytes,
+}
+
+impl RowSet {
+    /// These rows, which have been checked; those of one number are added up in their order.
+    pub(crate) fn sum<T: Element>(variable: VariableId, ids: &[u64], values: &[T]) -> RowSet {
+        let width = values.len().checked_div(ids.len()).unwrap_or(0);
+        let values: &[u8] = bytemuck::cast_slice(values);
+        if ids.is_sorted_by(|a, b| a < b) {
+            let values = Bytes::copy_from_slice(values);
+            return RowSet { variable, ids: ids.to_vec(), values };
+        }
+        // A number has 32 bits, and so has a place among so many: sorted by number, then by place.
+        let keys = ids.iter().enumerate().map(|(place, &id)| id << 32 | place as u64);
+        let mut order: Vec<u64> = keys.collect();
+        order.sort_unstable();
+        let (ids, values) = match T::DTYPE {
+            DType::F32 => add_up::<f32>(&order, width, bytemuck::cast_slice(values)),
+            DType::F64 => add_up::<f64>(&order, width, bytemuck::cast_slice(values)),
+            DType::I64 => add_up::<i64>(&order, width, bytemuck::cast_slice(values)),
+            _ => unreachable!("an element is of a known type"),
+        };
+        RowSet { variable, ids, values }
+    }
+
+    /// The first number that is there twice, if one is.
+    pub(crate) fn twice(ids: &[u64]) -> Option<u64> {
+        let mut sorted = ids.to_vec();
+        sorted.sort_unstable();
+        sorted.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0])
+    }
+
+    pub(crate) fn variable(&self) -> VariableId {
+        self.variable
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.ids.len()
+    }
+
+    pub(crate) fn values(&self) -> &[u8] {
+        &self.values
+    }
+
+    /// The number of the row that holds this element of the values.
+    pub(crate) fn row_of(&self, element: usize, width: usize) -> u64 {
+        self.ids[element / width]
+    }
+
+    /// The parts in which they travel, by shard: each partition has its rows, or is told that it has
+    /// none if `all` says so.
+    pub(crate) fn parts(&self, plan: &Plan, all: bool) -> Vec<(ShardId, Vec<Part>)> {
+        let mut by_shard: Vec<(ShardId, Vec<Part>)> = Vec::new();
+        for partition in plan.catalogue().partitions_of(self.variable) {
+            let below = |row: u64| self.ids.partition_point(|&id| id < row);
+            let held = below(partition.rows.start)..below(partition.rows.end);
+            if held.is_empty() && !all {
+                continue;
+            }
+            let parts = self.parts_of(plan, partition, held);
+            match by_shard.iter_mut().find(|(shard, _)| *shard == partition.shard) {
+                Some((_, before)) => before.extend(parts),
+                None => by_shard.push((partition.shard, parts)),
+            }
+        }
+        by_shard
+    }
+
+    fn parts_of(&self, plan: &Plan, partition: &Partition, held: Range<usize>) -> Vec<Part> {
+        let ids = &self.ids[held.clone()];
+        let numbers: Vec<u32> = ids.iter().map(|id| (id - partition.rows.start) as u32).collect();
+        let row_bytes = partition.row_bytes() as usize;
+        let values = self.values.slice(held.start * row_bytes..held.end * row_bytes);
+        let padding = rows::values_bytes(partition, ids.len() as u64) as usize - values.len();
+        let index = Bytes::from(rows::encode_index(&numbers));
+        // The numbers first: whoever finds fault with a value can say of which row.
+        let mut parts = plan.cut(partition.index.unwrap_or(0), index, 0);
+        parts.extend(plan.cut(partition.offset, values, padding));
+        parts
+    }
+}
+
+/// The rows whose numbers and places these are, summed by number.
+fn add_up<T: Element + AddAssign>(order: &[u64], width: usize, values: &[T]) -> (Vec<u64>, Bytes) {
+    let mut ids: Vec<u64> = Vec::with_capacity(order.len());
+    let mut sums: Vec<T> = Vec::with_capacity(values.len());
+    for key in order {
+        let (id, place) = (key >> 32, (key & u64::from(u32::MAX)) as usize);
+        let row = &values[place * width..(place + 1) * width];
+        if ids.last() == Some(&id) {
+            let last = sums.len() - width;
+            sums[last..].iter_mut().zip(row).for_each(|(sum, &value)| *sum += value);
+        } else {
+            ids.push(id);
+            sums.extend_from_slice(row);
+        }
+    }
+    (ids, Bytes::copy_from_slice(bytemuck::cast_slice(&sums)))
+}
+
+/// What is asked of the servers for rows of a variable, and where the answers lie.
+#[derive(Debug)]
+pub(crate) struct Wanted {
+    pub(crate) asks: Vec<session::Rows>,
+    /// Where each row is in the buffer, counted in rows; `None` if they are in their order.
+    places: Option<Vec<u32>>,
+    row_bytes: usize,
+}
+
+impl Wanted {
+    /// These rows of a variable, which have been checked.
+    pub(crate) fn new(plan: &Plan, variable: VariableId, ids: &[u64]) -> Wanted {
+        let partitions = plan.catalogue().partitions_of(variable);
+        let row_bytes = plan.catalogue().variable(variable).row_bytes() as usize;
+        let mut wanted = Wanted { asks: Vec::new(), places: None, row_bytes };
+        if let [partition] = partitions {
+            let numbers = ids.iter().map(|&id| id as u32).collect::<Vec<u32>>();
+            wanted.ask(partition, &numbers, 0);
+            return wanted;
+        }
+        let mut numbers: Vec<Vec<u32>> = vec![Vec::new(); partitions.len()];
+        let of = |id| partitions.partition_point(|partition| partition.rows.end <= id);
+        let among = ids.iter().map(|&id| {
+            let part = of(id);
+            numbers[part].push((id - partitions[part].rows.start) as u32);
+            (part, numbers[part].len() - 1)
+        });
+        let among: Vec<(usize, usize)> = among.collect();
+        let mut starts = Vec::with_capacity(partitions.len());
+        let mut next = 0;
+        for (partition, numbers) in partitions.iter().zip(&numbers) {
+            starts.push(next);
+            wanted.ask(partition, numbers, next);
+            next += numbers.len();
+        }
+        let places = among.into_iter().map(|(part, place)| (starts[part] + place) as u32);
+        wanted.places = Some(places.collect());
+        wanted
+    }
+
+    fn ask(&mut self, partition: &Partition, numbers: &[u32], first: usize) {
+        let most = (PART_BYTES_MAX as usize / self.row_bytes).max(1);
+        for (index, numbers) in numbers.chunks(most).enumerate() {
+            let start = (first + index * most) * self.row_bytes;
+            let to = start..start + numbers.len() * self.row_bytes;
+            let numbers: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+            let (shard, partition, numbers) = (partition.shard, partition.id, numbers.into());
+            self.asks.push(session::Rows { shard, partition, numbers, to });
+        }
+    }
+
+    /// Puts what was received into the order of the rows that were asked for.
+    pub(crate) fn put(&self, received: &[u8], rows: &mut [u8]) {
+        let Some(places) = &self.places else {
+            return rows.copy_from_slice(&received[..rows.len()]);
+        };
+        for (row, &place) in rows.chunks_exact_mut(self.row_bytes).zip(places) {
+            let start = place as usize * self.row_bytes;
+            row.copy_from_slice(&received[start..start + self.row_bytes]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use proptest::prelude::*;
+    use pushpull_common::catalogue::Catalogue;
+    use pushpull_common::partition::Partitioner;
+    use pushpull_common::placement::{Placement, ShardMap, Strategy as Placing};
+    use pushpull_common::variable::VariableSpec;
+
+    use super::*;
+
+    fn plan(rows: u64, width: u64, parts: u32) -> Plan {
+        let cut = Partitioner::Fixed { shards: parts };
+        let variables = vec![
+            VariableSpec::f32("dense", [3]).unwrap(),
+            VariableSpec::f32("rows", [rows, width]).unwrap().sparse().partitioner(cut),
+        ];
+        let map = ShardMap::new([0, 1], 1).unwrap();
+        let placement = Placement::plan(&variables, &map, &Placing::RoundRobin).unwrap();
+        Plan::new(Arc::new(Catalogue::new(variables, &placement).unwrap()))
+    }
+
+    #[test]
+    fn what_is_no_row_is_told_with_its_place() {
+        let (plan, name) = (plan(5, 2, 2), || "rows".to_owned());
+        let check = |name: &str, ids: &[u64], elements| check::<f32>(&plan, name, ids, elements);
+        assert_eq!(check("rows", &[4, 0, 4], 6), Ok(VariableId(1)));
+        let row = ViewError::Row { name: name(), row: 5, place: 1, rows: 5 };
+        assert_eq!(check("rows", &[0, 5], 4), Err(row));
+        let width = ViewError::Width { name: name(), rows: 2, elements: 5, width: 2 };
+        assert_eq!(check("rows", &[0, 1], 5), Err(width));
+        assert_eq!(check("dense", &[0], 1), Err(ViewError::Dense { name: "dense".to_owned() }));
+        let asked = super::check::<f64>(&plan, "rows", &[0], 2);
+        let (asked, dtype) = (asked.unwrap_err(), DType::F32);
+        assert_eq!(asked, ViewError::Type { name: name(), asked: DType::F64, dtype });
+    }
+
+    #[test]
+    fn rows_of_one_number_are_added_in_their_order() {
+        let values = [1.0_f32, 2.0, 1e8, 0.0, 1.0, 1.0, -1e8, 5.0];
+        let set = RowSet::sum(VariableId(1), &[3, 1, 3, 1], &values);
+        assert_eq!(set.ids, [1, 3]);
+        let sums: &[f32] = bytemuck::cast_slice(set.values());
+        assert_eq!(sums, [1e8 - 1e8, 5.0, 2.0, 3.0]);
+        assert_eq!((set.row_of(1, 2), set.row_of(2, 2)), (1, 3));
+        assert_eq!((RowSet::twice(&[3, 1, 3]), RowSet::twice(&[3, 1])), (Some(3), None));
+    }
+
+    proptest! {
+        /// Every partition is told of its rows, each once, and of no others.
+        #[test]
+        fn partitions_get_their_rows(
+            ids in prop::collection::vec(0u64..12, 0..30),
+            parts in 1u32..5,
+            width in 1u64..4,
+        ) {
+            let plan = plan(12, width, parts);
+            let values: Vec<f32> = (0..ids.len() * width as usize).map(|i| i as f32).collect();
+            let set = RowSet::sum(VariableId(1), &ids, &values);
+            let mut told = std::collections::BTreeMap::new();
+            let parts = set.parts(&plan, true);
+            for partition in plan.catalogue().partitions_of(VariableId(1)) {
+                let (_, parts) = parts.iter().find(|(shard, _)| *shard == partition.shard).unwrap();
+                let bytes = |start: u64, end: u64| -> Vec<u8> {
+                    let parts = parts.iter().filter(|p| (start..end).contains(&p.offset));
+                    parts.flat_map(|part| part.bodies.concat()).collect()
+                };
+                let index = partition.index.unwrap();
+                let index = bytes(index, index + rows::index_bytes(partition.row_count()));
+                let count = rows::count(&index, partition).unwrap();
+                prop_assert_eq!(index.len() as u64, rows::index_bytes(count));
+                prop_assert_eq!(rows::check(rows::numbers(&index, count), partition), Ok(()));
+                let values = bytes(partition.offset, partition.end());
+                prop_assert_eq!(values.len() as u64, rows::values_bytes(partition, count));
+                let values = values.chunks(4).map(|v| f32::from_le_bytes(v.try_into().unwrap()));
+                let values: Vec<f32> = values.collect();
+                for (number, row) in rows::numbers(&index, count).zip(values.chunks(width as usize)) {
+                    told.insert(partition.rows.start + u64::from(number), row.to_vec());
+                }
+            }
+            let mut sums = std::collections::BTreeMap::new();
+            for (id, row) in ids.iter().zip(values.chunks(width as usize)) {
+                let sum = sums.entry(*id).or_insert_with(|| vec![0.0; width as usize]);
+                sum.iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
+            }
+            prop_assert_eq!(told, sums);
+        }
+
+        /// What is asked for comes back in its order.
+        #[test]
+        fn rows_come_back_in_their_order(
+            ids in prop::collection::vec(0u64..12, 0..30),
+            parts in 1u32..5,
+        ) {
+            let plan = plan(12, 2, parts);
+            let wanted = Wanted::new(&plan, VariableId(1), &ids);
+            let mut received = vec![0_u8; ids.len() * 8];
+            for ask in &wanted.asks {
+                let partition = &plan.catalogue().partitions()[ask.partition.0 as usize];
+                prop_assert_eq!(partition.shard, ask.shard);
+                let numbers = ask.numbers.chunks(4).map(|n| u32::from_le_bytes(n.try_into().unwrap()));
+                let rows = numbers.flat_map(|number| {
+                    let row = (partition.rows.start + u64::from(number)) as f32;
+                    [row, row + 0.5]
+                });
+                let rows: Vec<f32> = rows.collect();
+                received[ask.to.clone()].copy_from_slice(bytemuck::cast_slice(&rows));
+            }
+            let mut found = vec![0.0_f32; ids.len() * 2];
+            wanted.put(&received, bytemuck::cast_slice_mut(&mut found));
+            let expected: Vec<f32> = ids.iter().flat_map(|&id| [id as f32, id as f32 + 0.5]).collect();
+            prop_assert_eq!(found, expected);
+        }
+    }
+}
