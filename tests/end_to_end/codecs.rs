@@ -247,13 +247,18 @@ fn codecs_that_cannot_be_are_named() {
     assert!(error.contains("topk(0)"), "{error}");
     let join = |config: WorkerConfig| {
         let count = VariableSpec::new("count", DType::I64, Shape::scalar()).unwrap();
-        Worker::connect(config).unwrap().join(&[vector("w", 3), count], |_| ()).map(|_| ())
+        let rows = VariableSpec::f32("rows", [4, 2]).unwrap().sparse();
+        Worker::connect(config).unwrap().join(&[vector("w", 3), count, rows], |_| ()).map(|_| ())
     };
     let error = join(cluster.config(0).codec("dense/*", Codec::F16)).unwrap_err();
     assert!(matches!(&error, JoinError::NothingToCompress { names } if names == "dense/*"));
-    match join(cluster.config(0).codec("count", Codec::F16)).unwrap_err() {
-        JoinError::NotCompressible { variable, codec: Codec::F16 } => assert_eq!(variable, "count"),
-        error => panic!("{error}"),
+    for name in ["count", "rows"] {
+        match join(cluster.config(0).codec(name, Codec::F16)).unwrap_err() {
+            JoinError::NotCompressible { variable, codec: Codec::F16 } => {
+                assert_eq!(variable, name)
+            }
+            error => panic!("{error}"),
+        }
     }
     join(cluster.config(0).codec("*", Codec::F16)).unwrap();
     cluster.stop();

@@ -116,8 +116,11 @@ pub enum JoinError {
         /// Who does not know it.
         shard: ShardId,
     },
-    /// A codec was chosen for a variable that takes no gradients.
-    #[error("cannot push {variable:?} as {codec}: it takes no gradients")]
+    /// A codec was chosen for a variable that takes no gradients, or takes them as rows.
+    #[error(
+        "cannot push {variable:?} as {codec}: it takes no gradients, or takes them as rows, which \
+         travel as they are"
+    )]
     NotCompressible {
         /// The variable.
         variable: String,

@@ -153,6 +153,17 @@ fn parts_that_are_not_what_they_say_are_refused_by_name() {
 }
 
 #[test]
+fn values_are_sent_in_encodings_of_values_only() {
+    let (mut world, line) = ready(NonFinite::Reject);
+    for encoding in [0, Encoding::Int8.code(), Encoding::Pairs.code(), 77] {
+        let pull = message::Pull { selection: message::Selection::All {} };
+        let refusal = world.refused(line, message::PullEncoded { pull, encoding }.into());
+        let Refusal::Unsupported { detail, .. } = refusal else { panic!("{refusal}") };
+        assert!(detail.as_str().contains(&format!("encoding {encoding}")), "{detail}");
+    }
+}
+
+#[test]
 fn what_is_decoded_is_looked_at_by_the_policy() {
     let body = encode(Codec::Bf16, &[1f32, f32::NAN, 3.0]);
     let message = |push: &Push| push.encoded((Encoding::Bf16.code(), 3), 0, Some(16));
