@@ -68,14 +68,14 @@ pub use pushpull_common::variable::{VariableError, VariableSpec};
 pub use pushpull_ps::{
     Adadelta, Adagrad, Adam, AdamW, CheckpointError, CheckpointStorage, Checkpoints, Durability,
     Ftrl, Handle, ListenError, Listener, LocalDirectory, Metrics, Mode, Momentum, NonFinite,
-    OnLoss, Optimizer, Ps, PsConfig, Retention, RmsProp, SaveError, ServeError, Sgd,
+    OnLoss, Optimizer, Ps, PsConfig, Retention, RmsProp, SaveError, Schedule, ServeError, Sgd,
     StalenessHistogram, StalenessPolicy, StartError, Storage, StorageError, aggregate, inspect,
     optimizer,
 };
 pub use pushpull_worker::{
-    Checksums, ConnectError, Error, Gradients, Initial, JoinError, Params, Pulled, Push, Pushing,
-    Reader, ReaderError, ResidualsError, Restored, SavedCheckpoint, Silent, SilentShards, Token,
-    ViewError, Worker, WorkerConfig, blocking,
+    Checksums, ClipError, ConnectError, Error, Gradients, Initial, JoinError, LossScale,
+    LossScaleError, Params, Pulled, Push, Pushing, Reader, ReaderError, ResidualsError, Restored,
+    SavedCheckpoint, Silent, SilentShards, Token, ViewError, Worker, WorkerConfig, blocking,
 };
 
 pub use pushpull_common as common;

@@ -53,6 +53,8 @@ const PURE: &[(&str, &[&str])] = &[
     ("worker/src/session", &[]),
     ("worker/src/fanout.rs", &[]),
     ("worker/src/params.rs", &[]),
+    ("worker/src/clipping.rs", &[]),
+    ("worker/src/loss_scale.rs", &[]),
     ("worker/src/compression.rs", &[]),
     ("worker/src/compression", &[]),
     ("worker/src/initial.rs", &[]),

@@ -52,7 +52,9 @@ pub use config::{Checkpoints, Durability, NonFinite, PsConfig, Storage};
 pub use error::{ListenError, SaveError, ServeError, StartError, StorageError};
 pub use inspect::inspect;
 pub use metrics::{Metrics, StalenessHistogram};
-pub use optimizer::{Adadelta, Adagrad, Adam, AdamW, Ftrl, Momentum, Optimizer, RmsProp, Sgd};
+pub use optimizer::{
+    Adadelta, Adagrad, Adam, AdamW, Ftrl, Momentum, Optimizer, RmsProp, Schedule, Sgd,
+};
 pub use runtime::{Handle, Listener, Ps};
 #[cfg(feature = "zoo")]
 pub use zoo::{Bug, Zoo};

@@ -11,7 +11,7 @@ use pushpull_common::placement::{Placement, ShardMap, Strategy};
 use pushpull_common::tensor::DType;
 use pushpull_common::variable::VariableSpec;
 
-use crate::arena::{Arena, Budget, Place, SKEW_BYTES};
+use crate::arena::{Arena, Budget, Memory, Place, SKEW_BYTES};
 use crate::commit::{Journal, table_bytes};
 use crate::error::StorageError;
 use crate::layout::{Kind, PAGE_BYTES, Stamp};
@@ -44,6 +44,60 @@ impl StoreUnderTest {
         Ok(StoreUnderTest { store, journal, optimizer, version: 0 })
     }
 
+    /// A sparse variable of so many rows, all zero.
+    ///
+    /// # Errors
+    /// If there is no memory for it.
+    ///
+    /// # Panics
+    /// If the rows cannot be those of a sparse variable.
+    pub fn table(
+        rows: u64,
+        width: u64,
+        optimizer: Arc<dyn Optimizer>,
+    ) -> Result<Self, StorageError> {
+        let variable = VariableSpec::f32("w", [rows, width]).expect("a variable with elements");
+        let (store, journal) = holding(variable.sparse(), &*optimizer, BLOCK_BYTES, 0, false)?;
+        Ok(StoreUnderTest { store, journal, optimizer, version: 0 })
+    }
+
+    /// Applies a gradient of rows, whose numbers rise, and commits it.
+    ///
+    /// # Panics
+    /// If these are not rows of the table.
+    pub fn push_rows(&mut self, rows: &[u32], gradient: &[f32]) {
+        let partition = self.store.layout().partitions()[0].clone();
+        let row_bytes = partition.row_bytes();
+        let ranges = rows.iter().map(|&row| {
+            let start = u64::from(row) * row_bytes;
+            start..start + row_bytes
+        });
+        let begun = self.store.begin(&ranges.collect::<Vec<_>>(), self.version + 1);
+        begun.expect("nobody pins anything");
+        let at = ApplyAt::new(self.version + 1, self.version);
+        let change = Change::Gradient { optimizer: &*self.optimizer, at, dtype: DType::F32 };
+        let changed =
+            self.store.change_rows(change, &partition, rows, bytemuck::cast_slice(gradient));
+        changed.expect("nobody pins anything");
+        self.commit();
+    }
+
+    /// Rows, one behind the other.
+    ///
+    /// # Panics
+    /// If these are not rows of the table.
+    pub fn pull_rows(&self, rows: &[u32]) -> Vec<u8> {
+        let partition = &self.store.layout().partitions()[0];
+        self.store.gather(partition, rows.iter().copied())
+    }
+
+    fn commit(&mut self) {
+        self.store.publish(&mut self.journal);
+        self.version += 1;
+        self.journal.commit();
+        self.store.committed();
+    }
+
     /// Applies a gradient as a push does, part by part, and commits it.
     ///
     /// # Panics
@@ -63,10 +117,7 @@ impl StoreUnderTest {
             changed.expect("nobody pins anything");
             start = range.end;
         }
-        self.store.publish(&mut self.journal);
-        self.version += 1;
-        self.journal.commit();
-        self.store.committed();
+        self.commit();
     }
 
     /// The values.
@@ -94,6 +145,16 @@ pub(crate) fn alone(
     integrity: bool,
 ) -> Result<(Store, Journal), StorageError> {
     let variable = VariableSpec::f32("w", [elements]).expect("a variable with elements");
+    holding(variable, optimizer, block_bytes, pin_bytes, integrity)
+}
+
+fn holding(
+    variable: VariableSpec,
+    optimizer: &dyn Optimizer,
+    block_bytes: usize,
+    pin_bytes: u64,
+    integrity: bool,
+) -> Result<(Store, Journal), StorageError> {
     let variables = vec![variable];
     let map = ShardMap::new([0], 1).expect("one shard");
     let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin);
@@ -127,19 +188,27 @@ pub(crate) fn alone(
 /// The same rule over plain buffers, in place and without a commit: what the machine can do.
 #[derive(Debug)]
 pub struct InPlace {
-    /// Values, then slots, each skewed against the others.
-    streams: Vec<Vec<f32>>,
+    /// Values, then slots, each skewed against the others; memory like that of the store.
+    streams: Vec<Memory>,
     optimizer: Arc<dyn Optimizer>,
     count: u64,
 }
 
 impl InPlace {
     /// Buffers of so many elements: values of zero, and slots as they start.
-    pub fn new(elements: usize, optimizer: Arc<dyn Optimizer>) -> Self {
+    ///
+    /// # Errors
+    /// If there is no memory for them.
+    pub fn new(elements: usize, optimizer: Arc<dyn Optimizer>) -> std::io::Result<Self> {
         let initial = optimizer.slots().iter().map(|slot| slot.initial as f32);
         let streams = std::iter::once(0.0).chain(initial).enumerate();
-        let streams = streams.map(|(i, initial)| vec![initial; elements + i * SKEW_BYTES / 4]);
-        InPlace { streams: streams.collect(), optimizer, count: 0 }
+        let streams = streams.map(|(i, initial)| {
+            let mut stream = Memory::anonymous(4 * elements + i * SKEW_BYTES)?;
+            bytemuck::cast_slice_mut(stream.bytes_mut()).fill(initial);
+            Ok(stream)
+        });
+        let streams = streams.collect::<std::io::Result<_>>()?;
+        Ok(InPlace { streams, optimizer, count: 0 })
     }
 
     /// Applies a gradient.
@@ -150,7 +219,7 @@ impl InPlace {
         for (index, gradient) in gradient.chunks(elements).enumerate() {
             let mut streams = self.streams.iter_mut().enumerate().map(|(stream, buffer)| {
                 let start = stream * SKEW_BYTES / 4 + index * elements;
-                &mut buffer[start..start + gradient.len()]
+                &mut bytemuck::cast_slice_mut(buffer.bytes_mut())[start..start + gradient.len()]
             });
             let values = streams.next().expect("a stream of values");
             let mut slots: Vec<&mut [f32]> = streams.collect();
@@ -160,6 +229,51 @@ impl InPlace {
 
     /// The values.
     pub fn values(&self) -> &[f32] {
-        &self.streams[0]
+        bytemuck::cast_slice(self.streams[0].bytes())
+    }
+}
+
+/// Rows over plain buffers: gathered, and changed in place by a rule without a commit.
+#[derive(Debug)]
+pub struct RowsInPlace {
+    buffers: InPlace,
+    width: usize,
+}
+
+impl RowsInPlace {
+    /// So many rows of zeros, and slots as they start.
+    pub fn new(rows: usize, width: usize, optimizer: Arc<dyn Optimizer>) -> Self {
+        RowsInPlace { buffers: InPlace::new(rows * width, optimizer), width }
+    }
+
+    /// Copies rows out, one behind the other.
+    pub fn gather(&self, rows: &[u32], out: &mut [f32]) {
+        let values = &self.buffers.streams[0];
+        for (&row, out) in rows.iter().zip(out.chunks_exact_mut(self.width)) {
+            let start = row as usize * self.width;
+            out.copy_from_slice(&values[start..start + self.width]);
+        }
+    }
+
+    /// Applies a gradient of rows.
+    pub fn push(&mut self, rows: &[u32], gradient: &[f32]) {
+        let InPlace { streams, optimizer, count } = &mut self.buffers;
+        *count += 1;
+        let at = ApplyAt::new(*count, *count - 1);
+        for (&row, gradient) in rows.iter().zip(gradient.chunks_exact(self.width)) {
+            let start = row as usize * self.width;
+            let mut streams = streams.iter_mut().enumerate().map(|(stream, buffer)| {
+                let start = stream * SKEW_BYTES / 4 + start;
+                &mut buffer[start..start + self.width]
+            });
+            let values = streams.next().expect("a stream of values");
+            let mut slots: Vec<&mut [f32]> = streams.collect();
+            optimizer.apply_f32(at, Run { values, slots: &mut slots, gradient });
+        }
+    }
+
+    /// The values.
+    pub fn values(&self) -> &[f32] {
+        self.buffers.values()
     }
 }

@@ -10,6 +10,7 @@ mod geometry;
 mod image;
 mod open;
 mod pool;
+mod rows;
 mod snapshot;
 mod undo;
 mod write;
@@ -31,6 +32,7 @@ pub(crate) use image::Image;
 pub(crate) use open::{Plan, idle_undo, undo_rows};
 pub(crate) use pool::NoSpareBlock;
 use pool::Pool;
+use rows::Tile;
 pub(crate) use snapshot::Snapshot;
 use undo::Undo;
 #[cfg(test)]
@@ -58,6 +60,8 @@ pub(crate) struct Store {
     /// If the change under way is made where the values lie: the places it touches, of the values
     /// and of the slots.
     in_place: Option<Vec<(bool, usize)>>,
+    /// Where rows that are changed in place are put one behind the other.
+    tile: Tile,
     /// Whether shadows are written past the cache.
     past_cache: bool,
     /// Whether the tables hold a checksum of every block.
@@ -159,7 +163,7 @@ impl Store {
         Ok(())
     }
 
-    /// Changes rows of a partition, which starts at `offset`, by rows that lie one behind the other.
+    /// Changes rows of a partition by rows that lie one behind the other.
     pub(crate) fn change_rows(
         &mut self,
         change: Change<'_>,
@@ -168,6 +172,10 @@ impl Store {
         input: &[u8],
     ) -> Result<(), NoSpareBlock> {
         let row_bytes = partition.row_bytes();
+        if self.is_in_place() {
+            self.change_rows_in_place(change, partition, rows, input);
+            return Ok(());
+        }
         for (&row, input) in rows.iter().zip(input.chunks_exact(row_bytes as usize)) {
             let start = partition.offset + u64::from(row) * row_bytes;
             self.change(change, start..start + row_bytes, input)?;

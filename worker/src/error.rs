@@ -141,6 +141,36 @@ pub enum JoinError {
     Session(#[from] Error),
 }
 
+/// Why gradients are not clipped.
+#[derive(Clone, Debug, PartialEq, Error)]
+#[error("cannot clip to {bound}: it must be above 0 and finite")]
+#[non_exhaustive]
+pub struct ClipError {
+    /// The bound.
+    pub bound: f64,
+}
+
+/// Why losses cannot be scaled like this.
+#[derive(Clone, Debug, PartialEq, Error)]
+#[non_exhaustive]
+pub enum LossScaleError {
+    /// The scale is too small, too large, or no number.
+    #[error("cannot scale losses by {scale}: it must be 1 to 2^32")]
+    Scale {
+        /// The scale.
+        scale: f64,
+    },
+    /// The scale would grow all the time.
+    #[error("cannot let the scale grow after 0 gradients")]
+    GrowthInterval,
+    /// The scale would not shrink, or not grow.
+    #[error("cannot multiply the scale with {backoff}: it must be between 0 and 1")]
+    Backoff {
+        /// The factor.
+        backoff: f64,
+    },
+}
+
 /// Why a variable's elements are not to be had.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]

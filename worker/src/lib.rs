@@ -35,12 +35,14 @@
 
 pub mod blocking;
 mod client;
+mod clipping;
 mod compression;
 mod config;
 mod error;
 mod fanout;
 mod initial;
 mod joining;
+mod loss_scale;
 mod outcome;
 mod params;
 mod pushing;
@@ -57,8 +59,11 @@ mod worker;
 
 pub use compression::ResidualsError;
 pub use config::{Checksums, WorkerConfig};
-pub use error::{ConnectError, Error, JoinError, Silent, SilentShards, ViewError};
+pub use error::{
+    ClipError, ConnectError, Error, JoinError, LossScaleError, Silent, SilentShards, ViewError,
+};
 pub use initial::Initial;
+pub use loss_scale::LossScale;
 pub use outcome::{Pulled, Push, Restored, SavedCheckpoint};
 pub use params::{Gradients, Params};
 pub use pushing::Pushing;

@@ -190,7 +190,7 @@ pub(crate) fn locate<T: Element>(
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use pushpull_common::partition::Partitioner;
     use pushpull_common::placement::{Placement, ShardMap, Strategy};
     use pushpull_common::tensor::{DType, Shape};
@@ -209,6 +209,27 @@ mod tests {
         let map = ShardMap::new([0, 1], 1).unwrap();
         let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
         Arc::new(Plan::new(Arc::new(Catalogue::new(variables, &placement).unwrap())))
+    }
+
+    /// Gradients of vectors of these names, types and lengths, to be written, and of one more that
+    /// is left out.
+    pub(crate) fn gradients_of(vectors: &[(&str, DType, u64)], left_out: &str) -> Gradients {
+        let left_out = (left_out, DType::F32, 3);
+        let all = vectors.iter().chain([&left_out]);
+        let variables: Vec<VariableSpec> = all
+            .map(|&(name, dtype, length)| {
+                VariableSpec::new(name, dtype, Shape::new([length]).unwrap()).unwrap()
+            })
+            .collect();
+        gradients_for(variables)
+    }
+
+    /// Gradients of these variables on one shard, to be written.
+    pub(crate) fn gradients_for(variables: Vec<VariableSpec>) -> Gradients {
+        let map = ShardMap::new([0], 1).unwrap();
+        let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
+        let plan = Arc::new(Plan::new(Arc::new(Catalogue::new(variables, &placement).unwrap())));
+        Gradients::new(plan.clone(), Buffer::new(&plan))
     }
 
     fn gradients() -> Gradients {

@@ -91,6 +91,13 @@ impl RowSet {
         &self.values
     }
 
+    /// Changes every element, which is of this type. Costs a copy of the rows.
+    pub(crate) fn change<T: Element>(&mut self, change: impl Fn(T) -> T) {
+        let values = self.values.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned);
+        let values: Vec<T> = values.map(change).collect();
+        self.values = Bytes::copy_from_slice(bytemuck::cast_slice(&values));
+    }
+
     /// The number of the row that holds this element of the values.
     pub(crate) fn row_of(&self, element: usize, width: usize) -> u64 {
         self.ids[element / width]

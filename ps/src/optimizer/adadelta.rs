@@ -1,7 +1,7 @@
 //! Adadelta (Zeiler, 2012, algorithm 1), as TensorFlow computes it: with a learning rate.
 
 use super::kernel::{Elements, Float, Rule};
-use super::{ApplyAt, Dense, Fault, Optimizer, SlotSpec, fraction, loops, not_negative, positive};
+use super::{ApplyAt, Dense, Fault, Optimizer, Schedule, SlotSpec, fraction, loops, positive};
 
 /// Adadelta: `a = r a + (1-r) g^2`, `d = sqrt(u + e) / sqrt(a + e) g`, `w -= lr d`,
 /// `u = r u + (1-r) d^2`.
@@ -14,25 +14,25 @@ use super::{ApplyAt, Dense, Fault, Optimizer, SlotSpec, fraction, loops, not_neg
 /// learning rate.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Adadelta {
-    learning_rate: f64,
+    learning_rate: Schedule,
     rho: f64,
     epsilon: f64,
 }
 
 impl Adadelta {
     /// Adadelta at this learning rate, with rho 0.95 and epsilon 1e-8.
-    pub const fn new(learning_rate: f64) -> Self {
-        Adadelta { learning_rate, rho: 0.95, epsilon: 1e-8 }
+    pub fn new(learning_rate: impl Into<Schedule>) -> Self {
+        Adadelta { learning_rate: learning_rate.into(), rho: 0.95, epsilon: 1e-8 }
     }
 
     /// The decay of both slots by each update, in `[0, 1)`. Default: 0.95.
-    pub const fn rho(self, rho: f64) -> Self {
+    pub fn rho(self, rho: f64) -> Self {
         Adadelta { rho, ..self }
     }
 
     /// What is added within both roots, above 0: it sizes the first steps. Default: 1e-8; the paper
     /// has 1e-6.
-    pub const fn epsilon(self, epsilon: f64) -> Self {
+    pub fn epsilon(self, epsilon: f64) -> Self {
         Adadelta { epsilon, ..self }
     }
 }
@@ -62,14 +62,14 @@ impl Optimizer for Adadelta {
     fn fault(&self) -> Fault {
         fraction("rho", self.rho)
             .or(positive("epsilon", self.epsilon))
-            .or(not_negative("learning_rate", self.learning_rate))
+            .or(self.learning_rate.fault())
     }
 }
 
 impl Dense for Adadelta {
     fn drive<F: Float>(&self, at: ApplyAt, run: impl Elements<F>) {
         run.update(Update {
-            rate: F::of(self.learning_rate * at.rate),
+            rate: F::of(self.learning_rate.of(at)),
             rho: F::of(self.rho),
             rest: F::of(1.0 - self.rho),
             epsilon: F::of(self.epsilon),

@@ -2,7 +2,7 @@
 //! above zero and no epsilon.
 
 use super::kernel::{Elements, Float, Rule};
-use super::{ApplyAt, Dense, Fault, Optimizer, SlotSpec, loops, not_negative, positive};
+use super::{ApplyAt, Dense, Fault, Optimizer, Schedule, SlotSpec, loops, positive};
 
 /// Adagrad: `a += g^2`, `w -= lr g / sqrt(a)`.
 ///
@@ -14,18 +14,18 @@ use super::{ApplyAt, Dense, Fault, Optimizer, SlotSpec, loops, not_negative, pos
 /// steps.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Adagrad {
-    learning_rate: f64,
+    learning_rate: Schedule,
     slots: [SlotSpec; 1],
 }
 
 impl Adagrad {
     /// Adagrad at this learning rate, which has no default, and a slot that starts at 0.1.
-    pub const fn new(learning_rate: f64) -> Self {
-        Adagrad { learning_rate, slots: [SlotSpec::new("accumulator", 0.1)] }
+    pub fn new(learning_rate: impl Into<Schedule>) -> Self {
+        Adagrad { learning_rate: learning_rate.into(), slots: [SlotSpec::new("accumulator", 0.1)] }
     }
 
     /// What the slot starts with: above 0, in the unit of the gradient's square. Default: 0.1.
-    pub const fn initial_accumulator(self, initial: f64) -> Self {
+    pub fn initial_accumulator(self, initial: f64) -> Self {
         Adagrad { slots: [SlotSpec::new("accumulator", initial)], ..self }
     }
 }
@@ -46,14 +46,13 @@ impl Optimizer for Adagrad {
     }
 
     fn fault(&self) -> Fault {
-        positive("initial_accumulator", self.slots[0].initial)
-            .or(not_negative("learning_rate", self.learning_rate))
+        positive("initial_accumulator", self.slots[0].initial).or(self.learning_rate.fault())
     }
 }
 
 impl Dense for Adagrad {
     fn drive<F: Float>(&self, at: ApplyAt, run: impl Elements<F>) {
-        run.update(Update { rate: F::of(self.learning_rate * at.rate) });
+        run.update(Update { rate: F::of(self.learning_rate.of(at)) });
     }
 }
 

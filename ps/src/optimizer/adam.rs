@@ -2,46 +2,65 @@
 //! it: epsilon stands outside the root.
 
 use super::kernel::{Elements, Float, Rule};
-use super::{ApplyAt, Dense, Fault, Optimizer, SlotSpec, fraction, loops, not_negative};
+use super::{ApplyAt, Dense, Fault, Optimizer, Schedule, SlotSpec, fraction, loops, not_negative};
 
 /// Adam: `m = b1 m + (1-b1) g`, `v = b2 v + (1-b2) g^2`, `w -= a m / (sqrt(v) + e)` with
 /// `a = lr sqrt(1 - b2^t) / (1 - b1^t)`, where `t` counts the gradients the shard has applied.
 ///
 /// Two slots, `m` and `v`, both starting at 0.
+///
+/// A push of some rows changes all, as in TensorFlow: where there is no gradient, both moments decay
+/// and the value goes on by what is left of them. That costs as much as a push of the whole
+/// variable. [`Adam::lazy`] changes the rows that are pushed and no other; it is another rule, of
+/// the kind `lazy_adam`, so that ps tasks cannot mix them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Adam {
-    learning_rate: f64,
+    learning_rate: Schedule,
     beta1: f64,
     beta2: f64,
     epsilon: f64,
+    lazy: bool,
 }
 
 impl Adam {
     /// Adam at this learning rate, with beta1 0.9, beta2 0.999 and epsilon 1e-8.
-    pub const fn new(learning_rate: f64) -> Self {
-        Adam { learning_rate, beta1: 0.9, beta2: 0.999, epsilon: 1e-8 }
+    pub fn new(learning_rate: impl Into<Schedule>) -> Self {
+        Adam {
+            learning_rate: learning_rate.into(),
+            beta1: 0.9,
+            beta2: 0.999,
+            epsilon: 1e-8,
+            lazy: false,
+        }
     }
 
     /// The decay of the first and of the second moment, each in `[0, 1)`.
-    pub const fn betas(self, beta1: f64, beta2: f64) -> Self {
+    pub fn betas(self, beta1: f64, beta2: f64) -> Self {
         Adam { beta1, beta2, ..self }
     }
 
     /// What keeps the division from zero.
-    pub const fn epsilon(self, epsilon: f64) -> Self {
+    pub fn epsilon(self, epsilon: f64) -> Self {
         Adam { epsilon, ..self }
     }
 
-    pub(super) const fn learning_rate(&self) -> f64 {
-        self.learning_rate
+    /// The same but for pushes of rows, which leave other rows and their moments as they are
+    /// (`LazyAdam` of TensorFlow 1). A row that is seldom pushed then keeps its moments for as
+    /// long, and moves less; `t` counts the gradients of the shard, not of the row.
+    pub fn lazy(self) -> Self {
+        Adam { lazy: true, ..self }
+    }
+
+    /// The learning rate of an update.
+    pub(super) fn rate(&self, at: ApplyAt) -> f64 {
+        self.learning_rate.of(at)
     }
 
     /// The step size of the `t`-th update.
     fn alpha(&self, at: ApplyAt) -> f64 {
         // Beyond 2^31 updates both powers have long been zero.
         let t = i32::try_from(at.count).unwrap_or(i32::MAX);
-        let rate = self.learning_rate * at.rate;
-        rate * (1.0 - self.beta2.powi(t)).sqrt() / (1.0 - self.beta1.powi(t))
+        self.rate(at) * (1.0 - self.beta2.powi(t)).sqrt() / (1.0 - self.beta1.powi(t))
     }
 
     pub(super) fn update<F: Float>(&self, at: ApplyAt) -> Update<F> {
@@ -67,7 +86,7 @@ pub(super) const SLOTS: [SlotSpec; 2] = [SlotSpec::new("m", 0.0), SlotSpec::new(
 
 impl Optimizer for Adam {
     fn kind(&self) -> &'static str {
-        "adam"
+        if self.lazy { "lazy_adam" } else { "adam" }
     }
 
     fn slots(&self) -> &[SlotSpec] {
@@ -80,15 +99,15 @@ impl Optimizer for Adam {
         true
     }
 
-    fn decays_absent_rows(&self) -> bool {
-        true
+    fn moves_absent_rows(&self) -> bool {
+        !self.lazy
     }
 
     fn fault(&self) -> Fault {
         fraction("beta1", self.beta1)
             .or(fraction("beta2", self.beta2))
             .or(not_negative("epsilon", self.epsilon))
-            .or(not_negative("learning_rate", self.learning_rate))
+            .or(self.learning_rate.fault())
     }
 }
 

@@ -3,7 +3,7 @@
 
 use super::adam::{self, Adam};
 use super::kernel::{Elements, Float, Rule};
-use super::{ApplyAt, Dense, Fault, Optimizer, SlotSpec, loops, not_negative};
+use super::{ApplyAt, Dense, Fault, Optimizer, Schedule, SlotSpec, loops, not_negative};
 
 /// Adam with decoupled weight decay: `w -= lr d w`, then an update of [`Adam`].
 ///
@@ -13,7 +13,7 @@ use super::{ApplyAt, Dense, Fault, Optimizer, SlotSpec, loops, not_negative};
 /// rate. TensorFlow 2 (Keras) multiplies both with the learning rate, and so does this: a decay `d`
 /// of the paper is `d / lr` here. All trainable variables decay. The rest is as in [`Adam`], whose
 /// epsilon stands outside the root and beside the corrected step size, not beside the corrected
-/// moments.
+/// moments. A push of some rows changes all, and all decay.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdamW {
     adam: Adam,
@@ -23,22 +23,22 @@ pub struct AdamW {
 impl AdamW {
     /// The rule at this learning rate, with the defaults of Keras: a weight decay of 0.004, beta1
     /// 0.9, beta2 0.999 and epsilon 1e-7.
-    pub const fn new(learning_rate: f64) -> Self {
+    pub fn new(learning_rate: impl Into<Schedule>) -> Self {
         AdamW { adam: Adam::new(learning_rate).epsilon(1e-7), weight_decay: 0.004 }
     }
 
     /// Which share of a weight is lost by an update at learning rate 1. Default: 0.004.
-    pub const fn weight_decay(self, weight_decay: f64) -> Self {
+    pub fn weight_decay(self, weight_decay: f64) -> Self {
         AdamW { weight_decay, ..self }
     }
 
     /// The decay of the first and of the second moment, each in `[0, 1)`. Default: 0.9, 0.999.
-    pub const fn betas(self, beta1: f64, beta2: f64) -> Self {
+    pub fn betas(self, beta1: f64, beta2: f64) -> Self {
         AdamW { adam: self.adam.betas(beta1, beta2), ..self }
     }
 
     /// What keeps the division from zero, in the unit of the gradient. Default: 1e-7.
-    pub const fn epsilon(self, epsilon: f64) -> Self {
+    pub fn epsilon(self, epsilon: f64) -> Self {
         AdamW { adam: self.adam.epsilon(epsilon), ..self }
     }
 }
@@ -65,7 +65,7 @@ impl Optimizer for AdamW {
         true
     }
 
-    fn decays_absent_rows(&self) -> bool {
+    fn moves_absent_rows(&self) -> bool {
         true
     }
 
@@ -79,7 +79,7 @@ impl Dense for AdamW {
         run.update(Update {
             adam: self.adam.update(at),
             decay: F::of(self.weight_decay),
-            rate: F::of(self.adam.learning_rate() * at.rate),
+            rate: F::of(self.adam.rate(at)),
         });
     }
 }

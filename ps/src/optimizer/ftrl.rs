@@ -3,7 +3,7 @@
 
 use super::kernel::{Elements, Float, Rule};
 use super::{
-    ApplyAt, Dense, Fault, Optimizer, SlotSpec, fault_unless, loops, not_negative, positive,
+    ApplyAt, Dense, Fault, Optimizer, Schedule, SlotSpec, fault_unless, loops, not_negative,
 };
 
 /// FTRL-Proximal, which keeps weights at exactly 0 until their gradients add up to something.
@@ -26,11 +26,11 @@ use super::{
 /// The shrinkage is no part of `n`. A root is taken for `p = 0.5`; other powers are the platform's
 /// `pow`, with its last digit, and cost some fifteen times as much. With a slot that starts at 0
 /// and no l2, a gradient so small that its square is 0 makes a value infinite. A smaller learning
-/// rate would move all that the gradients before have added up to, and so stale gradients cannot be
-/// damped.
+/// rate moves all that the gradients before have added up to: a [`Schedule`] that falls does so, and
+/// stale gradients cannot be damped.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ftrl {
-    learning_rate: f64,
+    learning_rate: Schedule,
     learning_rate_power: f64,
     l1: f64,
     l2: f64,
@@ -45,11 +45,11 @@ const fn slots(initial: f64) -> [SlotSpec; 2] {
 }
 
 impl Ftrl {
-    /// FTRL at this learning rate, which is above 0 and has no default, with a power of -0.5, a
+    /// FTRL at this learning rate, which stays above 0 and has no default, with a power of -0.5, a
     /// slot that starts at 0.1, and no regularization.
-    pub const fn new(learning_rate: f64) -> Self {
+    pub fn new(learning_rate: impl Into<Schedule>) -> Self {
         Ftrl {
-            learning_rate,
+            learning_rate: learning_rate.into(),
             learning_rate_power: -0.5,
             l1: 0.0,
             l2: 0.0,
@@ -61,34 +61,34 @@ impl Ftrl {
 
     /// The power of the squares' sum with which steps become smaller, not above 0; 0 keeps the
     /// learning rate as it is. Default: -0.5.
-    pub const fn learning_rate_power(self, power: f64) -> Self {
+    pub fn learning_rate_power(self, power: f64) -> Self {
         Ftrl { learning_rate_power: power, ..self }
     }
 
     /// What `accum` starts with, not below 0, in the unit of the gradient's square. Default: 0.1.
-    pub const fn initial_accumulator(self, initial: f64) -> Self {
+    pub fn initial_accumulator(self, initial: f64) -> Self {
         Ftrl { slots: slots(initial), ..self }
     }
 
     /// How far the gradients must add up before a weight leaves 0, in their unit, not below 0.
     /// Default: 0.
-    pub const fn l1(self, l1: f64) -> Self {
+    pub fn l1(self, l1: f64) -> Self {
         Ftrl { l1, ..self }
     }
 
     /// The factor of the squared weight in the loss, not below 0. Default: 0.
-    pub const fn l2(self, l2: f64) -> Self {
+    pub fn l2(self, l2: f64) -> Self {
         Ftrl { l2, ..self }
     }
 
     /// The same as an addition to each gradient, which `accum` does not see, not below 0. Default:
     /// 0.
-    pub const fn l2_shrinkage(self, l2_shrinkage: f64) -> Self {
+    pub fn l2_shrinkage(self, l2_shrinkage: f64) -> Self {
         Ftrl { l2_shrinkage, ..self }
     }
 
     /// What the paper adds to the root, in the unit of the gradient, not below 0. Default: 0.
-    pub const fn beta(self, beta: f64) -> Self {
+    pub fn beta(self, beta: f64) -> Self {
         Ftrl { beta, ..self }
     }
 }
@@ -105,7 +105,7 @@ impl Optimizer for Ftrl {
     loops!();
 
     fn fault(&self) -> Fault {
-        let power = self.learning_rate_power;
+        let (power, lowest) = (self.learning_rate_power, self.learning_rate.lowest());
         let usable = power.is_finite() && power <= 0.0;
         fault_unless(usable, "learning_rate_power", power, "it must be finite and not above 0")
             .or(not_negative("initial_accumulator", self.slots[0].initial))
@@ -113,17 +113,19 @@ impl Optimizer for Ftrl {
             .or(not_negative("l2", self.l2))
             .or(not_negative("l2_shrinkage", self.l2_shrinkage))
             .or(not_negative("beta", self.beta))
-            .or(positive("learning_rate", self.learning_rate))
+            .or(self.learning_rate.fault())
+            .or(fault_unless(lowest > 0.0, "learning_rate", lowest, "it must stay above 0"))
     }
 }
 
 impl Dense for Ftrl {
-    fn drive<F: Float>(&self, _at: ApplyAt, run: impl Elements<F>) {
+    fn drive<F: Float>(&self, at: ApplyAt, run: impl Elements<F>) {
+        let rate = self.learning_rate.at(at.step);
         let root = Update::<F, true> {
-            rate: F::of(self.learning_rate),
+            rate: F::of(rate),
             power: F::of(-self.learning_rate_power),
             l1: F::of(self.l1),
-            twice_l2: F::of(2.0 * (self.l2 + self.beta / (2.0 * self.learning_rate))),
+            twice_l2: F::of(2.0 * (self.l2 + self.beta / (2.0 * rate))),
             twice_shrinkage: F::of(2.0 * self.l2_shrinkage),
         };
         if self.learning_rate_power == -0.5 {

@@ -10,9 +10,12 @@ mod adagrad;
 mod adam;
 mod adamw;
 mod ftrl;
+#[cfg(test)]
+mod golden;
 mod kernel;
 mod momentum;
 mod rmsprop;
+mod schedule;
 mod sgd;
 #[cfg(test)]
 mod tests;
@@ -28,6 +31,7 @@ pub use adamw::AdamW;
 pub use ftrl::Ftrl;
 pub use momentum::Momentum;
 pub use rmsprop::RmsProp;
+pub use schedule::Schedule;
 pub use sgd::Sgd;
 
 /// A slot: state that an optimizer keeps for every element of every trainable variable.
@@ -143,10 +147,10 @@ pub trait Optimizer: fmt::Debug + Send + Sync + 'static {
         false
     }
 
-    /// Whether a gradient of some rows changes the others, too: then a push of rows is one of zeros
-    /// everywhere else, and costs as much as one of the whole variable. Otherwise rows that are not in
-    /// a push stay as they are, slots and all.
-    fn decays_absent_rows(&self) -> bool {
+    /// Whether a push of some rows of a variable changes the others, too: for them, their gradient
+    /// is zero. Such a push costs as much as one of the whole variable. Without it, rows that are
+    /// not pushed keep their values and their slots.
+    fn moves_absent_rows(&self) -> bool {
         false
     }
 

@@ -2,7 +2,7 @@
 //! computes them: the learning rate is no part of the slot.
 
 use super::kernel::{Elements, Float, Rule};
-use super::{ApplyAt, Dense, Fault, Optimizer, SlotSpec, fraction, loops, not_negative};
+use super::{ApplyAt, Dense, Fault, Optimizer, Schedule, SlotSpec, fraction, loops};
 
 /// Momentum: `m = u m + g`, `w -= lr m`; with Nesterov's look ahead `w -= lr g + lr u m`.
 ///
@@ -14,7 +14,7 @@ use super::{ApplyAt, Dense, Fault, Optimizer, SlotSpec, fraction, loops, not_neg
 /// one rule; here they are two kinds, `momentum` and `nesterov`, so that ps tasks cannot mix them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Momentum {
-    learning_rate: f64,
+    learning_rate: Schedule,
     momentum: f64,
     nesterov: bool,
 }
@@ -22,14 +22,14 @@ pub struct Momentum {
 impl Momentum {
     /// Momentum at this learning rate, with so much of the slot kept by each update, in `[0, 1)`.
     /// Neither has a default; 0.9 is common, which is as if each gradient counted ten times.
-    pub const fn new(learning_rate: f64, momentum: f64) -> Self {
-        Momentum { learning_rate, momentum, nesterov: false }
+    pub fn new(learning_rate: impl Into<Schedule>, momentum: f64) -> Self {
+        Momentum { learning_rate: learning_rate.into(), momentum, nesterov: false }
     }
 
     /// The same with Nesterov's look ahead: the gradient counts as if the values had already gone
     /// on by the momentum.
-    pub const fn nesterov(learning_rate: f64, momentum: f64) -> Self {
-        Momentum { learning_rate, momentum, nesterov: true }
+    pub fn nesterov(learning_rate: impl Into<Schedule>, momentum: f64) -> Self {
+        Momentum { learning_rate: learning_rate.into(), momentum, nesterov: true }
     }
 }
 
@@ -49,13 +49,13 @@ impl Optimizer for Momentum {
     }
 
     fn fault(&self) -> Fault {
-        fraction("momentum", self.momentum).or(not_negative("learning_rate", self.learning_rate))
+        fraction("momentum", self.momentum).or(self.learning_rate.fault())
     }
 }
 
 impl Dense for Momentum {
     fn drive<F: Float>(&self, at: ApplyAt, run: impl Elements<F>) {
-        let (rate, momentum) = (F::of(self.learning_rate * at.rate), F::of(self.momentum));
+        let (rate, momentum) = (F::of(self.learning_rate.of(at)), F::of(self.momentum));
         if self.nesterov {
             run.update(Update::<F, true> { rate, momentum });
         } else {

@@ -3,7 +3,7 @@
 //! root.
 
 use super::kernel::{Elements, Float, Rule};
-use super::{ApplyAt, Dense, Fault, Optimizer, SlotSpec, fraction, loops, not_negative, positive};
+use super::{ApplyAt, Dense, Fault, Optimizer, Schedule, SlotSpec, fraction, loops, positive};
 
 /// RMSProp: `r += (1-d) (g^2 - r)`, `m = u m + lr g / sqrt(r + e)`, `w -= m`. Centered, with the
 /// gradient's variance for its square: `c += (1-d) (g - c)` and `sqrt(r - c^2 + e)`.
@@ -18,7 +18,7 @@ use super::{ApplyAt, Dense, Fault, Optimizer, SlotSpec, fraction, loops, not_neg
 /// root all the same, and gets NaN or a step without bound; here the variance is then 0.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RmsProp {
-    learning_rate: f64,
+    learning_rate: Schedule,
     decay: f64,
     momentum: f64,
     epsilon: f64,
@@ -28,28 +28,34 @@ pub struct RmsProp {
 impl RmsProp {
     /// RMSProp at this learning rate, which has no default, with a decay of 0.9, no momentum and
     /// epsilon 1e-10, not centered.
-    pub const fn new(learning_rate: f64) -> Self {
-        RmsProp { learning_rate, decay: 0.9, momentum: 0.0, epsilon: 1e-10, centered: false }
+    pub fn new(learning_rate: impl Into<Schedule>) -> Self {
+        RmsProp {
+            learning_rate: learning_rate.into(),
+            decay: 0.9,
+            momentum: 0.0,
+            epsilon: 1e-10,
+            centered: false,
+        }
     }
 
     /// How much of the mean square, and of the mean, each update keeps, in `[0, 1)`. Default: 0.9.
-    pub const fn decay(self, decay: f64) -> Self {
+    pub fn decay(self, decay: f64) -> Self {
         RmsProp { decay, ..self }
     }
 
     /// How much of the step before is in the next, in `[0, 1)`. Default: 0.
-    pub const fn momentum(self, momentum: f64) -> Self {
+    pub fn momentum(self, momentum: f64) -> Self {
         RmsProp { momentum, ..self }
     }
 
     /// What is added within the root, above 0, in the unit of the gradient's square. Default:
     /// 1e-10.
-    pub const fn epsilon(self, epsilon: f64) -> Self {
+    pub fn epsilon(self, epsilon: f64) -> Self {
         RmsProp { epsilon, ..self }
     }
 
     /// Divides by the root of the variance and not of the mean square: a third slot.
-    pub const fn centered(self) -> Self {
+    pub fn centered(self) -> Self {
         RmsProp { centered: true, ..self }
     }
 }
@@ -76,14 +82,14 @@ impl Optimizer for RmsProp {
         fraction("decay", self.decay)
             .or(fraction("momentum", self.momentum))
             .or(positive("epsilon", self.epsilon))
-            .or(not_negative("learning_rate", self.learning_rate))
+            .or(self.learning_rate.fault())
     }
 }
 
 impl Dense for RmsProp {
     fn drive<F: Float>(&self, at: ApplyAt, run: impl Elements<F>) {
         let plain = Plain {
-            rate: F::of(self.learning_rate * at.rate),
+            rate: F::of(self.learning_rate.of(at)),
             rest: F::of(1.0 - self.decay),
             momentum: F::of(self.momentum),
             epsilon: F::of(self.epsilon),

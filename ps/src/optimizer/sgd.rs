@@ -1,18 +1,18 @@
 //! Gradient descent: `w -= lr g`.
 
 use super::kernel::{Elements, Float, Rule};
-use super::{ApplyAt, Dense, Fault, Optimizer, SlotSpec, loops, not_negative};
+use super::{ApplyAt, Dense, Fault, Optimizer, Schedule, SlotSpec, loops};
 
 /// Gradient descent without slots: `w -= lr g`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sgd {
-    learning_rate: f64,
+    learning_rate: Schedule,
 }
 
 impl Sgd {
     /// Gradient descent at this learning rate, which has no sensible default.
-    pub const fn new(learning_rate: f64) -> Self {
-        Sgd { learning_rate }
+    pub fn new(learning_rate: impl Into<Schedule>) -> Self {
+        Sgd { learning_rate: learning_rate.into() }
     }
 }
 
@@ -32,13 +32,13 @@ impl Optimizer for Sgd {
     }
 
     fn fault(&self) -> Fault {
-        not_negative("learning_rate", self.learning_rate)
+        self.learning_rate.fault()
     }
 }
 
 impl Dense for Sgd {
     fn drive<F: Float>(&self, at: ApplyAt, run: impl Elements<F>) {
-        run.update(Update { rate: F::of(self.learning_rate * at.rate) });
+        run.update(Update { rate: F::of(self.learning_rate.of(at)) });
     }
 }
 

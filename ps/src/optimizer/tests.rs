@@ -1,124 +1,6 @@
-//! Every rule against what TensorFlow computes.
-
-use serde_json::Value;
+//! What rules do beyond the vectors of `golden`.
 
 use super::*;
-
-fn numbers(value: &Value) -> Vec<f64> {
-    value.as_array().unwrap().iter().map(|number| number.as_f64().unwrap()).collect()
-}
-
-fn rule(case: &Value) -> Box<dyn Optimizer> {
-    let hyper = |name: &str| case["hyper"][name].as_f64().unwrap();
-    match case["optimizer"].as_str().unwrap() {
-        "SGD" => Box::new(Sgd::new(hyper("lr"))),
-        "Adam" => Box::new(
-            Adam::new(hyper("lr")).betas(hyper("beta1"), hyper("beta2")).epsilon(hyper("epsilon")),
-        ),
-        "Momentum" if case["hyper"]["nesterov"] == true => {
-            Box::new(Momentum::nesterov(hyper("lr"), hyper("momentum")))
-        }
-        "Momentum" => Box::new(Momentum::new(hyper("lr"), hyper("momentum"))),
-        "Adagrad" => Box::new(Adagrad::new(hyper("lr")).initial_accumulator(hyper("init_acc"))),
-        "Adadelta" => {
-            Box::new(Adadelta::new(hyper("lr")).rho(hyper("rho")).epsilon(hyper("epsilon")))
-        }
-        "RMSProp" => {
-            let rule = RmsProp::new(hyper("lr")).decay(hyper("decay")).epsilon(hyper("epsilon"));
-            let rule = rule.momentum(hyper("momentum"));
-            Box::new(if case["hyper"]["centered"] == true { rule.centered() } else { rule })
-        }
-        "AdamW" => Box::new(
-            AdamW::new(hyper("lr"))
-                .weight_decay(hyper("weight_decay"))
-                .betas(hyper("beta1"), hyper("beta2"))
-                .epsilon(hyper("epsilon")),
-        ),
-        "Ftrl" => Box::new(
-            Ftrl::new(hyper("lr"))
-                .learning_rate_power(hyper("lr_power"))
-                .initial_accumulator(hyper("init_acc"))
-                .l1(hyper("l1"))
-                .l2(hyper("l2"))
-                .l2_shrinkage(hyper("l2_shrinkage"))
-                .beta(hyper("beta")),
-        ),
-        other => panic!("no rule {other}"),
-    }
-}
-
-fn check(found: &[f64], expected: &Value, relative: f64, absolute: f64, what: &str) {
-    let expected = numbers(expected);
-    assert_eq!(found.len(), expected.len());
-    for (found, expected) in found.iter().zip(&expected) {
-        let tolerance = relative * expected.abs() + absolute;
-        assert!((found - expected).abs() <= tolerance, "{what}: {found}, not {expected}");
-    }
-}
-
-#[test]
-fn values_and_slots_are_those_of_the_classic_rules() {
-    let vectors: Value = serde_json::from_str(include_str!("vectors.json")).unwrap();
-    let inputs = &vectors["inputs"]["dense"];
-    for (name, case) in vectors["cases"].as_object().unwrap() {
-        let rule = rule(case);
-        assert_eq!(rule.fault(), None);
-        let names: Vec<&str> = rule.slots().iter().map(|slot| slot.name).collect();
-        let mut wide = numbers(&inputs["init"]);
-        let mut narrow: Vec<f32> = wide.iter().map(|&value| value as f32).collect();
-        let slots = |initial: f64| vec![initial; wide.len()];
-        let mut wide_slots: Vec<Vec<f64>> =
-            rule.slots().iter().map(|slot| slots(slot.initial)).collect();
-        let mut narrow_slots: Vec<Vec<f32>> = wide_slots
-            .iter()
-            .map(|slot| slot.iter().map(|&value| value as f32).collect())
-            .collect();
-        for (step, expected) in case["dense"].as_array().unwrap().iter().enumerate() {
-            if step > 0 {
-                let gradient = numbers(&inputs["grads"][step - 1]);
-                let at = ApplyAt::new(step as u64, 0);
-                let mut slots: Vec<&mut [f64]> =
-                    wide_slots.iter_mut().map(Vec::as_mut_slice).collect();
-                let (values, slots) = (&mut wide[..], &mut slots[..]);
-                rule.apply_f64(at, Run { values, slots, gradient: &gradient });
-                let gradient: Vec<f32> = gradient.iter().map(|&g| g as f32).collect();
-                let mut slots: Vec<&mut [f32]> =
-                    narrow_slots.iter_mut().map(Vec::as_mut_slice).collect();
-                let (values, slots) = (&mut narrow[..], &mut slots[..]);
-                rule.apply_f32(at, Run { values, slots, gradient: &gradient });
-            }
-            let widen =
-                |narrow: &[f32]| -> Vec<f64> { narrow.iter().map(|&value| value.into()).collect() };
-            let what = format!("{name} after {step} steps");
-            check(&wide, &expected["var"], 1e-9, 0.0, &what);
-            check(&widen(&narrow), &expected["var"], 2e-5, 2e-6, &what);
-            for (index, slot) in names.iter().enumerate() {
-                let what = format!("{slot} of {what}");
-                check(&wide_slots[index], &expected["slots"][slot], 1e-9, 0.0, &what);
-                let narrow = widen(&narrow_slots[index]);
-                check(&narrow, &expected["slots"][slot], 2e-5, 2e-6, &what);
-            }
-            assert_eq!(expected["slots"].as_object().unwrap().len(), names.len(), "{name}");
-        }
-    }
-}
-
-/// The vectors named `_defaults` hold every hyperparameter; the rules have the same ones by themselves.
-#[test]
-fn the_defaults_are_those_of_the_classic_rules() {
-    let vectors: Value = serde_json::from_str(include_str!("vectors.json")).unwrap();
-    let defaults: [(&str, Box<dyn Optimizer>); 6] = [
-        ("adagrad", Box::new(Adagrad::new(0.1))),
-        ("adadelta_defaults", Box::new(Adadelta::default())),
-        ("rmsprop_defaults", Box::new(RmsProp::new(0.01))),
-        ("adam_defaults", Box::new(Adam::default())),
-        ("adamw_defaults", Box::new(AdamW::default())),
-        ("ftrl_defaults", Box::new(Ftrl::new(0.1))),
-    ];
-    for (name, defaults) in defaults {
-        assert_eq!(format!("{defaults:?}"), format!("{:?}", rule(&vectors["cases"][name])));
-    }
-}
 
 /// After one that is large, the mean square comes to be the square of the mean: their difference is
 /// rounding alone, which makes it negative.
@@ -155,49 +37,65 @@ fn a_weight_is_zero_until_its_gradients_add_up_to_l1() {
     assert!(values[2] < 0.0 && values[3] < values[2], "{values:?}");
 }
 
+/// Every rule, at a learning rate.
+const RULES: [fn(Schedule) -> Box<dyn Optimizer>; 11] = [
+    |rate| Box::new(Sgd::new(rate)),
+    |rate| Box::new(Momentum::new(rate, 0.9)),
+    |rate| Box::new(Momentum::nesterov(rate, 0.9)),
+    |rate| Box::new(Adagrad::new(rate)),
+    |rate| Box::new(Adadelta::new(rate)),
+    |rate| Box::new(RmsProp::new(rate).momentum(0.9)),
+    |rate| Box::new(RmsProp::new(rate).centered()),
+    |rate| Box::new(Adam::new(rate)),
+    |rate| Box::new(Adam::new(rate).lazy()),
+    |rate| Box::new(AdamW::new(rate)),
+    |rate| Box::new(Ftrl::new(rate).beta(1.0)),
+];
+
+/// What values and slots become, in both types.
+fn updated(rule: &dyn Optimizer, at: ApplyAt) -> impl PartialEq + std::fmt::Debug + use<> {
+    let count = rule.slots().len();
+    let (mut wide, mut narrow) = ([1.0_f64, -2.0, 0.3], [1.0_f32, -2.0, 0.3]);
+    let mut wide_slots = vec![[0.5_f64; 3]; count];
+    let mut narrow_slots = vec![[0.5_f32; 3]; count];
+    let mut slots: Vec<&mut [f64]> = wide_slots.iter_mut().map(|slot| &mut slot[..]).collect();
+    let (values, slots) = (&mut wide[..], &mut slots[..]);
+    rule.apply_f64(at, Run { values, slots, gradient: &[0.1, 0.2, -0.7] });
+    let mut slots: Vec<&mut [f32]> = narrow_slots.iter_mut().map(|slot| &mut slot[..]).collect();
+    let (values, slots) = (&mut narrow[..], &mut slots[..]);
+    rule.apply_f32(at, Run { values, slots, gradient: &[0.1, 0.2, -0.7] });
+    (wide, narrow, wide_slots, narrow_slots)
+}
+
 #[test]
 fn a_part_of_the_rate_is_a_smaller_learning_rate_to_the_bit() {
-    let rules: [fn(f64) -> Box<dyn Optimizer>; 9] = [
-        |rate| Box::new(Sgd::new(rate)),
-        |rate| Box::new(Momentum::new(rate, 0.9)),
-        |rate| Box::new(Momentum::nesterov(rate, 0.9)),
-        |rate| Box::new(Adagrad::new(rate)),
-        |rate| Box::new(Adadelta::new(rate)),
-        |rate| Box::new(RmsProp::new(rate).momentum(0.9)),
-        |rate| Box::new(RmsProp::new(rate).centered()),
-        |rate| Box::new(Adam::new(rate)),
-        |rate| Box::new(AdamW::new(rate)),
-    ];
-    assert!(!Ftrl::new(0.1).scales_rate());
-    for rule in rules {
-        let apply = |rule: &dyn Optimizer, at: ApplyAt| {
-            let count = rule.slots().len();
-            let (mut wide, mut narrow) = ([1.0_f64, -2.0, 0.3], [1.0_f32, -2.0, 0.3]);
-            let mut wide_slots = vec![[0.5_f64; 3]; count];
-            let mut narrow_slots = vec![[0.5_f32; 3]; count];
-            let mut slots: Vec<&mut [f64]> =
-                wide_slots.iter_mut().map(|slot| &mut slot[..]).collect();
-            let (values, slots) = (&mut wide[..], &mut slots[..]);
-            rule.apply_f64(at, Run { values, slots, gradient: &[0.1, 0.2, -0.7] });
-            let mut slots: Vec<&mut [f32]> =
-                narrow_slots.iter_mut().map(|slot| &mut slot[..]).collect();
-            let (values, slots) = (&mut narrow[..], &mut slots[..]);
-            rule.apply_f32(at, Run { values, slots, gradient: &[0.1, 0.2, -0.7] });
-            (wide, narrow, wide_slots, narrow_slots)
-        };
-        let whole = rule(0.1);
-        assert!(whole.scales_rate());
+    for rule in RULES {
+        let whole = rule(0.1.into());
+        assert_eq!(whole.scales_rate(), whole.kind() != "ftrl");
         let at = ApplyAt::new(3, 0);
-        for part in [1.0, 0.5, 1.0 / 3.0, 0.1] {
-            let smaller = apply(&*rule(0.1 * part), at);
-            assert_eq!(apply(&*whole, at.at_rate(part)), smaller, "{part} of {whole:?}");
+        for part in [1.0, 0.5, 1.0 / 3.0, 0.1].into_iter().filter(|_| whole.scales_rate()) {
+            let smaller = updated(&*rule((0.1 * part).into()), at);
+            assert_eq!(updated(&*whole, at.at_rate(part)), smaller, "{part} of {whole:?}");
+        }
+    }
+}
+
+#[test]
+fn a_scheduled_rate_is_the_learning_rate_of_its_step_to_the_bit() {
+    for rule in RULES {
+        let scheduled = rule(Schedule::steps(0.1, [(7, 0.02)]).warm_up(2));
+        assert_eq!(scheduled.fault(), None);
+        for (step, rate) in [(0, 0.05), (1, 0.1), (9, 0.1), (10, 0.02)] {
+            let at = ApplyAt::new(3, step);
+            let expected = updated(&*rule(rate.into()), at);
+            assert_eq!(updated(&*scheduled, at), expected, "{scheduled:?} at {step}");
         }
     }
 }
 
 #[test]
 fn a_hyperparameter_that_cannot_be_used_is_named() {
-    let cases: [(Box<dyn Optimizer>, &str); 27] = [
+    let cases: [(Box<dyn Optimizer>, &str); 29] = [
         (Box::new(Sgd::new(f64::NAN)), "learning_rate"),
         (Box::new(Sgd::new(-0.1)), "learning_rate"),
         (Box::new(Adam::new(f64::INFINITY)), "learning_rate"),
@@ -219,6 +117,8 @@ fn a_hyperparameter_that_cannot_be_used_is_named() {
         (Box::new(AdamW::default().weight_decay(-0.1)), "weight_decay"),
         (Box::new(AdamW::default().betas(1.0, 0.9)), "beta1"),
         (Box::new(Ftrl::new(0.0)), "learning_rate"),
+        (Box::new(Ftrl::new(Schedule::cosine(0.1, 0.0, 5))), "learning_rate"),
+        (Box::new(AdamW::new(Schedule::cosine(0.1, 0.0, 0))), "decay_steps"),
         (Box::new(Ftrl::new(0.1).learning_rate_power(0.5)), "learning_rate_power"),
         (Box::new(Ftrl::new(0.1).initial_accumulator(-0.1)), "initial_accumulator"),
         (Box::new(Ftrl::new(0.1).l1(-1.0)), "l1"),

@@ -61,7 +61,7 @@ impl RowWork {
             if pushes.is_empty() {
                 continue;
             }
-            let all = operation == Operation::Gradient {} && optimizer.decays_absent_rows();
+            let all = operation == Operation::Gradient {} && optimizer.moves_absent_rows();
             let rows = if all { Which::All } else { Which::Pushed(union(&pushes)) };
             work.touched.push(Touched { partition: partition.clone(), rows });
         }

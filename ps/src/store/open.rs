@@ -5,6 +5,7 @@ use std::sync::Arc;
 use pushpull_common::catalogue::{Catalogue, ShardLayout};
 
 use super::pool::Pool;
+use super::rows::Tile;
 use super::undo::{Row, UNDO_BYTES, Undo};
 use super::{Geometry, Store};
 use crate::arena::{Arena, Blocks, Grid, Loan, Memory, fence, file_name};
@@ -111,7 +112,7 @@ impl Store {
             plan;
         let streams = 1 + geometry.slots;
         let past_cache = layout.bytes().saturating_mul(streams as u64) > cached_bytes_max;
-        let in_place = None;
+        let (in_place, tile) = (None, Tile::default());
         Store {
             catalogue,
             layout,
@@ -120,6 +121,7 @@ impl Store {
             slots,
             undo,
             in_place,
+            tile,
             past_cache,
             integrity,
             power,

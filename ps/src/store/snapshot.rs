@@ -40,12 +40,18 @@ impl Store {
         partition: &Partition,
         rows: impl ExactSizeIterator<Item = u32>,
     ) -> Vec<u8> {
-        let row_bytes = partition.row_bytes();
-        let mut gathered = Vec::with_capacity(rows.len() * row_bytes as usize);
+        let (row_bytes, block_bytes) = (partition.row_bytes() as usize, self.geometry.block_bytes);
+        let mut gathered = Vec::with_capacity(rows.len() * row_bytes);
         for row in rows {
-            let start = partition.offset + u64::from(row) * row_bytes;
-            self.before(start..start + row_bytes)
-                .for_each(|piece| gathered.extend_from_slice(piece));
+            let start = partition.offset as usize + row as usize * row_bytes;
+            let (place, within) = (start / block_bytes, start % block_bytes);
+            if within + row_bytes <= block_bytes {
+                let block = self.values.blocks.read(self.values.home(place));
+                gathered.extend_from_slice(&block[within..within + row_bytes]);
+            } else {
+                let range = start as u64..(start + row_bytes) as u64;
+                self.before(range).for_each(|piece| gathered.extend_from_slice(piece));
+            }
         }
         gathered
     }

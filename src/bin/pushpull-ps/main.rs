@@ -2,6 +2,7 @@
 //! whatever it does, an embedder can do.
 
 mod rule;
+mod schedule;
 
 use std::fmt;
 use std::path::PathBuf;

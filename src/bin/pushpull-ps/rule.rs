@@ -2,8 +2,11 @@
 
 use clap::{Args, ValueEnum};
 use pushpull::{
-    Adadelta, Adagrad, Adam, AdamW, ClusterSpec, Ftrl, Momentum, PsConfig, RmsProp, Sgd, TaskId,
+    Adadelta, Adagrad, Adam, AdamW, ClusterSpec, Ftrl, Momentum, PsConfig, RmsProp, Schedule, Sgd,
+    TaskId,
 };
+
+use super::schedule::Course;
 
 /// A hyperparameter that is not given is the rule's default.
 #[derive(Debug, Args)]
@@ -14,6 +17,14 @@ pub(crate) struct RuleOptions {
     /// The rule's learning rate.
     #[arg(long, default_value_t = 0.01)]
     learning_rate: f64,
+    /// How the learning rate goes on from there, by the global step: steps:STEP=RATE,... (a rate
+    /// from behind a step on), exponential:RATE/STEPS or staircase:RATE/STEPS (times RATE every
+    /// STEPS, evenly or at once), cosine:RATE/STEPS (down to RATE in STEPS). Default: it stays.
+    #[arg(long)]
+    schedule: Option<Course>,
+    /// In how many steps the learning rate rises before that.
+    #[arg(long, default_value_t = 0)]
+    warm_up: u64,
     /// How much of the momentum each update keeps: needed by momentum and nesterov; rmsprop [0].
     #[arg(
         long,
@@ -26,13 +37,14 @@ pub(crate) struct RuleOptions {
     /// Divides by the root of the variance and not of the mean square: rmsprop.
     #[arg(long)]
     centered: bool,
-    /// The decay of the first moment: adam, adamw [0.9].
+    /// The decay of the first moment: adam, lazy_adam, adamw [0.9].
     #[arg(long)]
     beta1: Option<f64>,
-    /// The decay of the second moment: adam, adamw [0.999].
+    /// The decay of the second moment: adam, lazy_adam, adamw [0.999].
     #[arg(long)]
     beta2: Option<f64>,
-    /// What keeps a division from zero: adadelta [1e-8], rmsprop [1e-10], adam [1e-8], adamw [1e-7].
+    /// What keeps a division from zero: adadelta [1e-8], rmsprop [1e-10], adam and
+    /// lazy_adam [1e-8], adamw [1e-7].
     #[arg(long)]
     epsilon: Option<f64>,
     /// Which share of a weight is lost by an update at learning rate 1: adamw [0.004].
@@ -67,6 +79,8 @@ enum Rule {
     Adadelta,
     Rmsprop,
     Adam,
+    #[value(name = "lazy_adam")]
+    LazyAdam,
     Adamw,
     Ftrl,
 }
@@ -80,7 +94,7 @@ impl Rule {
             Rule::Adagrad => &["--initial-accumulator"],
             Rule::Adadelta => &["--rho", "--epsilon"],
             Rule::Rmsprop => &["--rho", "--momentum", "--epsilon", "--centered"],
-            Rule::Adam => &["--beta1", "--beta2", "--epsilon"],
+            Rule::Adam | Rule::LazyAdam => &["--beta1", "--beta2", "--epsilon"],
             Rule::Adamw => &["--beta1", "--beta2", "--epsilon", "--weight-decay"],
             Rule::Ftrl => &[
                 "--initial-accumulator",
@@ -101,7 +115,7 @@ impl RuleOptions {
     /// If a flag is given that the rule does not take: it would say something that is not so.
     pub(crate) fn config(&self, cluster: ClusterSpec, task: TaskId) -> Result<PsConfig, String> {
         self.check()?;
-        let rate = self.learning_rate;
+        let rate = self.rate();
         let momentum = self.momentum.unwrap_or_default();
         Ok(match self.optimizer {
             Rule::Sgd => PsConfig::new(cluster, task, Sgd::new(rate)),
@@ -111,9 +125,16 @@ impl RuleOptions {
             Rule::Adadelta => PsConfig::new(cluster, task, self.adadelta(rate)),
             Rule::Rmsprop => PsConfig::new(cluster, task, self.rmsprop(rate)),
             Rule::Adam => PsConfig::new(cluster, task, self.adam(rate)),
+            Rule::LazyAdam => PsConfig::new(cluster, task, self.adam(rate).lazy()),
             Rule::Adamw => PsConfig::new(cluster, task, self.adamw(rate)),
             Rule::Ftrl => PsConfig::new(cluster, task, self.ftrl(rate)),
         })
+    }
+
+    fn rate(&self) -> Schedule {
+        let rate = self.learning_rate;
+        let course = self.schedule.as_ref().map(|course| course.starting_at(rate));
+        course.unwrap_or(rate.into()).warm_up(self.warm_up)
     }
 
     /// Whether the rule takes every flag that is given.
@@ -139,20 +160,20 @@ impl RuleOptions {
             return Ok(());
         };
         let rule = self.optimizer.to_possible_value().expect("no rule is skipped");
-        let takes = [&["--learning-rate"], takes].concat().join(", ");
+        let takes = [&["--learning-rate", "--schedule", "--warm-up"], takes].concat().join(", ");
         Err(format!("--optimizer {} does not take {flag}, only {takes}", rule.get_name()))
     }
 
-    fn adagrad(&self, rate: f64) -> Adagrad {
+    fn adagrad(&self, rate: impl Into<Schedule>) -> Adagrad {
         with(Adagrad::new(rate), self.initial_accumulator, Adagrad::initial_accumulator)
     }
 
-    fn adadelta(&self, rate: f64) -> Adadelta {
+    fn adadelta(&self, rate: impl Into<Schedule>) -> Adadelta {
         let rule = with(Adadelta::new(rate), self.rho, Adadelta::rho);
         with(rule, self.epsilon, Adadelta::epsilon)
     }
 
-    fn rmsprop(&self, rate: f64) -> RmsProp {
+    fn rmsprop(&self, rate: impl Into<Schedule>) -> RmsProp {
         let rule = with(RmsProp::new(rate), self.rho, RmsProp::decay);
         let rule = with(rule, self.momentum, RmsProp::momentum);
         let rule = with(rule, self.epsilon, RmsProp::epsilon);
@@ -163,18 +184,18 @@ impl RuleOptions {
         (self.beta1.unwrap_or(0.9), self.beta2.unwrap_or(0.999))
     }
 
-    fn adam(&self, rate: f64) -> Adam {
+    fn adam(&self, rate: impl Into<Schedule>) -> Adam {
         let (beta1, beta2) = self.betas();
         with(Adam::new(rate).betas(beta1, beta2), self.epsilon, Adam::epsilon)
     }
 
-    fn adamw(&self, rate: f64) -> AdamW {
+    fn adamw(&self, rate: impl Into<Schedule>) -> AdamW {
         let (beta1, beta2) = self.betas();
         let rule = with(AdamW::new(rate).betas(beta1, beta2), self.epsilon, AdamW::epsilon);
         with(rule, self.weight_decay, AdamW::weight_decay)
     }
 
-    fn ftrl(&self, rate: f64) -> Ftrl {
+    fn ftrl(&self, rate: impl Into<Schedule>) -> Ftrl {
         let rule = with(Ftrl::new(rate), self.initial_accumulator, Ftrl::initial_accumulator);
         let rule = with(rule, self.learning_rate_power, Ftrl::learning_rate_power);
         let rule = with(rule, self.l1, Ftrl::l1);
@@ -244,6 +265,14 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn the_rate_goes_on_by_its_schedule() {
+        assert_eq!(parsed([]).unwrap().rate(), 0.01.into());
+        let line = ["--learning-rate", "0.5", "--schedule", "cosine:0.1/100", "--warm-up", "7"];
+        let expected = Schedule::cosine(0.5, 0.1, 100).warm_up(7);
+        assert_eq!(parsed(line).unwrap().rate(), expected);
     }
 
     #[test]

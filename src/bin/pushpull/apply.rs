@@ -32,7 +32,7 @@ pub(crate) fn run(bytes: usize, rounds: usize, json: bool) -> Result<(), Box<dyn
         let elements = bytes / 4;
         let gradient = vec![1.0_f32; elements];
         let mut store = StoreUnderTest::new(elements as u64, rule.clone())?;
-        let mut in_place = InPlace::new(elements, rule);
+        let mut in_place = InPlace::new(elements, rule)?;
         let ours = || {
             let start = Instant::now();
             store.push(&gradient);

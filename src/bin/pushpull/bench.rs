@@ -45,6 +45,8 @@ enum Suite {
     Transport,
     /// The rules in the store, beside the rules in place.
     Apply,
+    /// Rows of a sparse variable in the store, beside a bare gather.
+    Rows,
     /// A killed daemon, from exec to its first answered pull, beside a process that does nothing.
     Restart,
     /// A small network trained by two workers, beside the same two computing alone.
@@ -104,6 +106,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
                     super::mlp::run(transport, options.rounds, options.json)?;
                 }
             }
+            Suite::Rows => super::rows::run(options.rounds, options.json)?,
             Suite::Apply => {
                 super::apply::run(bytes_of(&options.apply_size)?, options.rounds, options.json)?;
             }

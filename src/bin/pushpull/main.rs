@@ -10,6 +10,7 @@ mod mlp;
 mod probe;
 mod report;
 mod restart;
+mod rows;
 mod saved;
 mod saving;
 

@@ -9,6 +9,8 @@ pub(crate) enum Unit {
     Throughput,
     /// Batches over time; more is better.
     Batches,
+    /// Millions of rows over time; more is better.
+    Rows,
     /// Microseconds; less is better.
     Latency,
 }
@@ -18,7 +20,7 @@ pub(crate) enum Unit {
 pub(crate) struct Row {
     pub(crate) name: String,
     pub(crate) unit: Unit,
-    /// What one operation moves: payload bytes, or batches.
+    /// What one operation moves: payload bytes, batches, or rows.
     pub(crate) amount: u64,
     /// The durations of our operations, round by round.
     pub(crate) ours: Vec<Vec<Duration>>,
@@ -34,9 +36,13 @@ fn quantile(values: &mut [f64], share: f64) -> f64 {
 }
 
 impl Row {
-    /// The median over rounds of each round's throughput: GB/s, or batches a second.
+    /// The median over rounds of each round's throughput: GB/s, batches or millions of rows a second.
     fn throughput(&self, rounds: &[Vec<Duration>]) -> f64 {
-        let scale = if self.unit == Unit::Batches { 1.0 } else { 1e-9 };
+        let scale = match self.unit {
+            Unit::Batches => 1.0,
+            Unit::Rows => 1e-6,
+            _ => 1e-9,
+        };
         let mut rates: Vec<f64> = rounds
             .iter()
             .map(|round| {
@@ -62,8 +68,12 @@ impl Row {
     pub(crate) fn print(&self, json: bool) {
         let (name, n) = (&self.name, self.ours.len());
         match self.unit {
-            Unit::Throughput | Unit::Batches => {
-                let unit = if self.unit == Unit::Batches { "batches/s" } else { "GB/s" };
+            Unit::Throughput | Unit::Batches | Unit::Rows => {
+                let unit = match self.unit {
+                    Unit::Batches => "batches/s",
+                    Unit::Rows => "Mrows/s",
+                    _ => "GB/s",
+                };
                 let (ours, ceiling) = (self.throughput(&self.ours), self.throughput(&self.ceiling));
                 let ratio = ours / ceiling;
                 if json {

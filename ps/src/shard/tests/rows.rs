@@ -183,7 +183,7 @@ proptest! {
             false => alone(Adam::new(0.1), ROWS.into(), sparse),
             true => alone(Adagrad::new(0.1), ROWS.into(), sparse),
         };
-        let decays = rule().decays_absent_rows();
+        let decays = rule().moves_absent_rows();
         let ((mut sparse, a), (mut dense, b)) = (start(true), start(false));
         let index = u64::from(ROWS) * 12;
         for (sequence, rows) in (1..).zip(pushes) {

@@ -1,0 +1,208 @@
+//! Learning rates that change with the global step.
+
+use super::{ApplyAt, Fault, fault_unless, not_negative};
+
+/// A learning rate for every global step; a number is one that stays as it is.
+///
+/// The step is that of the token under which a gradient was computed ([`ApplyAt::step`]): 0 for the
+/// first, the same for all gradients of a synchronous step, and the same on every shard. Rates are
+/// computed in `f64`, and rounded to a variable's type by the rule. Powers and cosines are those of
+/// the platform, whose last digit may differ between machines.
+///
+/// ```
+/// use pushpull_ps::optimizer::{Momentum, Schedule};
+///
+/// // Up to 0.4 in 500 steps, then a tenth of it from the 10,000th step after that on.
+/// let rate = Schedule::steps(0.4, [(10_000, 0.04)]).warm_up(500);
+/// assert_eq!(rate.at(249), 0.2);
+/// let rule = Momentum::new(rate, 0.9);
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Schedule {
+    course: Course,
+    warm_up: u64,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Course {
+    Constant(f64),
+    Steps { first: f64, then: Vec<(u64, f64)> },
+    Exponential { initial: f64, decay_rate: f64, decay_steps: u64, staircase: bool },
+    Cosine { initial: f64, last: f64, decay_steps: u64 },
+}
+
+impl From<f64> for Schedule {
+    fn from(rate: f64) -> Self {
+        Course::Constant(rate).into()
+    }
+}
+
+impl From<Course> for Schedule {
+    fn from(course: Course) -> Self {
+        Schedule { course, warm_up: 0 }
+    }
+}
+
+impl Schedule {
+    /// The `first` rate up to and with the step that is named first, then the rate named with it
+    /// up to the next, and so on: TensorFlow's `piecewise_constant`, whose boundaries belong to
+    /// the rate before them, too.
+    pub fn steps(first: f64, then: impl IntoIterator<Item = (u64, f64)>) -> Self {
+        Course::Steps { first, then: then.into_iter().collect() }.into()
+    }
+
+    /// `initial decay_rate^(step / decay_steps)`: TensorFlow's `exponential_decay`. The decay rate
+    /// is above 0, and 1 at the most.
+    pub fn exponential(initial: f64, decay_rate: f64, decay_steps: u64) -> Self {
+        Course::Exponential { initial, decay_rate, decay_steps, staircase: false }.into()
+    }
+
+    /// The same with an exponent that is rounded down: a lower rate every `decay_steps`.
+    pub fn staircase(initial: f64, decay_rate: f64, decay_steps: u64) -> Self {
+        Course::Exponential { initial, decay_rate, decay_steps, staircase: true }.into()
+    }
+
+    /// From the `initial` rate to the `last` along half a cosine of `decay_steps`, and the last from
+    /// then on (Loshchilov and Hutter, 2017, without restarts): TensorFlow's `cosine_decay`, whose
+    /// `alpha` is `last / initial`.
+    pub fn cosine(initial: f64, last: f64, decay_steps: u64) -> Self {
+        Course::Cosine { initial, last, decay_steps }.into()
+    }
+
+    /// The same after as many steps in which the rate rises evenly (Goyal and others, 2017, section
+    /// 2.2): from an equal share in the first to all that the schedule begins with in the last.
+    /// The steps of the schedule itself count from there. Default: none.
+    pub fn warm_up(self, steps: u64) -> Self {
+        Schedule { warm_up: steps, ..self }
+    }
+
+    /// The rate at a step.
+    pub fn at(&self, step: u64) -> f64 {
+        match step.checked_sub(self.warm_up) {
+            Some(step) => self.course.at(step),
+            None => self.course.at(0) * ((step + 1) as f64 / self.warm_up as f64),
+        }
+    }
+
+    /// The rate of an update.
+    pub(super) fn of(&self, at: ApplyAt) -> f64 {
+        self.at(at.step) * at.rate
+    }
+
+    /// What cannot be used: a rate that is negative or not finite, steps that do not rise, no steps
+    /// to decay in.
+    pub(super) fn fault(&self) -> Fault {
+        let rate = |rate| not_negative("learning_rate", rate);
+        let steps = |steps| fault_unless(steps > 0, "decay_steps", 0.0, "it must be above 0");
+        match &self.course {
+            Course::Constant(constant) => rate(*constant),
+            Course::Steps { first, then } => {
+                let falls = then.windows(2).find(|pair| pair[0].0 >= pair[1].0);
+                let falls = falls.map(|pair| ("steps", pair[1].0 as f64, "steps must rise"));
+                rate(*first).or(then.iter().find_map(|then| rate(then.1))).or(falls)
+            }
+            Course::Exponential { initial, decay_rate, decay_steps, .. } => {
+                let usable = *decay_rate > 0.0 && *decay_rate <= 1.0;
+                let reason = "it must be above 0, and 1 at the most";
+                let decay = fault_unless(usable, "decay_rate", *decay_rate, reason);
+                rate(*initial).or(decay).or(steps(*decay_steps))
+            }
+            Course::Cosine { initial, last, decay_steps } => {
+                rate(*initial).or(rate(*last)).or(steps(*decay_steps))
+            }
+        }
+    }
+
+    /// What no rate is below.
+    pub(super) fn lowest(&self) -> f64 {
+        match &self.course {
+            Course::Constant(rate) => *rate,
+            Course::Steps { first, then } => then.iter().map(|then| then.1).fold(*first, f64::min),
+            Course::Exponential { initial, decay_rate, .. } if *decay_rate == 1.0 => *initial,
+            Course::Exponential { .. } => 0.0,
+            Course::Cosine { initial, last, .. } => initial.min(*last),
+        }
+    }
+}
+
+impl Course {
+    fn at(&self, step: u64) -> f64 {
+        match *self {
+            Course::Constant(rate) => rate,
+            Course::Steps { first, ref then } => {
+                let passed = then.partition_point(|&(boundary, _)| boundary < step);
+                passed.checked_sub(1).map_or(first, |last| then[last].1)
+            }
+            Course::Exponential { initial, decay_rate, decay_steps, staircase } => {
+                let exponent = step as f64 / decay_steps as f64;
+                let exponent = if staircase { exponent.floor() } else { exponent };
+                initial * decay_rate.powf(exponent)
+            }
+            Course::Cosine { initial, last, decay_steps } => {
+                let part = step.min(decay_steps) as f64 / decay_steps as f64;
+                let left = 0.5 * (1.0 + (std::f64::consts::PI * part).cos());
+                last + (initial - last) * left
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(schedule: &Schedule, expected: &[(u64, f64)]) {
+        assert_eq!(schedule.fault(), None);
+        for &(step, expected) in expected {
+            let found = schedule.at(step);
+            assert!((found - expected).abs() < 1e-15, "{found} at {step}, not {expected}");
+            assert!(found >= schedule.lowest(), "{found} at {step} of {schedule:?}");
+        }
+    }
+
+    #[test]
+    fn rates_are_those_of_their_formulas() {
+        check(&0.1.into(), &[(0, 0.1), (u64::MAX, 0.1)]);
+        let steps = Schedule::steps(1.0, [(10, 0.5), (20, 0.1)]);
+        check(&steps, &[(0, 1.0), (10, 1.0), (11, 0.5), (20, 0.5), (21, 0.1), (u64::MAX, 0.1)]);
+        let exponential = Schedule::exponential(0.5, 0.25, 100);
+        check(&exponential, &[(0, 0.5), (50, 0.25), (100, 0.125), (200, 0.03125), (u64::MAX, 0.0)]);
+        let staircase = Schedule::staircase(0.5, 0.25, 100);
+        check(&staircase, &[(0, 0.5), (99, 0.5), (100, 0.125), (199, 0.125), (200, 0.03125)]);
+        let cosine = Schedule::cosine(1.0, 0.25, 60);
+        let sixth = 0.25 + 0.75 * 0.75;
+        check(&cosine, &[(0, 1.0), (20, sixth), (30, 0.625), (60, 0.25), (61, 0.25)]);
+    }
+
+    #[test]
+    fn a_schedule_begins_where_its_warm_up_ends() {
+        let schedule = Schedule::staircase(0.5, 0.25, 100).warm_up(5);
+        check(&schedule.clone().warm_up(0), &[(0, 0.5)]);
+        let rises = [(0, 0.1), (1, 0.2), (3, 0.4), (4, 0.5), (5, 0.5)];
+        for (step, expected) in rises.into_iter().chain([(104, 0.5), (105, 0.125)]) {
+            assert!((schedule.at(step) - expected).abs() < 1e-15, "at {step}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_named() {
+        let faults = [
+            (f64::NAN.into(), "learning_rate"),
+            (Schedule::from(-0.1).warm_up(5), "learning_rate"),
+            (Schedule::steps(-1.0, []), "learning_rate"),
+            (Schedule::steps(1.0, [(5, 0.5), (9, f64::INFINITY)]), "learning_rate"),
+            (Schedule::steps(1.0, [(5, 0.5), (5, 0.1)]), "steps"),
+            (Schedule::exponential(f64::INFINITY, 0.5, 1), "learning_rate"),
+            (Schedule::exponential(1.0, 0.0, 1), "decay_rate"),
+            (Schedule::exponential(1.0, f64::NAN, 1), "decay_rate"),
+            (Schedule::staircase(1.0, 1.5, 1), "decay_rate"),
+            (Schedule::staircase(1.0, 0.5, 0), "decay_steps"),
+            (Schedule::cosine(-1.0, 0.0, 1), "learning_rate"),
+            (Schedule::cosine(1.0, -1.0, 1), "learning_rate"),
+            (Schedule::cosine(1.0, 0.0, 0), "decay_steps"),
+        ];
+        for (schedule, name) in faults {
+            assert_eq!(schedule.fault().map(|fault| fault.0), Some(name), "{schedule:?}");
+        }
+    }
+}

@@ -1,0 +1,31 @@
+//! The example of a rule of one's own: what it computes, and that servers train by it.
+
+#![allow(dead_code, reason = "the example has a main of its own")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+#[path = "../examples/custom_rule.rs"]
+mod custom_rule;
+
+use custom_rule::Lion;
+use pushpull::Optimizer;
+use pushpull::optimizer::{ApplyAt, Run};
+
+#[test]
+fn the_rule_goes_by_the_sign_of_what_has_gathered() {
+    let rule = Lion::new(0.5);
+    assert_eq!(rule.fault(), None);
+    let (mut values, mut momentum) = ([1.0_f64, 1.0, 1.0, 1.0], [0.0, 0.0, -1.0, 0.0]);
+    let slots: &mut [&mut [f64]] = &mut [&mut momentum];
+    let gradient = &[3.0, -0.1, 1.0, 0.0];
+    rule.apply_f64(ApplyAt::new(1, 0), Run { values: &mut values, slots, gradient });
+    assert_eq!(values, [0.5, 1.5, 1.5, 1.0]);
+    for (found, expected) in momentum.iter().zip([0.03, -0.001, -0.98, 0.0]) {
+        assert!((found - expected).abs() < 1e-15, "{momentum:?}");
+    }
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn servers_train_by_it() {
+    let loss = custom_rule::train().await.unwrap();
+    assert!(loss < 1e-6, "a loss of {loss} is left");
+}
