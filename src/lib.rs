@@ -56,6 +56,7 @@
 
 pub use pushpull_common::catalogue::{Catalogue, CatalogueError};
 pub use pushpull_common::cluster::{ClusterError, ClusterSpec, ClusterSpecBuilder};
+pub use pushpull_common::codec::{Codec, CodecError};
 pub use pushpull_common::device::{DeviceError, DeviceFilters, DeviceSpec};
 pub use pushpull_common::ids::{GlobalStep, Sequence, ShardId, TaskId, VariableId};
 pub use pushpull_common::initializer::Initializer;
@@ -73,8 +74,8 @@ pub use pushpull_ps::{
 };
 pub use pushpull_worker::{
     Checksums, ClipError, ConnectError, Error, Gradients, Initial, JoinError, LossScale,
-    LossScaleError, Params, Pulled, Push, Pushing, Reader, ReaderError, Restored, SavedCheckpoint,
-    Silent, SilentShards, Token, ViewError, Worker, WorkerConfig, blocking,
+    LossScaleError, Params, Pulled, Push, Pushing, Reader, ReaderError, ResidualsError, Restored,
+    SavedCheckpoint, Silent, SilentShards, Token, ViewError, Worker, WorkerConfig, blocking,
 };
 
 pub use pushpull_common as common;

@@ -55,12 +55,16 @@ const PURE: &[(&str, &[&str])] = &[
     ("worker/src/params.rs", &[]),
     ("worker/src/clipping.rs", &[]),
     ("worker/src/loss_scale.rs", &[]),
+    ("worker/src/compression.rs", &[]),
+    ("worker/src/compression", &[]),
     ("worker/src/initial.rs", &[]),
 ];
 
 /// Modules that a module may not name: arrows within a crate point down too.
 const MODULES: &[(&str, &[&str])] = &[
     ("common/src/protocol", &["crate::catalogue", "crate::cluster", "crate::placement"]),
+    ("common/src/codec", &["crate::protocol", "crate::catalogue", "crate::placement"]),
+    ("common/src/codec.rs", &["crate::protocol", "crate::catalogue", "crate::placement"]),
     ("common/src/cluster", &["crate::protocol", "crate::placement", "crate::catalogue"]),
     ("common/src/cluster.rs", &["crate::protocol", "crate::placement", "crate::catalogue"]),
     (
@@ -80,6 +84,7 @@ const MODULES: &[(&str, &[&str])] = &[
     ("ps/src/shard", &["crate::runtime"]),
     ("ps/src/aggregate", &["crate::runtime", "crate::store"]),
     ("worker/src/session", &["crate::runtime", "crate::worker", "crate::client"]),
+    ("worker/src/compression.rs", &["crate::session", "crate::runtime", "crate::worker"]),
     ("worker/src/fanout.rs", &["crate::session", "crate::runtime", "crate::worker"]),
 ];
 

@@ -7,6 +7,7 @@
 mod difference;
 mod encoding;
 mod layout;
+mod pieces;
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -23,6 +24,7 @@ use crate::tensor::ShapeError;
 use crate::variable::{VariableError, VariableSpec};
 
 pub use layout::{Partition, ShardLayout};
+pub use pieces::Piece;
 
 /// Why a list of variables is not a catalogue.
 #[derive(Clone, Debug, PartialEq, Error)]
@@ -179,6 +181,11 @@ impl Catalogue {
     /// The shards that hold something.
     pub fn shards(&self) -> impl Iterator<Item = ShardId> {
         self.layouts.keys().copied()
+    }
+
+    /// What a shard holds, without a copy; `None` for one that holds nothing.
+    pub fn layout_of(&self, shard: ShardId) -> Option<&ShardLayout> {
+        self.layouts.get(&shard)
     }
 
     /// What a shard holds; empty for one that holds nothing.

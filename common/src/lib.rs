@@ -8,6 +8,7 @@
 
 pub mod catalogue;
 pub mod cluster;
+pub mod codec;
 pub mod device;
 pub mod identity;
 pub mod ids;

@@ -4,6 +4,7 @@
 //! workers. With `--job-name` and `--task-index`: one task of a cluster, as in the classic
 //! trainers; see the README.
 
+mod codec_table;
 mod data;
 mod model;
 mod options;
@@ -39,10 +40,31 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs the whole cluster in this process.
+/// Runs the whole cluster in this process: once, or with each codec.
 fn all_in_one(options: &Options) -> Result<(), Failure> {
-    let runtime = tokio::runtime::Builder::new_current_thread().build()?;
     let split = load(options)?;
+    match &options.codec_table {
+        Some(path) => codec_table::write(options, &split, path),
+        None => {
+            let run = train_here(options, &split)?;
+            report(options, &split, &run)
+        }
+    }
+}
+
+/// What came of a training.
+struct Run {
+    outcome: Outcome,
+    workers: usize,
+    servers: usize,
+    took: Duration,
+    /// What the servers received of gradients, as it came.
+    push_bytes: u64,
+}
+
+/// Trains in this process.
+fn train_here(options: &Options, split: &Split) -> Result<Run, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().build()?;
     let listeners = runtime.block_on(async {
         Ok::<_, pushpull::ListenError>([
             Ps::listen("127.0.0.1:0").await?,
@@ -62,7 +84,7 @@ fn all_in_one(options: &Options) -> Result<(), Failure> {
 
     let start = Instant::now();
     let outcome = std::thread::scope(|scope| {
-        let (split, cluster) = (&split, &cluster);
+        let cluster = &cluster;
         let run = move |index| train::run(options, cluster, TaskId::worker(index), split);
         let others: Vec<_> =
             (1..options.workers()).map(|index| scope.spawn(move || run(index))).collect();
@@ -72,11 +94,25 @@ fn all_in_one(options: &Options) -> Result<(), Failure> {
         }
         first
     })?;
-    report(options, &cluster, &split, outcome, start)?;
+    let took = start.elapsed();
+    let push_bytes = servers.iter().map(|server| server.handle().metrics().push_bytes).sum();
     for server in servers {
         runtime.block_on(server.serve(async {}))?;
     }
-    Ok(())
+    Run::new(outcome, &cluster, took, push_bytes)
+}
+
+impl Run {
+    fn new(
+        outcome: Option<Outcome>,
+        cluster: &ClusterSpec,
+        took: Duration,
+        push_bytes: u64,
+    ) -> Result<Run, Failure> {
+        let outcome = outcome.ok_or("the chief did not report")?;
+        let (workers, servers) = (cluster.num_tasks("worker")?, cluster.num_tasks("ps")?);
+        Ok(Run { outcome, workers, servers, took, push_bytes })
+    }
 }
 
 /// Runs one parameter server of a cluster.
@@ -109,7 +145,8 @@ fn work(options: &Options, task: TaskId, cluster: ClusterSpec) -> Result<(), Fai
     let start = Instant::now();
     let outcome = train::run(options, &cluster, task, &split)?;
     if outcome.is_some() {
-        report(options, &cluster, &split, outcome, start)?;
+        // The servers count elsewhere.
+        report(options, &split, &Run::new(outcome, &cluster, start.elapsed(), 0)?)?;
     }
     Ok(())
 }
@@ -129,14 +166,8 @@ fn server(options: &Options, cluster: &ClusterSpec, task: u32) -> PsConfig {
 }
 
 /// Prints the loss curve, and as last line one JSON object.
-fn report(
-    options: &Options,
-    cluster: &ClusterSpec,
-    split: &Split,
-    outcome: Option<Outcome>,
-    start: Instant,
-) -> Result<(), Failure> {
-    let outcome = outcome.ok_or("the chief did not report")?;
+fn report(options: &Options, split: &Split, run: &Run) -> Result<(), Failure> {
+    let outcome = &run.outcome;
     println!("{}", picture::curve(&outcome.losses, 60, 10));
     let mode = match options.synchronous {
         None => "\"asynchronous\"".to_owned(),
@@ -147,12 +178,12 @@ fn report(
     println!(
         "{{\"example\":\"digits\",\"mode\":{mode},\"workers\":{},\"ps\":{},\"steps\":{},\
          \"test\":{},\"accuracy\":{:.4},\"seconds\":{:.2}}}",
-        cluster.num_tasks("worker")?,
-        cluster.num_tasks("ps")?,
+        run.workers,
+        run.servers,
         outcome.steps,
         split.test.rows(),
         outcome.accuracy,
-        start.elapsed().as_secs_f64(),
+        run.took.as_secs_f64(),
     );
     Ok(())
 }

@@ -4,7 +4,9 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Parser, ValueEnum};
-use pushpull::{ClusterSpec, Mode, TaskId};
+use pushpull::{ClusterSpec, Codec, Mode, TaskId};
+
+use super::data::Split;
 
 /// Synchronous steps: of the gradients of how many replicas each is made, and of how many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +69,14 @@ pub(crate) struct Options {
     /// step is made of --batch rows in either mode, so as many steps come to the same accuracy.
     #[arg(long, value_name = "A/R")]
     pub(crate) synchronous: Option<Replicas>,
+    /// Encodes the gradients on their way: f16, bf16, int8, onebit, topk(FRACTION) or
+    /// threshold(MAGNITUDE). What that leaves out is added to the next ones.
+    #[arg(long)]
+    pub(crate) codec: Option<Codec>,
+    /// Trains in this process with each codec, and three seeds, and writes a table of what came of it
+    /// into this document, between its marks; of --data, or of the digits.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["job_name", "codec"])]
+    pub(crate) codec_table: Option<PathBuf>,
     /// A directory with Fashion-MNIST or MNIST in IDX form, plain or .gz.
     #[arg(long)]
     pub(crate) data: Option<PathBuf>,
@@ -102,6 +112,12 @@ impl Options {
     /// Workers of a cluster in one process.
     pub(crate) fn workers(&self) -> u32 {
         self.synchronous.map_or(2, |replicas| replicas.total)
+    }
+
+    /// Parameters of the network for these data.
+    pub(crate) fn parameters(&self, split: &Split) -> usize {
+        let (inputs, outputs) = (split.train.width, split.train.classes);
+        (inputs + 1) * self.hidden + (self.hidden + 1) * outputs
     }
 
     /// Rows that one gradient is of.

@@ -39,7 +39,11 @@ pub(crate) fn run(
     let config = WorkerConfig::new(cluster.clone(), task.clone())
         .placement(Strategy::GreedyBytes)
         .on_progress(Duration::from_secs(5), |silent| eprintln!("waiting for {silent}"));
-    let mut worker = Worker::connect(config.clone())?;
+    let encoded = match options.codec {
+        Some(codec) => config.clone().codec("*", codec),
+        None => config.clone(),
+    };
+    let mut worker = Worker::connect(encoded)?;
     let mut model = Mlp::new(split.train.width, options.hidden, split.train.classes);
     let servers = cluster.num_tasks("ps")? as u32;
     let mut params = worker.join(&variables(&model, options.seed, servers)?, |_| ())?;

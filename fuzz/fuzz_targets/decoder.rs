@@ -10,6 +10,7 @@ use std::io::{self, IoSliceMut};
 
 use libfuzzer_sys::fuzz_target;
 use pushpull_common::catalogue::Catalogue;
+use pushpull_common::codec::Encoding;
 use pushpull_common::protocol::{
     BodyPoll, BodyStamp, Envelope, FrameReader, Header, Message, Poll, encode, header, limits,
 };
@@ -21,7 +22,21 @@ fuzz_target!(|bytes: &[u8]| {
     read(bytes);
     read(&mend(bytes));
     catalogue(bytes);
+    stretch(bytes);
 });
+
+/// A stretch of a gradient in any encoding: the first bytes say which, and of how many elements.
+fn stretch(bytes: &[u8]) {
+    let Some((&[code, low, high], rest)) = bytes.split_first_chunk() else {
+        return;
+    };
+    let Some(encoding) = Encoding::from_code(code) else {
+        return;
+    };
+    let elements = usize::from(u16::from_le_bytes([low, high]));
+    let _ = encoding.decode(rest, &mut vec![0f32; elements]);
+    let _ = encoding.decode(rest, &mut vec![0f64; elements]);
+}
 
 /// Choices that follow from the input (xorshift64).
 struct Choices(u64);

@@ -86,7 +86,7 @@ counters! {
     duplicates,
     /// Pushes refused, and pushes given up before they were whole.
     pushes_dropped,
-    /// Bytes of pushes received.
+    /// Bytes of pushes received, as they came: of what is encoded fewer than of its elements.
     push_bytes,
     /// Pulls answered.
     pulls,

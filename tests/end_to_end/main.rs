@@ -6,6 +6,7 @@ mod bad_input;
 mod bounds;
 mod checkpoints;
 mod cluster;
+mod codecs;
 mod exactness;
 mod hostile;
 mod lifecycle;

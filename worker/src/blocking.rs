@@ -12,6 +12,7 @@ use pushpull_common::placement::Placement;
 use pushpull_common::tensor::Element;
 use pushpull_common::variable::VariableSpec;
 
+use crate::compression::ResidualsError;
 use crate::config::WorkerConfig;
 use crate::error::{ConnectError, Error, JoinError};
 use crate::initial::Initial;
@@ -126,6 +127,16 @@ impl Worker {
     /// See [`crate::Worker::resume`].
     pub fn resume(&mut self, sequence: Sequence) -> Result<Push, Error> {
         wait(self.0.resume(sequence))
+    }
+
+    /// See [`crate::Worker::residuals`].
+    pub fn residuals(&self) -> Vec<u8> {
+        self.0.residuals()
+    }
+
+    /// See [`crate::Worker::restore_residuals`].
+    pub fn restore_residuals(&mut self, bytes: &[u8]) -> Result<(), ResidualsError> {
+        self.0.restore_residuals(bytes)
     }
 
     /// See [`crate::Worker::finish`].

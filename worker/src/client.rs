@@ -36,6 +36,7 @@ pub(crate) struct Client {
 impl Client {
     /// Starts a session and connects to the step owner.
     pub(crate) async fn connect(config: WorkerConfig, role: Role) -> Result<Client, ConnectError> {
+        config.check_codecs()?;
         let cluster = &config.cluster;
         let task = config.task.clone();
         let owner: TaskId =
@@ -52,6 +53,7 @@ impl Client {
             owner,
             incarnation: Incarnation(RandomState::new().build_hasher().finish()),
             checksums: config.checksums,
+            values: config.values.map(|codec| codec.encoding()),
             identity: Identity::new().with("ps", cluster.ps_identity()),
             addresses: addresses.collect(),
             progress_interval: config.progress.is_some().then_some(config.progress_interval),
@@ -62,13 +64,15 @@ impl Client {
         Ok(Client { config, session, owner, welcomed, spare: None })
     }
 
-    /// Connects to the step owner and to every shard a plan uses, and returns them in this order.
-    pub(crate) async fn open(&self, plan: &Plan) -> Result<Vec<ShardId>, Error> {
+    /// Connects to the step owner and to every shard a plan uses, and returns them in this order, with
+    /// what they said.
+    pub(crate) async fn open(&self, plan: &Plan) -> Result<(Vec<ShardId>, Welcomed), Error> {
         // The owner first, whether it holds variables or not: it is also initialized first.
         let others = plan.shards().iter().copied().filter(|&shard| shard != self.owner);
         let shards: Vec<ShardId> = std::iter::once(self.owner).chain(others).collect();
-        open(&self.session, shards.clone(), self.config.connect_timeout).await?;
-        Ok(shards)
+        let timeout = self.config.connect_timeout;
+        let welcomed = open(&self.session, shards.clone(), timeout).await?;
+        Ok((shards, welcomed))
     }
 
     /// Sends a request that may be sent again, and returns its answer and the answer's body.

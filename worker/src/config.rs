@@ -5,10 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pushpull_common::cluster::ClusterSpec;
+use pushpull_common::codec::Codec;
 use pushpull_common::ids::TaskId;
 use pushpull_common::placement::Strategy;
 
-use crate::error::SilentShards;
+use crate::compression::Rule;
+use crate::error::{ConnectError, SilentShards};
 
 /// A function that is told for whom a worker waits.
 pub(crate) type Progress = Arc<dyn Fn(&SilentShards) + Send + Sync>;
@@ -36,6 +38,8 @@ pub struct WorkerConfig {
     pub(crate) timeout: Duration,
     pub(crate) save_timeout: Duration,
     pub(crate) checksums: Checksums,
+    pub(crate) codecs: Vec<Rule>,
+    pub(crate) values: Option<Codec>,
     pub(crate) progress: Option<Progress>,
     pub(crate) progress_interval: Duration,
 }
@@ -61,6 +65,8 @@ impl WorkerConfig {
             timeout: Duration::from_secs(60),
             save_timeout: Duration::from_secs(600),
             checksums: Checksums::default(),
+            codecs: Vec::new(),
+            values: None,
             progress: None,
             progress_interval: Duration::from_secs(10),
         }
@@ -93,6 +99,38 @@ impl WorkerConfig {
     /// Whether tensors carry checksums. Default [`Checksums::Remote`].
     pub fn checksums(self, checksums: Checksums) -> Self {
         WorkerConfig { checksums, ..self }
+    }
+
+    /// Encodes the gradients of variables, so that fewer bytes are sent: those of this name, or if a
+    /// `*` stands at its end, all whose names begin so. Called again, the last call that matches a
+    /// variable counts; `None` sends it as it is. Default: none is encoded.
+    ///
+    /// What an encoding leaves out is added to the next gradient ([`pushpull_common::codec`]), and
+    /// belongs to the worker: [`crate::Worker::residuals`]. Cost: the memory of one gradient, and some
+    /// passes over it on the caller's thread for each push. `join` refuses a codec that a server does
+    /// not know, and a name that no variable has or one that takes no gradients.
+    pub fn codec(mut self, names: impl Into<String>, codec: impl Into<Option<Codec>>) -> Self {
+        self.codecs.push(Rule { names: names.into(), codec: codec.into() });
+        self
+    }
+
+    /// Pulls the values of trained variables as [`Codec::F16`] or [`Codec::Bf16`], so that half as many bytes
+    /// come: they are rounded, and in [`crate::Params`] of the variable's own type all the same. Plain
+    /// variables come as they are. A server that does not know the encoding sends all as they are. Default:
+    /// as they are. The servers hold, and optimizers change, full values in any case.
+    pub fn pull_codec(self, codec: impl Into<Option<Codec>>) -> Self {
+        WorkerConfig { values: codec.into(), ..self }
+    }
+
+    /// What is wrong with the codecs, if something is.
+    pub(crate) fn check_codecs(&self) -> Result<(), ConnectError> {
+        for codec in self.codecs.iter().filter_map(|rule| rule.codec) {
+            codec.validate()?;
+        }
+        match self.values.filter(|codec| codec.encoding().codec_of_values().is_none()) {
+            Some(codec) => Err(ConnectError::PullCodec { codec }),
+            None => Ok(()),
+        }
     }
 
     /// Calls `report` from the session's thread every `interval` for which an operation still

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use pushpull_common::catalogue::CatalogueError;
 use pushpull_common::cluster::ClusterError;
+use pushpull_common::codec::{Codec, CodecError, EncodeError};
 use pushpull_common::ids::{Sequence, ShardId, TaskId};
 use pushpull_common::placement::PlacementError;
 use pushpull_common::protocol::Refusal;
@@ -60,6 +61,19 @@ pub enum ConnectError {
         /// Why not.
         source: ClusterError,
     },
+    /// A codec of the configuration cannot be used.
+    #[error("cannot connect: {source}")]
+    Codec {
+        /// Why not.
+        #[from]
+        source: CodecError,
+    },
+    /// Values cannot be pulled in this form.
+    #[error("cannot connect: values are not pulled as {codec}, only as f16 or bf16")]
+    PullCodec {
+        /// The codec.
+        codec: Codec,
+    },
     /// The operating system gave no thread.
     #[error("cannot connect: no thread for the session: {source}")]
     Thread {
@@ -92,6 +106,33 @@ pub enum JoinError {
     /// The chief's closure gave a variable values it cannot have.
     #[error(transparent)]
     Initial(ViewError),
+    /// A server does not know the codec of a variable. Choose another, or update the server.
+    #[error("cannot push {variable:?} as {codec}: {shard} does not know it")]
+    UnknownCodec {
+        /// The variable.
+        variable: String,
+        /// Its codec.
+        codec: Codec,
+        /// Who does not know it.
+        shard: ShardId,
+    },
+    /// A codec was chosen for a variable that takes no gradients, or takes them as rows.
+    #[error(
+        "cannot push {variable:?} as {codec}: it takes no gradients, or takes them as rows, which \
+         travel as they are"
+    )]
+    NotCompressible {
+        /// The variable.
+        variable: String,
+        /// The codec.
+        codec: Codec,
+    },
+    /// A codec was chosen for variables that there are none of: a misspelt name.
+    #[error("cannot choose a codec for {names:?}: no variable is called that")]
+    NothingToCompress {
+        /// The name, or how names begin.
+        names: String,
+    },
     /// The worker has joined already.
     #[error("cannot join twice")]
     Twice,
@@ -308,6 +349,14 @@ pub enum Error {
         element: usize,
         /// Its value.
         value: f64,
+    },
+    /// A gradient cannot be encoded. Nothing was sent.
+    #[error("cannot push {variable:?}: {error}")]
+    Encode {
+        /// The variable.
+        variable: String,
+        /// Why not.
+        error: EncodeError,
     },
     /// What a checkpoint is to keep for its user is too long. Nothing was sent.
     #[error("cannot save a checkpoint: {bytes} bytes of the user's, the limit is {limit}")]

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use pushpull_common::catalogue::Catalogue;
+use pushpull_common::codec::Encoding;
 use pushpull_common::ids::{ShardId, VariableId};
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
 
@@ -52,11 +53,31 @@ pub(crate) struct Part {
     pub(crate) offset: u64,
     /// Its body, in order.
     pub(crate) bodies: Vec<Bytes>,
+    /// What the body is, if it is encoded.
+    pub(crate) encoded: Option<Stretch>,
+}
+
+/// Elements that are encoded.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stretch {
+    pub(crate) encoding: Encoding,
+    pub(crate) elements: u32,
+    /// The bytes they take in the shard's layout.
+    pub(crate) bytes: u64,
 }
 
 impl Part {
+    /// A part whose body is as it is.
+    fn plain(offset: u64, bodies: Vec<Bytes>) -> Part {
+        Part { offset, bodies, encoded: None }
+    }
+
+    /// How much of the shard's layout it covers, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
-        self.bodies.iter().map(|body| body.len() as u64).sum()
+        match &self.encoded {
+            Some(stretch) => stretch.bytes,
+            None => self.bodies.iter().map(|body| body.len() as u64).sum(),
+        }
     }
 }
 
@@ -109,6 +130,11 @@ impl Plan {
     /// The length of a buffer for all variables, in bytes; a multiple of 8.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// The most of a shard's layout that a part may cover, in bytes.
+    pub(crate) fn part_bytes(&self) -> u64 {
+        self.part_bytes
     }
 
     /// Where a variable lies in a buffer, in bytes; nowhere if it is sparse.
@@ -193,10 +219,7 @@ impl Plan {
             let held = start.min(bytes.len())..end.min(bytes.len());
             let padding = Bytes::from_static(&PADDING).slice(..end - start - held.len());
             let bodies = [bytes.slice(held), padding].into_iter();
-            Part {
-                offset: offset + range.start,
-                bodies: bodies.filter(|b| !b.is_empty()).collect(),
-            }
+            Part::plain(offset + range.start, bodies.filter(|b| !b.is_empty()).collect())
         };
         cut(0..length, self.part_bytes).map(part).collect()
     }
@@ -212,7 +235,7 @@ impl Plan {
             Span::Buffer(start) => body(start..start + bytes),
             Span::Padding => Bytes::from_static(&PADDING).slice(..bytes),
         });
-        Part { offset: range.start, bodies: bodies.collect() }
+        Part::plain(range.start, bodies.collect())
     }
 }
 

@@ -36,6 +36,7 @@
 pub mod blocking;
 mod client;
 mod clipping;
+mod compression;
 mod config;
 mod error;
 mod fanout;
@@ -56,6 +57,7 @@ mod start;
 mod token;
 mod worker;
 
+pub use compression::ResidualsError;
 pub use config::{Checksums, WorkerConfig};
 pub use error::{
     ClipError, ConnectError, Error, JoinError, LossScaleError, Silent, SilentShards, ViewError,

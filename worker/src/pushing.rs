@@ -44,7 +44,8 @@ impl<'a> Pushing<'a> {
         if std::mem::replace(&mut self.interrupted, true) {
             return Err(Error::Interrupted);
         }
-        let result = self.worker.more_parts(&self.plan, self.sequence, name, bytes).await;
+        let aligned = bytemuck::cast_slice(gradient);
+        let result = self.worker.more_parts(&self.plan, self.sequence, name, bytes, aligned).await;
         self.has_sent(name, result)
     }
 

@@ -29,7 +29,7 @@ impl Reader {
         client.await_ready(client.owner, timeout).await.map_err(JoinError::from)?;
         let catalogue = client.fetch_catalogue(client.owner).await?;
         let plan = Arc::new(Plan::new(Arc::new(catalogue)));
-        let shards = client.open(&plan).await.map_err(JoinError::from)?;
+        let (shards, _) = client.open(&plan).await.map_err(JoinError::from)?;
         client.await_values(&plan, &shards).await?;
         Ok(Reader { client, plan })
     }

@@ -167,6 +167,7 @@ impl Door {
             owner,
             incarnation: Incarnation(incarnation),
             checksums: Checksums::Remote,
+            values: None,
             identity: Identity::new().with("ps", cluster.ps_identity()),
             addresses: BTreeMap::new(),
             progress_interval: None,

@@ -14,6 +14,7 @@ use pushpull_common::tensor::{Element, first_non_finite};
 use pushpull_common::variable::VariableSpec;
 
 use crate::client::{Client, all};
+use crate::compression::{Compression, ResidualsError};
 use crate::config::WorkerConfig;
 use crate::error::{ConnectError, Error, JoinError, ViewError};
 use crate::fanout::{Part, Plan};
@@ -41,6 +42,7 @@ pub struct Worker {
     pub(crate) client: Client,
     plan: Option<Arc<Plan>>,
     placement: Option<Placement>,
+    compression: Compression,
     restored: Option<Restored>,
     /// Buffers of earlier pushes, each free once nobody else holds it.
     pool: Vec<Arc<Buffer>>,
@@ -65,7 +67,9 @@ impl Worker {
         }
         let role = if config.is_chief() { Role::Chief {} } else { Role::Worker {} };
         let client = Client::connect(config, role).await?;
-        Ok(Worker { client, plan: None, placement: None, restored: None, pool: Vec::new() })
+        let (plan, placement, restored, pool) = (None, None, None, Vec::new());
+        let compression = Compression::default();
+        Ok(Worker { client, plan, placement, compression, restored, pool })
     }
 
     /// Whether this worker is the chief: the one that declares and initializes the variables, and
@@ -103,7 +107,9 @@ impl Worker {
         let placement = Placement::plan(variables, &map, &config.placement)?;
         let catalogue = Arc::new(Catalogue::new(variables.to_vec(), &placement)?);
         let plan = Arc::new(Plan::new(catalogue));
-        let shards = self.client.open(&plan).await?;
+        let (shards, welcomed) = self.client.open(&plan).await?;
+        let codecs = &self.client.config.codecs;
+        let compression = Compression::new(plan.catalogue(), codecs, &welcomed.encodings)?;
         self.restored = match self.is_chief() {
             true => Chief::new(self, &plan, &shards, fill).begin().await?,
             false => self.client.await_values(&plan, &shards).await.map(|()| None)?,
@@ -112,6 +118,7 @@ impl Worker {
         self.client.pull(&mut params).await?;
         self.plan = Some(plan);
         self.placement = Some(placement);
+        self.compression = compression;
         Ok(params)
     }
 
@@ -234,7 +241,9 @@ impl Worker {
             return Err(Error::ForeignBuffer);
         }
         for id in gradients.present() {
-            self.check_finite(&plan, id, &gradients.buffer.bytes()[plan.range(id)])?;
+            let bytes = &gradients.buffer.bytes()[plan.range(id)];
+            self.check_finite(&plan, id, bytes)?;
+            self.compression.check(&plan, id, bytes)?;
         }
         for rows in gradients.rows.values() {
             self.check_rows_finite(&plan, rows)?;
@@ -248,8 +257,12 @@ impl Worker {
         // Rows first: what a shard may apply as it comes is then the end of the push.
         let rows = gradients.rows.values().flat_map(|rows| rows.parts(&plan, true));
         let mut parts: Vec<(ShardId, Vec<Part>)> = rows.collect();
-        parts.extend(plan.parts(present.into_iter(), |range| shared.slice(range)));
+        let plain = present.iter().copied().filter(|&id| !self.compression.covers(id));
+        parts.extend(plan.parts(plain, |range| shared.slice(range)));
         drop(shared);
+        for &id in &present {
+            parts.extend(self.compression.parts(&plan, id, &buffer.bytes()[plan.range(id)])?);
+        }
         if self.pool.len() < POOL_MAX {
             self.pool.push(buffer);
         }
@@ -259,6 +272,26 @@ impl Worker {
         };
         let order = PushOrder { operation, grant: Some(grant), read, parts };
         self.push_order(order).await
+    }
+
+    /// What the codecs of this worker's gradients have left out and not made good yet, to be kept
+    /// beside a checkpoint: [`Worker::restore_residuals`]. As long as a gradient of the variables that
+    /// are encoded. Only variables, and the order in which they are declared, must be the same there.
+    ///
+    /// A worker that goes on without them loses what it had not sent, about one step's error.
+    pub fn residuals(&self) -> Vec<u8> {
+        match &self.plan {
+            Some(plan) => self.compression.save(plan.catalogue()),
+            None => Vec::new(),
+        }
+    }
+
+    /// Goes on with the residuals of [`Worker::residuals`], of this worker or of another with the same
+    /// variables in the same places. Variables that are not among them begin anew. On an error nothing
+    /// has changed.
+    pub fn restore_residuals(&mut self, bytes: &[u8]) -> Result<(), ResidualsError> {
+        let plan = self.plan.as_ref().ok_or(ResidualsError::NotJoined)?;
+        self.compression.restore(plan.catalogue(), bytes)
     }
 
     /// Begins a push whose gradients are sent as they become ready.
@@ -426,21 +459,26 @@ impl Worker {
     }
 
     pub(crate) async fn more_parts(
-        &self,
+        &mut self,
         plan: &Plan,
         sequence: Sequence,
         name: &str,
         bytes: Bytes,
+        aligned: &[u8],
     ) -> Result<(), Error> {
         let id = find(plan, name)?;
         if !plan.catalogue().variable(id).is_trainable() {
             return Err(ViewError::Plain { name: name.to_owned() }.into());
         }
         self.check_finite(plan, id, &bytes)?;
+        self.compression.check(plan, id, aligned)?;
         let start = plan.range(id).start;
         let body =
             |range: std::ops::Range<usize>| bytes.slice(range.start - start..range.end - start);
-        let parts = plan.parts([id].into_iter(), body);
+        let parts = match self.compression.covers(id) {
+            true => self.compression.parts(plan, id, aligned)?,
+            false => plan.parts([id].into_iter(), body),
+        };
         self.more(sequence, parts).await
     }
 

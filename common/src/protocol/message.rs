@@ -5,6 +5,7 @@ use super::limits;
 use super::outcome::{Grant, Outcome, PushState};
 use super::refusal::Refusal;
 use super::wire::{List, Reader, Text, Wire, wire_enum, wire_struct};
+use crate::codec::Encodings;
 use crate::ids::{
     ClientEpoch, GlobalStep, Incarnation, PartitionId, RestoreEpoch, ShardId, TokenId,
 };
@@ -220,6 +221,8 @@ wire_struct! {
         body_crc: BodyCrc,
         /// What happens to non-finite values.
         non_finite: NonFinitePolicy,
+        /// The encodings that the shard can decode, and, of values, encode.
+        encodings: Encodings,
         /// How far the variables are.
         catalogue: CatalogueState,
         /// The restore epoch: goes up each time the cluster goes back to a checkpoint, or begins
@@ -416,6 +419,19 @@ wire_struct! {
     }
 }
 wire_struct! {
+    /// One part of a gradient whose body is encoded: elements of one partition, as a stretch of
+    /// `docs/codecs.md`. They are where the part says, and with the last ones goes the padding behind
+    /// them. The bytes of all parts are counted as those of the elements.
+    PushEncoded {
+        /// The part, but for the form of its body.
+        part: PushPart,
+        /// The code of the encoding.
+        encoding: u8,
+        /// How many elements there are.
+        elements: u32,
+    }
+}
+wire_struct! {
     /// What became of a push.
     PushAnswer {
         /// What.
@@ -487,6 +503,25 @@ wire_struct! {
         version: u64,
         /// How many of them were gradients.
         gradients: u64,
+    }
+}
+wire_struct! {
+    /// As [`Pull`], for values in a shorter form. Answered with [`PulledEncoded`].
+    PullEncoded {
+        /// Which.
+        pull: Pull,
+        /// The code of the encoding: one of values.
+        encoding: u8,
+    }
+}
+wire_struct! {
+    /// One part of the answer to [`PullEncoded`]. The body is a range of the shard's variables,
+    /// partition by partition: the elements of trained ones as a stretch each, others as they are.
+    PulledEncoded {
+        /// The part, but for the form of its body.
+        part: Pulled,
+        /// The length of the range.
+        bytes: u64,
     }
 }
 
@@ -641,10 +676,13 @@ messages! {
     34 => Withdraw, body 0;
     35 => OutcomeQuery, body 0;
     36 => OutcomeIs, body 0;
+    37 => PushEncoded, body limits::PART_BYTES_MAX;
     40 => Pull, body 0;
     41 => Pulled, body limits::PART_BYTES_MAX;
     42 => PullRows, body limits::PART_BYTES_MAX;
     43 => Rows, body limits::PART_BYTES_MAX;
+    44 => PullEncoded, body 0;
+    45 => PulledEncoded, body limits::PART_BYTES_MAX;
     50 => Finish, body 0;
     51 => Finished, body 0;
     52 => Leave, body 0;

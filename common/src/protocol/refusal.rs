@@ -202,6 +202,15 @@ wire_enum! {
             /// How many it may be about.
             limit: u64,
         },
+        /// A part in an encoding that the server does not know, or that is not what it says.
+        27 => Encoding {
+            /// The variable.
+            variable: VariableId,
+            /// The code of the encoding.
+            encoding: u8,
+            /// What is wrong.
+            detail: Detail,
+        },
     }
 }
 
@@ -284,6 +293,9 @@ impl std::fmt::Display for Refusal {
             ),
             Refusal::Rows { variable, rows, limit } => {
                 write!(f, "{rows} rows of variable {variable} are more than {limit}")
+            }
+            Refusal::Encoding { variable, encoding, detail } => {
+                write!(f, "encoding {encoding} of variable {variable} is not taken: {detail}")
             }
         }
     }

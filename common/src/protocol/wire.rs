@@ -126,6 +126,16 @@ impl Wire for bool {
     }
 }
 
+impl Wire for crate::codec::Encodings {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.0.put(out);
+    }
+
+    fn take(reader: &mut Reader<'_>) -> Result<Self, ProtocolError> {
+        Ok(crate::codec::Encodings(u64::take(reader)?))
+    }
+}
+
 impl<const N: usize> Wire for [u8; N] {
     fn put(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(self);

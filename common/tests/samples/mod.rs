@@ -2,6 +2,7 @@
 
 mod variants;
 
+use pushpull_common::codec::Encodings;
 use pushpull_common::ids::{
     ClientEpoch, GlobalStep, Incarnation, PartitionId, RequestId, RestoreEpoch, Sequence, ShardId,
     TokenId,
@@ -115,6 +116,7 @@ fn welcome() -> Welcome {
         part_bytes_max: 1 << 20,
         body_crc: BodyCrc::Off {},
         non_finite: NonFinitePolicy::Reject {},
+        encodings: Encodings(0x3e),
         catalogue: CatalogueState::Absent {},
         restore_epoch: RestoreEpoch(4),
         restored_step: GlobalStep(17),
@@ -147,9 +149,17 @@ fn variables(add: &mut impl FnMut(&str, Message)) {
         add(&format!("Pull {name}"), Pull { selection }.into());
     }
     add("Pulled", Pulled { version: 7, gradients: 5, offset: 4096, last: false }.into());
+    let pull = Pull { selection: Selection::All {} };
+    add("PullEncoded", PullEncoded { pull, encoding: 2 }.into());
+    add("PulledEncoded", pulled_encoded().into());
     add("Pulled last", Pulled { version: 7, gradients: 5, offset: 8192, last: true }.into());
     add("PullRows", PullRows { partition: PartitionId(17) }.into());
     add("Rows", Rows { version: 7, gradients: 5 }.into());
+}
+
+fn pulled_encoded() -> PulledEncoded {
+    let part = Pulled { version: 7, gradients: 5, offset: 4096, last: true };
+    PulledEncoded { part, bytes: 8192 }
 }
 
 fn checkpoint() -> CheckpointId {
@@ -178,6 +188,7 @@ fn pushes(add: &mut impl FnMut(&str, Message)) {
     }
     add("PushPart last", PushPart { whole: Some(8192), next: true, ..part() }.into());
     add("PushPart read", PushPart { read: Some(5), ..part() }.into());
+    add("PushEncoded", encoded().into());
     for (name, outcome) in variants::outcomes() {
         add(&format!("PushAnswer {name}"), PushAnswer { outcome, ..answer() }.into());
     }
@@ -207,6 +218,10 @@ fn part() -> PushPart {
     }
 }
 
+fn encoded() -> PushEncoded {
+    PushEncoded { part: part(), encoding: 3, elements: 1000 }
+}
+
 fn answer() -> PushAnswer {
     let outcome = variants::outcomes().swap_remove(0).1;
     PushAnswer { outcome, duplicate: false, next: None, ended: None, room: 0 }
@@ -226,13 +241,15 @@ fn between_servers(add: &mut impl FnMut(&str, Message)) {
 /// The kinds that may have a body, once without a checksum and once with one.
 fn with_bodies(list: &mut Vec<Sample>) {
     let digest = filled(0xd0);
-    let messages: [Message; 6] = [
+    let messages: [Message; 8] = [
         Declare { digest }.into(),
         CatalogueIs { digest }.into(),
         Save {}.into(),
         ShardSaved {}.into(),
         part().into(),
+        encoded().into(),
         Pulled { version: 7, gradients: 5, offset: 4096, last: true }.into(),
+        pulled_encoded().into(),
     ];
     for message in messages {
         for (suffix, crc) in [("body", None), ("body crc", Some(0xc0c1_c2c3))] {

@@ -109,7 +109,12 @@ variants! {
         "denied" => Refusal::Denied {},
         "length" => Refusal::Length { named: 16, received: 8 },
         "row" => Refusal::Row { variable: VariableId(18), place: 3, row: 9, from: 5, to: 7 },
-        "rows" => Refusal::Rows { variable: VariableId(18), rows: 9, limit: 7 };
+        "rows" => Refusal::Rows { variable: VariableId(18), rows: 9, limit: 7 },
+        "encoding" => Refusal::Encoding {
+            variable: VariableId(18),
+            encoding: 9,
+            detail: detail("unknown"),
+        };
 }
 
 /// What `named` lists, for the types whose samples stand in other messages.

@@ -6,7 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use arbitrary::Arbitrary;
-use pushpull_common::catalogue::ShardLayout;
+use pushpull_common::catalogue::{Partition, ShardLayout};
+use pushpull_common::codec::Codec;
 use pushpull_common::ids::{
     ClientEpoch, GlobalStep, Incarnation, PartitionId, RequestId, RestoreEpoch, Sequence, ShardId,
     TokenId,
@@ -16,6 +17,7 @@ use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{
     BodyStamp, Envelope, Grant, Header, Message, Outcome, PushState, encode,
 };
+use pushpull_common::tensor::DType;
 use pushpull_ps::fuzzing::{Door, Event, Settings, Values};
 use pushpull_ps::optimizer::Optimizer;
 
@@ -80,6 +82,8 @@ pub(crate) struct Plan {
     /// What goes wrong, if anything: see [`Plan::stop`], [`Plan::held`] and [`Plan::excess`].
     trouble: u8,
     next: bool,
+    /// How gradients travel: see [`Plan::codec`].
+    codec: u8,
 }
 
 impl Plan {
@@ -93,9 +97,50 @@ impl Plan {
         if matches!(self.trouble, 4..=24) { 8 * usize::from(self.trouble) - 31 } else { 0 }
     }
 
+    /// What encodes parts of gradients: of equal elements it makes equal ones, however they are cut.
+    fn codec(&self) -> Option<Codec> {
+        match self.codec % 16 {
+            0 => Some(Codec::F16),
+            1 => Some(Codec::Bf16),
+            2 => Some(Codec::Int8),
+            3 => Some(Codec::TopK { fraction: 1.0 }),
+            _ => None,
+        }
+    }
+
     /// By how much it says to be longer than it is.
     fn excess(&self) -> u64 {
         u64::from(self.trouble == 25)
+    }
+}
+
+/// A part with its body encoded; as it is, if its elements cannot be.
+fn encoded(
+    part: PushPart,
+    body: Vec<u8>,
+    partition: &Partition,
+    codec: Codec,
+) -> (Message, Vec<u8>) {
+    let bytes = body.len().min((partition.offset + partition.bytes - part.offset) as usize);
+    let (elements, width) = (&body[..bytes], partition.dtype.size());
+    let mut out = Vec::new();
+    let result = match partition.dtype {
+        DType::F32 => {
+            let values = elements.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+            codec.encode(&values.collect::<Vec<_>>(), &mut out)
+        }
+        DType::F64 => {
+            let values = elements.as_chunks().0.iter().map(|bytes| f64::from_le_bytes(*bytes));
+            codec.encode(&values.collect::<Vec<_>>(), &mut out)
+        }
+        _ => return (part.into(), body),
+    };
+    match result {
+        Ok(()) => {
+            let (encoding, elements) = (codec.encoding().code(), (bytes / width) as u32);
+            (PushEncoded { part, encoding, elements }.into(), out)
+        }
+        Err(_) => (part.into(), body),
     }
 }
 
@@ -345,7 +390,7 @@ impl World {
         };
         let body = body.min(Message::body_limit(kind).unwrap_or(0) as usize);
         let (sequence, step) = (u64::from(numbers.0), u64::from(numbers.1));
-        self.untidy |= matches!(message, Message::PushPart(_));
+        self.untidy |= matches!(message, Message::PushPart(_) | Message::PushEncoded(_));
         self.say(by, envelope(sequence, step, 0), message, vec![0x40; body]);
     }
 
@@ -405,11 +450,17 @@ impl World {
                 // As honest as the step is.
                 read: (step % 2 == 1).then_some(step),
             };
-            let mut body = image[range.start as usize..range.end as usize].to_vec();
+            let body = image[range.start as usize..range.end as usize].to_vec();
+            let (message, mut body) = match (plan.codec(), operation) {
+                (Some(codec), Operation::Gradient {}) if !range.is_empty() => {
+                    encoded(part, body, self.layout.at(range.start), codec)
+                }
+                _ => (part.into(), body),
+            };
             let held = if last || stops { plan.held().min(body.len()) } else { 0 };
             let held = body.split_off(body.len() - held);
             let length = body.len() + held.len();
-            self.announce(by, envelope(sequence, step, 0), part.into(), length);
+            self.announce(by, envelope(sequence, step, 0), message, length);
             self.door.body(connection, &body);
             if let Some(line) = self.line(by) {
                 line.rest = held;
@@ -460,7 +511,12 @@ impl World {
         let Some((header, message)) = framed(&envelope, &message, body) else {
             return;
         };
-        if let (Message::PushPart(part), Some((task, epoch))) = (&message, client) {
+        let part = match &message {
+            Message::PushPart(part) => Some(part),
+            Message::PushEncoded(encoded) => Some(&encoded.part),
+            _ => None,
+        };
+        if let (Some(part), Some((task, epoch))) = (part, client) {
             let push = self.pushes.entry((task, epoch, envelope.sequence.0)).or_default();
             push.operations.insert(match part.operation {
                 Operation::Gradient {} => 0,

@@ -167,9 +167,8 @@ fn send(front: &mut Outgoing, current: &mut Current, link: &Link) -> io::Result<
             }
             let range = current.part.clone().unwrap_or_default();
             slices.push(IoSlice::new(&current.head));
-            let body = (range.end - range.start) as usize;
             parts.slices(range, &mut slices);
-            (current.head.len() + body, false)
+            (slices.iter().map(|slice| slice.len()).sum(), false)
         }
     };
     let mut rest = &mut slices[..];

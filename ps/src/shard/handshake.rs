@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use pushpull_common::codec::Encodings;
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{RestoreEpoch, TaskId};
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
@@ -107,6 +108,7 @@ impl Shard {
                 NonFinite::Count => NonFinitePolicy::Count {},
                 NonFinite::Allow => NonFinitePolicy::Allow {},
             },
+            encodings: Encodings::all(),
             catalogue: self.catalogue_state(),
             restore_epoch: self.epoch,
             restored_step: self.restored_step,

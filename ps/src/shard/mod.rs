@@ -12,6 +12,7 @@ mod checks;
 mod chief;
 mod cut;
 pub(crate) mod durable;
+mod encoded;
 pub(crate) mod generation;
 mod handshake;
 #[cfg(any(test, fuzzing, feature = "simulation"))]
@@ -62,6 +63,7 @@ use crate::store::Store;
 use crate::zoo::Bug;
 use checkpoints::{Asker, News, Restoring, Saving, ShardRestored};
 use cut::{Cut, Wish};
+use encoded::{Encoded, Form};
 use output::Output;
 use parked::{Entry, Parked, Wait};
 use power::Power;
@@ -163,6 +165,8 @@ struct Part {
     /// Where it lies in the shard's layout; empty for a part without a body.
     range: Range<u64>,
     request: Envelope,
+    /// If its body comes encoded.
+    encoded: Option<Encoded>,
     /// On the last part, the bytes of all of them.
     whole: Option<u64>,
     next: bool,
@@ -327,6 +331,7 @@ impl Shard {
             Some(Receiving::Catalogue { bytes, .. } | Receiving::User { bytes, .. }) => Some(bytes),
             Some(Receiving::Rows(Entry { wait: Wait::Rows { numbers, .. }, .. })) => Some(numbers),
             Some(Receiving::Rows(_)) => None,
+            Some(Receiving::Part(Part { encoded: Some(encoded), .. })) => Some(&mut encoded.bytes),
             Some(Receiving::Part(Part { client, room, range, .. })) => {
                 let inbox = self.inbox.as_mut().filter(|inbox| inbox.holds(*client, *room))?;
                 inbox.bytes_mut(*room, range.clone())
@@ -355,7 +360,10 @@ impl Shard {
             self.replicas.heard(client, now);
             let joins = matches!(
                 message,
-                Message::TokenRequest(_) | Message::Reserve(_) | Message::PushPart(_)
+                Message::TokenRequest(_)
+                    | Message::Reserve(_)
+                    | Message::PushPart(_)
+                    | Message::PushEncoded(_)
             );
             if joins && self.replicas.client(client).presence != Presence::Present {
                 // Nobody would take back what it were given.
@@ -364,7 +372,10 @@ impl Shard {
             }
         }
         let allowed = match &message {
-            Message::Heartbeat(_) | Message::Pull(_) | Message::PullRows(_) => true,
+            Message::Heartbeat(_)
+            | Message::Pull(_)
+            | Message::PullEncoded(_)
+            | Message::PullRows(_) => true,
             Message::AwaitReady(_) | Message::FetchCatalogue(_) => true,
             message if chief::is_for_chiefs(message) => role == Role::Chief {},
             Message::SaveShard(_) | Message::Held(_) | Message::StepApplied(_) => {
@@ -374,6 +385,7 @@ impl Shard {
             | Message::ReturnToken(_)
             | Message::Reserve(_)
             | Message::PushPart(_)
+            | Message::PushEncoded(_)
             | Message::Withdraw(_)
             | Message::OutcomeQuery(_)
             | Message::Leave(_) => role.is_member(),
@@ -383,6 +395,7 @@ impl Shard {
             message,
             Message::Heartbeat(_)
                 | Message::Pull(_)
+                | Message::PullEncoded(_)
                 | Message::PullRows(_)
                 | Message::FetchCatalogue(_)
                 | Message::Leave(_)
@@ -431,7 +444,12 @@ impl Shard {
             }
             (Message::AwaitReady(_), _) => self.wait(entry(Wait::Ready)),
             (Message::FetchCatalogue(_), _) => self.send_catalogue(connection, request),
-            (Message::Pull(pull), _) => self.pull(entry(Wait::Ready), header, &pull.selection),
+            (Message::Pull(pull), _) => {
+                self.pull(entry(Wait::Ready), header, &pull.selection, None);
+            }
+            (Message::PullEncoded(asked), _) => {
+                self.pull_encoded(entry(Wait::Ready), header, &asked);
+            }
             (Message::PullRows(pull), _) => {
                 self.pull_rows(now, entry(Wait::Ready), header, pull.partition);
             }
@@ -443,7 +461,11 @@ impl Shard {
             }
             (Message::Reserve(_), Some(_)) => self.reserve(now, entry(Wait::Room)),
             (Message::PushPart(part), Some(client)) => {
-                self.part(now, connection, client, header, &part);
+                self.part(now, connection, client, header, &part, None);
+            }
+            (Message::PushEncoded(encoded), Some(client)) => {
+                let form = Form { encoding: encoded.encoding, elements: encoded.elements };
+                self.part(now, connection, client, header, &encoded.part, Some(form));
             }
             (Message::Withdraw(_), Some(client)) => {
                 self.withdraw(now, connection, client, request);

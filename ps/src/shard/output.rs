@@ -2,10 +2,14 @@
 
 use std::io::IoSlice;
 use std::ops::Range;
+use std::sync::Arc;
 
 use bytes::Bytes;
+use pushpull_common::catalogue::Catalogue;
+use pushpull_common::codec::Codec;
+use pushpull_common::ids::ShardId;
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
-use pushpull_common::protocol::message::Pulled;
+use pushpull_common::protocol::message::{Pulled, PulledEncoded};
 use pushpull_common::protocol::{BodyStamp, Envelope, Message, encode};
 
 use super::checkpoints::{Order, ShardRestore, ShardSave};
@@ -75,6 +79,43 @@ pub(crate) struct PulledParts {
     version: u64,
     gradients: u64,
     crc: bool,
+    short: Option<Short>,
+}
+
+/// The shorter form in which values are sent: made part by part.
+#[derive(Debug)]
+pub(crate) struct Short {
+    catalogue: Arc<Catalogue>,
+    shard: ShardId,
+    codec: Codec,
+    /// The values of the part under way, side by side, and its body.
+    words: Vec<u64>,
+    body: Vec<u8>,
+}
+
+impl Short {
+    pub(crate) fn new(catalogue: Arc<Catalogue>, shard: ShardId, codec: Codec) -> Short {
+        Short { catalogue, shard, codec, words: Vec::new(), body: Vec::new() }
+    }
+
+    fn encode(&mut self, snapshot: &Snapshot, range: Range<u64>) {
+        let mut slices = Vec::new();
+        snapshot.slices(range.clone(), &mut slices);
+        self.words.clear();
+        self.words.resize(((range.end - range.start) / 8) as usize, 0);
+        let mut rest: &mut [u8] = bytemuck::cast_slice_mut(&mut self.words);
+        for slice in slices {
+            let (target, tail) = rest.split_at_mut(slice.len());
+            target.copy_from_slice(&slice);
+            rest = tail;
+        }
+        self.body.clear();
+        if let Some(layout) = self.catalogue.layout_of(self.shard) {
+            layout
+                .encode_values(&self.codec, range, &self.words, &mut self.body)
+                .expect("the codecs of values take every element of a part");
+        }
+    }
 }
 
 impl PulledParts {
@@ -84,10 +125,17 @@ impl PulledParts {
         envelope: Envelope,
         (version, gradients): (u64, u64),
         crc: bool,
+        short: Option<Short>,
     ) -> Self {
         let next = (0, ranges.first().map_or(0, |range| range.start));
         let finished = false;
-        PulledParts { snapshot, ranges, next, finished, envelope, version, gradients, crc }
+        PulledParts { snapshot, ranges, next, finished, envelope, version, gradients, crc, short }
+    }
+
+    /// Whether the values are sent in a shorter form.
+    #[cfg(fuzzing)]
+    pub(crate) fn is_short(&self) -> bool {
+        self.short.is_some()
     }
 
     /// Appends the header and meta of the next part to `head` and returns the range of its body;
@@ -111,21 +159,31 @@ impl PulledParts {
         };
         self.finished = self.next.0 >= self.ranges.len();
         let PulledParts { version, gradients, finished: last, .. } = *self;
-        let pulled = Pulled { version, gradients, offset: start, last };
-        let stamp =
-            BodyStamp { bytes: end - start, crc: self.crc.then(|| self.checksum(start..end)) };
-        encode(head, &self.envelope, &pulled.into(), stamp);
+        let part = Pulled { version, gradients, offset: start, last };
+        let (message, bytes): (Message, u64) = match &mut self.short {
+            None => (part.into(), end - start),
+            Some(short) => {
+                short.encode(&self.snapshot, start..end);
+                let bytes = end - start;
+                (PulledEncoded { part, bytes }.into(), short.body.len() as u64)
+            }
+        };
+        let crc = self.crc.then(|| self.checksum(start..end));
+        encode(head, &self.envelope, &message, BodyStamp { bytes, crc });
         Some(start..end)
     }
 
-    /// Appends a range that `next_part` returned, as slices in order.
+    /// Appends the body of the range that `next_part` has just returned, as slices in order.
     pub(crate) fn slices<'a>(&'a self, range: Range<u64>, out: &mut Vec<IoSlice<'a>>) {
-        self.snapshot.slices(range, out);
+        match &self.short {
+            None => self.snapshot.slices(range, out),
+            Some(short) => out.push(IoSlice::new(&short.body)),
+        }
     }
 
     fn checksum(&self, range: Range<u64>) -> u32 {
         let mut slices = Vec::new();
-        self.snapshot.slices(range, &mut slices);
+        self.slices(range, &mut slices);
         slices.iter().fold(0, |crc, slice| crc32c::crc32c_append(crc, slice))
     }
 }

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::time::Instant;
 
+use pushpull_common::codec::Codec;
 use pushpull_common::ids::PartitionId;
 use pushpull_common::protocol::Envelope;
 use pushpull_common::protocol::limits::PARKED_PER_CONNECTION_MAX;
@@ -25,6 +26,8 @@ pub(crate) enum Wait {
         at_least: u64,
         /// What to send, in bytes of the shard's variables.
         ranges: Vec<Range<u64>>,
+        /// In this form.
+        codec: Option<Codec>,
     },
     /// Rows of at least a step.
     Rows {

@@ -1,18 +1,39 @@
 //! Sending values.
 
+use std::ops::Range;
 use std::time::Instant;
 
+use pushpull_common::codec::{Codec, Encoding};
 use pushpull_common::ids::PartitionId;
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
-use pushpull_common::protocol::message::Selection;
+use pushpull_common::protocol::message::{PullEncoded, Selection};
 use pushpull_common::protocol::{Header, Refusal, message};
 
-use super::output::{Output, PulledParts};
+use super::output::{Output, PulledParts, Short};
 use super::parked::{Entry, Wait};
-use super::{Receiving, Shard};
+use super::{Detail, Receiving, Shard};
 
 impl Shard {
-    pub(super) fn pull(&mut self, entry: Entry, header: &Header, selection: &Selection) {
+    /// The values are asked for in a shorter form.
+    pub(super) fn pull_encoded(&mut self, entry: Entry, header: &Header, asked: &PullEncoded) {
+        match Encoding::from_code(asked.encoding).and_then(Encoding::codec_of_values) {
+            Some(codec) => self.pull(entry, header, &asked.pull.selection, Some(codec)),
+            None => {
+                let detail = format!("values are not sent in encoding {}", asked.encoding);
+                let detail = Detail::clipped(detail);
+                let refusal = Refusal::Unsupported { kind: header.kind, detail };
+                self.refuse(entry.connection, entry.request, refusal);
+            }
+        }
+    }
+
+    pub(super) fn pull(
+        &mut self,
+        entry: Entry,
+        header: &Header,
+        selection: &Selection,
+        codec: Option<Codec>,
+    ) {
         let (connection, request) = (entry.connection, entry.request);
         let Some(store) = self.store().filter(|_| self.is_ready()) else {
             return self.refuse(connection, request, Refusal::NotInitialized {});
@@ -29,7 +50,7 @@ impl Shard {
                 return self.refuse(connection, request, refusal);
             }
         };
-        let wait = Wait::Pull { at_least: header.step.0, ranges };
+        let wait = Wait::Pull { at_least: header.step.0, ranges, codec };
         let entry = Entry { wait, ..entry };
         match self.can_pull(&entry) {
             true => self.send_values(entry),
@@ -129,22 +150,28 @@ impl Shard {
     }
 
     fn send_values(&mut self, entry: Entry) {
-        let Wait::Pull { ranges, .. } = entry.wait else {
+        let Wait::Pull { ranges, codec, .. } = entry.wait else {
             return;
         };
         let Some(store) = self.store() else { return };
         let snapshot = store.snapshot(&ranges);
+        let bytes = |range: &Range<u64>| match codec {
+            None => range.end - range.start,
+            Some(codec) => store.layout().encoded_bytes(codec.encoding(), range.clone()),
+        };
+        let bytes = ranges.iter().map(bytes).sum();
+        let short = codec.map(|codec| Short::new(store.catalogue().clone(), self.id, codec));
         let all = ranges == store.layout().dense();
         if let Some(client) = entry.client.filter(|_| all) {
             self.keep_what_is_read(client);
         }
         self.counters.pulls.add(1);
-        self.counters.pull_bytes.add(ranges.iter().map(|range| range.end - range.start).sum());
+        self.counters.pull_bytes.add(bytes);
         let crc = self.conversations.get(&entry.connection).is_some_and(|c| c.crc);
         let mut envelope = entry.request;
         (envelope.step, envelope.restore_epoch) = (self.step(), self.epoch);
         let counts = (self.version, self.gradients);
-        let parts = PulledParts::new(snapshot, ranges, envelope, counts, crc);
+        let parts = PulledParts::new(snapshot, ranges, envelope, counts, crc, short);
         self.outputs.push_back(Output::Stream { connection: entry.connection, parts });
     }
 }

@@ -8,6 +8,7 @@ use pushpull_common::ids::{GlobalStep, Sequence};
 use pushpull_common::protocol::message::{Operation, OutcomeIs, PushAnswer, PushPart};
 use pushpull_common::protocol::{Envelope, Header, Outcome, PushState, Refusal};
 
+use super::encoded::Form;
 use super::replicas::ClientKey;
 use super::work::Job;
 use super::{Detail, Part, Receiving, Shard, Variables, answer_to, deadline_of};
@@ -22,17 +23,20 @@ impl Shard {
         client: ClientKey,
         header: &Header,
         part: &PushPart,
+        form: Option<Form>,
     ) {
         let sequence = header.sequence;
+        let (body, misfit) = match self.body_of(header, part, form) {
+            Ok(body) => (body, None),
+            Err(refusal) => ((0..0, None), Some(refusal)),
+        };
+        let (range, encoded) = body;
         let incoming = Part {
             connection,
             client,
             room: part.room,
-            range: match header.body_bytes {
-                // A part without a body lies nowhere, whatever it says.
-                0 => 0..0,
-                bytes => part.offset..part.offset.saturating_add(bytes),
-            },
+            range,
+            encoded,
             request: answer_to(header),
             whole: part.whole,
             next: part.next,
@@ -68,6 +72,9 @@ impl Shard {
         });
         if !whole_here && self.comes_too_late(client, header.step, part) {
             return self.pass_over(now, client, &incoming, part.token);
+        }
+        if let Some(refusal) = misfit {
+            return self.refuse_push(now, &incoming, refusal);
         }
         match self.place(now, connection, client, header, part, &incoming.range) {
             Ok(true) => self.receive(now, connection, Receiving::Part(incoming), header),
@@ -187,7 +194,13 @@ impl Shard {
             // The room was taken back while the body was under way.
             return Err(Refusal::NoRoom { room });
         }
-        self.counters.push_bytes.add(range.end - range.start);
+        match &part.encoded {
+            None => self.counters.push_bytes.add(range.end - range.start),
+            Some(encoded) => {
+                self.counters.push_bytes.add(encoded.bytes.len() as u64);
+                self.decode_part(room, range, encoded)?;
+            }
+        }
         self.look_for_non_finite(room, range)?;
         if let Some(inbox) = &mut self.inbox
             && !range.is_empty()

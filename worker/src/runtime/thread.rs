@@ -291,6 +291,7 @@ mod tests {
             owner,
             incarnation: Incarnation(1),
             checksums: Default::default(),
+            values: None,
             identity: Identity::new(),
             addresses: [(0, "unix:/nobody/listens/here".to_owned())].into(),
             progress_interval: None,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use pushpull_common::codec::{Encoding, Encodings};
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{GlobalStep, Incarnation, Sequence, ShardId, TaskId};
 use pushpull_common::protocol::message::{NonFinitePolicy, Operation, Role};
@@ -97,10 +98,12 @@ pub(crate) enum Reply {
 }
 
 /// What the servers said in their welcomes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Welcomed {
     pub(crate) shards_per_task: u16,
     pub(crate) non_finite: NonFinitePolicy,
+    /// The encodings that each shard knows, by its last welcome.
+    pub(crate) encodings: BTreeMap<ShardId, Encodings>,
 }
 
 /// Something that happened.
@@ -153,6 +156,8 @@ pub(crate) struct Start {
     pub(crate) owner: ShardId,
     pub(crate) incarnation: Incarnation,
     pub(crate) checksums: Checksums,
+    /// In which form values are pulled, where a shard knows it.
+    pub(crate) values: Option<Encoding>,
     pub(crate) identity: Identity,
     pub(crate) addresses: BTreeMap<u32, String>,
     pub(crate) progress_interval: Option<Duration>,

@@ -82,7 +82,9 @@ impl Session {
         link.identity = identity;
         link.lease = Duration::from_millis(welcome.lease_ms.max(100).into());
         let (shards_per_task, non_finite) = (welcome.shards, welcome.non_finite);
-        self.welcomed = Some(Welcomed { shards_per_task, non_finite });
+        let mut encodings = self.welcomed.take().map_or_else(Default::default, |w| w.encodings);
+        encodings.insert(link.shard, welcome.encodings);
+        self.welcomed = Some(Welcomed { shards_per_task, non_finite, encodings });
         self.links[index].status = Status::Up;
         self.drive(now);
     }

@@ -9,6 +9,8 @@ use pushpull_common::ids::{RequestId, RestoreEpoch, Sequence, ShardId, TokenId};
 use pushpull_common::protocol::message::Heartbeat;
 use pushpull_common::protocol::{Envelope, Header, Message, Refusal};
 
+use super::pulls::is_followed;
+use super::short_values::ShortPart;
 use super::{OpId, Output, Session};
 use crate::error::Error;
 use crate::fanout::Span;
@@ -49,6 +51,8 @@ pub(super) enum Pending {
 pub(super) enum Receiving {
     /// Values for a pull.
     Values { op: OpId, ask: usize, spans: Vec<(Span, usize)>, last: bool },
+    /// The same in a shorter form.
+    ShortValues { op: OpId, ask: usize, part: ShortPart, last: bool },
     /// The body of an answer.
     Answer { op: OpId, message: Message, body: Vec<u8> },
 }
@@ -185,7 +189,9 @@ impl Session {
         let pending = std::mem::take(&mut link.pending);
         // An answer whose body was cut off is no answer.
         match link.receiving.take() {
-            Some(Receiving::Values { op, .. }) => self.pull_lost(op, index),
+            Some(Receiving::Values { op, .. } | Receiving::ShortValues { op, .. }) => {
+                self.pull_lost(op, index);
+            }
             Some(Receiving::Answer { op, .. }) => self.request_lost(op),
             None => {}
         }
@@ -302,8 +308,7 @@ impl Session {
         let link = &mut self.links[index];
         // A server that answers has earned a quick return; one that only says welcome has not.
         link.attempts = 0;
-        let more = matches!(&message, Message::Pulled(pulled) if !pulled.last);
-        if !more {
+        if !is_followed(&message) {
             link.pending.remove(&header.request);
         }
         if self.links[index].shard == self.start.owner {

@@ -14,6 +14,7 @@ mod pulls;
 mod pushes;
 mod requests;
 mod settled;
+mod short_values;
 mod synchronous;
 mod tokens;
 
@@ -242,7 +243,7 @@ impl Session {
         match &op.kind {
             OpKind::Open { shards } => {
                 let open = shards.iter().all(|&link| self.links[link].status == Status::Up);
-                if let Some(welcomed) = self.welcomed.filter(|_| open) {
+                if let Some(welcomed) = self.welcomed.clone().filter(|_| open) {
                     self.finish(id, Ok(Reply::Opened(welcomed)));
                 }
             }

@@ -7,11 +7,12 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use pushpull_common::ids::{GlobalStep, PartitionId, RestoreEpoch, ShardId};
-use pushpull_common::protocol::message::{Pulled, Selection};
+use pushpull_common::protocol::message::{Pulled, PulledEncoded, Selection};
 use pushpull_common::protocol::{Envelope, Header, Message, Refusal, message};
 
 use super::link::{Pending, Receiving, Status};
 use super::requests::deadline_ms;
+use super::short_values::ShortPart;
 use super::{OpId, OpKind, Read, Reply, Session};
 use crate::error::Error;
 use crate::fanout::{Plan, Span};
@@ -69,8 +70,8 @@ impl Ask {
 /// A pull under way.
 #[derive(Debug)]
 pub(super) struct Pull {
-    plan: Arc<Plan>,
-    buffer: Buffer,
+    pub(super) plan: Arc<Plan>,
+    pub(super) buffer: Buffer,
     /// The step of the token that the values are for.
     token: Option<GlobalStep>,
     /// The global step that the values are at least of (asynchronous mode).
@@ -226,7 +227,7 @@ impl Session {
             let pending = Pending::Pull(id, ask);
             match rows {
                 None => {
-                    let request = message::Pull { selection: Selection::Dense {} };
+                    let request = self.request_for_values(link, Selection::Dense {});
                     self.send(now, link, pending, envelope, request, vec![]);
                 }
                 Some(Rows { partition, numbers, .. }) => {
@@ -280,7 +281,13 @@ impl Session {
             return self.pull_refused(now, id, link, refused.refusal);
         }
         let shard = self.links[link].shard;
-        if !matches!(message, Message::Pulled(_) | Message::Rows(_)) {
+        let encoding = self.encoding_of_values(link);
+        let fits = match &message {
+            Message::Pulled(_) | Message::Rows(_) => true,
+            Message::PulledEncoded(_) => encoding.is_some(),
+            _ => false,
+        };
+        if !fits {
             self.pull_lost(id, link);
             return self.unexpected(now, link, &message);
         }
@@ -288,12 +295,21 @@ impl Session {
         let Some(OpKind::Pull(pull)) = self.ops.get_mut(&id).map(|op| &mut op.kind) else {
             return;
         };
+        let (bytes, mut short) = (header.body_bytes, None);
         let spans = match &message {
-            Message::Rows(rows) => pull.rows(ask, rows, header.body_bytes),
-            Message::Pulled(pulled) => pull.part(ask, shard, pulled, header.body_bytes),
+            Message::Rows(rows) => pull.rows(ask, rows, bytes),
+            Message::Pulled(pulled) => pull.part(ask, shard, pulled, bytes),
+            Message::PulledEncoded(PulledEncoded { part, bytes: covered }) => {
+                let (plan, range) =
+                    (pull.plan.clone(), part.offset..part.offset.saturating_add(*covered));
+                pull.part(ask, shard, part, *covered).and_then(|spans| {
+                    short = encoding.and_then(|e| ShortPart::new(e, &plan, shard, range, bytes));
+                    short.is_some().then_some(spans).ok_or("values of another length")
+                })
+            }
             _ => Err("values nobody asked for"),
         };
-        let last = !matches!(message, Message::Pulled(pulled) if !pulled.last);
+        let last = !is_followed(&message);
         let spans = match spans {
             Ok(spans) => spans,
             Err(error) => {
@@ -319,10 +335,19 @@ impl Session {
         if header.body_bytes == 0 {
             return self.values_received(now, (id, ask), link, last);
         }
-        self.links[link].receiving = Some(Receiving::Values { op: id, ask, spans, last });
+        self.links[link].receiving = Some(match short {
+            None => Receiving::Values { op: id, ask, spans, last },
+            Some(part) => Receiving::ShortValues { op: id, ask, part, last },
+        });
     }
 
-    fn values_received(&mut self, now: Instant, (id, ask): (OpId, usize), link: usize, last: bool) {
+    pub(super) fn values_received(
+        &mut self,
+        now: Instant,
+        (id, ask): (OpId, usize),
+        link: usize,
+        last: bool,
+    ) {
         let epoch = self.links[link].restore_epoch;
         let Some(OpKind::Pull(pull)) = self.ops.get_mut(&id).map(|op| &mut op.kind) else {
             return;
@@ -374,6 +399,7 @@ impl Session {
         let link = &mut self.links[link];
         match link.receiving.as_mut()? {
             Receiving::Answer { body, .. } => Some(vec![body]),
+            Receiving::ShortValues { part, .. } => Some(vec![&mut part.body]),
             Receiving::Values { op, spans, .. } => {
                 let OpKind::Pull(pull) = &mut self.ops.get_mut(op)?.kind else {
                     return None;
@@ -395,7 +421,18 @@ impl Session {
             Some(Receiving::Values { op, ask, last, .. }) => {
                 self.values_received(now, (op, ask), index, last);
             }
+            Some(Receiving::ShortValues { op, ask, part, last }) => {
+                self.short_values_received(now, (op, ask), index, &part, last);
+            }
         }
+    }
+}
+
+/// Whether more parts of the same answer come after this one.
+pub(super) fn is_followed(message: &Message) -> bool {
+    match message {
+        Message::Pulled(part) | Message::PulledEncoded(PulledEncoded { part, .. }) => !part.last,
+        _ => false,
     }
 }
 

@@ -5,14 +5,14 @@ use std::time::Instant;
 use pushpull_common::ids::{GlobalStep, RequestId, Sequence, ShardId};
 use pushpull_common::protocol::limits::WINDOW;
 use pushpull_common::protocol::message::{
-    Operation, OutcomeQuery, PushAnswer, PushPart, Reserve, Withdraw,
+    Operation, OutcomeQuery, PushAnswer, PushEncoded, PushPart, Reserve, Withdraw,
 };
 use pushpull_common::protocol::{Envelope, Grant, Message, Outcome, PushState, Refusal};
 
 use super::link::{Pending, Status};
 use super::{PushOrder, Read, Session};
 use crate::error::Error;
-use crate::fanout::Part;
+use crate::fanout::{Part, Stretch};
 
 /// How far a push is on one shard.
 #[derive(Clone, Debug, PartialEq)]
@@ -258,6 +258,13 @@ impl Session {
             let request = share.request.unwrap_or_default();
             let deadline_ms = if last { deadline_ms } else { 0 };
             let envelope = Envelope { sequence, step, request, deadline_ms, ..Envelope::default() };
+            let message: Message = match part.and_then(|part| part.encoded) {
+                None => message.into(),
+                Some(Stretch { encoding, elements, .. }) => {
+                    let encoding = encoding.code();
+                    PushEncoded { part: message, encoding, elements }.into()
+                }
+            };
             share.sent += 1;
             if last {
                 (share.phase, share.whole, share.asked) = (Phase::Sent, true, Some(now));

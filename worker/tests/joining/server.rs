@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
 use pushpull_common::catalogue::Catalogue;
+use pushpull_common::codec::Encodings;
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{ClientEpoch, GlobalStep, RestoreEpoch, ShardId};
 use pushpull_common::protocol::message::{
@@ -229,6 +230,7 @@ impl State {
             part_bytes_max: 1 << 20,
             body_crc: BodyCrc::Off {},
             non_finite: NonFinitePolicy::Reject {},
+            encodings: Encodings::all(),
             catalogue: self.catalogue_state(),
             restore_epoch: self.epoch,
             restored_step: self.step,

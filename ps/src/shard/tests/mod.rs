@@ -9,6 +9,7 @@ mod corruption;
 mod crash_life;
 mod crash_model;
 mod cuts;
+mod encoded;
 mod handshakes;
 mod images;
 mod join;

@@ -8,7 +8,7 @@ use pushpull_common::ids::{
     ClientEpoch, GlobalStep, Incarnation, RestoreEpoch, Sequence, ShardId, TokenId,
 };
 use pushpull_common::placement::{Placement, ShardMap, Strategy};
-use pushpull_common::protocol::message::{BodyCrc, Hello, Operation, PushPart, Role};
+use pushpull_common::protocol::message::{BodyCrc, Hello, Operation, PushEncoded, PushPart, Role};
 use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{BodyStamp, Envelope, Grant, Header, Message, encode, version};
 use pushpull_common::tensor::{DType, Shape};
@@ -131,6 +131,17 @@ impl Push {
             read: self.read,
         };
         part.into()
+    }
+
+    /// The same for a body that is encoded.
+    pub(super) fn encoded(
+        &self,
+        (encoding, elements): (u8, u32),
+        offset: u64,
+        whole: Option<u64>,
+    ) -> Message {
+        let Message::PushPart(part) = self.part(offset, whole) else { unreachable!() };
+        PushEncoded { part, encoding, elements }.into()
     }
 
     pub(super) fn envelope(&self) -> Envelope {

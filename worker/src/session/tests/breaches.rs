@@ -31,6 +31,11 @@ fn sayings() -> Vec<Message> {
         message::OutcomeIs { state: PushState::Unknown {} }.into(),
         message::Pulled { version: 1, gradients: 1, offset: 0, last: true }.into(),
         message::Pulled { version: 1, gradients: 1, offset: 0, last: false }.into(),
+        message::PulledEncoded {
+            part: message::Pulled { version: 1, gradients: 1, offset: 0, last: true },
+            bytes: 16,
+        }
+        .into(),
         message::Finished {}.into(),
         message::Left {}.into(),
         message::Heartbeat {}.into(),

@@ -11,6 +11,7 @@ mod pushes;
 mod random;
 mod resends;
 mod samples;
+mod short_values;
 mod streaming;
 mod synchronous;
 mod tokens;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use pushpull_common::catalogue::Catalogue;
+use pushpull_common::codec::Encodings;
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{
     ClientEpoch, ConfigEpoch, GlobalStep, RequestId, RestoreEpoch, Sequence, ShardId, TokenId,
@@ -115,6 +116,7 @@ pub(super) fn welcome() -> Welcome {
         part_bytes_max: 1 << 20,
         body_crc: BodyCrc::Off {},
         non_finite: NonFinitePolicy::Reject {},
+        encodings: Encodings::all(),
         catalogue: CatalogueState::Ready { digest: [0; 32] },
         restore_epoch: RestoreEpoch(0),
         restored_step: GlobalStep(0),

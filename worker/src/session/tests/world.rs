@@ -74,6 +74,7 @@ impl World {
             owner: shard(0),
             incarnation: Incarnation(7),
             checksums: Checksums::Remote,
+            values: None,
             identity: Identity::new().with("ps", "0,1"),
             addresses: addresses.collect(),
             progress_interval: Some(Duration::from_secs(10)),

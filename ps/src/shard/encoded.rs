@@ -1,0 +1,112 @@
+//! Parts of gradients that come encoded. They are decoded as they come, into the room of their push:
+//! whatever looks at it later sees elements.
+
+use std::ops::Range;
+
+use pushpull_common::codec::Encoding;
+use pushpull_common::ids::VariableId;
+use pushpull_common::protocol::limits::PART_BYTES_MAX;
+use pushpull_common::protocol::message::{Operation, PushPart};
+use pushpull_common::protocol::{Header, Refusal};
+use pushpull_common::tensor::DType;
+
+use super::{Detail, Shard};
+
+/// The form that a part says its body has.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Form {
+    pub(super) encoding: u8,
+    pub(super) elements: u32,
+}
+
+/// A body that comes encoded.
+#[derive(Clone, Debug)]
+pub(super) struct Encoded {
+    encoding: Encoding,
+    variable: VariableId,
+    dtype: DType,
+    /// The bytes of its elements, once they are decoded.
+    decoded: usize,
+    /// What it is received into.
+    pub(super) bytes: Vec<u8>,
+}
+
+impl Shard {
+    /// Where the body of a part goes in the shard's layout, and how, if it comes encoded. Nothing is
+    /// allocated for a body that cannot be what it says.
+    pub(super) fn body_of(
+        &self,
+        header: &Header,
+        part: &PushPart,
+        form: Option<Form>,
+    ) -> Result<(Range<u64>, Option<Encoded>), Refusal> {
+        let Some(form) = form else {
+            // A part without a body lies nowhere, whatever it says.
+            let range = match header.body_bytes {
+                0 => 0..0,
+                bytes => part.offset..part.offset.saturating_add(bytes),
+            };
+            return Ok((range, None));
+        };
+        let store = self.store().ok_or(Refusal::NotInitialized {})?;
+        let layout = store.layout();
+        if part.offset >= layout.bytes() {
+            let (offset, bytes, limit) = (part.offset, header.body_bytes, layout.bytes());
+            return Err(Refusal::Range { offset, bytes, limit });
+        }
+        let partition = layout.at(part.offset);
+        let (variable, dtype) = (partition.variable, partition.dtype);
+        let refusal = |detail: String| {
+            let detail = Detail::clipped(detail);
+            Refusal::Encoding { variable, encoding: form.encoding, detail }
+        };
+        let encoding = Encoding::from_code(form.encoding)
+            .ok_or_else(|| refusal("this server does not know it".to_owned()))?;
+        if part.operation != (Operation::Gradient {}) || !dtype.is_float() {
+            return Err(refusal(format!("only gradients of floats are encoded, not {dtype}")));
+        }
+        if partition.is_sparse() {
+            return Err(refusal("rows are not encoded".to_owned()));
+        }
+        let decoded = u64::from(form.elements) * dtype.size() as u64;
+        let (end, limit) = (part.offset + decoded, partition.offset + partition.bytes);
+        let aligned = (part.offset - partition.offset).is_multiple_of(dtype.size() as u64);
+        if !aligned || form.elements == 0 || end > limit || decoded > PART_BYTES_MAX {
+            return Err(Refusal::Range { offset: part.offset, bytes: decoded, limit });
+        }
+        let most = encoding.bytes_max(dtype, form.elements as usize) as u64;
+        let fits = match encoding {
+            Encoding::Pairs => header.body_bytes <= most,
+            _ => header.body_bytes == most,
+        };
+        if !fits {
+            let (found, elements) = (header.body_bytes, form.elements);
+            return Err(refusal(format!("{found} bytes for {elements} elements")));
+        }
+        // With the last elements goes the padding behind them.
+        let end = if end == limit { partition.end() } else { end };
+        let (decoded, bytes) = (decoded as usize, vec![0; header.body_bytes as usize]);
+        let encoded = Encoded { encoding, variable, dtype, decoded, bytes };
+        Ok((part.offset..end, Some(encoded)))
+    }
+
+    /// Decodes the body of a part into its place.
+    pub(super) fn decode_part(
+        &mut self,
+        room: u32,
+        range: &Range<u64>,
+        encoded: &Encoded,
+    ) -> Result<(), Refusal> {
+        let target = self.inbox.as_mut().and_then(|inbox| inbox.bytes_mut(room, range.clone()));
+        let (elements, padding) = target
+            .and_then(|target| target.split_at_mut_checked(encoded.decoded))
+            .ok_or(Refusal::NoRoom { room })?;
+        padding.fill(0);
+        let decoded = encoded.encoding.decode_into(encoded.dtype, &encoded.bytes, elements);
+        decoded.map_err(|error| Refusal::Encoding {
+            variable: encoded.variable,
+            encoding: encoded.encoding.code(),
+            detail: Detail::clipped(error.to_string()),
+        })
+    }
+}

@@ -1,0 +1,176 @@
+//! Parts that come encoded: they lie in the inbox as if they had not been.
+
+use pushpull_common::codec::{Codec, Encoding};
+use pushpull_common::ids::VariableId;
+use pushpull_common::protocol::message::{self, Operation};
+use pushpull_common::protocol::{Message, Outcome, Refusal};
+
+use super::peers::{Push, bytes_of, f32s, f64s, variables, worker};
+use super::world::{Line, World};
+use crate::config::NonFinite;
+use crate::optimizer::Sgd;
+
+fn ready(policy: NonFinite) -> (World, Line) {
+    let configure = |config: crate::PsConfig| config.non_finite(policy).inbox_pushes(1);
+    let (mut world, _) = World::ready(variables(), Sgd::new(1.0), configure);
+    let line = world.join(0, &mut worker(1));
+    (world, line)
+}
+
+fn gradient(world: &mut World, line: Line, sequence: u64) -> Push {
+    let grant = world.token(line);
+    let room = world.room(line);
+    Push::gradient(sequence, grant, room)
+}
+
+fn encode<T: pushpull_common::codec::Real>(codec: Codec, values: &[T]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    codec.encode(values, &mut bytes).unwrap();
+    bytes
+}
+
+fn is_applied(answer: Option<Message>) -> bool {
+    matches!(
+        answer,
+        Some(Message::PushAnswer(message::PushAnswer { outcome: Outcome::Applied { .. }, .. }))
+    )
+}
+
+#[test]
+fn a_push_may_be_encoded_in_part_and_cut_anywhere() {
+    let w = encode(Codec::Bf16, &[1f32, 2.0, -3.0]);
+    let first = encode(Codec::OneBit, &[1f32, 2.0]);
+    let third = encode(Codec::TopK { fraction: 1.0 }, &[-3f32]);
+    let d = encode(Codec::TopK { fraction: 0.5 }, &[4f64, 5.0]);
+    let plain = bytes_of(&[4f64, 5.0]);
+    let half = Some((Encoding::Bf16.code(), 3));
+    let bits = Some((Encoding::OneBit.code(), 2));
+    let one = Some((Encoding::Pairs.code(), 1));
+    let two = Some((Encoding::Pairs.code(), 2));
+    type Cut<'a> = &'a [(Option<(u8, u32)>, u64, &'a [u8])];
+    let cuts: [(Cut<'_>, [f32; 3], [f64; 2]); 4] = [
+        (&[(half, 0, &w), (two, 16, &d)], [-1.0, -2.0, 3.0], [0.0, -5.0]),
+        (&[(None, 16, &plain), (half, 0, &w)], [-1.0, -2.0, 3.0], [-4.0, -5.0]),
+        (
+            &[(bits, 0, &first), (one, 8, &third), (None, 16, &plain)],
+            [-1.5, -1.5, 3.0],
+            [-4.0, -5.0],
+        ),
+        (
+            &[(half, 0, &w), (None, 16, &plain[..8]), (None, 24, &plain[8..])],
+            [-1.0, -2.0, 3.0],
+            [-4.0, -5.0],
+        ),
+    ];
+    for (index, (cut, w, d)) in cuts.iter().enumerate() {
+        for chop in [usize::MAX, 5, 1] {
+            let (mut world, line) = ready(NonFinite::Reject);
+            world.chop = chop;
+            let push = gradient(&mut world, line, 1);
+            let mut requests = Vec::new();
+            for (at, (form, offset, body)) in cut.iter().enumerate() {
+                // The bytes of the elements are counted.
+                let whole = (at + 1 == cut.len()).then_some(32);
+                let message = match form {
+                    Some(form) => push.encoded(*form, *offset, whole),
+                    None => push.part(*offset, whole),
+                };
+                requests.push(world.send(line, push.envelope(), message, body));
+            }
+            world.work();
+            let last = requests.pop().unwrap();
+            assert!(is_applied(world.answer(line, last)), "cut {index}");
+            let values = world.values(line);
+            assert_eq!(f32s(&values[..12]), w[..], "cut {index}");
+            assert_eq!(f64s(&values[16..32]), d[..], "cut {index}");
+        }
+    }
+}
+
+/// What a part is refused for; then the room serves a sound push.
+fn refused(policy: NonFinite, message: impl Fn(&Push) -> Message, body: &[u8]) -> Refusal {
+    let (mut world, line) = ready(policy);
+    let push = gradient(&mut world, line, 1);
+    let request = world.send(line, push.envelope(), message(&push), body);
+    world.work();
+    let refusal = match world.answer(line, request) {
+        Some(Message::Refused(refused)) => refused.refusal,
+        other => panic!("not refused but {other:?}"),
+    };
+    // Nothing of it is left: the next push, in the only room there is, is applied alone.
+    let room = world.room(line);
+    let next = Push { sequence: 2, room, ..push };
+    let body = bytes_of(&[1f32, 1.0, 1.0]);
+    assert!(is_applied(Some(world.push_answer(line, &next, &[(0, &body)]))));
+    assert_eq!(f32s(&world.values(line)[..12]), [-1.0; 3]);
+    refusal
+}
+
+#[test]
+fn parts_that_are_not_what_they_say_are_refused_by_name() {
+    let w = encode(Codec::F16, &[1f32, 2.0, 3.0]);
+    let f16 = Encoding::F16.code();
+    let part = |form, offset| move |push: &Push| push.encoded(form, offset, Some(16));
+    let encoding = |refusal: Refusal, words: &str| match refusal {
+        Refusal::Encoding { variable, encoding, detail } => {
+            assert!(detail.as_str().contains(words), "{detail}");
+            (variable, encoding)
+        }
+        other => panic!("{other:?}"),
+    };
+    let reject = NonFinite::Reject;
+    let found = encoding(refused(reject, part((77, 3), 0), &w), "does not know");
+    assert_eq!(found, (VariableId(0), 77));
+    let found = encoding(refused(reject, part((f16, 3), 0), &[0; 16]), "16 bytes for 3 elements");
+    assert_eq!(found, (VariableId(0), f16));
+    encoding(refused(reject, part((f16, 3), 0), &[]), "0 bytes");
+    encoding(refused(reject, part((Encoding::Pairs.code(), 3), 0), &[0; 40]), "40 bytes");
+    encoding(refused(reject, part((Encoding::Pairs.code(), 3), 0), &[9; 8]), "padding");
+    let mut scale = encode(Codec::Int8, &[1f32, 2.0, 3.0]);
+    scale[..4].copy_from_slice(&f32::INFINITY.to_le_bytes());
+    encoding(refused(reject, part((Encoding::Int8.code(), 3), 0), &scale), "inf");
+    encoding(refused(reject, part((f16, 1), 48), &[0; 8]), "i64");
+    let assign = |push: &Push| {
+        Push { operation: Operation::Assign {}, ..*push }.encoded((f16, 3), 0, Some(16))
+    };
+    encoding(refused(reject, assign, &w), "only gradients");
+
+    let tried = refused(reject, part((f16, 4), 32), &[0; 8]);
+    assert!(matches!(tried, Refusal::Operation { variable: VariableId(2), .. }), "{tried}");
+
+    let range = |offset, bytes, limit| Refusal::Range { offset, bytes, limit };
+    assert_eq!(refused(reject, part((f16, 4), 0), &w), range(0, 16, 12));
+    assert_eq!(refused(reject, part((f16, 0), 0), &[]), range(0, 0, 12));
+    assert_eq!(refused(reject, part((f16, 1), 2), &w), range(2, 4, 12));
+    assert_eq!(refused(reject, part((f16, 1), 14), &w), range(14, 4, 12));
+    assert_eq!(
+        refused(reject, part((f16, u32::MAX), 0), &w),
+        range(0, 4 * u64::from(u32::MAX), 12)
+    );
+    // In the middle, and not where a part may end.
+    assert_eq!(refused(reject, part((f16, 1), 0), &w), range(0, 4, 56));
+    assert!(matches!(refused(reject, part((f16, 1), u64::MAX), &w), Refusal::Range { .. }));
+}
+
+#[test]
+fn values_are_sent_in_encodings_of_values_only() {
+    let (mut world, line) = ready(NonFinite::Reject);
+    for encoding in [0, Encoding::Int8.code(), Encoding::Pairs.code(), 77] {
+        let pull = message::Pull { selection: message::Selection::All {} };
+        let refusal = world.refused(line, message::PullEncoded { pull, encoding }.into());
+        let Refusal::Unsupported { detail, .. } = refusal else { panic!("{refusal}") };
+        assert!(detail.as_str().contains(&format!("encoding {encoding}")), "{detail}");
+    }
+}
+
+#[test]
+fn what_is_decoded_is_looked_at_by_the_policy() {
+    let body = encode(Codec::Bf16, &[1f32, f32::NAN, 3.0]);
+    let message = |push: &Push| push.encoded((Encoding::Bf16.code(), 3), 0, Some(16));
+    match refused(NonFinite::Reject, message, &body) {
+        Refusal::NonFinite { variable: VariableId(0), element: 1, value } => {
+            assert!(value.is_nan())
+        }
+        other => panic!("{other:?}"),
+    }
+}

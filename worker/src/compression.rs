@@ -1,0 +1,200 @@
+//! Gradients that travel encoded: by which codec, and what each push has left out so far.
+
+mod saved;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use bytes::Bytes;
+use pushpull_common::catalogue::{Catalogue, Partition};
+use pushpull_common::codec::{Codec, EncodeError, Encoding, Encodings, Real, Residual};
+use pushpull_common::ids::{ShardId, VariableId};
+use pushpull_common::protocol::limits::PART_BYTES_MAX;
+use pushpull_common::tensor::DType;
+
+use crate::error::{Error, JoinError};
+use crate::fanout::{Part, Plan, Stretch};
+pub use saved::ResidualsError;
+
+/// Which variables a codec is for: all whose names match, or none of them.
+#[derive(Clone, Debug)]
+pub(crate) struct Rule {
+    /// A name, or how names begin, with a `*` behind it.
+    pub(crate) names: String,
+    pub(crate) codec: Option<Codec>,
+}
+
+impl Rule {
+    fn matches(&self, name: &str) -> bool {
+        match self.names.strip_suffix('*') {
+            Some(beginning) => name.starts_with(beginning),
+            None => name == self.names,
+        }
+    }
+}
+
+/// The codecs of a worker's variables, and their residuals.
+///
+/// A residual changes when a gradient is encoded, and not again: what is encoded is kept by the
+/// session, and sent as often as it takes. A gradient that is not taken after all is lost as it was
+/// encoded, with what it carried of earlier ones; what it left out is still there.
+#[derive(Debug, Default)]
+pub(crate) struct Compression {
+    pub(crate) variables: BTreeMap<VariableId, Compressed>,
+}
+
+/// One variable's codec.
+#[derive(Debug)]
+pub(crate) struct Compressed {
+    codec: Codec,
+    pub(crate) left: Left,
+}
+
+/// What is left of one variable.
+#[derive(Debug)]
+pub(crate) enum Left {
+    F32(Residual<f32>),
+    F64(Residual<f64>),
+}
+
+impl Compression {
+    /// Chooses for each variable the codec of the last rule that matches it. A variable that a rule
+    /// names must take gradients, every rule must match one, and the shards must know the encodings.
+    pub(crate) fn new(
+        catalogue: &Catalogue,
+        rules: &[Rule],
+        known: &BTreeMap<ShardId, Encodings>,
+    ) -> Result<Compression, JoinError> {
+        let mut variables = BTreeMap::new();
+        let mut matched = vec![false; rules.len()];
+        for (index, variable) in catalogue.variables().iter().enumerate() {
+            let (id, name) = (VariableId(index as u32), variable.name());
+            // Rows travel as they are.
+            let takes = variable.is_trainable() && !variable.is_sparse();
+            let mut chosen = None;
+            for (rule, matched) in rules.iter().zip(&mut matched) {
+                if rule.matches(name) {
+                    *matched = true;
+                    chosen = rule.codec.filter(|_| takes);
+                }
+                if let Some(codec) = rule.codec.filter(|_| rule.names == name && !takes) {
+                    return Err(JoinError::NotCompressible { variable: name.to_owned(), codec });
+                }
+            }
+            let Some(codec) = chosen else { continue };
+            let encoding = codec.encoding();
+            let lacks = |shard: &ShardId| {
+                known.get(shard).is_some_and(|encodings| !encodings.contain(encoding))
+            };
+            let shards = catalogue.partitions_of(id).iter().map(|partition| partition.shard);
+            if let Some(shard) = shards.into_iter().find(lacks) {
+                return Err(JoinError::UnknownCodec { variable: name.to_owned(), codec, shard });
+            }
+            let elements = variable.shape().elements() as usize;
+            let left = match variable.dtype() {
+                DType::F64 => Left::F64(Residual::new(elements)),
+                _ => Left::F32(Residual::new(elements)),
+            };
+            variables.insert(id, Compressed { codec, left });
+        }
+        match rules.iter().zip(matched).find(|(_, matched)| !matched) {
+            Some((rule, _)) => Err(JoinError::NothingToCompress { names: rule.names.clone() }),
+            None => Ok(Compression { variables }),
+        }
+    }
+
+    /// Whether a variable's gradients travel encoded.
+    pub(crate) fn covers(&self, id: VariableId) -> bool {
+        self.variables.contains_key(&id)
+    }
+
+    /// Whether the gradient of a variable can be encoded, whatever the servers' policy is: looked at
+    /// for all variables of a push before the first of them is encoded.
+    pub(crate) fn check(&self, plan: &Plan, id: VariableId, bytes: &[u8]) -> Result<(), Error> {
+        let Some(compressed) = self.variables.get(&id) else { return Ok(()) };
+        let bytes = &bytes[..plan.catalogue().variable(id).bytes() as usize];
+        let result = match compressed.left {
+            Left::F32(_) => compressed.codec.check::<f32>(bytemuck::cast_slice(bytes)),
+            Left::F64(_) => compressed.codec.check::<f64>(bytemuck::cast_slice(bytes)),
+        };
+        result.map_err(|error| Compression::error(plan, id, error))
+    }
+
+    /// Encodes the gradient of a variable and keeps what that leaves out; the parts in which it
+    /// travels. `bytes` are all its elements, aligned.
+    pub(crate) fn parts(
+        &mut self,
+        plan: &Plan,
+        id: VariableId,
+        bytes: &[u8],
+    ) -> Result<Vec<(ShardId, Vec<Part>)>, Error> {
+        let Some(Compressed { codec, left }) = self.variables.get_mut(&id) else {
+            return Ok(Vec::new());
+        };
+        let bytes = &bytes[..plan.catalogue().variable(id).bytes() as usize];
+        let partitions = plan.catalogue().partitions_of(id);
+        let parts = match left {
+            Left::F32(left) => encode(codec, left, partitions, plan, bytemuck::cast_slice(bytes)),
+            Left::F64(left) => encode(codec, left, partitions, plan, bytemuck::cast_slice(bytes)),
+        };
+        parts.map_err(|error| Compression::error(plan, id, error))
+    }
+
+    fn error(plan: &Plan, id: VariableId, error: EncodeError) -> Error {
+        let variable = plan.catalogue().variable(id).name().to_owned();
+        match error {
+            EncodeError::NonFinite { element, value, .. } => {
+                Error::NonFinite { variable, element, value }
+            }
+            error => Error::Encode { variable, error },
+        }
+    }
+}
+
+fn encode<T: Real>(
+    codec: &Codec,
+    left: &mut Residual<T>,
+    partitions: &[Partition],
+    plan: &Plan,
+    gradient: &[T],
+) -> Result<Vec<(ShardId, Vec<Part>)>, EncodeError> {
+    let encoding = codec.encoding();
+    let most = stretch_elements(encoding, T::DTYPE, plan.part_bytes());
+    let mut by_shard = Vec::with_capacity(partitions.len());
+    let mut out = Vec::new();
+    for partition in partitions {
+        let elements = partition.elements.start as usize..partition.elements.end as usize;
+        let mut parts = Vec::with_capacity(elements.len().div_ceil(most));
+        for start in elements.clone().step_by(most) {
+            let stretch: Range<usize> = start..elements.end.min(start + most);
+            out.clear();
+            left.encode(codec, start, &gradient[stretch.clone()], &mut out)?;
+            let before = (start - elements.start) * size_of::<T>();
+            parts.push(Part {
+                offset: partition.offset + before as u64,
+                // As long as it is: what is kept until it is settled should not be longer.
+                bodies: vec![Bytes::copy_from_slice(&out)],
+                encoded: Some(Stretch {
+                    encoding,
+                    elements: stretch.len() as u32,
+                    // The padding behind the last element counts.
+                    bytes: (stretch.len() * size_of::<T>()).next_multiple_of(8) as u64,
+                }),
+            });
+        }
+        if !parts.is_empty() {
+            by_shard.push((partition.shard, parts));
+        }
+    }
+    Ok(by_shard)
+}
+
+/// How many elements travel in one part: neither they nor what they are encoded as may be longer than
+/// a part. Even, so that each starts where the shard takes parts.
+fn stretch_elements(encoding: Encoding, dtype: DType, part_bytes: u64) -> usize {
+    let mut elements = part_bytes.min(PART_BYTES_MAX) as usize / dtype.size();
+    while encoding.bytes_max(dtype, elements) as u64 > PART_BYTES_MAX {
+        elements /= 2;
+    }
+    (elements / 2 * 2).max(2)
+}

@@ -1,0 +1,124 @@
+//! Values that come encoded, and gradients that go so.
+
+use std::collections::BTreeMap;
+
+use pushpull_common::codec::{Codec, Encoding, Encodings};
+use pushpull_common::ids::{GlobalStep, VariableId};
+use pushpull_common::protocol::message::{self, OutcomeIs, Pulled, PulledEncoded};
+use pushpull_common::protocol::{Message, PushState};
+
+use super::world::{Frame, OWNER, World, applied, grant, plan, push_answer, shard, welcome};
+use crate::compression::{Compression, Rule};
+use crate::session::{Command, PushOrder, Read, Reply};
+
+/// A session that pulls bf16, and its pull of 6 floats.
+fn pulling() -> (World, crate::session::OpId, Frame) {
+    let plan = plan(1, 6);
+    let mut world = World::with(|start| start.values = Some(Encoding::Bf16)).join(&plan);
+    let op = world.pull(&plan);
+    let frame = world.heard(OWNER, "PullEncoded");
+    let Message::PullEncoded(asked) = &frame.message else { unreachable!() };
+    assert_eq!(asked.encoding, Encoding::Bf16.code());
+    (world, op, frame)
+}
+
+fn part(offset: u64, bytes: u64, last: bool) -> PulledEncoded {
+    PulledEncoded { part: Pulled { version: 1, gradients: 1, offset, last }, bytes }
+}
+
+fn bf16(values: &[f32]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    Codec::Bf16.encode(values, &mut bytes).unwrap();
+    bytes
+}
+
+#[test]
+fn values_are_decoded_part_by_part() {
+    let (mut world, op, frame) = pulling();
+    world.answer_body(&frame, GlobalStep(3), part(0, 8, false), &bf16(&[1.0, 2.0]));
+    world.answer_body(&frame, GlobalStep(3), part(8, 16, true), &bf16(&[3.0, 4.0, 5.0, -6.0]));
+    let Ok(Reply::Pulled { buffer, .. }) = world.reply(op) else { panic!() };
+    let values: &[f32] = bytemuck::cast_slice(buffer.bytes());
+    assert_eq!(values, [1.0, 2.0, 3.0, 4.0, 5.0, -6.0]);
+}
+
+#[test]
+fn values_of_another_length_break_off_the_connection() {
+    let body = bf16(&[1.0; 6]);
+    let mut damaged = body.clone();
+    damaged[15] = 1;
+    let wrong: [(PulledEncoded, &[u8]); 7] = [
+        (part(0, 16, true), &body[..8]),
+        (part(0, 24, true), &body[..8]),
+        (part(0, 32, true), &body),
+        (part(0, u64::MAX, true), &body),
+        (part(4, 20, true), &body),
+        (part(0, 0, true), &body),
+        (part(0, 24, true), &damaged),
+    ];
+    for (message, body) in wrong {
+        let (mut world, _, frame) = pulling();
+        world.announce(&frame, GlobalStep(3), message.clone(), body.len());
+        if !world.closed.contains_key(&OWNER) {
+            world.body(OWNER, body);
+        }
+        assert_eq!(world.closed.get(&OWNER), Some(&1), "{message:?}");
+        world.wait_for_connect(OWNER);
+        world.accept(OWNER);
+        world.heard(OWNER, "PullEncoded");
+    }
+}
+
+#[test]
+fn a_server_that_knows_no_encoding_is_asked_for_values_as_they_are() {
+    let plan = plan(1, 6);
+    let mut world = World::with(|start| start.values = Some(Encoding::Bf16));
+    let open = world.call(Command::Open { shards: vec![shard(0)] });
+    let hello = world.connect(OWNER);
+    world.answer(&hello, message::Welcome { encodings: Encodings(0), ..welcome() });
+    let Ok(Reply::Opened(welcomed)) = world.reply(open) else { panic!() };
+    assert_eq!(welcomed.encodings, BTreeMap::from([(shard(0), Encodings(0))]));
+    world.pull(&plan);
+    world.heard(OWNER, "Pull");
+}
+
+/// What is encoded once is sent again as it is.
+#[test]
+fn an_encoded_push_is_kept_until_it_is_settled() {
+    let plan = plan(1, 6);
+    let names = plan.catalogue().variable(VariableId(0)).name().to_owned();
+    let rules = [Rule { names, codec: Some(Codec::OneBit) }];
+    let mut compression = Compression::new(plan.catalogue(), &rules, &BTreeMap::new()).unwrap();
+    let gradient: Vec<u8> = [1f32, -2.0, 3.0, 0.5, 7.0, -1.0].map(f32::to_ne_bytes).concat();
+    let words: Vec<u64> =
+        gradient.as_chunks().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)).collect();
+    let parts = compression.parts(&plan, VariableId(0), bytemuck::cast_slice(&words)).unwrap();
+    let saved = compression.save(plan.catalogue());
+    let operation = message::Operation::Gradient {};
+    let order = PushOrder { operation, grant: Some(grant(1, 0)), read: Read::default(), parts };
+
+    let mut world = World::joined(&plan);
+    let op = world.call(Command::Push { order });
+    let reserve = world.heard(OWNER, "Reserve");
+    world.answer(&reserve, message::Room { room: 1 });
+    let first = world.heard(OWNER, "PushEncoded");
+    world.reconnect(OWNER);
+    let query = world.heard(OWNER, "OutcomeQuery");
+    world.answer(&query, OutcomeIs { state: PushState::Unknown {} });
+    let reserve = world.heard(OWNER, "Reserve");
+    world.answer(&reserve, message::Room { room: 2 });
+    let again = world.heard(OWNER, "PushEncoded");
+    assert_eq!(again.body, first.body);
+    let Message::PushEncoded(message) = &again.message else { unreachable!() };
+    assert_eq!((message.encoding, message.elements), (Encoding::OneBit.code(), 6));
+    assert_eq!((message.part.offset, message.part.whole), (0, Some(24)));
+    // The server has it whole: nothing is sent again but that this was the last part.
+    world.reconnect(OWNER);
+    let query = world.heard(OWNER, "OutcomeQuery");
+    world.answer(&query, OutcomeIs { state: PushState::Receiving { bytes: 24 } });
+    let last = world.heard(OWNER, "PushPart");
+    assert_eq!((last.body.len(), last.part().whole), (0, Some(24)));
+    world.answer(&last, push_answer(applied(1)));
+    assert!(matches!(world.reply(op), Ok(Reply::Pushed { .. })));
+    assert_eq!(compression.save(plan.catalogue()), saved);
+}
