@@ -1,9 +1,10 @@
 //! The judge: what the servers hold against what the workers have written down.
 
-use pushpull::{Params, ViewError};
+use pushpull::blocking::Reader;
+use pushpull::{Error, Params};
 
 use crate::history::{Entry, History};
-use crate::setting::{CHUNK, SHARDS, Setting, WORKERS, dense, ledger};
+use crate::setting::{CHUNK, ROWS, SHARDS, Setting, WIDTH, WORKERS, dense, ledger, row, rows};
 
 /// What was found. The three counts must be zero.
 #[derive(Clone, Debug, Default)]
@@ -74,8 +75,9 @@ impl Verdict {
 pub(crate) fn judge(
     setting: &Setting,
     params: &Params,
+    reader: &mut Reader,
     histories: &[History],
-) -> Result<Verdict, ViewError> {
+) -> Result<Verdict, Error> {
     let mut verdict = Verdict::default();
     for shard in 0..SHARDS {
         let name = dense(shard);
@@ -83,6 +85,8 @@ pub(crate) fn judge(
         let mut entered = 0.0;
         for worker in 0..WORKERS {
             let history = &histories[worker as usize];
+            // What each row must hold: a push enters the ledger and changes its row, or does neither.
+            let mut made = [0.0_f32; ROWS as usize];
             for chunk in 0..setting.chunks {
                 let name = ledger(worker, chunk, shard);
                 let values = params.view::<f32>(&name)?;
@@ -90,6 +94,17 @@ pub(crate) fn judge(
                 for (element, (&value, &entry)) in values.iter().zip(entries).enumerate() {
                     verdict.element(value, entry, || format!("{name}[{element}]"));
                     entered += f64::from(value);
+                    made[row(element as u64) as usize] += value;
+                }
+            }
+            let name = rows(worker, shard);
+            let ids: Vec<u64> = (0..ROWS).collect();
+            let mut table = [0.0_f32; (ROWS * WIDTH) as usize];
+            reader.pull_rows(&name, &ids, &mut table)?;
+            for ((id, values), made) in ids.iter().zip(table.chunks(WIDTH as usize)).zip(made) {
+                if values.iter().any(|&value| value != made) {
+                    verdict
+                        .torn(format!("row {id} of {name} is {values:?}, the ledger has {made}"));
                 }
             }
         }

@@ -225,7 +225,8 @@ fn read_and_judge(setting: &Setting, histories: &[History]) -> Verdict {
     let mut reader = Reader::connect(config).expect("a reader connects to servers that are up");
     let mut params = reader.params();
     reader.pull(&mut params).expect("servers that are up answer a pull");
-    judge(setting, &params, histories).expect("the variables are those that were declared")
+    judge(setting, &params, &mut reader, histories)
+        .expect("the variables are those that were declared")
 }
 
 // Two shards, in one task or in two.

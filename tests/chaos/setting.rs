@@ -10,6 +10,10 @@ pub(crate) const WORKERS: u32 = 3;
 pub(crate) const SHARDS: usize = 2;
 /// Elements of one ledger variable, the part of a ledger that one push sends.
 pub(crate) const CHUNK: u64 = 1024;
+/// The rows of a sparse variable of a worker on a shard, each of so many elements. A push has one of
+/// them; the parts of the ledger hold a whole number of rounds through them.
+pub(crate) const ROWS: u64 = 64;
+pub(crate) const WIDTH: u64 = 3;
 /// Elements of a dense variable: a push of 1 MiB and a little to each shard is more than one part,
 /// and applying it takes long enough for kills to land in the middle.
 const DENSE: u64 = 256 << 10;
@@ -52,8 +56,8 @@ impl Setting {
         cluster.job("worker", worker_hosts()).build().expect("the cluster is correct")
     }
 
-    /// A dense variable on each shard and every worker's ledger on both, declared in turns, so
-    /// that round robin puts each where its name says.
+    /// A dense variable on each shard, and every worker's ledger and rows on both, declared in turns,
+    /// so that round robin puts each where its name says.
     pub(crate) fn variables(&self) -> Vec<VariableSpec> {
         let mut variables = Vec::new();
         let mut declare = |name: String, elements: u64| {
@@ -64,6 +68,11 @@ impl Setting {
             for chunk in 0..self.chunks {
                 (0..SHARDS).for_each(|shard| declare(ledger(worker, chunk, shard), CHUNK));
             }
+        }
+        for worker in 0..WORKERS {
+            let table = |shard| VariableSpec::f32(rows(worker, shard), [ROWS, WIDTH]);
+            let tables = (0..SHARDS).map(table);
+            variables.extend(tables.map(|table| table.expect("a correct variable").sparse()));
         }
         variables
     }
@@ -104,3 +113,15 @@ pub(crate) fn dense(shard: usize) -> String {
 pub(crate) fn ledger(worker: u32, chunk: u64, shard: usize) -> String {
     format!("ledger/{worker}/{chunk}/{shard}")
 }
+
+/// A worker's sparse variable on a shard.
+pub(crate) fn rows(worker: u32, shard: usize) -> String {
+    format!("rows/{worker}/{shard}")
+}
+
+/// The row that a push has.
+pub(crate) fn row(push: u64) -> u64 {
+    push % ROWS
+}
+
+const _: () = assert!(CHUNK.is_multiple_of(ROWS));

@@ -10,7 +10,7 @@ use pushpull::{Params, Push, TaskId, Token, WorkerConfig};
 
 use crate::history::{Entry, History, Log};
 use crate::ledger::Verdict;
-use crate::setting::{SHARDS, Setting, dense, ledger};
+use crate::setting::{SHARDS, Setting, WIDTH, dense, ledger, row, rows};
 
 /// The first argument of a worker's process.
 pub(crate) const ROLE: &str = "--chaos-worker";
@@ -29,6 +29,9 @@ pub(crate) fn arguments(setting: &Setting, worker: u32) -> Vec<OsString> {
 /// One push in so many looks at the values first. What is tested is pushes, so a kill should find
 /// one under way and not a worker that pulls.
 const PULL_EVERY: u64 = 4;
+
+/// The gradient of a row.
+const ONE_ROW: [f32; WIDTH as usize] = [-1.0; WIDTH as usize];
 
 /// Trains until the stop file is there.
 pub(crate) fn run(arguments: &[String]) -> ExitCode {
@@ -126,8 +129,8 @@ impl<'a> Training<'a> {
         Ok(!stop)
     }
 
-    /// Every push adds one to all elements of the dense variables, and one at its own place in
-    /// the ledger: the learning rate is one, so the gradients are minus that.
+    /// Every push adds one to all elements of the dense variables, one at its own place in the
+    /// ledger, and one to its row: the learning rate is one, so the gradients are minus that.
     fn push(&mut self, token: Token, push: u64) -> Result<Push, Box<dyn Error>> {
         let (chunk, element) = self.setting.entry(push);
         let mut gradients = self.session.gradients();
@@ -137,6 +140,7 @@ impl<'a> Training<'a> {
             // The memory is that of earlier pushes.
             entries.fill(0.0);
             entries[element] = -1.0;
+            gradients.set_rows(&rows(self.worker, shard), &[row(push)], &ONE_ROW)?;
         }
         self.log.invoke(push)?;
         self.history.invoke(push);
@@ -154,6 +158,7 @@ impl<'a> Training<'a> {
         for shard in 0..SHARDS {
             pushing.variable(&ledger(self.worker, chunk, shard), &entries)?;
             pushing.variable(&dense(shard), &ones)?;
+            pushing.rows(&rows(self.worker, shard), &[row(push)], &ONE_ROW)?;
         }
         Ok(pushing.finish()?)
     }
