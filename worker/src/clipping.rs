@@ -10,7 +10,8 @@ use crate::params::Gradients;
 /// those by norm another. Norms are summed up in `f64`, in an order that depends on the shapes alone.
 ///
 /// What is clipped is this replica's own gradient. In synchronous mode that bounds the mean as well:
-/// it is in no norm larger than the largest of what it is made of. Rows of a sparse variable count as
+/// it is in no norm larger than the largest of what it is made of. A codec with error feedback adds what
+/// earlier pushes have left out, which nothing bounds. Rows of a sparse variable count as
 /// they are pushed: those of one number as their sum.
 impl Gradients {
     /// Bounds every element: `g = min(max(g, -bound), bound)`, with NaN left as it is.
@@ -28,7 +29,8 @@ impl Gradients {
 
     /// Bounds the Euclidean norm of each variable's gradient: one that is longer is scaled down to
     /// it, `g *= bound / |g|`. A partitioned variable has one norm. A gradient whose norm is not
-    /// finite is left as it is, for the servers to refuse.
+    /// finite is left as it is: one that is not finite itself is for the servers to refuse, and one of
+    /// `f64` may have elements whose squares are not ([`Gradients::clip_by_value`] bounds those).
     ///
     /// # Errors
     /// If the bound is not above 0 and finite; nothing is changed then.
@@ -90,7 +92,7 @@ impl Gradients {
     }
 
     fn scale_one(&mut self, id: VariableId, factor: f64) {
-        self.change(id, |g| g * factor as f32, |g| g * factor);
+        self.change(id, |g| (f64::from(g) * factor) as f32, |g| g * factor);
     }
 
     /// Changes every element of a variable's gradient, by its type.

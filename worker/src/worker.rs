@@ -276,7 +276,7 @@ impl Worker {
 
     /// What the codecs of this worker's gradients have left out and not made good yet, to be kept
     /// beside a checkpoint: [`Worker::restore_residuals`]. As long as a gradient of the variables that
-    /// are encoded. Only variables, and the order in which they are declared, must be the same there.
+    /// are encoded. The variables must be the same there, in the same order and the same places.
     ///
     /// A worker that goes on without them loses what it had not sent, about one step's error.
     pub fn residuals(&self) -> Vec<u8> {

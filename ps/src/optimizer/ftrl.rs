@@ -93,6 +93,9 @@ impl Ftrl {
     }
 }
 
+/// A smaller rate is 0 as an `f32`, and the rule divides by it.
+const SMALLEST_RATE: f64 = f32::MIN_POSITIVE as f64;
+
 impl Optimizer for Ftrl {
     fn kind(&self) -> &'static str {
         "ftrl"
@@ -114,7 +117,12 @@ impl Optimizer for Ftrl {
             .or(not_negative("l2_shrinkage", self.l2_shrinkage))
             .or(not_negative("beta", self.beta))
             .or(self.learning_rate.fault())
-            .or(fault_unless(lowest > 0.0, "learning_rate", lowest, "it must stay above 0"))
+            .or(fault_unless(
+                lowest >= SMALLEST_RATE,
+                "learning_rate",
+                lowest,
+                "it must stay above 0",
+            ))
     }
 }
 

@@ -141,7 +141,8 @@ impl Course {
             Course::Cosine { initial, last, decay_steps } => {
                 let part = step.min(decay_steps) as f64 / decay_steps as f64;
                 let left = 0.5 * (1.0 + (std::f64::consts::PI * part).cos());
-                last + (initial - last) * left
+                // Never below both, as a difference of the two could be.
+                initial * left + last * (1.0 - left)
             }
         }
     }

@@ -7,6 +7,7 @@
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::codec::{Real, Residual};
 use pushpull_common::ids::VariableId;
+use pushpull_common::tensor::first_non_finite;
 use thiserror::Error;
 
 use super::{Compression, Left};
@@ -86,7 +87,12 @@ impl Compression {
                 .split_at_checked(variable.bytes().next_multiple_of(8) as usize)
                 .filter(|_| same)
                 .ok_or(ResidualsError::Damaged)?;
-            (rest, _) = (tail, found.push((id, &values[..variable.bytes() as usize])));
+            let values = &values[..variable.bytes() as usize];
+            if first_non_finite(variable.dtype(), values).is_some() {
+                // No sum of gradients that were pushed comes to that.
+                return Err(ResidualsError::Damaged);
+            }
+            (rest, _) = (tail, found.push((id, values)));
         }
         if !rest.is_empty() {
             return Err(ResidualsError::Damaged);
