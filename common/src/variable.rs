@@ -105,9 +105,9 @@ pub enum VariableError {
         /// The bytes of a row.
         bytes: u64,
     },
-    /// It is sparse, and has more rows than can be numbered.
+    /// It is sparse, and has no rows, or more than can be numbered.
     #[error(
-        "cannot declare the variable {name:?} sparse: it has {rows} rows, and may have {}",
+        "cannot declare the variable {name:?} sparse: it has {rows} rows, and may have 1 to {}",
         u32::MAX
     )]
     Rows {
@@ -169,7 +169,8 @@ impl VariableSpec {
         self
     }
 
-    /// Makes it plain: no optimizer touches it, only `assign` and `assign_add` change it.
+    /// Makes it plain: no optimizer touches it, only `assign` and `assign_add` change it, or
+    /// `assign_rows` if it is sparse.
     pub fn plain(mut self) -> VariableSpec {
         self.trainable = false;
         self
@@ -177,7 +178,7 @@ impl VariableSpec {
 
     /// Makes it sparse: it is pulled and pushed by rows, as embeddings are, and no replica has a copy
     /// of all of it. A row is what has one index in the first extent; it has at most 1 MiB, and there
-    /// are fewer than 2^32 of them.
+    /// are 1 to 2^32 - 1 of them.
     ///
     /// Its first values are those of the initializer. Shards keep 4 bytes for each row in every room
     /// of their inbox, beside the values that it may hold.
@@ -207,7 +208,7 @@ impl VariableSpec {
             if !(1..=PART_BYTES_MAX).contains(&bytes) {
                 return Err(VariableError::RowBytes { name: name(), bytes });
             }
-            if rows > u32::MAX.into() {
+            if !(1..=u32::MAX.into()).contains(&rows) {
                 return Err(VariableError::Rows { name: name(), rows });
             }
         }
@@ -334,5 +335,6 @@ mod tests {
         assert_eq!(sparse(&[2, 0]), Err(VariableError::RowBytes { name: name(), bytes: 0 }));
         let rows = 1 << 32;
         assert_eq!(sparse(&[rows, 2]), Err(VariableError::Rows { name: name(), rows }));
+        assert_eq!(sparse(&[0, 2]), Err(VariableError::Rows { name: name(), rows: 0 }));
     }
 }

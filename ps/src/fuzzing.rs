@@ -214,7 +214,7 @@ impl Door {
                 break;
             };
             match output {
-                Output::Send { connection, envelope, message, body } => {
+                Output::Send { connection, envelope, message, body, .. } => {
                     events.push(Event::Sent { connection, envelope, message, body: body.to_vec() });
                 }
                 Output::Stream { connection, parts } => self.streams.push((connection, parts)),

@@ -385,7 +385,7 @@ impl Door {
     fn settle(&mut self) {
         while let Some(output) = self.shard.poll_output() {
             let event = match output {
-                Output::Send { connection, envelope, message, body } => {
+                Output::Send { connection, envelope, message, body, .. } => {
                     Event::Send { connection, frame: frame_of(&envelope, &message, &body) }
                 }
                 Output::Stream { connection, parts } => {

@@ -120,11 +120,11 @@ impl Store {
     /// because nothing but changes takes spare blocks.
     pub(crate) fn can_change(&mut self, ranges: &[Range<u64>]) -> Result<(), NoSpareBlock> {
         let block_bytes = self.geometry.block_bytes;
-        // Two ranges may share a block; that counts it twice, which errs on the safe side, as far
-        // as there are places at all.
+        // Ranges that do not follow each other may share a block; that counts it twice, which errs on
+        // the safe side, as far as there are places at all.
         let places = || {
             let places = ranges.iter().filter(|range| !range.is_empty());
-            places.flat_map(|range| places_of(range, block_bytes))
+            write::distinct(places.flat_map(|range| places_of(range, block_bytes)))
         };
         let enough = |pool: &mut Pool| {
             let need = pool.undrafted(places()).min(pool.places());

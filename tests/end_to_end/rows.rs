@@ -166,3 +166,34 @@ fn what_is_wrong_with_rows_is_told_before_anything_is_sent() {
     assert_eq!(all_rows(&mut reader(&cluster)), before);
     cluster.stop();
 }
+
+/// Rows that are changed where they lie take with them what is dense: all in one go, however much it
+/// is.
+#[test]
+fn few_rows_and_a_large_dense_variable_are_one_change() {
+    const DENSE: u64 = 400_000;
+    const TABLE: u64 = 210_000;
+    let synchronous = Mode::Synchronous { replicas_to_aggregate: 1, total_num_replicas: 1 };
+    for mode in [Mode::Asynchronous, synchronous] {
+        let cluster = Cluster::start(1, 1, Sgd::new(1.0), |config| config.mode(mode));
+        let mut worker = cluster.worker(0);
+        let table = VariableSpec::f32("table", [TABLE, 16]).unwrap().sparse();
+        let mut params = worker.join(&[vector("dense", DENSE), table], |_| ()).unwrap();
+        // A row in each of most blocks: to copy them would be eight times the work.
+        let ids: Vec<u64> = (0..TABLE).step_by(1000).collect();
+        let token = worker.token().unwrap().unwrap();
+        let mut gradients = worker.gradients();
+        gradients.view_mut::<f32>("dense").unwrap().fill(-1.0);
+        gradients.set_rows("table", &ids, &vec![-2.0_f32; 16 * ids.len()]).unwrap();
+        worker.push(token, gradients).unwrap();
+        let token = worker.token().unwrap().unwrap();
+        worker.pull(&token, &mut params).unwrap();
+        let dense = params.view::<f32>("dense").unwrap();
+        assert!(dense.iter().all(|&value| value == 1.0), "{mode:?}");
+        let mut rows = vec![0.0_f32; 16 * ids.len()];
+        worker.pull_rows(&token, "table", &ids, &mut rows).unwrap();
+        assert!(rows.iter().all(|&value| value == 2.0), "{mode:?}");
+        drop(token);
+        cluster.stop();
+    }
+}

@@ -1,8 +1,9 @@
 //! The right and the duty to contribute one gradient to one step.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use pushpull_common::ids::Sequence;
+use pushpull_common::ids::{Sequence, ShardId};
 use pushpull_common::protocol::Grant;
 use tokio::sync::Notify;
 
@@ -17,14 +18,16 @@ use crate::session::{OpId, Read};
 pub struct Token {
     grant: Option<Grant>,
     /// The newest values that were pulled under it.
-    read: Mutex<Read>,
+    /// The newest values that were pulled under it, and the oldest rows: a gradient is as stale as
+    /// the oldest of what it was computed from.
+    read: Mutex<(Read, BTreeMap<ShardId, u64>)>,
     returns: Arc<Returns>,
 }
 
 impl Token {
     pub(crate) fn new(grant: Grant, returns: Arc<Returns>) -> Token {
         let read = Read { step: grant.step, ..Read::default() };
-        Token { grant: Some(grant), read: Mutex::new(read), returns }
+        Token { grant: Some(grant), read: Mutex::new((read, BTreeMap::new())), returns }
     }
 
     /// The global step at which it was granted.
@@ -36,17 +39,16 @@ impl Token {
     pub(crate) fn has_read(&self, values: Read) {
         // What lies in it is whole at any time, whatever a panic elsewhere interrupted.
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
-        if values.step >= read.step {
-            *read = values;
+        if values.step >= read.0.step {
+            read.0 = values;
         }
     }
 
-    /// Remembers that rows were pulled under it. A gradient is as stale as the oldest values that it
-    /// was computed from.
+    /// Remembers that rows were pulled under it.
     pub(crate) fn has_read_rows(&self, values: Read) {
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         for (shard, gradients) in values.gradients {
-            let first = read.gradients.entry(shard).or_insert(gradients);
+            let first = read.1.entry(shard).or_insert(gradients);
             *first = gradients.min(*first);
         }
     }
@@ -54,7 +56,11 @@ impl Token {
     /// Spends it: the grant, and the values that were read.
     pub(crate) fn spend(mut self) -> Option<(Grant, Read)> {
         let read = self.read.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let read = std::mem::take(read);
+        let (mut read, rows) = std::mem::take(read);
+        for (shard, gradients) in rows {
+            let first = read.gradients.entry(shard).or_insert(gradients);
+            *first = gradients.min(*first);
+        }
         self.grant.take().map(|grant| (grant, read))
     }
 }
@@ -135,5 +141,20 @@ mod tests {
             token.has_read(read(step, count));
         }
         assert_eq!((token.step(), token.spend().unwrap().1), (30, read(33, 9)));
+    }
+
+    #[test]
+    fn a_gradient_is_as_stale_as_the_oldest_rows() {
+        let returns = Arc::new(Returns::default());
+        let token = token(&returns);
+        let shards = [0, 1].map(|shard| ShardId { task: 0, shard });
+        let read = |step, counts: &[(usize, u64)]| {
+            let gradients = counts.iter().map(|&(shard, count)| (shards[shard], count)).collect();
+            Read { step: GlobalStep(step), gradients }
+        };
+        token.has_read_rows(read(31, &[(0, 5), (1, 8)]));
+        token.has_read(read(33, &[(0, 9)]));
+        token.has_read_rows(read(34, &[(0, 10), (1, 11)]));
+        assert_eq!(token.spend().unwrap().1, read(33, &[(0, 5), (1, 8)]));
     }
 }

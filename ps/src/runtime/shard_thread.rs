@@ -129,12 +129,13 @@ impl Core {
     fn deliver(&self, shard: &mut Shard) {
         while let Some(output) = shard.poll_output() {
             match output {
-                Output::Send { connection, envelope, message, body } => {
+                Output::Send { connection, envelope, message, body, crc } => {
                     let Some(outbox) = self.outbox(connection) else {
                         continue;
                     };
                     let mut head = Vec::with_capacity(256);
-                    encode(&mut head, &envelope, &message, BodyStamp::plain(body.len() as u64));
+                    let stamp = BodyStamp { bytes: body.len() as u64, crc };
+                    encode(&mut head, &envelope, &message, stamp);
                     outbox.push(Outgoing::Frame { head, body });
                 }
                 Output::Stream { connection, parts } => {

@@ -196,12 +196,12 @@ impl Shard {
         let (step, restore_epoch) = (GlobalStep(committed.step), self.epoch);
         let envelope = Envelope { step, restore_epoch, ..Envelope::default() };
         let (message, body) = (message::Commit { tokens }.into(), Bytes::new());
-        self.outputs.push_back(Output::Send { connection, envelope, message, body });
+        self.outputs.push_back(Output::Send { connection, envelope, message, body, crc: None });
     }
 
     fn say_over(&mut self, connection: u64, token: TokenId) {
         let envelope = Envelope { restore_epoch: self.epoch, ..Envelope::default() };
         let (message, body) = (message::Over { token }.into(), Bytes::new());
-        self.outputs.push_back(Output::Send { connection, envelope, message, body });
+        self.outputs.push_back(Output::Send { connection, envelope, message, body, crc: None });
     }
 }

@@ -126,7 +126,7 @@ impl Shard {
         for connection in self.parts.values().copied().collect::<Vec<u64>>() {
             let envelope = Envelope { step, restore_epoch: self.epoch, ..Envelope::default() };
             let (message, body) = (message::KeepCut {}.into(), Bytes::new());
-            self.outputs.push_back(Output::Send { connection, envelope, message, body });
+            self.outputs.push_back(Output::Send { connection, envelope, message, body, crc: None });
         }
         self.keep_cut(now, step);
         self.saves_a_cut = true;

@@ -561,7 +561,7 @@ impl Shard {
     fn answer_with(&mut self, connection: u64, request: Envelope, message: Message, body: Bytes) {
         let (step, restore_epoch) = (self.step(), self.epoch);
         let envelope = Envelope { step, restore_epoch, ..request };
-        self.outputs.push_back(Output::Send { connection, envelope, message, body });
+        self.outputs.push_back(Output::Send { connection, envelope, message, body, crc: None });
     }
 
     fn refuse(&mut self, connection: u64, request: Envelope, refusal: Refusal) {

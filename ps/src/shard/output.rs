@@ -29,6 +29,8 @@ pub(crate) enum Output {
         message: Message,
         /// The body.
         body: Bytes,
+        /// Its checksum, if it has one.
+        crc: Option<u32>,
     },
     /// Answer a pull.
     Stream {
@@ -81,6 +83,10 @@ pub(crate) struct PulledParts {
     crc: bool,
     short: Option<Short>,
 }
+
+/// The values of a part that is sent in a shorter form: while it is sent it is held as a copy, and again
+/// as its body, for as long as its reader takes.
+const SHORT_PART_BYTES: u64 = 256 << 10;
 
 /// The shorter form in which values are sent: made part by part.
 #[derive(Debug)]
@@ -141,7 +147,8 @@ impl PulledParts {
     /// Appends the header and meta of the next part to `head` and returns the range of its body;
     /// `None` after the last. An answer without bytes is one part without a body.
     pub(crate) fn next_part(&mut self, head: &mut Vec<u8>) -> Option<Range<u64>> {
-        self.next_part_of(PART_BYTES_MAX, head)
+        let bytes = if self.short.is_some() { SHORT_PART_BYTES } else { PART_BYTES_MAX };
+        self.next_part_of(bytes, head)
     }
 
     /// The same with a part of at most so many bytes.

@@ -37,6 +37,8 @@ pub(crate) enum Wait {
         partition: PartitionId,
         /// Their numbers, as they came.
         numbers: Vec<u8>,
+        /// The bytes of the rows.
+        answer_bytes: u64,
     },
 }
 
@@ -74,11 +76,12 @@ impl Entry {
 
 impl Entry {
     /// How much of a connection's share it takes: one, and one more for every kilobyte or so of
-    /// ranges it remembers; of rows, a small share of an answer of the largest size.
+    /// ranges it remembers; of rows, an eighth of
+    /// the bytes of an answer of the largest size: all are made at once when the step comes.
     fn weight(&self) -> usize {
         match &self.wait {
             Wait::Pull { ranges, .. } => 1 + ranges.len() / 64,
-            Wait::Rows { numbers, .. } => 1 + numbers.len() / (64 << 10),
+            Wait::Rows { answer_bytes, .. } => 1 + (answer_bytes / (128 << 10)) as usize,
             _ => 1,
         }
     }

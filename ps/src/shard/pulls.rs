@@ -3,11 +3,12 @@
 use std::ops::Range;
 use std::time::Instant;
 
+use bytes::Bytes;
 use pushpull_common::codec::{Codec, Encoding};
 use pushpull_common::ids::PartitionId;
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::protocol::message::{PullEncoded, Selection};
-use pushpull_common::protocol::{Header, Refusal, message};
+use pushpull_common::protocol::{Envelope, Header, Refusal, message};
 
 use super::output::{Output, PulledParts, Short};
 use super::parked::{Entry, Wait};
@@ -109,7 +110,8 @@ impl Shard {
             return self.refuse(connection, request, refusal);
         }
         let numbers = vec![0; header.body_bytes as usize];
-        let wait = Wait::Rows { at_least: header.step.0, partition: id, numbers };
+        let answer_bytes = rows * partition.row_bytes();
+        let wait = Wait::Rows { at_least: header.step.0, partition: id, numbers, answer_bytes };
         self.receive(now, connection, Receiving::Rows(Entry { wait, ..entry }), header);
     }
 
@@ -146,7 +148,12 @@ impl Shard {
         self.counters.pulls.add(1);
         self.counters.pull_bytes.add(rows.len() as u64);
         let message = message::Rows { version: self.version, gradients: self.gradients };
-        self.answer_with(entry.connection, entry.request, message.into(), rows.into());
+        let (connection, body) = (entry.connection, Bytes::from(rows));
+        let checked = self.conversations.get(&connection).is_some_and(|c| c.crc);
+        let crc = checked.then(|| crc32c::crc32c(&body));
+        let (step, restore_epoch, message) = (self.step(), self.epoch, message.into());
+        let envelope = Envelope { step, restore_epoch, ..entry.request };
+        self.outputs.push_back(Output::Send { connection, envelope, message, body, crc });
     }
 
     fn send_values(&mut self, entry: Entry) {

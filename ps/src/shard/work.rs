@@ -233,7 +233,9 @@ impl Shard {
                 }
                 let partition = store.layout().at(job.done_to).clone();
                 let values_end = partition.offset + partition.bytes;
-                let end = values_end.min(job.done_to + budget);
+                // A change in place goes on when the budget is spent.
+                let reach = if store.is_in_place() { SLICE_BYTES } else { budget };
+                let end = values_end.min(job.done_to + reach);
                 let range = job.done_to..end.max(job.done_to);
                 if let Some(bytes) = inbox.bytes(job.room, range.clone())
                     && !range.is_empty()
@@ -297,7 +299,8 @@ impl Shard {
                 continue;
             }
             let values_end = partition.offset + partition.bytes;
-            let end = values_end.min(job.done_to + budget.min(TILE_BYTES)).max(job.done_to);
+            let reach = if store.is_in_place() { TILE_BYTES } else { budget.min(TILE_BYTES) };
+            let end = values_end.min(job.done_to + reach).max(job.done_to);
             let range = job.done_to..end;
             gradients.clear();
             for (ranges, bytes) in &pushes {

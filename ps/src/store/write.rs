@@ -11,12 +11,18 @@ use crate::zoo::Bug;
 /// have the processor wait for several of them at a time.
 pub(super) const AHEAD: usize = 8;
 
+/// These places without those that are named again and again, as by rows that rise.
+pub(super) fn distinct(places: impl Iterator<Item = usize>) -> impl Iterator<Item = usize> {
+    let mut last = usize::MAX;
+    places.filter(move |&place| std::mem::replace(&mut last, place) != place)
+}
+
 impl Store {
     /// Keeps what these ranges hold, if they are few enough bytes that changing them where they lie
     /// is cheaper than copying their blocks, and nobody reads those.
     pub(super) fn begin_in_place(&mut self, ranges: &[Range<u64>], version: u64) -> bool {
         let bytes: u64 = ranges.iter().map(|range| range.end - range.start).sum();
-        let blocks: usize = ranges.iter().map(|range| self.places_of(range).len()).sum();
+        let blocks = distinct(ranges.iter().flat_map(|range| self.places_of(range))).count();
         let streams = 1 + self.geometry.slots as u64;
         let worth_it = bytes.saturating_mul(8) < (blocks * self.geometry.block_bytes) as u64;
         if self.power

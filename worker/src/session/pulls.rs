@@ -19,8 +19,8 @@ use crate::fanout::{Plan, Span};
 use crate::params::Buffer;
 
 /// Requests for rows that a shard may have unanswered: enough that it is never idle, and few enough
-/// that it never says it has too many.
-const ROWS_AT_ONCE: usize = 16;
+/// that it never says it has too many: one of the largest size counts for nine of its 128.
+const ROWS_AT_ONCE: usize = 8;
 
 /// How far a request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,16 +106,29 @@ impl Pull {
         done.chain(self.token).max().unwrap_or_default()
     }
 
+    /// The oldest step that a shard has sent all values of: that of all, unless they are rows without
+    /// a token.
+    fn oldest(&self) -> GlobalStep {
+        let done = self.asks.iter().filter_map(|ask| match ask.progress {
+            Progress::Done(_, step) => Some(step),
+            _ => None,
+        });
+        done.min().or(self.token).unwrap_or_default()
+    }
+
     /// The step of the values that a shard has sent, and the newer one of others, if that is why it
     /// is asked again.
     pub(super) fn disagreement(&self, link: usize) -> Option<(GlobalStep, GlobalStep)> {
         self.asks.iter().filter(|ask| ask.link == link).find_map(|ask| ask.older)
     }
 
-    /// The requests that a shard has not answered.
-    fn under_way(&self, link: usize) -> usize {
-        let sent = |ask: &&Ask| ask.link == link && matches!(ask.progress, Progress::Sent(..));
-        self.asks.iter().filter(sent).count()
+    /// How many requests each shard has not answered.
+    fn under_way(&self) -> BTreeMap<usize, usize> {
+        let mut sent = BTreeMap::new();
+        for ask in self.asks.iter().filter(|ask| matches!(ask.progress, Progress::Sent(..))) {
+            *sent.entry(ask.link).or_default() += 1;
+        }
+        sent
     }
 
     /// Where the next part of a shard's answer goes. Parts come in order and leave nothing out:
@@ -202,19 +215,25 @@ impl Session {
             envelope.step = pull.newest();
         }
         for ask in &mut pull.asks {
+            // Rows without a token are of one step in each request alone: a pull of many would never
+            // end while steps are made.
             if let Progress::Done(_, step) = ask.progress
                 && self.synchronous
                 && step < envelope.step
+                && ask.rows.is_none()
             {
                 ask.older = Some((step, envelope.step));
                 ask.progress = Progress::Unsent;
             }
         }
         let mut due: Vec<(usize, usize, Option<Rows>)> = Vec::new();
+        let mut under_way = pull.under_way();
         for index in 0..pull.asks.len() {
             let Ask { link, progress, .. } = pull.asks[index];
             let up = self.links[link].status == Status::Up && !behind.contains(&link);
-            if progress == Progress::Unsent && up && pull.under_way(link) < ROWS_AT_ONCE {
+            let under_way = under_way.entry(link).or_default();
+            if progress == Progress::Unsent && up && *under_way < ROWS_AT_ONCE {
+                *under_way += 1;
                 let ask = &mut pull.asks[index];
                 ask.progress = Progress::Sent(0, GlobalStep(0));
                 due.push((index, link, ask.rows.clone()));
@@ -246,7 +265,7 @@ impl Session {
             && let OpKind::Pull(pull) = op.kind
         {
             // All are of one step in synchronous mode.
-            let step = if self.synchronous { pull.newest() } else { pull.step };
+            let step = if self.synchronous { pull.oldest() } else { pull.step };
             // Where a shard has answered more than once, what is oldest counts.
             let mut gradients = BTreeMap::new();
             for ask in &pull.asks {
@@ -317,7 +336,10 @@ impl Session {
                 return self.break_off(now, link, error.to_owned());
             }
         };
-        if shard == self.start.owner {
+        // Rows come in several answers, of which the oldest counts: what was known before.
+        if shard == self.start.owner
+            && matches!(message, Message::Pulled(_) | Message::PulledEncoded(_))
+        {
             pull.step = pull.step.max(header.step);
         }
         if self.synchronous {

@@ -492,7 +492,7 @@ impl World {
         while let Some(output) = self.shards[shard].poll_output() {
             let line = |connection| Line { shard, connection };
             match output {
-                Output::Send { connection, envelope, message, body } => {
+                Output::Send { connection, envelope, message, body, .. } => {
                     let heard = self.heard.entry(line(connection)).or_default();
                     heard.push(Heard::Message { envelope, message, body: body.to_vec() });
                 }
