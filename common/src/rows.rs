@@ -26,7 +26,7 @@ pub fn encode_index(rows: &[u32]) -> Vec<u8> {
     debug_assert!(rows.is_sorted_by(|a, b| a < b), "rows rise");
     let mut index = Vec::with_capacity(index_bytes(rows.len() as u64) as usize);
     index.extend_from_slice(&(rows.len() as u64).to_le_bytes());
-    index.extend(rows.iter().flat_map(|row| row.to_le_bytes()));
+    index.extend(encode_numbers(rows));
     index.resize(index_bytes(rows.len() as u64) as usize, 0);
     index
 }
@@ -40,7 +40,16 @@ pub fn count(index: &[u8], partition: &Partition) -> Result<u64, Refusal> {
 
 /// The numbers in the index of so many rows, which need not rise or exist.
 pub fn numbers(index: &[u8], rows: u64) -> impl ExactSizeIterator<Item = u32> + Clone + '_ {
-    let bytes = index.get(8..8 + 4 * rows as usize).unwrap_or_default();
+    decode_numbers(index.get(8..8 + 4 * rows as usize).unwrap_or_default())
+}
+
+/// The numbers of rows as they travel: in an index, and in what asks for rows.
+pub fn encode_numbers(rows: &[u32]) -> impl Iterator<Item = u8> + '_ {
+    rows.iter().flat_map(|row| row.to_le_bytes())
+}
+
+/// The reverse of [`encode_numbers`]; what is no whole number at the end is passed over.
+pub fn decode_numbers(bytes: &[u8]) -> impl ExactSizeIterator<Item = u32> + Clone + '_ {
     bytes.chunks_exact(4).map(|bytes| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
 }
 

@@ -199,7 +199,7 @@ impl Wanted {
         for (index, numbers) in numbers.chunks(most).enumerate() {
             let start = (first + index * most) * self.row_bytes;
             let to = start..start + numbers.len() * self.row_bytes;
-            let numbers: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+            let numbers: Vec<u8> = rows::encode_numbers(numbers).collect();
             let (shard, partition, numbers) = (partition.shard, partition.id, numbers.into());
             self.asks.push(session::Rows { shard, partition, numbers, to });
         }

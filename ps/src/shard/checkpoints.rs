@@ -371,7 +371,13 @@ impl Shard {
         self.saving = None;
         match result {
             Ok(entry) => {
-                self.answer_with(connection, request, message::ShardSaved {}.into(), entry.into());
+                self.answer_with(
+                    connection,
+                    request,
+                    message::ShardSaved {}.into(),
+                    entry.into(),
+                    None,
+                );
             }
             Err(error) => self.refuse_storage(connection, request, &error),
         }

@@ -555,13 +555,21 @@ impl Shard {
     }
 
     fn answer(&mut self, connection: u64, request: Envelope, message: Message) {
-        self.answer_with(connection, request, message, Bytes::new());
+        self.answer_with(connection, request, message, Bytes::new(), None);
     }
 
-    fn answer_with(&mut self, connection: u64, request: Envelope, message: Message, body: Bytes) {
+    /// Answers with a body, and its checksum if it has one.
+    fn answer_with(
+        &mut self,
+        connection: u64,
+        request: Envelope,
+        message: Message,
+        body: Bytes,
+        crc: Option<u32>,
+    ) {
         let (step, restore_epoch) = (self.step(), self.epoch);
         let envelope = Envelope { step, restore_epoch, ..request };
-        self.outputs.push_back(Output::Send { connection, envelope, message, body, crc: None });
+        self.outputs.push_back(Output::Send { connection, envelope, message, body, crc });
     }
 
     fn refuse(&mut self, connection: u64, request: Envelope, refusal: Refusal) {

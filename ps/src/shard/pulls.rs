@@ -8,7 +8,8 @@ use pushpull_common::codec::{Codec, Encoding};
 use pushpull_common::ids::PartitionId;
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::protocol::message::{PullEncoded, Selection};
-use pushpull_common::protocol::{Envelope, Header, Refusal, message};
+use pushpull_common::protocol::{Header, Refusal, message};
+use pushpull_common::rows;
 
 use super::output::{Output, PulledParts, Short};
 use super::parked::{Entry, Wait};
@@ -137,7 +138,7 @@ impl Shard {
             let refusal = Refusal::UnknownPartition { partition: *id };
             return self.refuse(entry.connection, entry.request, refusal);
         };
-        let numbers = numbers.chunks_exact(4).map(|n| u32::from_le_bytes([n[0], n[1], n[2], n[3]]));
+        let numbers = rows::decode_numbers(numbers);
         let to = partition.row_count() as u32;
         if let Some((place, row)) = numbers.clone().enumerate().find(|&(_, row)| row >= to) {
             let (variable, place, from) = (partition.variable, place as u64, 0);
@@ -151,9 +152,7 @@ impl Shard {
         let (connection, body) = (entry.connection, Bytes::from(rows));
         let checked = self.conversations.get(&connection).is_some_and(|c| c.crc);
         let crc = checked.then(|| crc32c::crc32c(&body));
-        let (step, restore_epoch, message) = (self.step(), self.epoch, message.into());
-        let envelope = Envelope { step, restore_epoch, ..entry.request };
-        self.outputs.push_back(Output::Send { connection, envelope, message, body, crc });
+        self.answer_with(connection, entry.request, message.into(), body, crc);
     }
 
     fn send_values(&mut self, entry: Entry) {

@@ -89,8 +89,7 @@ impl RowWork {
         ranges
     }
 
-    /// Changes rows as far as the budget goes, in bytes of gradients; whether all are done. A change
-    /// in place is made whole, whatever the budget.
+    /// Changes rows as far as the budget goes, in bytes of gradients; whether all are done.
     pub(super) fn slice(
         &mut self,
         store: &mut Store,
@@ -111,7 +110,7 @@ impl RowWork {
             let RowChange { optimizer, operation, at, reduction } = change;
             let change = change_of(optimizer, operation, at, partition);
             while self.done < count {
-                if *budget == 0 && !store.is_in_place() {
+                if *budget == 0 {
                     return Ok(false);
                 }
                 let end = count.min(self.done + each);

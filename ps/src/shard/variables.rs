@@ -161,7 +161,7 @@ impl Shard {
         };
         let digest = store.catalogue().digest();
         let body = Bytes::from_owner(Encoded(store.catalogue().clone()));
-        self.answer_with(connection, request, CatalogueIs { digest }.into(), body);
+        self.answer_with(connection, request, CatalogueIs { digest }.into(), body, None);
     }
 }
 

@@ -224,18 +224,16 @@ impl Shard {
             }
         }
         let (treatment, at) = (&job.treatment, job.treatment.at);
-        let mut budget = SLICE_BYTES;
+        let mut budget = budget_of(store);
         while let Some(extent) = job.dense.ranges().get(job.extent) {
             job.done_to = job.done_to.max(extent.start);
             while job.done_to < extent.end {
-                if budget == 0 && !store.is_in_place() {
+                if budget == 0 {
                     return Ok(false);
                 }
                 let partition = store.layout().at(job.done_to).clone();
                 let values_end = partition.offset + partition.bytes;
-                // A change in place goes on when the budget is spent.
-                let reach = if store.is_in_place() { SLICE_BYTES } else { budget };
-                let end = values_end.min(job.done_to + reach);
+                let end = values_end.min(job.done_to.saturating_add(budget));
                 let range = job.done_to..end.max(job.done_to);
                 if let Some(bytes) = inbox.bytes(job.room, range.clone())
                     && !range.is_empty()
@@ -287,10 +285,10 @@ impl Shard {
         }
         let step = self.round.as_ref().map_or(0, Round::step);
         let at = ApplyAt::new(self.gradients + 1, step);
-        let mut budget = SLICE_BYTES;
+        let mut budget = budget_of(store);
         let mut gradients: Vec<&[u8]> = Vec::with_capacity(rooms.len());
         while job.done_to < store.layout().bytes() {
-            if budget == 0 && !store.is_in_place() {
+            if budget == 0 {
                 return Ok(false);
             }
             let partition = store.layout().at(job.done_to).clone();
@@ -299,8 +297,7 @@ impl Shard {
                 continue;
             }
             let values_end = partition.offset + partition.bytes;
-            let reach = if store.is_in_place() { TILE_BYTES } else { budget.min(TILE_BYTES) };
-            let end = values_end.min(job.done_to + reach).max(job.done_to);
+            let end = values_end.min(job.done_to + budget.min(TILE_BYTES)).max(job.done_to);
             let range = job.done_to..end;
             gradients.clear();
             for (ranges, bytes) in &pushes {
@@ -490,6 +487,11 @@ impl Shard {
         let request = Envelope { request, sequence, ..Envelope::default() };
         self.answer(connection, request, answer.into());
     }
+}
+
+/// What a slice of the change that has begun may come to: a change in place is made in one go.
+fn budget_of(store: &Store) -> u64 {
+    if store.is_in_place() { u64::MAX } else { SLICE_BYTES }
 }
 
 /// The sum of gradients of one length, added up in this order, over `count`; in words, as it is

@@ -99,21 +99,21 @@ impl Pull {
 
     /// The newest step that a shard has sent all values of, or that of the token.
     fn newest(&self) -> GlobalStep {
-        let done = self.asks.iter().filter_map(|ask| match ask.progress {
-            Progress::Done(_, step) => Some(step),
-            _ => None,
-        });
-        done.chain(self.token).max().unwrap_or_default()
+        self.sent_whole().chain(self.token).max().unwrap_or_default()
     }
 
     /// The oldest step that a shard has sent all values of: that of all, unless they are rows without
     /// a token.
     fn oldest(&self) -> GlobalStep {
-        let done = self.asks.iter().filter_map(|ask| match ask.progress {
+        self.sent_whole().min().or(self.token).unwrap_or_default()
+    }
+
+    /// The steps of which all values have come that were asked for in one request.
+    fn sent_whole(&self) -> impl Iterator<Item = GlobalStep> + '_ {
+        self.asks.iter().filter_map(|ask| match ask.progress {
             Progress::Done(_, step) => Some(step),
             _ => None,
-        });
-        done.min().or(self.token).unwrap_or_default()
+        })
     }
 
     /// The step of the values that a shard has sent, and the newer one of others, if that is why it
@@ -264,7 +264,6 @@ impl Session {
         if let Some(op) = self.ops.remove(&id)
             && let OpKind::Pull(pull) = op.kind
         {
-            // All are of one step in synchronous mode.
             let step = if self.synchronous { pull.oldest() } else { pull.step };
             // Where a shard has answered more than once, what is oldest counts.
             let mut gradients = BTreeMap::new();
@@ -400,7 +399,7 @@ impl Session {
                 awaited: self.awaited(now, op),
                 sequence: None,
             },
-            refusal => self.refused("pull", link, refusal),
+            refusal => self.refused(op.doing, link, refusal),
         };
         self.finish(id, Err(error));
     }
