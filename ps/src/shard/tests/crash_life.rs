@@ -85,12 +85,6 @@ pub(super) fn begin_training(life: &Life, shelf: Shelf) -> (World, Line) {
     (world, line)
 }
 
-/// A push of gradients, under a token and in a room that are asked for.
-pub(super) fn gradient(world: &mut World, line: Line, sequence: u64) -> Push {
-    let grant = world.token(line);
-    Push::gradient(sequence, grant, world.room(line))
-}
-
 fn give_back(grant: Grant) -> Message {
     message::ReturnToken { token: grant.token, generation: grant.generation }.into()
 }
@@ -127,7 +121,7 @@ pub(super) fn live(life: &Life, shelf: Shelf, mut observer: Observer) -> Arc<PsC
     let mut peer = worker(1);
     let line = world.join(0, &mut peer);
     let all = numbers(154, 2.0);
-    let push = Push { next: true, ..gradient(&mut world, line, 1) };
+    let push = Push { next: true, ..world.gradient(line, 1) };
     let Message::PushAnswer(answer) = world.push_answer(line, &push, &[(0, &all)]) else {
         panic!("not applied")
     };
@@ -137,16 +131,16 @@ pub(super) fn live(life: &Life, shelf: Shelf, mut observer: Observer) -> Arc<PsC
     applied(&world.push_answer(line, &push, &[(600, &numbers(4, 3.0))]));
     // Rows, where they lie, one of which two blocks hold; and all of them.
     for (sequence, rows) in [(8, vec![1, 6]), (9, (0..8).collect())] {
-        let push = gradient(&mut world, line, sequence);
+        let push = world.gradient(line, sequence);
         let (index, values) = (encode_index(&rows), numbers(10 * rows.len(), 6.0));
         applied(&world.push_answer(line, &push, &[(1088, &index), (768, &values)]));
     }
     // In parts, which are applied as they come.
-    let push = gradient(&mut world, line, 3);
+    let push = world.gradient(line, 3);
     let parts = [(0, &all[..256]), (256, &all[256..400]), (400, &all[400..])];
     applied(&world.push_answer(line, &push, &parts));
     // In parts whose draft comes to nothing: another push is whole before it.
-    let slow = gradient(&mut world, line, 4);
+    let slow = world.gradient(line, 4);
     world.send(line, slow.envelope(), slow.part(0, None), &all[..256]);
     let quick = Push::plain(5, Operation::AssignAdd {}, world.room(line));
     applied(&world.push_answer(line, &quick, &[(616, &numbers(36, 4.0))]));
@@ -156,7 +150,7 @@ pub(super) fn live(life: &Life, shelf: Shelf, mut observer: Observer) -> Arc<PsC
     applied(&world.answer(line, request).expect("it is answered"));
 
     // One is withdrawn, a token comes back, and a push comes again.
-    let push = gradient(&mut world, line, 6);
+    let push = world.gradient(line, 6);
     world.send(line, push.envelope(), push.part(0, None), &all[..256]);
     let withdrawn = Envelope { sequence: Sequence(6), ..Envelope::default() };
     world.send(line, withdrawn, message::Withdraw {}.into(), &[]);
@@ -164,10 +158,10 @@ pub(super) fn live(life: &Life, shelf: Shelf, mut observer: Observer) -> Arc<PsC
     applied(&world.push_answer(line, &quick, &[(616, &numbers(36, 4.0))]));
 
     // The worker starts anew while a push of its older self lies whole.
-    let push = gradient(&mut world, line, 7);
+    let push = world.gradient(line, 7);
     world.push(line, &push, &[(0, &all)]);
     let line = world.join(0, &mut peer.restarted());
-    let push = gradient(&mut world, line, 1);
+    let push = world.gradient(line, 1);
     world.push(line, &push, &[(600, &numbers(4, 5.0))]);
     world.work();
 

@@ -17,12 +17,6 @@ fn ready(policy: NonFinite) -> (World, Line) {
     (world, line)
 }
 
-fn gradient(world: &mut World, line: Line, sequence: u64) -> Push {
-    let grant = world.token(line);
-    let room = world.room(line);
-    Push::gradient(sequence, grant, room)
-}
-
 fn encode<T: pushpull_common::codec::Real>(codec: Codec, values: &[T]) -> Vec<u8> {
     let mut bytes = Vec::new();
     codec.encode(values, &mut bytes).unwrap();
@@ -66,7 +60,7 @@ fn a_push_may_be_encoded_in_part_and_cut_anywhere() {
         for chop in [usize::MAX, 5, 1] {
             let (mut world, line) = ready(NonFinite::Reject);
             world.chop = chop;
-            let push = gradient(&mut world, line, 1);
+            let push = world.gradient(line, 1);
             let mut requests = Vec::new();
             for (at, (form, offset, body)) in cut.iter().enumerate() {
                 // The bytes of the elements are counted.
@@ -90,7 +84,7 @@ fn a_push_may_be_encoded_in_part_and_cut_anywhere() {
 /// What a part is refused for; then the room serves a sound push.
 fn refused(policy: NonFinite, message: impl Fn(&Push) -> Message, body: &[u8]) -> Refusal {
     let (mut world, line) = ready(policy);
-    let push = gradient(&mut world, line, 1);
+    let push = world.gradient(line, 1);
     let request = world.send(line, push.envelope(), message(&push), body);
     world.work();
     let refusal = match world.answer(line, request) {

@@ -19,12 +19,6 @@ fn ready() -> (World, Line) {
     (world, line)
 }
 
-fn gradient(world: &mut World, line: Line, sequence: u64) -> Push {
-    let grant = world.token(line);
-    let room = world.room(line);
-    Push::gradient(sequence, grant, room)
-}
-
 fn about(sequence: u64) -> Envelope {
     Envelope { sequence: Sequence(sequence), ..Envelope::default() }
 }
@@ -66,7 +60,7 @@ fn a_push_may_be_cut_anywhere_and_come_in_any_order_of_partitions() {
         for chop in [usize::MAX, 5, 1] {
             let (mut world, line) = ready();
             world.chop = chop;
-            let push = gradient(&mut world, line, 1);
+            let push = world.gradient(line, 1);
             let answer = world.push_answer(line, &push, cut);
             assert_eq!(applied(&answer), 1, "cut {index}");
             let values = world.values(line);
@@ -82,7 +76,7 @@ fn padding_is_no_value_whatever_it_holds() {
     let (mut world, line) = ready();
     let mut body = bytes_of(&[1_f32, 2.0, 3.0]);
     body[12..].copy_from_slice(&f32::NAN.to_le_bytes());
-    let push = gradient(&mut world, line, 1);
+    let push = world.gradient(line, 1);
     applied(&world.push_answer(line, &push, &[(0, &body)]));
     let values = world.values(line);
     assert_eq!((f32s(&values[..12]), &values[12..16]), (vec![-1.0, -2.0, -3.0], &[0; 4][..]));
@@ -93,7 +87,7 @@ fn an_empty_push_moves_the_step_and_nothing_else() {
     let (mut world, line) = ready();
     for offset in [0, 1, 14, 57, u64::MAX] {
         let sequence = world.metrics().global_step + 1;
-        let push = gradient(&mut world, line, sequence);
+        let push = world.gradient(line, sequence);
         assert_eq!(applied(&world.push_answer(line, &push, &[(offset, &[])])), sequence);
     }
     assert_eq!(world.values(line), [0; 56]);
@@ -141,9 +135,9 @@ fn a_push_of_many_slices_ends_each_between_two_elements() {
         let parts: Vec<(u64, &[u8])> =
             (0_u64..).step_by(1 << 20).zip(body.chunks(1 << 20)).collect();
         // The first is applied as it comes; the second has to wait for it.
-        let push = gradient(&mut world, line, 1);
+        let push = world.gradient(line, 1);
         world.push(line, &push, &parts);
-        let push = gradient(&mut world, line, 2);
+        let push = world.gradient(line, 2);
         let request = world.push(line, &push, &parts);
         assert_eq!((world.slice(0), world.slice(0)), (Work::More, Work::More));
         assert_eq!(world.answer(line, request), None, "answered when it is applied");
@@ -162,7 +156,7 @@ fn a_push_of_many_slices_ends_each_between_two_elements() {
 #[test]
 fn the_answer_brings_the_next_token_and_a_room() {
     let (mut world, line) = ready();
-    let push = Push { next: true, ..gradient(&mut world, line, 1) };
+    let push = Push { next: true, ..world.gradient(line, 1) };
     let Message::PushAnswer(answer) = world.push_answer(line, &push, &[(0, &[0; 16])]) else {
         panic!()
     };
@@ -176,7 +170,7 @@ fn the_answer_brings_the_next_token_and_a_room() {
 fn a_push_is_known_in_each_of_its_states() {
     let (mut world, line) = ready();
     assert_eq!(state(&mut world, line, 70), PushState::Unknown {});
-    let push = gradient(&mut world, line, 70);
+    let push = world.gradient(line, 70);
     let first = world.send(line, push.envelope(), push.part(0, None), &[0; 16]);
     assert_eq!(state(&mut world, line, 70), PushState::Receiving { bytes: 16 });
     assert_eq!(world.answer(line, first), None, "only the last part is answered");
@@ -193,7 +187,7 @@ fn a_push_is_known_in_each_of_its_states() {
 #[test]
 fn what_is_withdrawn_in_time_is_never_applied_and_its_room_is_free() {
     let (mut world, line) = ready();
-    let push = gradient(&mut world, line, 3);
+    let push = world.gradient(line, 3);
     world.send(line, push.envelope(), push.part(0, None), &[1; 16]);
     let request = world.send(line, about(3), message::Withdraw {}.into(), &[]);
     let Some(Message::PushAnswer(answer)) = world.answer(line, request) else { panic!() };
@@ -216,7 +210,7 @@ fn what_is_withdrawn_in_time_is_never_applied_and_its_room_is_free() {
 #[test]
 fn a_withdrawal_of_a_whole_push_is_answered_with_what_becomes_of_it() {
     let (mut world, line) = ready();
-    let push = gradient(&mut world, line, 1);
+    let push = world.gradient(line, 1);
     world.push(line, &push, &[(0, &bytes_of(&[1_f32; 3]))]);
     let request = world.send(line, about(1), message::Withdraw {}.into(), &[]);
     assert_eq!(world.answer(line, request), None);

@@ -1,6 +1,6 @@
 //! A push that comes again is answered and not applied, wherever the connection broke.
 
-use pushpull_common::ids::{Sequence, TokenId};
+use pushpull_common::ids::Sequence;
 use pushpull_common::protocol::message::{self, Operation};
 use pushpull_common::protocol::{Envelope, Message, Outcome, PushState};
 
@@ -22,11 +22,6 @@ fn ready_with(zoo: Zoo) -> (World, Peer, Line) {
     (world, peer, line)
 }
 
-fn gradient(world: &mut World, line: Line, sequence: u64) -> Push {
-    let grant = world.token_after(line, TokenId(u64::MAX));
-    Push::gradient(sequence, grant, world.room(line))
-}
-
 fn outcome(answer: Option<Message>) -> (Outcome, bool) {
     match answer {
         Some(Message::PushAnswer(answer)) => (answer.outcome, answer.duplicate),
@@ -46,7 +41,7 @@ fn applied_once(world: &mut World, line: Line) {
 #[test]
 fn a_resend_after_the_answer_was_lost_is_a_duplicate() {
     let (mut world, mut peer, line) = ready();
-    let push = gradient(&mut world, line, 1);
+    let push = world.gradient(line, 1);
     let (first, _) = outcome(Some(world.push_answer(line, &push, &[(0, &ones())])));
     world.disconnect(line);
     let line = world.join(0, &mut peer);
@@ -71,7 +66,7 @@ fn a_push_cut_off_in_the_middle_starts_anew() {
     for (lost_whole_part, new_room) in [(false, false), (false, true), (true, false), (true, true)]
     {
         let (mut world, mut peer, line) = ready();
-        let push = gradient(&mut world, line, 1);
+        let push = world.gradient(line, 1);
         world.send(line, push.envelope(), push.part(0, None), &[9; 8]);
         if lost_whole_part {
             world.announce(line, push.envelope(), push.part(8, Some(16)), 8);
@@ -97,7 +92,7 @@ fn a_second_connection_takes_over_even_while_a_body_is_under_way_on_the_first() 
     let body = ones();
     for first_is_last in [false, true] {
         let (mut world, mut peer, old) = ready();
-        let push = gradient(&mut world, old, 1);
+        let push = world.gradient(old, 1);
         let whole = first_is_last.then_some(16);
         world.announce(old, push.envelope(), push.part(0, whole), 16);
         let line = world.join(0, &mut peer);
@@ -117,7 +112,7 @@ fn a_second_connection_takes_over_even_while_a_body_is_under_way_on_the_first() 
 #[test]
 fn a_resend_while_the_whole_push_is_queued_is_answered_once_it_is_applied() {
     let (mut world, mut peer, old) = ready();
-    let push = Push { next: true, ..gradient(&mut world, old, 1) };
+    let push = Push { next: true, ..world.gradient(old, 1) };
     world.push(old, &push, &[(0, &ones())]);
     world.disconnect(old);
     let line = world.join(0, &mut peer);
@@ -133,7 +128,7 @@ fn a_resend_while_the_whole_push_is_queued_is_answered_once_it_is_applied() {
 #[test]
 fn an_answer_goes_to_the_connection_that_asked_and_to_no_other() {
     let (mut world, mut peer, old) = ready();
-    let push = Push { next: true, ..gradient(&mut world, old, 1) };
+    let push = Push { next: true, ..world.gradient(old, 1) };
     world.push(old, &push, &[(0, &ones())]);
     let line = world.join(0, &mut peer);
     world.work();
@@ -153,16 +148,16 @@ fn a_restarted_client_numbers_its_pushes_anew() {
 
 pub(super) fn a_restarted_client_is_another(zoo: Zoo) {
     let (mut world, peer, old) = ready_with(zoo);
-    let push = gradient(&mut world, old, 1);
+    let push = world.gradient(old, 1);
     world.push_answer(old, &push, &[(0, &ones())]);
     // Another is whole and not applied, a third is half there.
-    let queued = gradient(&mut world, old, 2);
+    let queued = world.gradient(old, 2);
     world.push(old, &queued, &[(0, &ones())]);
-    let half = gradient(&mut world, old, 3);
+    let half = world.gradient(old, 3);
     world.send(old, half.envelope(), half.part(0, None), &ones());
     let line = world.join(0, &mut peer.restarted());
     for sequence in 1..=3 {
-        let push = gradient(&mut world, line, sequence);
+        let push = world.gradient(line, sequence);
         let answer = world.push_answer(line, &push, &[(0, &ones())]);
         assert!(!outcome(Some(answer)).1, "push {sequence} is new");
     }

@@ -7,7 +7,6 @@ use pushpull_common::protocol::{Envelope, Message, Outcome, Refusal};
 use pushpull_common::rows::encode_index;
 use pushpull_common::variable::VariableSpec;
 
-use super::crash_life::gradient;
 use super::peers::{Push, bytes_of, chief, f32s, worker};
 use super::world::{Line, World};
 use crate::config::PsConfig;
@@ -48,10 +47,15 @@ fn table(world: &mut World, line: Line) -> Vec<f32> {
 }
 
 /// Pushes gradients for rows, and for what is dense if there are some.
-fn push(world: &mut World, line: Line, rows: &[u32], values: &[f32], dense: &[f32]) -> Message {
-    static SEQUENCE: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
-    let sequence = SEQUENCE.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-    let push = gradient(world, line, sequence);
+fn push(
+    world: &mut World,
+    line: Line,
+    sequence: u64,
+    rows: &[u32],
+    values: &[f32],
+    dense: &[f32],
+) -> Message {
+    let push = world.gradient(line, sequence);
     let (index, values, dense) = (encode_index(rows), bytes_of(values), bytes_of(dense));
     let parts = [(INDEX, &index[..]), (TABLE, &values), (0, &dense)];
     let parts: Vec<_> = parts.into_iter().filter(|(_, body)| !body.is_empty()).collect();
@@ -62,7 +66,7 @@ fn push(world: &mut World, line: Line, rows: &[u32], values: &[f32], dense: &[f3
 fn rows_are_pulled_in_the_order_they_are_asked_for() {
     let (mut world, line) = ready(Sgd::new(1.0));
     let values: Vec<f32> = (0..15).map(|i| -(i as f32)).collect();
-    push(&mut world, line, &[0, 1, 2, 3, 4], &values, &[]);
+    push(&mut world, line, 1, &[0, 1, 2, 3, 4], &values, &[]);
     let rows = pull(&mut world, line, 1, &[4, 0, 4]).unwrap();
     assert_eq!(rows, [12.0, 13.0, 14.0, 0.0, 1.0, 2.0, 12.0, 13.0, 14.0]);
     assert_eq!(pull(&mut world, line, 1, &[]), Ok(vec![]));
@@ -83,13 +87,13 @@ fn rows_are_pulled_in_the_order_they_are_asked_for() {
 fn a_push_of_rows_changes_these_alone_and_their_slots() {
     let (mut world, line) = ready(Momentum::new(1.0, 0.5));
     let one = [1.0_f32; 3];
-    for _ in 0..2 {
-        let answer = push(&mut world, line, &[1, 3], &[one, one].concat(), &[1.0; 6]);
+    for sequence in 1..3 {
+        let answer = push(&mut world, line, sequence, &[1, 3], &[one, one].concat(), &[1.0; 6]);
         let Message::PushAnswer(answer) = answer else { panic!("not applied: {answer:?}") };
         assert!(matches!(answer.outcome, Outcome::Applied { .. }));
     }
     // Momentum 1, then 1.5. What was never touched has none.
-    push(&mut world, line, &[0, 1], &[one, one].concat(), &[]);
+    push(&mut world, line, 3, &[0, 1], &[one, one].concat(), &[]);
     let expected = [[-1.0; 3], [-2.5 - 1.75; 3], [0.0; 3], [-2.5; 3], [0.0; 3]].concat();
     assert_eq!(table(&mut world, line), expected);
     let dense = world.select(line, &[0]).unwrap();
@@ -124,7 +128,7 @@ fn bad_rows_are_refused_and_change_nothing() {
         (vec![], values(1), incomplete(0, 8)),
     ];
     for (sequence, (index, values, refusal)) in (1..).zip(cases) {
-        let push = gradient(&mut world, line, sequence);
+        let push = world.gradient(line, sequence);
         let parts = [(INDEX, &index[..]), (TABLE, &values[..])];
         let parts: Vec<_> = parts.into_iter().filter(|(_, body)| !body.is_empty()).collect();
         match world.push_answer(line, &push, &parts) {
@@ -136,7 +140,7 @@ fn bad_rows_are_refused_and_change_nothing() {
         world.say(line, returned.into());
     }
     assert_eq!(table(&mut world, line), [0.0; 15]);
-    let push = gradient(&mut world, line, 100);
+    let push = world.gradient(line, 100);
     let request = world.send(line, push.envelope(), push.part(INDEX + 8, None), &[0; 8]);
     let answer = world.answer(line, request);
     let Some(Message::Refused(refused)) = answer else { panic!("not refused but {answer:?}") };
@@ -176,23 +180,20 @@ proptest! {
         every in any::<bool>(),
     ) {
         const ROWS: u32 = 40;
-        let rules: [fn() -> Box<dyn Optimizer>; 2] =
-            [|| Box::new(Adam::new(0.1)), || Box::new(Adagrad::new(0.1))];
-        let rule = rules[usize::from(every)];
         let start = |sparse| match every {
             false => alone(Adam::new(0.1), ROWS.into(), sparse),
             true => alone(Adagrad::new(0.1), ROWS.into(), sparse),
         };
-        let decays = rule().moves_absent_rows();
         let ((mut sparse, a), (mut dense, b)) = (start(true), start(false));
+        let moves_all = sparse.config.optimizer.moves_absent_rows();
         let index = u64::from(ROWS) * 12;
         for (sequence, rows) in (1..).zip(pushes) {
             let rows: Vec<u32> =
-                if decays { rows.into_iter().collect() } else { (0..ROWS).collect() };
+                if moves_all { rows.into_iter().collect() } else { (0..ROWS).collect() };
             let value = |row: u32, i: u32| (f64::from(row * 7 + i) + sequence as f64).sin() as f32;
             let row = |&row: &u32| (0..3).map(move |i| value(row, i));
             let values: Vec<f32> = rows.iter().flat_map(row).collect();
-            let push = gradient(&mut sparse, a, sequence);
+            let push = sparse.gradient(a, sequence);
             let parts = [(index, encode_index(&rows)), (0, bytes_of(&values))];
             let parts: Vec<(u64, &[u8])> =
                 parts.iter().map(|(at, body)| (*at, &body[..])).filter(|p| !p.1.is_empty()).collect();
@@ -202,7 +203,7 @@ proptest! {
                 let there = rows.binary_search(&row).is_ok();
                 (0..3).map(move |i| if there { value(row, i) } else { 0.0 })
             });
-            let push = gradient(&mut dense, b, sequence);
+            let push = dense.gradient(b, sequence);
             dense.push_answer(b, &push, &[(0, &bytes_of(&all.collect::<Vec<f32>>()))]);
         }
         let all: Vec<u32> = (0..ROWS).collect();

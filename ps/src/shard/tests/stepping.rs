@@ -20,7 +20,7 @@ use nix::sys::signal::{Signal, raise};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, gettid};
 
-use super::crash_life::{Life, begin_training, gradient, numbers};
+use super::crash_life::{Life, begin_training, numbers};
 use super::kept::{Files, Kept, open_at, open_on};
 use crate::arena::shelf::{Content, Shelf};
 use crate::arena::witness::{self, Event};
@@ -122,7 +122,7 @@ impl Case {
         let (Left::Whole(offset, bytes)
         | Left::Committed(offset, bytes)
         | Left::Prepared(offset, bytes)) = self.left;
-        let push = gradient(&mut world, line, 1);
+        let push = world.gradient(line, 1);
         world.push(line, &push, &[(offset, &numbers(bytes / 4, 1.0))]);
         let (seen, config) = (shelf.clone(), world.config.clone());
         let (images, left) = std::sync::mpsc::channel();

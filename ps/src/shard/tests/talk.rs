@@ -57,6 +57,12 @@ impl World {
         }
     }
 
+    /// A push of gradients, under a token and in a room that are asked for.
+    pub(super) fn gradient(&mut self, line: Line, sequence: u64) -> Push {
+        let grant = self.token(line);
+        Push::gradient(sequence, grant, self.room(line))
+    }
+
     /// Sends a push in these parts, the last of which says that it is whole.
     pub(super) fn push(&mut self, line: Line, push: &Push, parts: &[(u64, &[u8])]) -> RequestId {
         let total: usize = parts.iter().map(|(_, body)| body.len()).sum();
