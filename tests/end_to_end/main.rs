@@ -17,4 +17,5 @@ mod rows;
 mod slow_reader;
 mod staleness;
 mod synchronous;
+mod tables;
 mod verbs;

@@ -21,10 +21,11 @@ mod restore;
 mod retain;
 mod shard_file;
 mod storage;
+mod table_file;
 
 pub use contents::{CheckpointContents, contents};
 pub use error::{CheckpointError, Refused};
-pub use export::export;
+pub use export::{export, export_since};
 pub use local::LocalDirectory;
 pub use restore::{CheckpointSummary, Listing, list};
 pub use retain::Retention;
@@ -34,10 +35,11 @@ pub(crate) use give_up::GiveUp;
 pub(crate) use manifest::{ClientWindow, Contents, OptimizerEntry, ShardEntry};
 pub(crate) use name::CheckpointName;
 pub(crate) use publish::Save;
-pub(crate) use reshard::RestoredShard;
+pub(crate) use reshard::{Piece, RestoredShard};
 pub(crate) use restore::{Opened, newest_good};
 pub(crate) use retain::retain;
 pub(crate) use shard_file::{Source, Stream, write_shard};
+pub(crate) use table_file::{RowHead, TableEntry, TableSource, write_table};
 
 #[cfg(test)]
 pub(crate) mod tests;

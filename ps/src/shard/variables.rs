@@ -70,6 +70,7 @@ impl Shard {
                 );
             }
         }
+        self.can_have_tables(&catalogue)?;
         self.reserve_memory(Arc::new(catalogue)).map_err(|error| match error {
             StorageError::DoesNotFit { need, limit } => Refusal::DoesNotFit { need, limit },
             error => Refusal::Storage { detail: Detail::clipped(error.to_string()) },

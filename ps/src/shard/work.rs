@@ -210,6 +210,7 @@ impl Shard {
             return Ok(true);
         };
         let (rooms, optimizer) = ([job.room], &*self.config.optimizer);
+        let known = self.owner.as_ref().map_or(0, |owner| owner.step().0);
         if !job.begun {
             job.begun = true;
             job.dense = match store.layout().sparse().len() {
@@ -218,7 +219,11 @@ impl Shard {
             };
             job.rows = RowWork::new(inbox, &rooms, store, push.operation, optimizer);
             let ranges = [job.dense.ranges(), &job.rows.ranges()].concat();
-            if let Err(blocked) = store.begin(&ranges, self.version + 1) {
+            let (version, step) = (self.version + 1, push.step.0.max(known));
+            let (journal, operation) = (&mut self.journal, push.operation);
+            let begun = job.rows.begin_tables(store, journal, (step, version), operation);
+            if let Err(blocked) = begun.and_then(|()| store.begin(&ranges, version)) {
+                store.discard();
                 job.begun = false;
                 return Err(blocked);
             }
@@ -271,6 +276,7 @@ impl Shard {
             })
             .collect();
         let (operation, optimizer) = (Operation::Gradient {}, &*self.config.optimizer);
+        let step = self.round.as_ref().map_or(0, Round::step);
         if !job.begun {
             job.begun = true;
             self.draft = None;
@@ -278,12 +284,14 @@ impl Shard {
             let dense = Extents::union(&ranges, store.layout());
             job.rows = RowWork::new(inbox, rooms, store, operation, optimizer);
             let all = [dense.ranges(), &job.rows.ranges()].concat();
-            if let Err(blocked) = store.begin(&all, self.version + 1) {
+            let version = self.version + 1;
+            let begun = job.rows.begin_tables(store, &mut self.journal, (step, version), operation);
+            if let Err(blocked) = begun.and_then(|()| store.begin(&all, version)) {
+                store.discard();
                 job.begun = false;
                 return Err(blocked);
             }
         }
-        let step = self.round.as_ref().map_or(0, Round::step);
         let at = ApplyAt::new(self.gradients + 1, step);
         let mut budget = budget_of(store);
         let mut gradients: Vec<&[u8]> = Vec::with_capacity(rooms.len());
@@ -434,7 +442,8 @@ impl Shard {
             self.counters.assigns_applied.add(1);
             if let Variables::Declared(store) = &self.variables {
                 for extent in push.extents.ranges() {
-                    self.assigned.extend(store.layout().within(extent.clone()).map(|p| p.id));
+                    let stored = store.layout().within(extent.clone()).filter(|p| !p.is_table());
+                    self.assigned.extend(stored.map(|partition| partition.id));
                 }
             }
         }
@@ -457,6 +466,7 @@ impl Shard {
         if let Variables::Declared(store) | Variables::Ready(store) = &mut self.variables {
             store.publish(&mut self.journal);
         }
+        self.count_tables();
     }
 
     /// Settles a push in its client's window, and only then acknowledges it.

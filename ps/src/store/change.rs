@@ -28,11 +28,11 @@ pub(crate) enum Change<'a> {
 
 impl Change<'_> {
     /// Whether slots change, too.
-    pub(super) fn has_slots(self) -> bool {
+    pub(crate) fn has_slots(self) -> bool {
         matches!(self, Change::Gradient { .. })
     }
 
-    pub(super) fn in_place(self, values: &mut [u8], slots: &mut [&mut [u8]], input: &[u8]) {
+    pub(crate) fn in_place(self, values: &mut [u8], slots: &mut [&mut [u8]], input: &[u8]) {
         match self {
             Change::Gradient { optimizer, at, dtype } => match dtype {
                 DType::F32 => {

@@ -6,11 +6,10 @@ use std::time::Duration;
 use pushpull_common::ids::{RestoreEpoch, Sequence};
 use pushpull_common::protocol::message::{self, Operation};
 use pushpull_common::protocol::{Envelope, Grant, Message};
-use pushpull_common::rows::encode_index;
 use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
 
-use super::peers::{Push, bytes_of, chief, place, variables, worker};
+use super::peers::{Push, bytes_of, chief, index_of, place, variables, worker};
 use super::world::{Line, Observer, World};
 use crate::arena::shelf::Shelf;
 use crate::config::PsConfig;
@@ -130,9 +129,9 @@ pub(super) fn live(life: &Life, shelf: Shelf, mut observer: Observer) -> Arc<PsC
     let push = Push::gradient(2, grant, answer.room);
     applied(&world.push_answer(line, &push, &[(600, &numbers(4, 3.0))]));
     // Rows, where they lie, one of which two blocks hold; and all of them.
-    for (sequence, rows) in [(8, vec![1, 6]), (9, (0..8).collect())] {
+    for (sequence, rows) in [(8, vec![1_u32, 6]), (9, (0..8).collect())] {
         let push = world.gradient(line, sequence);
-        let (index, values) = (encode_index(&rows), numbers(10 * rows.len(), 6.0));
+        let (index, values) = (index_of(&rows), numbers(10 * rows.len(), 6.0));
         applied(&world.push_answer(line, &push, &[(1088, &index), (768, &values)]));
     }
     // In parts, which are applied as they come.
