@@ -15,7 +15,7 @@ use crate::arena::{Arena, Budget, Memory, Place, SKEW_BYTES};
 use crate::commit::{Journal, table_bytes};
 use crate::error::StorageError;
 use crate::layout::{Kind, PAGE_BYTES, Stamp};
-use crate::optimizer::{ApplyAt, Optimizer, Run};
+use crate::optimizer::{ApplyAt, Optimizer, Rules, Run};
 use crate::store::{BLOCK_BYTES, CACHED_BYTES_MAX, Change, Geometry, Plan, Store};
 use crate::zoo::Zoo;
 
@@ -40,7 +40,7 @@ impl StoreUnderTest {
     /// # Panics
     /// If there are no elements.
     pub fn new(elements: u64, optimizer: Arc<dyn Optimizer>) -> Result<Self, StorageError> {
-        let (store, journal) = alone(elements, &*optimizer, BLOCK_BYTES, 0, false)?;
+        let (store, journal) = alone(elements, optimizer.clone(), BLOCK_BYTES, 0, false)?;
         Ok(StoreUnderTest { store, journal, optimizer, version: 0 })
     }
 
@@ -57,7 +57,8 @@ impl StoreUnderTest {
         optimizer: Arc<dyn Optimizer>,
     ) -> Result<Self, StorageError> {
         let variable = VariableSpec::f32("w", [rows, width]).expect("a variable with elements");
-        let (store, journal) = holding(variable.sparse(), &*optimizer, BLOCK_BYTES, 0, false)?;
+        let rules = Rules::new(optimizer.clone());
+        let (store, journal) = holding(vec![variable.sparse()], rules, BLOCK_BYTES, 0, false)?;
         Ok(StoreUnderTest { store, journal, optimizer, version: 0 })
     }
 
@@ -139,29 +140,30 @@ impl StoreUnderTest {
 /// If there are no elements.
 pub(crate) fn alone(
     elements: u64,
-    optimizer: &dyn Optimizer,
+    optimizer: Arc<dyn Optimizer>,
     block_bytes: usize,
     pin_bytes: u64,
     integrity: bool,
 ) -> Result<(Store, Journal), StorageError> {
     let variable = VariableSpec::f32("w", [elements]).expect("a variable with elements");
-    holding(variable, optimizer, block_bytes, pin_bytes, integrity)
+    holding(vec![variable], Rules::new(optimizer), block_bytes, pin_bytes, integrity)
 }
 
-fn holding(
-    variable: VariableSpec,
-    optimizer: &dyn Optimizer,
+/// The same of these variables, in one shard.
+pub(crate) fn holding(
+    variables: Vec<VariableSpec>,
+    rules: Rules,
     block_bytes: usize,
     pin_bytes: u64,
     integrity: bool,
 ) -> Result<(Store, Journal), StorageError> {
-    let variables = vec![variable];
     let map = ShardMap::new([0], 1).expect("one shard");
     let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin);
-    let placement = placement.expect("one variable on one shard");
-    let catalogue = Catalogue::new(variables, &placement).expect("one variable");
+    let placement = placement.expect("variables on one shard");
+    let catalogue = Catalogue::new(variables, &placement).expect("variables");
     let layout = catalogue.layout(ShardId::default());
-    let slots = optimizer.slots().len();
+    let rules = rules.of_variables(&catalogue);
+    let slots = rules.most_slots(&layout);
     let geometry = Geometry::new(&layout, slots, block_bytes, Some(pin_bytes));
     let stamp = Stamp { shard: ShardId::default(), arena: 1 };
     let arena = Arena { place: Place::Anonymous, stamp };
@@ -182,7 +184,7 @@ fn holding(
         zoo,
     };
     let loan = Budget::new(geometry.need()).take(geometry.need())?;
-    Ok((Store::create(plan, loan, optimizer)?, journal))
+    Ok((Store::create(plan, loan, &rules)?, journal))
 }
 
 /// The same rule over plain buffers, in place and without a commit: what the machine can do.

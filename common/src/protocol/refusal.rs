@@ -211,6 +211,13 @@ wire_enum! {
             /// What is wrong.
             detail: Detail,
         },
+        /// A variable that the server cannot train as it is configured.
+        28 => Untrainable {
+            /// The variable's name, or names that the server has a rule for and nobody has.
+            variable: Detail,
+            /// Why not.
+            detail: Detail,
+        },
     }
 }
 
@@ -293,6 +300,13 @@ impl std::fmt::Display for Refusal {
             ),
             Refusal::Rows { variable, rows, limit } => {
                 write!(f, "{rows} rows of variable {variable} are more than {limit}")
+            }
+            Refusal::Untrainable { variable, detail } => {
+                write!(
+                    f,
+                    "{:?} cannot be trained as the server is configured: {detail}",
+                    variable.as_str()
+                )
             }
             Refusal::Encoding { variable, encoding, detail } => {
                 write!(f, "encoding {encoding} of variable {variable} is not taken: {detail}")

@@ -114,7 +114,8 @@ variants! {
             variable: VariableId(18),
             encoding: 9,
             detail: detail("unknown"),
-        };
+        },
+        "untrainable" => Refusal::Untrainable { variable: detail("emb*"), detail: detail("no") };
 }
 
 /// What `named` lists, for the types whose samples stand in other messages.

@@ -52,17 +52,17 @@ type Order = Vec<(VariableId, Stream)>;
 /// The tensors in the order of the file: wider elements first, so that all are aligned.
 fn tensors(opened: &Opened, slots: bool) -> Result<(Order, Vec<Tensor>), CheckpointError> {
     let variables = opened.catalogue().variables();
-    let slots: &[String] = if slots { &opened.manifest().optimizer.slots } else { &[] };
     let mut all = Vec::new();
     for (index, variable) in variables.iter().enumerate() {
-        let slots = if variable.is_trainable() { slots } else { &[] };
+        let id = VariableId(index as u32);
+        let slots = if slots { opened.manifest().training.slots(id) } else { &[] };
         let named = slots.iter().map(|slot| format!("{}:{slot}", variable.name()));
         let streams = std::iter::once((Stream::Values, variable.name().to_owned()))
             .chain(named.enumerate().map(|(slot, name)| (Stream::Slot(slot), name)));
         for (stream, name) in streams {
             let extents = variable.shape().extents().to_vec();
             let tensor = Tensor { name, dtype: variable.dtype(), extents };
-            all.push(((VariableId(index as u32), stream), tensor));
+            all.push(((id, stream), tensor));
         }
     }
     // A variable may be named as another one's slot would be, or as what is no tensor.

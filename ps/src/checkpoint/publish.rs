@@ -101,8 +101,8 @@ impl Save {
     ) -> Result<(), CheckpointError> {
         let folder = self.name.temporary();
         for shard in &manifest.shards {
-            let slots = &manifest.optimizer.slots;
-            let plan = ShardFile::plan(catalogue, shard.id(), slots, self.name)?;
+            let training = &manifest.training;
+            let plan = ShardFile::plan(catalogue, shard.id(), training, self.name)?;
             plan.check_entry(&folder, &shard.file)?;
             plan.check_head(&folder, &*open_sized(&*self.storage, &folder, &shard.file)?)?;
         }

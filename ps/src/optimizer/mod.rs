@@ -15,12 +15,14 @@ mod golden;
 mod kernel;
 mod momentum;
 mod rmsprop;
+mod rules;
 mod schedule;
 mod sgd;
 #[cfg(test)]
 mod tests;
 
 use std::fmt;
+use std::sync::Arc;
 
 use kernel::{Elements, Float};
 
@@ -31,6 +33,7 @@ pub use adamw::AdamW;
 pub use ftrl::Ftrl;
 pub use momentum::Momentum;
 pub use rmsprop::RmsProp;
+pub(crate) use rules::{Rules, Untrainable, VariableRules};
 pub use schedule::Schedule;
 pub use sgd::Sgd;
 
@@ -157,6 +160,45 @@ pub trait Optimizer: fmt::Debug + Send + Sync + 'static {
     /// The first hyperparameter that cannot be used: its name, its value and why.
     fn fault(&self) -> Option<(&'static str, f64, &'static str)> {
         None
+    }
+}
+
+/// A rule that is chosen when the program runs.
+impl Optimizer for Arc<dyn Optimizer> {
+    fn kind(&self) -> &'static str {
+        (**self).kind()
+    }
+
+    fn slots(&self) -> &[SlotSpec] {
+        (**self).slots()
+    }
+
+    fn apply_f32(&self, at: ApplyAt, run: Run<'_, f32>) {
+        (**self).apply_f32(at, run);
+    }
+
+    fn apply_f64(&self, at: ApplyAt, run: Run<'_, f64>) {
+        (**self).apply_f64(at, run);
+    }
+
+    fn stream_f32(&self, at: ApplyAt, run: StreamRun<'_, f32>) -> bool {
+        (**self).stream_f32(at, run)
+    }
+
+    fn stream_f64(&self, at: ApplyAt, run: StreamRun<'_, f64>) -> bool {
+        (**self).stream_f64(at, run)
+    }
+
+    fn scales_rate(&self) -> bool {
+        (**self).scales_rate()
+    }
+
+    fn moves_absent_rows(&self) -> bool {
+        (**self).moves_absent_rows()
+    }
+
+    fn fault(&self) -> Fault {
+        (**self).fault()
     }
 }
 

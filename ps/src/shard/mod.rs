@@ -59,6 +59,7 @@ use crate::commit::Journal;
 use crate::config::PsConfig;
 use crate::inbox::Inbox;
 use crate::metrics::Counters;
+use crate::optimizer::VariableRules;
 use crate::store::Store;
 use crate::zoo::Bug;
 use checkpoints::{Asker, News, Restoring, Saving, ShardRestored};
@@ -211,6 +212,8 @@ pub(crate) struct Shard {
     budget: Budget,
     journal: Journal,
     variables: Variables,
+    /// What trains them.
+    rules: VariableRules,
     /// Goes up with each restore, and when variables first have values; and the step it began at.
     epoch: RestoreEpoch,
     restored_step: GlobalStep,

@@ -10,7 +10,7 @@ use super::staleness::TILE_BYTES;
 use super::work::change_of;
 use crate::aggregate::SparseReduction;
 use crate::inbox::{Inbox, Rows};
-use crate::optimizer::{ApplyAt, Optimizer};
+use crate::optimizer::{ApplyAt, VariableRules};
 use crate::store::{NoSpareBlock, Store};
 
 /// The rows that a push or a step changes, and how far it has come with them.
@@ -40,7 +40,7 @@ enum Which {
 /// What is done with them.
 #[derive(Clone, Copy)]
 pub(super) struct RowChange<'a> {
-    pub(super) optimizer: &'a dyn Optimizer,
+    pub(super) rules: &'a VariableRules,
     pub(super) operation: Operation,
     pub(super) at: ApplyAt,
     pub(super) reduction: SparseReduction,
@@ -53,7 +53,7 @@ impl RowWork {
         rooms: &[u32],
         store: &Store,
         operation: Operation,
-        optimizer: &dyn Optimizer,
+        rules: &VariableRules,
     ) -> RowWork {
         let mut work = RowWork::default();
         for partition in store.layout().sparse() {
@@ -61,7 +61,8 @@ impl RowWork {
             if pushes.is_empty() {
                 continue;
             }
-            let all = operation == Operation::Gradient {} && optimizer.moves_absent_rows();
+            let rule = rules.optimizer(partition.variable);
+            let all = operation == Operation::Gradient {} && rule.moves_absent_rows();
             let rows = if all { Which::All } else { Which::Pushed(union(&pushes)) };
             work.touched.push(Touched { partition: partition.clone(), rows });
         }
@@ -107,8 +108,8 @@ impl RowWork {
                 Which::All => partition.row_count() as usize,
             };
             let each = (TILE_BYTES / row_bytes).max(1) as usize;
-            let RowChange { optimizer, operation, at, reduction } = change;
-            let change = change_of(optimizer, operation, at, partition);
+            let RowChange { rules, operation, at, reduction } = change;
+            let change = change_of(rules, operation, at, partition);
             while self.done < count {
                 if *budget == 0 {
                     return Ok(false);

@@ -15,7 +15,7 @@ use super::staleness::{TILE_BYTES, Treatment};
 use super::{Shard, Variables};
 use crate::aggregate::round::Round;
 use crate::inbox::{Arrival, Extents};
-use crate::optimizer::{ApplyAt, Optimizer};
+use crate::optimizer::{ApplyAt, VariableRules};
 use crate::store::{Change, NoSpareBlock, Store};
 use crate::zoo::Bug;
 
@@ -209,14 +209,14 @@ impl Shard {
         let Some(push) = inbox.arrival(job.room) else {
             return Ok(true);
         };
-        let (rooms, optimizer) = ([job.room], &*self.config.optimizer);
+        let (rooms, rules) = ([job.room], &self.rules);
         if !job.begun {
             job.begun = true;
             job.dense = match store.layout().sparse().len() {
                 0 => push.extents.clone(),
                 _ => Extents::union(&[push.extents.ranges()], store.layout()),
             };
-            job.rows = RowWork::new(inbox, &rooms, store, push.operation, optimizer);
+            job.rows = RowWork::new(inbox, &rooms, store, push.operation, rules);
             let ranges = [job.dense.ranges(), &job.rows.ranges()].concat();
             if let Err(blocked) = store.begin(&ranges, self.version + 1) {
                 job.begun = false;
@@ -238,7 +238,7 @@ impl Shard {
                 if let Some(bytes) = inbox.bytes(job.room, range.clone())
                     && !range.is_empty()
                 {
-                    let change = change_of(optimizer, push.operation, at, &partition);
+                    let change = change_of(rules, push.operation, at, &partition);
                     let (range, dtype) = (range.clone(), partition.dtype);
                     treatment.change(store, change, dtype, range, bytes, &mut self.tile)?;
                 }
@@ -251,7 +251,7 @@ impl Shard {
             job.extent += 1;
         }
         let (operation, reduction) = (push.operation, self.config.sparse_reduction);
-        let change = RowChange { optimizer, operation, at, reduction };
+        let change = RowChange { rules, operation, at, reduction };
         job.rows.slice(store, inbox, &rooms, change, &mut budget, &mut self.tile)
     }
 
@@ -270,13 +270,13 @@ impl Shard {
                 Some((ranges, inbox.bytes(room, 0..store.layout().bytes())?))
             })
             .collect();
-        let (operation, optimizer) = (Operation::Gradient {}, &*self.config.optimizer);
+        let (operation, rules) = (Operation::Gradient {}, &self.rules);
         if !job.begun {
             job.begun = true;
             self.draft = None;
             let ranges: Vec<&[Range<u64>]> = pushes.iter().map(|(ranges, _)| *ranges).collect();
             let dense = Extents::union(&ranges, store.layout());
-            job.rows = RowWork::new(inbox, rooms, store, operation, optimizer);
+            job.rows = RowWork::new(inbox, rooms, store, operation, rules);
             let all = [dense.ranges(), &job.rows.ranges()].concat();
             if let Err(blocked) = store.begin(&all, self.version + 1) {
                 job.begun = false;
@@ -311,15 +311,14 @@ impl Shard {
                     _ => gradients.len(),
                 };
                 let mean = mean(partition.dtype, &gradients, count, &mut self.tile);
-                let change = change_of(optimizer, operation, at, &partition);
+                let change = change_of(rules, operation, at, &partition);
                 store.change(change, range.clone(), mean)?;
             }
             let read = (range.end - range.start) * gradients.len().max(1) as u64;
             budget = budget.saturating_sub(read.next_multiple_of(8).max(8));
             job.done_to = if end == values_end { partition.end() } else { end };
         }
-        let change =
-            RowChange { optimizer, operation, at, reduction: self.config.sparse_reduction };
+        let change = RowChange { rules, operation, at, reduction: self.config.sparse_reduction };
         job.rows.slice(store, inbox, rooms, change, &mut budget, &mut self.tile)
     }
 
@@ -373,7 +372,7 @@ impl Shard {
             return;
         };
         let (treatment, at) = (&draft.treatment, draft.treatment.at);
-        let optimizer = &*self.config.optimizer;
+        let rules = &self.rules;
         let mut apply = || {
             store.can_change(std::slice::from_ref(range))?;
             for partition in store.layout().within(range.clone()).cloned().collect::<Vec<_>>() {
@@ -383,7 +382,7 @@ impl Shard {
                 let Some(bytes) = inbox.bytes(room, range.clone()).filter(|b| !b.is_empty()) else {
                     continue;
                 };
-                let change = change_of(optimizer, push.operation, at, &partition);
+                let change = change_of(rules, push.operation, at, &partition);
                 treatment.change(store, change, partition.dtype, range, bytes, &mut self.tile)?;
             }
             Ok(())
@@ -524,14 +523,17 @@ fn mean<'a>(dtype: DType, gradients: &[&[u8]], count: usize, words: &'a mut Vec<
 
 /// What a push does to a partition.
 pub(super) fn change_of<'a>(
-    optimizer: &'a dyn Optimizer,
+    rules: &'a VariableRules,
     operation: Operation,
     at: ApplyAt,
     partition: &Partition,
 ) -> Change<'a> {
-    let dtype = partition.dtype;
+    let (variable, dtype) = (partition.variable, partition.dtype);
     match operation {
-        Operation::Gradient {} => Change::Gradient { optimizer, at, dtype },
+        Operation::Gradient {} => {
+            let at = at.at_rate(at.rate * rules.rate(variable));
+            Change::Gradient { optimizer: rules.optimizer(variable), at, dtype }
+        }
         Operation::AssignAdd {} => Change::Add { dtype },
         Operation::Assign {} => Change::Assign,
     }

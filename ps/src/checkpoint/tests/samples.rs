@@ -14,8 +14,8 @@ use super::memory::MemoryStorage;
 use crate::checkpoint::manifest::Settled;
 use crate::checkpoint::publish::Published;
 use crate::checkpoint::{
-    CheckpointError, CheckpointStorage, ClientWindow, Contents, Opened, OptimizerEntry,
-    RestoredShard, Save, ShardEntry, Source, Stream, write_shard,
+    CheckpointError, CheckpointStorage, ClientWindow, Contents, Opened, RestoredShard, Save,
+    ShardEntry, Source, Stream, Training, write_shard,
 };
 use crate::zoo::Zoo;
 
@@ -122,12 +122,12 @@ pub(super) fn save_with(
         .shards()
         .map(|id| {
             let memory = Memory { catalogue, shard: id, step };
-            let (name, slots) = (save.name(), slots());
-            let file = write_shard(&**storage, name, catalogue, id, &slots, memory, zoo)?;
+            let (name, training) = (save.name(), Training::by_one(catalogue, "adam", &SLOTS));
+            let file = write_shard(&**storage, name, catalogue, id, &training, memory, zoo)?;
             Ok(entry(id, file, step))
         })
         .collect::<Result<Vec<_>, CheckpointError>>()?;
-    save.publish(catalogue, contents(shards, step))
+    save.publish(catalogue, contents(catalogue, shards, step))
 }
 
 pub(super) fn entry(
@@ -155,11 +155,9 @@ pub(super) fn entry(
     }
 }
 
-pub(super) fn contents(shards: Vec<ShardEntry>, step: u64) -> Contents {
-    let kind = "adam".to_owned();
-    let configuration = "learning_rate = 0.001".to_owned();
-    let optimizer = OptimizerEntry { kind, configuration, slots: slots() };
-    Contents { saved_unix_ms: step * 1000, optimizer, shards, user: vec![0, 255, 10] }
+pub(super) fn contents(catalogue: &Catalogue, shards: Vec<ShardEntry>, step: u64) -> Contents {
+    let training = Training::by_one(catalogue, "adam", &SLOTS);
+    Contents { saved_unix_ms: step * 1000, training, shards, user: vec![0, 255, 10] }
 }
 
 /// A storage with checkpoints of these steps.
@@ -183,10 +181,11 @@ pub(super) fn check_restored(
     step: u64,
 ) -> Vec<RestoredShard> {
     let shards: Vec<ShardId> = target.shards().collect();
+    let training = Training::by_one(target, "adam", slots);
     let restore = |&shard: &ShardId| {
         let mut pieces: Vec<(String, u64, Vec<u8>)> = Vec::new();
         let restored = opened
-            .restore_shard(target, shard, slots, &mut |stream, range, bytes| {
+            .restore_shard(target, shard, &training, &mut |stream, range, bytes| {
                 assert_eq!(range.end - range.start, bytes.len() as u64);
                 assert!(bytes.len() <= 1 << 20);
                 let stream = stream_name(stream, slots);
