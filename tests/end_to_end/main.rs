@@ -14,6 +14,7 @@ mod proxy;
 mod reconnect;
 mod restart;
 mod rows;
+mod rules;
 mod slow_reader;
 mod staleness;
 mod synchronous;

@@ -1,15 +1,14 @@
-//! The rule that trains the variables, and its hyperparameters.
+//! A rule that trains variables, and its hyperparameters.
+
+use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
-use pushpull::{
-    Adadelta, Adagrad, Adam, AdamW, ClusterSpec, Ftrl, Momentum, PsConfig, RmsProp, Schedule, Sgd,
-    TaskId,
-};
+use pushpull::{Adadelta, Adagrad, Adam, AdamW, Ftrl, Momentum, Optimizer, RmsProp, Schedule, Sgd};
 
 use super::schedule::Course;
 
 /// A hyperparameter that is not given is the rule's default.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct RuleOptions {
     /// The rule that trains the variables, with the hyperparameters that it takes.
     #[arg(long, value_enum, default_value_t = Rule::Sgd)]
@@ -110,24 +109,24 @@ impl Rule {
 }
 
 impl RuleOptions {
-    /// A server whose variables are trained by the rule.
+    /// The rule.
     ///
     /// # Errors
     /// If a flag is given that the rule does not take: it would say something that is not so.
-    pub(crate) fn config(&self, cluster: ClusterSpec, task: TaskId) -> Result<PsConfig, String> {
+    pub(crate) fn optimizer(&self) -> Result<Arc<dyn Optimizer>, String> {
         self.check()?;
         let rate = self.rate();
         Ok(match self.optimizer {
-            Rule::Sgd => PsConfig::new(cluster, task, self.sgd(rate)),
-            Rule::Momentum => PsConfig::new(cluster, task, self.momentum(rate, Momentum::new)),
-            Rule::Nesterov => PsConfig::new(cluster, task, self.momentum(rate, Momentum::nesterov)),
-            Rule::Adagrad => PsConfig::new(cluster, task, self.adagrad(rate)),
-            Rule::Adadelta => PsConfig::new(cluster, task, self.adadelta(rate)),
-            Rule::Rmsprop => PsConfig::new(cluster, task, self.rmsprop(rate)),
-            Rule::Adam => PsConfig::new(cluster, task, self.adam(rate)),
-            Rule::LazyAdam => PsConfig::new(cluster, task, self.adam(rate).lazy()),
-            Rule::Adamw => PsConfig::new(cluster, task, self.adamw(rate)),
-            Rule::Ftrl => PsConfig::new(cluster, task, self.ftrl(rate)),
+            Rule::Sgd => Arc::new(self.sgd(rate)),
+            Rule::Momentum => Arc::new(self.momentum(rate, Momentum::new)),
+            Rule::Nesterov => Arc::new(self.momentum(rate, Momentum::nesterov)),
+            Rule::Adagrad => Arc::new(self.adagrad(rate)),
+            Rule::Adadelta => Arc::new(self.adadelta(rate)),
+            Rule::Rmsprop => Arc::new(self.rmsprop(rate)),
+            Rule::Adam => Arc::new(self.adam(rate)),
+            Rule::LazyAdam => Arc::new(self.adam(rate).lazy()),
+            Rule::Adamw => Arc::new(self.adamw(rate)),
+            Rule::Ftrl => Arc::new(self.ftrl(rate)),
         })
     }
 
