@@ -15,7 +15,7 @@ use crate::arena::{Arena, Budget, Memory, Place, SKEW_BYTES};
 use crate::commit::{Journal, table_bytes};
 use crate::error::StorageError;
 use crate::layout::{Kind, PAGE_BYTES, Stamp};
-use crate::optimizer::{ApplyAt, Optimizer, Rules, Run};
+use crate::optimizer::{ApplyAt, Optimizer, Rules, Run, SumRun, Sums};
 use crate::store::{BLOCK_BYTES, CACHED_BYTES_MAX, Change, Geometry, Plan, Store};
 use crate::zoo::Zoo;
 
@@ -108,7 +108,13 @@ impl StoreUnderTest {
         let whole: Range<u64> = 0..bytes.len() as u64;
         let begun = self.store.begin(std::slice::from_ref(&whole), self.version + 1);
         begun.expect("nobody pins anything");
-        let at = ApplyAt::new(self.version + 1, self.version);
+        let mut at = ApplyAt::new(self.version + 1, self.version);
+        if self.optimizer.sums_whole_variables() {
+            let (optimizer, dtype) = (&*self.optimizer, DType::F32);
+            let (change, mut sums) = (Change::Gradient { optimizer, at, dtype }, Sums::default());
+            self.store.add_up(change, whole, bytes, &mut sums);
+            at = at.with_sums(sums.totals());
+        }
         let mut start = 0;
         for part in bytes.chunks(PART_BYTES) {
             let range = start..start + part.len() as u64;
@@ -216,7 +222,17 @@ impl InPlace {
     /// Applies a gradient.
     pub fn push(&mut self, gradient: &[f32]) {
         self.count += 1;
-        let at = ApplyAt::new(self.count, self.count - 1);
+        let mut at = ApplyAt::new(self.count, self.count - 1);
+        if self.optimizer.sums_whole_variables() {
+            let streams = self.streams.iter().enumerate().map(|(stream, buffer)| {
+                let start = stream * SKEW_BYTES / 4;
+                &bytemuck::cast_slice(buffer.bytes())[start..start + gradient.len()]
+            });
+            let (streams, mut sums) = (streams.collect::<Vec<&[f32]>>(), Sums::default());
+            let run = SumRun::new(streams[0], &streams[1..], gradient);
+            self.optimizer.sum_f32(at, run, &mut sums);
+            at = at.with_sums(sums.totals());
+        }
         let elements = BLOCK_BYTES / 4;
         for (index, gradient) in gradient.chunks(elements).enumerate() {
             let mut streams = self.streams.iter_mut().enumerate().map(|(stream, buffer)| {

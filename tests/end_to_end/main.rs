@@ -19,3 +19,4 @@ mod slow_reader;
 mod staleness;
 mod synchronous;
 mod verbs;
+mod whole_variables;

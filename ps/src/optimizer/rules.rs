@@ -89,13 +89,24 @@ impl Rules {
                 return Err(Untrainable { variable, reason: reason.to_owned() });
             }
         }
-        for variable in trained() {
+        for (id, variable) in (0..).map(VariableId).zip(catalogue.variables()) {
             let (rule, factor) = self.of(variable.name());
-            let kind = self.optimizers[rule].1.kind();
-            if factor != 1.0 && !self.optimizers[rule].1.scales_rate() {
-                let reason = format!("its rule, {kind}, takes no factor of its rate ({factor})");
-                return Err(Untrainable { variable: variable.name().to_owned(), reason });
-            }
+            let rule = &self.optimizers[rule].1;
+            let (kind, parts) = (rule.kind(), catalogue.partitions_of(id).len());
+            let reason = match rule.sums_whole_variables() {
+                _ if !variable.is_trainable() => continue,
+                _ if factor != 1.0 && !rule.scales_rate() => {
+                    format!("its rule, {kind}, takes no factor of its rate ({factor})")
+                }
+                true if variable.is_sparse() => {
+                    format!("its rule, {kind}, needs all of it, and it is sparse")
+                }
+                true if parts > 1 => {
+                    format!("its rule, {kind}, needs all of it in one place, not in {parts} parts")
+                }
+                _ => continue,
+            };
+            return Err(Untrainable { variable: variable.name().to_owned(), reason });
         }
         Ok(())
     }
@@ -144,6 +155,17 @@ impl VariableRules {
         self.of[variable.0 as usize].0
     }
 
+    /// Whether a partition, which is all of its variable then, is changed by sums over it.
+    pub(crate) fn sums(&self, partition: &Partition) -> bool {
+        partition.trainable && self.optimizer(partition.variable).sums_whole_variables()
+    }
+
+    /// Whether some partition of a layout is.
+    pub(crate) fn sum_any(&self, layout: &ShardLayout) -> bool {
+        self.optimizers.iter().any(|rule| rule.sums_whole_variables())
+            && layout.partitions().iter().any(|partition| self.sums(partition))
+    }
+
     /// How many slots a partition has.
     pub(crate) fn slots(&self, partition: &Partition) -> usize {
         match partition.trainable {
@@ -160,16 +182,21 @@ impl VariableRules {
 
 #[cfg(test)]
 mod tests {
+    use pushpull_common::partition::Partitioner;
     use pushpull_common::placement::{Placement, ShardMap, Strategy};
     use pushpull_common::variable::VariableSpec;
 
     use super::*;
-    use crate::optimizer::{Adagrad, Adam, Ftrl, Sgd};
+    use crate::optimizer::{Adagrad, Adam, Ftrl, Lamb, Sgd};
 
     fn catalogue(names: &[&str]) -> Catalogue {
         let variable = |name: &&str| VariableSpec::f32(*name, [2]).unwrap();
         let mut variables: Vec<VariableSpec> = names.iter().map(variable).collect();
         variables.push(VariableSpec::f32("plain/b", [2]).unwrap().plain());
+        placed(variables)
+    }
+
+    fn placed(variables: Vec<VariableSpec>) -> Catalogue {
         let map = ShardMap::new([0], 1).unwrap();
         let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
         Catalogue::new(variables, &placement).unwrap()
@@ -198,6 +225,25 @@ mod tests {
         assert_eq!(slots.collect::<Vec<_>>(), [2, 1, 0, 0], "what is plain has none");
         assert_eq!(found.most_slots(&layout), 2);
         assert_eq!(rules.exceptions(), "\"embedding/*\": adagrad, \"embedding/b\": sgd");
+    }
+
+    #[test]
+    fn what_needs_a_whole_variable_takes_no_parts_and_no_rows() {
+        let rows = |name| VariableSpec::f32(name, [6, 2]).unwrap();
+        let parts = rows("parts").partitioner(Partitioner::Fixed { shards: 3 });
+        let catalogue = placed(vec![rows("whole"), rows("sparse").sparse(), parts]);
+        let checked = |names: &str| {
+            let mut rules = Rules::new(Arc::new(Sgd::new(0.5)));
+            rules.optimizer_for(names.into(), Arc::new(Lamb::default()));
+            rules.check(&catalogue).map_err(|error| (error.variable, error.reason))
+        };
+        assert_eq!(checked("whole"), Ok(()));
+        for (variable, reason) in [
+            ("sparse", "its rule, lamb, needs all of it, and it is sparse"),
+            ("parts", "its rule, lamb, needs all of it in one place, not in 3 parts"),
+        ] {
+            assert_eq!(checked(variable), Err((variable.to_owned(), reason.to_owned())));
+        }
     }
 
     #[test]

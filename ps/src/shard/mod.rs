@@ -22,6 +22,7 @@ mod membership;
 mod missing;
 pub(crate) mod output;
 mod parked;
+mod passes;
 mod persist;
 pub(crate) mod poison;
 pub(crate) mod power;

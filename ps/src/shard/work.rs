@@ -9,6 +9,7 @@ use pushpull_common::protocol::message::{Operation, PushAnswer};
 use pushpull_common::protocol::{Envelope, Outcome};
 use pushpull_common::tensor::{DType, Element};
 
+use super::passes::Passes;
 use super::replicas::{ClientKey, Presence};
 use super::rows::{RowChange, RowWork};
 use super::staleness::{TILE_BYTES, Treatment};
@@ -39,6 +40,7 @@ pub(super) struct StepJob {
     /// Of its pushes, in their order.
     rooms: Vec<u32>,
     begun: bool,
+    passes: Passes,
     /// How far it is applied, in bytes of the shard's variables.
     done_to: u64,
     /// Behind that.
@@ -59,6 +61,7 @@ pub(super) struct PushJob {
     begun: bool,
     /// Since it has begun.
     treatment: Treatment,
+    passes: Passes,
     /// What it covers of what is not sparse, since it has begun.
     dense: Extents,
     /// The extent of it under way, and how far it is applied, in bytes of the shard's variables.
@@ -84,8 +87,16 @@ pub(super) struct InitializeJob {
 
 impl Job {
     pub(super) fn push(room: u32) -> Job {
-        let (treatment, dense, rows) = Default::default();
-        Job::Push(PushJob { room, begun: false, treatment, dense, extent: 0, done_to: 0, rows })
+        Job::Push(PushJob {
+            room,
+            begun: false,
+            treatment: Treatment::default(),
+            passes: Passes::default(),
+            dense: Extents::default(),
+            extent: 0,
+            done_to: 0,
+            rows: RowWork::default(),
+        })
     }
 
     pub(super) fn initialize(connection: u64, request: Envelope, epoch: RestoreEpoch) -> Job {
@@ -95,7 +106,8 @@ impl Job {
 
     /// The step that is made of the pushes in these rooms, in this order.
     pub(super) fn step(rooms: Vec<u32>) -> Job {
-        Job::Step(StepJob { rooms, begun: false, done_to: 0, rows: RowWork::default() })
+        let (passes, rows) = Default::default();
+        Job::Step(StepJob { rooms, begun: false, passes, done_to: 0, rows })
     }
 
     /// The room of the push that it applies by itself.
@@ -217,6 +229,7 @@ impl Shard {
                 _ => Extents::union(&[push.extents.ranges()], store.layout()),
             };
             job.rows = RowWork::new(inbox, &rooms, store, push.operation, rules);
+            job.passes = Passes::new(store.layout(), rules, push.operation);
             let ranges = [job.dense.ranges(), &job.rows.ranges()].concat();
             if let Err(blocked) = store.begin(&ranges, self.version + 1) {
                 job.begun = false;
@@ -224,23 +237,41 @@ impl Shard {
             }
         }
         let (treatment, at) = (&job.treatment, job.treatment.at);
+        let how = (rules, push.operation, at);
         let mut budget = budget_of(store);
-        while let Some(extent) = job.dense.ranges().get(job.extent) {
+        loop {
+            let Some(extent) = job.dense.ranges().get(job.extent) else {
+                match job.passes.next() {
+                    true => (job.extent, job.done_to) = (0, 0),
+                    false => break,
+                }
+                continue;
+            };
             job.done_to = job.done_to.max(extent.start);
             while job.done_to < extent.end {
                 if budget == 0 {
                     return Ok(false);
                 }
                 let partition = store.layout().at(job.done_to).clone();
+                if job.passes.skips(rules, &partition) {
+                    job.done_to = partition.end();
+                    continue;
+                }
                 let values_end = partition.offset + partition.bytes;
                 let end = values_end.min(job.done_to.saturating_add(budget));
                 let range = job.done_to..end.max(job.done_to);
                 if let Some(bytes) = inbox.bytes(job.room, range.clone())
                     && !range.is_empty()
                 {
-                    let change = change_of(rules, push.operation, at, &partition);
                     let (range, dtype) = (range.clone(), partition.dtype);
-                    treatment.change(store, change, dtype, range, bytes, &mut self.tile)?;
+                    treatment.each(
+                        store,
+                        dtype,
+                        range,
+                        bytes,
+                        &mut self.tile,
+                        |store, at, bytes| job.passes.take(store, how, &partition, at, bytes),
+                    )?;
                 }
                 // In whole words, so that the next slice ends between two elements of any type.
                 let spent = (range.end - range.start).next_multiple_of(8).max(8);
@@ -277,6 +308,7 @@ impl Shard {
             let ranges: Vec<&[Range<u64>]> = pushes.iter().map(|(ranges, _)| *ranges).collect();
             let dense = Extents::union(&ranges, store.layout());
             job.rows = RowWork::new(inbox, rooms, store, operation, rules);
+            job.passes = Passes::new(store.layout(), rules, operation);
             let all = [dense.ranges(), &job.rows.ranges()].concat();
             if let Err(blocked) = store.begin(&all, self.version + 1) {
                 job.begun = false;
@@ -287,12 +319,19 @@ impl Shard {
         let at = ApplyAt::new(self.gradients + 1, step);
         let mut budget = budget_of(store);
         let mut gradients: Vec<&[u8]> = Vec::with_capacity(rooms.len());
-        while job.done_to < store.layout().bytes() {
+        loop {
+            if job.done_to >= store.layout().bytes() {
+                match job.passes.next() {
+                    true => job.done_to = 0,
+                    false => break,
+                }
+                continue;
+            }
             if budget == 0 {
                 return Ok(false);
             }
             let partition = store.layout().at(job.done_to).clone();
-            if partition.is_sparse() {
+            if partition.is_sparse() || job.passes.skips(rules, &partition) {
                 job.done_to = partition.end();
                 continue;
             }
@@ -311,8 +350,8 @@ impl Shard {
                     _ => gradients.len(),
                 };
                 let mean = mean(partition.dtype, &gradients, count, &mut self.tile);
-                let change = change_of(rules, operation, at, &partition);
-                store.change(change, range.clone(), mean)?;
+                let how = (rules, operation, at);
+                job.passes.take(store, how, &partition, range.clone(), mean)?;
             }
             let read = (range.end - range.start) * gradients.len().max(1) as u64;
             budget = budget.saturating_sub(read.next_multiple_of(8).max(8));
@@ -348,9 +387,12 @@ impl Shard {
             // A gradient waits for its step; what else comes is small.
             return;
         }
-        let has_rows = |store: &Store| store.layout().touched(range.clone()).any(|p| p.is_sparse());
-        if self.store().is_some_and(has_rows) {
-            // Which rows they are is known once the push is whole.
+        let rules = &self.rules;
+        let waits = |store: &Store| {
+            store.layout().touched(range.clone()).any(|p| p.is_sparse() || rules.sums(p))
+        };
+        if self.store().is_some_and(waits) {
+            // Which rows they are, or what their sums are, is known once the push is whole.
             if self.draft.as_ref().is_some_and(|draft| draft.room == room) {
                 self.give_draft_up();
             }
@@ -383,7 +425,10 @@ impl Shard {
                     continue;
                 };
                 let change = change_of(rules, push.operation, at, &partition);
-                treatment.change(store, change, partition.dtype, range, bytes, &mut self.tile)?;
+                let (dtype, tile) = (partition.dtype, &mut self.tile);
+                treatment.each(store, dtype, range, bytes, tile, |store, range, bytes| {
+                    store.change(change, range, bytes)
+                })?;
             }
             Ok(())
         };

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
-use pushpull::{Adadelta, Adagrad, Adam, AdamW, Ftrl, Momentum, Optimizer, RmsProp, Schedule, Sgd};
+use pushpull::{
+    Adadelta, Adagrad, Adam, AdamW, Ftrl, Lamb, Momentum, Optimizer, RmsProp, Schedule, Sgd,
+};
 
 use super::schedule::Course;
 
@@ -36,18 +38,18 @@ pub(crate) struct RuleOptions {
     /// Divides by the root of the variance and not of the mean square: rmsprop.
     #[arg(long)]
     centered: bool,
-    /// The decay of the first moment: adam, lazy_adam, adamw [0.9].
+    /// The decay of the first moment: adam, lazy_adam, adamw, lamb [0.9].
     #[arg(long)]
     beta1: Option<f64>,
-    /// The decay of the second moment: adam, lazy_adam, adamw [0.999].
+    /// The decay of the second moment: adam, lazy_adam, adamw, lamb [0.999].
     #[arg(long)]
     beta2: Option<f64>,
     /// What keeps a division from zero: adadelta [1e-8], rmsprop [1e-10], adam and
-    /// lazy_adam [1e-8], adamw [1e-7].
+    /// lazy_adam [1e-8], adamw [1e-7], lamb [1e-6].
     #[arg(long)]
     epsilon: Option<f64>,
     /// Which share of a weight is lost by an update at learning rate 1: adamw [0.004], sgd, momentum
-    /// and nesterov [0].
+    /// and nesterov [0]; lamb [0], times its ratio of norms.
     #[arg(long)]
     weight_decay: Option<f64>,
     /// What the sum of squares starts with: adagrad, ftrl [0.1].
@@ -82,6 +84,7 @@ enum Rule {
     #[value(name = "lazy_adam")]
     LazyAdam,
     Adamw,
+    Lamb,
     Ftrl,
 }
 
@@ -95,7 +98,7 @@ impl Rule {
             Rule::Adadelta => &["--rho", "--epsilon"],
             Rule::Rmsprop => &["--rho", "--momentum", "--epsilon", "--centered"],
             Rule::Adam | Rule::LazyAdam => &["--beta1", "--beta2", "--epsilon"],
-            Rule::Adamw => &["--beta1", "--beta2", "--epsilon", "--weight-decay"],
+            Rule::Adamw | Rule::Lamb => &["--beta1", "--beta2", "--epsilon", "--weight-decay"],
             Rule::Ftrl => &[
                 "--initial-accumulator",
                 "--learning-rate-power",
@@ -126,6 +129,7 @@ impl RuleOptions {
             Rule::Adam => Arc::new(self.adam(rate)),
             Rule::LazyAdam => Arc::new(self.adam(rate).lazy()),
             Rule::Adamw => Arc::new(self.adamw(rate)),
+            Rule::Lamb => Arc::new(self.lamb(rate)),
             Rule::Ftrl => Arc::new(self.ftrl(rate)),
         })
     }
@@ -202,6 +206,12 @@ impl RuleOptions {
         let (beta1, beta2) = self.betas();
         let rule = with(AdamW::new(rate).betas(beta1, beta2), self.epsilon, AdamW::epsilon);
         with(rule, self.weight_decay, AdamW::weight_decay)
+    }
+
+    fn lamb(&self, rate: impl Into<Schedule>) -> Lamb {
+        let (beta1, beta2) = self.betas();
+        let rule = with(Lamb::new(rate).betas(beta1, beta2), self.epsilon, Lamb::epsilon);
+        with(rule, self.weight_decay, Lamb::weight_decay)
     }
 
     fn ftrl(&self, rate: impl Into<Schedule>) -> Ftrl {
@@ -312,6 +322,8 @@ mod tests {
         let options = given(Rule::Adamw.flags());
         let adamw = AdamW::new(0.5).betas(0.25, 0.25).epsilon(0.25).weight_decay(0.25);
         assert_eq!(options.adamw(0.5), adamw);
+        let lamb = Lamb::new(0.5).betas(0.25, 0.25).epsilon(0.25).weight_decay(0.25);
+        assert_eq!(options.lamb(0.5), lamb);
         let options = given(Rule::Adam.flags());
         assert_eq!(options.adam(0.5), Adam::new(0.5).betas(0.25, 0.25).epsilon(0.25));
         let options = given(Rule::Adadelta.flags());
@@ -325,6 +337,7 @@ mod tests {
         let options = parsed([]).unwrap();
         assert_eq!(options.adam(0.5), Adam::new(0.5));
         assert_eq!(options.adamw(0.5), AdamW::new(0.5));
+        assert_eq!(options.lamb(0.5), Lamb::new(0.5));
         assert_eq!(options.adagrad(0.5), Adagrad::new(0.5));
         assert_eq!(options.adadelta(0.5), Adadelta::new(0.5));
         assert_eq!(options.rmsprop(0.5), RmsProp::new(0.5));
