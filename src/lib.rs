@@ -68,7 +68,7 @@ pub use pushpull_common::tensor::{DType, Element, Shape};
 pub use pushpull_common::variable::{VariableError, VariableSpec};
 pub use pushpull_ps::{
     Adadelta, Adagrad, Adam, AdamW, CheckpointError, CheckpointStorage, Checkpoints, Durability,
-    Ftrl, Handle, ListenError, Listener, LocalDirectory, Metrics, Mode, Momentum, NonFinite,
+    Ftrl, Handle, Lamb, ListenError, Listener, LocalDirectory, Metrics, Mode, Momentum, NonFinite,
     OnLoss, Optimizer, Ps, PsConfig, Retention, RmsProp, SaveError, Schedule, ServeError, Sgd,
     StalenessHistogram, StalenessPolicy, StartError, Storage, StorageError, aggregate, inspect,
     optimizer,

@@ -210,7 +210,8 @@ fn rustix_pid(child: &Child) -> rustix::process::Pid {
     rustix::process::Pid::from_raw(child.id().cast_signed()).unwrap()
 }
 
-/// The commands of one server in a folder of its own, with a rule that has three slots.
+/// The commands of one server in a folder of its own, with a rule that has three slots, and one of
+/// one slot for a variable beside it.
 struct Server {
     folder: tempfile::TempDir,
 }
@@ -232,7 +233,8 @@ impl Server {
             .args(["--shards", shards, "--bytes-max", "67108864"])
             .args(["--state-dir", &self.path(state)])
             .args(["--checkpoint-dir", &self.path("checkpoints")])
-            .args(["--optimizer", "rmsprop", "--centered", "--momentum", "0.9"]);
+            .args(["--optimizer", "rmsprop", "--centered", "--momentum", "0.9"])
+            .args(["--optimizer-for", "b=adagrad --learning-rate 0.5", "--rate-for", "b*=0.25"]);
         Process::start("daemon", &mut command)
     }
 
@@ -270,7 +272,7 @@ fn pulled(worker: &mut Worker, params: &mut Params) -> Vec<Vec<u32>> {
 }
 
 #[test]
-fn three_slots_survive_a_kill_and_a_restored_checkpoint_to_the_bit() {
+fn slots_survive_a_kill_and_a_restored_checkpoint_to_the_bit() {
     let server = Server { folder: tempfile::tempdir().unwrap() };
     // Killed in the middle, saved, and trained on.
     let mut daemon = server.start("killed", "2");
@@ -310,7 +312,7 @@ fn three_slots_survive_a_kill_and_a_restored_checkpoint_to_the_bit() {
 fn the_daemon_says_what_is_wrong_and_exits_with_2() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    let cases: [(&[&str], &str); 7] = [
+    let cases: [(&[&str], &str); 9] = [
         (&["--ps-hosts", &address], &address),
         (&["--ps-hosts", "127.0.0.1:1,127.0.0.1:1"], "127.0.0.1:1"),
         (&["--ps-hosts", "127.0.0.1:7", "--task-index", "3"], "3"),
@@ -318,6 +320,8 @@ fn the_daemon_says_what_is_wrong_and_exits_with_2() {
         (&["--ps-hosts", "127.0.0.1:0"], "port"),
         (&["--cluster", "{\"ps\": 5}"], "ps"),
         (&["--ps-hosts", "127.0.0.1:7", "--optimizer", "adagrad", "--momentum", "0.9"], "adagrad"),
+        (&["--ps-hosts", "127.0.0.1:7", "--optimizer-for", "w*=adagard"], "adagard"),
+        (&["--ps-hosts", "127.0.0.1:7", "--rate-for", "w*=-0.5"], "rate_for = -0.5 for \"w*\""),
     ];
     for (arguments, expected) in cases {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pushpull-ps"));

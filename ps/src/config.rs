@@ -9,6 +9,7 @@ use std::time::Duration;
 use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::TaskId;
+use pushpull_common::names::Names;
 use pushpull_common::protocol::limits;
 
 use crate::aggregate::SparseReduction;
@@ -16,7 +17,7 @@ use crate::aggregate::admission::Rule;
 use crate::aggregate::mode::{Mode, OnLoss};
 use crate::aggregate::staleness::StalenessPolicy;
 use crate::checkpoint::{CheckpointStorage, Retention};
-use crate::optimizer::Optimizer;
+use crate::optimizer::{Optimizer, Rules};
 use crate::store::{BLOCK_BYTES, CACHED_BYTES_MAX};
 use crate::zoo::Zoo;
 
@@ -113,13 +114,13 @@ pub enum NonFinite {
 /// The configuration of one ps task.
 ///
 /// Every setting has a default but the cluster, the task and the optimizer. What must be the same
-/// on all ps tasks is the ps job's indices, the shard count, the optimizer's kind and the mode;
+/// on all ps tasks is the ps job's indices, the shard count, the optimizers' kinds and the mode;
 /// workers refuse to train with servers that differ in one of them.
 #[derive(Clone, Debug)]
 pub struct PsConfig {
     pub(crate) cluster: ClusterSpec,
     pub(crate) task: TaskId,
-    pub(crate) optimizer: Arc<dyn Optimizer>,
+    pub(crate) rules: Rules,
     pub(crate) shards: u16,
     pub(crate) mode: Mode,
     pub(crate) staleness: StalenessPolicy,
@@ -160,7 +161,7 @@ impl PsConfig {
         PsConfig {
             cluster,
             task,
-            optimizer: Arc::new(optimizer),
+            rules: Rules::new(Arc::new(optimizer)),
             shards: 1,
             mode: Mode::Asynchronous,
             staleness: StalenessPolicy::default(),
@@ -189,6 +190,29 @@ impl PsConfig {
             cached_bytes_max: CACHED_BYTES_MAX,
             zoo: Zoo::default(),
         }
+    }
+
+    /// Another optimizer for some variables: that of this name, or if a `*` stands at the end, all
+    /// whose names begin so. Called again, the last call that is for a variable counts. Give all tasks
+    /// the same. Default: the optimizer of [`PsConfig::new`] trains all.
+    ///
+    /// Variables of all rules lie in the same blocks, with room for the slots of the rule that has most
+    /// on the shard. Whoever declares variables is refused if none that is trained is named so.
+    pub fn optimizer_for(mut self, names: impl Into<Names>, optimizer: impl Optimizer) -> Self {
+        self.rules.optimizer_for(names.into(), Arc::new(optimizer));
+        self
+    }
+
+    /// What the learning rate of some variables is multiplied by, schedule and all, whichever
+    /// optimizer they have: not negative, and 0 for values that stay as they are. Names are those of
+    /// [`PsConfig::optimizer_for`], and the last call that is for a variable counts. Give all tasks
+    /// the same. Default: 1.
+    ///
+    /// Whoever declares variables is refused if none that is trained is named so, or if one's rule
+    /// takes no such factor ([`Optimizer::scales_rate`]: all but [`crate::Ftrl`] do).
+    pub fn rate_for(mut self, names: impl Into<Names>, factor: f64) -> Self {
+        self.rules.rate_for(names.into(), factor);
+        self
     }
 
     /// How many shards the task has, each with a thread of its own. One core is used for each;
@@ -365,7 +389,8 @@ impl PsConfig {
         Identity::new()
             .with("ps", self.cluster.ps_identity())
             .with("shards", self.shards.to_string())
-            .with("optimizer", self.optimizer.kind())
+            .with("optimizer", self.rules.default().kind())
+            .with("optimizer_for", self.rules.exceptions())
             .with("mode", mode)
     }
 
@@ -407,7 +432,7 @@ impl PsConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::optimizer::Sgd;
+    use crate::optimizer::{Adam, Sgd};
 
     #[test]
     fn the_lowest_ps_task_owns_the_step() {
@@ -415,5 +440,23 @@ mod tests {
         let cluster = cluster.build().unwrap();
         let owns = |task| PsConfig::new(cluster.clone(), task, Sgd::new(0.1)).owns_step();
         assert!(owns(TaskId::ps(3)) && !owns(TaskId::ps(7)));
+    }
+
+    #[test]
+    fn tasks_differ_by_the_kinds_of_their_rules_and_not_by_rates() {
+        let cluster = ClusterSpec::builder().job("ps", ["a:1"]).build().unwrap();
+        let config = || PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(0.1));
+        let ours = config().optimizer_for("w*", Sgd::new(0.1)).identity();
+        let rates = config().optimizer_for("w*", Sgd::new(0.5)).rate_for("*", 0.5).identity();
+        assert_eq!(ours.difference(&rates), None);
+        let others = [
+            (config(), ""),
+            (config().optimizer_for("w", Sgd::new(0.1)), "\"w\": sgd"),
+            (config().optimizer_for("w*", Adam::new(0.1)), "\"w*\": adam"),
+        ];
+        for (other, found) in others {
+            let expected = ("optimizer_for", "\"w*\": sgd", found);
+            assert_eq!(ours.difference(&other.identity()), Some(expected));
+        }
     }
 }

@@ -133,6 +133,15 @@ pub enum StorageError {
         /// That server's value.
         found: String,
     },
+    /// The variables of the state cannot be trained as this server is told: see
+    /// [`crate::PsConfig::optimizer_for`] and [`crate::PsConfig::rate_for`].
+    #[error("cannot train {variable:?} as configured: {reason}")]
+    Untrainable {
+        /// The variable, or the names that are for none.
+        variable: String,
+        /// Why not.
+        reason: String,
+    },
     /// The machine was started anew since: what the files hold was never promised to survive that.
     #[error(
         "cannot open {}: the machine was started anew since it was written, and the state may \

@@ -54,7 +54,7 @@ pub use error::{ListenError, SaveError, ServeError, StartError, StorageError};
 pub use inspect::inspect;
 pub use metrics::{Metrics, StalenessHistogram};
 pub use optimizer::{
-    Adadelta, Adagrad, Adam, AdamW, Ftrl, Momentum, Optimizer, RmsProp, Schedule, Sgd,
+    Adadelta, Adagrad, Adam, AdamW, Ftrl, Lamb, Momentum, Optimizer, RmsProp, Schedule, Sgd,
 };
 pub use runtime::{Handle, Listener, Ps};
 #[cfg(feature = "zoo")]

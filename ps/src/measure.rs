@@ -15,7 +15,7 @@ use crate::arena::{Arena, Budget, Memory, Place, SKEW_BYTES};
 use crate::commit::{Journal, table_bytes};
 use crate::error::StorageError;
 use crate::layout::{Kind, PAGE_BYTES, Stamp};
-use crate::optimizer::{ApplyAt, Optimizer, Run};
+use crate::optimizer::{ApplyAt, Optimizer, Rules, Run, SumRun, Sums};
 use crate::store::{BLOCK_BYTES, CACHED_BYTES_MAX, Change, Geometry, Plan, Store};
 use crate::zoo::Zoo;
 
@@ -40,7 +40,7 @@ impl StoreUnderTest {
     /// # Panics
     /// If there are no elements.
     pub fn new(elements: u64, optimizer: Arc<dyn Optimizer>) -> Result<Self, StorageError> {
-        let (store, journal) = alone(elements, &*optimizer, BLOCK_BYTES, 0, false)?;
+        let (store, journal) = alone(elements, optimizer.clone(), BLOCK_BYTES, 0, false)?;
         Ok(StoreUnderTest { store, journal, optimizer, version: 0 })
     }
 
@@ -57,7 +57,8 @@ impl StoreUnderTest {
         optimizer: Arc<dyn Optimizer>,
     ) -> Result<Self, StorageError> {
         let variable = VariableSpec::f32("w", [rows, width]).expect("a variable with elements");
-        let (store, journal) = holding(variable.sparse(), &*optimizer, BLOCK_BYTES, 0, false)?;
+        let rules = Rules::new(optimizer.clone());
+        let (store, journal) = holding(vec![variable.sparse()], rules, BLOCK_BYTES, 0, false)?;
         Ok(StoreUnderTest { store, journal, optimizer, version: 0 })
     }
 
@@ -107,7 +108,13 @@ impl StoreUnderTest {
         let whole: Range<u64> = 0..bytes.len() as u64;
         let begun = self.store.begin(std::slice::from_ref(&whole), self.version + 1);
         begun.expect("nobody pins anything");
-        let at = ApplyAt::new(self.version + 1, self.version);
+        let mut at = ApplyAt::new(self.version + 1, self.version);
+        if self.optimizer.sums_whole_variables() {
+            let (optimizer, dtype) = (&*self.optimizer, DType::F32);
+            let (change, mut sums) = (Change::Gradient { optimizer, at, dtype }, Sums::default());
+            self.store.add_up(change, whole, bytes, &mut sums);
+            at = at.with_sums(sums.totals());
+        }
         let mut start = 0;
         for part in bytes.chunks(PART_BYTES) {
             let range = start..start + part.len() as u64;
@@ -139,29 +146,30 @@ impl StoreUnderTest {
 /// If there are no elements.
 pub(crate) fn alone(
     elements: u64,
-    optimizer: &dyn Optimizer,
+    optimizer: Arc<dyn Optimizer>,
     block_bytes: usize,
     pin_bytes: u64,
     integrity: bool,
 ) -> Result<(Store, Journal), StorageError> {
     let variable = VariableSpec::f32("w", [elements]).expect("a variable with elements");
-    holding(variable, optimizer, block_bytes, pin_bytes, integrity)
+    holding(vec![variable], Rules::new(optimizer), block_bytes, pin_bytes, integrity)
 }
 
-fn holding(
-    variable: VariableSpec,
-    optimizer: &dyn Optimizer,
+/// The same of these variables, in one shard.
+pub(crate) fn holding(
+    variables: Vec<VariableSpec>,
+    rules: Rules,
     block_bytes: usize,
     pin_bytes: u64,
     integrity: bool,
 ) -> Result<(Store, Journal), StorageError> {
-    let variables = vec![variable];
     let map = ShardMap::new([0], 1).expect("one shard");
     let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin);
-    let placement = placement.expect("one variable on one shard");
-    let catalogue = Catalogue::new(variables, &placement).expect("one variable");
+    let placement = placement.expect("variables on one shard");
+    let catalogue = Catalogue::new(variables, &placement).expect("variables");
     let layout = catalogue.layout(ShardId::default());
-    let slots = optimizer.slots().len();
+    let rules = rules.of_variables(&catalogue);
+    let slots = rules.most_slots(&layout);
     let geometry = Geometry::new(&layout, slots, block_bytes, Some(pin_bytes));
     let stamp = Stamp { shard: ShardId::default(), arena: 1 };
     let arena = Arena { place: Place::Anonymous, stamp };
@@ -182,7 +190,7 @@ fn holding(
         zoo,
     };
     let loan = Budget::new(geometry.need()).take(geometry.need())?;
-    Ok((Store::create(plan, loan, optimizer)?, journal))
+    Ok((Store::create(plan, loan, &rules)?, journal))
 }
 
 /// The same rule over plain buffers, in place and without a commit: what the machine can do.
@@ -214,7 +222,17 @@ impl InPlace {
     /// Applies a gradient.
     pub fn push(&mut self, gradient: &[f32]) {
         self.count += 1;
-        let at = ApplyAt::new(self.count, self.count - 1);
+        let mut at = ApplyAt::new(self.count, self.count - 1);
+        if self.optimizer.sums_whole_variables() {
+            let streams = self.streams.iter().enumerate().map(|(stream, buffer)| {
+                let start = stream * SKEW_BYTES / 4;
+                &bytemuck::cast_slice(buffer.bytes())[start..start + gradient.len()]
+            });
+            let (streams, mut sums) = (streams.collect::<Vec<&[f32]>>(), Sums::default());
+            let run = SumRun::new(streams[0], &streams[1..], gradient);
+            self.optimizer.sum_f32(at, run, &mut sums);
+            at = at.with_sums(sums.totals());
+        }
         let elements = BLOCK_BYTES / 4;
         for (index, gradient) in gradient.chunks(elements).enumerate() {
             let mut streams = self.streams.iter_mut().enumerate().map(|(stream, buffer)| {

@@ -12,6 +12,7 @@ mod open;
 mod pool;
 mod rows;
 mod snapshot;
+mod sums;
 mod tables;
 mod undo;
 mod write;

@@ -246,7 +246,7 @@ fn what_a_table_cannot_take_is_refused() {
 
     let cluster = Cluster::start(1, 1, Adam::new(0.1), |config| config);
     let refused = cluster.worker(0).join(&variables(1, roomy()), |_| ()).unwrap_err();
-    assert!(refused.to_string().contains("adam moves all others"), "{refused}");
+    assert!(refused.to_string().contains("moves rows that no push has"), "{refused}");
     let fans = variables(1, roomy()).remove(1).initializer(Initializer::HeNormal).validate();
     assert!(matches!(fans, Err(VariableError::Table { .. })));
     cluster.stop();

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use pushpull_common::catalogue::{Catalogue, Partition};
 use pushpull_common::codec::{Codec, EncodeError, Encoding, Encodings, Real, Residual};
 use pushpull_common::ids::{ShardId, VariableId};
+use pushpull_common::names::Names;
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::tensor::DType;
 
@@ -19,18 +20,8 @@ pub use saved::ResidualsError;
 /// Which variables a codec is for: all whose names match, or none of them.
 #[derive(Clone, Debug)]
 pub(crate) struct Rule {
-    /// A name, or how names begin, with a `*` behind it.
-    pub(crate) names: String,
+    pub(crate) names: Names,
     pub(crate) codec: Option<Codec>,
-}
-
-impl Rule {
-    fn matches(&self, name: &str) -> bool {
-        match self.names.strip_suffix('*') {
-            Some(beginning) => name.starts_with(beginning),
-            None => name == self.names,
-        }
-    }
 }
 
 /// The codecs of a worker's variables, and their residuals.
@@ -73,11 +64,11 @@ impl Compression {
             let takes = variable.is_trainable() && !variable.is_sparse();
             let mut chosen = None;
             for (rule, matched) in rules.iter().zip(&mut matched) {
-                if rule.matches(name) {
+                if rule.names.contain(name) {
                     *matched = true;
                     chosen = rule.codec.filter(|_| takes);
                 }
-                if let Some(codec) = rule.codec.filter(|_| rule.names == name && !takes) {
+                if let Some(codec) = rule.codec.filter(|_| rule.names.as_str() == name && !takes) {
                     return Err(JoinError::NotCompressible { variable: name.to_owned(), codec });
                 }
             }
@@ -98,7 +89,7 @@ impl Compression {
             variables.insert(id, Compressed { codec, left });
         }
         match rules.iter().zip(matched).find(|(_, matched)| !matched) {
-            Some((rule, _)) => Err(JoinError::NothingToCompress { names: rule.names.clone() }),
+            Some((rule, _)) => Err(JoinError::NothingToCompress { names: rule.names.to_string() }),
             None => Ok(Compression { variables }),
         }
     }

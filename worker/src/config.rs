@@ -7,6 +7,7 @@ use std::time::Duration;
 use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::codec::Codec;
 use pushpull_common::ids::TaskId;
+use pushpull_common::names::Names;
 use pushpull_common::placement::Strategy;
 
 use crate::compression::Rule;
@@ -109,7 +110,7 @@ impl WorkerConfig {
     /// belongs to the worker: [`crate::Worker::residuals`]. Cost: the memory of one gradient, and some
     /// passes over it on the caller's thread for each push. `join` refuses a codec that a server does
     /// not know, and a name that no variable has or one that takes no gradients.
-    pub fn codec(mut self, names: impl Into<String>, codec: impl Into<Option<Codec>>) -> Self {
+    pub fn codec(mut self, names: impl Into<Names>, codec: impl Into<Option<Codec>>) -> Self {
         self.codecs.push(Rule { names: names.into(), codec: codec.into() });
         self
     }

@@ -238,6 +238,13 @@ wire_enum! {
             /// How many there may be.
             limit: u64,
         },
+        /// A variable that the server cannot train as it is configured.
+        30 => Untrainable {
+            /// The variable's name, or names that the server has a rule for and nobody has.
+            variable: Detail,
+            /// Why not.
+            detail: Detail,
+        },
     }
 }
 
@@ -331,6 +338,13 @@ impl std::fmt::Display for Refusal {
                 "table {variable} has {rows} rows on this shard and evicts none: {more} more would \
                  be above {limit}"
             ),
+            Refusal::Untrainable { variable, detail } => {
+                write!(
+                    f,
+                    "{:?} cannot be trained as the server is configured: {detail}",
+                    variable.as_str()
+                )
+            }
             Refusal::Encoding { variable, encoding, detail } => {
                 write!(f, "encoding {encoding} of variable {variable} is not taken: {detail}")
             }

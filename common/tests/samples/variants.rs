@@ -120,7 +120,8 @@ variants! {
         },
         "table_full" => Refusal::TableFull {
             variable: VariableId(18), rows: 90, more: 11, limit: 100,
-        };
+        },
+        "untrainable" => Refusal::Untrainable { variable: detail("emb*"), detail: detail("no") };
 }
 
 /// What `named` lists, for the types whose samples stand in other messages.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use pushpull_common::ids::VariableId;
 use pushpull_common::variable::VariableSpec;
 
 use super::error::CheckpointError;
@@ -16,8 +17,9 @@ pub struct CheckpointContents {
     pub variables: Vec<VariableSpec>,
     /// How many parts they are cut into.
     pub partitions: usize,
-    /// The names of the optimizer's slots.
-    pub slots: Vec<String>,
+    /// Of each variable the kind of the optimizer that trains it, if one does, and the names of its
+    /// slots.
+    pub training: Vec<Option<(String, Vec<String>)>>,
     /// The clients whose pushes it remembers, each once: job and index.
     pub clients: Vec<(String, u32)>,
 }
@@ -39,10 +41,14 @@ pub fn contents(
         clients.map(|client| (client.job.clone(), client.index)).collect();
     clients.sort();
     clients.dedup();
+    let trained = |index: usize| {
+        let optimizer = manifest.training.optimizer(VariableId(index as u32))?;
+        Some((optimizer.kind.clone(), optimizer.slots.clone()))
+    };
     Ok(CheckpointContents {
         variables: catalogue.variables().to_vec(),
         partitions: catalogue.partitions().len(),
-        slots: manifest.optimizer.slots.clone(),
+        training: (0..catalogue.variables().len()).map(trained).collect(),
         clients,
     })
 }

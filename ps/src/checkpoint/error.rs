@@ -102,8 +102,20 @@ pub enum CheckpointError {
         /// How many rows there may be on the shard.
         limit: u64,
     },
-    /// The checkpoint lacks a slot: it was saved under another optimizer, or when the variable was
-    /// not trained.
+    /// The variable was trained by another optimizer: its slots are of another meaning.
+    #[error(
+        "cannot restore {variable:?}: the checkpoint has it trained by {found}, not {expected}"
+    )]
+    OptimizerMismatch {
+        /// The variable.
+        variable: String,
+        /// The kind of the optimizer that it was saved under.
+        found: String,
+        /// The kind of the one that is to train it.
+        expected: String,
+    },
+    /// The checkpoint lacks a slot: it was saved when the optimizer kept others, or when the variable
+    /// was not trained.
     #[error(
         "cannot restore {variable:?}: the checkpoint has the slots {found:?}, not {expected:?}"
     )]

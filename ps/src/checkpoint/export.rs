@@ -129,10 +129,10 @@ fn tensors(
     step: u64,
 ) -> Result<(Order, Vec<Tensor>), CheckpointError> {
     let variables = opened.catalogue().variables();
-    let slots: &[String] = if slots { &opened.manifest().optimizer.slots } else { &[] };
     let mut all = Vec::new();
     for (index, variable) in variables.iter().enumerate() {
-        let slots = if variable.is_trainable() { slots } else { &[] };
+        let id = VariableId(index as u32);
+        let slots = if slots { opened.manifest().training.slots(id) } else { &[] };
         let named = slots.iter().map(|slot| format!("{}:{slot}", variable.name()));
         let streams = std::iter::once((Stream::Values, variable.name().to_owned()))
             .chain(named.enumerate().map(|(slot, name)| (Stream::Slot(slot), name)));

@@ -13,8 +13,9 @@ use sha2::{Digest, Sha256};
 use super::error::{CheckpointError, corrupt};
 use super::hex;
 use super::name::CheckpointName;
-use super::shard_file::{bad_slot, file_name, tensor_name};
+use super::shard_file::{file_name, tensor_name};
 use super::table_file::{self, TableEntry};
+use super::training::Training;
 
 pub(crate) use super::files::FileEntry;
 
@@ -23,24 +24,12 @@ pub(crate) use super::files::FileEntry;
 pub(crate) struct Contents {
     /// When it is saved, in milliseconds since 1970; for people, and for retention by age.
     pub(crate) saved_unix_ms: u64,
-    /// The optimizer whose slots are saved.
-    pub(crate) optimizer: OptimizerEntry,
+    /// The optimizers whose slots are saved.
+    pub(crate) training: Training,
     /// Every shard that holds variables, and those that hold none if they have something to say.
     pub(crate) shards: Vec<ShardEntry>,
     /// The user's own bytes, such as the positions of data readers; at most 1 MiB.
     pub(crate) user: Vec<u8>,
-}
-
-/// The optimizer a checkpoint was saved under.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct OptimizerEntry {
-    /// The rule's name, such as `adam`.
-    pub(crate) kind: String,
-    /// Its hyperparameters, for people.
-    pub(crate) configuration: String,
-    /// The names of its slots, in order.
-    pub(crate) slots: Vec<String>,
 }
 
 /// One shard of a checkpoint.
@@ -135,7 +124,7 @@ pub(crate) struct Manifest {
     pub(crate) saved_unix_ms: u64,
     /// When the first checkpoint of this storage was saved; retention by age counts from it.
     pub(crate) first_saved_unix_ms: u64,
-    pub(crate) optimizer: OptimizerEntry,
+    pub(crate) training: Training,
     pub(crate) catalogue: FileEntry,
     /// In rising order.
     pub(crate) shards: Vec<ShardEntry>,
@@ -168,7 +157,7 @@ impl Manifest {
             checkpoint,
             saved_unix_ms: contents.saved_unix_ms,
             first_saved_unix_ms,
-            optimizer: contents.optimizer,
+            training: contents.training,
             catalogue: FileEntry {
                 file: CATALOGUE.to_owned(),
                 bytes: catalogue.encode().len() as u64,
@@ -211,7 +200,9 @@ impl Manifest {
         let at = |error: &serde_json::Error| error.column().saturating_sub(1);
         match serde_json::from_slice::<Version>(text) {
             Ok(Version { format: FORMAT }) => {}
-            Ok(other) => return refuse(0, "format 1", &format!("format {}", other.format)),
+            Ok(other) => {
+                return refuse(0, &format!("format {FORMAT}"), &format!("format {}", other.format));
+            }
             Err(error) => return refuse(at(&error), "a manifest", &error),
         }
         let manifest: Manifest = match serde_json::from_slice(text) {
@@ -232,13 +223,8 @@ impl Manifest {
         if self.catalogue.file != CATALOGUE {
             return refuse(CATALOGUE, &self.catalogue.file);
         }
-        // Tensors are planned for each partition and slot, so a file may not say how many freely.
-        if self.optimizer.slots.len() > SLOTS_MAX {
-            let found = format!("{} slots", self.optimizer.slots.len());
-            return refuse(&format!("at most {SLOTS_MAX} slots"), &found);
-        }
-        if let Some(name) = bad_slot(&self.optimizer.slots) {
-            return refuse("slots with names of their own", &format!("{name:?}"));
+        if let Err((expected, found)) = self.training.check() {
+            return refuse(&expected, &found);
         }
         if !self.shards.is_sorted_by(|a, b| a.id() < b.id()) {
             return refuse("each shard once, in order", &"others");
@@ -266,6 +252,9 @@ impl Manifest {
     pub(super) fn check_catalogue(&self, catalogue: &Catalogue) -> Result<(), CheckpointError> {
         let file = format!("{}/{MANIFEST}", self.checkpoint);
         let refuse = |expected: String, found: String| Err(corrupt(&file, 0, expected, found));
+        if let Err((expected, found)) = self.training.check_catalogue(catalogue) {
+            return refuse(expected, found);
+        }
         if let Some(shard) = catalogue.shards().find(|id| self.shard(*id).is_none()) {
             return refuse(format!("an entry for {shard}"), "none".into());
         }
@@ -337,9 +326,7 @@ fn too_large(what: &'static str, found: usize, limit: usize) -> Result<(), Check
     if found > limit { Err(CheckpointError::TooLarge { what, found, limit }) } else { Ok(()) }
 }
 
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 /// `sha256 `, the digits, and the end of the line.
 const SEAL_BYTES: usize = 7 + 64 + 1;
-/// More than any rule keeps.
-const SLOTS_MAX: usize = 16;
 const USER_BYTES_MAX: usize = 1 << 20;

@@ -22,6 +22,7 @@ mod retain;
 mod shard_file;
 mod storage;
 mod table_file;
+mod training;
 
 pub use contents::{CheckpointContents, contents};
 pub use error::{CheckpointError, Refused};
@@ -32,7 +33,7 @@ pub use retain::Retention;
 pub use storage::{CheckpointStorage, ReadFile, StorageFault, WriteFile};
 
 pub(crate) use give_up::GiveUp;
-pub(crate) use manifest::{ClientWindow, Contents, OptimizerEntry, ShardEntry};
+pub(crate) use manifest::{ClientWindow, Contents, ShardEntry};
 pub(crate) use name::CheckpointName;
 pub(crate) use publish::Save;
 pub(crate) use reshard::{Piece, RestoredShard};
@@ -40,6 +41,7 @@ pub(crate) use restore::{Opened, newest_good};
 pub(crate) use retain::retain;
 pub(crate) use shard_file::{Source, Stream, write_shard};
 pub(crate) use table_file::{RowHead, TableEntry, TableSource, write_table};
+pub(crate) use training::Training;
 
 #[cfg(test)]
 pub(crate) mod tests;

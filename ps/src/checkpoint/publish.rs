@@ -103,13 +103,13 @@ impl Save {
     ) -> Result<(), CheckpointError> {
         let folder = self.name.temporary();
         for shard in &manifest.shards {
-            let slots = &manifest.optimizer.slots;
-            let plan = ShardFile::plan(catalogue, shard.id(), slots, self.name)?;
+            let training = &manifest.training;
+            let plan = ShardFile::plan(catalogue, shard.id(), training, self.name)?;
             plan.check_entry(&folder, &shard.file)?;
             plan.check_head(&folder, &*open_sized(&*self.storage, &folder, &shard.file)?)?;
             for entry in &shard.tables {
                 let partition = &catalogue.partitions()[entry.partition as usize];
-                let plan = TableFile::plan(catalogue, partition, slots, entry.rows, self.name)?;
+                let plan = TableFile::plan(catalogue, partition, training, entry.rows, self.name)?;
                 plan.check_entry(&folder, &entry.file)?;
                 plan.check_head(&folder, &*open_sized(&*self.storage, &folder, &entry.file)?)?;
             }

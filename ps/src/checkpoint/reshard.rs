@@ -11,6 +11,7 @@ use super::manifest::ClientWindow;
 use super::restore::Opened;
 use super::shard_file::Stream;
 use super::table_file::RowHead;
+use super::training::Training;
 
 /// What a shard must know beside its values and slots.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,7 +39,8 @@ pub(crate) type Sink<'a> = dyn FnMut(Piece<'_>) -> Result<(), CheckpointError> +
 
 impl Opened {
     /// Fills a shard's layout: calls `sink` for each partition of it with ranges of bytes of that
-    /// layout, in pieces of at most 1 MiB, and then for each row of its tables. Slots are numbered as in `slots`, which are the
+    /// layout, in pieces of at most 1 MiB, and then for each row of its tables. Slots are numbered as
+    /// in `training`, which is the
     /// target's; those that only the checkpoint has are left out, as are such variables.
     ///
     /// Everything is checked before `sink` is called; only a file that cannot be trusted may end
@@ -47,19 +49,19 @@ impl Opened {
         &mut self,
         target: &Catalogue,
         shard: ShardId,
-        slots: &[&str],
+        training: &Training,
         sink: &mut Sink<'_>,
     ) -> Result<RestoredShard, CheckpointError> {
         let layout = target.layout(shard);
         let parts = layout.partitions();
         let plan: Vec<Vec<(VariableId, Stream, Stream)>> = parts
             .iter()
-            .map(|part| self.streams_for(target, part, slots))
+            .map(|part| self.streams_for(target, part, training))
             .collect::<Result<_, CheckpointError>>()?;
         let of_tables: Vec<Vec<(VariableId, Stream, Stream)>> = layout
             .tables()
             .iter()
-            .map(|part| self.streams_for(target, part, slots))
+            .map(|part| self.streams_for(target, part, training))
             .collect::<Result<_, CheckpointError>>()?;
         for (part, streams) in parts.iter().zip(plan) {
             for (variable, from, to) in streams {
@@ -112,7 +114,7 @@ impl Opened {
         &self,
         target: &Catalogue,
         part: &Partition,
-        slots: &[&str],
+        training: &Training,
     ) -> Result<Vec<(VariableId, Stream, Stream)>, CheckpointError> {
         let wanted = target.variable(part.variable);
         let variable = wanted.name().to_owned();
@@ -133,11 +135,17 @@ impl Opened {
             let (found, expected) = (saved.shape().clone(), wanted.shape().clone());
             return Err(CheckpointError::ShapeMismatch { variable, found, expected });
         }
+        let saved_by = self.manifest().training.optimizer(id);
+        let trained_by = training.optimizer(part.variable);
+        if let (Some(saved_by), Some(trained_by)) = (saved_by, trained_by)
+            && saved_by.kind != trained_by.kind
+        {
+            let (found, expected) = (saved_by.kind.clone(), trained_by.kind.clone());
+            return Err(CheckpointError::OptimizerMismatch { variable, found, expected });
+        }
         let mut streams = vec![(id, Stream::Values, Stream::Values)];
-        let slots = if wanted.is_trainable() { slots } else { &[] };
-        let held: &[String] =
-            if saved.is_trainable() { &self.manifest().optimizer.slots } else { &[] };
-        for (index, &slot) in slots.iter().enumerate() {
+        let held = self.manifest().training.slots(id);
+        for (index, slot) in training.slots_of(part).iter().enumerate() {
             let Some(from) = held.iter().position(|held| held == slot) else {
                 let (found, expected) = (held.to_vec(), slot.to_owned());
                 return Err(CheckpointError::SlotMissing { variable, found, expected });

@@ -38,8 +38,8 @@ pub struct CheckpointSummary {
     pub global_step: u64,
     /// When it was saved, in milliseconds since 1970.
     pub saved_unix_ms: u64,
-    /// The optimizer's kind.
-    pub optimizer: String,
+    /// The kinds of the optimizers that train its variables, each once.
+    pub optimizers: Vec<String>,
     /// How many shards it was saved from.
     pub shards: usize,
     /// The bytes of its files.
@@ -58,7 +58,7 @@ pub fn list(storage: &dyn CheckpointStorage) -> Result<Listing, CheckpointError>
         saved_unix_ms: manifest.saved_unix_ms,
         bytes: manifest.bytes(),
         shards: manifest.shards.len(),
-        optimizer: manifest.optimizer.kind,
+        optimizers: manifest.training.kinds(),
         user: manifest.user,
     })?;
     Ok(Listing { checkpoints, refused })
@@ -121,15 +121,15 @@ impl Opened {
         manifest.check_catalogue(&catalogue)?;
         let mut plans = BTreeMap::new();
         for shard in &manifest.shards {
-            let plan = ShardFile::plan(&catalogue, shard.id(), &manifest.optimizer.slots, name)?;
+            let plan = ShardFile::plan(&catalogue, shard.id(), &manifest.training, name)?;
             plan.check_entry(&name.to_string(), &shard.file)?;
             plans.insert(shard.id(), plan);
         }
         let mut tables = BTreeMap::new();
         for entry in manifest.shards.iter().flat_map(|shard| &shard.tables) {
             let partition = &catalogue.partitions()[entry.partition as usize];
-            let slots = &manifest.optimizer.slots;
-            let plan = TableFile::plan(&catalogue, partition, slots, entry.rows, name)?;
+            let training = &manifest.training;
+            let plan = TableFile::plan(&catalogue, partition, training, entry.rows, name)?;
             plan.check_entry(&name.to_string(), &entry.file)?;
             tables.insert(partition.id, (plan, entry.file.clone()));
         }

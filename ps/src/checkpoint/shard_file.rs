@@ -14,6 +14,7 @@ use super::hex;
 use super::manifest::MANIFEST;
 use super::name::CheckpointName;
 use super::storage::{CheckpointStorage, ReadFile};
+use super::training::Training;
 use crate::zoo::{Bug, Zoo};
 
 /// One of the equal layouts of a shard: the values, or a slot by its index.
@@ -21,7 +22,7 @@ use crate::zoo::{Bug, Zoo};
 pub(crate) enum Stream {
     /// The values.
     Values,
-    /// The slot of this index among the optimizer's.
+    /// The slot of this index among those of the optimizer that trains the variable.
     Slot(usize),
 }
 
@@ -57,11 +58,11 @@ pub(crate) fn write_shard(
     checkpoint: CheckpointName,
     catalogue: &Catalogue,
     shard: ShardId,
-    slots: &[String],
+    training: &Training,
     mut source: impl Source,
     zoo: Zoo,
 ) -> Result<FileEntry, CheckpointError> {
-    let plan = ShardFile::plan(catalogue, shard, slots, checkpoint)?;
+    let plan = ShardFile::plan(catalogue, shard, training, checkpoint)?;
     let folder = checkpoint.temporary();
     let mut out = HashedFile::new(storage.create(&folder, &plan.name)?);
     out.write(&plan.head)?;
@@ -87,7 +88,7 @@ pub(crate) fn write_shard(
     Ok(entry)
 }
 
-/// What the file of a shard holds and where: it follows from the catalogue.
+/// What the file of a shard holds and where: it follows from the catalogue and what trains it.
 #[derive(Debug)]
 pub(super) struct ShardFile {
     pub(super) name: String,
@@ -103,22 +104,27 @@ impl ShardFile {
     pub(super) fn plan(
         catalogue: &Catalogue,
         shard: ShardId,
-        slots: &[String],
+        training: &Training,
         checkpoint: CheckpointName,
     ) -> Result<ShardFile, CheckpointError> {
-        if let Some(name) = bad_slot(slots) {
+        if let Some(name) = training.bad_slot() {
             return Err(CheckpointError::SlotName { name: name.to_owned() });
         }
         let layout = catalogue.layout(shard);
-        let streams = std::iter::once(Stream::Values).chain((0..slots.len()).map(Stream::Slot));
-        let mut order: Vec<(Stream, &Partition)> = streams
+        let slots = (0..training.most_slots()).map(Stream::Slot);
+        let has = |stream: Stream, part: &Partition| match stream {
+            Stream::Values => true,
+            Stream::Slot(slot) => slot < training.slots_of(part).len(),
+        };
+        let mut order: Vec<(Stream, &Partition)> = std::iter::once(Stream::Values)
+            .chain(slots)
             .flat_map(|stream| layout.partitions().iter().map(move |part| (stream, part)))
-            .filter(|(stream, part)| *stream == Stream::Values || part.trainable)
+            .filter(|(stream, part)| has(*stream, part))
             .collect();
         // A stable sort: wider elements first, for alignment without gaps.
         order.sort_by_key(|(_, part)| std::cmp::Reverse(part.dtype.size()));
-        let tensors: Vec<Tensor> =
-            order.iter().map(|&(stream, part)| tensor_of(catalogue, stream, part, slots)).collect();
+        let tensor = |&(stream, part)| tensor_of(catalogue, stream, part, training.slots_of(part));
+        let tensors: Vec<Tensor> = order.iter().map(tensor).collect();
         let metadata = [
             ("format", "pushpull".to_owned()),
             ("checkpoint", checkpoint.to_string()),
@@ -184,16 +190,6 @@ fn tensor_of(catalogue: &Catalogue, stream: Stream, part: &Partition, slots: &[S
         *rows = part.rows.end - part.rows.start;
     }
     Tensor { name, dtype: part.dtype, extents }
-}
-
-/// The first slot whose name is not one, or is another one's.
-pub(super) fn bad_slot(slots: &[String]) -> Option<&str> {
-    let valid = |name: &str| {
-        !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
-    };
-    let mut names = slots.iter().enumerate();
-    let bad = names.find(|&(index, name)| !valid(name) || slots[..index].contains(name));
-    bad.map(|(_, name)| name.as_str())
 }
 
 /// The name of a shard's file.

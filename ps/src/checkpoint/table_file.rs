@@ -18,6 +18,7 @@ use super::manifest::MANIFEST;
 use super::name::CheckpointName;
 use super::shard_file::tensor_name;
 use super::storage::{CheckpointStorage, ReadFile};
+use super::training::Training;
 
 /// One partition of a table in a checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -69,11 +70,11 @@ pub(crate) fn write_table(
     checkpoint: CheckpointName,
     catalogue: &Catalogue,
     partition: &Partition,
-    slots: &[String],
+    training: &Training,
     source: impl TableSource,
 ) -> Result<TableEntry, CheckpointError> {
     let rows = source.rows();
-    let plan = TableFile::plan(catalogue, partition, slots, rows, checkpoint)?;
+    let plan = TableFile::plan(catalogue, partition, training, rows, checkpoint)?;
     let folder = checkpoint.temporary();
     let mut out = HashedFile::new(storage.create(&folder, &plan.name)?);
     out.write(&plan.head)?;
@@ -110,12 +111,12 @@ impl TableFile {
     pub(super) fn plan(
         catalogue: &Catalogue,
         partition: &Partition,
-        slots: &[String],
+        training: &Training,
         rows: u64,
         checkpoint: CheckpointName,
     ) -> Result<TableFile, CheckpointError> {
         let name = tensor_name(catalogue, partition);
-        let slots = if partition.trainable { slots } else { &[] };
+        let slots = training.slots_of(partition);
         let mut extents = catalogue.variable(partition.variable).shape().extents().to_vec();
         if let Some(first) = extents.first_mut() {
             *first = rows;

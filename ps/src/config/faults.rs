@@ -50,14 +50,14 @@ impl PsConfig {
             let reason = "it must be at least 10 ms";
             return setting("checkpoints.every", format!("{every:?}"), reason);
         }
-        let slots = self.optimizer.slots().len();
+        let slots = self.rules.optimizers().map(|rule| rule.slots().len()).max().unwrap_or(0);
         if slots > SLOTS_MAX {
             return setting("optimizer", slots.to_string() + " slots", "it may keep 8");
         }
-        if let Some((name, value, reason)) = self.optimizer.fault() {
-            return setting(name, value.to_string(), reason);
+        match self.rules.fault() {
+            Some((name, value, reason)) => setting(name, value, reason),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// The first setting of synchronous mode that cannot be used.
@@ -97,8 +97,9 @@ impl PsConfig {
             let reason = "a synchronous step takes no stale gradients";
             return Some((format!("{policy:?}"), reason));
         }
-        let damps_nothing = policy == StalenessPolicy::Damp && !self.optimizer.scales_rate();
-        damps_nothing.then(|| (format!("{policy:?}"), "the optimizer does not scale its rate"))
+        let damps_all = self.rules.optimizers().all(|rule| rule.scales_rate());
+        let damps_nothing = policy == StalenessPolicy::Damp && !damps_all;
+        damps_nothing.then(|| (format!("{policy:?}"), "an optimizer does not scale its rate"))
     }
 
     /// The first bound of asynchronous mode that cannot be used.
@@ -115,8 +116,6 @@ impl PsConfig {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use pushpull_common::cluster::ClusterSpec;
     use pushpull_common::ids::TaskId;
 
@@ -156,10 +155,16 @@ mod tests {
         PsConfig::new(cluster.build().unwrap(), task, Sgd::new(0.1))
     }
 
+    /// The same, but for its optimizer.
+    fn trained_by(config: PsConfig, optimizer: impl Optimizer) -> PsConfig {
+        let rules = PsConfig::new(config.cluster.clone(), config.task.clone(), optimizer).rules;
+        PsConfig { rules, ..config }
+    }
+
     #[test]
     fn what_cannot_run_is_refused_by_name() {
         type Change = fn(PsConfig) -> PsConfig;
-        let changes: [(Change, &str); 20] = [
+        let changes: [(Change, &str); 23] = [
             (|c| c.shards(0), "shards"),
             (|c| c.shards(257), "shards"),
             (|c| c.inbox_pushes(0), "inbox_pushes"),
@@ -174,12 +179,15 @@ mod tests {
             (|c| c.lease(Duration::from_millis(99)), "lease"),
             (|c| c.connections_max(0), "connections_max"),
             (|c| c.half_open_max(0), "half_open_max"),
-            (|c| PsConfig { optimizer: Arc::new(Sgd::new(f64::NAN)), ..c }, "learning_rate"),
+            (|c| trained_by(c, Sgd::new(f64::NAN)), "learning_rate"),
+            (|c| c.optimizer_for("w", Sgd::new(-1.0)), "learning_rate"),
+            (|c| c.rate_for("w", f64::INFINITY), "rate_for"),
+            (|c| c.staleness(DAMP).optimizer_for("w", Fixed), "staleness"),
             (|c| c.staleness(compensation(f64::NAN)), "staleness"),
             (|c| c.staleness(compensation(-0.04)), "staleness"),
             (|c| c.staleness(compensation(0.04)).mode(synchronous(1, 1)), "staleness"),
             (|c| c.staleness(StalenessPolicy::Damp).mode(synchronous(1, 1)), "staleness"),
-            (|c| PsConfig { optimizer: Arc::new(Fixed), ..c.staleness(DAMP) }, "staleness"),
+            (|c| trained_by(c.staleness(DAMP), Fixed), "staleness"),
         ];
         for (change, name) in changes {
             let error = change(config(TaskId::ps(0))).check().unwrap_err();

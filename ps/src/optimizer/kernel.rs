@@ -293,7 +293,8 @@ mod tests {
 
     use super::*;
     use crate::optimizer::{
-        Adadelta, Adagrad, Adam, AdamW, ApplyAt, Dense, Ftrl, Momentum, Optimizer, RmsProp, Sgd,
+        Adadelta, Adagrad, Adam, AdamW, ApplyAt, Dense, Ftrl, Lamb, Momentum, Optimizer, RmsProp,
+        Sgd,
     };
 
     /// A run that is changed by the loop of the baseline, in lines of so many elements.
@@ -468,6 +469,7 @@ mod tests {
             check(&RmsProp::new(0.1).momentum(0.9).centered(), &case);
             check(&Adam::new(0.1), &case);
             check(&AdamW::new(0.1), &case);
+            check(&Lamb::new(0.1).weight_decay(0.2), &case);
             check(&Ftrl::new(0.1).l1(0.1).l2(0.2).l2_shrinkage(0.05).beta(1.0), &case);
             check(&Ftrl::new(0.1).learning_rate_power(-0.7).l1(0.1), &case);
         }

@@ -13,14 +13,18 @@ mod ftrl;
 #[cfg(test)]
 mod golden;
 mod kernel;
+mod lamb;
 mod momentum;
 mod rmsprop;
+mod rules;
 mod schedule;
 mod sgd;
+mod sums;
 #[cfg(test)]
 mod tests;
 
 use std::fmt;
+use std::sync::Arc;
 
 use kernel::{Elements, Float};
 
@@ -29,10 +33,13 @@ pub use adagrad::Adagrad;
 pub use adam::Adam;
 pub use adamw::AdamW;
 pub use ftrl::Ftrl;
+pub use lamb::Lamb;
 pub use momentum::Momentum;
 pub use rmsprop::RmsProp;
+pub(crate) use rules::{Rules, Untrainable, VariableRules};
 pub use schedule::Schedule;
 pub use sgd::Sgd;
+pub use sums::{SumRun, Sums};
 
 /// A slot: state that an optimizer keeps for every element of every trainable variable.
 #[derive(Clone, Debug, PartialEq)]
@@ -62,18 +69,29 @@ pub struct ApplyAt {
     /// What the rule multiplies its learning rate by: 1, or less for a gradient that is damped
     /// because it is stale. See [`Optimizer::scales_rate`].
     pub rate: f64,
+    /// What [`Sums::totals`] of the whole variable are, if the rule adds some up
+    /// ([`Optimizer::sums_whole_variables`]); zeros otherwise, and while they are added up.
+    pub sums: [f64; ApplyAt::SUMS_MAX],
 }
 
 impl ApplyAt {
+    /// The most sums that a rule may add up.
+    pub const SUMS_MAX: usize = 4;
+
     /// The `count`-th gradient of a shard, computed under a token of global step `step`; at the
     /// rule's own learning rate.
     pub const fn new(count: u64, step: u64) -> Self {
-        ApplyAt { count, step, rate: 1.0 }
+        ApplyAt { count, step, rate: 1.0, sums: [0.0; ApplyAt::SUMS_MAX] }
     }
 
     /// The same at the rule's learning rate times `rate`.
     pub const fn at_rate(self, rate: f64) -> Self {
         ApplyAt { rate, ..self }
+    }
+
+    /// The same with these sums over the whole variable.
+    pub const fn with_sums(self, sums: [f64; ApplyAt::SUMS_MAX]) -> Self {
+        ApplyAt { sums, ..self }
     }
 }
 
@@ -113,7 +131,7 @@ pub struct StreamRun<'a, T> {
 ///
 /// A shard calls it for runs of at most a few thousand elements, in any order and from its own
 /// thread; the result for an element must depend on that element, its slots, its gradient and
-/// [`ApplyAt`] alone. Hyperparameters are `f64`; the rule rounds them once to the variable's type.
+/// [`ApplyAt`] alone, which has sums over the whole variable for rules that add some up. Hyperparameters are `f64`; the rule rounds them once to the variable's type.
 pub trait Optimizer: fmt::Debug + Send + Sync + 'static {
     /// The rule's name, such as `adam`. All ps tasks of a cluster must use the same.
     fn kind(&self) -> &'static str;
@@ -140,6 +158,21 @@ pub trait Optimizer: fmt::Debug + Send + Sync + 'static {
         false
     }
 
+    /// Whether an update needs sums over all elements of a variable before any of them changes, as rules
+    /// with norms do. Then each push or step is taken twice: [`Optimizer::sum_f32`] or
+    /// [`Optimizer::sum_f64`] add up what all runs of the variable give, in their order, and then they are
+    /// changed with [`ApplyAt::sums`]. Variables of such a rule must lie in one part, and may not be
+    /// sparse; pushes are applied once they are whole.
+    fn sums_whole_variables(&self) -> bool {
+        false
+    }
+
+    /// Adds what a run of a variable of `f32` gives to its sums. `at.sums` are zeros yet.
+    fn sum_f32(&self, _at: ApplyAt, _run: SumRun<'_, f32>, _sums: &mut Sums) {}
+
+    /// Adds what a run of a variable of `f64` gives to its sums.
+    fn sum_f64(&self, _at: ApplyAt, _run: SumRun<'_, f64>, _sums: &mut Sums) {}
+
     /// Whether the rule multiplies its learning rate by [`ApplyAt::rate`]. Only rules that do can
     /// be used with [`crate::StalenessPolicy::Damp`]: a smaller gradient is not the same as a
     /// smaller step for a rule that divides by how large gradients are.
@@ -157,6 +190,57 @@ pub trait Optimizer: fmt::Debug + Send + Sync + 'static {
     /// The first hyperparameter that cannot be used: its name, its value and why.
     fn fault(&self) -> Option<(&'static str, f64, &'static str)> {
         None
+    }
+}
+
+/// A rule that is chosen when the program runs.
+impl Optimizer for Arc<dyn Optimizer> {
+    fn kind(&self) -> &'static str {
+        (**self).kind()
+    }
+
+    fn slots(&self) -> &[SlotSpec] {
+        (**self).slots()
+    }
+
+    fn apply_f32(&self, at: ApplyAt, run: Run<'_, f32>) {
+        (**self).apply_f32(at, run);
+    }
+
+    fn apply_f64(&self, at: ApplyAt, run: Run<'_, f64>) {
+        (**self).apply_f64(at, run);
+    }
+
+    fn stream_f32(&self, at: ApplyAt, run: StreamRun<'_, f32>) -> bool {
+        (**self).stream_f32(at, run)
+    }
+
+    fn stream_f64(&self, at: ApplyAt, run: StreamRun<'_, f64>) -> bool {
+        (**self).stream_f64(at, run)
+    }
+
+    fn sums_whole_variables(&self) -> bool {
+        (**self).sums_whole_variables()
+    }
+
+    fn sum_f32(&self, at: ApplyAt, run: SumRun<'_, f32>, sums: &mut Sums) {
+        (**self).sum_f32(at, run, sums);
+    }
+
+    fn sum_f64(&self, at: ApplyAt, run: SumRun<'_, f64>, sums: &mut Sums) {
+        (**self).sum_f64(at, run, sums);
+    }
+
+    fn scales_rate(&self) -> bool {
+        (**self).scales_rate()
+    }
+
+    fn moves_absent_rows(&self) -> bool {
+        (**self).moves_absent_rows()
+    }
+
+    fn fault(&self) -> Fault {
+        (**self).fault()
     }
 }
 

@@ -73,7 +73,7 @@ fn a_weight_is_zero_until_its_gradients_add_up_to_l1() {
 }
 
 /// Every rule, at a learning rate.
-const RULES: [fn(Schedule) -> Box<dyn Optimizer>; 11] = [
+const RULES: [fn(Schedule) -> Box<dyn Optimizer>; 12] = [
     |rate| Box::new(Sgd::new(rate)),
     |rate| Box::new(Momentum::new(rate, 0.9)),
     |rate| Box::new(Momentum::nesterov(rate, 0.9).l2(0.1).weight_decay(0.2)),
@@ -84,6 +84,7 @@ const RULES: [fn(Schedule) -> Box<dyn Optimizer>; 11] = [
     |rate| Box::new(Adam::new(rate)),
     |rate| Box::new(Adam::new(rate).lazy()),
     |rate| Box::new(AdamW::new(rate)),
+    |rate| Box::new(Lamb::new(rate).weight_decay(0.1)),
     |rate| Box::new(Ftrl::new(rate).beta(1.0)),
 ];
 
@@ -130,7 +131,7 @@ fn a_scheduled_rate_is_the_learning_rate_of_its_step_to_the_bit() {
 
 #[test]
 fn a_hyperparameter_that_cannot_be_used_is_named() {
-    let cases: [(Box<dyn Optimizer>, &str); 32] = [
+    let cases: [(Box<dyn Optimizer>, &str); 36] = [
         (Box::new(Sgd::new(f64::NAN)), "learning_rate"),
         (Box::new(Sgd::new(-0.1)), "learning_rate"),
         (Box::new(Adam::new(f64::INFINITY)), "learning_rate"),
@@ -154,6 +155,10 @@ fn a_hyperparameter_that_cannot_be_used_is_named() {
         (Box::new(RmsProp::new(0.1).epsilon(0.0).centered()), "epsilon"),
         (Box::new(AdamW::default().weight_decay(-0.1)), "weight_decay"),
         (Box::new(AdamW::default().betas(1.0, 0.9)), "beta1"),
+        (Box::new(Lamb::new(-0.1)), "learning_rate"),
+        (Box::new(Lamb::default().betas(0.9, 1.0)), "beta2"),
+        (Box::new(Lamb::default().epsilon(-1.0)), "epsilon"),
+        (Box::new(Lamb::default().weight_decay(f64::NAN)), "weight_decay"),
         (Box::new(Ftrl::new(0.0)), "learning_rate"),
         (Box::new(Ftrl::new(Schedule::cosine(0.1, 0.0, 5))), "learning_rate"),
         (Box::new(AdamW::new(Schedule::cosine(0.1, 0.0, 0))), "decay_steps"),

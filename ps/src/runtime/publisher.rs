@@ -13,11 +13,11 @@ use tokio::task::JoinSet;
 
 use super::peer::save_shard;
 use crate::checkpoint::{
-    CheckpointError, CheckpointName, CheckpointStorage, Contents, OptimizerEntry, Retention, Save,
-    ShardEntry, newest_good, retain,
+    CheckpointError, CheckpointName, CheckpointStorage, Contents, Retention, Save, ShardEntry,
+    Training, newest_good, retain,
 };
 use crate::introduction::Introduction;
-use crate::optimizer::Optimizer;
+use crate::optimizer::Rules;
 
 /// What it takes to have all shards save a checkpoint.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ pub(super) struct Publisher {
     pub(super) introduction: Introduction,
     /// The addresses of all ps tasks; of this one where it listens.
     pub(super) addresses: BTreeMap<u32, String>,
-    pub(super) optimizer: Arc<dyn Optimizer>,
+    pub(super) rules: Rules,
     pub(super) owner: ShardId,
 }
 
@@ -65,11 +65,7 @@ impl Publisher {
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let contents = Contents {
             saved_unix_ms: u64::try_from(since.as_millis()).unwrap_or(u64::MAX),
-            optimizer: OptimizerEntry {
-                kind: self.optimizer.kind().to_owned(),
-                configuration: format!("{:?}", self.optimizer),
-                slots: self.optimizer.slots().iter().map(|slot| slot.name.to_owned()).collect(),
-            },
+            training: Training::new(&catalogue, &self.rules.of_variables(&catalogue)),
             shards,
             user,
         };

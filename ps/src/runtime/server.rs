@@ -169,7 +169,7 @@ impl Listener {
                     identity: (*identity).clone(),
                 },
                 addresses: peers(&config, ps.handle.address()),
-                optimizer: config.optimizer.clone(),
+                rules: config.rules.clone(),
                 owner: ShardId { task: config.task.index, shard: 0 },
             };
             let saver = Saver {

@@ -19,7 +19,7 @@ use super::{Detail, Shard, Variables};
 use crate::arena::fence;
 use crate::checkpoint::{
     CheckpointError, CheckpointName, CheckpointStorage, GiveUp, Opened, Piece, RestoredShard,
-    ShardEntry, TableEntry, write_shard, write_table,
+    ShardEntry, TableEntry, Training, write_shard, write_table,
 };
 use crate::store::Store;
 use crate::zoo::Zoo;
@@ -118,7 +118,7 @@ pub(crate) struct ShardSave {
     name: CheckpointName,
     catalogue: Arc<Catalogue>,
     shard: ShardId,
-    slots: Vec<String>,
+    training: Training,
     cut: Cut,
     give_up: GiveUp,
     zoo: Zoo,
@@ -128,14 +128,14 @@ impl ShardSave {
     /// Writes it, and reads it back. May wait for a disk.
     pub(crate) fn run(self, storage: Arc<dyn CheckpointStorage>) -> Result<Vec<u8>, String> {
         let storage = &*self.give_up.watch(storage);
-        let (catalogue, shard, slots) = (&*self.catalogue, self.shard, &self.slots);
+        let (catalogue, shard, training) = (&*self.catalogue, self.shard, &self.training);
         let Cut { mut image, version, gradients, clients, .. } = self.cut;
         let tables = std::mem::take(&mut image.tables);
-        let file = write_shard(storage, self.name, catalogue, shard, slots, image, self.zoo);
+        let file = write_shard(storage, self.name, catalogue, shard, training, image, self.zoo);
         let file = file.map_err(|error| error.to_string())?;
         let layout = catalogue.layout(shard);
         let tables = layout.tables().iter().zip(tables).map(|(partition, source)| {
-            write_table(storage, self.name, catalogue, partition, slots, source)
+            write_table(storage, self.name, catalogue, partition, training, source)
         });
         let tables: Result<Vec<TableEntry>, CheckpointError> = tables.collect();
         let entry = ShardEntry {
@@ -157,8 +157,7 @@ pub(crate) struct ShardRestore {
     store: Box<Store>,
     shard: ShardId,
     checkpoint: CheckpointId,
-    optimizer: &'static str,
-    slots: Vec<&'static str>,
+    training: Training,
     give_up: GiveUp,
 }
 
@@ -203,10 +202,6 @@ impl ShardRestore {
         }
         let mut opened = Opened::open(storage, parsed)?;
         let manifest = opened.manifest();
-        let kind = &manifest.optimizer.kind;
-        if *kind != self.optimizer {
-            return Err(unfit("optimizer", self.optimizer.into(), kind.clone()));
-        }
         let shards = manifest.shards.iter();
         let counts =
             shards.flat_map(|s| [("version", s.version), ("count of gradients", s.gradients)]);
@@ -216,7 +211,8 @@ impl ShardRestore {
             }
         }
         let (catalogue, store) = (self.store.catalogue().clone(), &mut self.store);
-        opened.restore_shard(&catalogue, self.shard, &self.slots, &mut |piece| match piece {
+        let training = &self.training;
+        opened.restore_shard(&catalogue, self.shard, training, &mut |piece| match piece {
             Piece::Range(stream, range, bytes) => {
                 store.write_home(stream, range.start, bytes);
                 Ok(())
@@ -370,9 +366,9 @@ impl Shard {
             connection,
             request,
             name,
+            training: Training::new(&catalogue, &self.rules),
             catalogue,
             shard: self.id,
-            slots: self.slot_names().map(str::to_owned).collect(),
             cut,
             give_up: give_up.clone(),
             zoo: self.config.zoo,
@@ -476,14 +472,8 @@ impl Shard {
             epoch,
             give_up: give_up.clone(),
         });
-        let restore = ShardRestore {
-            store,
-            shard: self.id,
-            checkpoint,
-            optimizer: self.config.optimizer.kind(),
-            slots: self.slot_names().collect(),
-            give_up,
-        };
+        let training = Training::new(store.catalogue(), &self.rules);
+        let restore = ShardRestore { store, shard: self.id, checkpoint, training, give_up };
         self.outputs.push_back(Output::RestoreShard(Box::new(restore)));
     }
 
@@ -559,10 +549,6 @@ impl Shard {
         self.begin_round(step);
         self.ready_now(connection, request);
         self.grant_parked_tokens(now);
-    }
-
-    fn slot_names(&self) -> impl Iterator<Item = &'static str> {
-        self.config.optimizer.slots().iter().map(|slot| slot.name)
     }
 
     fn refuse_storage(&mut self, connection: u64, request: Envelope, error: &str) {

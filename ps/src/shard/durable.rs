@@ -31,6 +31,7 @@ use crate::error::StorageError;
 use crate::inbox::{Inbox, WholeRoom, map_words, whole_rooms};
 use crate::layout::{Fault, Kind, PAGE_BYTES, Page, Stamp};
 use crate::metrics::Counters;
+use crate::optimizer::VariableRules;
 use crate::store::{Geometry, Plan, Store};
 use crate::table::Table;
 
@@ -155,6 +156,7 @@ impl Shard {
             budget,
             journal,
             variables: Variables::Absent,
+            rules: VariableRules::default(),
             epoch: RestoreEpoch(0),
             restored_step: GlobalStep(0),
             generation: 0,
@@ -288,7 +290,9 @@ impl Shard {
         let catalogue = open_catalogue(&self.arena, record)?;
         let layout = catalogue.layout(self.id);
         let geometry = Geometry::of_words(&layout, record.slots, record.block_bytes, record.pinned);
-        let slots = self.config.optimizer.slots().len();
+        self.config.rules.check(&catalogue)?;
+        let rules = self.config.rules.of_variables(&catalogue);
+        let slots = rules.most_slots(&layout);
         let geometry = geometry.filter(|geometry| geometry.slots == slots).ok_or_else(|| {
             let what = format!("blocks for these variables, with {slots} slots");
             self.arena.place.corrupt(&file_name(Kind::Control, 0), Fault::at(PAGE_BYTES, what))
@@ -334,13 +338,14 @@ impl Shard {
             zoo: self.config.zoo,
         };
         let mut store = Box::new(Store::open(plan, loan, &self.journal, self.version)?);
-        let (optimizer, journal) = (&*self.config.optimizer, &mut self.journal);
-        store.open_tables(&self.arena, generation, &self.budget, optimizer, journal)?;
+        let journal = &mut self.journal;
+        store.open_tables(&self.arena, generation, &self.budget, &rules, journal)?;
         let ready = record.stage == Stage::Ready;
         if integrity && ready {
             store.verify(&self.journal).map_err(|(kind, fault)| corrupt(kind, fault))?;
         }
         self.variables = if ready { Variables::Ready(store) } else { Variables::Declared(store) };
+        self.rules = rules;
         self.shards_are_known();
         let waits = |room: &u32| {
             let push = inbox.arrival(*room);

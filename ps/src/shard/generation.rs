@@ -13,6 +13,7 @@ use crate::commit::table_bytes;
 use crate::error::StorageError;
 use crate::inbox::{Inbox, map_words};
 use crate::layout::{Fault, Kind, PAGE_BYTES};
+use crate::optimizer::VariableRules;
 use crate::store::{Geometry, Plan, Store};
 use crate::table::Table;
 
@@ -21,7 +22,8 @@ impl Shard {
     /// them before the next transaction.
     pub(super) fn make_variables(&mut self, catalogue: Arc<Catalogue>) -> Result<(), StorageError> {
         let layout = catalogue.layout(self.id);
-        let (rooms, geometry) = (self.config.rooms(), self.geometry(&layout));
+        let rules = self.config.rules.of_variables(&catalogue);
+        let (rooms, geometry) = (self.config.rooms(), self.geometry(&layout, &rules));
         let loan = self.budget.take(need(&geometry, &layout, rooms))?;
         let words = table_words(&geometry, &layout, rooms);
         let (generation, tables) = (self.generation + 1, layout.tables().len());
@@ -49,15 +51,15 @@ impl Shard {
             cached_bytes_max: self.config.cached_bytes_max,
             zoo: self.config.zoo,
         };
-        let optimizer = self.config.optimizer.clone();
-        let mut store = Store::create(plan, loan, &*optimizer)?;
+        let mut store = Store::create(plan, loan, &rules)?;
         self.journal.reserve_intent(transaction_words(words, tables))?;
         self.journal.begin_tables(memory, generation, geometry.first_table());
         let journal = &mut self.journal;
-        store.make_tables(&self.arena, generation, &self.budget, &*optimizer, journal)?;
+        store.make_tables(&self.arena, generation, &self.budget, &rules, journal)?;
         self.generation = generation;
         self.inbox = Some(inbox);
         self.variables = Variables::Declared(Box::new(store));
+        self.rules = rules;
         self.shards_are_known();
         Ok(())
     }
@@ -88,15 +90,16 @@ impl Shard {
         remove_leftovers(&self.arena, named.then_some(self.generation), &[])
     }
 
-    fn geometry(&self, layout: &ShardLayout) -> Geometry {
-        let slots = self.config.optimizer.slots().len();
+    fn geometry(&self, layout: &ShardLayout, rules: &VariableRules) -> Geometry {
+        let slots = rules.most_slots(layout);
         Geometry::new(layout, slots, self.config.block_bytes, self.config.pin_bytes_max)
     }
 
     /// The bytes that the variables of a catalogue would take.
     pub(super) fn need(&self, catalogue: &Catalogue) -> u64 {
-        let layout = catalogue.layout(self.id);
-        need(&self.geometry(&layout), &layout, self.config.rooms())
+        let (layout, rules) =
+            (catalogue.layout(self.id), self.config.rules.of_variables(catalogue));
+        need(&self.geometry(&layout, &rules), &layout, self.config.rooms())
     }
 }
 

@@ -22,6 +22,7 @@ mod membership;
 mod missing;
 pub(crate) mod output;
 mod parked;
+mod passes;
 mod persist;
 pub(crate) mod poison;
 pub(crate) mod power;
@@ -60,6 +61,7 @@ use crate::commit::Journal;
 use crate::config::PsConfig;
 use crate::inbox::Inbox;
 use crate::metrics::Counters;
+use crate::optimizer::VariableRules;
 use crate::store::Store;
 use crate::zoo::Bug;
 use checkpoints::{Asker, News, Restoring, Saving, ShardRestored};
@@ -212,6 +214,8 @@ pub(crate) struct Shard {
     budget: Budget,
     journal: Journal,
     variables: Variables,
+    /// What trains them.
+    rules: VariableRules,
     /// Goes up with each restore, and when variables first have values; and the step it began at.
     epoch: RestoreEpoch,
     restored_step: GlobalStep,

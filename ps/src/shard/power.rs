@@ -150,9 +150,9 @@ impl Shard {
         power.writing = Some(power.made);
         power.images += 1;
         let mut files = Vec::new();
-        if let Variables::Declared(_) | Variables::Ready(_) = &self.variables {
+        if let Variables::Declared(store) | Variables::Ready(store) = &self.variables {
             let kinds = [Kind::Catalogue, Kind::Values, Kind::Slots, Kind::Inbox, Kind::Undo];
-            let slots = !self.config.optimizer.slots().is_empty();
+            let slots = store.geometry().slots > 0;
             let kinds = kinds.into_iter().filter(|&kind| kind != Kind::Slots || slots);
             files.extend(kinds.map(|kind| file_name(kind, self.generation)));
         }

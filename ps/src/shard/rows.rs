@@ -11,7 +11,7 @@ use super::work::change_of;
 use crate::aggregate::SparseReduction;
 use crate::commit::Journal;
 use crate::inbox::{Inbox, Rows};
-use crate::optimizer::{ApplyAt, Optimizer};
+use crate::optimizer::{ApplyAt, VariableRules};
 use crate::store::{NoSpareBlock, Store};
 
 /// The rows that a push or a step changes, and how far it has come with them.
@@ -43,7 +43,7 @@ enum Which {
 /// What is done with them.
 #[derive(Clone, Copy)]
 pub(super) struct RowChange<'a> {
-    pub(super) optimizer: &'a dyn Optimizer,
+    pub(super) rules: &'a VariableRules,
     pub(super) operation: Operation,
     pub(super) at: ApplyAt,
     pub(super) reduction: SparseReduction,
@@ -56,7 +56,7 @@ impl RowWork {
         rooms: &[u32],
         store: &Store,
         operation: Operation,
-        optimizer: &dyn Optimizer,
+        rules: &VariableRules,
     ) -> RowWork {
         let mut work = RowWork::default();
         for (table, partition) in store.layout().tables().iter().enumerate() {
@@ -71,7 +71,8 @@ impl RowWork {
             if pushes.is_empty() {
                 continue;
             }
-            let all = operation == Operation::Gradient {} && optimizer.moves_absent_rows();
+            let rule = rules.optimizer(partition.variable);
+            let all = operation == Operation::Gradient {} && rule.moves_absent_rows();
             let rows = match all {
                 true => Which::All,
                 // What is no table numbers its rows by 32 bits.
@@ -140,8 +141,8 @@ impl RowWork {
                 Which::Ids(_, ids) => ids.len(),
             };
             let each = (TILE_BYTES / row_bytes).max(1) as usize;
-            let RowChange { optimizer, operation, at, reduction } = change;
-            let change = change_of(optimizer, operation, at, partition);
+            let RowChange { rules, operation, at, reduction } = change;
+            let change = change_of(rules, operation, at, partition);
             while self.done < count {
                 if *budget == 0 {
                     return Ok(false);

@@ -13,7 +13,7 @@ use crate::aggregate::staleness::{StalenessPolicy, compensate};
 use crate::arena::{Budget, Loan};
 use crate::inbox::Arrival;
 use crate::optimizer::ApplyAt;
-use crate::store::{Change, NoSpareBlock, Store};
+use crate::store::{NoSpareBlock, Store};
 
 /// The bytes of a gradient that are computed at a time: they stay in the fastest cache until they
 /// are applied. A multiple of every element's size.
@@ -55,19 +55,19 @@ impl Default for Treatment {
 }
 
 impl Treatment {
-    /// Changes a range, which lies within one partition of this type, by bytes of the push, or by what
-    /// is made of them, tile by tile.
-    pub(super) fn change(
+    /// Has a range, which lies within one partition of this type, taken with bytes of the push, or with
+    /// what is made of them, tile by tile.
+    pub(super) fn each(
         &self,
         store: &mut Store,
-        change: Change<'_>,
         dtype: DType,
         range: Range<u64>,
         input: &[u8],
         tile: &mut Vec<u64>,
+        mut take: impl FnMut(&mut Store, Range<u64>, &[u8]) -> Result<(), NoSpareBlock>,
     ) -> Result<(), NoSpareBlock> {
         let Compensation::By { lambda, read } = &self.compensation else {
-            return store.change(change, range, input);
+            return take(store, range, input);
         };
         let starts = range.clone().step_by(TILE_BYTES as usize);
         for (start, input) in starts.zip(input.chunks(TILE_BYTES as usize)) {
@@ -82,7 +82,7 @@ impl Treatment {
                 compensate(dtype, *lambda, gradient, &read[piece.clone()], now);
                 done = piece.end;
             }
-            store.change(change, range, gradient)?;
+            take(store, range, gradient)?;
         }
         Ok(())
     }

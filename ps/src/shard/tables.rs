@@ -15,15 +15,10 @@ impl Shard {
         let Some(table) = catalogue.variables().iter().find(|v| v.as_table().is_some()) else {
             return Ok(());
         };
-        let optimizer = &self.config.optimizer;
-        let reason = if self.config.durability == Durability::Power {
-            "does not survive a loss of power but in checkpoints: not with Durability::Power".into()
-        } else if table.is_trainable() && optimizer.moves_absent_rows() {
-            let kind = optimizer.kind();
-            format!("changes by the rows of a push, and {kind} moves all others, too")
-        } else {
+        if self.config.durability != Durability::Power {
             return Ok(());
-        };
+        }
+        let reason = "survives a loss of power in checkpoints only: not with Durability::Power";
         let detail = Detail::clipped(format!("the table {:?} {reason}", table.name()));
         let kind = Message::from(Declare { digest: [0; 32] }).kind();
         Err(Refusal::Unsupported { kind, detail })

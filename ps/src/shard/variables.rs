@@ -15,6 +15,7 @@ use super::{Detail, Shard, Variables};
 use crate::aggregate::step_owner::StepOwner;
 use crate::arena::fence;
 use crate::error::StorageError;
+use crate::optimizer::Untrainable;
 use crate::store::Store;
 
 impl Shard {
@@ -71,6 +72,12 @@ impl Shard {
             }
         }
         self.can_have_tables(&catalogue)?;
+        self.config.rules.check(&catalogue).map_err(|Untrainable { variable, reason }| {
+            Refusal::Untrainable {
+                variable: Detail::clipped(variable),
+                detail: Detail::clipped(reason),
+            }
+        })?;
         self.reserve_memory(Arc::new(catalogue)).map_err(|error| match error {
             StorageError::DoesNotFit { need, limit } => Refusal::DoesNotFit { need, limit },
             error => Refusal::Storage { detail: Detail::clipped(error.to_string()) },

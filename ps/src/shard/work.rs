@@ -9,13 +9,14 @@ use pushpull_common::protocol::message::{Operation, PushAnswer};
 use pushpull_common::protocol::{Envelope, Outcome};
 use pushpull_common::tensor::{DType, Element};
 
+use super::passes::Passes;
 use super::replicas::{ClientKey, Presence};
 use super::rows::{RowChange, RowWork};
 use super::staleness::{TILE_BYTES, Treatment};
 use super::{Shard, Variables};
 use crate::aggregate::round::Round;
 use crate::inbox::{Arrival, Extents};
-use crate::optimizer::{ApplyAt, Optimizer};
+use crate::optimizer::{ApplyAt, VariableRules};
 use crate::store::{Change, NoSpareBlock, Store};
 use crate::zoo::Bug;
 
@@ -39,6 +40,7 @@ pub(super) struct StepJob {
     /// Of its pushes, in their order.
     rooms: Vec<u32>,
     begun: bool,
+    passes: Passes,
     /// How far it is applied, in bytes of the shard's variables.
     done_to: u64,
     /// Behind that.
@@ -59,6 +61,7 @@ pub(super) struct PushJob {
     begun: bool,
     /// Since it has begun.
     treatment: Treatment,
+    passes: Passes,
     /// What it covers of what is not sparse, since it has begun.
     dense: Extents,
     /// The extent of it under way, and how far it is applied, in bytes of the shard's variables.
@@ -84,8 +87,16 @@ pub(super) struct InitializeJob {
 
 impl Job {
     pub(super) fn push(room: u32) -> Job {
-        let (treatment, dense, rows) = Default::default();
-        Job::Push(PushJob { room, begun: false, treatment, dense, extent: 0, done_to: 0, rows })
+        Job::Push(PushJob {
+            room,
+            begun: false,
+            treatment: Treatment::default(),
+            passes: Passes::default(),
+            dense: Extents::default(),
+            extent: 0,
+            done_to: 0,
+            rows: RowWork::default(),
+        })
     }
 
     pub(super) fn initialize(connection: u64, request: Envelope, epoch: RestoreEpoch) -> Job {
@@ -95,7 +106,8 @@ impl Job {
 
     /// The step that is made of the pushes in these rooms, in this order.
     pub(super) fn step(rooms: Vec<u32>) -> Job {
-        Job::Step(StepJob { rooms, begun: false, done_to: 0, rows: RowWork::default() })
+        let (passes, rows) = Default::default();
+        Job::Step(StepJob { rooms, begun: false, passes, done_to: 0, rows })
     }
 
     /// The room of the push that it applies by itself.
@@ -209,7 +221,7 @@ impl Shard {
         let Some(push) = inbox.arrival(job.room) else {
             return Ok(true);
         };
-        let (rooms, optimizer) = ([job.room], &*self.config.optimizer);
+        let (rooms, rules) = ([job.room], &self.rules);
         let known = self.owner.as_ref().map_or(0, |owner| owner.step().0);
         if !job.begun {
             job.begun = true;
@@ -217,7 +229,8 @@ impl Shard {
                 0 => push.extents.clone(),
                 _ => Extents::union(&[push.extents.ranges()], store.layout()),
             };
-            job.rows = RowWork::new(inbox, &rooms, store, push.operation, optimizer);
+            job.rows = RowWork::new(inbox, &rooms, store, push.operation, rules);
+            job.passes = Passes::new(store.layout(), rules, push.operation);
             let ranges = [job.dense.ranges(), &job.rows.ranges()].concat();
             let (version, step) = (self.version + 1, push.step.0.max(known));
             let (journal, operation) = (&mut self.journal, push.operation);
@@ -229,23 +242,41 @@ impl Shard {
             }
         }
         let (treatment, at) = (&job.treatment, job.treatment.at);
+        let how = (rules, push.operation, at);
         let mut budget = budget_of(store);
-        while let Some(extent) = job.dense.ranges().get(job.extent) {
+        loop {
+            let Some(extent) = job.dense.ranges().get(job.extent) else {
+                match job.passes.next() {
+                    true => (job.extent, job.done_to) = (0, 0),
+                    false => break,
+                }
+                continue;
+            };
             job.done_to = job.done_to.max(extent.start);
             while job.done_to < extent.end {
                 if budget == 0 {
                     return Ok(false);
                 }
                 let partition = store.layout().at(job.done_to).clone();
+                if job.passes.skips(rules, &partition) {
+                    job.done_to = partition.end();
+                    continue;
+                }
                 let values_end = partition.offset + partition.bytes;
                 let end = values_end.min(job.done_to.saturating_add(budget));
                 let range = job.done_to..end.max(job.done_to);
                 if let Some(bytes) = inbox.bytes(job.room, range.clone())
                     && !range.is_empty()
                 {
-                    let change = change_of(optimizer, push.operation, at, &partition);
                     let (range, dtype) = (range.clone(), partition.dtype);
-                    treatment.change(store, change, dtype, range, bytes, &mut self.tile)?;
+                    treatment.each(
+                        store,
+                        dtype,
+                        range,
+                        bytes,
+                        &mut self.tile,
+                        |store, at, bytes| job.passes.take(store, how, &partition, at, bytes),
+                    )?;
                 }
                 // In whole words, so that the next slice ends between two elements of any type.
                 let spent = (range.end - range.start).next_multiple_of(8).max(8);
@@ -256,7 +287,7 @@ impl Shard {
             job.extent += 1;
         }
         let (operation, reduction) = (push.operation, self.config.sparse_reduction);
-        let change = RowChange { optimizer, operation, at, reduction };
+        let change = RowChange { rules, operation, at, reduction };
         job.rows.slice(store, inbox, &rooms, change, &mut budget, &mut self.tile)
     }
 
@@ -275,14 +306,15 @@ impl Shard {
                 Some((ranges, inbox.bytes(room, 0..store.layout().bytes())?))
             })
             .collect();
-        let (operation, optimizer) = (Operation::Gradient {}, &*self.config.optimizer);
+        let (operation, rules) = (Operation::Gradient {}, &self.rules);
         let step = self.round.as_ref().map_or(0, Round::step);
         if !job.begun {
             job.begun = true;
             self.draft = None;
             let ranges: Vec<&[Range<u64>]> = pushes.iter().map(|(ranges, _)| *ranges).collect();
             let dense = Extents::union(&ranges, store.layout());
-            job.rows = RowWork::new(inbox, rooms, store, operation, optimizer);
+            job.rows = RowWork::new(inbox, rooms, store, operation, rules);
+            job.passes = Passes::new(store.layout(), rules, operation);
             let all = [dense.ranges(), &job.rows.ranges()].concat();
             let version = self.version + 1;
             let begun = job.rows.begin_tables(store, &mut self.journal, (step, version), operation);
@@ -295,12 +327,19 @@ impl Shard {
         let at = ApplyAt::new(self.gradients + 1, step);
         let mut budget = budget_of(store);
         let mut gradients: Vec<&[u8]> = Vec::with_capacity(rooms.len());
-        while job.done_to < store.layout().bytes() {
+        loop {
+            if job.done_to >= store.layout().bytes() {
+                match job.passes.next() {
+                    true => job.done_to = 0,
+                    false => break,
+                }
+                continue;
+            }
             if budget == 0 {
                 return Ok(false);
             }
             let partition = store.layout().at(job.done_to).clone();
-            if partition.is_sparse() {
+            if partition.is_sparse() || job.passes.skips(rules, &partition) {
                 job.done_to = partition.end();
                 continue;
             }
@@ -319,15 +358,14 @@ impl Shard {
                     _ => gradients.len(),
                 };
                 let mean = mean(partition.dtype, &gradients, count, &mut self.tile);
-                let change = change_of(optimizer, operation, at, &partition);
-                store.change(change, range.clone(), mean)?;
+                let how = (rules, operation, at);
+                job.passes.take(store, how, &partition, range.clone(), mean)?;
             }
             let read = (range.end - range.start) * gradients.len().max(1) as u64;
             budget = budget.saturating_sub(read.next_multiple_of(8).max(8));
             job.done_to = if end == values_end { partition.end() } else { end };
         }
-        let change =
-            RowChange { optimizer, operation, at, reduction: self.config.sparse_reduction };
+        let change = RowChange { rules, operation, at, reduction: self.config.sparse_reduction };
         job.rows.slice(store, inbox, rooms, change, &mut budget, &mut self.tile)
     }
 
@@ -357,9 +395,12 @@ impl Shard {
             // A gradient waits for its step; what else comes is small.
             return;
         }
-        let has_rows = |store: &Store| store.layout().touched(range.clone()).any(|p| p.is_sparse());
-        if self.store().is_some_and(has_rows) {
-            // Which rows they are is known once the push is whole.
+        let rules = &self.rules;
+        let waits = |store: &Store| {
+            store.layout().touched(range.clone()).any(|p| p.is_sparse() || rules.sums(p))
+        };
+        if self.store().is_some_and(waits) {
+            // Which rows they are, or what their sums are, is known once the push is whole.
             if self.draft.as_ref().is_some_and(|draft| draft.room == room) {
                 self.give_draft_up();
             }
@@ -381,7 +422,7 @@ impl Shard {
             return;
         };
         let (treatment, at) = (&draft.treatment, draft.treatment.at);
-        let optimizer = &*self.config.optimizer;
+        let rules = &self.rules;
         let mut apply = || {
             store.can_change(std::slice::from_ref(range))?;
             for partition in store.layout().within(range.clone()).cloned().collect::<Vec<_>>() {
@@ -391,8 +432,11 @@ impl Shard {
                 let Some(bytes) = inbox.bytes(room, range.clone()).filter(|b| !b.is_empty()) else {
                     continue;
                 };
-                let change = change_of(optimizer, push.operation, at, &partition);
-                treatment.change(store, change, partition.dtype, range, bytes, &mut self.tile)?;
+                let change = change_of(rules, push.operation, at, &partition);
+                let (dtype, tile) = (partition.dtype, &mut self.tile);
+                treatment.each(store, dtype, range, bytes, tile, |store, range, bytes| {
+                    store.change(change, range, bytes)
+                })?;
             }
             Ok(())
         };
@@ -534,14 +578,17 @@ fn mean<'a>(dtype: DType, gradients: &[&[u8]], count: usize, words: &'a mut Vec<
 
 /// What a push does to a partition.
 pub(super) fn change_of<'a>(
-    optimizer: &'a dyn Optimizer,
+    rules: &'a VariableRules,
     operation: Operation,
     at: ApplyAt,
     partition: &Partition,
 ) -> Change<'a> {
-    let dtype = partition.dtype;
+    let (variable, dtype) = (partition.variable, partition.dtype);
     match operation {
-        Operation::Gradient {} => Change::Gradient { optimizer, at, dtype },
+        Operation::Gradient {} => {
+            let at = at.at_rate(at.rate * rules.rate(variable));
+            Change::Gradient { optimizer: rules.optimizer(variable), at, dtype }
+        }
         Operation::AssignAdd {} => Change::Add { dtype },
         Operation::Assign {} => Change::Assign,
     }

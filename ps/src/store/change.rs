@@ -27,9 +27,12 @@ pub(crate) enum Change<'a> {
 }
 
 impl Change<'_> {
-    /// Whether slots change, too.
-    pub(crate) fn has_slots(self) -> bool {
-        matches!(self, Change::Gradient { .. })
+    /// How many slots change, too: the first that there are.
+    pub(crate) fn slots(self) -> usize {
+        match self {
+            Change::Gradient { optimizer, .. } => optimizer.slots().len(),
+            Change::Assign | Change::Add { .. } => 0,
+        }
     }
 
     pub(crate) fn in_place(self, values: &mut [u8], slots: &mut [&mut [u8]], input: &[u8]) {

@@ -6,7 +6,7 @@ use super::geometry::places_of;
 use super::{BLOCK_BYTES, Store};
 use crate::arena::SKEW_BYTES;
 use crate::checkpoint::Stream;
-use crate::optimizer::Optimizer;
+use crate::optimizer::VariableRules;
 
 impl Store {
     /// Gives the partition the initial values its variable's specification says, from the
@@ -53,16 +53,17 @@ impl Store {
         }
     }
 
-    pub(super) fn fill_slots(&mut self, optimizer: &dyn Optimizer) {
+    pub(super) fn fill_slots(&mut self, rules: &VariableRules) {
         let Some(slots) = &mut self.slots else { return };
         let block_bytes = self.geometry.block_bytes;
-        for (index, spec) in optimizer.slots().iter().enumerate() {
-            // A mapped file starts as zeros: nothing to touch.
-            if spec.initial == 0.0 {
-                continue;
-            }
-            for partition in self.layout.partitions() {
-                let range = partition.offset..partition.offset + partition.bytes;
+        for partition in self.layout.partitions().iter().filter(|partition| partition.trainable) {
+            let range = partition.offset..partition.offset + partition.bytes;
+            let specs = rules.optimizer(partition.variable).slots();
+            for (index, spec) in specs.iter().enumerate() {
+                // A mapped file starts as zeros: nothing to touch.
+                if spec.initial == 0.0 {
+                    continue;
+                }
                 for place in places_of(&range, block_bytes) {
                     let base = (place * block_bytes) as u64;
                     let start = range.start.max(base) - base;

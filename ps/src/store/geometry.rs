@@ -22,7 +22,7 @@ pub(crate) const SLOTS_MAX: usize = 8;
 pub(crate) struct Geometry {
     /// The bytes of a block.
     pub(crate) block_bytes: usize,
-    /// The slots of the optimizer.
+    /// The most slots that a variable has.
     pub(crate) slots: usize,
     /// Blocks that hold the values or the slots.
     pub(crate) places: usize,

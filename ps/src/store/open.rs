@@ -12,7 +12,7 @@ use crate::arena::{Arena, Blocks, Grid, Loan, Memory, fence, file_name};
 use crate::commit::{Address, Journal, offset_of};
 use crate::error::StorageError;
 use crate::layout::{Fault, Kind, PAGE_BYTES};
-use crate::optimizer::Optimizer;
+use crate::optimizer::VariableRules;
 use crate::zoo::Zoo;
 
 /// What opens or creates a store.
@@ -51,12 +51,12 @@ impl Plan {
 }
 
 impl Store {
-    /// Maps the memory for a shard's variables and slots, zeroed; the slots start as the optimizer
-    /// says. `loan` is what they and all beside them have taken off the budget.
+    /// Maps the memory for a shard's variables and slots, zeroed; the slots start as the rules
+    /// say. `loan` is what they and all beside them have taken off the budget.
     pub(crate) fn create(
         plan: Plan,
         loan: Loan,
-        optimizer: &dyn Optimizer,
+        rules: &VariableRules,
     ) -> Result<Store, StorageError> {
         let make = |kind, bytes| plan.arena.create(kind, plan.generation, bytes);
         let homes = || (0..plan.geometry.places as u32).collect();
@@ -67,7 +67,7 @@ impl Store {
         };
         let undo = Undo::create(make(Kind::Undo, plan.geometry.undo_file_bytes())?);
         let mut store = Store::new(plan, loan, values, slots, undo);
-        store.fill_slots(optimizer);
+        store.fill_slots(rules);
         fence();
         Ok(store)
     }

@@ -30,7 +30,7 @@ impl Store {
         let each = (TILE_BYTES / row_bytes).max(1);
         let mut tile = std::mem::take(&mut self.tile);
         for (rows, input) in rows.chunks(each).zip(input.chunks(each * row_bytes)) {
-            match self.put_side_by_side(partition, rows, change.has_slots(), &mut tile) {
+            match self.put_side_by_side(partition, rows, change.slots(), &mut tile) {
                 true => self.change_tile(change, row_bytes, input, &mut tile),
                 false => self.change_one_by_one(change, partition, rows, input),
             }
@@ -38,16 +38,16 @@ impl Store {
         self.tile = tile;
     }
 
-    /// Copies rows and, if they change, their slots into the tile; false if one lies in two blocks.
+    /// Copies rows and those of their slots that change into the tile; false if one lies in two blocks.
     fn put_side_by_side(
         &self,
         partition: &Partition,
         rows: &[u32],
-        with_slots: bool,
+        slots_changed: usize,
         tile: &mut Tile,
     ) -> bool {
         let (row_bytes, block_bytes) = (partition.row_bytes() as usize, self.geometry.block_bytes);
-        let slots = self.slots.as_ref().filter(|_| with_slots);
+        let slots = self.slots.as_ref().filter(|_| slots_changed > 0);
         tile.at.clear();
         for &row in rows {
             let start = partition.offset as usize + row as usize * row_bytes;
@@ -58,7 +58,7 @@ impl Store {
             let slot = slots.map_or(0, |slots| slots.home(place));
             tile.at.push((self.values.home(place), slot, within));
         }
-        let streams = 1 + slots.map_or(0, |_| self.geometry.slots);
+        let streams = 1 + slots_changed;
         let bytes = (rows.len() * row_bytes).next_multiple_of(8);
         if tile.words.len() < streams * bytes / 8 {
             tile.words.resize(streams * bytes / 8, 0);
@@ -86,8 +86,7 @@ impl Store {
         let length = tile.at.len() * row_bytes;
         let bytes = length.next_multiple_of(8);
         let (values, rest) = bytemuck::cast_slice_mut(&mut tile.words).split_at_mut(bytes);
-        let has_slots = self.slots.is_some() && change.has_slots();
-        let count = if has_slots { self.geometry.slots } else { 0 };
+        let count = change.slots();
         let mut slots: [&mut [u8]; SLOTS_MAX] = Default::default();
         for (slot, bytes) in slots.iter_mut().zip(rest.chunks_exact_mut(bytes)).take(count) {
             *slot = &mut bytes[..length];
@@ -97,7 +96,7 @@ impl Store {
             let out = self.values.blocks.write(block);
             out[within..within + row_bytes].copy_from_slice(row);
         }
-        if let Some(pool) = self.slots.as_mut().filter(|_| has_slots) {
+        if let Some(pool) = self.slots.as_mut().filter(|_| count > 0) {
             for (index, slot) in slots[..count].iter().enumerate() {
                 let first = index * (self.geometry.block_bytes + SKEW_BYTES);
                 for (&(_, block, within), row) in tile.at.iter().zip(slot.chunks_exact(row_bytes)) {

@@ -7,7 +7,7 @@ use super::Store;
 use crate::arena::{Arena, Budget};
 use crate::commit::Journal;
 use crate::error::StorageError;
-use crate::optimizer::Optimizer;
+use crate::optimizer::VariableRules;
 use crate::table::{Files, Making, Table};
 
 impl Store {
@@ -17,12 +17,10 @@ impl Store {
         arena: &Arena,
         generation: u64,
         budget: &Budget,
-        optimizer: &dyn Optimizer,
+        rules: &VariableRules,
         journal: &mut Journal,
     ) -> Result<(), StorageError> {
-        self.each_table(arena, generation, budget, optimizer, |making| {
-            Table::create(making, journal)
-        })
+        self.each_table(arena, generation, budget, rules, |making| Table::create(making, journal))
     }
 
     /// Opens the tables that an earlier process left, whose indices the journal has.
@@ -31,10 +29,10 @@ impl Store {
         arena: &Arena,
         generation: u64,
         budget: &Budget,
-        optimizer: &dyn Optimizer,
+        rules: &VariableRules,
         journal: &mut Journal,
     ) -> Result<(), StorageError> {
-        self.each_table(arena, generation, budget, optimizer, |making| Table::open(making, journal))
+        self.each_table(arena, generation, budget, rules, |making| Table::open(making, journal))
     }
 
     fn each_table(
@@ -42,7 +40,7 @@ impl Store {
         arena: &Arena,
         generation: u64,
         budget: &Budget,
-        optimizer: &dyn Optimizer,
+        rules: &VariableRules,
         mut had: impl FnMut(Making<'_>) -> Result<Table, StorageError>,
     ) -> Result<(), StorageError> {
         for (table, partition) in (0..).zip(self.layout.tables()) {
@@ -51,7 +49,7 @@ impl Store {
                 files: Files { arena: arena.clone(), generation, table, budget },
                 catalogue: &self.catalogue,
                 partition,
-                slots: optimizer.slots(),
+                slots: rules.optimizer(partition.variable).slots(),
                 integrity: self.integrity,
             };
             self.tables.push(had(making)?);

@@ -3,11 +3,12 @@
 #![allow(clippy::single_range_in_vec_init, reason = "a change of one range is what is meant")]
 
 use pushpull_common::tensor::DType;
+use pushpull_common::variable::VariableSpec;
 
 use super::*;
 use crate::arena::SKEW_BYTES;
-use crate::measure::alone;
-use crate::optimizer::{Adam, ApplyAt, Optimizer, Run, Sgd, SlotSpec};
+use crate::measure::{alone, holding};
+use crate::optimizer::{Adagrad, Adam, ApplyAt, Optimizer, Rules, Run, Sgd, SlotSpec};
 
 const BLOCK: usize = 1024;
 const ELEMENTS: u64 = 3 * BLOCK as u64 / 4;
@@ -44,9 +45,10 @@ pub(super) struct Rig {
 }
 
 /// Three blocks of f32, and so many that may be pinned.
-fn rig(optimizer: &dyn Optimizer, pinned: u64) -> Rig {
+fn rig(optimizer: impl Optimizer, pinned: u64) -> Rig {
     let pin_bytes = pinned * BLOCK as u64;
-    let (store, mut journal) = alone(ELEMENTS, optimizer, BLOCK, pin_bytes, true).unwrap();
+    let (store, mut journal) =
+        alone(ELEMENTS, Arc::new(optimizer), BLOCK, pin_bytes, true).unwrap();
     let geometry = store.geometry();
     assert_eq!((geometry.places, geometry.pinned as u64), (3, pinned));
     store.seal(&mut journal);
@@ -94,7 +96,7 @@ fn read(snapshot: &Snapshot, range: Range<u64>) -> Vec<f32> {
 
 #[test]
 fn a_pull_keeps_its_version_and_holds_changes_up_only_when_memory_is_out() {
-    let mut rig = rig(&Sgd::new(1.0), 2);
+    let mut rig = rig(Sgd::new(1.0), 2);
     let all = 0..4 * ELEMENTS;
     let first = rig.store.snapshot(&[0..8, all.end - 8..all.end]);
     rig.add(all.clone(), 1.0).unwrap();
@@ -118,7 +120,7 @@ fn a_pull_keeps_its_version_and_holds_changes_up_only_when_memory_is_out() {
 
 #[test]
 fn a_few_bytes_are_changed_in_place_unless_somebody_reads_them() {
-    let mut rig = rig(&Sgd::new(1.0), 2);
+    let mut rig = rig(Sgd::new(1.0), 2);
     let homes = |rig: &Rig| (0..3).map(|place| rig.store.values.home(place)).collect::<Vec<_>>();
     let before = homes(&rig);
     rig.add(BLOCK as u64 - 8..BLOCK as u64 + 8, 1.0).unwrap();
@@ -132,7 +134,7 @@ fn a_few_bytes_are_changed_in_place_unless_somebody_reads_them() {
 
 #[test]
 fn a_draft_that_is_given_up_was_nothing() {
-    let mut rig = rig(&Adam::new(0.1), 1);
+    let mut rig = rig(Adam::new(0.1), 1);
     let range = 0..4 * ELEMENTS;
     let gradient = vec![1_f32; ELEMENTS as usize];
     let bytes: &[u8] = bytemuck::cast_slice(&gradient);
@@ -148,7 +150,7 @@ fn a_draft_that_is_given_up_was_nothing() {
 
 #[test]
 fn a_snapshot_is_read_at_any_cut() {
-    let mut rig = rig(&Sgd::new(1.0), 1);
+    let mut rig = rig(Sgd::new(1.0), 1);
     let counted: Vec<f32> = (0..ELEMENTS).map(|index| index as f32).collect();
     let bytes: &[u8] = bytemuck::cast_slice(&counted);
     rig.change(&[0..4 * ELEMENTS], |store, range| store.change(Change::Assign, range, bytes))
@@ -174,7 +176,7 @@ fn values_and_slots_are_those_of_the_rule_however_they_are_written() {
     );
     let mut rigs: Vec<Rig> = [false, true]
         .map(|past_cache| {
-            let mut rig = rig(&rule, 1);
+            let mut rig = rig(rule.clone(), 1);
             rig.store.past_cache = past_cache;
             rig
         })
@@ -232,11 +234,78 @@ impl Optimizer for Started {
 
 #[test]
 fn a_slot_may_start_at_any_value() {
-    let mut rig = rig(&Started, 1);
+    let mut rig = rig(Started, 1);
     let gradient = vec![0; 4 * ELEMENTS as usize];
     rig.change(&[0..4 * ELEMENTS], |store, range| {
         store.change(gradient_of(&Started, ApplyAt::new(1, 0)), range, &gradient)
     })
     .unwrap();
     assert!(rig.all().iter().all(|&value| value == 0.5));
+}
+
+/// Rules of two slots, of none and of one, for variables that share blocks; the last by rows.
+#[test]
+fn each_variable_has_the_slots_of_its_own_rule() {
+    let trained_by: [Arc<dyn Optimizer>; 3] =
+        [Arc::new(Adam::new(0.1)), Arc::new(Sgd::new(0.5)), Arc::new(Adagrad::new(0.25))];
+    let mut rules = Rules::new(trained_by[0].clone());
+    rules.optimizer_for("b".into(), trained_by[1].clone());
+    rules.optimizer_for("c".into(), trained_by[2].clone());
+    let variable = |name, shape| VariableSpec::f32(name, shape).unwrap();
+    for past_cache in [false, true] {
+        let table = variable("c", [50, 4]).sparse();
+        let variables = vec![variable("a", [100, 3]), variable("b", [100, 3]), table];
+        let pin_bytes = BLOCK as u64;
+        let (mut store, mut journal) =
+            holding(variables, rules.clone(), BLOCK, pin_bytes, true).unwrap();
+        store.seal(&mut journal);
+        journal.commit();
+        store.past_cache = past_cache;
+        let partitions = store.layout().partitions().to_vec();
+        let mut rig = Rig { store, journal, version: 0 };
+        let mut expected: Vec<Vec<Vec<f32>>> = Vec::new();
+        for (rule, partition) in trained_by.iter().zip(&partitions) {
+            let first = rule.slots().iter().map(|slot| slot.initial as f32);
+            let streams = std::iter::once(0.0).chain(first);
+            expected.push(streams.map(|value| vec![value; partition.bytes as usize / 4]).collect());
+        }
+        for count in 1..=6 {
+            let at = ApplyAt::new(count, 0);
+            for ((rule, partition), streams) in
+                trained_by.iter().zip(&partitions).zip(&mut expected)
+            {
+                // Whole, and so few rows that they are changed in place.
+                let row_bytes = partition.row_bytes();
+                let rows = if count % 2 == 0 { 0..partition.row_count() } else { count..count + 2 };
+                let elements =
+                    (rows.start * row_bytes / 4) as usize..(rows.end * row_bytes / 4) as usize;
+                let gradient: Vec<f32> = elements.clone().map(|i| (i as f32).cos()).collect();
+                let mut streams = streams.iter_mut().map(|stream| &mut stream[elements.clone()]);
+                let values = streams.next().unwrap();
+                let slots = &mut streams.collect::<Vec<_>>()[..];
+                rule.apply_f32(at, Run { values, slots, gradient: &gradient });
+                let range = partition.offset + rows.start * row_bytes
+                    ..partition.offset + rows.end * row_bytes;
+                let change = gradient_of(&**rule, at);
+                let rows: Vec<u32> = (rows.start as u32..rows.end as u32).collect();
+                rig.change(&[range], |store, range| match partition.is_sparse() {
+                    true => {
+                        let input = bytemuck::cast_slice(&gradient);
+                        store.change_rows(change, partition, &rows, input)
+                    }
+                    false => store.change(change, range, bytemuck::cast_slice(&gradient)),
+                })
+                .unwrap();
+            }
+        }
+        let contents = rig.store.contents();
+        assert_eq!(contents.len(), 3, "values, and as many slots as the rule that has most");
+        for (partition, streams) in partitions.iter().zip(&expected) {
+            let bytes = partition.offset as usize..(partition.offset + partition.bytes) as usize;
+            for (index, expected) in streams.iter().enumerate() {
+                let found: &[f32] = bytemuck::cast_slice(&contents[index][bytes.clone()]);
+                assert_eq!(found, expected, "stream {index} of {:?}", partition.variable);
+            }
+        }
+    }
 }

@@ -88,7 +88,7 @@ impl Store {
     ) -> Result<(), NoSpareBlock> {
         let value = self.values.shadow(place)?;
         let slot = match &mut self.slots {
-            Some(slots) if change.has_slots() => Some(slots.shadow(place)?),
+            Some(slots) if change.slots() > 0 => Some(slots.shadow(place)?),
             _ => None,
         };
         let fresh = value.block != value.from && slot.is_none_or(|slot| slot.block != slot.from);
@@ -119,9 +119,10 @@ impl Store {
         let values = &mut self.values.blocks.write(value)[within.clone()];
         let mut slots: [&mut [u8]; SLOTS_MAX] = Default::default();
         let mut count = 0;
-        if let (Some(pool), Some(slot)) = (&mut self.slots, slot.filter(|_| change.has_slots())) {
+        if let (Some(pool), Some(slot)) = (&mut self.slots, slot.filter(|_| change.slots() > 0)) {
             let stride = self.geometry.block_bytes + SKEW_BYTES;
-            for (slot, bytes) in slots.iter_mut().zip(pool.blocks.write(slot).chunks_mut(stride)) {
+            let all = pool.blocks.write(slot).chunks_mut(stride);
+            for (slot, bytes) in slots.iter_mut().zip(all).take(change.slots()) {
                 *slot = &mut bytes[within.clone()];
                 count += 1;
             }
@@ -149,7 +150,8 @@ impl Store {
         if let (Some(pool), Some(slot)) = (&mut self.slots, slot) {
             let all = 0..pool.blocks.block_bytes();
             let (from, out) = pool.blocks.read_and_stream(slot.from, slot.block, all);
-            for (from, out) in from.chunks(stride).zip(out.chunks_mut(stride)) {
+            let all = from.chunks(stride).zip(out.chunks_mut(stride));
+            for (from, out) in all.take(change.slots()) {
                 (slots[count], slots_out[count]) =
                     (&from[within.clone()], &mut out[within.clone()]);
                 count += 1;
@@ -158,6 +160,11 @@ impl Store {
         let (slots, slots_out) = (&slots[..count], &mut slots_out[..count]);
         if !change.streamed(self.past_cache, values, values_out, slots, slots_out, input) {
             return false;
+        }
+        if let (Some(pool), Some(slot)) = (&mut self.slots, slot) {
+            // Another variable of the block may have more slots than this one.
+            let others = count * stride..pool.blocks.block_bytes();
+            pool.blocks.stream_from(slot.from, slot.block, others);
         }
         for rest in [0..within.start, within.end..block_bytes] {
             self.values.blocks.stream_from(value.from, value.block, rest.clone());

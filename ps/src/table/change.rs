@@ -288,7 +288,7 @@ impl Table {
         };
         let (values, rest) = bytes.split_at_mut(stream_bytes);
         let mut slots: [&mut [u8]; SLOTS_MAX] = Default::default();
-        let has_slots = if change.has_slots() { shape.slots } else { 0 };
+        let has_slots = change.slots();
         for (slot, bytes) in
             slots.iter_mut().zip(rest.chunks_exact_mut(stream_bytes)).take(has_slots)
         {

@@ -3,6 +3,7 @@
 
 mod rule;
 mod schedule;
+mod training;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -14,7 +15,7 @@ use pushpull::{
     Checkpoints, ClusterSpec, Durability, LocalDirectory, Mode, NonFinite, OnLoss, Ps, PsConfig,
     Retention, StalenessPolicy, StartError, Storage, StorageError, TaskId,
 };
-use rule::RuleOptions;
+use training::TrainingOptions;
 
 /// A parameter server of a cluster.
 #[derive(Debug, Parser)]
@@ -70,7 +71,7 @@ struct Options {
     #[arg(long, default_value_t = Storage::BYTES_MAX)]
     bytes_max: u64,
     #[command(flatten)]
-    rule: RuleOptions,
+    training: TrainingOptions,
     /// The global step at which training ends.
     #[arg(long)]
     last_step: Option<u64>,
@@ -285,7 +286,7 @@ fn cluster(options: &Options) -> Result<ClusterSpec, pushpull::ClusterError> {
 }
 
 fn config(options: &Options, cluster: ClusterSpec) -> Result<PsConfig, String> {
-    let mut config = options.rule.config(cluster, TaskId::ps(options.task_index))?;
+    let mut config = options.training.config(cluster, TaskId::ps(options.task_index))?;
     let bytes_max = options.bytes_max;
     let token_timeout = Duration::from_millis(options.token_timeout_ms);
     config = config

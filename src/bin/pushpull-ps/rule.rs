@@ -1,15 +1,16 @@
-//! The rule that trains the variables, and its hyperparameters.
+//! A rule that trains variables, and its hyperparameters.
+
+use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
 use pushpull::{
-    Adadelta, Adagrad, Adam, AdamW, ClusterSpec, Ftrl, Momentum, PsConfig, RmsProp, Schedule, Sgd,
-    TaskId,
+    Adadelta, Adagrad, Adam, AdamW, Ftrl, Lamb, Momentum, Optimizer, RmsProp, Schedule, Sgd,
 };
 
 use super::schedule::Course;
 
 /// A hyperparameter that is not given is the rule's default.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct RuleOptions {
     /// The rule that trains the variables, with the hyperparameters that it takes.
     #[arg(long, value_enum, default_value_t = Rule::Sgd)]
@@ -37,18 +38,18 @@ pub(crate) struct RuleOptions {
     /// Divides by the root of the variance and not of the mean square: rmsprop.
     #[arg(long)]
     centered: bool,
-    /// The decay of the first moment: adam, lazy_adam, adamw [0.9].
+    /// The decay of the first moment: adam, lazy_adam, adamw, lamb [0.9].
     #[arg(long)]
     beta1: Option<f64>,
-    /// The decay of the second moment: adam, lazy_adam, adamw [0.999].
+    /// The decay of the second moment: adam, lazy_adam, adamw, lamb [0.999].
     #[arg(long)]
     beta2: Option<f64>,
     /// What keeps a division from zero: adadelta [1e-8], rmsprop [1e-10], adam and
-    /// lazy_adam [1e-8], adamw [1e-7].
+    /// lazy_adam [1e-8], adamw [1e-7], lamb [1e-6].
     #[arg(long)]
     epsilon: Option<f64>,
     /// Which share of a weight is lost by an update at learning rate 1: adamw [0.004], sgd, momentum
-    /// and nesterov [0].
+    /// and nesterov [0]; lamb [0], times its ratio of norms.
     #[arg(long)]
     weight_decay: Option<f64>,
     /// What the sum of squares starts with: adagrad, ftrl [0.1].
@@ -83,6 +84,7 @@ enum Rule {
     #[value(name = "lazy_adam")]
     LazyAdam,
     Adamw,
+    Lamb,
     Ftrl,
 }
 
@@ -96,7 +98,7 @@ impl Rule {
             Rule::Adadelta => &["--rho", "--epsilon"],
             Rule::Rmsprop => &["--rho", "--momentum", "--epsilon", "--centered"],
             Rule::Adam | Rule::LazyAdam => &["--beta1", "--beta2", "--epsilon"],
-            Rule::Adamw => &["--beta1", "--beta2", "--epsilon", "--weight-decay"],
+            Rule::Adamw | Rule::Lamb => &["--beta1", "--beta2", "--epsilon", "--weight-decay"],
             Rule::Ftrl => &[
                 "--initial-accumulator",
                 "--learning-rate-power",
@@ -110,24 +112,25 @@ impl Rule {
 }
 
 impl RuleOptions {
-    /// A server whose variables are trained by the rule.
+    /// The rule.
     ///
     /// # Errors
     /// If a flag is given that the rule does not take: it would say something that is not so.
-    pub(crate) fn config(&self, cluster: ClusterSpec, task: TaskId) -> Result<PsConfig, String> {
+    pub(crate) fn optimizer(&self) -> Result<Arc<dyn Optimizer>, String> {
         self.check()?;
         let rate = self.rate();
         Ok(match self.optimizer {
-            Rule::Sgd => PsConfig::new(cluster, task, self.sgd(rate)),
-            Rule::Momentum => PsConfig::new(cluster, task, self.momentum(rate, Momentum::new)),
-            Rule::Nesterov => PsConfig::new(cluster, task, self.momentum(rate, Momentum::nesterov)),
-            Rule::Adagrad => PsConfig::new(cluster, task, self.adagrad(rate)),
-            Rule::Adadelta => PsConfig::new(cluster, task, self.adadelta(rate)),
-            Rule::Rmsprop => PsConfig::new(cluster, task, self.rmsprop(rate)),
-            Rule::Adam => PsConfig::new(cluster, task, self.adam(rate)),
-            Rule::LazyAdam => PsConfig::new(cluster, task, self.adam(rate).lazy()),
-            Rule::Adamw => PsConfig::new(cluster, task, self.adamw(rate)),
-            Rule::Ftrl => PsConfig::new(cluster, task, self.ftrl(rate)),
+            Rule::Sgd => Arc::new(self.sgd(rate)),
+            Rule::Momentum => Arc::new(self.momentum(rate, Momentum::new)),
+            Rule::Nesterov => Arc::new(self.momentum(rate, Momentum::nesterov)),
+            Rule::Adagrad => Arc::new(self.adagrad(rate)),
+            Rule::Adadelta => Arc::new(self.adadelta(rate)),
+            Rule::Rmsprop => Arc::new(self.rmsprop(rate)),
+            Rule::Adam => Arc::new(self.adam(rate)),
+            Rule::LazyAdam => Arc::new(self.adam(rate).lazy()),
+            Rule::Adamw => Arc::new(self.adamw(rate)),
+            Rule::Lamb => Arc::new(self.lamb(rate)),
+            Rule::Ftrl => Arc::new(self.ftrl(rate)),
         })
     }
 
@@ -203,6 +206,12 @@ impl RuleOptions {
         let (beta1, beta2) = self.betas();
         let rule = with(AdamW::new(rate).betas(beta1, beta2), self.epsilon, AdamW::epsilon);
         with(rule, self.weight_decay, AdamW::weight_decay)
+    }
+
+    fn lamb(&self, rate: impl Into<Schedule>) -> Lamb {
+        let (beta1, beta2) = self.betas();
+        let rule = with(Lamb::new(rate).betas(beta1, beta2), self.epsilon, Lamb::epsilon);
+        with(rule, self.weight_decay, Lamb::weight_decay)
     }
 
     fn ftrl(&self, rate: impl Into<Schedule>) -> Ftrl {
@@ -313,6 +322,8 @@ mod tests {
         let options = given(Rule::Adamw.flags());
         let adamw = AdamW::new(0.5).betas(0.25, 0.25).epsilon(0.25).weight_decay(0.25);
         assert_eq!(options.adamw(0.5), adamw);
+        let lamb = Lamb::new(0.5).betas(0.25, 0.25).epsilon(0.25).weight_decay(0.25);
+        assert_eq!(options.lamb(0.5), lamb);
         let options = given(Rule::Adam.flags());
         assert_eq!(options.adam(0.5), Adam::new(0.5).betas(0.25, 0.25).epsilon(0.25));
         let options = given(Rule::Adadelta.flags());
@@ -326,6 +337,7 @@ mod tests {
         let options = parsed([]).unwrap();
         assert_eq!(options.adam(0.5), Adam::new(0.5));
         assert_eq!(options.adamw(0.5), AdamW::new(0.5));
+        assert_eq!(options.lamb(0.5), Lamb::new(0.5));
         assert_eq!(options.adagrad(0.5), Adagrad::new(0.5));
         assert_eq!(options.adadelta(0.5), Adadelta::new(0.5));
         assert_eq!(options.rmsprop(0.5), RmsProp::new(0.5));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use pushpull::measure::{InPlace, StoreUnderTest};
-use pushpull::{Adadelta, Adagrad, Adam, AdamW, Ftrl, Momentum, Optimizer, RmsProp, Sgd};
+use pushpull::{Adadelta, Adagrad, Adam, AdamW, Ftrl, Lamb, Momentum, Optimizer, RmsProp, Sgd};
 
 use super::bench::take_turns;
 use super::report::{Row, Unit};
@@ -15,7 +15,7 @@ const SKEW_LOST: f64 = 0.3;
 
 /// Measures every rule over a variable of so many bytes.
 pub(crate) fn run(bytes: usize, rounds: usize, json: bool) -> Result<(), Box<dyn Error>> {
-    let rules: [Arc<dyn Optimizer>; 10] = [
+    let rules: [Arc<dyn Optimizer>; 11] = [
         Arc::new(Sgd::new(0.5)),
         Arc::new(Momentum::new(0.5, 0.9)),
         Arc::new(Momentum::nesterov(0.5, 0.9)),
@@ -25,6 +25,7 @@ pub(crate) fn run(bytes: usize, rounds: usize, json: bool) -> Result<(), Box<dyn
         Arc::new(RmsProp::new(0.001).momentum(0.9).centered()),
         Arc::new(Adam::default()),
         Arc::new(AdamW::default()),
+        Arc::new(Lamb::default()),
         Arc::new(Ftrl::new(0.5).l1(0.1).l2(0.1)),
     ];
     for rule in rules {

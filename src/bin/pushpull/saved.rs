@@ -51,20 +51,23 @@ pub(crate) fn run(directory: &Path, json: bool) -> Result<(), Failure> {
 
 fn page_of(summary: &CheckpointSummary, found: &Result<CheckpointContents, String>) -> String {
     let CheckpointSummary {
-        name, global_step, restore_epoch, optimizer, shards, bytes, user, ..
+        name, global_step, restore_epoch, optimizers, shards, bytes, user, ..
     } = summary;
     let mut page = format!(
         "{name}\n  step       {global_step}, restore epoch {restore_epoch}\n  \
-         saved      {bytes} bytes of {shards} shards, optimizer {optimizer}, {} bytes of the user\n",
+         saved      {bytes} bytes of {shards} shards, trained by {}, {} bytes of the user\n",
+        optimizers.join(" and "),
         user.len()
     );
     match found {
         Err(error) => page += &format!("  not sound  {error}\n"),
         Ok(contents) => {
             page += &format!("  sound      {} partitions\n", contents.partitions);
-            for variable in &contents.variables {
+            for (variable, training) in contents.variables.iter().zip(&contents.training) {
                 let (name, dtype, shape) = (variable.name(), variable.dtype(), variable.shape());
-                page += &format!("  variable   {name}: {dtype} {shape}\n");
+                let by = training.as_ref().map(|(kind, _)| format!(", trained by {kind}"));
+                page +=
+                    &format!("  variable   {name}: {dtype} {shape}{}\n", by.unwrap_or_default());
             }
         }
     }
@@ -77,7 +80,7 @@ fn json_of(summary: &CheckpointSummary, found: &Result<CheckpointContents, Strin
         "step": summary.global_step,
         "restore_epoch": summary.restore_epoch,
         "saved_unix_ms": summary.saved_unix_ms,
-        "optimizer": summary.optimizer,
+        "optimizers": summary.optimizers,
         "shards": summary.shards,
         "bytes": summary.bytes,
         "user_bytes": summary.user.len(),
@@ -86,16 +89,19 @@ fn json_of(summary: &CheckpointSummary, found: &Result<CheckpointContents, Strin
     match found {
         Err(error) => value["fault"] = json!(error),
         Ok(contents) => {
-            let variables = contents.variables.iter().map(|variable| {
+            let variables = contents.variables.iter().zip(&contents.training);
+            let variables = variables.map(|(variable, training)| {
+                let (optimizer, slots) = training.clone().unzip();
                 json!({
                     "name": variable.name(),
                     "dtype": variable.dtype().to_string(),
                     "shape": variable.shape().to_string(),
+                    "optimizer": optimizer,
+                    "slots": slots.unwrap_or_default(),
                 })
             });
             value["variables"] = variables.collect();
             value["partitions"] = json!(contents.partitions);
-            value["slots"] = json!(contents.slots);
             let clients =
                 contents.clients.iter().map(|(job, index)| json!(format!("{job}:{index}")));
             value["clients"] = clients.collect();

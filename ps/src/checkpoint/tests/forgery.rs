@@ -38,9 +38,9 @@ fn a_manifest_must_make_sense() {
     let slots = format!("[{}]", slots.join(","));
     let shard = format!("\"file\":\"{SHARD}\"");
     let cases = [
-        ("\"format\":1", "\"format\":2", "format 2, not format 1"),
-        ("\"format\":1", "\"format\":1,\"format\":1", "duplicate field"),
-        ("\"format\":1", "\"format\":1,\"more\":1", "unknown field `more`"),
+        ("\"format\":2", "\"format\":1", "format 1, not format 2"),
+        ("\"format\":2", "\"format\":2,\"format\":2", "duplicate field"),
+        ("\"format\":2", "\"format\":2,\"more\":1", "unknown field `more`"),
         ("\"version\":9", "\"ready\":true,\"version\":9", "unknown field `ready`"),
         ("\"version\":9,", "", "missing field `version`"),
         ("\"revision\":0", "\"revision\":1", "ckpt-1-9.1, not ckpt-1-9"),
@@ -51,6 +51,10 @@ fn a_manifest_must_make_sense() {
         ("[\"m\",\"v\"]", "[\"m\"]", "not shard-0-0.safetensors of"),
         ("[\"m\",\"v\"]", &slots, "17 slots, not at most 16"),
         ("[\"m\",\"v\"]", "[\"m\",\"m\"]", "\"m\", not slots with names of their own"),
+        ("\"of\":[0,0,null", "\"of\":[0,1,null", "1, not one of 1 optimizers"),
+        ("\"of\":[0,0,null", "\"of\":[0,null", "6, not how 7 variables are trained"),
+        ("\"of\":[0,0,null", "\"of\":[0,0,0", "an optimizer, not no optimizer for \"größe"),
+        ("\"of\":[0,0,null", "\"of\":[0,null,null", "no optimizer, not an optimizer for \"layer"),
         ("[[7,", "[[10,", "others, not sequences 1 to 9 in order"),
         ("\"newest\":9", "\"newest\":700", "others, not sequences 637 to 700 in order"),
         ("\"elements\":[0,18]", "\"elements\":[0,17]", "elements: (0, 18)"),
@@ -65,7 +69,7 @@ fn a_manifest_must_make_sense() {
         let found = refusal(&memory);
         assert!(found.contains(expected), "{from} -> {to}: {found}");
     }
-    for odd in ["", "{}", "[]", "null", "{\"format\":1}", &"[".repeat(100_000)] {
+    for odd in ["", "{}", "[]", "null", "{\"format\":2}", &"[".repeat(100_000)] {
         memory.put(NAME, "MANIFEST", sealed(odd));
         assert!(refusal(&memory).contains("not a manifest"), "{}", refusal(&memory));
     }

@@ -7,7 +7,9 @@ use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
 
 use super::samples::{SLOTS, check_restored, place, save, saved, slots, variables};
-use crate::checkpoint::{CheckpointError, CheckpointName, Opened, Piece, list, newest_good};
+use crate::checkpoint::{
+    CheckpointError, CheckpointName, Opened, Piece, Training, list, newest_good,
+};
 
 #[test]
 fn the_same_layout_gets_everything_back() {
@@ -80,18 +82,27 @@ fn what_does_not_fit_is_refused_by_name() {
     for (variable, expected) in cases {
         let target = place(vec![variable.unwrap()], 1, 1);
         let shard = target.shards().next().unwrap();
+        let training = Training::by_one(&target, "adam", &SLOTS);
         let mut sink = |_: Piece<'_>| panic!("nothing may be written");
-        let error = opened.restore_shard(&target, shard, &SLOTS, &mut sink).unwrap_err();
+        let error = opened.restore_shard(&target, shard, &training, &mut sink).unwrap_err();
         assert!(error.to_string().contains(&expected), "{error}");
     }
     let target = place(variables(1), 1, 1);
     let shard = target.shards().next().unwrap();
-    let mut sink = |_: Piece<'_>| panic!("nothing may be written");
-    let error = opened.restore_shard(&target, shard, &["momentum"], &mut sink).unwrap_err();
+    let mut refused = |training: &Training| {
+        let mut sink = |_: Piece<'_>| panic!("nothing may be written");
+        opened.restore_shard(&target, shard, training, &mut sink).unwrap_err()
+    };
+    let error = refused(&Training::by_one(&target, "adam", &["momentum"]));
     let CheckpointError::SlotMissing { variable, found, expected } = error else {
         panic!("{error}")
     };
     assert_eq!((variable.as_str(), found, expected.as_str()), ("layer/w", slots(), "momentum"));
+    let error = refused(&Training::by_one(&target, "adagrad", &SLOTS));
+    let CheckpointError::OptimizerMismatch { variable, found, expected } = error else {
+        panic!("{error}")
+    };
+    assert_eq!((&*variable, &*found, &*expected), ("layer/w", "adam", "adagrad"));
 }
 
 #[test]

@@ -15,8 +15,8 @@ use crate::checkpoint::Piece;
 use crate::checkpoint::manifest::Settled;
 use crate::checkpoint::publish::Published;
 use crate::checkpoint::{
-    CheckpointError, CheckpointStorage, ClientWindow, Contents, Opened, OptimizerEntry,
-    RestoredShard, Save, ShardEntry, Source, Stream, write_shard,
+    CheckpointError, CheckpointStorage, ClientWindow, Contents, Opened, RestoredShard, Save,
+    ShardEntry, Source, Stream, Training, write_shard,
 };
 use crate::zoo::Zoo;
 
@@ -123,12 +123,12 @@ pub(super) fn save_with(
         .shards()
         .map(|id| {
             let memory = Memory { catalogue, shard: id, step };
-            let (name, slots) = (save.name(), slots());
-            let file = write_shard(&**storage, name, catalogue, id, &slots, memory, zoo)?;
+            let (name, training) = (save.name(), Training::by_one(catalogue, "adam", &SLOTS));
+            let file = write_shard(&**storage, name, catalogue, id, &training, memory, zoo)?;
             Ok(entry(id, file, step))
         })
         .collect::<Result<Vec<_>, CheckpointError>>()?;
-    save.publish(catalogue, contents(shards, step))
+    save.publish(catalogue, contents(catalogue, shards, step))
 }
 
 pub(super) fn entry(
@@ -157,11 +157,9 @@ pub(super) fn entry(
     }
 }
 
-pub(super) fn contents(shards: Vec<ShardEntry>, step: u64) -> Contents {
-    let kind = "adam".to_owned();
-    let configuration = "learning_rate = 0.001".to_owned();
-    let optimizer = OptimizerEntry { kind, configuration, slots: slots() };
-    Contents { saved_unix_ms: step * 1000, optimizer, shards, user: vec![0, 255, 10] }
+pub(super) fn contents(catalogue: &Catalogue, shards: Vec<ShardEntry>, step: u64) -> Contents {
+    let training = Training::by_one(catalogue, "adam", &SLOTS);
+    Contents { saved_unix_ms: step * 1000, training, shards, user: vec![0, 255, 10] }
 }
 
 /// A storage with checkpoints of these steps.
@@ -185,10 +183,11 @@ pub(super) fn check_restored(
     step: u64,
 ) -> Vec<RestoredShard> {
     let shards: Vec<ShardId> = target.shards().collect();
+    let training = Training::by_one(target, "adam", slots);
     let restore = |&shard: &ShardId| {
         let mut pieces: Vec<(String, u64, Vec<u8>)> = Vec::new();
         let restored = opened
-            .restore_shard(target, shard, slots, &mut |piece| {
+            .restore_shard(target, shard, &training, &mut |piece| {
                 let Piece::Range(stream, range, bytes) = piece else { panic!("no table") };
                 assert_eq!(range.end - range.start, bytes.len() as u64);
                 assert!(bytes.len() <= 1 << 20);

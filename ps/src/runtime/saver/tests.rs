@@ -9,7 +9,7 @@ use super::*;
 use crate::checkpoint::Retention;
 use crate::checkpoint::tests::gate::Gate;
 use crate::introduction::Introduction;
-use crate::optimizer::Sgd;
+use crate::optimizer::{Rules, Sgd};
 
 /// Ends a hang.
 const LONG: Duration = Duration::from_secs(60);
@@ -35,7 +35,7 @@ impl Office {
             retention: Retention::default(),
             introduction: Introduction { task: TaskId::ps(0), identity: Identity::new() },
             addresses: (0..).zip(addresses).collect(),
-            optimizer: Arc::new(Sgd::new(1.0)),
+            rules: Rules::new(Arc::new(Sgd::new(1.0))),
             owner: ShardId { task: 0, shard: 0 },
         };
         let desk = Desk::new(Saver {

@@ -13,7 +13,7 @@ use super::peers::{Push, bytes_of, chief, index_of, place, variables, worker};
 use super::world::{Line, Observer, World};
 use crate::arena::shelf::Shelf;
 use crate::config::PsConfig;
-use crate::optimizer::{Optimizer, Sgd};
+use crate::optimizer::{Optimizer, Rules, Sgd};
 use crate::zoo::Zoo;
 
 /// Three blocks of it.
@@ -34,10 +34,10 @@ pub(super) struct Life {
 
 impl Life {
     pub(super) fn configure(&self, config: PsConfig) -> PsConfig {
-        let optimizer = self.optimizer.clone();
+        let rules = Rules::new(self.optimizer.clone());
         let cached_bytes_max = if self.past_cache { 0 } else { config.cached_bytes_max };
         let config = config.integrity_full(true).inbox_pushes(2).lease(LEASE);
-        PsConfig { optimizer, block_bytes: BLOCK_BYTES, cached_bytes_max, zoo: self.zoo, ..config }
+        PsConfig { rules, block_bytes: BLOCK_BYTES, cached_bytes_max, zoo: self.zoo, ..config }
     }
 }
 

@@ -11,9 +11,7 @@ use pushpull_common::protocol::{Message, Refusal};
 use super::peers::{Peer, worker};
 use super::synchronous::{ACCEPTED, Cluster, synchronous};
 use super::world::Line;
-use crate::checkpoint::{
-    CheckpointStorage, Contents, LocalDirectory, OptimizerEntry, Save, ShardEntry,
-};
+use crate::checkpoint::{CheckpointStorage, Contents, LocalDirectory, Save, ShardEntry, Training};
 use crate::config::Checkpoints;
 use crate::shard::Input;
 use crate::shard::checkpoints::{Asker, DUE, News, Order};
@@ -83,10 +81,9 @@ fn it_is_of_the_step_that_all_had_applied_whatever_is_applied_since() {
     assert_eq!(cluster.values(3), (-6.0, -6.0));
     let late = part(&mut cluster, 0, &save);
     assert_eq!((early.gradients, late.gradients), (1, 1));
-    let optimizer =
-        OptimizerEntry { kind: "sgd".into(), configuration: String::new(), slots: vec![] };
+    let training = Training::by_one(&cluster.world.catalogue, "sgd", &[]);
     let (shards, user) = (vec![late, early], Vec::new());
-    let contents = Contents { saved_unix_ms: 1, optimizer, shards, user };
+    let contents = Contents { saved_unix_ms: 1, training, shards, user };
     let catalogue = cluster.world.catalogue.clone();
     let name = Text::clipped(save.name().to_string());
     save.publish(&catalogue, contents).unwrap();

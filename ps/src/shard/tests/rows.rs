@@ -184,7 +184,7 @@ proptest! {
             true => alone(Adagrad::new(0.1), ROWS.into(), sparse),
         };
         let ((mut sparse, a), (mut dense, b)) = (start(true), start(false));
-        let moves_all = sparse.config.optimizer.moves_absent_rows();
+        let moves_all = sparse.config.rules.default().moves_absent_rows();
         let index = u64::from(ROWS) * 12;
         for (sequence, rows) in (1..).zip(pushes) {
             let rows: Vec<u32> =

@@ -87,7 +87,7 @@ fn a_server_that_knows_no_encoding_is_asked_for_values_as_they_are() {
 fn an_encoded_push_is_kept_until_it_is_settled() {
     let plan = plan(1, 6);
     let names = plan.catalogue().variable(VariableId(0)).name().to_owned();
-    let rules = [Rule { names, codec: Some(Codec::OneBit) }];
+    let rules = [Rule { names: names.into(), codec: Some(Codec::OneBit) }];
     let mut compression = Compression::new(plan.catalogue(), &rules, &BTreeMap::new()).unwrap();
     let gradient: Vec<u8> = [1f32, -2.0, 3.0, 0.5, 7.0, -1.0].map(f32::to_ne_bytes).concat();
     let words: Vec<u64> =

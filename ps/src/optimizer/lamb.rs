@@ -1,0 +1,320 @@
+//! LAMB (You and others, 2020, "Large batch optimization for deep learning: training BERT in 76
+//! minutes", algorithm 2), with corrected moments, as TensorFlow Addons computes it.
+
+use super::kernel::{Elements, Float, Rule};
+use super::sums::{SumRun, Sums};
+use super::{
+    ApplyAt, Dense, Fault, Optimizer, Schedule, SlotSpec, adam, fraction, loops, not_negative,
+};
+
+/// LAMB: an update of Adam with decoupled weight decay, as long as the variable's values are.
+///
+/// ```text
+/// m = b1 m + (1 - b1) g
+/// v = b2 v + (1 - b2) g^2
+/// u = (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + epsilon) + d w
+/// w -= lr |w| / |u| u
+/// ```
+///
+/// `|w|` and `|u|` are the Euclidean norms over the whole variable, before the update; if one of them
+/// is 0, or their ratio is not finite, the ratio is 1. `t` counts the gradients that the shard has
+/// applied, 1 for the first.
+///
+/// Two slots, `m` and `v`, both starting at 0. The paper's `phi` is the identity here, and the moments
+/// are corrected, as in its algorithm 2 and TensorFlow Addons; NVIDIA's variant divides gradients by
+/// their global norm before that.
+///
+/// The norms need a variable as a whole: one in several parts is refused when it is declared, and so is
+/// one that is sparse, whichever the mode. A push is applied once it is whole, in two passes, of
+/// which the first reads all that the second changes. Biases and the like do better by another rule:
+/// [`crate::PsConfig::optimizer_for`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Lamb {
+    learning_rate: Schedule,
+    beta1: f64,
+    beta2: f64,
+    epsilon: f64,
+    weight_decay: f64,
+}
+
+impl Lamb {
+    /// The rule at this learning rate, with the defaults of TensorFlow Addons: beta1 0.9, beta2 0.999,
+    /// epsilon 1e-6, no weight decay. The paper decays by 0.01.
+    pub fn new(learning_rate: impl Into<Schedule>) -> Self {
+        let learning_rate = learning_rate.into();
+        Lamb { learning_rate, beta1: 0.9, beta2: 0.999, epsilon: 1e-6, weight_decay: 0.0 }
+    }
+
+    /// The decay of the first and of the second moment, each in `[0, 1)`. Default: 0.9, 0.999.
+    pub fn betas(self, beta1: f64, beta2: f64) -> Self {
+        Lamb { beta1, beta2, ..self }
+    }
+
+    /// What keeps the division from zero, in the unit of the gradient. Default: 1e-6.
+    pub fn epsilon(self, epsilon: f64) -> Self {
+        Lamb { epsilon, ..self }
+    }
+
+    /// How much of a weight is added to its update, not below 0. Default: 0.
+    pub fn weight_decay(self, weight_decay: f64) -> Self {
+        Lamb { weight_decay, ..self }
+    }
+
+    fn direction<F: Float>(&self, at: ApplyAt) -> Direction<F> {
+        // Beyond 2^31 updates both powers have long been zero.
+        let t = i32::try_from(at.count).unwrap_or(i32::MAX);
+        let root2 = (1.0 - self.beta2.powi(t)).sqrt();
+        Direction {
+            beta1: F::of(self.beta1),
+            beta2: F::of(self.beta2),
+            rest1: F::of(1.0 - self.beta1),
+            rest2: F::of(1.0 - self.beta2),
+            corrected: F::of(root2 / (1.0 - self.beta1.powi(t))),
+            epsilon: F::of(self.epsilon * root2),
+            decay: F::of(self.weight_decay),
+        }
+    }
+
+    fn sum<F: Float + Into<f64>>(&self, at: ApplyAt, run: SumRun<'_, F>, sums: &mut Sums) {
+        let direction = self.direction::<F>(at);
+        let (values, gradient) = (run.values, &run.gradient[..run.values.len()]);
+        let &[m, v] = run.slots else { unreachable!("a run has the slots that the rule names") };
+        let (m, v) = (&m[..values.len()], &v[..values.len()]);
+        sums.add(values.len(), |i| {
+            let (u, _) = direction.of(values[i], [m[i], v[i]], gradient[i]);
+            let (w, u): (f64, f64) = (values[i].into(), u.into());
+            [w * w, u * u]
+        });
+    }
+}
+
+impl Default for Lamb {
+    /// The defaults of TensorFlow Addons: learning rate 0.001.
+    fn default() -> Self {
+        Lamb::new(0.001)
+    }
+}
+
+impl Optimizer for Lamb {
+    fn kind(&self) -> &'static str {
+        "lamb"
+    }
+
+    fn slots(&self) -> &[SlotSpec] {
+        &adam::SLOTS
+    }
+
+    loops!();
+
+    fn sums_whole_variables(&self) -> bool {
+        true
+    }
+
+    fn sum_f32(&self, at: ApplyAt, run: SumRun<'_, f32>, sums: &mut Sums) {
+        self.sum(at, run, sums);
+    }
+
+    fn sum_f64(&self, at: ApplyAt, run: SumRun<'_, f64>, sums: &mut Sums) {
+        self.sum(at, run, sums);
+    }
+
+    fn scales_rate(&self) -> bool {
+        true
+    }
+
+    fn fault(&self) -> Fault {
+        fraction("beta1", self.beta1)
+            .or(fraction("beta2", self.beta2))
+            .or(not_negative("epsilon", self.epsilon))
+            .or(not_negative("weight_decay", self.weight_decay))
+            .or(self.learning_rate.fault())
+    }
+}
+
+impl Dense for Lamb {
+    fn drive<F: Float>(&self, at: ApplyAt, run: impl Elements<F>) {
+        let [values, direction, ..] = at.sums;
+        let ratio = (values / direction).sqrt();
+        let usable = values > 0.0 && direction > 0.0 && ratio.is_finite();
+        let rate = self.learning_rate.of(at) * if usable { ratio } else { 1.0 };
+        run.update(Update { direction: self.direction(at), rate: F::of(rate) });
+    }
+}
+
+/// Where the values of a variable move: corrected moments over each other, with the decay.
+#[derive(Clone, Copy)]
+struct Direction<F> {
+    beta1: F,
+    beta2: F,
+    /// `1 - beta`, rounded from f64: in f32, 1 - 0.999 would lose three digits.
+    rest1: F,
+    rest2: F,
+    /// Both corrections in one factor: `sqrt(1 - b2^t) / (1 - b1^t)`, for which epsilon is multiplied
+    /// by its numerator.
+    corrected: F,
+    epsilon: F,
+    decay: F,
+}
+
+impl<F: Float> Direction<F> {
+    /// The direction of an element, and what its slots become.
+    #[inline(always)]
+    fn of(self, w: F, [m, v]: [F; 2], g: F) -> (F, [F; 2]) {
+        let m = self.beta1 * m + self.rest1 * g;
+        let v = self.beta2 * v + self.rest2 * (g * g);
+        let u = self.corrected * m / (v.sqrt() + self.epsilon);
+        (u.plus(self.decay, w), [m, v])
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Update<F> {
+    direction: Direction<F>,
+    rate: F,
+}
+
+impl<F: Float> Rule<F, 2> for Update<F> {
+    #[inline(always)]
+    fn step(self, w: F, slots: [F; 2], g: F) -> (F, [F; 2]) {
+        let (u, slots) = self.direction.of(w, slots, g);
+        (w - self.rate * u, slots)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::optimizer::Run;
+
+    /// Algorithm 2 of the paper, line by line, in `f64`.
+    struct Reference {
+        x: Vec<f64>,
+        m: Vec<f64>,
+        v: Vec<f64>,
+    }
+
+    const RATE: f64 = 0.1;
+    const BETAS: (f64, f64) = (0.8, 0.99);
+    const EPSILON: f64 = 1e-3;
+
+    fn norm(vector: &[f64]) -> f64 {
+        vector.iter().map(|x| x * x).sum::<f64>().sqrt()
+    }
+
+    impl Reference {
+        fn push(&mut self, t: i32, lambda: f64, g: &[f64]) {
+            let (beta1, beta2) = BETAS;
+            let mut update = Vec::new();
+            for (i, g) in g.iter().enumerate() {
+                self.m[i] = beta1 * self.m[i] + (1.0 - beta1) * g;
+                self.v[i] = beta2 * self.v[i] + (1.0 - beta2) * g.powi(2);
+                let m = self.m[i] / (1.0 - beta1.powi(t));
+                let v = self.v[i] / (1.0 - beta2.powi(t));
+                update.push(m / (v.sqrt() + EPSILON) + lambda * self.x[i]);
+            }
+            let (of_values, of_update) = (norm(&self.x), norm(&update));
+            let ratio =
+                if of_values == 0.0 || of_update == 0.0 { 1.0 } else { of_values / of_update };
+            self.x.iter_mut().zip(update).for_each(|(x, u)| *x -= RATE * ratio * u);
+        }
+    }
+
+    /// A type of elements, and how near to the reference its results must be.
+    trait Trained: Float + Into<f64> {
+        const TOLERANCE: (f64, f64);
+
+        fn sum(rule: &Lamb, at: ApplyAt, run: SumRun<'_, Self>, sums: &mut Sums);
+        fn apply(rule: &Lamb, at: ApplyAt, run: Run<'_, Self>);
+    }
+
+    impl Trained for f64 {
+        const TOLERANCE: (f64, f64) = (1e-9, 0.0);
+
+        fn sum(rule: &Lamb, at: ApplyAt, run: SumRun<'_, f64>, sums: &mut Sums) {
+            rule.sum_f64(at, run, sums);
+        }
+
+        fn apply(rule: &Lamb, at: ApplyAt, run: Run<'_, f64>) {
+            rule.apply_f64(at, run);
+        }
+    }
+
+    impl Trained for f32 {
+        const TOLERANCE: (f64, f64) = (2e-5, 2e-6);
+
+        fn sum(rule: &Lamb, at: ApplyAt, run: SumRun<'_, f32>, sums: &mut Sums) {
+            rule.sum_f32(at, run, sums);
+        }
+
+        fn apply(rule: &Lamb, at: ApplyAt, run: Run<'_, f32>) {
+            rule.apply_f32(at, run);
+        }
+    }
+
+    /// One update in both passes, each in two runs.
+    fn push<F: Trained>(rule: &Lamb, count: u64, streams: &mut [Vec<F>; 3], gradient: &[F]) {
+        let (mut sums, at) = (Sums::default(), ApplyAt::new(count, 0));
+        let runs = [0..gradient.len() / 3, gradient.len() / 3..gradient.len()];
+        for run in runs.clone() {
+            let [values, m, v] = streams.each_ref().map(|stream| &stream[run.clone()]);
+            F::sum(rule, at, SumRun::new(values, &[m, v], &gradient[run]), &mut sums);
+        }
+        for run in runs {
+            let [values, m, v] = streams.each_mut().map(|stream| &mut stream[run.clone()]);
+            let run = Run { values, slots: &mut [m, v], gradient: &gradient[run] };
+            F::apply(rule, at.with_sums(sums.totals()), run);
+        }
+    }
+
+    fn is_the_reference<F: Trained>(lambda: f64, values: &[f64]) {
+        let rule = Lamb::new(RATE).betas(BETAS.0, BETAS.1).epsilon(EPSILON).weight_decay(lambda);
+        let zeros = vec![0.0; values.len()];
+        let mut reference = Reference { x: values.to_vec(), m: zeros.clone(), v: zeros };
+        let typed = |stream: &[f64]| stream.iter().map(|&number| F::of(number)).collect::<Vec<F>>();
+        let mut streams = [&reference.x, &reference.m, &reference.v].map(|stream| typed(stream));
+        for count in 1..=20 {
+            let gradient = |i| f64::from(i as u32 * 7 + count).sin() * f64::from(i as u32 % 3);
+            let gradient: Vec<f64> = (0..values.len()).map(gradient).collect();
+            reference.push(count as i32, lambda, &gradient);
+            push(&rule, count.into(), &mut streams, &typed(&gradient));
+            for (found, expected) in streams.iter().zip([&reference.x, &reference.m, &reference.v])
+            {
+                for (&found, expected) in found.iter().zip(expected) {
+                    let (relative, absolute) = F::TOLERANCE;
+                    let (found, tolerance): (f64, _) =
+                        (found.into(), relative * expected.abs() + absolute);
+                    let near = (found - expected).abs() <= tolerance;
+                    assert!(near, "{found}, not {expected}, after {count} steps");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn golden_lamb_against_a_reference() {
+        let values: Vec<f64> = (0..37).map(|i| f64::from(i).cos()).collect();
+        for lambda in [0.0, 0.25] {
+            is_the_reference::<f64>(lambda, &values);
+            is_the_reference::<f32>(lambda, &values);
+            // The first step is one of the ratio 1.
+            is_the_reference::<f64>(lambda, &[0.0; 5]);
+        }
+    }
+
+    #[test]
+    fn a_ratio_that_is_no_number_is_one() {
+        let (rule, at) = (Lamb::new(0.5).betas(0.0, 0.0).epsilon(0.0), ApplyAt::new(1, 0));
+        let after = |values, direction| {
+            let (mut value, mut m, mut v) = ([4.0_f64], [0.0], [0.0]);
+            let slots: &mut [&mut [f64]] = &mut [&mut m, &mut v];
+            let at = at.with_sums([values, direction, 0.0, 0.0]);
+            rule.apply_f64(at, Run { values: &mut value, slots, gradient: &[2.0] });
+            value[0]
+        };
+        assert_eq!(after(16.0, 4.0), 3.0);
+        for (values, direction) in [(0.0, 4.0), (16.0, 0.0), (f64::INFINITY, 4.0), (f64::NAN, 4.0)]
+        {
+            assert_eq!(after(values, direction), 3.5, "{values} over {direction}");
+        }
+    }
+}

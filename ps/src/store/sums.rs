@@ -1,0 +1,69 @@
+//! What values and slots hold, added up for rules that must know whole variables.
+
+use std::ops::Range;
+
+use pushpull_common::tensor::{DType, Element};
+
+use super::{Change, SLOTS_MAX, Store};
+use crate::arena::SKEW_BYTES;
+use crate::optimizer::{SumRun, Sums};
+
+impl Store {
+    /// Adds a range, which lies within one partition and is changed by nothing yet, to the sums that
+    /// the rule of this change makes of its variable. The ranges of a variable come in order.
+    pub(crate) fn add_up(
+        &self,
+        change: Change<'_>,
+        range: Range<u64>,
+        input: &[u8],
+        sums: &mut Sums,
+    ) {
+        let block_bytes = self.geometry.block_bytes;
+        let mut input = input;
+        for place in self.places_of(&range) {
+            let base = (place * block_bytes) as u64;
+            let within = (range.start.max(base) - base) as usize
+                ..(range.end.min(base + block_bytes as u64) - base) as usize;
+            let (head, rest) = input.split_at(within.len());
+            let values = &self.values.blocks.read(self.values.home(place))[within.clone()];
+            let mut slots: [&[u8]; SLOTS_MAX] = Default::default();
+            if let Some(pool) = self.slots.as_ref().filter(|_| change.slots() > 0) {
+                let all = pool.blocks.read(pool.home(place)).chunks(block_bytes + SKEW_BYTES);
+                for (slot, bytes) in slots.iter_mut().zip(all) {
+                    *slot = &bytes[within.clone()];
+                }
+            }
+            change.add_up(values, &slots[..change.slots()], head, sums);
+            input = rest;
+        }
+    }
+}
+
+impl Change<'_> {
+    fn add_up(self, values: &[u8], slots: &[&[u8]], input: &[u8], sums: &mut Sums) {
+        let Change::Gradient { optimizer, at, dtype } = self else { return };
+        match dtype {
+            DType::F32 => {
+                run(values, slots, input, |run| optimizer.sum_f32(at, run, sums));
+            }
+            DType::F64 => {
+                run(values, slots, input, |run| optimizer.sum_f64(at, run, sums));
+            }
+            _ => unreachable!("only floating-point variables are trainable"),
+        }
+    }
+}
+
+fn run<T: Element>(
+    values: &[u8],
+    slots: &[&[u8]],
+    gradient: &[u8],
+    add_up: impl FnOnce(SumRun<'_, T>),
+) {
+    let mut typed: [&[T]; SLOTS_MAX] = Default::default();
+    for (typed, slot) in typed.iter_mut().zip(slots) {
+        *typed = bytemuck::cast_slice(slot);
+    }
+    let (values, gradient) = (bytemuck::cast_slice(values), bytemuck::cast_slice(gradient));
+    add_up(SumRun::new(values, &typed[..slots.len()], gradient));
+}

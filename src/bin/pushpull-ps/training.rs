@@ -1,0 +1,138 @@
+//! Which rule trains which variables.
+
+use std::str::FromStr;
+
+use clap::{Args, Parser};
+use pushpull::{ClusterSpec, PsConfig, TaskId};
+
+use super::rule::RuleOptions;
+
+/// A rule for all variables, and others for some.
+#[derive(Debug, Args)]
+pub(crate) struct TrainingOptions {
+    #[command(flatten)]
+    rule: RuleOptions,
+    /// Another rule for some variables, of one name or beginning as it does up to a `*`, with its flags:
+    /// 'embedding/*=adagrad --learning-rate 0.1'. May be given several times; the last that is for a
+    /// variable counts. No hyperparameter is taken over from the rule of the others.
+    #[arg(long, value_name = "NAMES=OPTIMIZER [FLAGS]")]
+    optimizer_for: Vec<RuleFor>,
+    /// What the learning rate of some variables is multiplied by, named in the same way: 'bias*=0.5'.
+    /// May be given several times; the last that is for a variable counts.
+    #[arg(long, value_name = "NAMES=FACTOR")]
+    rate_for: Vec<RateFor>,
+}
+
+/// A rule for the variables of some names.
+#[derive(Clone, Debug)]
+struct RuleFor {
+    names: String,
+    rule: RuleOptions,
+}
+
+/// A factor of the learning rate, for the variables of some names.
+#[derive(Clone, Debug, PartialEq)]
+struct RateFor {
+    names: String,
+    factor: f64,
+}
+
+/// The flags of a rule by themselves.
+#[derive(Debug, Parser)]
+struct Line {
+    #[command(flatten)]
+    rule: RuleOptions,
+}
+
+impl TrainingOptions {
+    /// A server whose variables are trained by the rules.
+    ///
+    /// # Errors
+    /// If a flag is given that its rule does not take: it would say something that is not so.
+    pub(crate) fn config(&self, cluster: ClusterSpec, task: TaskId) -> Result<PsConfig, String> {
+        let mut config = PsConfig::new(cluster, task, self.rule.optimizer()?);
+        for RuleFor { names, rule } in &self.optimizer_for {
+            config = config.optimizer_for(names, rule.optimizer()?);
+        }
+        for RateFor { names, factor } in &self.rate_for {
+            config = config.rate_for(names, *factor);
+        }
+        Ok(config)
+    }
+}
+
+impl FromStr for RuleFor {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (names, rule) = text.split_once('=').ok_or("no '=' behind the names")?;
+        let line = ["--optimizer-for", "--optimizer"].into_iter().chain(rule.split_whitespace());
+        let line = Line::try_parse_from(line).map_err(|error| {
+            // Without the usage, which is that of another line.
+            let said = error.to_string();
+            let said = said.lines().take_while(|line| !line.is_empty()).map(str::trim);
+            said.collect::<Vec<_>>().join(" ").trim_start_matches("error: ").to_owned()
+        })?;
+        Ok(RuleFor { names: names.to_owned(), rule: line.rule })
+    }
+}
+
+impl FromStr for RateFor {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (names, factor) = text.rsplit_once('=').ok_or("no '=' behind the names")?;
+        let factor = factor.parse().map_err(|error| format!("{factor:?}: {error}"))?;
+        Ok(RateFor { names: names.to_owned(), factor })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Whole {
+        #[command(flatten)]
+        training: TrainingOptions,
+    }
+
+    fn config(line: &[&str]) -> Result<PsConfig, String> {
+        let line = ["pushpull-ps"].iter().chain(line);
+        let whole = Whole::try_parse_from(line).map_err(|error| error.to_string())?;
+        let cluster = ClusterSpec::builder().job("ps", ["a:1"]).build().unwrap();
+        whole.training.config(cluster, TaskId::ps(0))
+    }
+
+    #[test]
+    fn a_rule_for_some_variables_has_flags_of_its_own() {
+        let line = [
+            "--optimizer=adam",
+            "--optimizer-for=emb/*=adagrad --learning-rate 0.25 --schedule steps:9=0.5,20=0.1",
+            "--optimizer-for=emb/b=momentum --momentum 0.5",
+            "--rate-for=emb/*=0.5",
+        ];
+        let said = format!("{:?}", config(&line).unwrap());
+        for expected in ["emb/*", "Adagrad", "0.25", "emb/b", "Momentum", "Adam"] {
+            assert!(said.contains(expected), "{expected} in {said}");
+        }
+        let factor = RateFor { names: "a=b*".to_owned(), factor: 0.5 };
+        assert_eq!("a=b*=0.5".parse(), Ok(factor));
+    }
+
+    #[test]
+    fn what_is_no_rule_for_some_variables_is_told() {
+        let cases = [
+            ("--optimizer-for=emb", "no '=' behind the names"),
+            ("--optimizer-for=emb=adagard", "adagard"),
+            ("--optimizer-for=emb=momentum", "--momentum"),
+            ("--optimizer-for=emb=adagrad --rho 0.5", "--optimizer adagrad does not take --rho"),
+            ("--rate-for=0.5", "no '=' behind the names"),
+            ("--rate-for=emb=half", "\"half\""),
+        ];
+        for (flag, expected) in cases {
+            let error = config(&[flag]).unwrap_err();
+            assert!(error.contains(expected), "{flag}: {error}");
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! Variables with rules and learning rates of their own, through whole clusters.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use pushpull::blocking::Worker;
+use pushpull::checkpoint::{contents, export, list};
+use pushpull::{
+    Adagrad, Adam, Checkpoints, Error, Ftrl, JoinError, LocalDirectory, Optimizer, Params,
+    Partitioner, Ps, PsConfig, Refusal, Sgd, Storage, TaskId, VariableSpec, WorkerConfig,
+};
+use safetensors::SafeTensors;
+
+use crate::cluster::{Cluster, block_on, spec, vector};
+
+/// A table and a matrix in parts, and a bias.
+fn variables(parts: u32) -> Vec<VariableSpec> {
+    let cut = Partitioner::Fixed { shards: parts };
+    vec![
+        VariableSpec::f32("embedding/w", [31, 4]).unwrap().partitioner(cut.clone()),
+        VariableSpec::f32("dense/w", [21, 5]).unwrap().partitioner(cut),
+        vector("dense/bias", 5),
+    ]
+}
+
+/// Beside Adam at 0.25: Adagrad for the embedding, and half the rate for the bias.
+fn by_two_rules(config: PsConfig) -> PsConfig {
+    config.optimizer_for("embedding/*", Adagrad::new(0.5)).rate_for("dense/b*", 0.5)
+}
+
+/// Trains the steps of this range, each with gradients of its own, and gives the values.
+fn train(
+    worker: &mut Worker,
+    params: &mut Params,
+    variables: &[VariableSpec],
+    steps: std::ops::Range<u64>,
+) -> Vec<Vec<f32>> {
+    for step in steps {
+        let token = worker.token().unwrap().unwrap();
+        let mut gradients = worker.gradients();
+        for variable in variables {
+            let gradient = gradients.view_mut::<f32>(variable.name()).unwrap();
+            for (index, value) in gradient.iter_mut().enumerate() {
+                *value = ((index as f32 + 1.0) * (step as f32 + 0.5)).sin();
+            }
+        }
+        worker.push(token, gradients).unwrap();
+    }
+    let token = worker.token().unwrap().unwrap();
+    worker.pull(&token, params).unwrap();
+    let view = |variable: &VariableSpec| params.view::<f32>(variable.name()).unwrap().to_vec();
+    variables.iter().map(view).collect()
+}
+
+/// What so many steps make of a variable of a cluster that has one rule, and nothing else to train.
+fn alone(variable: VariableSpec, rule: impl Optimizer + Clone, steps: u64) -> Vec<f32> {
+    let cluster = Cluster::start(1, 1, rule, |config| config);
+    let (mut worker, variables) = (cluster.worker(0), [variable]);
+    let mut params = worker.join(&variables, |_| ()).unwrap();
+    let values = train(&mut worker, &mut params, &variables, 0..steps).remove(0);
+    cluster.stop();
+    values
+}
+
+/// What so many steps make of all of them, each by its own rule and at its own rate.
+fn expected(steps: u64) -> Vec<Vec<f32>> {
+    let [embedding, dense, bias] = variables(1).try_into().unwrap();
+    vec![
+        alone(embedding, Adagrad::new(0.5), steps),
+        alone(dense, Adam::new(0.25), steps),
+        alone(bias, Adam::new(0.125), steps),
+    ]
+}
+
+#[test]
+fn each_variable_is_trained_by_its_own_rule_on_any_number_of_shards() {
+    let expected = expected(6);
+    for (ps, shards, parts) in [(1, 1, 1), (1, 2, 3), (2, 2, 4)] {
+        let configure = |config: PsConfig| by_two_rules(config).shards(shards);
+        let cluster = Cluster::start(ps, 1, Adam::new(0.25), configure);
+        let (mut worker, variables) = (cluster.worker(0), variables(parts));
+        let mut params = worker.join(&variables, |_| ()).unwrap();
+        let values = train(&mut worker, &mut params, &variables, 0..6);
+        assert!(values == expected, "{ps} tasks of {shards} shards");
+        cluster.stop();
+    }
+}
+
+/// A server on a Unix socket with a state directory.
+fn config(folder: &Path) -> PsConfig {
+    let cluster = spec([format!("unix:{}", folder.join("ps.sock").display())], 1);
+    let storage = Storage::Directory { state: folder.join("state"), bytes_max: 1 << 26 };
+    PsConfig::new(cluster, TaskId::ps(0), Adam::new(0.25)).shards(2).storage(storage)
+}
+
+fn serve(folder: &Path, config: PsConfig) -> Result<Ps, pushpull::StartError> {
+    let address = format!("unix:{}", folder.join("ps.sock").display());
+    block_on(Ps::listen(&address)).unwrap().start(config)
+}
+
+#[test]
+fn a_state_goes_on_under_its_own_rules_and_no_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let ps = serve(folder, by_two_rules(config(folder))).unwrap();
+    let cluster = spec([format!("unix:{}", folder.join("ps.sock").display())], 1);
+    let mut worker = Worker::connect(WorkerConfig::new(cluster, TaskId::worker(0))).unwrap();
+    let variables = variables(2);
+    let mut params = worker.join(&variables, |_| ()).unwrap();
+    train(&mut worker, &mut params, &variables, 0..3);
+    block_on(ps.serve(async {})).unwrap();
+    let refused = |config: PsConfig| serve(folder, config).unwrap_err().to_string();
+    let other = config(folder).optimizer_for("embedding/*", Sgd::new(0.5));
+    let said = "whose optimizer_for is \"\\\"embedding/*\\\": adagrad\", and this one's is \
+                \"\\\"embedding/*\\\": sgd\"";
+    assert!(refused(other).contains(said));
+    let unknown = refused(by_two_rules(config(folder)).rate_for("dens/*", 0.5));
+    assert!(unknown.contains("cannot train \"dens/*\" as configured"), "{unknown}");
+    let ps = serve(folder, by_two_rules(config(folder))).unwrap();
+    assert!(train(&mut worker, &mut params, &variables, 3..6) == expected(6));
+    drop((worker, ps));
+}
+
+#[test]
+fn a_checkpoint_has_the_slots_of_each_rule_and_fits_other_layouts() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path().join("checkpoints");
+    let storage = || LocalDirectory::create(&directory).unwrap();
+    let start = |ps, optimizer: Adam, configure: fn(PsConfig) -> PsConfig| {
+        Cluster::start(ps, 1, optimizer, |config| {
+            configure(config).shards(2).checkpoints(Checkpoints::new(storage()))
+        })
+    };
+    let first = start(2, Adam::new(0.25), by_two_rules);
+    let mut worker = first.worker(0);
+    let mut params = worker.join(&variables(3), |_| ()).unwrap();
+    train(&mut worker, &mut params, &variables(3), 0..3);
+    worker.save(b"").unwrap();
+    first.stop();
+
+    let file = folder.path().join("export");
+    export(Arc::new(storage()), None, &file, true).unwrap();
+    let bytes = std::fs::read(&file).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let mut names = tensors.names();
+    names.sort_unstable();
+    let slots = ["dense/bias:m", "dense/bias:v", "dense/w", "dense/w:m", "dense/w:v"];
+    let expected_names =
+        [&["dense/bias"][..], &slots, &["embedding/w", "embedding/w:accumulator"]].concat();
+    assert_eq!(names, expected_names);
+    let summary = list(&storage()).unwrap().checkpoints.remove(0);
+    assert_eq!(summary.optimizers, ["adagrad", "adam"]);
+    let training = contents(Arc::new(storage()), &summary.name).unwrap().training;
+    let kinds: Vec<String> = training.into_iter().map(|trained| trained.unwrap().0).collect();
+    assert_eq!(kinds, ["adagrad", "adam", "adam"]);
+
+    // By one rule for all it is not to be had.
+    let other = start(1, Adam::new(0.25), |config| config);
+    let error = other.worker(0).join(&variables(1), |_| ()).unwrap_err().to_string();
+    let said = "cannot restore \"embedding/w\": the checkpoint has it trained by adagrad, not adam";
+    assert!(error.contains(said), "{error}");
+    other.stop();
+
+    let expected = expected(6);
+    for (ps, parts) in [(1, 1), (3, 4)] {
+        let other = start(ps, Adam::new(0.25), by_two_rules);
+        let mut worker = other.worker(0);
+        let mut params = worker.join(&variables(parts), |_| panic!("it is restored")).unwrap();
+        assert_eq!(worker.restored().unwrap().step, 3);
+        let values = train(&mut worker, &mut params, &variables(parts), 3..6);
+        assert!(values == expected, "{ps} tasks, {parts} parts");
+        other.stop();
+    }
+}
+
+#[test]
+fn variables_that_cannot_be_trained_so_are_refused_by_name() {
+    type Configure = fn(PsConfig) -> PsConfig;
+    let cases: [(Configure, &str, &str); 3] = [
+        (|c| c.optimizer_for("emb*", Sgd::new(1.0)).rate_for("d*", 1.0), "d*", "named so"),
+        (|c| c.optimizer_for("embeddings", Sgd::new(1.0)), "embeddings", "named so"),
+        (|c| c.optimizer_for("*", Ftrl::new(1.0)).rate_for("emb*", 0.5), "embedding", "ftrl"),
+    ];
+    for (configure, expected, reason) in cases {
+        let cluster = Cluster::start(1, 1, Adam::new(0.25), configure);
+        let error = cluster.worker(0).join(&[vector("embedding", 3)], |_| ()).unwrap_err();
+        let JoinError::Session(Error::Refused { refusal, .. }) = &error else { panic!("{error}") };
+        let Refusal::Untrainable { variable, detail } = refusal else { panic!("{error}") };
+        assert_eq!(variable.as_str(), expected);
+        assert!(detail.as_str().contains(reason), "{error}");
+        cluster.stop();
+    }
+}

@@ -1,0 +1,152 @@
+//! Rules that must know a whole variable before they change any of it.
+
+use pushpull::optimizer::{ApplyAt, Run, SlotSpec, SumRun, Sums};
+use pushpull::{
+    Adam, Initial, Lamb, Mode, Optimizer, PsConfig, Push, StalenessPolicy, VariableSpec,
+};
+
+use crate::cluster::{Cluster, vector};
+
+/// More than a part of a push, and no whole number of blocks.
+const ELEMENTS: usize = 300_001;
+
+/// A rule of somebody's own: each step is as long as a share of the values, by the one sum that it
+/// makes of each.
+#[derive(Clone, Debug)]
+struct Share(f64);
+
+impl Optimizer for Share {
+    fn kind(&self) -> &'static str {
+        "share"
+    }
+
+    fn slots(&self) -> &[SlotSpec] {
+        &[]
+    }
+
+    fn sums_whole_variables(&self) -> bool {
+        true
+    }
+
+    fn sum_f32(&self, _: ApplyAt, run: SumRun<'_, f32>, sums: &mut Sums) {
+        let square = |x: f32| f64::from(x) * f64::from(x);
+        sums.add(run.values.len(), |i| [square(run.values[i]), square(run.gradient[i])]);
+    }
+
+    fn apply_f32(&self, at: ApplyAt, run: Run<'_, f32>) {
+        let [values, gradient, ..] = at.sums;
+        let rate = (self.0 * (values / gradient).sqrt()) as f32;
+        run.values.iter_mut().zip(run.gradient).for_each(|(value, g)| *value -= rate * g);
+    }
+
+    fn apply_f64(&self, _: ApplyAt, _: Run<'_, f64>) {
+        unreachable!("the variables here are f32")
+    }
+}
+
+fn gradient(worker: u32, step: u64) -> Vec<f32> {
+    let salt = step as f32 + 0.25 + worker as f32;
+    (0..ELEMENTS).map(|index| (index as f32 * salt).sin()).collect()
+}
+
+/// What a rule makes of a variable by these gradients, each taken in one piece.
+fn expected(
+    rule: &dyn Optimizer,
+    start: &[f32],
+    gradients: impl Iterator<Item = Vec<f32>>,
+) -> Vec<f32> {
+    let mut values = start.to_vec();
+    let mut slots = vec![vec![0.0_f32; start.len()]; rule.slots().len()];
+    for (count, gradient) in (1..).zip(gradients) {
+        let (at, mut sums) = (ApplyAt::new(count, 0), Sums::default());
+        let held: Vec<&[f32]> = slots.iter().map(Vec::as_slice).collect();
+        rule.sum_f32(at, SumRun::new(&values, &held, &gradient), &mut sums);
+        let slots = &mut slots.iter_mut().map(Vec::as_mut_slice).collect::<Vec<_>>()[..];
+        let run = Run { values: &mut values, slots, gradient: &gradient };
+        rule.apply_f32(at.with_sums(sums.totals()), run);
+    }
+    values
+}
+
+fn start() -> Vec<f32> {
+    (0..ELEMENTS).map(|index| (index as f32 * 0.1).cos()).collect()
+}
+
+/// The variable that is trained so, between two that are not.
+fn variables() -> [VariableSpec; 3] {
+    [vector("before", 5), vector("w", ELEMENTS as u64), vector("behind", 3)]
+}
+
+/// The values of all variables after so many steps of these workers, in turns.
+fn trained(
+    rule: impl Optimizer + Clone,
+    shards: u16,
+    workers: u32,
+    steps: u64,
+    configure: impl Fn(PsConfig) -> PsConfig,
+) -> [Vec<f32>; 3] {
+    let configure =
+        |config: PsConfig| configure(config.optimizer_for("w", rule.clone())).shards(shards);
+    let cluster = Cluster::start(1, workers as usize, Adam::new(0.25), configure);
+    let mut all: Vec<_> = (0..workers)
+        .map(|index| {
+            let mut worker = cluster.worker(index);
+            let first = start();
+            let fill = |initial: &mut Initial| _ = initial.set("w", &first);
+            let params = worker.join(&variables(), fill).unwrap();
+            (worker, params)
+        })
+        .collect();
+    for step in 0..steps {
+        for (index, (worker, _)) in (0..).zip(&mut all) {
+            let token = worker.token().unwrap().unwrap();
+            let mut gradients = worker.gradients();
+            gradients.view_mut::<f32>("before").unwrap().fill(1.0 + step as f32);
+            gradients.view_mut::<f32>("behind").unwrap().fill(2.0);
+            gradients.view_mut::<f32>("w").unwrap().copy_from_slice(&gradient(index, step));
+            let push = worker.push(token, gradients).unwrap();
+            assert!(!matches!(push, Push::Stale { .. }), "{push:?}");
+        }
+    }
+    let (worker, params) = &mut all[0];
+    let token = worker.token().unwrap().unwrap();
+    worker.pull(&token, params).unwrap();
+    let values = ["before", "w", "behind"].map(|name| params.view::<f32>(name).unwrap().to_vec());
+    cluster.stop();
+    values
+}
+
+#[test]
+fn a_rule_with_norms_sees_the_whole_variable_on_any_number_of_shards() {
+    let gradients = || (0..3).map(|step| gradient(0, step));
+    let lamb = Lamb::new(0.1).weight_decay(0.5);
+    let by_lamb = expected(&lamb, &start(), gradients());
+    let by_share = expected(&Share(0.1), &start(), gradients());
+    let mut others = Vec::new();
+    for shards in [1, 2] {
+        let [before, w, behind] = trained(lamb.clone(), shards, 1, 3, |config| config);
+        assert!(w == by_lamb, "{shards} shards");
+        others.push((before, behind));
+        let [before, w, behind] = trained(Share(0.1), shards, 1, 3, |config| config);
+        assert!(w == by_share, "{shards} shards");
+        others.push((before, behind));
+    }
+    assert!(others.iter().all(|other| *other == others[0] && other.0[0] < 0.0), "{others:?}");
+    assert!(by_lamb != by_share);
+}
+
+#[test]
+fn a_rule_with_norms_takes_the_mean_of_a_step_and_gradients_that_are_compensated() {
+    let mode = Mode::Synchronous { replicas_to_aggregate: 2, total_num_replicas: 2 };
+    let mean = |step| {
+        let both = gradient(0, step).into_iter().zip(gradient(1, step));
+        both.map(|(a, b)| (a + b) / 2.0).collect::<Vec<f32>>()
+    };
+    let lamb = Lamb::new(0.1);
+    let [_, w, _] = trained(lamb.clone(), 2, 2, 3, |config| config.mode(mode));
+    assert!(w == expected(&lamb, &start(), (0..3).map(mean)));
+    // Of one worker no gradient is stale, so that there is nothing to compensate.
+    let policy = StalenessPolicy::DelayCompensation { lambda: 0.5 };
+    let [_, w, _] = trained(lamb.clone(), 2, 1, 3, |config| config.staleness(policy));
+    assert!(w == expected(&lamb, &start(), (0..3).map(|step| gradient(0, step))));
+}
