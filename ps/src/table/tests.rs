@@ -24,6 +24,19 @@ const WIDTH: usize = 3;
 /// What a row takes: its values, a slot of Adagrad, and the rest.
 const ROW: u64 = 24 + TableSpec::ROW_OVERHEAD_BYTES;
 
+impl Table {
+    /// Its rows by the last commit, each with its head and slots, by their ids.
+    pub(crate) fn contents(&self, journal: &Journal) -> BTreeMap<u64, Vec<u8>> {
+        let pages = self.committed_pages(journal);
+        let words = (0..self.pages).flat_map(|page| pages.page(page).to_vec());
+        let records = words.filter_map(|word| match Entry::of(word) {
+            Entry::Row(record) => Some(self.records.read(record)),
+            _ => None,
+        });
+        records.map(|record| (id_of(record), record.to_vec())).collect()
+    }
+}
+
 /// A table by itself, on files that outlive it.
 struct Alone {
     arena: Arena,
