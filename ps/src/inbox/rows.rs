@@ -16,9 +16,16 @@ pub(crate) struct Rows<'a> {
     count: u64,
     /// The rows, one behind the other.
     pub(crate) values: &'a [u8],
+    /// What they are multiplied by.
+    pub(crate) factor: f64,
 }
 
 impl Rows<'_> {
+    /// The same, to be multiplied by this.
+    pub(crate) fn times(self, factor: f64) -> Self {
+        Rows { factor, ..self }
+    }
+
     /// How many they are.
     pub(crate) fn len(&self) -> usize {
         self.count as usize
@@ -116,6 +123,6 @@ impl Inbox {
         let count = rows::count(index, partition).ok()?;
         let bytes = count * partition.row_bytes();
         let values = self.bytes(number, partition.offset..partition.offset + bytes)?;
-        Some(Rows { index, count, values })
+        Some(Rows { index, count, values, factor: 1.0 })
     }
 }
