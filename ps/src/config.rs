@@ -14,6 +14,7 @@ use pushpull_common::protocol::limits;
 
 use crate::aggregate::SparseReduction;
 use crate::aggregate::admission::Rule;
+use crate::aggregate::clipping::Exact;
 use crate::aggregate::mode::{Mode, OnLoss};
 use crate::aggregate::staleness::StalenessPolicy;
 use crate::checkpoint::{CheckpointStorage, Retention};
@@ -128,6 +129,7 @@ pub struct PsConfig {
     pub(crate) on_loss: OnLoss,
     pub(crate) join_timeout: Duration,
     pub(crate) deterministic: bool,
+    pub(crate) clip_by_global_norm: Option<f64>,
     pub(crate) wait_ahead: Option<u64>,
     pub(crate) reject_older: Option<u64>,
     pub(crate) storage: Storage,
@@ -169,6 +171,7 @@ impl PsConfig {
             on_loss: OnLoss::default(),
             join_timeout: Duration::from_secs(60),
             deterministic: false,
+            clip_by_global_norm: None,
             wait_ahead: None,
             reject_older: None,
             storage: Storage::Memory { bytes_max: Storage::BYTES_MAX },
@@ -257,6 +260,20 @@ impl PsConfig {
     /// that is lost is waited for, whatever [`PsConfig::on_loss`] says. Default false.
     pub fn deterministic(self, deterministic: bool) -> Self {
         PsConfig { deterministic, ..self }
+    }
+
+    /// In [`Mode::Synchronous`]: a gradient whose Euclidean norm is above this, over all variables on all
+    /// shards together, is scaled down to it before the mean of the step is taken: each replica's
+    /// gradient by itself, as the workers' `Gradients::clip_by_global_norm` does, and so the
+    /// mean is no longer than the bound either. Every shard scales a gradient by the same number, which
+    /// the step owner makes of the norms that they report. Rows of sparse variables count as they are
+    /// pushed; a gradient whose norm is not finite is taken as it is.
+    ///
+    /// Above 0 and finite. In asynchronous mode it is refused: there a shard applies what it has
+    /// before others have the rest, and workers clip. All tasks must clip, or none; the bound is the
+    /// step owner's. Costs a pass over each gradient when it is whole. Default: none.
+    pub fn clip_by_global_norm(self, bound: f64) -> Self {
+        PsConfig { clip_by_global_norm: Some(bound), ..self }
     }
 
     /// In asynchronous mode: a worker that has made `gradients` more than the slowest waits for a
@@ -392,6 +409,7 @@ impl PsConfig {
             .with("optimizer", self.rules.default().kind())
             .with("optimizer_for", self.rules.exceptions())
             .with("mode", mode)
+            .with("clips", if self.clip_by_global_norm.is_some() { "by global norm" } else { "" })
     }
 
     /// What synchronous steps are made of, if steps are synchronous.
@@ -412,6 +430,7 @@ impl PsConfig {
             ordered: self.deterministic,
             rooms: 0,
             last_step: self.last_step,
+            clip: self.clip_by_global_norm.map(Exact::from),
         };
         // With so many nobody ever waits for one.
         let rooms = u64::from(rule.share()) * u64::from(total);

@@ -41,6 +41,8 @@ pub(crate) struct Arrival {
     pub(crate) whole: Option<WholePush>,
     /// Its place among the pushes that came whole; 0 before.
     pub(crate) order: u64,
+    /// What the squares of its elements come to, once they are added up. Not kept in the arena.
+    pub(crate) squares: Option<f64>,
 }
 
 /// How to answer a push that is whole.
@@ -355,6 +357,13 @@ impl Inbox {
     #[cfg(test)]
     pub(crate) fn arrivals(&self) -> impl Iterator<Item = (u32, &Arrival)> {
         self.rooms.iter().flatten().filter_map(|room| Some((room.number, room.arrival.as_ref()?)))
+    }
+
+    /// What the squares of the gradient in a room come to is known: the token that it spends.
+    pub(crate) fn set_squares(&mut self, number: u32, squares: f64) -> Option<TokenId> {
+        let push = self.room_mut(number)?.arrival.as_mut()?;
+        push.squares = Some(squares);
+        Some(push.token)
     }
 
     /// Starts receiving a push into a room.

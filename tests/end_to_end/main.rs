@@ -5,6 +5,7 @@
 mod bad_input;
 mod bounds;
 mod checkpoints;
+mod clipping;
 mod cluster;
 mod codecs;
 mod exactness;

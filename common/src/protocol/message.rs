@@ -552,6 +552,9 @@ wire_struct! {
         client: ClientEpoch,
         /// The shard.
         shard: ShardId,
+        /// What the squares of the gradient's elements there add up to, where gradients are clipped by
+        /// their global norm; 0 elsewhere.
+        squares: f64,
     }
 }
 wire_struct! {
@@ -566,8 +569,8 @@ wire_struct! {
     /// Step owner to shard: the step in the header, counted from 0, is made of these pushes in this
     /// order (synchronous mode). For good, and may be said again.
     Commit {
-        /// The tokens that the pushes spend.
-        tokens: List<TokenId, { limits::STEP_PUSHES_MAX }>,
+        /// The tokens that the pushes spend, and what each gradient is multiplied by.
+        pushes: List<(TokenId, f64), { limits::STEP_PUSHES_MAX }>,
     }
 }
 wire_struct! {

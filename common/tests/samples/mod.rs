@@ -230,10 +230,11 @@ fn answer() -> PushAnswer {
 fn between_servers(add: &mut impl FnMut(&str, Message)) {
     let (token, shard) = (TokenId(11), ShardId { task: 1, shard: 2 });
     let client = ClientEpoch(3);
-    add("Held", Held { token, client, shard }.into());
+    add("Held", Held { token, client, shard, squares: 0.25 }.into());
     add("StepApplied", StepApplied { shard }.into());
-    let tokens = List::new(vec![token, TokenId(9), TokenId(0x0102_0304_0506_0708)]);
-    add("Commit", Commit { tokens: tokens.expect("3 are few") }.into());
+    let pushes = [(token, 1.0), (TokenId(9), 0.5), (TokenId(0x0102_0304_0506_0708), 0.25)];
+    let pushes = List::new(pushes.to_vec()).expect("3 are few");
+    add("Commit", Commit { pushes }.into());
     add("Over", Over { token }.into());
     add("KeepCut", KeepCut {}.into());
 }

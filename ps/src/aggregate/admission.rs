@@ -13,6 +13,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::clipping::{self, Exact};
 use crate::shard::replicas::ClientKey;
 use crate::zoo::{Bug, Zoo};
 
@@ -33,6 +34,8 @@ pub(crate) struct Rule {
     pub(crate) rooms: usize,
     /// No step is begun after this one.
     pub(crate) last_step: Option<u64>,
+    /// Gradients of a larger norm, over all shards, are scaled down to this.
+    pub(crate) clip: Option<Exact>,
 }
 
 impl Rule {
@@ -47,6 +50,15 @@ impl Rule {
 pub(crate) struct Grant {
     pub(crate) token: u64,
     pub(crate) holder: ClientKey,
+}
+
+/// A push that is a part of a step, for good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Admitted {
+    pub(crate) token: u64,
+    pub(crate) holder: ClientKey,
+    /// What its gradient is multiplied by.
+    pub(crate) factor: Exact,
 }
 
 /// What a request for a token meets.
@@ -75,14 +87,17 @@ pub(crate) struct Committed {
     /// Counted from 0.
     pub(crate) step: u64,
     pub(crate) tokens: Vec<u64>,
+    /// What the gradient of each is multiplied by.
+    pub(crate) factors: Vec<Exact>,
 }
 
 /// A token that is out.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Out {
     holder: ClientKey,
-    /// The shards that hold its push whole. Not durable: they say it again.
-    held: Vec<bool>,
+    /// Of the shards that hold its push whole, what the squares of its elements come to there. Not
+    /// durable: they say it again.
+    held: Vec<Option<Exact>>,
 }
 
 /// The step owner's account of the step under way.
@@ -105,7 +120,7 @@ pub(crate) struct Admission {
     next_token: u64,
     out: BTreeMap<u64, Out>,
     /// The pushes of the step under way, or of the last one while it is being applied, in order.
-    admitted: Vec<Grant>,
+    admitted: Vec<Admitted>,
     /// Whether the last step is committed and not applied everywhere.
     applying: bool,
     /// Gradients that the step under way takes.
@@ -155,7 +170,7 @@ impl Admission {
     }
 
     /// The pushes of the step under way, or of the last while it is applied, in order.
-    pub(crate) fn admitted(&self) -> &[Grant] {
+    pub(crate) fn admitted(&self) -> &[Admitted] {
         &self.admitted
     }
 
@@ -203,7 +218,7 @@ impl Admission {
 
     /// Puts back what was admitted when an earlier process stopped, and whether that step was
     /// committed.
-    pub(crate) fn restore_admitted(&mut self, admitted: Vec<Grant>, applying: bool, goal: u32) {
+    pub(crate) fn restore_admitted(&mut self, admitted: Vec<Admitted>, applying: bool, goal: u32) {
         (self.admitted, self.applying, self.goal) = (admitted, applying, goal);
         if self.zoo.has(Bug::ForgetAdmissions) && !applying {
             self.admitted.clear();
@@ -232,7 +247,7 @@ impl Admission {
     ///
     /// Before what was admitted is.
     pub(crate) fn restore_token(&mut self, grant: Grant) {
-        let out = Out { holder: grant.holder, held: vec![false; self.shards] };
+        let out = Out { holder: grant.holder, held: vec![None; self.shards] };
         self.out.insert(grant.token, out);
     }
 
@@ -252,7 +267,7 @@ impl Admission {
     pub(crate) fn set_shards(&mut self, shards: usize) {
         self.shards = shards;
         self.applied = vec![0; shards];
-        self.out.values_mut().for_each(|out| out.held = vec![false; shards]);
+        self.out.values_mut().for_each(|out| out.held = vec![None; shards]);
     }
 
     /// A replica is there: new, back, or in place of an older self. Its rank, the index of its
@@ -313,15 +328,14 @@ impl Admission {
         if !self.live.contains_key(&replica) {
             return Asked::Wait;
         }
-        let given = self.tokens_out().chain(self.admitted.iter().copied());
-        let has = given.filter(|grant| grant.holder == replica).count();
+        let has = self.given_to(replica);
         let free = self.out.len() + self.admitted.len() < self.rule.rooms;
         if has >= self.rule.share() as usize || !free {
             return Asked::Wait;
         }
         let token = self.next_token;
         self.next_token += 1;
-        self.out.insert(token, Out { holder: replica, held: vec![false; self.shards] });
+        self.out.insert(token, Out { holder: replica, held: vec![None; self.shards] });
         Asked::Granted(Grant { token, holder: replica })
     }
 
@@ -330,11 +344,19 @@ impl Admission {
         self.out.iter().map(|(&token, out)| Grant { token, holder: out.holder })
     }
 
-    /// A shard holds the push of this token whole; false if it is over, and of no use to anybody.
+    /// How many tokens of this holder are out, or have their pushes admitted.
+    fn given_to(&self, holder: ClientKey) -> usize {
+        let admitted = self.admitted.iter().map(|push| push.holder);
+        let holders = self.out.values().map(|out| out.holder).chain(admitted);
+        holders.filter(|&other| other == holder).count()
+    }
+
+    /// A shard holds the push of this token whole, the squares of whose elements come to this there;
+    /// false if it is over, and of no use to anybody.
     #[must_use]
-    pub(crate) fn held(&mut self, shard: usize, token: u64) -> bool {
+    pub(crate) fn held(&mut self, shard: usize, token: u64, squares: Exact) -> bool {
         if let Some(out) = self.out.get_mut(&token) {
-            out.held[shard] = true;
+            out.held[shard] = Some(squares);
             self.advance();
             return true;
         }
@@ -361,7 +383,8 @@ impl Admission {
     pub(crate) fn committed(&self) -> Option<Committed> {
         self.applying.then(|| Committed {
             step: self.step - 1,
-            tokens: self.admitted.iter().map(|grant| grant.token).collect(),
+            tokens: self.admitted.iter().map(|push| push.token).collect(),
+            factors: self.admitted.iter().map(|push| push.factor).collect(),
         })
     }
 
@@ -402,8 +425,13 @@ impl Admission {
         while (self.admitted.len() as u32) < self.goal
             && let Some(grant) = self.next_to_admit()
         {
-            self.out.remove(&grant.token);
-            self.admitted.push(grant);
+            let Grant { token, holder } = grant;
+            let held = self.out.remove(&token).into_iter().flat_map(|out| out.held);
+            let factor = match self.rule.clip {
+                Some(bound) => clipping::factor(bound, held.flatten()),
+                None => Exact::ONE,
+            };
+            self.admitted.push(Admitted { token, holder, factor });
             self.verdicts.push((grant, Verdict::Admitted { step: self.step }));
         }
         if !self.admitted.is_empty() && self.admitted.len() as u32 >= self.goal {
@@ -419,7 +447,8 @@ impl Admission {
     fn next_to_admit(&self) -> Option<Grant> {
         let early = self.zoo.has(Bug::AdmitBeforeWhole);
         let mut whole = self.out.iter().filter_map(|(&token, Out { holder, held })| {
-            let whole = held.iter().all(|&held| held) || (early && held.contains(&true));
+            let mut held = held.iter().map(Option::is_some);
+            let whole = if early { held.any(|held| held) } else { held.all(|held| held) };
             whole.then_some(Grant { token, holder: *holder })
         });
         if !self.rule.ordered {
@@ -448,8 +477,7 @@ impl Admission {
             return Err(format!("{:?} and {out:?} have no room", self.admitted));
         }
         for holder in self.live.keys() {
-            let given = self.admitted.iter().chain(&out);
-            if given.filter(|grant| grant.holder == *holder).count() > self.rule.share() as usize {
+            if self.given_to(*holder) > self.rule.share() as usize {
                 return Err(format!("{holder:?} has more than its share"));
             }
         }

@@ -352,7 +352,7 @@ impl World {
 
     /// A shard says that it holds a push, and drops it if it is told that it is over.
     fn say_held(&mut self, shard: usize, token: u64) {
-        if !self.owner.held(shard, token) {
+        if !self.owner.held(shard, token, 0.0.into()) {
             self.shards[shard].whole.remove(&token);
         }
     }
@@ -514,7 +514,7 @@ const NONE: Faults =
 fn rule(aggregate: u32, total: u32, steps: u64) -> Rule {
     let share = aggregate.div_ceil(total);
     let rooms = (share * total) as usize;
-    Rule { aggregate, total, floor: 0, ordered: false, rooms, last_step: Some(steps) }
+    Rule { aggregate, total, floor: 0, ordered: false, rooms, last_step: Some(steps), clip: None }
 }
 
 fn settings(zoo: Zoo) -> Vec<Setting> {

@@ -30,6 +30,7 @@
 
 mod accumulator;
 pub(crate) mod admission;
+pub(crate) mod clipping;
 #[cfg(test)]
 pub(crate) mod exhaustive;
 pub(crate) mod mode;

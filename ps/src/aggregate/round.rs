@@ -3,6 +3,7 @@
 //! A shard decides nothing by counting.
 
 use super::admission::Committed;
+use super::clipping::Exact;
 use crate::zoo::{Bug, Zoo};
 
 /// What a shard knows of the step under way. Durable, beside this: the steps applied.
@@ -11,7 +12,7 @@ use crate::zoo::{Bug, Zoo};
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Round {
     step: u64,
-    committed: Option<Vec<u64>>,
+    committed: Option<Committed>,
     zoo: Zoo,
 }
 
@@ -32,7 +33,7 @@ impl Round {
     /// Takes in what the step owner says.
     pub(crate) fn learn(&mut self, committed: &Committed) {
         if committed.step == self.step {
-            self.committed = Some(committed.tokens.clone());
+            self.committed = Some(committed.clone());
         }
     }
 
@@ -40,13 +41,21 @@ impl Round {
     pub(crate) fn whole(&mut self, tokens: impl Iterator<Item = u64>) {
         if self.zoo.has(Bug::CommitAlone) {
             let tokens: Vec<u64> = tokens.collect();
-            self.committed = (tokens.len() >= ALONE).then_some(tokens);
+            let factors = vec![Exact::ONE; tokens.len()];
+            let committed = Committed { step: self.step, tokens, factors };
+            self.committed = (committed.tokens.len() >= ALONE).then_some(committed);
         }
     }
 
     /// The tokens of the pushes that are to be applied now, as their mean, in this order.
     pub(crate) fn due(&self) -> Option<&[u64]> {
-        self.committed.as_deref()
+        self.committed.as_ref().map(|committed| &committed.tokens[..])
+    }
+
+    /// What their gradients are multiplied by, in the same order.
+    pub(crate) fn factors(&self) -> impl Iterator<Item = f64> {
+        let factors = self.committed.iter().flat_map(|committed| &committed.factors);
+        factors.map(|factor| factor.get())
     }
 
     /// They are applied.

@@ -30,6 +30,7 @@ impl PsConfig {
             return setting("lease", format!("{:?}", self.lease), "it must be at least 100 ms");
         }
         let mode_fault = self.synchronous_fault().or_else(|| self.bounds_fault());
+        let mode_fault = mode_fault.or_else(|| self.clipping_fault());
         if let Some((setting, value, reason)) = mode_fault {
             return Err(StartError::Setting { setting, value, reason });
         }
@@ -102,6 +103,20 @@ impl PsConfig {
         damps_nothing.then(|| (format!("{policy:?}"), "an optimizer does not scale its rate"))
     }
 
+    /// The bound of gradients' norms if it cannot be used.
+    fn clipping_fault(&self) -> Option<(&'static str, String, &'static str)> {
+        let bound = self.clip_by_global_norm?;
+        let fault = |reason| Some(("clip_by_global_norm", bound.to_string(), reason));
+        if self.mode == Mode::Asynchronous {
+            return fault("in asynchronous mode workers clip: Gradients::clip_by_global_norm");
+        }
+        if !(bound > 0.0 && bound.is_finite()) {
+            fault("it must be above 0 and finite")
+        } else {
+            None
+        }
+    }
+
     /// The first bound of asynchronous mode that cannot be used.
     fn bounds_fault(&self) -> Option<(&'static str, String, &'static str)> {
         let bounds = [("wait_ahead", self.wait_ahead), ("reject_older", self.reject_older)];
@@ -164,7 +179,7 @@ mod tests {
     #[test]
     fn what_cannot_run_is_refused_by_name() {
         type Change = fn(PsConfig) -> PsConfig;
-        let changes: [(Change, &str); 23] = [
+        let changes: [(Change, &str); 26] = [
             (|c| c.shards(0), "shards"),
             (|c| c.shards(257), "shards"),
             (|c| c.inbox_pushes(0), "inbox_pushes"),
@@ -176,6 +191,9 @@ mod tests {
             (|c| c.wait_ahead(0), "wait_ahead"),
             (|c| c.mode(synchronous(2, 3)).wait_ahead(1), "wait_ahead"),
             (|c| c.mode(synchronous(2, 3)).reject_older(0), "reject_older"),
+            (|c| c.clip_by_global_norm(1.0), "clip_by_global_norm"),
+            (|c| c.mode(synchronous(2, 3)).clip_by_global_norm(0.0), "clip_by_global_norm"),
+            (|c| c.mode(synchronous(2, 3)).clip_by_global_norm(f64::NAN), "clip_by_global_norm"),
             (|c| c.lease(Duration::from_millis(99)), "lease"),
             (|c| c.connections_max(0), "connections_max"),
             (|c| c.half_open_max(0), "half_open_max"),

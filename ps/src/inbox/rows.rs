@@ -15,9 +15,16 @@ pub(crate) struct Rows<'a> {
     numbers: Numbers<'a>,
     /// The rows, one behind the other.
     pub(crate) values: &'a [u8],
+    /// What they are multiplied by.
+    pub(crate) factor: f64,
 }
 
 impl Rows<'_> {
+    /// The same, to be multiplied by this.
+    pub(crate) fn times(self, factor: f64) -> Self {
+        Rows { factor, ..self }
+    }
+
     /// How many they are.
     pub(crate) fn len(&self) -> usize {
         self.numbers.len()
@@ -113,6 +120,6 @@ impl Inbox {
         let count = rows::count(index, partition).ok()?;
         let bytes = count * partition.row_bytes();
         let values = self.bytes(number, partition.offset..partition.offset + bytes)?;
-        Some(Rows { numbers: rows::numbers(index, partition, count), values })
+        Some(Rows { numbers: rows::numbers(index, partition, count), values, factor: 1.0 })
     }
 }

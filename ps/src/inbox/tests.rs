@@ -24,6 +24,7 @@ impl Inbox {
                 step,
                 // Goes with the process.
                 read: _,
+                squares: _,
                 extents,
                 bytes,
                 whole,
@@ -72,6 +73,7 @@ fn arrival(sequence: u64) -> Arrival {
         bytes: 0,
         whole: None,
         order: 0,
+        squares: None,
     }
 }
 

@@ -87,6 +87,7 @@ pub(crate) fn whole_rooms(
             extents,
             bytes,
             order,
+            squares: None,
             // Nobody listens any more; whoever asks again is answered.
             whole: Some(WholePush::unheard()),
         };

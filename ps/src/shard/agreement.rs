@@ -12,6 +12,7 @@ use pushpull_common::protocol::{Envelope, Header, Message, message};
 use super::Shard;
 use super::output::Output;
 use crate::aggregate::admission::Committed;
+use crate::aggregate::clipping::Exact;
 
 impl Shard {
     /// The shards that take part in a step, in the order in which the step owner counts them: those
@@ -77,14 +78,16 @@ impl Shard {
         }
     }
 
-    /// Tells the step owner that a push is held here.
+    /// Tells the step owner that a push is held here, if what must be told of it is known.
     pub(super) fn report_held(&mut self, token: TokenId) {
         let inbox = self.inbox.as_ref();
-        let holder = inbox.and_then(|inbox| inbox.holder(inbox.whole_room_of(token.0)?));
+        let room = inbox.and_then(|inbox| inbox.whole_room_of(token.0));
+        let Some(squares) = room.and_then(|room| self.squares_of(room)) else { return };
+        let holder = inbox.zip(room).and_then(|(inbox, room)| inbox.holder(room));
         // What an older self has left is no client's, and spends no token.
         let epoch = |client| self.replicas.client(client).epoch;
         let client = holder.map_or(ClientEpoch(0), epoch);
-        self.tell_owner(message::Held { token, client, shard: self.id }.into());
+        self.tell_owner(message::Held { token, client, shard: self.id, squares }.into());
     }
 
     /// Tells the step owner how many steps are applied here.
@@ -107,12 +110,14 @@ impl Shard {
         }
         match message {
             Message::Commit(commit) => {
-                let tokens: Vec<u64> = commit.tokens.items().iter().map(|t| t.0).collect();
+                let pushes = commit.pushes.items().iter();
+                let (tokens, factors): (Vec<u64>, Vec<Exact>) =
+                    pushes.map(|&(token, factor)| (token.0, Exact::from(factor))).unzip();
                 let whole: BTreeSet<TokenId> = self.whole_tokens();
                 let all_here = tokens.iter().all(|&token| whole.contains(&TokenId(token)));
                 self.counters.steps_missed.add(u64::from(!all_here));
                 if let Some(round) = self.round.as_mut().filter(|_| all_here) {
-                    round.learn(&Committed { step: header.step.0, tokens });
+                    round.learn(&Committed { step: header.step.0, tokens, factors });
                 }
                 self.begin_step();
             }
@@ -129,7 +134,7 @@ impl Shard {
 
     /// On the step owner: a shard holds a push whole.
     pub(super) fn shard_holds(&mut self, now: Instant, connection: u64, held: &message::Held) {
-        let message::Held { token, client, shard } = *held;
+        let message::Held { token, client, shard, squares } = *held;
         let Some(index) = self.takes_part(connection, shard) else { return };
         let holder = self.owner.as_ref().and_then(|owner| owner.holder_of(token));
         if holder.is_some_and(|holder| self.replicas.client(holder).epoch != client) {
@@ -139,7 +144,7 @@ impl Shard {
         let Some(admission) = self.admission_mut() else {
             return;
         };
-        if !admission.held(index, token.0) {
+        if !admission.held(index, token.0, squares.into()) {
             self.say_over(connection, token);
         }
         self.decide(now);
@@ -191,11 +196,12 @@ impl Shard {
     }
 
     fn say_committed(&mut self, connection: u64, committed: &Committed) {
-        let tokens = committed.tokens.iter().map(|&token| TokenId(token)).collect();
-        let Some(tokens) = List::new(tokens) else { return };
+        let pushes = committed.tokens.iter().zip(&committed.factors);
+        let pushes = pushes.map(|(&token, factor)| (TokenId(token), factor.get())).collect();
+        let Some(pushes) = List::new(pushes) else { return };
         let (step, restore_epoch) = (GlobalStep(committed.step), self.epoch);
         let envelope = Envelope { step, restore_epoch, ..Envelope::default() };
-        let (message, body) = (message::Commit { tokens }.into(), Bytes::new());
+        let (message, body) = (message::Commit { pushes }.into(), Bytes::new());
         self.outputs.push_back(Output::Send { connection, envelope, message, body, crc: None });
     }
 

@@ -18,6 +18,8 @@ mod handshake;
 #[cfg(any(test, fuzzing, feature = "simulation"))]
 mod invariants;
 mod late;
+mod mean;
+mod measuring;
 mod membership;
 mod missing;
 pub(crate) mod output;

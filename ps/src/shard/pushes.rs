@@ -145,6 +145,7 @@ impl Shard {
                     bytes: 0,
                     whole: None,
                     order: 0,
+                    squares: None,
                 };
                 inbox.begin(part.room, arrival, now);
             }

@@ -8,7 +8,8 @@ use pushpull_common::ids::{ClientEpoch, GlobalStep, Incarnation, RestoreEpoch, T
 use pushpull_common::protocol::limits::{JOB_BYTES_MAX, TOKENS_PER_CLIENT_MAX};
 
 use super::replicas::{CLIENTS_MAX, Client, ClientKey, EPOCH_LIMIT, Presence, Remembered};
-use crate::aggregate::admission::Grant;
+use crate::aggregate::admission::Admitted;
+use crate::aggregate::clipping::Exact;
 use crate::aggregate::pace::Progress;
 use crate::aggregate::step_owner::{Issued, Steps};
 use crate::commit::{Address, CELL_WORDS, FIRST_WORDS, offset_of};
@@ -304,34 +305,38 @@ pub(crate) fn decode_client(
 
 /// The words of what is admitted to a synchronous step, where there are so many rooms.
 pub(crate) fn admitted_words(rooms: usize) -> usize {
-    2 * rooms
+    3 * rooms
 }
 
-/// What is admitted to the synchronous step under way, as words: for each push its token and its
-/// replica.
-pub(crate) fn encode_admitted(admitted: &[Grant], rooms: usize) -> Vec<u64> {
-    let grants = admitted.iter().flat_map(|grant| [grant.token, u64::from(grant.holder.0) + 1]);
-    let mut words: Vec<u64> = grants.collect();
+/// What is admitted to the synchronous step under way, as words: for each push its token, its
+/// replica, and what its gradient is multiplied by.
+pub(crate) fn encode_admitted(admitted: &[Admitted], rooms: usize) -> Vec<u64> {
+    let pushes = admitted.iter();
+    let pushes = pushes.flat_map(|p| [p.token, u64::from(p.holder.0) + 1, p.factor.bits()]);
+    let mut words: Vec<u64> = pushes.collect();
     words.resize(admitted_words(rooms), 0);
     words
 }
 
 /// The reverse, for a shard that knows so many clients; an error is the place of the wrong word.
-pub(crate) fn decode_admitted(words: &[u64], clients: usize) -> Result<Vec<Grant>, usize> {
-    let mut admitted: Vec<Grant> = Vec::new();
-    for (index, word) in words.chunks_exact(2).enumerate() {
-        let (token, holder) = (word[0], word[1]);
-        if token == 0 && holder == 0 {
+pub(crate) fn decode_admitted(words: &[u64], clients: usize) -> Result<Vec<Admitted>, usize> {
+    let mut admitted: Vec<Admitted> = Vec::new();
+    for (index, word) in words.chunks_exact(3).enumerate() {
+        let (token, holder, factor) = (word[0], word[1], Exact::from_bits(word[2]));
+        if word == [0; 3] {
             continue;
         }
         let gap = admitted.len() < index;
-        if token == 0 || gap || admitted.iter().any(|grant| grant.token == token) {
-            return Err(2 * index);
+        if token == 0 || gap || admitted.iter().any(|push| push.token == token) {
+            return Err(3 * index);
         }
         if !(1..=clients as u64).contains(&holder) {
-            return Err(2 * index + 1);
+            return Err(3 * index + 1);
         }
-        admitted.push(Grant { token, holder: ClientKey(holder as u32 - 1) });
+        if !(factor.get() > 0.0 && factor.get() <= 1.0) {
+            return Err(3 * index + 2);
+        }
+        admitted.push(Admitted { token, holder: ClientKey(holder as u32 - 1), factor });
     }
     Ok(admitted)
 }
@@ -374,14 +379,25 @@ mod tests {
 
     #[test]
     fn what_is_admitted_reads_as_it_was_written() {
-        let grant = |token, holder| Grant { token, holder: ClientKey(holder) };
-        let admitted = vec![grant(7, 1), grant(3, 0)];
+        let push = |token, holder, factor: f64| {
+            let (holder, factor) = (ClientKey(holder), factor.into());
+            Admitted { token, holder, factor }
+        };
+        let admitted = vec![push(7, 1, 1.0), push(3, 0, 0.5)];
         let words = encode_admitted(&admitted, 3);
-        assert_eq!(words, [7, 2, 3, 1, 0, 0]);
+        let (one, half) = (1.0_f64.to_bits(), 0.5_f64.to_bits());
+        assert_eq!(words, [7, 2, one, 3, 1, half, 0, 0, 0]);
         assert_eq!(decode_admitted(&words, 2), Ok(admitted));
-        for (words, wrong) in
-            [([0, 0, 3, 1], 2), ([3, 1, 3, 2], 2), ([3, 3, 0, 0], 1), ([3, 0, 0, 0], 1)]
-        {
+        let beyond = 1.5_f64.to_bits();
+        for (words, wrong) in [
+            ([0, 0, 0, 3, 1, one], 3),
+            ([3, 1, one, 3, 2, one], 3),
+            ([3, 3, one, 0, 0, 0], 1),
+            ([3, 0, one, 0, 0, 0], 1),
+            ([3, 1, 0, 0, 0, 0], 2),
+            ([3, 1, beyond, 0, 0, 0], 2),
+            ([3, 1, f64::NAN.to_bits(), 0, 0, 0], 2),
+        ] {
             assert_eq!(decode_admitted(&words, 2), Err(wrong), "{words:?}");
         }
     }

@@ -1,11 +1,12 @@
 //! Rows of sparse variables: what a push or a step does to them.
 
-use std::ops::{AddAssign, DivAssign, Range};
+use std::ops::Range;
 
 use pushpull_common::catalogue::Partition;
 use pushpull_common::protocol::message::Operation;
-use pushpull_common::tensor::{DType, Element};
+use pushpull_common::tensor::DType;
 
+use super::mean::{self, Mean};
 use super::staleness::TILE_BYTES;
 use super::work::change_of;
 use crate::aggregate::SparseReduction;
@@ -47,6 +48,8 @@ pub(super) struct RowChange<'a> {
     pub(super) operation: Operation,
     pub(super) at: ApplyAt,
     pub(super) reduction: SparseReduction,
+    /// What each push's rows are multiplied by; nothing if by 1.
+    pub(super) factors: &'a [f64],
 }
 
 impl RowWork {
@@ -60,14 +63,14 @@ impl RowWork {
     ) -> RowWork {
         let mut work = RowWork::default();
         for (table, partition) in store.layout().tables().iter().enumerate() {
-            let pushes: Vec<Rows<'_>> = pushes_of(inbox, rooms, partition).collect();
+            let pushes: Vec<Rows<'_>> = pushes_of(inbox, rooms, &[], partition).collect();
             if !pushes.is_empty() {
                 let rows = Which::Ids(table, union(&pushes));
                 work.touched.push(Touched { partition: partition.clone(), rows });
             }
         }
         for partition in store.layout().sparse().filter(|partition| !partition.is_table()) {
-            let pushes: Vec<Rows<'_>> = pushes_of(inbox, rooms, partition).collect();
+            let pushes: Vec<Rows<'_>> = pushes_of(inbox, rooms, &[], partition).collect();
             if pushes.is_empty() {
                 continue;
             }
@@ -134,14 +137,15 @@ impl RowWork {
     ) -> Result<bool, NoSpareBlock> {
         while let Some(Touched { partition, rows }) = self.touched.get(self.at) {
             let row_bytes = partition.row_bytes();
-            let pushes: Vec<Rows<'_>> = pushes_of(inbox, rooms, partition).collect();
+            let pushes: Vec<Rows<'_>> =
+                pushes_of(inbox, rooms, change.factors, partition).collect();
             let count = match rows {
                 Which::Pushed(rows) => rows.len(),
                 Which::All => partition.row_count() as usize,
                 Which::Ids(_, ids) => ids.len(),
             };
             let each = (TILE_BYTES / row_bytes).max(1) as usize;
-            let RowChange { rules, operation, at, reduction } = change;
+            let RowChange { rules, operation, at, reduction, .. } = change;
             let change = change_of(rules, operation, at, partition);
             while self.done < count {
                 if *budget == 0 {
@@ -149,7 +153,7 @@ impl RowWork {
                 }
                 let end = count.min(self.done + each);
                 match (rows, &pushes[..]) {
-                    (Which::Pushed(rows), [push]) => {
+                    (Which::Pushed(rows), [push]) if push.factor == 1.0 => {
                         let values = self.done * row_bytes as usize..end * row_bytes as usize;
                         let rows = &rows[self.done..end];
                         store.change_rows(change, partition, rows, &push.values[values])?;
@@ -159,7 +163,7 @@ impl RowWork {
                         let values = add_up(partition, &pushes, rows, reduction, tile);
                         store.change_rows(change, partition, rows, values)?;
                     }
-                    (Which::Ids(table, _), [push]) => {
+                    (Which::Ids(table, _), [push]) if push.factor == 1.0 => {
                         let values = self.done * row_bytes as usize..end * row_bytes as usize;
                         let table = &mut store.tables_mut()[*table];
                         table.change_rows(change, self.done..end, &push.values[values]);
@@ -187,13 +191,18 @@ impl RowWork {
     }
 }
 
-/// What the pushes in these rooms have of a partition, in their order.
+/// What the pushes in these rooms have of a partition, in their order, with their factors.
 fn pushes_of<'a>(
     inbox: &'a Inbox,
     rooms: &'a [u32],
+    factors: &'a [f64],
     partition: &'a Partition,
 ) -> impl Iterator<Item = Rows<'a>> {
-    rooms.iter().filter_map(|&room| inbox.rows(room, partition))
+    let factors = factors.iter().copied().chain(std::iter::repeat(1.0));
+    rooms
+        .iter()
+        .zip(factors)
+        .filter_map(move |(&room, factor)| Some(inbox.rows(room, partition)?.times(factor)))
 }
 
 /// The rows that some push has, rising.
@@ -221,20 +230,19 @@ fn add_up<'a, R: Copy + Into<u64>>(
     let sums = &mut bytemuck::cast_slice_mut(tile)[..bytes];
     let width = partition.row_bytes() as usize / partition.dtype.size();
     match partition.dtype {
-        DType::F32 => add_up_as::<f32, R>(width, pushes, rows, reduction, sums, |n| n as f32),
-        DType::F64 => add_up_as::<f64, R>(width, pushes, rows, reduction, sums, f64::from),
+        DType::F32 => add_up_as::<f32, R>(width, pushes, rows, reduction, sums),
+        DType::F64 => add_up_as::<f64, R>(width, pushes, rows, reduction, sums),
         _ => unreachable!("only floating-point variables are trainable"),
     }
     sums
 }
 
-fn add_up_as<T: Element + AddAssign + DivAssign, R: Copy + Into<u64>>(
+fn add_up_as<T: Mean, R: Copy + Into<u64>>(
     width: usize,
     pushes: &[Rows<'_>],
     rows: &[R],
     reduction: SparseReduction,
     sums: &mut [u8],
-    number: impl Fn(u32) -> T,
 ) {
     let sums: &mut [T] = bytemuck::cast_slice_mut(sums);
     let mut having = vec![0_u32; rows.len()];
@@ -254,17 +262,14 @@ fn add_up_as<T: Element + AddAssign + DivAssign, R: Copy + Into<u64>>(
                 continue;
             }
             let values = &values[next * width..(next + 1) * width];
-            match *having {
-                // The first is what a dense gradient's sum begins with, too.
-                0 => sum.copy_from_slice(values),
-                _ => sum.iter_mut().zip(values).for_each(|(sum, &value)| *sum += value),
-            }
+            // The first is what a dense gradient's sum begins with, too.
+            mean::add(sum, values, push.factor, *having == 0);
             *having += 1;
         }
     }
     let divide = |sum: &mut [T], by: u32| {
         if by > 1 {
-            sum.iter_mut().for_each(|sum| *sum /= number(by));
+            sum.iter_mut().for_each(|sum| *sum /= T::of(by));
         }
     };
     match reduction {

@@ -55,13 +55,21 @@ impl Shard {
     /// Takes up what lay whole when an earlier process stopped.
     pub(super) fn take_up_held(&mut self, now: Instant) {
         let tokens: Vec<_> = self.inbox.iter().flat_map(|inbox| inbox.whole_tokens()).collect();
+        if self.config.clip_by_global_norm.is_some() {
+            let rooms = self
+                .inbox
+                .iter()
+                .flat_map(|inbox| tokens.iter().filter_map(|token| inbox.whole_room_of(token.0)));
+            self.jobs.extend(rooms.map(Job::measure));
+        }
+        let measured = self.config.clip_by_global_norm.is_none();
         let own = self.index_of(self.id);
         let step = self.round.as_ref().map_or(0, |round| round.step());
         if let (Some(own), Some(admission)) = (own, self.admission_mut()) {
             admission.applied(own, step);
-            for token in tokens {
+            for token in tokens.into_iter().filter(|_| measured) {
                 // What is over is not here: it is dropped as it is decided.
-                let _ = admission.held(own, token.0);
+                let _ = admission.held(own, token.0, 0.0.into());
             }
         }
         self.decide(now);
@@ -74,6 +82,10 @@ impl Shard {
         let holder = self.inbox.as_ref().and_then(|inbox| inbox.holder(room));
         if let (Some(round), Some(inbox)) = (&mut self.round, &self.inbox) {
             round.whole(inbox.whole_tokens().map(|token| token.0));
+        }
+        let squares = self.squares_of(room);
+        if squares.is_none() {
+            self.jobs.push_back(Job::measure(room));
         }
         let own = self.index_of(self.id);
         let passed = self.round.as_ref().is_some_and(|round| step.0 < round.step());
@@ -97,7 +109,10 @@ impl Shard {
         {
             (token, out) = (issued.token, true);
         }
-        let held = owner.admission_mut().zip(own).is_some_and(|(a, own)| a.held(own, token.0));
+        let held = owner.admission_mut().zip(own).is_some_and(|(a, own)| match squares {
+            Some(squares) => a.held(own, token.0, squares.into()),
+            None => a.is_of_use(token.0),
+        });
         if !(out && held) {
             let current = GlobalStep(self.committed_steps());
             self.settle_push(now, room, Outcome::Stale { current });
@@ -169,7 +184,7 @@ impl Shard {
                 tokens.iter().filter_map(|&token| inbox.whole_room_of(token)).collect();
             // What was admitted lies whole here; a step without it would be another one.
             if rooms.len() == tokens.len() {
-                self.jobs.push_back(Job::step(rooms));
+                self.jobs.push_back(Job::step(rooms, round.factors().collect()));
             }
         }
     }

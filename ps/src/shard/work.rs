@@ -7,8 +7,9 @@ use pushpull_common::catalogue::Partition;
 use pushpull_common::ids::RestoreEpoch;
 use pushpull_common::protocol::message::{Operation, PushAnswer};
 use pushpull_common::protocol::{Envelope, Outcome};
-use pushpull_common::tensor::{DType, Element};
 
+use super::mean::mean;
+use super::measuring::MeasureJob;
 use super::passes::Passes;
 use super::replicas::{ClientKey, Presence};
 use super::rows::{RowChange, RowWork};
@@ -22,7 +23,7 @@ use crate::zoo::Bug;
 
 /// The bytes of values that one slice of work changes: long enough that the slicing costs
 /// nothing, short enough that a small request beside it waits about 100 us.
-const SLICE_BYTES: u64 = 1 << 20;
+pub(super) const SLICE_BYTES: u64 = 1 << 20;
 
 /// A piece of long work. The front job of a shard is the one under way.
 #[derive(Debug)]
@@ -31,14 +32,17 @@ pub(super) enum Job {
     Push(PushJob),
     /// Applies a synchronous step.
     Step(StepJob),
+    /// Adds up the squares of a gradient that waits for its step.
+    Measure(MeasureJob),
     /// Computes the initial values.
     Initialize(InitializeJob),
 }
 
 #[derive(Debug)]
 pub(super) struct StepJob {
-    /// Of its pushes, in their order.
+    /// Of its pushes, in their order, and what their gradients are multiplied by.
     rooms: Vec<u32>,
+    factors: Vec<f64>,
     begun: bool,
     passes: Passes,
     /// How far it is applied, in bytes of the shard's variables.
@@ -104,10 +108,15 @@ impl Job {
         Job::Initialize(InitializeJob { connection, request, epoch, begun, partition, done })
     }
 
-    /// The step that is made of the pushes in these rooms, in this order.
-    pub(super) fn step(rooms: Vec<u32>) -> Job {
+    /// Of the gradient in this room.
+    pub(super) fn measure(room: u32) -> Job {
+        Job::Measure(MeasureJob::new(room))
+    }
+
+    /// The step that is made of the pushes in these rooms, in this order, each times its factor.
+    pub(super) fn step(rooms: Vec<u32>, factors: Vec<f64>) -> Job {
         let (passes, rows) = Default::default();
-        Job::Step(StepJob { rooms, begun: false, passes, done_to: 0, rows })
+        Job::Step(StepJob { rooms, factors, begun: false, passes, done_to: 0, rows })
     }
 
     /// The room of the push that it applies by itself.
@@ -125,6 +134,8 @@ impl Job {
         match self {
             Job::Push(job) => job.begun,
             Job::Step(job) => job.begun,
+            // It changes nothing.
+            Job::Measure(_) => false,
             Job::Initialize(job) => job.begun,
         }
     }
@@ -164,6 +175,7 @@ impl Shard {
         let result = match &mut job {
             Job::Push(push) => self.work_on_push(push),
             Job::Step(step) => self.work_on_step(step),
+            Job::Measure(measure) => Ok(self.work_on_measure(measure)),
             Job::Initialize(initialize) => Ok(self.work_on_initialize(initialize)),
         };
         match result {
@@ -182,6 +194,7 @@ impl Shard {
                 match job {
                     Job::Push(push) => self.push_applied(now, push),
                     Job::Step(step) => self.step_applied(now, &step.rooms),
+                    Job::Measure(measure) => self.measured(now, &measure),
                     Job::Initialize(job) => {
                         self.initialized(job.connection, job.request, job.epoch)
                     }
@@ -287,7 +300,7 @@ impl Shard {
             job.extent += 1;
         }
         let (operation, reduction) = (push.operation, self.config.sparse_reduction);
-        let change = RowChange { rules, operation, at, reduction };
+        let change = RowChange { rules, operation, at, reduction, factors: &[] };
         job.rows.slice(store, inbox, &rooms, change, &mut budget, &mut self.tile)
     }
 
@@ -299,11 +312,12 @@ impl Shard {
         };
         let rooms = &job.rooms;
         // Looked up once: there may be many of them.
-        let pushes: Vec<(&[Range<u64>], &[u8])> = rooms
+        let pushes: Vec<(&[Range<u64>], &[u8], f64)> = rooms
             .iter()
-            .filter_map(|&room| {
+            .zip(&job.factors)
+            .filter_map(|(&room, &factor)| {
                 let ranges = inbox.arrival(room)?.extents.ranges();
-                Some((ranges, inbox.bytes(room, 0..store.layout().bytes())?))
+                Some((ranges, inbox.bytes(room, 0..store.layout().bytes())?, factor))
             })
             .collect();
         let (operation, rules) = (Operation::Gradient {}, &self.rules);
@@ -311,7 +325,7 @@ impl Shard {
         if !job.begun {
             job.begun = true;
             self.draft = None;
-            let ranges: Vec<&[Range<u64>]> = pushes.iter().map(|(ranges, _)| *ranges).collect();
+            let ranges: Vec<&[Range<u64>]> = pushes.iter().map(|push| push.0).collect();
             let dense = Extents::union(&ranges, store.layout());
             job.rows = RowWork::new(inbox, rooms, store, operation, rules);
             job.passes = Passes::new(store.layout(), rules, operation);
@@ -326,7 +340,7 @@ impl Shard {
         }
         let at = ApplyAt::new(self.gradients + 1, step);
         let mut budget = budget_of(store);
-        let mut gradients: Vec<&[u8]> = Vec::with_capacity(rooms.len());
+        let mut gradients: Vec<(&[u8], f64)> = Vec::with_capacity(rooms.len());
         loop {
             if job.done_to >= store.layout().bytes() {
                 match job.passes.next() {
@@ -347,15 +361,15 @@ impl Shard {
             let end = values_end.min(job.done_to + budget.min(TILE_BYTES)).max(job.done_to);
             let range = job.done_to..end;
             gradients.clear();
-            for (ranges, bytes) in &pushes {
+            for (ranges, bytes, factor) in &pushes {
                 if ranges.iter().any(|held| held.contains(&partition.offset)) {
-                    gradients.push(&bytes[range.start as usize..range.end as usize]);
+                    gradients.push((&bytes[range.start as usize..range.end as usize], *factor));
                 }
             }
             if !range.is_empty() && !gradients.is_empty() {
                 let count = match self.config.rule() {
-                    Some(rule) if self.config.zoo.has(Bug::MeanOfAll) => rule.aggregate as usize,
-                    _ => gradients.len(),
+                    Some(rule) if self.config.zoo.has(Bug::MeanOfAll) => rule.aggregate,
+                    _ => gradients.len() as u32,
                 };
                 let mean = mean(partition.dtype, &gradients, count, &mut self.tile);
                 let how = (rules, operation, at);
@@ -365,7 +379,8 @@ impl Shard {
             budget = budget.saturating_sub(read.next_multiple_of(8).max(8));
             job.done_to = if end == values_end { partition.end() } else { end };
         }
-        let change = RowChange { rules, operation, at, reduction: self.config.sparse_reduction };
+        let (factors, reduction) = (&job.factors[..], self.config.sparse_reduction);
+        let change = RowChange { rules, operation, at, reduction, factors };
         job.rows.slice(store, inbox, rooms, change, &mut budget, &mut self.tile)
     }
 
@@ -546,34 +561,6 @@ impl Shard {
 /// What a slice of the change that has begun may come to: a change in place is made in one go.
 fn budget_of(store: &Store) -> u64 {
     if store.is_in_place() { u64::MAX } else { SLICE_BYTES }
-}
-
-/// The sum of gradients of one length, added up in this order, over `count`; in words, as it is
-/// aligned for every type.
-fn mean<'a>(dtype: DType, gradients: &[&[u8]], count: usize, words: &'a mut Vec<u64>) -> &'a [u8] {
-    fn sum<T: Element + std::ops::AddAssign + std::ops::DivAssign>(
-        gradients: &[&[u8]],
-        mean: &mut [u8],
-        count: T,
-    ) {
-        let mean: &mut [T] = bytemuck::cast_slice_mut(mean);
-        for gradient in &gradients[1..] {
-            let gradient: &[T] = bytemuck::cast_slice(gradient);
-            mean.iter_mut().zip(gradient).for_each(|(sum, &more)| *sum += more);
-        }
-        mean.iter_mut().for_each(|sum| *sum /= count);
-    }
-    let Some(first) = gradients.first() else { return &[] };
-    words.resize(words.len().max(first.len().div_ceil(8)), 0);
-    let mean = &mut bytemuck::cast_slice_mut(words)[..first.len()];
-    mean.copy_from_slice(first);
-    match (count, dtype) {
-        (1, _) => {}
-        (count, DType::F32) => sum::<f32>(gradients, mean, count as f32),
-        (count, DType::F64) => sum::<f64>(gradients, mean, count as f64),
-        _ => unreachable!("only floating-point variables are trainable"),
-    }
-    mean
 }
 
 /// What a push does to a partition.

@@ -97,6 +97,10 @@ struct Options {
     /// give the same bits. Needs A = R, and waits for replicas that are lost.
     #[arg(long, requires = "synchronous")]
     deterministic: bool,
+    /// Scales each gradient down to this Euclidean norm over all variables of all servers, if it is
+    /// longer. Give all tasks one. Without --synchronous workers clip.
+    #[arg(long, value_name = "NORM", requires = "synchronous")]
+    clip_by_global_norm: Option<f64>,
     /// Without --synchronous: whoever has made so many gradients more than the slowest worker waits
     /// for it.
     #[arg(long, value_name = "GRADIENTS", conflicts_with = "synchronous")]
@@ -311,6 +315,9 @@ fn config(options: &Options, cluster: ClusterSpec) -> Result<PsConfig, String> {
     if let Some(mode) = options.synchronous {
         config = config.mode(mode).deterministic(options.deterministic);
     }
+    if let Some(bound) = options.clip_by_global_norm {
+        config = config.clip_by_global_norm(bound);
+    }
     if let Some(policy) = options.staleness {
         config = config.staleness(policy);
     }
@@ -393,8 +400,12 @@ mod tests {
             let always = ["pushpull-ps", "--ps-hosts", "a:1"];
             Options::try_parse_from(always.iter().chain(flags))
         };
-        for flags in [&["--on-loss", "fail"][..], &["--join-timeout-ms", "5"], &["--deterministic"]]
-        {
+        for flags in [
+            &["--on-loss", "fail"][..],
+            &["--join-timeout-ms", "5"],
+            &["--deterministic"],
+            &["--clip-by-global-norm", "5"],
+        ] {
             let error = parse(flags).unwrap_err().to_string();
             assert!(error.contains("--synchronous"), "{error}");
         }

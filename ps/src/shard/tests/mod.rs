@@ -5,6 +5,7 @@ mod actors;
 mod arenas;
 mod bounds;
 mod chiefs;
+mod clipping;
 mod corruption;
 mod crash_life;
 mod crash_model;

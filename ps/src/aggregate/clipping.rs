@@ -1,0 +1,63 @@
+//! How much smaller a gradient is made whose global norm is above a bound, the same on every shard.
+
+/// A number of states that are compared: equal if its bits are.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Exact(u64);
+
+impl Exact {
+    pub(crate) const ONE: Exact = Exact(1.0_f64.to_bits());
+
+    pub(crate) fn get(self) -> f64 {
+        f64::from_bits(self.0)
+    }
+
+    /// As a durable word.
+    pub(crate) fn bits(self) -> u64 {
+        self.0
+    }
+
+    pub(crate) fn from_bits(bits: u64) -> Exact {
+        Exact(bits)
+    }
+}
+
+impl From<f64> for Exact {
+    fn from(number: f64) -> Exact {
+        Exact(number.to_bits())
+    }
+}
+
+impl std::fmt::Debug for Exact {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?}", self.get())
+    }
+}
+
+/// What a gradient is multiplied by, whose elements have squares of these sums on the shards: 1 if its
+/// norm is not above the bound, or not finite.
+pub(crate) fn factor(bound: Exact, squares: impl Iterator<Item = Exact>) -> Exact {
+    // In the order of the shards: each sum is rounded.
+    let norm = squares.fold(0.0, |sum, squares| sum + squares.get()).sqrt();
+    match norm > bound.get() && norm.is_finite() {
+        true => (bound.get() / norm).into(),
+        false => Exact::ONE,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_norm_above_the_bound_is_scaled_down_to_it() {
+        let factor = |squares: &[f64]| {
+            factor(5.0.into(), squares.iter().map(|&squares| squares.into())).get()
+        };
+        assert_eq!(factor(&[36.0, 64.0]), 0.5);
+        assert_eq!(factor(&[9.0, 16.0]), 1.0);
+        assert_eq!(factor(&[]), 1.0);
+        for lost in [f64::INFINITY, f64::NAN] {
+            assert_eq!(factor(&[100.0, lost]), 1.0, "{lost}");
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! Gradients of synchronous steps that are clipped by their norm over all shards.
+
+use super::synchronous::{ACCEPTED, Cluster, synchronous, with_kills};
+
+/// The norm of a gradient of ones: three elements on one shard, two on another.
+fn norm() -> f64 {
+    5.0_f64.sqrt()
+}
+
+#[test]
+fn a_gradient_is_scaled_by_its_norm_over_all_shards() {
+    for shards in [1, 2] {
+        let mode = synchronous(2, 2);
+        let mut cluster = Cluster::new(shards, mode, |config| config.clip_by_global_norm(norm()));
+        let (a, b) = (cluster.token(0), cluster.token(1));
+        assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(0));
+        assert_eq!(cluster.push(1, b, 4.0), ACCEPTED(0));
+        // By the norm on one shard alone it would be another number there.
+        assert_eq!(cluster.values(1), (-1.0, -1.0), "{shards} shards");
+        let (a, b) = (cluster.token(0), cluster.token(1));
+        cluster.push(0, a, 0.5);
+        cluster.push(1, b, 0.25);
+        assert_eq!(cluster.values(2), (-1.375, -1.375), "none is above the bound");
+    }
+}
+
+#[test]
+fn kills_leave_the_bits_of_a_clipped_step_as_they_are() {
+    // A bound that no factor is exact for.
+    let found = with_kills(|config| config.clip_by_global_norm(0.7));
+    let factor = 0.7 / (45.0_f64.sqrt());
+    let one = 0.7 / norm();
+    let expected = ((one + 3.0 * factor) / -2.0) as f32;
+    assert!((found[0].0 - expected).abs() < 1e-6, "{found:?}, not {expected}");
+    assert_eq!(found, [found[0]; 14]);
+}

@@ -1,0 +1,93 @@
+//! Gradients that the servers of a synchronous cluster clip by their global norm.
+
+use pushpull::{Adam, Gradients, Mode, Partitioner, PsConfig, Push, Sgd, StartError, VariableSpec};
+use pushpull::{DType, Shape};
+
+use crate::cluster::{Cluster, listen, spec};
+
+/// Variables on every shard: of both types, in parts, and by rows.
+fn variables() -> [VariableSpec; 3] {
+    let cut = Partitioner::Fixed { shards: 3 };
+    let wide = VariableSpec::new("wide", DType::F64, Shape::new([3]).unwrap()).unwrap();
+    let rows = VariableSpec::f32("rows", [10, 2]).unwrap().sparse().partitioner(cut.clone());
+    [VariableSpec::f32("parts", [7, 3]).unwrap().partitioner(cut), rows, wide]
+}
+
+/// Of whole numbers, so that sums of their squares are exact in whatever order.
+fn fill(gradients: &mut Gradients, worker: u32, step: u64) {
+    let number =
+        |index: usize| ((index as u64 * 7 + step + 3 * u64::from(worker)) % 5) as f32 - 2.0;
+    for (index, value) in gradients.view_mut::<f32>("parts").unwrap().iter_mut().enumerate() {
+        *value = number(index);
+    }
+    for (index, value) in gradients.view_mut::<f64>("wide").unwrap().iter_mut().enumerate() {
+        *value = f64::from(number(index + 1));
+    }
+    let ids = [step % 10, u64::from(worker) + 3, 8];
+    let rows: Vec<f32> = (0..6).map(number).collect();
+    gradients.set_rows("rows", &ids, &rows).unwrap();
+}
+
+/// All values after some steps of two workers, who may change their gradients before they push them.
+fn trained(
+    configure: impl Fn(PsConfig) -> PsConfig,
+    change: impl Fn(&mut Gradients),
+) -> (Vec<f32>, Vec<f64>, Vec<f32>) {
+    let mode = Mode::Synchronous { replicas_to_aggregate: 2, total_num_replicas: 2 };
+    let configure = |config: PsConfig| configure(config.mode(mode).shards(2));
+    let cluster = Cluster::start(2, 2, Sgd::new(0.5), configure);
+    let join = |index| {
+        let mut worker = cluster.worker(index);
+        let params = worker.join(&variables(), |_| ()).unwrap();
+        (worker, params)
+    };
+    let mut workers = [join(0), join(1)];
+    for step in 0..4 {
+        for (index, (worker, _)) in (0..).zip(&mut workers) {
+            let token = worker.token().unwrap().unwrap();
+            let mut gradients = worker.gradients();
+            fill(&mut gradients, index, step);
+            change(&mut gradients);
+            assert_eq!(worker.push(token, gradients).unwrap(), Push::Accepted { step });
+        }
+    }
+    let (worker, params) = &mut workers[0];
+    let token = worker.token().unwrap().unwrap();
+    worker.pull(&token, params).unwrap();
+    let mut rows = vec![0.0; 20];
+    let ids: Vec<u64> = (0..10).collect();
+    worker.pull_rows(&token, "rows", &ids, &mut rows).unwrap();
+    let parts = params.view::<f32>("parts").unwrap().to_vec();
+    let values = (parts, params.view::<f64>("wide").unwrap().to_vec(), rows);
+    cluster.stop();
+    values
+}
+
+#[test]
+fn servers_clip_as_each_worker_would_its_own_gradient() {
+    const BOUND: f64 = 6.5;
+    let by_servers = trained(|config| config.clip_by_global_norm(BOUND), |_| ());
+    let by_workers = trained(
+        |config| config,
+        |gradients| {
+            let norm = gradients.clip_by_global_norm(BOUND).unwrap();
+            assert!(norm > BOUND, "{norm}");
+        },
+    );
+    assert_eq!(by_servers, by_workers);
+    let by_nobody = trained(|config| config, |_| ());
+    assert_ne!(by_servers, by_nobody);
+    let nothing_to_clip = trained(|config| config.clip_by_global_norm(1e6), |_| ());
+    assert_eq!(nothing_to_clip, by_nobody);
+}
+
+#[test]
+fn asynchronous_servers_leave_it_to_workers() {
+    let listener = listen();
+    let cluster = spec([listener.address()], 1);
+    let config = PsConfig::new(cluster, pushpull::TaskId::ps(0), Adam::default());
+    let error = listener.start(config.clip_by_global_norm(1.0)).unwrap_err();
+    let StartError::Setting { setting, value, reason } = error else { panic!("{error}") };
+    assert_eq!((setting, &*value), ("clip_by_global_norm", "1"));
+    assert!(reason.contains("Gradients::clip_by_global_norm"), "{reason}");
+}
