@@ -33,6 +33,8 @@ pub(super) struct Drafted {
     page_count: u32,
     /// Records of rows that are evicted.
     pub(super) gone: Vec<u32>,
+    /// The global step that the rows which are written say.
+    step: u64,
     /// How many candidates there will be.
     candidates: u64,
     admitted: u64,
@@ -113,12 +115,19 @@ impl Table {
             };
             self.name(&mut drafted, id, place, to);
         }
-        let room = self.make_room(journal, &drafted);
+        let pages = drafted.page_count as usize;
+        drafted.step = self.step;
         self.draft = Some(drafted);
+        let room = self.have_pages(journal, pages).map_err(|_| NoSpareBlock);
         if room.is_err() {
             self.discard();
         }
         room
+    }
+
+    /// How many words the change under way puts into its transaction, at most.
+    pub(crate) fn drafted_words(&self) -> usize {
+        self.draft.as_ref().map_or(0, Drafted::words)
     }
 
     /// Makes sure that so many records can be written.
@@ -132,12 +141,6 @@ impl Table {
             self.records.grow().map_err(|_| NoSpareBlock)?;
         }
         Ok(())
-    }
-
-    /// Makes sure that the index and the intent have room for a change.
-    fn make_room(&mut self, journal: &mut Journal, drafted: &Drafted) -> Result<(), NoSpareBlock> {
-        self.have_pages(journal, drafted.page_count as usize).map_err(|_| NoSpareBlock)?;
-        journal.make_room(drafted.words()).map_err(|_| NoSpareBlock)
     }
 
     /// Makes sure that the index has room for so many pages.
@@ -174,6 +177,7 @@ impl Table {
         let mut draft = Draft::new(&committed, &mut pages, &mut count);
         self.expire(&mut draft, &mut drafted.gone, ids, version);
         let mut rows = self.rows - drafted.gone.len() as u64;
+        let mut evicts = self.spec.eviction != Eviction::Refuse;
         for (&id, (place, verdict)) in ids.iter().zip(places) {
             let tag = tag_of(id, self.salt);
             match (*place, *verdict) {
@@ -188,8 +192,9 @@ impl Table {
                 }
                 (_, Verdict::Row) => {
                     let full = rows >= self.limit;
-                    let evicts = full && self.spec.eviction != Eviction::Refuse;
-                    if full && !(evicts && self.evict(&mut draft, drafted, ids, version)) {
+                    // Who finds nobody that may go need not look again: none comes by this push.
+                    evicts = evicts && (!full || self.evict(&mut draft, drafted, ids, version));
+                    if full && !evicts {
                         *verdict = Verdict::Out;
                         continue;
                     }
@@ -262,6 +267,9 @@ impl Table {
         }
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut tile[..words]);
         let (bytes, chosen) = bytes.split_at_mut(streams * stream_bytes);
+        for record in rows.iter().filter_map(|row| row.to) {
+            self.records.fetch(record, true);
+        }
         let changed =
             || rows.iter().zip(input.chunks_exact(row_bytes)).filter(|(row, _)| row.to.is_some());
         for (place, (row, _)) in changed().enumerate() {
@@ -321,11 +329,18 @@ impl Table {
             let differ = page.iter().zip(before).enumerate().filter(|(_, (now, was))| now != was);
             changed.extend(differ.map(|(place, (&now, _))| (number, place, now)));
         }
+        debug_assert!(journal.room() >= changed.len(), "room was made for all tables together");
         for (page, place, word) in changed {
             journal.stage(self.address(page, place), u64::from_le(word));
         }
         for row in &drafted.rows {
             if let Some(to) = row.to {
+                if drafted.step != self.step {
+                    // A checkpoint of a newer step was begun since: it does not have this change.
+                    let record = self.records.write(to);
+                    let head = RowHead { step: self.step, ..head_of(record) };
+                    put_head(head, record, self.integrity);
+                }
                 self.records.set_live(to);
                 row.from.into_iter().for_each(|from| self.records.free(from));
             }
