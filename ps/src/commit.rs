@@ -22,6 +22,7 @@ use crate::error::StorageError;
 use crate::layout::{Fault, Kind, PAGE_BYTES};
 use crate::zoo::{Bug, Zoo};
 pub(crate) use index::{index_bytes, page_word};
+use recovery::decode_address;
 pub(crate) use words::{Address, CELL_WORDS, offset_of};
 use words::{Words, scramble};
 
@@ -267,11 +268,15 @@ impl Journal {
 
     /// The staged words and the checksums that go with them, at their places in the files.
     fn words_of_transaction(&mut self) -> Vec<(Address, u64)> {
-        let mut staged = std::mem::take(&mut self.staged);
+        let staged = std::mem::take(&mut self.staged).into_iter();
+        // As numbers they are sorted quickly, which counts where there are very many.
+        let mut staged: Vec<(u64, u64)> =
+            staged.map(|(address, value)| (encode_address(address), value)).collect();
         staged.sort_unstable();
         let mut words: Vec<(Address, u64)> = Vec::with_capacity(staged.len() + 8);
         let mut checksum: Option<(Address, u64)> = None;
         for (address, value) in staged {
+            let address = decode_address(address);
             let index = address.index();
             let change = Words::share(index, self.load(address)) ^ Words::share(index, value);
             let sum_at = address.beside(Words::checksum_place(index / CELL_WORDS));

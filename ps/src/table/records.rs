@@ -164,7 +164,7 @@ impl Records {
         let first = (self.memory.len() as u32) << self.file_bits;
         // There may be very many of them, and none gets longer.
         let memory = memory.without_file();
-        self.memory.push((Blocks::new(memory, self.grid()), loan));
+        self.memory.push((Blocks::of_crowds(memory, self.grid()), loan));
         self.live.resize(self.memory.len() << self.file_bits >> 6, 0);
         // The first is taken first.
         let spare = std::mem::take(&mut self.spare);
