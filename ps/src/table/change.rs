@@ -78,13 +78,16 @@ impl Table {
         self.discard();
         self.step = self.step.max(step);
         self.have_spare(ids.len())?;
+        let before = std::mem::take(&mut self.drafted);
         let mut drafted = Drafted {
-            rows: Vec::with_capacity(ids.len()),
+            rows: before.rows,
+            words: before.words,
             page_count: self.pages,
             candidates: self.candidates,
             ..Drafted::default()
         };
-        let mut places = Vec::with_capacity(ids.len());
+        let mut places = std::mem::take(&mut self.places);
+        places.clear();
         self.look(journal, ids.iter().copied(), true, |_, id, place| {
             let verdict = self.judge(id, place, version, assigned);
             places.push((place, verdict));
@@ -115,6 +118,7 @@ impl Table {
             };
             self.name(&mut drafted, id, place, to);
         }
+        self.places = places;
         let pages = drafted.page_count as usize;
         drafted.step = self.step;
         self.draft = Some(drafted);
@@ -320,9 +324,9 @@ impl Table {
     /// Puts the change into a transaction, but for [`Table::stage_head`], and lets it be read: what is read before the transaction is
     /// made must not leave the shard.
     pub(crate) fn publish(&mut self, journal: &mut Journal) {
-        let Some(drafted) = self.draft.take() else { return };
+        let Some(mut drafted) = self.draft.take() else { return };
         let pages = self.committed_pages(journal);
-        let mut changed: Vec<(u32, usize, u64)> = drafted.words;
+        let mut changed = std::mem::take(&mut drafted.words);
         for (&number, page) in &drafted.pages {
             // What lies behind the committed pages is zeros.
             let before = pages.page(number);
@@ -330,7 +334,7 @@ impl Table {
             changed.extend(differ.map(|(place, (&now, _))| (number, place, now)));
         }
         debug_assert!(journal.room() >= changed.len(), "room was made for all tables together");
-        for (page, place, word) in changed {
+        for (page, place, word) in changed.drain(..) {
             journal.stage(self.address(page, place), u64::from_le(word));
         }
         for row in &drafted.rows {
@@ -354,6 +358,8 @@ impl Table {
         self.counts.admitted += drafted.admitted;
         self.counts.turned_away += drafted.turned_away;
         self.counts.evicted += drafted.gone.len() as u64;
+        drafted.words = changed;
+        self.keep(drafted);
     }
 
     /// The transaction is made: what the change replaced is free.
@@ -365,7 +371,16 @@ impl Table {
     pub(crate) fn discard(&mut self) {
         if let Some(drafted) = self.draft.take() {
             self.records.give_back(drafted.taken());
+            self.keep(drafted);
         }
+    }
+
+    /// Keeps the memory of a change that is over: the next one is as large as that.
+    fn keep(&mut self, mut drafted: Drafted) {
+        drafted.rows.clear();
+        drafted.words.clear();
+        drafted.pages.clear();
+        self.drafted = drafted;
     }
 }
 

@@ -25,6 +25,7 @@ use pushpull_common::tensor::DType;
 
 use crate::arena::Loan;
 use crate::commit::{Address, Journal, page_word};
+use admission::Verdict;
 use change::Drafted;
 use index::{Entry, Pages, find, page_of, tag_of};
 pub(crate) use open::Making;
@@ -76,6 +77,10 @@ pub(crate) struct Table {
     /// What the memory of the index has taken off the budget.
     index_loans: Vec<Loan>,
     draft: Option<Drafted>,
+    /// Memory of a change that is over.
+    drafted: Drafted,
+    /// Where the ids of a change are.
+    places: Vec<(Place, Verdict)>,
     /// An index that is made anew of a checkpoint.
     restored: Option<Restored>,
     counts: TableCounts,

@@ -3,6 +3,7 @@
 use pushpull_common::catalogue::{Catalogue, Partition};
 use pushpull_common::initializer::InitialKey;
 
+use super::change::Drafted;
 use super::index::{ENTRIES, Entry, Pages, RECORDS_MAX, find, page_of, pages_for, tag_in, tag_of};
 use super::records::{Files, Records, Shape, id_of, is_sound};
 use super::{FILES_WORD, Initial, PAGES_WORD, SLOTS_WORD, STEP_WORD, Table, TableCounts};
@@ -64,6 +65,8 @@ impl Table {
             integrity: making.integrity,
             index_loans: Vec::new(),
             draft: None,
+            drafted: Drafted::default(),
+            places: Vec::new(),
             restored: None,
             counts: TableCounts::default(),
             tile: Vec::new(),
