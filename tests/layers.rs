@@ -47,6 +47,7 @@ const PURE: &[(&str, &[&str])] = &[
     ("ps/src/commit", &[]),
     ("ps/src/store.rs", &[]),
     ("ps/src/store", &[]),
+    ("ps/src/table", &[]),
     ("ps/src/introduction.rs", &[]),
     ("ps/src/simulation.rs", &[]),
     ("worker/src/simulation.rs", &[]),
@@ -76,6 +77,7 @@ const MODULES: &[(&str, &[&str])] = &[
     ("ps/src/commit", &["crate::shard", "crate::store", "crate::inbox", "crate::runtime"]),
     ("ps/src/store.rs", &["crate::shard", "crate::inbox", "crate::runtime"]),
     ("ps/src/store", &["crate::shard", "crate::inbox", "crate::runtime"]),
+    ("ps/src/table", &["crate::shard", "crate::inbox", "crate::runtime"]),
     ("ps/src/optimizer", &["crate::shard", "crate::store", "crate::arena", "crate::runtime"]),
     (
         "ps/src/checkpoint",

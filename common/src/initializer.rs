@@ -199,6 +199,15 @@ impl Initializer {
         self.rule(Fans::of(shape)).fill(InitialKey::new(seed, name), first_element, out);
     }
 
+    /// Fills `out` with the first values of a row of a table: those of the elements from `id` times
+    /// the row's length on, modulo 2^64. They depend on the key and the id alone.
+    ///
+    /// Initializers that need fans take them for 1, and are refused for tables.
+    pub fn fill_row<T: FromValue>(&self, key: InitialKey, id: u64, out: &mut [T]) {
+        let first = id.wrapping_mul(out.len() as u64);
+        self.rule(Fans { fan_in: 1, fan_out: 1 }).fill(key, first, out);
+    }
+
     fn rule(&self, fans: Fans) -> Rule {
         let within = |limit: f64| Rule::Uniform { low: -limit, width: 2.0 * limit };
         let cut = |variance: f64| Rule::TruncatedNormal {

@@ -18,5 +18,6 @@ pub mod partition;
 pub mod placement;
 pub mod protocol;
 pub mod rows;
+pub mod table;
 pub mod tensor;
 pub mod variable;

@@ -1,19 +1,28 @@
 //! Rows of sparse variables, as they are pushed.
 //!
 //! A push has two stretches for a sparse partition. The **index** lies behind the shard's variables,
-//! where [`Partition::index`] says: how many rows there are (`u64`), then their numbers within the
-//! partition (`u32` each, rising), padded to whole words. The **values** lie where the partition does,
-//! one row behind the other without gaps, padded to whole words. So a push of every row is no longer
-//! than twice the partition, and what is received needs no other place than a dense push has.
+//! where [`Partition::index`] says: how many rows there are (`u64`), then their numbers, rising, padded
+//! to whole words. The **values** lie where the partition does, one row behind the other without gaps,
+//! padded to whole words. So a push of every row is no longer than twice the partition, and what is
+//! received needs no other place than a dense push has.
+//!
+//! The number of a row of a table that grows is its id (`u64`); of any other partition, its number
+//! within that (`u32`).
 //!
 //! [`Partition::index`]: crate::catalogue::Partition::index
 
 use crate::catalogue::Partition;
 use crate::protocol::Refusal;
+use crate::table;
 
-/// The bytes of the index of so many rows.
-pub const fn index_bytes(rows: u64) -> u64 {
-    8 + (4 * rows).next_multiple_of(8)
+/// The bytes of a number of a row of this partition.
+pub const fn number_bytes(partition: &Partition) -> u64 {
+    if partition.rows_at_once.is_some() { 8 } else { 4 }
+}
+
+/// The bytes of the index of so many rows of a partition.
+pub const fn index_bytes(partition: &Partition, rows: u64) -> u64 {
+    8 + (number_bytes(partition) * rows).next_multiple_of(8)
 }
 
 /// The bytes of the values of so many rows of a partition.
@@ -21,13 +30,14 @@ pub fn values_bytes(partition: &Partition, rows: u64) -> u64 {
     (rows * partition.row_bytes()).next_multiple_of(8)
 }
 
-/// The index of these rows, which must rise.
-pub fn encode_index(rows: &[u32]) -> Vec<u8> {
+/// The index of these rows of a partition, which must rise.
+pub fn encode_index(partition: &Partition, rows: &[u64]) -> Vec<u8> {
     debug_assert!(rows.is_sorted_by(|a, b| a < b), "rows rise");
-    let mut index = Vec::with_capacity(index_bytes(rows.len() as u64) as usize);
+    let bytes = index_bytes(partition, rows.len() as u64) as usize;
+    let mut index = Vec::with_capacity(bytes);
     index.extend_from_slice(&(rows.len() as u64).to_le_bytes());
-    index.extend(encode_numbers(rows));
-    index.resize(index_bytes(rows.len() as u64) as usize, 0);
+    encode_numbers(partition, rows, &mut index);
+    index.resize(bytes, 0);
     index
 }
 
@@ -39,31 +49,118 @@ pub fn count(index: &[u8], partition: &Partition) -> Result<u64, Refusal> {
 }
 
 /// The numbers in the index of so many rows, which need not rise or exist.
-pub fn numbers(index: &[u8], rows: u64) -> impl ExactSizeIterator<Item = u32> + Clone + '_ {
-    decode_numbers(index.get(8..8 + 4 * rows as usize).unwrap_or_default())
+pub fn numbers<'a>(index: &'a [u8], partition: &Partition, rows: u64) -> Numbers<'a> {
+    let bytes = number_bytes(partition) as usize * rows as usize;
+    Numbers::of(partition, index.get(8..8 + bytes).unwrap_or_default())
 }
 
-/// The numbers of rows as they travel: in an index, and in what asks for rows.
-pub fn encode_numbers(rows: &[u32]) -> impl Iterator<Item = u8> + '_ {
-    rows.iter().flat_map(|row| row.to_le_bytes())
+/// Appends the numbers of rows as they travel: in an index, and in what asks for rows.
+pub fn encode_numbers(partition: &Partition, rows: &[u64], out: &mut Vec<u8>) {
+    match number_bytes(partition) {
+        8 => out.extend(rows.iter().flat_map(|row| row.to_le_bytes())),
+        _ => out.extend(rows.iter().flat_map(|&row| (row as u32).to_le_bytes())),
+    }
 }
 
-/// The reverse of [`encode_numbers`]; what is no whole number at the end is passed over.
-pub fn decode_numbers(bytes: &[u8]) -> impl ExactSizeIterator<Item = u32> + Clone + '_ {
-    bytes.chunks_exact(4).map(|bytes| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
+/// The numbers of rows, read from bytes that may be anybody's.
+#[derive(Clone, Debug)]
+pub struct Numbers<'a> {
+    bytes: &'a [u8],
+    wide: bool,
 }
+
+impl<'a> Numbers<'a> {
+    /// The reverse of [`encode_numbers`]; what is no whole number at the end is passed over.
+    pub fn of(partition: &Partition, bytes: &'a [u8]) -> Numbers<'a> {
+        Numbers { bytes, wide: number_bytes(partition) == 8 }
+    }
+
+    /// The number at a place.
+    ///
+    /// # Panics
+    /// If there are not so many.
+    pub fn at(&self, place: usize) -> u64 {
+        match self.wide {
+            true => {
+                let bytes = self.bytes[8 * place..8 * place + 8].try_into();
+                u64::from_le_bytes(bytes.expect("a wide number has eight bytes"))
+            }
+            false => {
+                let bytes = self.bytes[4 * place..4 * place + 4].try_into();
+                u32::from_le_bytes(bytes.expect("a number has four bytes")).into()
+            }
+        }
+    }
+}
+
+impl Iterator for Numbers<'_> {
+    type Item = u64;
+
+    fn next(&mut self) -> Option<u64> {
+        match self.wide {
+            true => {
+                let (number, rest) = self.bytes.split_first_chunk()?;
+                self.bytes = rest;
+                Some(u64::from_le_bytes(*number))
+            }
+            false => {
+                let (number, rest) = self.bytes.split_first_chunk()?;
+                self.bytes = rest;
+                Some(u32::from_le_bytes(*number).into())
+            }
+        }
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let count = self.bytes.len() / if self.wide { 8 } else { 4 };
+        (count, Some(count))
+    }
+}
+
+impl ExactSizeIterator for Numbers<'_> {}
 
 /// Checks that rows are the partition's, and rise.
-pub fn check(rows: impl Iterator<Item = u32>, partition: &Partition) -> Result<(), Refusal> {
-    // Whoever pushes rows has numbered them by 32 bits.
-    let to = u32::try_from(partition.row_count()).unwrap_or(u32::MAX);
-    let mut from = 0;
+pub fn check(rows: impl Iterator<Item = u64>, partition: &Partition) -> Result<(), Refusal> {
+    let variable = partition.variable;
+    // Whoever pushes rows of what is no table has numbered them by 32 bits.
+    let last = match partition.is_table() {
+        true => u64::MAX,
+        false => partition.row_count().min(u32::MAX.into()).saturating_sub(1),
+    };
+    // The least that may come next; `None` behind the last number there is.
+    let mut least = Some(0);
     for (place, row) in rows.enumerate() {
-        if row < from || row >= to {
-            let (variable, place) = (partition.variable, place as u64);
-            return Err(Refusal::Row { variable, place, row, from, to });
+        let place = place as u64;
+        if row > last || least.is_none_or(|least| row < least) {
+            let from = least.unwrap_or(u64::MAX);
+            return Err(Refusal::Row { variable, place, row, from, last });
         }
-        from = row + 1;
+        check_place(row, place, partition)?;
+        least = row.checked_add(1);
+    }
+    Ok(())
+}
+
+/// Checks that rows are the partition's, in any order.
+pub fn check_any(rows: impl Iterator<Item = u64>, partition: &Partition) -> Result<(), Refusal> {
+    for (place, row) in rows.enumerate() {
+        check_place(row, place as u64, partition)?;
+    }
+    Ok(())
+}
+
+/// Checks that a row, which stands at this place of a request, is the partition's.
+fn check_place(row: u64, place: u64, partition: &Partition) -> Result<(), Refusal> {
+    let variable = partition.variable;
+    if partition.is_table() {
+        let bucket = table::bucket(row);
+        if !partition.rows.contains(&bucket) {
+            let (from, to) = (partition.rows.start, partition.rows.end);
+            return Err(Refusal::Bucket { variable, place, row, bucket, from, to });
+        }
+    } else if row >= partition.row_count() {
+        let last = partition.row_count().saturating_sub(1);
+        return Err(Refusal::Row { variable, place, row, from: 0, last });
     }
     Ok(())
 }
@@ -75,6 +172,8 @@ mod tests {
     use crate::ids::{ShardId, VariableId};
     use crate::partition::Partitioner;
     use crate::placement::{Placement, ShardMap, Strategy};
+    use crate::table::TableSpec;
+    use crate::tensor::DType;
     use crate::variable::VariableSpec;
 
     fn layout() -> crate::catalogue::ShardLayout {
@@ -105,24 +204,65 @@ mod tests {
     }
 
     #[test]
+    fn rows_of_tables_have_ids_and_lie_behind_the_values() {
+        let table = TableSpec::new(1 << 20).rows_at_once(5);
+        let cut = Partitioner::Fixed { shards: 2 };
+        let variables = vec![
+            VariableSpec::table("t", DType::F32, [3], table).unwrap().partitioner(cut),
+            VariableSpec::f32("b", [5]).unwrap(),
+        ];
+        let map = ShardMap::new([0], 1).unwrap();
+        let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
+        let layout = Catalogue::new(variables, &placement).unwrap().layout(ShardId::default());
+        assert_eq!((layout.partitions().len(), layout.bytes()), (1, 24));
+        let tables = layout.tables();
+        let places: Vec<_> = tables.iter().map(|t| (t.offset, t.bytes, t.index)).collect();
+        assert_eq!(places, [(24, 60, Some(152)), (88, 60, Some(200))]);
+        assert_eq!((layout.push_bytes(), tables[0].row_bytes()), (248, 12));
+        assert!(layout.starts_at(88) && layout.index_starts_at(152));
+        let touched: Vec<u64> = layout.touched(152..160).map(|p| p.offset).collect();
+        assert_eq!(touched, [24]);
+
+        let mut ids: Vec<u64> = (0..9).chain([u64::MAX]).collect();
+        ids.retain(|&id| tables[0].rows.contains(&table::bucket(id)));
+        ids.truncate(5);
+        let index = encode_index(&tables[0], &ids);
+        assert_eq!(index.len(), 8 + 8 * ids.len());
+        let read = || numbers(&index, &tables[0], ids.len() as u64);
+        assert_eq!((read().collect::<Vec<_>>(), read().at(1)), (ids.clone(), ids[1]));
+        assert_eq!(check(read(), &tables[0]), Ok(()));
+        let elsewhere = check(read(), &tables[1]).unwrap_err();
+        assert!(matches!(elsewhere, Refusal::Bucket { place: 0, .. }), "{elsewhere}");
+        let again = check([ids[0], ids[0]].into_iter(), &tables[0]).unwrap_err();
+        assert!(matches!(again, Refusal::Row { place: 1, last: u64::MAX, .. }), "{again}");
+        assert_eq!(check_any([ids[1], ids[0]].into_iter(), &tables[0]), Ok(()));
+        let many = count(&6_u64.to_le_bytes(), &tables[0]);
+        assert!(matches!(many, Err(Refusal::Rows { rows: 6, limit: 5, .. })));
+    }
+
+    #[test]
     fn an_index_is_read_as_it_was_written_and_checked() {
         let layout = layout();
         let partition = layout.sparse().next_back().unwrap();
         for rows in [&[][..], &[3], &[0, 1, 3], &[0, 1, 2, 3]] {
-            let index = encode_index(rows);
-            assert_eq!(index.len() as u64, index_bytes(rows.len() as u64));
+            let index = encode_index(partition, rows);
+            assert_eq!(index.len() as u64, index_bytes(partition, rows.len() as u64));
             let found = count(&index, partition).unwrap();
-            assert_eq!(numbers(&index, found).collect::<Vec<_>>(), rows);
-            assert_eq!(check(numbers(&index, found), partition), Ok(()));
+            assert_eq!(numbers(&index, partition, found).collect::<Vec<_>>(), rows);
+            assert_eq!(check(numbers(&index, partition, found), partition), Ok(()));
         }
         let variable = VariableId(2);
         let many = count(&5_u64.to_le_bytes(), partition);
         assert_eq!(many, Err(Refusal::Rows { variable, rows: 5, limit: 4 }));
         assert!(count(&[0; 7], partition).is_err(), "an index has a first word");
-        let refused = |place, row, from| Err(Refusal::Row { variable, place, row, from, to: 4 });
+        let refused = |place, row, from| Err(Refusal::Row { variable, place, row, from, last: 3 });
         assert_eq!(check([0, 4].into_iter(), partition), refused(1, 4, 1));
         assert_eq!(check([0, 2, 2].into_iter(), partition), refused(2, 2, 3));
         assert_eq!(check([1, 0].into_iter(), partition), refused(1, 0, 2));
-        assert_eq!(numbers(&[0; 12], 2).len(), 0, "an index that is cut off has no rows");
+        assert_eq!(
+            numbers(&[0; 12], partition, 2).len(),
+            0,
+            "an index that is cut off has no rows"
+        );
     }
 }

@@ -6,6 +6,7 @@ use crate::device::DeviceSpec;
 use crate::initializer::{Initializer, InitializerError};
 use crate::partition::{PartitionError, Partitioner};
 use crate::protocol::limits::PART_BYTES_MAX;
+use crate::table::{BUCKETS, TableError, TableSpec};
 use crate::tensor::{DType, Shape, ShapeError};
 
 /// A named tensor that the servers shall hold.
@@ -31,6 +32,7 @@ pub struct VariableSpec {
     shape: Shape,
     trainable: bool,
     sparse: bool,
+    table: Option<TableSpec>,
     /// How its first values are chosen.
     pub initializer: Initializer,
     /// The seed of its first values.
@@ -116,6 +118,14 @@ pub enum VariableError {
         /// Its rows.
         rows: u64,
     },
+    /// It is a table that cannot be.
+    #[error("cannot declare the table {name:?}: {source}")]
+    Table {
+        /// The variable's name.
+        name: String,
+        /// What is wrong with it.
+        source: TableError,
+    },
 }
 
 impl VariableSpec {
@@ -140,6 +150,7 @@ impl VariableSpec {
             seed: 0,
             trainable: dtype.is_float(),
             sparse: false,
+            table: None,
             partitioner: Partitioner::default(),
             device: DeviceSpec::default(),
         })
@@ -153,6 +164,29 @@ impl VariableSpec {
         let name = check_name(name.into())?;
         match Shape::new(extents) {
             Ok(shape) => VariableSpec::new(name, DType::F32, shape),
+            Err(source) => Err(VariableError::Shape { name, source }),
+        }
+    }
+
+    /// Declares an embedding table that grows: a trainable variable whose rows have any 64-bit ids and
+    /// come as they are pushed. `row` are the extents of one row; none are a row of one element.
+    ///
+    /// It is pulled and pushed by rows, as what is [`VariableSpec::sparse`]. A row's first values
+    /// depend on the seed, the name and the id alone; initializers that need fans are refused. Its
+    /// shape has [`BUCKETS`] rows, by which it is cut and placed.
+    pub fn table(
+        name: impl Into<String>,
+        dtype: DType,
+        row: impl Into<Vec<u64>>,
+        table: TableSpec,
+    ) -> Result<VariableSpec, VariableError> {
+        let name = check_name(name.into())?;
+        let extents: Vec<u64> = std::iter::once(BUCKETS).chain(row.into()).collect();
+        match Shape::new(extents) {
+            Ok(shape) => {
+                let variable = VariableSpec::new(name, dtype, shape)?.sparse();
+                Ok(VariableSpec { table: Some(table), ..variable })
+            }
             Err(source) => Err(VariableError::Shape { name, source }),
         }
     }
@@ -212,6 +246,11 @@ impl VariableSpec {
                 return Err(VariableError::Rows { name: name(), rows });
             }
         }
+        if let Some(table) = self.table {
+            table
+                .validate(self.row_bytes(), self.initializer)
+                .map_err(|source| VariableError::Table { name: name(), source })?;
+        }
         self.initializer
             .validate()
             .map_err(|source| VariableError::Initializer { name: name(), source })?;
@@ -225,8 +264,11 @@ impl VariableSpec {
             .map_err(|source| VariableError::Partitioner { name: self.name.clone(), source })
     }
 
-    /// The bytes of all its elements.
+    /// The bytes of all its elements; of a table, what its rows may take.
     pub fn bytes(&self) -> u64 {
+        if let Some(table) = self.table {
+            return table.bytes_max;
+        }
         // A shape has at most 2^48 elements of at most 8 bytes.
         self.shape.elements() * self.dtype.size() as u64
     }
@@ -256,9 +298,14 @@ impl VariableSpec {
         self.trainable
     }
 
-    /// Whether it is pulled and pushed by rows.
+    /// Whether it is pulled and pushed by rows: so is a table.
     pub fn is_sparse(&self) -> bool {
         self.sparse
+    }
+
+    /// If it is a table that grows, what is said of it.
+    pub fn as_table(&self) -> Option<&TableSpec> {
+        self.table.as_ref()
     }
 }
 
@@ -321,6 +368,20 @@ mod tests {
         );
         let error = variable.partitioner(Partitioner::Fixed { shards: 0 }).validate();
         assert!(matches!(error, Err(VariableError::Partitioner { .. })));
+    }
+
+    #[test]
+    fn a_table_has_rows_of_any_id() {
+        let spec = TableSpec::new(1 << 20);
+        let table = |row: &[u64], spec| VariableSpec::table("t", DType::F32, row, spec).unwrap();
+        let users = table(&[4], spec);
+        assert_eq!((users.validate(), users.as_table()), (Ok(()), Some(&spec)));
+        assert_eq!((users.row_bytes(), users.bytes(), users.is_sparse()), (16, 1 << 20, true));
+        assert_eq!(table(&[], spec).row_bytes(), 4);
+        let refused = table(&[1 << 20], spec).validate();
+        assert!(matches!(refused, Err(VariableError::RowBytes { .. })), "{refused:?}");
+        let refused = table(&[4], spec.rows_at_once(0)).validate();
+        assert!(matches!(refused, Err(VariableError::Table { .. })), "{refused:?}");
     }
 
     #[test]

@@ -13,6 +13,7 @@
 //! them once.
 
 mod image;
+mod index;
 mod recovery;
 mod words;
 
@@ -20,11 +21,15 @@ use crate::arena::{Arena, Memory, fence, file_name};
 use crate::error::StorageError;
 use crate::layout::{Fault, Kind, PAGE_BYTES};
 use crate::zoo::{Bug, Zoo};
+pub(crate) use index::{index_bytes, page_word};
 pub(crate) use words::{Address, CELL_WORDS, offset_of};
 use words::{Words, scramble};
 
 /// In an address of the intent, marks the tables.
 const TABLES: u64 = 1 << 63;
+/// And an index, whose number lies between this bit and the place.
+const INDEX: u64 = 1 << 62;
+const INDEX_AT: u32 = 46;
 
 // The intent, in words behind the first page. Its state is idle or committed in the upper half, no
 // bit of which makes one the other, and in the lower half how many commits there were.
@@ -79,10 +84,14 @@ pub(crate) struct Journal {
     arena: Arena,
     control: Words,
     tables: Option<Words>,
+    /// Those of the tables that grow, in the order of the layout.
+    indices: Vec<Words>,
     intent: Memory,
     staged: Vec<(Address, u64)>,
     /// How many commits there were.
     commits: u64,
+    /// How many words the intent is to have room for whatever else comes.
+    base_words: usize,
     zoo: Zoo,
 }
 
@@ -99,9 +108,13 @@ impl Journal {
         intent.store(STATE, state(IDLE, 0));
         let mut control = Words::new(control, arena.stamp.arena, Kind::Control, 0);
         control.seal(0..control.cells());
+        Ok(Journal::of(arena, control, intent, words, zoo))
+    }
+
+    fn of(arena: &Arena, control: Words, intent: Memory, base_words: usize, zoo: Zoo) -> Journal {
         let arena = arena.clone();
-        let (tables, staged, commits) = (None, Vec::new(), 0);
-        Ok(Journal { arena, control, tables, intent, staged, commits, zoo })
+        let (tables, indices, staged, commits) = (None, Vec::new(), Vec::new(), 0);
+        Journal { arena, control, tables, indices, intent, staged, commits, base_words, zoo }
     }
 
     /// The journal of an arena whose control file is this. It is to be told of the tables that
@@ -109,9 +122,7 @@ impl Journal {
     pub(crate) fn open(arena: &Arena, control: Memory, zoo: Zoo) -> Result<Journal, StorageError> {
         let intent = arena.open(Kind::Intent, 0, None)?;
         let control = Words::new(control, arena.stamp.arena, Kind::Control, 0);
-        let arena = arena.clone();
-        let (tables, staged, commits) = (None, Vec::new(), 0);
-        Ok(Journal { arena, control, tables, intent, staged, commits, zoo })
+        Ok(Journal::of(arena, control, intent, 0, zoo))
     }
 
     /// The checksum of an intent that is committed in this state.
@@ -131,10 +142,18 @@ impl Journal {
     /// Forgets the tables: the words that named them have changed.
     pub(crate) fn forget_tables(&mut self) {
         self.tables = None;
+        self.indices.clear();
     }
 
     /// Makes the intent as long as a change of so many words needs.
     pub(crate) fn reserve_intent(&mut self, words: usize) -> Result<(), StorageError> {
+        self.base_words = words;
+        self.make_room(0)
+    }
+
+    /// Makes the intent long enough for so many words more.
+    pub(crate) fn make_room(&mut self, words: usize) -> Result<(), StorageError> {
+        let words = self.base_words + words;
         let need = (intent_bytes(words) as usize).saturating_add(PAGE_BYTES);
         if need > self.intent.len() {
             let path = self.arena.place.path(&file_name(Kind::Intent, 0));
@@ -191,6 +210,7 @@ impl Journal {
         match address {
             Address::Control(index) => self.control.load(index),
             Address::Tables(index) => self.tables.as_ref().map_or(0, |tables| tables.load(index)),
+            Address::Index(table, index) => self.indices[usize::from(table)].load(index),
         }
     }
 
@@ -236,6 +256,7 @@ impl Journal {
     fn number(&mut self) {
         self.commits = self.commits.wrapping_add(1);
         let number = self.commits;
+        self.number_indices(number);
         let tables = self.staged.iter().any(|(address, _)| matches!(address, Address::Tables(_)));
         if let Some(last) = self.tables.as_ref().map(Words::last).filter(|_| tables) {
             self.stage(Address::Control(TABLES_AT), number);
@@ -251,13 +272,9 @@ impl Journal {
         let mut words: Vec<(Address, u64)> = Vec::with_capacity(staged.len() + 8);
         let mut checksum: Option<(Address, u64)> = None;
         for (address, value) in staged {
-            let (file, index): (fn(usize) -> Address, usize) = match address {
-                Address::Control(index) => (Address::Control, index),
-                Address::Tables(index) => (Address::Tables, index),
-            };
+            let index = address.index();
             let change = Words::share(index, self.load(address)) ^ Words::share(index, value);
-            let sum_at = Words::checksum_place(index / CELL_WORDS);
-            let sum_at = file(sum_at);
+            let sum_at = address.beside(Words::checksum_place(index / CELL_WORDS));
             match &mut checksum {
                 Some((at, sum)) if *at == sum_at => *sum ^= change,
                 _ => {
@@ -265,7 +282,7 @@ impl Journal {
                     checksum = Some((sum_at, self.at_place(sum_at) ^ change));
                 }
             }
-            words.push((file(Words::place(index)), value));
+            words.push((address.beside(Words::place(index)), value));
         }
         words.extend(checksum);
         words
@@ -278,6 +295,7 @@ impl Journal {
             Address::Tables(place) => {
                 self.tables.as_ref().map_or(0, |tables| tables.memory.load(place))
             }
+            Address::Index(table, place) => self.indices[usize::from(table)].memory.load(place),
         }
     }
 
@@ -291,6 +309,9 @@ impl Journal {
                         tables.memory.store(place, value);
                     }
                 }
+                Address::Index(table, place) => {
+                    self.indices[usize::from(table)].memory.store(place, value);
+                }
             }
         }
         self.intent.store(STATE, state(IDLE, self.commits));
@@ -301,6 +322,7 @@ fn encode_address(address: Address) -> u64 {
     match address {
         Address::Control(place) => place as u64,
         Address::Tables(place) => place as u64 | TABLES,
+        Address::Index(table, place) => place as u64 | INDEX | u64::from(table) << INDEX_AT,
     }
 }
 
@@ -321,9 +343,8 @@ pub(crate) fn reseal(bytes: &mut [u8], arena: u64, kind: Kind, generation: u64) 
     let place = crate::arena::Place::Anonymous;
     let stamp = crate::layout::Stamp { shard: Default::default(), arena };
     let control = Words::new(copy(&[]), arena, Kind::Control, 0);
-    let (arena, intent, zoo) = (Arena { place, stamp }, words.memory, Zoo::default());
-    let journal =
-        Journal { arena, control, tables: None, intent, staged: Vec::new(), commits: 0, zoo };
+    let (arena, zoo) = (Arena { place, stamp }, Zoo::default());
+    let journal = Journal::of(&arena, control, words.memory, 0, zoo);
     let load = |word| if word < bytes.len() / 8 { journal.intent.load(word) } else { 0 };
     let count = (load(COUNT) as usize).min((bytes.len() / 8).saturating_sub(PAIRS) / 2);
     let pairs = (0..count).map(|i| (load(PAIRS + 2 * i), load(PAIRS + 2 * i + 1)));

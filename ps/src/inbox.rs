@@ -296,6 +296,12 @@ impl Inbox {
         self.rooms.iter().flatten().find(matches).map(|room| room.number)
     }
 
+    /// The rooms in which pushes lie whole.
+    pub(crate) fn whole_rooms(&self) -> impl Iterator<Item = u32> {
+        let whole = |room: &&Room| room.arrival.as_ref().is_some_and(|push| push.whole.is_some());
+        self.rooms.iter().flatten().filter(whole).map(|room| room.number)
+    }
+
     /// Whose a room is.
     pub(crate) fn holder(&self, number: u32) -> Option<ClientKey> {
         self.room(number)?.holder

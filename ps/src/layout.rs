@@ -13,7 +13,7 @@ pub(crate) const MAGIC: [u8; 8] = *b"PUSHPULL";
 
 /// The format of the files. Goes up with every change of what any of them holds; an arena of another
 /// format is refused, and a checkpoint carries its values over.
-pub(crate) const FORMAT: u32 = 6;
+pub(crate) const FORMAT: u32 = 7;
 
 /// What a file holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,11 +37,15 @@ pub(crate) enum Kind {
     Catalogue = 8,
     /// The control words and the tables as they were at one commit.
     Image = 9,
+    /// The index of a table that grows.
+    Index = 10,
+    /// Rows of such a table.
+    Rows = 11,
 }
 
 impl Kind {
     /// Every kind there is.
-    pub(crate) const ALL: [Kind; 9] = [
+    pub(crate) const ALL: [Kind; 11] = [
         Kind::Control,
         Kind::Intent,
         Kind::Tables,
@@ -51,6 +55,8 @@ impl Kind {
         Kind::Undo,
         Kind::Catalogue,
         Kind::Image,
+        Kind::Index,
+        Kind::Rows,
     ];
 
     /// The start of the file's name.
@@ -65,6 +71,8 @@ impl Kind {
             Kind::Undo => "undo",
             Kind::Catalogue => "catalogue",
             Kind::Image => "image",
+            Kind::Index => "index",
+            Kind::Rows => "rows",
         }
     }
 }
@@ -110,7 +118,7 @@ const SHARD_AT: usize = 16;
 const ARENA_AT: usize = 24;
 const GENERATION_AT: usize = 32;
 const LENGTH_AT: usize = 40;
-const TEXT_AT: usize = 48;
+pub(crate) const TEXT_AT: usize = 48;
 const CRC_AT: usize = PAGE_BYTES - 8;
 
 /// The longest text a page holds.

@@ -42,6 +42,7 @@ mod shard;
 #[doc(hidden)]
 pub mod simulation;
 mod store;
+mod table;
 mod zoo;
 
 pub use aggregate::mode::{Mode, OnLoss};

@@ -92,6 +92,20 @@ counters! {
     pulls,
     /// Bytes of values sent.
     pull_bytes,
+    /// Rows of tables that grow, as they are now.
+    table_rows,
+    /// Bytes of memory reserved for their rows, in use or not.
+    table_bytes,
+    /// Ids of pulls and pushes of such tables that had a row.
+    table_hits,
+    /// Those that had none.
+    table_misses,
+    /// Rows that were given to ids.
+    table_rows_admitted,
+    /// Rows of pushes whose ids were given none: their gradients are dropped.
+    table_rows_turned_away,
+    /// Rows that were evicted: expired, or for want of room.
+    table_rows_evicted,
     /// NaN and infinite elements taken, with the policy `Count`.
     non_finite,
     /// Checkpoints saved by this task as the step owner.

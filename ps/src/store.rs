@@ -13,6 +13,7 @@ mod pool;
 mod rows;
 mod snapshot;
 mod sums;
+mod tables;
 mod undo;
 mod write;
 
@@ -25,11 +26,12 @@ use pushpull_common::catalogue::{Catalogue, Partition, ShardLayout};
 use crate::arena::Loan;
 use crate::commit::{Address, Journal};
 use crate::layout::{Fault, Kind};
+use crate::table::Table;
 use crate::zoo::{Bug, Zoo};
 pub(crate) use change::Change;
 use geometry::places_of;
 pub(crate) use geometry::{BLOCK_BYTES, Geometry, SLOTS_MAX};
-pub(crate) use image::Image;
+pub(crate) use image::{Image, TableOfImage};
 pub(crate) use open::{Plan, idle_undo, undo_rows};
 pub(crate) use pool::NoSpareBlock;
 use pool::Pool;
@@ -58,6 +60,8 @@ pub(crate) struct Store {
     values: Pool,
     slots: Option<Pool>,
     undo: Undo,
+    /// The partitions of tables that grow, in the order of the layout.
+    tables: Vec<Table>,
     /// If the change under way is made where the values lie: the places it touches, each once.
     in_place: Option<Vec<usize>>,
     /// Where rows that are changed in place are put one behind the other.
@@ -95,22 +99,28 @@ impl Store {
         &self.layout
     }
 
-    /// Pins values and slots as they are now, to be written to a checkpoint until somebody says that
-    /// it is given up.
-    pub(crate) fn image(&self, given_up: Arc<AtomicBool>) -> Image {
+    /// Pins values and slots as they are now, to be written to a checkpoint of a global step until
+    /// somebody says that it is given up.
+    pub(crate) fn image(&mut self, step: u64, given_up: Arc<AtomicBool>) -> Image {
+        let tables = self.tables.iter_mut().map(|table| {
+            let (image, given_up) = (table.image(step), given_up.clone());
+            TableOfImage { image, given_up }
+        });
+        let tables = tables.collect();
         let places = 0..self.geometry.places as u32;
         let slots = self.slots.as_ref().map(|slots| slots.pin(places.clone()));
-        Image { geometry: self.geometry, values: self.values.pin(places), slots, given_up }
+        let values = self.values.pin(places);
+        Image { tables, geometry: self.geometry, values, slots, given_up }
     }
 
     /// Prepares the change of these ranges, which makes `version`. What was drafted of another
-    /// change is forgotten.
+    /// change is forgotten, but not what was begun of tables.
     pub(crate) fn begin(
         &mut self,
         ranges: &[Range<u64>],
         version: u64,
     ) -> Result<(), NoSpareBlock> {
-        self.discard();
+        self.discard_blocks();
         if self.begin_in_place(ranges, version) {
             return Ok(());
         }
@@ -211,6 +221,7 @@ impl Store {
         for (slots, place) in drafted {
             self.stage(journal, slots, place);
         }
+        self.tables.iter_mut().for_each(|table| table.publish(journal));
         if self.zoo.has(Bug::ReuseBeforeCommit) {
             self.committed();
         }
@@ -220,6 +231,7 @@ impl Store {
     pub(crate) fn committed(&mut self) {
         self.values.committed(self.power);
         self.slots.iter_mut().for_each(|slots| slots.committed(self.power));
+        self.tables.iter_mut().for_each(Table::committed);
         if self.in_place.take().is_some() {
             self.undo.clear();
         }
@@ -243,6 +255,11 @@ impl Store {
     /// # Panics
     /// If it is being made in place: such a change is made whole in one go.
     pub(crate) fn discard(&mut self) {
+        self.discard_blocks();
+        self.tables.iter_mut().for_each(Table::discard);
+    }
+
+    fn discard_blocks(&mut self) {
         assert!(self.in_place.is_none(), "a change in place is not given up");
         self.values.discard();
         self.slots.iter_mut().for_each(Pool::discard);

@@ -19,5 +19,6 @@ mod rules;
 mod slow_reader;
 mod staleness;
 mod synchronous;
+mod tables;
 mod verbs;
 mod whole_variables;

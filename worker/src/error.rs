@@ -249,6 +249,16 @@ pub enum ViewError {
         /// The rows of the variable.
         rows: u64,
     },
+    /// A push has more rows of a table on one shard than that takes at once.
+    #[error("cannot push {rows} rows of table {name:?} to one shard: it takes {limit} at once")]
+    RowsAtOnce {
+        /// The table.
+        name: String,
+        /// The rows, each once.
+        rows: usize,
+        /// The most.
+        limit: u32,
+    },
     /// A row is to be given two values.
     #[error("cannot assign row {row} of {name:?} twice at once")]
     RowTwice {
@@ -269,6 +279,16 @@ pub enum ViewError {
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// A row of a table that is pushed or assigned has a NaN or an infinity.
+    #[error("cannot push {value} in row {row} of {variable:?}")]
+    NonFiniteRow {
+        /// The table.
+        variable: String,
+        /// The id of the row.
+        row: u64,
+        /// The value.
+        value: f64,
+    },
     /// The deadline has passed. A push goes on in the background: ask with
     /// [`crate::Worker::outcome`].
     #[error("cannot {doing}: waited {waited:?} for {awaited}")]

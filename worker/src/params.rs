@@ -150,7 +150,7 @@ impl Gradients {
         if !self.plan.catalogue().variable(id).is_trainable() {
             return Err(ViewError::Plain { name: name.to_owned() });
         }
-        self.rows.insert(id, RowSet::sum(id, ids, rows));
+        self.rows.insert(id, RowSet::sum(&self.plan, id, ids, rows)?);
         Ok(())
     }
 

@@ -7,6 +7,7 @@ use pushpull_common::catalogue::Partition;
 use pushpull_common::ids::{ShardId, VariableId};
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::rows;
+use pushpull_common::table;
 use pushpull_common::tensor::{DType, Element};
 
 use crate::error::ViewError;
@@ -35,6 +36,9 @@ pub(crate) fn check<T: Element>(
     if ids.len() as u64 * width != elements as u64 {
         return Err(ViewError::Width { name: name(), rows: ids.len(), elements, width });
     }
+    if variable.as_table().is_some() {
+        return Ok(id);
+    }
     let rows = variable.shape().rows();
     match ids.iter().position(|&id| id >= rows) {
         Some(place) => Err(ViewError::Row { name: name(), row: ids[place], place, rows }),
@@ -51,17 +55,39 @@ pub(crate) struct RowSet {
 }
 
 impl RowSet {
-    /// These rows, which have been checked; those of one number are added up in their order.
-    pub(crate) fn sum<T: Element>(variable: VariableId, ids: &[u64], values: &[T]) -> RowSet {
+    /// These rows, which have been checked; those of one number are added up in their order. An error
+    /// says that they are more than a table takes at once.
+    pub(crate) fn sum<T: Element>(
+        plan: &Plan,
+        variable: VariableId,
+        ids: &[u64],
+        values: &[T],
+    ) -> Result<RowSet, ViewError> {
+        let set = RowSet::sum_any(variable, ids, values);
+        let catalogue = plan.catalogue();
+        if let Some(table) = catalogue.variable(variable).as_table() {
+            let limit = table.rows_at_once;
+            let partitions = catalogue.partitions_of(variable);
+            let mut counts = vec![0; partitions.len()];
+            set.ids.iter().for_each(|&id| counts[part_of(partitions, id)] += 1);
+            if let Some(&rows) = counts.iter().find(|&&rows| rows > limit as usize) {
+                let name = catalogue.variable(variable).name().to_owned();
+                return Err(ViewError::RowsAtOnce { name, rows, limit });
+            }
+        }
+        Ok(set)
+    }
+
+    fn sum_any<T: Element>(variable: VariableId, ids: &[u64], values: &[T]) -> RowSet {
         let width = values.len().checked_div(ids.len()).unwrap_or(0);
         let values: &[u8] = bytemuck::cast_slice(values);
         if ids.is_sorted_by(|a, b| a < b) {
             let values = Bytes::copy_from_slice(values);
             return RowSet { variable, ids: ids.to_vec(), values };
         }
-        // A number has 32 bits, and so has a place among so many: sorted by number, then by place.
-        let keys = ids.iter().enumerate().map(|(place, &id)| id << 32 | place as u64);
-        let mut order: Vec<u64> = keys.collect();
+        // Sorted by number, then by place.
+        let keys = ids.iter().enumerate().map(|(place, &id)| (id, place as u32));
+        let mut order: Vec<(u64, u32)> = keys.collect();
         order.sort_unstable();
         let (ids, values) = match T::DTYPE {
             DType::F32 => add_up::<f32>(&order, width, bytemuck::cast_slice(values)),
@@ -107,28 +133,53 @@ impl RowSet {
     /// none if `all` says so.
     pub(crate) fn parts(&self, plan: &Plan, all: bool) -> Vec<(ShardId, Vec<Part>)> {
         let mut by_shard: Vec<(ShardId, Vec<Part>)> = Vec::new();
-        for partition in plan.catalogue().partitions_of(self.variable) {
+        let partitions = plan.catalogue().partitions_of(self.variable);
+        if partitions[0].is_table() {
+            for (partition, set) in partitions.iter().zip(self.by_bucket(partitions)) {
+                if all || set.len() > 0 {
+                    let parts = set.parts_of(plan, partition, 0..set.len());
+                    add_parts(&mut by_shard, partition.shard, parts);
+                }
+            }
+            return by_shard;
+        }
+        for partition in partitions {
             let below = |row: u64| self.ids.partition_point(|&id| id < row);
             let held = below(partition.rows.start)..below(partition.rows.end);
             if held.is_empty() && !all {
                 continue;
             }
             let parts = self.parts_of(plan, partition, held);
-            match by_shard.iter_mut().find(|(shard, _)| *shard == partition.shard) {
-                Some((_, before)) => before.extend(parts),
-                None => by_shard.push((partition.shard, parts)),
-            }
+            add_parts(&mut by_shard, partition.shard, parts);
         }
         by_shard
     }
 
+    /// The rows that each partition of a table has: those of its buckets.
+    fn by_bucket(&self, partitions: &[Partition]) -> Vec<RowSet> {
+        if partitions.len() == 1 {
+            return vec![self.clone()];
+        }
+        let row_bytes = partitions[0].row_bytes() as usize;
+        let mut cut: Vec<(Vec<u64>, Vec<u8>)> = vec![Default::default(); partitions.len()];
+        for (&id, row) in self.ids.iter().zip(self.values.chunks_exact(row_bytes)) {
+            let (ids, values) = &mut cut[part_of(partitions, id)];
+            ids.push(id);
+            values.extend_from_slice(row);
+        }
+        let variable = self.variable;
+        cut.into_iter()
+            .map(|(ids, values)| RowSet { variable, ids, values: values.into() })
+            .collect()
+    }
+
     fn parts_of(&self, plan: &Plan, partition: &Partition, held: Range<usize>) -> Vec<Part> {
         let ids = &self.ids[held.clone()];
-        let numbers: Vec<u32> = ids.iter().map(|id| (id - partition.rows.start) as u32).collect();
+        let numbers: Vec<u64> = ids.iter().map(|&id| number_of(partition, id)).collect();
         let row_bytes = partition.row_bytes() as usize;
         let values = self.values.slice(held.start * row_bytes..held.end * row_bytes);
         let padding = rows::values_bytes(partition, ids.len() as u64) as usize - values.len();
-        let index = Bytes::from(rows::encode_index(&numbers));
+        let index = Bytes::from(rows::encode_index(partition, &numbers));
         // The numbers first: whoever finds fault with a value can say of which row.
         let mut parts = plan.cut(partition.index.unwrap_or(0), index, 0);
         parts.extend(plan.cut(partition.offset, values, padding));
@@ -136,12 +187,34 @@ impl RowSet {
     }
 }
 
+fn add_parts(by_shard: &mut Vec<(ShardId, Vec<Part>)>, shard: ShardId, parts: Vec<Part>) {
+    match by_shard.iter_mut().find(|(other, _)| *other == shard) {
+        Some((_, before)) => before.extend(parts),
+        None => by_shard.push((shard, parts)),
+    }
+}
+
+/// The place of the partition that holds a row of a variable.
+fn part_of(partitions: &[Partition], id: u64) -> usize {
+    let row = if partitions[0].is_table() { table::bucket(id) } else { id };
+    partitions.partition_point(|partition| partition.rows.end <= row)
+}
+
+/// What a row of a variable is called in a partition: its number there, or its id.
+fn number_of(partition: &Partition, id: u64) -> u64 {
+    if partition.is_table() { id } else { id - partition.rows.start }
+}
+
 /// The rows whose numbers and places these are, summed by number.
-fn add_up<T: Element + AddAssign>(order: &[u64], width: usize, values: &[T]) -> (Vec<u64>, Bytes) {
+fn add_up<T: Element + AddAssign>(
+    order: &[(u64, u32)],
+    width: usize,
+    values: &[T],
+) -> (Vec<u64>, Bytes) {
     let mut ids: Vec<u64> = Vec::with_capacity(order.len());
     let mut sums: Vec<T> = Vec::with_capacity(values.len());
-    for key in order {
-        let (id, place) = (key >> 32, (key & u64::from(u32::MAX)) as usize);
+    for &(id, place) in order {
+        let place = place as usize;
         let row = &values[place * width..(place + 1) * width];
         if ids.last() == Some(&id) {
             let last = sums.len() - width;
@@ -170,15 +243,13 @@ impl Wanted {
         let row_bytes = plan.catalogue().variable(variable).row_bytes() as usize;
         let mut wanted = Wanted { asks: Vec::new(), places: None, row_bytes };
         if let [partition] = partitions {
-            let numbers = ids.iter().map(|&id| id as u32).collect::<Vec<u32>>();
-            wanted.ask(partition, &numbers, 0);
+            wanted.ask(partition, ids, 0);
             return wanted;
         }
-        let mut numbers: Vec<Vec<u32>> = vec![Vec::new(); partitions.len()];
-        let of = |id| partitions.partition_point(|partition| partition.rows.end <= id);
+        let mut numbers: Vec<Vec<u64>> = vec![Vec::new(); partitions.len()];
         let among = ids.iter().map(|&id| {
-            let part = of(id);
-            numbers[part].push((id - partitions[part].rows.start) as u32);
+            let part = part_of(partitions, id);
+            numbers[part].push(number_of(&partitions[part], id));
             (part, numbers[part].len() - 1)
         });
         let among: Vec<(usize, usize)> = among.collect();
@@ -194,13 +265,14 @@ impl Wanted {
         wanted
     }
 
-    fn ask(&mut self, partition: &Partition, numbers: &[u32], first: usize) {
+    fn ask(&mut self, partition: &Partition, numbers: &[u64], first: usize) {
         let most = (PART_BYTES_MAX as usize / self.row_bytes).max(1);
         for (index, numbers) in numbers.chunks(most).enumerate() {
             let start = (first + index * most) * self.row_bytes;
             let to = start..start + numbers.len() * self.row_bytes;
-            let numbers: Vec<u8> = rows::encode_numbers(numbers).collect();
-            let (shard, partition, numbers) = (partition.shard, partition.id, numbers.into());
+            let mut encoded = Vec::new();
+            rows::encode_numbers(partition, numbers, &mut encoded);
+            let (shard, partition, numbers) = (partition.shard, partition.id, encoded.into());
             self.asks.push(session::Rows { shard, partition, numbers, to });
         }
     }
@@ -225,6 +297,7 @@ mod tests {
     use pushpull_common::catalogue::Catalogue;
     use pushpull_common::partition::Partitioner;
     use pushpull_common::placement::{Placement, ShardMap, Strategy as Placing};
+    use pushpull_common::table::TableSpec;
     use pushpull_common::variable::VariableSpec;
 
     use super::*;
@@ -256,9 +329,42 @@ mod tests {
     }
 
     #[test]
+    fn rows_of_tables_go_by_their_buckets() {
+        let cut = Partitioner::Fixed { shards: 3 };
+        let spec = TableSpec::new(1 << 20).rows_at_once(40);
+        let table = VariableSpec::table("t", DType::F32, [2], spec).unwrap().partitioner(cut);
+        let map = ShardMap::new([0, 1], 1).unwrap();
+        let variables = vec![table];
+        let placement = Placement::plan(&variables, &map, &Placing::RoundRobin).unwrap();
+        let plan = Plan::new(Arc::new(Catalogue::new(variables, &placement).unwrap()));
+        assert_eq!(plan.bytes(), 0, "nobody has a copy");
+        let ids = [u64::MAX, 5, 1 << 40, 5, 7, 0];
+        let values: Vec<f32> = (0..12).map(|i| i as f32).collect();
+        assert_eq!(check::<f32>(&plan, "t", &ids, 12), Ok(VariableId(0)));
+        let set = RowSet::sum(&plan, VariableId(0), &ids, &values).unwrap();
+        assert_eq!(set.ids, [0, 5, 7, 1 << 40, u64::MAX]);
+        let mut told = Vec::new();
+        let partitions = plan.catalogue().partitions();
+        for (partition, of_it) in partitions.iter().zip(set.by_bucket(partitions)) {
+            assert!(of_it.ids.iter().all(|&id| partition.rows.contains(&table::bucket(id))));
+            let sums: &[f32] = bytemuck::cast_slice(of_it.values());
+            told.extend(of_it.ids.iter().copied().zip(sums.chunks(2).map(<[f32]>::to_vec)));
+        }
+        told.sort_by_key(|(id, _)| *id);
+        let row = |a, b| vec![a, b];
+        let sums = [row(10.0, 11.0), row(8.0, 10.0), row(8.0, 9.0), row(4.0, 5.0), row(0.0, 1.0)];
+        assert_eq!(told, set.ids.iter().copied().zip(sums).collect::<Vec<_>>());
+        let many: Vec<u64> = (0..200).collect();
+        let refused = RowSet::sum(&plan, VariableId(0), &many, &[0.0_f32; 400]).unwrap_err();
+        assert!(matches!(refused, ViewError::RowsAtOnce { limit: 40, .. }), "{refused}");
+        let asks = Wanted::new(&plan, VariableId(0), &ids).asks;
+        assert_eq!(asks.iter().map(|ask| ask.numbers.len()).sum::<usize>(), 6 * 8);
+    }
+
+    #[test]
     fn rows_of_one_number_are_added_in_their_order() {
         let values = [1.0_f32, 2.0, 1e8, 0.0, 1.0, 1.0, -1e8, 5.0];
-        let set = RowSet::sum(VariableId(1), &[3, 1, 3, 1], &values);
+        let set = RowSet::sum(&plan(5, 2, 1), VariableId(1), &[3, 1, 3, 1], &values).unwrap();
         assert_eq!(set.ids, [1, 3]);
         let sums: &[f32] = bytemuck::cast_slice(set.values());
         assert_eq!(sums, [1e8 - 1e8, 5.0, 2.0, 3.0]);
@@ -276,7 +382,7 @@ mod tests {
         ) {
             let plan = plan(12, width, parts);
             let values: Vec<f32> = (0..ids.len() * width as usize).map(|i| i as f32).collect();
-            let set = RowSet::sum(VariableId(1), &ids, &values);
+            let set = RowSet::sum(&plan, VariableId(1), &ids, &values).unwrap();
             let mut told = std::collections::BTreeMap::new();
             let parts = set.parts(&plan, true);
             for partition in plan.catalogue().partitions_of(VariableId(1)) {
@@ -286,16 +392,18 @@ mod tests {
                     parts.flat_map(|part| part.bodies.concat()).collect()
                 };
                 let index = partition.index.unwrap();
-                let index = bytes(index, index + rows::index_bytes(partition.row_count()));
+                let all = rows::index_bytes(partition, partition.row_count());
+                let index = bytes(index, index + all);
                 let count = rows::count(&index, partition).unwrap();
-                prop_assert_eq!(index.len() as u64, rows::index_bytes(count));
-                prop_assert_eq!(rows::check(rows::numbers(&index, count), partition), Ok(()));
+                prop_assert_eq!(index.len() as u64, rows::index_bytes(partition, count));
+                let numbers = rows::numbers(&index, partition, count);
+                prop_assert_eq!(rows::check(numbers.clone(), partition), Ok(()));
                 let values = bytes(partition.offset, partition.end());
                 prop_assert_eq!(values.len() as u64, rows::values_bytes(partition, count));
                 let values = values.chunks(4).map(|v| f32::from_le_bytes(v.try_into().unwrap()));
                 let values: Vec<f32> = values.collect();
-                for (number, row) in rows::numbers(&index, count).zip(values.chunks(width as usize)) {
-                    told.insert(partition.rows.start + u64::from(number), row.to_vec());
+                for (number, row) in numbers.zip(values.chunks(width as usize)) {
+                    told.insert(partition.rows.start + number, row.to_vec());
                 }
             }
             let mut sums = std::collections::BTreeMap::new();

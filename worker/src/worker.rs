@@ -338,7 +338,7 @@ impl Worker {
         if let Some(row) = RowSet::twice(ids) {
             return Err(ViewError::RowTwice { name: name.to_owned(), row }.into());
         }
-        let rows = RowSet::sum(variable, ids, rows);
+        let rows = RowSet::sum(&plan, variable, ids, rows)?;
         self.check_rows_finite(&plan, &rows)?;
         let parts = rows.parts(&plan, false);
         if parts.is_empty() {
@@ -494,7 +494,7 @@ impl Worker {
         if !plan.catalogue().variable(id).is_trainable() {
             return Err(ViewError::Plain { name: name.to_owned() }.into());
         }
-        let rows = RowSet::sum(id, ids, rows);
+        let rows = RowSet::sum(plan, id, ids, rows)?;
         self.check_rows_finite(plan, &rows)?;
         self.more(sequence, rows.parts(plan, true)).await
     }
@@ -539,7 +539,12 @@ impl Worker {
         match first_non_finite(variable.dtype(), rows.values()) {
             None => Ok(()),
             Some((place, value)) => {
-                let element = rows.row_of(place, width) as usize * width + place % width;
+                let row = rows.row_of(place, width);
+                if variable.as_table().is_some() {
+                    let variable = variable.name().to_owned();
+                    return Err(Error::NonFiniteRow { variable, row, value });
+                }
+                let element = row as usize * width + place % width;
                 let variable = variable.name().to_owned();
                 Err(Error::NonFinite { variable, element, value })
             }

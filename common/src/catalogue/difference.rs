@@ -1,5 +1,6 @@
 //! What two declarations of a variable differ in, in words.
 
+use crate::table::TableSpec;
 use crate::variable::VariableSpec;
 
 /// The first difference, `ours` first.
@@ -22,6 +23,12 @@ pub(super) fn of_variables(ours: &VariableSpec, theirs: &VariableSpec) -> Option
     if ours.is_sparse() != theirs.is_sparse() {
         let word = |sparse| if sparse { "sparse" } else { "dense" };
         let (a, b) = (word(ours.is_sparse()), word(theirs.is_sparse()));
+        return Some(format!("{name:?} is {a}, not {b}"));
+    }
+    if ours.as_table() != theirs.as_table() {
+        let word =
+            |table: Option<&TableSpec>| table.map_or("no table".to_owned(), |t| format!("{t:?}"));
+        let (a, b) = (word(ours.as_table()), word(theirs.as_table()));
         return Some(format!("{name:?} is {a}, not {b}"));
     }
     if (ours.initializer, ours.seed) != (theirs.initializer, theirs.seed) {

@@ -6,6 +6,7 @@ use crate::initializer::Initializer;
 use crate::protocol::ProtocolError;
 use crate::protocol::limits::NAME_BYTES_MAX;
 use crate::protocol::wire::{Reader, Text, Wire};
+use crate::table::{Admission, BUCKETS, Eviction, TableSpec};
 use crate::tensor::{DType, Shape, ShapeError};
 use crate::variable::VariableSpec;
 
@@ -22,7 +23,7 @@ pub(super) fn encode(variables: &[VariableSpec], places: &[Place]) -> Vec<u8> {
             extent.put(&mut out);
         }
         variable.is_trainable().put(&mut out);
-        variable.is_sparse().put(&mut out);
+        put_rows(variable, &mut out);
         put_initializer(variable.initializer, &mut out);
         variable.seed.put(&mut out);
     }
@@ -50,20 +51,84 @@ fn take_variable(reader: &mut Reader<'_>) -> Result<VariableSpec, CatalogueError
     if trainable && !dtype.is_float() {
         return Err(reader.invalid("trainable", 1).into());
     }
-    let sparse = bool::take(reader)?;
+    let rows = take_rows(reader)?;
     let initializer = take_initializer(reader)?;
     let seed = u64::take(reader)?;
-    let mut variable = VariableSpec::new(name.as_str(), dtype, Shape::new(extents)?)?
-        .initializer(initializer)
-        .seed(seed);
+    let mut variable = match rows {
+        Rows::Table(table) => {
+            let Some((&BUCKETS, row)) = extents.split_first() else {
+                let rows = extents.first().copied().unwrap_or(0);
+                return Err(reader.invalid("buckets", rows).into());
+            };
+            VariableSpec::table(name.as_str(), dtype, row, table)?
+        }
+        Rows::Sparse => VariableSpec::new(name.as_str(), dtype, Shape::new(extents)?)?.sparse(),
+        Rows::Dense => VariableSpec::new(name.as_str(), dtype, Shape::new(extents)?)?,
+    };
+    variable = variable.initializer(initializer).seed(seed);
     if !trainable {
         variable = variable.plain();
     }
-    if sparse {
-        variable = variable.sparse();
-    }
     variable.validate()?;
     Ok(variable)
+}
+
+/// What the rows of a variable are.
+enum Rows {
+    Dense,
+    Sparse,
+    Table(TableSpec),
+}
+
+fn put_rows(variable: &VariableSpec, out: &mut Vec<u8>) {
+    let Some(table) = variable.as_table() else {
+        return u8::from(variable.is_sparse()).put(out);
+    };
+    2_u8.put(out);
+    table.bytes_max.put(out);
+    table.rows_at_once.put(out);
+    let (tag, pushes, probability): (u8, u32, f64) = match table.admission {
+        Admission::Always => (0, 0, 0.0),
+        Admission::After { pushes } => (1, pushes, 0.0),
+        Admission::Chance { probability } => (2, 0, probability),
+    };
+    tag.put(out);
+    pushes.put(out);
+    probability.put(out);
+    let eviction: u8 = match table.eviction {
+        Eviction::Refuse => 0,
+        Eviction::LeastRecent => 1,
+        Eviction::LeastFrequent => 2,
+    };
+    eviction.put(out);
+    // No table's rows expire after 0 steps.
+    table.expire_after_steps.unwrap_or(0).put(out);
+}
+
+fn take_rows(reader: &mut Reader<'_>) -> Result<Rows, ProtocolError> {
+    match u8::take(reader)? {
+        0 => return Ok(Rows::Dense),
+        1 => return Ok(Rows::Sparse),
+        2 => {}
+        other => return Err(reader.invalid("rows", other.into())),
+    }
+    let (bytes_max, rows_at_once) = (u64::take(reader)?, u32::take(reader)?);
+    let (tag, pushes, probability) = (u8::take(reader)?, u32::take(reader)?, f64::take(reader)?);
+    let admission = match tag {
+        0 => Admission::Always,
+        1 => Admission::After { pushes },
+        2 => Admission::Chance { probability },
+        other => return Err(reader.invalid("admission", other.into())),
+    };
+    let eviction = match u8::take(reader)? {
+        0 => Eviction::Refuse,
+        1 => Eviction::LeastRecent,
+        2 => Eviction::LeastFrequent,
+        other => return Err(reader.invalid("eviction", other.into())),
+    };
+    let expire_after_steps = Some(u64::take(reader)?).filter(|&steps| steps > 0);
+    let table = TableSpec { rows_at_once, admission, eviction, ..TableSpec::new(bytes_max) };
+    Ok(Rows::Table(TableSpec { expire_after_steps, ..table }))
 }
 
 fn put_initializer(initializer: Initializer, out: &mut Vec<u8>) {
@@ -129,7 +194,7 @@ pub(super) fn not_canonical() -> CatalogueError {
     Reader::new("Catalogue", &[]).invalid("unused bytes of an initializer", 0).into()
 }
 
-const FORMAT: u16 = 1;
+const FORMAT: u16 = 2;
 
 // Every name that a variable can have can travel.
 const _: () = assert!(VariableSpec::NAME_BYTES_MAX == NAME_BYTES_MAX);

@@ -27,10 +27,13 @@ pub struct Partition {
     pub trainable: bool,
     /// The shard that holds it.
     pub shard: ShardId,
-    /// Where it starts in the shard's layout, in bytes; a multiple of 8.
+    /// Where it starts in the shard's layout, in bytes; a multiple of 8. That of a table lies behind
+    /// the layout, where what is pushed has its rows.
     pub offset: u64,
-    /// Its length in bytes, without padding.
+    /// Its length in bytes, without padding; of a table, the length of the rows of one push.
     pub bytes: u64,
+    /// If it is of a table that grows, the most rows of one push.
+    pub rows_at_once: Option<u32>,
     /// If it is sparse, where the numbers of its rows are in what is pushed to the shard: behind all
     /// values. See [`crate::rows`].
     pub index: Option<u64>,
@@ -47,9 +50,14 @@ impl Partition {
         self.index.is_some()
     }
 
-    /// How many rows it has.
+    /// Whether it is of a table that grows.
+    pub fn is_table(&self) -> bool {
+        self.rows_at_once.is_some()
+    }
+
+    /// How many rows it has; of a table, how many a push may have of it.
     pub fn row_count(&self) -> u64 {
-        self.rows.end - self.rows.start
+        self.rows_at_once.map_or(self.rows.end - self.rows.start, u64::from)
     }
 
     /// The bytes of one of its rows; 0 if it has none.
@@ -58,32 +66,50 @@ impl Partition {
     }
 }
 
-/// The partitions of one shard, one behind the other in order of their ids.
+/// The partitions of one shard, one behind the other in order of their ids; those of tables behind
+/// the others, where only pushes have something.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ShardLayout {
     partitions: Vec<Partition>,
+    /// How many of them are not of tables: they come first.
+    stored: usize,
     /// Which of them are sparse.
     sparse: Vec<usize>,
 }
 
 impl ShardLayout {
-    /// The partitions.
+    /// The partitions that have a place in the layout: all but those of tables.
     pub fn partitions(&self) -> &[Partition] {
+        &self.partitions[..self.stored]
+    }
+
+    /// The partitions of tables that grow.
+    pub fn tables(&self) -> &[Partition] {
+        &self.partitions[self.stored..]
+    }
+
+    /// The partitions, those of tables last.
+    pub fn all(&self) -> &[Partition] {
         &self.partitions
     }
 
     /// The length of the layout in bytes, with padding.
     pub fn bytes(&self) -> u64 {
+        self.partitions().last().map_or(0, Partition::end)
+    }
+
+    /// Where what can be pushed of values ends: behind the rows of tables.
+    fn values_end(&self) -> u64 {
         self.partitions.last().map_or(0, Partition::end)
     }
 
-    /// The length of what can be pushed to the shard: the layout, and behind it the numbers of the
-    /// rows of its sparse partitions.
+    /// The length of what can be pushed to the shard: the layout, and behind it the rows of tables
+    /// and the numbers of the rows of its sparse partitions.
     pub fn push_bytes(&self) -> u64 {
         self.sparse().next_back().map_or(self.bytes(), index_end)
     }
 
-    /// The partitions that are pulled and pushed by rows.
+    /// The partitions that are pulled and pushed by rows, those of tables last.
     pub fn sparse(&self) -> impl DoubleEndedIterator<Item = &Partition> + ExactSizeIterator {
         self.sparse.iter().map(|&index| &self.partitions[index])
     }
@@ -93,7 +119,7 @@ impl ShardLayout {
     pub fn dense(&self) -> Vec<Range<u64>> {
         let mut ranges: Vec<Range<u64>> = Vec::new();
         let dense = |p: &&Partition| !p.is_sparse() && p.bytes > 0;
-        for partition in self.partitions.iter().filter(dense) {
+        for partition in self.partitions().iter().filter(dense) {
             match ranges.last_mut() {
                 Some(last) if last.end == partition.offset => last.end = partition.end(),
                 _ => ranges.push(partition.offset..partition.end()),
@@ -110,7 +136,8 @@ impl ShardLayout {
 
     /// Whether the numbers of a sparse partition's rows start at this byte of what is pushed.
     pub fn index_starts_at(&self, offset: u64) -> bool {
-        offset >= self.bytes() && self.sparse().any(|partition| partition.index == Some(offset))
+        offset >= self.values_end()
+            && self.sparse().any(|partition| partition.index == Some(offset))
     }
 
     /// The partition that lies on both sides of this byte.
@@ -136,7 +163,7 @@ impl ShardLayout {
 
     /// The partitions that a range of what is pushed touches: by their values or by their index.
     pub fn touched(&self, range: Range<u64>) -> impl Iterator<Item = &Partition> {
-        let values = range.start..range.end.min(self.bytes());
+        let values = range.start..range.end.min(self.values_end());
         let of_index = move |partition: &&Partition| {
             let start = partition.index.unwrap_or(0);
             start < range.end && range.start < index_end(partition)
@@ -211,26 +238,36 @@ pub(super) fn lay_out(
             dtype: variable.dtype(),
             trainable: variable.is_trainable(),
             shard: place.shard,
-            offset: layout.bytes(),
-            bytes: (elements.end - elements.start) * variable.dtype().size() as u64,
+            offset: 0,
+            bytes: match variable.as_table() {
+                Some(table) => u64::from(table.rows_at_once) * variable.row_bytes(),
+                None => (elements.end - elements.start) * variable.dtype().size() as u64,
+            },
             elements,
+            rows_at_once: variable.as_table().map(|table| table.rows_at_once),
             // Known once the layout is: what matters until then is whether there will be one.
             index: variable.is_sparse().then_some(0),
         };
-        let what = || format!("{}", partition.shard);
-        too_large(&what(), partition.end(), LAYOUT_BYTES_MAX)?;
+        layout.stored += usize::from(!partition.is_table());
         layout.partitions.push(partition.clone());
         partitions.push(partition);
     }
-    for layout in layouts.values_mut() {
-        let mut next = layout.bytes();
+    for (shard, layout) in &mut layouts {
+        // A stable sort: both kinds stay in the order of their ids.
+        layout.partitions.sort_by_key(Partition::is_table);
+        let mut next = 0;
+        for partition in &mut layout.partitions {
+            partition.offset = next;
+            next = partition.end();
+            too_large(&shard.to_string(), next, LAYOUT_BYTES_MAX)?;
+        }
         for (index, partition) in layout.partitions.iter_mut().enumerate() {
             if partition.is_sparse() {
                 partition.index = Some(next);
                 next = index_end(partition);
-                partitions[partition.id.0 as usize].index = partition.index;
                 layout.sparse.push(index);
             }
+            partitions[partition.id.0 as usize].clone_from(partition);
         }
     }
     Ok((partitions, layouts))
@@ -239,7 +276,7 @@ pub(super) fn lay_out(
 /// Where the numbers of a sparse partition's rows end, if all of them are pushed.
 fn index_end(partition: &Partition) -> u64 {
     // A sparse partition has fewer than 2^32 rows, and a layout at most 2^48 bytes.
-    partition.index.unwrap_or(0) + rows::index_bytes(partition.row_count())
+    partition.index.unwrap_or(0) + rows::index_bytes(partition, partition.row_count())
 }
 
 /// Partitions start at multiples of this, so that every element is aligned.

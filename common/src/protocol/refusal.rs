@@ -186,12 +186,12 @@ wire_enum! {
             variable: VariableId,
             /// The row's place among those in the request.
             place: u64,
-            /// Its number, within the partition.
-            row: u32,
-            /// The numbers that may stand there: from this one on,
-            from: u32,
-            /// and up to this one, which may not.
-            to: u32,
+            /// Its number within the partition, or its id.
+            row: u64,
+            /// The first that may stand there.
+            from: u64,
+            /// The last that may.
+            last: u64,
         },
         /// More rows than one request may be about.
         26 => Rows {
@@ -211,8 +211,35 @@ wire_enum! {
             /// What is wrong.
             detail: Detail,
         },
+        /// A row of a table that lies in another partition: see [`crate::table::bucket`].
+        28 => Bucket {
+            /// The variable.
+            variable: VariableId,
+            /// The row's place among those in the request.
+            place: u64,
+            /// Its id.
+            row: u64,
+            /// The bucket of that.
+            bucket: u64,
+            /// The first bucket of the partition.
+            from: u64,
+            /// The first behind it.
+            to: u64,
+        },
+        /// New rows of a table that is full and evicts none. The push has changed nothing on this
+        /// shard.
+        29 => TableFull {
+            /// The variable.
+            variable: VariableId,
+            /// How many rows this shard has of it.
+            rows: u64,
+            /// How many more the push has.
+            more: u64,
+            /// How many there may be.
+            limit: u64,
+        },
         /// A variable that the server cannot train as it is configured.
-        28 => Untrainable {
+        30 => Untrainable {
             /// The variable's name, or names that the server has a rule for and nobody has.
             variable: Detail,
             /// Why not.
@@ -293,14 +320,24 @@ impl std::fmt::Display for Refusal {
             Refusal::Length { named, received } => {
                 write!(f, "the push names {named} bytes, {received} were received")
             }
-            Refusal::Row { variable, place, row, from, to } => write!(
+            Refusal::Row { variable, place, row, from, last } => write!(
                 f,
                 "row {row} of variable {variable}, at place {place} of the request, is none of the \
-                 rows {from} to {to} that may stand there"
+                 rows {from} to {last} that may stand there"
             ),
             Refusal::Rows { variable, rows, limit } => {
                 write!(f, "{rows} rows of variable {variable} are more than {limit}")
             }
+            Refusal::Bucket { variable, place, row, bucket, from, to } => write!(
+                f,
+                "row {row} of table {variable}, at place {place} of the request, is of bucket \
+                 {bucket}, and here are {from} to {to}"
+            ),
+            Refusal::TableFull { variable, rows, more, limit } => write!(
+                f,
+                "table {variable} has {rows} rows on this shard and evicts none: {more} more would \
+                 be above {limit}"
+            ),
             Refusal::Untrainable { variable, detail } => {
                 write!(
                     f,

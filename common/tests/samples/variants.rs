@@ -108,12 +108,18 @@ variants! {
         "operation" => Refusal::Operation { variable: VariableId(18), tried: detail("add") },
         "denied" => Refusal::Denied {},
         "length" => Refusal::Length { named: 16, received: 8 },
-        "row" => Refusal::Row { variable: VariableId(18), place: 3, row: 9, from: 5, to: 7 },
+        "row" => Refusal::Row { variable: VariableId(18), place: 3, row: 9, from: 5, last: 6 },
         "rows" => Refusal::Rows { variable: VariableId(18), rows: 9, limit: 7 },
         "encoding" => Refusal::Encoding {
             variable: VariableId(18),
             encoding: 9,
             detail: detail("unknown"),
+        },
+        "bucket" => Refusal::Bucket {
+            variable: VariableId(18), place: 3, row: 1 << 60, bucket: 7, from: 8, to: 16,
+        },
+        "table_full" => Refusal::TableFull {
+            variable: VariableId(18), rows: 90, more: 11, limit: 100,
         },
         "untrainable" => Refusal::Untrainable { variable: detail("emb*"), detail: detail("no") };
 }

@@ -3,8 +3,8 @@
 //! This is one of the few files that may hold `unsafe` code. A block that somebody reads is not
 //! lent for writing.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::{Arc, Weak};
 
 use super::memory::{Memory, copy_past_cache};
 #[cfg(test)]
@@ -30,11 +30,25 @@ impl Grid {
     }
 }
 
+/// Has the line of memory that something starts in fetched into the cache, as it is read soon.
+pub(crate) fn fetch<T>(what: &T) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: SSE is part of every x86-64 processor, and nothing is changed.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(what).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = what;
+}
+
 /// Blocks of equal size, lent by number. A block can be pinned: then it is not lent for writing
 /// until every pin on it is gone, and who holds a pin reads it without borrowing this.
 #[derive(Debug)]
 pub(crate) struct Blocks {
     shared: Arc<Shared>,
+    /// Those that are pinned together, a bit for each, for as long as somebody holds the pins.
+    crowds: Vec<Weak<[u64]>>,
 }
 
 #[derive(Debug)]
@@ -65,12 +79,32 @@ impl Blocks {
     pub(crate) fn new(memory: Memory, grid: Grid) -> Blocks {
         assert!(grid.need() <= memory.len() as u64 && grid.block_bytes <= grid.stride);
         let pins = (0..grid.count).map(|_| AtomicU32::new(0)).collect();
-        Blocks { shared: Arc::new(Shared { memory, grid, pins }) }
+        Blocks { shared: Arc::new(Shared { memory, grid, pins }), crowds: Vec::new() }
     }
 
     pub(crate) fn is_pinned(&self, block: u32) -> bool {
         // Acquire: what the reader read before it let go is not overwritten before.
-        self.shared.pins[block as usize].load(Ordering::Acquire) > 0
+        self.shared.pins[block as usize].load(Ordering::Acquire) > 0 || self.is_in_a_crowd(block)
+    }
+
+    fn is_in_a_crowd(&self, block: u32) -> bool {
+        let is_in = |crowd: &Weak<[u64]>| crowd.upgrade().is_some_and(|bits| has(&bits, block));
+        !self.crowds.is_empty() && self.crowds.iter().any(is_in)
+    }
+
+    /// Whether somebody still holds blocks that were pinned together.
+    pub(crate) fn has_crowds(&mut self) -> bool {
+        self.crowds.retain(|crowd| crowd.strong_count() > 0);
+        // What the readers read before they let go is not overwritten before.
+        fence(Ordering::Acquire);
+        !self.crowds.is_empty()
+    }
+
+    /// Pins very many blocks at once, a bit for each, until the result is dropped.
+    pub(crate) fn pin_crowd(&mut self, bits: Vec<u64>) -> Crowd {
+        let bits: Arc<[u64]> = bits.into();
+        self.crowds.push(Arc::downgrade(&bits));
+        Crowd { shared: self.shared.clone(), bits }
     }
 
     pub(crate) fn read(&self, block: u32) -> &[u8] {
@@ -85,16 +119,7 @@ impl Blocks {
     /// # Panics
     /// If the block has no such stretch.
     pub(crate) fn fetch(&self, block: u32, within: std::ops::Range<usize>) {
-        for line in self.read(block)[within].chunks(64) {
-            #[cfg(target_arch = "x86_64")]
-            {
-                use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-                // SAFETY: SSE is part of every x86-64 processor, and nothing is changed.
-                unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
-            }
-            #[cfg(not(target_arch = "x86_64"))]
-            let _ = line;
-        }
+        self.read(block)[within].chunks(64).for_each(|line| fetch(&line[0]));
     }
 
     /// The block for writing.
@@ -235,9 +260,51 @@ impl Drop for Pins {
     }
 }
 
+/// Blocks that are pinned together, readable until this is dropped, on any thread.
+#[derive(Debug)]
+pub(crate) struct Crowd {
+    shared: Arc<Shared>,
+    bits: Arc<[u64]>,
+}
+
+fn has(bits: &[u64], block: u32) -> bool {
+    bits.get(block as usize / 64).is_some_and(|word| word >> (block % 64) & 1 == 1)
+}
+
+impl Crowd {
+    /// The pinned blocks, in their order.
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = &[u8]> {
+        let numbers = 0..self.shared.grid.count as u32;
+        numbers.filter(|&block| has(&self.bits, block)).map(|block| {
+            let bytes = self.shared.grid.block_bytes;
+            // SAFETY: `pointer` stays inside the mapping. The block is pinned for as long as `self`
+            // lives, so it is not lent for writing.
+            unsafe { std::slice::from_raw_parts(self.shared.pointer(block), bytes) }
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn blocks_of_a_crowd_are_read_only_while_somebody_has_it() {
+        let grid = Grid { offset: 8, block_bytes: 64, stride: 64, count: 70 };
+        let mut blocks = Blocks::new(Memory::anonymous(8 + 70 * 64).unwrap(), grid);
+        (0..70).for_each(|block| blocks.write(block).fill(block as u8));
+        let crowd = blocks.pin_crowd(vec![1 << 3, 1 << 5]);
+        assert!(blocks.is_pinned(3) && blocks.is_pinned(69) && !blocks.is_pinned(5));
+        blocks.write(5).fill(0);
+        let read = std::thread::spawn(move || crowd.blocks().map(|b| b[63]).collect::<Vec<_>>());
+        assert_eq!(read.join().unwrap(), [3, 69]);
+        assert!(!blocks.is_pinned(3) && !blocks.has_crowds());
+        let (one, other) = (blocks.pin_crowd(vec![1]), blocks.pin_crowd(vec![2]));
+        drop(one);
+        assert!(!blocks.is_pinned(0) && blocks.is_pinned(1) && blocks.has_crowds());
+        drop(other);
+        assert!(!blocks.has_crowds());
+    }
 
     #[test]
     fn a_pinned_block_is_read_only() {

@@ -13,14 +13,14 @@ pub(crate) mod witness;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-pub(crate) use blocks::{Blocks, Grid, Pins};
+pub(crate) use blocks::{Blocks, Crowd, Grid, Pins, fetch};
 pub(crate) use budget::{Budget, Loan};
 use folder::io_error;
 pub(crate) use folder::{Folder, StateDirectory, is_locked};
 pub(crate) use memory::{Memory, fence};
 
 use crate::error::StorageError;
-use crate::layout::{Fault, Kind, PAGE_BYTES, Page, Stamp};
+use crate::layout::{Fault, Kind, PAGE_BYTES, Page, Stamp, TEXT_AT};
 
 /// Streams that an optimizer reads and writes together must not lie at the same offset modulo the
 /// page size, or they evict each other: Adam ran 3.5 times slower in place and 6 to 7 times slower
@@ -54,9 +54,42 @@ pub(crate) fn file_name(kind: Kind, generation: u64) -> String {
     }
 }
 
+/// Which of several files of a kind and a generation it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// The only one.
+    Only,
+    /// That of a table of the shard.
+    Table(u16),
+    /// One of a table of the shard.
+    OfTable(u16, u32),
+}
+
+impl Part {
+    pub(crate) fn file_name(self, kind: Kind, generation: u64) -> String {
+        let name = file_name(kind, generation);
+        match self {
+            Part::Only => name,
+            Part::Table(table) => format!("{name}-{table}"),
+            Part::OfTable(table, part) => format!("{name}-{table}-{part}"),
+        }
+    }
+
+    /// What its first page says of it, so that none is taken for another.
+    fn text(self) -> Vec<u8> {
+        match self {
+            Part::Only => Vec::new(),
+            Part::Table(table) => u64::from(table).to_le_bytes().to_vec(),
+            Part::OfTable(table, part) => {
+                [u64::from(table), u64::from(part)].map(u64::to_le_bytes).concat()
+            }
+        }
+    }
+}
+
 /// Whether a file is of bytes that are too many to be copied.
 fn is_bulk(name: &str) -> bool {
-    let bulk = [Kind::Values, Kind::Slots, Kind::Inbox];
+    let bulk = [Kind::Values, Kind::Slots, Kind::Inbox, Kind::Rows];
     bulk.into_iter().any(|kind| name.starts_with(kind.name()))
 }
 
@@ -193,9 +226,20 @@ impl Arena {
         generation: u64,
         bytes: u64,
     ) -> Result<Memory, StorageError> {
-        let name = file_name(kind, generation);
+        self.create_part(kind, generation, Part::Only, bytes)
+    }
+
+    /// The same for one of several files of a kind.
+    pub(crate) fn create_part(
+        &self,
+        kind: Kind,
+        generation: u64,
+        part: Part,
+        bytes: u64,
+    ) -> Result<Memory, StorageError> {
+        let name = part.file_name(kind, generation);
         let mut memory = self.place.create(&name, bytes.saturating_add(PAGE_BYTES as u64))?;
-        let page = Page { kind, stamp: self.stamp, generation, text: Vec::new() };
+        let page = Page { kind, stamp: self.stamp, generation, text: part.text() };
         memory.write(0, &page.encode());
         Ok(memory)
     }
@@ -207,13 +251,27 @@ impl Arena {
         generation: u64,
         bytes: Option<u64>,
     ) -> Result<Memory, StorageError> {
-        let name = file_name(kind, generation);
+        self.open_part(kind, generation, Part::Only, bytes)
+    }
+
+    /// The same for one of several files of a kind.
+    pub(crate) fn open_part(
+        &self,
+        kind: Kind,
+        generation: u64,
+        part: Part,
+        bytes: Option<u64>,
+    ) -> Result<Memory, StorageError> {
+        let name = part.file_name(kind, generation);
         let memory = self.place.open(&name)?;
         let memory =
             memory.ok_or_else(|| StorageError::Missing { path: self.place.path(&name) })?;
         let page = Page::decode(memory.bytes());
         let checked = page.and_then(|page| {
             page.check(kind, self.stamp, generation)?;
+            if kind != Kind::Control && page.text != part.text() {
+                return Err(Fault::at(TEXT_AT, format!("the file of {part:?}")));
+            }
             let expected = bytes.map(|bytes| bytes.saturating_add(PAGE_BYTES as u64));
             match expected.filter(|&expected| expected != memory.len() as u64) {
                 Some(expected) => {

@@ -80,6 +80,28 @@ pub enum CheckpointError {
         /// The shape asked for.
         expected: Shape,
     },
+    /// A table that grows was none, or the other way round.
+    #[error(
+        "cannot restore {variable:?}: in the checkpoint it is {}a table that grows, and here {}",
+        if *found { "" } else { "not " },
+        if *found { "not" } else { "it is" }
+    )]
+    TableMismatch {
+        /// The variable.
+        variable: String,
+        /// Whether it is one in the checkpoint.
+        found: bool,
+    },
+    /// A table has room for fewer rows here than the checkpoint has of them.
+    #[error(
+        "cannot restore the table {variable:?}: there is room for {limit} rows on this shard only"
+    )]
+    TableFull {
+        /// The variable.
+        variable: String,
+        /// How many rows there may be on the shard.
+        limit: u64,
+    },
     /// The variable was trained by another optimizer: its slots are of another meaning.
     #[error(
         "cannot restore {variable:?}: the checkpoint has it trained by {found}, not {expected}"

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use pushpull_common::ids::VariableId;
+use pushpull_common::tensor::DType;
 
 use super::error::CheckpointError;
 use super::files::HashedFile;
@@ -15,16 +16,30 @@ use super::shard_file::Stream;
 use super::storage::CheckpointStorage;
 
 /// Writes a checkpoint as one safetensors file: every variable under its own name and, if `slots`
-/// is set, every slot under that name, a `:` and the slot's.
+/// is set, every slot under that name, a `:` and the slot's. A table that grows has its rows under its
+/// name, in any order, and their ids under that name and `:ids`, 64 bits each.
 ///
 /// `checkpoint` names one; without it the newest good one is taken. The file replaces what was at
-/// `to` only once it is whole, and has mode 0600. Nothing larger than 1 MiB is held in memory,
-/// beside the list of variables.
+/// `to` only once it is whole, and has mode 0600. Little more than 1 MiB is held in memory, beside the
+/// list of variables.
 pub fn export(
     storage: Arc<dyn CheckpointStorage>,
     checkpoint: Option<&str>,
     to: &Path,
     slots: bool,
+) -> Result<(), CheckpointError> {
+    export_since(storage, checkpoint, to, slots, 0)
+}
+
+/// The same with those rows of tables only that were pushed since a global step, as a checkpoint of
+/// that step has the others: what was changed after it, and what was changed by that step itself.
+/// Variables that are no tables are written whole. What was evicted since is not told.
+pub fn export_since(
+    storage: Arc<dyn CheckpointStorage>,
+    checkpoint: Option<&str>,
+    to: &Path,
+    slots: bool,
+    step: u64,
 ) -> Result<(), CheckpointError> {
     let not_found = |name: &str| CheckpointError::NotFound { name: name.to_owned() };
     let mut opened = match checkpoint {
@@ -33,13 +48,20 @@ pub fn export(
     };
     // All of it before the first byte is written, as another program may not check hashes.
     opened.verify()?;
-    let (order, tensors) = tensors(&opened, slots)?;
+    let (order, tensors) = tensors(&opened, slots, step)?;
     // Some readers take a file only if it says that its tensors lie as in PyTorch.
     let metadata = [("format", "pt".to_owned())];
     let head = head(&metadata, &tensors)?;
     let mut out = HashedFile::new(Box::new(ReplacingFile::create(to)?));
     out.write(&head)?;
-    for (variable, stream) in order {
+    for (variable, what) in order {
+        let stream = match what {
+            What::Whole(stream) => stream,
+            What::Ids | What::Rows(_) => {
+                write_rows(&opened, variable, what, step, &mut out)?;
+                continue;
+            }
+        };
         let elements = 0..opened.catalogue().variable(variable).shape().elements();
         opened.read(variable, stream, elements, &mut |piece| out.write(piece))?;
     }
@@ -47,10 +69,65 @@ pub fn export(
     Ok(())
 }
 
-type Order = Vec<(VariableId, Stream)>;
+/// What of a variable a tensor is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum What {
+    /// All its elements, or those of a slot.
+    Whole(Stream),
+    /// The ids of a table.
+    Ids,
+    /// Its rows, or those of a slot, in the order of the ids.
+    Rows(Stream),
+}
+
+type Order = Vec<(VariableId, What)>;
+
+/// Writes a tensor of a table: that of the rows that were pushed since a step.
+fn write_rows(
+    opened: &Opened,
+    variable: VariableId,
+    what: What,
+    step: u64,
+    out: &mut HashedFile,
+) -> Result<(), CheckpointError> {
+    let streams = match what {
+        What::Rows(stream) => vec![stream.number()],
+        _ => vec![],
+    };
+    for partition in opened.catalogue().partitions_of(variable) {
+        let row_bytes = partition.row_bytes() as usize;
+        opened.read_rows(partition.id, &streams, &mut |heads, bytes| {
+            let wanted = heads.iter().enumerate().filter(|(_, head)| head.step >= step);
+            for (row, head) in wanted {
+                match bytes.first() {
+                    Some(rows) => out.write(&rows[row * row_bytes..(row + 1) * row_bytes])?,
+                    None => out.write(&head.id.to_le_bytes())?,
+                }
+            }
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+/// How many rows of a table were pushed since a step.
+fn count_rows(opened: &Opened, variable: VariableId, step: u64) -> Result<u64, CheckpointError> {
+    let mut count = 0;
+    for partition in opened.catalogue().partitions_of(variable) {
+        opened.read_rows(partition.id, &[], &mut |heads, _| {
+            count += heads.iter().filter(|head| head.step >= step).count() as u64;
+            Ok(())
+        })?;
+    }
+    Ok(count)
+}
 
 /// The tensors in the order of the file: wider elements first, so that all are aligned.
-fn tensors(opened: &Opened, slots: bool) -> Result<(Order, Vec<Tensor>), CheckpointError> {
+fn tensors(
+    opened: &Opened,
+    slots: bool,
+    step: u64,
+) -> Result<(Order, Vec<Tensor>), CheckpointError> {
     let variables = opened.catalogue().variables();
     let mut all = Vec::new();
     for (index, variable) in variables.iter().enumerate() {
@@ -59,10 +136,18 @@ fn tensors(opened: &Opened, slots: bool) -> Result<(Order, Vec<Tensor>), Checkpo
         let named = slots.iter().map(|slot| format!("{}:{slot}", variable.name()));
         let streams = std::iter::once((Stream::Values, variable.name().to_owned()))
             .chain(named.enumerate().map(|(slot, name)| (Stream::Slot(slot), name)));
+        let (id, mut extents) = (VariableId(index as u32), variable.shape().extents().to_vec());
+        let is_table = variable.as_table().is_some();
+        if is_table {
+            extents[0] = count_rows(opened, id, step)?;
+            let name = format!("{}:ids", variable.name());
+            let tensor = Tensor { name, dtype: DType::I64, extents: vec![extents[0]] };
+            all.push(((id, What::Ids), tensor));
+        }
         for (stream, name) in streams {
-            let extents = variable.shape().extents().to_vec();
-            let tensor = Tensor { name, dtype: variable.dtype(), extents };
-            all.push(((id, stream), tensor));
+            let tensor = Tensor { name, dtype: variable.dtype(), extents: extents.clone() };
+            let what = if is_table { What::Rows(stream) } else { What::Whole(stream) };
+            all.push(((id, what), tensor));
         }
     }
     // A variable may be named as another one's slot would be, or as what is no tensor.

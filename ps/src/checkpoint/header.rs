@@ -7,7 +7,9 @@ use std::fmt::{Display, Write};
 
 use pushpull_common::tensor::DType;
 
-use super::error::CheckpointError;
+use super::error::{CheckpointError, corrupt};
+use super::files::read_pieces;
+use super::storage::ReadFile;
 
 /// One tensor of a file, in the order of the data.
 #[derive(Debug)]
@@ -64,6 +66,23 @@ pub(super) fn head(
     head.extend_from_slice(json.as_bytes());
     head.resize(8 + padded, b' ');
     Ok(head)
+}
+
+/// Checks that a file starts with this head.
+pub(super) fn check(head: &[u8], path: &str, file: &dyn ReadFile) -> Result<(), CheckpointError> {
+    let mut done = 0;
+    read_pieces(file, 0, head.len() as u64, &mut |piece| {
+        let expected = &head[done..done + piece.len()];
+        if let Some(at) = piece.iter().zip(expected).position(|(a, b)| a != b) {
+            let near = |bytes: &[u8]| {
+                let end = bytes.len().min(at + 24);
+                format!("{:?}", String::from_utf8_lossy(&bytes[at..end]))
+            };
+            return Err(corrupt(path, (done + at) as u64, near(expected), near(piece)));
+        }
+        done += piece.len();
+        Ok(())
+    })
 }
 
 /// The key that is no tensor.

@@ -14,6 +14,7 @@ use super::error::{CheckpointError, corrupt};
 use super::hex;
 use super::name::CheckpointName;
 use super::shard_file::{file_name, tensor_name};
+use super::table_file::{self, TableEntry};
 use super::training::Training;
 
 pub(crate) use super::files::FileEntry;
@@ -41,6 +42,8 @@ pub(crate) struct ShardEntry {
     pub(crate) shard: u16,
     /// Its file.
     pub(crate) file: FileEntry,
+    /// Its partitions of tables that grow, in the catalogue's order.
+    pub(crate) tables: Vec<TableEntry>,
     /// How many pushes it had applied.
     pub(crate) version: u64,
     /// How many gradients it had applied: Adam's t.
@@ -255,6 +258,15 @@ impl Manifest {
         if let Some(shard) = catalogue.shards().find(|id| self.shard(*id).is_none()) {
             return refuse(format!("an entry for {shard}"), "none".into());
         }
+        for shard in &self.shards {
+            let layout = catalogue.layout(shard.id());
+            let expected: Vec<u32> = layout.tables().iter().map(|table| table.id.0).collect();
+            let found: Vec<u32> = shard.tables.iter().map(|table| table.partition).collect();
+            if expected != found {
+                let of = |tables| format!("tables {tables:?} of {}", shard.id());
+                return refuse(of(expected), of(found));
+            }
+        }
         let expected = partitions_of(catalogue);
         if let Some((ours, theirs)) = expected.iter().zip(&self.partitions).find(|(a, b)| a != b) {
             return refuse(format!("{ours:?}"), format!("{theirs:?}"));
@@ -273,7 +285,9 @@ impl Manifest {
 
     /// The bytes of all files that it names.
     pub(super) fn bytes(&self) -> u64 {
+        let tables = self.shards.iter().flat_map(|shard| &shard.tables).map(|table| &table.file);
         let files = self.shards.iter().map(|shard| &shard.file).chain([&self.catalogue]);
+        let files = files.chain(tables);
         files.fold(0, |sum, file| file.bytes.saturating_add(sum))
     }
 }
@@ -298,7 +312,10 @@ fn seal_of(text: &[u8]) -> Vec<u8> {
 fn partitions_of(catalogue: &Catalogue) -> Vec<PartitionEntry> {
     let entry = |part: &pushpull_common::catalogue::Partition| PartitionEntry {
         tensor: tensor_name(catalogue, part),
-        file: file_name(part.shard),
+        file: match part.is_table() {
+            true => table_file::file_name(part),
+            false => file_name(part.shard),
+        },
         elements: (part.elements.start, part.elements.end),
     };
     catalogue.partitions().iter().map(entry).collect()

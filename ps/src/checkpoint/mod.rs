@@ -21,11 +21,12 @@ mod restore;
 mod retain;
 mod shard_file;
 mod storage;
+mod table_file;
 mod training;
 
 pub use contents::{CheckpointContents, contents};
 pub use error::{CheckpointError, Refused};
-pub use export::export;
+pub use export::{export, export_since};
 pub use local::LocalDirectory;
 pub use restore::{CheckpointSummary, Listing, list};
 pub use retain::Retention;
@@ -35,10 +36,11 @@ pub(crate) use give_up::GiveUp;
 pub(crate) use manifest::{ClientWindow, Contents, ShardEntry};
 pub(crate) use name::CheckpointName;
 pub(crate) use publish::Save;
-pub(crate) use reshard::RestoredShard;
+pub(crate) use reshard::{Piece, RestoredShard};
 pub(crate) use restore::{Opened, newest_good};
 pub(crate) use retain::retain;
 pub(crate) use shard_file::{Source, Stream, write_shard};
+pub(crate) use table_file::{RowHead, TableEntry, TableSource, write_table};
 pub(crate) use training::Training;
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ use super::name::CheckpointName;
 use super::restore::scan;
 use super::shard_file::ShardFile;
 use super::storage::CheckpointStorage;
+use super::table_file::TableFile;
 
 /// A save that has begun. A cluster has one at a time, and one task, that of the step owner,
 /// begins and publishes it; the shards' files may be written by other processes meanwhile.
@@ -83,6 +84,7 @@ impl Save {
         let first_saved = firsts.into_iter().min().unwrap_or(contents.saved_unix_ms);
         let manifest = Manifest::new(self.name, first_saved, catalogue, contents)?;
         manifest.check(&format!("{folder}/{MANIFEST}"))?;
+        manifest.check_catalogue(catalogue)?;
         self.check_files(catalogue, &manifest)?;
         write_whole(storage, &folder, CATALOGUE, catalogue.encode())?;
         write_whole(storage, &folder, MANIFEST, &manifest.encode()?)?;
@@ -105,6 +107,12 @@ impl Save {
             let plan = ShardFile::plan(catalogue, shard.id(), training, self.name)?;
             plan.check_entry(&folder, &shard.file)?;
             plan.check_head(&folder, &*open_sized(&*self.storage, &folder, &shard.file)?)?;
+            for entry in &shard.tables {
+                let partition = &catalogue.partitions()[entry.partition as usize];
+                let plan = TableFile::plan(catalogue, partition, training, entry.rows, self.name)?;
+                plan.check_entry(&folder, &entry.file)?;
+                plan.check_head(&folder, &*open_sized(&*self.storage, &folder, &entry.file)?)?;
+            }
         }
         Ok(())
     }

@@ -4,11 +4,13 @@ use std::ops::Range;
 
 use pushpull_common::catalogue::{Catalogue, Partition};
 use pushpull_common::ids::{ShardId, VariableId};
+use pushpull_common::table::bucket;
 
 use super::error::CheckpointError;
 use super::manifest::ClientWindow;
 use super::restore::Opened;
 use super::shard_file::Stream;
+use super::table_file::RowHead;
 use super::training::Training;
 
 /// What a shard must know beside its values and slots.
@@ -22,12 +24,23 @@ pub(crate) struct RestoredShard {
     pub(crate) clients: Vec<ClientWindow>,
 }
 
-/// Takes the bytes of a range of a shard's layout, values or a slot.
-pub(crate) type Sink<'a> = dyn FnMut(Stream, Range<u64>, &[u8]) -> Result<(), CheckpointError> + 'a;
+/// What a shard is given of a checkpoint at a time.
+#[derive(Debug)]
+pub(crate) enum Piece<'a> {
+    /// The bytes of a range of its layout, values or a slot.
+    Range(Stream, Range<u64>, &'a [u8]),
+    /// A row of a table, by the table's place among those of the shard: what is known of it, its
+    /// values, and its slots in their order.
+    Row(usize, RowHead, &'a [&'a [u8]]),
+}
+
+/// Takes pieces.
+pub(crate) type Sink<'a> = dyn FnMut(Piece<'_>) -> Result<(), CheckpointError> + 'a;
 
 impl Opened {
     /// Fills a shard's layout: calls `sink` for each partition of it with ranges of bytes of that
-    /// layout, in pieces of at most 1 MiB. Slots are numbered as in `training`, which is the
+    /// layout, in pieces of at most 1 MiB, and then for each row of its tables. Slots are numbered as
+    /// in `training`, which is the
     /// target's; those that only the checkpoint has are left out, as are such variables.
     ///
     /// Everything is checked before `sink` is called; only a file that cannot be trusted may end
@@ -45,17 +58,55 @@ impl Opened {
             .iter()
             .map(|part| self.streams_for(target, part, training))
             .collect::<Result<_, CheckpointError>>()?;
+        let of_tables: Vec<Vec<(VariableId, Stream, Stream)>> = layout
+            .tables()
+            .iter()
+            .map(|part| self.streams_for(target, part, training))
+            .collect::<Result<_, CheckpointError>>()?;
         for (part, streams) in parts.iter().zip(plan) {
             for (variable, from, to) in streams {
                 let mut start = part.offset;
                 self.read(variable, from, part.elements.clone(), &mut |piece| {
                     let range = start..start + piece.len() as u64;
                     start = range.end;
-                    sink(to, range, piece)
+                    sink(Piece::Range(to, range, piece))
                 })?;
             }
         }
+        for (table, (part, streams)) in layout.tables().iter().zip(of_tables).enumerate() {
+            self.restore_table(table, part, &streams, sink)?;
+        }
         Ok(self.counts(target, shard))
+    }
+
+    /// Gives a partition of a table the rows of its buckets, wherever they lay.
+    fn restore_table(
+        &self,
+        table: usize,
+        part: &Partition,
+        streams: &[(VariableId, Stream, Stream)],
+        sink: &mut Sink<'_>,
+    ) -> Result<(), CheckpointError> {
+        let from: Vec<usize> = streams.iter().map(|(_, from, _)| from.number()).collect();
+        let Some((variable, ..)) = streams.first() else { return Ok(()) };
+        let row_bytes = part.row_bytes() as usize;
+        let saved = self.catalogue().partitions_of(*variable).iter();
+        let overlaps = |saved: &&Partition| {
+            saved.rows.start < part.rows.end && part.rows.start < saved.rows.end
+        };
+        for saved in saved.filter(overlaps) {
+            self.read_rows(saved.id, &from, &mut |heads, bytes| {
+                for (row, head) in heads.iter().enumerate() {
+                    if part.rows.contains(&bucket(head.id)) {
+                        let within = row * row_bytes..(row + 1) * row_bytes;
+                        let row: Vec<&[u8]> = bytes.iter().map(|b| &b[within.clone()]).collect();
+                        sink(Piece::Row(table, *head, &row))?;
+                    }
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
     }
 
     /// Where the values and slots of a partition come from, and what they become.
@@ -75,6 +126,10 @@ impl Opened {
         if saved.dtype() != wanted.dtype() {
             let (found, expected) = (saved.dtype(), wanted.dtype());
             return Err(CheckpointError::DTypeMismatch { variable, found, expected });
+        }
+        if saved.as_table().is_some() != wanted.as_table().is_some() {
+            let found = saved.as_table().is_some();
+            return Err(CheckpointError::TableMismatch { variable, found });
         }
         if saved.shape() != wanted.shape() {
             let (found, expected) = (saved.shape().clone(), wanted.shape().clone());

@@ -9,11 +9,12 @@ use pushpull_common::ids::{PartitionId, ShardId, VariableId};
 use pushpull_common::protocol::limits::CATALOGUE_BYTES_MAX;
 
 use super::error::{CheckpointError, Refused, corrupt};
-use super::files::{read_pieces, verify};
+use super::files::{FileEntry, read_pieces, verify};
 use super::manifest::{CATALOGUE, MANIFEST, MANIFEST_BYTES_MAX, Manifest};
 use super::name::CheckpointName;
 use super::shard_file::{ShardFile, Stream};
 use super::storage::{CheckpointStorage, ReadFile};
+use super::table_file::{RowHead, TableFile};
 
 /// The checkpoints of a storage.
 #[derive(Debug)]
@@ -105,6 +106,7 @@ pub(crate) struct Opened {
     manifest: Manifest,
     catalogue: Catalogue,
     plans: BTreeMap<ShardId, ShardFile>,
+    tables: BTreeMap<PartitionId, (TableFile, FileEntry)>,
     verified: BTreeMap<ShardId, Box<dyn ReadFile>>,
 }
 
@@ -123,7 +125,15 @@ impl Opened {
             plan.check_entry(&name.to_string(), &shard.file)?;
             plans.insert(shard.id(), plan);
         }
-        Ok(Opened { storage, manifest, catalogue, plans, verified: BTreeMap::new() })
+        let mut tables = BTreeMap::new();
+        for entry in manifest.shards.iter().flat_map(|shard| &shard.tables) {
+            let partition = &catalogue.partitions()[entry.partition as usize];
+            let training = &manifest.training;
+            let plan = TableFile::plan(&catalogue, partition, training, entry.rows, name)?;
+            plan.check_entry(&name.to_string(), &entry.file)?;
+            tables.insert(partition.id, (plan, entry.file.clone()));
+        }
+        Ok(Opened { storage, manifest, catalogue, plans, tables, verified: BTreeMap::new() })
     }
 
     /// What it says about itself: step, epoch, the user's bytes, the shards' windows.
@@ -139,7 +149,24 @@ impl Opened {
     /// Reads every file that has not been read yet, to the last byte.
     pub(crate) fn verify(&mut self) -> Result<(), CheckpointError> {
         let shards: Vec<ShardId> = self.plans.keys().copied().collect();
-        shards.into_iter().try_for_each(|shard| self.verify_shard(shard))
+        shards.into_iter().try_for_each(|shard| self.verify_shard(shard))?;
+        let folder = self.manifest.checkpoint.to_string();
+        let mut tables = self.tables.values();
+        tables.try_for_each(|(plan, entry)| plan.open(&*self.storage, &folder, entry).map(drop))
+    }
+
+    /// Reads all rows of a partition of a table, some at a time: what is known of them, and the bytes
+    /// of these streams, of which 0 are the values. Its file is verified before.
+    pub(super) fn read_rows(
+        &self,
+        partition: PartitionId,
+        streams: &[usize],
+        take: &mut dyn FnMut(&[RowHead], &[Vec<u8>]) -> Result<(), CheckpointError>,
+    ) -> Result<(), CheckpointError> {
+        let (plan, entry) = &self.tables[&partition];
+        let folder = self.manifest.checkpoint.to_string();
+        let file = plan.open(&*self.storage, &folder, entry)?;
+        plan.read(&*file, streams, take)
     }
 
     fn verify_shard(&mut self, shard: ShardId) -> Result<(), CheckpointError> {

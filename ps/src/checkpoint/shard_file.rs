@@ -8,7 +8,7 @@ use pushpull_common::catalogue::{Catalogue, Partition};
 use pushpull_common::ids::{PartitionId, ShardId};
 
 use super::error::{CheckpointError, corrupt};
-use super::files::{FileEntry, HashedFile, read_pieces, verify_written};
+use super::files::{FileEntry, HashedFile, verify_written};
 use super::header::{self, Tensor};
 use super::hex;
 use super::manifest::MANIFEST;
@@ -24,6 +24,16 @@ pub(crate) enum Stream {
     Values,
     /// The slot of this index among those of the optimizer that trains the variable.
     Slot(usize),
+}
+
+impl Stream {
+    /// 0 for the values, and from 1 on for slots.
+    pub(super) fn number(self) -> usize {
+        match self {
+            Stream::Values => 0,
+            Stream::Slot(index) => 1 + index,
+        }
+    }
 }
 
 /// The memory of a shard as it was at one version.
@@ -158,20 +168,7 @@ impl ShardFile {
         folder: &str,
         file: &dyn ReadFile,
     ) -> Result<(), CheckpointError> {
-        let mut done = 0;
-        read_pieces(file, 0, self.head.len() as u64, &mut |piece| {
-            let expected = &self.head[done..done + piece.len()];
-            if let Some(at) = piece.iter().zip(expected).position(|(a, b)| a != b) {
-                let near = |bytes: &[u8]| {
-                    let end = bytes.len().min(at + 24);
-                    format!("{:?}", String::from_utf8_lossy(&bytes[at..end]))
-                };
-                let path = format!("{folder}/{}", self.name);
-                return Err(corrupt(&path, (done + at) as u64, near(expected), near(piece)));
-            }
-            done += piece.len();
-            Ok(())
-        })
+        header::check(&self.head, &format!("{folder}/{}", self.name), file)
     }
 }
 

@@ -2,8 +2,8 @@
 
 use super::words::Words;
 use super::{
-    Address, CELL_WORDS, CHECKSUM, COMMITS, COMMITTED, COUNT, IDLE, Journal, PAIRS, STATE, TABLES,
-    TABLES_AT, intent_bytes, state,
+    Address, CELL_WORDS, CHECKSUM, COMMITS, COMMITTED, COUNT, IDLE, INDEX, INDEX_AT, Journal,
+    PAIRS, STATE, TABLES, TABLES_AT, intent_bytes, state,
 };
 use crate::error::StorageError;
 use crate::layout::{Fault, Kind, PAGE_BYTES};
@@ -37,10 +37,13 @@ impl Journal {
     }
 
     /// Whether the intent has room for a change of so many words.
-    pub(crate) fn check_intent(&self, words: usize) -> Result<(), StorageError> {
+    pub(crate) fn check_intent(&mut self, words: usize) -> Result<(), StorageError> {
         let (need, found) = (intent_bytes(words) + PAGE_BYTES as u64, self.intent.len());
         match found as u64 >= need {
-            true => Ok(()),
+            true => {
+                self.base_words = words;
+                Ok(())
+            }
             false => {
                 let what = format!("a file of at least {need} bytes, not of {found}");
                 Err(self.corrupt(Kind::Intent, 0, Fault::at(found, what)))
@@ -146,6 +149,7 @@ impl Journal {
         let (file, place) = match address {
             Address::Control(place) => (Some(&self.control), place),
             Address::Tables(place) => (self.tables.as_ref(), place),
+            Address::Index(table, place) => (self.indices.get(usize::from(table)), place),
         };
         let words = |file: &Words| PAGE_BYTES / 8..file.memory.len() / 8;
         file.is_some_and(|file| words(file).contains(&place))
@@ -153,6 +157,13 @@ impl Journal {
 }
 
 fn decode_address(word: u64) -> Address {
-    let place = usize::try_from(word & !TABLES).unwrap_or(usize::MAX);
-    if word & TABLES == 0 { Address::Control(place) } else { Address::Tables(place) }
+    let place = |word: u64| usize::try_from(word).unwrap_or(usize::MAX);
+    if word & TABLES != 0 {
+        return Address::Tables(place(word & !TABLES));
+    }
+    if word & INDEX != 0 {
+        let table = (word & !INDEX) >> INDEX_AT;
+        return Address::Index(table as u16, place(word & ((1 << INDEX_AT) - 1)));
+    }
+    Address::Control(place(word))
 }

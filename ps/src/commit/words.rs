@@ -45,6 +45,12 @@ impl Words {
         self.memory.load(Words::place(index))
     }
 
+    /// The words of a cell, as they are in the file: little-endian.
+    pub(super) fn cell(&self, cell: usize) -> &[u64] {
+        let start = (cell + 1) * PAGE_BYTES;
+        bytemuck::cast_slice(&self.memory.bytes()[start..start + CELL_WORDS * 8])
+    }
+
     /// What a word adds to the checksum of its cell.
     pub(super) fn share(index: usize, value: u64) -> u64 {
         scramble(scramble(value) ^ (index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15))
@@ -100,10 +106,28 @@ pub(crate) enum Address {
     Control(usize),
     /// Of the tables.
     Tables(usize),
+    /// Of the index of a table that grows, by its place among those of the shard.
+    Index(u16, usize),
+}
+
+impl Address {
+    /// Which word of its file it is.
+    pub(super) fn index(self) -> usize {
+        let (Address::Control(index) | Address::Tables(index) | Address::Index(_, index)) = self;
+        index
+    }
+
+    /// Another of the same file.
+    pub(super) fn beside(self, index: usize) -> Address {
+        match self {
+            Address::Control(_) => Address::Control(index),
+            Address::Tables(_) => Address::Tables(index),
+            Address::Index(table, _) => Address::Index(table, index),
+        }
+    }
 }
 
 /// Where a word lies in its file, in bytes.
 pub(crate) fn offset_of(address: Address) -> usize {
-    let (Address::Control(index) | Address::Tables(index)) = address;
-    Words::place(index) * 8
+    Words::place(address.index()) * 8
 }

@@ -4,16 +4,15 @@ use std::ops::Range;
 
 use pushpull_common::catalogue::{Partition, ShardLayout};
 use pushpull_common::protocol::Refusal;
-use pushpull_common::rows;
+use pushpull_common::rows::{self, Numbers};
 
 use super::Inbox;
 use super::extents::Extents;
 
 /// The rows of a partition in a push that is whole.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Rows<'a> {
-    index: &'a [u8],
-    count: u64,
+    numbers: Numbers<'a>,
     /// The rows, one behind the other.
     pub(crate) values: &'a [u8],
     /// What they are multiplied by.
@@ -28,23 +27,21 @@ impl Rows<'_> {
 
     /// How many they are.
     pub(crate) fn len(&self) -> usize {
-        self.count as usize
+        self.numbers.len()
     }
 
-    /// Their numbers within the partition, which rise.
-    pub(crate) fn numbers(&self) -> impl ExactSizeIterator<Item = u32> + Clone + '_ {
-        rows::numbers(self.index, self.count)
+    /// Their numbers within the partition, or their ids, which rise.
+    pub(crate) fn numbers(&self) -> Numbers<'_> {
+        self.numbers.clone()
     }
 
     /// The number of one of them.
-    pub(crate) fn number(&self, place: usize) -> u32 {
-        let at = 8 + 4 * place;
-        let bytes = self.index[at..at + 4].try_into();
-        u32::from_le_bytes(bytes.expect("a number has four bytes"))
+    pub(crate) fn number(&self, place: usize) -> u64 {
+        self.numbers.at(place)
     }
 
     /// The place of the first whose number is not below this one.
-    pub(crate) fn first_from(&self, number: u32) -> usize {
+    pub(crate) fn first_from(&self, number: u64) -> usize {
         let (mut low, mut high) = (0, self.len());
         while low < high {
             let middle = low.midpoint(high);
@@ -76,7 +73,7 @@ impl Extents {
 
 fn index_of(partition: &Partition, rows: u64) -> Range<u64> {
     let start = partition.index.unwrap_or(0);
-    start..start + rows::index_bytes(rows)
+    start..start + rows::index_bytes(partition, rows)
 }
 
 impl Inbox {
@@ -95,10 +92,10 @@ impl Inbox {
             let index = self.bytes(number, all).unwrap_or_default();
             let index = index.get(..bytes as usize).unwrap_or_default();
             if bytes == 0 {
-                return incomplete(bytes, rows::index_bytes(0));
+                return incomplete(bytes, rows::index_bytes(partition, 0));
             }
             let count = rows::count(index, partition)?;
-            let expected = rows::index_bytes(count);
+            let expected = rows::index_bytes(partition, count);
             if bytes != expected {
                 return incomplete(bytes, expected);
             }
@@ -107,7 +104,7 @@ impl Inbox {
             if bytes != expected {
                 return incomplete(bytes, expected);
             }
-            rows::check(rows::numbers(index, count), partition)?;
+            rows::check(rows::numbers(index, partition, count), partition)?;
         }
         Ok(())
     }
@@ -123,6 +120,7 @@ impl Inbox {
         let count = rows::count(index, partition).ok()?;
         let bytes = count * partition.row_bytes();
         let values = self.bytes(number, partition.offset..partition.offset + bytes)?;
-        Some(Rows { index, count, values, factor: 1.0 })
+        let numbers = rows::numbers(index, partition, count);
+        Some(Rows { numbers, values, factor: 1.0 })
     }
 }

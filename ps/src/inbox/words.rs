@@ -114,7 +114,7 @@ fn room_words(layout: &ShardLayout) -> usize {
 
 /// The words of a map that has a bit for each partition.
 pub(crate) fn map_words(layout: &ShardLayout) -> usize {
-    layout.partitions().len().div_ceil(64)
+    layout.all().len().div_ceil(64)
 }
 
 impl Inbox {
@@ -217,7 +217,7 @@ impl Inbox {
 /// The partitions that extents cover, a bit for each: those of a whole push end where partitions do.
 fn map_of(extents: &Extents, layout: &ShardLayout) -> Vec<u64> {
     let mut map = vec![0_u64; map_words(layout)];
-    for (index, partition) in layout.partitions().iter().enumerate() {
+    for (index, partition) in layout.all().iter().enumerate() {
         let start = partition.index.unwrap_or(partition.offset);
         let some = partition.is_sparse() || partition.end() > partition.offset;
         if some && extents.bytes_within(start..start + 8) > 0 {
@@ -233,7 +233,7 @@ fn extents_of(words: &[u64], layout: &ShardLayout) -> Option<Extents> {
     let (map, rows) = words.split_at(map_words(layout));
     let (mut extents, mut rows) = (Extents::default(), rows.iter());
     let mut indices = Vec::new();
-    for (index, partition) in layout.partitions().iter().enumerate() {
+    for (index, partition) in layout.all().iter().enumerate() {
         let covered = map[index / 64] >> (index % 64) & 1 == 1;
         if partition.is_sparse() {
             let &rows = rows.next()?;

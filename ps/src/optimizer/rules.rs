@@ -98,6 +98,9 @@ impl Rules {
                 _ if factor != 1.0 && !rule.scales_rate() => {
                     format!("its rule, {kind}, takes no factor of its rate ({factor})")
                 }
+                _ if variable.as_table().is_some() && rule.moves_absent_rows() => {
+                    format!("it is a table, and its rule, {kind}, moves rows that no push has")
+                }
                 true if variable.is_sparse() => {
                     format!("its rule, {kind}, needs all of it, and it is sparse")
                 }

@@ -18,8 +18,8 @@ use super::record::RESTORED_LIMIT;
 use super::{Detail, Shard, Variables};
 use crate::arena::fence;
 use crate::checkpoint::{
-    CheckpointError, CheckpointName, CheckpointStorage, GiveUp, Opened, RestoredShard, ShardEntry,
-    Training, write_shard,
+    CheckpointError, CheckpointName, CheckpointStorage, GiveUp, Opened, Piece, RestoredShard,
+    ShardEntry, TableEntry, Training, write_shard, write_table,
 };
 use crate::store::Store;
 use crate::zoo::Zoo;
@@ -129,12 +129,20 @@ impl ShardSave {
     pub(crate) fn run(self, storage: Arc<dyn CheckpointStorage>) -> Result<Vec<u8>, String> {
         let storage = &*self.give_up.watch(storage);
         let (catalogue, shard, training) = (&*self.catalogue, self.shard, &self.training);
-        let Cut { image, version, gradients, clients, .. } = self.cut;
+        let Cut { mut image, version, gradients, clients, .. } = self.cut;
+        let tables = std::mem::take(&mut image.tables);
         let file = write_shard(storage, self.name, catalogue, shard, training, image, self.zoo);
+        let file = file.map_err(|error| error.to_string())?;
+        let layout = catalogue.layout(shard);
+        let tables = layout.tables().iter().zip(tables).map(|(partition, source)| {
+            write_table(storage, self.name, catalogue, partition, training, source)
+        });
+        let tables: Result<Vec<TableEntry>, CheckpointError> = tables.collect();
         let entry = ShardEntry {
             task: shard.task,
             shard: shard.shard,
-            file: file.map_err(|error| error.to_string())?,
+            file,
+            tables: tables.map_err(|error| error.to_string())?,
             version,
             gradients,
             clients,
@@ -204,9 +212,21 @@ impl ShardRestore {
         }
         let (catalogue, store) = (self.store.catalogue().clone(), &mut self.store);
         let training = &self.training;
-        opened.restore_shard(&catalogue, self.shard, training, &mut |stream, range, bytes| {
-            store.write_home(stream, range.start, bytes);
-            Ok(())
+        opened.restore_shard(&catalogue, self.shard, training, &mut |piece| match piece {
+            Piece::Range(stream, range, bytes) => {
+                store.write_home(stream, range.start, bytes);
+                Ok(())
+            }
+            Piece::Row(table, head, streams) => {
+                let table = &mut store.tables_mut()[table];
+                if table.rows() >= table.limit() {
+                    let variable = catalogue.variable(table.partition().variable).name();
+                    let (variable, limit) = (variable.to_owned(), table.limit());
+                    return Err(CheckpointError::TableFull { variable, limit });
+                }
+                let restored = table.restore_row(head, streams);
+                restored.map_err(|error| CheckpointError::Memory { reason: error.to_string() })
+            }
         })
     }
 }
@@ -495,11 +515,15 @@ impl Shard {
             return;
         };
         let step = checkpoint.step;
-        let ShardRestored { store, result } = restored;
+        let ShardRestored { mut store, result } = restored;
         if let Some(refusal) = self.poisoned() {
             return self.refuse(connection, request, refusal);
         }
-        let counts = match result {
+        let indexed = |counts| {
+            let indexed = store.tables_restored(&mut self.journal);
+            indexed.map(|()| counts).map_err(|error| error.to_string())
+        };
+        let counts = match result.and_then(indexed) {
             Ok(counts) => counts,
             Err(error) => {
                 drop(store);
@@ -521,6 +545,7 @@ impl Shard {
             self.counters.global_step.set(step.0);
         }
         self.variables = Variables::Ready(store);
+        self.count_tables();
         self.begin_round(step);
         self.ready_now(connection, request);
         self.grant_parked_tokens(now);

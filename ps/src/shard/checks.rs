@@ -67,6 +67,7 @@ impl Shard {
             }
         }
         inbox.check_rows(room, store.layout())?;
+        self.check_tables(room)?;
         let (token, generation) = (push.token, push.generation);
         let gradient = push.operation == Operation::Gradient {};
         // In synchronous mode a token that is over makes a push stale, and not wrong.

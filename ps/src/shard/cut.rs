@@ -13,9 +13,9 @@ use bytes::Bytes;
 use pushpull_common::ids::GlobalStep;
 use pushpull_common::protocol::{Envelope, message};
 
-use super::Shard;
 use super::checkpoints::Asker;
 use super::output::Output;
+use super::{Shard, Variables};
 use crate::checkpoint::{CheckpointName, ClientWindow};
 use crate::store::Image;
 
@@ -48,12 +48,13 @@ const WISHES_MAX: usize = 16;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 impl Shard {
-    fn cut(&self, now: Instant) -> Option<Cut> {
-        let store = self.store().filter(|_| self.is_ready())?;
+    fn cut(&mut self, now: Instant) -> Option<Cut> {
+        let step = self.step();
+        let Variables::Ready(store) = &mut self.variables else { return None };
         let memory_needed = Arc::new(AtomicBool::new(false));
         Some(Cut {
-            step: self.step(),
-            image: store.image(memory_needed.clone()),
+            step,
+            image: store.image(step.0, memory_needed.clone()),
             memory_needed,
             version: self.version,
             gradients: self.gradients,

@@ -12,7 +12,7 @@ use pushpull_common::ids::{ClientEpoch, GlobalStep, RestoreEpoch, ShardId};
 use pushpull_common::protocol::message::Operation;
 use pushpull_common::protocol::{Outcome, PushState};
 
-use super::generation::{need, open_catalogue, remove_leftovers, table_words};
+use super::generation::{files_of_tables, need, open_catalogue, remove_leftovers, table_words};
 use super::parked::Parked;
 use super::power::Power;
 use super::record::{self, CLIENT_WORDS, ShardRecord, Stage};
@@ -33,6 +33,7 @@ use crate::layout::{Fault, Kind, PAGE_BYTES, Page, Stamp};
 use crate::metrics::Counters;
 use crate::optimizer::VariableRules;
 use crate::store::{Geometry, Plan, Store};
+use crate::table::Table;
 
 /// What the process that opens an arena brings along.
 #[derive(Clone, Copy, Debug)]
@@ -54,9 +55,12 @@ pub(super) const GROWTH: usize = 16;
 /// The longest control file.
 pub(crate) const CONTROL_BYTES_MAX: usize = (1 + 1 + CLIENTS_MAX + 1 + GROWTH) * PAGE_BYTES;
 
-/// The largest transaction of a shard whose tables have so many words.
-pub(super) fn transaction_words(table_words: usize) -> usize {
-    table_words + ShardRecord::WORDS + CLIENTS_AT_ONCE * CLIENT_WORDS
+/// The largest transaction of a shard whose tables have so many words, beside what changes in the
+/// indices of so many tables that grow.
+pub(super) fn transaction_words(table_words: usize, tables: usize) -> usize {
+    // What belongs to the table itself, and the numbers of its last commit, here and there.
+    let of_tables = tables * 8;
+    table_words + of_tables + ShardRecord::WORDS + CLIENTS_AT_ONCE * CLIENT_WORDS
 }
 
 /// What a shard is made of beside its state.
@@ -110,7 +114,7 @@ impl Shard {
         let mut control = arena.place.create(CONTROL_NEW, bytes as u64)?;
         let page = Page { kind: Kind::Control, stamp, generation: 0, text };
         control.write(0, &page.encode());
-        let journal = Journal::create(&arena, control, transaction_words(0), parts.config.zoo)?;
+        let journal = Journal::create(&arena, control, transaction_words(0, 0), parts.config.zoo)?;
         if parts.config.durability == Durability::Power {
             // Its first page says whose image it is.
             arena.place.sync(CONTROL_NEW)?;
@@ -208,6 +212,10 @@ impl Shard {
         let declared = stage != Stage::Absent;
         if declared {
             journal.use_tables(arena.open(Kind::Tables, generation, None)?, generation);
+            let layout = open_catalogue(&arena, &record)?.layout(parts.id);
+            for (table, _) in (0..).zip(layout.tables()) {
+                Table::map_index(&arena, generation, table, &mut journal)?;
+            }
         }
         journal.redo()?;
         journal.verify_control((1 + clients) * CELL_WORDS)?;
@@ -216,11 +224,12 @@ impl Shard {
         if declared {
             shard.take_up_variables(&record, now)?;
         } else {
-            shard.journal.check_intent(transaction_words(0))?;
+            shard.journal.check_intent(transaction_words(0, 0))?;
         }
         // Not before all is known to be there: what is refused is left as it was found.
         if shard.power.is_none() {
-            remove_leftovers(&shard.arena, declared.then_some(generation))?;
+            let of_tables = shard.store().map(files_of_tables).unwrap_or_default();
+            remove_leftovers(&shard.arena, declared.then_some(generation), &of_tables)?;
         }
         Ok(shard)
     }
@@ -289,9 +298,10 @@ impl Shard {
             self.arena.place.corrupt(&file_name(Kind::Control, 0), Fault::at(PAGE_BYTES, what))
         })?;
         let words = table_words(&geometry, &layout, rooms);
-        self.journal.check_tables(generation, table_bytes(words))?;
+        let tables = layout.tables().len();
+        self.journal.check_tables(generation, table_bytes(words + tables))?;
         self.journal.verify_tables(generation)?;
-        self.journal.check_intent(transaction_words(words))?;
+        self.journal.check_intent(transaction_words(words, tables))?;
         let loan = self.budget.take(need(&geometry, &layout, rooms))?;
         let bytes = Inbox::file_bytes(&layout, rooms);
         let memory = self.arena.open(Kind::Inbox, generation, Some(bytes))?;
@@ -327,7 +337,9 @@ impl Shard {
             power: self.power.is_some(),
             zoo: self.config.zoo,
         };
-        let store = Box::new(Store::open(plan, loan, &self.journal, self.version)?);
+        let mut store = Box::new(Store::open(plan, loan, &self.journal, self.version)?);
+        let journal = &mut self.journal;
+        store.open_tables(&self.arena, generation, &self.budget, &rules, journal)?;
         let ready = record.stage == Stage::Ready;
         if integrity && ready {
             store.verify(&self.journal).map_err(|(kind, fault)| corrupt(kind, fault))?;

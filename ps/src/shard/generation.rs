@@ -15,6 +15,7 @@ use crate::inbox::{Inbox, map_words};
 use crate::layout::{Fault, Kind, PAGE_BYTES};
 use crate::optimizer::VariableRules;
 use crate::store::{Geometry, Plan, Store};
+use crate::table::Table;
 
 impl Shard {
     /// Makes the files of a new generation of variables and takes them into use. Nothing names
@@ -25,7 +26,7 @@ impl Shard {
         let (rooms, geometry) = (self.config.rooms(), self.geometry(&layout, &rules));
         let loan = self.budget.take(need(&geometry, &layout, rooms))?;
         let words = table_words(&geometry, &layout, rooms);
-        let generation = self.generation + 1;
+        let (generation, tables) = (self.generation + 1, layout.tables().len());
         for kind in OF_A_GENERATION {
             // A process may have been killed, or refused space, while it made them.
             self.arena.place.remove(&file_name(kind, generation))?;
@@ -36,7 +37,7 @@ impl Shard {
         let bytes = Inbox::file_bytes(&layout, rooms);
         let inbox = self.arena.create(Kind::Inbox, generation, bytes)?;
         let inbox = Inbox::new(inbox, &layout, rooms, self.next_room);
-        let tables = self.arena.create(Kind::Tables, generation, table_bytes(words))?;
+        let memory = self.arena.create(Kind::Tables, generation, table_bytes(words + tables))?;
         // Pages that a loss of power has kept from the disk must be found.
         let integrity = self.config.integrity_full || self.power.is_some();
         let plan = Plan {
@@ -50,9 +51,11 @@ impl Shard {
             cached_bytes_max: self.config.cached_bytes_max,
             zoo: self.config.zoo,
         };
-        let store = Store::create(plan, loan, &rules)?;
-        self.journal.reserve_intent(transaction_words(words))?;
-        self.journal.begin_tables(tables, generation, geometry.first_table());
+        let mut store = Store::create(plan, loan, &rules)?;
+        self.journal.reserve_intent(transaction_words(words, tables))?;
+        self.journal.begin_tables(memory, generation, geometry.first_table());
+        let journal = &mut self.journal;
+        store.make_tables(&self.arena, generation, &self.budget, &rules, journal)?;
         self.generation = generation;
         self.inbox = Some(inbox);
         self.variables = Variables::Declared(Box::new(store));
@@ -72,7 +75,7 @@ impl Shard {
         self.persist();
         self.journal.forget_tables();
         match &mut self.power {
-            None => remove_leftovers(&self.arena, None),
+            None => remove_leftovers(&self.arena, None, &[]),
             // The image on the disk may name them, and one that is being written flushes them.
             Some(power) => {
                 power.unnamed_since = Some(power.made);
@@ -84,7 +87,7 @@ impl Shard {
     /// Removes the files that no image on the disk names any more.
     pub(super) fn remove_unnamed(&self) -> Result<(), StorageError> {
         let named = self.restoring.is_some() || !matches!(self.variables, Variables::Absent);
-        remove_leftovers(&self.arena, named.then_some(self.generation))
+        remove_leftovers(&self.arena, named.then_some(self.generation), &[])
     }
 
     fn geometry(&self, layout: &ShardLayout, rules: &VariableRules) -> Geometry {
@@ -112,6 +115,11 @@ pub(super) fn need(geometry: &Geometry, layout: &ShardLayout, rooms: usize) -> u
     geometry.need().saturating_add(Inbox::need(layout, rooms)).saturating_add(tables)
 }
 
+/// The names of the files of a store's tables.
+pub(super) fn files_of_tables(store: &Store) -> Vec<String> {
+    store.tables().iter().flat_map(Table::file_names).collect()
+}
+
 /// The catalogue that was declared.
 pub(crate) fn open_catalogue(
     arena: &Arena,
@@ -137,7 +145,11 @@ const OF_A_GENERATION: [Kind; 6] =
 
 /// Removes the files of generations that are not in use: a process was killed while it made or
 /// removed them.
-pub(super) fn remove_leftovers(arena: &Arena, generation: Option<u64>) -> Result<(), StorageError> {
+pub(super) fn remove_leftovers(
+    arena: &Arena,
+    generation: Option<u64>,
+    of_tables: &[String],
+) -> Result<(), StorageError> {
     let mut kept = vec![file_name(Kind::Control, 0), file_name(Kind::Intent, 0)];
     kept.extend((0..2).map(|turn| format!("{}-{turn}", Kind::Image.name())));
     let kinds = Kind::ALL.into_iter();
@@ -147,7 +159,7 @@ pub(super) fn remove_leftovers(arena: &Arena, generation: Option<u64>) -> Result
             .flat_map(|generation| kinds.clone().map(move |kind| file_name(kind, generation))),
     );
     for name in arena.place.names()? {
-        if !kept.contains(&name) {
+        if !kept.contains(&name) && !of_tables.contains(&name) {
             arena.place.remove(&name)?;
         }
     }

@@ -13,6 +13,7 @@ impl Shard {
     pub(crate) fn check_invariants(&self) {
         if let Some(store) = self.store() {
             store.check_invariants();
+            store.tables().iter().for_each(|table| table.check_invariants(&self.journal));
         }
         if let Some(owner) = &self.owner {
             owner.check_invariants();

@@ -41,7 +41,7 @@ impl Shard {
         // It may have been dropped meanwhile, and its room be another's: numbers do not repeat.
         let Some(push) = inbox.arrival(job.room) else { return true };
         let mut budget = SLICE_BYTES as usize;
-        while let Some(partition) = store.layout().partitions().get(job.partition) {
+        while let Some(partition) = store.layout().all().get(job.partition) {
             let values = match partition.is_sparse() {
                 true => inbox.rows(job.room, partition).map(|rows| rows.values),
                 false => {

@@ -37,6 +37,7 @@ mod rooms;
 mod rows;
 mod staleness;
 mod synchronous;
+mod tables;
 mod tokens;
 mod variables;
 pub(crate) mod work;

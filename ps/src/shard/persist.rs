@@ -103,6 +103,10 @@ impl Shard {
                 }
             }
         }
+        if let Variables::Declared(store) | Variables::Ready(store) = &self.variables {
+            // What a checkpoint was made of is known to the tables from then on.
+            store.tables().iter().for_each(|table| table.stage_head(&mut self.journal));
+        }
         self.stage_assigned();
     }
 

@@ -9,7 +9,7 @@ use pushpull_common::ids::PartitionId;
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::protocol::message::{PullEncoded, Selection};
 use pushpull_common::protocol::{Header, Refusal, message};
-use pushpull_common::rows;
+use pushpull_common::rows::{self, Numbers};
 
 use super::output::{Output, PulledParts, Short};
 use super::parked::{Entry, Wait};
@@ -100,13 +100,14 @@ impl Shard {
         let Some(store) = self.store().filter(|_| self.is_ready()) else {
             return self.refuse(connection, request, Refusal::NotInitialized {});
         };
-        let sparse = store.partition(id).filter(|partition| partition.is_sparse());
-        let Some(partition) = sparse else {
+        let Some(partition) = store.partition_of_rows(id) else {
             return self.refuse(connection, request, Refusal::UnknownPartition { partition: id });
         };
         // A sparse partition's rows have bytes, and fit a part.
-        let (rows, limit) = (header.body_bytes / 4, PART_BYTES_MAX / partition.row_bytes().max(1));
-        if rows > limit || !header.body_bytes.is_multiple_of(4) {
+        let each = rows::number_bytes(partition);
+        let limit = PART_BYTES_MAX / partition.row_bytes().max(1);
+        let rows = header.body_bytes / each;
+        if rows > limit || !header.body_bytes.is_multiple_of(each) {
             let refusal = Refusal::Rows { variable: partition.variable, rows, limit };
             return self.refuse(connection, request, refusal);
         }
@@ -133,19 +134,25 @@ impl Shard {
             return;
         };
         let Some(store) = self.store() else { return };
-        let Some(partition) = store.partition(*id).filter(|partition| partition.is_sparse()) else {
+        let Some(partition) = store.partition_of_rows(*id) else {
             // The variables are others since it was asked.
             let refusal = Refusal::UnknownPartition { partition: *id };
             return self.refuse(entry.connection, entry.request, refusal);
         };
-        let numbers = rows::decode_numbers(numbers);
-        let to = partition.row_count() as u32;
-        if let Some((place, row)) = numbers.clone().enumerate().find(|&(_, row)| row >= to) {
-            let (variable, place, from) = (partition.variable, place as u64, 0);
-            let refusal = Refusal::Row { variable, place, row, from, to };
+        let numbers = Numbers::of(partition, numbers);
+        if let Err(refusal) = rows::check_any(numbers.clone(), partition) {
             return self.refuse(entry.connection, entry.request, refusal);
         }
-        let rows = store.gather(partition, numbers);
+        let rows = match store.table(*id) {
+            None => store.gather(partition, numbers.map(|row| row as u32)),
+            Some(table) => {
+                let count = numbers.len() as u64;
+                let (rows, have) = table.gather(&self.journal, numbers);
+                self.counters.table_hits.add(have);
+                self.counters.table_misses.add(count - have);
+                rows
+            }
+        };
         self.counters.pulls.add(1);
         self.counters.pull_bytes.add(rows.len() as u64);
         let message = message::Rows { version: self.version, gradients: self.gradients };

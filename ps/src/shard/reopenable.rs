@@ -52,7 +52,7 @@ pub(super) fn reopenable(
     // anew by whoever comes after a crash.
     let arena = Arena { place: place.clone(), stamp };
     place.remove(&file_name(Kind::Intent, 0))?;
-    let words = transaction_words(split.tables.len() / 8);
+    let words = transaction_words(split.tables.len() / 8, 0);
     Journal::idle_intent(&arena, words, split.commits)?;
     if split.generation != 0 {
         let tables = file_name(Kind::Tables, split.generation);

@@ -10,6 +10,7 @@ use super::mean::{self, Mean};
 use super::staleness::TILE_BYTES;
 use super::work::change_of;
 use crate::aggregate::SparseReduction;
+use crate::commit::Journal;
 use crate::inbox::{Inbox, Rows};
 use crate::optimizer::{ApplyAt, VariableRules};
 use crate::store::{NoSpareBlock, Store};
@@ -36,6 +37,8 @@ enum Which {
     Pushed(Vec<u32>),
     /// All, as the rule changes those too that no push has.
     All,
+    /// Those of a table, by its place among those of the shard: ids that some push has, rising.
+    Ids(usize, Vec<u64>),
 }
 
 /// What is done with them.
@@ -59,14 +62,25 @@ impl RowWork {
         rules: &VariableRules,
     ) -> RowWork {
         let mut work = RowWork::default();
-        for partition in store.layout().sparse() {
+        for (table, partition) in store.layout().tables().iter().enumerate() {
+            let pushes: Vec<Rows<'_>> = pushes_of(inbox, rooms, &[], partition).collect();
+            if !pushes.is_empty() {
+                let rows = Which::Ids(table, union(&pushes));
+                work.touched.push(Touched { partition: partition.clone(), rows });
+            }
+        }
+        for partition in store.layout().sparse().filter(|partition| !partition.is_table()) {
             let pushes: Vec<Rows<'_>> = pushes_of(inbox, rooms, &[], partition).collect();
             if pushes.is_empty() {
                 continue;
             }
             let rule = rules.optimizer(partition.variable);
             let all = operation == Operation::Gradient {} && rule.moves_absent_rows();
-            let rows = if all { Which::All } else { Which::Pushed(union(&pushes)) };
+            let rows = match all {
+                true => Which::All,
+                // What is no table numbers its rows by 32 bits.
+                false => Which::Pushed(union(&pushes).into_iter().map(|row| row as u32).collect()),
+            };
             work.touched.push(Touched { partition: partition.clone(), rows });
         }
         work
@@ -77,6 +91,7 @@ impl RowWork {
         let mut ranges: Vec<Range<u64>> = Vec::new();
         for Touched { partition, rows } in &self.touched {
             match rows {
+                Which::Ids(..) => {}
                 Which::All => ranges.push(partition.offset..partition.offset + partition.bytes),
                 Which::Pushed(rows) => {
                     let row_bytes = partition.row_bytes();
@@ -91,6 +106,23 @@ impl RowWork {
             }
         }
         ranges
+    }
+
+    /// Prepares the change of the tables, by the push that makes `version` at a global step.
+    pub(super) fn begin_tables(
+        &self,
+        store: &mut Store,
+        journal: &mut Journal,
+        (step, version): (u64, u64),
+        operation: Operation,
+    ) -> Result<(), NoSpareBlock> {
+        let assigned = operation != Operation::Gradient {};
+        for Touched { rows, .. } in &self.touched {
+            if let Which::Ids(table, ids) = rows {
+                store.tables_mut()[*table].begin(journal, ids, (step, version), assigned)?;
+            }
+        }
+        Ok(())
     }
 
     /// Changes rows as far as the budget goes, in bytes of gradients; whether all are done.
@@ -110,6 +142,7 @@ impl RowWork {
             let count = match rows {
                 Which::Pushed(rows) => rows.len(),
                 Which::All => partition.row_count() as usize,
+                Which::Ids(_, ids) => ids.len(),
             };
             let each = (TILE_BYTES / row_bytes).max(1) as usize;
             let RowChange { rules, operation, at, reduction, .. } = change;
@@ -129,6 +162,17 @@ impl RowWork {
                         let rows = &rows[self.done..end];
                         let values = add_up(partition, &pushes, rows, reduction, tile);
                         store.change_rows(change, partition, rows, values)?;
+                    }
+                    (Which::Ids(table, _), [push]) if push.factor == 1.0 => {
+                        let values = self.done * row_bytes as usize..end * row_bytes as usize;
+                        let table = &mut store.tables_mut()[*table];
+                        table.change_rows(change, self.done..end, &push.values[values]);
+                    }
+                    (Which::Ids(table, ids), _) => {
+                        let rows = &ids[self.done..end];
+                        let values = add_up(partition, &pushes, rows, reduction, tile);
+                        let table = &mut store.tables_mut()[*table];
+                        table.change_rows(change, self.done..end, values);
                     }
                     (Which::All, _) => {
                         let rows: Vec<u32> = (self.done as u32..end as u32).collect();
@@ -162,8 +206,8 @@ fn pushes_of<'a>(
 }
 
 /// The rows that some push has, rising.
-fn union(pushes: &[Rows<'_>]) -> Vec<u32> {
-    let mut rows: Vec<u32> = pushes.iter().flat_map(Rows::numbers).collect();
+fn union(pushes: &[Rows<'_>]) -> Vec<u64> {
+    let mut rows: Vec<u64> = pushes.iter().flat_map(Rows::numbers).collect();
     if pushes.len() > 1 {
         rows.sort_unstable();
         rows.dedup();
@@ -173,10 +217,10 @@ fn union(pushes: &[Rows<'_>]) -> Vec<u32> {
 
 /// What pushes have of these rows, added up in their order and divided as the reduction says; zeros
 /// for a row that none has.
-fn add_up<'a>(
+fn add_up<'a, R: Copy + Into<u64>>(
     partition: &Partition,
     pushes: &[Rows<'_>],
-    rows: &[u32],
+    rows: &[R],
     reduction: SparseReduction,
     tile: &'a mut Vec<u64>,
 ) -> &'a [u8] {
@@ -186,17 +230,17 @@ fn add_up<'a>(
     let sums = &mut bytemuck::cast_slice_mut(tile)[..bytes];
     let width = partition.row_bytes() as usize / partition.dtype.size();
     match partition.dtype {
-        DType::F32 => add_up_as::<f32>(width, pushes, rows, reduction, sums),
-        DType::F64 => add_up_as::<f64>(width, pushes, rows, reduction, sums),
+        DType::F32 => add_up_as::<f32, R>(width, pushes, rows, reduction, sums),
+        DType::F64 => add_up_as::<f64, R>(width, pushes, rows, reduction, sums),
         _ => unreachable!("only floating-point variables are trainable"),
     }
     sums
 }
 
-fn add_up_as<T: Mean>(
+fn add_up_as<T: Mean, R: Copy + Into<u64>>(
     width: usize,
     pushes: &[Rows<'_>],
-    rows: &[u32],
+    rows: &[R],
     reduction: SparseReduction,
     sums: &mut [u8],
 ) {
@@ -204,15 +248,17 @@ fn add_up_as<T: Mean>(
     let mut having = vec![0_u32; rows.len()];
     for push in pushes {
         let values: &[T] = bytemuck::cast_slice(push.values);
-        let mut next = rows.first().map_or(0, |&first| push.first_from(first));
-        for ((row, sum), having) in rows.iter().zip(sums.chunks_exact_mut(width)).zip(&mut having) {
-            while next < push.len() && push.number(next) < *row {
+        let mut next = rows.first().map_or(0, |&first| push.first_from(first.into()));
+        for ((&row, sum), having) in rows.iter().zip(sums.chunks_exact_mut(width)).zip(&mut having)
+        {
+            let row: u64 = row.into();
+            while next < push.len() && push.number(next) < row {
                 next += 1;
             }
             if next == push.len() {
                 break;
             }
-            if push.number(next) != *row {
+            if push.number(next) != row {
                 continue;
             }
             let values = &values[next * width..(next + 1) * width];

@@ -235,6 +235,7 @@ impl Shard {
             return Ok(true);
         };
         let (rooms, rules) = ([job.room], &self.rules);
+        let known = self.owner.as_ref().map_or(0, |owner| owner.step().0);
         if !job.begun {
             job.begun = true;
             job.dense = match store.layout().sparse().len() {
@@ -244,7 +245,11 @@ impl Shard {
             job.rows = RowWork::new(inbox, &rooms, store, push.operation, rules);
             job.passes = Passes::new(store.layout(), rules, push.operation);
             let ranges = [job.dense.ranges(), &job.rows.ranges()].concat();
-            if let Err(blocked) = store.begin(&ranges, self.version + 1) {
+            let (version, step) = (self.version + 1, push.step.0.max(known));
+            let (journal, operation) = (&mut self.journal, push.operation);
+            let begun = job.rows.begin_tables(store, journal, (step, version), operation);
+            if let Err(blocked) = begun.and_then(|()| store.begin(&ranges, version)) {
+                store.discard();
                 job.begun = false;
                 return Err(blocked);
             }
@@ -316,6 +321,7 @@ impl Shard {
             })
             .collect();
         let (operation, rules) = (Operation::Gradient {}, &self.rules);
+        let step = self.round.as_ref().map_or(0, Round::step);
         if !job.begun {
             job.begun = true;
             self.draft = None;
@@ -324,12 +330,14 @@ impl Shard {
             job.rows = RowWork::new(inbox, rooms, store, operation, rules);
             job.passes = Passes::new(store.layout(), rules, operation);
             let all = [dense.ranges(), &job.rows.ranges()].concat();
-            if let Err(blocked) = store.begin(&all, self.version + 1) {
+            let version = self.version + 1;
+            let begun = job.rows.begin_tables(store, &mut self.journal, (step, version), operation);
+            if let Err(blocked) = begun.and_then(|()| store.begin(&all, version)) {
+                store.discard();
                 job.begun = false;
                 return Err(blocked);
             }
         }
-        let step = self.round.as_ref().map_or(0, Round::step);
         let at = ApplyAt::new(self.gradients + 1, step);
         let mut budget = budget_of(store);
         let mut gradients: Vec<(&[u8], f64)> = Vec::with_capacity(rooms.len());
@@ -493,7 +501,8 @@ impl Shard {
             self.counters.assigns_applied.add(1);
             if let Variables::Declared(store) = &self.variables {
                 for extent in push.extents.ranges() {
-                    self.assigned.extend(store.layout().within(extent.clone()).map(|p| p.id));
+                    let stored = store.layout().within(extent.clone()).filter(|p| !p.is_table());
+                    self.assigned.extend(stored.map(|partition| partition.id));
                 }
             }
         }
@@ -516,6 +525,7 @@ impl Shard {
         if let Variables::Declared(store) | Variables::Ready(store) = &mut self.variables {
             store.publish(&mut self.journal);
         }
+        self.count_tables();
     }
 
     /// Settles a push in its client's window, and only then acknowledges it.

@@ -28,14 +28,14 @@ pub(crate) enum Change<'a> {
 
 impl Change<'_> {
     /// How many slots change, too: the first that there are.
-    pub(super) fn slots(self) -> usize {
+    pub(crate) fn slots(self) -> usize {
         match self {
             Change::Gradient { optimizer, .. } => optimizer.slots().len(),
             Change::Assign | Change::Add { .. } => 0,
         }
     }
 
-    pub(super) fn in_place(self, values: &mut [u8], slots: &mut [&mut [u8]], input: &[u8]) {
+    pub(crate) fn in_place(self, values: &mut [u8], slots: &mut [&mut [u8]], input: &[u8]) {
         match self {
             Change::Gradient { optimizer, at, dtype } => match dtype {
                 DType::F32 => {

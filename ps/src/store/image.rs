@@ -6,15 +6,58 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::Geometry;
 use crate::arena::{Pins, SKEW_BYTES};
-use crate::checkpoint::{CheckpointError, Source, Stream};
+use crate::checkpoint::{CheckpointError, RowHead, Source, Stream, TableSource};
+use crate::table::TableImage;
 
 /// Values and slots of one version, pinned for as long as this lives. It may be read on any thread.
 #[derive(Debug)]
 pub(crate) struct Image {
+    /// The rows of tables, in the order of the layout.
+    pub(crate) tables: Vec<TableOfImage>,
     pub(super) geometry: Geometry,
     pub(super) values: Pins,
     pub(super) slots: Option<Pins>,
     pub(super) given_up: Arc<AtomicBool>,
+}
+
+/// The rows of a partition of a table, as the rest of an [`Image`].
+#[derive(Debug)]
+pub(crate) struct TableOfImage {
+    pub(super) image: TableImage,
+    pub(super) given_up: Arc<AtomicBool>,
+}
+
+/// Whether what is read is still wanted.
+fn go_on(given_up: &AtomicBool) -> Result<(), CheckpointError> {
+    match given_up.load(Ordering::Relaxed) {
+        false => Ok(()),
+        true => {
+            let reason = "pushes need the memory that it pins";
+            Err(CheckpointError::Memory { reason: reason.to_owned() })
+        }
+    }
+}
+
+impl TableSource for TableOfImage {
+    fn rows(&self) -> u64 {
+        self.image.rows()
+    }
+
+    fn heads(
+        &self,
+        out: &mut dyn FnMut(RowHead) -> Result<(), CheckpointError>,
+    ) -> Result<(), CheckpointError> {
+        self.image.heads().try_for_each(|head| go_on(&self.given_up).and_then(|()| out(head)))
+    }
+
+    fn stream(
+        &self,
+        stream: usize,
+        out: &mut dyn FnMut(&[u8]) -> Result<(), CheckpointError>,
+    ) -> Result<(), CheckpointError> {
+        let mut rows = self.image.stream(stream);
+        rows.try_for_each(|row| go_on(&self.given_up).and_then(|()| out(row)))
+    }
 }
 
 impl Source for Image {
@@ -31,10 +74,7 @@ impl Source for Image {
         };
         let (mut start, end) = (range.start as usize, range.end as usize);
         while start < end {
-            if self.given_up.load(Ordering::Relaxed) {
-                let reason = "pushes need the memory that it pins";
-                return Err(CheckpointError::Memory { reason: reason.to_owned() });
-            }
+            go_on(&self.given_up)?;
             let place = start / block_bytes;
             let stop = end.min((place + 1) * block_bytes);
             let within = start - place * block_bytes..stop - place * block_bytes;

@@ -112,7 +112,7 @@ impl Store {
             plan;
         let streams = 1 + geometry.slots;
         let past_cache = layout.bytes().saturating_mul(streams as u64) > cached_bytes_max;
-        let (in_place, tile) = (None, Tile::default());
+        let (tables, in_place, tile) = (Vec::new(), None, Tile::default());
         Store {
             catalogue,
             layout,
@@ -120,6 +120,7 @@ impl Store {
             values,
             slots,
             undo,
+            tables,
             in_place,
             tile,
             past_cache,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use pushpull::LocalDirectory;
-use pushpull::checkpoint::export;
+use pushpull::checkpoint::export_since;
 
 /// What to export.
 #[derive(Debug, Args)]
@@ -22,10 +22,15 @@ pub(crate) struct Options {
     /// Writes the optimizer's slots, too, as `name:slot`.
     #[arg(long)]
     slots: bool,
+    /// Of tables that grow, writes only the rows that were pushed since this global step, which may
+    /// be that of an older checkpoint.
+    #[arg(long, value_name = "STEP", default_value_t = 0)]
+    since: u64,
 }
 
 pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let storage = Arc::new(LocalDirectory::open(&options.directory)?);
-    export(storage, options.checkpoint.as_deref(), &options.to, options.slots)?;
+    let Options { checkpoint, to, slots, since, .. } = options;
+    export_since(storage, checkpoint.as_deref(), to, *slots, *since)?;
     Ok(())
 }

@@ -37,7 +37,7 @@ enum Progress {
 pub(crate) struct Rows {
     pub(crate) shard: ShardId,
     pub(crate) partition: PartitionId,
-    /// Their numbers within the partition, a `u32` each.
+    /// Their numbers within the partition, as [`pushpull_common::rows`] has them.
     pub(crate) numbers: Bytes,
     /// Where they go in the buffer.
     pub(crate) to: Range<usize>,

@@ -7,7 +7,9 @@ use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
 
 use super::samples::{SLOTS, check_restored, place, save, saved, slots, variables};
-use crate::checkpoint::{CheckpointError, CheckpointName, Opened, Training, list, newest_good};
+use crate::checkpoint::{
+    CheckpointError, CheckpointName, Opened, Piece, Training, list, newest_good,
+};
 
 #[test]
 fn the_same_layout_gets_everything_back() {
@@ -81,14 +83,14 @@ fn what_does_not_fit_is_refused_by_name() {
         let target = place(vec![variable.unwrap()], 1, 1);
         let shard = target.shards().next().unwrap();
         let training = Training::by_one(&target, "adam", &SLOTS);
-        let mut sink = |_, _, _: &[u8]| panic!("nothing may be written");
+        let mut sink = |_: Piece<'_>| panic!("nothing may be written");
         let error = opened.restore_shard(&target, shard, &training, &mut sink).unwrap_err();
         assert!(error.to_string().contains(&expected), "{error}");
     }
     let target = place(variables(1), 1, 1);
     let shard = target.shards().next().unwrap();
     let mut refused = |training: &Training| {
-        let mut sink = |_, _, _: &[u8]| panic!("nothing may be written");
+        let mut sink = |_: Piece<'_>| panic!("nothing may be written");
         opened.restore_shard(&target, shard, training, &mut sink).unwrap_err()
     };
     let error = refused(&Training::by_one(&target, "adam", &["momentum"]));

@@ -11,6 +11,7 @@ use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
 
 use super::memory::MemoryStorage;
+use crate::checkpoint::Piece;
 use crate::checkpoint::manifest::Settled;
 use crate::checkpoint::publish::Published;
 use crate::checkpoint::{
@@ -149,6 +150,7 @@ pub(super) fn entry(
         task: id.task,
         shard: id.shard,
         file,
+        tables: Vec::new(),
         version: step + number,
         gradients: 2 * step + number,
         clients: vec![client],
@@ -185,7 +187,8 @@ pub(super) fn check_restored(
     let restore = |&shard: &ShardId| {
         let mut pieces: Vec<(String, u64, Vec<u8>)> = Vec::new();
         let restored = opened
-            .restore_shard(target, shard, &training, &mut |stream, range, bytes| {
+            .restore_shard(target, shard, &training, &mut |piece| {
+                let Piece::Range(stream, range, bytes) = piece else { panic!("no table") };
                 assert_eq!(range.end - range.start, bytes.len() as u64);
                 assert!(bytes.len() <= 1 << 20);
                 let stream = stream_name(stream, slots);

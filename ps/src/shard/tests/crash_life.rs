@@ -6,15 +6,15 @@ use std::time::Duration;
 use pushpull_common::ids::{RestoreEpoch, Sequence};
 use pushpull_common::protocol::message::{self, Operation};
 use pushpull_common::protocol::{Envelope, Grant, Message};
-use pushpull_common::rows::encode_index;
+use pushpull_common::table::{Eviction, TableSpec};
 use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
 
-use super::peers::{Push, bytes_of, chief, place, variables, worker};
+use super::peers::{Push, bytes_of, chief, index_of, place, variables, worker};
 use super::world::{Line, Observer, World};
 use crate::arena::shelf::Shelf;
 use crate::config::PsConfig;
-use crate::optimizer::{Optimizer, Rules, Sgd};
+use crate::optimizer::{Adagrad, Optimizer, Rules, Sgd};
 use crate::zoo::Zoo;
 
 /// Three blocks of it.
@@ -35,7 +35,8 @@ pub(super) struct Life {
 
 impl Life {
     pub(super) fn configure(&self, config: PsConfig) -> PsConfig {
-        let rules = Rules::new(self.optimizer.clone());
+        let mut rules = Rules::new(self.optimizer.clone());
+        rules.optimizer_for("users".into(), Arc::new(Adagrad::new(0.5)));
         let cached_bytes_max = if self.past_cache { 0 } else { config.cached_bytes_max };
         let config = config.integrity_full(true).inbox_pushes(2).lease(LEASE);
         PsConfig { rules, block_bytes: BLOCK_BYTES, cached_bytes_max, zoo: self.zoo, ..config }
@@ -44,7 +45,8 @@ impl Life {
 
 /// `dense` (150 f32, at 0) and `bias` (4 f32, at 600) are trained, `sums` (36 f32, at 616) and `n`
 /// (1 i64, at 760) are plain: 768 bytes. `table` (8 rows of 10 f32, at 768) is sparse, and has its
-/// index at 1088.
+/// index at 2848. `users` is a table that grows: 220 rows of 2 f32 at once, at 1088, and their ids at
+/// 2888; it has room for 230 and evicts the least recent.
 pub(super) fn model() -> Vec<VariableSpec> {
     vec![
         VariableSpec::f32("dense", [150]).unwrap(),
@@ -52,7 +54,14 @@ pub(super) fn model() -> Vec<VariableSpec> {
         VariableSpec::f32("sums", [36]).unwrap().plain(),
         VariableSpec::new("n", DType::I64, Shape::new([1]).unwrap()).unwrap(),
         VariableSpec::f32("table", [8, 10]).unwrap().sparse(),
+        users(),
     ]
+}
+
+fn users() -> VariableSpec {
+    let users = TableSpec::new(230 * (16 + TableSpec::ROW_OVERHEAD_BYTES)).rows_at_once(220);
+    let users = users.eviction(Eviction::LeastRecent).expire_after(6);
+    VariableSpec::table("users", DType::F32, [2], users).unwrap()
 }
 
 pub(super) fn numbers(count: usize, seed: f32) -> Vec<u8> {
@@ -103,7 +112,8 @@ pub(super) fn live(life: &Life, shelf: Shelf, mut observer: Observer) -> Arc<PsC
     // Variables are declared, and declared otherwise before anybody has begun.
     let mut first = chief();
     let line = world.join(0, &mut first);
-    let (catalogue, other) = (world.catalogue.clone(), place(variables(), 1));
+    let others = variables().into_iter().chain([users()]).collect();
+    let (catalogue, other) = (world.catalogue.clone(), place(others, 1));
     assert!(matches!(world.declare(line, &other), Message::Declared(_)));
     assert!(matches!(world.declare(line, &catalogue), Message::Declared(_)));
 
@@ -130,10 +140,20 @@ pub(super) fn live(life: &Life, shelf: Shelf, mut observer: Observer) -> Arc<PsC
     let push = Push::gradient(2, grant, answer.room);
     applied(&world.push_answer(line, &push, &[(600, &numbers(4, 3.0))]));
     // Rows, where they lie, one of which two blocks hold; and all of them.
-    for (sequence, rows) in [(8, vec![1, 6]), (9, (0..8).collect())] {
+    for (sequence, rows) in [(8, vec![1_u32, 6]), (9, (0..8).collect())] {
         let push = world.gradient(line, sequence);
-        let (index, values) = (encode_index(&rows), numbers(10 * rows.len(), 6.0));
-        applied(&world.push_answer(line, &push, &[(1088, &index), (768, &values)]));
+        let (index, values) = (index_of(&rows), numbers(10 * rows.len(), 6.0));
+        applied(&world.push_answer(line, &push, &[(2848, &index), (768, &values)]));
+    }
+    // Rows of a table, so many that its index gets another page; then others, for which some go. All
+    // but the last expire with time.
+    let pushes = [(10, 0..200_u64), (11, 190..240), (12, 3..6)];
+    // It makes no difference to a table whether blocks are written past the cache.
+    for (sequence, ids) in pushes.into_iter().filter(|_| !life.past_cache) {
+        let ids: Vec<u64> = ids.collect();
+        let push = world.gradient(line, sequence);
+        let (index, values) = (index_of(&ids), numbers(2 * ids.len(), 7.0));
+        applied(&world.push_answer(line, &push, &[(2888, &index), (1088, &values)]));
     }
     // In parts, which are applied as they come.
     let push = world.gradient(line, 3);

@@ -17,6 +17,7 @@ use crate::metrics::Counters;
 use crate::shard::durable::Parts;
 use crate::shard::replicas::ClientKey;
 use crate::shard::{Shard, Variables};
+use crate::table::Table;
 use crate::zoo::Zoo;
 
 /// The files of a shard.
@@ -29,6 +30,8 @@ pub(super) struct Kept {
     pub(super) tables: Tables,
     /// The values and each slot.
     pub(super) values: Vec<Vec<u8>>,
+    /// The rows of each table that grows.
+    pub(super) rows: Vec<BTreeMap<u64, Vec<u8>>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,7 +102,9 @@ impl Kept {
             assigned,
             whole: shard.inbox.as_ref().map_or_else(Vec::new, |inbox| inbox.kept()),
         };
-        Kept { tables, values }
+        let of = |table: &Table| table.contents(&shard.journal);
+        let rows = store.map_or_else(Vec::new, |store| store.tables().iter().map(of).collect());
+        Kept { tables, values, rows }
     }
 
     /// The same without variables: what lies between two declarations.
@@ -107,7 +112,7 @@ impl Kept {
         let mut tables = self.tables.clone();
         (tables.variables, tables.digest) = (0, None);
         (tables.assigned, tables.whole) = (Vec::new(), Vec::new());
-        Kept { tables, values: Vec::new() }
+        Kept { tables, values: Vec::new(), rows: Vec::new() }
     }
 }
 

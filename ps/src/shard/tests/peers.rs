@@ -69,6 +69,13 @@ pub(super) fn bytes_of<T: bytemuck::Pod>(elements: &[T]) -> Vec<u8> {
     bytes
 }
 
+/// The index of rows that are pushed, numbered by 32 or 64 bits.
+pub(super) fn index_of<T: bytemuck::Pod>(rows: &[T]) -> Vec<u8> {
+    let mut index = (rows.len() as u64).to_le_bytes().to_vec();
+    index.extend(bytes_of(rows));
+    index
+}
+
 pub(super) fn f32s(bytes: &[u8]) -> Vec<f32> {
     bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
 }

@@ -4,10 +4,9 @@ use proptest::prelude::*;
 use pushpull_common::ids::{PartitionId, VariableId};
 use pushpull_common::protocol::message::{self, Operation};
 use pushpull_common::protocol::{Envelope, Message, Outcome, Refusal};
-use pushpull_common::rows::encode_index;
 use pushpull_common::variable::VariableSpec;
 
-use super::peers::{Push, bytes_of, chief, f32s, worker};
+use super::peers::{Push, bytes_of, chief, f32s, index_of, worker};
 use super::world::{Line, World};
 use crate::config::PsConfig;
 use crate::optimizer::{Adagrad, Adam, Momentum, Optimizer, Sgd};
@@ -56,7 +55,7 @@ fn push(
     dense: &[f32],
 ) -> Message {
     let push = world.gradient(line, sequence);
-    let (index, values, dense) = (encode_index(rows), bytes_of(values), bytes_of(dense));
+    let (index, values, dense) = (index_of(rows), bytes_of(values), bytes_of(dense));
     let parts = [(INDEX, &index[..]), (TABLE, &values), (0, &dense)];
     let parts: Vec<_> = parts.into_iter().filter(|(_, body)| !body.is_empty()).collect();
     world.push_answer(line, &push, &parts)
@@ -70,8 +69,8 @@ fn rows_are_pulled_in_the_order_they_are_asked_for() {
     let rows = pull(&mut world, line, 1, &[4, 0, 4]).unwrap();
     assert_eq!(rows, [12.0, 13.0, 14.0, 0.0, 1.0, 2.0, 12.0, 13.0, 14.0]);
     assert_eq!(pull(&mut world, line, 1, &[]), Ok(vec![]));
-    let (variable, place, from, to) = (VariableId(1), 1, 0, 5);
-    let refused = Refusal::Row { variable, place, row: 5, from, to };
+    let (variable, place, from, last) = (VariableId(1), 1, 0, 4);
+    let refused = Refusal::Row { variable, place, row: 5, from, last };
     assert_eq!(pull(&mut world, line, 1, &[0, 5]), Err(refused));
     for partition in [0, 2] {
         let refused = Refusal::UnknownPartition { partition: PartitionId(partition) };
@@ -104,7 +103,7 @@ fn a_push_of_rows_changes_these_alone_and_their_slots() {
 fn bad_rows_are_refused_and_change_nothing() {
     let (mut world, line) = ready(Sgd::new(1.0));
     let (variable, partition) = (VariableId(1), PartitionId(1));
-    let row = |place, row, from| Refusal::Row { variable, place, row, from, to: 5 };
+    let row = |place, row, from| Refusal::Row { variable, place, row, from, last: 4 };
     let incomplete = |bytes, expected| Refusal::Incomplete { partition, bytes, expected };
     let index = |numbers: &[u32], said: u64| {
         let numbers = numbers.iter().flat_map(|number| number.to_le_bytes());
@@ -117,7 +116,7 @@ fn bad_rows_are_refused_and_change_nothing() {
         (index(&[1, 1], 2), values(2), row(1, 1, 2)),
         (index(&[3, 1], 2), values(2), row(1, 1, 4)),
         (index(&[1, 5], 2), values(2), row(1, 5, 2)),
-        (index(&[u32::MAX], 1), values(1), row(0, u32::MAX, 0)),
+        (index(&[u32::MAX], 1), values(1), row(0, u32::MAX.into(), 0)),
         (index(&[0, 1, 2, 3], 6), values(2), Refusal::Rows { variable, rows: 6, limit: 5 }),
         (index(&[1, 2], u64::MAX), values(2), Refusal::Rows { variable, rows: u64::MAX, limit: 5 }),
         (index(&[0, 1], 4), values(4), incomplete(16, 24)),
@@ -154,7 +153,7 @@ fn rows_take_no_first_values_from_the_chief() {
     let catalogue = world.catalogue.clone();
     world.declare(line, &catalogue);
     let push = Push::plain(1, Operation::Assign {}, world.room(line));
-    let answer = world.push_answer(line, &push, &[(INDEX, &encode_index(&[]))]);
+    let answer = world.push_answer(line, &push, &[(INDEX, &index_of::<u32>(&[]))]);
     let Message::Refused(refused) = answer else { panic!("not refused but {answer:?}") };
     assert!(matches!(refused.refusal, Refusal::Operation { variable: VariableId(1), .. }));
 }
@@ -194,7 +193,7 @@ proptest! {
             let row = |&row: &u32| (0..3).map(move |i| value(row, i));
             let values: Vec<f32> = rows.iter().flat_map(row).collect();
             let push = sparse.gradient(a, sequence);
-            let parts = [(index, encode_index(&rows)), (0, bytes_of(&values))];
+            let parts = [(index, index_of(&rows)), (0, bytes_of(&values))];
             let parts: Vec<(u64, &[u8])> =
                 parts.iter().map(|(at, body)| (*at, &body[..])).filter(|p| !p.1.is_empty()).collect();
             let answer = sparse.push_answer(a, &push, &parts);

@@ -1,0 +1,233 @@
+//! The file of a partition of a table that grows: ids, when and how often each was pushed, values and
+//! slots, a tensor each.
+//!
+//! How many rows it has stands in the manifest, so a reader knows what the head must be, as with the
+//! files of shards.
+
+use std::fmt;
+
+use pushpull_common::catalogue::{Catalogue, Partition};
+use pushpull_common::tensor::DType;
+use serde::{Deserialize, Serialize};
+
+use super::error::{CheckpointError, corrupt};
+use super::files::{FileEntry, HashedFile, PIECE_BYTES, verify, verify_written};
+use super::header::{self, Tensor};
+use super::hex;
+use super::manifest::MANIFEST;
+use super::name::CheckpointName;
+use super::shard_file::tensor_name;
+use super::storage::{CheckpointStorage, ReadFile};
+use super::training::Training;
+
+/// One partition of a table in a checkpoint.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct TableEntry {
+    /// The partition's index in the catalogue.
+    pub(crate) partition: u32,
+    /// How many rows it has.
+    pub(crate) rows: u64,
+    /// Its file.
+    pub(crate) file: FileEntry,
+}
+
+/// What is known of a row beside its values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RowHead {
+    /// Its id.
+    pub(crate) id: u64,
+    /// The newest global step that was known when it was pushed last.
+    pub(crate) step: u64,
+    /// How many pushes had it.
+    pub(crate) pushes: u32,
+}
+
+/// The rows of a partition of a table at one version. Each method goes through all of them, in the
+/// same order.
+pub(crate) trait TableSource: fmt::Debug {
+    /// How many there are.
+    fn rows(&self) -> u64;
+
+    /// Calls `out` with what is known of each.
+    fn heads(
+        &self,
+        out: &mut dyn FnMut(RowHead) -> Result<(), CheckpointError>,
+    ) -> Result<(), CheckpointError>;
+
+    /// Calls `out` with the values of each, or one of their slots, those from 1 on.
+    fn stream(
+        &self,
+        stream: usize,
+        out: &mut dyn FnMut(&[u8]) -> Result<(), CheckpointError>,
+    ) -> Result<(), CheckpointError>;
+}
+
+/// Writes the file of a partition into the temporary folder of a save that has begun, makes it
+/// durable, and reads it back.
+pub(crate) fn write_table(
+    storage: &dyn CheckpointStorage,
+    checkpoint: CheckpointName,
+    catalogue: &Catalogue,
+    partition: &Partition,
+    training: &Training,
+    source: impl TableSource,
+) -> Result<TableEntry, CheckpointError> {
+    let rows = source.rows();
+    let plan = TableFile::plan(catalogue, partition, training, rows, checkpoint)?;
+    let folder = checkpoint.temporary();
+    let mut out = HashedFile::new(storage.create(&folder, &plan.name)?);
+    out.write(&plan.head)?;
+    source.heads(&mut |head| out.write(&head.id.to_le_bytes()))?;
+    source.heads(&mut |head| out.write(&head.step.to_le_bytes()))?;
+    source.heads(&mut |head| out.write(&u64::from(head.pushes).to_le_bytes()))?;
+    for stream in 0..plan.streams.len() {
+        source.stream(stream, &mut |row| out.write(row))?;
+    }
+    let file = out.finish(&plan.name)?;
+    // Its memory is free while the file is read back.
+    drop(source);
+    verify_written(storage, &folder, &file)?;
+    Ok(TableEntry { partition: partition.id.0, rows, file })
+}
+
+/// What the file of a partition holds and where: it follows from the catalogue and the number of
+/// rows.
+#[derive(Debug)]
+pub(super) struct TableFile {
+    pub(super) name: String,
+    head: Vec<u8>,
+    rows: u64,
+    row_bytes: u64,
+    /// Where the values and each slot start.
+    streams: Vec<u64>,
+    bytes: u64,
+}
+
+/// The tensors before the values.
+const HEADS: [&str; 3] = ["ids", "steps", "pushes"];
+
+impl TableFile {
+    pub(super) fn plan(
+        catalogue: &Catalogue,
+        partition: &Partition,
+        training: &Training,
+        rows: u64,
+        checkpoint: CheckpointName,
+    ) -> Result<TableFile, CheckpointError> {
+        let name = tensor_name(catalogue, partition);
+        let slots = training.slots_of(partition);
+        let mut extents = catalogue.variable(partition.variable).shape().extents().to_vec();
+        if let Some(first) = extents.first_mut() {
+            *first = rows;
+        }
+        // Words first, so that all are aligned.
+        let heads = HEADS.map(|head| Tensor {
+            name: format!("{name}:{head}"),
+            dtype: DType::I64,
+            extents: vec![rows],
+        });
+        let named = std::iter::once(name.clone())
+            .chain(slots.iter().map(|slot| format!("{name}:slot:{slot}")));
+        let values =
+            named.map(|name| Tensor { name, dtype: partition.dtype, extents: extents.clone() });
+        let tensors: Vec<Tensor> = heads.into_iter().chain(values).collect();
+        let metadata = [
+            ("format", "pushpull".to_owned()),
+            ("checkpoint", checkpoint.to_string()),
+            ("catalogue", hex::encode(&catalogue.digest())),
+        ];
+        let row_bytes = partition.row_bytes();
+        let limit = MANIFEST_ROWS_MAX;
+        if rows > limit {
+            let what = "rows of a table in one file";
+            return Err(CheckpointError::TooLarge { what, found: rows, limit });
+        }
+        let head = header::head(&metadata, &tensors)?;
+        let first = head.len() as u64 + rows * 8 * HEADS.len() as u64;
+        let streams: Vec<u64> =
+            (0..1 + slots.len() as u64).map(|stream| first + stream * rows * row_bytes).collect();
+        let bytes = first + streams.len() as u64 * rows * row_bytes;
+        Ok(TableFile { name: file_name(partition), head, rows, row_bytes, streams, bytes })
+    }
+
+    /// Checks that an entry is one for this file.
+    pub(super) fn check_entry(
+        &self,
+        folder: &str,
+        entry: &FileEntry,
+    ) -> Result<(), CheckpointError> {
+        if (&entry.file, entry.bytes) == (&self.name, self.bytes) {
+            return Ok(());
+        }
+        let expected = format!("{} of {} bytes", self.name, self.bytes);
+        let found = format!("{} of {} bytes", entry.file, entry.bytes);
+        Err(corrupt(&format!("{folder}/{MANIFEST}"), 0, expected, found))
+    }
+
+    /// Checks that an open file, which has this plan's length, starts as it must.
+    pub(super) fn check_head(
+        &self,
+        folder: &str,
+        file: &dyn ReadFile,
+    ) -> Result<(), CheckpointError> {
+        header::check(&self.head, &format!("{folder}/{}", self.name), file)
+    }
+
+    /// Opens the file of this entry and verifies all of it.
+    pub(super) fn open(
+        &self,
+        storage: &dyn CheckpointStorage,
+        folder: &str,
+        entry: &FileEntry,
+    ) -> Result<Box<dyn ReadFile>, CheckpointError> {
+        let file = verify(storage, folder, entry)?;
+        self.check_head(folder, &*file)?;
+        Ok(file)
+    }
+
+    /// Reads all rows of an open file, some at a time: what is known of them, and the bytes of these
+    /// streams.
+    pub(super) fn read(
+        &self,
+        file: &dyn ReadFile,
+        streams: &[usize],
+        take: &mut dyn FnMut(&[RowHead], &[Vec<u8>]) -> Result<(), CheckpointError>,
+    ) -> Result<(), CheckpointError> {
+        let each = (PIECE_BYTES as u64 / self.row_bytes.max(8)).max(1);
+        let words = |tensor: u64, from: u64, rows: u64| -> Result<Vec<u64>, CheckpointError> {
+            let mut bytes = vec![0; rows as usize * 8];
+            let start = self.head.len() as u64 + tensor * self.rows * 8;
+            file.read(start + from * 8, &mut bytes)?;
+            let words = bytes.as_chunks::<8>().0.iter();
+            Ok(words.map(|word| u64::from_le_bytes(*word)).collect())
+        };
+        let mut from = 0;
+        while from < self.rows {
+            let rows = each.min(self.rows - from);
+            let (ids, steps) = (words(0, from, rows)?, words(1, from, rows)?);
+            let pushes = words(2, from, rows)?;
+            let heads = ids.into_iter().zip(steps).zip(pushes).map(|((id, step), pushes)| {
+                RowHead { id, step, pushes: u32::try_from(pushes).unwrap_or(u32::MAX) }
+            });
+            let heads: Vec<RowHead> = heads.collect();
+            let mut bytes = Vec::with_capacity(streams.len());
+            for &stream in streams {
+                let mut rows = vec![0; (rows * self.row_bytes) as usize];
+                file.read(self.streams[stream] + from * self.row_bytes, &mut rows)?;
+                bytes.push(rows);
+            }
+            take(&heads, &bytes)?;
+            from += rows;
+        }
+        Ok(())
+    }
+}
+
+/// Far above what fits a machine, and far below where bytes could overflow.
+const MANIFEST_ROWS_MAX: u64 = 1 << 32;
+
+/// The name of a partition's file.
+pub(super) fn file_name(partition: &Partition) -> String {
+    format!("table-{}.safetensors", partition.id.0)
+}

@@ -1,0 +1,74 @@
+//! Tables that grow: what cannot be one here, pushes that a full one has no room for, and what they
+//! count.
+
+use pushpull_common::catalogue::Catalogue;
+use pushpull_common::protocol::message::Declare;
+use pushpull_common::protocol::{Message, Refusal};
+
+use super::{Detail, Shard, Variables};
+use crate::config::Durability;
+use crate::table::Table;
+
+impl Shard {
+    /// Whether this server can hold the tables of a catalogue.
+    pub(super) fn can_have_tables(&self, catalogue: &Catalogue) -> Result<(), Refusal> {
+        let Some(table) = catalogue.variables().iter().find(|v| v.as_table().is_some()) else {
+            return Ok(());
+        };
+        if self.config.durability != Durability::Power {
+            return Ok(());
+        }
+        let reason = "survives a loss of power in checkpoints only: not with Durability::Power";
+        let detail = Detail::clipped(format!("the table {:?} {reason}", table.name()));
+        let kind = Message::from(Declare { digest: [0; 32] }).kind();
+        Err(Refusal::Unsupported { kind, detail })
+    }
+
+    /// Whether tables that evict nothing have room for the new rows of a push whose last part has
+    /// come, beside those of the pushes that came before it.
+    pub(super) fn check_tables(&self, room: u32) -> Result<(), Refusal> {
+        let (Some(inbox), Some(store)) = (&self.inbox, self.store()) else { return Ok(()) };
+        for table in store.tables().iter().filter(|table| table.refuses()) {
+            let partition = table.partition();
+            if inbox.rows(room, partition).is_none() {
+                continue;
+            }
+            let due = inbox.whole_rooms().filter(|&other| other != room).chain([room]);
+            let pushes: Vec<_> = due.filter_map(|room| inbox.rows(room, partition)).collect();
+            // Only where there may be too many are they looked for.
+            let most: u64 = pushes.iter().map(|rows| rows.len() as u64).sum();
+            if table.rows() + most <= table.limit() {
+                continue;
+            }
+            let mut ids: Vec<u64> = pushes.iter().flat_map(|rows| rows.numbers()).collect();
+            ids.sort_unstable();
+            ids.dedup();
+            let more = table.count_absent(&self.journal, &ids);
+            let (rows, limit) = (table.rows(), table.limit());
+            if rows + more > limit {
+                return Err(Refusal::TableFull { variable: partition.variable, rows, more, limit });
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds what the tables have counted to the counters.
+    pub(super) fn count_tables(&mut self) {
+        let (Variables::Declared(store) | Variables::Ready(store)) = &mut self.variables else {
+            return;
+        };
+        let tables = store.tables_mut();
+        if tables.is_empty() {
+            return;
+        }
+        for counts in tables.iter_mut().map(Table::take_counts) {
+            self.counters.table_hits.add(counts.hits);
+            self.counters.table_misses.add(counts.misses);
+            self.counters.table_rows_admitted.add(counts.admitted);
+            self.counters.table_rows_turned_away.add(counts.turned_away);
+            self.counters.table_rows_evicted.add(counts.evicted);
+        }
+        self.counters.table_rows.set(tables.iter().map(Table::rows).sum());
+        self.counters.table_bytes.set(tables.iter().map(Table::bytes).sum());
+    }
+}

@@ -1,0 +1,83 @@
+//! The tables that grow, beside what lies in blocks: they change with it, by the same commits.
+
+use pushpull_common::catalogue::Partition;
+use pushpull_common::ids::PartitionId;
+
+use super::Store;
+use crate::arena::{Arena, Budget};
+use crate::commit::Journal;
+use crate::error::StorageError;
+use crate::optimizer::VariableRules;
+use crate::table::{Files, Making, Table};
+
+impl Store {
+    /// Makes the tables, without rows, as indices of the journal that nothing names yet.
+    pub(crate) fn make_tables(
+        &mut self,
+        arena: &Arena,
+        generation: u64,
+        budget: &Budget,
+        rules: &VariableRules,
+        journal: &mut Journal,
+    ) -> Result<(), StorageError> {
+        self.each_table(arena, generation, budget, rules, |making| Table::create(making, journal))
+    }
+
+    /// Opens the tables that an earlier process left, whose indices the journal has.
+    pub(crate) fn open_tables(
+        &mut self,
+        arena: &Arena,
+        generation: u64,
+        budget: &Budget,
+        rules: &VariableRules,
+        journal: &mut Journal,
+    ) -> Result<(), StorageError> {
+        self.each_table(arena, generation, budget, rules, |making| Table::open(making, journal))
+    }
+
+    fn each_table(
+        &mut self,
+        arena: &Arena,
+        generation: u64,
+        budget: &Budget,
+        rules: &VariableRules,
+        mut had: impl FnMut(Making<'_>) -> Result<Table, StorageError>,
+    ) -> Result<(), StorageError> {
+        for (table, partition) in (0..).zip(self.layout.tables()) {
+            let budget = budget.clone();
+            let making = Making {
+                files: Files { arena: arena.clone(), generation, table, budget },
+                catalogue: &self.catalogue,
+                partition,
+                slots: rules.optimizer(partition.variable).slots(),
+                integrity: self.integrity,
+            };
+            self.tables.push(had(making)?);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn tables(&self) -> &[Table] {
+        &self.tables
+    }
+
+    pub(crate) fn tables_mut(&mut self) -> &mut [Table] {
+        &mut self.tables
+    }
+
+    /// The table that a partition is.
+    pub(crate) fn table(&self, id: PartitionId) -> Option<&Table> {
+        self.tables.iter().find(|table| table.partition().id == id)
+    }
+
+    /// A partition of the shard that is pulled by rows.
+    pub(crate) fn partition_of_rows(&self, id: PartitionId) -> Option<&Partition> {
+        let stored = self.partition(id).filter(|partition| partition.is_sparse());
+        stored.or_else(|| self.table(id).map(Table::partition))
+    }
+
+    /// Puts the indices of what was restored into the journal.
+    pub(crate) fn tables_restored(&mut self, journal: &mut Journal) -> Result<(), StorageError> {
+        self.tables.iter_mut().try_for_each(|table| table.restored(journal))
+    }
+}

@@ -1,0 +1,41 @@
+//! Which ids are given a row.
+
+use pushpull_common::table::{Admission, scatter};
+
+use super::{Place, Table};
+
+/// What becomes of an id of a push.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// It has a row, or is given one.
+    Row,
+    /// It is counted, and has none yet.
+    Counted(u32),
+    /// Nothing.
+    Out,
+}
+
+impl Table {
+    /// Whether an id that is here is to have a row by the push that makes `version`; `assigned` says
+    /// that it is given values, which need one.
+    pub(super) fn judge(&self, id: u64, place: Place, version: u64, assigned: bool) -> Verdict {
+        let had = match place {
+            Place::Row { .. } => return Verdict::Row,
+            _ if assigned => return Verdict::Row,
+            Place::Candidate { pushes, .. } => pushes,
+            Place::Absent => 0,
+        };
+        match self.spec.admission {
+            Admission::Always => Verdict::Row,
+            Admission::After { pushes } if had + 1 >= pushes => Verdict::Row,
+            Admission::After { .. } => Verdict::Counted(had + 1),
+            Admission::Chance { probability } => {
+                let drawn = scatter(scatter(id ^ version.rotate_left(32)) ^ self.salt) >> 11;
+                let drawn = drawn as f64 / (1_u64 << 53) as f64;
+                if drawn < probability { Verdict::Row } else { Verdict::Out }
+            }
+            // What is not known here is not admitted by chance.
+            _ => Verdict::Row,
+        }
+    }
+}

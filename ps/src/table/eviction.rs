@@ -1,0 +1,80 @@
+//! Which rows make room: those that are expired, and those that were used least.
+
+use pushpull_common::table::{Eviction, scatter};
+
+use super::Table;
+use super::change::Drafted;
+use super::index::{Draft, ENTRIES, Entry, Pages};
+use super::records::head_of;
+
+/// So many rows are looked at for the one that is evicted.
+const LOOKED_AT: usize = 16;
+
+/// A table is looked through for expired rows once in so many pushes.
+const PUSHES_A_ROUND: u32 = 1024;
+
+impl Table {
+    /// Evicts expired rows, of a few pages in turn; `ids` are of the push under way and stay.
+    pub(super) fn expire<P: Pages>(
+        &self,
+        draft: &mut Draft<'_, P>,
+        gone: &mut Vec<u32>,
+        ids: &[u64],
+        version: u64,
+    ) {
+        let Some(steps) = self.spec.expire_after_steps else { return };
+        let each = u64::from(draft.count().div_ceil(PUSHES_A_ROUND));
+        for page in version.wrapping_mul(each)..version.wrapping_mul(each) + each {
+            let page = (page % u64::from(draft.count())) as u32;
+            let rows = draft.page(page).iter().map(|&word| Entry::of(word));
+            let expired = |&record: &u32| {
+                let head = head_of(self.records.read(record));
+                head.step.saturating_add(steps) < self.step && ids.binary_search(&head.id).is_err()
+            };
+            let rows = rows.filter_map(|entry| match entry {
+                Entry::Row(record) => Some(record),
+                _ => None,
+            });
+            let expired: Vec<u32> = rows.filter(expired).collect();
+            for record in expired {
+                let its = |word: &u64| Entry::of(*word) == Entry::Row(record);
+                if let Some(place) = draft.page(page).iter().position(its) {
+                    draft.remove(page, place);
+                    gone.push(record);
+                }
+            }
+        }
+    }
+
+    /// Evicts one row, the least used of some; false if there is none that may go. `ids` are of the
+    /// push under way and stay, and so do the rows it was given.
+    pub(super) fn evict<P: Pages>(
+        &self,
+        draft: &mut Draft<'_, P>,
+        drafted: &mut Drafted,
+        ids: &[u64],
+        version: u64,
+    ) -> bool {
+        // Some other rows each time, but the same ones if this is done again.
+        let at = scatter(version ^ (drafted.gone.len() as u64).rotate_left(40));
+        let (start, first) = ((at >> 32) as usize % ENTRIES, at as u32 % draft.count());
+        let pages = (first..draft.count()).chain(0..first);
+        let places =
+            pages.flat_map(|page| (start..ENTRIES).chain(0..start).map(move |place| (page, place)));
+        let rows = places.filter_map(|(page, place)| {
+            let Entry::Row(record) = Entry::of(draft.page(page)[place]) else { return None };
+            // What was put in by this push is not live yet.
+            let head = self.records.is_live(record).then(|| self.records.read(record));
+            let head = head_of(head?);
+            let use_of_it = match self.spec.eviction {
+                Eviction::LeastFrequent => (u64::from(head.pushes), head.step),
+                _ => (head.step, head.pushes.into()),
+            };
+            ids.binary_search(&head.id).is_err().then_some((use_of_it, page, place, record))
+        });
+        let Some((_, page, place, record)) = rows.take(LOOKED_AT).min() else { return false };
+        draft.remove(page, place);
+        drafted.gone.push(record);
+        true
+    }
+}

@@ -1,0 +1,281 @@
+//! Embedding tables that grow: rows by 64-bit ids, which come with the pushes that have them.
+//!
+//! A table is an `index` over `records`. Its index is durable words like any other and changes in
+//! commits only; a record is written before the commit whose index names it. So a table is what it
+//! was at one commit, whenever its process is killed, and needs nothing of its own for that: neither
+//! its growth nor an eviction.
+//!
+//! What a pull reads does not change anything: the row of an id that has none is its first values.
+
+mod admission;
+mod change;
+mod eviction;
+mod index;
+mod open;
+mod records;
+mod rows;
+#[cfg(test)]
+mod tests;
+
+use pushpull_common::catalogue::Partition;
+use pushpull_common::initializer::{InitialKey, Initializer};
+use pushpull_common::rows::Numbers;
+use pushpull_common::table::{Eviction, TableSpec};
+use pushpull_common::tensor::DType;
+
+use crate::arena::Loan;
+use crate::commit::{Address, Journal, page_word};
+use change::Drafted;
+use index::{Entry, Pages, find, page_of, tag_of};
+pub(crate) use open::Making;
+pub(crate) use records::Files;
+use records::{Records, id_of};
+use rows::Restored;
+pub(crate) use rows::TableImage;
+
+/// What a table counts, since somebody asked last.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct TableCounts {
+    /// Rows that a push or a pull looked for and found.
+    pub(crate) hits: u64,
+    /// Ids that had no row then.
+    pub(crate) misses: u64,
+    /// Rows that ids were given.
+    pub(crate) admitted: u64,
+    /// Rows of pushes whose ids were not given one: their gradients are dropped.
+    pub(crate) turned_away: u64,
+    /// Rows that were evicted.
+    pub(crate) evicted: u64,
+}
+
+/// One partition of a table.
+///
+/// A change is made in steps, as in a [`crate::store::Store`]: [`Table::begin`], then the rows of the
+/// push, then [`Table::publish`] into a transaction, and [`Table::committed`] when that is made; or
+/// [`Table::discard`].
+///
+/// Invariants: `rows` and `candidates` are what the committed index has; each row's id has one entry,
+/// in the page and near the home that its tag says.
+#[derive(Debug)]
+pub(crate) struct Table {
+    number: u16,
+    partition: Partition,
+    spec: TableSpec,
+    initial: Initial,
+    records: Records,
+    /// Keys the hash of the index.
+    salt: u64,
+    pages: u32,
+    rows: u64,
+    candidates: u64,
+    /// The most rows.
+    limit: u64,
+    /// The newest global step that was known when something changed, or was saved.
+    step: u64,
+    integrity: bool,
+    /// What the memory of the index has taken off the budget.
+    index_loans: Vec<Loan>,
+    draft: Option<Drafted>,
+    /// An index that is made anew of a checkpoint.
+    restored: Option<Restored>,
+    counts: TableCounts,
+    /// What is changed at a time, in one piece; in words, as they are aligned for every type.
+    tile: Vec<u64>,
+}
+
+/// What a row is at first.
+#[derive(Clone, Debug)]
+struct Initial {
+    initializer: Initializer,
+    key: InitialKey,
+    slots: Vec<f64>,
+}
+
+impl Initial {
+    /// The first values of a row.
+    fn fill(&self, dtype: DType, id: u64, out: &mut [u8]) {
+        let Initial { initializer, key, .. } = self;
+        match dtype {
+            DType::F32 => initializer.fill_row::<f32>(*key, id, bytemuck::cast_slice_mut(out)),
+            DType::F64 => initializer.fill_row::<f64>(*key, id, bytemuck::cast_slice_mut(out)),
+            DType::I64 => initializer.fill_row::<i64>(*key, id, bytemuck::cast_slice_mut(out)),
+            _ => unreachable!("a catalogue holds known types only"),
+        }
+    }
+
+    fn fill_slot(&self, dtype: DType, slot: usize, out: &mut [u8]) {
+        match dtype {
+            DType::F32 => bytemuck::cast_slice_mut(out).fill(self.slots[slot] as f32),
+            DType::F64 => bytemuck::cast_slice_mut(out).fill(self.slots[slot]),
+            _ => out.fill(0),
+        }
+    }
+}
+
+/// The words of the index's own cell.
+const PAGES_WORD: usize = 0;
+const FILES_WORD: usize = 1;
+const STEP_WORD: usize = 2;
+
+/// So many rows are looked for side by side: what one waits for from memory, the others do too.
+const SIDE_BY_SIDE: usize = 16;
+
+/// The committed pages of a table's index.
+struct Committed<'a> {
+    journal: &'a Journal,
+    table: u16,
+}
+
+impl Pages for Committed<'_> {
+    fn page(&self, page: u32) -> &[u64] {
+        self.journal.index_page(self.table, page)
+    }
+}
+
+/// Where an id is in the committed index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Absent,
+    Candidate { page: u32, place: usize, pushes: u32 },
+    Row { page: u32, place: usize, record: u32 },
+}
+
+impl Table {
+    pub(crate) fn partition(&self) -> &Partition {
+        &self.partition
+    }
+
+    /// How many rows it has.
+    pub(crate) fn rows(&self) -> u64 {
+        self.rows
+    }
+
+    /// How many it may have.
+    pub(crate) fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// Whether it refuses rows when it is full.
+    pub(crate) fn refuses(&self) -> bool {
+        self.spec.eviction == Eviction::Refuse
+    }
+
+    /// The memory of its records, in bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.records.bytes()
+    }
+
+    /// What it has counted; it counts from 0 again.
+    pub(crate) fn take_counts(&mut self) -> TableCounts {
+        std::mem::take(&mut self.counts)
+    }
+
+    fn committed_pages<'a>(&self, journal: &'a Journal) -> Committed<'a> {
+        Committed { journal, table: self.number }
+    }
+
+    /// Stages what belongs to the table itself: once in each transaction.
+    pub(crate) fn stage_head(&self, journal: &mut Journal) {
+        for (address, value) in self.head() {
+            journal.stage(address, value);
+        }
+    }
+
+    fn head(&self) -> [(Address, u64); 3] {
+        let head = [
+            (PAGES_WORD, self.pages.into()),
+            (FILES_WORD, self.records.file_count().into()),
+            (STEP_WORD, self.step),
+        ];
+        head.map(|(word, value)| (Address::Index(self.number, word), value))
+    }
+
+    /// Looks for ids, some side by side, and calls `found` with the place of each and where it is.
+    fn look(
+        &self,
+        journal: &Journal,
+        ids: impl Iterator<Item = u64>,
+        with_slots: bool,
+        mut found: impl FnMut(usize, u64, Place),
+    ) {
+        let pages = self.committed_pages(journal);
+        let mut some = [(0_u64, 0_u32); SIDE_BY_SIDE];
+        let (mut ids, mut first) = (ids.peekable(), 0);
+        while ids.peek().is_some() {
+            let mut count = 0;
+            for (slot, id) in some.iter_mut().zip(&mut ids) {
+                let tag = tag_of(id, self.salt);
+                *slot = (id, tag);
+                crate::arena::fetch(&pages.page(page_of(tag, self.pages))[index::home_of(tag)]);
+                count += 1;
+            }
+            for &(_, tag) in &some[..count] {
+                let page = pages.page(page_of(tag, self.pages));
+                let row = |entry| matches!(entry, Entry::Row(_));
+                if let Some((_, Entry::Row(record))) = find(page, tag, row) {
+                    self.records.fetch(record, with_slots);
+                }
+            }
+            for (place, &(id, tag)) in some[..count].iter().enumerate() {
+                found(first + place, id, self.find(&pages, id, tag));
+            }
+            first += count;
+        }
+    }
+
+    fn find(&self, pages: &Committed<'_>, id: u64, tag: u32) -> Place {
+        let number = page_of(tag, self.pages);
+        let page = pages.page(number);
+        let its_row = |entry| match entry {
+            Entry::Row(record) => id_of(self.records.read(record)) == id,
+            _ => false,
+        };
+        if let Some((place, Entry::Row(record))) = find(page, tag, its_row) {
+            return Place::Row { page: number, place, record };
+        }
+        // Ids of one tag are one candidate: they are admitted earlier, at worst.
+        let candidate = |entry| matches!(entry, Entry::Candidate(_));
+        match find(page, tag, candidate) {
+            Some((place, Entry::Candidate(pushes))) => {
+                Place::Candidate { page: number, place, pushes }
+            }
+            _ => Place::Absent,
+        }
+    }
+
+    /// The rows of these ids, one behind the other, as they were before the change under way; and how
+    /// many of the ids have one.
+    pub(crate) fn gather(&self, journal: &Journal, ids: Numbers<'_>) -> (Vec<u8>, u64) {
+        let shape = self.records.shape;
+        let mut gathered = Vec::with_capacity(ids.len() * shape.row_bytes);
+        // In words, as it is aligned for every type.
+        let mut first = vec![0_u64; shape.row_bytes.div_ceil(8)];
+        let mut have = 0;
+        self.look(journal, ids, false, |_, id, found| match found {
+            Place::Row { record, .. } => {
+                have += 1;
+                gathered.extend_from_slice(&self.records.read(record)[shape.stream(0)]);
+            }
+            _ => {
+                let first = &mut bytemuck::cast_slice_mut(&mut first)[..shape.row_bytes];
+                self.initial.fill(shape.dtype, id, first);
+                gathered.extend_from_slice(first);
+            }
+        });
+        (gathered, have)
+    }
+
+    /// How many of these ids have no row.
+    pub(crate) fn count_absent(&self, journal: &Journal, ids: &[u64]) -> u64 {
+        let mut absent = 0;
+        self.look(journal, ids.iter().copied(), false, |_, _, found| {
+            absent += u64::from(!matches!(found, Place::Row { .. }));
+        });
+        absent
+    }
+
+    /// The word of an entry in the journal.
+    fn address(&self, page: u32, place: usize) -> Address {
+        page_word(self.number, page, place)
+    }
+}

@@ -1,0 +1,207 @@
+//! A table's files: made, and opened again as an earlier process left them.
+
+use pushpull_common::catalogue::{Catalogue, Partition};
+use pushpull_common::initializer::InitialKey;
+
+use super::index::{ENTRIES, Entry, Pages, find, page_of, tag_in, tag_of};
+use super::records::{Files, Records, Shape, id_of, is_sound};
+use super::{FILES_WORD, Initial, PAGES_WORD, STEP_WORD, Table, TableCounts};
+use crate::arena::Part;
+use crate::commit::{Address, Journal, index_bytes, offset_of};
+use crate::error::StorageError;
+use crate::layout::{Fault, Kind};
+use crate::optimizer::SlotSpec;
+
+/// The pages that a new index has room for.
+const FIRST_PAGES: usize = 8;
+
+/// What makes or opens a table.
+#[derive(Debug)]
+pub(crate) struct Making<'a> {
+    pub(crate) files: Files,
+    pub(crate) catalogue: &'a Catalogue,
+    pub(crate) partition: &'a Partition,
+    pub(crate) slots: &'a [SlotSpec],
+    pub(crate) integrity: bool,
+}
+
+impl Table {
+    /// Makes a table without rows, as the next index of the journal, which nothing names yet.
+    pub(crate) fn create(making: Making<'_>, journal: &mut Journal) -> Result<Table, StorageError> {
+        let Files { arena, generation, table, budget } = &making.files;
+        let (part, bytes) = (Part::Table(*table), index_bytes(FIRST_PAGES));
+        arena.place.remove(&part.file_name(Kind::Index, *generation))?;
+        let loan = budget.take(bytes)?;
+        let memory = arena.create_part(Kind::Index, *generation, part, bytes)?;
+        journal.begin_index(memory, *generation);
+        journal.fill_index(Address::Index(*table, PAGES_WORD), 1);
+        journal.seal_index(*table);
+        let shape = shape_of(&making);
+        let records = Records::new(making.files.clone(), shape, limit_of(&making));
+        let mut made = Table::of(making, records);
+        made.index_loans.push(loan);
+        Ok(made)
+    }
+
+    fn of(making: Making<'_>, records: Records) -> Table {
+        let limit = limit_of(&making);
+        let variable = making.catalogue.variable(making.partition.variable);
+        let key = InitialKey::new(variable.seed, variable.name());
+        let slots = making.slots.iter().map(|slot| slot.initial).collect();
+        let spec = variable.as_table().copied();
+        Table {
+            number: making.files.table,
+            partition: making.partition.clone(),
+            spec: spec.unwrap_or(pushpull_common::table::TableSpec::new(0)),
+            initial: Initial { initializer: variable.initializer, key, slots },
+            records,
+            salt: making.files.arena.stamp.arena,
+            pages: 1,
+            rows: 0,
+            candidates: 0,
+            limit,
+            step: 0,
+            integrity: making.integrity,
+            index_loans: Vec::new(),
+            draft: None,
+            restored: None,
+            counts: TableCounts::default(),
+            tile: Vec::new(),
+        }
+    }
+
+    /// Maps the index that a process left as the next of the journal, before what that has committed
+    /// is done.
+    pub(crate) fn map_index(
+        arena: &crate::arena::Arena,
+        generation: u64,
+        table: u16,
+        journal: &mut Journal,
+    ) -> Result<(), StorageError> {
+        let memory = arena.open_part(Kind::Index, generation, Part::Table(table), None)?;
+        journal.use_index(memory, generation);
+        Ok(())
+    }
+
+    /// Opens what an earlier process left, whose index the journal has.
+    pub(crate) fn open(making: Making<'_>, journal: &mut Journal) -> Result<Table, StorageError> {
+        let Files { arena, generation, table, budget } = making.files.clone();
+        let name = Part::Table(table).file_name(Kind::Index, generation);
+        let corrupt = |fault| arena.place.corrupt(&name, fault);
+        let head = |word| Address::Index(table, word);
+        if journal.index_pages(table) == 0 {
+            return Err(corrupt(Fault::at(0, "a page of an index")));
+        }
+        let pages = journal.load(head(PAGES_WORD));
+        let fault = |word, what: &str| corrupt(Fault::at(offset_of(head(word)), what));
+        let count = u32::try_from(pages).ok().filter(|&pages| pages > 0);
+        let count = count.ok_or_else(|| fault(PAGES_WORD, "a number of pages"))?;
+        journal.verify_index(table, count as usize).map_err(corrupt)?;
+        let files = u32::try_from(journal.load(head(FILES_WORD)));
+        let files = files.map_err(|_| fault(FILES_WORD, "a number of files"))?;
+        let (shape, limit) = (shape_of(&making), limit_of(&making));
+        let records = Records::open(making.files.clone(), shape, limit, files)?;
+        let loan = budget.take(index_bytes(journal.index_pages(table)))?;
+        let mut opened = Table::of(making, records);
+        opened.index_loans.push(loan);
+        (opened.pages, opened.step) = (count, journal.load(head(STEP_WORD)));
+        opened.take_up(journal).map_err(|(page, place, what)| {
+            corrupt(Fault::at(offset_of(opened.address(page, place)), what))
+        })?;
+        Ok(opened)
+    }
+
+    /// Takes up the rows that the index names.
+    fn take_up(&mut self, journal: &Journal) -> Result<(), (u32, usize, String)> {
+        for number in 0..self.pages {
+            let pages = super::Committed { journal, table: self.number };
+            let page = pages.page(number);
+            for place in 0..ENTRIES {
+                let (word, tag) = (page[place], tag_in(page[place]));
+                let fault = |what: &str| (number, place, what.to_owned());
+                let entry = Entry::of(word);
+                if entry == Entry::Empty {
+                    continue;
+                }
+                let reached = find(page, tag, |other| other == entry);
+                let here = page_of(tag, self.pages) == number;
+                if !here || reached.is_none_or(|(found, _)| found != place) {
+                    return Err(fault("an entry where its tag is looked for"));
+                }
+                let record = match entry {
+                    Entry::Row(record) => record,
+                    _ => {
+                        self.candidates += 1;
+                        continue;
+                    }
+                };
+                if u64::from(record) >= self.records.count() || self.records.is_live(record) {
+                    return Err(fault("a record that is there and that no other entry names"));
+                }
+                self.records.set_live(record);
+                self.rows += 1;
+                let bytes = self.records.read(record);
+                if tag_of(id_of(bytes), self.salt) != tag {
+                    return Err(fault("the tag of the row"));
+                }
+                if self.integrity && !is_sound(bytes) {
+                    return Err(fault("a row whose checksum is right"));
+                }
+            }
+        }
+        self.records.opened();
+        Ok(())
+    }
+
+    /// The names of the files in use.
+    pub(crate) fn file_names(&self) -> impl Iterator<Item = String> {
+        let Files { generation, table, .. } = *self.records.files();
+        let index = Part::Table(table).file_name(Kind::Index, generation);
+        let of = move |number| Part::OfTable(table, number).file_name(Kind::Rows, generation);
+        std::iter::once(index).chain((0..self.records.file_count()).map(of))
+    }
+
+    /// Asserts the invariants; for tests and the simulator.
+    #[cfg(any(test, fuzzing, feature = "simulation"))]
+    pub(crate) fn check_invariants(&self, journal: &Journal) {
+        let taken: Vec<u32> = self.draft.iter().flat_map(|draft| draft.taken()).collect();
+        self.records.check_invariants(&taken);
+        let pages = super::Committed { journal, table: self.number };
+        let (mut rows, mut candidates) = (0, 0);
+        for number in 0..self.pages {
+            let page = pages.page(number);
+            for &word in page.iter().filter(|&&word| word != 0) {
+                let tag = tag_in(word);
+                assert_eq!(page_of(tag, self.pages), number, "an entry is in its page");
+                assert!(find(page, tag, |other| other == Entry::of(word)).is_some());
+                match Entry::of(word) {
+                    Entry::Row(record) => {
+                        assert!(self.records.is_live(record));
+                        assert_eq!(tag_of(id_of(self.records.read(record)), self.salt), tag);
+                        rows += 1;
+                    }
+                    _ => candidates += 1,
+                }
+            }
+        }
+        assert_eq!((rows, candidates), (self.rows, self.candidates));
+        assert!(self.rows <= self.limit, "{} rows of {}", self.rows, self.limit);
+    }
+}
+
+fn shape_of(making: &Making<'_>) -> Shape {
+    Shape {
+        dtype: making.partition.dtype,
+        row_bytes: making.partition.row_bytes() as usize,
+        slots: if making.partition.trainable { making.slots.len() } else { 0 },
+    }
+}
+
+fn limit_of(making: &Making<'_>) -> u64 {
+    let variable = making.catalogue.variable(making.partition.variable);
+    let rows = &making.partition.rows;
+    let shape = shape_of(making);
+    let bytes = (shape.row_bytes as u64) * (1 + shape.slots as u64);
+    let limit = variable.as_table().map_or(0, |t| t.rows_max(rows.end - rows.start, bytes));
+    limit.min(u64::from(super::index::RECORDS_MAX) / 4)
+}

@@ -1,0 +1,329 @@
+//! The records of a table: a row with its slots in one piece, and what is known of its use.
+//!
+//! A change never touches a record that the committed index names. It writes a spare one; the commit
+//! names that in its place. Records lie in files of equal length, so that more are had without moving
+//! any.
+
+use pushpull_common::tensor::DType;
+
+use crate::arena::{Arena, Blocks, Budget, Crowd, Grid, Loan, Part};
+use crate::checkpoint::RowHead;
+use crate::error::StorageError;
+use crate::layout::{Kind, PAGE_BYTES};
+
+use super::index::RECORDS_MAX;
+
+/// The bytes of a record before its values.
+pub(super) const HEAD_BYTES: usize = 24;
+const ID: usize = 0;
+const STEP: usize = 8;
+const PUSHES: usize = 16;
+const CRC: usize = 20;
+
+/// The most bytes of a file of records: what is had at a time holds nobody up for long.
+const FILE_BYTES_MAX: usize = 32 << 20;
+
+/// How a record is laid out: its head, and then values and slots, each in whole words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shape {
+    pub(crate) dtype: DType,
+    pub(crate) row_bytes: usize,
+    pub(crate) slots: usize,
+}
+
+impl Shape {
+    fn stream_bytes(self) -> usize {
+        self.row_bytes.next_multiple_of(8)
+    }
+
+    pub(super) fn record_bytes(self) -> usize {
+        HEAD_BYTES + (1 + self.slots) * self.stream_bytes()
+    }
+
+    /// Where the values of a record are, or one of its slots, those from 1 on.
+    pub(super) fn stream(self, stream: usize) -> std::ops::Range<usize> {
+        let start = HEAD_BYTES + stream * self.stream_bytes();
+        start..start + self.row_bytes
+    }
+}
+
+/// What is known of the row of a record.
+pub(super) fn head_of(record: &[u8]) -> RowHead {
+    RowHead { id: word(record, ID), step: word(record, STEP), pushes: word(record, PUSHES) as u32 }
+}
+
+/// Writes it, and the checksum of a record whose values are there; 0 if that is not kept.
+pub(super) fn put_head(head: RowHead, record: &mut [u8], integrity: bool) {
+    record[ID..STEP].copy_from_slice(&head.id.to_le_bytes());
+    record[STEP..PUSHES].copy_from_slice(&head.step.to_le_bytes());
+    record[PUSHES..CRC].copy_from_slice(&head.pushes.to_le_bytes());
+    let crc = if integrity { checksum(record) } else { 0 };
+    record[CRC..HEAD_BYTES].copy_from_slice(&crc.to_le_bytes());
+}
+
+/// The id of a record.
+pub(super) fn id_of(record: &[u8]) -> u64 {
+    word(record, ID)
+}
+
+fn word(record: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(std::array::from_fn(|byte| record[at + byte]))
+}
+
+fn checksum(record: &[u8]) -> u32 {
+    crc32c::crc32c_append(crc32c::crc32c(&record[..CRC]), &record[HEAD_BYTES..])
+}
+
+/// Whether a record holds what its checksum says.
+pub(super) fn is_sound(record: &[u8]) -> bool {
+    (word(record, PUSHES) >> 32) as u32 == checksum(record)
+}
+
+/// Where the files of a table are.
+#[derive(Clone, Debug)]
+pub(crate) struct Files {
+    pub(crate) arena: Arena,
+    pub(crate) generation: u64,
+    pub(crate) table: u16,
+    pub(crate) budget: Budget,
+}
+
+/// Records by their numbers.
+///
+/// Invariants: every record is live, or in one of the lists, or taken by a change under way.
+#[derive(Debug)]
+pub(super) struct Records {
+    files: Files,
+    pub(super) shape: Shape,
+    /// Records of a file, as a power of 2.
+    file_bits: u32,
+    memory: Vec<(Blocks, Loan)>,
+    /// Which the committed index names, a bit for each.
+    live: Vec<u64>,
+    /// Records nobody uses.
+    spare: Vec<u32>,
+    /// Those that a commit under way replaces.
+    freed: Vec<u32>,
+    /// Those that were replaced while they were pinned.
+    retired: Vec<u32>,
+}
+
+impl Records {
+    /// No records yet, of a table that is to have about so many.
+    pub(super) fn new(files: Files, shape: Shape, most: u64) -> Records {
+        let file_bits = file_bits(shape, most);
+        let (memory, live, spare) = (Vec::new(), Vec::new(), Vec::new());
+        let (freed, retired) = (Vec::new(), Vec::new());
+        Records { files, shape, file_bits, memory, live, spare, freed, retired }
+    }
+
+    /// So many files of an earlier process. Which records are live is to be told, and then that it
+    /// was.
+    pub(super) fn open(
+        files: Files,
+        shape: Shape,
+        most: u64,
+        count: u32,
+    ) -> Result<Records, StorageError> {
+        let mut records = Records::new(files, shape, most);
+        for number in 0..count {
+            let Files { arena, generation, table, .. } = &records.files;
+            let part = Part::OfTable(*table, number);
+            let bytes = Some(records.file_bytes());
+            let memory = arena.open_part(Kind::Rows, *generation, part, bytes)?;
+            records.add_file(memory)?;
+        }
+        records.spare.clear();
+        Ok(records)
+    }
+
+    fn grid(&self) -> Grid {
+        let record_bytes = self.shape.record_bytes();
+        Grid {
+            offset: PAGE_BYTES,
+            block_bytes: record_bytes,
+            stride: record_bytes,
+            count: 1 << self.file_bits,
+        }
+    }
+
+    /// The bytes of a file behind its first page.
+    fn file_bytes(&self) -> u64 {
+        self.grid().need() - PAGE_BYTES as u64
+    }
+
+    fn add_file(&mut self, memory: crate::arena::Memory) -> Result<(), StorageError> {
+        let loan = self.files.budget.take(self.grid().need())?;
+        let first = (self.memory.len() as u32) << self.file_bits;
+        self.memory.push((Blocks::new(memory, self.grid()), loan));
+        self.live.resize(self.memory.len() << self.file_bits >> 6, 0);
+        // The first is taken first.
+        let spare = std::mem::take(&mut self.spare);
+        self.spare.extend((first..first + (1 << self.file_bits)).rev());
+        self.spare.extend(spare);
+        Ok(())
+    }
+
+    /// Has one more file made, if it may be.
+    pub(super) fn grow(&mut self) -> Result<(), StorageError> {
+        let (number, most) = (self.memory.len() as u32, RECORDS_MAX >> self.file_bits);
+        let bytes = self.file_bytes();
+        if number >= most {
+            return Err(StorageError::DoesNotFit { need: bytes, limit: 0 });
+        }
+        let left = self.files.budget.left();
+        if left < self.grid().need() {
+            return Err(StorageError::DoesNotFit { need: bytes, limit: left });
+        }
+        let Files { arena, generation, table, .. } = &self.files;
+        let part = Part::OfTable(*table, number);
+        // A process may have been killed, or refused space, while it made it.
+        arena.place.remove(&part.file_name(Kind::Rows, *generation))?;
+        let memory = arena.create_part(Kind::Rows, *generation, part, bytes)?;
+        self.add_file(memory)
+    }
+
+    /// Where its files are.
+    pub(super) fn files(&self) -> &Files {
+        &self.files
+    }
+
+    /// How many files there are.
+    pub(super) fn file_count(&self) -> u32 {
+        self.memory.len() as u32
+    }
+
+    /// How many records there are.
+    pub(super) fn count(&self) -> u64 {
+        (self.memory.len() as u64) << self.file_bits
+    }
+
+    /// The memory they take, in bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        self.memory.iter().map(|(_, loan)| loan.bytes()).sum()
+    }
+
+    /// How many can be had.
+    pub(super) fn spare(&mut self) -> usize {
+        let pinned = self.memory.iter_mut().any(|(blocks, _)| blocks.has_crowds());
+        if !pinned {
+            self.spare.append(&mut self.retired);
+        }
+        self.spare.len()
+    }
+
+    pub(super) fn take(&mut self) -> Option<u32> {
+        self.spare.pop()
+    }
+
+    /// Records that were taken are not used.
+    pub(super) fn give_back(&mut self, taken: impl DoubleEndedIterator<Item = u32>) {
+        self.spare.extend(taken.rev());
+    }
+
+    fn at(&self, record: u32) -> (&Blocks, u32) {
+        let (blocks, _) = &self.memory[(record >> self.file_bits) as usize];
+        (blocks, record & ((1 << self.file_bits) - 1))
+    }
+
+    pub(super) fn read(&self, record: u32) -> &[u8] {
+        let (blocks, block) = self.at(record);
+        blocks.read(block)
+    }
+
+    pub(super) fn write(&mut self, record: u32) -> &mut [u8] {
+        let (blocks, _) = &mut self.memory[(record >> self.file_bits) as usize];
+        blocks.write(record & ((1 << self.file_bits) - 1))
+    }
+
+    /// Has a record fetched into the cache, or its head and values.
+    pub(super) fn fetch(&self, record: u32, with_slots: bool) {
+        let (blocks, block) = self.at(record);
+        let all = self.shape.record_bytes();
+        let end = if with_slots { all } else { self.shape.stream(0).end };
+        // Rows of many lines are fetched by the processor itself, once it has seen the first.
+        blocks.fetch(block, 0..end.min(512));
+    }
+
+    /// The committed index names it now.
+    pub(super) fn set_live(&mut self, record: u32) {
+        self.live[record as usize / 64] |= 1 << (record % 64);
+    }
+
+    pub(super) fn is_live(&self, record: u32) -> bool {
+        let word = self.live.get(record as usize / 64);
+        word.is_some_and(|word| word >> (record % 64) & 1 == 1)
+    }
+
+    /// All that are live were told.
+    pub(super) fn opened(&mut self) {
+        let count = self.count() as u32;
+        self.spare = (0..count).rev().filter(|&record| !self.is_live(record)).collect();
+    }
+
+    /// The commit under way names it no longer.
+    pub(super) fn free(&mut self, record: u32) {
+        self.live[record as usize / 64] &= !(1 << (record % 64));
+        self.freed.push(record);
+    }
+
+    /// The commit is made: what it has replaced is spare, unless it is pinned.
+    pub(super) fn committed(&mut self) {
+        if self.freed.is_empty() {
+            return;
+        }
+        let pinned = self.memory.iter_mut().any(|(blocks, _)| blocks.has_crowds());
+        let to = if pinned { &mut self.retired } else { &mut self.spare };
+        to.append(&mut self.freed);
+    }
+
+    /// Pins all that are live.
+    pub(super) fn pin(&mut self) -> Vec<Crowd> {
+        let words = (1 << self.file_bits) / 64;
+        let files = self.memory.iter_mut().zip(self.live.chunks(words));
+        files.map(|((blocks, _), live)| blocks.pin_crowd(live.to_vec())).collect()
+    }
+
+    /// Asserts the invariants; for tests and the simulator.
+    #[cfg(any(test, fuzzing, feature = "simulation"))]
+    pub(super) fn check_invariants(&self, taken: &[u32]) {
+        let lists = [&self.spare, &self.freed, &self.retired];
+        let mut all: Vec<u32> = lists.into_iter().flatten().chain(taken).copied().collect();
+        all.extend((0..self.count() as u32).filter(|&record| self.is_live(record)));
+        all.sort_unstable();
+        assert!(all.iter().copied().eq(0..self.count() as u32), "every record once: {all:?}");
+    }
+}
+
+/// A table of few rows has small files, one of many has few.
+fn file_bits(shape: Shape, most: u64) -> u32 {
+    let fit = (FILE_BYTES_MAX / shape.record_bytes()).max(64) as u64;
+    (most / 8).clamp(64, fit).ilog2()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_neither_many_nor_large() {
+        let shape = |row_bytes| Shape { dtype: DType::F32, row_bytes, slots: 1 };
+        assert_eq!(shape(12).record_bytes(), 24 + 2 * 16);
+        assert_eq!((shape(12).stream(0), shape(12).stream(1)), (24..36, 40..52));
+        assert_eq!(file_bits(shape(64), 1), 6);
+        assert_eq!(file_bits(shape(64), 1 << 20), 17);
+        assert_eq!(file_bits(shape(64), 1 << 40), 17);
+        assert_eq!(file_bits(shape(1 << 20), 1 << 20), 6);
+    }
+
+    #[test]
+    fn a_head_is_read_as_it_was_written() {
+        let mut record = vec![7; 56];
+        let head = RowHead { id: u64::MAX - 1, step: 1 << 40, pushes: 9 };
+        put_head(head, &mut record, true);
+        assert_eq!((head_of(&record), id_of(&record)), (head, head.id));
+        assert!(is_sound(&record));
+        record[55] ^= 1;
+        assert!(!is_sound(&record));
+    }
+}

@@ -1,0 +1,438 @@
+//! Tables against a model of plain maps, closed and opened again, and full ones.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+use pushpull_common::catalogue::Catalogue;
+use pushpull_common::ids::ShardId;
+use pushpull_common::placement::{Placement, ShardMap, Strategy as Placing};
+use pushpull_common::rows::{Numbers, encode_numbers};
+use pushpull_common::table::{Admission, Eviction, TableSpec};
+use pushpull_common::variable::VariableSpec;
+
+use super::*;
+use crate::arena::shelf::{Content, Shelf};
+use crate::arena::{Arena, Budget, Place};
+use crate::checkpoint::RowHead;
+use crate::commit::table_bytes;
+use crate::layout::{Kind, PAGE_BYTES, Stamp};
+use crate::optimizer::{Adagrad, ApplyAt, Optimizer};
+use crate::store::Change;
+use crate::zoo::Zoo;
+
+const WIDTH: usize = 3;
+/// What a row takes: its values, a slot of Adagrad, and the rest.
+const ROW: u64 = 24 + TableSpec::ROW_OVERHEAD_BYTES;
+
+impl Table {
+    /// Its rows by the last commit, each with its head and slots, by their ids.
+    pub(crate) fn contents(&self, journal: &Journal) -> BTreeMap<u64, Vec<u8>> {
+        let pages = self.committed_pages(journal);
+        let words = (0..self.pages).flat_map(|page| pages.page(page).to_vec());
+        let records = words.filter_map(|word| match Entry::of(word) {
+            Entry::Row(record) => Some(self.records.read(record)),
+            _ => None,
+        });
+        records.map(|record| (id_of(record), record.to_vec())).collect()
+    }
+}
+
+/// A table by itself, on files that outlive it.
+struct Alone {
+    arena: Arena,
+    catalogue: Catalogue,
+    journal: Journal,
+    table: Table,
+    rule: Adagrad,
+    version: u64,
+}
+
+impl Alone {
+    fn new(spec: TableSpec) -> Alone {
+        let uniform = Initializer::Uniform { low: -1.0, high: 1.0 };
+        let variable = VariableSpec::table("t", DType::F32, [WIDTH as u64], spec).unwrap();
+        let variables = vec![variable.initializer(uniform).seed(7)];
+        let map = ShardMap::new([0], 1).unwrap();
+        let placement = Placement::plan(&variables, &map, &Placing::RoundRobin).unwrap();
+        let catalogue = Catalogue::new(variables, &placement).unwrap();
+        let stamp = Stamp { shard: ShardId::default(), arena: 77 };
+        let arena = Arena { place: Place::Shelf(Shelf::default()), stamp };
+        let control = arena.create(Kind::Control, 0, PAGE_BYTES as u64).unwrap();
+        let mut journal = Journal::create(&arena, control, 64, Zoo::default()).unwrap();
+        let tables = arena.create(Kind::Tables, 1, table_bytes(1)).unwrap();
+        journal.begin_tables(tables, 1, std::iter::empty());
+        let rule = Adagrad::new(0.1);
+        let table = Table::create(making(&arena, &catalogue, &rule), &mut journal).unwrap();
+        let mut alone = Alone { arena, catalogue, journal, table, rule, version: 0 };
+        alone.commit();
+        alone
+    }
+
+    /// The same in another process.
+    fn reopened(self) -> Alone {
+        let Alone { arena, catalogue, journal, table, rule, version } = self;
+        drop((journal, table));
+        let control = arena.open(Kind::Control, 0, None).unwrap();
+        let mut journal = Journal::open(&arena, control, Zoo::default()).unwrap();
+        journal.first_cell().unwrap();
+        journal.use_tables(arena.open(Kind::Tables, 1, None).unwrap(), 1);
+        Table::map_index(&arena, 1, 0, &mut journal).unwrap();
+        journal.redo().unwrap();
+        journal.check_intent(64).unwrap();
+        let table = Table::open(making(&arena, &catalogue, &rule), &mut journal).unwrap();
+        Alone { arena, catalogue, journal, table, rule, version }
+    }
+
+    fn commit(&mut self) {
+        self.table.stage_head(&mut self.journal);
+        self.journal.commit();
+        self.table.committed();
+        self.table.check_invariants(&self.journal);
+    }
+
+    /// Begins a push of these rows, which rise.
+    fn begin(&mut self, step: u64, rows: &[(u64, f32)]) -> Result<(), crate::store::NoSpareBlock> {
+        let ids: Vec<u64> = rows.iter().map(|(id, _)| *id).collect();
+        self.table.begin(&mut self.journal, &ids, (step, self.version + 1), false)?;
+        let at = ApplyAt::new(self.version + 1, step);
+        let change = Change::Gradient { optimizer: &self.rule, at, dtype: DType::F32 };
+        // In two pieces, as slices of work are.
+        let gradients: Vec<f32> = rows.iter().flat_map(|(_, value)| [*value; WIDTH]).collect();
+        let half = rows.len() / 2;
+        let (head, rest) = gradients.split_at(half * WIDTH);
+        self.table.change_rows(change, 0..half, bytemuck::cast_slice(head));
+        self.table.change_rows(change, half..rows.len(), bytemuck::cast_slice(rest));
+        Ok(())
+    }
+
+    fn push(&mut self, step: u64, rows: &[(u64, f32)]) {
+        self.begin(step, rows).unwrap();
+        self.table.publish(&mut self.journal);
+        self.version += 1;
+        self.commit();
+    }
+
+    fn push_ids(&mut self, step: u64, ids: impl IntoIterator<Item = u64>) {
+        let rows: Vec<(u64, f32)> = ids.into_iter().map(|id| (id, 1.0)).collect();
+        self.push(step, &rows);
+    }
+
+    fn pull(&self, ids: &[u64]) -> (Vec<Vec<f32>>, u64) {
+        let mut encoded = Vec::new();
+        encode_numbers(self.table.partition(), ids, &mut encoded);
+        let numbers = Numbers::of(self.table.partition(), &encoded);
+        let (rows, have) = self.table.gather(&self.journal, numbers);
+        let rows: Vec<f32> = rows.chunks(4).map(bytemuck::pod_read_unaligned).collect();
+        (rows.chunks(WIDTH).map(<[f32]>::to_vec).collect(), have)
+    }
+
+    fn has(&self, id: u64) -> bool {
+        self.pull(&[id]).1 == 1
+    }
+
+    fn ids(&mut self) -> BTreeSet<u64> {
+        self.table.image(0).heads().map(|head| head.id).collect()
+    }
+
+    /// What a row is at first.
+    fn first(&self, id: u64) -> Vec<f32> {
+        let mut row = vec![0.0; WIDTH];
+        self.table.initial.fill(DType::F32, id, bytemuck::cast_slice_mut(&mut row));
+        row
+    }
+}
+
+fn making<'a>(arena: &Arena, catalogue: &'a Catalogue, rule: &'a Adagrad) -> Making<'a> {
+    let (arena, budget) = (arena.clone(), Budget::new(1 << 30));
+    Making {
+        files: Files { arena, generation: 1, table: 0, budget },
+        catalogue,
+        partition: &catalogue.partitions()[0],
+        slots: rule.slots(),
+        integrity: true,
+    }
+}
+
+#[test]
+fn rows_come_with_pushes_and_stay() {
+    let mut alone = Alone::new(TableSpec::new(1 << 20));
+    let ids = [3, u64::MAX, 0];
+    let (before, have) = alone.pull(&ids);
+    assert_eq!((have, &before[1]), (0, &alone.first(u64::MAX)), "nobody pushed it");
+    assert_eq!(alone.table.rows(), 0, "a pull changes nothing");
+    alone.push(4, &[(0, 1.0), (3, 0.0), (u64::MAX, 2.0)]);
+    let (after, have) = alone.pull(&ids);
+    assert_eq!((have, alone.table.rows()), (3, 3));
+    assert_eq!(after[0], before[0], "a gradient of 0");
+    // Adagrad's accumulator starts at 0.1.
+    let moved =
+        |from: f32, gradient: f32| from - 0.1 * gradient / (0.1 + gradient * gradient).sqrt();
+    assert!((after[1][0] - moved(before[1][0], 2.0)).abs() < 1e-6);
+    let mut alone = alone.reopened();
+    assert_eq!(alone.pull(&ids), (after, 3));
+    let heads: Vec<RowHead> = alone.table.image(9).heads().collect();
+    assert!(heads.iter().all(|head| (head.step, head.pushes) == (4, 1)), "{heads:?}");
+    alone.push(5, &[(3, 0.0)]);
+    let head = alone.table.image(0).heads().find(|head| head.id == 3).unwrap();
+    assert_eq!((head.step, head.pushes), (9, 2), "it is newer than what was saved at step 9");
+}
+
+#[test]
+fn a_change_that_is_given_up_was_nothing() {
+    let mut alone = Alone::new(TableSpec::new(1 << 20));
+    alone.push_ids(1, 0..50);
+    let before = alone.pull(&[1, 49, 50]);
+    let many: Vec<(u64, f32)> = (0..900).map(|id| (id, 3.0)).collect();
+    alone.begin(2, &many).unwrap();
+    assert_eq!(alone.pull(&[1, 49, 50]), before, "nobody reads what is drafted");
+    alone.table.check_invariants(&alone.journal);
+    alone.table.discard();
+    alone.table.check_invariants(&alone.journal);
+    alone.begin(2, &many).unwrap();
+    // A process that ends here has begun nothing.
+    let alone = alone.reopened();
+    assert_eq!(alone.pull(&[1, 49, 50]), before);
+    alone.table.check_invariants(&alone.journal);
+}
+
+#[test]
+fn what_a_checkpoint_reads_stays() {
+    let mut alone = Alone::new(TableSpec::new(100 * ROW).rows_at_once(100));
+    alone.push_ids(1, 0..100);
+    let image = alone.table.image(1);
+    let read = |image: &TableImage| -> Vec<(u64, Vec<u8>)> {
+        let values = image.stream(0).map(<[u8]>::to_vec);
+        image.heads().map(|head| head.id).zip(values).collect()
+    };
+    let before = read(&image);
+    assert_eq!((before.len(), image.rows()), (100, 100));
+    let all: Vec<(u64, f32)> = (0..100).map(|id| (id, 1.0)).collect();
+    let mut made = 0;
+    while alone.begin(2, &all).is_ok() {
+        alone.table.publish(&mut alone.journal);
+        alone.version += 1;
+        alone.commit();
+        made += 1;
+        assert!(made < 10, "memory for what is read has bounds");
+    }
+    assert!(made >= 1, "a push goes on while a checkpoint is written");
+    assert_eq!(read(&image), before);
+    let other = std::thread::spawn(move || read(&image).len()).join().unwrap();
+    assert_eq!(other, 100);
+    alone.push_ids(3, 0..100);
+}
+
+#[test]
+fn a_full_table_counts_what_it_has_no_room_for() {
+    let mut alone = Alone::new(TableSpec::new(100 * ROW));
+    assert_eq!((alone.table.limit(), alone.table.refuses()), (100, true));
+    alone.push_ids(1, 0..90);
+    let ids: Vec<u64> = (80..120).collect();
+    assert_eq!(alone.table.count_absent(&alone.journal, &ids), 30);
+    // Whoever comes all the same, as a step does, loses what there is no room for and no more.
+    alone.table.take_counts();
+    alone.push_ids(2, 80..120);
+    let counts = alone.table.take_counts();
+    assert_eq!((counts.hits, counts.admitted, counts.turned_away), (10, 10, 20));
+    assert_eq!((alone.table.rows(), alone.has(99), alone.has(100)), (100, true, false));
+}
+
+#[test]
+fn the_least_recent_make_room() {
+    let spec = TableSpec::new(100 * ROW).eviction(Eviction::LeastRecent);
+    let mut alone = Alone::new(spec);
+    alone.push_ids(1, 0..100);
+    for step in 2..40 {
+        // Half of the rows are used again and again, and some new ones each time.
+        alone.push_ids(step, (0..50).chain(1000 * step..1000 * step + 10));
+        assert_eq!(alone.table.rows(), 100);
+    }
+    assert!((0..50).all(|id| alone.has(id)), "who is used stays");
+    assert!((50..100).all(|id| !alone.has(id)));
+    let counts = alone.table.take_counts();
+    assert_eq!((counts.evicted, counts.turned_away), (380, 0));
+    // A push of more rows than there may be: none of its own goes for another.
+    alone.push_ids(40, 0..150);
+    assert_eq!(alone.table.rows(), 100);
+    let alone = alone.reopened();
+    assert!((0..50).all(|id| alone.has(id)));
+}
+
+#[test]
+fn the_least_frequent_make_room() {
+    let spec = TableSpec::new(100 * ROW).eviction(Eviction::LeastFrequent);
+    let mut alone = Alone::new(spec);
+    (1..4).for_each(|step| alone.push_ids(step, 0..50));
+    for step in 4..30 {
+        alone.push_ids(step, 1000 * step..1000 * step + 20);
+    }
+    assert!((0..50).all(|id| alone.has(id)), "who was used often stays, however long ago");
+}
+
+#[test]
+fn rows_expire() {
+    let mut alone = Alone::new(TableSpec::new(1 << 20).expire_after(10));
+    alone.push_ids(1, 0..1000);
+    for step in 2..=30 {
+        alone.push_ids(step, 0..10);
+    }
+    assert_eq!(alone.ids(), (0..10).collect());
+    let mut alone = alone.reopened();
+    alone.push_ids(31, 20..30);
+    assert_eq!((alone.table.rows(), alone.has(20)), (20, true));
+    assert_eq!(alone.pull(&[500]).0[0], alone.first(500), "it begins anew");
+}
+
+#[test]
+fn rows_are_admitted_after_some_pushes() {
+    let spec = TableSpec::new(1000 * ROW).admission(Admission::After { pushes: 3 });
+    let mut alone = Alone::new(spec);
+    alone.push_ids(1, 0..100);
+    alone.push_ids(2, 0..50);
+    assert_eq!((alone.table.rows(), alone.table.candidates), (0, 100));
+    assert_eq!(alone.pull(&[7]).0[0], alone.first(7));
+    let mut alone = alone.reopened();
+    assert_eq!(alone.table.candidates, 100);
+    alone.push_ids(3, 0..100);
+    assert_eq!((alone.ids(), alone.table.candidates), ((0..50).collect(), 50));
+    assert_ne!(alone.pull(&[7]).0[0], alone.first(7), "its third gradient counts");
+    let counts = alone.table.take_counts();
+    assert_eq!((counts.admitted, counts.turned_away), (50, 50));
+    // The counts of rare ids have bounds.
+    for round in 1..100 {
+        alone.push_ids(4, 10_000 * round..10_000 * round + 100);
+    }
+    assert_eq!(alone.table.candidates, 1000);
+}
+
+#[test]
+fn rows_are_admitted_by_chance() {
+    let spec = TableSpec::new(1 << 20).admission(Admission::Chance { probability: 0.3 });
+    let mut alone = Alone::new(spec);
+    alone.push_ids(1, 0..1000);
+    assert!((240..360).contains(&alone.table.rows()), "{}", alone.table.rows());
+    (2..30).for_each(|step| alone.push_ids(step, 0..1000));
+    assert!(alone.table.rows() > 995, "every push draws anew");
+}
+
+#[test]
+fn rows_are_put_back_from_what_was_read() {
+    let spec = TableSpec::new(1 << 20);
+    let mut alone = Alone::new(spec);
+    (1..8).for_each(|step| alone.push_ids(step, (0..700 * step).step_by(step as usize)));
+    let image = alone.table.image(7);
+    let mut other = Alone::new(spec);
+    let streams: Vec<Vec<&[u8]>> = (0..2).map(|stream| image.stream(stream).collect()).collect();
+    for (row, head) in image.heads().enumerate() {
+        let row: Vec<&[u8]> = streams.iter().map(|stream| stream[row]).collect();
+        other.table.restore_row(head, &row).unwrap();
+    }
+    let first = image.heads().next().unwrap();
+    other.table.restore_row(first, &[&[0; 12], &[0; 12]]).unwrap();
+    other.table.restored(&mut other.journal).unwrap();
+    other.commit();
+    let ids: Vec<u64> = alone.ids().into_iter().collect();
+    assert_eq!(alone.pull(&ids), other.pull(&ids));
+    let mut other = other.reopened();
+    let heads = |alone: &mut Alone| -> BTreeMap<u64, RowHead> {
+        alone.table.image(0).heads().map(|head| (head.id, head)).collect()
+    };
+    assert_eq!(heads(&mut alone), heads(&mut other));
+    alone.push_ids(9, 0..100);
+    other.version = alone.version - 1;
+    other.push_ids(9, 0..100);
+    assert_eq!(alone.pull(&ids), other.pull(&ids), "slots too");
+    // A table that is smaller says so.
+    let mut small = Alone::new(TableSpec::new(10 * ROW));
+    let refused =
+        image.heads().find_map(|head| small.table.restore_row(head, &[&[0; 12], &[0; 12]]).err());
+    assert!(matches!(refused, Some(crate::StorageError::DoesNotFit { need: 11, limit: 10 })));
+}
+
+#[test]
+fn what_no_table_has_written_is_refused() {
+    let mut alone = Alone::new(TableSpec::new(1 << 20));
+    alone.push_ids(1, 0..300);
+    let Alone { arena, catalogue, journal, table, rule, .. } = alone;
+    drop((journal, table));
+    let Place::Shelf(shelf) = &arena.place else { unreachable!() };
+    let mut files = shelf.contents();
+    let stamp = arena.stamp;
+    let open = |files: &BTreeMap<String, Content>| {
+        let arena = Arena { place: Place::Shelf(Shelf::with(files.clone())), stamp };
+        let control = arena.open(Kind::Control, 0, None)?;
+        let mut journal = Journal::open(&arena, control, Zoo::default())?;
+        journal.first_cell()?;
+        journal.use_tables(arena.open(Kind::Tables, 1, None)?, 1);
+        Table::map_index(&arena, 1, 0, &mut journal)?;
+        journal.redo()?;
+        Table::open(making(&arena, &catalogue, &rule), &mut journal).map(|table| table.rows())
+    };
+    assert_eq!(open(&files).unwrap(), 300);
+    let mut refused = 0;
+    for name in ["index-1-0", "rows-1-0-0"] {
+        let whole = files[name].to_vec();
+        for at in (0..whole.len()).step_by(89) {
+            let mut bytes = whole.clone();
+            bytes[at] ^= 0x55;
+            files.insert(name.to_owned(), bytes.into());
+            match open(&files) {
+                Ok(rows) => assert_eq!(rows, 300, "byte {at} of {name}"),
+                Err(crate::StorageError::Corrupt { .. }) => refused += 1,
+                Err(error) => panic!("byte {at} of {name}: {error}"),
+            }
+        }
+        for length in [0, 100, PAGE_BYTES, PAGE_BYTES + 8, 3 * PAGE_BYTES] {
+            files.insert(name.to_owned(), whole[..length].to_vec().into());
+            assert!(open(&files).is_err(), "{name} of {length} bytes");
+        }
+        files.insert(name.to_owned(), whole.into());
+    }
+    assert!(refused > 200, "{refused}");
+    assert_eq!(open(&files).unwrap(), 300);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// Whatever is pushed, and however often the process is another, each row is what a map of rows
+    /// says that were trained one by one.
+    #[test]
+    fn a_table_is_a_map_of_rows(
+        pushes in prop::collection::vec(
+            (prop::collection::btree_map(0u64..2000, -2.0f32..2.0, 1..400), 0u8..8),
+            1..12,
+        ),
+        spread in prop::sample::select(vec![1u64, 0x9e37_79b9_7f4a_7c15]),
+    ) {
+        let mut alone = Alone::new(TableSpec::new(1 << 24));
+        let mut model: BTreeMap<u64, (Vec<f32>, Vec<f32>)> = BTreeMap::new();
+        for (step, (rows, what)) in (1..).zip(pushes) {
+            let rows = rows.into_iter().map(|(id, gradient)| (id.wrapping_mul(spread), gradient));
+            let rows: BTreeMap<u64, f32> = rows.collect();
+            let rows: Vec<(u64, f32)> = rows.into_iter().collect();
+            if what == 1 {
+                alone.begin(step, &rows).unwrap();
+                alone.table.discard();
+            }
+            alone.push(step, &rows);
+            for (id, gradient) in rows {
+                let first = alone.first(id);
+                let (values, sums) = model.entry(id).or_insert((first, vec![0.1; WIDTH]));
+                let (gradient, at) = ([gradient; WIDTH], ApplyAt::new(alone.version, step));
+                let (slots, gradient) = (&mut [&mut sums[..]], &gradient[..]);
+                alone.rule.apply_f32(at, crate::optimizer::Run { values, slots, gradient });
+            }
+            if what == 0 {
+                alone = alone.reopened();
+            }
+        }
+        let ids: Vec<u64> = model.keys().copied().collect();
+        let (rows, have) = alone.pull(&ids);
+        prop_assert_eq!(have, ids.len() as u64);
+        prop_assert_eq!(alone.table.rows(), have);
+        for (row, (id, (values, _))) in rows.iter().zip(&model) {
+            prop_assert_eq!(row, values, "row {}", id);
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! Embedding tables that grow, from the worker's side.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use pushpull::aggregate::SparseReduction;
+use pushpull::blocking::{Reader, Worker};
+use pushpull::checkpoint::{export, export_since};
+use pushpull::{
+    Adagrad, Adam, Admission, Checkpoints, DType, Error, Eviction, Initializer, LocalDirectory,
+    Mode, Optimizer, Partitioner, Pulled, Push, Refusal, Sgd, TableSpec, VariableError,
+    VariableSpec, ViewError,
+};
+use safetensors::SafeTensors;
+
+use super::cluster::{Cluster, vector};
+
+/// A table in so many parts, and a dense bias.
+fn variables(parts: u32, spec: TableSpec) -> Vec<VariableSpec> {
+    let normal = Initializer::Normal { mean: 0.0, stddev: 1.0 };
+    let table = VariableSpec::table("table", DType::F32, [3], spec).unwrap();
+    let table = table.initializer(normal).seed(7);
+    vec![vector("bias", 4), table.partitioner(Partitioner::Fixed { shards: parts })]
+}
+
+fn roomy() -> TableSpec {
+    TableSpec::new(1 << 24)
+}
+
+/// Ids of all sizes.
+fn id(number: u64) -> u64 {
+    number.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+/// Ids of a step: some of every step, some new, and some twice.
+fn ids_of(step: u64) -> Vec<u64> {
+    let numbers = (0..5).chain(step * 300..step * 300 + 400).chain([3, step * 300]);
+    numbers.map(id).collect()
+}
+
+/// Trains so many steps by gradients that are the rows themselves.
+fn train(worker: &mut Worker, steps: std::ops::Range<u64>) {
+    for step in steps {
+        let token = worker.token().unwrap().unwrap();
+        let ids = ids_of(step);
+        let mut rows = vec![0.0_f32; 3 * ids.len()];
+        let pulled = worker.pull_rows(&token, "table", &ids, &mut rows).unwrap();
+        assert_eq!(pulled, Pulled::Pulled { step });
+        assert_eq!(rows[9..12], rows[3 * 405..3 * 406], "the same row, wherever it stands");
+        let mut gradients = worker.gradients();
+        gradients.view_mut::<f32>("bias").unwrap().fill(step as f32);
+        gradients.set_rows("table", &ids, &rows).unwrap();
+        let pushed = worker.push(token, gradients).unwrap();
+        assert!(matches!(pushed, Push::Applied { .. }), "{pushed:?}");
+    }
+}
+
+fn rows_of(cluster: &Cluster, ids: &[u64]) -> Vec<f32> {
+    let mut reader = Reader::connect(cluster.config(0)).unwrap();
+    let mut rows = vec![0.0; 3 * ids.len()];
+    reader.pull_rows("table", ids, &mut rows).unwrap();
+    rows
+}
+
+fn all_ids(steps: u64) -> Vec<u64> {
+    // The last was never pushed.
+    (0..=steps * 300 + 400).map(id).collect()
+}
+
+fn trained(ps: usize, shards: u16, optimizer: impl Optimizer + Clone) -> Vec<f32> {
+    let cluster = Cluster::start(ps, 1, optimizer, |config| config.shards(shards));
+    let mut worker = cluster.worker(0);
+    worker.join(&variables(5, roomy()), |_| ()).unwrap();
+    train(&mut worker, 0..6);
+    let rows = rows_of(&cluster, &all_ids(6));
+    let metrics = cluster.servers.iter().map(|ps| ps.handle().metrics().table_rows).sum::<u64>();
+    assert_eq!(metrics, 5 * 300 + 400, "rows on {ps} times {shards}");
+    cluster.stop();
+    rows
+}
+
+#[test]
+fn tables_are_equal_however_many_shards_there_are() {
+    let (rows, lazy) = (trained(1, 1, Adagrad::new(0.1)), trained(1, 1, Adam::new(0.1).lazy()));
+    assert!(rows != lazy && rows.iter().all(|value| value.is_finite()));
+    for (ps, shards) in [(2, 1), (5, 1), (2, 2)] {
+        assert_eq!(trained(ps, shards, Adagrad::new(0.1)), rows, "{ps} times {shards}");
+        assert_eq!(trained(ps, shards, Adam::new(0.1).lazy()), lazy, "{ps} times {shards}");
+    }
+}
+
+#[test]
+fn a_synchronous_step_takes_the_mean_of_rows() {
+    let pulled = |reduction| {
+        let mode = Mode::Synchronous { replicas_to_aggregate: 2, total_num_replicas: 2 };
+        let configure =
+            |config: pushpull::PsConfig| config.mode(mode).shards(2).sparse_reduction(reduction);
+        let cluster = Cluster::start(2, 2, Sgd::new(1.0), configure);
+        let mut workers = [cluster.worker(0), cluster.worker(1)];
+        let table = VariableSpec::table("table", DType::F32, [3], roomy()).unwrap();
+        let table = table.partitioner(Partitioner::Fixed { shards: 4 });
+        for worker in &mut workers {
+            worker.join(&[vector("bias", 4), table.clone()], |_| ()).unwrap();
+        }
+        let tokens: Vec<_> = workers.iter_mut().map(|w| w.token().unwrap().unwrap()).collect();
+        for (index, (worker, token)) in workers.iter_mut().zip(tokens).enumerate() {
+            let mut gradients = worker.gradients();
+            // One row of both, one of each.
+            let (ids, rows) = ([id(1), id(20 + index as u64)], [-2.0_f32; 6]);
+            gradients.set_rows("table", &ids, &rows).unwrap();
+            assert_eq!(worker.push(token, gradients).unwrap(), Push::Accepted { step: 0 });
+        }
+        let token = workers[0].token().unwrap().unwrap();
+        let (mut rows, ids) = ([0.0_f32; 12], [0, 1, 20, 21].map(id));
+        let found = workers[0].pull_rows(&token, "table", &ids, &mut rows).unwrap();
+        assert_eq!(found, Pulled::Pulled { step: 1 });
+        drop(token);
+        cluster.stop();
+        [rows[0], rows[3], rows[6], rows[9]]
+    };
+    assert_eq!(pulled(SparseReduction::ReplicaMean), [0.0, 2.0, 1.0, 1.0]);
+    assert_eq!(pulled(SparseReduction::RowMean), [0.0, 2.0, 2.0, 2.0]);
+    assert_eq!(pulled(SparseReduction::Sum), [0.0, 4.0, 2.0, 2.0]);
+}
+
+/// A tensor of each name, as `f32` or as ids.
+fn exported(directory: &Path, since: u64) -> (Vec<u64>, BTreeMap<String, Vec<f32>>) {
+    let file = directory.with_extension("safetensors");
+    let storage = Arc::new(LocalDirectory::create(directory).unwrap());
+    match since {
+        0 => export(storage, None, &file, true).unwrap(),
+        since => export_since(storage, None, &file, true, since).unwrap(),
+    }
+    let bytes = std::fs::read(&file).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let (mut ids, mut others) = (Vec::new(), BTreeMap::new());
+    for (name, tensor) in tensors.iter() {
+        let words = tensor.data().chunks(8).map(|w| u64::from_le_bytes(w.try_into().unwrap()));
+        match name.ends_with(":ids") {
+            true => ids = words.collect(),
+            false => {
+                let floats = tensor.data().chunks(4);
+                let floats = floats.map(|v| f32::from_le_bytes(v.try_into().unwrap()));
+                others.insert(name.to_owned(), floats.collect());
+            }
+        }
+    }
+    (ids, others)
+}
+
+#[test]
+fn tables_are_saved_and_restored_into_any_layout() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path().join("checkpoints");
+    let start = |ps, shards| {
+        let storage = || LocalDirectory::create(&directory).unwrap();
+        let configure = |config: pushpull::PsConfig| {
+            config.shards(shards).checkpoints(Checkpoints::new(storage()))
+        };
+        Cluster::start(ps, 1, Adagrad::new(0.1), configure)
+    };
+    let first = start(2, 2);
+    let mut worker = first.worker(0);
+    worker.join(&variables(5, roomy()), |_| ()).unwrap();
+    train(&mut worker, 0..3);
+    worker.save(b"").unwrap();
+    train(&mut worker, 3..5);
+    worker.save(b"").unwrap();
+    let ids = all_ids(7);
+    let saved = rows_of(&first, &ids);
+    train(&mut worker, 5..7);
+    let expected = rows_of(&first, &ids);
+    drop(worker);
+    first.stop();
+
+    let (all, tensors) = exported(&directory, 0);
+    assert_eq!((all.len(), tensors["table"].len()), (4 * 300 + 400, 3 * (4 * 300 + 400)));
+    assert_eq!(tensors["table:accumulator"].len(), tensors["table"].len());
+    let rows: BTreeMap<u64, &[f32]> = all.iter().copied().zip(tensors["table"].chunks(3)).collect();
+    for (id, row) in ids.iter().zip(saved.chunks(3)) {
+        assert!(rows.get(id).is_none_or(|exported| *exported == row), "row {id}");
+    }
+    // What the steps 3 and 4 have touched.
+    let (since, tensors) = exported(&directory, 3);
+    let mut touched: Vec<u64> = (3..5).flat_map(ids_of).collect();
+    touched.sort_unstable();
+    touched.dedup();
+    let mut since_sorted = since.clone();
+    since_sorted.sort_unstable();
+    assert_eq!(since_sorted, touched);
+    assert!(since.iter().zip(tensors["table"].chunks(3)).all(|(id, row)| rows[id] == row));
+
+    for (ps, shards, parts) in [(2, 2, 5), (1, 1, 1), (3, 1, 7)] {
+        let other = start(ps, shards);
+        let mut worker = other.worker(0);
+        worker.join(&variables(parts, roomy()), |_| ()).unwrap();
+        assert_eq!(rows_of(&other, &ids), saved, "{ps} times {shards}");
+        train(&mut worker, 5..7);
+        assert_eq!(rows_of(&other, &ids), expected, "slots are restored, too");
+        drop(worker);
+        other.stop();
+    }
+    // There is no room for them in a smaller one, and nothing is restored.
+    let small = start(1, 1);
+    let mut worker = small.worker(0);
+    let refused = worker.join(&variables(1, TableSpec::new(1 << 12)), |_| ()).unwrap_err();
+    let room = "there is room for 64 rows";
+    assert!(refused.to_string().contains(room), "{refused}");
+    drop(worker);
+    small.stop();
+}
+
+#[test]
+fn what_a_table_cannot_take_is_refused() {
+    let cluster = Cluster::start(1, 1, Sgd::new(1.0), |config| config);
+    let mut worker = cluster.worker(0);
+    let spec = TableSpec::new(100 * (12 + TableSpec::ROW_OVERHEAD_BYTES)).rows_at_once(200);
+    worker.join(&variables(1, spec), |_| ()).unwrap();
+    let mut push = |ids: Vec<u64>| {
+        let token = worker.token().unwrap().unwrap();
+        let mut gradients = worker.gradients();
+        gradients.set_rows("table", &ids, &vec![1.0_f32; 3 * ids.len()])?;
+        worker.push(token, gradients)
+    };
+    assert!(matches!(push((0..90).collect()), Ok(Push::Applied { .. })));
+    let before = rows_of(&cluster, &[0, 89, 95]);
+    let full = push((80..120).collect()).unwrap_err();
+    let Error::Refused { refusal: Refusal::TableFull { rows, more, limit, .. }, .. } = full else {
+        panic!("not full but {full}")
+    };
+    assert_eq!((rows, more, limit), (90, 30, 100));
+    assert_eq!(rows_of(&cluster, &[0, 89, 95]), before, "nothing is half applied");
+    let many = push((0..201).collect()).unwrap_err();
+    assert!(matches!(many, Error::View(ViewError::RowsAtOnce { rows: 201, limit: 200, .. })));
+    assert!(matches!(push((80..100).collect()), Ok(Push::Applied { .. })), "what fits is taken");
+
+    let token = worker.token().unwrap().unwrap();
+    let mut gradients = worker.gradients();
+    let width = gradients.set_rows("table", &[7], &[1.0_f32; 4]).unwrap_err();
+    assert!(matches!(width, ViewError::Width { width: 3, .. }));
+    gradients.set_rows("table", &[u64::MAX, 7], &[1.0, 1.0, 1.0, 1.0, f32::NAN, 1.0]).unwrap();
+    let error = worker.push(token, gradients).unwrap_err();
+    assert!(matches!(error, Error::NonFiniteRow { row: 7, .. }), "{error}");
+    cluster.stop();
+
+    let cluster = Cluster::start(1, 1, Adam::new(0.1), |config| config);
+    let refused = cluster.worker(0).join(&variables(1, roomy()), |_| ()).unwrap_err();
+    assert!(refused.to_string().contains("moves rows that no push has"), "{refused}");
+    let fans = variables(1, roomy()).remove(1).initializer(Initializer::HeNormal).validate();
+    assert!(matches!(fans, Err(VariableError::Table { .. })));
+    cluster.stop();
+}
+
+#[test]
+fn a_table_under_a_budget_keeps_what_is_used() {
+    let cluster = Cluster::start(2, 1, Sgd::new(1.0), |config| config);
+    let mut worker = cluster.worker(0);
+    let spec = TableSpec::new(400 * (12 + TableSpec::ROW_OVERHEAD_BYTES));
+    let spec = spec.eviction(Eviction::LeastRecent).admission(Admission::After { pushes: 2 });
+    worker.join(&variables(2, spec), |_| ()).unwrap();
+    for step in 0..30 {
+        let token = worker.token().unwrap().unwrap();
+        let mut gradients = worker.gradients();
+        // 100 that come in each step, and 50 that come in two.
+        let numbers = (0..100).chain(1000 + step / 2 * 50..1050 + step / 2 * 50);
+        let ids: Vec<u64> = numbers.map(id).collect();
+        gradients.set_rows("table", &ids, &vec![1.0_f32; 3 * ids.len()]).unwrap();
+        worker.push(token, gradients).unwrap();
+    }
+    let ids: Vec<u64> = (0..100).map(id).collect();
+    let never = Cluster::start(1, 1, Sgd::new(1.0), |config| config);
+    never.worker(0).join(&variables(1, roomy()), |_| ()).unwrap();
+    let (rows, first) = (rows_of(&cluster, &ids), rows_of(&never, &ids));
+    // The first gradient was not taken.
+    for (row, first) in rows.iter().zip(first) {
+        assert!((row - (first - 29.0)).abs() < 1e-4, "{row} of {first}");
+    }
+    let sum = |value: fn(&pushpull::Metrics) -> u64| -> u64 {
+        cluster.servers.iter().map(|ps| value(&ps.handle().metrics())).sum()
+    };
+    assert!(sum(|m| m.table_rows) <= 400 && sum(|m| m.table_rows_evicted) >= 400);
+    assert_eq!(sum(|m| m.table_rows_turned_away), 100 + 15 * 50);
+    assert!(sum(|m| m.table_hits) >= 28 * 100 && sum(|m| m.table_bytes) > 0);
+    drop(worker);
+    cluster.stop();
+    never.stop();
+}
