@@ -8,8 +8,8 @@ use std::process::{Command, Output};
 use pushpull::blocking::Worker;
 use pushpull::inspect::{Presence, VariablesAre, Verdict};
 use pushpull::{
-    Adam, ClusterSpec, Durability, GlobalStep, Ps, PsConfig, Push, StartError, Storage,
-    StorageError, TaskId, VariableSpec, WorkerConfig,
+    Adagrad, Adam, ClusterSpec, DType, Durability, GlobalStep, Ps, PsConfig, Push, StartError,
+    Storage, StorageError, TableSpec, TaskId, VariableSpec, WorkerConfig,
 };
 use serde_json::Value;
 
@@ -74,6 +74,49 @@ fn copy(from: &Path, to: &Path) {
         let entry = entry.unwrap();
         std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
     }
+}
+
+#[test]
+fn tables_that_grow_are_told_with_their_rows() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let listener = runtime.block_on(Ps::listen("127.0.0.1:0")).unwrap();
+    let cluster = ClusterSpec::builder()
+        .job("ps", [listener.address()])
+        .job("worker", ["127.0.0.1:1"])
+        .build()
+        .unwrap();
+    let state = folder.path().join("state");
+    let storage = Storage::Directory { state: state.clone(), bytes_max: 1 << 28 };
+    let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Adagrad::new(0.1));
+    let server = listener.start(config.storage(storage).integrity_full(true)).unwrap();
+    let mut worker = Worker::connect(WorkerConfig::new(cluster, TaskId::worker(0))).unwrap();
+    let spec = TableSpec::new(1 << 20).rows_at_once(500);
+    let table = VariableSpec::table("users", DType::F32, [3], spec).unwrap();
+    worker.join(&[table], |_| ()).unwrap();
+    let token = worker.token().unwrap().unwrap();
+    let mut gradients = worker.gradients();
+    let ids: Vec<u64> = (0..500).collect();
+    gradients.set_rows("users", &ids, &[1.0_f32; 1500]).unwrap();
+    worker.push(token, gradients).unwrap();
+
+    let found = pushpull::inspect(&state).unwrap();
+    assert!(found.is_sound(), "{:?}", found.shards[0].files);
+    let names: Vec<&str> = found.shards[0].files.iter().map(|file| &*file.name).collect();
+    assert!(names.contains(&"index-1-0") && names.contains(&"rows-1-0-0"), "{names:?}");
+    assert_eq!(found.shards[0].variables[0].table_rows, Some(500));
+    let page = String::from_utf8(tool(&state, false).stdout).unwrap();
+    assert!(page.contains("a table of 500 rows"), "{page}");
+    drop(worker);
+    runtime.block_on(server.serve(async {})).unwrap();
+
+    // A damaged row is found, as the files hold checksums.
+    let file = state.join("shard-0/rows-1-0-0");
+    let mut bytes = std::fs::read(&file).unwrap();
+    bytes[4096 + 24] ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+    let found = pushpull::inspect(&state).unwrap();
+    assert!(!found.is_sound());
 }
 
 /// When each file below was last written.

@@ -8,6 +8,8 @@ use std::sync::Arc;
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::ShardId;
 use pushpull_common::placement::{Placement, ShardMap, Strategy};
+use pushpull_common::rows::{Numbers, encode_numbers};
+use pushpull_common::table::TableSpec;
 use pushpull_common::tensor::DType;
 use pushpull_common::variable::VariableSpec;
 
@@ -92,8 +94,48 @@ impl StoreUnderTest {
         self.store.gather(partition, rows.iter().copied())
     }
 
+    /// A table that grows, without rows yet; its rows start as zeros.
+    ///
+    /// # Errors
+    /// If there is no memory for it.
+    ///
+    /// # Panics
+    /// If there can be no such table.
+    pub fn growing(
+        width: u64,
+        table: TableSpec,
+        optimizer: Arc<dyn Optimizer>,
+    ) -> Result<Self, StorageError> {
+        let variable = VariableSpec::table("t", DType::F32, [width], table).expect("a table");
+        let rules = Rules::new(optimizer.clone());
+        let (store, journal) = holding(vec![variable], rules, BLOCK_BYTES, 0, false)?;
+        Ok(StoreUnderTest { store, journal, optimizer, version: 0 })
+    }
+
+    /// Applies a gradient of rows of a table that grows, whose ids rise, and commits it.
+    ///
+    /// # Panics
+    /// If there is no memory for them.
+    pub fn push_ids(&mut self, ids: &[u64], gradient: &[f32]) {
+        let (table, version) = (&mut self.store.tables_mut()[0], self.version + 1);
+        let begun = table.begin(&mut self.journal, ids, (self.version, version), false);
+        begun.expect("memory for the rows");
+        let at = ApplyAt::new(version, self.version);
+        let change = Change::Gradient { optimizer: &*self.optimizer, at, dtype: DType::F32 };
+        table.change_rows(change, 0..ids.len(), bytemuck::cast_slice(gradient));
+        self.commit();
+    }
+
+    /// Rows of a table that grows, one behind the other.
+    pub fn pull_ids(&self, ids: &[u64]) -> Vec<u8> {
+        let (table, mut encoded) = (&self.store.tables()[0], Vec::new());
+        encode_numbers(table.partition(), ids, &mut encoded);
+        table.gather(&self.journal, Numbers::of(table.partition(), &encoded)).0
+    }
+
     fn commit(&mut self) {
         self.store.publish(&mut self.journal);
+        self.store.tables().iter().for_each(|table| table.stage_head(&mut self.journal));
         self.version += 1;
         self.journal.commit();
         self.store.committed();
@@ -174,12 +216,12 @@ pub(crate) fn holding(
     let stamp = Stamp { shard: ShardId::default(), arena: 1 };
     let arena = Arena { place: Place::Anonymous, stamp };
     let control = arena.create(Kind::Control, 0, PAGE_BYTES as u64)?;
-    let (zoo, words) = (Zoo::default(), geometry.table_words());
-    let mut journal = Journal::create(&arena, control, words, zoo)?;
-    let tables = arena.create(Kind::Tables, 1, table_bytes(words))?;
-    journal.begin_tables(tables, 1, geometry.first_table());
+    let (zoo, words, tables) = (Zoo::default(), geometry.table_words(), layout.tables().len());
+    let mut journal = Journal::create(&arena, control, words + 8 * tables, zoo)?;
+    let memory = arena.create(Kind::Tables, 1, table_bytes(words + tables))?;
+    journal.begin_tables(memory, 1, geometry.first_table());
     let plan = Plan {
-        arena,
+        arena: arena.clone(),
         generation: 1,
         catalogue: Arc::new(catalogue),
         layout,
@@ -190,7 +232,9 @@ pub(crate) fn holding(
         zoo,
     };
     let loan = Budget::new(geometry.need()).take(geometry.need())?;
-    Ok((Store::create(plan, loan, &rules)?, journal))
+    let mut store = Store::create(plan, loan, &rules)?;
+    store.make_tables(&arena, 1, &Budget::new(u64::MAX), &rules, &mut journal)?;
+    Ok((store, journal))
 }
 
 /// The same rule over plain buffers, in place and without a commit: what the machine can do.

@@ -4,7 +4,9 @@ use pushpull::blocking::Reader;
 use pushpull::{Error, Params};
 
 use crate::history::{Entry, History};
-use crate::setting::{CHUNK, ROWS, SHARDS, Setting, WIDTH, WORKERS, dense, ledger, row, rows};
+use crate::setting::{
+    CACHE, CHUNK, ROWS, SHARDS, Setting, TABLE, WIDTH, WORKERS, dense, id, ledger, row, rows, table,
+};
 
 /// What was found. The three counts must be zero.
 #[derive(Clone, Debug, Default)]
@@ -60,6 +62,29 @@ impl Verdict {
         }
     }
 
+    /// The rows of a worker's tables on a shard for a part of its ledger: those of the one that grows
+    /// hold what the ledger does; those of the one that has not room for all, too, or were evicted.
+    fn tables(
+        &mut self,
+        reader: &mut Reader,
+        (worker, shard, chunk): (u32, usize, u64),
+        ledger: &[f32],
+    ) -> Result<(), Error> {
+        let ids: Vec<u64> = (chunk * CHUNK..(chunk + 1) * CHUNK).map(id).collect();
+        let mut found = vec![0.0_f32; (CHUNK * WIDTH) as usize];
+        for kind in [TABLE, CACHE] {
+            let name = table(kind, worker, shard);
+            reader.pull_rows(&name, &ids, &mut found)?;
+            for ((id, row), &entry) in ids.iter().zip(found.chunks(WIDTH as usize)).zip(ledger) {
+                let evicted = kind == CACHE && row.iter().all(|&value| value == 0.0);
+                if !evicted && row.iter().any(|&value| value != entry) {
+                    self.torn(format!("row {id} of {name} is {row:?}, the ledger has {entry}"));
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// A dense variable: all its elements are equal. Returns what they are.
     pub(crate) fn uniform(&mut self, values: &[f32], name: &str) -> f32 {
         let first = values.first().copied().unwrap_or_default();
@@ -96,6 +121,7 @@ pub(crate) fn judge(
                     entered += f64::from(value);
                     made[row(element as u64) as usize] += value;
                 }
+                verdict.tables(reader, (worker, shard, chunk), values)?;
             }
             let name = rows(worker, shard);
             let ids: Vec<u64> = (0..ROWS).collect();

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use pushpull::{ClusterSpec, ShardId, VariableSpec};
+use pushpull::{ClusterSpec, DType, Eviction, ShardId, TableSpec, VariableSpec};
 
 /// How many workers train.
 pub(crate) const WORKERS: u32 = 3;
@@ -56,7 +56,7 @@ impl Setting {
         cluster.job("worker", worker_hosts()).build().expect("the cluster is correct")
     }
 
-    /// A dense variable on each shard, and every worker's ledger and rows on both, declared in turns,
+    /// A dense variable on each shard, and every worker's ledger, rows and tables on both, declared in turns,
     /// so that round robin puts each where its name says.
     pub(crate) fn variables(&self) -> Vec<VariableSpec> {
         let mut variables = Vec::new();
@@ -73,6 +73,19 @@ impl Setting {
             let table = |shard| VariableSpec::f32(rows(worker, shard), [ROWS, WIDTH]);
             let tables = (0..SHARDS).map(table);
             variables.extend(tables.map(|table| table.expect("a correct variable").sparse()));
+        }
+        let roomy = TableSpec::new(1 << 26).rows_at_once(8);
+        let row_bytes = 4 * WIDTH + TableSpec::ROW_OVERHEAD_BYTES;
+        let tight = TableSpec::new(CACHED_ROWS * row_bytes).rows_at_once(8);
+        let tight = tight.eviction(Eviction::LeastRecent);
+        for (name, spec) in [(TABLE, roomy), (CACHE, tight)] {
+            for worker in 0..WORKERS {
+                let tables = (0..SHARDS).map(|shard| {
+                    let name = table(name, worker, shard);
+                    VariableSpec::table(name, DType::F32, [WIDTH], spec)
+                });
+                variables.extend(tables.map(|table| table.expect("a correct variable")));
+            }
         }
         variables
     }
@@ -117,6 +130,22 @@ pub(crate) fn ledger(worker: u32, chunk: u64, shard: usize) -> String {
 /// A worker's sparse variable on a shard.
 pub(crate) fn rows(worker: u32, shard: usize) -> String {
     format!("rows/{worker}/{shard}")
+}
+
+/// A worker's table that grows, of one kind, on a shard.
+pub(crate) fn table(kind: &str, worker: u32, shard: usize) -> String {
+    format!("{kind}/{worker}/{shard}")
+}
+
+/// A table that has a row for each entry of the ledger.
+pub(crate) const TABLE: &str = "table";
+/// One that has room for some of them.
+pub(crate) const CACHE: &str = "cache";
+const CACHED_ROWS: u64 = 50;
+
+/// The id of the row that belongs to an entry of the ledger.
+pub(crate) fn id(element: u64) -> u64 {
+    element.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
 /// The row that a push has.

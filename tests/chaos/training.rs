@@ -10,7 +10,7 @@ use pushpull::{Params, Push, TaskId, Token, WorkerConfig};
 
 use crate::history::{Entry, History, Log};
 use crate::ledger::Verdict;
-use crate::setting::{SHARDS, Setting, WIDTH, dense, ledger, row, rows};
+use crate::setting::{CACHE, SHARDS, Setting, TABLE, WIDTH, dense, id, ledger, row, rows, table};
 
 /// The first argument of a worker's process.
 pub(crate) const ROLE: &str = "--chaos-worker";
@@ -130,7 +130,7 @@ impl<'a> Training<'a> {
     }
 
     /// Every push adds one to all elements of the dense variables, one at its own place in the
-    /// ledger, and one to its row: the learning rate is one, so the gradients are minus that.
+    /// ledger, and one to its rows: the learning rate is one, so the gradients are minus that.
     fn push(&mut self, token: Token, push: u64) -> Result<Push, Box<dyn Error>> {
         let (chunk, element) = self.setting.entry(push);
         let mut gradients = self.session.gradients();
@@ -141,6 +141,10 @@ impl<'a> Training<'a> {
             entries.fill(0.0);
             entries[element] = -1.0;
             gradients.set_rows(&rows(self.worker, shard), &[row(push)], &ONE_ROW)?;
+            for kind in [TABLE, CACHE] {
+                let ids = [id(push % self.setting.ledger_elements())];
+                gradients.set_rows(&table(kind, self.worker, shard), &ids, &ONE_ROW)?;
+            }
         }
         self.log.invoke(push)?;
         self.history.invoke(push);
@@ -159,6 +163,10 @@ impl<'a> Training<'a> {
             pushing.variable(&ledger(self.worker, chunk, shard), &entries)?;
             pushing.variable(&dense(shard), &ones)?;
             pushing.rows(&rows(self.worker, shard), &[row(push)], &ONE_ROW)?;
+            for kind in [TABLE, CACHE] {
+                let ids = [id(push % self.setting.ledger_elements())];
+                pushing.rows(&table(kind, self.worker, shard), &ids, &ONE_ROW)?;
+            }
         }
         Ok(pushing.finish()?)
     }

@@ -120,7 +120,6 @@ impl Inbox {
         let count = rows::count(index, partition).ok()?;
         let bytes = count * partition.row_bytes();
         let values = self.bytes(number, partition.offset..partition.offset + bytes)?;
-        let numbers = rows::numbers(index, partition, count);
-        Some(Rows { numbers, values, factor: 1.0 })
+        Some(Rows { numbers: rows::numbers(index, partition, count), values, factor: 1.0 })
     }
 }

@@ -123,6 +123,8 @@ pub struct ShardState {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct VariableIs {
+    /// If it is a table that grows, how many rows the shard has of it; 0 if they cannot be read.
+    pub table_rows: Option<u64>,
     /// Its name.
     pub name: String,
     /// The type of its elements.

@@ -16,6 +16,7 @@ use crate::commit::{Address, CELL_WORDS, Journal, table_bytes};
 use crate::error::StorageError;
 use crate::inbox::{Inbox, WholeRoom, map_words, whole_rooms};
 use crate::layout::{FORMAT, Fault, Kind, PAGE_BYTES, Page};
+use crate::optimizer::SlotSpec;
 use crate::runtime::boot;
 use crate::shard::generation::{open_catalogue, table_words};
 use crate::shard::poison;
@@ -23,7 +24,8 @@ use crate::shard::power::{image_name, read_image};
 use crate::shard::record::{self, CLIENT_WORDS, ShardRecord, Stage};
 use crate::shard::reopenable::control_fields;
 use crate::shard::replicas::Presence as ClientPresence;
-use crate::store::{Geometry, Plan, Store, undo_rows};
+use crate::store::{Geometry, Plan, SLOTS_MAX, Store, undo_rows};
+use crate::table::{Files, Making, Table};
 use crate::zoo::Zoo;
 
 /// A look into the folder of a shard.
@@ -135,6 +137,10 @@ impl Look<'_> {
         let has_tables = tables.is_some();
         if let Some(tables) = tables {
             journal.use_tables(tables, record.generation);
+            let catalogue = self.note(open_catalogue(&arena, &record))?;
+            for (table, _) in (0..).zip(catalogue.layout(arena.stamp.shard).tables()) {
+                self.note(Table::map_index(&arena, record.generation, table, &mut journal))?;
+            }
         }
         self.note(journal.redo())?;
         self.verified(Kind::Intent, 0, Verdict::Sound);
@@ -142,7 +148,7 @@ impl Look<'_> {
         self.clients(&journal, &record)?;
         self.verified(Kind::Control, 0, Verdict::Sound);
         if record.stage != Stage::Absent {
-            let bulk = self.variables(&arena, &journal, &record, has_tables);
+            let bulk = self.variables(&arena, &mut journal, &record, has_tables);
             self.pages_of_the_rest(&arena, &record, bulk.is_some());
         }
         Some(())
@@ -188,7 +194,7 @@ impl Look<'_> {
     fn variables(
         &mut self,
         arena: &Arena,
-        journal: &Journal,
+        journal: &mut Journal,
         record: &ShardRecord,
         has_tables: bool,
     ) -> Option<()> {
@@ -210,7 +216,8 @@ impl Look<'_> {
             return None;
         }
         let words = table_words(&geometry, &layout, record.rooms);
-        self.note(journal.check_tables(generation, table_bytes(words)))?;
+        let tables = layout.tables().len();
+        self.note(journal.check_tables(generation, table_bytes(words + tables)))?;
         self.note(journal.verify_tables(generation))?;
         let first = geometry.table_words() + map_words(&layout);
         let whole = whole_rooms(journal, &layout, first, record.rooms, record.clients);
@@ -222,12 +229,13 @@ impl Look<'_> {
             let bodies = inbox.restore(whole, &layout, record.integrity, std::time::Instant::now());
             self.fault(Kind::Inbox, generation, bodies);
         }
-        let (arena, zoo) = (arena.clone(), Zoo::default());
+        let (plan_arena, zoo) = (arena.clone(), Zoo::default());
+        let arena = plan_arena.clone();
         let plan = Plan {
             arena,
             generation,
-            catalogue: catalogue.into(),
-            layout,
+            catalogue: catalogue.clone().into(),
+            layout: layout.clone(),
             geometry,
             integrity: record.integrity,
             cached_bytes_max: 0,
@@ -237,6 +245,7 @@ impl Look<'_> {
         let loan = self.note(Budget::new(u64::MAX).take(0))?;
         let store = self.note(Store::open(plan, loan, journal, record.version))?;
         self.verified(Kind::Tables, generation, Verdict::Sound);
+        self.tables(&plan_arena, &catalogue, journal, record);
         if record.integrity
             && record.stage == Stage::Ready
             && let Err((kind, fault)) = store.verify(journal)
@@ -251,6 +260,42 @@ impl Look<'_> {
             }
         }
         Some(())
+    }
+
+    /// Reads the tables that grow.
+    fn tables(
+        &mut self,
+        arena: &Arena,
+        catalogue: &Catalogue,
+        journal: &mut Journal,
+        record: &ShardRecord,
+    ) {
+        let layout = catalogue.layout(arena.stamp.shard);
+        for (table, partition) in (0..).zip(layout.tables()) {
+            // What fits no file is a fault of the index, and found when that is opened.
+            let slots = Table::slots_of(journal, table).min(SLOTS_MAX as u64) as usize;
+            let (generation, budget) = (record.generation, Budget::new(u64::MAX));
+            let making = Making {
+                files: Files { arena: arena.clone(), generation, table, budget },
+                catalogue,
+                partition,
+                slots: &vec![SlotSpec::new("", 0.0); slots],
+                integrity: record.integrity,
+            };
+            let Some(opened) = self.note(Table::open(making, journal)) else { continue };
+            let sound = if record.integrity { Verdict::Sound } else { Verdict::Unchecked };
+            for name in opened.file_names() {
+                let is_index = name.starts_with(Kind::Index.name());
+                let verdict = if is_index { Verdict::Sound } else { sound.clone() };
+                self.verdicts.entry(name).or_insert(verdict);
+            }
+            let name = catalogue.variable(partition.variable).name();
+            let found = self.found.variables.iter_mut().find(|variable| variable.name == name);
+            if let Some(variable) = found {
+                *variable.table_rows.get_or_insert(0) += opened.rows();
+                variable.bytes += opened.bytes();
+            }
+        }
     }
 
     fn whole(&mut self, whole: &[WholeRoom]) {
@@ -313,12 +358,14 @@ fn state_of(record: &ShardRecord) -> ShardState {
 /// The variables that a shard holds something of.
 fn variables_of(catalogue: &Catalogue, shard: ShardId) -> Vec<VariableIs> {
     let mut variables: Vec<VariableIs> = Vec::new();
-    for partition in catalogue.layout(shard).partitions() {
+    for partition in catalogue.layout(shard).all() {
         let variable = catalogue.variable(partition.variable);
+        // What a table has is known when it is read.
+        let bytes = if partition.is_table() { 0 } else { partition.bytes };
         match variables.last_mut().filter(|last| last.name == variable.name()) {
             Some(last) => {
                 last.partitions.push(partition.rows.clone());
-                last.bytes += partition.bytes;
+                last.bytes += bytes;
             }
             None => variables.push(VariableIs {
                 name: variable.name().to_owned(),
@@ -326,7 +373,8 @@ fn variables_of(catalogue: &Catalogue, shard: ShardId) -> Vec<VariableIs> {
                 shape: variable.shape().clone(),
                 trainable: partition.trainable,
                 partitions: vec![partition.rows.clone()],
-                bytes: partition.bytes,
+                bytes,
+                table_rows: partition.is_table().then_some(0),
             }),
         }
     }

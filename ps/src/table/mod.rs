@@ -116,6 +116,7 @@ impl Initial {
 const PAGES_WORD: usize = 0;
 const FILES_WORD: usize = 1;
 const STEP_WORD: usize = 2;
+const SLOTS_WORD: usize = 3;
 
 /// So many rows are looked for side by side: what one waits for from memory, the others do too.
 const SIDE_BY_SIDE: usize = 16;
@@ -181,11 +182,12 @@ impl Table {
         }
     }
 
-    fn head(&self) -> [(Address, u64); 3] {
+    fn head(&self) -> [(Address, u64); 4] {
         let head = [
             (PAGES_WORD, self.pages.into()),
             (FILES_WORD, self.records.file_count().into()),
             (STEP_WORD, self.step),
+            (SLOTS_WORD, self.records.shape.slots as u64),
         ];
         head.map(|(word, value)| (Address::Index(self.number, word), value))
     }

@@ -5,7 +5,7 @@ use pushpull_common::initializer::InitialKey;
 
 use super::index::{ENTRIES, Entry, Pages, find, page_of, tag_in, tag_of};
 use super::records::{Files, Records, Shape, id_of, is_sound};
-use super::{FILES_WORD, Initial, PAGES_WORD, STEP_WORD, Table, TableCounts};
+use super::{FILES_WORD, Initial, PAGES_WORD, SLOTS_WORD, STEP_WORD, Table, TableCounts};
 use crate::arena::Part;
 use crate::commit::{Address, Journal, index_bytes, offset_of};
 use crate::error::StorageError;
@@ -34,12 +34,12 @@ impl Table {
         let loan = budget.take(bytes)?;
         let memory = arena.create_part(Kind::Index, *generation, part, bytes)?;
         journal.begin_index(memory, *generation);
-        journal.fill_index(Address::Index(*table, PAGES_WORD), 1);
-        journal.seal_index(*table);
-        let shape = shape_of(&making);
+        let (table, shape) = (*table, shape_of(&making));
         let records = Records::new(making.files.clone(), shape, limit_of(&making));
         let mut made = Table::of(making, records);
         made.index_loans.push(loan);
+        made.head().into_iter().for_each(|(address, value)| journal.fill_index(address, value));
+        journal.seal_index(table);
         Ok(made)
     }
 
@@ -83,6 +83,14 @@ impl Table {
         Ok(())
     }
 
+    /// How many slots the rows of a table have, by its index in the journal.
+    pub(crate) fn slots_of(journal: &Journal, table: u16) -> u64 {
+        match journal.index_pages(table) {
+            0 => 0,
+            _ => journal.load(Address::Index(table, SLOTS_WORD)),
+        }
+    }
+
     /// Opens what an earlier process left, whose index the journal has.
     pub(crate) fn open(making: Making<'_>, journal: &mut Journal) -> Result<Table, StorageError> {
         let Files { arena, generation, table, budget } = making.files.clone();
@@ -91,6 +99,11 @@ impl Table {
         let head = |word| Address::Index(table, word);
         if journal.index_pages(table) == 0 {
             return Err(corrupt(Fault::at(0, "a page of an index")));
+        }
+        let (slots, found) = (shape_of(&making).slots as u64, Table::slots_of(journal, table));
+        if slots != found {
+            let what = format!("rows of {slots} slots, not of {found}");
+            return Err(corrupt(Fault::at(offset_of(head(SLOTS_WORD)), what)));
         }
         let pages = journal.load(head(PAGES_WORD));
         let fault = |word, what: &str| corrupt(Fault::at(offset_of(head(word)), what));

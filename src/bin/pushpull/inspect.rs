@@ -132,7 +132,11 @@ fn write_variables(page: &mut String, variables: &[VariableIs]) -> std::fmt::Res
             variable.shape,
             rows.join(" "),
             variable.bytes,
-            if variable.trainable { "" } else { ", plain" },
+            match (variable.table_rows, variable.trainable) {
+                (Some(rows), _) => format!(", a table of {rows} rows"),
+                (None, true) => String::new(),
+                (None, false) => ", plain".to_owned(),
+            },
         )?;
     }
     Ok(())
@@ -252,6 +256,7 @@ fn json_of_variable(variable: &VariableIs) -> Value {
         "shape": variable.shape.extents(),
         "trainable": variable.trainable,
         "rows": rows.collect::<Vec<_>>(),
+        "table_rows": variable.table_rows,
         "bytes": variable.bytes,
     })
 }

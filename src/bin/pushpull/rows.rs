@@ -1,11 +1,12 @@
-//! What rows cost: pulls and pushes of a sparse variable in the store, in turns with a bare gather.
+//! What rows cost: pulls and pushes of a sparse variable, and of a table that grows, in the store, in
+//! turns with a bare gather.
 
 use std::error::Error;
 use std::sync::Arc;
 use std::time::Instant;
 
-use pushpull::Adagrad;
 use pushpull::measure::{RowsInPlace, StoreUnderTest};
+use pushpull::{Adagrad, TableSpec};
 
 use super::bench::take_turns;
 use super::report::{Row, Unit};
@@ -79,8 +80,93 @@ pub(crate) fn run(rounds: usize, json: bool) -> Result<(), Box<dyn Error>> {
             return Err("what was pulled is not what the table holds".into());
         }
         row("pull", times).print(json);
+        growing(rounds, json, width, &batches)?;
     }
     Ok(())
+}
+
+/// The same of a table that has grown to as many rows.
+fn growing(
+    rounds: usize,
+    json: bool,
+    width: usize,
+    batches: &[Vec<u32>],
+) -> Result<(), Box<dyn Error>> {
+    let rule = Arc::new(Adagrad::new(0.5));
+    let spec = TableSpec::new(1 << 33);
+    let mut store = StoreUnderTest::growing(width as u64, spec, rule.clone())?;
+    let mut plain = RowsInPlace::new(ROWS as usize, width, rule)?;
+    let gradient: Vec<f32> = (0..BATCH * width).map(|i| (i % 17) as f32 - 8.0).collect();
+    let row = |name: &str, (ours, ceiling)| Row {
+        name: format!("rows_{name}_table_dim{width}"),
+        unit: Unit::Rows,
+        amount: BATCH as u64,
+        ours,
+        ceiling,
+    };
+    let all: Vec<u32> = (0..ROWS).collect();
+    for rows in all.chunks(BATCH).map(by_id) {
+        let zeros = vec![0.0; rows.len() * width];
+        store.push_ids(&ids(&rows), &zeros);
+        plain.push(&rows, &zeros);
+    }
+    let by_id: Vec<Vec<u32>> = batches.iter().map(|rows| by_id(rows)).collect();
+    let ids_by_id: Vec<Vec<u64>> = by_id.iter().map(|rows| ids(rows)).collect();
+    let mut pushes = 0;
+    let (mut turn, mut out) = (0, vec![0.0_f32; BATCH * width]);
+    let push = || {
+        let ids = &ids_by_id[pushes % BATCHES];
+        pushes += 1;
+        let start = Instant::now();
+        store.push_ids(ids, &gradient);
+        Ok(start.elapsed())
+    };
+    let gather = || {
+        turn += 1;
+        let start = Instant::now();
+        plain.gather(&batches[turn % BATCHES], &mut out);
+        Ok(start.elapsed())
+    };
+    row("push_adagrad", take_turns(rounds, push, gather)?).print(json);
+    (0..pushes).for_each(|turn| plain.push(&by_id[turn % BATCHES], &gradient));
+
+    let ids: Vec<Vec<u64>> = batches.iter().map(|rows| ids(rows)).collect();
+    let (mut turn, mut pulled) = (0, Vec::new());
+    let pull = || {
+        turn += 1;
+        let start = Instant::now();
+        pulled = store.pull_ids(&ids[turn % BATCHES]);
+        Ok(start.elapsed())
+    };
+    let mut other = 0;
+    let gather = || {
+        other += 1;
+        let start = Instant::now();
+        plain.gather(&batches[other % BATCHES], &mut out);
+        Ok(start.elapsed())
+    };
+    let times = take_turns(rounds, pull, gather)?;
+    plain.gather(&batches[turn % BATCHES], &mut out);
+    if pulled != bytemuck::cast_slice::<f32, u8>(&out) {
+        return Err("what was pulled is not what the table holds".into());
+    }
+    row("pull", times).print(json);
+    Ok(())
+}
+
+/// The ids of rows: of all sizes, in no order.
+fn ids(rows: &[u32]) -> Vec<u64> {
+    rows.iter().map(|&row| id(row)).collect()
+}
+
+fn id(row: u32) -> u64 {
+    u64::from(row).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+fn by_id(rows: &[u32]) -> Vec<u32> {
+    let mut rows = rows.to_vec();
+    rows.sort_unstable_by_key(|&row| id(row));
+    rows
 }
 
 /// Distinct rows, drawn by Zipf's law with exponent 1 (its continuous form: the logarithm of the rank
