@@ -1,16 +1,20 @@
 //! Gradients that the servers of a synchronous cluster clip by their global norm.
 
-use pushpull::{Adam, Gradients, Mode, Partitioner, PsConfig, Push, Sgd, StartError, VariableSpec};
-use pushpull::{DType, Shape};
+use pushpull::{
+    Adam, DType, Gradients, Mode, Partitioner, PsConfig, Push, Sgd, Shape, StartError, TableSpec,
+    VariableSpec,
+};
 
 use crate::cluster::{Cluster, listen, spec};
 
-/// Variables on every shard: of both types, in parts, and by rows.
-fn variables() -> [VariableSpec; 3] {
+/// Variables on every shard: of both types, in parts, by rows, and a table that grows.
+fn variables() -> [VariableSpec; 4] {
     let cut = Partitioner::Fixed { shards: 3 };
     let wide = VariableSpec::new("wide", DType::F64, Shape::new([3]).unwrap()).unwrap();
     let rows = VariableSpec::f32("rows", [10, 2]).unwrap().sparse().partitioner(cut.clone());
-    [VariableSpec::f32("parts", [7, 3]).unwrap().partitioner(cut), rows, wide]
+    let table = VariableSpec::table("table", DType::F32, [2], TableSpec::new(1 << 24)).unwrap();
+    let table = table.partitioner(cut.clone());
+    [VariableSpec::f32("parts", [7, 3]).unwrap().partitioner(cut), rows, wide, table]
 }
 
 /// Of whole numbers, so that sums of their squares are exact in whatever order.
@@ -26,13 +30,14 @@ fn fill(gradients: &mut Gradients, worker: u32, step: u64) {
     let ids = [step % 10, u64::from(worker) + 3, 8];
     let rows: Vec<f32> = (0..6).map(number).collect();
     gradients.set_rows("rows", &ids, &rows).unwrap();
+    gradients.set_rows("table", &ids, &rows).unwrap();
 }
 
 /// All values after some steps of two workers, who may change their gradients before they push them.
 fn trained(
     configure: impl Fn(PsConfig) -> PsConfig,
     change: impl Fn(&mut Gradients),
-) -> (Vec<f32>, Vec<f64>, Vec<f32>) {
+) -> (Vec<f32>, Vec<f64>, [Vec<f32>; 2]) {
     let mode = Mode::Synchronous { replicas_to_aggregate: 2, total_num_replicas: 2 };
     let configure = |config: PsConfig| configure(config.mode(mode).shards(2));
     let cluster = Cluster::start(2, 2, Sgd::new(0.5), configure);
@@ -54,9 +59,12 @@ fn trained(
     let (worker, params) = &mut workers[0];
     let token = worker.token().unwrap().unwrap();
     worker.pull(&token, params).unwrap();
-    let mut rows = vec![0.0; 20];
     let ids: Vec<u64> = (0..10).collect();
-    worker.pull_rows(&token, "rows", &ids, &mut rows).unwrap();
+    let rows = ["rows", "table"].map(|name| {
+        let mut rows = vec![0.0; 20];
+        worker.pull_rows(&token, name, &ids, &mut rows).unwrap();
+        rows
+    });
     let parts = params.view::<f32>("parts").unwrap().to_vec();
     let values = (parts, params.view::<f64>("wide").unwrap().to_vec(), rows);
     cluster.stop();

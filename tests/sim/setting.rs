@@ -34,6 +34,8 @@ pub(crate) struct Setting {
     /// Whether gradients are added up in the order of the worker tasks.
     pub(crate) deterministic: bool,
     pub(crate) on_loss: OnLoss,
+    /// To which norm longer gradients are scaled down, in synchronous mode.
+    pub(crate) clip: Option<f64>,
     /// Whether each push is applied by itself.
     pub(crate) asynchronous: bool,
     inbox_pushes: usize,
@@ -85,6 +87,8 @@ impl Setting {
         let reject_older = Some(chance.between(0, 3)).filter(|_| chance.percent(35));
         let ps: Vec<String> = (0..tasks).map(|task| format!("ps{task}:1")).collect();
         let hosts: Vec<String> = (0..workers).map(|task| format!("worker{task}:1")).collect();
+        let clips = &mut Chance::of(seed, "clip");
+        let clip = Some(clips.between(1, 100) as f64).filter(|_| clips.percent(25));
         let cluster = ClusterSpec::builder().job("ps", ps).job("worker", hosts).build();
         let cluster = cluster.expect("every task has an address");
         let variables = variables(sizes.variables as usize, asynchronous);
@@ -103,6 +107,7 @@ impl Setting {
             token_timeout: chance.percent(60).then_some(Duration::from_millis(1500)),
             deterministic,
             on_loss,
+            clip: clip.filter(|_| !asynchronous),
             asynchronous,
             inbox_pushes: if asynchronous { chance.between(1, 3) as usize } else { 1 },
             wait_ahead: wait_ahead.filter(|_| asynchronous),
@@ -154,8 +159,14 @@ impl Setting {
                 "asynchronous with {} rooms, ahead {:?}, older {:?}",
                 self.inbox_pushes, self.wait_ahead, self.reject_older
             ),
-            (_, true) => format!("all {} in their order, {:?}", self.total, self.on_loss),
-            _ => format!("{} of {}, {:?}", self.aggregate, self.total, self.on_loss),
+            (_, true) => format!(
+                "all {} in their order, clip {:?}, {:?}",
+                self.total, self.clip, self.on_loss
+            ),
+            _ => format!(
+                "{} of {}, clip {:?}, {:?}",
+                self.aggregate, self.total, self.clip, self.on_loss
+            ),
         }
     }
 
@@ -174,6 +185,9 @@ impl Setting {
         }
         if let Some(steps) = self.reject_older {
             config = config.reject_older(steps);
+        }
+        if let Some(bound) = self.clip {
+            config = config.clip_by_global_norm(bound);
         }
         #[cfg(feature = "zoo")]
         let config = config.zoo(self.zoo);

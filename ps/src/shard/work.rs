@@ -52,6 +52,13 @@ pub(super) struct StepJob {
     rows: RowWork,
 }
 
+/// What one push gives to a step.
+struct Share<'a> {
+    ranges: &'a [Range<u64>],
+    bytes: &'a [u8],
+    factor: f64,
+}
+
 /// A push that is applied as its parts come.
 #[derive(Debug)]
 pub(super) struct Draft {
@@ -315,12 +322,12 @@ impl Shard {
         };
         let rooms = &job.rooms;
         // Looked up once: there may be many of them.
-        let pushes: Vec<(&[Range<u64>], &[u8], f64)> = rooms
+        let pushes: Vec<Share<'_>> = rooms
             .iter()
             .zip(&job.factors)
             .filter_map(|(&room, &factor)| {
                 let ranges = inbox.arrival(room)?.extents.ranges();
-                Some((ranges, inbox.bytes(room, 0..store.layout().bytes())?, factor))
+                Some(Share { ranges, bytes: inbox.bytes(room, 0..store.layout().bytes())?, factor })
             })
             .collect();
         let (operation, rules) = (Operation::Gradient {}, &self.rules);
@@ -328,7 +335,7 @@ impl Shard {
         if !job.begun {
             job.begun = true;
             self.draft = None;
-            let ranges: Vec<&[Range<u64>]> = pushes.iter().map(|push| push.0).collect();
+            let ranges: Vec<&[Range<u64>]> = pushes.iter().map(|push| push.ranges).collect();
             let dense = Extents::union(&ranges, store.layout());
             job.rows = RowWork::new(inbox, rooms, store, operation, rules);
             job.passes = Passes::new(store.layout(), rules, operation);
@@ -364,7 +371,7 @@ impl Shard {
             let end = values_end.min(job.done_to + budget.min(TILE_BYTES)).max(job.done_to);
             let range = job.done_to..end;
             gradients.clear();
-            for (ranges, bytes, factor) in &pushes {
+            for Share { ranges, bytes, factor } in &pushes {
                 if ranges.iter().any(|held| held.contains(&partition.offset)) {
                     gradients.push((&bytes[range.start as usize..range.end as usize], *factor));
                 }

@@ -37,6 +37,24 @@ impl Line {
         }
     }
 
+    /// The sum of the squares of its elements.
+    pub(crate) fn squares(&self) -> f64 {
+        match self {
+            Line::Single(line) => line.iter().map(|&e| f64::from(e) * f64::from(e)).sum(),
+            Line::Double(line) => line.iter().map(|e| e * e).sum(),
+        }
+    }
+
+    /// Multiplies all elements with a factor.
+    pub(crate) fn scale(&mut self, factor: f64) {
+        match self {
+            Line::Single(line) => {
+                line.iter_mut().for_each(|e| *e = (f64::from(*e) * factor) as f32);
+            }
+            Line::Double(line) => line.iter_mut().for_each(|e| *e *= factor),
+        }
+    }
+
     /// Takes one step along the mean of these gradients, added up in their order.
     pub(crate) fn descend(&mut self, gradients: &[&Line]) {
         match self {

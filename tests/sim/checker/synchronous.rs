@@ -27,13 +27,14 @@ pub(crate) struct Synchronous {
     applied: BTreeMap<ShardId, u64>,
     /// The step that a token's push is a part of.
     step_of: BTreeMap<u64, u64>,
-    /// By token: the worker task and its gradient.
+    /// By token: the worker task and its gradient, clipped.
     pushed: BTreeMap<u64, (u32, Numbers)>,
     /// Whether gradients are taken in the order of the worker tasks, one of each.
     ordered: Option<u32>,
     accepted: BTreeMap<u64, u64>,
     dropped: BTreeSet<u64>,
     on_loss: OnLoss,
+    clip: Option<f64>,
     pub(super) told: u64,
     pub(super) pulls: u64,
 }
@@ -54,6 +55,7 @@ impl Synchronous {
             accepted: BTreeMap::new(),
             dropped: BTreeSet::new(),
             on_loss: setting.on_loss,
+            clip: setting.clip,
             told: 0,
             pulls: 0,
         }
@@ -65,7 +67,12 @@ impl Synchronous {
     }
 
     pub(super) fn pushes(&mut self, push: Pushed) {
-        let Pushed { token, task, gradient, .. } = push;
+        let Pushed { token, task, mut gradient, .. } = push;
+        // Of whole numbers, so that the sum is exact in any order.
+        let norm = gradient.iter().flatten().map(Line::squares).sum::<f64>().sqrt();
+        if let Some(bound) = self.clip.filter(|&bound| norm > bound) {
+            gradient.iter_mut().flatten().for_each(|line| line.scale(bound / norm));
+        }
         let before = self.pushed.insert(token, (task, gradient));
         assert!(before.is_none(), "token {token} is given out twice");
     }
