@@ -14,7 +14,7 @@ use super::manifest::{CATALOGUE, MANIFEST, MANIFEST_BYTES_MAX, Manifest};
 use super::name::CheckpointName;
 use super::shard_file::{ShardFile, Stream};
 use super::storage::{CheckpointStorage, ReadFile};
-use super::table_file::{RowHead, TableFile};
+use super::table_file::{TableFile, TakeRows};
 
 /// The checkpoints of a storage.
 #[derive(Debug)]
@@ -161,7 +161,7 @@ impl Opened {
         &self,
         partition: PartitionId,
         streams: &[usize],
-        take: &mut dyn FnMut(&[RowHead], &[Vec<u8>]) -> Result<(), CheckpointError>,
+        take: &mut TakeRows<'_>,
     ) -> Result<(), CheckpointError> {
         let (plan, entry) = &self.tables[&partition];
         let folder = self.manifest.checkpoint.to_string();

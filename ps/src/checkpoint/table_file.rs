@@ -32,6 +32,10 @@ pub(crate) struct TableEntry {
     pub(crate) file: FileEntry,
 }
 
+/// Takes some rows at a time: what is known of each, and the bytes of each stream that was asked for.
+pub(super) type TakeRows<'a> =
+    dyn FnMut(&[RowHead], &[Vec<u8>]) -> Result<(), CheckpointError> + 'a;
+
 /// What is known of a row beside its values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RowHead {
@@ -192,7 +196,7 @@ impl TableFile {
         &self,
         file: &dyn ReadFile,
         streams: &[usize],
-        take: &mut dyn FnMut(&[RowHead], &[Vec<u8>]) -> Result<(), CheckpointError>,
+        take: &mut TakeRows<'_>,
     ) -> Result<(), CheckpointError> {
         let each = (PIECE_BYTES as u64 / self.row_bytes.max(8)).max(1);
         let words = |tensor: u64, from: u64, rows: u64| -> Result<Vec<u64>, CheckpointError> {

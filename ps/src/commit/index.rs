@@ -59,7 +59,7 @@ impl Journal {
     ) -> Result<(), StorageError> {
         let index = &mut self.indices[usize::from(table)];
         let cells = index.cells();
-        if 1 + pages <= cells {
+        if pages < cells {
             return Ok(());
         }
         let grown = index.memory.grow((2 + pages) * PAGE_BYTES);
