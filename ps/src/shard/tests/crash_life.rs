@@ -148,8 +148,8 @@ pub(super) fn live(life: &Life, shelf: Shelf, mut observer: Observer) -> Arc<PsC
     // Rows of a table, so many that its index gets another page; then others, for which some go. All
     // but the last expire with time.
     let pushes = [(10, 0..200_u64), (11, 190..240), (12, 3..6)];
-    // It makes no difference to a table whether blocks are written past the cache.
-    for (sequence, ids) in pushes.into_iter().filter(|_| !life.past_cache) {
+    // In one life: it makes no difference to a table how blocks are written.
+    for (sequence, ids) in pushes.into_iter().filter(|_| life.crowd) {
         let ids: Vec<u64> = ids.collect();
         let push = world.gradient(line, sequence);
         let (index, values) = (index_of(&ids), numbers(2 * ids.len(), 7.0));
