@@ -22,6 +22,7 @@ use crate::error::StorageError;
 use crate::layout::{Fault, Kind, PAGE_BYTES};
 use crate::zoo::{Bug, Zoo};
 pub(crate) use index::{index_bytes, page_word};
+use recovery::decode_address;
 pub(crate) use words::{Address, CELL_WORDS, offset_of};
 use words::{Words, scramble};
 
@@ -88,6 +89,9 @@ pub(crate) struct Journal {
     indices: Vec<Words>,
     intent: Memory,
     staged: Vec<(Address, u64)>,
+    /// Memory for the words of a transaction: there may be very many of them again and again.
+    sorted: Vec<(u64, u64)>,
+    words: Vec<(Address, u64)>,
     /// How many commits there were.
     commits: u64,
     /// How many words the intent is to have room for whatever else comes.
@@ -113,8 +117,21 @@ impl Journal {
 
     fn of(arena: &Arena, control: Words, intent: Memory, base_words: usize, zoo: Zoo) -> Journal {
         let arena = arena.clone();
-        let (tables, indices, staged, commits) = (None, Vec::new(), Vec::new(), 0);
-        Journal { arena, control, tables, indices, intent, staged, commits, base_words, zoo }
+        let (tables, indices, commits) = (None, Vec::new(), 0);
+        let (staged, sorted, words) = (Vec::new(), Vec::new(), Vec::new());
+        Journal {
+            arena,
+            control,
+            tables,
+            indices,
+            intent,
+            staged,
+            sorted,
+            words,
+            commits,
+            base_words,
+            zoo,
+        }
     }
 
     /// The journal of an arena whose control file is this. It is to be told of the tables that
@@ -249,6 +266,7 @@ impl Journal {
         }
         self.intent.store(STATE, state);
         self.carry_out(&words);
+        self.words = words;
         true
     }
 
@@ -267,11 +285,17 @@ impl Journal {
 
     /// The staged words and the checksums that go with them, at their places in the files.
     fn words_of_transaction(&mut self) -> Vec<(Address, u64)> {
-        let mut staged = std::mem::take(&mut self.staged);
+        // As numbers they are sorted quickly, which counts where there are very many.
+        let mut staged = std::mem::take(&mut self.sorted);
+        staged.clear();
+        staged
+            .extend(self.staged.drain(..).map(|(address, value)| (encode_address(address), value)));
         staged.sort_unstable();
-        let mut words: Vec<(Address, u64)> = Vec::with_capacity(staged.len() + 8);
+        let mut words = std::mem::take(&mut self.words);
+        words.clear();
         let mut checksum: Option<(Address, u64)> = None;
-        for (address, value) in staged {
+        for &(address, value) in &staged {
+            let address = decode_address(address);
             let index = address.index();
             let change = Words::share(index, self.load(address)) ^ Words::share(index, value);
             let sum_at = address.beside(Words::checksum_place(index / CELL_WORDS));
@@ -285,6 +309,7 @@ impl Journal {
             words.push((address.beside(Words::place(index)), value));
         }
         words.extend(checksum);
+        self.sorted = staged;
         words
     }
 

@@ -9,7 +9,7 @@ use pushpull::blocking::{Reader, Worker};
 use pushpull::checkpoint::{export, export_since};
 use pushpull::{
     Adagrad, Adam, Admission, Checkpoints, DType, Error, Eviction, Initializer, LocalDirectory,
-    Mode, Optimizer, Partitioner, Pulled, Push, Refusal, Sgd, TableSpec, VariableError,
+    Mode, Optimizer, Partitioner, Pulled, Push, Refusal, Sgd, Storage, TableSpec, VariableError,
     VariableSpec, ViewError,
 };
 use safetensors::SafeTensors;
@@ -244,11 +244,47 @@ fn what_a_table_cannot_take_is_refused() {
     assert!(matches!(error, Error::NonFiniteRow { row: 7, .. }), "{error}");
     cluster.stop();
 
+    // A table may not be larger than the server, whatever it has at first.
+    let storage = || Storage::Memory { bytes_max: 1 << 25 };
+    let cluster = Cluster::start(1, 1, Sgd::new(0.1), |config| config.storage(storage()));
+    let large = cluster.worker(0).join(&variables(1, TableSpec::new(1 << 30)), |_| ()).unwrap_err();
+    let large = large.to_string();
+    assert!(large.contains("bytes") && large.contains(&(1 << 25).to_string()), "{large}");
+    cluster.stop();
+
     let cluster = Cluster::start(1, 1, Adam::new(0.1), |config| config);
     let refused = cluster.worker(0).join(&variables(1, roomy()), |_| ()).unwrap_err();
     assert!(refused.to_string().contains("moves rows that no push has"), "{refused}");
     let fans = variables(1, roomy()).remove(1).initializer(Initializer::HeNormal).validate();
     assert!(matches!(fans, Err(VariableError::Table { .. })));
+    cluster.stop();
+}
+
+#[test]
+fn large_pushes_of_many_tables_are_one_commit() {
+    let cluster = Cluster::start(1, 1, Adagrad::new(0.1), |config| config);
+    let mut worker = cluster.worker(0);
+    let tables = ["a", "b", "c", "d"]
+        .map(|name| VariableSpec::table(name, DType::F32, [], TableSpec::new(1 << 26)).unwrap());
+    worker.join(&tables, |_| ()).unwrap();
+    let ids: Vec<u64> = (0..30_000).map(id).collect();
+    for _ in 0..2 {
+        let token = worker.token().unwrap().unwrap();
+        let mut gradients = worker.gradients();
+        for table in &tables {
+            gradients.set_rows(table.name(), &ids, &vec![1.0_f32; ids.len()]).unwrap();
+        }
+        assert!(matches!(worker.push(token, gradients).unwrap(), Push::Applied { .. }));
+    }
+    // More ids than a body of answers has rows of one element.
+    let ids: Vec<u64> = (0..200_000).map(id).collect();
+    let mut reader = Reader::connect(cluster.config(0)).unwrap();
+    for table in &tables {
+        let mut rows = vec![0.0_f32; ids.len()];
+        reader.pull_rows(table.name(), &ids, &mut rows).unwrap();
+        assert!(rows[..30_000].iter().all(|&value| value == rows[0] && value < -0.15));
+        assert!(rows[30_000..].iter().all(|&value| value == 0.0));
+    }
     cluster.stop();
 }
 

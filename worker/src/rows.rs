@@ -266,7 +266,9 @@ impl Wanted {
     }
 
     fn ask(&mut self, partition: &Partition, numbers: &[u64], first: usize) {
-        let most = (PART_BYTES_MAX as usize / self.row_bytes).max(1);
+        // Neither the numbers nor the rows are more than a body may be.
+        let each = self.row_bytes.max(rows::number_bytes(partition) as usize);
+        let most = (PART_BYTES_MAX as usize / each).max(1);
         for (index, numbers) in numbers.chunks(most).enumerate() {
             let start = (first + index * most) * self.row_bytes;
             let to = start..start + numbers.len() * self.row_bytes;

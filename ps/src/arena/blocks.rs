@@ -55,7 +55,8 @@ pub(crate) struct Blocks {
 struct Shared {
     memory: Memory,
     grid: Grid,
-    /// How many pins each block has. Only the owner of the [`Blocks`] pins; anybody unpins.
+    /// How many pins each block has; none if they are pinned as crowds only. Only the owner of the
+    /// [`Blocks`] pins; anybody unpins.
     pins: Box<[AtomicU32]>,
 }
 
@@ -79,12 +80,27 @@ impl Blocks {
     pub(crate) fn new(memory: Memory, grid: Grid) -> Blocks {
         assert!(grid.need() <= memory.len() as u64 && grid.block_bytes <= grid.stride);
         let pins = (0..grid.count).map(|_| AtomicU32::new(0)).collect();
+        Blocks::of(memory, grid, pins)
+    }
+
+    /// The same for very many small ones, which are pinned by [`Blocks::pin_crowd`] alone: looking up
+    /// the pins of each would cost as much as the block.
+    ///
+    /// # Panics
+    /// If the memory is too short for them.
+    pub(crate) fn of_crowds(memory: Memory, grid: Grid) -> Blocks {
+        assert!(grid.need() <= memory.len() as u64 && grid.block_bytes <= grid.stride);
+        Blocks::of(memory, grid, Box::default())
+    }
+
+    fn of(memory: Memory, grid: Grid, pins: Box<[AtomicU32]>) -> Blocks {
         Blocks { shared: Arc::new(Shared { memory, grid, pins }), crowds: Vec::new() }
     }
 
     pub(crate) fn is_pinned(&self, block: u32) -> bool {
         // Acquire: what the reader read before it let go is not overwritten before.
-        self.shared.pins[block as usize].load(Ordering::Acquire) > 0 || self.is_in_a_crowd(block)
+        let pins = self.shared.pins.get(block as usize);
+        pins.is_some_and(|pins| pins.load(Ordering::Acquire) > 0) || self.is_in_a_crowd(block)
     }
 
     fn is_in_a_crowd(&self, block: u32) -> bool {
@@ -291,7 +307,7 @@ mod tests {
     #[test]
     fn blocks_of_a_crowd_are_read_only_while_somebody_has_it() {
         let grid = Grid { offset: 8, block_bytes: 64, stride: 64, count: 70 };
-        let mut blocks = Blocks::new(Memory::anonymous(8 + 70 * 64).unwrap(), grid);
+        let mut blocks = Blocks::of_crowds(Memory::anonymous(8 + 70 * 64).unwrap(), grid);
         (0..70).for_each(|block| blocks.write(block).fill(block as u8));
         let crowd = blocks.pin_crowd(vec![1 << 3, 1 << 5]);
         assert!(blocks.is_pinned(3) && blocks.is_pinned(69) && !blocks.is_pinned(5));

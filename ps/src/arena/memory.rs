@@ -88,6 +88,12 @@ impl Memory {
         }
     }
 
+    /// The same mapping, without its file held open: it does not grow.
+    pub(crate) fn without_file(mut self) -> Memory {
+        self.file = None;
+        self
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.bytes
     }

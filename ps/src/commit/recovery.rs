@@ -156,7 +156,7 @@ impl Journal {
     }
 }
 
-fn decode_address(word: u64) -> Address {
+pub(super) fn decode_address(word: u64) -> Address {
     let place = |word: u64| usize::try_from(word).unwrap_or(usize::MAX);
     if word & TABLES != 0 {
         return Address::Tables(place(word & !TABLES));

@@ -100,7 +100,7 @@ pub(super) fn scramble(word: u64) -> u64 {
 }
 
 /// A word of the durable state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Address {
     /// Of the control file.
     Control(usize),

@@ -19,7 +19,7 @@ use super::{Detail, Shard, Variables};
 use crate::arena::fence;
 use crate::checkpoint::{
     CheckpointError, CheckpointName, CheckpointStorage, GiveUp, Opened, Piece, RestoredShard,
-    ShardEntry, TableEntry, Training, write_shard, write_table,
+    RowHead, ShardEntry, TableEntry, Training, write_shard, write_table,
 };
 use crate::store::Store;
 use crate::zoo::Zoo;
@@ -218,6 +218,7 @@ impl ShardRestore {
                 Ok(())
             }
             Piece::Row(table, head, streams) => {
+                let head = RowHead { step: head.step.min(RESTORED_LIMIT), ..head };
                 let table = &mut store.tables_mut()[table];
                 if table.rows() >= table.limit() {
                     let variable = catalogue.variable(table.partition().variable).name();

@@ -15,6 +15,7 @@ use pushpull_common::protocol::{Envelope, message};
 
 use super::checkpoints::Asker;
 use super::output::Output;
+use super::record::RESTORED_LIMIT;
 use super::{Shard, Variables};
 use crate::checkpoint::{CheckpointName, ClientWindow};
 use crate::store::Image;
@@ -48,13 +49,14 @@ const WISHES_MAX: usize = 16;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 impl Shard {
-    fn cut(&mut self, now: Instant) -> Option<Cut> {
+    /// What is here now; for a checkpoint of a global step, which the shard need not know.
+    fn cut(&mut self, now: Instant, of: GlobalStep) -> Option<Cut> {
         let step = self.step();
         let Variables::Ready(store) = &mut self.variables else { return None };
         let memory_needed = Arc::new(AtomicBool::new(false));
         Some(Cut {
             step,
-            image: store.image(step.0, memory_needed.clone()),
+            image: store.image(of.0.max(step.0).min(RESTORED_LIMIT), memory_needed.clone()),
             memory_needed,
             version: self.version,
             gradients: self.gradients,
@@ -76,13 +78,13 @@ impl Shard {
                 return kept.ok_or_else(none);
             }
         }
-        self.cut(now).ok_or_else(|| "the variables have no values".to_owned())
+        self.cut(now, step).ok_or_else(|| "the variables have no values".to_owned())
     }
 
     /// The step owner wants what is here after this step to be kept.
     pub(super) fn keep_cut(&mut self, now: Instant, step: GlobalStep) {
         if self.is_synchronous() && self.step() == step {
-            self.kept_cut = self.cut(now);
+            self.kept_cut = self.cut(now, step);
         }
     }
 

@@ -87,7 +87,8 @@ impl Shard {
     /// Removes the files that no image on the disk names any more.
     pub(super) fn remove_unnamed(&self) -> Result<(), StorageError> {
         let named = self.restoring.is_some() || !matches!(self.variables, Variables::Absent);
-        remove_leftovers(&self.arena, named.then_some(self.generation), &[])
+        let of_tables = self.store().map(files_of_tables).unwrap_or_default();
+        remove_leftovers(&self.arena, named.then_some(self.generation), &of_tables)
     }
 
     fn geometry(&self, layout: &ShardLayout, rules: &VariableRules) -> Geometry {
@@ -99,7 +100,14 @@ impl Shard {
     pub(super) fn need(&self, catalogue: &Catalogue) -> u64 {
         let (layout, rules) =
             (catalogue.layout(self.id), self.config.rules.of_variables(catalogue));
-        need(&self.geometry(&layout, &rules), &layout, self.config.rooms())
+        let stored = need(&self.geometry(&layout, &rules), &layout, self.config.rooms());
+        // Tables take their memory as they grow; that there will be some is known now.
+        let together = if self.is_synchronous() { self.config.rooms() as u64 } else { 1 };
+        let tables = layout
+            .tables()
+            .iter()
+            .map(|partition| Table::need(catalogue, partition, rules.slots(partition), together));
+        tables.fold(stored, u64::saturating_add)
     }
 }
 

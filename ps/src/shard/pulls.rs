@@ -105,7 +105,7 @@ impl Shard {
         };
         // A sparse partition's rows have bytes, and fit a part.
         let each = rows::number_bytes(partition);
-        let limit = PART_BYTES_MAX / partition.row_bytes().max(1);
+        let limit = PART_BYTES_MAX / partition.row_bytes().max(each);
         let rows = header.body_bytes / each;
         if rows > limit || !header.body_bytes.is_multiple_of(each) {
             let refusal = Refusal::Rows { variable: partition.variable, rows, limit };

@@ -122,7 +122,7 @@ impl RowWork {
                 store.tables_mut()[*table].begin(journal, ids, (step, version), assigned)?;
             }
         }
-        Ok(())
+        store.make_room_for_tables(journal)
     }
 
     /// Changes rows as far as the budget goes, in bytes of gradients; whether all are done.

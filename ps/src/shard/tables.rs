@@ -2,12 +2,15 @@
 //! count.
 
 use pushpull_common::catalogue::Catalogue;
-use pushpull_common::protocol::message::Declare;
+use pushpull_common::protocol::message::{Declare, Operation};
 use pushpull_common::protocol::{Message, Refusal};
 
 use super::{Detail, Shard, Variables};
 use crate::config::Durability;
 use crate::table::Table;
+
+/// Each has a file for its index, and some for its rows.
+const TABLES_MAX: usize = 1024;
 
 impl Shard {
     /// Whether this server can hold the tables of a catalogue.
@@ -15,22 +18,38 @@ impl Shard {
         let Some(table) = catalogue.variables().iter().find(|v| v.as_table().is_some()) else {
             return Ok(());
         };
-        if self.config.durability != Durability::Power {
+        let here = catalogue.layout(self.id).tables().len();
+        let reason = if self.config.durability == Durability::Power {
+            "survives a loss of power in checkpoints only: not with Durability::Power".to_owned()
+        } else if here > TABLES_MAX {
+            format!(
+                "would be one of {here} parts of tables on {}: there may be {TABLES_MAX}",
+                self.id
+            )
+        } else {
             return Ok(());
-        }
-        let reason = "survives a loss of power in checkpoints only: not with Durability::Power";
+        };
         let detail = Detail::clipped(format!("the table {:?} {reason}", table.name()));
         let kind = Message::from(Declare { digest: [0; 32] }).kind();
         Err(Refusal::Unsupported { kind, detail })
     }
 
     /// Whether tables that evict nothing have room for the new rows of a push whose last part has
-    /// come, beside those of the pushes that came before it.
+    /// come, beside those of the pushes that came before it; and whether any table has for rows that
+    /// are given values.
     pub(super) fn check_tables(&self, room: u32) -> Result<(), Refusal> {
         let (Some(inbox), Some(store)) = (&self.inbox, self.store()) else { return Ok(()) };
-        for table in store.tables().iter().filter(|table| table.refuses()) {
+        let operation = inbox.arrival(room).map(|push| push.operation);
+        let assigned = operation.is_some_and(|operation| operation != Operation::Gradient {});
+        for table in store.tables() {
             let partition = table.partition();
-            if inbox.rows(room, partition).is_none() {
+            let Some(rows) = inbox.rows(room, partition) else { continue };
+            let (more, limit) = (rows.len() as u64, table.limit());
+            if assigned && more > limit {
+                let (variable, rows) = (partition.variable, table.rows());
+                return Err(Refusal::TableFull { variable, rows, more, limit });
+            }
+            if !table.refuses() {
                 continue;
             }
             let due = inbox.whole_rooms().filter(|&other| other != room).chain([room]);
@@ -42,9 +61,8 @@ impl Shard {
             }
             let mut ids: Vec<u64> = pushes.iter().flat_map(|rows| rows.numbers()).collect();
             ids.sort_unstable();
-            ids.dedup();
-            let more = table.count_absent(&self.journal, &ids);
-            let (rows, limit) = (table.rows(), table.limit());
+            let more = table.count_new(&self.journal, &ids, assigned);
+            let rows = table.rows();
             if rows + more > limit {
                 return Err(Refusal::TableFull { variable: partition.variable, rows, more, limit });
             }

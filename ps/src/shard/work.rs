@@ -11,6 +11,7 @@ use pushpull_common::protocol::{Envelope, Outcome};
 use super::mean::mean;
 use super::measuring::MeasureJob;
 use super::passes::Passes;
+use super::record::RESTORED_LIMIT;
 use super::replicas::{ClientKey, Presence};
 use super::rows::{RowChange, RowWork};
 use super::staleness::{TILE_BYTES, Treatment};
@@ -242,7 +243,7 @@ impl Shard {
             return Ok(true);
         };
         let (rooms, rules) = ([job.room], &self.rules);
-        let known = self.owner.as_ref().map_or(0, |owner| owner.step().0);
+        let known = self.owner.as_ref().map(|owner| owner.step().0);
         if !job.begun {
             job.begun = true;
             job.dense = match store.layout().sparse().len() {
@@ -252,7 +253,9 @@ impl Shard {
             job.rows = RowWork::new(inbox, &rooms, store, push.operation, rules);
             job.passes = Passes::new(store.layout(), rules, push.operation);
             let ranges = [job.dense.ranges(), &job.rows.ranges()].concat();
-            let (version, step) = (self.version + 1, push.step.0.max(known));
+            // Who does not count the steps believes what a client says, within reason.
+            let step = known.unwrap_or(push.step.0.min(RESTORED_LIMIT));
+            let version = self.version + 1;
             let (journal, operation) = (&mut self.journal, push.operation);
             let begun = job.rows.begin_tables(store, journal, (step, version), operation);
             if let Err(blocked) = begun.and_then(|()| store.begin(&ranges, version)) {

@@ -3,7 +3,7 @@
 use pushpull_common::catalogue::Partition;
 use pushpull_common::ids::PartitionId;
 
-use super::Store;
+use super::{NoSpareBlock, Store};
 use crate::arena::{Arena, Budget};
 use crate::commit::Journal;
 use crate::error::StorageError;
@@ -63,6 +63,12 @@ impl Store {
 
     pub(crate) fn tables_mut(&mut self) -> &mut [Table] {
         &mut self.tables
+    }
+
+    /// Makes sure that a transaction has room for what was begun of all tables together.
+    pub(crate) fn make_room_for_tables(&self, journal: &mut Journal) -> Result<(), NoSpareBlock> {
+        let words = self.tables.iter().map(Table::drafted_words).sum();
+        journal.make_room(words).map_err(|_| NoSpareBlock)
     }
 
     /// The table that a partition is.

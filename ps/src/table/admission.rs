@@ -16,6 +16,21 @@ pub(super) enum Verdict {
 }
 
 impl Table {
+    /// Whether an id that is here is given a row by so many pushes, if it is known now.
+    pub(super) fn comes(&self, place: Place, pushes: u32, assigned: bool) -> bool {
+        let had = match place {
+            Place::Row { .. } => return false,
+            Place::Candidate { pushes, .. } => pushes,
+            Place::Absent => 0,
+        };
+        assigned
+            || match self.spec.admission {
+                Admission::After { pushes: needed } => had.saturating_add(pushes) >= needed,
+                Admission::Chance { .. } => false,
+                _ => true,
+            }
+    }
+
     /// Whether an id that is here is to have a row by the push that makes `version`; `assigned` says
     /// that it is given values, which need one.
     pub(super) fn judge(&self, id: u64, place: Place, version: u64, assigned: bool) -> Verdict {

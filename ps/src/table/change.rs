@@ -33,6 +33,8 @@ pub(super) struct Drafted {
     page_count: u32,
     /// Records of rows that are evicted.
     pub(super) gone: Vec<u32>,
+    /// The global step that the rows which are written say.
+    step: u64,
     /// How many candidates there will be.
     candidates: u64,
     admitted: u64,
@@ -76,13 +78,16 @@ impl Table {
         self.discard();
         self.step = self.step.max(step);
         self.have_spare(ids.len())?;
+        let before = std::mem::take(&mut self.drafted);
         let mut drafted = Drafted {
-            rows: Vec::with_capacity(ids.len()),
+            rows: before.rows,
+            words: before.words,
             page_count: self.pages,
             candidates: self.candidates,
             ..Drafted::default()
         };
-        let mut places = Vec::with_capacity(ids.len());
+        let mut places = std::mem::take(&mut self.places);
+        places.clear();
         self.look(journal, ids.iter().copied(), true, |_, id, place| {
             let verdict = self.judge(id, place, version, assigned);
             places.push((place, verdict));
@@ -113,12 +118,20 @@ impl Table {
             };
             self.name(&mut drafted, id, place, to);
         }
-        let room = self.make_room(journal, &drafted);
+        self.places = places;
+        let pages = drafted.page_count as usize;
+        drafted.step = self.step;
         self.draft = Some(drafted);
+        let room = self.have_pages(journal, pages).map_err(|_| NoSpareBlock);
         if room.is_err() {
             self.discard();
         }
         room
+    }
+
+    /// How many words the change under way puts into its transaction, at most.
+    pub(crate) fn drafted_words(&self) -> usize {
+        self.draft.as_ref().map_or(0, Drafted::words)
     }
 
     /// Makes sure that so many records can be written.
@@ -132,12 +145,6 @@ impl Table {
             self.records.grow().map_err(|_| NoSpareBlock)?;
         }
         Ok(())
-    }
-
-    /// Makes sure that the index and the intent have room for a change.
-    fn make_room(&mut self, journal: &mut Journal, drafted: &Drafted) -> Result<(), NoSpareBlock> {
-        self.have_pages(journal, drafted.page_count as usize).map_err(|_| NoSpareBlock)?;
-        journal.make_room(drafted.words()).map_err(|_| NoSpareBlock)
     }
 
     /// Makes sure that the index has room for so many pages.
@@ -174,6 +181,7 @@ impl Table {
         let mut draft = Draft::new(&committed, &mut pages, &mut count);
         self.expire(&mut draft, &mut drafted.gone, ids, version);
         let mut rows = self.rows - drafted.gone.len() as u64;
+        let mut evicts = self.spec.eviction != Eviction::Refuse;
         for (&id, (place, verdict)) in ids.iter().zip(places) {
             let tag = tag_of(id, self.salt);
             match (*place, *verdict) {
@@ -188,8 +196,9 @@ impl Table {
                 }
                 (_, Verdict::Row) => {
                     let full = rows >= self.limit;
-                    let evicts = full && self.spec.eviction != Eviction::Refuse;
-                    if full && !(evicts && self.evict(&mut draft, drafted, ids, version)) {
+                    // Who finds nobody that may go need not look again: none comes by this push.
+                    evicts = evicts && (!full || self.evict(&mut draft, drafted, ids, version));
+                    if full && !evicts {
                         *verdict = Verdict::Out;
                         continue;
                     }
@@ -262,6 +271,9 @@ impl Table {
         }
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut tile[..words]);
         let (bytes, chosen) = bytes.split_at_mut(streams * stream_bytes);
+        for record in rows.iter().filter_map(|row| row.to) {
+            self.records.fetch(record, true);
+        }
         let changed =
             || rows.iter().zip(input.chunks_exact(row_bytes)).filter(|(row, _)| row.to.is_some());
         for (place, (row, _)) in changed().enumerate() {
@@ -312,20 +324,27 @@ impl Table {
     /// Puts the change into a transaction, but for [`Table::stage_head`], and lets it be read: what is read before the transaction is
     /// made must not leave the shard.
     pub(crate) fn publish(&mut self, journal: &mut Journal) {
-        let Some(drafted) = self.draft.take() else { return };
+        let Some(mut drafted) = self.draft.take() else { return };
         let pages = self.committed_pages(journal);
-        let mut changed: Vec<(u32, usize, u64)> = drafted.words;
+        let mut changed = std::mem::take(&mut drafted.words);
         for (&number, page) in &drafted.pages {
             // What lies behind the committed pages is zeros.
             let before = pages.page(number);
             let differ = page.iter().zip(before).enumerate().filter(|(_, (now, was))| now != was);
             changed.extend(differ.map(|(place, (&now, _))| (number, place, now)));
         }
-        for (page, place, word) in changed {
+        debug_assert!(journal.room() >= changed.len(), "room was made for all tables together");
+        for (page, place, word) in changed.drain(..) {
             journal.stage(self.address(page, place), u64::from_le(word));
         }
         for row in &drafted.rows {
             if let Some(to) = row.to {
+                if drafted.step != self.step {
+                    // A checkpoint of a newer step was begun since: it does not have this change.
+                    let record = self.records.write(to);
+                    let head = RowHead { step: self.step, ..head_of(record) };
+                    put_head(head, record, self.integrity);
+                }
                 self.records.set_live(to);
                 row.from.into_iter().for_each(|from| self.records.free(from));
             }
@@ -339,6 +358,8 @@ impl Table {
         self.counts.admitted += drafted.admitted;
         self.counts.turned_away += drafted.turned_away;
         self.counts.evicted += drafted.gone.len() as u64;
+        drafted.words = changed;
+        self.keep(drafted);
     }
 
     /// The transaction is made: what the change replaced is free.
@@ -350,7 +371,16 @@ impl Table {
     pub(crate) fn discard(&mut self) {
         if let Some(drafted) = self.draft.take() {
             self.records.give_back(drafted.taken());
+            self.keep(drafted);
         }
+    }
+
+    /// Keeps the memory of a change that is over: the next one is as large as that.
+    fn keep(&mut self, mut drafted: Drafted) {
+        drafted.rows.clear();
+        drafted.words.clear();
+        drafted.pages.clear();
+        self.drafted = drafted;
     }
 }
 

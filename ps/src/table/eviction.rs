@@ -10,6 +10,9 @@ use super::records::head_of;
 /// So many rows are looked at for the one that is evicted.
 const LOOKED_AT: usize = 16;
 
+/// In so many pages, if one is found there.
+const PAGES_LOOKED_AT: usize = 4;
+
 /// A table is looked through for expired rows once in so many pushes.
 const PUSHES_A_ROUND: u32 = 1024;
 
@@ -58,21 +61,33 @@ impl Table {
         // Some other rows each time, but the same ones if this is done again.
         let at = scatter(version ^ (drafted.gone.len() as u64).rotate_left(40));
         let (start, first) = ((at >> 32) as usize % ENTRIES, at as u32 % draft.count());
-        let pages = (first..draft.count()).chain(0..first);
-        let places =
-            pages.flat_map(|page| (start..ENTRIES).chain(0..start).map(move |place| (page, place)));
-        let rows = places.filter_map(|(page, place)| {
-            let Entry::Row(record) = Entry::of(draft.page(page)[place]) else { return None };
-            // What was put in by this push is not live yet.
-            let head = self.records.is_live(record).then(|| self.records.read(record));
-            let head = head_of(head?);
-            let use_of_it = match self.spec.eviction {
-                Eviction::LeastFrequent => (u64::from(head.pushes), head.step),
-                _ => (head.step, head.pushes.into()),
-            };
-            ids.binary_search(&head.id).is_err().then_some((use_of_it, page, place, record))
-        });
-        let Some((_, page, place, record)) = rows.take(LOOKED_AT).min() else { return false };
+        let mut least = None;
+        let mut looked_at = 0;
+        for (pages, number) in (first..draft.count()).chain(0..first).enumerate() {
+            // Some will do, once there is one: a table of rows that all stay is not looked through.
+            if looked_at >= LOOKED_AT || (pages >= PAGES_LOOKED_AT && least.is_some()) {
+                break;
+            }
+            let page = draft.page(number);
+            let places = (start..ENTRIES).chain(0..start);
+            let rows = places.filter_map(|place| {
+                let Entry::Row(record) = Entry::of(page[place]) else { return None };
+                // What was put in by this push is not live yet.
+                let head = self.records.is_live(record).then(|| self.records.read(record));
+                let head = head_of(head?);
+                let use_of_it = match self.spec.eviction {
+                    Eviction::LeastFrequent => (u64::from(head.pushes), head.step),
+                    _ => (head.step, head.pushes.into()),
+                };
+                let may_go = ids.binary_search(&head.id).is_err();
+                may_go.then_some((use_of_it, number, place, record))
+            });
+            for row in rows.take(LOOKED_AT - looked_at) {
+                looked_at += 1;
+                least = Some(least.map_or(row, |least| row.min(least)));
+            }
+        }
+        let Some((_, page, place, record)) = least else { return false };
         draft.remove(page, place);
         drafted.gone.push(record);
         true

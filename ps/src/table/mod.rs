@@ -25,6 +25,7 @@ use pushpull_common::tensor::DType;
 
 use crate::arena::Loan;
 use crate::commit::{Address, Journal, page_word};
+use admission::Verdict;
 use change::Drafted;
 use index::{Entry, Pages, find, page_of, tag_of};
 pub(crate) use open::Making;
@@ -76,6 +77,10 @@ pub(crate) struct Table {
     /// What the memory of the index has taken off the budget.
     index_loans: Vec<Loan>,
     draft: Option<Drafted>,
+    /// Memory of a change that is over.
+    drafted: Drafted,
+    /// Where the ids of a change are.
+    places: Vec<(Place, Verdict)>,
     /// An index that is made anew of a checkpoint.
     restored: Option<Restored>,
     counts: TableCounts,
@@ -208,7 +213,12 @@ impl Table {
             for (slot, id) in some.iter_mut().zip(&mut ids) {
                 let tag = tag_of(id, self.salt);
                 *slot = (id, tag);
-                crate::arena::fetch(&pages.page(page_of(tag, self.pages))[index::home_of(tag)]);
+                let page = pages.page(page_of(tag, self.pages));
+                crate::arena::fetch(&page[index::home_of(tag)]);
+                if with_slots {
+                    // Whoever changes a page changes its checksum, which lies at its end.
+                    crate::arena::fetch(&page[index::ENTRIES - 1]);
+                }
                 count += 1;
             }
             for &(_, tag) in &some[..count] {
@@ -267,13 +277,16 @@ impl Table {
         (gathered, have)
     }
 
-    /// How many of these ids have no row.
-    pub(crate) fn count_absent(&self, journal: &Journal, ids: &[u64]) -> u64 {
-        let mut absent = 0;
-        self.look(journal, ids.iter().copied(), false, |_, _, found| {
-            absent += u64::from(!matches!(found, Place::Row { .. }));
+    /// How many rows would come by pushes that have these ids, which rise and are there once for each
+    /// push; `assigned` says that one of them gives values. Whom chance would admit is not counted.
+    pub(crate) fn count_new(&self, journal: &Journal, ids: &[u64], assigned: bool) -> u64 {
+        let mut new = 0;
+        let each: Vec<&[u64]> = ids.chunk_by(|a, b| a == b).collect();
+        self.look(journal, each.iter().map(|id| id[0]), false, |place, _, found| {
+            let pushes = u32::try_from(each[place].len()).unwrap_or(u32::MAX);
+            new += u64::from(self.comes(found, pushes, assigned));
         });
-        absent
+        new
     }
 
     /// The word of an entry in the journal.

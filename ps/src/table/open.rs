@@ -3,7 +3,8 @@
 use pushpull_common::catalogue::{Catalogue, Partition};
 use pushpull_common::initializer::InitialKey;
 
-use super::index::{ENTRIES, Entry, Pages, find, page_of, tag_in, tag_of};
+use super::change::Drafted;
+use super::index::{ENTRIES, Entry, Pages, RECORDS_MAX, find, page_of, pages_for, tag_in, tag_of};
 use super::records::{Files, Records, Shape, id_of, is_sound};
 use super::{FILES_WORD, Initial, PAGES_WORD, SLOTS_WORD, STEP_WORD, Table, TableCounts};
 use crate::arena::Part;
@@ -64,6 +65,8 @@ impl Table {
             integrity: making.integrity,
             index_loans: Vec::new(),
             draft: None,
+            drafted: Drafted::default(),
+            places: Vec::new(),
             restored: None,
             counts: TableCounts::default(),
             tile: Vec::new(),
@@ -81,6 +84,21 @@ impl Table {
         let memory = arena.open_part(Kind::Index, generation, Part::Table(table), None)?;
         journal.use_index(memory, generation);
         Ok(())
+    }
+
+    /// The most memory that a partition of a table takes, in bytes, while nothing of it is pinned: for
+    /// the rows that it may have and those of so many pushes that are changed together.
+    pub(crate) fn need(
+        catalogue: &Catalogue,
+        partition: &Partition,
+        slots: usize,
+        pushes: u64,
+    ) -> u64 {
+        let (shape, limit) = sizes_of(catalogue, partition, slots);
+        let rows = limit.saturating_add(partition.row_count().saturating_mul(pushes));
+        // An id that has no row yet has an entry in the index, too.
+        let index = index_bytes(pages_for(limit.saturating_mul(2)) as usize);
+        Records::need(shape, limit, rows).saturating_add(index + index / 8)
     }
 
     /// How many slots the rows of a table have, by its index in the journal.
@@ -203,18 +221,21 @@ impl Table {
 }
 
 fn shape_of(making: &Making<'_>) -> Shape {
-    Shape {
-        dtype: making.partition.dtype,
-        row_bytes: making.partition.row_bytes() as usize,
-        slots: if making.partition.trainable { making.slots.len() } else { 0 },
-    }
+    sizes_of(making.catalogue, making.partition, making.slots.len()).0
 }
 
 fn limit_of(making: &Making<'_>) -> u64 {
-    let variable = making.catalogue.variable(making.partition.variable);
-    let rows = &making.partition.rows;
-    let shape = shape_of(making);
-    let bytes = (shape.row_bytes as u64) * (1 + shape.slots as u64);
-    let limit = variable.as_table().map_or(0, |t| t.rows_max(rows.end - rows.start, bytes));
-    limit.min(u64::from(super::index::RECORDS_MAX) / 4)
+    sizes_of(making.catalogue, making.partition, making.slots.len()).1
+}
+
+/// How the records of a partition of a table are laid out, and how many rows it may have.
+fn sizes_of(catalogue: &Catalogue, partition: &Partition, slots: usize) -> (Shape, u64) {
+    let slots = if partition.trainable { slots } else { 0 };
+    let (dtype, row_bytes) = (partition.dtype, partition.row_bytes());
+    let shape = Shape { dtype, row_bytes: row_bytes as usize, slots };
+    let buckets = partition.rows.end - partition.rows.start;
+    let table = catalogue.variable(partition.variable).as_table();
+    let bytes = row_bytes * (1 + slots as u64);
+    let limit = table.map_or(0, |table| table.rows_max(buckets, bytes));
+    (shape, limit.min(u64::from(RECORDS_MAX) / 4))
 }

@@ -117,6 +117,13 @@ impl Records {
         Records { files, shape, file_bits, memory, live, spare, freed, retired }
     }
 
+    /// The memory of as many files as hold so many records, of a table that is to have `most`.
+    pub(super) fn need(shape: Shape, most: u64, records: u64) -> u64 {
+        let bits = file_bits(shape, most);
+        let file = ((shape.record_bytes() as u64) << bits) + PAGE_BYTES as u64;
+        records.div_ceil(1 << bits).saturating_mul(file)
+    }
+
     /// So many files of an earlier process. Which records are live is to be told, and then that it
     /// was.
     pub(super) fn open(
@@ -155,7 +162,9 @@ impl Records {
     fn add_file(&mut self, memory: crate::arena::Memory) -> Result<(), StorageError> {
         let loan = self.files.budget.take(self.grid().need())?;
         let first = (self.memory.len() as u32) << self.file_bits;
-        self.memory.push((Blocks::new(memory, self.grid()), loan));
+        // There may be very many of them, and none gets longer.
+        let memory = memory.without_file();
+        self.memory.push((Blocks::of_crowds(memory, self.grid()), loan));
         self.live.resize(self.memory.len() << self.file_bits >> 6, 0);
         // The first is taken first.
         let spare = std::mem::take(&mut self.spare);

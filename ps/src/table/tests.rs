@@ -94,6 +94,7 @@ impl Alone {
     fn begin(&mut self, step: u64, rows: &[(u64, f32)]) -> Result<(), crate::store::NoSpareBlock> {
         let ids: Vec<u64> = rows.iter().map(|(id, _)| *id).collect();
         self.table.begin(&mut self.journal, &ids, (step, self.version + 1), false)?;
+        self.journal.make_room(self.table.drafted_words()).unwrap();
         let at = ApplyAt::new(self.version + 1, step);
         let change = Change::Gradient { optimizer: &self.rule, at, dtype: DType::F32 };
         // In two pieces, as slices of work are.
@@ -228,7 +229,8 @@ fn a_full_table_counts_what_it_has_no_room_for() {
     assert_eq!((alone.table.limit(), alone.table.refuses()), (100, true));
     alone.push_ids(1, 0..90);
     let ids: Vec<u64> = (80..120).collect();
-    assert_eq!(alone.table.count_absent(&alone.journal, &ids), 30);
+    let twice: Vec<u64> = ids.iter().flat_map(|&id| [id, id]).collect();
+    assert_eq!(alone.table.count_new(&alone.journal, &twice, false), 30);
     // Whoever comes all the same, as a step does, loses what there is no room for and no more.
     alone.table.take_counts();
     alone.push_ids(2, 80..120);
@@ -293,6 +295,8 @@ fn rows_are_admitted_after_some_pushes() {
     assert_eq!(alone.pull(&[7]).0[0], alone.first(7));
     let mut alone = alone.reopened();
     assert_eq!(alone.table.candidates, 100);
+    let new = |ids: &[u64]| alone.table.count_new(&alone.journal, ids, false);
+    assert_eq!((new(&[7, 70, 700]), new(&[70, 70, 700, 700, 700])), (1, 2));
     alone.push_ids(3, 0..100);
     assert_eq!((alone.ids(), alone.table.candidates), ((0..50).collect(), 50));
     assert_ne!(alone.pull(&[7]).0[0], alone.first(7), "its third gradient counts");
