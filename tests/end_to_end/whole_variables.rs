@@ -49,23 +49,36 @@ fn gradient(worker: u32, step: u64) -> Vec<f32> {
     (0..ELEMENTS).map(|index| (index as f32 * salt).sin()).collect()
 }
 
-/// What a rule makes of a variable by these gradients, each taken in one piece.
-fn expected(
-    rule: &dyn Optimizer,
-    start: &[f32],
-    gradients: impl Iterator<Item = Vec<f32>>,
-) -> Vec<f32> {
-    let mut values = start.to_vec();
-    let mut slots = vec![vec![0.0_f32; start.len()]; rule.slots().len()];
-    for (count, gradient) in (1..).zip(gradients) {
-        let (at, mut sums) = (ApplyAt::new(count, 0), Sums::default());
-        let held: Vec<&[f32]> = slots.iter().map(Vec::as_slice).collect();
-        rule.sum_f32(at, SumRun::new(&values, &held, &gradient), &mut sums);
-        let slots = &mut slots.iter_mut().map(Vec::as_mut_slice).collect::<Vec<_>>()[..];
-        let run = Run { values: &mut values, slots, gradient: &gradient };
-        rule.apply_f32(at.with_sums(sums.totals()), run);
+/// A variable by itself, whose gradients are each taken in one piece.
+struct Alone<'a> {
+    rule: &'a dyn Optimizer,
+    values: Vec<f32>,
+    slots: Vec<Vec<f32>>,
+    count: u64,
+}
+
+impl<'a> Alone<'a> {
+    fn new(rule: &'a dyn Optimizer) -> Self {
+        let slots = vec![vec![0.0; ELEMENTS]; rule.slots().len()];
+        Alone { rule, values: start(), slots, count: 0 }
     }
-    values
+
+    fn push(&mut self, gradient: &[f32]) {
+        self.count += 1;
+        let (at, mut sums) = (ApplyAt::new(self.count, 0), Sums::default());
+        let held: Vec<&[f32]> = self.slots.iter().map(Vec::as_slice).collect();
+        self.rule.sum_f32(at, SumRun::new(&self.values, &held, gradient), &mut sums);
+        let slots = &mut self.slots.iter_mut().map(Vec::as_mut_slice).collect::<Vec<_>>()[..];
+        let run = Run { values: &mut self.values, slots, gradient };
+        self.rule.apply_f32(at.with_sums(sums.totals()), run);
+    }
+}
+
+/// What a rule makes of the variable by these gradients.
+fn expected(rule: &dyn Optimizer, gradients: impl Iterator<Item = Vec<f32>>) -> Vec<f32> {
+    let mut alone = Alone::new(rule);
+    gradients.for_each(|gradient| alone.push(&gradient));
+    alone.values
 }
 
 fn start() -> Vec<f32> {
@@ -77,7 +90,8 @@ fn variables() -> [VariableSpec; 3] {
     [vector("before", 5), vector("w", ELEMENTS as u64), vector("behind", 3)]
 }
 
-/// The values of all variables after so many steps of these workers, in turns.
+/// The values of all variables after so many steps of these workers, who read before the first of
+/// them pushes.
 fn trained(
     rule: impl Optimizer + Clone,
     shards: u16,
@@ -98,8 +112,13 @@ fn trained(
         })
         .collect();
     for step in 0..steps {
-        for (index, (worker, _)) in (0..).zip(&mut all) {
+        let mut tokens = Vec::new();
+        for (worker, params) in &mut all {
             let token = worker.token().unwrap().unwrap();
+            worker.pull(&token, params).unwrap();
+            tokens.push(token);
+        }
+        for ((index, (worker, _)), token) in (0..).zip(&mut all).zip(tokens) {
             let mut gradients = worker.gradients();
             gradients.view_mut::<f32>("before").unwrap().fill(1.0 + step as f32);
             gradients.view_mut::<f32>("behind").unwrap().fill(2.0);
@@ -120,8 +139,8 @@ fn trained(
 fn a_rule_with_norms_sees_the_whole_variable_on_any_number_of_shards() {
     let gradients = || (0..3).map(|step| gradient(0, step));
     let lamb = Lamb::new(0.1).weight_decay(0.5);
-    let by_lamb = expected(&lamb, &start(), gradients());
-    let by_share = expected(&Share(0.1), &start(), gradients());
+    let by_lamb = expected(&lamb, gradients());
+    let by_share = expected(&Share(0.1), gradients());
     let mut others = Vec::new();
     for shards in [1, 2] {
         let [before, w, behind] = trained(lamb.clone(), shards, 1, 3, |config| config);
@@ -136,7 +155,7 @@ fn a_rule_with_norms_sees_the_whole_variable_on_any_number_of_shards() {
 }
 
 #[test]
-fn a_rule_with_norms_takes_the_mean_of_a_step_and_gradients_that_are_compensated() {
+fn a_rule_with_norms_takes_the_mean_of_a_step() {
     let mode = Mode::Synchronous { replicas_to_aggregate: 2, total_num_replicas: 2 };
     let mean = |step| {
         let both = gradient(0, step).into_iter().zip(gradient(1, step));
@@ -144,9 +163,22 @@ fn a_rule_with_norms_takes_the_mean_of_a_step_and_gradients_that_are_compensated
     };
     let lamb = Lamb::new(0.1);
     let [_, w, _] = trained(lamb.clone(), 2, 2, 3, |config| config.mode(mode));
-    assert!(w == expected(&lamb, &start(), (0..3).map(mean)));
-    // Of one worker no gradient is stale, so that there is nothing to compensate.
-    let policy = StalenessPolicy::DelayCompensation { lambda: 0.5 };
-    let [_, w, _] = trained(lamb.clone(), 2, 1, 3, |config| config.staleness(policy));
-    assert!(w == expected(&lamb, &start(), (0..3).map(|step| gradient(0, step))));
+    assert!(w == expected(&lamb, (0..3).map(mean)));
+}
+
+#[test]
+fn a_rule_with_norms_takes_the_norm_of_what_is_compensated() {
+    const LAMBDA: f32 = 64.0;
+    let lamb = Lamb::new(0.1);
+    let policy = StalenessPolicy::DelayCompensation { lambda: LAMBDA.into() };
+    let [_, w, _] = trained(lamb.clone(), 2, 2, 2, |config| config.staleness(policy));
+    let mut alone = Alone::new(&lamb);
+    for step in 0..2 {
+        let read = alone.values.clone();
+        alone.push(&gradient(0, step));
+        let way = alone.values.iter().zip(read).map(|(now, read)| now - read);
+        let late = gradient(1, step).into_iter().zip(way);
+        alone.push(&late.map(|(g, way)| g + (LAMBDA * g) * (g * way)).collect::<Vec<f32>>());
+    }
+    assert!(w == alone.values);
 }

@@ -292,14 +292,10 @@ impl Shard {
                     && !range.is_empty()
                 {
                     let (range, dtype) = (range.clone(), partition.dtype);
-                    treatment.each(
-                        store,
-                        dtype,
-                        range,
-                        bytes,
-                        &mut self.tile,
-                        |store, at, bytes| job.passes.take(store, how, &partition, at, bytes),
-                    )?;
+                    let take = |store: &mut Store, range, bytes: &[u8]| {
+                        job.passes.take(store, how, &partition, range, bytes)
+                    };
+                    treatment.each(store, dtype, range, bytes, &mut self.tile, take)?;
                 }
                 // In whole words, so that the next slice ends between two elements of any type.
                 let spent = (range.end - range.start).next_multiple_of(8).max(8);
