@@ -173,6 +173,9 @@ impl Journal {
         let words = self.base_words + words;
         let need = (intent_bytes(words) as usize).saturating_add(PAGE_BYTES);
         if need > self.intent.len() {
+            // Half as much again, or it would grow a little with each push.
+            let need = need.max(self.intent.len() + self.intent.len() / 2);
+            let need = need.next_multiple_of(PAGE_BYTES);
             let path = self.arena.place.path(&file_name(Kind::Intent, 0));
             let doing = "reserve space for";
             let grown = self.intent.grow(need);
