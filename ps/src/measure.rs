@@ -18,7 +18,7 @@ use crate::commit::{Journal, table_bytes};
 use crate::error::StorageError;
 use crate::layout::{Kind, PAGE_BYTES, Stamp};
 use crate::optimizer::{ApplyAt, Optimizer, Rules, Run, SumRun, Sums};
-use crate::store::{BLOCK_BYTES, CACHED_BYTES_MAX, Change, Geometry, Plan, Store};
+use crate::store::{BLOCK_BYTES, CACHED_BYTES_MAX, Change, Geometry, Plan, Store, range_of};
 use crate::zoo::Zoo;
 
 /// How much of a push arrives at a time.
@@ -70,12 +70,8 @@ impl StoreUnderTest {
     /// If these are not rows of the table.
     pub fn push_rows(&mut self, rows: &[u32], gradient: &[f32]) {
         let partition = self.store.layout().partitions()[0].clone();
-        let row_bytes = partition.row_bytes();
-        let ranges = rows.iter().map(|&row| {
-            let start = u64::from(row) * row_bytes;
-            start..start + row_bytes
-        });
-        let begun = self.store.begin(&ranges.collect::<Vec<_>>(), self.version + 1);
+        let ranges = rows.iter().map(|&row| range_of(&partition, row));
+        let begun = self.store.begin(&[], ranges, self.version + 1);
         begun.expect("nobody pins anything");
         let at = ApplyAt::new(self.version + 1, self.version);
         let change = Change::Gradient { optimizer: &*self.optimizer, at, dtype: DType::F32 };
@@ -149,7 +145,8 @@ impl StoreUnderTest {
     pub fn push(&mut self, gradient: &[f32]) {
         let bytes: &[u8] = bytemuck::cast_slice(gradient);
         let whole: Range<u64> = 0..bytes.len() as u64;
-        let begun = self.store.begin(std::slice::from_ref(&whole), self.version + 1);
+        let no_rows = std::iter::empty();
+        let begun = self.store.begin(std::slice::from_ref(&whole), no_rows, self.version + 1);
         begun.expect("nobody pins anything");
         let mut at = ApplyAt::new(self.version + 1, self.version);
         if self.optimizer.sums_whole_variables() {

@@ -29,13 +29,14 @@ use crate::layout::{Fault, Kind};
 use crate::table::Table;
 use crate::zoo::{Bug, Zoo};
 pub(crate) use change::Change;
-use geometry::places_of;
 pub(crate) use geometry::{BLOCK_BYTES, Geometry, SLOTS_MAX};
+use geometry::{pieces_of, places_of};
 pub(crate) use image::{Image, TableOfImage};
 pub(crate) use open::{Plan, idle_undo, undo_rows};
 pub(crate) use pool::NoSpareBlock;
 use pool::Pool;
 use rows::Tile;
+pub(crate) use rows::range_of;
 pub(crate) use snapshot::Snapshot;
 use undo::Undo;
 #[cfg(test)]
@@ -64,7 +65,7 @@ pub(crate) struct Store {
     tables: Vec<Table>,
     /// If the change under way is made where the values lie: the places it touches, each once.
     in_place: Option<Vec<usize>>,
-    /// Where rows that are changed in place are put one behind the other.
+    /// Where rows are that are changed in place, a few at a time.
     tile: Tile,
     /// Whether shadows are written past the cache.
     past_cache: bool,
@@ -113,29 +114,34 @@ impl Store {
         Image { tables, geometry: self.geometry, values, slots, given_up }
     }
 
-    /// Prepares the change of these ranges, which makes `version`. What was drafted of another
-    /// change is forgotten, but not what was begun of tables.
+    /// Prepares the change of these ranges by [`Store::change`], and of these rows, each a range of
+    /// its own, by [`Store::change_rows`]; it makes `version`. What was drafted of another change is
+    /// forgotten, but not what was begun of tables.
     pub(crate) fn begin(
         &mut self,
         ranges: &[Range<u64>],
+        rows: impl Iterator<Item = Range<u64>> + Clone,
         version: u64,
     ) -> Result<(), NoSpareBlock> {
         self.discard_blocks();
-        if self.begin_in_place(ranges, version) {
+        if self.begin_in_place(ranges, rows.clone(), version) {
             return Ok(());
         }
-        self.can_change(ranges)
+        self.can_change(ranges.iter().cloned().chain(rows))
     }
 
     /// Whether these ranges can be changed whole with the memory that is free now. It stays so,
     /// because nothing but changes takes spare blocks.
-    pub(crate) fn can_change(&mut self, ranges: &[Range<u64>]) -> Result<(), NoSpareBlock> {
+    pub(crate) fn can_change(
+        &mut self,
+        ranges: impl Iterator<Item = Range<u64>> + Clone,
+    ) -> Result<(), NoSpareBlock> {
         let block_bytes = self.geometry.block_bytes;
         // Ranges that do not follow each other may share a block; that counts it twice, which errs on
         // the safe side, as far as there are places at all.
         let places = || {
-            let places = ranges.iter().filter(|range| !range.is_empty());
-            write::distinct(places.flat_map(|range| places_of(range, block_bytes)))
+            let ranges = ranges.clone().filter(|range| !range.is_empty());
+            write::distinct(ranges.flat_map(move |range| places_of(&range, block_bytes)))
         };
         let enough = |pool: &mut Pool| {
             let need = pool.undrafted(places()).min(pool.places());
@@ -152,23 +158,14 @@ impl Store {
         range: Range<u64>,
         input: &[u8],
     ) -> Result<(), NoSpareBlock> {
-        let block_bytes = self.geometry.block_bytes;
-        let (mut start, end) = (range.start as usize, range.end as usize);
         let mut input = input;
-        while start < end {
-            let place = start / block_bytes;
-            let stop = end.min((place + 1) * block_bytes);
-            let (head, rest) = input.split_at(stop - start);
-            let within = start - place * block_bytes..stop - place * block_bytes;
+        for (place, within) in self.pieces_of(&range) {
+            let (head, rest) = input.split_at(within.len());
             match self.in_place {
-                Some(_) => {
-                    let value = self.values.home(place);
-                    let slot = self.slots.as_ref().map(|slots| slots.home(place));
-                    self.change_block(change, value, slot, within, head);
-                }
+                Some(_) => self.change_home(change, place, within, head),
                 None => self.change_shadow(change, place, within, head)?,
             }
-            (start, input) = (stop, rest);
+            input = rest;
         }
         Ok(())
     }
@@ -181,14 +178,13 @@ impl Store {
         rows: &[u32],
         input: &[u8],
     ) -> Result<(), NoSpareBlock> {
-        let row_bytes = partition.row_bytes();
         if self.is_in_place() {
             self.change_rows_in_place(change, partition, rows, input);
             return Ok(());
         }
-        for (&row, input) in rows.iter().zip(input.chunks_exact(row_bytes as usize)) {
-            let start = partition.offset + u64::from(row) * row_bytes;
-            self.change(change, start..start + row_bytes, input)?;
+        let row_bytes = partition.row_bytes() as usize;
+        for (&row, input) in rows.iter().zip(input.chunks_exact(row_bytes)) {
+            self.change(change, range_of(partition, row), input)?;
         }
         Ok(())
     }
@@ -304,6 +300,10 @@ impl Store {
 
     fn places_of(&self, range: &Range<u64>) -> Range<usize> {
         places_of(range, self.geometry.block_bytes)
+    }
+
+    fn pieces_of(&self, range: &Range<u64>) -> impl Iterator<Item = (usize, Range<usize>)> + use<> {
+        pieces_of(range, self.geometry.block_bytes)
     }
 
     /// Asserts the invariants; for tests and the simulator.

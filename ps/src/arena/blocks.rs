@@ -134,6 +134,7 @@ impl Blocks {
     ///
     /// # Panics
     /// If the block has no such stretch.
+    #[inline]
     pub(crate) fn fetch(&self, block: u32, within: std::ops::Range<usize>) {
         self.read(block)[within].chunks(64).for_each(|line| fetch(&line[0]));
     }

@@ -176,11 +176,19 @@ impl Memory {
 
     /// The same through the cache, for what is soon read again.
     pub(crate) fn write(&mut self, start: usize, source: &[u8]) {
+        self.stretch_mut(start..start + source.len()).copy_from_slice(source);
+    }
+
+    /// A stretch for writing, through the cache.
+    ///
+    /// # Panics
+    /// If there is no such stretch.
+    pub(crate) fn stretch_mut(&mut self, within: std::ops::Range<usize>) -> &mut [u8] {
         #[cfg(test)]
-        witness::lent(self.address(), start, source.len());
+        witness::lent(self.address(), within.start, within.len());
         // SAFETY: as in `bytes_mut`.
         let all = unsafe { std::slice::from_raw_parts_mut(self.map.as_mut_ptr(), self.bytes) };
-        all[start..start + source.len()].copy_from_slice(source);
+        &mut all[within]
     }
 
     /// Where it lies, as its name for the witness and for blocks that are pinned.

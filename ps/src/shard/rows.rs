@@ -13,7 +13,7 @@ use crate::aggregate::SparseReduction;
 use crate::commit::Journal;
 use crate::inbox::{Inbox, Rows};
 use crate::optimizer::{ApplyAt, VariableRules};
-use crate::store::{NoSpareBlock, Store};
+use crate::store::{NoSpareBlock, Store, range_of};
 
 /// The rows that a push or a step changes, and how far it has come with them.
 #[derive(Debug, Default)]
@@ -86,33 +86,13 @@ impl RowWork {
         work
     }
 
-    /// The bytes of the shard's variables that change.
-    pub(super) fn ranges(&self) -> Vec<Range<u64>> {
-        let mut ranges: Vec<Range<u64>> = Vec::new();
-        for Touched { partition, rows } in &self.touched {
-            match rows {
-                Which::Ids(..) => {}
-                Which::All => ranges.push(partition.offset..partition.offset + partition.bytes),
-                Which::Pushed(rows) => {
-                    let row_bytes = partition.row_bytes();
-                    for &row in rows {
-                        let start = partition.offset + u64::from(row) * row_bytes;
-                        match ranges.last_mut() {
-                            Some(last) if last.end == start => last.end += row_bytes,
-                            _ => ranges.push(start..start + row_bytes),
-                        }
-                    }
-                }
-            }
-        }
-        ranges
-    }
-
-    /// Prepares the change of the tables, by the push that makes `version` at a global step.
-    pub(super) fn begin_tables(
+    /// Prepares the change of these ranges of what is dense, of the rows and of the tables, by the push
+    /// that makes `version` at a global step.
+    pub(super) fn begin(
         &self,
         store: &mut Store,
         journal: &mut Journal,
+        dense: &[Range<u64>],
         (step, version): (u64, u64),
         operation: Operation,
     ) -> Result<(), NoSpareBlock> {
@@ -122,7 +102,16 @@ impl RowWork {
                 store.tables_mut()[*table].begin(journal, ids, (step, version), assigned)?;
             }
         }
-        store.make_room_for_tables(journal)
+        store.make_room_for_tables(journal)?;
+        let all = self.touched.iter().filter(|touched| matches!(touched.rows, Which::All));
+        let all = all
+            .map(|Touched { partition, .. }| partition.offset..partition.offset + partition.bytes);
+        let whole: Vec<Range<u64>> = dense.iter().cloned().chain(all).collect();
+        let rows = self.touched.iter().flat_map(|Touched { partition, rows }| {
+            let rows: &[u32] = if let Which::Pushed(rows) = rows { rows } else { &[] };
+            rows.iter().map(|&row| range_of(partition, row))
+        });
+        store.begin(&whole, rows, version)
     }
 
     /// Changes rows as far as the budget goes, in bytes of gradients; whether all are done.
@@ -144,14 +133,19 @@ impl RowWork {
                 Which::All => partition.row_count() as usize,
                 Which::Ids(_, ids) => ids.len(),
             };
-            let each = (TILE_BYTES / row_bytes).max(1) as usize;
             let RowChange { rules, operation, at, reduction, .. } = change;
             let change = change_of(rules, operation, at, partition);
             while self.done < count {
                 if *budget == 0 {
                     return Ok(false);
                 }
-                let end = count.min(self.done + each);
+                let bytes = match (rows, &pushes[..]) {
+                    // They need not be added up.
+                    (Which::Pushed(_), [push]) if push.factor == 1.0 => *budget,
+                    _ => TILE_BYTES,
+                };
+                let each = (bytes / row_bytes).max(1) as usize;
+                let end = count.min(self.done.saturating_add(each));
                 match (rows, &pushes[..]) {
                     (Which::Pushed(rows), [push]) if push.factor == 1.0 => {
                         let values = self.done * row_bytes as usize..end * row_bytes as usize;

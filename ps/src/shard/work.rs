@@ -252,13 +252,12 @@ impl Shard {
             };
             job.rows = RowWork::new(inbox, &rooms, store, push.operation, rules);
             job.passes = Passes::new(store.layout(), rules, push.operation);
-            let ranges = [job.dense.ranges(), &job.rows.ranges()].concat();
             // Who does not count the steps believes what a client says, within reason.
             let step = known.unwrap_or(push.step.0.min(RESTORED_LIMIT));
-            let version = self.version + 1;
+            let at = (step, self.version + 1);
             let (journal, operation) = (&mut self.journal, push.operation);
-            let begun = job.rows.begin_tables(store, journal, (step, version), operation);
-            if let Err(blocked) = begun.and_then(|()| store.begin(&ranges, version)) {
+            let begun = job.rows.begin(store, journal, job.dense.ranges(), at, operation);
+            if let Err(blocked) = begun {
                 store.discard();
                 job.begun = false;
                 return Err(blocked);
@@ -335,10 +334,9 @@ impl Shard {
             let dense = Extents::union(&ranges, store.layout());
             job.rows = RowWork::new(inbox, rooms, store, operation, rules);
             job.passes = Passes::new(store.layout(), rules, operation);
-            let all = [dense.ranges(), &job.rows.ranges()].concat();
-            let version = self.version + 1;
-            let begun = job.rows.begin_tables(store, &mut self.journal, (step, version), operation);
-            if let Err(blocked) = begun.and_then(|()| store.begin(&all, version)) {
+            let (at, journal) = ((step, self.version + 1), &mut self.journal);
+            let begun = job.rows.begin(store, journal, dense.ranges(), at, operation);
+            if let Err(blocked) = begun {
                 store.discard();
                 job.begun = false;
                 return Err(blocked);
@@ -445,7 +443,7 @@ impl Shard {
         let (treatment, at) = (&draft.treatment, draft.treatment.at);
         let rules = &self.rules;
         let mut apply = || {
-            store.can_change(std::slice::from_ref(range))?;
+            store.can_change(std::iter::once(range.clone()))?;
             for partition in store.layout().within(range.clone()).cloned().collect::<Vec<_>>() {
                 let start = partition.offset.max(range.start);
                 let end = (partition.offset + partition.bytes).min(range.end);

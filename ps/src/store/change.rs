@@ -56,6 +56,21 @@ impl Change<'_> {
         }
     }
 
+    /// Writes what they become elsewhere: of values and then slots.
+    pub(super) fn across(self, from: &[&[u8]], out: &mut [&mut [u8]], input: &[u8]) {
+        let Some(((values, slots), (values_out, slots_out))) =
+            from.split_first().zip(out.split_first_mut())
+        else {
+            return;
+        };
+        if !self.streamed(false, values, values_out, slots, slots_out, input) {
+            from.iter().zip(&mut *out).for_each(|(from, out)| out.copy_from_slice(from));
+            if let Some((values, slots)) = out.split_first_mut() {
+                self.in_place(values, slots, input);
+            }
+        }
+    }
+
     /// Writes what they become elsewhere; false if there is no loop for it, and nothing was
     /// written.
     pub(super) fn streamed(

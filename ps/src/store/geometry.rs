@@ -123,6 +123,22 @@ fn undo_bytes(layout: &ShardLayout, slots: usize) -> usize {
 /// Some milliseconds of copying.
 const ROW_UNDO_BYTES_MAX: u64 = 8 << 20;
 
+/// What a range is of each place that it lies in: the place, and where in it.
+pub(super) fn pieces_of(
+    range: &Range<u64>,
+    block_bytes: usize,
+) -> impl Iterator<Item = (usize, Range<usize>)> + use<> {
+    let (mut start, end) = (range.start as usize, range.end as usize);
+    std::iter::from_fn(move || {
+        (start < end).then(|| {
+            let (place, within) = (start / block_bytes, start % block_bytes);
+            let bytes = (block_bytes - within).min(end - start);
+            start += bytes;
+            (place, within..within + bytes)
+        })
+    })
+}
+
 /// The places that a range lies in.
 pub(super) fn places_of(range: &Range<u64>, block_bytes: usize) -> Range<usize> {
     let first = range.start as usize / block_bytes;

@@ -8,7 +8,7 @@ use super::pool::Pool;
 use super::rows::Tile;
 use super::undo::{Row, UNDO_BYTES, Undo};
 use super::{Geometry, Store};
-use crate::arena::{Arena, Blocks, Grid, Loan, Memory, fence, file_name};
+use crate::arena::{Arena, Blocks, Grid, Loan, Memory, SKEW_BYTES, fence, file_name};
 use crate::commit::{Address, Journal, offset_of};
 use crate::error::StorageError;
 use crate::layout::{Fault, Kind, PAGE_BYTES};
@@ -133,12 +133,13 @@ impl Store {
 
     /// Puts back what rows held; they are rows of this store, whose checksum is right.
     fn put_back(&mut self, rows: &[Row]) {
-        for row in rows {
-            let pool = match (row.pool, &mut self.slots) {
-                (1, Some(slots)) => slots,
-                _ => &mut self.values,
+        // What was kept first was there first.
+        for row in rows.iter().rev() {
+            let stride = self.geometry.block_bytes + SKEW_BYTES;
+            let (pool, start) = match (row.stream, &mut self.slots) {
+                (0, _) | (_, None) => (&mut self.values, row.start),
+                (stream, Some(slots)) => (slots, (stream - 1) * stride + row.start),
             };
-            let start = row.start as usize;
             pool.blocks.write(row.block)[start..start + row.bytes.len()]
                 .copy_from_slice(&row.bytes);
         }
@@ -187,9 +188,11 @@ fn open_undo(arena: &Arena, generation: u64) -> Result<Undo, StorageError> {
 /// Rows that lie in the blocks they name.
 fn check_rows(rows: Vec<Row>, geometry: &Geometry) -> Result<Vec<Row>, Fault> {
     let lies = |row: &Row| {
-        let grid = if row.pool == 0 { geometry.values() } else { geometry.slots() };
-        let end = row.start as usize + row.bytes.len();
-        row.pool <= 1 && (row.block as usize) < grid.count && end <= grid.block_bytes
+        let grid = if row.stream == 0 { geometry.values() } else { geometry.slots() };
+        let end = row.start + row.bytes.len();
+        row.stream <= geometry.slots
+            && (row.block as usize) < grid.count
+            && end <= geometry.block_bytes
     };
     match rows.iter().all(lies) {
         true => Ok(rows),

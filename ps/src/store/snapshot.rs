@@ -7,11 +7,11 @@ use pushpull_common::catalogue::Partition;
 use pushpull_common::ids::PartitionId;
 
 use super::Store;
-use super::write::AHEAD;
-use crate::arena::{Pins, SKEW_BYTES};
+use super::rows::{fetch, range_of};
+use crate::arena::Pins;
 
-/// Longer stretches are fetched by the processor itself.
-const FETCHED_BYTES_MAX: usize = 1024;
+/// Rows that are fetched ahead of the one that is read.
+const AHEAD: usize = 8;
 
 impl Store {
     /// Pins the values of these ranges, in bytes of the shard's variables, as they are now.
@@ -29,31 +29,8 @@ impl Store {
     /// The values of a range as they were before the change under way, in pieces in order. An element
     /// that is changed where it lies is not to be asked for after that.
     pub(crate) fn before(&self, range: Range<u64>) -> impl Iterator<Item = &[u8]> {
-        let block_bytes = self.geometry.block_bytes;
-        let (start, end) = (range.start as usize, range.end as usize);
-        self.places_of(&range).map(move |place| {
-            let base = place * block_bytes;
-            let within = start.max(base) - base..end.min(base + block_bytes) - base;
-            &self.values.blocks.read(self.values.home(place))[within]
-        })
-    }
-
-    /// Has what a few values hold fetched, and their slots if those are wanted; those in two blocks are
-    /// not worth the trouble.
-    pub(super) fn fetch(&self, range: &Range<u64>, with_slots: bool) {
-        let block_bytes = self.geometry.block_bytes;
-        let (start, bytes) = (range.start as usize, (range.end - range.start) as usize);
-        let (place, within) = (start / block_bytes, start % block_bytes);
-        if bytes > FETCHED_BYTES_MAX || within + bytes > block_bytes {
-            return;
-        }
-        self.values.blocks.fetch(self.values.home(place), within..within + bytes);
-        if let Some(slots) = self.slots.as_ref().filter(|_| with_slots) {
-            for slot in 0..self.geometry.slots {
-                let first = slot * (block_bytes + SKEW_BYTES) + within;
-                slots.blocks.fetch(slots.home(place), first..first + bytes);
-            }
-        }
+        self.pieces_of(&range)
+            .map(|(place, within)| &self.values.blocks.read(self.values.home(place))[within])
     }
 
     /// Rows of a partition, one behind the other, as they were before the change under way.
@@ -64,21 +41,27 @@ impl Store {
     ) -> Vec<u8> {
         let (row_bytes, block_bytes) = (partition.row_bytes() as usize, self.geometry.block_bytes);
         let mut gathered = Vec::with_capacity(rows.len() * row_bytes);
-        let start_of = |row: u32| partition.offset as usize + row as usize * row_bytes;
+        let blocks = &self.values.blocks;
+        // The block that a row lies in and where, if it is one.
+        let find = |row: u32| {
+            let start = range_of(partition, row).start as usize;
+            let (place, within) = (start / block_bytes, start % block_bytes);
+            (within + row_bytes <= block_bytes).then(|| (self.values.home(place), within))
+        };
         let mut later = rows.clone().skip(AHEAD);
         for row in rows {
-            if let Some(later) = later.next() {
-                let start = start_of(later) as u64;
-                self.fetch(&(start..start + row_bytes as u64), false);
+            // Those in two blocks are not worth the trouble.
+            if let Some((block, start)) = later.next().and_then(find) {
+                fetch(blocks, block, start, row_bytes);
             }
-            let start = start_of(row);
-            let (place, within) = (start / block_bytes, start % block_bytes);
-            if within + row_bytes <= block_bytes {
-                let block = self.values.blocks.read(self.values.home(place));
-                gathered.extend_from_slice(&block[within..within + row_bytes]);
-            } else {
-                let range = start as u64..(start + row_bytes) as u64;
-                self.before(range).for_each(|piece| gathered.extend_from_slice(piece));
+            match find(row) {
+                Some((block, start)) => {
+                    gathered.extend_from_slice(&blocks.read(block)[start..start + row_bytes]);
+                }
+                None => {
+                    let pieces = self.before(range_of(partition, row));
+                    pieces.for_each(|piece| gathered.extend_from_slice(piece));
+                }
             }
         }
         gathered

@@ -63,7 +63,7 @@ impl Rig {
         ranges: &[Range<u64>],
         mut change: impl FnMut(&mut Store, Range<u64>) -> Result<(), NoSpareBlock>,
     ) -> Result<(), NoSpareBlock> {
-        self.store.begin(ranges, self.version + 1)?;
+        self.store.begin(ranges, std::iter::empty(), self.version + 1)?;
         for range in ranges {
             change(&mut self.store, range.clone())?;
         }
@@ -138,7 +138,7 @@ fn a_draft_that_is_given_up_was_nothing() {
     let range = 0..4 * ELEMENTS;
     let gradient = vec![1_f32; ELEMENTS as usize];
     let bytes: &[u8] = bytemuck::cast_slice(&gradient);
-    rig.store.begin(std::slice::from_ref(&range), 1).unwrap();
+    rig.store.begin(std::slice::from_ref(&range), std::iter::empty(), 1).unwrap();
     let at = ApplyAt::new(1, 0);
     let rule = Adam::new(0.1);
     rig.store.change(gradient_of(&rule, at), range, bytes).unwrap();
@@ -307,5 +307,50 @@ fn each_variable_has_the_slots_of_its_own_rule() {
                 assert_eq!(found, expected, "stream {index} of {:?}", partition.variable);
             }
         }
+    }
+}
+
+/// So many rows, far apart and over the edges of blocks, that they are kept in several tiles.
+#[test]
+fn many_rows_in_place_are_those_of_the_rule_and_of_its_slots() {
+    const ROWS: u64 = 20_000;
+    let table = VariableSpec::f32("t", [ROWS, 5]).unwrap().sparse();
+    let (rule, pin_bytes) = (Adam::new(0.1), BLOCK as u64);
+    let rules = Rules::new(Arc::new(rule.clone()));
+    let (store, journal) = holding(vec![table], rules, BLOCK, pin_bytes, false).unwrap();
+    let partition = store.layout().partitions()[0].clone();
+    let mut rig = Rig { store, journal, version: 0 };
+    let rows: Vec<u32> = (0..ROWS as u32).step_by(25).collect();
+    let gradient: Vec<f32> = (0..5 * rows.len()).map(|i| (i as f32).sin()).collect();
+    let bytes: &[u8] = bytemuck::cast_slice(&gradient);
+    let homes = |rig: &Rig| (0..rig.store.values.places()).map(|p| rig.store.values.home(p)).sum();
+    let before: u32 = homes(&rig);
+    let mut expected = [const { Vec::new() }; 3];
+    expected.iter_mut().for_each(|stream| stream.resize(gradient.len(), 0.0_f32));
+    for count in 1..=2 {
+        let ranges = rows.iter().map(|&row| range_of(&partition, row));
+        rig.store.begin(&[], ranges, count).unwrap();
+        assert!(rig.store.is_in_place());
+        let at = ApplyAt::new(count, 0);
+        rig.store.change_rows(gradient_of(&rule, at), &partition, &rows, bytes).unwrap();
+        let kept = rig.store.undo.rows(count - 1).unwrap();
+        let held = |stream| kept.iter().filter(move |row| row.stream == stream);
+        for (stream, expected) in expected.iter().enumerate() {
+            let held: Vec<u8> = held(stream).flat_map(|row| row.bytes.clone()).collect();
+            assert!(held == bytemuck::cast_slice::<f32, u8>(expected), "stream {stream}");
+        }
+        rig.store.publish(&mut rig.journal);
+        rig.journal.commit();
+        rig.store.committed();
+        let [values, m, v] = &mut expected;
+        rule.apply_f32(at, Run { values, slots: &mut [m, v], gradient: &gradient });
+    }
+    assert_eq!(homes(&rig), before, "nothing has moved");
+    for (stream, expected) in rig.store.contents().iter().zip(&expected) {
+        let elements: &[f32] = bytemuck::cast_slice(stream);
+        let pushed = rows.iter().flat_map(|&row| &elements[5 * row as usize..][..5]);
+        assert!(pushed.eq(expected), "the rows that were pushed");
+        let sum = |numbers: &[f32]| numbers.iter().map(|&n| f64::from(n)).sum::<f64>();
+        assert!((sum(elements) - sum(expected)).abs() < 1e-3, "and no others");
     }
 }

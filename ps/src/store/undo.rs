@@ -1,10 +1,12 @@
 //! Changes in place, which can be undone.
 //!
 //! A change of a few bytes does not copy a block for each of them. It keeps what they were, says so,
-//! and then changes them where they lie. The commit makes the change good; a process that is killed
-//! before it leaves what is needed to put the old bytes back, as often as it takes.
+//! and then changes them where they lie; so it does with one tile of rows after the other, while they
+//! are in cache. The commit makes the change good; a process that is killed before it leaves what is
+//! needed to put the old bytes back, as often as it takes.
 
-use crate::arena::{Memory, fence};
+use super::SLOTS_MAX;
+use crate::arena::Memory;
 use crate::layout::{Fault, PAGE_BYTES};
 
 /// What the rows of one change may hold together where no variable is sparse; a larger change is made
@@ -15,21 +17,34 @@ pub(crate) const UNDO_BYTES: usize = 256 << 10;
 const STATE: usize = PAGE_BYTES / 8;
 const VERSION: usize = STATE + 1;
 const LENGTH: usize = STATE + 2;
-const CHECKSUM: usize = STATE + 3;
-const ENTRIES: usize = (STATE + 4) * 8;
+const TILES: usize = (STATE + 3) * 8;
 const IDLE: u64 = 0x5a5a_a5a5_0ff0_f00f;
 const PREPARED: u64 = 0xa5a5_5a5a_f00f_0ff0;
 
-/// An entry: which pool, which block, where in it, how many bytes; then the bytes, in whole words.
-const ENTRY_BYTES: usize = 16;
+/// A tile: how many rows, the bytes of each, of how many streams, the checksum; then where each lies;
+/// then what each stream held, row by row, in whole words.
+const HEAD_BYTES: usize = 16;
+const SPOT_BYTES: usize = 16;
+/// Where in it the checksum is: of the head and of where the rows lie. What they held has that of
+/// their blocks, if blocks have any.
+const SUM: std::ops::Range<usize> = 12..16;
 
-/// What a stretch of a block held.
+/// Where a row lies: the block of its values, that of its slots, and where in both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Spot {
+    pub(crate) value: u32,
+    pub(crate) slot: u32,
+    pub(crate) start: u32,
+}
+
+/// What a row held of one stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Row {
-    /// 0 for values, 1 for slots.
-    pub(crate) pool: u32,
+    /// 0 for values, then the slots.
+    pub(crate) stream: usize,
     pub(crate) block: u32,
-    pub(crate) start: u32,
+    /// Where in the block; of a slot, where in its part of it.
+    pub(crate) start: usize,
     pub(crate) bytes: Vec<u8>,
 }
 
@@ -37,65 +52,99 @@ pub(crate) struct Row {
 #[derive(Debug)]
 pub(crate) struct Undo {
     memory: Memory,
+    version: u64,
     end: usize,
-    /// The checksum of the rows up to here: made as they come, while they are in cache.
-    sum: (u32, usize),
+    /// The checksum of the last tile, which that of the next goes on from.
+    sum: u32,
+    kept: Kept,
 }
 
-/// Rows are added to their checksum so many bytes at a time.
-const SUMMED_BYTES: usize = 8 << 10;
+/// Where the streams of the last tile are, which ends at the end.
+#[derive(Clone, Copy, Debug, Default)]
+struct Kept {
+    length: usize,
+    stride: usize,
+    streams: usize,
+}
 
 impl Undo {
     /// The bytes of its file behind the first page, for rows that hold so many together.
     pub(crate) const fn bytes(rows: usize) -> u64 {
-        (4 * 8 + 2 * rows).next_multiple_of(PAGE_BYTES) as u64
+        (TILES - PAGE_BYTES + 2 * rows).next_multiple_of(PAGE_BYTES) as u64
+    }
+
+    /// What a tile of so many rows takes.
+    pub(crate) const fn need(rows: usize, row_bytes: usize, streams: usize) -> usize {
+        HEAD_BYTES + rows * SPOT_BYTES + streams * (rows * row_bytes).next_multiple_of(8)
     }
 
     /// In new memory.
     pub(crate) fn create(mut memory: Memory) -> Undo {
         memory.store(STATE, IDLE);
-        Undo { memory, end: ENTRIES, sum: (0, ENTRIES) }
+        Undo::open(memory)
     }
 
     /// In memory that an earlier process left.
     pub(crate) fn open(memory: Memory) -> Undo {
-        Undo { memory, end: ENTRIES, sum: (0, ENTRIES) }
+        Undo { memory, version: 0, end: TILES, sum: 0, kept: Kept::default() }
     }
 
-    /// Keeps a row; false if there is no room for it.
-    pub(crate) fn keep(&mut self, pool: u32, block: u32, start: u32, bytes: &[u8]) -> bool {
-        let need = ENTRY_BYTES + bytes.len().next_multiple_of(8);
-        if need > self.memory.len() - self.end {
-            return false;
-        }
-        let mut head = [0; ENTRY_BYTES];
-        for (at, word) in [pool, block, start, bytes.len() as u32].into_iter().enumerate() {
-            head[at * 4..at * 4 + 4].copy_from_slice(&word.to_le_bytes());
-        }
-        self.memory.write(self.end, &head);
-        self.memory.write(self.end + ENTRY_BYTES, bytes);
-        self.end += need;
-        if self.end - self.sum.1 >= SUMMED_BYTES {
-            self.sum_up();
-        }
-        true
+    /// Whether there is room for tiles of so many bytes.
+    pub(crate) fn has_room(&self, bytes: usize) -> bool {
+        bytes <= self.memory.len() - self.end
     }
 
-    fn sum_up(&mut self) {
-        let (sum, from) = self.sum;
-        let bytes = &self.memory.bytes()[from..self.end];
-        self.sum = (crc32c::crc32c_append(sum, bytes), self.end);
-    }
-
-    /// Says that the rows that were kept are about to be changed by the push that makes `version`.
-    pub(crate) fn prepare(&mut self, version: u64) {
+    /// What is kept from now on is about to be changed by the push that makes `version`.
+    pub(crate) fn begin(&mut self, version: u64) {
         self.memory.store(VERSION, version);
-        self.memory.store(LENGTH, (self.end - ENTRIES) as u64);
-        self.sum_up();
-        let sum = checksum(self.end - ENTRIES, version, self.sum.0);
-        self.memory.store(CHECKSUM, sum);
-        fence();
-        self.memory.store(STATE, PREPARED);
+        (self.version, self.sum) = (version, first_sum(version));
+    }
+
+    /// Writes a tile of so many streams down: `fill` is asked for what each row holds of each, and
+    /// where in the streams it goes. It counts once it is [prepared](Undo::prepare).
+    ///
+    /// # Panics
+    /// If there is no room for it.
+    pub(crate) fn keep(
+        &mut self,
+        spots: &[Spot],
+        row_bytes: usize,
+        streams: usize,
+        mut fill: impl FnMut(usize, &mut [&mut [u8]]),
+    ) {
+        let end = self.end + Undo::need(spots.len(), row_bytes, streams);
+        let (head, rest) = self.memory.stretch_mut(self.end..end).split_at_mut(HEAD_BYTES);
+        let (places, kept) = rest.split_at_mut(spots.len() * SPOT_BYTES);
+        for (spot, place) in spots.iter().zip(places.chunks_exact_mut(SPOT_BYTES)) {
+            place.copy_from_slice(words([spot.value, spot.slot, spot.start, 0]).as_flattened());
+        }
+        let said = words([spots.len() as u32, row_bytes as u32, streams as u32]);
+        self.sum = sum_of(self.sum, said.as_flattened(), places);
+        head[..SUM.start].copy_from_slice(said.as_flattened());
+        head[SUM].copy_from_slice(&self.sum.to_le_bytes());
+        let (length, stride) = (spots.len() * row_bytes, kept.len() / streams);
+        let mut rows: [&mut [u8]; 1 + SLOTS_MAX] = Default::default();
+        for (stream, kept) in rows.iter_mut().zip(kept.chunks_exact_mut(stride)) {
+            *stream = &mut kept[..length];
+        }
+        (0..length).step_by(row_bytes).for_each(|at| fill(at, &mut rows[..streams]));
+        (self.end, self.kept) = (end, Kept { length, stride, streams });
+    }
+
+    /// What was written down last, stream by stream.
+    pub(crate) fn kept(&self) -> impl Iterator<Item = &[u8]> {
+        let Kept { length, stride, streams } = self.kept;
+        let kept = &self.memory.bytes()[self.end - stride * streams..self.end];
+        kept.chunks_exact(stride).map(move |stream| &stream[..length])
+    }
+
+    /// Says that the rows that were kept are about to be changed.
+    pub(crate) fn prepare(&mut self) {
+        // Whoever finds this word finds all of the tiles: they were written as words are, in order.
+        self.memory.store(LENGTH, length_word(self.end - TILES, self.version));
+        if self.memory.load(STATE) != PREPARED {
+            self.memory.store(STATE, PREPARED);
+        }
     }
 
     /// Forgets the rows.
@@ -103,7 +152,7 @@ impl Undo {
         if self.memory.load(STATE) != IDLE {
             self.memory.store(STATE, IDLE);
         }
-        (self.end, self.sum) = (ENTRIES, (0, ENTRIES));
+        self.end = TILES;
     }
 
     /// Whether rows are prepared.
@@ -119,26 +168,23 @@ impl Undo {
     }
 
     /// The rows that are to be put back, if the last commit is of `version`. The caller puts them
-    /// back and then clears.
+    /// back, those first that were kept last, and then clears.
     pub(crate) fn rows(&self, version: u64) -> Result<Vec<Row>, Fault> {
         if !self.is_prepared()? {
             return Ok(Vec::new());
         }
-        let length = self.memory.load(LENGTH);
-        let length = usize::try_from(length)
-            .ok()
-            .filter(|&length| length <= self.memory.len() - ENTRIES)
-            .ok_or_else(|| Fault::at(LENGTH * 8, "rows that end in the file"))?;
-        let prepared = self.memory.load(VERSION);
-        let (expected, found) = (self.checksum(length, prepared), self.memory.load(CHECKSUM));
-        if expected != found {
-            let what = format!("the checksum {expected:#x} of the rows, not {found:#x}");
-            return Err(Fault::at(CHECKSUM * 8, what));
+        let (prepared, word) = (self.memory.load(VERSION), self.memory.load(LENGTH));
+        let length = word as u32 as usize;
+        let expected = length_word(length, prepared);
+        if expected != word || length > self.memory.len() - TILES {
+            let what = format!("the length of rows that end in the file, not {word:#018x}");
+            return Err(Fault::at(LENGTH * 8, what));
         }
+        let rows = self.decode(length, prepared)?;
         match prepared.checked_sub(version) {
             // The commit was made: the change is good.
             None | Some(0) => Ok(Vec::new()),
-            Some(1) => self.decode(length),
+            Some(1) => Ok(rows),
             Some(_) => {
                 let what = format!("rows of version {} at most, not of {prepared}", version + 1);
                 Err(Fault::at(VERSION * 8, what))
@@ -146,72 +192,209 @@ impl Undo {
         }
     }
 
-    fn decode(&self, length: usize) -> Result<Vec<Row>, Fault> {
-        let bytes = &self.memory.bytes()[ENTRIES..ENTRIES + length];
-        let (mut rows, mut at) = (Vec::new(), 0);
-        while at < length {
-            let fault = || Fault::at(ENTRIES + at, "a row");
-            let head = bytes.get(at..at + ENTRY_BYTES).ok_or_else(fault)?;
-            let word =
-                |i: usize| u32::from_le_bytes([head[i], head[i + 1], head[i + 2], head[i + 3]]);
-            let (start, count) = (at + ENTRY_BYTES, word(12) as usize);
-            let row = bytes.get(start..start + count).ok_or_else(fault)?.to_vec();
-            rows.push(Row { pool: word(0), block: word(4), start: word(8), bytes: row });
-            at = start + count.next_multiple_of(8);
+    fn decode(&self, length: usize, version: u64) -> Result<Vec<Row>, Fault> {
+        let mut tiles = &self.memory.bytes()[TILES..TILES + length];
+        let (mut rows, mut sum) = (Vec::new(), first_sum(version));
+        while !tiles.is_empty() {
+            let at = TILES + length - tiles.len();
+            let tile = Tile::parse(tiles).ok_or_else(|| Fault::at(at, "rows"))?;
+            sum = tile.sum(sum);
+            if sum != tile.found {
+                let what = format!("the checksum {sum:#x} of rows, not {:#x}", tile.found);
+                return Err(Fault::at(at + SUM.start, what));
+            }
+            tile.append_to(&mut rows);
+            tiles = &tiles[tile.bytes..];
         }
         Ok(rows)
     }
+}
 
-    fn checksum(&self, length: usize, version: u64) -> u64 {
-        let rows = crc32c::crc32c(&self.memory.bytes()[ENTRIES..ENTRIES + length]);
-        checksum(length, version, rows)
+/// A tile as it is read.
+struct Tile<'a> {
+    /// Of all of it.
+    bytes: usize,
+    row_bytes: usize,
+    head: &'a [u8],
+    found: u32,
+    spots: &'a [u8],
+    streams: &'a [u8],
+}
+
+impl Tile<'_> {
+    /// The first of these.
+    fn parse(bytes: &[u8]) -> Option<Tile<'_>> {
+        let (head, rest) = bytes.split_at_checked(HEAD_BYTES)?;
+        let [rows, row_bytes, streams, found] = word_array(head);
+        let (rows, row_bytes, streams) = (rows as usize, row_bytes as usize, streams as usize);
+        // Far from where the sums below overflow.
+        let sound = rows.checked_mul(row_bytes)? <= rest.len() && rows <= rest.len();
+        if !sound || rows == 0 || row_bytes == 0 || !(1..=1 + SLOTS_MAX).contains(&streams) {
+            return None;
+        }
+        let body = rest.get(..Undo::need(rows, row_bytes, streams) - HEAD_BYTES)?;
+        let (spots, streams) = body.split_at(rows * SPOT_BYTES);
+        let (bytes, head) = (HEAD_BYTES + body.len(), &head[..SUM.start]);
+        Some(Tile { bytes, row_bytes, head, found, spots, streams })
+    }
+
+    /// Its checksum, behind a tile of this one.
+    fn sum(&self, before: u32) -> u32 {
+        sum_of(before, self.head, self.spots)
+    }
+
+    fn append_to(&self, rows: &mut Vec<Row>) {
+        let spots = self.spots.chunks_exact(SPOT_BYTES);
+        let stride = (spots.len() * self.row_bytes).next_multiple_of(8);
+        for (stream, kept) in self.streams.chunks_exact(stride).enumerate() {
+            for (spot, bytes) in spots.clone().zip(kept.chunks_exact(self.row_bytes)) {
+                let [value, slot, start, _] = word_array(spot);
+                let block = if stream == 0 { value } else { slot };
+                rows.push(Row { stream, block, start: start as usize, bytes: bytes.to_vec() });
+            }
+        }
     }
 }
 
-/// That of the head in the lower half; that of the rows, and then of the head, in the upper.
-fn checksum(length: usize, version: u64, rows: u32) -> u64 {
-    let head = [version.to_le_bytes(), (length as u64).to_le_bytes()];
-    let head = head.as_flattened();
-    u64::from(crc32c::crc32c_append(rows, head)) << 32 | u64::from(crc32c::crc32c(head))
+fn words<const N: usize>(words: [u32; N]) -> [[u8; 4]; N] {
+    words.map(u32::to_le_bytes)
 }
 
-/// Gives rows that were made to say something the checksum that belongs to it.
+fn word_array(bytes: &[u8]) -> [u32; 4] {
+    let word = |at: usize| [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
+    [0, 4, 8, 12].map(|at| u32::from_le_bytes(word(at)))
+}
+
+/// What the checksum of the first tile goes on from.
+fn first_sum(version: u64) -> u32 {
+    crc32c::crc32c(&version.to_le_bytes())
+}
+
+fn sum_of(before: u32, head: &[u8], spots: &[u8]) -> u32 {
+    crc32c::crc32c_append(crc32c::crc32c_append(before, head), spots)
+}
+
+/// The length of the tiles in the lower half; the checksum of that and the version in the upper.
+fn length_word(length: usize, version: u64) -> u64 {
+    let head = [version.to_le_bytes(), (length as u64).to_le_bytes()];
+    length as u64 | u64::from(crc32c::crc32c(head.as_flattened())) << 32
+}
+
+/// Gives rows that were made to say something the checksums that belong to it.
 #[cfg(test)]
 pub(crate) fn reseal(bytes: &mut [u8]) {
-    let Ok(mut memory) = Memory::anonymous(bytes.len()) else { return };
-    memory.write(0, bytes);
-    if bytes.len() < ENTRIES {
+    if bytes.len() < TILES {
         return;
     }
-    let length = (memory.load(LENGTH) as usize).min(bytes.len() - ENTRIES);
-    let version = memory.load(VERSION);
-    let sum = Undo::open(memory).checksum(length, version);
-    bytes[CHECKSUM * 8..CHECKSUM * 8 + 8].copy_from_slice(&sum.to_le_bytes());
+    let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+    let (version, length) = (word(VERSION * 8), word(LENGTH * 8) as u32 as usize);
+    bytes[LENGTH * 8..TILES].copy_from_slice(&length_word(length, version).to_le_bytes());
+    let (mut at, mut sum) = (TILES, first_sum(version));
+    while let Some(tile) = Tile::parse(&bytes[at..]) {
+        let next = at + tile.bytes;
+        sum = tile.sum(sum);
+        bytes[at..][SUM].copy_from_slice(&sum.to_le_bytes());
+        at = next;
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn undo() -> Undo {
+        let memory = Memory::anonymous(PAGE_BYTES + Undo::bytes(UNDO_BYTES) as usize).unwrap();
+        Undo::create(memory)
+    }
+
+    const SPOTS: [Spot; 2] =
+        [Spot { value: 3, slot: 4, start: 8 }, Spot { value: 5, slot: 6, start: 24 }];
+
+    fn row(stream: usize, block: u32, start: usize, bytes: Vec<u8>) -> Row {
+        Row { stream, block, start, bytes }
+    }
+
+    /// Keeps rows of so many bytes, whose streams hold these.
+    fn keep(undo: &mut Undo, spots: &[Spot], row_bytes: usize, streams: &[&[u8]]) {
+        undo.keep(spots, row_bytes, streams.len(), |at, kept| {
+            for (kept, stream) in kept.iter_mut().zip(streams) {
+                kept[at..at + row_bytes].copy_from_slice(&stream[at..at + row_bytes]);
+            }
+        });
+        assert!(undo.kept().eq(streams.iter().copied()));
+    }
+
     #[test]
     fn rows_are_put_back_unless_the_commit_was_made() {
-        let memory = Memory::anonymous(PAGE_BYTES + Undo::bytes(UNDO_BYTES) as usize).unwrap();
-        let mut undo = Undo::create(memory);
-        assert!(undo.keep(0, 3, 8, &[1; 12]) && undo.keep(1, 4, 0, &[2; 8]));
+        let mut undo = undo();
+        undo.begin(7);
+        let values = [[1; 12], [2; 12]].concat();
+        let slots = [[3; 12], [4; 12]].concat();
+        keep(&mut undo, &SPOTS, 12, &[&values, &slots]);
         assert_eq!(undo.rows(6), Ok(Vec::new()), "they are not prepared");
-        undo.prepare(7);
-        let rows = undo.rows(6).unwrap();
-        assert_eq!(rows[0], Row { pool: 0, block: 3, start: 8, bytes: vec![1; 12] });
-        assert_eq!(rows[1], Row { pool: 1, block: 4, start: 0, bytes: vec![2; 8] });
-        assert_eq!(undo.rows(6).unwrap(), rows, "as often as it takes");
+        undo.prepare();
+        let tile = vec![
+            row(0, 3, 8, vec![1; 12]),
+            row(0, 5, 24, vec![2; 12]),
+            row(1, 4, 8, vec![3; 12]),
+            row(1, 6, 24, vec![4; 12]),
+        ];
+        assert_eq!(undo.rows(6).unwrap(), tile);
+        keep(&mut undo, &SPOTS[..1], 5, &[&[9; 5]]);
+        assert_eq!(undo.rows(6).unwrap(), tile, "the next tile is not prepared");
+        undo.prepare();
+        let all = [tile, vec![row(0, 3, 8, vec![9; 5])]].concat();
+        assert_eq!(undo.rows(6).unwrap(), all);
+        assert_eq!(undo.rows(6).unwrap(), all, "as often as it takes");
         assert_eq!(undo.rows(7), Ok(Vec::new()), "the change is good");
-        undo.memory.store(ENTRIES / 8 + 2, 0);
-        assert_eq!(undo.rows(6).unwrap_err().offset, CHECKSUM as u64 * 8);
+        assert_eq!(undo.rows(5).unwrap_err().offset, VERSION as u64 * 8);
         undo.clear();
         assert_eq!(undo.rows(6), Ok(Vec::new()));
-        assert!(
-            !undo.keep(0, 0, 0, &vec![0; Undo::bytes(UNDO_BYTES) as usize]),
-            "it has its bounds"
-        );
+        let all = undo.memory.len() - TILES;
+        assert!(undo.has_room(all) && !undo.has_room(all + 1), "it has its bounds");
+    }
+
+    #[test]
+    fn a_tile_takes_what_was_said_it_would() {
+        for (rows, row_bytes, streams) in [(1, 4, 1), (2, 12, 3), (1, 5, 9), (2, 4, 2)] {
+            let mut undo = undo();
+            undo.begin(1);
+            let stream = vec![0; rows * row_bytes];
+            keep(&mut undo, &SPOTS[..rows], row_bytes, &vec![&stream[..]; streams]);
+            undo.prepare();
+            assert_eq!(undo.end - TILES, Undo::need(rows, row_bytes, streams));
+            assert_eq!(undo.rows(0).unwrap().len(), rows * streams);
+        }
+    }
+
+    /// Each tile goes on from the one before, and the first from the version.
+    #[test]
+    fn any_other_bit_that_says_where_rows_lie_is_found() {
+        let mut undo = undo();
+        undo.begin(7);
+        for byte in 1..4 {
+            keep(&mut undo, &SPOTS, 8, &[&[byte; 16], &[!byte; 16]]);
+            undo.prepare();
+        }
+        let tile = Undo::need(SPOTS.len(), 8, 2);
+        for byte in STATE * 8..undo.end {
+            let held = byte >= TILES && (byte - TILES) % tile >= HEAD_BYTES + 2 * SPOT_BYTES;
+            let right = undo.memory.bytes()[byte];
+            for bit in 0..8 {
+                undo.memory.write(byte, &[right ^ 1 << bit]);
+                assert_eq!(undo.rows(6).is_err(), !held, "bit {bit} of byte {byte}");
+            }
+            undo.memory.write(byte, &[right]);
+        }
+        // What is left of an older change is not of this one, whatever its length says.
+        let (end, left) = (undo.end, undo.memory.bytes().to_vec());
+        undo.clear();
+        undo.begin(8);
+        keep(&mut undo, &SPOTS, 8, &[&[9; 16], &[9; 16]]);
+        undo.prepare();
+        let one = undo.end;
+        undo.memory.write(one, &left[one..end]);
+        undo.memory.store(LENGTH, length_word(end - TILES, 8));
+        assert_eq!(undo.rows(7).unwrap_err().offset, (one + SUM.start) as u64);
     }
 }

@@ -3,13 +3,9 @@
 use std::ops::Range;
 
 use super::pool::{NoSpareBlock, Shadow};
+use super::undo::{Spot, Undo};
 use super::{Change, SLOTS_MAX, Store};
 use crate::arena::SKEW_BYTES;
-use crate::zoo::Bug;
-
-/// Rows that are fetched ahead of the one that is read: they lie far apart, and nothing else would
-/// have the processor wait for several of them at a time.
-pub(super) const AHEAD: usize = 8;
 
 /// These places without those that are named again and again, as by rows that rise.
 pub(super) fn distinct(places: impl Iterator<Item = usize>) -> impl Iterator<Item = usize> {
@@ -18,33 +14,27 @@ pub(super) fn distinct(places: impl Iterator<Item = usize>) -> impl Iterator<Ite
 }
 
 impl Store {
-    /// Keeps what these ranges hold, if they are few enough bytes that changing them where they lie
-    /// is cheaper than copying their blocks, and nobody reads those.
-    pub(super) fn begin_in_place(&mut self, ranges: &[Range<u64>], version: u64) -> bool {
-        let bytes: u64 = ranges.iter().map(|range| range.end - range.start).sum();
-        let blocks = distinct(ranges.iter().flat_map(|range| self.places_of(range))).count();
-        let streams = 1 + self.geometry.slots as u64;
-        let worth_it = bytes.saturating_mul(8) < (blocks * self.geometry.block_bytes) as u64;
-        if self.power
-            || !worth_it
-            || bytes.saturating_mul(streams) > self.geometry.undo_bytes as u64
-        {
+    /// Begins a change that is made where the values lie, if these are few enough bytes that it is
+    /// cheaper than copying their blocks, and nobody reads those. What the ranges hold is kept now;
+    /// what the rows do, as they are changed.
+    pub(super) fn begin_in_place(
+        &mut self,
+        ranges: &[Range<u64>],
+        rows: impl Iterator<Item = Range<u64>>,
+        version: u64,
+    ) -> bool {
+        if self.power {
             return false;
         }
-        let block_bytes = self.geometry.block_bytes;
-        let mut touched = Vec::new();
-        for (index, range) in ranges.iter().enumerate().filter(|(_, range)| !range.is_empty()) {
-            if let Some(later) = ranges.get(index + AHEAD) {
-                self.fetch(later, true);
+        let streams = 1 + self.geometry.slots;
+        let (mut bytes, mut need, mut touched) = (0_u64, 0, Vec::new());
+        for range in ranges.iter().cloned().chain(rows) {
+            bytes = bytes.saturating_add(range.end - range.start);
+            if bytes.saturating_mul(streams as u64) > self.geometry.undo_bytes as u64 {
+                return false;
             }
-            for place in self.places_of(range) {
-                let base = (place * block_bytes) as u64;
-                let start = (range.start.max(base) - base) as usize;
-                let end = (range.end.min(base + block_bytes as u64) - base) as usize;
-                if !self.keep(place, start..end) {
-                    self.undo.clear();
-                    return false;
-                }
+            for (place, within) in self.pieces_of(&range) {
+                need += Undo::need(1, within.len(), streams);
                 if touched.last() != Some(&place) {
                     touched.push(place);
                 }
@@ -52,31 +42,42 @@ impl Store {
         }
         touched.sort_unstable();
         touched.dedup();
-        self.in_place = Some(touched);
-        if !self.zoo.has(Bug::UndoAfterWrite) {
-            self.undo.prepare(version);
+        let worth_it = bytes * 8 < (touched.len() * self.geometry.block_bytes) as u64;
+        let is_read = |place: usize| {
+            let slots = self.slots.as_ref().is_some_and(|slots| slots.home_is_pinned(place));
+            slots || self.values.home_is_pinned(place)
+        };
+        if !worth_it || !self.undo.has_room(need) || touched.iter().any(|&place| is_read(place)) {
+            return false;
         }
+        self.undo.begin(version);
+        for range in ranges {
+            self.pieces_of(range).for_each(|(place, within)| self.keep(place, within, streams - 1));
+        }
+        self.in_place = Some(touched);
         true
     }
 
-    /// Keeps what a stretch of a place holds, of values and slots; false if that cannot be.
-    fn keep(&mut self, place: usize, within: Range<usize>) -> bool {
-        if self.values.home_is_pinned(place) {
-            return false;
-        }
-        let home = self.values.home(place);
-        let bytes = &self.values.blocks.read(home)[within.clone()];
-        let mut kept = self.undo.keep(0, home, within.start as u32, bytes);
-        if let Some(slots) = &self.slots {
-            let home = slots.home(place);
-            kept &= !slots.home_is_pinned(place);
-            for slot in 0..self.geometry.slots {
-                let first = slot * (self.geometry.block_bytes + SKEW_BYTES) + within.start;
-                let bytes = &slots.blocks.read(home)[first..first + within.len()];
-                kept = kept && self.undo.keep(1, home, first as u32, bytes);
-            }
-        }
-        kept
+    /// Keeps what a stretch of a place holds, and of those of its slots that change.
+    pub(super) fn keep(&mut self, place: usize, within: Range<usize>, slots_changed: usize) {
+        let value = self.values.home(place);
+        let slots = self.slots.as_ref().filter(|_| slots_changed > 0);
+        let slot = slots.map_or(0, |slots| slots.home(place));
+        let spot = Spot { value, slot, start: within.start as u32 };
+        self.keep_rows(&[spot], within.len(), slots_changed, &[]);
+    }
+
+    /// Changes a stretch of a place where it lies; what it was has been kept.
+    pub(super) fn change_home(
+        &mut self,
+        change: Change<'_>,
+        place: usize,
+        within: Range<usize>,
+        input: &[u8],
+    ) {
+        let value = self.values.home(place);
+        let slot = self.slots.as_ref().map(|slots| slots.home(place));
+        self.change_block(change, value, slot, within, input);
     }
 
     pub(super) fn change_shadow(

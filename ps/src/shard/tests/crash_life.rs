@@ -44,16 +44,16 @@ impl Life {
 }
 
 /// `dense` (150 f32, at 0) and `bias` (4 f32, at 600) are trained, `sums` (36 f32, at 616) and `n`
-/// (1 i64, at 760) are plain: 768 bytes. `table` (8 rows of 10 f32, at 768) is sparse, and has its
-/// index at 2848. `users` is a table that grows: 220 rows of 2 f32 at once, at 1088, and their ids at
-/// 2888; it has room for 230 and evicts the least recent.
+/// (1 i64, at 760) are plain: 768 bytes. `table` (40 rows of 5 f32, at 768) is sparse, and has its
+/// index at 3328. `users` is a table that grows: 220 rows of 2 f32 at once, at 1568, and their ids at
+/// 3496; it has room for 230 and evicts the least recent.
 pub(super) fn model() -> Vec<VariableSpec> {
     vec![
         VariableSpec::f32("dense", [150]).unwrap(),
         VariableSpec::f32("bias", [4]).unwrap(),
         VariableSpec::f32("sums", [36]).unwrap().plain(),
         VariableSpec::new("n", DType::I64, Shape::new([1]).unwrap()).unwrap(),
-        VariableSpec::f32("table", [8, 10]).unwrap().sparse(),
+        VariableSpec::f32("table", [40, 5]).unwrap().sparse(),
         users(),
     ]
 }
@@ -140,10 +140,10 @@ pub(super) fn live(life: &Life, shelf: Shelf, mut observer: Observer) -> Arc<PsC
     let push = Push::gradient(2, grant, answer.room);
     applied(&world.push_answer(line, &push, &[(600, &numbers(4, 3.0))]));
     // Rows, where they lie, one of which two blocks hold; and all of them.
-    for (sequence, rows) in [(8, vec![1_u32, 6]), (9, (0..8).collect())] {
+    for (sequence, rows) in [(8, vec![1_u32, 2, 12, 38]), (9, (0..40).collect())] {
         let push = world.gradient(line, sequence);
-        let (index, values) = (index_of(&rows), numbers(10 * rows.len(), 6.0));
-        applied(&world.push_answer(line, &push, &[(2848, &index), (768, &values)]));
+        let (index, values) = (index_of(&rows), numbers(5 * rows.len(), 6.0));
+        applied(&world.push_answer(line, &push, &[(3328, &index), (768, &values)]));
     }
     // Rows of a table, so many that its index gets another page; then others, for which some go. All
     // but the last expire with time.
@@ -153,7 +153,7 @@ pub(super) fn live(life: &Life, shelf: Shelf, mut observer: Observer) -> Arc<PsC
         let ids: Vec<u64> = ids.collect();
         let push = world.gradient(line, sequence);
         let (index, values) = (index_of(&ids), numbers(2 * ids.len(), 7.0));
-        applied(&world.push_answer(line, &push, &[(2888, &index), (1088, &values)]));
+        applied(&world.push_answer(line, &push, &[(3496, &index), (1568, &values)]));
     }
     // In parts, which are applied as they come.
     let push = world.gradient(line, 3);
