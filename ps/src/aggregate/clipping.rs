@@ -39,7 +39,8 @@ pub(crate) fn factor(bound: Exact, squares: impl Iterator<Item = Exact>) -> Exac
     // In the order of the shards: each sum is rounded.
     let norm = squares.fold(0.0, |sum, squares| sum + squares.get()).sqrt();
     match norm > bound.get() && norm.is_finite() {
-        true => (bound.get() / norm).into(),
+        // A factor of 0 would say that there is none.
+        true => (bound.get() / norm).max(f64::MIN_POSITIVE).into(),
         false => Exact::ONE,
     }
 }
@@ -56,6 +57,8 @@ mod tests {
         assert_eq!(factor(&[36.0, 64.0]), 0.5);
         assert_eq!(factor(&[9.0, 16.0]), 1.0);
         assert_eq!(factor(&[]), 1.0);
+        let tiny = super::factor(1e-300.into(), [Exact::from(1e60)].into_iter());
+        assert_eq!(tiny.get(), f64::MIN_POSITIVE);
         for lost in [f64::INFINITY, f64::NAN] {
             assert_eq!(factor(&[100.0, lost]), 1.0, "{lost}");
         }

@@ -16,8 +16,8 @@ use super::{
 /// w -= lr |w| / |u| u
 /// ```
 ///
-/// `|w|` and `|u|` are the Euclidean norms over the whole variable, before the update; if one of them
-/// is 0, or their ratio is not finite, the ratio is 1. `t` counts the gradients that the shard has
+/// `|w|` and `|u|` are the Euclidean norms over the whole variable, before the update; if the square of
+/// one of them is 0 in the variable's type, or their ratio is not finite, the ratio is 1. `t` counts the gradients that the shard has
 /// applied, 1 for the first.
 ///
 /// Two slots, `m` and `v`, both starting at 0. The paper's `phi` is the identity here, and the moments
@@ -134,10 +134,14 @@ impl Optimizer for Lamb {
 impl Dense for Lamb {
     fn drive<F: Float>(&self, at: ApplyAt, run: impl Elements<F>) {
         let [values, direction, ..] = at.sums;
-        let ratio = (values / direction).sqrt();
-        let usable = values > 0.0 && direction > 0.0 && ratio.is_finite();
-        let rate = self.learning_rate.of(at) * if usable { ratio } else { 1.0 };
-        run.update(Update { direction: self.direction(at), rate: F::of(rate) });
+        let ratio = values.sqrt() / direction.sqrt();
+        let (zero, rate) = (F::default(), self.learning_rate.of(at));
+        // What is nothing to a sum in the variable's type is none: the moments of a variable that has
+        // no gradients for long are rounding errors, which are no direction.
+        let some = F::of(values) > zero && F::of(direction) > zero;
+        let usable = some && ratio.is_finite();
+        let rate = F::of(if usable { rate * ratio } else { rate });
+        run.update(Update { direction: self.direction(at), rate });
     }
 }
 
@@ -298,6 +302,23 @@ mod tests {
             is_the_reference::<f32>(lambda, &values);
             // The first step is one of the ratio 1.
             is_the_reference::<f64>(lambda, &[0.0; 5]);
+        }
+    }
+
+    #[test]
+    fn a_variable_without_gradients_comes_to_rest() {
+        let (rule, mut m, mut v) = (Lamb::new(0.01), vec![0.0_f32; 100], vec![0.0_f32; 100]);
+        let mut values: Vec<f32> = (0..100).map(|i| (i as f32 * 0.7).sin()).collect();
+        for count in 1..4000 {
+            let gradient =
+                |i: usize| if count < 100 { (i as f32 + count as f32).cos() } else { 0.0 };
+            let gradient: Vec<f32> = (0..100).map(gradient).collect();
+            let (at, mut sums) = (ApplyAt::new(count, count), Sums::default());
+            rule.sum_f32(at, SumRun::new(&values, &[&m[..], &v], &gradient), &mut sums);
+            let slots: &mut [&mut [f32]] = &mut [&mut m, &mut v];
+            let at = at.with_sums(sums.totals());
+            rule.apply_f32(at, Run { values: &mut values, slots, gradient: &gradient });
+            assert!(values.iter().all(|value| value.is_finite()), "update {count}");
         }
     }
 

@@ -113,6 +113,10 @@ impl Shard {
                 let pushes = commit.pushes.items().iter();
                 let (tokens, factors): (Vec<u64>, Vec<Exact>) =
                     pushes.map(|&(token, factor)| (token.0, Exact::from(factor))).unzip();
+                if !factors.iter().all(|factor| factor.get() > 0.0 && factor.get() <= 1.0) {
+                    // No owner says that; a shard that took it would differ from the others.
+                    return;
+                }
                 let whole: BTreeSet<TokenId> = self.whole_tokens();
                 let all_here = tokens.iter().all(|&token| whole.contains(&TokenId(token)));
                 self.counters.steps_missed.add(u64::from(!all_here));
@@ -135,6 +139,9 @@ impl Shard {
     /// On the step owner: a shard holds a push whole.
     pub(super) fn shard_holds(&mut self, now: Instant, connection: u64, held: &message::Held) {
         let message::Held { token, client, shard, squares } = *held;
+        if squares < 0.0 {
+            return;
+        }
         let Some(index) = self.takes_part(connection, shard) else { return };
         let holder = self.owner.as_ref().and_then(|owner| owner.holder_of(token));
         if holder.is_some_and(|holder| self.replicas.client(holder).epoch != client) {

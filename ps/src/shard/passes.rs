@@ -46,7 +46,8 @@ impl Passes {
         range: Range<u64>,
         input: &[u8],
     ) -> Result<(), NoSpareBlock> {
-        let at = match self.sums.get(&partition.variable) {
+        // What is added up now is told when it is whole.
+        let at = match self.sums.get(&partition.variable).filter(|_| !self.adding_up) {
             Some(sums) => ApplyAt { sums: sums.totals(), ..at },
             None => at,
         };
