@@ -62,7 +62,8 @@ impl Store {
         let slots = self.slots.as_ref().filter(|_| change.slots() > 0);
         spots.clear();
         for &row in rows.iter().take((TILE_BYTES / row_bytes).max(1)) {
-            let start = range_of(partition, row).start as usize;
+            // Not of `range_of`, which would find the bytes of a row by a division each time.
+            let start = partition.offset as usize + row as usize * row_bytes;
             let (place, within) = (start / block_bytes, start % block_bytes);
             if within + row_bytes > block_bytes {
                 break;

@@ -44,7 +44,8 @@ impl Store {
         let blocks = &self.values.blocks;
         // The block that a row lies in and where, if it is one.
         let find = |row: u32| {
-            let start = range_of(partition, row).start as usize;
+            // Not of `range_of`, which would find the bytes of a row by a division each time.
+            let start = partition.offset as usize + row as usize * row_bytes;
             let (place, within) = (start / block_bytes, start % block_bytes);
             (within + row_bytes <= block_bytes).then(|| (self.values.home(place), within))
         };
