@@ -121,21 +121,10 @@ impl ExactSizeIterator for Numbers<'_> {}
 
 /// Checks that rows are the partition's, and rise.
 pub fn check(rows: impl Iterator<Item = u64>, partition: &Partition) -> Result<(), Refusal> {
-    let variable = partition.variable;
-    // Whoever pushes rows of what is no table has numbered them by 32 bits.
-    let last = match partition.is_table() {
-        true => u64::MAX,
-        false => partition.row_count().min(u32::MAX.into()).saturating_sub(1),
-    };
     // The least that may come next; `None` behind the last number there is.
     let mut least = Some(0);
     for (place, row) in rows.enumerate() {
-        let place = place as u64;
-        if row > last || least.is_none_or(|least| row < least) {
-            let from = least.unwrap_or(u64::MAX);
-            return Err(Refusal::Row { variable, place, row, from, last });
-        }
-        check_place(row, place, partition)?;
+        check_place(row, place as u64, least, partition)?;
         least = row.checked_add(1);
     }
     Ok(())
@@ -143,24 +132,30 @@ pub fn check(rows: impl Iterator<Item = u64>, partition: &Partition) -> Result<(
 
 /// Checks that rows are the partition's, in any order.
 pub fn check_any(rows: impl Iterator<Item = u64>, partition: &Partition) -> Result<(), Refusal> {
-    for (place, row) in rows.enumerate() {
-        check_place(row, place as u64, partition)?;
-    }
-    Ok(())
+    rows.enumerate().try_for_each(|(place, row)| check_place(row, place as u64, Some(0), partition))
 }
 
-/// Checks that a row, which stands at this place of a request, is the partition's.
-fn check_place(row: u64, place: u64, partition: &Partition) -> Result<(), Refusal> {
+/// Checks that a row, which stands at this place of a request, is the partition's and not below this.
+fn check_place(
+    row: u64,
+    place: u64,
+    least: Option<u64>,
+    partition: &Partition,
+) -> Result<(), Refusal> {
     let variable = partition.variable;
-    if partition.is_table() {
-        let bucket = table::bucket(row);
-        if !partition.rows.contains(&bucket) {
-            let (from, to) = (partition.rows.start, partition.rows.end);
-            return Err(Refusal::Bucket { variable, place, row, bucket, from, to });
-        }
-    } else if row >= partition.row_count() {
-        let last = partition.row_count().saturating_sub(1);
-        return Err(Refusal::Row { variable, place, row, from: 0, last });
+    // Whoever pushes rows of what is no table has numbered them by 32 bits.
+    let last = match partition.is_table() {
+        true => u64::MAX,
+        false => partition.row_count().min(u32::MAX.into()).saturating_sub(1),
+    };
+    if row > last || least.is_none_or(|least| row < least) {
+        let from = least.unwrap_or(u64::MAX);
+        return Err(Refusal::Row { variable, place, row, from, last });
+    }
+    let bucket = table::bucket(row);
+    if partition.is_table() && !partition.rows.contains(&bucket) {
+        let (from, to) = (partition.rows.start, partition.rows.end);
+        return Err(Refusal::Bucket { variable, place, row, bucket, from, to });
     }
     Ok(())
 }

@@ -17,14 +17,16 @@ mod index;
 mod recovery;
 mod words;
 
+use pushpull_common::table::scatter;
+
 use crate::arena::{Arena, Memory, fence, file_name};
 use crate::error::StorageError;
 use crate::layout::{Fault, Kind, PAGE_BYTES};
 use crate::zoo::{Bug, Zoo};
 pub(crate) use index::{index_bytes, page_word};
 use recovery::decode_address;
+use words::Words;
 pub(crate) use words::{Address, CELL_WORDS, offset_of};
-use words::{Words, scramble};
 
 /// In an address of the intent, marks the tables.
 const TABLES: u64 = 1 << 63;
@@ -144,9 +146,9 @@ impl Journal {
 
     /// The checksum of an intent that is committed in this state.
     fn sum(&self, state: u64, pairs: impl Iterator<Item = (u64, u64)>) -> u64 {
-        let start = scramble(self.control.salt ^ state);
+        let start = scatter(self.control.salt ^ state);
         pairs
-            .fold(start, |sum, (address, value)| scramble(sum ^ address) ^ scramble(value))
+            .fold(start, |sum, (address, value)| scatter(sum ^ address) ^ scatter(value))
             .rotate_left(1)
     }
 

@@ -19,6 +19,7 @@ use crate::error::StorageError;
 use crate::layout::{Kind, PAGE_BYTES, Stamp};
 use crate::optimizer::{ApplyAt, Optimizer, Rules, Run, SumRun, Sums};
 use crate::store::{BLOCK_BYTES, CACHED_BYTES_MAX, Change, Geometry, Plan, Store, range_of};
+use crate::table::Table;
 use crate::zoo::Zoo;
 
 /// How much of a push arrives at a time.
@@ -231,7 +232,9 @@ pub(crate) fn holding(
     };
     let loan = Budget::new(geometry.need()).take(geometry.need())?;
     let mut store = Store::create(plan, loan, &rules)?;
-    store.make_tables(&arena, 1, &Budget::new(u64::MAX), &rules, &mut journal)?;
+    store.have_tables(&arena, 1, &Budget::new(u64::MAX), &rules, |making| {
+        Table::create(making, &mut journal)
+    })?;
     Ok((store, journal))
 }
 

@@ -226,8 +226,8 @@ wire_enum! {
             /// The first behind it.
             to: u64,
         },
-        /// New rows of a table that is full and evicts none. The push has changed nothing on this
-        /// shard.
+        /// More rows of a table than there may be: new ones of one that evicts none, or such as are given
+        /// values. The push has changed nothing on this shard.
         29 => TableFull {
             /// The variable.
             variable: VariableId,
@@ -335,8 +335,8 @@ impl std::fmt::Display for Refusal {
             ),
             Refusal::TableFull { variable, rows, more, limit } => write!(
                 f,
-                "table {variable} has {rows} rows on this shard and evicts none: {more} more would \
-                 be above {limit}"
+                "table {variable} has {rows} rows on this shard and has no room for {more} more: there \
+                 may be {limit}"
             ),
             Refusal::Untrainable { variable, detail } => {
                 write!(

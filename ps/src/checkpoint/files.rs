@@ -5,6 +5,7 @@ use sha2::{Digest, Sha256};
 
 use super::error::{CheckpointError, corrupt};
 use super::hex;
+use super::manifest::MANIFEST;
 use super::storage::{CheckpointStorage, ReadFile, WriteFile};
 
 /// The most bytes that are read or written at once.
@@ -21,6 +22,23 @@ pub(crate) struct FileEntry {
     /// SHA-256 of all of it.
     #[serde(with = "hex")]
     pub(crate) sha256: [u8; 32],
+}
+
+impl FileEntry {
+    /// Checks that it is the entry of a file of this name and length.
+    pub(super) fn check(
+        &self,
+        folder: &str,
+        file: &str,
+        bytes: u64,
+    ) -> Result<(), CheckpointError> {
+        if (&*self.file, self.bytes) == (file, bytes) {
+            return Ok(());
+        }
+        let text = |file: &str, bytes: u64| format!("{file} of {bytes} bytes");
+        let (expected, found) = (text(file, bytes), text(&self.file, self.bytes));
+        Err(corrupt(&format!("{folder}/{MANIFEST}"), 0, expected, found))
+    }
 }
 
 /// A file that is hashed as it is written.

@@ -7,11 +7,10 @@ use std::ops::Range;
 use pushpull_common::catalogue::{Catalogue, Partition};
 use pushpull_common::ids::{PartitionId, ShardId};
 
-use super::error::{CheckpointError, corrupt};
+use super::error::CheckpointError;
 use super::files::{FileEntry, HashedFile, verify_written};
 use super::header::{self, Tensor};
 use super::hex;
-use super::manifest::MANIFEST;
 use super::name::CheckpointName;
 use super::storage::{CheckpointStorage, ReadFile};
 use super::training::Training;
@@ -154,12 +153,7 @@ impl ShardFile {
         folder: &str,
         entry: &FileEntry,
     ) -> Result<(), CheckpointError> {
-        if (&entry.file, entry.bytes) == (&self.name, self.bytes) {
-            return Ok(());
-        }
-        let expected = format!("{} of {} bytes", self.name, self.bytes);
-        let found = format!("{} of {} bytes", entry.file, entry.bytes);
-        Err(corrupt(&format!("{folder}/{MANIFEST}"), 0, expected, found))
+        entry.check(folder, &self.name, self.bytes)
     }
 
     /// Checks that an open file, which has this plan's length, starts as it must.

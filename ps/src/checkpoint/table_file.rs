@@ -10,11 +10,10 @@ use pushpull_common::catalogue::{Catalogue, Partition};
 use pushpull_common::tensor::DType;
 use serde::{Deserialize, Serialize};
 
-use super::error::{CheckpointError, corrupt};
+use super::error::CheckpointError;
 use super::files::{FileEntry, HashedFile, PIECE_BYTES, verify, verify_written};
 use super::header::{self, Tensor};
 use super::hex;
-use super::manifest::MANIFEST;
 use super::name::CheckpointName;
 use super::shard_file::tensor_name;
 use super::storage::{CheckpointStorage, ReadFile};
@@ -142,9 +141,8 @@ impl TableFile {
             ("catalogue", hex::encode(&catalogue.digest())),
         ];
         let row_bytes = partition.row_bytes();
-        let limit = MANIFEST_ROWS_MAX;
-        if rows > limit {
-            let what = "rows of a table in one file";
+        if rows > ROWS_MAX {
+            let (what, limit) = ("rows of a table in one file", ROWS_MAX);
             return Err(CheckpointError::TooLarge { what, found: rows, limit });
         }
         let head = header::head(&metadata, &tensors)?;
@@ -161,12 +159,7 @@ impl TableFile {
         folder: &str,
         entry: &FileEntry,
     ) -> Result<(), CheckpointError> {
-        if (&entry.file, entry.bytes) == (&self.name, self.bytes) {
-            return Ok(());
-        }
-        let expected = format!("{} of {} bytes", self.name, self.bytes);
-        let found = format!("{} of {} bytes", entry.file, entry.bytes);
-        Err(corrupt(&format!("{folder}/{MANIFEST}"), 0, expected, found))
+        entry.check(folder, &self.name, self.bytes)
     }
 
     /// Checks that an open file, which has this plan's length, starts as it must.
@@ -229,7 +222,7 @@ impl TableFile {
 }
 
 /// Far above what fits a machine, and far below where bytes could overflow.
-const MANIFEST_ROWS_MAX: u64 = 1 << 32;
+const ROWS_MAX: u64 = 1 << 32;
 
 /// The name of a partition's file.
 pub(super) fn file_name(partition: &Partition) -> String {

@@ -25,15 +25,7 @@ pub(crate) fn page_word(table: u16, page: u32, place: usize) -> Address {
 }
 
 impl Journal {
-    /// Takes the next new index into use: nothing names it yet, and all of its words are zeros.
-    pub(crate) fn begin_index(&mut self, memory: Memory, generation: u64) {
-        self.use_index(memory, generation);
-        if let Some(index) = self.indices.last_mut() {
-            index.seal(0..index.cells());
-        }
-    }
-
-    /// Takes the next index of a generation into use.
+    /// Takes the next index of a generation into use; of a new one, [`Journal::seal_index`] follows.
     pub(crate) fn use_index(&mut self, memory: Memory, generation: u64) {
         let salt = generation | (self.indices.len() as u64) << 48;
         let words = Words::new(memory, self.arena.stamp.arena, Kind::Index, salt);
@@ -50,7 +42,7 @@ impl Journal {
         self.indices[usize::from(table)].cells().saturating_sub(1)
     }
 
-    /// Makes room for so many pages; the new ones are zeros and mean nothing yet.
+    /// Makes room for so many pages, which are more than there are; the new ones are zeros and mean nothing yet.
     pub(crate) fn grow_index(
         &mut self,
         table: u16,
@@ -59,9 +51,6 @@ impl Journal {
     ) -> Result<(), StorageError> {
         let index = &mut self.indices[usize::from(table)];
         let cells = index.cells();
-        if pages < cells {
-            return Ok(());
-        }
         let grown = index.memory.grow((2 + pages) * PAGE_BYTES);
         let doing = "reserve space for";
         grown.map_err(|source| StorageError::Io { doing, path, source })?;
@@ -111,8 +100,8 @@ impl Journal {
     /// Numbers the indices that the transaction changes, there and in the tables.
     pub(super) fn number_indices(&mut self, number: u64) {
         for table in 0..self.indices.len() as u16 {
-            let is_its = |(address, _): &(Address, u64)| matches!(address, Address::Index(t, _) if *t == table);
-            if self.staged.iter().any(is_its) {
+            let is_its = |address| matches!(address, Address::Index(its, _) if its == table);
+            if self.staged.iter().any(|&(address, _)| is_its(address)) {
                 self.stage(Address::Index(table, NUMBER_AT), number);
                 self.stage(self.number_in_tables(table), number);
             }

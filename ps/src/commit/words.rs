@@ -2,6 +2,8 @@
 //!
 //! It finds any single changed word for certain, and anything else but for one time in 2^64.
 
+use pushpull_common::table::scatter;
+
 use crate::arena::Memory;
 use crate::layout::{Fault, Kind, PAGE_BYTES};
 
@@ -19,7 +21,7 @@ pub(super) struct Words {
 
 impl Words {
     pub(super) fn new(memory: Memory, arena: u64, kind: Kind, generation: u64) -> Words {
-        let salt = scramble(scramble(arena ^ generation.rotate_left(32)) ^ kind as u64);
+        let salt = scatter(scatter(arena ^ generation.rotate_left(32)) ^ kind as u64);
         Words { memory, generation, salt }
     }
 
@@ -53,7 +55,7 @@ impl Words {
 
     /// What a word adds to the checksum of its cell.
     pub(super) fn share(index: usize, value: u64) -> u64 {
-        scramble(scramble(value) ^ (index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+        scatter(scatter(value) ^ (index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15))
     }
 
     pub(super) fn checksum(&self, cell: usize) -> u64 {
@@ -64,7 +66,7 @@ impl Words {
     /// The checksum of a cell that holds these words.
     pub(super) fn checksum_of(&self, cell: usize, words: impl Iterator<Item = u64>) -> u64 {
         let shares = words.zip(cell * CELL_WORDS..).map(|(word, index)| Words::share(index, word));
-        shares.fold(scramble(self.salt ^ cell as u64), |sum, share| sum ^ share)
+        shares.fold(scatter(self.salt ^ cell as u64), |sum, share| sum ^ share)
     }
 
     pub(super) fn compare(cell: usize, expected: u64, found: u64) -> Result<(), Fault> {
@@ -90,13 +92,6 @@ impl Words {
         }
         Ok(())
     }
-}
-
-/// A bijection that changes half of the bits when any one changes (the finalizer of MurmurHash3).
-pub(super) fn scramble(word: u64) -> u64 {
-    let word = (word ^ (word >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
-    let word = (word ^ (word >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
-    word ^ (word >> 33)
 }
 
 /// A word of the durable state.

@@ -220,13 +220,15 @@ impl ShardRestore {
             Piece::Row(table, head, streams) => {
                 let head = RowHead { step: head.step.min(RESTORED_LIMIT), ..head };
                 let table = &mut store.tables_mut()[table];
-                if table.rows() >= table.limit() {
-                    let variable = catalogue.variable(table.partition().variable).name();
-                    let (variable, limit) = (variable.to_owned(), table.limit());
-                    return Err(CheckpointError::TableFull { variable, limit });
-                }
                 let restored = table.restore_row(head, streams);
-                restored.map_err(|error| CheckpointError::Memory { reason: error.to_string() })
+                restored.map_err(|error| match table.rows() >= table.limit() {
+                    true => {
+                        let variable = catalogue.variable(table.partition().variable).name();
+                        let (variable, limit) = (variable.to_owned(), table.limit());
+                        CheckpointError::TableFull { variable, limit }
+                    }
+                    false => CheckpointError::Memory { reason: error.to_string() },
+                })
             }
         })
     }

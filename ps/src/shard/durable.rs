@@ -343,8 +343,9 @@ impl Shard {
             zoo: self.config.zoo,
         };
         let mut store = Box::new(Store::open(plan, loan, &self.journal, self.version)?);
-        let journal = &mut self.journal;
-        store.open_tables(&self.arena, generation, &self.budget, &rules, journal)?;
+        store.have_tables(&self.arena, generation, &self.budget, &rules, |making| {
+            Table::open(making, &mut self.journal)
+        })?;
         let ready = record.stage == Stage::Ready;
         if integrity && ready {
             store.verify(&self.journal).map_err(|(kind, fault)| corrupt(kind, fault))?;

@@ -54,8 +54,9 @@ impl Shard {
         let mut store = Store::create(plan, loan, &rules)?;
         self.journal.reserve_intent(transaction_words(words, tables))?;
         self.journal.begin_tables(memory, generation, geometry.first_table());
-        let journal = &mut self.journal;
-        store.make_tables(&self.arena, generation, &self.budget, &rules, journal)?;
+        store.have_tables(&self.arena, generation, &self.budget, &rules, |making| {
+            Table::create(making, &mut self.journal)
+        })?;
         self.generation = generation;
         self.inbox = Some(inbox);
         self.variables = Variables::Declared(Box::new(store));

@@ -41,6 +41,27 @@ enum Which {
     Ids(usize, Vec<u64>),
 }
 
+impl Which {
+    /// What pushes have of some of these rows, added up; see [`add_up`].
+    fn add_up<'a>(
+        &self,
+        partition: &Partition,
+        pushes: &[Rows<'_>],
+        these: Range<usize>,
+        reduction: SparseReduction,
+        tile: &'a mut Vec<u64>,
+    ) -> &'a [u8] {
+        match self {
+            Which::Pushed(rows) => add_up(partition, pushes, &rows[these], reduction, tile),
+            Which::Ids(_, ids) => add_up(partition, pushes, &ids[these], reduction, tile),
+            Which::All => {
+                let rows: Vec<u32> = (these.start as u32..these.end as u32).collect();
+                add_up(partition, pushes, &rows, reduction, tile)
+            }
+        }
+    }
+}
+
 /// What is done with them.
 #[derive(Clone, Copy)]
 pub(super) struct RowChange<'a> {
@@ -139,39 +160,28 @@ impl RowWork {
                 if *budget == 0 {
                     return Ok(false);
                 }
-                let bytes = match (rows, &pushes[..]) {
-                    // They need not be added up.
-                    (Which::Pushed(_), [push]) if push.factor == 1.0 => *budget,
-                    _ => TILE_BYTES,
+                // One push need not be added up.
+                let alone = match &pushes[..] {
+                    [push] if push.factor == 1.0 && !matches!(rows, Which::All) => Some(push),
+                    _ => None,
                 };
+                let bytes = if alone.is_some() { *budget } else { TILE_BYTES };
                 let each = (bytes / row_bytes).max(1) as usize;
-                let end = count.min(self.done.saturating_add(each));
-                match (rows, &pushes[..]) {
-                    (Which::Pushed(rows), [push]) if push.factor == 1.0 => {
-                        let values = self.done * row_bytes as usize..end * row_bytes as usize;
-                        let rows = &rows[self.done..end];
-                        store.change_rows(change, partition, rows, &push.values[values])?;
+                let these = self.done..count.min(self.done.saturating_add(each));
+                let (start, end) = (self.done * row_bytes as usize, these.end * row_bytes as usize);
+                let sums = |tile| rows.add_up(partition, &pushes, these.clone(), reduction, tile);
+                let values =
+                    alone.map_or_else(|| sums(&mut *tile), |push| &push.values[start..end]);
+                let end = these.end;
+                match rows {
+                    Which::Pushed(rows) => {
+                        store.change_rows(change, partition, &rows[these], values)?;
                     }
-                    (Which::Pushed(rows), _) => {
-                        let rows = &rows[self.done..end];
-                        let values = add_up(partition, &pushes, rows, reduction, tile);
-                        store.change_rows(change, partition, rows, values)?;
+                    Which::Ids(table, _) => {
+                        store.tables_mut()[*table].change_rows(change, these, values);
                     }
-                    (Which::Ids(table, _), [push]) if push.factor == 1.0 => {
-                        let values = self.done * row_bytes as usize..end * row_bytes as usize;
-                        let table = &mut store.tables_mut()[*table];
-                        table.change_rows(change, self.done..end, &push.values[values]);
-                    }
-                    (Which::Ids(table, ids), _) => {
-                        let rows = &ids[self.done..end];
-                        let values = add_up(partition, &pushes, rows, reduction, tile);
-                        let table = &mut store.tables_mut()[*table];
-                        table.change_rows(change, self.done..end, values);
-                    }
-                    (Which::All, _) => {
-                        let rows: Vec<u32> = (self.done as u32..end as u32).collect();
-                        let values = add_up(partition, &pushes, &rows, reduction, tile);
-                        let start = partition.offset + self.done as u64 * row_bytes;
+                    Which::All => {
+                        let start = partition.offset + start as u64;
                         store.change(change, start..start + values.len() as u64, values)?;
                     }
                 }

@@ -2,7 +2,7 @@
 
 use pushpull_common::tensor::{DType, Element};
 
-use super::geometry::places_of;
+use super::geometry::pieces_of;
 use super::{BLOCK_BYTES, Store};
 use crate::arena::SKEW_BYTES;
 use crate::checkpoint::Stream;
@@ -43,13 +43,12 @@ impl Store {
             (Stream::Slot(slot), Some(slots)) => (slots, slot * (block_bytes + SKEW_BYTES)),
             (Stream::Slot(_), None) => return,
         };
-        let (mut start, mut bytes) = (start as usize, bytes);
-        while !bytes.is_empty() {
-            let (place, within) = (start / block_bytes, start % block_bytes);
-            let (head, rest) = bytes.split_at(bytes.len().min(block_bytes - within));
-            let (home, within) = (pool.home(place), first + within);
-            pool.blocks.write(home)[within..within + head.len()].copy_from_slice(head);
-            (start, bytes) = (start + head.len(), rest);
+        let mut bytes = bytes;
+        for (place, within) in pieces_of(&(start..start + bytes.len() as u64), block_bytes) {
+            let (head, rest) = bytes.split_at(within.len());
+            let block = pool.blocks.write(pool.home(place));
+            block[first + within.start..first + within.end].copy_from_slice(head);
+            bytes = rest;
         }
     }
 
@@ -64,14 +63,10 @@ impl Store {
                 if spec.initial == 0.0 {
                     continue;
                 }
-                for place in places_of(&range, block_bytes) {
-                    let base = (place * block_bytes) as u64;
-                    let start = range.start.max(base) - base;
-                    let end = range.end.min(base + block_bytes as u64) - base;
-                    let first = index * (block_bytes + SKEW_BYTES);
-                    let home = slots.home(place);
-                    let bytes =
-                        &mut slots.blocks.write(home)[first + start as usize..first + end as usize];
+                let first = index * (block_bytes + SKEW_BYTES);
+                for (place, within) in pieces_of(&range, block_bytes) {
+                    let block = slots.blocks.write(slots.home(place));
+                    let bytes = &mut block[first + within.start..first + within.end];
                     match partition.dtype {
                         DType::F32 => bytemuck::cast_slice_mut(bytes).fill(spec.initial as f32),
                         DType::F64 => bytemuck::cast_slice_mut(bytes).fill(spec.initial),

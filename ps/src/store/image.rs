@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::Geometry;
+use super::{Geometry, pieces_of};
 use crate::arena::{Pins, SKEW_BYTES};
 use crate::checkpoint::{CheckpointError, RowHead, Source, Stream, TableSource};
 use crate::table::TableImage;
@@ -72,15 +72,9 @@ impl Source for Image {
             (Stream::Slot(slot), Some(slots)) => (slots, slot * (block_bytes + SKEW_BYTES)),
             _ => (&self.values, 0),
         };
-        let (mut start, end) = (range.start as usize, range.end as usize);
-        while start < end {
+        pieces_of(&range, block_bytes).try_for_each(|(place, within)| {
             go_on(&self.given_up)?;
-            let place = start / block_bytes;
-            let stop = end.min((place + 1) * block_bytes);
-            let within = start - place * block_bytes..stop - place * block_bytes;
-            out(&pins.read(place)[first + within.start..first + within.end])?;
-            start = stop;
-        }
-        Ok(())
+            out(&pins.read(place)[first + within.start..first + within.end])
+        })
     }
 }

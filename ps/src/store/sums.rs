@@ -18,17 +18,14 @@ impl Store {
         input: &[u8],
         sums: &mut Sums,
     ) {
-        let block_bytes = self.geometry.block_bytes;
+        let slot_stride = self.geometry.block_bytes + SKEW_BYTES;
         let mut input = input;
-        for place in self.places_of(&range) {
-            let base = (place * block_bytes) as u64;
-            let within = (range.start.max(base) - base) as usize
-                ..(range.end.min(base + block_bytes as u64) - base) as usize;
+        for (place, within) in self.pieces_of(&range) {
             let (head, rest) = input.split_at(within.len());
             let values = &self.values.blocks.read(self.values.home(place))[within.clone()];
             let mut slots: [&[u8]; SLOTS_MAX] = Default::default();
             if let Some(pool) = self.slots.as_ref().filter(|_| change.slots() > 0) {
-                let all = pool.blocks.read(pool.home(place)).chunks(block_bytes + SKEW_BYTES);
+                let all = pool.blocks.read(pool.home(place)).chunks(slot_stride);
                 for (slot, bytes) in slots.iter_mut().zip(all) {
                     *slot = &bytes[within.clone()];
                 }

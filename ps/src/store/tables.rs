@@ -11,31 +11,8 @@ use crate::optimizer::VariableRules;
 use crate::table::{Files, Making, Table};
 
 impl Store {
-    /// Makes the tables, without rows, as indices of the journal that nothing names yet.
-    pub(crate) fn make_tables(
-        &mut self,
-        arena: &Arena,
-        generation: u64,
-        budget: &Budget,
-        rules: &VariableRules,
-        journal: &mut Journal,
-    ) -> Result<(), StorageError> {
-        self.each_table(arena, generation, budget, rules, |making| Table::create(making, journal))
-    }
-
-    /// Opens the tables that an earlier process left, whose indices the journal has.
-    pub(crate) fn open_tables(
-        &mut self,
-        arena: &Arena,
-        generation: u64,
-        budget: &Budget,
-        rules: &VariableRules,
-        journal: &mut Journal,
-    ) -> Result<(), StorageError> {
-        self.each_table(arena, generation, budget, rules, |making| Table::open(making, journal))
-    }
-
-    fn each_table(
+    /// Has the tables made or opened, as `had` does it: with [`Table::create`] or [`Table::open`].
+    pub(crate) fn have_tables(
         &mut self,
         arena: &Arena,
         generation: u64,

@@ -78,7 +78,7 @@ impl Table {
         self.discard();
         self.step = self.step.max(step);
         self.have_spare(ids.len())?;
-        let before = std::mem::take(&mut self.drafted);
+        let before = std::mem::take(&mut self.reused);
         let mut drafted = Drafted {
             rows: before.rows,
             words: before.words,
@@ -380,7 +380,7 @@ impl Table {
         drafted.rows.clear();
         drafted.words.clear();
         drafted.pages.clear();
-        self.drafted = drafted;
+        self.reused = drafted;
     }
 }
 

@@ -78,7 +78,7 @@ pub(crate) struct Table {
     index_loans: Vec<Loan>,
     draft: Option<Drafted>,
     /// Memory of a change that is over.
-    drafted: Drafted,
+    reused: Drafted,
     /// Where the ids of a change are.
     places: Vec<(Place, Verdict)>,
     /// An index that is made anew of a checkpoint.

@@ -34,7 +34,7 @@ impl Table {
         arena.place.remove(&part.file_name(Kind::Index, *generation))?;
         let loan = budget.take(bytes)?;
         let memory = arena.create_part(Kind::Index, *generation, part, bytes)?;
-        journal.begin_index(memory, *generation);
+        journal.use_index(memory, *generation);
         let (table, shape) = (*table, shape_of(&making));
         let records = Records::new(making.files.clone(), shape, limit_of(&making));
         let mut made = Table::of(making, records);
@@ -65,7 +65,7 @@ impl Table {
             integrity: making.integrity,
             index_loans: Vec::new(),
             draft: None,
-            drafted: Drafted::default(),
+            reused: Drafted::default(),
             places: Vec::new(),
             restored: None,
             counts: TableCounts::default(),
