@@ -6,21 +6,22 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use pushpull::blocking::Worker;
-use pushpull::inspect::{Presence, VariablesAre, Verdict};
+use pushpull::inspect::{FileIs, Presence, VariablesAre, Verdict};
 use pushpull::{
-    Adagrad, Adam, ClusterSpec, DType, Durability, GlobalStep, Ps, PsConfig, Push, StartError,
-    Storage, StorageError, TableSpec, TaskId, VariableSpec, WorkerConfig,
+    Adagrad, Adam, ClusterSpec, DType, Durability, GlobalStep, Optimizer, Ps, PsConfig, Push,
+    StartError, Storage, StorageError, TableSpec, TaskId, VariableSpec, WorkerConfig,
 };
 use serde_json::Value;
 
 /// A server of two shards on a state directory, and its cluster.
 fn serve(runtime: &tokio::runtime::Runtime, state: &Path) -> (Ps, ClusterSpec) {
-    try_serve(runtime, state, Durability::Process).unwrap()
+    try_serve(runtime, state, Adam::new(0.1), Durability::Process).unwrap()
 }
 
 fn try_serve(
     runtime: &tokio::runtime::Runtime,
     state: &Path,
+    optimizer: impl Optimizer,
     durability: Durability,
 ) -> Result<(Ps, ClusterSpec), StartError> {
     let listener = runtime.block_on(Ps::listen("127.0.0.1:0")).unwrap();
@@ -30,7 +31,7 @@ fn try_serve(
         .build()
         .unwrap();
     let storage = Storage::Directory { state: state.to_owned(), bytes_max: 1 << 28 };
-    let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Adam::new(0.1));
+    let config = PsConfig::new(cluster.clone(), TaskId::ps(0), optimizer);
     let config = config.storage(storage).shards(2).integrity_full(true).durability(durability);
     Ok((listener.start(config)?, cluster))
 }
@@ -80,16 +81,9 @@ fn copy(from: &Path, to: &Path) {
 fn tables_that_grow_are_told_with_their_rows() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let listener = runtime.block_on(Ps::listen("127.0.0.1:0")).unwrap();
-    let cluster = ClusterSpec::builder()
-        .job("ps", [listener.address()])
-        .job("worker", ["127.0.0.1:1"])
-        .build()
-        .unwrap();
     let state = folder.path().join("state");
-    let storage = Storage::Directory { state: state.clone(), bytes_max: 1 << 28 };
-    let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Adagrad::new(0.1));
-    let server = listener.start(config.storage(storage).integrity_full(true)).unwrap();
+    let (server, cluster) =
+        try_serve(&runtime, &state, Adagrad::new(0.1), Durability::Process).unwrap();
     let mut worker = Worker::connect(WorkerConfig::new(cluster, TaskId::worker(0))).unwrap();
     let spec = TableSpec::new(1 << 20).rows_at_once(500);
     let table = VariableSpec::table("users", DType::F32, [3], spec).unwrap();
@@ -117,6 +111,20 @@ fn tables_that_grow_are_told_with_their_rows() {
     std::fs::write(&file, bytes).unwrap();
     let found = pushpull::inspect(&state).unwrap();
     assert!(!found.is_sound());
+    // What a damaged index or catalogue leaves of the rest is told all the same.
+    for name in ["index-1-0", "catalogue-1"] {
+        let file = state.join("shard-0").join(name);
+        let right = std::fs::read(&file).unwrap();
+        std::fs::write(&file, &right[..100]).unwrap();
+        let found = pushpull::inspect(&state).unwrap();
+        let verdict = |file: &FileIs| file.name == name && !file.verdict.is_sound();
+        assert!(found.shards[0].files.iter().any(verdict), "{:?}", found.shards[0].files);
+        assert_eq!(found.shards[0].clients.len(), 1, "without {name}");
+        std::fs::write(&file, right).unwrap();
+    }
+    // A table is no variable for a server that promises to survive a loss of power.
+    let power = try_serve(&runtime, &state, Adagrad::new(0.1), Durability::Power).unwrap_err();
+    assert!(power.to_string().contains("\"users\""), "{power}");
 }
 
 /// When each file below was last written.
@@ -245,7 +253,7 @@ fn a_flush_that_failed_is_told_and_refused_until_the_machine_is_started_anew() {
     let root = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let state = root.path().join("state");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let (ps, cluster) = try_serve(&runtime, &state, Durability::Power).unwrap();
+    let (ps, cluster) = try_serve(&runtime, &state, Adam::new(0.1), Durability::Power).unwrap();
     let mut worker = train(&cluster, 2);
     let token = worker.token().unwrap().unwrap();
     // What cannot be found cannot be flushed.
@@ -262,7 +270,7 @@ fn a_flush_that_failed_is_told_and_refused_until_the_machine_is_started_anew() {
 
     let before = written(&state);
     for durability in [Durability::Power, Durability::Process] {
-        let error = try_serve(&runtime, &state, durability).unwrap_err();
+        let error = try_serve(&runtime, &state, Adam::new(0.1), durability).unwrap_err();
         let StartError::Storage(StorageError::Poisoned { path, reason }) = &error else {
             panic!("{error}")
         };

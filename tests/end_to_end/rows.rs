@@ -70,36 +70,39 @@ fn tables_are_equal_however_many_shards_there_are() {
 
 #[test]
 fn a_synchronous_step_takes_the_mean_of_rows() {
+    let table = VariableSpec::f32("table", [ROWS, 3]).unwrap().sparse();
+    means_are_taken(&table, |row| row);
+}
+
+/// Of the rows of a step's gradients, for each way to take them together: of a table that starts with
+/// zeros and whose rows are called so.
+pub(crate) fn means_are_taken(table: &VariableSpec, id: fn(u64) -> u64) {
+    let table = table.clone().partitioner(Partitioner::Fixed { shards: 4 });
     let pulled = |reduction| {
         let mode = Mode::Synchronous { replicas_to_aggregate: 2, total_num_replicas: 2 };
         let configure =
             |config: pushpull::PsConfig| config.mode(mode).shards(2).sparse_reduction(reduction);
         let cluster = Cluster::start(2, 2, Sgd::new(1.0), configure);
         let mut workers = [cluster.worker(0), cluster.worker(1)];
-        let zeros = |variables: Vec<VariableSpec>| {
-            let table = VariableSpec::f32("table", [ROWS, 3]).unwrap().sparse();
-            let cut = Partitioner::Fixed { shards: 4 };
-            vec![variables[0].clone(), table.partitioner(cut)]
-        };
         for worker in &mut workers {
-            worker.join(&zeros(variables(1)), |_| ()).unwrap();
+            worker.join(&[vector("bias", 4), table.clone()], |_| ()).unwrap();
         }
         let tokens: Vec<_> = workers.iter_mut().map(|w| w.token().unwrap().unwrap()).collect();
         for (index, (worker, token)) in workers.iter_mut().zip(tokens).enumerate() {
             let mut row = [0.0_f32; 3];
             assert_eq!(
-                worker.pull_rows(&token, "table", &[20], &mut row).unwrap(),
+                worker.pull_rows(&token, "table", &[id(20)], &mut row).unwrap(),
                 Pulled::Pulled { step: 0 }
             );
             let mut gradients = worker.gradients();
             // One row of both, one of each.
-            let (ids, rows) = ([1, 20 + index as u64], [-2.0_f32; 6]);
+            let (ids, rows) = ([id(1), id(20 + index as u64)], [-2.0_f32; 6]);
             gradients.set_rows("table", &ids, &rows).unwrap();
             assert_eq!(worker.push(token, gradients).unwrap(), Push::Accepted { step: 0 });
         }
         let token = workers[0].token().unwrap().unwrap();
-        let mut rows = [0.0_f32; 12];
-        let found = workers[0].pull_rows(&token, "table", &[0, 1, 20, 21], &mut rows).unwrap();
+        let (mut rows, ids) = ([0.0_f32; 12], [0, 1, 20, 21].map(id));
+        let found = workers[0].pull_rows(&token, "table", &ids, &mut rows).unwrap();
         assert_eq!(found, Pulled::Pulled { step: 1 });
         drop(token);
         cluster.stop();

@@ -4,17 +4,17 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use pushpull::aggregate::SparseReduction;
 use pushpull::blocking::{Reader, Worker};
 use pushpull::checkpoint::{export, export_since};
 use pushpull::{
     Adagrad, Adam, Admission, Checkpoints, DType, Error, Eviction, Initializer, LocalDirectory,
-    Mode, Optimizer, Partitioner, Pulled, Push, Refusal, Sgd, Storage, TableSpec, VariableError,
+    Optimizer, Partitioner, Pulled, Push, Refusal, Sgd, Storage, TableSpec, VariableError,
     VariableSpec, ViewError,
 };
 use safetensors::SafeTensors;
 
 use super::cluster::{Cluster, vector};
+use super::rows::means_are_taken;
 
 /// A table in so many parts, and a dense bias.
 fn variables(parts: u32, spec: TableSpec) -> Vec<VariableSpec> {
@@ -92,36 +92,8 @@ fn tables_are_equal_however_many_shards_there_are() {
 
 #[test]
 fn a_synchronous_step_takes_the_mean_of_rows() {
-    let pulled = |reduction| {
-        let mode = Mode::Synchronous { replicas_to_aggregate: 2, total_num_replicas: 2 };
-        let configure =
-            |config: pushpull::PsConfig| config.mode(mode).shards(2).sparse_reduction(reduction);
-        let cluster = Cluster::start(2, 2, Sgd::new(1.0), configure);
-        let mut workers = [cluster.worker(0), cluster.worker(1)];
-        let table = VariableSpec::table("table", DType::F32, [3], roomy()).unwrap();
-        let table = table.partitioner(Partitioner::Fixed { shards: 4 });
-        for worker in &mut workers {
-            worker.join(&[vector("bias", 4), table.clone()], |_| ()).unwrap();
-        }
-        let tokens: Vec<_> = workers.iter_mut().map(|w| w.token().unwrap().unwrap()).collect();
-        for (index, (worker, token)) in workers.iter_mut().zip(tokens).enumerate() {
-            let mut gradients = worker.gradients();
-            // One row of both, one of each.
-            let (ids, rows) = ([id(1), id(20 + index as u64)], [-2.0_f32; 6]);
-            gradients.set_rows("table", &ids, &rows).unwrap();
-            assert_eq!(worker.push(token, gradients).unwrap(), Push::Accepted { step: 0 });
-        }
-        let token = workers[0].token().unwrap().unwrap();
-        let (mut rows, ids) = ([0.0_f32; 12], [0, 1, 20, 21].map(id));
-        let found = workers[0].pull_rows(&token, "table", &ids, &mut rows).unwrap();
-        assert_eq!(found, Pulled::Pulled { step: 1 });
-        drop(token);
-        cluster.stop();
-        [rows[0], rows[3], rows[6], rows[9]]
-    };
-    assert_eq!(pulled(SparseReduction::ReplicaMean), [0.0, 2.0, 1.0, 1.0]);
-    assert_eq!(pulled(SparseReduction::RowMean), [0.0, 2.0, 2.0, 2.0]);
-    assert_eq!(pulled(SparseReduction::Sum), [0.0, 4.0, 2.0, 2.0]);
+    let table = VariableSpec::table("table", DType::F32, [3], roomy()).unwrap();
+    means_are_taken(&table, id);
 }
 
 /// A tensor of each name, as `f32` or as ids.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::{GlobalStep, ShardId};
@@ -134,13 +135,18 @@ impl Look<'_> {
             Stage::Absent => None,
             _ => self.note(arena.open(Kind::Tables, record.generation, None)),
         };
-        let has_tables = tables.is_some();
+        let catalogue = match record.stage {
+            Stage::Absent => None,
+            _ => self.note(open_catalogue(&arena, &record)),
+        };
+        let mut has_tables = tables.is_some();
         if let Some(tables) = tables {
             journal.use_tables(tables, record.generation);
-            let catalogue = self.note(open_catalogue(&arena, &record))?;
-            for (table, _) in (0..).zip(catalogue.layout(arena.stamp.shard).tables()) {
-                self.note(Table::map_index(&arena, record.generation, table, &mut journal))?;
-            }
+            let layout = catalogue.as_ref().map(|catalogue| catalogue.layout(arena.stamp.shard));
+            has_tables = (0..).zip(layout.unwrap_or_default().tables()).all(|(table, _)| {
+                let mapped = Table::map_index(&arena, record.generation, table, &mut journal);
+                self.note(mapped).is_some()
+            });
         }
         self.note(journal.redo())?;
         self.verified(Kind::Intent, 0, Verdict::Sound);
@@ -148,7 +154,9 @@ impl Look<'_> {
         self.clients(&journal, &record)?;
         self.verified(Kind::Control, 0, Verdict::Sound);
         if record.stage != Stage::Absent {
-            let bulk = self.variables(&arena, &mut journal, &record, has_tables);
+            let bulk = catalogue.and_then(|catalogue| {
+                self.variables(&arena, &mut journal, &record, &catalogue, has_tables)
+            });
             self.pages_of_the_rest(&arena, &record, bulk.is_some());
         }
         Some(())
@@ -196,13 +204,13 @@ impl Look<'_> {
         arena: &Arena,
         journal: &mut Journal,
         record: &ShardRecord,
+        catalogue: &Catalogue,
         has_tables: bool,
     ) -> Option<()> {
         let generation = record.generation;
-        let catalogue = self.note(open_catalogue(arena, record))?;
         self.verified(Kind::Catalogue, generation, Verdict::Sound);
         let shard = arena.stamp.shard;
-        self.found.variables = variables_of(&catalogue, shard);
+        self.found.variables = variables_of(catalogue, shard);
         let layout = catalogue.layout(shard);
         let geometry = Geometry::of_words(&layout, record.slots, record.block_bytes, record.pinned);
         let geometry = geometry.ok_or_else(|| Fault::at(PAGE_BYTES, "blocks for its variables"));
@@ -229,23 +237,21 @@ impl Look<'_> {
             let bodies = inbox.restore(whole, &layout, record.integrity, std::time::Instant::now());
             self.fault(Kind::Inbox, generation, bodies);
         }
-        let (plan_arena, zoo) = (arena.clone(), Zoo::default());
-        let arena = plan_arena.clone();
         let plan = Plan {
-            arena,
+            arena: arena.clone(),
             generation,
-            catalogue: catalogue.clone().into(),
-            layout: layout.clone(),
+            catalogue: Arc::new(catalogue.clone()),
+            layout,
             geometry,
             integrity: record.integrity,
             cached_bytes_max: 0,
             power: false,
-            zoo,
+            zoo: Zoo::default(),
         };
         let loan = self.note(Budget::new(u64::MAX).take(0))?;
         let store = self.note(Store::open(plan, loan, journal, record.version))?;
         self.verified(Kind::Tables, generation, Verdict::Sound);
-        self.tables(&plan_arena, &catalogue, journal, record);
+        self.tables(arena, catalogue, journal, record);
         if record.integrity
             && record.stage == Stage::Ready
             && let Err((kind, fault)) = store.verify(journal)

@@ -290,12 +290,7 @@ impl Shard {
         let catalogue = open_catalogue(&self.arena, record)?;
         let layout = catalogue.layout(self.id);
         let geometry = Geometry::of_words(&layout, record.slots, record.block_bytes, record.pinned);
-        self.config.rules.check(&catalogue)?;
-        if self.power.is_some() && !layout.tables().is_empty() {
-            let what = "no tables that grow: they survive no loss of power";
-            let fault = Fault::at(PAGE_BYTES, what);
-            return Err(corrupt(Kind::Catalogue, fault));
-        }
+        self.can_train(&catalogue)?;
         let rules = self.config.rules.of_variables(&catalogue);
         let slots = rules.most_slots(&layout);
         let geometry = geometry.filter(|geometry| geometry.slots == slots).ok_or_else(|| {

@@ -2,36 +2,37 @@
 //! count.
 
 use pushpull_common::catalogue::Catalogue;
-use pushpull_common::protocol::message::{Declare, Operation};
-use pushpull_common::protocol::{Message, Refusal};
+use pushpull_common::protocol::Refusal;
+use pushpull_common::protocol::message::Operation;
 
-use super::{Detail, Shard, Variables};
+use super::{Shard, Variables};
 use crate::config::Durability;
+use crate::optimizer::Untrainable;
 use crate::table::Table;
 
 /// Each has a file for its index, and some for its rows.
 const TABLES_MAX: usize = 1024;
 
 impl Shard {
-    /// Whether this server can hold the tables of a catalogue.
-    pub(super) fn can_have_tables(&self, catalogue: &Catalogue) -> Result<(), Refusal> {
+    /// Whether the variables of a catalogue can be trained as the server is configured.
+    pub(super) fn can_train(&self, catalogue: &Catalogue) -> Result<(), Untrainable> {
+        self.config.rules.check(catalogue)?;
         let Some(table) = catalogue.variables().iter().find(|v| v.as_table().is_some()) else {
             return Ok(());
         };
         let here = catalogue.layout(self.id).tables().len();
         let reason = if self.config.durability == Durability::Power {
-            "survives a loss of power in checkpoints only: not with Durability::Power".to_owned()
+            "a table survives a loss of power in checkpoints only, not with Durability::Power"
+                .to_owned()
         } else if here > TABLES_MAX {
             format!(
-                "would be one of {here} parts of tables on {}: there may be {TABLES_MAX}",
+                "there would be {here} parts of tables on {}, not {TABLES_MAX} at most",
                 self.id
             )
         } else {
             return Ok(());
         };
-        let detail = Detail::clipped(format!("the table {:?} {reason}", table.name()));
-        let kind = Message::from(Declare { digest: [0; 32] }).kind();
-        Err(Refusal::Unsupported { kind, detail })
+        Err(Untrainable { variable: table.name().to_owned(), reason })
     }
 
     /// Whether tables that evict nothing have room for the new rows of a push whose last part has

@@ -71,8 +71,7 @@ impl Shard {
                 );
             }
         }
-        self.can_have_tables(&catalogue)?;
-        self.config.rules.check(&catalogue).map_err(|Untrainable { variable, reason }| {
+        self.can_train(&catalogue).map_err(|Untrainable { variable, reason }| {
             Refusal::Untrainable {
                 variable: Detail::clipped(variable),
                 detail: Detail::clipped(reason),

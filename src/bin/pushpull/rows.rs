@@ -17,108 +17,115 @@ const BATCH: usize = 4096;
 /// As many batches as it takes that their rows are not in cache when they come again.
 const BATCHES: usize = 64;
 
+/// What holds the rows.
+trait Held {
+    /// What a row is called there.
+    type Key: Copy + Ord;
+
+    const NAME: &'static str;
+
+    fn key(row: u32) -> Self::Key;
+
+    /// A gradient of rows, whose keys rise.
+    fn push(&mut self, rows: &[Self::Key], gradient: &[f32]);
+
+    fn pull(&self, rows: &[Self::Key]) -> Vec<u8>;
+}
+
+/// A sparse variable.
+struct Sparse(StoreUnderTest);
+
+impl Held for Sparse {
+    type Key = u32;
+
+    const NAME: &'static str = "store";
+
+    fn key(row: u32) -> u32 {
+        row
+    }
+
+    fn push(&mut self, rows: &[u32], gradient: &[f32]) {
+        self.0.push_rows(rows, gradient);
+    }
+
+    fn pull(&self, rows: &[u32]) -> Vec<u8> {
+        self.0.pull_rows(rows)
+    }
+}
+
+/// A table that has grown to as many rows.
+struct Growing(StoreUnderTest);
+
+impl Held for Growing {
+    type Key = u64;
+
+    const NAME: &'static str = "table";
+
+    /// Ids of all sizes, in no order.
+    fn key(row: u32) -> u64 {
+        u64::from(row).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    }
+
+    fn push(&mut self, ids: &[u64], gradient: &[f32]) {
+        self.0.push_ids(ids, gradient);
+    }
+
+    fn pull(&self, ids: &[u64]) -> Vec<u8> {
+        self.0.pull_ids(ids)
+    }
+}
+
 /// Measures rows of 16 and of 64 elements.
 pub(crate) fn run(rounds: usize, json: bool) -> Result<(), Box<dyn Error>> {
     let batches: Vec<Vec<u32>> = (0..BATCHES as u64).map(batch).collect();
-    let sorted: Vec<Vec<u32>> = batches.iter().map(|rows| sorted(rows)).collect();
     for width in [16, 64] {
-        let rule = Arc::new(Adagrad::new(0.5));
-        let mut store = StoreUnderTest::table(ROWS.into(), width as u64, rule.clone())?;
-        let mut plain = RowsInPlace::new(ROWS as usize, width, rule)?;
-        let gradient: Vec<f32> = (0..BATCH * width).map(|i| (i % 17) as f32 - 8.0).collect();
-        let row = |name: &str, (ours, ceiling)| Row {
-            name: format!("rows_{name}_store_dim{width}"),
-            unit: Unit::Rows,
-            amount: BATCH as u64,
-            ours,
-            ceiling,
-        };
-
-        // Once beforehand, so that nobody waits for pages.
-        for rows in &sorted {
-            store.push_rows(rows, &gradient);
-            plain.push(rows, &gradient);
-        }
-        let mut pushes = BATCHES;
-        let (mut turn, mut out) = (0, vec![0.0_f32; BATCH * width]);
-        let push = || {
-            let rows = &sorted[pushes % BATCHES];
-            pushes += 1;
-            let start = Instant::now();
-            store.push_rows(rows, &gradient);
-            Ok(start.elapsed())
-        };
-        let gather = || {
-            turn += 1;
-            let start = Instant::now();
-            plain.gather(&batches[turn % BATCHES], &mut out);
-            Ok(start.elapsed())
-        };
-        row("push_adagrad", take_turns(rounds, push, gather)?).print(json);
-        (BATCHES..pushes).for_each(|turn| plain.push(&sorted[turn % BATCHES], &gradient));
-        if store.values() != plain.values() {
-            return Err("the values of the table are not those of the rule in place".into());
-        }
-
-        let (mut turn, mut pulled) = (0, Vec::new());
-        let pull = || {
-            turn += 1;
-            let start = Instant::now();
-            pulled = store.pull_rows(&batches[turn % BATCHES]);
-            Ok(start.elapsed())
-        };
-        let mut other = 0;
-        let gather = || {
-            other += 1;
-            let start = Instant::now();
-            plain.gather(&batches[other % BATCHES], &mut out);
-            Ok(start.elapsed())
-        };
-        let times = take_turns(rounds, pull, gather)?;
-        plain.gather(&batches[turn % BATCHES], &mut out);
-        if pulled != bytemuck::cast_slice::<f32, u8>(&out) {
-            return Err("what was pulled is not what the table holds".into());
-        }
-        row("pull", times).print(json);
-        growing(rounds, json, width, &batches)?;
+        let rule = || Arc::new(Adagrad::new(0.5));
+        let store = Sparse(StoreUnderTest::table(ROWS.into(), width, rule())?);
+        measure(store, width as usize, &batches, rounds, json)?;
+        let store = Growing(StoreUnderTest::growing(width, TableSpec::new(1 << 33), rule())?);
+        measure(store, width as usize, &batches, rounds, json)?;
     }
     Ok(())
 }
 
-/// The same of a table that has grown to as many rows.
-fn growing(
-    rounds: usize,
-    json: bool,
+/// Measures pushes and pulls beside a gather of the same rows.
+fn measure<H: Held>(
+    mut store: H,
     width: usize,
     batches: &[Vec<u32>],
+    rounds: usize,
+    json: bool,
 ) -> Result<(), Box<dyn Error>> {
-    let rule = Arc::new(Adagrad::new(0.5));
-    let spec = TableSpec::new(1 << 33);
-    let mut store = StoreUnderTest::growing(width as u64, spec, rule.clone())?;
-    let mut plain = RowsInPlace::new(ROWS as usize, width, rule)?;
+    let mut plain = RowsInPlace::new(ROWS as usize, width, Arc::new(Adagrad::new(0.5)))?;
     let gradient: Vec<f32> = (0..BATCH * width).map(|i| (i % 17) as f32 - 8.0).collect();
     let row = |name: &str, (ours, ceiling)| Row {
-        name: format!("rows_{name}_table_dim{width}"),
+        name: format!("rows_{name}_{}_dim{width}", H::NAME),
         unit: Unit::Rows,
         amount: BATCH as u64,
         ours,
         ceiling,
     };
+    let keys = |rows: &[u32]| rows.iter().map(|&row| H::key(row)).collect::<Vec<H::Key>>();
+    let sorted: Vec<Vec<u32>> = batches.iter().map(|rows| sorted::<H>(rows)).collect();
+    let sorted_keys: Vec<Vec<H::Key>> = sorted.iter().map(|rows| keys(rows)).collect();
+    let batch_keys: Vec<Vec<H::Key>> = batches.iter().map(|rows| keys(rows)).collect();
+
+    // All rows are there, and nobody waits for pages. A gradient of 0 changes nothing.
     let all: Vec<u32> = (0..ROWS).collect();
-    for rows in all.chunks(BATCH).map(by_id) {
-        let zeros = vec![0.0; rows.len() * width];
-        store.push_ids(&ids(&rows), &zeros);
-        plain.push(&rows, &zeros);
+    for rows in all.chunks(BATCH) {
+        store.push(&keys(&self::sorted::<H>(rows)), &vec![0.0; rows.len() * width]);
     }
-    let by_id: Vec<Vec<u32>> = batches.iter().map(|rows| by_id(rows)).collect();
-    let ids_by_id: Vec<Vec<u64>> = by_id.iter().map(|rows| ids(rows)).collect();
-    let mut pushes = 0;
+    for (rows, keys) in sorted.iter().zip(&sorted_keys) {
+        store.push(keys, &gradient);
+        plain.push(rows, &gradient);
+    }
+    let mut pushes = BATCHES;
     let (mut turn, mut out) = (0, vec![0.0_f32; BATCH * width]);
     let push = || {
-        let ids = &ids_by_id[pushes % BATCHES];
+        let keys = &sorted_keys[pushes % BATCHES];
         pushes += 1;
         let start = Instant::now();
-        store.push_ids(ids, &gradient);
+        store.push(keys, &gradient);
         Ok(start.elapsed())
     };
     let gather = || {
@@ -128,14 +135,16 @@ fn growing(
         Ok(start.elapsed())
     };
     row("push_adagrad", take_turns(rounds, push, gather)?).print(json);
-    (0..pushes).for_each(|turn| plain.push(&by_id[turn % BATCHES], &gradient));
+    (BATCHES..pushes).for_each(|turn| plain.push(&sorted[turn % BATCHES], &gradient));
+    if store.pull(&keys(&all)) != bytemuck::cast_slice::<f32, u8>(plain.values()) {
+        return Err("the rows are not those of the rule in place".into());
+    }
 
-    let ids: Vec<Vec<u64>> = batches.iter().map(|rows| ids(rows)).collect();
     let (mut turn, mut pulled) = (0, Vec::new());
     let pull = || {
         turn += 1;
         let start = Instant::now();
-        pulled = store.pull_ids(&ids[turn % BATCHES]);
+        pulled = store.pull(&batch_keys[turn % BATCHES]);
         Ok(start.elapsed())
     };
     let mut other = 0;
@@ -148,25 +157,10 @@ fn growing(
     let times = take_turns(rounds, pull, gather)?;
     plain.gather(&batches[turn % BATCHES], &mut out);
     if pulled != bytemuck::cast_slice::<f32, u8>(&out) {
-        return Err("what was pulled is not what the table holds".into());
+        return Err("what was pulled is not what the rows hold".into());
     }
     row("pull", times).print(json);
     Ok(())
-}
-
-/// The ids of rows: of all sizes, in no order.
-fn ids(rows: &[u32]) -> Vec<u64> {
-    rows.iter().map(|&row| id(row)).collect()
-}
-
-fn id(row: u32) -> u64 {
-    u64::from(row).wrapping_mul(0x9e37_79b9_7f4a_7c15)
-}
-
-fn by_id(rows: &[u32]) -> Vec<u32> {
-    let mut rows = rows.to_vec();
-    rows.sort_unstable_by_key(|&row| id(row));
-    rows
 }
 
 /// Distinct rows, drawn by Zipf's law with exponent 1 (its continuous form: the logarithm of the rank
@@ -190,9 +184,10 @@ fn batch(seed: u64) -> Vec<u32> {
     rows
 }
 
-fn sorted(rows: &[u32]) -> Vec<u32> {
+/// Rows in the order of their keys.
+fn sorted<H: Held>(rows: &[u32]) -> Vec<u32> {
     let mut rows = rows.to_vec();
-    rows.sort_unstable();
+    rows.sort_unstable_by_key(|&row| H::key(row));
     rows
 }
 
@@ -202,7 +197,7 @@ mod tests {
 
     #[test]
     fn batches_are_distinct_and_favour_a_few_rows() {
-        let (a, b) = (sorted(&batch(0)), sorted(&batch(1)));
+        let (a, b) = (sorted::<Sparse>(&batch(0)), sorted::<Sparse>(&batch(1)));
         assert!(a.windows(2).all(|pair| pair[0] < pair[1]) && a != b);
         let shared = a.iter().filter(|row| b.binary_search(row).is_ok()).count();
         // Of a million rows two uniform batches would share 16.

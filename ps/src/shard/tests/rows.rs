@@ -2,8 +2,11 @@
 
 use proptest::prelude::*;
 use pushpull_common::ids::{PartitionId, VariableId};
+use pushpull_common::partition::Partitioner;
 use pushpull_common::protocol::message::{self, Operation};
 use pushpull_common::protocol::{Envelope, Message, Outcome, Refusal};
+use pushpull_common::table::TableSpec;
+use pushpull_common::tensor::DType;
 use pushpull_common::variable::VariableSpec;
 
 use super::peers::{Push, bytes_of, chief, f32s, index_of, worker};
@@ -156,6 +159,22 @@ fn rows_take_no_first_values_from_the_chief() {
     let answer = world.push_answer(line, &push, &[(INDEX, &index_of::<u32>(&[]))]);
     let Message::Refused(refused) = answer else { panic!("not refused but {answer:?}") };
     assert!(matches!(refused.refusal, Refusal::Operation { variable: VariableId(1), .. }));
+}
+
+#[test]
+fn tables_in_more_parts_than_there_may_be_are_refused() {
+    let declare = |shards| {
+        let table = VariableSpec::table("users", DType::F32, [1], TableSpec::new(1 << 30));
+        let table = table.unwrap().partitioner(Partitioner::Fixed { shards });
+        let mut world = World::bare(vec![table], Sgd::new(1.0), |config| config);
+        let line = world.join(0, &mut chief());
+        let catalogue = world.catalogue.clone();
+        world.declare(line, &catalogue)
+    };
+    let Message::Refused(refused) = declare(1025) else { panic!("not refused") };
+    let Refusal::Untrainable { variable, detail } = refused.refusal else { panic!("{refused:?}") };
+    assert_eq!(variable.as_str(), "users");
+    assert!(detail.as_str().contains("1025") && detail.as_str().contains("1024"), "{detail:?}");
 }
 
 /// A shard whose only variable is `table`, sparse or not, of blocks that its rows straddle.
