@@ -11,6 +11,7 @@ pub(crate) mod checkpoints;
 mod checks;
 mod chief;
 mod cut;
+mod drafts;
 pub(crate) mod durable;
 mod encoded;
 pub(crate) mod generation;
@@ -36,6 +37,7 @@ pub(crate) mod replicas;
 mod rooms;
 mod rows;
 mod staleness;
+mod step_work;
 mod synchronous;
 mod tables;
 mod tokens;
@@ -68,13 +70,14 @@ use crate::store::Store;
 use crate::zoo::Bug;
 use checkpoints::{Asker, News, Restoring, Saving, ShardRestored};
 use cut::{Cut, Wish};
+use drafts::Draft;
 use encoded::{Encoded, Form};
 use output::Output;
 use parked::{Entry, Parked, Wait};
 use power::Power;
 use replicas::{ClientKey, Presence, Replicas};
 use staleness::Backups;
-use work::{Draft, Job};
+use work::Job;
 
 /// Something that happened to a shard.
 #[derive(Debug)]

@@ -1,6 +1,5 @@
 //! Long work in slices: applying pushes and computing initial values.
 
-use std::ops::Range;
 use std::time::Instant;
 
 use pushpull_common::catalogue::Partition;
@@ -8,15 +7,14 @@ use pushpull_common::ids::RestoreEpoch;
 use pushpull_common::protocol::message::{Operation, PushAnswer};
 use pushpull_common::protocol::{Envelope, Outcome};
 
-use super::mean::mean;
 use super::measuring::MeasureJob;
 use super::passes::Passes;
 use super::record::RESTORED_LIMIT;
 use super::replicas::{ClientKey, Presence};
 use super::rows::{RowChange, RowWork};
-use super::staleness::{TILE_BYTES, Treatment};
+use super::staleness::Treatment;
+use super::step_work::StepJob;
 use super::{Shard, Variables};
-use crate::aggregate::round::Round;
 use crate::inbox::{Arrival, Extents};
 use crate::optimizer::{ApplyAt, VariableRules};
 use crate::store::{Change, NoSpareBlock, Store};
@@ -37,34 +35,6 @@ pub(super) enum Job {
     Measure(MeasureJob),
     /// Computes the initial values.
     Initialize(InitializeJob),
-}
-
-#[derive(Debug)]
-pub(super) struct StepJob {
-    /// Of its pushes, in their order, and what their gradients are multiplied by.
-    rooms: Vec<u32>,
-    factors: Vec<f64>,
-    begun: bool,
-    passes: Passes,
-    /// How far it is applied, in bytes of the shard's variables.
-    done_to: u64,
-    /// Behind that.
-    rows: RowWork,
-}
-
-/// What one push gives to a step.
-struct Share<'a> {
-    ranges: &'a [Range<u64>],
-    bytes: &'a [u8],
-    factor: f64,
-}
-
-/// A push that is applied as its parts come.
-#[derive(Debug)]
-pub(super) struct Draft {
-    room: u32,
-    /// Since its first part.
-    treatment: Treatment,
 }
 
 #[derive(Debug)]
@@ -123,8 +93,7 @@ impl Job {
 
     /// The step that is made of the pushes in these rooms, in this order, each times its factor.
     pub(super) fn step(rooms: Vec<u32>, factors: Vec<f64>) -> Job {
-        let (passes, rows) = Default::default();
-        Job::Step(StepJob { rooms, factors, begun: false, passes, done_to: 0, rows })
+        Job::Step(StepJob::new(rooms, factors))
     }
 
     /// The room of the push that it applies by itself.
@@ -141,7 +110,7 @@ impl Job {
     pub(super) fn has_begun(&self) -> bool {
         match self {
             Job::Push(job) => job.begun,
-            Job::Step(job) => job.begun,
+            Job::Step(job) => job.has_begun(),
             // It changes nothing.
             Job::Measure(_) => false,
             Job::Initialize(job) => job.begun,
@@ -309,85 +278,6 @@ impl Shard {
         job.rows.slice(store, inbox, &rooms, change, &mut budget, &mut self.tile)
     }
 
-    /// A slice of a synchronous step: the mean of its gradients, added up in the order of their
-    /// admission, is one gradient. A variable's mean is over the gradients that have it.
-    fn work_on_step(&mut self, job: &mut StepJob) -> Result<bool, NoSpareBlock> {
-        let (Some(inbox), Variables::Ready(store)) = (&self.inbox, &mut self.variables) else {
-            return Ok(true);
-        };
-        let rooms = &job.rooms;
-        // Looked up once: there may be many of them.
-        let pushes: Vec<Share<'_>> = rooms
-            .iter()
-            .zip(&job.factors)
-            .filter_map(|(&room, &factor)| {
-                let ranges = inbox.arrival(room)?.extents.ranges();
-                Some(Share { ranges, bytes: inbox.bytes(room, 0..store.layout().bytes())?, factor })
-            })
-            .collect();
-        let (operation, rules) = (Operation::Gradient {}, &self.rules);
-        let step = self.round.as_ref().map_or(0, Round::step);
-        if !job.begun {
-            job.begun = true;
-            self.draft = None;
-            let ranges: Vec<&[Range<u64>]> = pushes.iter().map(|push| push.ranges).collect();
-            let dense = Extents::union(&ranges, store.layout());
-            job.rows = RowWork::new(inbox, rooms, store, operation, rules);
-            job.passes = Passes::new(store.layout(), rules, operation);
-            let (at, journal) = ((step, self.version + 1), &mut self.journal);
-            let begun = job.rows.begin(store, journal, dense.ranges(), at, operation);
-            if let Err(blocked) = begun {
-                store.discard();
-                job.begun = false;
-                return Err(blocked);
-            }
-        }
-        let at = ApplyAt::new(self.gradients + 1, step);
-        let mut budget = budget_of(store);
-        let mut gradients: Vec<(&[u8], f64)> = Vec::with_capacity(rooms.len());
-        loop {
-            if job.done_to >= store.layout().bytes() {
-                match job.passes.next() {
-                    true => job.done_to = 0,
-                    false => break,
-                }
-                continue;
-            }
-            if budget == 0 {
-                return Ok(false);
-            }
-            let partition = store.layout().at(job.done_to).clone();
-            if partition.is_sparse() || job.passes.skips(rules, &partition) {
-                job.done_to = partition.end();
-                continue;
-            }
-            let values_end = partition.offset + partition.bytes;
-            let end = values_end.min(job.done_to + budget.min(TILE_BYTES)).max(job.done_to);
-            let range = job.done_to..end;
-            gradients.clear();
-            for Share { ranges, bytes, factor } in &pushes {
-                if ranges.iter().any(|held| held.contains(&partition.offset)) {
-                    gradients.push((&bytes[range.start as usize..range.end as usize], *factor));
-                }
-            }
-            if !range.is_empty() && !gradients.is_empty() {
-                let count = match self.config.rule() {
-                    Some(rule) if self.config.zoo.has(Bug::MeanOfAll) => rule.aggregate,
-                    _ => gradients.len() as u32,
-                };
-                let mean = mean(partition.dtype, &gradients, count, &mut self.tile);
-                let how = (rules, operation, at);
-                job.passes.take(store, how, &partition, range.clone(), mean)?;
-            }
-            let read = (range.end - range.start) * gradients.len().max(1) as u64;
-            budget = budget.saturating_sub(read.next_multiple_of(8).max(8));
-            job.done_to = if end == values_end { partition.end() } else { end };
-        }
-        let (factors, reduction) = (&job.factors[..], self.config.sparse_reduction);
-        let change = RowChange { rules, operation, at, reduction, factors };
-        job.rows.slice(store, inbox, rooms, change, &mut budget, &mut self.tile)
-    }
-
     fn work_on_initialize(&mut self, job: &mut InitializeJob) -> bool {
         let Variables::Declared(store) = &mut self.variables else {
             return true;
@@ -404,80 +294,6 @@ impl Shard {
         }
         job.done = store.initialize(job.partition, job.done);
         false
-    }
-
-    /// A part of a push has come: applies it while it is in cache, if nothing stands in the way.
-    /// `may_begin` says that it is the first of several. Whatever comes between, the whole of the
-    /// push lies in the inbox and can be applied from there.
-    pub(super) fn apply_on_arrival(&mut self, room: u32, range: &Range<u64>, may_begin: bool) {
-        if self.round.is_some() {
-            // A gradient waits for its step; what else comes is small.
-            return;
-        }
-        let rules = &self.rules;
-        let waits = |store: &Store| {
-            store.layout().touched(range.clone()).any(|p| p.is_sparse() || rules.sums(p))
-        };
-        if self.store().is_some_and(waits) {
-            // Which rows they are, or what their sums are, is known once the push is whole.
-            if self.draft.as_ref().is_some_and(|draft| draft.room == room) {
-                self.give_draft_up();
-            }
-            return;
-        }
-        let free = self.draft.is_none() && self.jobs.is_empty() && may_begin;
-        let begun = free.then(|| self.treatment_of(room));
-        let (Some(inbox), Variables::Ready(store)) = (&self.inbox, &mut self.variables) else {
-            return;
-        };
-        if let Some(treatment) = begun {
-            store.discard();
-            self.draft = Some(Draft { room, treatment });
-        }
-        let Some(draft) = self.draft.as_ref().filter(|draft| draft.room == room) else {
-            return;
-        };
-        let Some(push) = inbox.arrival(room) else {
-            return;
-        };
-        let (treatment, at) = (&draft.treatment, draft.treatment.at);
-        let rules = &self.rules;
-        let mut apply = || {
-            store.can_change(std::iter::once(range.clone()))?;
-            for partition in store.layout().within(range.clone()).cloned().collect::<Vec<_>>() {
-                let start = partition.offset.max(range.start);
-                let end = (partition.offset + partition.bytes).min(range.end);
-                let range = start..end.max(start);
-                let Some(bytes) = inbox.bytes(room, range.clone()).filter(|b| !b.is_empty()) else {
-                    continue;
-                };
-                let change = change_of(rules, push.operation, at, &partition);
-                let (dtype, tile) = (partition.dtype, &mut self.tile);
-                treatment.each(store, dtype, range, bytes, tile, |store, range, bytes| {
-                    store.change(change, range, bytes)
-                })?;
-            }
-            Ok(())
-        };
-        if let Err(NoSpareBlock) = apply() {
-            self.give_draft_up();
-        }
-    }
-
-    fn give_draft_up(&mut self) {
-        self.draft = None;
-        if let Variables::Ready(store) = &mut self.variables {
-            store.discard();
-        }
-    }
-
-    /// Forgets the draft of a push that will not come whole.
-    pub(super) fn drop_stale_draft(&mut self) {
-        let Some(room) = self.draft.as_ref().map(|draft| draft.room) else { return };
-        let stale = self.inbox.as_ref().is_none_or(|inbox| inbox.arrival(room).is_none());
-        if stale {
-            self.give_draft_up();
-        }
     }
 
     /// An update is done: settles it, frees its room, and answers.
@@ -563,7 +379,7 @@ impl Shard {
 }
 
 /// What a slice of the change that has begun may come to: a change in place is made in one go.
-fn budget_of(store: &Store) -> u64 {
+pub(super) fn budget_of(store: &Store) -> u64 {
     if store.is_in_place() { u64::MAX } else { SLICE_BYTES }
 }
 

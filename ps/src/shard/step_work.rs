@@ -1,0 +1,133 @@
+//! Applying a synchronous step, in slices.
+
+use std::ops::Range;
+
+use pushpull_common::protocol::message::Operation;
+
+use super::mean::mean;
+use super::passes::Passes;
+use super::rows::{RowChange, RowWork};
+use super::staleness::TILE_BYTES;
+use super::work::budget_of;
+use super::{Shard, Variables};
+use crate::aggregate::round::Round;
+use crate::inbox::Extents;
+use crate::optimizer::ApplyAt;
+use crate::store::NoSpareBlock;
+use crate::zoo::Bug;
+
+/// A step that is applied.
+#[derive(Debug)]
+pub(super) struct StepJob {
+    /// Of its pushes, in their order, and what their gradients are multiplied by.
+    pub(super) rooms: Vec<u32>,
+    factors: Vec<f64>,
+    begun: bool,
+    passes: Passes,
+    /// How far it is applied, in bytes of the shard's variables.
+    done_to: u64,
+    /// Behind that.
+    rows: RowWork,
+}
+
+impl StepJob {
+    /// The step that is made of the pushes in these rooms, in this order, each times its factor.
+    pub(super) fn new(rooms: Vec<u32>, factors: Vec<f64>) -> StepJob {
+        let (passes, rows) = Default::default();
+        StepJob { rooms, factors, begun: false, passes, done_to: 0, rows }
+    }
+
+    /// Whether it is under way.
+    #[cfg(any(test, fuzzing, feature = "simulation"))]
+    pub(super) fn has_begun(&self) -> bool {
+        self.begun
+    }
+}
+
+/// What one push gives to a step.
+struct Share<'a> {
+    ranges: &'a [Range<u64>],
+    bytes: &'a [u8],
+    factor: f64,
+}
+
+impl Shard {
+    /// A slice of a synchronous step: the mean of its gradients, added up in the order of their
+    /// admission, is one gradient. A variable's mean is over the gradients that have it.
+    pub(super) fn work_on_step(&mut self, job: &mut StepJob) -> Result<bool, NoSpareBlock> {
+        let (Some(inbox), Variables::Ready(store)) = (&self.inbox, &mut self.variables) else {
+            return Ok(true);
+        };
+        let rooms = &job.rooms;
+        // Looked up once: there may be many of them.
+        let pushes: Vec<Share<'_>> = rooms
+            .iter()
+            .zip(&job.factors)
+            .filter_map(|(&room, &factor)| {
+                let ranges = inbox.arrival(room)?.extents.ranges();
+                Some(Share { ranges, bytes: inbox.bytes(room, 0..store.layout().bytes())?, factor })
+            })
+            .collect();
+        let (operation, rules) = (Operation::Gradient {}, &self.rules);
+        let step = self.round.as_ref().map_or(0, Round::step);
+        if !job.begun {
+            job.begun = true;
+            self.draft = None;
+            let ranges: Vec<&[Range<u64>]> = pushes.iter().map(|push| push.ranges).collect();
+            let dense = Extents::union(&ranges, store.layout());
+            job.rows = RowWork::new(inbox, rooms, store, operation, rules);
+            job.passes = Passes::new(store.layout(), rules, operation);
+            let (at, journal) = ((step, self.version + 1), &mut self.journal);
+            let begun = job.rows.begin(store, journal, dense.ranges(), at, operation);
+            if let Err(blocked) = begun {
+                store.discard();
+                job.begun = false;
+                return Err(blocked);
+            }
+        }
+        let at = ApplyAt::new(self.gradients + 1, step);
+        let mut budget = budget_of(store);
+        let mut gradients: Vec<(&[u8], f64)> = Vec::with_capacity(rooms.len());
+        loop {
+            if job.done_to >= store.layout().bytes() {
+                match job.passes.next() {
+                    true => job.done_to = 0,
+                    false => break,
+                }
+                continue;
+            }
+            if budget == 0 {
+                return Ok(false);
+            }
+            let partition = store.layout().at(job.done_to).clone();
+            if partition.is_sparse() || job.passes.skips(rules, &partition) {
+                job.done_to = partition.end();
+                continue;
+            }
+            let values_end = partition.offset + partition.bytes;
+            let end = values_end.min(job.done_to + budget.min(TILE_BYTES)).max(job.done_to);
+            let range = job.done_to..end;
+            gradients.clear();
+            for Share { ranges, bytes, factor } in &pushes {
+                if ranges.iter().any(|held| held.contains(&partition.offset)) {
+                    gradients.push((&bytes[range.start as usize..range.end as usize], *factor));
+                }
+            }
+            if !range.is_empty() && !gradients.is_empty() {
+                let count = match self.config.rule() {
+                    Some(rule) if self.config.zoo.has(Bug::MeanOfAll) => rule.aggregate,
+                    _ => gradients.len() as u32,
+                };
+                let mean = mean(partition.dtype, &gradients, count, &mut self.tile);
+                let how = (rules, operation, at);
+                job.passes.take(store, how, &partition, range.clone(), mean)?;
+            }
+            let read = (range.end - range.start) * gradients.len().max(1) as u64;
+            budget = budget.saturating_sub(read.next_multiple_of(8).max(8));
+            job.done_to = if end == values_end { partition.end() } else { end };
+        }
+        let (factors, reduction) = (&job.factors[..], self.config.sparse_reduction);
+        let change = RowChange { rules, operation, at, reduction, factors };
+        job.rows.slice(store, inbox, rooms, change, &mut budget, &mut self.tile)
+    }
+}
