@@ -5,6 +5,7 @@
 //! variable. A [`Residual`] keeps what a stretch left out and adds it to the next one, so that
 //! nothing is lost for good. `docs/codecs.md` has the layouts, the bounds and when to use which.
 
+mod blocks;
 mod encodings;
 mod error;
 mod half_floats;
@@ -15,6 +16,7 @@ mod real;
 mod residual;
 mod text;
 
+pub use blocks::Blocks;
 pub use encodings::Encodings;
 use error::length;
 pub use error::{CodecError, DecodeError, EncodeError};
@@ -35,7 +37,7 @@ pub enum Codec {
     /// The upper half of an f32, 2 bytes an element. An error of at most 2^-8 of the element, or
     /// 2^-134 below 2^-126. What is beyond its largest number becomes that.
     Bf16,
-    /// A byte an element, and a scale for each block of [`BLOCK`]. An error of at most 1/254 of the
+    /// A byte an element, and a scale for each block of [`BLOCK`], or for each row. An error of at most 1/254 of the
     /// block's largest element. Elements must be finite.
     Int8,
     /// A bit an element, and for each block of [`BLOCK`] the mean of the elements that are not
@@ -58,7 +60,7 @@ pub enum Codec {
 }
 
 /// What the bytes of an encoded stretch are. Says all that is needed to decode them, with the
-/// type and the number of the elements.
+/// type and the number of the elements, and how rows lie in them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Encoding {
@@ -107,8 +109,18 @@ impl Codec {
     ///
     /// What it leaves out is lost: gradients want [`Residual::encode`].
     pub fn encode<T: Real>(&self, values: &[T], out: &mut Vec<u8>) -> Result<(), EncodeError> {
+        self.encode_rows(Blocks::THROUGH, values, out)
+    }
+
+    /// The same for elements of rows, or of none.
+    pub fn encode_rows<T: Real>(
+        &self,
+        blocks: Blocks,
+        values: &[T],
+        out: &mut Vec<u8>,
+    ) -> Result<(), EncodeError> {
         self.check(values)?;
-        self.encode_checked(values, out);
+        self.encode_checked(blocks, values, out);
         Ok(())
     }
 
@@ -127,15 +139,15 @@ impl Codec {
     }
 
     /// Encodes what `check` allows.
-    fn encode_checked<T: Real>(&self, values: &[T], out: &mut Vec<u8>) {
+    fn encode_checked<T: Real>(&self, blocks: Blocks, values: &[T], out: &mut Vec<u8>) {
         let start = out.len();
         if self.encoding() != Encoding::Pairs {
-            out.resize(start + self.encoding().bytes_max(T::DTYPE, values.len()), 0);
+            out.resize(start + self.encoding().rows_bytes_max(blocks, T::DTYPE, values.len()), 0);
         }
         match *self {
             Codec::F16 => half_floats::encode_f16(values, &mut out[start..]),
             Codec::Bf16 => half_floats::encode_bf16(values, &mut out[start..]),
-            Codec::Int8 => int8::encode(values, &mut out[start..]),
+            Codec::Int8 => int8::encode(blocks, values, &mut out[start..]),
             Codec::OneBit => one_bit::encode(values, &mut out[start..]),
             Codec::TopK { fraction } => pairs::encode_top(values, fraction, out),
             Codec::Threshold { magnitude } => pairs::encode_beyond(values, magnitude, out),
@@ -173,6 +185,12 @@ impl Encoding {
         }
     }
 
+    /// Whether gradients of rows may travel so. What the others leave out is of the size of what they
+    /// send, and is made good with the next gradient: of a row, that may never come.
+    pub const fn is_for_rows(self) -> bool {
+        matches!(self, Encoding::F16 | Encoding::Bf16 | Encoding::Int8)
+    }
+
     /// Whether NaN and infinities come out as they went in.
     pub const fn takes_non_finite(self) -> bool {
         matches!(self, Encoding::F16 | Encoding::Bf16)
@@ -181,10 +199,15 @@ impl Encoding {
     /// The bytes of an encoded stretch of so many elements of a float type: exactly so many, and at
     /// most so many of [`Encoding::Pairs`].
     pub const fn bytes_max(self, dtype: DType, elements: usize) -> usize {
+        self.rows_bytes_max(Blocks::THROUGH, dtype, elements)
+    }
+
+    /// The same for elements of rows, or of none.
+    pub const fn rows_bytes_max(self, blocks: Blocks, dtype: DType, elements: usize) -> usize {
         let width = dtype.size();
         match self {
             Encoding::F16 | Encoding::Bf16 => (2 * elements).next_multiple_of(8),
-            Encoding::Int8 => int8::bytes(width, elements),
+            Encoding::Int8 => int8::bytes(width, blocks, elements),
             Encoding::OneBit => one_bit::bytes(width, elements),
             Encoding::Pairs => pairs::bytes(width, elements),
         }
@@ -196,22 +219,34 @@ impl Encoding {
     /// The bytes may be anything: nothing is believed, and nothing allocated. What comes out may
     /// be NaN or infinite where the encoding has room for that.
     pub fn decode<T: Real>(self, bytes: &[u8], target: &mut [T]) -> Result<(), DecodeError> {
+        self.decode_rows(Blocks::THROUGH, bytes, target)
+    }
+
+    /// The same for elements of rows, or of none.
+    pub fn decode_rows<T: Real>(
+        self,
+        blocks: Blocks,
+        bytes: &[u8],
+        target: &mut [T],
+    ) -> Result<(), DecodeError> {
         if self != Encoding::Pairs {
-            length(self, target.len(), bytes, self.bytes_max(T::DTYPE, target.len()))?;
+            let expected = self.rows_bytes_max(blocks, T::DTYPE, target.len());
+            length(self, target.len(), bytes, expected)?;
         }
         match self {
             Encoding::F16 => half_floats::decode_f16(bytes, target),
             Encoding::Bf16 => half_floats::decode_bf16(bytes, target),
-            Encoding::Int8 => int8::decode(bytes, target),
+            Encoding::Int8 => int8::decode(blocks, bytes, target),
             Encoding::OneBit => one_bit::decode(bytes, target),
             Encoding::Pairs => pairs::decode(bytes, target),
         }
     }
 
-    /// Decodes a stretch of elements of this type into their memory; as [`Encoding::decode`].
+    /// Decodes a stretch of elements of this type into their memory; as [`Encoding::decode_rows`].
     /// The memory is aligned for the type.
     pub fn decode_into(
         self,
+        blocks: Blocks,
         dtype: DType,
         bytes: &[u8],
         target: &mut [u8],
@@ -219,11 +254,11 @@ impl Encoding {
         let unfit = DecodeError::Target { dtype, bytes: target.len() };
         match dtype {
             DType::F32 => match bytemuck::try_cast_slice_mut::<u8, f32>(target) {
-                Ok(target) => self.decode(bytes, target),
+                Ok(target) => self.decode_rows(blocks, bytes, target),
                 Err(_) => Err(unfit),
             },
             DType::F64 => match bytemuck::try_cast_slice_mut::<u8, f64>(target) {
-                Ok(target) => self.decode(bytes, target),
+                Ok(target) => self.decode_rows(blocks, bytes, target),
                 Err(_) => Err(unfit),
             },
             DType::I64 => Err(unfit),

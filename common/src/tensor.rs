@@ -58,6 +58,12 @@ impl fmt::Display for DType {
     }
 }
 
+/// The elements that bytes are of, wherever those lie; what is no whole element at the end is passed
+/// over.
+pub fn elements_of<T: Element>(bytes: &[u8]) -> Vec<T> {
+    bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect()
+}
+
 /// A plain number that may be an element: ties a Rust type to its [`DType`].
 pub trait Element: bytemuck::Pod + PartialEq + fmt::Debug {
     /// The element type.

@@ -4,7 +4,9 @@
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use pushpull_common::codec::{BLOCK, Codec, DecodeError, EncodeError, Encoding, Real, Residual};
+use pushpull_common::codec::{
+    BLOCK, Blocks, Codec, DecodeError, EncodeError, Encoding, Real, Residual,
+};
 use pushpull_common::tensor::DType;
 
 /// One of each, with parameters that leave out some.
@@ -147,6 +149,31 @@ fn keeps_its_bound<T: Float>(codec: Codec, values: &[T]) {
     }
 }
 
+fn rows_keep_their_bounds<T: Float>(values: &[T], width: usize, before: usize) {
+    let blocks = Blocks::of_rows(width, before);
+    let cut = (width - before).min(values.len());
+    let (first, others) = values.split_at(cut);
+    let rows: Vec<&[T]> = std::iter::once(first).chain(others.chunks(width)).collect();
+    for codec in CODECS.into_iter().filter(|codec| codec.encoding().is_for_rows()) {
+        let (encoding, mut bytes) = (codec.encoding(), Vec::new());
+        codec.encode_rows(blocks, values, &mut bytes).unwrap();
+        assert_eq!(bytes.len(), encoding.rows_bytes_max(blocks, T::DTYPE, values.len()));
+        let mut found = vec![T::of(7e7); values.len()];
+        encoding.decode_rows(blocks, &bytes, &mut found).unwrap();
+        let alone = rows.iter().flat_map(|row| {
+            let mut bytes = Vec::new();
+            codec.encode(row, &mut bytes).unwrap();
+            decoded::<T>(encoding, &bytes, row.len())
+        });
+        assert!(found.iter().copied().eq(alone), "{codec}");
+        let bounds = rows.iter().flat_map(|row| bounds(codec, row));
+        for ((&value, &found), bound) in values.iter().zip(&found).zip(bounds) {
+            let off = (value.into() - found.into()).abs();
+            assert!(off <= bound, "{codec}: off by {off:e}, beyond {bound:e}");
+        }
+    }
+}
+
 /// After every step, what was decoded so far and what is left make what was given so far.
 fn sums_stay<T: Float>(codec: Codec, steps: &[Vec<T>]) {
     let count = steps[0].len();
@@ -158,7 +185,7 @@ fn sums_stay<T: Float>(codec: Codec, steps: &[Vec<T>]) {
     for values in steps {
         for (stretch, first) in [(&values[..cut], 0), (&values[cut..], cut)] {
             let mut bytes = Vec::new();
-            residual.encode(&codec, first, stretch, &mut bytes).unwrap();
+            residual.encode(&codec, Blocks::THROUGH, first, stretch, &mut bytes).unwrap();
             let found = decoded::<T>(codec.encoding(), &bytes, stretch.len());
             for (arrived, found) in arrived[first..].iter_mut().zip(found) {
                 *arrived += found.into();
@@ -188,6 +215,19 @@ proptest! {
         keeps_its_bound(codec, &values);
     }
 
+    /// Rows of any width, from the middle of one to the middle of another: each is as if it had been
+    /// encoded alone.
+    #[test]
+    fn rows_keep_bounds_of_their_own(
+        values in elements::<f32>(),
+        width in 1..600usize,
+        before in 0..600usize,
+    ) {
+        rows_keep_their_bounds(&values, width, before % width);
+        let wide: Vec<f64> = values.iter().copied().map(f64::from).collect();
+        rows_keep_their_bounds(&wide, width, before % width);
+    }
+
     #[test]
     fn error_feedback_keeps_the_running_sum(
         codec in codec(),
@@ -212,6 +252,8 @@ proptest! {
         changes in vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
         other in vec(any::<u8>(), 0..600),
         elements in 0..600usize,
+        width in 0..40usize,
+        before in 0..40usize,
     ) {
         let encoding = codec.encoding();
         let mut bytes = Vec::new();
@@ -225,8 +267,11 @@ proptest! {
         let _ = encoding.decode(&bytes, &mut vec![0f32; elements]);
         let _ = encoding.decode(&other, &mut vec![0f32; elements]);
         let _ = encoding.decode(&other, &mut vec![0f64; elements]);
+        let blocks = Blocks::of_rows(width, before);
+        let _ = encoding.decode_rows(blocks, &bytes, &mut vec![0f32; values.len()]);
+        let _ = encoding.decode_rows(blocks, &other, &mut vec![0f64; elements]);
         let mut target = other.clone();
-        let _ = encoding.decode_into(DType::F32, &bytes, &mut target);
+        let _ = encoding.decode_into(blocks, DType::F32, &bytes, &mut target);
     }
 }
 
@@ -240,7 +285,7 @@ fn nothing_is_lost_for_good() {
         let mut sum = vec![0f64; gradient.len()];
         for _ in 0..10_000 {
             let mut bytes = Vec::new();
-            residual.encode(&codec, 0, &gradient, &mut bytes).unwrap();
+            residual.encode(&codec, Blocks::THROUGH, 0, &gradient, &mut bytes).unwrap();
             for (sum, found) in sum.iter_mut().zip(decoded::<f32>(codec.encoding(), &bytes, 1000)) {
                 *sum += f64::from(found);
             }
@@ -256,9 +301,9 @@ fn non_finite_elements_are_kept_or_named() {
     let values = [1.0, -2.0, f32::NEG_INFINITY, f32::NAN, 5.0];
     for codec in CODECS {
         let mut residual = Residual::new(values.len());
-        residual.encode(&codec, 0, &[0.3; 5], &mut Vec::new()).unwrap();
+        residual.encode(&codec, Blocks::THROUGH, 0, &[0.3; 5], &mut Vec::new()).unwrap();
         let (before, mut out) = (residual.clone(), vec![9]);
-        let result = residual.encode(&codec, 0, &values, &mut out);
+        let result = residual.encode(&codec, Blocks::THROUGH, 0, &values, &mut out);
         if codec.encoding().takes_non_finite() {
             result.unwrap();
             let found = decoded::<f32>(codec.encoding(), &out[1..], 5);
@@ -316,10 +361,10 @@ fn decoding_says_what_is_wrong() {
 
     let (dtype, bytes) = (DType::I64, 8);
     let unfit = Err(DecodeError::Target { dtype, bytes });
-    assert_eq!(Encoding::F16.decode_into(DType::I64, &[0; 8], &mut [0; 8]), unfit);
+    assert_eq!(Encoding::F16.decode_into(Blocks::THROUGH, DType::I64, &[0; 8], &mut [0; 8]), unfit);
     let (dtype, bytes) = (DType::F32, 7);
     let unfit = Err(DecodeError::Target { dtype, bytes });
-    assert_eq!(Encoding::F16.decode_into(DType::F32, &[0; 8], &mut [0; 7]), unfit);
+    assert_eq!(Encoding::F16.decode_into(Blocks::THROUGH, DType::F32, &[0; 8], &mut [0; 7]), unfit);
 }
 
 /// The bytes of each encoding, which other versions must read.
@@ -328,15 +373,19 @@ fn golden_bytes_of_each_codec() {
     let values = [1.0f32, -2.5, 0.0, 0.1, -1e9];
     let text = include_str!("golden/codecs.txt");
     let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
-    assert_eq!(lines.len(), 2 * CODECS.len());
+    assert_eq!(lines.len(), 2 * CODECS.len() + 2);
     for line in lines {
-        let [dtype, codec, golden] = line.split(' ').collect::<Vec<_>>()[..] else {
+        let [dtype, codec, golden, ref width @ ..] = line.split(' ').collect::<Vec<_>>()[..] else {
             panic!("{line}");
         };
         let (codec, mut bytes): (Codec, _) = (codec.parse().unwrap(), Vec::new());
+        let blocks = match width {
+            [width] => Blocks::of_rows(width.parse().unwrap(), 0),
+            _ => Blocks::THROUGH,
+        };
         match dtype {
-            "f32" => codec.encode(&values, &mut bytes).unwrap(),
-            _ => codec.encode(&values.map(f64::from), &mut bytes).unwrap(),
+            "f32" => codec.encode_rows(blocks, &values, &mut bytes).unwrap(),
+            _ => codec.encode_rows(blocks, &values.map(f64::from), &mut bytes).unwrap(),
         }
         let found: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(found, golden, "{dtype} {codec}");

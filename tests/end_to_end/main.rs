@@ -14,6 +14,7 @@ mod lifecycle;
 mod proxy;
 mod reconnect;
 mod restart;
+mod row_codecs;
 mod rows;
 mod rules;
 mod slow_reader;

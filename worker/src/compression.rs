@@ -1,5 +1,6 @@
 //! Gradients that travel encoded: by which codec, and what each push has left out so far.
 
+mod rows;
 mod saved;
 
 use std::collections::BTreeMap;
@@ -7,14 +8,17 @@ use std::ops::Range;
 
 use bytes::Bytes;
 use pushpull_common::catalogue::{Catalogue, Partition};
-use pushpull_common::codec::{Codec, EncodeError, Encoding, Encodings, Real, Residual};
+use pushpull_common::codec::{Blocks, Codec, EncodeError, Encoding, Encodings, Real, Residual};
 use pushpull_common::ids::{ShardId, VariableId};
 use pushpull_common::names::Names;
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::tensor::DType;
+use pushpull_common::variable::VariableSpec;
 
 use crate::error::{Error, JoinError};
 use crate::fanout::{Part, Plan, Stretch};
+use crate::rows::{RowSet, add_parts};
+use rows::RowResiduals;
 pub use saved::ResidualsError;
 
 /// Which variables a codec is for: all whose names match, or none of them.
@@ -22,6 +26,31 @@ pub use saved::ResidualsError;
 pub(crate) struct Rule {
     pub(crate) names: Names,
     pub(crate) codec: Option<Codec>,
+}
+
+impl Rule {
+    /// Whether there is a variable that it can be for.
+    fn check(&self, catalogue: &Catalogue) -> Result<(), JoinError> {
+        let variables = catalogue.variables().iter();
+        let mut matched =
+            variables.filter(|variable| self.names.contain(variable.name())).peekable();
+        let Some(first) = matched.peek() else {
+            return Err(JoinError::NothingToCompress { names: self.names.to_string() });
+        };
+        let variable = first.name().to_owned();
+        match self.codec {
+            Some(codec) if !matched.any(|variable| can_have(variable, codec)) => {
+                Err(JoinError::NotCompressible { variable, codec })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Whether gradients of a variable may travel so.
+fn can_have(variable: &VariableSpec, codec: Codec) -> bool {
+    let rows = !variable.is_sparse() || codec.encoding().is_for_rows();
+    variable.is_trainable() && rows
 }
 
 /// The codecs of a worker's variables, and their residuals.
@@ -46,33 +75,41 @@ pub(crate) struct Compressed {
 pub(crate) enum Left {
     F32(Residual<f32>),
     F64(Residual<f64>),
+    /// Of rows.
+    RowsF32(RowResiduals<f32>),
+    RowsF64(RowResiduals<f64>),
+}
+
+impl Left {
+    /// Nothing is left of this variable; of rows, what will be takes at most so many bytes.
+    fn nothing(variable: &VariableSpec, row_bytes_max: u64) -> Left {
+        let elements = variable.shape().elements() as usize;
+        let width = variable.shape().row_elements() as usize;
+        match (variable.is_sparse(), variable.dtype()) {
+            (false, DType::F64) => Left::F64(Residual::new(elements)),
+            (false, _) => Left::F32(Residual::new(elements)),
+            (true, DType::F64) => Left::RowsF64(RowResiduals::new(width, row_bytes_max)),
+            (true, _) => Left::RowsF32(RowResiduals::new(width, row_bytes_max)),
+        }
+    }
 }
 
 impl Compression {
-    /// Chooses for each variable the codec of the last rule that matches it. A variable that a rule
-    /// names must take gradients, every rule must match one, and the shards must know the encodings.
+    /// Chooses for each variable the codec of the last rule that matches it, if it can have that. Every
+    /// rule must match a variable that can, and the shards must know the encodings.
     pub(crate) fn new(
         catalogue: &Catalogue,
         rules: &[Rule],
         known: &BTreeMap<ShardId, Encodings>,
+        row_residual_bytes: u64,
     ) -> Result<Compression, JoinError> {
+        rules.iter().try_for_each(|rule| rule.check(catalogue))?;
         let mut variables = BTreeMap::new();
-        let mut matched = vec![false; rules.len()];
         for (index, variable) in catalogue.variables().iter().enumerate() {
             let (id, name) = (VariableId(index as u32), variable.name());
-            // Rows travel as they are.
-            let takes = variable.is_trainable() && !variable.is_sparse();
-            let mut chosen = None;
-            for (rule, matched) in rules.iter().zip(&mut matched) {
-                if rule.names.contain(name) {
-                    *matched = true;
-                    chosen = rule.codec.filter(|_| takes);
-                }
-                if let Some(codec) = rule.codec.filter(|_| rule.names.as_str() == name && !takes) {
-                    return Err(JoinError::NotCompressible { variable: name.to_owned(), codec });
-                }
-            }
-            let Some(codec) = chosen else { continue };
+            let rule = rules.iter().rfind(|rule| rule.names.contain(name));
+            let codec = rule.and_then(|rule| rule.codec);
+            let Some(codec) = codec.filter(|&codec| can_have(variable, codec)) else { continue };
             let encoding = codec.encoding();
             let lacks = |shard: &ShardId| {
                 known.get(shard).is_some_and(|encodings| !encodings.contain(encoding))
@@ -81,17 +118,10 @@ impl Compression {
             if let Some(shard) = shards.into_iter().find(lacks) {
                 return Err(JoinError::UnknownCodec { variable: name.to_owned(), codec, shard });
             }
-            let elements = variable.shape().elements() as usize;
-            let left = match variable.dtype() {
-                DType::F64 => Left::F64(Residual::new(elements)),
-                _ => Left::F32(Residual::new(elements)),
-            };
+            let left = Left::nothing(variable, row_residual_bytes);
             variables.insert(id, Compressed { codec, left });
         }
-        match rules.iter().zip(matched).find(|(_, matched)| !matched) {
-            Some((rule, _)) => Err(JoinError::NothingToCompress { names: rule.names.to_string() }),
-            None => Ok(Compression { variables }),
-        }
+        Ok(Compression { variables })
     }
 
     /// Whether a variable's gradients travel encoded.
@@ -104,11 +134,25 @@ impl Compression {
     pub(crate) fn check(&self, plan: &Plan, id: VariableId, bytes: &[u8]) -> Result<(), Error> {
         let Some(compressed) = self.variables.get(&id) else { return Ok(()) };
         let bytes = &bytes[..plan.catalogue().variable(id).bytes() as usize];
-        let result = match compressed.left {
-            Left::F32(_) => compressed.codec.check::<f32>(bytemuck::cast_slice(bytes)),
-            Left::F64(_) => compressed.codec.check::<f64>(bytemuck::cast_slice(bytes)),
+        let result = match plan.catalogue().variable(id).dtype() {
+            DType::F64 => compressed.codec.check::<f64>(bytemuck::cast_slice(bytes)),
+            _ => compressed.codec.check::<f32>(bytemuck::cast_slice(bytes)),
         };
         result.map_err(|error| Compression::error(plan, id, error))
+    }
+
+    /// The same for rows.
+    pub(crate) fn check_rows(&self, plan: &Plan, rows: &RowSet) -> Result<(), Error> {
+        let id = rows.variable();
+        let Some(Compressed { codec, .. }) = self.variables.get(&id) else { return Ok(()) };
+        let result = match plan.catalogue().variable(id).dtype() {
+            DType::F64 => codec.check(&rows.elements::<f64>()),
+            _ => codec.check(&rows.elements::<f32>()),
+        };
+        result.map_err(|error| match error {
+            EncodeError::NonFinite { element, value, .. } => rows.non_finite(plan, element, value),
+            error => Compression::error(plan, id, error),
+        })
     }
 
     /// Encodes the gradient of a variable and keeps what that leaves out; the parts in which it
@@ -127,8 +171,33 @@ impl Compression {
         let parts = match left {
             Left::F32(left) => encode(codec, left, partitions, plan, bytemuck::cast_slice(bytes)),
             Left::F64(left) => encode(codec, left, partitions, plan, bytemuck::cast_slice(bytes)),
+            Left::RowsF32(_) | Left::RowsF64(_) => unreachable!("rows have parts of their own"),
         };
         parts.map_err(|error| Compression::error(plan, id, error))
+    }
+
+    /// The parts in which gradients of rows travel: encoded, if the variable has a codec.
+    pub(crate) fn rows(
+        &mut self,
+        plan: &Plan,
+        rows: &RowSet,
+    ) -> Result<Vec<(ShardId, Vec<Part>)>, Error> {
+        let id = rows.variable();
+        let Some(Compressed { codec, left }) = self.variables.get_mut(&id) else {
+            return Ok(rows.parts(plan, true));
+        };
+        let (mut by_shard, most) = (Vec::new(), plan.part_bytes());
+        for (partition, set) in rows.by_partition(plan) {
+            let values = match left {
+                Left::RowsF32(left) => left.parts(codec, partition, most, &set),
+                Left::RowsF64(left) => left.parts(codec, partition, most, &set),
+                Left::F32(_) | Left::F64(_) => unreachable!("only what is sparse has rows"),
+            };
+            let mut parts = set.index(plan, partition);
+            parts.extend(values.map_err(|error| Compression::error(plan, id, error))?);
+            add_parts(&mut by_shard, partition.shard, parts);
+        }
+        Ok(by_shard)
     }
 
     fn error(plan: &Plan, id: VariableId, error: EncodeError) -> Error {
@@ -149,30 +218,10 @@ fn encode<T: Real>(
     plan: &Plan,
     gradient: &[T],
 ) -> Result<Vec<(ShardId, Vec<Part>)>, EncodeError> {
-    let encoding = codec.encoding();
-    let most = stretch_elements(encoding, T::DTYPE, plan.part_bytes());
     let mut by_shard = Vec::with_capacity(partitions.len());
-    let mut out = Vec::new();
     for partition in partitions {
         let elements = partition.elements.start as usize..partition.elements.end as usize;
-        let mut parts = Vec::with_capacity(elements.len().div_ceil(most));
-        for start in elements.clone().step_by(most) {
-            let stretch: Range<usize> = start..elements.end.min(start + most);
-            out.clear();
-            left.encode(codec, start, &gradient[stretch.clone()], &mut out)?;
-            let before = (start - elements.start) * size_of::<T>();
-            parts.push(Part {
-                offset: partition.offset + before as u64,
-                // As long as it is: what is kept until it is settled should not be longer.
-                bodies: vec![Bytes::copy_from_slice(&out)],
-                encoded: Some(Stretch {
-                    encoding,
-                    elements: stretch.len() as u32,
-                    // The padding behind the last element counts.
-                    bytes: (stretch.len() * size_of::<T>()).next_multiple_of(8) as u64,
-                }),
-            });
-        }
+        let parts = stretches(codec, left, partition, plan.part_bytes(), elements, gradient)?;
         if !parts.is_empty() {
             by_shard.push((partition.shard, parts));
         }
@@ -180,11 +229,47 @@ fn encode<T: Real>(
     Ok(by_shard)
 }
 
+/// The parts in which these elements of a gradient travel, the first of which are the first of what
+/// is pushed of a partition; what is left of them has the same places in `left`.
+fn stretches<T: Real>(
+    codec: &Codec,
+    left: &mut Residual<T>,
+    partition: &Partition,
+    part_bytes: u64,
+    elements: Range<usize>,
+    gradient: &[T],
+) -> Result<Vec<Part>, EncodeError> {
+    let encoding = codec.encoding();
+    let (mut parts, mut out) = (Vec::new(), Vec::new());
+    let mut start = elements.start;
+    while start < elements.end {
+        let offset = partition.offset + ((start - elements.start) * size_of::<T>()) as u64;
+        let blocks = partition.blocks_from(offset);
+        let most = stretch_elements(encoding, blocks, T::DTYPE, part_bytes);
+        let stretch = start..elements.end.min(start + most);
+        out.clear();
+        left.encode(codec, blocks, start, &gradient[stretch.clone()], &mut out)?;
+        parts.push(Part {
+            offset,
+            // As long as it is: what is kept until it is settled should not be longer.
+            bodies: vec![Bytes::copy_from_slice(&out)],
+            encoded: Some(Stretch {
+                encoding,
+                elements: stretch.len() as u32,
+                // The padding behind the last element counts.
+                bytes: (stretch.len() * size_of::<T>()).next_multiple_of(8) as u64,
+            }),
+        });
+        start = stretch.end;
+    }
+    Ok(parts)
+}
+
 /// How many elements travel in one part: neither they nor what they are encoded as may be longer than
 /// a part. Even, so that each starts where the shard takes parts.
-fn stretch_elements(encoding: Encoding, dtype: DType, part_bytes: u64) -> usize {
+fn stretch_elements(encoding: Encoding, blocks: Blocks, dtype: DType, part_bytes: u64) -> usize {
     let mut elements = part_bytes.min(PART_BYTES_MAX) as usize / dtype.size();
-    while encoding.bytes_max(dtype, elements) as u64 > PART_BYTES_MAX {
+    while encoding.rows_bytes_max(blocks, dtype, elements) as u64 > PART_BYTES_MAX {
         elements /= 2;
     }
     (elements / 2 * 2).max(2)

@@ -40,6 +40,7 @@ pub struct WorkerConfig {
     pub(crate) save_timeout: Duration,
     pub(crate) checksums: Checksums,
     pub(crate) codecs: Vec<Rule>,
+    pub(crate) row_residual_bytes: u64,
     pub(crate) values: Option<Codec>,
     pub(crate) progress: Option<Progress>,
     pub(crate) progress_interval: Duration,
@@ -67,6 +68,7 @@ impl WorkerConfig {
             save_timeout: Duration::from_secs(600),
             checksums: Checksums::default(),
             codecs: Vec::new(),
+            row_residual_bytes: 64 << 20,
             values: None,
             progress: None,
             progress_interval: Duration::from_secs(10),
@@ -108,15 +110,25 @@ impl WorkerConfig {
     ///
     /// What an encoding leaves out is added to the next gradient ([`pushpull_common::codec`]), and
     /// belongs to the worker: [`crate::Worker::residuals`]. Cost: the memory of one gradient, and some
-    /// passes over it on the caller's thread for each push. `join` refuses a codec that a server does
-    /// not know, and a name that no variable has or one that takes no gradients.
+    /// passes over it on the caller's thread for each push. Gradients of rows, of sparse variables and
+    /// of tables that grow, are encoded as f16, bf16 or int8 only; see
+    /// [`WorkerConfig::row_residual_bytes`]. `join` refuses a codec that a server does
+    /// not know, and names that no variable has or only such as cannot be encoded so.
     pub fn codec(mut self, names: impl Into<Names>, codec: impl Into<Option<Codec>>) -> Self {
         self.codecs.push(Rule { names: names.into(), codec: codec.into() });
         self
     }
 
+    /// How much of what codecs leave out of rows is kept, in bytes, for each variable that is pushed by
+    /// rows with a codec: a row takes its own bytes and about 48 more. Where more rows than that are
+    /// pushed, what was left of those that were not pushed for longest is forgotten, at most one step's
+    /// error of each. Default 64 MiB; with 0 nothing is kept.
+    pub fn row_residual_bytes(self, bytes: u64) -> Self {
+        WorkerConfig { row_residual_bytes: bytes, ..self }
+    }
+
     /// Pulls the values of trained variables as [`Codec::F16`] or [`Codec::Bf16`], so that half as many bytes
-    /// come: they are rounded, and in [`crate::Params`] of the variable's own type all the same. Plain
+    /// come, rows too: they are rounded, and of the variable's own type all the same. Plain
     /// variables come as they are. A server that does not know the encoding sends all as they are. Default:
     /// as they are. The servers hold, and optimizers change, full values in any case.
     pub fn pull_codec(self, codec: impl Into<Option<Codec>>) -> Self {

@@ -116,10 +116,11 @@ pub enum JoinError {
         /// Who does not know it.
         shard: ShardId,
     },
-    /// A codec was chosen for a variable that takes no gradients, or takes them as rows.
+    /// A codec was chosen for a variable that takes no gradients, or takes them as rows, which are
+    /// pushed as f16, bf16 or int8 only.
     #[error(
         "cannot push {variable:?} as {codec}: it takes no gradients, or takes them as rows, which \
-         travel as they are"
+         are pushed as f16, bf16 or int8 only"
     )]
     NotCompressible {
         /// The variable.

@@ -1,6 +1,6 @@
 //! Rows of sparse variables on this side: what is asked for, and what is pushed, cut by partition.
 
-use std::ops::{AddAssign, Range};
+use std::ops::AddAssign;
 
 use bytes::Bytes;
 use pushpull_common::catalogue::Partition;
@@ -8,9 +8,9 @@ use pushpull_common::ids::{ShardId, VariableId};
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::rows;
 use pushpull_common::table;
-use pushpull_common::tensor::{DType, Element};
+use pushpull_common::tensor::{DType, Element, elements_of};
 
-use crate::error::ViewError;
+use crate::error::{Error, ViewError};
 use crate::fanout::{Part, Plan};
 use crate::params::find;
 use crate::session;
@@ -113,46 +113,72 @@ impl RowSet {
         self.ids.len()
     }
 
+    /// The numbers of the rows in the variable, rising.
+    pub(crate) fn ids(&self) -> &[u64] {
+        &self.ids
+    }
+
     pub(crate) fn values(&self) -> &[u8] {
         &self.values
     }
 
+    /// The elements, which are of this type. Costs a copy: rows need not lie aligned.
+    pub(crate) fn elements<T: Element>(&self) -> Vec<T> {
+        elements_of(&self.values)
+    }
+
     /// Changes every element, which is of this type. Costs a copy of the rows.
     pub(crate) fn change<T: Element>(&mut self, change: impl Fn(T) -> T) {
-        let values = self.values.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned);
-        let values: Vec<T> = values.map(change).collect();
+        let values: Vec<T> = self.elements::<T>().into_iter().map(change).collect();
         self.values = Bytes::copy_from_slice(bytemuck::cast_slice(&values));
     }
 
-    /// The number of the row that holds this element of the values.
-    pub(crate) fn row_of(&self, element: usize, width: usize) -> u64 {
-        self.ids[element / width]
+    /// The error that says which element is NaN or infinite: this one of the values.
+    pub(crate) fn non_finite(&self, plan: &Plan, element: usize, value: f64) -> Error {
+        let spec = plan.catalogue().variable(self.variable);
+        let (variable, width) = (spec.name().to_owned(), spec.shape().row_elements() as usize);
+        let row = self.ids[element / width];
+        match spec.as_table() {
+            Some(_) => Error::NonFiniteRow { variable, row, value },
+            None => {
+                let element = row as usize * width + element % width;
+                Error::NonFinite { variable, element, value }
+            }
+        }
     }
 
     /// The parts in which they travel, by shard: each partition has its rows, or is told that it has
     /// none if `all` says so.
     pub(crate) fn parts(&self, plan: &Plan, all: bool) -> Vec<(ShardId, Vec<Part>)> {
         let mut by_shard: Vec<(ShardId, Vec<Part>)> = Vec::new();
-        let partitions = plan.catalogue().partitions_of(self.variable);
-        if partitions[0].is_table() {
-            for (partition, set) in partitions.iter().zip(self.by_bucket(partitions)) {
-                if all || set.len() > 0 {
-                    let parts = set.parts_of(plan, partition, 0..set.len());
-                    add_parts(&mut by_shard, partition.shard, parts);
-                }
+        for (partition, set) in self.by_partition(plan) {
+            if all || set.len() > 0 {
+                let padding = rows::values_bytes(partition, set.len() as u64) as usize;
+                let padding = padding - set.values.len();
+                // The numbers first: whoever finds fault with a value can say of which row.
+                let mut parts = set.index(plan, partition);
+                parts.extend(plan.cut(partition.offset, set.values, padding));
+                add_parts(&mut by_shard, partition.shard, parts);
             }
-            return by_shard;
-        }
-        for partition in partitions {
-            let below = |row: u64| self.ids.partition_point(|&id| id < row);
-            let held = below(partition.rows.start)..below(partition.rows.end);
-            if held.is_empty() && !all {
-                continue;
-            }
-            let parts = self.parts_of(plan, partition, held);
-            add_parts(&mut by_shard, partition.shard, parts);
         }
         by_shard
+    }
+
+    /// The rows that each partition of the variable has.
+    pub(crate) fn by_partition<'a>(&self, plan: &'a Plan) -> Vec<(&'a Partition, RowSet)> {
+        let partitions = plan.catalogue().partitions_of(self.variable);
+        if partitions[0].is_table() {
+            return partitions.iter().zip(self.by_bucket(partitions)).collect();
+        }
+        let below = |row: u64| self.ids.partition_point(|&id| id < row);
+        let of = |partition: &'a Partition| {
+            let held = below(partition.rows.start)..below(partition.rows.end);
+            let row_bytes = partition.row_bytes() as usize;
+            let values = self.values.slice(held.start * row_bytes..held.end * row_bytes);
+            let (variable, ids) = (self.variable, self.ids[held].to_vec());
+            (partition, RowSet { variable, ids, values })
+        };
+        partitions.iter().map(of).collect()
     }
 
     /// The rows that each partition of a table has: those of its buckets.
@@ -173,21 +199,19 @@ impl RowSet {
             .collect()
     }
 
-    fn parts_of(&self, plan: &Plan, partition: &Partition, held: Range<usize>) -> Vec<Part> {
-        let ids = &self.ids[held.clone()];
-        let numbers: Vec<u64> = ids.iter().map(|&id| number_of(partition, id)).collect();
-        let row_bytes = partition.row_bytes() as usize;
-        let values = self.values.slice(held.start * row_bytes..held.end * row_bytes);
-        let padding = rows::values_bytes(partition, ids.len() as u64) as usize - values.len();
+    /// The parts in which the numbers of the rows travel, which are all of this partition.
+    pub(crate) fn index(&self, plan: &Plan, partition: &Partition) -> Vec<Part> {
+        let numbers: Vec<u64> = self.ids.iter().map(|&id| number_of(partition, id)).collect();
         let index = Bytes::from(rows::encode_index(partition, &numbers));
-        // The numbers first: whoever finds fault with a value can say of which row.
-        let mut parts = plan.cut(partition.index.unwrap_or(0), index, 0);
-        parts.extend(plan.cut(partition.offset, values, padding));
-        parts
+        plan.cut(partition.index.unwrap_or(0), index, 0)
     }
 }
 
-fn add_parts(by_shard: &mut Vec<(ShardId, Vec<Part>)>, shard: ShardId, parts: Vec<Part>) {
+pub(crate) fn add_parts(
+    by_shard: &mut Vec<(ShardId, Vec<Part>)>,
+    shard: ShardId,
+    parts: Vec<Part>,
+) {
     match by_shard.iter_mut().find(|(other, _)| *other == shard) {
         Some((_, before)) => before.extend(parts),
         None => by_shard.push((shard, parts)),
@@ -370,7 +394,11 @@ mod tests {
         assert_eq!(set.ids, [1, 3]);
         let sums: &[f32] = bytemuck::cast_slice(set.values());
         assert_eq!(sums, [1e8 - 1e8, 5.0, 2.0, 3.0]);
-        assert_eq!((set.row_of(1, 2), set.row_of(2, 2)), (1, 3));
+        let of = |element| match set.non_finite(&plan(5, 2, 1), element, 7.0) {
+            Error::NonFinite { element, .. } => element,
+            other => panic!("{other}"),
+        };
+        assert_eq!((of(1), of(2)), (3, 6));
         assert_eq!((RowSet::twice(&[3, 1, 3]), RowSet::twice(&[3, 1])), (Some(3), None));
     }
 

@@ -109,7 +109,9 @@ impl Worker {
         let plan = Arc::new(Plan::new(catalogue));
         let (shards, welcomed) = self.client.open(&plan).await?;
         let codecs = &self.client.config.codecs;
-        let compression = Compression::new(plan.catalogue(), codecs, &welcomed.encodings)?;
+        let row_bytes = self.client.config.row_residual_bytes;
+        let encodings = &welcomed.encodings;
+        let compression = Compression::new(plan.catalogue(), codecs, encodings, row_bytes)?;
         self.restored = match self.is_chief() {
             true => Chief::new(self, &plan, &shards, fill).begin().await?,
             false => self.client.await_values(&plan, &shards).await.map(|()| None)?,
@@ -247,6 +249,7 @@ impl Worker {
         }
         for rows in gradients.rows.values() {
             self.check_rows_finite(&plan, rows)?;
+            self.compression.check_rows(&plan, rows)?;
         }
         let present: Vec<VariableId> = gradients.present().collect();
         if present.is_empty() && gradients.rows.is_empty() {
@@ -255,8 +258,10 @@ impl Worker {
         let buffer = Arc::new(gradients.buffer);
         let shared = Bytes::from_owner(Shared(buffer.clone()));
         // Rows first: what a shard may apply as it comes is then the end of the push.
-        let rows = gradients.rows.values().flat_map(|rows| rows.parts(&plan, true));
-        let mut parts: Vec<(ShardId, Vec<Part>)> = rows.collect();
+        let mut parts: Vec<(ShardId, Vec<Part>)> = Vec::new();
+        for rows in gradients.rows.values() {
+            parts.extend(self.compression.rows(&plan, rows)?);
+        }
         let plain = present.iter().copied().filter(|&id| !self.compression.covers(id));
         parts.extend(plan.parts(plain, |range| shared.slice(range)));
         drop(shared);
@@ -276,7 +281,7 @@ impl Worker {
 
     /// What the codecs of this worker's gradients have left out and not made good yet, to be kept
     /// beside a checkpoint: [`Worker::restore_residuals`]. As long as a gradient of the variables that
-    /// are encoded. The variables must be the same there, in the same order and the same places.
+    /// are encoded, and as what is kept of rows. The variables must be the same there, in the same order and the same places.
     ///
     /// A worker that goes on without them loses what it had not sent, about one step's error.
     pub fn residuals(&self) -> Vec<u8> {
@@ -483,7 +488,7 @@ impl Worker {
     }
 
     pub(crate) async fn more_rows<T: Element>(
-        &self,
+        &mut self,
         plan: &Plan,
         sequence: Sequence,
         name: &str,
@@ -496,7 +501,9 @@ impl Worker {
         }
         let rows = RowSet::sum(plan, id, ids, rows)?;
         self.check_rows_finite(plan, &rows)?;
-        self.more(sequence, rows.parts(plan, true)).await
+        self.compression.check_rows(plan, &rows)?;
+        let parts = self.compression.rows(plan, &rows)?;
+        self.more(sequence, parts).await
     }
 
     async fn more(
@@ -534,20 +541,10 @@ impl Worker {
         if self.client.welcomed.non_finite != (NonFinitePolicy::Reject {}) || rows.len() == 0 {
             return Ok(());
         }
-        let variable = plan.catalogue().variable(rows.variable());
-        let width = variable.shape().row_elements() as usize;
-        match first_non_finite(variable.dtype(), rows.values()) {
+        let dtype = plan.catalogue().variable(rows.variable()).dtype();
+        match first_non_finite(dtype, rows.values()) {
             None => Ok(()),
-            Some((place, value)) => {
-                let row = rows.row_of(place, width);
-                if variable.as_table().is_some() {
-                    let variable = variable.name().to_owned();
-                    return Err(Error::NonFiniteRow { variable, row, value });
-                }
-                let element = row as usize * width + place % width;
-                let variable = variable.name().to_owned();
-                Err(Error::NonFinite { variable, element, value })
-            }
+            Some((element, value)) => Err(rows.non_finite(plan, element, value)),
         }
     }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::{CatalogueError, Place, too_large};
+use crate::codec::Blocks;
 use crate::ids::{PartitionId, ShardId, VariableId};
 use crate::rows;
 use crate::tensor::DType;
@@ -64,6 +65,19 @@ impl Partition {
     pub fn row_bytes(&self) -> u64 {
         self.bytes.checked_div(self.row_count()).unwrap_or(0)
     }
+
+    /// How the elements from this byte of its values on are encoded: those of rows by rows.
+    ///
+    /// # Panics
+    /// If the byte lies before the partition.
+    pub fn blocks_from(&self, offset: u64) -> Blocks {
+        if !self.is_sparse() {
+            return Blocks::THROUGH;
+        }
+        let size = self.dtype.size() as u64;
+        let (width, before) = (self.row_bytes() / size, (offset - self.offset) / size);
+        Blocks::of_rows(width as usize, before as usize)
+    }
 }
 
 /// The partitions of one shard, one behind the other in order of their ids; those of tables behind
@@ -99,7 +113,7 @@ impl ShardLayout {
     }
 
     /// Where what can be pushed of values ends: behind the rows of tables.
-    fn values_end(&self) -> u64 {
+    pub fn values_end(&self) -> u64 {
         self.partitions.last().map_or(0, Partition::end)
     }
 

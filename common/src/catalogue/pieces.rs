@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::layout::ShardLayout;
-use crate::codec::{Codec, DecodeError, EncodeError, Encoding};
+use crate::codec::{Blocks, Codec, DecodeError, EncodeError, Encoding};
 use crate::tensor::DType;
 
 /// What of a range belongs to one partition.
@@ -42,7 +42,7 @@ impl Piece {
         target: &mut [u8],
     ) -> Result<(), DecodeError> {
         if self.trainable {
-            return encoding.decode_into(self.dtype, bytes, target);
+            return encoding.decode_into(Blocks::THROUGH, self.dtype, bytes, target);
         }
         let values = bytes.get(..target.len()).filter(|_| target.len() == self.element_bytes());
         let (dtype, length) = (self.dtype, target.len());

@@ -1,23 +1,26 @@
-//! A byte an element: for each block of 256 its scale, then an `i8` for each element, which is its
-//! multiple of the scale. Padded with zeros to a multiple of 8 bytes.
+//! A byte an element: for each block its scale, then an `i8` for each element, which is its multiple
+//! of the scale. Padded with zeros to a multiple of 8 bytes.
 //!
 //! The scale is the largest magnitude over 127. A block whose scale is too small to have its full
 //! precision is of zeros.
 
-use super::{BLOCK, DecodeError, Real, padding};
+use super::{Blocks, DecodeError, Real, padding};
 
 /// The largest multiple.
 const LEVELS: i8 = 127;
 
-pub(super) const fn bytes(width: usize, elements: usize) -> usize {
-    (elements.div_ceil(BLOCK) * width + elements).next_multiple_of(8)
+pub(super) const fn bytes(width: usize, blocks: Blocks, elements: usize) -> usize {
+    (blocks.count(elements) * width + elements).next_multiple_of(8)
 }
 
-pub(super) fn encode<T: Real>(values: &[T], out: &mut [u8]) {
-    let width = size_of::<T>();
-    for (values, out) in values.chunks(BLOCK).zip(out.chunks_mut(width + BLOCK)) {
+pub(super) fn encode<T: Real>(blocks: Blocks, values: &[T], mut out: &mut [u8]) {
+    let mut rest = values;
+    for length in blocks.lengths(values.len()) {
+        let (values, later) = rest.split_at(length);
+        let (head, tail) = std::mem::take(&mut out).split_at_mut(size_of::<T>());
+        let (codes, tail) = tail.split_at_mut(length);
+        (rest, out) = (later, tail);
         let scale = scale(values);
-        let (head, codes) = out.split_at_mut(width);
         head.copy_from_slice(scale.to_bytes().as_ref());
         if scale > T::ZERO {
             for (code, &value) in codes.iter_mut().zip(values) {
@@ -47,11 +50,17 @@ fn scale<T: Real>(values: &[T]) -> T {
     if (scale * T::from_i8(LEVELS)).is_finite() { scale } else { scale.next_down() }
 }
 
-pub(super) fn decode<T: Real>(bytes: &[u8], target: &mut [T]) -> Result<(), DecodeError> {
-    let width = size_of::<T>();
-    let blocks = target.chunks_mut(BLOCK).zip(bytes.chunks(width + BLOCK));
-    for (block, (target, bytes)) in blocks.enumerate() {
-        let (head, codes) = bytes.split_at(width);
+pub(super) fn decode<T: Real>(
+    blocks: Blocks,
+    bytes: &[u8],
+    target: &mut [T],
+) -> Result<(), DecodeError> {
+    let (lengths, mut rest, mut bytes) = (blocks.lengths(target.len()), target, bytes);
+    for (block, length) in lengths.enumerate() {
+        let (target, later) = std::mem::take(&mut rest).split_at_mut(length);
+        let (head, tail) = bytes.split_at(size_of::<T>());
+        let (codes, tail) = tail.split_at(length);
+        (rest, bytes) = (later, tail);
         let scale = T::from_bytes(head);
         if !scale.is_finite() || scale < T::ZERO {
             return Err(DecodeError::Scale { block, value: scale.to_f64() });
@@ -60,5 +69,5 @@ pub(super) fn decode<T: Real>(bytes: &[u8], target: &mut [T]) -> Result<(), Deco
             *target = T::from_i8(code.cast_signed()) * scale;
         }
     }
-    padding(&bytes[target.len().div_ceil(BLOCK) * width + target.len()..])
+    padding(bytes)
 }

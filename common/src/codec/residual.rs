@@ -1,6 +1,6 @@
 //! Error feedback: what an encoding leaves out is added to what is encoded next.
 
-use super::{Codec, EncodeError, Real};
+use super::{Blocks, Codec, EncodeError, Real};
 
 /// What has been left out of a variable's gradients so far and not been made good yet.
 ///
@@ -36,7 +36,7 @@ impl<T: Real> Residual<T> {
         &self.left
     }
 
-    /// Appends a stretch, with what is left of it, encoded, to `out`, as [`Codec::encode`]. On an
+    /// Appends a stretch, with what is left of it, encoded, to `out`, as [`Codec::encode_rows`]. On an
     /// error nothing has changed. Takes four passes over the stretch.
     ///
     /// A sum beyond the largest finite number becomes that. Nothing is left of an element that is
@@ -47,6 +47,7 @@ impl<T: Real> Residual<T> {
     pub fn encode(
         &mut self,
         codec: &Codec,
+        blocks: Blocks,
         first: usize,
         values: &[T],
         out: &mut Vec<u8>,
@@ -58,11 +59,11 @@ impl<T: Real> Residual<T> {
             *left = if value.is_finite() { sum } else { value };
         }
         let start = out.len();
-        codec.encode_checked(left, out);
+        codec.encode_checked(blocks, left, out);
         self.decoded.resize(values.len(), T::ZERO);
         codec
             .encoding()
-            .decode(&out[start..], &mut self.decoded)
+            .decode_rows(blocks, &out[start..], &mut self.decoded)
             .expect("what has just been encoded is decoded");
         for (left, &decoded) in left.iter_mut().zip(&self.decoded) {
             let rest = *left - decoded;

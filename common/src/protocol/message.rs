@@ -419,9 +419,9 @@ wire_struct! {
     }
 }
 wire_struct! {
-    /// One part of a gradient whose body is encoded: elements of one partition, as a stretch of
-    /// `docs/codecs.md`. They are where the part says, and with the last ones goes the padding behind
-    /// them. The bytes of all parts are counted as those of the elements.
+    /// One part of a gradient whose body is encoded: elements of one partition, or of rows of it, as a
+    /// stretch of `docs/codecs.md`. They are where the part says, and with the last ones goes the
+    /// padding behind them. The bytes of all parts are counted as those of the elements.
     PushEncoded {
         /// The part, but for the form of its body.
         part: PushPart,
@@ -497,7 +497,7 @@ wire_struct! {
 }
 wire_struct! {
     /// The rows that were asked for. The body is one behind the other, in the order of their numbers
-    /// in the request. All are of one version.
+    /// in the request; all as one stretch, if they were asked for encoded. All are of one version.
     Rows {
         /// The version: how many pushes the shard had applied.
         version: u64,
@@ -522,6 +522,16 @@ wire_struct! {
         part: Pulled,
         /// The length of the range.
         bytes: u64,
+    }
+}
+
+wire_struct! {
+    /// As [`PullRows`], of a trained variable, for rows in a shorter form. Answered with [`Rows`].
+    PullRowsEncoded {
+        /// Which, beside the body.
+        pull: PullRows,
+        /// The code of the encoding: one of values.
+        encoding: u8,
     }
 }
 
@@ -686,6 +696,7 @@ messages! {
     43 => Rows, body limits::PART_BYTES_MAX;
     44 => PullEncoded, body 0;
     45 => PulledEncoded, body limits::PART_BYTES_MAX;
+    46 => PullRowsEncoded, body limits::PART_BYTES_MAX;
     50 => Finish, body 0;
     51 => Finished, body 0;
     52 => Leave, body 0;

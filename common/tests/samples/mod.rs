@@ -154,6 +154,8 @@ fn variables(add: &mut impl FnMut(&str, Message)) {
     add("PulledEncoded", pulled_encoded().into());
     add("Pulled last", Pulled { version: 7, gradients: 5, offset: 8192, last: true }.into());
     add("PullRows", PullRows { partition: PartitionId(17) }.into());
+    let pull = PullRows { partition: PartitionId(17) };
+    add("PullRowsEncoded", PullRowsEncoded { pull, encoding: 1 }.into());
     add("Rows", Rows { version: 7, gradients: 5 }.into());
 }
 

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use pushpull_common::codec::Encoding;
+use pushpull_common::codec::{Blocks, Encoding};
 use pushpull_common::ids::VariableId;
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::protocol::message::{Operation, PushPart};
@@ -25,6 +25,7 @@ pub(super) struct Encoded {
     encoding: Encoding,
     variable: VariableId,
     dtype: DType,
+    blocks: Blocks,
     /// The bytes of its elements, once they are decoded.
     decoded: usize,
     /// What it is received into.
@@ -50,8 +51,8 @@ impl Shard {
         };
         let store = self.store().ok_or(Refusal::NotInitialized {})?;
         let layout = store.layout();
-        if part.offset >= layout.bytes() {
-            let (offset, bytes, limit) = (part.offset, header.body_bytes, layout.bytes());
+        if part.offset >= layout.values_end() {
+            let (offset, bytes, limit) = (part.offset, header.body_bytes, layout.values_end());
             return Err(Refusal::Range { offset, bytes, limit });
         }
         let partition = layout.at(part.offset);
@@ -65,8 +66,8 @@ impl Shard {
         if part.operation != (Operation::Gradient {}) || !dtype.is_float() {
             return Err(refusal(format!("only gradients of floats are encoded, not {dtype}")));
         }
-        if partition.is_sparse() {
-            return Err(refusal("rows are not encoded".to_owned()));
+        if partition.is_sparse() && !encoding.is_for_rows() {
+            return Err(refusal("rows do not come so".to_owned()));
         }
         let decoded = u64::from(form.elements) * dtype.size() as u64;
         let (end, limit) = (part.offset + decoded, partition.offset + partition.bytes);
@@ -74,7 +75,8 @@ impl Shard {
         if !aligned || form.elements == 0 || end > limit || decoded > PART_BYTES_MAX {
             return Err(Refusal::Range { offset: part.offset, bytes: decoded, limit });
         }
-        let most = encoding.bytes_max(dtype, form.elements as usize) as u64;
+        let blocks = partition.blocks_from(part.offset);
+        let most = encoding.rows_bytes_max(blocks, dtype, form.elements as usize) as u64;
         let fits = match encoding {
             Encoding::Pairs => header.body_bytes <= most,
             _ => header.body_bytes == most,
@@ -83,10 +85,11 @@ impl Shard {
             let (found, elements) = (header.body_bytes, form.elements);
             return Err(refusal(format!("{found} bytes for {elements} elements")));
         }
-        // With the last elements goes the padding behind them.
-        let end = if end == limit { partition.end() } else { end };
+        // With the last elements goes the padding behind them; rows may end wherever they are whole.
+        let ends = end == limit || partition.is_sparse();
+        let end = if ends { end.next_multiple_of(8) } else { end };
         let (decoded, bytes) = (decoded as usize, vec![0; header.body_bytes as usize]);
-        let encoded = Encoded { encoding, variable, dtype, decoded, bytes };
+        let encoded = Encoded { encoding, variable, dtype, blocks, decoded, bytes };
         Ok((part.offset..end, Some(encoded)))
     }
 
@@ -102,7 +105,8 @@ impl Shard {
             .and_then(|target| target.split_at_mut_checked(encoded.decoded))
             .ok_or(Refusal::NoRoom { room })?;
         padding.fill(0);
-        let decoded = encoded.encoding.decode_into(encoded.dtype, &encoded.bytes, elements);
+        let Encoded { encoding, dtype, blocks, bytes, .. } = encoded;
+        let decoded = encoding.decode_into(*blocks, *dtype, bytes, elements);
         decoded.map_err(|error| Refusal::Encoding {
             variable: encoded.variable,
             encoding: encoded.encoding.code(),

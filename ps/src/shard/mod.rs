@@ -385,7 +385,8 @@ impl Shard {
             Message::Heartbeat(_)
             | Message::Pull(_)
             | Message::PullEncoded(_)
-            | Message::PullRows(_) => true,
+            | Message::PullRows(_)
+            | Message::PullRowsEncoded(_) => true,
             Message::AwaitReady(_) | Message::FetchCatalogue(_) => true,
             message if chief::is_for_chiefs(message) => role == Role::Chief {},
             Message::SaveShard(_) | Message::Held(_) | Message::StepApplied(_) => {
@@ -407,6 +408,7 @@ impl Shard {
                 | Message::Pull(_)
                 | Message::PullEncoded(_)
                 | Message::PullRows(_)
+                | Message::PullRowsEncoded(_)
                 | Message::FetchCatalogue(_)
                 | Message::Leave(_)
         );
@@ -461,7 +463,10 @@ impl Shard {
                 self.pull_encoded(entry(Wait::Ready), header, &asked);
             }
             (Message::PullRows(pull), _) => {
-                self.pull_rows(now, entry(Wait::Ready), header, pull.partition);
+                self.pull_rows(now, entry(Wait::Ready), header, pull.partition, None);
+            }
+            (Message::PullRowsEncoded(asked), _) => {
+                self.pull_rows_encoded(now, entry(Wait::Ready), header, &asked);
             }
             (Message::TokenRequest(token), Some(_)) => {
                 self.token_request(now, entry(Wait::Token), token.newest);

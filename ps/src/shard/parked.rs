@@ -37,6 +37,8 @@ pub(crate) enum Wait {
         partition: PartitionId,
         /// Their numbers, as they came.
         numbers: Vec<u8>,
+        /// In this form.
+        codec: Option<Codec>,
         /// The bytes of the rows.
         answer_bytes: u64,
     },

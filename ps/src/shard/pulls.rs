@@ -7,9 +7,10 @@ use bytes::Bytes;
 use pushpull_common::codec::{Codec, Encoding};
 use pushpull_common::ids::PartitionId;
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
-use pushpull_common::protocol::message::{PullEncoded, Selection};
+use pushpull_common::protocol::message::{PullEncoded, PullRowsEncoded, Selection};
 use pushpull_common::protocol::{Header, Refusal, message};
 use pushpull_common::rows::{self, Numbers};
+use pushpull_common::tensor::{DType, elements_of};
 
 use super::output::{Output, PulledParts, Short};
 use super::parked::{Entry, Wait};
@@ -18,15 +19,20 @@ use super::{Detail, Receiving, Shard};
 impl Shard {
     /// The values are asked for in a shorter form.
     pub(super) fn pull_encoded(&mut self, entry: Entry, header: &Header, asked: &PullEncoded) {
-        match Encoding::from_code(asked.encoding).and_then(Encoding::codec_of_values) {
-            Some(codec) => self.pull(entry, header, &asked.pull.selection, Some(codec)),
-            None => {
-                let detail = format!("values are not sent in encoding {}", asked.encoding);
-                let detail = Detail::clipped(detail);
-                let refusal = Refusal::Unsupported { kind: header.kind, detail };
-                self.refuse(entry.connection, entry.request, refusal);
-            }
+        if let Some(codec) = self.codec_of_values(&entry, header, asked.encoding) {
+            self.pull(entry, header, &asked.pull.selection, Some(codec));
         }
+    }
+
+    /// The codec that values are asked for in; refuses what is none of values.
+    fn codec_of_values(&mut self, entry: &Entry, header: &Header, encoding: u8) -> Option<Codec> {
+        let codec = Encoding::from_code(encoding).and_then(Encoding::codec_of_values);
+        if codec.is_none() {
+            let detail = Detail::clipped(format!("values are not sent in encoding {encoding}"));
+            let refusal = Refusal::Unsupported { kind: header.kind, detail };
+            self.refuse(entry.connection, entry.request, refusal);
+        }
+        codec
     }
 
     pub(super) fn pull(
@@ -88,6 +94,19 @@ impl Shard {
         }
     }
 
+    /// Rows are asked for in a shorter form.
+    pub(super) fn pull_rows_encoded(
+        &mut self,
+        now: Instant,
+        entry: Entry,
+        header: &Header,
+        asked: &PullRowsEncoded,
+    ) {
+        if let Some(codec) = self.codec_of_values(&entry, header, asked.encoding) {
+            self.pull_rows(now, entry, header, asked.pull.partition, Some(codec));
+        }
+    }
+
     /// Rows are asked for, whose numbers come as the body.
     pub(super) fn pull_rows(
         &mut self,
@@ -95,6 +114,7 @@ impl Shard {
         entry: Entry,
         header: &Header,
         id: PartitionId,
+        codec: Option<Codec>,
     ) {
         let (connection, request) = (entry.connection, entry.request);
         let Some(store) = self.store().filter(|_| self.is_ready()) else {
@@ -103,6 +123,12 @@ impl Shard {
         let Some(partition) = store.partition_of_rows(id) else {
             return self.refuse(connection, request, Refusal::UnknownPartition { partition: id });
         };
+        if let Some(codec) = codec.filter(|_| !partition.trainable) {
+            let (variable, encoding) = (partition.variable, codec.encoding().code());
+            let detail = Detail::clipped("rows of a plain variable come as they are");
+            let refusal = Refusal::Encoding { variable, encoding, detail };
+            return self.refuse(connection, request, refusal);
+        }
         // A sparse partition's rows have bytes, and fit a part.
         let each = rows::number_bytes(partition);
         let limit = PART_BYTES_MAX / partition.row_bytes().max(each);
@@ -113,7 +139,8 @@ impl Shard {
         }
         let numbers = vec![0; header.body_bytes as usize];
         let answer_bytes = rows * partition.row_bytes();
-        let wait = Wait::Rows { at_least: header.step.0, partition: id, numbers, answer_bytes };
+        let at_least = header.step.0;
+        let wait = Wait::Rows { at_least, partition: id, numbers, codec, answer_bytes };
         self.receive(now, connection, Receiving::Rows(Entry { wait, ..entry }), header);
     }
 
@@ -130,7 +157,7 @@ impl Shard {
     }
 
     fn send_rows(&mut self, entry: Entry) {
-        let Wait::Rows { partition: id, numbers, .. } = &entry.wait else {
+        let Wait::Rows { partition: id, numbers, codec, .. } = &entry.wait else {
             return;
         };
         let Some(store) = self.store() else { return };
@@ -152,6 +179,10 @@ impl Shard {
                 self.counters.table_misses.add(count - have);
                 rows
             }
+        };
+        let rows = match codec {
+            None => rows,
+            Some(codec) => shortened(*codec, partition.dtype, &rows),
         };
         self.counters.pulls.add(1);
         self.counters.pull_bytes.add(rows.len() as u64);
@@ -187,4 +218,15 @@ impl Shard {
         let parts = PulledParts::new(snapshot, ranges, envelope, counts, crc, short);
         self.outputs.push_back(Output::Stream { connection: entry.connection, parts });
     }
+}
+
+/// Trained rows as one stretch.
+fn shortened(codec: Codec, dtype: DType, rows: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    let encoded = match dtype {
+        DType::F64 => codec.encode(&elements_of::<f64>(rows), &mut out),
+        _ => codec.encode(&elements_of::<f32>(rows), &mut out),
+    };
+    encoded.expect("codecs of values take every element of a part");
+    out
 }

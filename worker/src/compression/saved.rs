@@ -2,14 +2,16 @@
 //!
 //! Little-endian: `ppleft` and two zeros, the catalogue's SHA-256, the number of variables as a `u64`;
 //! for each its id and the code of its type as a `u32` each, the number of its elements as a `u64`,
-//! the elements, zeros up to a multiple of 8; then the CRC-32C of all that as a `u64`.
+//! the elements, zeros up to a multiple of 8; then the CRC-32C of all that as a `u64`. A variable with
+//! rows has, in the place of that number, how many rows there are, and their numbers as `u64`s.
 
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::codec::{Real, Residual};
 use pushpull_common::ids::VariableId;
-use pushpull_common::tensor::first_non_finite;
+use pushpull_common::tensor::{elements_of, first_non_finite};
 use thiserror::Error;
 
+use super::rows::RowResiduals;
 use super::{Compression, Left};
 
 const MAGIC: [u8; 8] = *b"ppleft\0\0";
@@ -46,8 +48,10 @@ impl Compression {
             out.extend(id.0.to_le_bytes());
             out.extend(u32::from(code).to_le_bytes());
             match &compressed.left {
-                Left::F32(left) => put(left.left(), f32::to_le_bytes, &mut out),
-                Left::F64(left) => put(left.left(), f64::to_le_bytes, &mut out),
+                Left::F32(left) => put_all(left, &mut out),
+                Left::F64(left) => put_all(left, &mut out),
+                Left::RowsF32(left) => put_rows(left, &mut out),
+                Left::RowsF64(left) => put_rows(left, &mut out),
             }
         }
         let crc = u64::from(crc32c::crc32c(&out));
@@ -76,61 +80,104 @@ impl Compression {
         let mut found = Vec::new();
         // Each takes bytes, so the count is not believed further than there are some.
         for _ in 0..count {
-            let id = VariableId(u32::from_le_bytes(take(&mut rest)?));
-            let code = u32::from_le_bytes(take(&mut rest)?);
-            let elements = u64::from_le_bytes(take(&mut rest)?);
-            let variable = catalogue.variables().get(id.0 as usize);
-            let variable = variable.ok_or(ResidualsError::Damaged)?;
-            let same = u32::from(variable.dtype().code()) == code
-                && variable.shape().elements() == elements;
-            let (values, tail) = rest
-                .split_at_checked(variable.bytes().next_multiple_of(8) as usize)
-                .filter(|_| same)
-                .ok_or(ResidualsError::Damaged)?;
-            let values = &values[..variable.bytes() as usize];
-            if first_non_finite(variable.dtype(), values).is_some() {
-                // No sum of gradients that were pushed comes to that.
-                return Err(ResidualsError::Damaged);
-            }
-            (rest, _) = (tail, found.push((id, values)));
+            let saved = Saved::take(catalogue, &mut rest)?;
+            found.push(saved);
         }
         if !rest.is_empty() {
             return Err(ResidualsError::Damaged);
         }
-        for (id, _) in &found {
-            if !self.covers(*id) {
-                let variable = catalogue.variable(*id).name().to_owned();
+        for saved in &found {
+            if !self.covers(saved.id) {
+                let variable = catalogue.variable(saved.id).name().to_owned();
                 return Err(ResidualsError::NotCompressed { variable });
             }
         }
         for (id, compressed) in &mut self.variables {
-            let saved = found.iter().find(|(other, _)| other == id).map(|(_, values)| *values);
+            let saved = found.iter().find(|saved| saved.id == *id);
             match &mut compressed.left {
-                Left::F32(left) => *left = residual(left, saved, f32::from_le_bytes),
-                Left::F64(left) => *left = residual(left, saved, f64::from_le_bytes),
+                Left::F32(left) => *left = residual(left, saved),
+                Left::F64(left) => *left = residual(left, saved),
+                Left::RowsF32(left) => *left = rows(left, saved),
+                Left::RowsF64(left) => *left = rows(left, saved),
             }
         }
         Ok(())
     }
 }
 
-fn put<T: Real, const N: usize>(left: &[T], bytes: impl Fn(T) -> [u8; N], out: &mut Vec<u8>) {
-    out.extend((left.len() as u64).to_le_bytes());
-    left.iter().for_each(|&value| out.extend(bytes(value)));
+/// What is saved of a variable.
+struct Saved<'a> {
+    id: VariableId,
+    /// The rows that its elements are of, if it has rows.
+    ids: &'a [u8],
+    elements: &'a [u8],
+}
+
+impl<'a> Saved<'a> {
+    /// Takes one from what is left of the bytes.
+    fn take(catalogue: &Catalogue, rest: &mut &'a [u8]) -> Result<Saved<'a>, ResidualsError> {
+        let id = VariableId(u32::from_le_bytes(take(rest)?));
+        let code = u32::from_le_bytes(take(rest)?);
+        let count = u64::from_le_bytes(take(rest)?);
+        let variable = catalogue.variables().get(id.0 as usize);
+        let variable = variable.ok_or(ResidualsError::Damaged)?;
+        let (ids, elements) = match variable.is_sparse() {
+            true => (count.saturating_mul(8), count.saturating_mul(variable.row_bytes())),
+            false => (0, variable.bytes()),
+        };
+        let same = u32::from(variable.dtype().code()) == code
+            && (variable.is_sparse() || variable.shape().elements() == count);
+        let mut next = |bytes: u64| {
+            let padded = bytes.checked_next_multiple_of(8)?;
+            let (taken, tail) = rest.split_at_checked(usize::try_from(padded).ok()?)?;
+            *rest = tail;
+            Some(&taken[..bytes as usize])
+        };
+        let taken = next(ids).zip(next(elements)).filter(|_| same);
+        let (ids, elements) = taken.ok_or(ResidualsError::Damaged)?;
+        if first_non_finite(variable.dtype(), elements).is_some() {
+            // No sum of gradients that were pushed comes to that.
+            return Err(ResidualsError::Damaged);
+        }
+        Ok(Saved { id, ids, elements })
+    }
+}
+
+/// Appends the elements of a whole variable: how many, and they.
+fn put_all<T: Real>(left: &Residual<T>, out: &mut Vec<u8>) {
+    out.extend((left.left().len() as u64).to_le_bytes());
+    put(left.left(), out);
+}
+
+/// Appends elements, padded.
+fn put<T: Real>(elements: &[T], out: &mut Vec<u8>) {
+    out.extend_from_slice(bytemuck::cast_slice(elements));
     out.resize(out.len().next_multiple_of(8), 0);
 }
 
-fn residual<T: Real, const N: usize>(
-    old: &Residual<T>,
-    saved: Option<&[u8]>,
-    value: impl Fn([u8; N]) -> T,
-) -> Residual<T> {
+/// Appends rows: how many, their numbers, their elements.
+fn put_rows<T: Real>(left: &RowResiduals<T>, out: &mut Vec<u8>) {
+    let (ids, rows): (Vec<u64>, Vec<&[T]>) = left.left().unzip();
+    out.extend((ids.len() as u64).to_le_bytes());
+    ids.iter().for_each(|id| out.extend(id.to_le_bytes()));
+    put(&rows.concat(), out);
+}
+
+fn residual<T: Real>(old: &Residual<T>, saved: Option<&Saved<'_>>) -> Residual<T> {
     match saved {
         None => Residual::new(old.left().len()),
-        Some(bytes) => {
-            Residual::from_left(bytes.as_chunks().0.iter().map(|bytes| value(*bytes)).collect())
-        }
+        Some(saved) => Residual::from_left(elements_of(saved.elements)),
     }
+}
+
+fn rows<T: Real>(old: &RowResiduals<T>, saved: Option<&Saved<'_>>) -> RowResiduals<T> {
+    let mut left = old.emptied();
+    if let Some(saved) = saved {
+        let elements: Vec<T> = elements_of(saved.elements);
+        let ids = saved.ids.as_chunks().0.iter().map(|id| u64::from_le_bytes(*id));
+        left.keep(ids.zip(elements.chunks_exact(old.width())));
+    }
+    left
 }
 
 fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], ResidualsError> {

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
+use pushpull_common::catalogue::Partition;
+use pushpull_common::codec::Encoding;
 use pushpull_common::ids::{GlobalStep, PartitionId, RestoreEpoch, ShardId};
 use pushpull_common::protocol::message::{Pulled, PulledEncoded, Selection};
 use pushpull_common::protocol::{Envelope, Header, Message, Refusal, message};
@@ -159,23 +161,36 @@ impl Pull {
         Ok(spans)
     }
 
-    /// Where the rows of an answer go.
+    /// The partition that a request asks for rows of.
+    pub(super) fn partition_of(&self, ask: usize) -> Option<&Partition> {
+        let rows = self.asks.get(ask)?.rows.as_ref()?;
+        self.plan.catalogue().partitions().get(rows.partition.0 as usize)
+    }
+
+    /// Where the rows of an answer go, which come so, if not as they are.
     fn rows(
         &mut self,
         ask: usize,
         rows: &message::Rows,
+        encoding: Option<Encoding>,
         bytes: u64,
-    ) -> Result<Vec<(Span, usize)>, &'static str> {
+    ) -> Result<(Range<usize>, Option<ShortPart>), &'static str> {
+        let dtype = self.partition_of(ask).map(|partition| partition.dtype);
         let Some(Ask { progress: Progress::Sent(..), rows: Some(asked), gradients, .. }) =
             self.asks.get_mut(ask)
         else {
             return Err("rows nobody asked for");
         };
-        if asked.to.len() as u64 != bytes {
-            return Err("other rows than were asked for");
-        }
+        let to = asked.to.clone();
+        let short = match encoding.zip(dtype) {
+            None => (to.len() as u64 == bytes).then_some(None),
+            Some((encoding, dtype)) => {
+                ShortPart::rows(encoding, dtype, to.clone(), bytes).map(Some)
+            }
+        };
+        let short = short.ok_or("other rows than were asked for")?;
         *gradients = rows.gradients;
-        Ok(vec![(Span::Buffer(asked.to.start), asked.to.len())])
+        Ok((to, short))
     }
 }
 
@@ -250,7 +265,7 @@ impl Session {
                     self.send(now, link, pending, envelope, request, vec![]);
                 }
                 Some(Rows { partition, numbers, .. }) => {
-                    let request = message::PullRows { partition };
+                    let request = self.request_for_rows((id, ask), link, partition);
                     self.send(now, link, pending, envelope, request, vec![numbers]);
                 }
             }
@@ -299,7 +314,10 @@ impl Session {
             return self.pull_refused(now, id, link, refused.refusal);
         }
         let shard = self.links[link].shard;
-        let encoding = self.encoding_of_values(link);
+        let encoding = match message {
+            Message::Rows(_) => self.encoding_of_rows((id, ask), link),
+            _ => self.encoding_of_values(link),
+        };
         let fits = match &message {
             Message::Pulled(_) | Message::Rows(_) => true,
             Message::PulledEncoded(_) => encoding.is_some(),
@@ -315,7 +333,10 @@ impl Session {
         };
         let (bytes, mut short) = (header.body_bytes, None);
         let spans = match &message {
-            Message::Rows(rows) => pull.rows(ask, rows, bytes),
+            Message::Rows(rows) => pull.rows(ask, rows, encoding, bytes).map(|(to, part)| {
+                short = part;
+                vec![(Span::Buffer(to.start), to.len())]
+            }),
             Message::Pulled(pulled) => pull.part(ask, shard, pulled, bytes),
             Message::PulledEncoded(PulledEncoded { part, bytes: covered }) => {
                 let (plan, range) =

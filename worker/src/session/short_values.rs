@@ -3,10 +3,11 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use pushpull_common::codec::Encoding;
-use pushpull_common::ids::ShardId;
+use pushpull_common::codec::{Blocks, Encoding};
+use pushpull_common::ids::{PartitionId, ShardId};
 use pushpull_common::protocol::Message;
-use pushpull_common::protocol::message::{Pull, PullEncoded, Selection};
+use pushpull_common::protocol::message::{Pull, PullEncoded, PullRows, PullRowsEncoded, Selection};
+use pushpull_common::tensor::DType;
 
 use super::{OpId, OpKind, Session};
 use crate::fanout::{Plan, Span};
@@ -14,10 +15,18 @@ use crate::fanout::{Plan, Span};
 /// A part of an answer whose body is being received.
 #[derive(Debug)]
 pub(super) struct ShortPart {
-    pub(super) encoding: Encoding,
-    /// What it is of the shard's layout.
-    pub(super) range: Range<u64>,
+    encoding: Encoding,
+    target: Target,
     pub(super) body: Vec<u8>,
+}
+
+/// What the values are, once they are decoded.
+#[derive(Debug)]
+enum Target {
+    /// A range of the shard's layout.
+    Layout(Range<u64>),
+    /// Rows of this type, here in the buffer.
+    Rows(DType, Range<usize>),
 }
 
 impl Session {
@@ -28,6 +37,31 @@ impl Session {
             None => pull.into(),
             Some(encoding) => PullEncoded { pull, encoding: encoding.code() }.into(),
         }
+    }
+
+    /// The request for rows of a partition, in the same form.
+    pub(super) fn request_for_rows(
+        &self,
+        (id, ask): (OpId, usize),
+        link: usize,
+        partition: PartitionId,
+    ) -> Message {
+        let pull = PullRows { partition };
+        match self.encoding_of_rows((id, ask), link) {
+            None => pull.into(),
+            Some(encoding) => PullRowsEncoded { pull, encoding: encoding.code() }.into(),
+        }
+    }
+
+    /// How the rows of a request come, if not as they are: those of plain variables do.
+    pub(super) fn encoding_of_rows(
+        &self,
+        (id, ask): (OpId, usize),
+        link: usize,
+    ) -> Option<Encoding> {
+        let OpKind::Pull(pull) = &self.ops.get(&id)?.kind else { return None };
+        let trainable = pull.partition_of(ask)?.trainable;
+        self.encoding_of_values(link).filter(|_| trainable)
     }
 
     /// How the values of a shard come, if not as they are.
@@ -73,12 +107,32 @@ impl ShortPart {
         let sound = range.start.is_multiple_of(8)
             && range.end.is_multiple_of(8)
             && layout.encoded_bytes(encoding, range.clone()) == bytes;
-        sound.then(|| ShortPart { encoding, range, body: vec![0; bytes as usize] })
+        let target = Target::Layout(range);
+        sound.then(|| ShortPart { encoding, target, body: vec![0; bytes as usize] })
+    }
+
+    /// The same for rows of a type that go there in the buffer.
+    pub(super) fn rows(
+        encoding: Encoding,
+        dtype: DType,
+        to: Range<usize>,
+        bytes: u64,
+    ) -> Option<ShortPart> {
+        let sound = encoding.bytes_max(dtype, to.len() / dtype.size()) as u64 == bytes;
+        let target = Target::Rows(dtype, to);
+        sound.then(|| ShortPart { encoding, target, body: vec![0; bytes as usize] })
     }
 
     fn decode(&self, plan: &Plan, shard: ShardId, buffer: &mut [u8]) -> Option<()> {
         let mut rest = &self.body[..];
-        for piece in plan.catalogue().layout_of(shard)?.pieces(self.range.clone()) {
+        let range = match &self.target {
+            Target::Layout(range) => range.clone(),
+            Target::Rows(dtype, to) => {
+                let rows = buffer.get_mut(to.clone())?;
+                return self.encoding.decode_into(Blocks::THROUGH, *dtype, rest, rows).ok();
+            }
+        };
+        for piece in plan.catalogue().layout_of(shard)?.pieces(range) {
             let (encoded, tail) = rest.split_at_checked(piece.encoded_bytes(self.encoding))?;
             let elements = piece.range.start..piece.range.start + piece.element_bytes() as u64;
             // Elements of one partition are one stretch of the buffer, too.

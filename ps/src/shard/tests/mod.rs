@@ -11,6 +11,7 @@ mod crash_life;
 mod crash_model;
 mod cuts;
 mod encoded;
+mod encoded_rows;
 mod handshakes;
 mod images;
 mod join;

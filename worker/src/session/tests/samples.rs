@@ -61,7 +61,7 @@ pub(super) fn split_plan() -> Arc<Plan> {
     place(vec![split, VariableSpec::f32("small", [1]).unwrap()], 2)
 }
 
-fn place(variables: Vec<VariableSpec>, tasks: u32) -> Arc<Plan> {
+pub(super) fn place(variables: Vec<VariableSpec>, tasks: u32) -> Arc<Plan> {
     let map = ShardMap::new((0..tasks).collect::<Vec<_>>(), 1).unwrap();
     let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
     Arc::new(Plan::new(Arc::new(Catalogue::new(variables, &placement).unwrap())))

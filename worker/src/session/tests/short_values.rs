@@ -3,13 +3,15 @@
 use std::collections::BTreeMap;
 
 use pushpull_common::codec::{Codec, Encoding, Encodings};
-use pushpull_common::ids::{GlobalStep, VariableId};
+use pushpull_common::ids::{GlobalStep, PartitionId, VariableId};
 use pushpull_common::protocol::message::{self, OutcomeIs, Pulled, PulledEncoded};
 use pushpull_common::protocol::{Message, PushState};
+use pushpull_common::variable::VariableSpec;
 
-use super::world::{Frame, OWNER, World, applied, grant, plan, push_answer, shard, welcome};
+use super::world::{Frame, OWNER, World, applied, grant, place, plan, push_answer, shard, welcome};
 use crate::compression::{Compression, Rule};
-use crate::session::{Command, PushOrder, Read, Reply};
+use crate::params::Buffer;
+use crate::session::{Command, PushOrder, Read, Reply, Rows};
 
 /// A session that pulls bf16, and its pull of 6 floats.
 fn pulling() -> (World, crate::session::OpId, Frame) {
@@ -69,6 +71,57 @@ fn values_of_another_length_break_off_the_connection() {
     }
 }
 
+/// A session that pulls bf16, and its pull of two rows of a trained variable and of one of a plain one.
+fn pulling_rows() -> (World, crate::session::OpId, [Frame; 2]) {
+    let sparse = |name: &str| VariableSpec::f32(name, [4, 3]).unwrap().sparse();
+    let plan = place(vec![sparse("trained"), sparse("plain").plain()], 1);
+    let mut world = World::with(|start| start.values = Some(Encoding::Bf16)).join(&plan);
+    let ask = |partition: u32, to: std::ops::Range<usize>| {
+        let numbers = bytes::Bytes::from(vec![0; to.len() / 3]);
+        Rows { shard: shard(0), partition: PartitionId(partition), numbers, to }
+    };
+    let rows = vec![ask(0, 0..24), ask(1, 24..36)];
+    let buffer = Buffer::of_bytes(36);
+    let op = world.call(Command::PullRows { plan, buffer, rows, token: None });
+    let short = world.heard(OWNER, "PullRowsEncoded");
+    let Message::PullRowsEncoded(asked) = &short.message else { unreachable!() };
+    assert_eq!((asked.encoding, asked.pull.partition), (Encoding::Bf16.code(), PartitionId(0)));
+    let plain = world.heard(OWNER, "PullRows");
+    (world, op, [short, plain])
+}
+
+const ROWS: message::Rows = message::Rows { version: 1, gradients: 1 };
+
+#[test]
+fn rows_of_trained_variables_are_decoded_into_their_places() {
+    let (mut world, op, [short, plain]) = pulling_rows();
+    let rows = [1.0, 2.0, 3.0, 4.0, 5.0, -6.0];
+    let body = [7f32, 8.0, 0.1].map(f32::to_le_bytes).concat();
+    world.answer_body(&plain, GlobalStep(3), ROWS, &body);
+    world.answer_body(&short, GlobalStep(3), ROWS, &bf16(&rows));
+    let Ok(Reply::Pulled { buffer, .. }) = world.reply(op) else { panic!() };
+    let values: &[f32] = &bytemuck::cast_slice(buffer.bytes())[..9];
+    assert_eq!(values, [1.0, 2.0, 3.0, 4.0, 5.0, -6.0, 7.0, 8.0, 0.1]);
+}
+
+#[test]
+fn rows_of_another_length_break_off_the_connection() {
+    let body = bf16(&[1.0; 6]);
+    let mut damaged = body.clone();
+    damaged[13] = 1;
+    for body in [&body[..8], &[0; 24], &[], &damaged] {
+        let (mut world, _, [short, _]) = pulling_rows();
+        world.announce(&short, GlobalStep(3), ROWS, body.len());
+        if !world.closed.contains_key(&OWNER) {
+            world.body(OWNER, body);
+        }
+        assert_eq!(world.closed.get(&OWNER), Some(&1), "{body:?}");
+        world.wait_for_connect(OWNER);
+        world.accept(OWNER);
+        world.heard(OWNER, "PullRowsEncoded");
+    }
+}
+
 #[test]
 fn a_server_that_knows_no_encoding_is_asked_for_values_as_they_are() {
     let plan = plan(1, 6);
@@ -88,7 +141,7 @@ fn an_encoded_push_is_kept_until_it_is_settled() {
     let plan = plan(1, 6);
     let names = plan.catalogue().variable(VariableId(0)).name().to_owned();
     let rules = [Rule { names: names.into(), codec: Some(Codec::OneBit) }];
-    let mut compression = Compression::new(plan.catalogue(), &rules, &BTreeMap::new()).unwrap();
+    let mut compression = Compression::new(plan.catalogue(), &rules, &BTreeMap::new(), 0).unwrap();
     let gradient: Vec<u8> = [1f32, -2.0, 3.0, 0.5, 7.0, -1.0].map(f32::to_ne_bytes).concat();
     let words: Vec<u64> =
         gradient.as_chunks().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)).collect();

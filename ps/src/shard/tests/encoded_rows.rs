@@ -1,0 +1,238 @@
+//! Rows that come and go encoded.
+
+use pushpull_common::codec::{Blocks, Codec, Encoding};
+use pushpull_common::ids::{PartitionId, VariableId};
+use pushpull_common::protocol::message::{self, Operation};
+use pushpull_common::protocol::{Envelope, Message, Outcome, Refusal};
+use pushpull_common::table::TableSpec;
+use pushpull_common::tensor::DType;
+use pushpull_common::variable::VariableSpec;
+
+use super::peers::{Push, bytes_of, f32s, index_of, worker};
+use super::world::{Line, World};
+use crate::optimizer::Sgd;
+
+/// `rows` (5 of 3 f32, at 0; its index at 152), `plain` (4 of 1 f32, at 64) and `users` (3 f32, 6 rows
+/// at once, at 80; its index at 208).
+fn ready() -> (World, Line) {
+    let variables = vec![
+        VariableSpec::f32("rows", [5, 3]).unwrap().sparse(),
+        VariableSpec::f32("plain", [4]).unwrap().sparse().plain(),
+        VariableSpec::table("users", DType::F32, [3], TableSpec::new(1 << 20).rows_at_once(6))
+            .unwrap(),
+    ];
+    let (mut world, _) = World::ready(variables, Sgd::new(1.0), |config| config.inbox_pushes(1));
+    let line = world.join(0, &mut worker(1));
+    (world, line)
+}
+
+const ROWS: (u64, u64) = (0, 152);
+const USERS: (u64, u64) = (80, 208);
+
+/// Two rows, and what they are as int8.
+const VALUES: [f32; 6] = [1.27, 0.01, -0.5, 100.0, 127.0, -1.0];
+
+/// A stretch of rows of three, from this element of a row on.
+fn encode(codec: Codec, before: usize, values: &[f32]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    codec.encode_rows(Blocks::of_rows(3, before), values, &mut bytes).unwrap();
+    bytes
+}
+
+fn decode(codec: Codec, before: usize, values: &[f32]) -> Vec<f32> {
+    let (bytes, mut found) = (encode(codec, before, values), vec![0.0; values.len()]);
+    let blocks = Blocks::of_rows(3, before);
+    codec.encoding().decode_rows(blocks, &bytes, &mut found).unwrap();
+    found
+}
+
+/// A part of rows: where, in which encoding, of how many elements, its body, and the bytes that all
+/// parts of rows have when it is the last.
+type Encoded<'a> = (u64, u8, u32, &'a [u8], Option<u64>);
+
+fn send(
+    world: &mut World,
+    line: Line,
+    push: &Push,
+    index: (u64, &[u8]),
+    parts: &[Encoded<'_>],
+) -> Message {
+    world.send(line, push.envelope(), push.part(index.0, None), index.1);
+    let mut last = None;
+    for &(offset, encoding, elements, body, whole) in parts {
+        let whole = whole.map(|bytes| bytes + index.1.len() as u64);
+        let message = push.encoded((encoding, elements), offset, whole);
+        last = Some(world.send(line, push.envelope(), message, body));
+    }
+    world.work();
+    world.answer(line, last.unwrap()).unwrap()
+}
+
+/// The answer to an encoded push of the rows 1 and 4.
+fn push(world: &mut World, line: Line, parts: &[Encoded<'_>]) -> Message {
+    let gradient = world.gradient(line, 1);
+    send(world, line, &gradient, (ROWS.1, &index_of(&[1_u32, 4])), parts)
+}
+
+/// Rows by their numbers, as they are or in an encoding.
+fn pull<T: bytemuck::Pod>(
+    world: &mut World,
+    line: Line,
+    partition: u32,
+    rows: &[T],
+    encoding: Option<u8>,
+) -> Result<Vec<u8>, Refusal> {
+    let pull = message::PullRows { partition: PartitionId(partition) };
+    let message = match encoding {
+        None => pull.into(),
+        Some(encoding) => message::PullRowsEncoded { pull, encoding }.into(),
+    };
+    let numbers = &bytes_of(rows)[..size_of_val(rows)];
+    let request = world.send(line, Envelope::default(), message, numbers);
+    world.work();
+    match world.heard_body(line, request) {
+        (Message::Rows(_), body) => Ok(body),
+        (Message::Refused(refused), _) => Err(refused.refusal),
+        (other, _) => panic!("rows are answered by {other:?}"),
+    }
+}
+
+fn is_applied(answer: &Message) -> bool {
+    matches!(
+        answer,
+        Message::PushAnswer(message::PushAnswer { outcome: Outcome::Applied { .. }, .. })
+    )
+}
+
+#[test]
+fn encoded_rows_lie_in_the_inbox_as_if_they_had_not_been() {
+    for codec in [Codec::F16, Codec::Bf16, Codec::Int8] {
+        let code = codec.encoding().code();
+        let all = encode(codec, 0, &VALUES);
+        let (head, tail) = (encode(codec, 0, &VALUES[..4]), encode(codec, 1, &VALUES[4..]));
+        let whole: &[Encoded<'_>] = &[(0, code, 6, &all, Some(24))];
+        // The second begins within a row, which then has two scales.
+        let cut: &[Encoded<'_>] = &[(0, code, 4, &head, None), (16, code, 2, &tail, Some(24))];
+        for (parts, expected) in [
+            (whole, decode(codec, 0, &VALUES)),
+            (cut, [decode(codec, 0, &VALUES[..4]), decode(codec, 1, &VALUES[4..])].concat()),
+        ] {
+            for chop in [usize::MAX, 5, 1] {
+                let (mut world, line) = ready();
+                world.chop = chop;
+                let answer = push(&mut world, line, parts);
+                assert!(is_applied(&answer), "{codec}: {answer:?}");
+                let rows = f32s(&pull(&mut world, line, 0, &[1_u32, 4], None).unwrap());
+                assert!(rows.iter().zip(&expected).all(|(row, value)| *row == -value), "{codec}");
+                let others = pull(&mut world, line, 0, &[0_u32, 2, 3], None).unwrap();
+                assert_eq!(f32s(&others), [0.0; 9]);
+            }
+        }
+    }
+}
+
+#[test]
+fn encoded_rows_of_tables_that_grow_come_alike() {
+    let (mut world, line) = ready();
+    let code = Encoding::Int8.code();
+    // Three rows: an odd number, so that padding follows.
+    let (ids, values) = ([7_u64, 1 << 40, u64::MAX], [&VALUES[..], &[0.25, 0.5, 3.0]].concat());
+    let body = encode(Codec::Int8, 0, &values);
+    let gradient = world.gradient(line, 1);
+    let parts = [(USERS.0, code, 9, &body[..], Some(40))];
+    let answer = send(&mut world, line, &gradient, (USERS.1, &index_of(&ids)), &parts);
+    assert!(is_applied(&answer), "{answer:?}");
+    let rows = f32s(&pull(&mut world, line, 2, &ids, None).unwrap());
+    let expected: Vec<f32> = decode(Codec::Int8, 0, &values).iter().map(|value| -value).collect();
+    assert_eq!(rows, expected);
+    // And go in a shorter form.
+    let short = pull(&mut world, line, 2, &ids, Some(Encoding::Bf16.code())).unwrap();
+    assert_eq!(short, encode(Codec::Bf16, 0, &rows));
+}
+
+/// Whatever rows are said to be, they are refused and change nothing, and the room serves the next.
+#[test]
+fn rows_that_are_not_what_they_say_are_refused_by_name() {
+    let (f16, int8) = (Encoding::F16.code(), Encoding::Int8.code());
+    let body = encode(Codec::Int8, 0, &VALUES);
+    let refused = |parts: &[Encoded<'_>]| {
+        let (mut world, line) = ready();
+        let refusal = match push(&mut world, line, parts) {
+            Message::Refused(refused) => refused.refusal,
+            other => panic!("not refused but {other:?}"),
+        };
+        let room = world.room(line);
+        let grant = world.token(line);
+        let push = Push::gradient(2, grant, room);
+        let (index, values) = (index_of(&[0_u32, 1]), bytes_of(&[1f32; 6]));
+        let answer = world.push_answer(line, &push, &[(ROWS.1, &index), (ROWS.0, &values)]);
+        assert!(is_applied(&answer), "{answer:?}");
+        let rows = pull(&mut world, line, 0, &[0_u32, 1, 4], None).unwrap();
+        assert_eq!(f32s(&rows), [-1.0, -1.0, -1.0, -1.0, -1.0, -1.0, 0.0, 0.0, 0.0]);
+        refusal
+    };
+    let encoding = |refusal: Refusal, words: &str| match refusal {
+        Refusal::Encoding { variable, detail, .. } => {
+            assert!(variable == VariableId(0) && detail.as_str().contains(words), "{detail}");
+        }
+        other => panic!("{other:?}"),
+    };
+    for other in [Encoding::OneBit, Encoding::Pairs] {
+        encoding(refused(&[(0, other.code(), 6, &[0; 16], Some(24))]), "rows do not come so");
+    }
+    encoding(refused(&[(0, 77, 6, &body, Some(24))]), "does not know");
+    // As long as it were if rows shared their scales.
+    encoding(refused(&[(0, int8, 6, &body[..10], Some(24))]), "10 bytes for 6 elements");
+    let mut scale = body.clone();
+    scale[7..11].copy_from_slice(&f32::NAN.to_le_bytes());
+    encoding(refused(&[(0, int8, 6, &scale, Some(24))]), "block 1");
+    let mut padding = body.clone();
+    *padding.last_mut().unwrap() = 1;
+    encoding(refused(&[(0, int8, 6, &padding, Some(24))]), "padding");
+
+    let half = |values: &[f32]| encode(Codec::F16, 0, values);
+    let range = |offset, bytes, limit| Refusal::Range { offset, bytes, limit };
+    let long = [(0, f16, 16, &half(&[1.0; 16])[..], Some(64))];
+    assert_eq!(refused(&long), range(0, 64, 60));
+    assert_eq!(refused(&[(0, f16, u32::MAX, &[], Some(24))]), range(0, 4 * 0xffff_ffff, 60));
+    assert_eq!(refused(&[(0, f16, 0, &[], Some(24))]), range(0, 0, 60));
+    assert_eq!(refused(&[(2, f16, 1, &[0; 8], Some(24))]), range(2, 4, 60));
+    assert_eq!(refused(&[(152, f16, 1, &[0; 8], Some(24))]), range(152, 8, 152));
+    assert!(matches!(refused(&[(u64::MAX, f16, 1, &[0; 8], Some(24))]), Refusal::Range { .. }));
+    // Fewer rows, and more, than the index says.
+    let incomplete = |bytes| Refusal::Incomplete { partition: PartitionId(0), bytes, expected: 24 };
+    assert_eq!(refused(&[(0, f16, 3, &half(&VALUES[..3]), Some(16))]), incomplete(16));
+    assert_eq!(refused(&[(0, f16, 9, &half(&[1.0; 9]), Some(40))]), incomplete(40));
+    let nan = half(&[1.0, 2.0, 3.0, f32::NAN, 5.0, 6.0]);
+    let Refusal::NonFinite { variable, .. } = refused(&[(0, f16, 6, &nan, Some(24))]) else {
+        panic!("NaN is let in")
+    };
+    assert_eq!(variable, VariableId(0));
+
+    let (mut world, line) = ready();
+    let assign = Push::plain(1, Operation::Assign {}, world.room(line));
+    let index = index_of(&[1_u32, 4]);
+    let parts = [(0, int8, 6, &body[..], Some(24))];
+    let answer = send(&mut world, line, &assign, (ROWS.1, &index), &parts);
+    let Message::Refused(refused) = answer else { panic!("not refused but {answer:?}") };
+    encoding(refused.refusal, "only gradients");
+}
+
+#[test]
+fn rows_are_sent_in_encodings_of_values_only() {
+    let (mut world, line) = ready();
+    for encoding in [0, Encoding::Int8.code(), Encoding::Pairs.code(), 77] {
+        let refusal = pull(&mut world, line, 0, &[0_u32], Some(encoding)).unwrap_err();
+        let Refusal::Unsupported { detail, .. } = refusal else { panic!("{refusal}") };
+        assert!(detail.as_str().contains(&format!("encoding {encoding}")), "{detail}");
+    }
+    let f16 = Encoding::F16.code();
+    let refusal = pull(&mut world, line, 1, &[0_u32], Some(f16)).unwrap_err();
+    let is_plain = matches!(refusal, Refusal::Encoding { variable: VariableId(1), .. });
+    assert!(is_plain && refusal.to_string().contains("plain"), "{refusal}");
+    let refusal = pull(&mut world, line, 0, &[5_u32], Some(f16)).unwrap_err();
+    assert!(matches!(refusal, Refusal::Row { row: 5, .. }), "{refusal}");
+    let unknown = Refusal::UnknownPartition { partition: PartitionId(9) };
+    assert_eq!(pull(&mut world, line, 9, &[0_u32], Some(f16)), Err(unknown));
+    assert_eq!(pull::<u32>(&mut world, line, 0, &[], Some(f16)), Ok(vec![]));
+}

@@ -1,0 +1,249 @@
+//! What row pushes have left out: kept by row, as far as there is room.
+
+use std::collections::HashMap;
+
+use pushpull_common::catalogue::Partition;
+use pushpull_common::codec::{Codec, EncodeError, Real, Residual};
+
+use super::stretches;
+use crate::fanout::Part;
+use crate::rows::RowSet;
+
+/// The residuals of one variable's rows.
+///
+/// Rows are kept in two generations: those that were pushed since the young one was begun, and others
+/// of the one before. When the young one is full it becomes the old one, and what that had is
+/// forgotten. So what is forgotten is of the rows that were not pushed for longest, and no more than
+/// one step's error of each. Depends on what it was given alone.
+#[derive(Debug)]
+pub(crate) struct RowResiduals<T> {
+    /// The elements of a row.
+    width: usize,
+    /// The most rows of a generation; none are kept if it is 0.
+    most: usize,
+    young: Generation<T>,
+    old: Generation<T>,
+}
+
+/// Rows in the order they came.
+#[derive(Debug)]
+struct Generation<T> {
+    ids: Vec<u64>,
+    rows: Vec<T>,
+    /// Where each is; those that are not named are forgotten.
+    places: HashMap<u64, usize>,
+}
+
+/// What a row takes beside its elements: its id, and an entry in a map that is rarely full.
+const ROW_OVERHEAD_BYTES: u64 = 48;
+
+impl<T: Real> RowResiduals<T> {
+    /// Nothing is left of rows of so many elements; all that will be takes about so many bytes.
+    pub(crate) fn new(width: usize, bytes: u64) -> RowResiduals<T> {
+        let row_bytes = (width * size_of::<T>()) as u64 + ROW_OVERHEAD_BYTES;
+        let most = (bytes / 2 / row_bytes) as usize;
+        RowResiduals { width, most, young: Generation::new(), old: Generation::new() }
+    }
+
+    /// The elements of a row.
+    pub(super) fn width(&self) -> usize {
+        self.width
+    }
+
+    /// The same, with nothing left.
+    pub(super) fn emptied(&self) -> RowResiduals<T> {
+        let (width, most) = (self.width, self.most);
+        RowResiduals { width, most, young: Generation::new(), old: Generation::new() }
+    }
+
+    /// What is left of each row, in an order that [`RowResiduals::keep`] makes the same of.
+    pub(super) fn left(&self) -> impl Iterator<Item = (u64, &[T])> {
+        let generations = [&self.old, &self.young].into_iter();
+        generations.flat_map(|generation| generation.kept(self.width))
+    }
+
+    /// Encodes rows of a partition, with what is left of them, and keeps what that leaves out; the
+    /// parts in which their values travel.
+    pub(super) fn parts(
+        &mut self,
+        codec: &Codec,
+        partition: &Partition,
+        part_bytes: u64,
+        rows: &RowSet,
+    ) -> Result<Vec<Part>, EncodeError> {
+        let (ids, values) = (rows.ids(), rows.elements::<T>());
+        let mut left = Residual::from_left(self.gather(ids));
+        let all = 0..values.len();
+        let parts = stretches(codec, &mut left, partition, part_bytes, all, &values)?;
+        self.keep(ids.iter().copied().zip(left.left().chunks_exact(self.width)));
+        Ok(parts)
+    }
+
+    /// What is left of these rows, one behind the other.
+    fn gather(&self, ids: &[u64]) -> Vec<T> {
+        let mut left = vec![T::zeroed(); ids.len() * self.width];
+        for (id, row) in ids.iter().zip(left.chunks_exact_mut(self.width)) {
+            let found = self.young.row(*id, self.width).or_else(|| self.old.row(*id, self.width));
+            if let Some(found) = found {
+                row.copy_from_slice(found);
+            }
+        }
+        left
+    }
+
+    /// Keeps what is left of rows now.
+    pub(super) fn keep<'a>(&mut self, rows: impl Iterator<Item = (u64, &'a [T])>) {
+        for (id, row) in rows.filter(|_| self.most > 0) {
+            if let Some(place) = self.young.places.get(&id) {
+                let start = place * self.width;
+                self.young.rows[start..start + self.width].copy_from_slice(row);
+                continue;
+            }
+            self.old.places.remove(&id);
+            if is_nothing(row) {
+                continue;
+            }
+            if self.young.ids.len() == self.most {
+                self.old = std::mem::replace(&mut self.young, Generation::new());
+            }
+            self.young.push(id, row, self.most);
+        }
+    }
+}
+
+impl<T: Real> Generation<T> {
+    fn new() -> Generation<T> {
+        Generation { ids: Vec::new(), rows: Vec::new(), places: HashMap::new() }
+    }
+
+    /// Adds a row to fewer than so many.
+    fn push(&mut self, id: u64, row: &[T], most: usize) {
+        if self.rows.len() == self.rows.capacity() {
+            // Doubled as vectors are, but not beyond what there may be.
+            let more = (most - self.ids.len()).min(self.ids.len().max(8));
+            self.rows.reserve_exact(more * row.len());
+        }
+        self.places.insert(id, self.ids.len());
+        self.ids.push(id);
+        self.rows.extend_from_slice(row);
+    }
+
+    fn row(&self, id: u64, width: usize) -> Option<&[T]> {
+        let start = self.places.get(&id)? * width;
+        Some(&self.rows[start..start + width])
+    }
+
+    fn kept(&self, width: usize) -> impl Iterator<Item = (u64, &[T])> {
+        let rows = self.ids.iter().copied().zip(self.rows.chunks_exact(width));
+        rows.enumerate()
+            .filter(|(place, (id, row))| self.places.get(id) == Some(place) && !is_nothing(row))
+            .map(|(_, row)| row)
+    }
+}
+
+fn is_nothing<T: Real>(row: &[T]) -> bool {
+    row.iter().all(|&value| value == T::zeroed())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+    use pushpull_common::catalogue::Catalogue;
+    use pushpull_common::ids::VariableId;
+    use pushpull_common::placement::{Placement, ShardMap, Strategy as Placing};
+    use pushpull_common::variable::VariableSpec;
+
+    use super::*;
+    use crate::fanout::Plan;
+
+    proptest! {
+        /// Of each row, what arrived and what is left make what was given; and what is left is no
+        /// more than one step's error.
+        #[test]
+        fn rows_keep_their_running_sums(
+            steps in prop::collection::vec(
+                prop::collection::btree_map(0..9_u64, prop::collection::vec(-1f32..1.0, 5), 0..9),
+                1..20,
+            ),
+            codec in prop_oneof![Just(Codec::F16), Just(Codec::Bf16), Just(Codec::Int8)],
+            part_bytes in prop_oneof![Just(8_u64), Just(24), Just(64), Just(1 << 20)],
+        ) {
+            let variable = VariableSpec::f32("rows", [9, 5]).unwrap().sparse();
+            let map = ShardMap::new([0], 1).unwrap();
+            let variables = vec![variable];
+            let placement = Placement::plan(&variables, &map, &Placing::RoundRobin).unwrap();
+            let plan = Plan::new(Catalogue::new(variables, &placement).unwrap().into());
+            let partition = &plan.catalogue().partitions()[0];
+            let mut residuals = RowResiduals::<f32>::new(5, 1 << 20);
+            // Given and arrived, of each row.
+            let mut sums: BTreeMap<u64, [[f64; 5]; 2]> = BTreeMap::new();
+            for step in steps {
+                let ids: Vec<u64> = step.keys().copied().collect();
+                let values = step.into_values().flatten().collect::<Vec<f32>>();
+                let rows = RowSet::sum(&plan, VariableId(0), &ids, &values).unwrap();
+                let parts = residuals.parts(&codec, partition, part_bytes, &rows).unwrap();
+                let mut decoded = vec![0f32; values.len()];
+                for part in parts {
+                    let stretch = part.encoded.unwrap();
+                    let start = (part.offset - partition.offset) as usize / 4;
+                    let target = &mut decoded[start..start + stretch.elements as usize];
+                    let blocks = partition.blocks_from(part.offset);
+                    let bytes = part.bodies.concat();
+                    stretch.encoding.decode_rows(blocks, &bytes, target).unwrap();
+                }
+                for ((id, given), arrived) in ids.iter().zip(values.chunks(5)).zip(decoded.chunks(5)) {
+                    let sums = sums.entry(*id).or_default();
+                    let add = |sum: &mut [f64; 5], row: &[f32]| {
+                        sum.iter_mut().zip(row).for_each(|(sum, &value)| *sum += f64::from(value));
+                    };
+                    add(&mut sums[0], given);
+                    add(&mut sums[1], arrived);
+                }
+                for (&id, [given, arrived]) in &sums {
+                    let left = residuals.gather(&[id]);
+                    for ((given, arrived), &left) in given.iter().zip(arrived).zip(&left) {
+                        let off = (given - arrived - f64::from(left)).abs();
+                        prop_assert!(off < 1e-5, "{codec}: row {id} is off by {off:e}");
+                        // Of sums below 1.01: half of the last place of a bf16, or of 1/127.
+                        prop_assert!(left.abs() <= 1.01 / 250.0, "{codec}: {left} is left");
+                    }
+                }
+            }
+        }
+    }
+
+    fn left(residuals: &RowResiduals<f32>) -> Vec<(u64, f32)> {
+        residuals.left().map(|(id, row)| (id, row[0])).collect()
+    }
+
+    fn keep(residuals: &mut RowResiduals<f32>, id: u64, value: f32) {
+        residuals.keep([(id, &[value][..])].into_iter());
+    }
+
+    #[test]
+    fn rows_that_are_not_pushed_for_long_are_forgotten() {
+        // Two generations of three rows.
+        let mut residuals = RowResiduals::<f32>::new(1, 2 * 3 * (4 + ROW_OVERHEAD_BYTES));
+        (1..=3).for_each(|id| keep(&mut residuals, id, id as f32));
+        assert_eq!(residuals.gather(&[2, 9, 3]), [2.0, 0.0, 3.0]);
+        keep(&mut residuals, 4, 4.0);
+        keep(&mut residuals, 2, 2.5);
+        // 1 is taken out, as nothing is left of it.
+        keep(&mut residuals, 1, 0.0);
+        assert_eq!(left(&residuals), [(3, 3.0), (4, 4.0), (2, 2.5)]);
+        keep(&mut residuals, 5, 5.0);
+        keep(&mut residuals, 6, 6.0);
+        assert_eq!(left(&residuals), [(4, 4.0), (2, 2.5), (5, 5.0), (6, 6.0)], "3 is forgotten");
+        keep(&mut residuals, 6, 0.0);
+        assert_eq!(residuals.gather(&[6, 5]), [0.0, 5.0]);
+
+        let mut again = residuals.emptied();
+        again.keep(residuals.left());
+        assert_eq!(left(&again), left(&residuals));
+        let mut none = RowResiduals::<f32>::new(1, 2 * (4 + ROW_OVERHEAD_BYTES) - 1);
+        keep(&mut none, 1, 1.0);
+        assert_eq!((left(&none), none.gather(&[1])), (vec![], vec![0.0]));
+    }
+}
