@@ -27,6 +27,7 @@ use std::path::Path;
 use cluster::{Cluster, Size};
 use data::{DataError, Epoch, FIELDS, Split};
 use model::{Logistic, Model, Network};
+use pushpull::Codec;
 use random::SplitMix64;
 use reference::Reference;
 use score::Score;
@@ -71,14 +72,19 @@ fn the_network_learns_what_no_field_says_alone() {
 }
 
 /// The scores over two servers of two shards each, and without servers.
-fn compare<M: Model<N>, const N: usize>(model: M, split: &Split, workers: u32) -> [Score; 2] {
+fn compare<M: Model<N>, const N: usize>(
+    model: M,
+    split: &Split,
+    workers: u32,
+    codec: Option<Codec>,
+) -> [Score; 2] {
     let size = Size {
         workers: NonZeroU32::new(workers).unwrap(),
         servers: NonZeroU32::new(2).unwrap(),
         shards: NonZeroU16::new(2).unwrap(),
     };
     let variables = Variables::of(&model, split.ids, size.parts(), 1).unwrap();
-    let mut cluster = Cluster::start(model.clone(), &variables, size, 0.1).unwrap();
+    let mut cluster = Cluster::start(model.clone(), &variables, size, 0.1, codec).unwrap();
     for index in 0..5 {
         cluster.train(&split.train, &epoch(split, 32, index)).unwrap();
     }
@@ -92,17 +98,28 @@ fn compare<M: Model<N>, const N: usize>(model: M, split: &Split, workers: u32) -
 #[test]
 fn one_worker_comes_to_the_very_values_of_the_reference() {
     let split = made_up(1000);
-    let [ours, theirs] = compare(Logistic::new(FIELDS), &split, 1);
+    let [ours, theirs] = compare(Logistic::new(FIELDS), &split, 1, None);
     assert_eq!(ours, theirs);
-    let [ours, theirs] = compare(Network::new(FIELDS, 4, 16), &split, 1);
+    let [ours, theirs] = compare(Network::new(FIELDS, 4, 16), &split, 1, None);
     assert_eq!(ours, theirs);
 }
 
 #[test]
 fn two_workers_come_near_the_reference() {
-    let [ours, theirs] = compare(Network::new(FIELDS, 4, 16), &made_up(4000), 2);
+    let [ours, theirs] = compare(Network::new(FIELDS, 4, 16), &made_up(4000), 2, None);
     assert!((ours.auc - theirs.auc).abs() < 0.02, "{ours:?} {theirs:?}");
     assert!(ours.auc > 0.95, "{ours:?} {theirs:?}");
+}
+
+#[test]
+fn encoded_gradients_come_near_the_reference() {
+    let split = made_up(4000);
+    for codec in [Codec::Bf16, Codec::Int8] {
+        let [ours, theirs] = compare(Network::new(FIELDS, 4, 16), &split, 1, Some(codec));
+        assert!(ours != theirs, "{codec}: it was not encoded");
+        assert!((ours.auc - theirs.auc).abs() < 0.02, "{codec}: {ours:?} {theirs:?}");
+        assert!(ours.auc > 0.95, "{codec}: {ours:?} {theirs:?}");
+    }
 }
 
 #[test]

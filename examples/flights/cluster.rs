@@ -5,7 +5,9 @@ use std::num::{NonZeroU16, NonZeroU32};
 use std::thread;
 
 use pushpull::blocking::{Reader, Worker};
-use pushpull::{Adagrad, ClusterSpec, Listener, Params, Ps, PsConfig, Push, TaskId, WorkerConfig};
+use pushpull::{
+    Adagrad, ClusterSpec, Codec, Listener, Params, Ps, PsConfig, Push, TaskId, WorkerConfig,
+};
 use tokio::runtime::Runtime;
 
 use super::data::{Batch, Dataset, Epoch};
@@ -51,12 +53,14 @@ pub(crate) struct Cluster<M, const N: usize> {
 }
 
 impl<M: Model<N>, const N: usize> Cluster<M, N> {
-    /// Starts servers and workers. The first worker has the servers fill the variables.
+    /// Starts servers and workers, whose gradients travel so, if not as they are. The first worker has
+    /// the servers fill the variables.
     pub(crate) fn start(
         model: M,
         variables: &Variables<N>,
         size: Size,
         learning_rate: f64,
+        codec: Option<Codec>,
     ) -> Result<Cluster<M, N>, Failure> {
         let runtime = tokio::runtime::Builder::new_current_thread().build()?;
         let listeners = (0..size.servers.get())
@@ -76,7 +80,8 @@ impl<M: Model<N>, const N: usize> Cluster<M, N> {
             .map(|(index, listener)| listener.start(config(index)))
             .collect::<Result<Vec<_>, _>>()?;
 
-        let config = |index| WorkerConfig::new(cluster.clone(), TaskId::worker(index));
+        let config =
+            |index| WorkerConfig::new(cluster.clone(), TaskId::worker(index)).codec("*", codec);
         let replicas = (0..size.workers.get())
             .map(|index| Replica::join(config(index), model.clone(), variables))
             .collect::<Result<Vec<_>, _>>()?;
@@ -118,6 +123,11 @@ impl<M: Model<N>, const N: usize> Cluster<M, N> {
         self.reader.pull_rows(TABLE, &self.ids, &mut self.table)?;
         let weights = Weights { dense: self.params.views(M::NAMES)?, rows: &self.table };
         Ok(Score::of(&mut self.model, weights, dataset))
+    }
+
+    /// The bytes of gradients that the servers were sent.
+    pub(crate) fn push_bytes(&self) -> u64 {
+        self.servers.iter().map(|server| server.handle().metrics().push_bytes).sum()
     }
 
     /// Has the workers leave, and the servers end.

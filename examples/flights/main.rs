@@ -50,7 +50,8 @@ fn run<M: Model<N>, const N: usize>(options: &Options, model: M) -> Result<(), F
     let size = options.size();
     let variables = Variables::of(&model, split.ids, size.parts(), options.seed)?;
     let mut reference = Reference::new(model.clone(), &variables, options.learning_rate);
-    let mut cluster = Cluster::start(model, &variables, size, options.learning_rate)?;
+    let mut cluster =
+        Cluster::start(model, &variables, size, options.learning_rate, options.codec)?;
     let [mut seconds, mut reference_seconds] = [0.0; 2];
     let (mut ours, mut theirs) = scores(&mut cluster, &mut reference, &split)?;
     println!("        over servers      reference");
@@ -67,10 +68,12 @@ fn run<M: Model<N>, const N: usize>(options: &Options, model: M) -> Result<(), F
         (ours, theirs) = scores(&mut cluster, &mut reference, &split)?;
         println!("{:5}  {ours}  {theirs}", index + 1);
     }
+    let push_bytes = cluster.push_bytes();
     cluster.stop()?;
     let difference = (ours.auc - theirs.auc).abs();
     println!(
         "{{\"example\":\"flights\",\"model\":\"{}\",\"workers\":{},\"ps\":{},\"shards\":{},\"epochs\":{},\
+         \"codec\":\"{}\",\"push_bytes\":{push_bytes},\
          \"train\":{},\"test\":{},\"ids\":{},\"auc\":{:.4},\"reference_auc\":{:.4},\
          \"difference\":{difference:.6},\"log_loss\":{:.4},\"reference_log_loss\":{:.4},\
          \"seconds\":{seconds:.2},\"reference_seconds\":{reference_seconds:.2}}}",
@@ -79,6 +82,7 @@ fn run<M: Model<N>, const N: usize>(options: &Options, model: M) -> Result<(), F
         size.servers,
         size.shards,
         options.epochs,
+        options.codec.map_or_else(|| "none".to_owned(), |codec| codec.to_string()),
         split.train.rows(),
         split.test.rows(),
         split.ids,

@@ -4,6 +4,7 @@ use std::num::{NonZeroU16, NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
+use pushpull::Codec;
 
 use super::cluster::Size;
 
@@ -58,6 +59,9 @@ pub(crate) struct Options {
     /// Adagrad's learning rate.
     #[arg(long, default_value_t = 0.1)]
     pub(crate) learning_rate: f64,
+    /// Encodes the gradients on their way, those of rows too: f16, bf16 or int8.
+    #[arg(long)]
+    pub(crate) codec: Option<Codec>,
     /// The seed of the first values and of the order of the flights.
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
