@@ -14,7 +14,7 @@ use super::peers::{Push, bytes_of, chief, index_of, place, variables, worker};
 use super::world::{Line, Observer, World};
 use crate::arena::shelf::Shelf;
 use crate::config::PsConfig;
-use crate::optimizer::{Adagrad, Optimizer, Rules, Sgd};
+use crate::optimizer::{Adagrad, Lamb, Optimizer, Rules, Sgd};
 use crate::zoo::Zoo;
 
 /// Three blocks of it.
@@ -25,6 +25,9 @@ const LEASE: Duration = Duration::from_millis(400);
 #[derive(Clone, Debug)]
 pub(super) struct Life {
     pub(super) optimizer: Arc<dyn Optimizer>,
+    /// Whether other variables have rules of their own: `dense` LAMB, which goes over it twice, and `bias`
+    /// one with another number of slots.
+    pub(super) mixed: bool,
     /// Whether blocks are written past the cache.
     pub(super) past_cache: bool,
     /// Whether more clients come than the control file had room for.
@@ -37,6 +40,10 @@ impl Life {
     pub(super) fn configure(&self, config: PsConfig) -> PsConfig {
         let mut rules = Rules::new(self.optimizer.clone());
         rules.optimizer_for("users".into(), Arc::new(Adagrad::new(0.5)));
+        if self.mixed {
+            rules.optimizer_for("dense".into(), Arc::new(Lamb::new(0.1).weight_decay(0.01)));
+            rules.optimizer_for("bias".into(), Arc::new(Adagrad::new(0.5)));
+        }
         let cached_bytes_max = if self.past_cache { 0 } else { config.cached_bytes_max };
         let config = config.integrity_full(true).inbox_pushes(2).lease(LEASE);
         PsConfig { rules, block_bytes: BLOCK_BYTES, cached_bytes_max, zoo: self.zoo, ..config }
@@ -112,7 +119,9 @@ pub(super) fn live(life: &Life, shelf: Shelf, mut observer: Observer) -> Arc<PsC
     // Variables are declared, and declared otherwise before anybody has begun.
     let mut first = chief();
     let line = world.join(0, &mut first);
-    let others = variables().into_iter().chain([users()]).collect();
+    // Those that have rules of their own are among the others, too.
+    let named = model().into_iter().filter(|variable| ["dense", "bias"].contains(&variable.name()));
+    let others = variables().into_iter().chain([users()]).chain(named).collect();
     let (catalogue, other) = (world.catalogue.clone(), place(others, 1));
     assert!(matches!(world.declare(line, &other), Message::Declared(_)));
     assert!(matches!(world.declare(line, &catalogue), Message::Declared(_)));

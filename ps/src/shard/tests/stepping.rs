@@ -111,7 +111,7 @@ const CASES: [Case; 5] = [
 impl Case {
     fn life(&self, zoo: Zoo) -> Life {
         let (optimizer, past_cache) = ((self.optimizer)(), self.past_cache);
-        Life { optimizer, past_cache, crowd: false, zoo, seed: 0 }
+        Life { optimizer, mixed: false, past_cache, crowd: false, zoo, seed: 0 }
     }
 
     /// What the child finds.
