@@ -1,7 +1,7 @@
 //! Gradients that are made smaller before they are pushed.
 
 use pushpull_common::ids::VariableId;
-use pushpull_common::tensor::{DType, Element};
+use pushpull_common::tensor::{DType, Element, bf16, f16};
 
 use crate::error::ClipError;
 use crate::params::Gradients;
@@ -87,6 +87,8 @@ impl Gradients {
         match self.plan.catalogue().variable(id).dtype() {
             DType::F32 => squares::<f32>(bytes),
             DType::F64 => squares::<f64>(bytes),
+            DType::F16 => squares::<f16>(bytes),
+            DType::Bf16 => squares::<bf16>(bytes),
             _ => unreachable!("only floating-point variables have gradients"),
         }
     }
@@ -100,6 +102,8 @@ impl Gradients {
         match self.plan.catalogue().variable(id).dtype() {
             DType::F32 => self.change_as(id, narrow),
             DType::F64 => self.change_as(id, wide),
+            DType::F16 => self.change_as(id, |g: f16| f16::from_f64(wide(g.into()))),
+            DType::Bf16 => self.change_as(id, |g: bf16| bf16::from_f64(wide(g.into()))),
             _ => unreachable!("only floating-point variables have gradients"),
         }
     }

@@ -1,5 +1,5 @@
-//! Parts of gradients that come encoded. They are decoded as they come, into the room of their push:
-//! whatever looks at it later sees elements.
+//! Parts that come encoded: gradients, and whatever is pushed of a variable of f16 or bf16. They are
+//! decoded as they come, into the room of their push: whatever looks at it later sees elements.
 
 use std::ops::Range;
 
@@ -62,7 +62,8 @@ impl Shard {
         };
         let encoding = Encoding::from_code(form.encoding)
             .ok_or_else(|| refusal("this server does not know it".to_owned()))?;
-        if part.operation != (Operation::Gradient {}) || !dtype.is_float() {
+        let own = partition.own == Some(encoding);
+        if !own && (part.operation != (Operation::Gradient {}) || !dtype.is_float()) {
             return Err(refusal(format!("only gradients of floats are encoded, not {dtype}")));
         }
         if partition.is_sparse() {
