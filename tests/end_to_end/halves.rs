@@ -7,8 +7,8 @@ use pushpull::blocking::{Reader, Worker};
 use pushpull::checkpoint::export;
 use pushpull::{
     Adam, Checkpoints, Codec, DType, Element, Error, Gradients, Initializer, JoinError,
-    LocalDirectory, Mode, NonFinite, Optimizer, Params, Partitioner, PsConfig, Push, Sgd, Shape,
-    VariableError, VariableId, VariableSpec, ViewError, bf16, f16,
+    LocalDirectory, LossScale, Mode, NonFinite, Optimizer, Params, Partitioner, PsConfig, Push,
+    Sgd, Shape, VariableError, VariableId, VariableSpec, ViewError, bf16, f16,
 };
 use safetensors::{Dtype, SafeTensors};
 
@@ -67,6 +67,9 @@ fn train(worker: &mut Worker, steps: std::ops::Range<u64>) {
         let token = worker.token().unwrap().unwrap();
         let mut gradients = worker.gradients();
         fill(&mut gradients, step);
+        if step % 2 == 1 {
+            gradients.scale(1.0 / 3.0);
+        }
         worker.push(token, gradients).unwrap();
     }
 }
@@ -141,6 +144,28 @@ fn tiny_updates_add_up_in_the_master() {
     }
     pull(&mut worker, &mut params);
     assert_eq!(params.view::<bf16>("w").unwrap(), [bf16::from_f32(1.0 - 64.0 / 4096.0); 3]);
+    cluster.stop();
+}
+
+/// What a scaled loss has saved of a gradient is not lost where the scale is taken back: each of these
+/// is below the smallest f16.
+#[test]
+fn unscaled_gradients_keep_what_an_f16_cannot() {
+    let cluster = cluster(1, Sgd::new(1.0), |config| config);
+    let mut worker = cluster.worker(0);
+    let mut params = worker.join(&[VariableSpec::f16("w", [3]).unwrap()], |_| ()).unwrap();
+    let mut scale = LossScale::default();
+    let gradient = 2f64.powi(-26);
+    assert_eq!(f16::from_f64(gradient), f16::ZERO);
+    for _ in 0..64 {
+        let token = worker.token().unwrap().unwrap();
+        let mut gradients = worker.gradients();
+        gradients.view_mut::<f16>("w").unwrap().fill(f16::from_f64(gradient * scale.scale()));
+        assert!(scale.unscale(&mut gradients));
+        worker.push(token, gradients).unwrap();
+    }
+    pull(&mut worker, &mut params);
+    assert_eq!(params.view::<f16>("w").unwrap(), [f16::from_f64(-64.0 * gradient); 3]);
     cluster.stop();
 }
 
@@ -224,10 +249,10 @@ fn every_verb_takes_halves() {
     cluster.stop();
 }
 
-/// Codecs that are shorter still take the gradient in f32; one of the variable's own type is none.
+/// Codecs that are shorter still take the gradient in f32.
 #[test]
 fn codecs_shorten_halves_further() {
-    for codec in [Codec::Int8, Codec::TopK { fraction: 0.1 }, Codec::F16] {
+    for codec in [Codec::Int8, Codec::TopK { fraction: 0.1 }, Codec::Threshold { magnitude: 0.5 }] {
         let cluster = cluster(2, Sgd::new(1.0), |config| config);
         let mut worker = Worker::connect(cluster.config(0).codec("*", codec)).unwrap();
         let mut params = worker.join(&variables(), |_| ()).unwrap();
@@ -280,6 +305,13 @@ fn bad_halves_are_told_by_name() {
         is_of(worker.push(token, gradients).unwrap_err(), 2);
         is_of(worker.assign("w", &[f16::ONE, bad, bad, bad]).unwrap_err(), 1);
     }
+    // Finite, until the servers multiply it.
+    let token = worker.token().unwrap().unwrap();
+    let mut gradients = worker.gradients();
+    let view = gradients.view_mut::<f16>("w").unwrap();
+    view.copy_from_slice(&[f16::ONE, f16::ONE, f16::ONE, f16::MAX]);
+    gradients.scale(1e35);
+    is_of(worker.push(token, gradients).unwrap_err(), 3);
     assert_eq!(cluster.handle().metrics().push_bytes, 0, "not a byte was sent");
     pull(&mut worker, &mut params);
     assert_eq!(params.view::<f16>("w").unwrap(), [f16::ZERO; 4]);

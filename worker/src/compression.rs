@@ -103,24 +103,31 @@ impl Compression {
 
     /// Whether the gradient of a variable can be encoded, whatever the servers' policy is: looked at
     /// for all variables of a push before the first of them is encoded.
-    pub(crate) fn check(&self, plan: &Plan, id: VariableId, bytes: &[u8]) -> Result<(), Error> {
+    pub(crate) fn check(
+        &self,
+        plan: &Plan,
+        id: VariableId,
+        bytes: &[u8],
+        factor: f64,
+    ) -> Result<(), Error> {
         let Some(compressed) = self.variables.get(&id) else { return Ok(()) };
         let variable = plan.catalogue().variable(id);
         let bytes = &bytes[..variable.bytes() as usize];
         let result = match compressed.left {
-            Left::F32(_) => compressed.codec.check(&singles(variable.dtype(), bytes)),
+            Left::F32(_) => compressed.codec.check(&singles(variable.dtype(), bytes, factor)),
             Left::F64(_) => compressed.codec.check::<f64>(bytemuck::cast_slice(bytes)),
         };
         result.map_err(|error| Compression::error(plan, id, error))
     }
 
     /// Encodes the gradient of a variable and keeps what that leaves out; the parts in which it
-    /// travels. `bytes` are all its elements, aligned.
+    /// travels. `bytes` are all its elements, aligned; those of a half type are multiplied with `factor`.
     pub(crate) fn parts(
         &mut self,
         plan: &Plan,
         id: VariableId,
         bytes: &[u8],
+        factor: f64,
     ) -> Result<Vec<(ShardId, Vec<Part>)>, Error> {
         let Some(Compressed { codec, left }) = self.variables.get_mut(&id) else {
             return Ok(Vec::new());
@@ -130,7 +137,8 @@ impl Compression {
         let partitions = plan.catalogue().partitions_of(id);
         let parts = match left {
             Left::F32(left) => {
-                encode(codec, left, partitions, plan, &singles(variable.dtype(), bytes))
+                let gradient = singles(variable.dtype(), bytes, factor);
+                encode(codec, left, partitions, plan, &gradient)
             }
             Left::F64(left) => encode(codec, left, partitions, plan, bytemuck::cast_slice(bytes)),
         };
@@ -174,11 +182,18 @@ fn encode<T: Real>(
     Ok(by_shard)
 }
 
-/// Elements of `f32`, or of a half type in `f32`, as the codecs take them.
-fn singles(dtype: DType, bytes: &[u8]) -> Cow<'_, [f32]> {
+/// Elements of `f32`, or of a half type in `f32` and multiplied, as the servers would have them.
+pub(crate) fn singles(dtype: DType, bytes: &[u8], factor: f64) -> Cow<'_, [f32]> {
+    let single = |g: f64| (g * factor) as f32;
     match dtype {
-        DType::F16 => bytemuck::cast_slice::<u8, f16>(bytes).iter().map(|g| g.to_f32()).collect(),
-        DType::Bf16 => bytemuck::cast_slice::<u8, bf16>(bytes).iter().map(|g| g.to_f32()).collect(),
+        DType::F16 => {
+            let halves = bytemuck::cast_slice::<u8, f16>(bytes).iter();
+            halves.map(|&g| single(g.into())).collect()
+        }
+        DType::Bf16 => {
+            let halves = bytemuck::cast_slice::<u8, bf16>(bytes).iter();
+            halves.map(|&g| single(g.into())).collect()
+        }
         _ => bytemuck::cast_slice(bytes).into(),
     }
 }

@@ -69,6 +69,8 @@ pub(crate) struct Stretch {
     pub(crate) elements: u32,
     /// The bytes they take in the shard's layout.
     pub(crate) bytes: u64,
+    /// What the shard multiplies them with.
+    pub(crate) factor: f64,
 }
 
 impl Part {
@@ -91,6 +93,7 @@ impl Part {
             elements: elements.len() as u32,
             // The padding behind the last element counts.
             bytes: (elements.len() * size).next_multiple_of(8) as u64,
+            factor: 1.0,
         };
         Part { offset: partition.offset + before as u64, bodies, encoded: Some(stretch) }
     }
@@ -231,13 +234,26 @@ impl Plan {
         variables: impl Iterator<Item = VariableId>,
         body: impl Fn(Range<usize>) -> Bytes,
     ) -> Vec<(ShardId, Vec<Part>)> {
+        self.scaled_parts(variables, |_| 1.0, body)
+    }
+
+    /// The same, with what the shards multiply variables of `f16` and `bf16` with.
+    pub(crate) fn scaled_parts(
+        &self,
+        variables: impl Iterator<Item = VariableId>,
+        factor: impl Fn(VariableId) -> f64,
+        body: impl Fn(Range<usize>) -> Bytes,
+    ) -> Vec<(ShardId, Vec<Part>)> {
         let mut ranges: Vec<Vec<Range<u64>>> = vec![Vec::new(); self.shards.len()];
         let mut halves: Vec<Vec<Part>> = vec![Vec::new(); self.shards.len()];
         for partition in variables.flat_map(|id| self.catalogue.partitions_of(id)) {
             let shard = self.shards.binary_search(&partition.shard).expect("it holds a partition");
             match partition.own {
                 None => ranges[shard].push(partition.offset..partition.end()),
-                Some(own) => halves[shard].extend(self.halves(partition, own, &body)),
+                Some(own) => {
+                    let factor = factor(partition.variable);
+                    halves[shard].extend(self.halves(partition, own, factor, &body));
+                }
             }
         }
         let mut by_shard = Vec::new();
@@ -282,6 +298,7 @@ impl Plan {
         &self,
         partition: &Partition,
         own: Encoding,
+        factor: f64,
         body: impl Fn(Range<usize>) -> Bytes,
     ) -> impl Iterator<Item = Part> {
         let start = self.starts[partition.variable.0 as usize];
@@ -289,7 +306,9 @@ impl Plan {
             let values = body(start + 2 * elements.start..start + 2 * elements.end);
             let padding = own.bytes_max(partition.dtype, elements.len()) - values.len();
             let padding = Bytes::from_static(&PADDING).slice(..padding);
-            Part::stretch(partition, elements, own, vec![values, padding])
+            let mut part = Part::stretch(partition, elements, own, vec![values, padding]);
+            part.encoded.iter_mut().for_each(|stretch| stretch.factor = factor);
+            part
         })
     }
 

@@ -4,7 +4,7 @@ use pushpull_common::codec::{Codec, Encoding};
 use pushpull_common::ids::VariableId;
 use pushpull_common::protocol::message::{self, Operation};
 use pushpull_common::protocol::{Message, Outcome, Refusal};
-use pushpull_common::tensor::{bf16, f16};
+use pushpull_common::tensor::f16;
 use pushpull_common::variable::VariableSpec;
 
 use super::peers::{Push, bytes_of, f32s, f64s, unpack, variables, worker};
@@ -135,6 +135,16 @@ fn parts_that_are_not_what_they_say_are_refused_by_name() {
         Push { operation: Operation::AssignAdd {}, ..*push }.encoded((f16, 2), 32, Some(8))
     };
     encoding(refused(reject, add, &[0; 8]), "only gradients");
+    let scaled = |factor| {
+        move |push: &Push| {
+            let mut message = push.encoded((f16, 3), 0, Some(16));
+            let Message::PushEncoded(encoded) = &mut message else { unreachable!() };
+            encoded.factor = factor;
+            message
+        }
+    };
+    encoding(refused(reject, scaled(2.0), &w), "2 is no factor");
+    encoding(refused(reject, scaled(f64::NAN), &w), "NaN is no factor");
 
     let tried = refused(reject, part((f16, 4), 32), &[0; 8]);
     assert!(matches!(tried, Refusal::Operation { variable: VariableId(2), .. }), "{tried}");
@@ -183,7 +193,7 @@ fn halves_may_come_and_go_in_two_bytes_or_four() {
         world.work();
         world.answer(line, request)
     };
-    let brains = encode(Codec::Bf16, &[1f32, -2.5, 3e38]);
+    let brains = encode(Codec::Bf16, &[1f32, -2.5, 2f32.powi(-20)]);
     let assign = Push::plain(1, Operation::Assign {}, world.room(line));
     assert!(is_applied(send(&mut world, assign, Some((of_brains, 3)), 8, 16, &brains)));
     let add = Push::plain(2, Operation::AssignAdd {}, world.room(line));
@@ -192,12 +202,21 @@ fn halves_may_come_and_go_in_two_bytes_or_four() {
     let push = world.gradient(line, 3);
     let gradient = bytes_of(&[1e-3f32, 0.5, 0.0]);
     assert!(is_applied(send(&mut world, push, None, 8, 16, &gradient)));
+    // Multiplied where there is room for the product.
+    let push = world.gradient(line, 5);
+    let mut message = push.encoded((of_brains, 3), 8, Some(16));
+    let Message::PushEncoded(encoded) = &mut message else { unreachable!() };
+    encoded.factor = 1e-9;
+    let request =
+        world.send(line, push.envelope(), message, &encode(Codec::Bf16, &[0f32, 0.0, 1.0]));
+    world.work();
+    assert!(is_applied(world.answer(line, request)));
     // Not in the type of another variable, unless it is a gradient.
     let assign = Push::plain(4, Operation::Assign {}, world.room(line));
     let refused = send(&mut world, assign, Some((of_plain, 3)), 8, 16, &brains);
     assert!(matches!(refused, Some(Message::Refused(_))), "{refused:?}");
 
-    let masters = [1f32 - 1e-3, -3.0, bf16::from_f32(3e38).to_f32(), 0.0];
+    let masters = [1f32 - 1e-3, -3.0, 2f32.powi(-20) - 1e-9, 0.0];
     assert_eq!(f32s(&world.values(line)[8..24]), masters);
     let tenth = f16::from_f32(0.1).to_f32();
     assert_eq!(f32s(&world.values(line)[24..32]), [tenth, 65504.0]);

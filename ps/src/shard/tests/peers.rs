@@ -150,7 +150,7 @@ impl Push {
         whole: Option<u64>,
     ) -> Message {
         let Message::PushPart(part) = self.part(offset, whole) else { unreachable!() };
-        PushEncoded { part, encoding, elements }.into()
+        PushEncoded { part, encoding, elements, factor: 1.0 }.into()
     }
 
     pub(super) fn envelope(&self) -> Envelope {

@@ -138,7 +138,7 @@ fn an_encoded_push_is_kept_until_it_is_settled() {
     let gradient: Vec<u8> = [1f32, -2.0, 3.0, 0.5, 7.0, -1.0].map(f32::to_ne_bytes).concat();
     let words: Vec<u64> =
         gradient.as_chunks().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)).collect();
-    let parts = compression.parts(&plan, VariableId(0), bytemuck::cast_slice(&words)).unwrap();
+    let parts = compression.parts(&plan, VariableId(0), bytemuck::cast_slice(&words), 1.0).unwrap();
     let saved = compression.save(plan.catalogue());
     let operation = message::Operation::Gradient {};
     let order = PushOrder { operation, grant: Some(grant(1, 0)), read: Read::default(), parts };
