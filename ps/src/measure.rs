@@ -120,7 +120,8 @@ impl StoreUnderTest {
         self.journal.make_room(table.drafted_words()).expect("memory for an intent");
         let at = ApplyAt::new(version, self.version);
         let change = Change::Gradient { optimizer: &*self.optimizer, at, dtype: DType::F32 };
-        table.change_rows(change, 0..ids.len(), bytemuck::cast_slice(gradient));
+        self.store.settle_tables(version);
+        self.store.change_table(0, change, 0..ids.len(), bytemuck::cast_slice(gradient));
         self.commit();
     }
 

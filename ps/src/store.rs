@@ -38,9 +38,9 @@ use pool::Pool;
 use rows::Tile;
 pub(crate) use rows::range_of;
 pub(crate) use snapshot::Snapshot;
-use undo::Undo;
 #[cfg(test)]
 pub(crate) use undo::reseal as reseal_undo;
+pub(crate) use undo::{Row as UndoneRow, Spot, Undo};
 
 /// Up to so many bytes of values and slots a model and its shadows stay in cache, and are written
 /// through it. Non-temporal stores would put out what the next push reads.
@@ -65,6 +65,11 @@ pub(crate) struct Store {
     tables: Vec<Table>,
     /// If the change under way is made where the values lie: the places it touches, each once.
     in_place: Option<Vec<usize>>,
+    /// Whether it is made where the rows of tables lie.
+    tables_in_place: bool,
+    /// What rows of tables held that an earlier process has changed without committing it, until the
+    /// tables are opened.
+    undone: Vec<UndoneRow>,
     /// Where rows are that are changed in place, a few at a time.
     tile: Tile,
     /// Whether shadows are written past the cache.
@@ -178,7 +183,7 @@ impl Store {
         rows: &[u32],
         input: &[u8],
     ) -> Result<(), NoSpareBlock> {
-        if self.is_in_place() {
+        if self.in_place.is_some() {
             self.change_rows_in_place(change, partition, rows, input);
             return Ok(());
         }
@@ -191,7 +196,12 @@ impl Store {
 
     /// Whether the change under way is made where the values lie: then it is made in one go.
     pub(crate) fn is_in_place(&self) -> bool {
-        self.in_place.is_some()
+        self.in_place.is_some() || self.tables_in_place
+    }
+
+    /// What rows of tables held that are to be put back.
+    pub(crate) fn undone(&self) -> &[UndoneRow] {
+        &self.undone
     }
 
     /// Puts the change into a transaction of the journal and lets it be read: what is read before
@@ -228,7 +238,8 @@ impl Store {
         self.values.committed(self.power);
         self.slots.iter_mut().for_each(|slots| slots.committed(self.power));
         self.tables.iter_mut().for_each(Table::committed);
-        if self.in_place.take().is_some() {
+        if self.is_in_place() {
+            (self.in_place, self.tables_in_place) = (None, false);
             self.undo.clear();
         }
     }
@@ -256,7 +267,7 @@ impl Store {
     }
 
     fn discard_blocks(&mut self) {
-        assert!(self.in_place.is_none(), "a change in place is not given up");
+        assert!(!self.is_in_place(), "a change in place is not given up");
         self.values.discard();
         self.slots.iter_mut().for_each(Pool::discard);
     }

@@ -25,7 +25,7 @@ use crate::shard::power::{image_name, read_image};
 use crate::shard::record::{self, CLIENT_WORDS, ShardRecord, Stage};
 use crate::shard::reopenable::control_fields;
 use crate::shard::replicas::Presence as ClientPresence;
-use crate::store::{Geometry, Plan, SLOTS_MAX, Store, undo_rows};
+use crate::store::{Geometry, Plan, SLOTS_MAX, Store, UndoneRow, undo_rows};
 use crate::table::{Files, Making, Table};
 use crate::zoo::Zoo;
 
@@ -215,7 +215,8 @@ impl Look<'_> {
         let geometry = Geometry::of_words(&layout, record.slots, record.block_bytes, record.pinned);
         let geometry = geometry.ok_or_else(|| Fault::at(PAGE_BYTES, "blocks for its variables"));
         let geometry = self.fault(Kind::Control, 0, geometry)?;
-        let undo = undo_rows(arena, generation, record.version, &geometry);
+        let tables = layout.tables().len();
+        let undo = undo_rows(arena, generation, record.version, &geometry, tables);
         if let Some(rows) = self.note(undo) {
             self.found.prepared_rows = rows;
             self.verified(Kind::Undo, generation, Verdict::Sound);
@@ -224,7 +225,6 @@ impl Look<'_> {
             return None;
         }
         let words = table_words(&geometry, &layout, record.rooms);
-        let tables = layout.tables().len();
         self.note(journal.check_tables(generation, table_bytes(words + tables)))?;
         self.note(journal.verify_tables(generation))?;
         let first = geometry.table_words() + map_words(&layout);
@@ -251,7 +251,7 @@ impl Look<'_> {
         let loan = self.note(Budget::new(u64::MAX).take(0))?;
         let store = self.note(Store::open(plan, loan, journal, record.version))?;
         self.verified(Kind::Tables, generation, Verdict::Sound);
-        self.tables(arena, catalogue, journal, record);
+        self.tables(arena, catalogue, journal, record, store.undone());
         if record.integrity
             && record.stage == Stage::Ready
             && let Err((kind, fault)) = store.verify(journal)
@@ -275,6 +275,7 @@ impl Look<'_> {
         catalogue: &Catalogue,
         journal: &mut Journal,
         record: &ShardRecord,
+        undone: &[UndoneRow],
     ) {
         let layout = catalogue.layout(arena.stamp.shard);
         for (table, partition) in (0..).zip(layout.tables()) {
@@ -287,6 +288,7 @@ impl Look<'_> {
                 partition,
                 slots: &vec![SlotSpec::new("", 0.0); slots],
                 integrity: record.integrity,
+                undone,
             };
             let Some(opened) = self.note(Table::open(making, journal)) else { continue };
             let sound = if record.integrity { Verdict::Sound } else { Verdict::Unchecked };

@@ -8,7 +8,7 @@ use pushpull_common::tensor::DType;
 
 use super::mean::{self, Mean};
 use super::staleness::TILE_BYTES;
-use super::work::change_of;
+use super::work::{budget_of, change_of};
 use crate::aggregate::SparseReduction;
 use crate::commit::Journal;
 use crate::inbox::{Inbox, Rows};
@@ -19,6 +19,8 @@ use crate::store::{NoSpareBlock, Store, range_of};
 #[derive(Debug, Default)]
 pub(super) struct RowWork {
     touched: Vec<Touched>,
+    /// What the change makes.
+    version: u64,
     /// The partition under way, and how many of its rows are done.
     at: usize,
     done: usize,
@@ -83,13 +85,6 @@ impl RowWork {
         rules: &VariableRules,
     ) -> RowWork {
         let mut work = RowWork::default();
-        for (table, partition) in store.layout().tables().iter().enumerate() {
-            let pushes: Vec<Rows<'_>> = pushes_of(inbox, rooms, &[], partition).collect();
-            if !pushes.is_empty() {
-                let rows = Which::Ids(table, union(&pushes));
-                work.touched.push(Touched { partition: partition.clone(), rows });
-            }
-        }
         for partition in store.layout().sparse().filter(|partition| !partition.is_table()) {
             let pushes: Vec<Rows<'_>> = pushes_of(inbox, rooms, &[], partition).collect();
             if pushes.is_empty() {
@@ -104,19 +99,28 @@ impl RowWork {
             };
             work.touched.push(Touched { partition: partition.clone(), rows });
         }
+        // Tables come last: once their rows are changed where they lie, nothing comes between.
+        for (table, partition) in store.layout().tables().iter().enumerate() {
+            let pushes: Vec<Rows<'_>> = pushes_of(inbox, rooms, &[], partition).collect();
+            if !pushes.is_empty() {
+                let rows = Which::Ids(table, union(&pushes));
+                work.touched.push(Touched { partition: partition.clone(), rows });
+            }
+        }
         work
     }
 
     /// Prepares the change of these ranges of what is dense, of the rows and of the tables, by the push
     /// that makes `version` at a global step.
     pub(super) fn begin(
-        &self,
+        &mut self,
         store: &mut Store,
         journal: &mut Journal,
         dense: &[Range<u64>],
         (step, version): (u64, u64),
         operation: Operation,
     ) -> Result<(), NoSpareBlock> {
+        self.version = version;
         let assigned = operation != Operation::Gradient {};
         for Touched { rows, .. } in &self.touched {
             if let Which::Ids(table, ids) = rows {
@@ -156,6 +160,12 @@ impl RowWork {
             };
             let RowChange { rules, operation, at, reduction, .. } = change;
             let change = change_of(rules, operation, at, partition);
+            if matches!(rows, Which::Ids(..)) {
+                store.settle_tables(self.version);
+                if store.is_in_place() {
+                    *budget = budget_of(store);
+                }
+            }
             while self.done < count {
                 if *budget == 0 {
                     return Ok(false);
@@ -178,7 +188,7 @@ impl RowWork {
                         store.change_rows(change, partition, &rows[these], values)?;
                     }
                     Which::Ids(table, _) => {
-                        store.tables_mut()[*table].change_rows(change, these, values);
+                        store.change_table(*table, change, these, values);
                     }
                     Which::All => {
                         let start = partition.offset + start as u64;

@@ -112,11 +112,13 @@ impl Geometry {
 }
 
 /// Rows of sparse variables lie far apart: copying the block of each would move many times what
-/// changes. A quarter of the variables' bytes and those of their slots, but no more than can be
-/// changed at once without holding up everybody else.
+/// changes. A quarter of the variables' bytes and those of their slots, and of tables what one push may
+/// have, but no more than can be changed at once without holding up everybody else.
 fn undo_bytes(layout: &ShardLayout, slots: usize) -> usize {
     let sparse: u64 = layout.sparse().map(|partition| partition.bytes).sum();
-    let quarter = (sparse / 4).saturating_mul(1 + slots as u64).min(ROW_UNDO_BYTES_MAX);
+    let tables: u64 = layout.tables().iter().map(|table| table.bytes).sum();
+    let rows = (sparse / 4).saturating_add(tables);
+    let quarter = rows.saturating_mul(1 + slots as u64).min(ROW_UNDO_BYTES_MAX);
     UNDO_BYTES.max(quarter as usize).next_multiple_of(8)
 }
 

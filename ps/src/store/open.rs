@@ -73,7 +73,8 @@ impl Store {
     }
 
     /// Opens what an earlier process left, by tables that are verified; puts back what a change
-    /// that was not committed had changed in place. `version` is that of the last commit.
+    /// that was not committed had changed in place, but for rows of tables, which
+    /// [`Store::have_tables`] does. `version` is that of the last commit.
     pub(crate) fn open(
         plan: Plan,
         loan: Loan,
@@ -96,10 +97,11 @@ impl Store {
             }
         };
         let undo = open_undo(&plan.arena, plan.generation)?;
-        let rows = undo.rows(version).and_then(|rows| check_rows(rows, &plan.geometry));
+        let tables = plan.layout.tables().len();
+        let rows = undo.rows(version).and_then(|rows| check_rows(rows, &plan.geometry, tables));
         let rows = rows.map_err(|fault| plan.corrupt(Kind::Undo, fault))?;
         let mut store = Store::new(plan, loan, values, slots, undo);
-        store.put_back(&rows);
+        store.put_back(rows);
         if store.power {
             store.values.hold_spares();
             store.slots.iter_mut().for_each(Pool::hold_spares);
@@ -112,7 +114,8 @@ impl Store {
             plan;
         let streams = 1 + geometry.slots;
         let past_cache = layout.bytes().saturating_mul(streams as u64) > cached_bytes_max;
-        let (tables, in_place, tile) = (Vec::new(), None, Tile::default());
+        let (tables, undone) = (Vec::new(), Vec::new());
+        let (in_place, tables_in_place, tile) = (None, false, Tile::default());
         Store {
             catalogue,
             layout,
@@ -122,6 +125,8 @@ impl Store {
             undo,
             tables,
             in_place,
+            tables_in_place,
+            undone,
             tile,
             past_cache,
             integrity,
@@ -132,7 +137,9 @@ impl Store {
     }
 
     /// Puts back what rows held; they are rows of this store, whose checksum is right.
-    fn put_back(&mut self, rows: &[Row]) {
+    fn put_back(&mut self, rows: Vec<Row>) {
+        let (of_tables, rows): (_, Vec<Row>) =
+            rows.into_iter().partition(|row| row.table.is_some());
         // What was kept first was there first.
         for row in rows.iter().rev() {
             let stride = self.geometry.block_bytes + SKEW_BYTES;
@@ -143,7 +150,11 @@ impl Store {
             pool.blocks.write(row.block)[start..start + row.bytes.len()]
                 .copy_from_slice(&row.bytes);
         }
-        self.undo.clear();
+        self.undone = of_tables;
+        // What is still to be put back is not forgotten.
+        if self.undone.is_empty() {
+            self.undo.clear();
+        }
     }
 }
 
@@ -154,9 +165,10 @@ pub(crate) fn undo_rows(
     generation: u64,
     version: u64,
     geometry: &Geometry,
+    tables: usize,
 ) -> Result<Option<usize>, StorageError> {
     let undo = open_undo(arena, generation)?;
-    let rows = undo.rows(version).and_then(|rows| check_rows(rows, geometry));
+    let rows = undo.rows(version).and_then(|rows| check_rows(rows, geometry, tables));
     let found = rows.and_then(|rows| Ok((undo.is_prepared()?, rows.len())));
     match found {
         Ok((prepared, rows)) => Ok(prepared.then_some(rows)),
@@ -185,9 +197,12 @@ fn open_undo(arena: &Arena, generation: u64) -> Result<Undo, StorageError> {
     }
 }
 
-/// Rows that lie in the blocks they name.
-fn check_rows(rows: Vec<Row>, geometry: &Geometry) -> Result<Vec<Row>, Fault> {
+/// Rows that lie in the blocks they name, or in tables, which know by themselves.
+fn check_rows(rows: Vec<Row>, geometry: &Geometry, tables: usize) -> Result<Vec<Row>, Fault> {
     let lies = |row: &Row| {
+        if let Some(table) = row.table {
+            return usize::from(table) < tables;
+        }
         let grid = if row.stream == 0 { geometry.values() } else { geometry.slots() };
         let end = row.start + row.bytes.len();
         row.stream <= geometry.slots

@@ -105,7 +105,7 @@ impl Store {
         let slots = self.slots.as_ref().filter(|_| slots_changed > 0).map(|pool| &pool.blocks);
         let slot_stride = self.geometry.block_bytes + SKEW_BYTES;
         let (mut these, mut next) = (spots.iter(), next.iter());
-        self.undo.keep(spots, row_bytes, 1 + slots_changed, |at, kept| {
+        self.undo.keep(None, spots, row_bytes, 1 + slots_changed, |at, kept| {
             if let Some(next) = next.next() {
                 fetch(values, next.value, next.start as usize, row_bytes);
             }

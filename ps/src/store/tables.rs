@@ -3,7 +3,7 @@
 use pushpull_common::catalogue::Partition;
 use pushpull_common::ids::PartitionId;
 
-use super::{NoSpareBlock, Store};
+use super::{Change, NoSpareBlock, Store};
 use crate::arena::{Arena, Budget};
 use crate::commit::Journal;
 use crate::error::StorageError;
@@ -11,7 +11,8 @@ use crate::optimizer::VariableRules;
 use crate::table::{Files, Making, Table};
 
 impl Store {
-    /// Has the tables made or opened, as `had` does it: with [`Table::create`] or [`Table::open`].
+    /// Has the tables made or opened, as `had` does it: with [`Table::create`] or [`Table::open`]. Then
+    /// all is put back that a change which was not committed had changed in place.
     pub(crate) fn have_tables(
         &mut self,
         arena: &Arena,
@@ -20,6 +21,7 @@ impl Store {
         rules: &VariableRules,
         mut had: impl FnMut(Making<'_>) -> Result<Table, StorageError>,
     ) -> Result<(), StorageError> {
+        let undone = std::mem::take(&mut self.undone);
         for (table, partition) in (0..).zip(self.layout.tables()) {
             let budget = budget.clone();
             let making = Making {
@@ -28,9 +30,11 @@ impl Store {
                 partition,
                 slots: rules.optimizer(partition.variable).slots(),
                 integrity: self.integrity,
+                undone: &undone,
             };
             self.tables.push(had(making)?);
         }
+        self.undo.clear();
         Ok(())
     }
 
@@ -46,6 +50,36 @@ impl Store {
     pub(crate) fn make_room_for_tables(&self, journal: &mut Journal) -> Result<(), NoSpareBlock> {
         let words = self.tables.iter().map(Table::drafted_words).sum();
         journal.make_room(words).map_err(|_| NoSpareBlock)
+    }
+
+    /// Settles where the rows of tables will be that the change under way changes, which makes
+    /// `version`, if that is not known yet: where they lie, if they are few enough that they can be
+    /// kept, and nobody reads them. Then the rest of the change is made in one go.
+    pub(crate) fn settle_tables(&mut self, version: u64) {
+        if self.tables.iter().all(Table::is_settled) {
+            return;
+        }
+        let need = self.tables.iter_mut().map(Table::undo_need).sum::<Option<usize>>();
+        let in_place = !self.power && need.is_some_and(|need| self.undo.has_room(need));
+        if in_place {
+            if self.in_place.is_none() {
+                self.undo.begin(version);
+            }
+            self.tables_in_place = true;
+        }
+        self.tables.iter_mut().for_each(|table| table.settle(in_place));
+    }
+
+    /// Changes rows of a table, by their places among those that the change was begun with, once it is
+    /// settled where they are; by rows that lie one behind the other.
+    pub(crate) fn change_table(
+        &mut self,
+        table: usize,
+        change: Change<'_>,
+        places: std::ops::Range<usize>,
+        input: &[u8],
+    ) {
+        self.tables[table].change_rows(change, places, input, &mut self.undo, self.zoo);
     }
 
     /// The table that a partition is.

@@ -21,15 +21,18 @@ const TILES: usize = (STATE + 3) * 8;
 const IDLE: u64 = 0x5a5a_a5a5_0ff0_f00f;
 const PREPARED: u64 = 0xa5a5_5a5a_f00f_0ff0;
 
-/// A tile: how many rows, the bytes of each, of how many streams, the checksum; then where each lies;
-/// then what each stream held, row by row, in whole words.
+/// A tile: how many rows, the bytes of each, of how many streams and of which table, the checksum; then
+/// where each lies; then what each stream held, row by row, in whole words.
 const HEAD_BYTES: usize = 16;
 const SPOT_BYTES: usize = 16;
 /// Where in it the checksum is: of the head and of where the rows lie. What they held has that of
 /// their blocks, if blocks have any.
 const SUM: std::ops::Range<usize> = 12..16;
+/// The lower bits of the word of streams; the upper ones have the number of the table and one.
+const STREAM_BITS: u32 = 8;
 
-/// Where a row lies: the block of its values, that of its slots, and where in both.
+/// Where a row lies: the block of its values, that of its slots, and where in both. A record of a table
+/// is a row of one stream, in the block of its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Spot {
     pub(crate) value: u32,
@@ -40,6 +43,8 @@ pub(crate) struct Spot {
 /// What a row held of one stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Row {
+    /// The table whose record it is; nothing if it lies in the blocks of the store.
+    pub(crate) table: Option<u16>,
     /// 0 for values, then the slots.
     pub(crate) stream: usize,
     pub(crate) block: u32,
@@ -100,13 +105,14 @@ impl Undo {
         (self.version, self.sum) = (version, first_sum(version));
     }
 
-    /// Writes a tile of so many streams down: `fill` is asked for what each row holds of each, and
+    /// Writes a tile of so many streams down, of this table or of the store's own: `fill` is asked for what each row holds of each, and
     /// where in the streams it goes. It counts once it is [prepared](Undo::prepare).
     ///
     /// # Panics
     /// If there is no room for it.
     pub(crate) fn keep(
         &mut self,
+        table: Option<u16>,
         spots: &[Spot],
         row_bytes: usize,
         streams: usize,
@@ -118,7 +124,8 @@ impl Undo {
         for (spot, place) in spots.iter().zip(places.chunks_exact_mut(SPOT_BYTES)) {
             place.copy_from_slice(words([spot.value, spot.slot, spot.start, 0]).as_flattened());
         }
-        let said = words([spots.len() as u32, row_bytes as u32, streams as u32]);
+        let of = table.map_or(0, |table| (u32::from(table) + 1) << STREAM_BITS);
+        let said = words([spots.len() as u32, row_bytes as u32, streams as u32 | of]);
         self.sum = sum_of(self.sum, said.as_flattened(), places);
         head[..SUM.start].copy_from_slice(said.as_flattened());
         head[SUM].copy_from_slice(&self.sum.to_le_bytes());
@@ -215,6 +222,7 @@ struct Tile<'a> {
     /// Of all of it.
     bytes: usize,
     row_bytes: usize,
+    table: Option<u16>,
     head: &'a [u8],
     found: u32,
     spots: &'a [u8],
@@ -226,7 +234,12 @@ impl Tile<'_> {
     fn parse(bytes: &[u8]) -> Option<Tile<'_>> {
         let (head, rest) = bytes.split_at_checked(HEAD_BYTES)?;
         let [rows, row_bytes, streams, found] = word_array(head);
-        let (rows, row_bytes, streams) = (rows as usize, row_bytes as usize, streams as usize);
+        let table = match streams >> STREAM_BITS {
+            0 => None,
+            number => Some(u16::try_from(number - 1).ok()?),
+        };
+        let streams = (streams & ((1 << STREAM_BITS) - 1)) as usize;
+        let (rows, row_bytes) = (rows as usize, row_bytes as usize);
         // Far from where the sums below overflow.
         let sound = rows.checked_mul(row_bytes)? <= rest.len() && rows <= rest.len();
         if !sound || rows == 0 || row_bytes == 0 || !(1..=1 + SLOTS_MAX).contains(&streams) {
@@ -235,7 +248,7 @@ impl Tile<'_> {
         let body = rest.get(..Undo::need(rows, row_bytes, streams) - HEAD_BYTES)?;
         let (spots, streams) = body.split_at(rows * SPOT_BYTES);
         let (bytes, head) = (HEAD_BYTES + body.len(), &head[..SUM.start]);
-        Some(Tile { bytes, row_bytes, head, found, spots, streams })
+        Some(Tile { bytes, row_bytes, table, head, found, spots, streams })
     }
 
     /// Its checksum, behind a tile of this one.
@@ -250,7 +263,8 @@ impl Tile<'_> {
             for (spot, bytes) in spots.clone().zip(kept.chunks_exact(self.row_bytes)) {
                 let [value, slot, start, _] = word_array(spot);
                 let block = if stream == 0 { value } else { slot };
-                rows.push(Row { stream, block, start: start as usize, bytes: bytes.to_vec() });
+                let (table, start) = (self.table, start as usize);
+                rows.push(Row { table, stream, block, start, bytes: bytes.to_vec() });
             }
         }
     }
@@ -311,12 +325,12 @@ mod tests {
         [Spot { value: 3, slot: 4, start: 8 }, Spot { value: 5, slot: 6, start: 24 }];
 
     fn row(stream: usize, block: u32, start: usize, bytes: Vec<u8>) -> Row {
-        Row { stream, block, start, bytes }
+        Row { table: None, stream, block, start, bytes }
     }
 
     /// Keeps rows of so many bytes, whose streams hold these.
     fn keep(undo: &mut Undo, spots: &[Spot], row_bytes: usize, streams: &[&[u8]]) {
-        undo.keep(spots, row_bytes, streams.len(), |at, kept| {
+        undo.keep(None, spots, row_bytes, streams.len(), |at, kept| {
             for (kept, stream) in kept.iter_mut().zip(streams) {
                 kept[at..at + row_bytes].copy_from_slice(&stream[at..at + row_bytes]);
             }

@@ -20,7 +20,7 @@ impl Table {
     pub(super) fn comes(&self, place: Place, pushes: u32, assigned: bool) -> bool {
         let had = match place {
             Place::Row { .. } => return false,
-            Place::Candidate { pushes, .. } => pushes,
+            Place::Candidate { pushes } => pushes,
             Place::Absent => 0,
         };
         assigned
@@ -37,7 +37,7 @@ impl Table {
         let had = match place {
             Place::Row { .. } => return Verdict::Row,
             _ if assigned => return Verdict::Row,
-            Place::Candidate { pushes, .. } => pushes,
+            Place::Candidate { pushes } => pushes,
             Place::Absent => 0,
         };
         match self.spec.admission {

@@ -1,7 +1,7 @@
-//! What a push does to a table: drafted, written to spare records, and named by a commit.
+//! What a push does to a table: drafted, written to spare records or where the rows lie, and made good
+//! by a commit.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 
 use pushpull_common::table::Eviction;
 
@@ -9,24 +9,24 @@ use super::admission::Verdict;
 use super::index::{
     Crowded, Draft, ENTRIES, Entry, PAGES_MAX, Pages, RECORDS_MAX, find, page_of, pages_for, tag_of,
 };
-use super::records::{Files, head_of, put_head};
-use super::{Place, Table};
+use super::records::{Files, HEAD_BYTES, head_of, put_head};
+use super::{Committed, Place, Table};
 use crate::arena::Part;
 use crate::checkpoint::RowHead;
 use crate::commit::{Journal, index_bytes};
 use crate::error::StorageError;
 use crate::layout::Kind;
-use crate::store::{Change, NoSpareBlock, SLOTS_MAX};
-
-/// What is changed at a time stays in the fastest cache, slots and all.
-const TILE_BYTES: usize = 4 << 10;
+use crate::store::NoSpareBlock;
 
 /// A change under way.
 #[derive(Debug, Default)]
 pub(super) struct Drafted {
     /// What becomes of each row of the push, in their order.
-    rows: Vec<Moved>,
-    /// Entries that name other records, in pages that do not change otherwise.
+    pub(super) rows: Vec<Moved>,
+    /// Whether that is settled, and whether any is in another record than it was.
+    pub(super) settled: bool,
+    moves: bool,
+    /// Memory for the words of pages that change.
     words: Vec<(u32, usize, u64)>,
     /// Pages that change otherwise.
     pages: BTreeMap<u32, Vec<u64>>,
@@ -39,28 +39,37 @@ pub(super) struct Drafted {
     candidates: u64,
     admitted: u64,
     turned_away: u64,
-    hits: u64,
+    misses: u64,
 }
 
-/// A row that moves from a record to another.
+/// A row that is changed: in another record, or where it is.
 #[derive(Clone, Copy, Debug)]
-struct Moved {
-    id: u64,
+pub(super) struct Moved {
+    pub(super) id: u64,
     /// Where it is; nowhere if it is new.
-    from: Option<u32>,
-    /// Where it will be; nowhere if its id is not given a row.
-    to: Option<u32>,
+    pub(super) from: Option<u32>,
+    /// Where it will be, once that is settled; nowhere if its id is not given a row.
+    pub(super) to: Option<u32>,
+}
+
+/// An id of a push that has no row yet.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct New {
+    /// Which of the push.
+    at: usize,
+    place: Place,
+    verdict: Verdict,
 }
 
 impl Drafted {
-    /// The records that are written.
+    /// The spare records that are written.
     pub(super) fn taken(&self) -> impl DoubleEndedIterator<Item = u32> {
-        self.rows.iter().filter_map(|row| row.to)
+        self.rows.iter().filter(|row| row.to != row.from).filter_map(|row| row.to)
     }
 
     /// At most so many words change.
     fn words(&self) -> usize {
-        self.words.len() + self.pages.len() * ENTRIES
+        self.rows.len() + self.pages.len() * ENTRIES
     }
 }
 
@@ -86,39 +95,26 @@ impl Table {
             candidates: self.candidates,
             ..Drafted::default()
         };
-        let mut places = std::mem::take(&mut self.places);
-        places.clear();
-        self.look(journal, ids.iter().copied(), true, |_, id, place| {
-            let verdict = self.judge(id, place, version, assigned);
-            places.push((place, verdict));
-        });
-        let is_new = |&(place, verdict): &(Place, Verdict)| {
-            !matches!(place, Place::Row { .. }) && verdict != Verdict::Out
-        };
-        if places.iter().any(is_new) || self.spec.expire_after_steps.is_some() {
-            self.draft_pages(journal, ids, &mut places, &mut drafted, version);
-        }
-        for (&id, &(place, verdict)) in ids.iter().zip(&places) {
+        let mut new = std::mem::take(&mut self.new);
+        new.clear();
+        self.look(journal, ids.iter().copied(), HEAD_BYTES, |at, id, place| {
             let from = match place {
-                Place::Row { record, .. } => Some(record),
-                _ => None,
+                Place::Row { record } => Some(record),
+                _ => {
+                    let verdict = self.judge(id, place, version, assigned);
+                    new.push(New { at, place, verdict });
+                    None
+                }
             };
-            drafted.hits += u64::from(from.is_some());
-            if verdict != Verdict::Row {
-                drafted.turned_away += 1;
-                drafted.rows.push(Moved { id, from, to: None });
-                continue;
-            }
-            let to = self.records.take();
-            drafted.rows.push(Moved { id, from, to });
-            let Some(to) = to else {
-                self.draft = Some(drafted);
-                self.discard();
-                return Err(NoSpareBlock);
-            };
-            self.name(&mut drafted, id, place, to);
+            drafted.rows.push(Moved { id, from, to: from });
+        });
+        let comes = new.iter().any(|new| new.verdict != Verdict::Out);
+        if comes || self.spec.expire_after_steps.is_some() {
+            self.draft_pages(journal, ids, &mut new, &mut drafted, version);
         }
-        self.places = places;
+        let out = new.iter().filter(|new| new.verdict != Verdict::Row).count();
+        (drafted.misses, drafted.turned_away) = (new.len() as u64, out as u64);
+        self.new = new;
         let pages = drafted.page_count as usize;
         drafted.step = self.step;
         self.draft = Some(drafted);
@@ -127,6 +123,37 @@ impl Table {
             self.discard();
         }
         room
+    }
+
+    /// Whether it is known where the rows of the change under way will be, if there is one.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.draft.as_ref().is_none_or(|draft| draft.settled)
+    }
+
+    /// What keeping the rows of the change under way would take, if they may be changed where they lie:
+    /// nothing if they may not, as somebody reads them.
+    pub(crate) fn undo_need(&mut self) -> Option<usize> {
+        if self.records.are_pinned() {
+            return None;
+        }
+        let Some(draft) = &self.draft else { return Some(0) };
+        Some(self.kept_bytes(draft.rows.len()))
+    }
+
+    /// Settles where the rows of the change under way will be: those that exist where they are, if
+    /// `in_place`, and all others in spare records.
+    pub(crate) fn settle(&mut self, in_place: bool) {
+        let Some(drafted) = &mut self.draft else { return };
+        let mut take = || self.records.take().expect("the beginning had so many made");
+        if !in_place {
+            let are_here = drafted.rows.iter_mut().filter(|row| row.from.is_some());
+            are_here.for_each(|row| row.to = Some(take()));
+        }
+        for new in self.new.iter().filter(|new| new.verdict == Verdict::Row) {
+            drafted.rows[new.at].to = Some(take());
+        }
+        (drafted.settled, drafted.moves) =
+            (true, !in_place || self.new.len() > drafted.turned_away as usize);
     }
 
     /// How many words the change under way puts into its transaction, at most.
@@ -172,7 +199,7 @@ impl Table {
         &self,
         journal: &Journal,
         ids: &[u64],
-        places: &mut [(Place, Verdict)],
+        new: &mut [New],
         drafted: &mut Drafted,
         version: u64,
     ) {
@@ -182,11 +209,11 @@ impl Table {
         self.expire(&mut draft, &mut drafted.gone, ids, version);
         let mut rows = self.rows - drafted.gone.len() as u64;
         let mut evicts = self.spec.eviction != Eviction::Refuse;
-        for (&id, (place, verdict)) in ids.iter().zip(places) {
-            let tag = tag_of(id, self.salt);
-            match (*place, *verdict) {
-                (Place::Row { .. }, _) | (_, Verdict::Out) => continue,
-                (_, Verdict::Counted(pushes)) => {
+        for New { at, place, verdict } in new {
+            let tag = tag_of(ids[*at], self.salt);
+            match *verdict {
+                Verdict::Out => continue,
+                Verdict::Counted(pushes) => {
                     let new = *place == Place::Absent;
                     if new && drafted.candidates >= self.limit {
                         drafted.candidates -= u64::from(forget_a_candidate(&mut draft, tag));
@@ -194,7 +221,7 @@ impl Table {
                     let put = put(&mut draft, tag, Entry::Candidate(pushes));
                     drafted.candidates += u64::from(put == Put::Beside);
                 }
-                (_, Verdict::Row) => {
+                Verdict::Row => {
                     let full = rows >= self.limit;
                     // Who finds nobody that may go need not look again: none comes by this push.
                     evicts = evicts && (!full || self.evict(&mut draft, drafted, ids, version));
@@ -221,112 +248,41 @@ impl Table {
         (drafted.pages, drafted.page_count) = (pages, count);
     }
 
-    /// Has the entry of a row name another record.
-    fn name(&self, drafted: &mut Drafted, id: u64, place: Place, to: u32) {
+    /// Has the entry of a row, which named `before`, name another record: in the page as it will be, or
+    /// as a word of one that does not change otherwise.
+    fn name(
+        &self,
+        committed: &Committed<'_>,
+        drafted: &mut Drafted,
+        words: &mut Vec<(u32, usize, u64)>,
+        (id, before, to): (u64, u32, u32),
+    ) {
         let tag = tag_of(id, self.salt);
-        let before = match place {
-            Place::Row { record, page, place } => {
-                if !drafted.pages.contains_key(&page) {
-                    drafted.words.push((page, place, Entry::Row(to).word(tag)));
-                    return;
-                }
-                Entry::Row(record)
+        let (number, word) = (page_of(tag, drafted.page_count), Entry::Row(to).word(tag));
+        let named = |entry| entry == Entry::Row(before);
+        if let Some(page) = drafted.pages.get_mut(&number) {
+            if let Some((place, _)) = find(page, tag, named) {
+                page[place] = word;
             }
-            _ => Entry::Row(UNKNOWN),
-        };
-        let page = page_of(tag, drafted.page_count);
-        if let Some(page) = drafted.pages.get_mut(&page)
-            && let Some((place, _)) = find(page, tag, |entry| entry == before)
-        {
-            page[place] = Entry::Row(to).word(tag);
+        } else if let Some((place, _)) = find(committed.page(number), tag, named) {
+            words.push((number, place, word));
         }
-    }
-
-    /// Changes some rows of those that were named at the beginning, by rows of the push that lie one
-    /// behind the other.
-    pub(crate) fn change_rows(&mut self, change: Change<'_>, places: Range<usize>, input: &[u8]) {
-        let Some(drafted) = self.draft.take() else { return };
-        let shape = self.records.shape;
-        let each = (TILE_BYTES / shape.row_bytes).max(1);
-        let rows = &drafted.rows[places];
-        for (rows, input) in rows.chunks(each).zip(input.chunks(each * shape.row_bytes)) {
-            self.change_tile(change, rows, input);
-        }
-        self.draft = Some(drafted);
-    }
-
-    fn change_tile(&mut self, change: Change<'_>, rows: &[Moved], input: &[u8]) {
-        let shape = self.records.shape;
-        let (row_bytes, streams) = (shape.row_bytes, 1 + shape.slots);
-        let count = rows.iter().filter(|row| row.to.is_some()).count();
-        if count == 0 {
-            return;
-        }
-        let stream_bytes = (count * row_bytes).next_multiple_of(8);
-        let mut tile = std::mem::take(&mut self.tile);
-        // Behind the streams lies the input of the rows that are changed, if it is not all.
-        let words = (streams + 1) * stream_bytes / 8;
-        if tile.len() < words {
-            tile.resize(words, 0);
-        }
-        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut tile[..words]);
-        let (bytes, chosen) = bytes.split_at_mut(streams * stream_bytes);
-        for record in rows.iter().filter_map(|row| row.to) {
-            self.records.fetch(record, true);
-        }
-        let changed =
-            || rows.iter().zip(input.chunks_exact(row_bytes)).filter(|(row, _)| row.to.is_some());
-        for (place, (row, _)) in changed().enumerate() {
-            for stream in 0..streams {
-                let start = stream * stream_bytes + place * row_bytes;
-                let out = &mut bytes[start..start + row_bytes];
-                match (row.from, stream) {
-                    (Some(from), _) => {
-                        out.copy_from_slice(&self.records.read(from)[shape.stream(stream)]);
-                    }
-                    (None, 0) => self.initial.fill(shape.dtype, row.id, out),
-                    (None, slot) => self.initial.fill_slot(shape.dtype, slot - 1, out),
-                }
-            }
-        }
-        let input = match count == rows.len() {
-            true => &input[..count * row_bytes],
-            false => {
-                for ((_, input), out) in changed().zip(chosen.chunks_exact_mut(row_bytes)) {
-                    out.copy_from_slice(input);
-                }
-                &chosen[..count * row_bytes]
-            }
-        };
-        let (values, rest) = bytes.split_at_mut(stream_bytes);
-        let mut slots: [&mut [u8]; SLOTS_MAX] = Default::default();
-        let has_slots = change.slots();
-        for (slot, bytes) in
-            slots.iter_mut().zip(rest.chunks_exact_mut(stream_bytes)).take(has_slots)
-        {
-            *slot = &mut bytes[..count * row_bytes];
-        }
-        change.in_place(&mut values[..count * row_bytes], &mut slots[..has_slots], input);
-        for (place, (row, _)) in changed().enumerate() {
-            let pushes = row.from.map_or(0, |from| head_of(self.records.read(from)).pushes);
-            let head = RowHead { id: row.id, step: self.step, pushes: pushes.saturating_add(1) };
-            let Some(to) = row.to else { continue };
-            let record = self.records.write(to);
-            for stream in 0..streams {
-                let start = stream * stream_bytes + place * row_bytes;
-                record[shape.stream(stream)].copy_from_slice(&bytes[start..start + row_bytes]);
-            }
-            put_head(head, record, self.integrity);
-        }
-        self.tile = tile;
     }
 
     /// Puts the change into a transaction, but for [`Table::stage_head`], and lets it be read: what is read before the transaction is
     /// made must not leave the shard.
     pub(crate) fn publish(&mut self, journal: &mut Journal) {
         let Some(mut drafted) = self.draft.take() else { return };
-        let pages = self.committed_pages(journal);
         let mut changed = std::mem::take(&mut drafted.words);
+        let rows = std::mem::take(&mut drafted.rows);
+        let moved = if drafted.moves { &rows[..] } else { &[] };
+        let moved = moved.iter().filter(|row| row.to != row.from);
+        let moved = || moved.clone().filter_map(|row| Some((row.id, row.from, row.to?)));
+        let pages = self.committed_pages(journal);
+        for (id, from, to) in moved() {
+            let before = from.unwrap_or(UNKNOWN);
+            self.name(&pages, &mut drafted, &mut changed, (id, before, to));
+        }
         for (&number, page) in &drafted.pages {
             // What lies behind the committed pages is zeros.
             let before = pages.page(number);
@@ -337,28 +293,26 @@ impl Table {
         for (page, place, word) in changed.drain(..) {
             journal.stage(self.address(page, place), u64::from_le(word));
         }
-        for row in &drafted.rows {
-            if let Some(to) = row.to {
-                if drafted.step != self.step {
-                    // A checkpoint of a newer step was begun since: it does not have this change.
-                    let record = self.records.write(to);
-                    let head = RowHead { step: self.step, ..head_of(record) };
-                    put_head(head, record, self.integrity);
-                }
-                self.records.set_live(to);
-                row.from.into_iter().for_each(|from| self.records.free(from));
+        for (_, from, to) in moved() {
+            if drafted.step != self.step {
+                // A checkpoint of a newer step was begun since: it does not have this change.
+                let record = self.records.write(to);
+                let head = RowHead { step: self.step, ..head_of(record) };
+                put_head(head, record, self.integrity);
             }
+            self.records.set_live(to);
+            from.into_iter().for_each(|from| self.records.free(from));
         }
         drafted.gone.iter().for_each(|&gone| self.records.free(gone));
         self.pages = drafted.page_count;
         self.rows = self.rows + drafted.admitted - drafted.gone.len() as u64;
         self.candidates = drafted.candidates;
-        self.counts.hits += drafted.hits;
-        self.counts.misses += drafted.rows.len() as u64 - drafted.hits;
+        self.counts.hits += rows.len() as u64 - drafted.misses;
+        self.counts.misses += drafted.misses;
         self.counts.admitted += drafted.admitted;
         self.counts.turned_away += drafted.turned_away;
         self.counts.evicted += drafted.gone.len() as u64;
-        drafted.words = changed;
+        (drafted.rows, drafted.words) = (rows, changed);
         self.keep(drafted);
     }
 

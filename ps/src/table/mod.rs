@@ -1,9 +1,9 @@
 //! Embedding tables that grow: rows by 64-bit ids, which come with the pushes that have them.
 //!
 //! A table is an `index` over `records`. Its index is durable words like any other and changes in
-//! commits only; a record is written before the commit whose index names it. So a table is what it
-//! was at one commit, whenever its process is killed, and needs nothing of its own for that: neither
-//! its growth nor an eviction.
+//! commits only; a record is written before the commit whose index names it, or changed where it lies
+//! under the undo of the store. So a table is what it was at one commit, whenever its process is
+//! killed, and needs nothing of its own for that: neither its growth nor an eviction.
 //!
 //! What a pull reads does not change anything: the row of an id that has none is its first values.
 
@@ -16,6 +16,7 @@ mod records;
 mod rows;
 #[cfg(test)]
 mod tests;
+mod write;
 
 use pushpull_common::catalogue::Partition;
 use pushpull_common::initializer::{InitialKey, Initializer};
@@ -25,12 +26,12 @@ use pushpull_common::tensor::DType;
 
 use crate::arena::Loan;
 use crate::commit::{Address, Journal, page_word};
-use admission::Verdict;
-use change::Drafted;
+use crate::store::Spot;
+use change::{Drafted, New};
 use index::{Entry, Pages, find, page_of, tag_of};
 pub(crate) use open::Making;
 pub(crate) use records::Files;
-use records::{Records, id_of};
+use records::{HEAD_BYTES, Records, id_of};
 use rows::Restored;
 pub(crate) use rows::TableImage;
 
@@ -51,8 +52,8 @@ pub(crate) struct TableCounts {
 
 /// One partition of a table.
 ///
-/// A change is made in steps, as in a [`crate::store::Store`]: [`Table::begin`], then the rows of the
-/// push, then [`Table::publish`] into a transaction, and [`Table::committed`] when that is made; or
+/// A change is made in steps, as in a [`crate::store::Store`]: [`Table::begin`], [`Table::settle`], then
+/// the rows of the push, then [`Table::publish`] into a transaction, and [`Table::committed`] when that is made; or
 /// [`Table::discard`].
 ///
 /// Invariants: `rows` and `candidates` are what the committed index has; each row's id has one entry,
@@ -79,13 +80,15 @@ pub(crate) struct Table {
     draft: Option<Drafted>,
     /// Memory of a change that is over.
     reused: Drafted,
-    /// Where the ids of a change are.
-    places: Vec<(Place, Verdict)>,
+    /// The ids of a change that have no row.
+    new: Vec<New>,
     /// An index that is made anew of a checkpoint.
     restored: Option<Restored>,
     counts: TableCounts,
     /// What is changed at a time, in one piece; in words, as they are aligned for every type.
     tile: Vec<u64>,
+    /// Where that lies of it which is kept.
+    spots: Vec<Spot>,
 }
 
 /// What a row is at first.
@@ -126,6 +129,16 @@ const SLOTS_WORD: usize = 3;
 /// So many rows are looked for side by side: what one waits for from memory, the others do too.
 const SIDE_BY_SIDE: usize = 16;
 
+/// An id that is looked for.
+#[derive(Clone, Copy, Debug, Default)]
+struct Looked {
+    id: u64,
+    tag: u32,
+    page: u32,
+    /// The record of the first row of its tag.
+    row: Option<u32>,
+}
+
 /// The committed pages of a table's index.
 struct Committed<'a> {
     journal: &'a Journal,
@@ -142,8 +155,8 @@ impl Pages for Committed<'_> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Absent,
-    Candidate { page: u32, place: usize, pushes: u32 },
-    Row { page: u32, place: usize, record: u32 },
+    Candidate { pushes: u32 },
+    Row { record: u32 },
 }
 
 impl Table {
@@ -197,60 +210,60 @@ impl Table {
         head.map(|(word, value)| (Address::Index(self.number, word), value))
     }
 
-    /// Looks for ids, some side by side, and calls `found` with the place of each and where it is.
+    /// Looks for ids, some side by side, and calls `found_at` with the place of each and where it is. So many
+    /// bytes of the record of each are soon read.
     fn look(
         &self,
         journal: &Journal,
         ids: impl Iterator<Item = u64>,
-        with_slots: bool,
-        mut found: impl FnMut(usize, u64, Place),
+        fetched: usize,
+        mut found_at: impl FnMut(usize, u64, Place),
     ) {
         let pages = self.committed_pages(journal);
-        let mut some = [(0_u64, 0_u32); SIDE_BY_SIDE];
+        let mut some = [Looked::default(); SIDE_BY_SIDE];
         let (mut ids, mut first) = (ids.peekable(), 0);
         while ids.peek().is_some() {
             let mut count = 0;
-            for (slot, id) in some.iter_mut().zip(&mut ids) {
+            for (looked, id) in some.iter_mut().zip(&mut ids) {
                 let tag = tag_of(id, self.salt);
-                *slot = (id, tag);
-                let page = pages.page(page_of(tag, self.pages));
-                crate::arena::fetch(&page[index::home_of(tag)]);
-                if with_slots {
-                    // Whoever changes a page changes its checksum, which lies at its end.
-                    crate::arena::fetch(&page[index::ENTRIES - 1]);
-                }
+                let page = page_of(tag, self.pages);
+                *looked = Looked { id, tag, page, row: None };
+                crate::arena::fetch(&pages.page(page)[index::home_of(tag)]);
                 count += 1;
             }
-            for &(_, tag) in &some[..count] {
-                let page = pages.page(page_of(tag, self.pages));
+            for looked in &mut some[..count] {
                 let row = |entry| matches!(entry, Entry::Row(_));
-                if let Some((_, Entry::Row(record))) = find(page, tag, row) {
-                    self.records.fetch(record, with_slots);
+                let found = find(pages.page(looked.page), looked.tag, row);
+                if let Some((_, Entry::Row(record))) = found {
+                    self.records.fetch(record, fetched);
+                    looked.row = Some(record);
                 }
             }
-            for (place, &(id, tag)) in some[..count].iter().enumerate() {
-                found(first + place, id, self.find(&pages, id, tag));
+            for (place, &Looked { id, tag, row, .. }) in some[..count].iter().enumerate() {
+                // Hardly ever is it of another id with the same tag.
+                let its = row.filter(|&record| id_of(self.records.read(record)) == id);
+                let found = match its {
+                    Some(record) => Place::Row { record },
+                    None => self.find(&pages, id, tag),
+                };
+                found_at(first + place, id, found);
             }
             first += count;
         }
     }
 
     fn find(&self, pages: &Committed<'_>, id: u64, tag: u32) -> Place {
-        let number = page_of(tag, self.pages);
-        let page = pages.page(number);
+        let page = pages.page(page_of(tag, self.pages));
         let its_row = |entry| match entry {
             Entry::Row(record) => id_of(self.records.read(record)) == id,
             _ => false,
         };
-        if let Some((place, Entry::Row(record))) = find(page, tag, its_row) {
-            return Place::Row { page: number, place, record };
+        if let Some((_, Entry::Row(record))) = find(page, tag, its_row) {
+            return Place::Row { record };
         }
         // Ids of one tag are one candidate: they are admitted earlier, at worst.
-        let candidate = |entry| matches!(entry, Entry::Candidate(_));
-        match find(page, tag, candidate) {
-            Some((place, Entry::Candidate(pushes))) => {
-                Place::Candidate { page: number, place, pushes }
-            }
+        match find(page, tag, |entry| matches!(entry, Entry::Candidate(_))) {
+            Some((_, Entry::Candidate(pushes))) => Place::Candidate { pushes },
             _ => Place::Absent,
         }
     }
@@ -263,8 +276,8 @@ impl Table {
         // In words, as it is aligned for every type.
         let mut first = vec![0_u64; shape.row_bytes.div_ceil(8)];
         let mut have = 0;
-        self.look(journal, ids, false, |_, id, found| match found {
-            Place::Row { record, .. } => {
+        self.look(journal, ids, shape.stream(0).end, |_, id, found| match found {
+            Place::Row { record } => {
                 have += 1;
                 gathered.extend_from_slice(&self.records.read(record)[shape.stream(0)]);
             }
@@ -282,7 +295,7 @@ impl Table {
     pub(crate) fn count_new(&self, journal: &Journal, ids: &[u64], assigned: bool) -> u64 {
         let mut new = 0;
         let each: Vec<&[u64]> = ids.chunk_by(|a, b| a == b).collect();
-        self.look(journal, each.iter().map(|id| id[0]), false, |place, _, found| {
+        self.look(journal, each.iter().map(|id| id[0]), HEAD_BYTES, |place, _, found| {
             let pushes = u32::try_from(each[place].len()).unwrap_or(u32::MAX);
             new += u64::from(self.comes(found, pushes, assigned));
         });

@@ -10,8 +10,9 @@ use super::{FILES_WORD, Initial, PAGES_WORD, SLOTS_WORD, STEP_WORD, Table, Table
 use crate::arena::Part;
 use crate::commit::{Address, Journal, index_bytes, offset_of};
 use crate::error::StorageError;
-use crate::layout::{Fault, Kind};
+use crate::layout::{Fault, Kind, PAGE_BYTES};
 use crate::optimizer::SlotSpec;
+use crate::store::UndoneRow;
 
 /// The pages that a new index has room for.
 const FIRST_PAGES: usize = 8;
@@ -24,6 +25,8 @@ pub(crate) struct Making<'a> {
     pub(crate) partition: &'a Partition,
     pub(crate) slots: &'a [SlotSpec],
     pub(crate) integrity: bool,
+    /// What the rows of a change held that was not committed; of other tables, too.
+    pub(crate) undone: &'a [UndoneRow],
 }
 
 impl Table {
@@ -66,10 +69,11 @@ impl Table {
             index_loans: Vec::new(),
             draft: None,
             reused: Drafted::default(),
-            places: Vec::new(),
+            new: Vec::new(),
             restored: None,
             counts: TableCounts::default(),
             tile: Vec::new(),
+            spots: Vec::new(),
         }
     }
 
@@ -133,13 +137,31 @@ impl Table {
         let (shape, limit) = (shape_of(&making), limit_of(&making));
         let records = Records::open(making.files.clone(), shape, limit, files)?;
         let loan = budget.take(index_bytes(journal.index_pages(table)))?;
+        let undone = making.undone;
         let mut opened = Table::of(making, records);
         opened.index_loans.push(loan);
         (opened.pages, opened.step) = (count, journal.load(head(STEP_WORD)));
+        opened.put_back(undone).map_err(|fault| {
+            let name = crate::arena::file_name(Kind::Undo, generation);
+            arena.place.corrupt(&name, fault)
+        })?;
         opened.take_up(journal).map_err(|(page, place, what)| {
             corrupt(Fault::at(offset_of(opened.address(page, place)), what))
         })?;
         Ok(opened)
+    }
+
+    /// Puts back what rows held before a change that was not committed.
+    pub(super) fn put_back(&mut self, undone: &[UndoneRow]) -> Result<(), Fault> {
+        let record_bytes = self.records.shape.record_bytes();
+        for row in undone.iter().rev().filter(|row| row.table == Some(self.number)) {
+            let is_whole = (row.stream, row.start, row.bytes.len()) == (0, 0, record_bytes);
+            if !is_whole || u64::from(row.block) >= self.records.count() {
+                return Err(Fault::at(PAGE_BYTES, "rows of its tables"));
+            }
+            self.records.write(row.block).copy_from_slice(&row.bytes);
+        }
+        Ok(())
     }
 
     /// Takes up the rows that the index names.

@@ -1,7 +1,7 @@
 //! The records of a table: a row with its slots in one piece, and what is known of its use.
 //!
-//! A change never touches a record that the committed index names. It writes a spare one; the commit
-//! names that in its place. Records lie in files of equal length, so that more are had without moving
+//! A change of a record that the committed index names is made where it lies, beside what it was, or in a
+//! spare one, which the commit names in its place. Records lie in files of equal length, so that more are had without moving
 //! any.
 
 use pushpull_common::tensor::DType;
@@ -67,7 +67,7 @@ pub(super) fn id_of(record: &[u8]) -> u64 {
 }
 
 fn word(record: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(std::array::from_fn(|byte| record[at + byte]))
+    u64::from_le(bytemuck::pod_read_unaligned(&record[at..at + 8]))
 }
 
 fn checksum(record: &[u8]) -> u32 {
@@ -214,8 +214,7 @@ impl Records {
 
     /// How many can be had.
     pub(super) fn spare(&mut self) -> usize {
-        let pinned = self.memory.iter_mut().any(|(blocks, _)| blocks.has_crowds());
-        if !pinned {
+        if !self.are_pinned() {
             self.spare.append(&mut self.retired);
         }
         self.spare.len()
@@ -245,13 +244,11 @@ impl Records {
         blocks.write(record & ((1 << self.file_bits) - 1))
     }
 
-    /// Has a record fetched into the cache, or its head and values.
-    pub(super) fn fetch(&self, record: u32, with_slots: bool) {
+    /// Has the first bytes of a record fetched into the cache.
+    pub(super) fn fetch(&self, record: u32, bytes: usize) {
         let (blocks, block) = self.at(record);
-        let all = self.shape.record_bytes();
-        let end = if with_slots { all } else { self.shape.stream(0).end };
         // Rows of many lines are fetched by the processor itself, once it has seen the first.
-        blocks.fetch(block, 0..end.min(512));
+        blocks.fetch(block, 0..bytes.min(512));
     }
 
     /// The committed index names it now.
@@ -281,9 +278,13 @@ impl Records {
         if self.freed.is_empty() {
             return;
         }
-        let pinned = self.memory.iter_mut().any(|(blocks, _)| blocks.has_crowds());
-        let to = if pinned { &mut self.retired } else { &mut self.spare };
+        let to = if self.are_pinned() { &mut self.retired } else { &mut self.spare };
         to.append(&mut self.freed);
+    }
+
+    /// Whether somebody holds those that were live once.
+    pub(super) fn are_pinned(&mut self) -> bool {
+        self.memory.iter_mut().any(|(blocks, _)| blocks.has_crowds())
     }
 
     /// Pins all that are live.

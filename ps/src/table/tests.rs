@@ -17,7 +17,7 @@ use crate::checkpoint::RowHead;
 use crate::commit::table_bytes;
 use crate::layout::{Kind, PAGE_BYTES, Stamp};
 use crate::optimizer::{Adagrad, ApplyAt, Optimizer};
-use crate::store::Change;
+use crate::store::{Change, Undo, UndoneRow};
 use crate::zoo::Zoo;
 
 const WIDTH: usize = 3;
@@ -43,6 +43,9 @@ struct Alone {
     catalogue: Catalogue,
     journal: Journal,
     table: Table,
+    undo: Undo,
+    /// Whether rows are changed where they lie.
+    in_place: bool,
     rule: Adagrad,
     version: u64,
 }
@@ -62,16 +65,19 @@ impl Alone {
         let tables = arena.create(Kind::Tables, 1, table_bytes(1)).unwrap();
         journal.begin_tables(tables, 1, std::iter::empty());
         let rule = Adagrad::new(0.1);
-        let table = Table::create(making(&arena, &catalogue, &rule), &mut journal).unwrap();
-        let mut alone = Alone { arena, catalogue, journal, table, rule, version: 0 };
+        let undo = Undo::create(arena.create(Kind::Undo, 1, Undo::bytes(1 << 20)).unwrap());
+        let making = making(&arena, &catalogue, &rule, &[]);
+        let table = Table::create(making, &mut journal).unwrap();
+        let (in_place, version) = (true, 0);
+        let mut alone = Alone { arena, catalogue, journal, table, undo, in_place, rule, version };
         alone.commit();
         alone
     }
 
     /// The same in another process.
     fn reopened(self) -> Alone {
-        let Alone { arena, catalogue, journal, table, rule, version } = self;
-        drop((journal, table));
+        let Alone { arena, catalogue, journal, table, undo, in_place, rule, version } = self;
+        drop((journal, table, undo));
         let control = arena.open(Kind::Control, 0, None).unwrap();
         let mut journal = Journal::open(&arena, control, Zoo::default()).unwrap();
         journal.first_cell().unwrap();
@@ -79,14 +85,19 @@ impl Alone {
         Table::map_index(&arena, 1, 0, &mut journal).unwrap();
         journal.redo().unwrap();
         journal.check_intent(64).unwrap();
-        let table = Table::open(making(&arena, &catalogue, &rule), &mut journal).unwrap();
-        Alone { arena, catalogue, journal, table, rule, version }
+        let mut undo = Undo::open(arena.open(Kind::Undo, 1, None).unwrap());
+        let undone = undo.rows(version).unwrap();
+        let making = making(&arena, &catalogue, &rule, &undone);
+        let table = Table::open(making, &mut journal).unwrap();
+        undo.clear();
+        Alone { arena, catalogue, journal, table, undo, in_place, rule, version }
     }
 
     fn commit(&mut self) {
         self.table.stage_head(&mut self.journal);
         self.journal.commit();
         self.table.committed();
+        self.undo.clear();
         self.table.check_invariants(&self.journal);
     }
 
@@ -95,14 +106,19 @@ impl Alone {
         let ids: Vec<u64> = rows.iter().map(|(id, _)| *id).collect();
         self.table.begin(&mut self.journal, &ids, (step, self.version + 1), false)?;
         self.journal.make_room(self.table.drafted_words()).unwrap();
+        let in_place = self.table.undo_need().is_some() && self.in_place;
+        self.undo.begin(self.version + 1);
+        self.table.settle(in_place);
         let at = ApplyAt::new(self.version + 1, step);
         let change = Change::Gradient { optimizer: &self.rule, at, dtype: DType::F32 };
         // In two pieces, as slices of work are.
         let gradients: Vec<f32> = rows.iter().flat_map(|(_, value)| [*value; WIDTH]).collect();
         let half = rows.len() / 2;
         let (head, rest) = gradients.split_at(half * WIDTH);
-        self.table.change_rows(change, 0..half, bytemuck::cast_slice(head));
-        self.table.change_rows(change, half..rows.len(), bytemuck::cast_slice(rest));
+        for (places, input) in [(0..half, head), (half..rows.len(), rest)] {
+            let (input, zoo) = (bytemuck::cast_slice(input), Zoo::default());
+            self.table.change_rows(change, places, input, &mut self.undo, zoo);
+        }
         Ok(())
     }
 
@@ -143,7 +159,12 @@ impl Alone {
     }
 }
 
-fn making<'a>(arena: &Arena, catalogue: &'a Catalogue, rule: &'a Adagrad) -> Making<'a> {
+fn making<'a>(
+    arena: &Arena,
+    catalogue: &'a Catalogue,
+    rule: &'a Adagrad,
+    undone: &'a [UndoneRow],
+) -> Making<'a> {
     let (arena, budget) = (arena.clone(), Budget::new(1 << 30));
     Making {
         files: Files { arena, generation: 1, table: 0, budget },
@@ -151,6 +172,7 @@ fn making<'a>(arena: &Arena, catalogue: &'a Catalogue, rule: &'a Adagrad) -> Mak
         partition: &catalogue.partitions()[0],
         slots: rule.slots(),
         integrity: true,
+        undone,
     }
 }
 
@@ -184,16 +206,21 @@ fn a_change_that_is_given_up_was_nothing() {
     alone.push_ids(1, 0..50);
     let before = alone.pull(&[1, 49, 50]);
     let many: Vec<(u64, f32)> = (0..900).map(|id| (id, 3.0)).collect();
+    alone.in_place = false;
     alone.begin(2, &many).unwrap();
     assert_eq!(alone.pull(&[1, 49, 50]), before, "nobody reads what is drafted");
     alone.table.check_invariants(&alone.journal);
     alone.table.discard();
     alone.table.check_invariants(&alone.journal);
-    alone.begin(2, &many).unwrap();
-    // A process that ends here has begun nothing.
-    let alone = alone.reopened();
-    assert_eq!(alone.pull(&[1, 49, 50]), before);
-    alone.table.check_invariants(&alone.journal);
+    for in_place in [false, true] {
+        alone.in_place = in_place;
+        alone.begin(2, &many).unwrap();
+        assert_eq!(alone.pull(&[1, 49, 50]) == before, !in_place);
+        // A process that ends here has begun nothing.
+        alone = alone.reopened();
+        assert_eq!(alone.pull(&[1, 49, 50]), before);
+        alone.table.check_invariants(&alone.journal);
+    }
 }
 
 #[test]
@@ -370,7 +397,8 @@ fn what_no_table_has_written_is_refused() {
         journal.use_tables(arena.open(Kind::Tables, 1, None)?, 1);
         Table::map_index(&arena, 1, 0, &mut journal)?;
         journal.redo()?;
-        Table::open(making(&arena, &catalogue, &rule), &mut journal).map(|table| table.rows())
+        let making = making(&arena, &catalogue, &rule, &[]);
+        Table::open(making, &mut journal).map(|table| table.rows())
     };
     assert_eq!(open(&files).unwrap(), 300);
     let mut refused = 0;
@@ -396,6 +424,27 @@ fn what_no_table_has_written_is_refused() {
     assert_eq!(open(&files).unwrap(), 300);
 }
 
+#[test]
+fn rows_that_are_no_records_are_not_put_back() {
+    let mut alone = Alone::new(TableSpec::new(1 << 20));
+    alone.push_ids(1, 0..10);
+    let record = alone.table.records.shape.record_bytes();
+    let row = |block, start, bytes| UndoneRow {
+        table: Some(0),
+        stream: 0,
+        block,
+        start,
+        bytes: vec![0; bytes],
+    };
+    let count = alone.table.records.count() as u32;
+    for wrong in [row(count, 0, record), row(0, 8, record - 8), row(0, 0, record + 8)] {
+        assert!(alone.table.put_back(&[wrong]).is_err());
+    }
+    let other = UndoneRow { table: Some(1), ..row(0, 0, record) };
+    alone.table.put_back(&[other]).unwrap();
+    assert!(alone.has(0), "what is of another table is not its own");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
@@ -415,9 +464,16 @@ proptest! {
             let rows = rows.into_iter().map(|(id, gradient)| (id.wrapping_mul(spread), gradient));
             let rows: BTreeMap<u64, f32> = rows.collect();
             let rows: Vec<(u64, f32)> = rows.into_iter().collect();
-            if what == 1 {
+            // Given up, or ended with its process: where rows are changed where they lie, that
+            // puts them back.
+            alone.in_place = what % 2 == 0;
+            if (1..4).contains(&what) {
                 alone.begin(step, &rows).unwrap();
-                alone.table.discard();
+                if alone.in_place {
+                    alone = alone.reopened();
+                } else {
+                    alone.table.discard();
+                }
             }
             alone.push(step, &rows);
             for (id, gradient) in rows {

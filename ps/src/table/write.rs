@@ -1,0 +1,149 @@
+//! How the rows of a change become what they will be, a few at a time: where they lie, with what they
+//! were kept beside, or in spare records.
+
+use std::ops::Range;
+
+use super::Table;
+use super::change::Moved;
+use super::records::{head_of, put_head};
+use crate::checkpoint::RowHead;
+use crate::store::{Change, SLOTS_MAX, Spot, Undo};
+use crate::zoo::{Bug, Zoo};
+
+/// What is changed at a time stays in the fastest cache, slots and all.
+const TILE_BYTES: usize = 4 << 10;
+
+impl Table {
+    /// What keeping so many rows takes at most.
+    pub(super) fn kept_bytes(&self, rows: usize) -> usize {
+        // Each tile has a head of its own, and a change is made in two slices or more.
+        let tiles = rows.div_ceil(self.rows_of_a_tile());
+        Undo::need(rows, self.records.shape.record_bytes(), 1) + tiles * Undo::need(0, 0, 1)
+    }
+
+    fn rows_of_a_tile(&self) -> usize {
+        (TILE_BYTES / self.records.shape.row_bytes).max(1)
+    }
+
+    /// Changes some rows of those that were named at the beginning, and that are settled, by rows of the
+    /// push that lie one behind the other. What is changed where it lies is kept.
+    pub(crate) fn change_rows(
+        &mut self,
+        change: Change<'_>,
+        places: Range<usize>,
+        input: &[u8],
+        undo: &mut Undo,
+        zoo: Zoo,
+    ) {
+        let Some(drafted) = self.draft.take() else { return };
+        let each = self.rows_of_a_tile();
+        let rows = &drafted.rows[places];
+        let inputs = input.chunks(each * self.records.shape.row_bytes);
+        self.fetch_rows(&rows[..each.min(rows.len())]);
+        for ((at, rows_now), input) in (0..).zip(rows.chunks(each)).zip(inputs) {
+            // What one tile waits for from memory, the tile before it has asked for.
+            let next = rows.len().min((at + 1) * each)..rows.len().min((at + 2) * each);
+            self.fetch_rows(&rows[next]);
+            self.keep_rows(rows_now, undo, zoo);
+            self.change_tile(change, rows_now, input);
+        }
+        self.draft = Some(drafted);
+    }
+
+    fn fetch_rows(&self, rows: &[Moved]) {
+        let all = self.records.shape.record_bytes();
+        for row in rows {
+            row.from.into_iter().for_each(|from| self.records.fetch(from, all));
+            row.to
+                .filter(|_| row.to != row.from)
+                .into_iter()
+                .for_each(|to| self.records.fetch(to, all));
+        }
+    }
+
+    /// Keeps the rows that are changed where they lie.
+    fn keep_rows(&mut self, rows: &[Moved], undo: &mut Undo, zoo: Zoo) {
+        let stays = |row: &Moved| row.to.filter(|_| row.to == row.from);
+        let mut spots = std::mem::take(&mut self.spots);
+        spots.clear();
+        spots.extend(rows.iter().filter_map(stays).map(|value| Spot { value, slot: 0, start: 0 }));
+        if !spots.is_empty() {
+            let (table, record_bytes) = (Some(self.number), self.records.shape.record_bytes());
+            let mut these = spots.iter();
+            undo.keep(table, &spots, record_bytes, 1, |at, kept| {
+                if let (Some(spot), Some(kept)) = (these.next(), kept.first_mut()) {
+                    kept[at..at + record_bytes].copy_from_slice(self.records.read(spot.value));
+                }
+            });
+            if !zoo.has(Bug::UndoAfterWrite) {
+                undo.prepare();
+            }
+        }
+        self.spots = spots;
+    }
+
+    fn change_tile(&mut self, change: Change<'_>, rows: &[Moved], input: &[u8]) {
+        let shape = self.records.shape;
+        let (row_bytes, streams) = (shape.row_bytes, 1 + shape.slots);
+        let count = rows.iter().filter(|row| row.to.is_some()).count();
+        if count == 0 {
+            return;
+        }
+        let stream_bytes = (count * row_bytes).next_multiple_of(8);
+        let mut tile = std::mem::take(&mut self.tile);
+        // Behind the streams lies the input of the rows that are changed, if it is not all.
+        let words = (streams + 1) * stream_bytes / 8;
+        if tile.len() < words {
+            tile.resize(words, 0);
+        }
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut tile[..words]);
+        let (bytes, chosen) = bytes.split_at_mut(streams * stream_bytes);
+        let changed =
+            || rows.iter().zip(input.chunks_exact(row_bytes)).filter(|(row, _)| row.to.is_some());
+        for (place, (row, _)) in changed().enumerate() {
+            let record = row.from.map(|from| self.records.read(from));
+            for stream in 0..streams {
+                let start = stream * stream_bytes + place * row_bytes;
+                let out = &mut bytes[start..start + row_bytes];
+                match (record, stream) {
+                    (Some(record), _) => out.copy_from_slice(&record[shape.stream(stream)]),
+                    (None, 0) => self.initial.fill(shape.dtype, row.id, out),
+                    (None, slot) => self.initial.fill_slot(shape.dtype, slot - 1, out),
+                }
+            }
+        }
+        let input = match count == rows.len() {
+            true => &input[..count * row_bytes],
+            false => {
+                for ((_, input), out) in changed().zip(chosen.chunks_exact_mut(row_bytes)) {
+                    out.copy_from_slice(input);
+                }
+                &chosen[..count * row_bytes]
+            }
+        };
+        let (values, rest) = bytes.split_at_mut(stream_bytes);
+        let mut slots: [&mut [u8]; SLOTS_MAX] = Default::default();
+        let has_slots = change.slots();
+        for (slot, bytes) in
+            slots.iter_mut().zip(rest.chunks_exact_mut(stream_bytes)).take(has_slots)
+        {
+            *slot = &mut bytes[..count * row_bytes];
+        }
+        change.in_place(&mut values[..count * row_bytes], &mut slots[..has_slots], input);
+        for (place, (row, _)) in changed().enumerate() {
+            let pushes = |from| head_of(self.records.read(from)).pushes;
+            let elsewhere = row.from.filter(|_| row.from != row.to).map(pushes);
+            let Some(to) = row.to else { continue };
+            let record = self.records.write(to);
+            let here = || row.from.map_or(0, |_| head_of(record).pushes);
+            let pushes = elsewhere.unwrap_or_else(here).saturating_add(1);
+            let head = RowHead { id: row.id, step: self.step, pushes };
+            for stream in 0..streams {
+                let start = stream * stream_bytes + place * row_bytes;
+                record[shape.stream(stream)].copy_from_slice(&bytes[start..start + row_bytes]);
+            }
+            put_head(head, record, self.integrity);
+        }
+        self.tile = tile;
+    }
+}
