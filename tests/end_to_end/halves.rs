@@ -101,10 +101,10 @@ fn checkpoints(directory: &Path) -> impl Fn(PsConfig) -> PsConfig {
 fn masters_are_those_of_f32() {
     let modes =
         [Mode::Asynchronous, Mode::Synchronous { replicas_to_aggregate: 1, total_num_replicas: 1 }];
-    for (shards, mode) in [1, 2, 5].into_iter().flat_map(|n| modes.clone().map(|mode| (n, mode))) {
+    for (shards, mode) in [1, 2, 5].into_iter().flat_map(|n| modes.map(|mode| (n, mode))) {
         let folder = tempfile::tempdir().unwrap();
         let saving = checkpoints(folder.path());
-        let first = cluster(shards, Adam::new(0.25), |config| saving(config).mode(mode.clone()));
+        let first = cluster(shards, Adam::new(0.25), |config| saving(config).mode(mode));
         let mut worker = first.worker(0);
         let mut params = worker.join(&variables(), |_| ()).unwrap();
         for steps in [0..1, 1..2, 2..6] {
