@@ -461,7 +461,9 @@ mod tests {
         #[test]
         fn every_way_computes_the_same_bits(case in cases()) {
             check(&Sgd::new(0.1).weight_decay(0.2), &case);
+            check(&Momentum::new(0.1, 0.9), &case);
             check(&Momentum::new(0.1, 0.9).l2(0.1), &case);
+            check(&Momentum::nesterov(0.1, 0.9), &case);
             check(&Momentum::nesterov(0.1, 0.9).l2(0.1).weight_decay(0.2), &case);
             check(&Adagrad::new(0.1), &case);
             check(&Adadelta::new(1.0), &case);

@@ -73,34 +73,51 @@ impl Optimizer for Momentum {
 
 impl Dense for Momentum {
     fn drive<F: Float>(&self, at: ApplyAt, run: impl Elements<F>) {
-        let plain = Plain {
+        let decays = self.l2 != 0.0 || self.weight_decay != 0.0;
+        let plain = Plain::<F, true> {
             rate: F::of(self.learning_rate.of(at)),
             momentum: F::of(self.momentum),
             l2: F::of(self.l2),
             decay: F::of(self.weight_decay),
         };
-        if self.nesterov { run.update(Nesterov(plain)) } else { run.update(plain) }
+        match (self.nesterov, decays) {
+            (true, true) => run.update(Nesterov(plain)),
+            (true, false) => run.update(Nesterov(plain.bare())),
+            (false, true) => run.update(plain),
+            (false, false) => run.update(plain.bare()),
+        }
     }
 }
 
+/// Without what is hardly ever asked for, most loops are vectors that else are not: the compiler makes a
+/// branch of each choice.
 #[derive(Clone, Copy)]
-struct Plain<F> {
+struct Plain<F, const DECAYS: bool> {
     rate: F,
     momentum: F,
     l2: F,
     decay: F,
 }
 
-impl<F: Float> Plain<F> {
+impl<F: Float, const DECAYS: bool> Plain<F, DECAYS> {
+    /// The same, of a rule without any decay.
+    fn bare(self) -> Plain<F, false> {
+        let Plain { rate, momentum, l2, decay } = self;
+        Plain { rate, momentum, l2, decay }
+    }
+
     /// The gradient, the slot after it, and the value after its decay.
     #[inline(always)]
     fn gathered(self, w: F, m: F, g: F) -> (F, F, F) {
+        if !DECAYS {
+            return (g, m * self.momentum + g, w);
+        }
         let g = g.plus(self.l2, w);
         (g, m * self.momentum + g, w.plus(F::of(0.0) - self.decay * self.rate, w))
     }
 }
 
-impl<F: Float> Rule<F, 1> for Plain<F> {
+impl<F: Float, const DECAYS: bool> Rule<F, 1> for Plain<F, DECAYS> {
     #[inline(always)]
     fn step(self, w: F, [m]: [F; 1], g: F) -> (F, [F; 1]) {
         let (_, m, w) = self.gathered(w, m, g);
@@ -109,9 +126,9 @@ impl<F: Float> Rule<F, 1> for Plain<F> {
 }
 
 #[derive(Clone, Copy)]
-struct Nesterov<F>(Plain<F>);
+struct Nesterov<F, const DECAYS: bool>(Plain<F, DECAYS>);
 
-impl<F: Float> Rule<F, 1> for Nesterov<F> {
+impl<F: Float, const DECAYS: bool> Rule<F, 1> for Nesterov<F, DECAYS> {
     #[inline(always)]
     fn step(self, w: F, [m]: [F; 1], g: F) -> (F, [F; 1]) {
         let Plain { rate, momentum, .. } = self.0;
