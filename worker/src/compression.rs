@@ -3,20 +3,20 @@
 mod rows;
 mod saved;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use bytes::Bytes;
 use pushpull_common::catalogue::{Catalogue, Partition};
-use pushpull_common::codec::{Blocks, Codec, EncodeError, Encoding, Encodings, Real, Residual};
+use pushpull_common::codec::{Codec, EncodeError, Encoding, Encodings, Real, Residual};
 use pushpull_common::ids::{ShardId, VariableId};
 use pushpull_common::names::Names;
-use pushpull_common::protocol::limits::PART_BYTES_MAX;
-use pushpull_common::tensor::DType;
+use pushpull_common::tensor::{DType, bf16, f16};
 use pushpull_common::variable::VariableSpec;
 
 use crate::error::{Error, JoinError};
-use crate::fanout::{Part, Plan, Stretch};
+use crate::fanout::{Part, Plan, stretch_elements};
 use crate::rows::{RowSet, add_parts};
 use rows::RowResiduals;
 pub use saved::ResidualsError;
@@ -110,6 +110,10 @@ impl Compression {
             let rule = rules.iter().rfind(|rule| rule.names.contain(name));
             let codec = rule.and_then(|rule| rule.codec);
             let Some(codec) = codec.filter(|&codec| can_have(variable, codec)) else { continue };
+            if Encoding::of_type(variable.dtype()) == Some(codec.encoding()) {
+                // Halves travel as what they are, which loses nothing.
+                continue;
+            }
             let encoding = codec.encoding();
             let lacks = |shard: &ShardId| {
                 known.get(shard).is_some_and(|encodings| !encodings.contain(encoding))
@@ -131,12 +135,19 @@ impl Compression {
 
     /// Whether the gradient of a variable can be encoded, whatever the servers' policy is: looked at
     /// for all variables of a push before the first of them is encoded.
-    pub(crate) fn check(&self, plan: &Plan, id: VariableId, bytes: &[u8]) -> Result<(), Error> {
+    pub(crate) fn check(
+        &self,
+        plan: &Plan,
+        id: VariableId,
+        bytes: &[u8],
+        factor: f64,
+    ) -> Result<(), Error> {
         let Some(compressed) = self.variables.get(&id) else { return Ok(()) };
-        let bytes = &bytes[..plan.catalogue().variable(id).bytes() as usize];
-        let result = match plan.catalogue().variable(id).dtype() {
+        let variable = plan.catalogue().variable(id);
+        let bytes = &bytes[..variable.bytes() as usize];
+        let result = match variable.dtype() {
             DType::F64 => compressed.codec.check::<f64>(bytemuck::cast_slice(bytes)),
-            _ => compressed.codec.check::<f32>(bytemuck::cast_slice(bytes)),
+            dtype => compressed.codec.check(&singles(dtype, bytes, factor)),
         };
         result.map_err(|error| Compression::error(plan, id, error))
     }
@@ -156,20 +167,25 @@ impl Compression {
     }
 
     /// Encodes the gradient of a variable and keeps what that leaves out; the parts in which it
-    /// travels. `bytes` are all its elements, aligned.
+    /// travels. `bytes` are all its elements, aligned; those of a half type are multiplied with `factor`.
     pub(crate) fn parts(
         &mut self,
         plan: &Plan,
         id: VariableId,
         bytes: &[u8],
+        factor: f64,
     ) -> Result<Vec<(ShardId, Vec<Part>)>, Error> {
         let Some(Compressed { codec, left }) = self.variables.get_mut(&id) else {
             return Ok(Vec::new());
         };
-        let bytes = &bytes[..plan.catalogue().variable(id).bytes() as usize];
+        let variable = plan.catalogue().variable(id);
+        let bytes = &bytes[..variable.bytes() as usize];
         let partitions = plan.catalogue().partitions_of(id);
         let parts = match left {
-            Left::F32(left) => encode(codec, left, partitions, plan, bytemuck::cast_slice(bytes)),
+            Left::F32(left) => {
+                let gradient = singles(variable.dtype(), bytes, factor);
+                encode(codec, left, partitions, plan, &gradient)
+            }
             Left::F64(left) => encode(codec, left, partitions, plan, bytemuck::cast_slice(bytes)),
             Left::RowsF32(_) | Left::RowsF64(_) => unreachable!("rows have parts of their own"),
         };
@@ -243,34 +259,32 @@ fn stretches<T: Real>(
     let (mut parts, mut out) = (Vec::new(), Vec::new());
     let mut start = elements.start;
     while start < elements.end {
-        let offset = partition.offset + ((start - elements.start) * size_of::<T>()) as u64;
-        let blocks = partition.blocks_from(offset);
+        let before = ((start - elements.start) * size_of::<T>()) as u64;
+        let blocks = partition.blocks_from(partition.offset + before);
         let most = stretch_elements(encoding, blocks, T::DTYPE, part_bytes);
         let stretch = start..elements.end.min(start + most);
         out.clear();
         left.encode(codec, blocks, start, &gradient[stretch.clone()], &mut out)?;
-        parts.push(Part {
-            offset,
-            // As long as it is: what is kept until it is settled should not be longer.
-            bodies: vec![Bytes::copy_from_slice(&out)],
-            encoded: Some(Stretch {
-                encoding,
-                elements: stretch.len() as u32,
-                // The padding behind the last element counts.
-                bytes: (stretch.len() * size_of::<T>()).next_multiple_of(8) as u64,
-            }),
-        });
+        // As long as it is: what is kept until it is settled should not be longer.
+        let bodies = vec![Bytes::copy_from_slice(&out)];
+        parts.push(Part::stretch(partition, before, stretch.len(), encoding, bodies));
         start = stretch.end;
     }
     Ok(parts)
 }
 
-/// How many elements travel in one part: neither they nor what they are encoded as may be longer than
-/// a part. Even, so that each starts where the shard takes parts.
-fn stretch_elements(encoding: Encoding, blocks: Blocks, dtype: DType, part_bytes: u64) -> usize {
-    let mut elements = part_bytes.min(PART_BYTES_MAX) as usize / dtype.size();
-    while encoding.rows_bytes_max(blocks, dtype, elements) as u64 > PART_BYTES_MAX {
-        elements /= 2;
+/// Elements of `f32`, or of a half type in `f32` and multiplied, as the servers would have them.
+pub(crate) fn singles(dtype: DType, bytes: &[u8], factor: f64) -> Cow<'_, [f32]> {
+    let single = |g: f64| (g * factor) as f32;
+    match dtype {
+        DType::F16 => {
+            let halves = bytemuck::cast_slice::<u8, f16>(bytes).iter();
+            halves.map(|&g| single(g.into())).collect()
+        }
+        DType::Bf16 => {
+            let halves = bytemuck::cast_slice::<u8, bf16>(bytes).iter();
+            halves.map(|&g| single(g.into())).collect()
+        }
+        _ => bytemuck::cast_slice(bytes).into(),
     }
-    (elements / 2 * 2).max(2)
 }

@@ -44,7 +44,7 @@ impl Compression {
         out.extend(catalogue.digest());
         out.extend((self.variables.len() as u64).to_le_bytes());
         for (id, compressed) in &self.variables {
-            let code = catalogue.variable(*id).dtype().code();
+            let code = catalogue.variable(*id).dtype().master().code();
             out.extend(id.0.to_le_bytes());
             out.extend(u32::from(code).to_le_bytes());
             match &compressed.left {
@@ -121,11 +121,12 @@ impl<'a> Saved<'a> {
         let count = u64::from_le_bytes(take(rest)?);
         let variable = catalogue.variables().get(id.0 as usize);
         let variable = variable.ok_or(ResidualsError::Damaged)?;
+        let dtype = variable.dtype().master();
         let (ids, elements) = match variable.is_sparse() {
             true => (count.saturating_mul(8), count.saturating_mul(variable.row_bytes())),
-            false => (0, variable.bytes()),
+            false => (0, variable.master_bytes()),
         };
-        let same = u32::from(variable.dtype().code()) == code
+        let same = u32::from(dtype.code()) == code
             && (variable.is_sparse() || variable.shape().elements() == count);
         let mut next = |bytes: u64| {
             let padded = bytes.checked_next_multiple_of(8)?;
@@ -135,7 +136,7 @@ impl<'a> Saved<'a> {
         };
         let taken = next(ids).zip(next(elements)).filter(|_| same);
         let (ids, elements) = taken.ok_or(ResidualsError::Damaged)?;
-        if first_non_finite(variable.dtype(), elements).is_some() {
+        if first_non_finite(dtype, elements).is_some() {
             // No sum of gradients that were pushed comes to that.
             return Err(ResidualsError::Damaged);
         }

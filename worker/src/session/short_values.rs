@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::time::Instant;
 
+use pushpull_common::catalogue::ShortForm;
 use pushpull_common::codec::{Blocks, Encoding};
 use pushpull_common::ids::{PartitionId, ShardId};
 use pushpull_common::protocol::Message;
@@ -15,7 +16,6 @@ use crate::fanout::{Plan, Span};
 /// A part of an answer whose body is being received.
 #[derive(Debug)]
 pub(super) struct ShortPart {
-    encoding: Encoding,
     target: Target,
     pub(super) body: Vec<u8>,
 }
@@ -24,22 +24,27 @@ pub(super) struct ShortPart {
 #[derive(Debug)]
 enum Target {
     /// A range of the shard's layout.
-    Layout(Range<u64>),
+    Layout(ShortForm, Range<u64>),
     /// Rows of this type, here in the buffer.
-    Rows(DType, Range<usize>),
+    Rows(Encoding, DType, Range<usize>),
 }
 
 impl Session {
-    /// The request for values of a shard: in the shorter form that was chosen, if the shard knows it.
-    pub(super) fn request_for_values(&self, link: usize, selection: Selection) -> Message {
+    /// The request for values of a shard, in the form in which they come.
+    pub(super) fn request_for_values(
+        &self,
+        link: usize,
+        plan: &Plan,
+        selection: Selection,
+    ) -> Message {
         let pull = Pull { selection };
-        match self.encoding_of_values(link) {
+        match self.form_of_values(link, plan) {
             None => pull.into(),
-            Some(encoding) => PullEncoded { pull, encoding: encoding.code() }.into(),
+            Some(form) => PullEncoded { pull, encoding: form.code() }.into(),
         }
     }
 
-    /// The request for rows of a partition, in the same form.
+    /// The request for rows of a partition, in the form in which they come.
     pub(super) fn request_for_rows(
         &self,
         (id, ask): (OpId, usize),
@@ -61,11 +66,18 @@ impl Session {
     ) -> Option<Encoding> {
         let OpKind::Pull(pull) = &self.ops.get(&id)?.kind else { return None };
         let trainable = pull.partition_of(ask)?.trainable;
-        self.encoding_of_values(link).filter(|_| trainable)
+        self.chosen_encoding(link).filter(|_| trainable)
     }
 
-    /// How the values of a shard come, if not as they are.
-    pub(super) fn encoding_of_values(&self, link: usize) -> Option<Encoding> {
+    /// The shorter form in which the values of a shard come: the one that was chosen, if the shard knows
+    /// it, or that in which halves come, if it has some.
+    pub(super) fn form_of_values(&self, link: usize, plan: &Plan) -> Option<ShortForm> {
+        let own = || plan.has_halves(self.links[link].shard).then_some(ShortForm::Own);
+        self.chosen_encoding(link).and_then(ShortForm::of).or_else(own)
+    }
+
+    /// The encoding of values that was chosen, if the shard knows it.
+    fn chosen_encoding(&self, link: usize) -> Option<Encoding> {
         let encoding = self.start.values?;
         let known = self.welcomed.as_ref()?.encodings.get(&self.links[link].shard)?;
         known.contain(encoding).then_some(encoding)
@@ -97,7 +109,7 @@ impl Session {
 impl ShortPart {
     /// What a body of so many bytes is to be; `None` if it is not as long as its range makes it.
     pub(super) fn new(
-        encoding: Encoding,
+        form: ShortForm,
         plan: &Plan,
         shard: ShardId,
         range: Range<u64>,
@@ -106,9 +118,9 @@ impl ShortPart {
         let layout = plan.catalogue().layout_of(shard)?;
         let sound = range.start.is_multiple_of(8)
             && range.end.is_multiple_of(8)
-            && layout.encoded_bytes(encoding, range.clone()) == bytes;
-        let target = Target::Layout(range);
-        sound.then(|| ShortPart { encoding, target, body: vec![0; bytes as usize] })
+            && layout.encoded_bytes(form, range.clone()) == bytes;
+        let target = Target::Layout(form, range);
+        sound.then(|| ShortPart { target, body: vec![0; bytes as usize] })
     }
 
     /// The same for rows of a type that go there in the buffer.
@@ -119,27 +131,29 @@ impl ShortPart {
         bytes: u64,
     ) -> Option<ShortPart> {
         let sound = encoding.bytes_max(dtype, to.len() / dtype.size()) as u64 == bytes;
-        let target = Target::Rows(dtype, to);
-        sound.then(|| ShortPart { encoding, target, body: vec![0; bytes as usize] })
+        let target = Target::Rows(encoding, dtype, to);
+        sound.then(|| ShortPart { target, body: vec![0; bytes as usize] })
     }
 
     fn decode(&self, plan: &Plan, shard: ShardId, buffer: &mut [u8]) -> Option<()> {
         let mut rest = &self.body[..];
-        let range = match &self.target {
-            Target::Layout(range) => range.clone(),
-            Target::Rows(dtype, to) => {
+        let (form, range) = match &self.target {
+            Target::Layout(form, range) => (*form, range.clone()),
+            Target::Rows(encoding, dtype, to) => {
                 let rows = buffer.get_mut(to.clone())?;
-                return self.encoding.decode_into(Blocks::THROUGH, *dtype, rest, rows).ok();
+                return encoding.decode_into(Blocks::THROUGH, *dtype, rest, rows).ok();
             }
         };
         for piece in plan.catalogue().layout_of(shard)?.pieces(range) {
-            let (encoded, tail) = rest.split_at_checked(piece.encoded_bytes(self.encoding))?;
+            let (encoded, tail) = rest.split_at_checked(piece.encoded_bytes(form))?;
             let elements = piece.range.start..piece.range.start + piece.element_bytes() as u64;
             // Elements of one partition are one stretch of the buffer, too.
-            if let [(Span::Buffer(start), bytes)] = plan.spans(shard, elements)?[..] {
-                let target = buffer.get_mut(start..start + bytes)?;
-                piece.decode(self.encoding, encoded, target).ok()?;
-            }
+            let target = match plan.spans(shard, elements)?[..] {
+                [(Span::Buffer(start), bytes)] => start..start + bytes,
+                [(Span::Halves(start), bytes)] => start..start + bytes / 2,
+                _ => return None,
+            };
+            piece.decode(form, encoded, buffer.get_mut(target)?).ok()?;
             rest = tail;
         }
         Some(())
