@@ -64,7 +64,7 @@ pub use pushpull_common::partition::Partitioner;
 pub use pushpull_common::placement::{DeviceSetter, Placement, PlacementError, ShardMap, Strategy};
 pub use pushpull_common::protocol::Refusal;
 pub use pushpull_common::table::{Admission, Eviction, TableError, TableSpec};
-pub use pushpull_common::tensor::{DType, Element, Shape};
+pub use pushpull_common::tensor::{DType, Element, Shape, bf16, f16};
 pub use pushpull_common::variable::{VariableError, VariableSpec};
 pub use pushpull_ps::{
     Adadelta, Adagrad, Adam, AdamW, CheckpointError, CheckpointStorage, Checkpoints, Durability,

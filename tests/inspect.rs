@@ -87,7 +87,8 @@ fn tables_that_grow_are_told_with_their_rows() {
     let mut worker = Worker::connect(WorkerConfig::new(cluster, TaskId::worker(0))).unwrap();
     let spec = TableSpec::new(1 << 20).rows_at_once(500);
     let table = VariableSpec::table("users", DType::F32, [3], spec).unwrap();
-    worker.join(&[table], |_| ()).unwrap();
+    let half = VariableSpec::bf16("half", [7]).unwrap();
+    worker.join(&[table, half], |_| ()).unwrap();
     let token = worker.token().unwrap().unwrap();
     let mut gradients = worker.gradients();
     let ids: Vec<u64> = (0..500).collect();
@@ -101,6 +102,10 @@ fn tables_that_grow_are_told_with_their_rows() {
     assert_eq!(found.shards[0].variables[0].table_rows, Some(500));
     let page = String::from_utf8(tool(&state, false).stdout).unwrap();
     assert!(page.contains("a table of 500 rows"), "{page}");
+    let half = &found.shards[1].variables[0];
+    // 28 bytes of f32: what a server keeps is no half.
+    assert_eq!((&*half.name, half.dtype, half.bytes), ("half", DType::Bf16, 28));
+    assert!(page.contains("bf16 [7]"), "{page}");
     drop(worker);
     runtime.block_on(server.serve(async {})).unwrap();
 

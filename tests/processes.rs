@@ -9,7 +9,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use pushpull::blocking::Worker;
-use pushpull::{ClusterSpec, Params, TaskId, VariableSpec, WorkerConfig};
+use pushpull::{ClusterSpec, Params, TaskId, VariableSpec, WorkerConfig, bf16};
 
 /// Generous: it only ends a hang.
 const LONG: Duration = Duration::from_secs(120);
@@ -247,8 +247,9 @@ impl Server {
 
 const SLOTTED: [&str; 2] = ["w", "b"];
 
-fn slotted() -> [VariableSpec; 2] {
-    [VariableSpec::f32("w", [70, 300]).unwrap(), VariableSpec::f32("b", [7]).unwrap()]
+fn slotted() -> [VariableSpec; 3] {
+    let [w, b] = [VariableSpec::f32("w", [70, 300]), VariableSpec::f32("b", [7])];
+    [w.unwrap(), b.unwrap(), VariableSpec::bf16("half", [70, 30]).unwrap()]
 }
 
 fn train(worker: &mut Worker, steps: std::ops::Range<u64>) {
@@ -260,6 +261,9 @@ fn train(worker: &mut Worker, steps: std::ops::Range<u64>) {
                 *gradient = ((index as f32 + 1.0) * (step as f32 + 0.5)).sin();
             }
         }
+        for (index, gradient) in (1_u16..).zip(gradients.view_mut::<bf16>("half").unwrap()) {
+            *gradient = bf16::from_f32((f32::from(index) * (step as f32 + 0.5)).cos());
+        }
         worker.push(token, gradients).unwrap();
     }
 }
@@ -268,7 +272,10 @@ fn pulled(worker: &mut Worker, params: &mut Params) -> Vec<Vec<u32>> {
     let token = worker.token().unwrap().unwrap();
     worker.pull(&token, params).unwrap();
     let bits = |name| params.view::<f32>(name).unwrap().iter().map(|value| value.to_bits());
-    SLOTTED.map(|name| bits(name).collect()).into()
+    let mut pulled: Vec<Vec<u32>> = SLOTTED.map(|name| bits(name).collect()).into();
+    let half = params.view::<bf16>("half").unwrap().iter();
+    pulled.push(half.map(|value| value.to_bits().into()).collect());
+    pulled
 }
 
 #[test]

@@ -24,7 +24,7 @@ use crate::tensor::ShapeError;
 use crate::variable::{VariableError, VariableSpec};
 
 pub use layout::{Partition, ShardLayout};
-pub use pieces::Piece;
+pub use pieces::{Piece, ShortForm};
 
 /// Why a list of variables is not a catalogue.
 #[derive(Clone, Debug, PartialEq, Error)]
@@ -235,6 +235,7 @@ fn too_large(what: &str, found: u64, limit: u64) -> Result<(), CatalogueError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::codec::Encoding;
     use crate::initializer::Initializer;
     use crate::partition::Partitioner;
     use crate::placement::{ShardMap, Strategy};
@@ -246,6 +247,7 @@ mod tests {
             VariableSpec::f32("b", [3]).unwrap().initializer(Initializer::Constant(0.5)).seed(9),
             VariableSpec::new("n", DType::I64, Shape::scalar()).unwrap(),
             VariableSpec::f32("none", [0, 4]).unwrap(),
+            VariableSpec::bf16("h", [5, 3]).unwrap().partitioner(Partitioner::Fixed { shards: 2 }),
         ]
     }
 
@@ -283,6 +285,10 @@ mod tests {
         let rows: Vec<_> =
             catalogue.partitions_of(VariableId(0)).iter().map(|p| p.rows.clone()).collect();
         assert_eq!(rows, [0..3, 3..6, 6..8, 8..10]);
+        let halves = catalogue.partitions_of(VariableId(4));
+        let kept: Vec<_> = halves.iter().map(|p| (p.dtype, p.own, p.bytes)).collect();
+        let own = Some(Encoding::Bf16);
+        assert_eq!(kept, [(DType::F32, own, 36), (DType::F32, own, 24)], "as f32");
     }
 
     #[test]
@@ -293,9 +299,10 @@ mod tests {
         assert_eq!(decoded.partitions(), ours.partitions());
         assert_eq!(ours.difference(&decoded), None);
         type Change = fn(&mut Vec<VariableSpec>);
-        let changes: [(Change, &str); 4] = [
+        let changes: [(Change, &str); 5] = [
             (|v| v[1] = VariableSpec::f32("b", [4]).unwrap(), "[3], not [4]"),
             (|v| v[1].seed = 8, "seed 9"),
+            (|v| v[4] = VariableSpec::f16("h", [5, 3]).unwrap(), "\"h\" is of bf16, not f16"),
             (|v| v.truncate(3), "\"none\" is only here"),
             (|v| v[0].partitioner = Partitioner::Fixed { shards: 2 }, "rows 0..3 of \"w\""),
         ];

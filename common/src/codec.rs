@@ -164,6 +164,16 @@ impl Encoding {
         Encoding::ALL.into_iter().find(|encoding| encoding.code() == code)
     }
 
+    /// What elements of a type travel as if servers keep them in another, [`DType::master`]: nothing is
+    /// lost on the way there.
+    pub const fn of_type(dtype: DType) -> Option<Encoding> {
+        match dtype {
+            DType::F16 => Some(Encoding::F16),
+            DType::Bf16 => Some(Encoding::Bf16),
+            _ => None,
+        }
+    }
+
     /// The codec of values: those that encode each element by itself, whatever it is, are for them.
     pub const fn codec_of_values(self) -> Option<Codec> {
         match self {
@@ -226,12 +236,12 @@ impl Encoding {
                 Ok(target) => self.decode(bytes, target),
                 Err(_) => Err(unfit),
             },
-            DType::I64 => Err(unfit),
+            _ => Err(unfit),
         }
     }
 }
 
 /// Refuses padding that is not zero: so a stretch has one form only.
-fn padding(bytes: &[u8]) -> Result<(), DecodeError> {
+pub(crate) fn padding(bytes: &[u8]) -> Result<(), DecodeError> {
     if bytes.iter().all(|&byte| byte == 0) { Ok(()) } else { Err(DecodeError::Padding) }
 }

@@ -82,7 +82,7 @@ impl Partitioner {
     }
 
     /// Into how many parts a variable of this shape and type is cut: at least 1, at most one per
-    /// row.
+    /// row. Bytes are those that servers keep.
     pub fn parts(&self, shape: &Shape, dtype: DType) -> Result<u32, PartitionError> {
         self.check()?;
         if shape.rank() == 0 {
@@ -90,7 +90,7 @@ impl Partitioner {
         }
         let rows = shape.rows();
         // Neither factor exceeds a shape's bounds, so the product is below 2^52.
-        let row_bytes = shape.row_elements() * dtype.size() as u64;
+        let row_bytes = shape.row_elements() * dtype.master().size() as u64;
         let parts = match *self {
             Partitioner::None => 1,
             Partitioner::Fixed { shards } => u64::from(shards),

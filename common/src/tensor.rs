@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+pub use half::{bf16, f16};
 use thiserror::Error;
 
 /// The type of a variable's elements.
@@ -14,15 +15,20 @@ pub enum DType {
     F64,
     /// Two's complement 64-bit integer; for counters (`assign_add`), not trainable.
     I64,
+    /// IEEE 754 half precision, 2 bytes: [`half::f16`]. Servers keep `f32`: [`DType::master`].
+    F16,
+    /// The upper half of an `f32`, 2 bytes: [`half::bf16`]. Servers keep `f32`: [`DType::master`].
+    Bf16,
 }
 
 impl DType {
     /// Every type, in the order of their codes.
-    pub const ALL: [DType; 3] = [DType::F32, DType::F64, DType::I64];
+    pub const ALL: [DType; 5] = [DType::F32, DType::F64, DType::I64, DType::F16, DType::Bf16];
 
     /// The width of one element in bytes.
     pub const fn size(self) -> usize {
         match self {
+            DType::F16 | DType::Bf16 => 2,
             DType::F32 => 4,
             DType::F64 | DType::I64 => 8,
         }
@@ -30,7 +36,16 @@ impl DType {
 
     /// Whether an optimizer can train it and NaN can occur in it.
     pub const fn is_float(self) -> bool {
-        matches!(self, DType::F32 | DType::F64)
+        !matches!(self, DType::I64)
+    }
+
+    /// The type that servers keep such elements in: `f32` for those of 2 bytes, which are too coarse for
+    /// many small updates to add up in; all others as they are. Holds every element exactly.
+    pub const fn master(self) -> DType {
+        match self {
+            DType::F16 | DType::Bf16 => DType::F32,
+            other => other,
+        }
     }
 
     /// The code on the wire and in files.
@@ -39,6 +54,8 @@ impl DType {
             DType::F32 => 1,
             DType::F64 => 2,
             DType::I64 => 3,
+            DType::F16 => 4,
+            DType::Bf16 => 5,
         }
     }
 
@@ -54,6 +71,8 @@ impl fmt::Display for DType {
             DType::F32 => "f32",
             DType::F64 => "f64",
             DType::I64 => "i64",
+            DType::F16 => "f16",
+            DType::Bf16 => "bf16",
         })
     }
 }
@@ -76,6 +95,14 @@ impl Element for i64 {
     const DTYPE: DType = DType::I64;
 }
 
+impl Element for f16 {
+    const DTYPE: DType = DType::F16;
+}
+
+impl Element for bf16 {
+    const DTYPE: DType = DType::Bf16;
+}
+
 /// The first NaN or infinity among elements of this type: its index and value. The bytes need no
 /// alignment; integers are always finite.
 pub fn first_non_finite(dtype: DType, bytes: &[u8]) -> Option<(usize, f64)> {
@@ -83,6 +110,8 @@ pub fn first_non_finite(dtype: DType, bytes: &[u8]) -> Option<(usize, f64)> {
         DType::F32 => first_bad(bytes, |b| f32::from_ne_bytes(b).into(), is_bad_f32),
         DType::F64 => first_bad(bytes, f64::from_ne_bytes, is_bad_f64),
         DType::I64 => None,
+        DType::F16 => first_bad(bytes, |b| f16::from_ne_bytes(b).into(), is_bad_f16),
+        DType::Bf16 => first_bad(bytes, |b| bf16::from_ne_bytes(b).into(), is_bad_bf16),
     }
 }
 
@@ -92,6 +121,8 @@ pub fn count_non_finite(dtype: DType, bytes: &[u8]) -> u64 {
         DType::F32 => bytes.as_chunks().0.iter().filter(|b| is_bad_f32(**b)).count() as u64,
         DType::F64 => bytes.as_chunks().0.iter().filter(|b| is_bad_f64(**b)).count() as u64,
         DType::I64 => 0,
+        DType::F16 => bytes.as_chunks().0.iter().filter(|b| is_bad_f16(**b)).count() as u64,
+        DType::Bf16 => bytes.as_chunks().0.iter().filter(|b| is_bad_bf16(**b)).count() as u64,
     }
 }
 
@@ -121,6 +152,16 @@ fn is_bad_f32(element: [u8; 4]) -> bool {
 fn is_bad_f64(element: [u8; 8]) -> bool {
     const EXPONENT: u64 = 0x7ff0_0000_0000_0000;
     u64::from_ne_bytes(element) & EXPONENT == EXPONENT
+}
+
+fn is_bad_f16(element: [u8; 2]) -> bool {
+    const EXPONENT: u16 = 0x7c00;
+    u16::from_ne_bytes(element) & EXPONENT == EXPONENT
+}
+
+fn is_bad_bf16(element: [u8; 2]) -> bool {
+    const EXPONENT: u16 = 0x7f80;
+    u16::from_ne_bytes(element) & EXPONENT == EXPONENT
 }
 
 /// The extent of a tensor along each axis; a scalar has none.
@@ -241,6 +282,25 @@ mod tests {
         let wide = bytemuck::cast_slice(&wide);
         assert_eq!(first_non_finite(DType::F64, wide), Some((2, f64::INFINITY)));
         assert_eq!(first_non_finite(DType::I64, &[0xff; 80]), None);
+    }
+
+    /// Each of the 65,536 there are, by what the crate says it is.
+    #[test]
+    fn halves_are_finite_or_not() {
+        for bits in 0..=u16::MAX {
+            let bytes = bits.to_ne_bytes();
+            let found = |dtype| {
+                let first = first_non_finite(dtype, &bytes);
+                assert_eq!(count_non_finite(dtype, &bytes), u64::from(first.is_some()));
+                first.map(|(index, value)| (index, value.to_bits()))
+            };
+            let (half, brain) = (f16::from_bits(bits), bf16::from_bits(bits));
+            let expected = |value: f64| (0, value.to_bits());
+            let bad = (!half.is_finite()).then(|| expected(half.into()));
+            assert_eq!(found(DType::F16), bad, "{bits:x}");
+            let bad = (!brain.is_finite()).then(|| expected(brain.into()));
+            assert_eq!(found(DType::Bf16), bad, "{bits:x}");
+        }
     }
 
     #[test]

@@ -118,6 +118,18 @@ pub enum VariableError {
         /// Its rows.
         rows: u64,
     },
+    /// It is sparse, and its elements are not what servers keep.
+    #[error(
+        "cannot declare the variable {name:?} sparse: its elements are {dtype}, and rows travel as \
+         servers keep them, in {}",
+        dtype.master()
+    )]
+    RowType {
+        /// The variable's name.
+        name: String,
+        /// The type of its elements.
+        dtype: DType,
+    },
     /// It is a table that cannot be.
     #[error("cannot declare the table {name:?}: {source}")]
     Table {
@@ -161,9 +173,34 @@ impl VariableSpec {
         name: impl Into<String>,
         extents: impl Into<Vec<u64>>,
     ) -> Result<VariableSpec, VariableError> {
-        let name = check_name(name.into())?;
+        VariableSpec::of(name.into(), DType::F32, extents.into())
+    }
+
+    /// Declares a trainable variable of [`half::f16`] with these extents; as [`VariableSpec::new`].
+    ///
+    /// Servers keep it in `f32`, with its slots: they round what is pulled and lose nothing of what is
+    /// pushed, so updates too small for an `f16` add up. Workers hold and send 2 bytes an element.
+    /// Gradients and values beyond 65504 are infinite; see `docs/codecs.md`.
+    pub fn f16(
+        name: impl Into<String>,
+        extents: impl Into<Vec<u64>>,
+    ) -> Result<VariableSpec, VariableError> {
+        VariableSpec::of(name.into(), DType::F16, extents.into())
+    }
+
+    /// Declares a trainable variable of [`half::bf16`] with these extents; as [`VariableSpec::f16`], with
+    /// the range of an `f32` and three bits less of precision.
+    pub fn bf16(
+        name: impl Into<String>,
+        extents: impl Into<Vec<u64>>,
+    ) -> Result<VariableSpec, VariableError> {
+        VariableSpec::of(name.into(), DType::Bf16, extents.into())
+    }
+
+    fn of(name: String, dtype: DType, extents: Vec<u64>) -> Result<VariableSpec, VariableError> {
+        let name = check_name(name)?;
         match Shape::new(extents) {
-            Ok(shape) => VariableSpec::new(name, DType::F32, shape),
+            Ok(shape) => VariableSpec::new(name, dtype, shape),
             Err(source) => Err(VariableError::Shape { name, source }),
         }
     }
@@ -212,7 +249,7 @@ impl VariableSpec {
 
     /// Makes it sparse: it is pulled and pushed by rows, as embeddings are, and no replica has a copy
     /// of all of it. A row is what has one index in the first extent; it has at most 1 MiB, and there
-    /// are 1 to 2^32 - 1 of them.
+    /// are 1 to 2^32 - 1 of them. Its elements are no `f16` or `bf16`.
     ///
     /// Its first values are those of the initializer. Shards keep 4 bytes for each row in every room
     /// of their inbox, beside the values that it may hold.
@@ -238,6 +275,9 @@ impl VariableSpec {
     pub fn validate(&self) -> Result<(), VariableError> {
         let name = || self.name.clone();
         if self.sparse {
+            if self.dtype != self.dtype.master() {
+                return Err(VariableError::RowType { name: name(), dtype: self.dtype });
+            }
             let (bytes, rows) = (self.row_bytes(), self.shape.rows());
             if !(1..=PART_BYTES_MAX).contains(&bytes) {
                 return Err(VariableError::RowBytes { name: name(), bytes });
@@ -264,13 +304,23 @@ impl VariableSpec {
             .map_err(|source| VariableError::Partitioner { name: self.name.clone(), source })
     }
 
-    /// The bytes of all its elements; of a table, what its rows may take.
+    /// The bytes of all its elements, as workers hold them; of a table, what its rows may take.
     pub fn bytes(&self) -> u64 {
+        self.bytes_of(self.dtype)
+    }
+
+    /// The bytes of all its elements as servers keep them: twice [`VariableSpec::bytes`] for `f16` and
+    /// `bf16`. Each slot of its optimizer has as many.
+    pub fn master_bytes(&self) -> u64 {
+        self.bytes_of(self.dtype.master())
+    }
+
+    fn bytes_of(&self, dtype: DType) -> u64 {
         if let Some(table) = self.table {
             return table.bytes_max;
         }
         // A shape has at most 2^48 elements of at most 8 bytes.
-        self.shape.elements() * self.dtype.size() as u64
+        self.shape.elements() * dtype.size() as u64
     }
 
     /// The bytes of the elements of one row.
@@ -397,5 +447,30 @@ mod tests {
         let rows = 1 << 32;
         assert_eq!(sparse(&[rows, 2]), Err(VariableError::Rows { name: name(), rows }));
         assert_eq!(sparse(&[0, 2]), Err(VariableError::Rows { name: name(), rows: 0 }));
+    }
+
+    #[test]
+    fn halves_are_kept_in_f32_and_have_no_rows_that_travel() {
+        let kinds = [
+            (VariableSpec::f16("h", [5, 3]).unwrap(), DType::F16),
+            (VariableSpec::bf16("h", [5, 3]).unwrap(), DType::Bf16),
+        ];
+        for (variable, dtype) in kinds {
+            assert_eq!((variable.dtype(), variable.is_trainable()), (dtype, true));
+            assert_eq!((variable.bytes(), variable.master_bytes()), (30, 60));
+            assert_eq!(variable.validate(), Ok(()));
+            let name = || "h".to_owned();
+            let refused = VariableError::RowType { name: name(), dtype };
+            assert_eq!(variable.sparse().validate(), Err(refused.clone()));
+            let table = VariableSpec::table("h", dtype, [4], TableSpec::new(1 << 20)).unwrap();
+            assert_eq!(table.validate(), Err(refused.clone()));
+            assert_eq!(
+                refused.to_string(),
+                format!(
+                    "cannot declare the variable \"h\" sparse: its elements are {dtype}, and rows \
+                     travel as servers keep them, in f32"
+                )
+            );
+        }
     }
 }

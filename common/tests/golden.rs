@@ -118,6 +118,8 @@ fn catalogue() -> Catalogue {
         VariableSpec::new("i64", DType::I64, Shape::scalar()).expect("a variable"),
         VariableSpec::f32("none", [0, 4]).expect("a variable"),
         VariableSpec::f32("rows", [5, 2]).expect("a variable").sparse(),
+        VariableSpec::f16("f16", [3]).expect("a variable"),
+        VariableSpec::bf16("bf16", [3, 2]).expect("a variable"),
     ];
     let map = ShardMap::new([0, 1], 2).expect("shards");
     let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).expect("a placement");

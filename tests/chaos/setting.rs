@@ -56,17 +56,20 @@ impl Setting {
         cluster.job("worker", worker_hosts()).build().expect("the cluster is correct")
     }
 
-    /// A dense variable on each shard, and every worker's ledger, rows and tables on both, declared in turns,
+    /// A dense variable on each shard, and every worker's ledger (of f16), rows and tables on both, declared in turns,
     /// so that round robin puts each where its name says.
     pub(crate) fn variables(&self) -> Vec<VariableSpec> {
         let mut variables = Vec::new();
-        let mut declare = |name: String, elements: u64| {
-            variables.push(VariableSpec::f32(&name, [elements]).expect("a correct variable"));
-        };
-        (0..SHARDS).for_each(|shard| declare(dense(shard), DENSE));
+        for shard in 0..SHARDS {
+            let dense = VariableSpec::f32(dense(shard), [DENSE]);
+            variables.push(dense.expect("a correct variable"));
+        }
         for worker in 0..WORKERS {
             for chunk in 0..self.chunks {
-                (0..SHARDS).for_each(|shard| declare(ledger(worker, chunk, shard), CHUNK));
+                // An f16 has every whole number that an entry comes to.
+                let ledgers = (0..SHARDS).map(|shard| ledger(worker, chunk, shard));
+                let ledgers = ledgers.map(|name| VariableSpec::f16(name, [CHUNK]));
+                variables.extend(ledgers.map(|ledger| ledger.expect("a correct variable")));
             }
         }
         for worker in 0..WORKERS {

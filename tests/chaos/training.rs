@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use pushpull::blocking::Worker;
-use pushpull::{Params, Push, TaskId, Token, WorkerConfig};
+use pushpull::{Params, Push, TaskId, Token, WorkerConfig, f16};
 
 use crate::history::{Entry, History, Log};
 use crate::ledger::Verdict;
@@ -136,10 +136,10 @@ impl<'a> Training<'a> {
         let mut gradients = self.session.gradients();
         for shard in 0..SHARDS {
             gradients.view_mut::<f32>(&dense(shard))?.fill(-1.0);
-            let entries = gradients.view_mut::<f32>(&ledger(self.worker, chunk, shard))?;
+            let entries = gradients.view_mut::<f16>(&ledger(self.worker, chunk, shard))?;
             // The memory is that of earlier pushes.
-            entries.fill(0.0);
-            entries[element] = -1.0;
+            entries.fill(f16::ZERO);
+            entries[element] = f16::NEG_ONE;
             gradients.set_rows(&rows(self.worker, shard), &[row(push)], &ONE_ROW)?;
             for kind in [TABLE, CACHE] {
                 let ids = [id(push % self.setting.ledger_elements())];
@@ -154,8 +154,8 @@ impl<'a> Training<'a> {
     fn push_in_pieces(&mut self, token: Token, push: u64) -> Result<Push, Box<dyn Error>> {
         let (chunk, element) = self.setting.entry(push);
         let ones = vec![-1.0_f32; self.params.view::<f32>(&dense(0))?.len()];
-        let mut entries = vec![0.0_f32; self.params.view::<f32>(&ledger(0, 0, 0))?.len()];
-        entries[element] = -1.0;
+        let mut entries = vec![f16::ZERO; self.params.view::<f16>(&ledger(0, 0, 0))?.len()];
+        entries[element] = f16::NEG_ONE;
         self.log.invoke(push)?;
         self.history.invoke(push);
         let mut pushing = self.session.begin(token)?;
@@ -193,7 +193,7 @@ impl<'a> Training<'a> {
             }
             self.seen[shard] = pushes;
             let name = ledger(self.worker, chunk, shard);
-            let value = self.params.view::<f32>(&name)?[element];
+            let value = self.params.view::<f16>(&name)?[element].to_f32();
             verdict.element(value, last, || format!("{name}[{element}]"));
         }
         match verdict.is_clean() {

@@ -1,7 +1,7 @@
 //! Gradients that are made smaller before they are pushed.
 
 use pushpull_common::ids::VariableId;
-use pushpull_common::tensor::{DType, Element};
+use pushpull_common::tensor::{DType, Element, bf16, f16};
 
 use crate::error::ClipError;
 use crate::params::Gradients;
@@ -68,7 +68,9 @@ impl Gradients {
         squares.fold(0.0, |sum, squares| sum + squares).sqrt()
     }
 
-    /// Multiplies all gradients with a factor, rounded to each variable's type.
+    /// Multiplies all gradients with a factor, rounded to each variable's type. Those of `f16` and `bf16`
+    /// are multiplied in `f32` by the servers, unless they are viewed again before they are pushed: so a
+    /// scaled loss loses nothing.
     pub fn scale(&mut self, factor: f64) {
         for id in self.ids() {
             self.scale_one(id, factor);
@@ -84,22 +86,48 @@ impl Gradients {
             Some(rows) => rows.values(),
             None => &self.buffer.bytes()[self.plan.range(id)],
         };
-        match self.plan.catalogue().variable(id).dtype() {
+        let squares = match self.plan.catalogue().variable(id).dtype() {
             DType::F32 => squares::<f32>(bytes),
             DType::F64 => squares::<f64>(bytes),
+            DType::F16 => squares::<f16>(bytes),
+            DType::Bf16 => squares::<bf16>(bytes),
             _ => unreachable!("only floating-point variables have gradients"),
-        }
+        };
+        squares * self.factor(id) * self.factor(id)
     }
 
     fn scale_one(&mut self, id: VariableId, factor: f64) {
+        let dtype = self.plan.catalogue().variable(id).dtype();
+        let later = self.factor(id) * factor;
+        if dtype != dtype.master() && later > 0.0 && later.is_finite() {
+            self.factors.insert(id, later);
+            return;
+        }
+        self.round(id);
         self.change(id, |g| (f64::from(g) * factor) as f32, |g| g * factor);
+    }
+
+    /// What the servers multiply a gradient with.
+    pub(crate) fn factor(&self, id: VariableId) -> f64 {
+        self.factors.get(&id).copied().unwrap_or(1.0)
+    }
+
+    /// Multiplies a gradient here that the servers were to multiply.
+    pub(crate) fn round(&mut self, id: VariableId) {
+        if let Some(factor) = self.factors.remove(&id) {
+            self.change(id, |g| g, |g| g * factor);
+        }
     }
 
     /// Changes every element of a variable's gradient, by its type.
     fn change(&mut self, id: VariableId, narrow: impl Fn(f32) -> f32, wide: impl Fn(f64) -> f64) {
+        let factor = self.factor(id);
+        let half = |g: f64| wide(g * factor) / factor;
         match self.plan.catalogue().variable(id).dtype() {
             DType::F32 => self.change_as(id, narrow),
             DType::F64 => self.change_as(id, wide),
+            DType::F16 => self.change_as(id, |g: f16| f16::from_f64(half(g.into()))),
+            DType::Bf16 => self.change_as(id, |g: bf16| bf16::from_f64(half(g.into()))),
             _ => unreachable!("only floating-point variables have gradients"),
         }
     }
@@ -206,6 +234,32 @@ mod tests {
         assert_eq!(seen(&gradients), [2.5, -0.75, 1.0, 1.5]);
         gradients.clip_by_value(1.25).unwrap();
         assert_eq!(seen(&gradients), [1.25, -0.75, 1.0, 1.25]);
+    }
+
+    /// Gradients of a half type are multiplied once they are in f32, or where they are viewed.
+    #[test]
+    fn halves_are_multiplied_later() {
+        let vectors = [("h", DType::F16, 2), ("b", DType::Bf16, 1), ("w", DType::F32, 1)];
+        let mut gradients = gradients_of(&vectors, "left");
+        let halves = [3.0, -4.0].map(f16::from_f32);
+        gradients.view_mut("h").unwrap().copy_from_slice(&halves);
+        gradients.view_mut("b").unwrap().copy_from_slice(&[bf16::from_f32(12.0)]);
+        gradients.view_mut::<f32>("w").unwrap()[0] = 0.0;
+        assert_eq!(gradients.clip_by_global_norm(6.5).unwrap(), 13.0);
+        gradients.scale(1e-9);
+        assert!((gradients.global_norm() / 6.5e-9 - 1.0).abs() < 1e-9);
+        let (h, b) = (VariableId(0), VariableId(1));
+        assert_eq!((gradients.factor(h), gradients.factor(b)), (0.5e-9, 0.5e-9));
+        assert_eq!(gradients.buffer.bytes()[..4], *bytemuck::cast_slice::<f16, u8>(&halves));
+        gradients.scale(1e9);
+        gradients.clip_by_value(1.75).unwrap();
+        // Bounded as the servers will have it.
+        assert_eq!(gradients.view_mut::<f16>("h").unwrap(), [1.5, -1.75].map(f16::from_f32));
+        assert_eq!(gradients.factor(h), 1.0, "what is viewed is what is pushed");
+        gradients.omit("b").unwrap();
+        assert_eq!(gradients.factor(b), 1.0);
+        gradients.scale(f64::INFINITY);
+        assert_eq!(gradients.view_mut::<f16>("h").unwrap()[0], f16::INFINITY);
     }
 
     #[test]

@@ -2,19 +2,18 @@
 
 mod saved;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::ops::Range;
 
 use bytes::Bytes;
 use pushpull_common::catalogue::{Catalogue, Partition};
 use pushpull_common::codec::{Codec, EncodeError, Encoding, Encodings, Real, Residual};
 use pushpull_common::ids::{ShardId, VariableId};
 use pushpull_common::names::Names;
-use pushpull_common::protocol::limits::PART_BYTES_MAX;
-use pushpull_common::tensor::DType;
+use pushpull_common::tensor::{DType, bf16, f16};
 
 use crate::error::{Error, JoinError};
-use crate::fanout::{Part, Plan, Stretch};
+use crate::fanout::{Part, Plan};
 pub use saved::ResidualsError;
 
 /// Which variables a codec is for: all whose names match, or none of them.
@@ -66,7 +65,10 @@ impl Compression {
             for (rule, matched) in rules.iter().zip(&mut matched) {
                 if rule.names.contain(name) {
                     *matched = true;
-                    chosen = rule.codec.filter(|_| takes);
+                    // Halves travel as what they are, which loses nothing.
+                    let own = Encoding::of_type(variable.dtype());
+                    let shorter = |codec: &Codec| takes && Some(codec.encoding()) != own;
+                    chosen = rule.codec.filter(shorter);
                 }
                 if let Some(codec) = rule.codec.filter(|_| rule.names.as_str() == name && !takes) {
                     return Err(JoinError::NotCompressible { variable: name.to_owned(), codec });
@@ -101,31 +103,43 @@ impl Compression {
 
     /// Whether the gradient of a variable can be encoded, whatever the servers' policy is: looked at
     /// for all variables of a push before the first of them is encoded.
-    pub(crate) fn check(&self, plan: &Plan, id: VariableId, bytes: &[u8]) -> Result<(), Error> {
+    pub(crate) fn check(
+        &self,
+        plan: &Plan,
+        id: VariableId,
+        bytes: &[u8],
+        factor: f64,
+    ) -> Result<(), Error> {
         let Some(compressed) = self.variables.get(&id) else { return Ok(()) };
-        let bytes = &bytes[..plan.catalogue().variable(id).bytes() as usize];
+        let variable = plan.catalogue().variable(id);
+        let bytes = &bytes[..variable.bytes() as usize];
         let result = match compressed.left {
-            Left::F32(_) => compressed.codec.check::<f32>(bytemuck::cast_slice(bytes)),
+            Left::F32(_) => compressed.codec.check(&singles(variable.dtype(), bytes, factor)),
             Left::F64(_) => compressed.codec.check::<f64>(bytemuck::cast_slice(bytes)),
         };
         result.map_err(|error| Compression::error(plan, id, error))
     }
 
     /// Encodes the gradient of a variable and keeps what that leaves out; the parts in which it
-    /// travels. `bytes` are all its elements, aligned.
+    /// travels. `bytes` are all its elements, aligned; those of a half type are multiplied with `factor`.
     pub(crate) fn parts(
         &mut self,
         plan: &Plan,
         id: VariableId,
         bytes: &[u8],
+        factor: f64,
     ) -> Result<Vec<(ShardId, Vec<Part>)>, Error> {
         let Some(Compressed { codec, left }) = self.variables.get_mut(&id) else {
             return Ok(Vec::new());
         };
-        let bytes = &bytes[..plan.catalogue().variable(id).bytes() as usize];
+        let variable = plan.catalogue().variable(id);
+        let bytes = &bytes[..variable.bytes() as usize];
         let partitions = plan.catalogue().partitions_of(id);
         let parts = match left {
-            Left::F32(left) => encode(codec, left, partitions, plan, bytemuck::cast_slice(bytes)),
+            Left::F32(left) => {
+                let gradient = singles(variable.dtype(), bytes, factor);
+                encode(codec, left, partitions, plan, &gradient)
+            }
             Left::F64(left) => encode(codec, left, partitions, plan, bytemuck::cast_slice(bytes)),
         };
         parts.map_err(|error| Compression::error(plan, id, error))
@@ -150,28 +164,16 @@ fn encode<T: Real>(
     gradient: &[T],
 ) -> Result<Vec<(ShardId, Vec<Part>)>, EncodeError> {
     let encoding = codec.encoding();
-    let most = stretch_elements(encoding, T::DTYPE, plan.part_bytes());
     let mut by_shard = Vec::with_capacity(partitions.len());
     let mut out = Vec::new();
     for partition in partitions {
-        let elements = partition.elements.start as usize..partition.elements.end as usize;
-        let mut parts = Vec::with_capacity(elements.len().div_ceil(most));
-        for start in elements.clone().step_by(most) {
-            let stretch: Range<usize> = start..elements.end.min(start + most);
+        let mut parts = Vec::new();
+        for stretch in plan.stretches(partition, encoding) {
             out.clear();
-            left.encode(codec, start, &gradient[stretch.clone()], &mut out)?;
-            let before = (start - elements.start) * size_of::<T>();
-            parts.push(Part {
-                offset: partition.offset + before as u64,
-                // As long as it is: what is kept until it is settled should not be longer.
-                bodies: vec![Bytes::copy_from_slice(&out)],
-                encoded: Some(Stretch {
-                    encoding,
-                    elements: stretch.len() as u32,
-                    // The padding behind the last element counts.
-                    bytes: (stretch.len() * size_of::<T>()).next_multiple_of(8) as u64,
-                }),
-            });
+            left.encode(codec, stretch.start, &gradient[stretch.clone()], &mut out)?;
+            // As long as it is: what is kept until it is settled should not be longer.
+            let bodies = vec![Bytes::copy_from_slice(&out)];
+            parts.push(Part::stretch(partition, stretch, encoding, bodies));
         }
         if !parts.is_empty() {
             by_shard.push((partition.shard, parts));
@@ -180,12 +182,18 @@ fn encode<T: Real>(
     Ok(by_shard)
 }
 
-/// How many elements travel in one part: neither they nor what they are encoded as may be longer than
-/// a part. Even, so that each starts where the shard takes parts.
-fn stretch_elements(encoding: Encoding, dtype: DType, part_bytes: u64) -> usize {
-    let mut elements = part_bytes.min(PART_BYTES_MAX) as usize / dtype.size();
-    while encoding.bytes_max(dtype, elements) as u64 > PART_BYTES_MAX {
-        elements /= 2;
+/// Elements of `f32`, or of a half type in `f32` and multiplied, as the servers would have them.
+pub(crate) fn singles(dtype: DType, bytes: &[u8], factor: f64) -> Cow<'_, [f32]> {
+    let single = |g: f64| (g * factor) as f32;
+    match dtype {
+        DType::F16 => {
+            let halves = bytemuck::cast_slice::<u8, f16>(bytes).iter();
+            halves.map(|&g| single(g.into())).collect()
+        }
+        DType::Bf16 => {
+            let halves = bytemuck::cast_slice::<u8, bf16>(bytes).iter();
+            halves.map(|&g| single(g.into())).collect()
+        }
+        _ => bytemuck::cast_slice(bytes).into(),
     }
-    (elements / 2 * 2).max(2)
 }

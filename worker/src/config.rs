@@ -117,8 +117,8 @@ impl WorkerConfig {
 
     /// Pulls the values of trained variables as [`Codec::F16`] or [`Codec::Bf16`], so that half as many bytes
     /// come: they are rounded, and in [`crate::Params`] of the variable's own type all the same. Plain
-    /// variables come as they are. A server that does not know the encoding sends all as they are. Default:
-    /// as they are. The servers hold, and optimizers change, full values in any case.
+    /// variables come as they are, and those of `f16` and `bf16` as what they are, as always. A server that does
+    /// not know the encoding sends all as they are. Default: as they are. The servers hold, and optimizers change, full values in any case.
     pub fn pull_codec(self, codec: impl Into<Option<Codec>>) -> Self {
         WorkerConfig { values: codec.into(), ..self }
     }

@@ -5,11 +5,12 @@
 //! so that all of a shard's variables are usually one stretch on both sides; a partitioned one
 //! lies behind those, and its parts are gathered and scattered.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use pushpull_common::catalogue::Catalogue;
+use pushpull_common::catalogue::{Catalogue, Partition};
 use pushpull_common::codec::Encoding;
 use pushpull_common::ids::{ShardId, VariableId};
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
@@ -19,6 +20,8 @@ use pushpull_common::protocol::limits::PART_BYTES_MAX;
 pub(crate) enum Span {
     /// A stretch of the buffer, from this byte on.
     Buffer(usize),
+    /// The same of a variable of `f16` or `bf16`: half as many bytes as the shard keeps.
+    Halves(usize),
     /// The padding behind a partition.
     Padding,
 }
@@ -44,6 +47,8 @@ pub(crate) struct Plan {
     starts: Vec<usize>,
     bytes: usize,
     part_bytes: u64,
+    /// The shards that hold variables of `f16` or `bf16`.
+    with_halves: BTreeSet<ShardId>,
 }
 
 /// One part of a push for one shard.
@@ -64,12 +69,33 @@ pub(crate) struct Stretch {
     pub(crate) elements: u32,
     /// The bytes they take in the shard's layout.
     pub(crate) bytes: u64,
+    /// What the shard multiplies them with.
+    pub(crate) factor: f64,
 }
 
 impl Part {
     /// A part whose body is as it is.
     fn plain(offset: u64, bodies: Vec<Bytes>) -> Part {
         Part { offset, bodies, encoded: None }
+    }
+
+    /// A part whose body is a stretch of a partition: these elements of its variable.
+    pub(crate) fn stretch(
+        partition: &Partition,
+        elements: Range<usize>,
+        encoding: Encoding,
+        bodies: Vec<Bytes>,
+    ) -> Part {
+        let size = partition.dtype.size();
+        let before = (elements.start - partition.elements.start as usize) * size;
+        let stretch = Stretch {
+            encoding,
+            elements: elements.len() as u32,
+            // The padding behind the last element counts.
+            bytes: (elements.len() * size).next_multiple_of(8) as u64,
+            factor: 1.0,
+        };
+        Part { offset: partition.offset + before as u64, bodies, encoded: Some(stretch) }
     }
 
     /// How much of the shard's layout it covers, in bytes.
@@ -93,7 +119,8 @@ impl Plan {
             for partition in catalogue.layout(shard).partitions() {
                 if whole(partition.variable) && !partition.is_sparse() {
                     starts[partition.variable.0 as usize] = bytes;
-                    bytes += (partition.end() - partition.offset) as usize;
+                    let variable = catalogue.variable(partition.variable);
+                    bytes += (variable.bytes() as usize).next_multiple_of(8);
                 }
             }
         }
@@ -104,7 +131,10 @@ impl Plan {
             }
         }
         let segments = shards.iter().map(|&shard| segments(&catalogue, shard, &starts)).collect();
-        Plan { catalogue, shards, segments, starts, bytes, part_bytes: PART_BYTES_MAX }
+        let halves = catalogue.partitions().iter().filter(|partition| partition.own.is_some());
+        let with_halves = halves.map(|partition| partition.shard).collect();
+        let part_bytes = PART_BYTES_MAX;
+        Plan { catalogue, shards, segments, starts, bytes, part_bytes, with_halves }
     }
 
     /// The same with smaller parts, so that small variables travel in several.
@@ -132,9 +162,28 @@ impl Plan {
         self.bytes
     }
 
-    /// The most of a shard's layout that a part may cover, in bytes.
-    pub(crate) fn part_bytes(&self) -> u64 {
-        self.part_bytes
+    /// The stretches of a partition that travel in a part each, encoded so, as elements of its variable.
+    /// Neither they nor what they are encoded as are longer than a part; they start where the shard takes
+    /// parts.
+    pub(crate) fn stretches(
+        &self,
+        partition: &Partition,
+        encoding: Encoding,
+    ) -> impl Iterator<Item = Range<usize>> + use<> {
+        let dtype = partition.dtype;
+        let mut most = self.part_bytes.min(PART_BYTES_MAX) as usize / dtype.size();
+        while encoding.bytes_max(dtype, most) as u64 > PART_BYTES_MAX {
+            most /= 2;
+        }
+        let most = (most / 2 * 2).max(2);
+        let elements = partition.elements.start as usize..partition.elements.end as usize;
+        let end = elements.end;
+        elements.step_by(most).map(move |start| start..end.min(start + most))
+    }
+
+    /// Whether a shard holds variables of `f16` or `bf16`, whose values come in their own type.
+    pub(crate) fn has_halves(&self, shard: ShardId) -> bool {
+        self.with_halves.contains(&shard)
     }
 
     /// Where a variable lies in a buffer, in bytes; nowhere if it is sparse.
@@ -169,6 +218,7 @@ impl Plan {
             let bytes = (segment.bytes - skip).min(range.end - at);
             let span = match segment.span {
                 Span::Buffer(start) => Span::Buffer(start + skip as usize),
+                Span::Halves(start) => Span::Halves(start + skip as usize / 2),
                 Span::Padding => Span::Padding,
             };
             spans.push((span, bytes as usize));
@@ -178,18 +228,36 @@ impl Plan {
     }
 
     /// The parts in which these variables travel, by shard; `body` lends a stretch of the buffer.
+    /// Variables of `f16` and `bf16` have parts of their own.
     pub(crate) fn parts(
         &self,
         variables: impl Iterator<Item = VariableId>,
         body: impl Fn(Range<usize>) -> Bytes,
     ) -> Vec<(ShardId, Vec<Part>)> {
+        self.scaled_parts(variables, |_| 1.0, body)
+    }
+
+    /// The same, with what the shards multiply variables of `f16` and `bf16` with.
+    pub(crate) fn scaled_parts(
+        &self,
+        variables: impl Iterator<Item = VariableId>,
+        factor: impl Fn(VariableId) -> f64,
+        body: impl Fn(Range<usize>) -> Bytes,
+    ) -> Vec<(ShardId, Vec<Part>)> {
         let mut ranges: Vec<Vec<Range<u64>>> = vec![Vec::new(); self.shards.len()];
+        let mut halves: Vec<Vec<Part>> = vec![Vec::new(); self.shards.len()];
         for partition in variables.flat_map(|id| self.catalogue.partitions_of(id)) {
             let shard = self.shards.binary_search(&partition.shard).expect("it holds a partition");
-            ranges[shard].push(partition.offset..partition.end());
+            match partition.own {
+                None => ranges[shard].push(partition.offset..partition.end()),
+                Some(own) => {
+                    let factor = factor(partition.variable);
+                    halves[shard].extend(self.halves(partition, own, factor, &body));
+                }
+            }
         }
         let mut by_shard = Vec::new();
-        for (&shard, mut ranges) in self.shards.iter().zip(ranges) {
+        for ((&shard, mut ranges), halves) in self.shards.iter().zip(ranges).zip(halves) {
             ranges.sort_by_key(|range| range.start);
             ranges.retain(|range| !range.is_empty());
             ranges.dedup_by(|next, range| {
@@ -203,6 +271,7 @@ impl Plan {
                 .into_iter()
                 .flat_map(|range| cut(range, self.part_bytes))
                 .map(|range| self.part(shard, range, &body))
+                .chain(halves)
                 .collect();
             if !parts.is_empty() {
                 by_shard.push((shard, parts));
@@ -224,6 +293,25 @@ impl Plan {
         cut(0..length, self.part_bytes).map(part).collect()
     }
 
+    /// The parts of a partition whose elements lie in the buffer as they travel.
+    fn halves(
+        &self,
+        partition: &Partition,
+        own: Encoding,
+        factor: f64,
+        body: impl Fn(Range<usize>) -> Bytes,
+    ) -> impl Iterator<Item = Part> {
+        let start = self.starts[partition.variable.0 as usize];
+        self.stretches(partition, own).map(move |elements| {
+            let values = body(start + 2 * elements.start..start + 2 * elements.end);
+            let padding = own.bytes_max(partition.dtype, elements.len()) - values.len();
+            let padding = Bytes::from_static(&PADDING).slice(..padding);
+            let mut part = Part::stretch(partition, elements, own, vec![values, padding]);
+            part.encoded.iter_mut().for_each(|stretch| stretch.factor = factor);
+            part
+        })
+    }
+
     fn part(
         &self,
         shard: ShardId,
@@ -233,6 +321,8 @@ impl Plan {
         let spans = self.spans(shard, range.clone()).unwrap_or_default();
         let bodies = spans.into_iter().map(|(span, bytes)| match span {
             Span::Buffer(start) => body(start..start + bytes),
+            // Only what lies in the buffer as the shard keeps it travels by ranges.
+            Span::Halves(_) => Bytes::new(),
             Span::Padding => Bytes::from_static(&PADDING).slice(..bytes),
         });
         Part::plain(range.start, bodies.collect())
@@ -255,13 +345,19 @@ fn segments(catalogue: &Catalogue, shard: ShardId, starts: &[usize]) -> Vec<Segm
     for partition in catalogue.layout(shard).partitions().iter().filter(|p| !p.is_sparse()) {
         let first = starts[partition.variable.0 as usize];
         let padded = partition.end() - partition.offset;
+        let (offset, bytes) = (partition.offset, partition.bytes);
+        if partition.own.is_some() {
+            let span = Span::Halves(first + 2 * partition.elements.start as usize);
+            push(Segment { start: offset, bytes, span });
+            push(Segment { start: offset + bytes, bytes: padded - bytes, span: Span::Padding });
+            continue;
+        }
         if catalogue.partitions_of(partition.variable).len() == 1 {
             // Its padding is in the buffer too.
             push(Segment { start: partition.offset, bytes: padded, span: Span::Buffer(first) });
             continue;
         }
         let start = first + partition.elements.start as usize * partition.dtype.size();
-        let (offset, bytes) = (partition.offset, partition.bytes);
         push(Segment { start: offset, bytes, span: Span::Buffer(start) });
         push(Segment { start: offset + bytes, bytes: padded - bytes, span: Span::Padding });
     }
@@ -314,19 +410,41 @@ mod tests {
         assert_eq!(sizes, [1 << 20, 1 << 20, 2_800_008 - (2 << 20)]);
     }
 
+    #[test]
+    fn halves_take_half_the_room_and_travel_as_they_lie() {
+        let halves = VariableSpec::bf16("h", [700_001]).unwrap();
+        let plan = plan(vec![VariableSpec::f32("w", [1]).unwrap(), halves], 1, 1);
+        assert_eq!(
+            (plan.bytes(), plan.catalogue().layout(plan.shards()[0]).bytes()),
+            (1_400_016, 2_800_016)
+        );
+        let buffer = Bytes::from(vec![0; plan.bytes()]);
+        let parts = plan.parts([VariableId(1), VariableId(0)].into_iter(), |r| buffer.slice(r));
+        let sizes: Vec<(u64, usize)> =
+            parts[0].1.iter().map(|p| (p.bytes(), p.bodies.iter().map(Bytes::len).sum())).collect();
+        let last = 2_800_008 - (2 << 20);
+        assert_eq!(sizes, [(8, 8), (1 << 20, 1 << 19), (1 << 20, 1 << 19), (last, 351_432)]);
+        assert!(plan.has_halves(plan.shards()[0]));
+    }
+
     proptest! {
         /// Sending a buffer in parts and receiving those ranges gives the buffer back.
         #[test]
         fn parts_and_spans_are_inverse(
-            variables in prop::collection::vec((1u64..9, 1u64..5, 1u32..5), 1..12),
+            variables in prop::collection::vec((1u64..9, 1u64..5, 1u32..5, 0..3), 1..12),
             tasks in 1u32..4,
             shards in 1u16..3,
         ) {
             let variables: Vec<VariableSpec> = variables
                 .into_iter()
                 .enumerate()
-                .map(|(i, (rows, width, parts))| {
-                    let spec = VariableSpec::f32(format!("v{i}"), [rows, width]).unwrap();
+                .map(|(i, (rows, width, parts, kind))| {
+                    let (name, extents) = (format!("v{i}"), [rows, width]);
+                    let spec = match kind {
+                        0 => VariableSpec::f16(name, extents).unwrap(),
+                        1 => VariableSpec::bf16(name, extents).unwrap(),
+                        _ => VariableSpec::f32(name, extents).unwrap(),
+                    };
                     spec.partitioner(Partitioner::Fixed { shards: parts })
                 })
                 .collect();
@@ -340,13 +458,20 @@ mod tests {
                     let range = part.offset..part.offset + part.bytes();
                     let mut rest = &body[..];
                     for (span, bytes) in plan.spans(shard, range).unwrap() {
-                        let (head, tail) = rest.split_at(bytes);
-                        if let Span::Buffer(start) = span {
-                            received[start..start + bytes].copy_from_slice(head);
+                        let taken = match span {
+                            Span::Halves(_) => bytes / 2,
+                            // What pads halves where they are kept is not what pads them on the way.
+                            Span::Padding if part.encoded.is_some() => rest.len(),
+                            _ => bytes,
+                        };
+                        let (head, tail) = rest.split_at(taken);
+                        if let Span::Buffer(start) | Span::Halves(start) = span {
+                            received[start..start + taken].copy_from_slice(head);
                         }
                         rest = tail;
                     }
-                    prop_assert!(rest.is_empty());
+                    prop_assert!(rest.iter().all(|&byte| byte == 0) && rest.len() < 8);
+                    prop_assert!(rest.is_empty() || part.encoded.is_some());
                 }
             }
             for id in ids {

@@ -7,7 +7,7 @@ use crate::params::Gradients;
 /// (Micikevicius and others, 2018, "Mixed precision training", section 3.2; NVIDIA's dynamic form).
 ///
 /// For a replica that computes its gradients in half precision. Each replica has its own; the servers
-/// see gradients of the loss as it is.
+/// see gradients of the loss as it is, those of variables of `f16` in `f32` too ([`Gradients::scale`]).
 ///
 /// ```no_run
 /// # use pushpull_worker::{Error, LossScale, Params, Worker};

@@ -97,12 +97,15 @@ pub struct Gradients {
     pub(crate) present: Vec<bool>,
     /// The gradients of sparse variables.
     pub(crate) rows: BTreeMap<VariableId, RowSet>,
+    /// What gradients of half types are to be multiplied with on the servers, which have room for the
+    /// products; above 0 and finite. Those that are not here are as they are.
+    pub(crate) factors: BTreeMap<VariableId, f64>,
 }
 
 impl Gradients {
     pub(crate) fn new(plan: Arc<Plan>, buffer: Buffer) -> Gradients {
         let present = vec![false; plan.catalogue().variables().len()];
-        Gradients { plan, buffer, present, rows: BTreeMap::new() }
+        Gradients { plan, buffer, present, rows: BTreeMap::new(), factors: BTreeMap::new() }
     }
 
     /// The gradient of a variable, to be written whole, in row-major order.
@@ -127,6 +130,7 @@ impl Gradients {
         if let Some(twice) = (1..N).find(|&i| ids[..i].contains(&ids[i])) {
             return Err(ViewError::Twice { name: names[twice].to_owned() });
         }
+        ids.iter().for_each(|&id| self.round(id));
         let views = self.buffer.bytes_mut().get_disjoint_mut(ranges);
         let views = views.expect("the ranges of different variables do not overlap");
         for id in ids {
@@ -158,6 +162,7 @@ impl Gradients {
     pub fn omit(&mut self, name: &str) -> Result<(), ViewError> {
         let id = find(&self.plan, name)?;
         self.rows.remove(&id);
+        self.factors.remove(&id);
         self.present[id.0 as usize] = false;
         Ok(())
     }

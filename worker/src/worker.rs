@@ -10,11 +10,11 @@ use pushpull_common::placement::{Placement, ShardMap};
 use pushpull_common::protocol::limits::USER_BLOB_BYTES_MAX;
 use pushpull_common::protocol::message::{NonFinitePolicy, Operation, Role};
 use pushpull_common::protocol::{Message, message};
-use pushpull_common::tensor::{Element, first_non_finite};
+use pushpull_common::tensor::{DType, Element, first_non_finite};
 use pushpull_common::variable::VariableSpec;
 
 use crate::client::{Client, all};
-use crate::compression::{Compression, ResidualsError};
+use crate::compression::{Compression, ResidualsError, singles};
 use crate::config::WorkerConfig;
 use crate::error::{ConnectError, Error, JoinError, ViewError};
 use crate::fanout::{Part, Plan};
@@ -241,9 +241,9 @@ impl Worker {
             return Err(Error::ForeignBuffer);
         }
         for id in gradients.present() {
-            let bytes = &gradients.buffer.bytes()[plan.range(id)];
-            self.check_finite(&plan, id, bytes)?;
-            self.compression.check(&plan, id, bytes)?;
+            let (bytes, factor) = (&gradients.buffer.bytes()[plan.range(id)], gradients.factor(id));
+            self.check_finite(&plan, id, bytes, factor)?;
+            self.compression.check(&plan, id, bytes, factor)?;
         }
         for rows in gradients.rows.values() {
             self.check_rows_finite(&plan, rows)?;
@@ -252,16 +252,19 @@ impl Worker {
         if present.is_empty() && gradients.rows.is_empty() {
             return Err(Error::EmptyPush);
         }
+        let factors = gradients.factors;
+        let factor = |id| factors.get(&id).copied().unwrap_or(1.0);
         let buffer = Arc::new(gradients.buffer);
         let shared = Bytes::from_owner(Shared(buffer.clone()));
         // Rows first: what a shard may apply as it comes is then the end of the push.
         let rows = gradients.rows.values().flat_map(|rows| rows.parts(&plan, true));
         let mut parts: Vec<(ShardId, Vec<Part>)> = rows.collect();
         let plain = present.iter().copied().filter(|&id| !self.compression.covers(id));
-        parts.extend(plan.parts(plain, |range| shared.slice(range)));
+        parts.extend(plan.scaled_parts(plain, factor, |range| shared.slice(range)));
         drop(shared);
         for &id in &present {
-            parts.extend(self.compression.parts(&plan, id, &buffer.bytes()[plan.range(id)])?);
+            let bytes = &buffer.bytes()[plan.range(id)];
+            parts.extend(self.compression.parts(&plan, id, bytes, factor(id))?);
         }
         if self.pool.len() < POOL_MAX {
             self.pool.push(buffer);
@@ -357,7 +360,7 @@ impl Worker {
         operation: Operation,
         shards: &[ShardId],
     ) -> Result<(), Error> {
-        self.check_finite(plan, id, &bytes)?;
+        self.check_finite(plan, id, &bytes, 1.0)?;
         let start = plan.range(id).start;
         let body =
             |range: std::ops::Range<usize>| bytes.slice(range.start - start..range.end - start);
@@ -470,13 +473,13 @@ impl Worker {
         if !plan.catalogue().variable(id).is_trainable() {
             return Err(ViewError::Plain { name: name.to_owned() }.into());
         }
-        self.check_finite(plan, id, &bytes)?;
-        self.compression.check(plan, id, aligned)?;
+        self.check_finite(plan, id, &bytes, 1.0)?;
+        self.compression.check(plan, id, aligned, 1.0)?;
         let start = plan.range(id).start;
         let body =
             |range: std::ops::Range<usize>| bytes.slice(range.start - start..range.end - start);
         let parts = match self.compression.covers(id) {
-            true => self.compression.parts(plan, id, aligned)?,
+            true => self.compression.parts(plan, id, aligned, 1.0)?,
             false => plan.parts([id].into_iter(), body),
         };
         self.more(sequence, parts).await
@@ -512,14 +515,26 @@ impl Worker {
         self.client.session.returns().add(crate::token::Dropped::Push(sequence));
     }
 
-    /// Looks for NaN and infinities, by the servers' policy.
-    fn check_finite(&self, plan: &Plan, id: VariableId, bytes: &[u8]) -> Result<(), Error> {
+    /// Looks for NaN and infinities, by the servers' policy, among what they multiply with `factor`.
+    fn check_finite(
+        &self,
+        plan: &Plan,
+        id: VariableId,
+        bytes: &[u8],
+        factor: f64,
+    ) -> Result<(), Error> {
         if self.client.welcomed.non_finite != (NonFinitePolicy::Reject {}) {
             return Ok(());
         }
         let variable = plan.catalogue().variable(id);
         let bytes = &bytes[..variable.bytes() as usize];
-        let bad = first_non_finite(variable.dtype(), bytes);
+        let bad = match factor > 1.0 {
+            false => first_non_finite(variable.dtype(), bytes),
+            true => {
+                let products = singles(variable.dtype(), bytes, factor);
+                first_non_finite(DType::F32, bytemuck::cast_slice(&products))
+            }
+        };
         match bad {
             None => Ok(()),
             Some((element, value)) => {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::{CatalogueError, Place, too_large};
+use crate::codec::Encoding;
 use crate::ids::{PartitionId, ShardId, VariableId};
 use crate::rows;
 use crate::tensor::DType;
@@ -21,8 +22,10 @@ pub struct Partition {
     pub rows: Range<u64>,
     /// Its elements within the variable, in row-major order.
     pub elements: Range<u64>,
-    /// The type of its elements.
+    /// The type that its elements are kept in: [`DType::master`] of the variable's.
     pub dtype: DType,
+    /// If that is not the variable's own type, what its elements travel as.
+    pub own: Option<Encoding>,
     /// Whether the optimizer updates it.
     pub trainable: bool,
     /// The shard that holds it.
@@ -235,13 +238,14 @@ pub(super) fn lay_out(
             id: PartitionId(id as u32),
             variable: place.variable,
             rows: place.rows,
-            dtype: variable.dtype(),
+            dtype: variable.dtype().master(),
+            own: Encoding::of_type(variable.dtype()),
             trainable: variable.is_trainable(),
             shard: place.shard,
             offset: 0,
             bytes: match variable.as_table() {
                 Some(table) => u64::from(table.rows_at_once) * variable.row_bytes(),
-                None => (elements.end - elements.start) * variable.dtype().size() as u64,
+                None => (elements.end - elements.start) * variable.dtype().master().size() as u64,
             },
             elements,
             rows_at_once: variable.as_table().map(|table| table.rows_at_once),

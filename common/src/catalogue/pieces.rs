@@ -3,8 +3,58 @@
 use std::ops::Range;
 
 use super::layout::ShardLayout;
-use crate::codec::{Codec, DecodeError, EncodeError, Encoding};
+use crate::codec::{DecodeError, EncodeError, Encoding, padding};
 use crate::tensor::DType;
+
+/// A form of values that is shorter than that in which servers keep them. In each of them, the values of
+/// a variable of `f16` or `bf16` are of that type; those of other variables that are not trained are
+/// as they are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ShortForm {
+    /// All others are as they are kept.
+    Own,
+    /// Others that are trained are of [`Encoding::F16`].
+    F16,
+    /// Others that are trained are of [`Encoding::Bf16`].
+    Bf16,
+}
+
+impl ShortForm {
+    /// The form in which trained values are encoded so; `None` if they never are.
+    pub const fn of(encoding: Encoding) -> Option<ShortForm> {
+        match encoding {
+            Encoding::F16 => Some(ShortForm::F16),
+            Encoding::Bf16 => Some(ShortForm::Bf16),
+            _ => None,
+        }
+    }
+
+    /// The code on the wire: that of the encoding, or 0.
+    pub const fn code(self) -> u8 {
+        match self.encoding() {
+            Some(encoding) => encoding.code(),
+            None => 0,
+        }
+    }
+
+    /// The form a code stands for; `None` for a code this version does not know.
+    pub fn from_code(code: u8) -> Option<ShortForm> {
+        match code {
+            0 => Some(ShortForm::Own),
+            code => Encoding::from_code(code).and_then(ShortForm::of),
+        }
+    }
+
+    /// What trained values of variables are encoded as that are kept as they are.
+    const fn encoding(self) -> Option<Encoding> {
+        match self {
+            ShortForm::Own => None,
+            ShortForm::F16 => Some(Encoding::F16),
+            ShortForm::Bf16 => Some(Encoding::Bf16),
+        }
+    }
+}
 
 /// What of a range belongs to one partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,40 +64,55 @@ pub struct Piece {
     pub range: Range<u64>,
     /// Its elements.
     pub elements: usize,
-    /// Their type.
+    /// The type they are kept in.
     pub dtype: DType,
-    /// Whether the optimizer updates them: only then do their values travel encoded.
+    /// What they travel as, if that is not the variable's own type.
+    pub own: Option<Encoding>,
+    /// Whether the optimizer updates them: only then do the values of others travel encoded.
     pub trainable: bool,
 }
 
 impl Piece {
-    /// The bytes it has if values travel so: whole words.
-    pub fn encoded_bytes(&self, encoding: Encoding) -> usize {
-        match self.trainable {
-            true => encoding.bytes_max(self.dtype, self.elements),
-            false => (self.range.end - self.range.start) as usize,
+    /// What its values travel as in this form, if not as they are kept.
+    fn encoding(&self, form: ShortForm) -> Option<Encoding> {
+        self.own.or(form.encoding().filter(|_| self.trainable))
+    }
+
+    /// The bytes it has in this form: whole words.
+    pub fn encoded_bytes(&self, form: ShortForm) -> usize {
+        match self.encoding(form) {
+            Some(encoding) => encoding.bytes_max(self.dtype, self.elements),
+            None => (self.range.end - self.range.start) as usize,
         }
     }
 
-    /// The bytes of its elements.
+    /// The bytes of its elements where they are kept.
     pub fn element_bytes(&self) -> usize {
         self.elements * self.dtype.size()
     }
 
-    /// Decodes it into the memory of its elements, aligned for their type.
+    /// Decodes it into memory of elements of the variable's type, aligned for it.
     pub fn decode(
         &self,
-        encoding: Encoding,
+        form: ShortForm,
         bytes: &[u8],
         target: &mut [u8],
     ) -> Result<(), DecodeError> {
-        if self.trainable {
+        if let (None, Some(encoding)) = (self.own, self.encoding(form)) {
             return encoding.decode_into(self.dtype, bytes, target);
         }
-        let values = bytes.get(..target.len()).filter(|_| target.len() == self.element_bytes());
-        let (dtype, length) = (self.dtype, target.len());
-        target.copy_from_slice(values.ok_or(DecodeError::Target { dtype, bytes: length })?);
-        Ok(())
+        // As it came, without what pads it.
+        let found = target.len();
+        let expected = match self.own {
+            // Halves: both encodings have two bytes an element.
+            Some(_) => 2 * self.elements,
+            None => self.element_bytes(),
+        };
+        let unfit = DecodeError::Target { dtype: self.dtype, bytes: found };
+        let (values, rest) =
+            bytes.split_at_checked(found).filter(|_| found == expected).ok_or(unfit)?;
+        target.copy_from_slice(values);
+        if self.own.is_some() { padding(rest) } else { Ok(()) }
     }
 }
 
@@ -62,21 +127,22 @@ impl ShardLayout {
                 range: start..end,
                 elements: (values / partition.dtype.size() as u64) as usize,
                 dtype: partition.dtype,
+                own: partition.own,
                 trainable: partition.trainable,
             }
         })
     }
 
-    /// The bytes of a range if values travel so.
-    pub fn encoded_bytes(&self, encoding: Encoding, range: Range<u64>) -> u64 {
-        self.pieces(range).map(|piece| piece.encoded_bytes(encoding) as u64).sum()
+    /// The bytes of a range in this form.
+    pub fn encoded_bytes(&self, form: ShortForm, range: Range<u64>) -> u64 {
+        self.pieces(range).map(|piece| piece.encoded_bytes(form) as u64).sum()
     }
 
-    /// Appends the values of a range, which lie in `words`, to `out`: piece by piece, trained ones as a
-    /// stretch each, others as they are.
+    /// Appends the values of a range, which lie in `words`, to `out`: piece by piece, as a stretch each
+    /// if they are encoded in this form, others as they are.
     pub fn encode_values(
         &self,
-        codec: &Codec,
+        form: ShortForm,
         range: Range<u64>,
         words: &[u64],
         out: &mut Vec<u8>,
@@ -85,9 +151,14 @@ impl ShardLayout {
             let words = &words[((piece.range.start - range.start) / 8) as usize..];
             let words = &words[..((piece.range.end - piece.range.start) / 8) as usize];
             let values = &bytemuck::cast_slice::<u64, u8>(words)[..piece.element_bytes()];
-            match (piece.trainable, piece.dtype) {
-                (true, DType::F32) => codec.encode::<f32>(bytemuck::cast_slice(values), out)?,
-                (true, DType::F64) => codec.encode::<f64>(bytemuck::cast_slice(values), out)?,
+            let codec = piece.encoding(form).and_then(Encoding::codec_of_values);
+            match (codec, piece.dtype) {
+                (Some(codec), DType::F32) => {
+                    codec.encode::<f32>(bytemuck::cast_slice(values), out)?
+                }
+                (Some(codec), DType::F64) => {
+                    codec.encode::<f64>(bytemuck::cast_slice(values), out)?
+                }
                 _ => out.extend_from_slice(bytemuck::cast_slice(words)),
             }
         }
@@ -97,14 +168,32 @@ impl ShardLayout {
 
 #[cfg(test)]
 mod tests {
+    use half::{bf16, f16};
+
     use super::*;
     use crate::catalogue::Catalogue;
     use crate::placement::{Placement, ShardMap, Strategy};
     use crate::tensor::Shape;
     use crate::variable::VariableSpec;
 
-    /// Encoded range by range and decoded piece by piece, values are what they were, trained ones but
-    /// for the rounding.
+    /// Decodes a piece as a worker does, and puts its elements where they were kept.
+    fn put_back(piece: &Piece, form: ShortForm, encoded: &[u8], kept: &mut [u8]) {
+        let Some(own) = piece.own else {
+            return piece.decode(form, encoded, kept).unwrap();
+        };
+        let mut held = vec![0_u16; piece.elements];
+        piece.decode(form, encoded, bytemuck::cast_slice_mut(&mut held)).unwrap();
+        let kept = bytemuck::cast_slice_mut::<u8, f32>(kept);
+        for (kept, bits) in kept.iter_mut().zip(held) {
+            *kept = match own {
+                Encoding::F16 => f16::from_bits(bits).into(),
+                _ => bf16::from_bits(bits).into(),
+            };
+        }
+    }
+
+    /// Encoded range by range and decoded piece by piece, values are what they were, those that are
+    /// encoded but for the rounding.
     #[test]
     fn values_survive_their_short_form_wherever_they_are_cut() {
         let variables = vec![
@@ -114,44 +203,82 @@ mod tests {
             VariableSpec::new("n", DType::I64, Shape::new([2]).unwrap()).unwrap(),
             VariableSpec::f32("none", [0]).unwrap(),
             VariableSpec::f32("b", [1]).unwrap(),
+            VariableSpec::bf16("brain", [5]).unwrap(),
+            VariableSpec::f16("half", [3]).unwrap().plain(),
         ];
         let map = ShardMap::new([0], 1).unwrap();
         let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
         let catalogue = Catalogue::new(variables, &placement).unwrap();
         let layout = catalogue.layout(catalogue.shards().next().unwrap());
-        // 24 + 16 + 32 + 16 + 8 bytes; each float is one that half of its bits are enough for.
+        // 24 + 16 + 32 + 16 + 8 + 24 + 16 bytes; each float is one that half of its bits are enough for.
         let floats = |values: &[f32]| bytemuck::cast_slice::<f32, u8>(values).to_vec();
         let mut plain = floats(&[1.0, -2.5, 0.0, 3e4, 7.0, 0.0, 1.1, 2.2, 3.3, 0.0]);
         plain.extend(bytemuck::cast_slice::<f64, u8>(&[0.5, -1.0, 1e-3 + 0.25, 9.0]));
         plain.extend(bytemuck::cast_slice::<i64, u8>(&[i64::MAX, -7]));
         plain.extend(floats(&[-0.125, 0.0]));
+        plain.extend(floats(&[1.0, 3e38, -0.5, 2.0, 1e-40, 0.0]));
+        plain.extend(floats(&[0.5, -65504.0, 6e-8, 0.0]));
         let words = plain.as_chunks().0.iter().map(|bytes| u64::from_ne_bytes(*bytes));
         let words: Vec<u64> = words.collect();
         assert_eq!(layout.bytes(), plain.len() as u64);
-        for start in (0..=96).step_by(8) {
-            for end in (start..=96).step_by(8) {
+        let cuts = || (0..=layout.bytes() as usize).step_by(8);
+        for (start, end) in cuts().flat_map(|start| cuts().map(move |end| (start, end))) {
+            for form in [ShortForm::Own, ShortForm::F16].into_iter().filter(|_| start <= end) {
                 let (range, mut out) = (start as u64..end as u64, Vec::new());
                 let words = &words[start / 8..end / 8];
-                layout.encode_values(&Codec::F16, range.clone(), words, &mut out).unwrap();
-                assert_eq!(out.len() as u64, layout.encoded_bytes(Encoding::F16, range.clone()));
+                layout.encode_values(form, range.clone(), words, &mut out).unwrap();
+                assert_eq!(out.len() as u64, layout.encoded_bytes(form, range.clone()));
                 let mut found: Vec<u64> = vec![0; words.len()];
                 let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut found);
                 let mut rest = &out[..];
                 for piece in layout.pieces(range.clone()) {
-                    let (encoded, tail) = rest.split_at(piece.encoded_bytes(Encoding::F16));
+                    let (encoded, tail) = rest.split_at(piece.encoded_bytes(form));
                     let at = piece.range.start as usize - start;
                     let target = &mut bytes[at..at + piece.element_bytes()];
-                    piece.decode(Encoding::F16, encoded, target).unwrap();
+                    put_back(&piece, form, encoded, target);
                     rest = tail;
                 }
                 assert!(rest.is_empty());
                 for (found, &word) in found.iter().zip(words) {
-                    // 0.251 is the one number that is not short.
-                    let near = |a: f64, b: f64| (a - b).abs() < 1e-3;
-                    let is_it = near(f64::from_bits(*found), f64::from_bits(word));
+                    // Those that are not short, by the last bits of theirs.
+                    let near = |a: f32, b: f32| a == b || (a - b).abs() <= 4e-3 * b.abs() + 1e-7;
+                    let floats = |word: u64| bytemuck::cast::<u64, [f32; 2]>(word);
+                    let wide = |a: f64, b: f64| form != ShortForm::Own && (a - b).abs() < 1e-3;
+                    let is_it = std::iter::zip(floats(*found), floats(word))
+                        .all(|(a, b)| near(a, b))
+                        || wide(f64::from_bits(*found), f64::from_bits(word));
                     assert!(*found == word || is_it, "{found:x} is not {word:x}");
                 }
             }
+        }
+    }
+
+    /// A shard may send anything.
+    #[test]
+    fn halves_that_are_none_are_refused() {
+        let variables = vec![VariableSpec::bf16("h", [5]).unwrap()];
+        let map = ShardMap::new([0], 1).unwrap();
+        let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
+        let catalogue = Catalogue::new(variables, &placement).unwrap();
+        let layout = catalogue.layout(catalogue.shards().next().unwrap());
+        let piece = layout.pieces(0..24).next().unwrap();
+        assert_eq!((piece.encoded_bytes(ShortForm::Own), piece.element_bytes()), (16, 20));
+        let mut held = [0_u16; 5];
+        let mut decode = |bytes: &[u8], count: usize| {
+            piece.decode(ShortForm::F16, bytes, bytemuck::cast_slice_mut(&mut held[..count]))
+        };
+        let mut bytes = [0_u8; 16];
+        assert_eq!(decode(&bytes, 5), Ok(()));
+        let target = |bytes| DecodeError::Target { dtype: DType::F32, bytes };
+        assert_eq!(decode(&bytes, 4), Err(target(8)));
+        assert_eq!(decode(&bytes[..8], 5), Err(target(10)));
+        bytes[10] = 1;
+        assert_eq!(decode(&bytes, 5), Err(DecodeError::Padding));
+        for code in 3..=u8::MAX {
+            assert_eq!(ShortForm::from_code(code), None);
+        }
+        for form in [ShortForm::Own, ShortForm::F16, ShortForm::Bf16] {
+            assert_eq!(ShortForm::from_code(form.code()), Some(form));
         }
     }
 }

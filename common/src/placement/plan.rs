@@ -125,14 +125,14 @@ impl<'a> Planner<'a> {
         let name = || variable.name().to_owned();
         self.bytes = self
             .bytes
-            .checked_add(variable.bytes())
+            .checked_add(variable.master_bytes())
             .ok_or_else(|| PlacementError::TooManyBytes { variable: name() })?;
         if self.partitions.len() + parts as usize > Placement::PARTITIONS_MAX {
             return Err(PlacementError::TooManyPartitions { variable: name() });
         }
         let pinned = self.pinned(variable)?;
         let shape = variable.shape();
-        let row_bytes = shape.row_elements() * variable.dtype().size() as u64;
+        let row_bytes = shape.row_elements() * variable.dtype().master().size() as u64;
         for (part, rows) in (0u32..).zip(split_rows(shape.rows(), parts)) {
             let bytes = (rows.end - rows.start) * row_bytes;
             let shard = self.choose(variable, part, bytes, pinned)?;

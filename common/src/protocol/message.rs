@@ -429,6 +429,9 @@ wire_struct! {
         encoding: u8,
         /// How many elements there are.
         elements: u32,
+        /// What each is multiplied with once it is decoded: 1 but for gradients of `f16` and `bf16`,
+        /// whose product may be no number of that type.
+        factor: f64,
     }
 }
 wire_struct! {

@@ -219,7 +219,7 @@ fn part() -> PushPart {
 }
 
 fn encoded() -> PushEncoded {
-    PushEncoded { part: part(), encoding: 3, elements: 1000 }
+    PushEncoded { part: part(), encoding: 3, elements: 1000, factor: 0.25 }
 }
 
 fn answer() -> PushAnswer {

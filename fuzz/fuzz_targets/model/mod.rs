@@ -138,7 +138,7 @@ fn encoded(
     match result {
         Ok(()) => {
             let (encoding, elements) = (codec.encoding().code(), (bytes / width) as u32);
-            (PushEncoded { part, encoding, elements }.into(), out)
+            (PushEncoded { part, encoding, elements, factor: 1.0 }.into(), out)
         }
         Err(_) => (part.into(), body),
     }

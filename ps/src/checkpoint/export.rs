@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
+use pushpull_common::codec::{Codec, Encoding};
 use pushpull_common::ids::VariableId;
 use pushpull_common::tensor::DType;
 
@@ -16,7 +17,8 @@ use super::shard_file::Stream;
 use super::storage::CheckpointStorage;
 
 /// Writes a checkpoint as one safetensors file: every variable under its own name and, if `slots`
-/// is set, every slot under that name, a `:` and the slot's. A table that grows has its rows under its
+/// is set, every slot under that name, a `:` and the slot's. A variable of `f16` or `bf16` is rounded to
+/// that, as pulls have it; its slots are `f32`. A table that grows has its rows under its
 /// name, in any order, and their ids under that name and `:ids`, 64 bits each.
 ///
 /// `checkpoint` names one; without it the newest good one is taken. The file replaces what was at
@@ -63,7 +65,12 @@ pub fn export_since(
             }
         };
         let elements = 0..opened.catalogue().variable(variable).shape().elements();
-        opened.read(variable, stream, elements, &mut |piece| out.write(piece))?;
+        match rounding(&opened, variable, stream) {
+            None => opened.read(variable, stream, elements, &mut |piece| out.write(piece))?,
+            Some(codec) => opened.read(variable, stream, elements, &mut |piece| {
+                out.write(&rounded(&codec, piece))
+            })?,
+        }
     }
     out.finish("export")?;
     Ok(())
@@ -81,6 +88,25 @@ enum What {
 }
 
 type Order = Vec<(VariableId, What)>;
+
+/// How a tensor is rounded that is not written as servers keep it: that of a variable of a half type.
+fn rounding(opened: &Opened, variable: VariableId, stream: Stream) -> Option<Codec> {
+    let own = Encoding::of_type(opened.catalogue().variable(variable).dtype());
+    own.filter(|_| stream == Stream::Values).and_then(Encoding::codec_of_values)
+}
+
+/// Master values as halves.
+fn rounded(codec: &Codec, masters: &[u8]) -> Vec<u8> {
+    let masters = masters.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+    let masters: Vec<f32> = masters.collect();
+    let mut halves = Vec::new();
+    codec
+        .encode(&masters, &mut halves)
+        .expect("the codecs of values take every element of a piece");
+    // Without what pads a stretch.
+    halves.truncate(2 * masters.len());
+    halves
+}
 
 /// Writes a tensor of a table: that of the rows that were pushed since a step.
 fn write_rows(
@@ -145,7 +171,11 @@ fn tensors(
             all.push(((id, What::Ids), tensor));
         }
         for (stream, name) in streams {
-            let tensor = Tensor { name, dtype: variable.dtype(), extents: extents.clone() };
+            let dtype = match stream {
+                Stream::Values => variable.dtype(),
+                Stream::Slot(_) => variable.dtype().master(),
+            };
+            let tensor = Tensor { name, dtype, extents: extents.clone() };
             let what = if is_table { What::Rows(stream) } else { What::Whole(stream) };
             all.push(((id, what), tensor));
         }

@@ -103,6 +103,8 @@ fn name_of(dtype: DType) -> &'static str {
         DType::F32 => "F32",
         DType::F64 => "F64",
         DType::I64 => "I64",
+        DType::F16 => "F16",
+        DType::Bf16 => "BF16",
         _ => unreachable!("a catalogue holds known types only"),
     }
 }

@@ -123,7 +123,8 @@ impl Opened {
             return Err(CheckpointError::VariableMissing { variable, checkpoint });
         };
         let saved = self.catalogue().variable(id);
-        if saved.dtype() != wanted.dtype() {
+        // What is saved are the master values, which halves share with f32.
+        if saved.dtype().master() != wanted.dtype().master() {
             let (found, expected) = (saved.dtype(), wanted.dtype());
             return Err(CheckpointError::DTypeMismatch { variable, found, expected });
         }

@@ -135,7 +135,7 @@ pub struct VariableIs {
     pub trainable: bool,
     /// The rows that are here.
     pub partitions: Vec<std::ops::Range<u64>>,
-    /// Their bytes.
+    /// Their bytes, as they are kept: those of `f16` and `bf16` in `f32`.
     pub bytes: u64,
 }
 

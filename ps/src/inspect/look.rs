@@ -377,7 +377,7 @@ fn variables_of(catalogue: &Catalogue, shard: ShardId) -> Vec<VariableIs> {
             }
             None => variables.push(VariableIs {
                 name: variable.name().to_owned(),
-                dtype: partition.dtype,
+                dtype: variable.dtype(),
                 shape: variable.shape().clone(),
                 trainable: partition.trainable,
                 partitions: vec![partition.rows.clone()],

@@ -1,5 +1,5 @@
-//! Parts of gradients that come encoded. They are decoded as they come, into the room of their push:
-//! whatever looks at it later sees elements.
+//! Parts that come encoded: gradients, and whatever is pushed of a variable of f16 or bf16. They are
+//! decoded as they come, into the room of their push: whatever looks at it later sees elements.
 
 use std::ops::Range;
 
@@ -17,6 +17,7 @@ use super::{Detail, Shard};
 pub(super) struct Form {
     pub(super) encoding: u8,
     pub(super) elements: u32,
+    pub(super) factor: f64,
 }
 
 /// A body that comes encoded.
@@ -27,6 +28,8 @@ pub(super) struct Encoded {
     dtype: DType,
     /// The bytes of its elements, once they are decoded.
     decoded: usize,
+    /// What they are to be multiplied with then.
+    factor: f64,
     /// What it is received into.
     pub(super) bytes: Vec<u8>,
 }
@@ -62,8 +65,14 @@ impl Shard {
         };
         let encoding = Encoding::from_code(form.encoding)
             .ok_or_else(|| refusal("this server does not know it".to_owned()))?;
-        if part.operation != (Operation::Gradient {}) || !dtype.is_float() {
+        let own = partition.own == Some(encoding);
+        if !own && (part.operation != (Operation::Gradient {}) || !dtype.is_float()) {
             return Err(refusal(format!("only gradients of floats are encoded, not {dtype}")));
+        }
+        let factor = form.factor;
+        let scales = own && part.operation == (Operation::Gradient {}) && factor.is_finite();
+        if factor != 1.0 && !scales {
+            return Err(refusal(format!("{factor} is no factor of it")));
         }
         if partition.is_sparse() {
             return Err(refusal("rows are not encoded".to_owned()));
@@ -86,7 +95,7 @@ impl Shard {
         // With the last elements goes the padding behind them.
         let end = if end == limit { partition.end() } else { end };
         let (decoded, bytes) = (decoded as usize, vec![0; header.body_bytes as usize]);
-        let encoded = Encoded { encoding, variable, dtype, decoded, bytes };
+        let encoded = Encoded { encoding, variable, dtype, decoded, factor, bytes };
         Ok((part.offset..end, Some(encoded)))
     }
 
@@ -107,6 +116,12 @@ impl Shard {
             variable: encoded.variable,
             encoding: encoded.encoding.code(),
             detail: Detail::clipped(error.to_string()),
-        })
+        })?;
+        if encoded.factor != 1.0 {
+            // Only halves have one, and are kept in f32.
+            let elements: &mut [f32] = bytemuck::cast_slice_mut(elements);
+            elements.iter_mut().for_each(|g| *g = (f64::from(*g) * encoded.factor) as f32);
+        }
+        Ok(())
     }
 }

@@ -474,8 +474,9 @@ impl Shard {
                 self.part(now, connection, client, header, &part, None);
             }
             (Message::PushEncoded(encoded), Some(client)) => {
-                let form = Form { encoding: encoded.encoding, elements: encoded.elements };
-                self.part(now, connection, client, header, &encoded.part, Some(form));
+                let message::PushEncoded { part, encoding, elements, factor } = encoded;
+                let form = Form { encoding, elements, factor };
+                self.part(now, connection, client, header, &part, Some(form));
             }
             (Message::Withdraw(_), Some(client)) => {
                 self.withdraw(now, connection, client, request);

@@ -5,8 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use pushpull_common::catalogue::Catalogue;
-use pushpull_common::codec::Codec;
+use pushpull_common::catalogue::{Catalogue, ShortForm};
 use pushpull_common::ids::ShardId;
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::protocol::message::{Pulled, PulledEncoded};
@@ -93,15 +92,15 @@ const SHORT_PART_BYTES: u64 = 256 << 10;
 pub(crate) struct Short {
     catalogue: Arc<Catalogue>,
     shard: ShardId,
-    codec: Codec,
+    form: ShortForm,
     /// The values of the part under way, side by side, and its body.
     words: Vec<u64>,
     body: Vec<u8>,
 }
 
 impl Short {
-    pub(crate) fn new(catalogue: Arc<Catalogue>, shard: ShardId, codec: Codec) -> Short {
-        Short { catalogue, shard, codec, words: Vec::new(), body: Vec::new() }
+    pub(crate) fn new(catalogue: Arc<Catalogue>, shard: ShardId, form: ShortForm) -> Short {
+        Short { catalogue, shard, form, words: Vec::new(), body: Vec::new() }
     }
 
     fn encode(&mut self, snapshot: &Snapshot, range: Range<u64>) {
@@ -118,7 +117,7 @@ impl Short {
         self.body.clear();
         if let Some(layout) = self.catalogue.layout_of(self.shard) {
             layout
-                .encode_values(&self.codec, range, &self.words, &mut self.body)
+                .encode_values(self.form, range, &self.words, &mut self.body)
                 .expect("the codecs of values take every element of a part");
         }
     }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::time::Instant;
 
-use pushpull_common::codec::Codec;
+use pushpull_common::catalogue::ShortForm;
 use pushpull_common::ids::PartitionId;
 use pushpull_common::protocol::Envelope;
 use pushpull_common::protocol::limits::PARKED_PER_CONNECTION_MAX;
@@ -27,7 +27,7 @@ pub(crate) enum Wait {
         /// What to send, in bytes of the shard's variables.
         ranges: Vec<Range<u64>>,
         /// In this form.
-        codec: Option<Codec>,
+        form: Option<ShortForm>,
     },
     /// Rows of at least a step.
     Rows {

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 use bytes::Bytes;
-use pushpull_common::codec::{Codec, Encoding};
+use pushpull_common::catalogue::ShortForm;
 use pushpull_common::ids::PartitionId;
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::protocol::message::{PullEncoded, Selection};
@@ -18,8 +18,8 @@ use super::{Detail, Receiving, Shard};
 impl Shard {
     /// The values are asked for in a shorter form.
     pub(super) fn pull_encoded(&mut self, entry: Entry, header: &Header, asked: &PullEncoded) {
-        match Encoding::from_code(asked.encoding).and_then(Encoding::codec_of_values) {
-            Some(codec) => self.pull(entry, header, &asked.pull.selection, Some(codec)),
+        match ShortForm::from_code(asked.encoding) {
+            Some(form) => self.pull(entry, header, &asked.pull.selection, Some(form)),
             None => {
                 let detail = format!("values are not sent in encoding {}", asked.encoding);
                 let detail = Detail::clipped(detail);
@@ -34,7 +34,7 @@ impl Shard {
         entry: Entry,
         header: &Header,
         selection: &Selection,
-        codec: Option<Codec>,
+        form: Option<ShortForm>,
     ) {
         let (connection, request) = (entry.connection, entry.request);
         let Some(store) = self.store().filter(|_| self.is_ready()) else {
@@ -52,7 +52,7 @@ impl Shard {
                 return self.refuse(connection, request, refusal);
             }
         };
-        let wait = Wait::Pull { at_least: header.step.0, ranges, codec };
+        let wait = Wait::Pull { at_least: header.step.0, ranges, form };
         let entry = Entry { wait, ..entry };
         match self.can_pull(&entry) {
             true => self.send_values(entry),
@@ -163,17 +163,17 @@ impl Shard {
     }
 
     fn send_values(&mut self, entry: Entry) {
-        let Wait::Pull { ranges, codec, .. } = entry.wait else {
+        let Wait::Pull { ranges, form, .. } = entry.wait else {
             return;
         };
         let Some(store) = self.store() else { return };
         let snapshot = store.snapshot(&ranges);
-        let bytes = |range: &Range<u64>| match codec {
+        let bytes = |range: &Range<u64>| match form {
             None => range.end - range.start,
-            Some(codec) => store.layout().encoded_bytes(codec.encoding(), range.clone()),
+            Some(form) => store.layout().encoded_bytes(form, range.clone()),
         };
         let bytes = ranges.iter().map(bytes).sum();
-        let short = codec.map(|codec| Short::new(store.catalogue().clone(), self.id, codec));
+        let short = form.map(|form| Short::new(store.catalogue().clone(), self.id, form));
         let all = ranges == store.layout().dense();
         if let Some(client) = entry.client.filter(|_| all) {
             self.keep_what_is_read(client);

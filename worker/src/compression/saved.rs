@@ -42,7 +42,7 @@ impl Compression {
         out.extend(catalogue.digest());
         out.extend((self.variables.len() as u64).to_le_bytes());
         for (id, compressed) in &self.variables {
-            let code = catalogue.variable(*id).dtype().code();
+            let code = catalogue.variable(*id).dtype().master().code();
             out.extend(id.0.to_le_bytes());
             out.extend(u32::from(code).to_le_bytes());
             match &compressed.left {
@@ -81,14 +81,14 @@ impl Compression {
             let elements = u64::from_le_bytes(take(&mut rest)?);
             let variable = catalogue.variables().get(id.0 as usize);
             let variable = variable.ok_or(ResidualsError::Damaged)?;
-            let same = u32::from(variable.dtype().code()) == code
-                && variable.shape().elements() == elements;
+            let dtype = variable.dtype().master();
+            let same = u32::from(dtype.code()) == code && variable.shape().elements() == elements;
             let (values, tail) = rest
-                .split_at_checked(variable.bytes().next_multiple_of(8) as usize)
+                .split_at_checked(variable.master_bytes().next_multiple_of(8) as usize)
                 .filter(|_| same)
                 .ok_or(ResidualsError::Damaged)?;
-            let values = &values[..variable.bytes() as usize];
-            if first_non_finite(variable.dtype(), values).is_some() {
+            let values = &values[..variable.master_bytes() as usize];
+            if first_non_finite(dtype, values).is_some() {
                 // No sum of gradients that were pushed comes to that.
                 return Err(ResidualsError::Damaged);
             }

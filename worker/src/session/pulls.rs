@@ -242,11 +242,12 @@ impl Session {
         // Steps of an older epoch may have been higher.
         pull.step = pull.step.min(self.step.max(pull.token.unwrap_or_default()));
         let done = behind.is_empty() && pull.unanswered().next().is_none();
+        let plan = pull.plan.clone();
         for (ask, link, rows) in due {
             let pending = Pending::Pull(id, ask);
             match rows {
                 None => {
-                    let request = self.request_for_values(link, Selection::Dense {});
+                    let request = self.request_for_values(link, &plan, Selection::Dense {});
                     self.send(now, link, pending, envelope, request, vec![]);
                 }
                 Some(Rows { partition, numbers, .. }) => {
@@ -299,33 +300,35 @@ impl Session {
             return self.pull_refused(now, id, link, refused.refusal);
         }
         let shard = self.links[link].shard;
-        let encoding = self.encoding_of_values(link);
-        let fits = match &message {
-            Message::Pulled(_) | Message::Rows(_) => true,
-            Message::PulledEncoded(_) => encoding.is_some(),
-            _ => false,
-        };
-        if !fits {
+        if !matches!(message, Message::Pulled(_) | Message::Rows(_) | Message::PulledEncoded(_)) {
             self.pull_lost(id, link);
             return self.unexpected(now, link, &message);
         }
         // The caller may have gone; the body is read and forgotten then.
+        let Some(OpKind::Pull(pull)) = self.ops.get(&id).map(|op| &op.kind) else {
+            return;
+        };
+        let plan = pull.plan.clone();
+        let form = self.form_of_values(link, &plan);
         let Some(OpKind::Pull(pull)) = self.ops.get_mut(&id).map(|op| &mut op.kind) else {
             return;
         };
         let (bytes, mut short) = (header.body_bytes, None);
         let spans = match &message {
             Message::Rows(rows) => pull.rows(ask, rows, bytes),
-            Message::Pulled(pulled) => pull.part(ask, shard, pulled, bytes),
+            // A server of old may not know the form that was chosen; halves come in no other.
+            Message::Pulled(pulled) if !plan.has_halves(shard) => {
+                pull.part(ask, shard, pulled, bytes)
+            }
             Message::PulledEncoded(PulledEncoded { part, bytes: covered }) => {
-                let (plan, range) =
-                    (pull.plan.clone(), part.offset..part.offset.saturating_add(*covered));
+                let range = part.offset..part.offset.saturating_add(*covered);
                 pull.part(ask, shard, part, *covered).and_then(|spans| {
-                    short = encoding.and_then(|e| ShortPart::new(e, &plan, shard, range, bytes));
+                    let form = form.ok_or("values in a form nobody asked for")?;
+                    short = ShortPart::new(form, &plan, shard, range, bytes);
                     short.is_some().then_some(spans).ok_or("values of another length")
                 })
             }
-            _ => Err("values nobody asked for"),
+            _ => Err("values in a form nobody asked for"),
         };
         let last = !is_followed(&message);
         let spans = match spans {
@@ -474,7 +477,8 @@ fn scatter<'a>(
         .enumerate()
         .filter_map(|(index, &(span, bytes))| match span {
             Span::Buffer(start) => Some((start, bytes, index)),
-            Span::Padding => None,
+            // Halves never come as ranges of the buffer.
+            Span::Halves(_) | Span::Padding => None,
         })
         .collect();
     order.sort_unstable();

@@ -260,9 +260,9 @@ impl Session {
             let envelope = Envelope { sequence, step, request, deadline_ms, ..Envelope::default() };
             let message: Message = match part.and_then(|part| part.encoded) {
                 None => message.into(),
-                Some(Stretch { encoding, elements, .. }) => {
+                Some(Stretch { encoding, elements, factor, .. }) => {
                     let encoding = encoding.code();
-                    PushEncoded { part: message, encoding, elements }.into()
+                    PushEncoded { part: message, encoding, elements, factor }.into()
                 }
             };
             share.sent += 1;

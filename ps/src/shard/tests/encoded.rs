@@ -4,8 +4,10 @@ use pushpull_common::codec::{Codec, Encoding};
 use pushpull_common::ids::VariableId;
 use pushpull_common::protocol::message::{self, Operation};
 use pushpull_common::protocol::{Message, Outcome, Refusal};
+use pushpull_common::tensor::f16;
+use pushpull_common::variable::VariableSpec;
 
-use super::peers::{Push, bytes_of, f32s, f64s, variables, worker};
+use super::peers::{Push, bytes_of, f32s, f64s, unpack, variables, worker};
 use super::world::{Line, World};
 use crate::config::NonFinite;
 use crate::optimizer::Sgd;
@@ -128,6 +130,21 @@ fn parts_that_are_not_what_they_say_are_refused_by_name() {
         Push { operation: Operation::Assign {}, ..*push }.encoded((f16, 3), 0, Some(16))
     };
     encoding(refused(reject, assign, &w), "only gradients");
+    // In no type of its own: so not even a plain variable is.
+    let add = |push: &Push| {
+        Push { operation: Operation::AssignAdd {}, ..*push }.encoded((f16, 2), 32, Some(8))
+    };
+    encoding(refused(reject, add, &[0; 8]), "only gradients");
+    let scaled = |factor| {
+        move |push: &Push| {
+            let mut message = push.encoded((f16, 3), 0, Some(16));
+            let Message::PushEncoded(encoded) = &mut message else { unreachable!() };
+            encoded.factor = factor;
+            message
+        }
+    };
+    encoding(refused(reject, scaled(2.0), &w), "2 is no factor");
+    encoding(refused(reject, scaled(f64::NAN), &w), "NaN is no factor");
 
     let tried = refused(reject, part((f16, 4), 32), &[0; 8]);
     assert!(matches!(tried, Refusal::Operation { variable: VariableId(2), .. }), "{tried}");
@@ -149,12 +166,66 @@ fn parts_that_are_not_what_they_say_are_refused_by_name() {
 #[test]
 fn values_are_sent_in_encodings_of_values_only() {
     let (mut world, line) = ready(NonFinite::Reject);
-    for encoding in [0, Encoding::Int8.code(), Encoding::Pairs.code(), 77] {
+    for encoding in [Encoding::Int8.code(), Encoding::Pairs.code(), 77] {
         let pull = message::Pull { selection: message::Selection::All {} };
         let refusal = world.refused(line, message::PullEncoded { pull, encoding }.into());
         let Refusal::Unsupported { detail, .. } = refusal else { panic!("{refusal}") };
         assert!(detail.as_str().contains(&format!("encoding {encoding}")), "{detail}");
     }
+}
+
+/// A shard keeps halves in f32: what comes as they are, whatever the operation, and as f32 is the same
+/// to it, and it sends both.
+#[test]
+fn halves_may_come_and_go_in_two_bytes_or_four() {
+    let brains = VariableSpec::bf16("brains", [3]).unwrap();
+    let plain = VariableSpec::f16("plain", [2]).unwrap().plain();
+    let variables = vec![VariableSpec::f32("w", [1]).unwrap(), brains, plain];
+    let (mut world, _) = World::ready(variables, Sgd::new(1.0), |config| config);
+    let line = world.join(0, &mut worker(1));
+    let (of_brains, of_plain) = (Encoding::Bf16.code(), Encoding::F16.code());
+    let send = |world: &mut World, push: Push, form, offset, whole, body: &[u8]| {
+        let message = match form {
+            Some(form) => push.encoded(form, offset, Some(whole)),
+            None => push.part(offset, Some(whole)),
+        };
+        let request = world.send(line, push.envelope(), message, body);
+        world.work();
+        world.answer(line, request)
+    };
+    let brains = encode(Codec::Bf16, &[1f32, -2.5, 2f32.powi(-20)]);
+    let assign = Push::plain(1, Operation::Assign {}, world.room(line));
+    assert!(is_applied(send(&mut world, assign, Some((of_brains, 3)), 8, 16, &brains)));
+    let add = Push::plain(2, Operation::AssignAdd {}, world.room(line));
+    let halves = encode(Codec::F16, &[0.1f32, 65504.0]);
+    assert!(is_applied(send(&mut world, add, Some((of_plain, 2)), 24, 8, &halves)));
+    let push = world.gradient(line, 3);
+    let gradient = bytes_of(&[1e-3f32, 0.5, 0.0]);
+    assert!(is_applied(send(&mut world, push, None, 8, 16, &gradient)));
+    // Multiplied where there is room for the product.
+    let push = world.gradient(line, 5);
+    let mut message = push.encoded((of_brains, 3), 8, Some(16));
+    let Message::PushEncoded(encoded) = &mut message else { unreachable!() };
+    encoded.factor = 1e-9;
+    let request =
+        world.send(line, push.envelope(), message, &encode(Codec::Bf16, &[0f32, 0.0, 1.0]));
+    world.work();
+    assert!(is_applied(world.answer(line, request)));
+    // Not in the type of another variable, unless it is a gradient.
+    let assign = Push::plain(4, Operation::Assign {}, world.room(line));
+    let refused = send(&mut world, assign, Some((of_plain, 3)), 8, 16, &brains);
+    assert!(matches!(refused, Some(Message::Refused(_))), "{refused:?}");
+
+    let masters = [1f32 - 1e-3, -3.0, 2f32.powi(-20) - 1e-9, 0.0];
+    assert_eq!(f32s(&world.values(line)[8..24]), masters);
+    let tenth = f16::from_f32(0.1).to_f32();
+    assert_eq!(f32s(&world.values(line)[24..32]), [tenth, 65504.0]);
+    let pull = message::Pull { selection: message::Selection::All {} };
+    world.say(line, message::PullEncoded { pull, encoding: 0 }.into());
+    world.work();
+    let (sent, _) = unpack(world.streamed(line).expect("a pull is answered"));
+    let expected = [&bytes_of(&[0f32])[..], &encode(Codec::Bf16, &masters[..3]), &halves].concat();
+    assert_eq!(sent, expected);
 }
 
 #[test]

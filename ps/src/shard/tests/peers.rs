@@ -8,7 +8,9 @@ use pushpull_common::ids::{
     ClientEpoch, GlobalStep, Incarnation, RestoreEpoch, Sequence, ShardId, TokenId,
 };
 use pushpull_common::placement::{Placement, ShardMap, Strategy};
-use pushpull_common::protocol::message::{BodyCrc, Hello, Operation, PushEncoded, PushPart, Role};
+use pushpull_common::protocol::message::{
+    BodyCrc, Hello, Operation, PulledEncoded, PushEncoded, PushPart, Role,
+};
 use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{BodyStamp, Envelope, Grant, Header, Message, encode, version};
 use pushpull_common::tensor::{DType, Shape};
@@ -148,7 +150,7 @@ impl Push {
         whole: Option<u64>,
     ) -> Message {
         let Message::PushPart(part) = self.part(offset, whole) else { unreachable!() };
-        PushEncoded { part, encoding, elements }.into()
+        PushEncoded { part, encoding, elements, factor: 1.0 }.into()
     }
 
     pub(super) fn envelope(&self) -> Envelope {
@@ -177,8 +179,12 @@ pub(super) fn unpack(mut parts: PulledParts) -> (Vec<u8>, u64) {
     let mut head = Vec::new();
     while let Some(range) = parts.next_part(&mut head) {
         let (header, message) = unpack_frame(&std::mem::take(&mut head));
-        let Message::Pulled(pulled) = message else { panic!("{message:?}") };
-        assert_eq!((pulled.offset, header.body_bytes), (range.start, range.end - range.start));
+        let (pulled, covered) = match message {
+            Message::Pulled(pulled) => (pulled, header.body_bytes),
+            Message::PulledEncoded(PulledEncoded { part, bytes }) => (part, bytes),
+            message => panic!("{message:?}"),
+        };
+        assert_eq!((pulled.offset, covered), (range.start, range.end - range.start));
         assert!(version.is_none_or(|version| version == pulled.version), "one version");
         version = Some(pulled.version);
         let mut slices = Vec::new();

@@ -54,6 +54,11 @@ pub(super) fn plan(tasks: u32, elements: u64) -> Arc<Plan> {
     place(variables.collect(), tasks)
 }
 
+/// One variable of five `bf16` on one task.
+pub(super) fn halves_plan() -> Arc<Plan> {
+    place(vec![VariableSpec::bf16("halves", [5]).unwrap()], 1)
+}
+
 /// One variable of seven rows of three, split over two tasks, and a small one on the first.
 pub(super) fn split_plan() -> Arc<Plan> {
     let split = VariableSpec::f32("split", [7, 3]).unwrap();

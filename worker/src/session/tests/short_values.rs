@@ -6,8 +6,11 @@ use pushpull_common::codec::{Codec, Encoding, Encodings};
 use pushpull_common::ids::{GlobalStep, VariableId};
 use pushpull_common::protocol::message::{self, OutcomeIs, Pulled, PulledEncoded};
 use pushpull_common::protocol::{Message, PushState};
+use pushpull_common::tensor::bf16 as Brain;
 
-use super::world::{Frame, OWNER, World, applied, grant, plan, push_answer, shard, welcome};
+use super::world::{
+    Frame, OWNER, World, applied, grant, halves_plan, plan, push_answer, shard, welcome,
+};
 use crate::compression::{Compression, Rule};
 use crate::session::{Command, PushOrder, Read, Reply};
 
@@ -69,6 +72,49 @@ fn values_of_another_length_break_off_the_connection() {
     }
 }
 
+/// Halves come in their own type, whatever is chosen for others, and land as they came.
+#[test]
+fn halves_come_as_they_are() {
+    let plan = halves_plan();
+    for (chosen, code) in [(None, 0), (Some(Encoding::F16), Encoding::F16.code())] {
+        let mut world = World::with(|start| start.values = chosen).join(&plan);
+        let op = world.pull(&plan);
+        let frame = world.heard(OWNER, "PullEncoded");
+        let Message::PullEncoded(asked) = &frame.message else { unreachable!() };
+        assert_eq!(asked.encoding, code);
+        // Four of five, and the last with its padding.
+        world.answer_body(&frame, GlobalStep(3), part(0, 16, false), &bf16(&[1.0, 2.0, 3.0, 4.0]));
+        world.answer_body(&frame, GlobalStep(3), part(16, 8, true), &bf16(&[-5.0]));
+        let Ok(Reply::Pulled { buffer, .. }) = world.reply(op) else { panic!() };
+        let values: &[Brain] = bytemuck::cast_slice(buffer.bytes());
+        assert_eq!(values[..5], [1.0, 2.0, 3.0, 4.0, -5.0].map(Brain::from_f32));
+    }
+}
+
+#[test]
+fn halves_in_another_form_break_off_the_connection() {
+    let plan = halves_plan();
+    let body = bf16(&[1.0; 5]);
+    let mut damaged = body.clone();
+    damaged[15] = 1;
+    let short: [(Message, &[u8]); 3] = [
+        // As servers keep them.
+        (part(0, 24, true).part.into(), &[0; 24]),
+        (part(0, 24, true).into(), &body[..8]),
+        (part(0, 24, true).into(), &damaged),
+    ];
+    for (message, body) in short {
+        let mut world = World::with(|_| ()).join(&plan);
+        world.pull(&plan);
+        let frame = world.heard(OWNER, "PullEncoded");
+        world.announce(&frame, GlobalStep(3), message.clone(), body.len());
+        if !world.closed.contains_key(&OWNER) {
+            world.body(OWNER, body);
+        }
+        assert_eq!(world.closed.get(&OWNER), Some(&1), "{message:?}");
+    }
+}
+
 #[test]
 fn a_server_that_knows_no_encoding_is_asked_for_values_as_they_are() {
     let plan = plan(1, 6);
@@ -92,7 +138,7 @@ fn an_encoded_push_is_kept_until_it_is_settled() {
     let gradient: Vec<u8> = [1f32, -2.0, 3.0, 0.5, 7.0, -1.0].map(f32::to_ne_bytes).concat();
     let words: Vec<u64> =
         gradient.as_chunks().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)).collect();
-    let parts = compression.parts(&plan, VariableId(0), bytemuck::cast_slice(&words)).unwrap();
+    let parts = compression.parts(&plan, VariableId(0), bytemuck::cast_slice(&words), 1.0).unwrap();
     let saved = compression.save(plan.catalogue());
     let operation = message::Operation::Gradient {};
     let order = PushOrder { operation, grant: Some(grant(1, 0)), read: Read::default(), parts };
