@@ -11,7 +11,7 @@
 
 use std::ops::{Add, Div, Mul, Sub};
 
-use super::{Run, StreamRun};
+use super::{Run, Runs, StreamRun};
 
 /// The arithmetic of a rule with so many slots, its hyperparameters rounded to the type of the
 /// elements.
@@ -120,6 +120,15 @@ macro_rules! tiers {
 }
 tiers!(Run, in_place, in_place_avx2, f32, f64);
 tiers!(StreamRun, streamed, streamed_avx2, f32, f64);
+
+impl<F> Elements<F> for &mut Runs<'_, F>
+where
+    for<'a> Run<'a, F>: Elements<F>,
+{
+    fn update<R: Rule<F, S>, const S: usize>(self, rule: R) {
+        self(&mut |run| run.update(rule));
+    }
+}
 
 #[cfg(target_arch = "x86_64")]
 fn has_avx2() -> bool {
@@ -440,11 +449,24 @@ mod tests {
         let reference = bits(&changed(case, &streams, &gradient, singly));
         let baseline = |run: Run<'_, F>| rule.drive(at, Baseline::<N, _>(run));
         let dispatched = |run: Run<'_, F>| rule.drive(at, run);
+        let in_runs = |Run { values, slots, gradient }: Run<'_, F>| {
+            let mut runs = |change: &mut dyn FnMut(Run<'_, F>)| {
+                for start in (0..values.len()).step_by(21) {
+                    let within = start..values.len().min(start + 21);
+                    let slots = slots.iter_mut().map(|slot| &mut slot[within.clone()]);
+                    let mut slots: Vec<&mut [F]> = slots.collect();
+                    let (values, gradient) = (&mut values[within.clone()], &gradient[within]);
+                    change(Run { values, slots: &mut slots, gradient });
+                }
+            };
+            rule.drive(at, &mut runs as &mut Runs<'_, F>);
+        };
         let across = |run: StreamRun<'_, F>| rule.drive(at, Baseline::<N, _>(run));
         let across_dispatched = |run: StreamRun<'_, F>| rule.drive(at, run);
         for (way, found) in [
             ("in place, baseline", changed(case, &streams, &gradient, baseline)),
             ("in place", changed(case, &streams, &gradient, dispatched)),
+            ("in runs", changed(case, &streams, &gradient, in_runs)),
             ("elsewhere, baseline", carried(case, &streams, &gradient, across)),
             ("elsewhere", carried(case, &streams, &gradient, across_dispatched)),
         ] {

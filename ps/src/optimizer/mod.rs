@@ -127,6 +127,9 @@ pub struct StreamRun<'a, T> {
     pub past_cache: bool,
 }
 
+/// Runs that come one by one: called once, with what is to be done with each.
+pub type Runs<'a, T> = dyn FnMut(&mut dyn FnMut(Run<'_, T>)) + 'a;
+
 /// A rule that changes variables by gradients, element by element.
 ///
 /// A shard calls it for runs of at most a few thousand elements, in any order and from its own
@@ -156,6 +159,19 @@ pub trait Optimizer: fmt::Debug + Send + Sync + 'static {
     #[doc(hidden)]
     fn stream_f64(&self, _at: ApplyAt, _run: StreamRun<'_, f64>) -> bool {
         false
+    }
+
+    /// The same as `apply_f32` for each of these runs, which lie apart, as rows do. What holds for all of
+    /// them the rules here reckon once.
+    #[doc(hidden)]
+    fn apply_runs_f32(&self, at: ApplyAt, runs: &mut Runs<'_, f32>) {
+        runs(&mut |run| self.apply_f32(at, run));
+    }
+
+    /// The same for `f64`.
+    #[doc(hidden)]
+    fn apply_runs_f64(&self, at: ApplyAt, runs: &mut Runs<'_, f64>) {
+        runs(&mut |run| self.apply_f64(at, run));
     }
 
     /// Whether an update needs sums over all elements of a variable before any of them changes, as rules
@@ -219,6 +235,14 @@ impl Optimizer for Arc<dyn Optimizer> {
         (**self).stream_f64(at, run)
     }
 
+    fn apply_runs_f32(&self, at: ApplyAt, runs: &mut Runs<'_, f32>) {
+        (**self).apply_runs_f32(at, runs);
+    }
+
+    fn apply_runs_f64(&self, at: ApplyAt, runs: &mut Runs<'_, f64>) {
+        (**self).apply_runs_f64(at, runs);
+    }
+
     fn sums_whole_variables(&self) -> bool {
         (**self).sums_whole_variables()
     }
@@ -276,6 +300,22 @@ macro_rules! loops {
         ) -> bool {
             self.drive(at, run);
             true
+        }
+
+        fn apply_runs_f32(
+            &self,
+            at: $crate::optimizer::ApplyAt,
+            runs: &mut $crate::optimizer::Runs<'_, f32>,
+        ) {
+            self.drive(at, runs);
+        }
+
+        fn apply_runs_f64(
+            &self,
+            at: $crate::optimizer::ApplyAt,
+            runs: &mut $crate::optimizer::Runs<'_, f64>,
+        ) {
+            self.drive(at, runs);
         }
     };
 }

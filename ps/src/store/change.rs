@@ -26,6 +26,9 @@ pub(crate) enum Change<'a> {
     },
 }
 
+/// What changes a row: its values, its slots and its input.
+pub(crate) type ChangeRow<'a> = dyn FnMut(&mut [u8], &mut [&mut [u8]], &[u8]) + 'a;
+
 impl Change<'_> {
     /// How many slots change, too: the first that there are.
     pub(crate) fn slots(self) -> usize {
@@ -56,18 +59,24 @@ impl Change<'_> {
         }
     }
 
-    /// Writes what they become elsewhere: of values and then slots.
-    pub(super) fn across(self, from: &[&[u8]], out: &mut [&mut [u8]], input: &[u8]) {
-        let Some(((values, slots), (values_out, slots_out))) =
-            from.split_first().zip(out.split_first_mut())
-        else {
-            return;
-        };
-        if !self.streamed(false, values, values_out, slots, slots_out, input) {
-            from.iter().zip(&mut *out).for_each(|(from, out)| out.copy_from_slice(from));
-            if let Some((values, slots)) = out.split_first_mut() {
-                self.in_place(values, slots, input);
+    /// Changes rows where they lie, one by one: `rows` is called once, with what changes a row.
+    pub(crate) fn each_in_place(self, rows: &mut dyn FnMut(&mut ChangeRow<'_>)) {
+        match self {
+            Change::Gradient { optimizer, at, dtype: DType::F32 } => {
+                optimizer.apply_runs_f32(at, &mut |change| {
+                    rows(&mut |values, slots, input| {
+                        run::<f32>(values, slots, input, &mut *change)
+                    });
+                });
             }
+            Change::Gradient { optimizer, at, dtype: DType::F64 } => {
+                optimizer.apply_runs_f64(at, &mut |change| {
+                    rows(&mut |values, slots, input| {
+                        run::<f64>(values, slots, input, &mut *change)
+                    });
+                });
+            }
+            _ => rows(&mut |values, slots, input| self.in_place(values, slots, input)),
         }
     }
 

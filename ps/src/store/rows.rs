@@ -1,5 +1,5 @@
 //! Rows that are changed where they lie, a few at a time: what they hold is kept, one row behind the
-//! other, a rule takes that in one go, and what it makes of it is put where they lie.
+//! other, and while they are in cache a rule takes each.
 
 use std::ops::Range;
 
@@ -19,8 +19,6 @@ pub(super) struct Tile {
     /// Where they lie, and where those lie that come next.
     spots: Vec<Spot>,
     next: Vec<Spot>,
-    /// What they become, stream by stream; in words, as they are aligned for every type.
-    words: Vec<u64>,
 }
 
 /// Where a row of a partition lies in the shard's variables.
@@ -50,7 +48,7 @@ impl Store {
             self.find(partition, rows, change, &mut tile.next);
             match tile.spots.is_empty() {
                 true => self.change_in_pieces(change, range_of(partition, first), head),
-                false => self.change_tile(change, row_bytes, head, &mut tile),
+                false => self.change_tile(change, row_bytes, head, &tile),
             }
         }
         self.tile = tile;
@@ -73,23 +71,33 @@ impl Store {
         }
     }
 
-    /// Keeps what a tile's rows hold, and changes them.
-    fn change_tile(&mut self, change: Change<'_>, row_bytes: usize, input: &[u8], tile: &mut Tile) {
-        self.keep_rows(&tile.spots, row_bytes, change.slots(), &tile.next);
-        let mut kept: [&[u8]; 1 + SLOTS_MAX] = Default::default();
-        let streams =
-            kept.iter_mut().zip(self.undo.kept()).map(|(kept, held)| *kept = held).count();
-        let stride = input.len().next_multiple_of(8) + SKEW_BYTES;
-        if tile.words.len() < streams * stride / 8 {
-            tile.words.resize(streams * stride / 8, 0);
-        }
-        let mut made: [&mut [u8]; 1 + SLOTS_MAX] = Default::default();
-        let words = bytemuck::cast_slice_mut(&mut tile.words);
-        for (made, bytes) in made.iter_mut().zip(words.chunks_exact_mut(stride)) {
-            *made = &mut bytes[..input.len()];
-        }
-        change.across(&kept[..streams], &mut made[..streams], input);
-        self.put(&tile.spots, row_bytes, &made[..streams], &tile.next);
+    /// Keeps what a tile's rows hold, and changes them where they lie. Meanwhile the slots of the next ones
+    /// are fetched.
+    fn change_tile(&mut self, change: Change<'_>, row_bytes: usize, input: &[u8], tile: &Tile) {
+        let Tile { spots, next } = tile;
+        self.keep_rows(spots, row_bytes, change.slots(), next);
+        let slot_stride = self.geometry.block_bytes + SKEW_BYTES;
+        let (mut next, count) = (next.iter(), change.slots());
+        change.each_in_place(&mut |change| {
+            for (spot, input) in spots.iter().zip(input.chunks_exact(row_bytes)) {
+                let within = spot.start as usize..spot.start as usize + row_bytes;
+                let values = &mut self.values.blocks.write(spot.value)[within.clone()];
+                let mut slots: [&mut [u8]; SLOTS_MAX] = Default::default();
+                if let Some(pool) = self.slots.as_mut().filter(|_| count > 0) {
+                    if let Some(next) = next.next() {
+                        for slot in 0..count {
+                            let start = slot * slot_stride + next.start as usize;
+                            fetch(&pool.blocks, next.slot, start, row_bytes);
+                        }
+                    }
+                    let all = pool.blocks.write(spot.slot).chunks_mut(slot_stride);
+                    for (slot, bytes) in slots.iter_mut().zip(all).take(count) {
+                        *slot = &mut bytes[within.clone()];
+                    }
+                }
+                change(values, &mut slots[..count], input);
+            }
+        });
     }
 
     /// Keeps what rows hold, and those of their slots that change. Meanwhile the values of the next
@@ -124,30 +132,6 @@ impl Store {
         });
         if !self.zoo.has(Bug::UndoAfterWrite) {
             self.undo.prepare();
-        }
-    }
-
-    /// Puts rows, which have been kept, where they lie. Meanwhile the slots of the next ones are
-    /// fetched.
-    fn put(&mut self, spots: &[Spot], row_bytes: usize, made: &[&mut [u8]], next: &[Spot]) {
-        let Some((made, rest)) = made.split_first() else { return };
-        let slot_stride = self.geometry.block_bytes + SKEW_BYTES;
-        let mut next = next.iter();
-        for (spot, at) in spots.iter().zip((0..).step_by(row_bytes)) {
-            let start = spot.start as usize;
-            let block = self.values.blocks.write(spot.value);
-            block[start..start + row_bytes].copy_from_slice(&made[at..at + row_bytes]);
-            let Some(slots) = self.slots.as_mut().filter(|_| !rest.is_empty()) else { continue };
-            if let Some(next) = next.next() {
-                for slot in 0..rest.len() {
-                    let start = slot * slot_stride + next.start as usize;
-                    fetch(&slots.blocks, next.slot, start, row_bytes);
-                }
-            }
-            let block = slots.blocks.write(spot.slot);
-            for (made, start) in rest.iter().zip((start..).step_by(slot_stride)) {
-                block[start..start + row_bytes].copy_from_slice(&made[at..at + row_bytes]);
-            }
         }
     }
 

@@ -61,15 +61,6 @@ pub(crate) struct Undo {
     end: usize,
     /// The checksum of the last tile, which that of the next goes on from.
     sum: u32,
-    kept: Kept,
-}
-
-/// Where the streams of the last tile are, which ends at the end.
-#[derive(Clone, Copy, Debug, Default)]
-struct Kept {
-    length: usize,
-    stride: usize,
-    streams: usize,
 }
 
 impl Undo {
@@ -91,7 +82,7 @@ impl Undo {
 
     /// In memory that an earlier process left.
     pub(crate) fn open(memory: Memory) -> Undo {
-        Undo { memory, version: 0, end: TILES, sum: 0, kept: Kept::default() }
+        Undo { memory, version: 0, end: TILES, sum: 0 }
     }
 
     /// Whether there is room for tiles of so many bytes.
@@ -135,14 +126,7 @@ impl Undo {
             *stream = &mut kept[..length];
         }
         (0..length).step_by(row_bytes).for_each(|at| fill(at, &mut rows[..streams]));
-        (self.end, self.kept) = (end, Kept { length, stride, streams });
-    }
-
-    /// What was written down last, stream by stream.
-    pub(crate) fn kept(&self) -> impl Iterator<Item = &[u8]> {
-        let Kept { length, stride, streams } = self.kept;
-        let kept = &self.memory.bytes()[self.end - stride * streams..self.end];
-        kept.chunks_exact(stride).map(move |stream| &stream[..length])
+        self.end = end;
     }
 
     /// Says that the rows that were kept are about to be changed.
@@ -335,7 +319,6 @@ mod tests {
                 kept[at..at + row_bytes].copy_from_slice(&stream[at..at + row_bytes]);
             }
         });
-        assert!(undo.kept().eq(streams.iter().copied()));
     }
 
     #[test]

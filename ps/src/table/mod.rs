@@ -85,8 +85,8 @@ pub(crate) struct Table {
     /// An index that is made anew of a checkpoint.
     restored: Option<Restored>,
     counts: TableCounts,
-    /// What is changed at a time, in one piece; in words, as they are aligned for every type.
-    tile: Vec<u64>,
+    /// A row on its way to another record.
+    held: Vec<u8>,
     /// Where that lies of it which is kept.
     spots: Vec<Spot>,
 }

@@ -72,7 +72,7 @@ impl Table {
             new: Vec::new(),
             restored: None,
             counts: TableCounts::default(),
-            tile: Vec::new(),
+            held: Vec::new(),
             spots: Vec::new(),
         }
     }

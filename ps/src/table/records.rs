@@ -40,6 +40,12 @@ impl Shape {
         HEAD_BYTES + (1 + self.slots) * self.stream_bytes()
     }
 
+    /// The values of a record, and then its slots.
+    pub(super) fn streams_mut(self, record: &mut [u8]) -> impl Iterator<Item = &mut [u8]> {
+        let streams = record[HEAD_BYTES..].chunks_exact_mut(self.stream_bytes());
+        streams.map(move |stream| &mut stream[..self.row_bytes])
+    }
+
     /// Where the values of a record are, or one of its slots, those from 1 on.
     pub(super) fn stream(self, stream: usize) -> std::ops::Range<usize> {
         let start = HEAD_BYTES + stream * self.stream_bytes();

@@ -84,66 +84,45 @@ impl Table {
 
     fn change_tile(&mut self, change: Change<'_>, rows: &[Moved], input: &[u8]) {
         let shape = self.records.shape;
-        let (row_bytes, streams) = (shape.row_bytes, 1 + shape.slots);
-        let count = rows.iter().filter(|row| row.to.is_some()).count();
-        if count == 0 {
-            return;
-        }
-        let stream_bytes = (count * row_bytes).next_multiple_of(8);
-        let mut tile = std::mem::take(&mut self.tile);
-        // Behind the streams lies the input of the rows that are changed, if it is not all.
-        let words = (streams + 1) * stream_bytes / 8;
-        if tile.len() < words {
-            tile.resize(words, 0);
-        }
-        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut tile[..words]);
-        let (bytes, chosen) = bytes.split_at_mut(streams * stream_bytes);
-        let changed =
-            || rows.iter().zip(input.chunks_exact(row_bytes)).filter(|(row, _)| row.to.is_some());
-        for (place, (row, _)) in changed().enumerate() {
-            let record = row.from.map(|from| self.records.read(from));
-            for stream in 0..streams {
-                let start = stream * stream_bytes + place * row_bytes;
-                let out = &mut bytes[start..start + row_bytes];
-                match (record, stream) {
-                    (Some(record), _) => out.copy_from_slice(&record[shape.stream(stream)]),
-                    (None, 0) => self.initial.fill(shape.dtype, row.id, out),
-                    (None, slot) => self.initial.fill_slot(shape.dtype, slot - 1, out),
-                }
-            }
-        }
-        let input = match count == rows.len() {
-            true => &input[..count * row_bytes],
-            false => {
-                for ((_, input), out) in changed().zip(chosen.chunks_exact_mut(row_bytes)) {
-                    out.copy_from_slice(input);
-                }
-                &chosen[..count * row_bytes]
-            }
-        };
-        let (values, rest) = bytes.split_at_mut(stream_bytes);
-        let mut slots: [&mut [u8]; SLOTS_MAX] = Default::default();
         let has_slots = change.slots();
-        for (slot, bytes) in
-            slots.iter_mut().zip(rest.chunks_exact_mut(stream_bytes)).take(has_slots)
-        {
-            *slot = &mut bytes[..count * row_bytes];
-        }
-        change.in_place(&mut values[..count * row_bytes], &mut slots[..has_slots], input);
-        for (place, (row, _)) in changed().enumerate() {
-            let pushes = |from| head_of(self.records.read(from)).pushes;
-            let elsewhere = row.from.filter(|_| row.from != row.to).map(pushes);
-            let Some(to) = row.to else { continue };
-            let record = self.records.write(to);
-            let here = || row.from.map_or(0, |_| head_of(record).pushes);
-            let pushes = elsewhere.unwrap_or_else(here).saturating_add(1);
-            let head = RowHead { id: row.id, step: self.step, pushes };
-            for stream in 0..streams {
-                let start = stream * stream_bytes + place * row_bytes;
-                record[shape.stream(stream)].copy_from_slice(&bytes[start..start + row_bytes]);
+        change.each_in_place(&mut |change| {
+            for (row, input) in rows.iter().zip(input.chunks_exact(shape.row_bytes)) {
+                let Some(to) = row.to else { continue };
+                let pushes = self.begin_row(row, to).saturating_add(1);
+                let record = self.records.write(to);
+                let mut streams = shape.streams_mut(record);
+                let values = streams.next().unwrap_or_default();
+                let mut slots: [&mut [u8]; SLOTS_MAX] = Default::default();
+                slots.iter_mut().zip(streams).for_each(|(slot, stream)| *slot = stream);
+                change(values, &mut slots[..has_slots], input);
+                put_head(RowHead { id: row.id, step: self.step, pushes }, record, self.integrity);
             }
-            put_head(head, record, self.integrity);
+        });
+    }
+
+    /// Has a row where it will be, as it was; how many pushes have changed it.
+    fn begin_row(&mut self, row: &Moved, to: u32) -> u32 {
+        let shape = self.records.shape;
+        match row.from {
+            Some(from) if from == to => {}
+            Some(from) => {
+                let mut held = std::mem::take(&mut self.held);
+                held.clear();
+                held.extend_from_slice(self.records.read(from));
+                self.records.write(to).copy_from_slice(&held);
+                self.held = held;
+            }
+            None => {
+                let record = self.records.write(to);
+                for (stream, out) in shape.streams_mut(record).enumerate() {
+                    match stream {
+                        0 => self.initial.fill(shape.dtype, row.id, out),
+                        slot => self.initial.fill_slot(shape.dtype, slot - 1, out),
+                    }
+                }
+                return 0;
+            }
         }
-        self.tile = tile;
+        head_of(self.records.read(to)).pushes
     }
 }
