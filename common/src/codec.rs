@@ -252,6 +252,16 @@ impl Encoding {
         }
     }
 
+    /// Takes a stretch of elements whose type this is ([`Encoding::of_type`]) as it came into memory of
+    /// that type. The bytes may be anything, as those of [`Encoding::decode`].
+    pub fn take(self, bytes: &[u8], target: &mut [u8]) -> Result<(), DecodeError> {
+        let elements = target.len() / 2;
+        length(self, elements, bytes, self.bytes_max(DType::F32, elements))?;
+        let (values, rest) = bytes.split_at(2 * elements);
+        target[..2 * elements].copy_from_slice(values);
+        padding(rest)
+    }
+
     /// Decodes a stretch of elements of this type into their memory; as [`Encoding::decode_rows`].
     /// The memory is aligned for the type.
     pub fn decode_into(

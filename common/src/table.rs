@@ -73,8 +73,8 @@ pub enum Eviction {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TableSpec {
-    /// What its rows may take, on all shards together, in bytes: values, slots, and 40 bytes for each
-    /// row. Beside that each shard has memory for the rows of one push or, in synchronous mode, of
+    /// What its rows may take, on all shards together, in bytes: values and slots as servers keep them
+    /// (of `f16` and `bf16` in `f32`), and 40 bytes for each row. Beside that each shard has memory for the rows of one push or, in synchronous mode, of
     /// one step.
     pub bytes_max: u64,
     /// The most rows of one shard in one push. Each room of the inbox has room for so many.

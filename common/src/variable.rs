@@ -104,7 +104,7 @@ pub enum VariableError {
     RowBytes {
         /// The variable's name.
         name: String,
-        /// The bytes of a row.
+        /// The bytes of a row, as servers keep it.
         bytes: u64,
     },
     /// It is sparse, and has no rows, or more than can be numbered.
@@ -117,18 +117,6 @@ pub enum VariableError {
         name: String,
         /// Its rows.
         rows: u64,
-    },
-    /// It is sparse, and its elements are not what servers keep.
-    #[error(
-        "cannot declare the variable {name:?} sparse: its elements are {dtype}, and rows travel as \
-         servers keep them, in {}",
-        dtype.master()
-    )]
-    RowType {
-        /// The variable's name.
-        name: String,
-        /// The type of its elements.
-        dtype: DType,
     },
     /// It is a table that cannot be.
     #[error("cannot declare the table {name:?}: {source}")]
@@ -248,8 +236,8 @@ impl VariableSpec {
     }
 
     /// Makes it sparse: it is pulled and pushed by rows, as embeddings are, and no replica has a copy
-    /// of all of it. A row is what has one index in the first extent; it has at most 1 MiB, and there
-    /// are 1 to 2^32 - 1 of them. Its elements are no `f16` or `bf16`.
+    /// of all of it. A row is what has one index in the first extent; it has at most 1 MiB where servers
+    /// keep it, and there are 1 to 2^32 - 1 of them.
     ///
     /// Its first values are those of the initializer. Shards keep 4 bytes for each row in every room
     /// of their inbox, beside the values that it may hold.
@@ -275,10 +263,7 @@ impl VariableSpec {
     pub fn validate(&self) -> Result<(), VariableError> {
         let name = || self.name.clone();
         if self.sparse {
-            if self.dtype != self.dtype.master() {
-                return Err(VariableError::RowType { name: name(), dtype: self.dtype });
-            }
-            let (bytes, rows) = (self.row_bytes(), self.shape.rows());
+            let (bytes, rows) = (self.master_row_bytes(), self.shape.rows());
             if !(1..=PART_BYTES_MAX).contains(&bytes) {
                 return Err(VariableError::RowBytes { name: name(), bytes });
             }
@@ -288,7 +273,7 @@ impl VariableSpec {
         }
         if let Some(table) = self.table {
             table
-                .validate(self.row_bytes(), self.initializer)
+                .validate(self.master_row_bytes(), self.initializer)
                 .map_err(|source| VariableError::Table { name: name(), source })?;
         }
         self.initializer
@@ -323,9 +308,15 @@ impl VariableSpec {
         self.shape.elements() * dtype.size() as u64
     }
 
-    /// The bytes of the elements of one row.
+    /// The bytes of the elements of one row, as workers hold them.
     pub fn row_bytes(&self) -> u64 {
         self.shape.row_elements() * self.dtype.size() as u64
+    }
+
+    /// The bytes of the elements of one row as servers keep them: twice [`VariableSpec::row_bytes`] for
+    /// `f16` and `bf16`. Each slot of its optimizer has as many.
+    pub fn master_row_bytes(&self) -> u64 {
+        self.shape.row_elements() * self.dtype.master().size() as u64
     }
 
     /// Its name.
@@ -450,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn halves_are_kept_in_f32_and_have_no_rows_that_travel() {
+    fn halves_are_kept_in_f32_and_limited_as_that() {
         let kinds = [
             (VariableSpec::f16("h", [5, 3]).unwrap(), DType::F16),
             (VariableSpec::bf16("h", [5, 3]).unwrap(), DType::Bf16),
@@ -459,18 +450,21 @@ mod tests {
             assert_eq!((variable.dtype(), variable.is_trainable()), (dtype, true));
             assert_eq!((variable.bytes(), variable.master_bytes()), (30, 60));
             assert_eq!(variable.validate(), Ok(()));
-            let name = || "h".to_owned();
-            let refused = VariableError::RowType { name: name(), dtype };
-            assert_eq!(variable.sparse().validate(), Err(refused.clone()));
-            let table = VariableSpec::table("h", dtype, [4], TableSpec::new(1 << 20)).unwrap();
-            assert_eq!(table.validate(), Err(refused.clone()));
-            assert_eq!(
-                refused.to_string(),
-                format!(
-                    "cannot declare the variable \"h\" sparse: its elements are {dtype}, and rows \
-                     travel as servers keep them, in f32"
-                )
-            );
+            assert_eq!((variable.row_bytes(), variable.master_row_bytes()), (6, 12));
+            assert_eq!(variable.sparse().validate(), Ok(()));
+            // Fits a part as halves, and not as masters.
+            let table = |width: u64, bytes| {
+                let table =
+                    VariableSpec::table("h", dtype, [width], TableSpec::new(bytes)).unwrap();
+                table.validate()
+            };
+            let (name, bytes) = ("h".to_owned(), 4 + PART_BYTES_MAX);
+            let wide = table(bytes / 4, 1 << 30);
+            assert_eq!(wide, Err(VariableError::RowBytes { name, bytes }));
+            let least = TableSpec::ROW_OVERHEAD_BYTES + 16;
+            assert_eq!(table(4, least), Ok(()));
+            let small = table(4, least - 1);
+            assert!(matches!(small, Err(VariableError::Table { .. })), "{small:?}");
         }
     }
 }

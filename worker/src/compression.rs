@@ -12,7 +12,7 @@ use pushpull_common::catalogue::{Catalogue, Partition};
 use pushpull_common::codec::{Codec, EncodeError, Encoding, Encodings, Real, Residual};
 use pushpull_common::ids::{ShardId, VariableId};
 use pushpull_common::names::Names;
-use pushpull_common::tensor::{DType, bf16, f16};
+use pushpull_common::tensor::{DType, Element, bf16, elements_of, f16};
 use pushpull_common::variable::VariableSpec;
 
 use crate::error::{Error, JoinError};
@@ -153,12 +153,12 @@ impl Compression {
     }
 
     /// The same for rows.
-    pub(crate) fn check_rows(&self, plan: &Plan, rows: &RowSet) -> Result<(), Error> {
+    pub(crate) fn check_rows(&self, plan: &Plan, rows: &RowSet, factor: f64) -> Result<(), Error> {
         let id = rows.variable();
         let Some(Compressed { codec, .. }) = self.variables.get(&id) else { return Ok(()) };
         let result = match plan.catalogue().variable(id).dtype() {
             DType::F64 => codec.check(&rows.elements::<f64>()),
-            _ => codec.check(&rows.elements::<f32>()),
+            dtype => codec.check(&singles(dtype, rows.values(), factor)),
         };
         result.map_err(|error| match error {
             EncodeError::NonFinite { element, value, .. } => rows.non_finite(plan, element, value),
@@ -192,21 +192,29 @@ impl Compression {
         parts.map_err(|error| Compression::error(plan, id, error))
     }
 
-    /// The parts in which gradients of rows travel: encoded, if the variable has a codec.
+    /// The parts in which gradients of rows travel: encoded, if the variable has a codec. Those of a half
+    /// type are multiplied with `factor`.
     pub(crate) fn rows(
         &mut self,
         plan: &Plan,
         rows: &RowSet,
+        factor: f64,
     ) -> Result<Vec<(ShardId, Vec<Part>)>, Error> {
         let id = rows.variable();
         let Some(Compressed { codec, left }) = self.variables.get_mut(&id) else {
-            return Ok(rows.parts(plan, true));
+            return Ok(rows.parts(plan, true, factor));
         };
+        let dtype = plan.catalogue().variable(id).dtype();
         let (mut by_shard, most) = (Vec::new(), plan.part_bytes());
         for (partition, set) in rows.by_partition(plan) {
             let values = match left {
-                Left::RowsF32(left) => left.parts(codec, partition, most, &set),
-                Left::RowsF64(left) => left.parts(codec, partition, most, &set),
+                Left::RowsF32(left) => {
+                    let values = singles(dtype, set.values(), factor);
+                    left.parts(codec, partition, most, set.ids(), &values)
+                }
+                Left::RowsF64(left) => {
+                    left.parts(codec, partition, most, set.ids(), &set.elements::<f64>())
+                }
                 Left::F32(_) | Left::F64(_) => unreachable!("only what is sparse has rows"),
             };
             let mut parts = set.index(plan, partition);
@@ -273,18 +281,20 @@ fn stretches<T: Real>(
     Ok(parts)
 }
 
-/// Elements of `f32`, or of a half type in `f32` and multiplied, as the servers would have them.
+/// Elements of `f32`, or of a half type in `f32` and multiplied, as the servers would have them. Those
+/// that do not lie aligned, as rows may, are copied.
 pub(crate) fn singles(dtype: DType, bytes: &[u8], factor: f64) -> Cow<'_, [f32]> {
-    let single = |g: f64| (g * factor) as f32;
     match dtype {
-        DType::F16 => {
-            let halves = bytemuck::cast_slice::<u8, f16>(bytes).iter();
-            halves.map(|&g| single(g.into())).collect()
-        }
-        DType::Bf16 => {
-            let halves = bytemuck::cast_slice::<u8, bf16>(bytes).iter();
-            halves.map(|&g| single(g.into())).collect()
-        }
-        _ => bytemuck::cast_slice(bytes).into(),
+        DType::F16 => widened::<f16>(bytes, factor).into(),
+        DType::Bf16 => widened::<bf16>(bytes, factor).into(),
+        _ => match bytemuck::try_cast_slice(bytes) {
+            Ok(elements) => elements.into(),
+            Err(_) => elements_of(bytes).into(),
+        },
     }
+}
+
+fn widened<T: Element + Into<f64>>(bytes: &[u8], factor: f64) -> Vec<f32> {
+    let halves = bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned::<T>);
+    halves.map(|g| (g.into() * factor) as f32).collect()
 }

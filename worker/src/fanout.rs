@@ -48,7 +48,7 @@ pub(crate) struct Plan {
     starts: Vec<usize>,
     bytes: usize,
     part_bytes: u64,
-    /// The shards that hold variables of `f16` or `bf16`.
+    /// The shards that hold variables of `f16` or `bf16` that are not sparse.
     with_halves: BTreeSet<ShardId>,
 }
 
@@ -131,7 +131,7 @@ impl Plan {
             }
         }
         let segments = shards.iter().map(|&shard| segments(&catalogue, shard, &starts)).collect();
-        let halves = catalogue.partitions().iter().filter(|partition| partition.own.is_some());
+        let halves = catalogue.partitions().iter().filter(|p| p.own.is_some() && !p.is_sparse());
         let with_halves = halves.map(|partition| partition.shard).collect();
         let part_bytes = PART_BYTES_MAX;
         Plan { catalogue, shards, segments, starts, bytes, part_bytes, with_halves }
@@ -162,26 +162,13 @@ impl Plan {
         self.bytes
     }
 
-    /// The stretches of a partition that travel in a part each, encoded so, as elements of its variable.
-    /// Neither they nor what they are encoded as are longer than a part; they start where the shard takes
-    /// parts.
-    pub(crate) fn stretches(
-        &self,
-        partition: &Partition,
-        encoding: Encoding,
-    ) -> impl Iterator<Item = Range<usize>> + use<> {
-        let most = stretch_elements(encoding, Blocks::THROUGH, partition.dtype, self.part_bytes);
-        let elements = partition.elements.start as usize..partition.elements.end as usize;
-        let end = elements.end;
-        elements.step_by(most).map(move |start| start..end.min(start + most))
-    }
-
     /// The most of a shard's layout that a part may cover, in bytes.
     pub(crate) fn part_bytes(&self) -> u64 {
         self.part_bytes
     }
 
-    /// Whether a shard holds variables of `f16` or `bf16`, whose values come in their own type.
+    /// Whether a shard holds variables of `f16` or `bf16` that are not sparse: its values come in their own
+    /// type.
     pub(crate) fn has_halves(&self, shard: ShardId) -> bool {
         self.with_halves.contains(&shard)
     }
@@ -251,8 +238,11 @@ impl Plan {
             match partition.own {
                 None => ranges[shard].push(partition.offset..partition.end()),
                 Some(own) => {
-                    let factor = factor(partition.variable);
-                    halves[shard].extend(self.halves(partition, own, factor, &body));
+                    let (id, elements) = (partition.variable, &partition.elements);
+                    let count = (elements.end - elements.start) as usize;
+                    let start = self.starts[id.0 as usize] + 2 * elements.start as usize;
+                    let body = |range: Range<usize>| body(start + range.start..start + range.end);
+                    halves[shard].extend(self.halves(partition, own, factor(id), count, body));
                 }
             }
         }
@@ -293,22 +283,24 @@ impl Plan {
         cut(0..length, self.part_bytes).map(part).collect()
     }
 
-    /// The parts of a partition whose elements lie in the buffer as they travel.
-    fn halves(
+    /// The parts in which the first elements of a partition travel, so many, which lie here as they
+    /// travel; `body` lends bytes of them. The shard multiplies them with `factor`.
+    pub(crate) fn halves(
         &self,
         partition: &Partition,
         own: Encoding,
         factor: f64,
+        count: usize,
         body: impl Fn(Range<usize>) -> Bytes,
     ) -> impl Iterator<Item = Part> {
-        let start = self.starts[partition.variable.0 as usize];
-        self.stretches(partition, own).map(move |elements| {
-            let values = body(start + 2 * elements.start..start + 2 * elements.end);
-            let padding = own.bytes_max(partition.dtype, elements.len()) - values.len();
+        let most = stretch_elements(own, Blocks::THROUGH, partition.dtype, self.part_bytes);
+        (0..count).step_by(most).map(move |start| {
+            let end = count.min(start + most);
+            let values = body(2 * start..2 * end);
+            let padding = own.bytes_max(partition.dtype, end - start) - values.len();
             let padding = Bytes::from_static(&PADDING).slice(..padding);
-            let before = elements.start - partition.elements.start as usize;
-            let (before, bodies) = (before * partition.dtype.size(), vec![values, padding]);
-            let mut part = Part::stretch(partition, before as u64, elements.len(), own, bodies);
+            let (before, bodies) = (start * partition.dtype.size(), vec![values, padding]);
+            let mut part = Part::stretch(partition, before as u64, end - start, own, bodies);
             part.encoded.iter_mut().for_each(|stretch| stretch.factor = factor);
             part
         })

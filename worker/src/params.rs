@@ -140,7 +140,8 @@ impl Gradients {
     }
 
     /// The gradient of a sparse variable: rows one behind the other, for each of these ids in any
-    /// order. Rows of one id are summed, in their order. Replaces what was set before.
+    /// order. Rows of one id are summed, in their order; those of `f16` and `bf16` in `f32`, rounded once.
+    /// Replaces what was set before.
     ///
     /// No rows at all are a gradient, too: of zeros. Cost: a copy of the rows, and a sort of the ids
     /// unless they rise.
@@ -155,6 +156,7 @@ impl Gradients {
             return Err(ViewError::Plain { name: name.to_owned() });
         }
         self.rows.insert(id, RowSet::sum(&self.plan, id, ids, rows)?);
+        self.factors.remove(&id);
         Ok(())
     }
 

@@ -8,8 +8,9 @@ use pushpull_common::ids::{ShardId, VariableId};
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::rows;
 use pushpull_common::table;
-use pushpull_common::tensor::{DType, Element, elements_of};
+use pushpull_common::tensor::{DType, Element, bf16, elements_of, f16};
 
+use crate::compression::singles;
 use crate::error::{Error, ViewError};
 use crate::fanout::{Part, Plan};
 use crate::params::find;
@@ -55,8 +56,8 @@ pub(crate) struct RowSet {
 }
 
 impl RowSet {
-    /// These rows, which have been checked; those of one number are added up in their order. An error
-    /// says that they are more than a table takes at once.
+    /// These rows, which have been checked; those of one number are added up in their order, halves in
+    /// `f32`, to be rounded once. An error says that they are more than a table takes at once.
     pub(crate) fn sum<T: Element>(
         plan: &Plan,
         variable: VariableId,
@@ -89,13 +90,17 @@ impl RowSet {
         let keys = ids.iter().enumerate().map(|(place, &id)| (id, place as u32));
         let mut order: Vec<(u64, u32)> = keys.collect();
         order.sort_unstable();
-        let (ids, values) = match T::DTYPE {
-            DType::F32 => add_up::<f32>(&order, width, bytemuck::cast_slice(values)),
-            DType::F64 => add_up::<f64>(&order, width, bytemuck::cast_slice(values)),
-            DType::I64 => add_up::<i64>(&order, width, bytemuck::cast_slice(values)),
+        let summed = rising(&order);
+        let narrow = || add_up::<f32>(&order, width, &singles(T::DTYPE, values, 1.0)).into_iter();
+        let values = match T::DTYPE {
+            DType::F32 => bytes_of(add_up::<f32>(&order, width, bytemuck::cast_slice(values))),
+            DType::F64 => bytes_of(add_up::<f64>(&order, width, bytemuck::cast_slice(values))),
+            DType::I64 => bytes_of(add_up::<i64>(&order, width, bytemuck::cast_slice(values))),
+            DType::F16 => bytes_of(narrow().map(f16::from_f32).collect()),
+            DType::Bf16 => bytes_of(narrow().map(bf16::from_f32).collect()),
             _ => unreachable!("an element is of a known type"),
         };
-        RowSet { variable, ids, values }
+        RowSet { variable, ids: summed, values }
     }
 
     /// The first number that is there twice, if one is.
@@ -148,32 +153,46 @@ impl RowSet {
     }
 
     /// The parts in which they travel, by shard: each partition has its rows, or is told that it has
-    /// none if `all` says so.
-    pub(crate) fn parts(&self, plan: &Plan, all: bool) -> Vec<(ShardId, Vec<Part>)> {
+    /// none if `all` says so. Those of a half type are multiplied with `factor` there.
+    pub(crate) fn parts(&self, plan: &Plan, all: bool, factor: f64) -> Vec<(ShardId, Vec<Part>)> {
         let mut by_shard: Vec<(ShardId, Vec<Part>)> = Vec::new();
         for (partition, set) in self.by_partition(plan) {
             if all || set.len() > 0 {
-                let padding = rows::values_bytes(partition, set.len() as u64) as usize;
-                let padding = padding - set.values.len();
                 // The numbers first: whoever finds fault with a value can say of which row.
                 let mut parts = set.index(plan, partition);
-                parts.extend(plan.cut(partition.offset, set.values, padding));
+                parts.extend(set.value_parts(plan, partition, factor));
                 add_parts(&mut by_shard, partition.shard, parts);
             }
         }
         by_shard
     }
 
+    /// The parts in which the values travel, which are all of this partition.
+    fn value_parts(self, plan: &Plan, partition: &Partition, factor: f64) -> Vec<Part> {
+        let values = self.values;
+        match partition.own {
+            Some(own) => {
+                let elements = values.len() / 2;
+                plan.halves(partition, own, factor, elements, |range| values.slice(range)).collect()
+            }
+            None => {
+                let bytes = rows::values_bytes(partition, self.ids.len() as u64) as usize;
+                let padding = bytes - values.len();
+                plan.cut(partition.offset, values, padding)
+            }
+        }
+    }
+
     /// The rows that each partition of the variable has.
     pub(crate) fn by_partition<'a>(&self, plan: &'a Plan) -> Vec<(&'a Partition, RowSet)> {
         let partitions = plan.catalogue().partitions_of(self.variable);
+        let row_bytes = plan.catalogue().variable(self.variable).row_bytes() as usize;
         if partitions[0].is_table() {
-            return partitions.iter().zip(self.by_bucket(partitions)).collect();
+            return partitions.iter().zip(self.by_bucket(partitions, row_bytes)).collect();
         }
         let below = |row: u64| self.ids.partition_point(|&id| id < row);
         let of = |partition: &'a Partition| {
             let held = below(partition.rows.start)..below(partition.rows.end);
-            let row_bytes = partition.row_bytes() as usize;
             let values = self.values.slice(held.start * row_bytes..held.end * row_bytes);
             let (variable, ids) = (self.variable, self.ids[held].to_vec());
             (partition, RowSet { variable, ids, values })
@@ -182,11 +201,10 @@ impl RowSet {
     }
 
     /// The rows that each partition of a table has: those of its buckets.
-    fn by_bucket(&self, partitions: &[Partition]) -> Vec<RowSet> {
+    fn by_bucket(&self, partitions: &[Partition], row_bytes: usize) -> Vec<RowSet> {
         if partitions.len() == 1 {
             return vec![self.clone()];
         }
-        let row_bytes = partitions[0].row_bytes() as usize;
         let mut cut: Vec<(Vec<u64>, Vec<u8>)> = vec![Default::default(); partitions.len()];
         for (&id, row) in self.ids.iter().zip(self.values.chunks_exact(row_bytes)) {
             let (ids, values) = &mut cut[part_of(partitions, id)];
@@ -229,26 +247,33 @@ fn number_of(partition: &Partition, id: u64) -> u64 {
     if partition.is_table() { id } else { id - partition.rows.start }
 }
 
+/// The numbers of rows, each once; beside each stands a place.
+fn rising(order: &[(u64, u32)]) -> Vec<u64> {
+    let mut ids: Vec<u64> = order.iter().map(|(id, _)| *id).collect();
+    ids.dedup();
+    ids
+}
+
 /// The rows whose numbers and places these are, summed by number.
-fn add_up<T: Element + AddAssign>(
-    order: &[(u64, u32)],
-    width: usize,
-    values: &[T],
-) -> (Vec<u64>, Bytes) {
-    let mut ids: Vec<u64> = Vec::with_capacity(order.len());
+fn add_up<T: Element + AddAssign>(order: &[(u64, u32)], width: usize, values: &[T]) -> Vec<T> {
+    let mut before = None;
     let mut sums: Vec<T> = Vec::with_capacity(values.len());
     for &(id, place) in order {
         let place = place as usize;
         let row = &values[place * width..(place + 1) * width];
-        if ids.last() == Some(&id) {
+        if before == Some(id) {
             let last = sums.len() - width;
             sums[last..].iter_mut().zip(row).for_each(|(sum, &value)| *sum += value);
         } else {
-            ids.push(id);
             sums.extend_from_slice(row);
         }
+        before = Some(id);
     }
-    (ids, Bytes::copy_from_slice(bytemuck::cast_slice(&sums)))
+    sums
+}
+
+fn bytes_of<T: Element>(elements: Vec<T>) -> Bytes {
+    Bytes::copy_from_slice(bytemuck::cast_slice(&elements))
 }
 
 /// What is asked of the servers for rows of a variable, and where the answers lie.
@@ -290,8 +315,8 @@ impl Wanted {
     }
 
     fn ask(&mut self, partition: &Partition, numbers: &[u64], first: usize) {
-        // Neither the numbers nor the rows are more than a body may be.
-        let each = self.row_bytes.max(rows::number_bytes(partition) as usize);
+        // Neither the numbers nor the rows, as the shard keeps them, are more than a body may be.
+        let each = partition.row_bytes().max(rows::number_bytes(partition)) as usize;
         let most = (PART_BYTES_MAX as usize / each).max(1);
         for (index, numbers) in numbers.chunks(most).enumerate() {
             let start = (first + index * most) * self.row_bytes;
@@ -371,7 +396,7 @@ mod tests {
         assert_eq!(set.ids, [0, 5, 7, 1 << 40, u64::MAX]);
         let mut told = Vec::new();
         let partitions = plan.catalogue().partitions();
-        for (partition, of_it) in partitions.iter().zip(set.by_bucket(partitions)) {
+        for (partition, of_it) in partitions.iter().zip(set.by_bucket(partitions, 8)) {
             assert!(of_it.ids.iter().all(|&id| partition.rows.contains(&table::bucket(id))));
             let sums: &[f32] = bytemuck::cast_slice(of_it.values());
             told.extend(of_it.ids.iter().copied().zip(sums.chunks(2).map(<[f32]>::to_vec)));
@@ -414,7 +439,7 @@ mod tests {
             let values: Vec<f32> = (0..ids.len() * width as usize).map(|i| i as f32).collect();
             let set = RowSet::sum(&plan, VariableId(1), &ids, &values).unwrap();
             let mut told = std::collections::BTreeMap::new();
-            let parts = set.parts(&plan, true);
+            let parts = set.parts(&plan, true, 1.0);
             for partition in plan.catalogue().partitions_of(VariableId(1)) {
                 let (_, parts) = parts.iter().find(|(shard, _)| *shard == partition.shard).unwrap();
                 let bytes = |start: u64, end: u64| -> Vec<u8> {

@@ -248,8 +248,9 @@ impl Worker {
             self.compression.check(&plan, id, bytes, factor)?;
         }
         for rows in gradients.rows.values() {
-            self.check_rows_finite(&plan, rows)?;
-            self.compression.check_rows(&plan, rows)?;
+            let factor = gradients.factor(rows.variable());
+            self.check_rows_finite(&plan, rows, factor)?;
+            self.compression.check_rows(&plan, rows, factor)?;
         }
         let present: Vec<VariableId> = gradients.present().collect();
         if present.is_empty() && gradients.rows.is_empty() {
@@ -262,7 +263,7 @@ impl Worker {
         // Rows first: what a shard may apply as it comes is then the end of the push.
         let mut parts: Vec<(ShardId, Vec<Part>)> = Vec::new();
         for rows in gradients.rows.values() {
-            parts.extend(self.compression.rows(&plan, rows)?);
+            parts.extend(self.compression.rows(&plan, rows, factor(rows.variable()))?);
         }
         let plain = present.iter().copied().filter(|&id| !self.compression.covers(id));
         parts.extend(plan.scaled_parts(plain, factor, |range| shared.slice(range)));
@@ -347,8 +348,8 @@ impl Worker {
             return Err(ViewError::RowTwice { name: name.to_owned(), row }.into());
         }
         let rows = RowSet::sum(&plan, variable, ids, rows)?;
-        self.check_rows_finite(&plan, &rows)?;
-        let parts = rows.parts(&plan, false);
+        self.check_rows_finite(&plan, &rows, 1.0)?;
+        let parts = rows.parts(&plan, false, 1.0);
         if parts.is_empty() {
             return Ok(());
         }
@@ -503,9 +504,9 @@ impl Worker {
             return Err(ViewError::Plain { name: name.to_owned() }.into());
         }
         let rows = RowSet::sum(plan, id, ids, rows)?;
-        self.check_rows_finite(plan, &rows)?;
-        self.compression.check_rows(plan, &rows)?;
-        let parts = self.compression.rows(plan, &rows)?;
+        self.check_rows_finite(plan, &rows, 1.0)?;
+        self.compression.check_rows(plan, &rows, 1.0)?;
+        let parts = self.compression.rows(plan, &rows, 1.0)?;
         self.more(sequence, parts).await
     }
 
@@ -535,14 +536,7 @@ impl Worker {
         }
         let variable = plan.catalogue().variable(id);
         let bytes = &bytes[..variable.bytes() as usize];
-        let bad = match factor > 1.0 {
-            false => first_non_finite(variable.dtype(), bytes),
-            true => {
-                let products = singles(variable.dtype(), bytes, factor);
-                first_non_finite(DType::F32, bytemuck::cast_slice(&products))
-            }
-        };
-        match bad {
+        match first_bad(variable.dtype(), bytes, factor) {
             None => Ok(()),
             Some((element, value)) => {
                 let variable = variable.name().to_owned();
@@ -552,12 +546,12 @@ impl Worker {
     }
 
     /// The same for rows.
-    fn check_rows_finite(&self, plan: &Plan, rows: &RowSet) -> Result<(), Error> {
+    fn check_rows_finite(&self, plan: &Plan, rows: &RowSet, factor: f64) -> Result<(), Error> {
         if self.client.welcomed.non_finite != (NonFinitePolicy::Reject {}) || rows.len() == 0 {
             return Ok(());
         }
         let dtype = plan.catalogue().variable(rows.variable()).dtype();
-        match first_non_finite(dtype, rows.values()) {
+        match first_bad(dtype, rows.values(), factor) {
             None => Ok(()),
             Some((element, value)) => Err(rows.non_finite(plan, element, value)),
         }
@@ -566,6 +560,15 @@ impl Worker {
     fn joined(&self, doing: &'static str) -> Result<&Arc<Plan>, Error> {
         self.plan.as_ref().ok_or(Error::NotJoined { doing })
     }
+}
+
+/// The first element that is NaN or infinite, or is once it is multiplied.
+fn first_bad(dtype: DType, bytes: &[u8], factor: f64) -> Option<(usize, f64)> {
+    if factor <= 1.0 {
+        return first_non_finite(dtype, bytes);
+    }
+    let products = singles(dtype, bytes, factor);
+    first_non_finite(DType::F32, bytemuck::cast_slice(&products))
 }
 
 /// A buffer that is being sent.

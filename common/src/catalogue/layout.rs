@@ -257,7 +257,7 @@ pub(super) fn lay_out(
             shard: place.shard,
             offset: 0,
             bytes: match variable.as_table() {
-                Some(table) => u64::from(table.rows_at_once) * variable.row_bytes(),
+                Some(table) => u64::from(table.rows_at_once) * variable.master_row_bytes(),
                 None => (elements.end - elements.start) * variable.dtype().master().size() as u64,
             },
             elements,

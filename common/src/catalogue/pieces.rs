@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::layout::ShardLayout;
-use crate::codec::{Blocks, DecodeError, EncodeError, Encoding, padding};
+use crate::codec::{Blocks, DecodeError, EncodeError, Encoding};
 use crate::tensor::DType;
 
 /// A form of values that is shorter than that in which servers keep them. In each of them, the values of
@@ -101,18 +101,16 @@ impl Piece {
         if let (None, Some(encoding)) = (self.own, self.encoding(form)) {
             return encoding.decode_into(Blocks::THROUGH, self.dtype, bytes, target);
         }
-        // As it came, without what pads it.
         let found = target.len();
-        let expected = match self.own {
-            // Halves: both encodings have two bytes an element.
-            Some(_) => 2 * self.elements,
-            None => self.element_bytes(),
-        };
         let unfit = DecodeError::Target { dtype: self.dtype, bytes: found };
-        let (values, rest) =
-            bytes.split_at_checked(found).filter(|_| found == expected).ok_or(unfit)?;
+        if let Some(own) = self.own {
+            return if found == 2 * self.elements { own.take(bytes, target) } else { Err(unfit) };
+        }
+        // As it came, without what pads it.
+        let expected = self.element_bytes();
+        let values = bytes.get(..found).filter(|_| found == expected).ok_or(unfit)?;
         target.copy_from_slice(values);
-        if self.own.is_some() { padding(rest) } else { Ok(()) }
+        Ok(())
     }
 }
 
@@ -271,7 +269,10 @@ mod tests {
         assert_eq!(decode(&bytes, 5), Ok(()));
         let target = |bytes| DecodeError::Target { dtype: DType::F32, bytes };
         assert_eq!(decode(&bytes, 4), Err(target(8)));
-        assert_eq!(decode(&bytes[..8], 5), Err(target(10)));
+        let length = decode(&bytes[..8], 5);
+        let (encoding, elements) = (Encoding::Bf16, 5);
+        let expected = DecodeError::Length { encoding, elements, bytes: 8, expected: 16 };
+        assert_eq!(length, Err(expected));
         bytes[10] = 1;
         assert_eq!(decode(&bytes, 5), Err(DecodeError::Padding));
         for code in 3..=u8::MAX {

@@ -116,18 +116,20 @@ fn write_rows(
     step: u64,
     out: &mut HashedFile,
 ) -> Result<(), CheckpointError> {
-    let streams = match what {
-        What::Rows(stream) => vec![stream.number()],
-        _ => vec![],
+    let (streams, codec) = match what {
+        What::Rows(stream) => (vec![stream.number()], rounding(opened, variable, stream)),
+        _ => (vec![], None),
     };
     for partition in opened.catalogue().partitions_of(variable) {
         let row_bytes = partition.row_bytes() as usize;
         opened.read_rows(partition.id, &streams, &mut |heads, bytes| {
             let wanted = heads.iter().enumerate().filter(|(_, head)| head.step >= step);
             for (row, head) in wanted {
-                match bytes.first() {
-                    Some(rows) => out.write(&rows[row * row_bytes..(row + 1) * row_bytes])?,
-                    None => out.write(&head.id.to_le_bytes())?,
+                let values = bytes.first().map(|rows| &rows[row * row_bytes..][..row_bytes]);
+                match (values, &codec) {
+                    (Some(masters), Some(codec)) => out.write(&rounded(codec, masters))?,
+                    (Some(values), None) => out.write(values)?,
+                    (None, _) => out.write(&head.id.to_le_bytes())?,
                 }
             }
             Ok(())

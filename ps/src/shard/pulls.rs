@@ -121,9 +121,14 @@ impl Shard {
         let Some(partition) = store.partition_of_rows(id) else {
             return self.refuse(connection, request, Refusal::UnknownPartition { partition: id });
         };
-        if let Some(codec) = codec.filter(|_| !partition.trainable) {
+        let unfit = |codec: Codec| match partition.own {
+            Some(own) if own != codec.encoding() => Some("rows of halves come as what they are"),
+            None if !partition.trainable => Some("rows of a plain variable come as they are"),
+            _ => None,
+        };
+        if let Some((codec, detail)) = codec.and_then(|codec| Some((codec, unfit(codec)?))) {
             let (variable, encoding) = (partition.variable, codec.encoding().code());
-            let detail = Detail::clipped("rows of a plain variable come as they are");
+            let detail = Detail::clipped(detail);
             let refusal = Refusal::Encoding { variable, encoding, detail };
             return self.refuse(connection, request, refusal);
         }
@@ -218,7 +223,7 @@ impl Shard {
     }
 }
 
-/// Trained rows as one stretch.
+/// Rows as one stretch.
 fn shortened(codec: Codec, dtype: DType, rows: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     let encoded = match dtype {

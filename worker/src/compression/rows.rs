@@ -7,7 +7,6 @@ use pushpull_common::codec::{Codec, EncodeError, Real, Residual};
 
 use super::stretches;
 use crate::fanout::Part;
-use crate::rows::RowSet;
 
 /// The residuals of one variable's rows.
 ///
@@ -69,12 +68,12 @@ impl<T: Real> RowResiduals<T> {
         codec: &Codec,
         partition: &Partition,
         part_bytes: u64,
-        rows: &RowSet,
+        ids: &[u64],
+        values: &[T],
     ) -> Result<Vec<Part>, EncodeError> {
-        let (ids, values) = (rows.ids(), rows.elements::<T>());
         let mut left = Residual::from_left(self.gather(ids));
         let all = 0..values.len();
-        let parts = stretches(codec, &mut left, partition, part_bytes, all, &values)?;
+        let parts = stretches(codec, &mut left, partition, part_bytes, all, values)?;
         self.keep(ids.iter().copied().zip(left.left().chunks_exact(self.width)));
         Ok(parts)
     }
@@ -151,7 +150,6 @@ mod tests {
 
     use proptest::prelude::*;
     use pushpull_common::catalogue::Catalogue;
-    use pushpull_common::ids::VariableId;
     use pushpull_common::placement::{Placement, ShardMap, Strategy as Placing};
     use pushpull_common::variable::VariableSpec;
 
@@ -182,8 +180,7 @@ mod tests {
             for step in steps {
                 let ids: Vec<u64> = step.keys().copied().collect();
                 let values = step.into_values().flatten().collect::<Vec<f32>>();
-                let rows = RowSet::sum(&plan, VariableId(0), &ids, &values).unwrap();
-                let parts = residuals.parts(&codec, partition, part_bytes, &rows).unwrap();
+                let parts = residuals.parts(&codec, partition, part_bytes, &ids, &values).unwrap();
                 let mut decoded = vec![0f32; values.len()];
                 for part in parts {
                     let stretch = part.encoded.unwrap();

@@ -123,7 +123,7 @@ impl<'a> Saved<'a> {
         let variable = variable.ok_or(ResidualsError::Damaged)?;
         let dtype = variable.dtype().master();
         let (ids, elements) = match variable.is_sparse() {
-            true => (count.saturating_mul(8), count.saturating_mul(variable.row_bytes())),
+            true => (count.saturating_mul(8), count.saturating_mul(variable.master_row_bytes())),
             false => (0, variable.master_bytes()),
         };
         let same = u32::from(dtype.code()) == code

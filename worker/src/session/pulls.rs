@@ -175,16 +175,17 @@ impl Pull {
         encoding: Option<Encoding>,
         bytes: u64,
     ) -> Result<(Range<usize>, Option<ShortPart>), &'static str> {
-        let dtype = self.partition_of(ask).map(|partition| partition.dtype);
+        let kept = self.partition_of(ask).map(|partition| (partition.dtype, partition.own));
         let Some(Ask { progress: Progress::Sent(..), rows: Some(asked), gradients, .. }) =
             self.asks.get_mut(ask)
         else {
             return Err("rows nobody asked for");
         };
         let to = asked.to.clone();
-        let short = match encoding.zip(dtype) {
+        let short = match encoding.zip(kept) {
             None => (to.len() as u64 == bytes).then_some(None),
-            Some((encoding, dtype)) => {
+            Some((_, (_, Some(own)))) => ShortPart::halves(own, to.clone(), bytes).map(Some),
+            Some((encoding, (dtype, None))) => {
                 ShortPart::rows(encoding, dtype, to.clone(), bytes).map(Some)
             }
         };

@@ -27,6 +27,8 @@ enum Target {
     Layout(ShortForm, Range<u64>),
     /// Rows of this type, here in the buffer.
     Rows(Encoding, DType, Range<usize>),
+    /// Rows of the type that this is the encoding of, here in the buffer.
+    Halves(Encoding, Range<usize>),
 }
 
 impl Session {
@@ -58,15 +60,17 @@ impl Session {
         }
     }
 
-    /// How the rows of a request come, if not as they are: those of plain variables do.
+    /// How the rows of a request come, if not as they are: those of plain variables do, but for halves,
+    /// which come as what they are.
     pub(super) fn encoding_of_rows(
         &self,
         (id, ask): (OpId, usize),
         link: usize,
     ) -> Option<Encoding> {
         let OpKind::Pull(pull) = &self.ops.get(&id)?.kind else { return None };
-        let trainable = pull.partition_of(ask)?.trainable;
-        self.chosen_encoding(link).filter(|_| trainable)
+        let partition = pull.partition_of(ask)?;
+        let chosen = || self.chosen_encoding(link).filter(|_| partition.trainable);
+        partition.own.or_else(chosen)
     }
 
     /// The shorter form in which the values of a shard come: the one that was chosen, if the shard knows
@@ -135,6 +139,12 @@ impl ShortPart {
         sound.then(|| ShortPart { target, body: vec![0; bytes as usize] })
     }
 
+    /// The same for rows that come as the type they are of.
+    pub(super) fn halves(own: Encoding, to: Range<usize>, bytes: u64) -> Option<ShortPart> {
+        let sound = own.bytes_max(DType::F32, to.len() / 2) as u64 == bytes;
+        sound.then(|| ShortPart { target: Target::Halves(own, to), body: vec![0; bytes as usize] })
+    }
+
     fn decode(&self, plan: &Plan, shard: ShardId, buffer: &mut [u8]) -> Option<()> {
         let mut rest = &self.body[..];
         let (form, range) = match &self.target {
@@ -143,6 +153,7 @@ impl ShortPart {
                 let rows = buffer.get_mut(to.clone())?;
                 return encoding.decode_into(Blocks::THROUGH, *dtype, rest, rows).ok();
             }
+            Target::Halves(own, to) => return own.take(rest, buffer.get_mut(to.clone())?).ok(),
         };
         for piece in plan.catalogue().layout_of(shard)?.pieces(range) {
             let (encoded, tail) = rest.split_at_checked(piece.encoded_bytes(form))?;

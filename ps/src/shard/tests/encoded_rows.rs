@@ -218,6 +218,73 @@ fn rows_that_are_not_what_they_say_are_refused_by_name() {
     encoding(refused.refusal, "only gradients");
 }
 
+/// A shard keeps rows of halves in f32: they come and go in two bytes an element, plain ones and those of
+/// tables too, or in four; and in the type of no other variable.
+#[test]
+fn rows_of_halves_come_and_go_in_two_bytes_or_four() {
+    let spec = TableSpec::new(1 << 20).rows_at_once(6);
+    let variables = vec![
+        VariableSpec::f16("rows", [5, 3]).unwrap().sparse(),
+        VariableSpec::bf16("plain", [4]).unwrap().sparse().plain(),
+        VariableSpec::table("users", DType::Bf16, [3], spec).unwrap(),
+    ];
+    // Laid out as those of f32.
+    let (mut world, _) = World::ready(variables, Sgd::new(1.0), |config| config);
+    let line = world.join(0, &mut worker(1));
+    let (f16, bf16) = (Encoding::F16.code(), Encoding::Bf16.code());
+    let index = index_of(&[1_u32, 4]);
+    let values = [1.0, -2.5, 0.1, 65504.0, 2f32.powi(-20), 3.0];
+    let body = encode(Codec::F16, 0, &values);
+    let rounded = decode(Codec::F16, 0, &values);
+    // Assigned, and a gradient of f32 that an f16 has no room for.
+    let assign = Push::plain(1, Operation::Assign {}, world.room(line));
+    let answer = send(&mut world, line, &assign, (ROWS.1, &index), &[(0, f16, 6, &body, Some(24))]);
+    assert!(is_applied(&answer), "{answer:?}");
+    let push = world.gradient(line, 2);
+    let gradient = bytes_of(&[1e-9f32, 0.0, 0.0, 0.0, 1e-9, 0.0]);
+    let answer = world.push_answer(line, &push, &[(ROWS.1, &index), (ROWS.0, &gradient)]);
+    assert!(is_applied(&answer), "{answer:?}");
+    let mut masters = rounded.clone();
+    masters[0] -= 1e-9;
+    masters[4] -= 1e-9;
+    let found = pull(&mut world, line, 0, &[1_u32, 4], None).unwrap();
+    assert_eq!(f32s(&found), masters);
+    let short = pull(&mut world, line, 0, &[4_u32, 1], Some(f16)).unwrap();
+    let turned = [&masters[3..], &masters[..3]].concat();
+    assert_eq!(short, encode(Codec::F16, 0, &turned));
+
+    // Multiplied where there is room for the product.
+    let push = world.gradient(line, 3);
+    world.send(line, push.envelope(), push.part(USERS.1, None), &index_of(&[9_u64]));
+    let mut message = push.encoded((bf16, 3), USERS.0, Some(32));
+    let Message::PushEncoded(encoded) = &mut message else { unreachable!() };
+    encoded.factor = 1.0 / 3.0;
+    let ones = encode(Codec::Bf16, 0, &[1.0; 3]);
+    let request = world.send(line, push.envelope(), message, &ones);
+    world.work();
+    assert!(is_applied(&world.answer(line, request).unwrap()));
+    assert_eq!(f32s(&pull(&mut world, line, 2, &[9_u64], None).unwrap()), [-1.0 / 3.0; 3]);
+    let short = pull(&mut world, line, 2, &[9_u64], Some(bf16)).unwrap();
+    assert_eq!(short, encode(Codec::Bf16, 0, &[-1.0 / 3.0; 3]));
+
+    // Plain rows come as what they are, too, and none as another half.
+    let zeros = pull(&mut world, line, 1, &[3_u32], Some(bf16)).unwrap();
+    assert_eq!(zeros, [0; 8]);
+    for (partition, other) in [(0, bf16), (1, f16), (2, f16)] {
+        let refusal = pull(&mut world, line, partition, &[0_u64], Some(other)).unwrap_err();
+        let Refusal::Encoding { variable, detail, .. } = refusal else { panic!("{refusal}") };
+        assert_eq!(variable, VariableId(partition));
+        assert!(detail.as_str().contains("come as what they are"), "{detail}");
+    }
+    let assign = Push::plain(4, Operation::Assign {}, world.room(line));
+    let answer =
+        send(&mut world, line, &assign, (ROWS.1, &index), &[(0, bf16, 6, &body, Some(24))]);
+    let Message::Refused(refused) = answer else { panic!("not refused but {answer:?}") };
+    assert!(refused.refusal.to_string().contains("only gradients"), "{}", refused.refusal);
+    let found = pull(&mut world, line, 0, &[1_u32, 4], None).unwrap();
+    assert_eq!(f32s(&found), masters, "nothing of it is applied");
+}
+
 #[test]
 fn rows_are_sent_in_encodings_of_values_only() {
     let (mut world, line) = ready();

@@ -125,6 +125,49 @@ fn rows_of_another_length_break_off_the_connection() {
     }
 }
 
+/// Rows of halves come in their own type, whatever is chosen for others, plain ones too, and land as they
+/// came; in another form or with something in their padding they break off the connection.
+#[test]
+fn rows_of_halves_come_as_they_are() {
+    let sparse = |name: &str| VariableSpec::bf16(name, [4, 3]).unwrap().sparse();
+    let plan = place(vec![sparse("trained"), sparse("plain").plain()], 1);
+    let begin = |chosen: Option<Encoding>| {
+        let mut world = World::with(|start| start.values = chosen).join(&plan);
+        let ask = |partition: u32, to: std::ops::Range<usize>| {
+            let numbers = bytes::Bytes::from(vec![0; 4 * to.len() / 6]);
+            Rows { shard: shard(0), partition: PartitionId(partition), numbers, to }
+        };
+        let (rows, buffer) = (vec![ask(0, 0..12), ask(1, 12..18)], Buffer::of_bytes(18));
+        let op = world.call(Command::PullRows { plan: plan.clone(), buffer, rows, token: None });
+        let frames = [(); 2].map(|()| world.heard(OWNER, "PullRowsEncoded"));
+        for frame in &frames {
+            let Message::PullRowsEncoded(asked) = &frame.message else { unreachable!() };
+            assert_eq!(asked.encoding, Encoding::Bf16.code());
+        }
+        (world, op, frames)
+    };
+    let rows = [1.0, 2.0, 3.0, 4.0, 5.0, -6.0];
+    for chosen in [None, Some(Encoding::F16), Some(Encoding::Bf16)] {
+        let (mut world, op, [trained, plain]) = begin(chosen);
+        world.answer_body(&plain, GlobalStep(3), ROWS, &bf16(&[7.0, 8.0, f32::INFINITY]));
+        world.answer_body(&trained, GlobalStep(3), ROWS, &bf16(&rows));
+        let Ok(Reply::Pulled { buffer, .. }) = world.reply(op) else { panic!() };
+        let values: &[Brain] = &bytemuck::cast_slice(buffer.bytes())[..9];
+        let expected = [1.0, 2.0, 3.0, 4.0, 5.0, -6.0, 7.0, 8.0, f32::INFINITY];
+        assert_eq!(values, expected.map(Brain::from_f32));
+    }
+    let mut damaged = bf16(&rows);
+    damaged[13] = 1;
+    for body in [&bf16(&rows)[..8], &[0; 24], &[0; 12], &[], &damaged] {
+        let (mut world, _, [trained, _]) = begin(None);
+        world.announce(&trained, GlobalStep(3), ROWS, body.len());
+        if !world.closed.contains_key(&OWNER) {
+            world.body(OWNER, body);
+        }
+        assert_eq!(world.closed.get(&OWNER), Some(&1), "{body:?}");
+    }
+}
+
 /// Halves come in their own type, whatever is chosen for others, and land as they came.
 #[test]
 fn halves_come_as_they_are() {
