@@ -535,7 +535,7 @@ impl Worker {
         }
         let variable = plan.catalogue().variable(id);
         let bytes = &bytes[..variable.bytes() as usize];
-        let bad = match factor > 1.0 {
+        let bad = match factor.abs() > 1.0 {
             false => first_non_finite(variable.dtype(), bytes),
             true => {
                 let products = singles(variable.dtype(), bytes, factor);
