@@ -291,3 +291,19 @@ fn a_flush_that_failed_is_told_and_refused_until_the_machine_is_started_anew() {
     let page = String::from_utf8(tool(&state, false).stdout).unwrap();
     assert!(page.contains("POISONED"), "{page}");
 }
+
+#[test]
+fn whoever_has_read_enough_is_told_no_more() {
+    let folder = tempfile::tempdir().unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let (ps, cluster) = serve(&runtime, folder.path());
+    drop(train(&cluster, 1));
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pushpull"));
+    command.arg("inspect").arg(folder.path()).arg("--json").stdout(writer);
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.is_empty(), "{said}");
+    drop(ps);
+}

@@ -99,7 +99,7 @@ impl Gradients {
     fn scale_one(&mut self, id: VariableId, factor: f64) {
         let dtype = self.plan.catalogue().variable(id).dtype();
         let later = self.factor(id) * factor;
-        if dtype != dtype.master() && later > 0.0 && later.is_finite() {
+        if dtype != dtype.master() && later != 0.0 && later.is_finite() {
             self.factors.insert(id, later);
             return;
         }

@@ -29,21 +29,37 @@ pub(crate) struct Rule {
 }
 
 impl Rule {
-    /// Whether there is a variable that it can be for.
+    /// Whether there is a variable that it is for, and none that cannot have its codec. A rule for all
+    /// passes over those; others pass over variables that take no gradients, if one does.
     fn check(&self, catalogue: &Catalogue) -> Result<(), JoinError> {
         let variables = catalogue.variables().iter();
-        let mut matched =
-            variables.filter(|variable| self.names.contain(variable.name())).peekable();
-        let Some(first) = matched.peek() else {
+        let matched: Vec<&VariableSpec> =
+            variables.filter(|variable| self.names.contain(variable.name())).collect();
+        let Some(first) = matched.first() else {
             return Err(JoinError::NothingToCompress { names: self.names.to_string() });
         };
-        let variable = first.name().to_owned();
-        match self.codec {
-            Some(codec) if !matched.any(|variable| can_have(variable, codec)) => {
-                Err(JoinError::NotCompressible { variable, codec })
+        let Some(codec) = self.codec.filter(|_| !self.is_for_all()) else { return Ok(()) };
+        let mut trained = matched.iter().filter(|variable| variable.is_trainable()).peekable();
+        let refused = match trained.peek() {
+            None => Some(first),
+            Some(_) => trained.find(|variable| !can_have(variable, codec)),
+        };
+        match refused {
+            Some(variable) => {
+                Err(JoinError::NotCompressible { variable: variable.name().to_owned(), codec })
             }
-            _ => Ok(()),
+            None => Ok(()),
         }
+    }
+
+    fn is_for_all(&self) -> bool {
+        self.names.as_str() == "*"
+    }
+
+    /// Whether it says what a variable's codec is.
+    fn decides(&self, variable: &VariableSpec) -> bool {
+        let can = self.codec.is_none_or(|codec| can_have(variable, codec));
+        self.names.contain(variable.name()) && (can || !self.is_for_all())
     }
 }
 
@@ -95,8 +111,8 @@ impl Left {
 }
 
 impl Compression {
-    /// Chooses for each variable the codec of the last rule that matches it, if it can have that. Every
-    /// rule must match a variable that can, and the shards must know the encodings.
+    /// Chooses for each variable the codec of the last rule that matches it; one for all variables passes
+    /// over those that cannot have its codec. The shards must know the encodings.
     pub(crate) fn new(
         catalogue: &Catalogue,
         rules: &[Rule],
@@ -107,7 +123,7 @@ impl Compression {
         let mut variables = BTreeMap::new();
         for (index, variable) in catalogue.variables().iter().enumerate() {
             let (id, name) = (VariableId(index as u32), variable.name());
-            let rule = rules.iter().rfind(|rule| rule.names.contain(name));
+            let rule = rules.iter().rfind(|rule| rule.decides(variable));
             let codec = rule.and_then(|rule| rule.codec);
             let Some(codec) = codec.filter(|&codec| can_have(variable, codec)) else { continue };
             if Encoding::of_type(variable.dtype()) == Some(codec.encoding()) {
@@ -297,4 +313,35 @@ pub(crate) fn singles(dtype: DType, bytes: &[u8], factor: f64) -> Cow<'_, [f32]>
 fn widened<T: Element + Into<f64>>(bytes: &[u8], factor: f64) -> Vec<f32> {
     let halves = bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned::<T>);
     halves.map(|g| (g.into() * factor) as f32).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use pushpull_common::placement::{Placement, ShardMap, Strategy};
+
+    use super::*;
+
+    #[test]
+    fn a_rule_for_all_leaves_alone_what_cannot_have_it() {
+        let variables = vec![
+            VariableSpec::f32("dense", [4]).unwrap(),
+            VariableSpec::f32("rows", [4, 2]).unwrap().sparse(),
+            VariableSpec::f32("ledger", [4]).unwrap().plain(),
+        ];
+        let map = ShardMap::new([0], 1).unwrap();
+        let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
+        let catalogue = Catalogue::new(variables, &placement).unwrap();
+        let chosen = |rules: &[(&str, Option<Codec>)]| {
+            let rule = |&(names, codec): &(&str, _)| Rule { names: names.into(), codec };
+            let rules: Vec<Rule> = rules.iter().map(rule).collect();
+            let compression = Compression::new(&catalogue, &rules, &BTreeMap::new(), 0).unwrap();
+            let codec = |id| compression.variables.get(&VariableId(id)).map(|found| found.codec);
+            [codec(0), codec(1), codec(2)]
+        };
+        let (topk, int8) = (Some(Codec::TopK { fraction: 0.1 }), Some(Codec::Int8));
+        assert_eq!(chosen(&[("rows", int8), ("*", topk)]), [topk, int8, None]);
+        assert_eq!(chosen(&[("*", topk), ("rows", int8)]), [topk, int8, None]);
+        assert_eq!(chosen(&[("*", int8), ("rows", None)]), [int8, None, None]);
+        assert_eq!(chosen(&[("rows", int8), ("*", None)]), [None; 3]);
+    }
 }

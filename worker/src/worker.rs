@@ -564,7 +564,7 @@ impl Worker {
 
 /// The first element that is NaN or infinite, or is once it is multiplied.
 fn first_bad(dtype: DType, bytes: &[u8], factor: f64) -> Option<(usize, f64)> {
-    if factor <= 1.0 {
+    if factor.abs() <= 1.0 {
         return first_non_finite(dtype, bytes);
     }
     let products = singles(dtype, bytes, factor);

@@ -14,6 +14,7 @@ use crate::commit::Journal;
 use crate::inbox::{Inbox, Rows};
 use crate::optimizer::{ApplyAt, VariableRules};
 use crate::store::{NoSpareBlock, Store, range_of};
+use crate::table::Table;
 
 /// The rows that a push or a step changes, and how far it has come with them.
 #[derive(Debug, Default)]
@@ -121,6 +122,8 @@ impl RowWork {
         operation: Operation,
     ) -> Result<(), NoSpareBlock> {
         self.version = version;
+        // Of those, too, that this change does not touch.
+        store.tables_mut().iter_mut().for_each(Table::discard);
         let assigned = operation != Operation::Gradient {};
         for Touched { rows, .. } in &self.touched {
             if let Which::Ids(table, ids) = rows {

@@ -7,6 +7,7 @@ use pushpull_common::catalogue::ShardLayout;
 use super::undo::{UNDO_BYTES, Undo};
 use crate::arena::{Grid, SKEW_BYTES};
 use crate::layout::PAGE_BYTES;
+use crate::table::Table;
 
 /// The unit of a commit. Small variables share blocks.
 pub(crate) const BLOCK_BYTES: usize = 64 << 10;
@@ -112,14 +113,14 @@ impl Geometry {
 }
 
 /// Rows of sparse variables lie far apart: copying the block of each would move many times what
-/// changes. A quarter of the variables' bytes and those of their slots, and of tables what one push may
-/// have, but no more than can be changed at once without holding up everybody else.
+/// changes. A quarter of the variables' bytes and those of their slots, and what the rows of one push take
+/// of each table, but no more than can be changed at once without holding up everybody else.
 fn undo_bytes(layout: &ShardLayout, slots: usize) -> usize {
     let sparse: u64 = layout.sparse().map(|partition| partition.bytes).sum();
-    let tables: u64 = layout.tables().iter().map(|table| table.bytes).sum();
-    let rows = (sparse / 4).saturating_add(tables);
-    let quarter = rows.saturating_mul(1 + slots as u64).min(ROW_UNDO_BYTES_MAX);
-    UNDO_BYTES.max(quarter as usize).next_multiple_of(8)
+    let quarter = (sparse / 4).saturating_mul(1 + slots as u64);
+    let kept = layout.tables().iter().map(|table| Table::kept_bytes_of_a_push(table, slots));
+    let rows = kept.fold(quarter, u64::saturating_add).min(ROW_UNDO_BYTES_MAX);
+    UNDO_BYTES.max(rows as usize).next_multiple_of(8)
 }
 
 /// Some milliseconds of copying.

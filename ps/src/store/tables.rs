@@ -60,7 +60,8 @@ impl Store {
             return;
         }
         let need = self.tables.iter_mut().map(Table::undo_need).sum::<Option<usize>>();
-        let in_place = !self.power && need.is_some_and(|need| self.undo.has_room(need));
+        let fits = |need| need <= self.geometry.undo_bytes && self.undo.has_room(need);
+        let in_place = !self.power && need.is_some_and(fits);
         if in_place {
             if self.in_place.is_none() {
                 self.undo.begin(version);

@@ -90,6 +90,12 @@ impl Undo {
         bytes <= self.memory.len() - self.end
     }
 
+    /// The bytes of the tiles.
+    #[cfg(test)]
+    pub(crate) fn used(&self) -> usize {
+        self.end - TILES
+    }
+
     /// What is kept from now on is about to be changed by the push that makes `version`.
     pub(crate) fn begin(&mut self, version: u64) {
         self.memory.store(VERSION, version);

@@ -133,11 +133,9 @@ impl Table {
     /// What keeping the rows of the change under way would take, if they may be changed where they lie:
     /// nothing if they may not, as somebody reads them.
     pub(crate) fn undo_need(&mut self) -> Option<usize> {
-        if self.records.are_pinned() {
-            return None;
-        }
         let Some(draft) = &self.draft else { return Some(0) };
-        Some(self.kept_bytes(draft.rows.len()))
+        let rows = draft.rows.len();
+        if self.records.are_pinned() { None } else { Some(self.kept_bytes(rows)) }
     }
 
     /// Settles where the rows of the change under way will be: those that exist where they are, if

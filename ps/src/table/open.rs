@@ -105,6 +105,13 @@ impl Table {
         Records::need(shape, limit, rows).saturating_add(index + index / 8)
     }
 
+    /// What keeping the rows of one push takes, of a partition whose rows have so many slots.
+    pub(crate) fn kept_bytes_of_a_push(partition: &Partition, slots: usize) -> u64 {
+        let (dtype, row_bytes) = (partition.dtype, partition.row_bytes() as usize);
+        let shape = Shape { dtype, row_bytes, slots };
+        partition.row_count().saturating_mul(shape.kept_bytes() as u64)
+    }
+
     /// How many slots the rows of a table have, by its index in the journal.
     pub(crate) fn slots_of(journal: &Journal, table: u16) -> u64 {
         match journal.index_pages(table) {

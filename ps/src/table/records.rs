@@ -12,6 +12,7 @@ use crate::error::StorageError;
 use crate::layout::{Kind, PAGE_BYTES};
 
 use super::index::RECORDS_MAX;
+use crate::store::Undo;
 
 /// The bytes of a record before its values.
 pub(super) const HEAD_BYTES: usize = 24;
@@ -38,6 +39,11 @@ impl Shape {
 
     pub(super) fn record_bytes(self) -> usize {
         HEAD_BYTES + (1 + self.slots) * self.stream_bytes()
+    }
+
+    /// What keeping a record takes, as a tile of its own.
+    pub(super) fn kept_bytes(self) -> usize {
+        Undo::need(1, self.record_bytes(), 1)
     }
 
     /// The values of a record, and then its slots.

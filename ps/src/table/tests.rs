@@ -424,6 +424,33 @@ fn what_no_table_has_written_is_refused() {
     assert_eq!(open(&files).unwrap(), 300);
 }
 
+/// The step that is made of several pushes changes its rows a few at a time, and never more or fewer than
+/// fit what is changed at a time.
+#[test]
+fn keeping_rows_takes_no_more_than_was_said() {
+    let mut alone = Alone::new(TableSpec::new(1 << 24));
+    let ids: Vec<u64> = (0..3000).collect();
+    alone.push_ids(1, ids.iter().copied());
+    for each in [1, 7, 341, 342, 683, 1365, 3000] {
+        alone.table.begin(&mut alone.journal, &ids, (2, alone.version + 1), false).unwrap();
+        let need = alone.table.undo_need().unwrap();
+        alone.undo.begin(alone.version + 1);
+        alone.table.settle(true);
+        let (at, input) = (ApplyAt::new(alone.version + 1, 2), vec![0.0_f32; each * WIDTH]);
+        let change = Change::Gradient { optimizer: &alone.rule, at, dtype: DType::F32 };
+        for start in (0..ids.len()).step_by(each) {
+            let places = start..ids.len().min(start + each);
+            let input = bytemuck::cast_slice(&input[..places.len() * WIDTH]);
+            alone.table.change_rows(change, places, input, &mut alone.undo, Zoo::default());
+        }
+        let used = alone.undo.used();
+        assert!(used <= need && need < 2 * used, "{used} of {need} bytes, {each} at a time");
+        alone.table.publish(&mut alone.journal);
+        alone.version += 1;
+        alone.commit();
+    }
+}
+
 #[test]
 fn rows_that_are_no_records_are_not_put_back() {
     let mut alone = Alone::new(TableSpec::new(1 << 20));

@@ -14,11 +14,9 @@ use crate::zoo::{Bug, Zoo};
 const TILE_BYTES: usize = 4 << 10;
 
 impl Table {
-    /// What keeping so many rows takes at most.
+    /// What keeping so many rows takes at most, however many of them are changed at a time.
     pub(super) fn kept_bytes(&self, rows: usize) -> usize {
-        // Each tile has a head of its own, and a change is made in two slices or more.
-        let tiles = rows.div_ceil(self.rows_of_a_tile());
-        Undo::need(rows, self.records.shape.record_bytes(), 1) + tiles * Undo::need(0, 0, 1)
+        rows.saturating_mul(self.records.shape.kept_bytes())
     }
 
     fn rows_of_a_tile(&self) -> usize {

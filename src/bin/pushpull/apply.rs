@@ -61,7 +61,7 @@ pub(crate) fn run(bytes: usize, rounds: usize, json: bool) -> Result<(), Box<dyn
         }
         let (name, unit, amount) = (format!("apply_{name}"), Unit::Throughput, bytes as u64);
         let row = Row { name, unit, amount, ours, ceiling };
-        row.print(json);
+        row.print(json)?;
         // Streams that meet at one offset of their pages evict each other: 6 to 7 times slower.
         if row.ratio() < SKEW_LOST {
             return Err(format!("{}: the streams are not skewed any more", row.name).into());

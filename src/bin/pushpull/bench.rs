@@ -8,7 +8,7 @@ use pushpull::blocking::{Reader, Worker};
 use pushpull::{ClusterSpec, Ps, PsConfig, Sgd, TaskId, VariableSpec, WorkerConfig};
 
 use super::ceiling::{PingPong, RoundTrip, Way};
-use super::report::{Row, Unit};
+use super::report::{Row, Unit, say};
 
 /// What to measure.
 #[derive(Debug, Args)]
@@ -81,7 +81,7 @@ const ROUND: Duration = Duration::from_millis(300);
 
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     if !options.json {
-        println!("{:<24} {:>9} {:>9} {:>7}", "name", "ours", "ceiling", "ratio");
+        say(&format!("{:<24} {:>9} {:>9} {:>7}", "name", "ours", "ceiling", "ratio"))?;
     }
     for suite in &options.suite {
         match suite {
@@ -154,7 +154,7 @@ fn measure(options: &Options, transport: Transport, size: &str) -> Result<(), Fa
     if bytes <= 64 && !unix {
         let mut ceiling = PingPong::start()?;
         let (ours, theirs) = take_turns(options.rounds, || bed.pull(), || Ok(ceiling.once()?))?;
-        row("pull", Unit::Latency, ours, theirs).print(options.json);
+        row("pull", Unit::Latency, ours, theirs).print(options.json)?;
     }
     for (verb, way) in [("pull", Way::Pull), ("push", Way::Push)] {
         let mut ceiling = RoundTrip::start(unix, way, bytes)?;
@@ -163,7 +163,7 @@ fn measure(options: &Options, transport: Transport, size: &str) -> Result<(), Fa
             Way::Push => bed.push(),
         };
         let (ours, theirs) = take_turns(options.rounds, ours, || Ok(ceiling.once()?))?;
-        row(verb, Unit::Throughput, ours, theirs).print(options.json);
+        row(verb, Unit::Throughput, ours, theirs).print(options.json)?;
     }
     bed.check()
 }

@@ -11,6 +11,8 @@ use pushpull::inspect::{
 };
 use serde_json::{Value, json};
 
+use super::report::say;
+
 /// What to look into.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
@@ -30,8 +32,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     }
     let found = pushpull::inspect(&options.directory)?;
     match options.json {
-        true => println!("{}", json_of(&found)),
-        false => print!("{}", page_of(&found)?),
+        true => say(&json_of(&found).to_string())?,
+        false => say(page_of(&found)?.trim_end())?,
     }
     match found.is_sound() {
         true => Ok(()),

@@ -1,5 +1,6 @@
 //! Results: a table for people, or one JSON object a line.
 
+use std::io::{self, Write};
 use std::time::Duration;
 
 /// What is measured in what unit.
@@ -64,8 +65,13 @@ impl Row {
         self.throughput(&self.ours) / self.throughput(&self.ceiling)
     }
 
+    /// Prints the row.
+    pub(crate) fn print(&self, json: bool) -> io::Result<()> {
+        say(&self.line(json))
+    }
+
     /// The row as it is printed.
-    pub(crate) fn print(&self, json: bool) {
+    fn line(&self, json: bool) -> String {
         let (name, n) = (&self.name, self.ours.len());
         match self.unit {
             Unit::Throughput | Unit::Batches | Unit::Rows => {
@@ -77,12 +83,12 @@ impl Row {
                 let (ours, ceiling) = (self.throughput(&self.ours), self.throughput(&self.ceiling));
                 let ratio = ours / ceiling;
                 if json {
-                    println!(
+                    format!(
                         "{{\"name\":\"{name}\",\"ours\":{ours:.3},\"ceiling\":{ceiling:.3},\
                          \"ratio\":{ratio:.3},\"unit\":\"{unit}\",\"n\":{n}}}"
-                    );
+                    )
                 } else {
-                    println!("{name:<24} {ours:>9.3} {ceiling:>9.3} {ratio:>7.3}  {unit}");
+                    format!("{name:<24} {ours:>9.3} {ceiling:>9.3} {ratio:>7.3}  {unit}")
                 }
             }
             Unit::Latency => {
@@ -91,18 +97,21 @@ impl Row {
                 let ceiling = Row::latency(&self.ceiling, 0.5);
                 let ratio = p50 / ceiling;
                 if json {
-                    println!(
+                    format!(
                         "{{\"name\":\"{name}\",\"p50_us\":{p50:.1},\"p99_us\":{p99:.1},\
                          \"ceiling\":{ceiling:.1},\"ratio\":{ratio:.3},\"unit\":\"us\",\"n\":{n}}}"
-                    );
+                    )
                 } else {
-                    println!(
-                        "{name:<24} {p50:>9.1} {ceiling:>9.1} {ratio:>7.3}  us (p99 {p99:.1})"
-                    );
+                    format!("{name:<24} {p50:>9.1} {ceiling:>9.1} {ratio:>7.3}  us (p99 {p99:.1})")
                 }
             }
         }
     }
+}
+
+/// Prints a line, or several; whoever reads them may go away.
+pub(crate) fn say(lines: &str) -> io::Result<()> {
+    writeln!(io::stdout(), "{lines}")
 }
 
 #[cfg(test)]

@@ -75,7 +75,7 @@ pub(crate) fn run(size: &str, bytes: usize, rounds: usize, json: bool) -> Result
         theirs.push(vec![began.elapsed()]);
     }
     let (name, unit) = (format!("restart_{size}"), Unit::Latency);
-    Row { name, unit, amount: 8, ours, ceiling: theirs }.print(json);
+    Row { name, unit, amount: 8, ours, ceiling: theirs }.print(json)?;
     Ok(())
 }
 

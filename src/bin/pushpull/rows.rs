@@ -134,7 +134,7 @@ fn measure<H: Held>(
         plain.gather(&batches[turn % BATCHES], &mut out);
         Ok(start.elapsed())
     };
-    row("push_adagrad", take_turns(rounds, push, gather)?).print(json);
+    row("push_adagrad", take_turns(rounds, push, gather)?).print(json)?;
     (BATCHES..pushes).for_each(|turn| plain.push(&sorted[turn % BATCHES], &gradient));
     if store.pull(&keys(&all)) != bytemuck::cast_slice::<f32, u8>(plain.values()) {
         return Err("the rows are not those of the rule in place".into());
@@ -159,7 +159,7 @@ fn measure<H: Held>(
     if pulled != bytemuck::cast_slice::<f32, u8>(&out) {
         return Err("what was pulled is not what the rows hold".into());
     }
-    row("pull", times).print(json);
+    row("pull", times).print(json)?;
     Ok(())
 }
 

@@ -8,6 +8,8 @@ use pushpull::LocalDirectory;
 use pushpull::checkpoint::{CheckpointContents, CheckpointSummary, contents, list};
 use serde_json::{Value, json};
 
+use super::report::say;
+
 type Failure = Box<dyn Error>;
 
 /// Whether a directory is one of checkpoints: one of its folders has the name of one.
@@ -36,12 +38,10 @@ pub(crate) fn run(directory: &Path, json: bool) -> Result<(), Failure> {
         values.push(json!({ "name": refused.checkpoint, "sound": false, "fault": refused.reason.to_string() }));
         page += &format!("{}\n  not sound  {}\n", refused.checkpoint, refused.reason);
     }
+    let path = directory.display().to_string();
     match json {
-        true => println!(
-            "{}",
-            json!({ "path": directory.display().to_string(), "checkpoints": values })
-        ),
-        false => print!("{page}"),
+        true => say(&json!({ "path": path, "checkpoints": values }).to_string())?,
+        false => say(page.trim_end())?,
     }
     match unsound {
         0 => Ok(()),

@@ -56,11 +56,11 @@ pub(crate) fn run(size: &str, bytes: usize, rounds: usize, json: bool) -> Result
         files.push(vec![write_and_read(&folder.0.join("file"), bytes)?]);
     }
     let (name, unit, amount) = (format!("checkpoint_{size}"), Unit::Throughput, bytes as u64);
-    Row { name, unit, amount, ours: saves, ceiling: files }.print(json);
+    Row { name, unit, amount, ours: saves, ceiling: files }.print(json)?;
     // The ceiling is the same push without a checkpoint: the ratio of the medians is the cost, and
     // the 99th percentile holds the pause.
     let (name, unit) = (format!("push_64KiB_during_checkpoint_{size}"), Unit::Latency);
-    Row { name, unit, amount: 1 << 16, ours: beside, ceiling: alone }.print(json);
+    Row { name, unit, amount: 1 << 16, ours: beside, ceiling: alone }.print(json)?;
     Ok(())
 }
 

@@ -72,7 +72,7 @@ pub(crate) fn run(transport: Transport, rounds: usize, json: bool) -> Result<(),
     ] {
         let (name, unit, amount) = (format!("{name}{suffix}"), Unit::Batches, TURN * WORKERS);
         let (ours, ceiling) = (ours.clone(), ceiling.clone());
-        Row { name, unit, amount: amount as u64, ours, ceiling }.print(json);
+        Row { name, unit, amount: amount as u64, ours, ceiling }.print(json)?;
     }
     asynchronous.check()?;
     synchronous.check()
