@@ -9,7 +9,7 @@ use pushpull::blocking::Worker;
 use pushpull::inspect::{FileIs, Presence, VariablesAre, Verdict};
 use pushpull::{
     Adagrad, Adam, ClusterSpec, DType, Durability, GlobalStep, Optimizer, Ps, PsConfig, Push,
-    StartError, Storage, StorageError, TableSpec, TaskId, VariableSpec, WorkerConfig,
+    StartError, Storage, StorageError, TableSpec, TaskId, VariableSpec, WorkerConfig, f16,
 };
 use serde_json::Value;
 
@@ -86,13 +86,13 @@ fn tables_that_grow_are_told_with_their_rows() {
         try_serve(&runtime, &state, Adagrad::new(0.1), Durability::Process).unwrap();
     let mut worker = Worker::connect(WorkerConfig::new(cluster, TaskId::worker(0))).unwrap();
     let spec = TableSpec::new(1 << 20).rows_at_once(500);
-    let table = VariableSpec::table("users", DType::F32, [3], spec).unwrap();
+    let table = VariableSpec::table("users", DType::F16, [3], spec).unwrap();
     let half = VariableSpec::bf16("half", [7]).unwrap();
     worker.join(&[table, half], |_| ()).unwrap();
     let token = worker.token().unwrap().unwrap();
     let mut gradients = worker.gradients();
     let ids: Vec<u64> = (0..500).collect();
-    gradients.set_rows("users", &ids, &[1.0_f32; 1500]).unwrap();
+    gradients.set_rows("users", &ids, &[f16::ONE; 1500]).unwrap();
     worker.push(token, gradients).unwrap();
 
     let found = pushpull::inspect(&state).unwrap();
@@ -102,6 +102,7 @@ fn tables_that_grow_are_told_with_their_rows() {
     assert_eq!(found.shards[0].variables[0].table_rows, Some(500));
     let page = String::from_utf8(tool(&state, false).stdout).unwrap();
     assert!(page.contains("a table of 500 rows"), "{page}");
+    assert_eq!(found.shards[0].variables[0].dtype, DType::F16);
     let half = &found.shards[1].variables[0];
     // 28 bytes of f32: what a server keeps is no half.
     assert_eq!((&*half.name, half.dtype, half.bytes), ("half", DType::Bf16, 28));
