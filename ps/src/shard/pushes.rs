@@ -162,6 +162,11 @@ impl Shard {
             let wrong = layout
                 .touched(range.clone())
                 .find(|partition| trainable.is_some_and(|t| t != partition.trainable));
+            if push.operation != part.operation {
+                let tried = Detail::clipped("another operation than those before it");
+                let variable = layout.at(range.start).variable;
+                return Err(Refusal::Operation { variable, tried });
+            }
             let first = |partition: &&Partition| partition.is_sparse() && !is_ready;
             if let Some(partition) = layout.touched(range.clone()).find(first) {
                 let tried = Detail::clipped("first values by rows: its initializer has them");

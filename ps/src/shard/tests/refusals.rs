@@ -45,6 +45,21 @@ fn refusals(
 }
 
 #[test]
+fn parts_of_one_push_do_the_same() {
+    let (mut world, line) = ready(NonFinite::Reject);
+    let (grant, room) = (world.token(line), world.room(line));
+    let gradient = Push::gradient(1, grant, room);
+    world.send(line, gradient.envelope(), gradient.part(0, None), &[0; 16]);
+    let assign = Push { operation: Operation::Assign {}, ..gradient };
+    let request = world.send(line, assign.envelope(), assign.part(16, Some(32)), &[0; 16]);
+    world.work();
+    let Some(Message::Refused(refused)) = world.answer(line, request) else {
+        panic!("an assignment in a push of gradients")
+    };
+    assert!(matches!(refused.refusal, Refusal::Operation { variable: VariableId(1), .. }));
+}
+
+#[test]
 fn parts_out_of_place_are_refused_once_and_the_rest_is_passed_over() {
     let range = |offset, bytes, limit| Refusal::Range { offset, bytes, limit };
     let operation = |variable, tried: &str| {
