@@ -2,6 +2,7 @@
 
 #![allow(clippy::single_range_in_vec_init, reason = "a change of one range is what is meant")]
 
+use pushpull_common::table::TableSpec;
 use pushpull_common::tensor::DType;
 use pushpull_common::variable::VariableSpec;
 
@@ -353,4 +354,40 @@ fn many_rows_in_place_are_those_of_the_rule_and_of_its_slots() {
         let sum = |numbers: &[f32]| numbers.iter().map(|&n| f64::from(n)).sum::<f64>();
         assert!((sum(elements) - sum(expected)).abs() < 1e-3, "and no others");
     }
+}
+
+/// Rows that exist are changed where they lie, unless a checkpoint reads them or they are more than can
+/// be kept.
+#[test]
+fn rows_of_tables_stay_where_they_are_unless_somebody_reads_them() {
+    let spec = TableSpec::new(1 << 24).rows_at_once(100_000);
+    let table = VariableSpec::table("t", DType::F32, [4], spec).unwrap();
+    let rule = Adagrad::new(0.5);
+    let rules = Rules::new(Arc::new(rule.clone()));
+    let (mut store, mut journal) = holding(vec![table], rules, BLOCK, 0, true).unwrap();
+    let mut version = 0;
+    let mut is_in_place = |store: &mut Store, rows: u64| {
+        version += 1;
+        let ids: Vec<u64> = (0..rows).collect();
+        store.tables_mut()[0].begin(&mut journal, &ids, (version, version), false).unwrap();
+        store.make_room_for_tables(&mut journal).unwrap();
+        store.settle_tables(version);
+        let in_place = store.is_in_place();
+        let (input, at) = (vec![1.0_f32; 4 * ids.len()], ApplyAt::new(version, version));
+        let change = gradient_of(&rule, at);
+        store.change_table(0, change, 0..ids.len(), bytemuck::cast_slice(&input));
+        store.publish(&mut journal);
+        store.tables().iter().for_each(|table| table.stage_head(&mut journal));
+        journal.commit();
+        store.committed();
+        assert!(!store.is_in_place(), "the change is over");
+        store.tables()[0].check_invariants(&journal);
+        in_place
+    };
+    assert!(is_in_place(&mut store, 1000));
+    let image = store.image(1, Arc::default());
+    assert!(!is_in_place(&mut store, 1000), "somebody reads them");
+    drop(image);
+    assert!(is_in_place(&mut store, 1000));
+    assert!(!is_in_place(&mut store, 100_000), "8 MiB are kept at most");
 }
