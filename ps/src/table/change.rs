@@ -23,9 +23,8 @@ use crate::store::NoSpareBlock;
 pub(super) struct Drafted {
     /// What becomes of each row of the push, in their order.
     pub(super) rows: Vec<Moved>,
-    /// Whether that is settled, and whether any is in another record than it was.
+    /// Whether that is settled.
     pub(super) settled: bool,
-    moves: bool,
     /// Memory for the words of pages that change.
     words: Vec<(u32, usize, u64)>,
     /// Pages that change otherwise.
@@ -134,8 +133,9 @@ impl Table {
     /// nothing if they may not, as somebody reads them.
     pub(crate) fn undo_need(&mut self) -> Option<usize> {
         let Some(draft) = &self.draft else { return Some(0) };
-        let rows = draft.rows.len();
-        if self.records.are_pinned() { None } else { Some(self.kept_bytes(rows)) }
+        // Each as a tile of its own, however many of them are changed at a time.
+        let need = draft.rows.len().saturating_mul(self.records.shape.kept_bytes());
+        if self.records.are_pinned() { None } else { Some(need) }
     }
 
     /// Settles where the rows of the change under way will be: those that exist where they are, if
@@ -150,8 +150,7 @@ impl Table {
         for new in self.new.iter().filter(|new| new.verdict == Verdict::Row) {
             drafted.rows[new.at].to = Some(take());
         }
-        (drafted.settled, drafted.moves) =
-            (true, !in_place || self.new.len() > drafted.turned_away as usize);
+        drafted.settled = true;
     }
 
     /// How many words the change under way puts into its transaction, at most.
@@ -273,8 +272,7 @@ impl Table {
         let Some(mut drafted) = self.draft.take() else { return };
         let mut changed = std::mem::take(&mut drafted.words);
         let rows = std::mem::take(&mut drafted.rows);
-        let moved = if drafted.moves { &rows[..] } else { &[] };
-        let moved = moved.iter().filter(|row| row.to != row.from);
+        let moved = rows.iter().filter(|row| row.to != row.from);
         let moved = || moved.clone().filter_map(|row| Some((row.id, row.from, row.to?)));
         let pages = self.committed_pages(journal);
         for (id, from, to) in moved() {

@@ -14,11 +14,6 @@ use crate::zoo::{Bug, Zoo};
 const TILE_BYTES: usize = 4 << 10;
 
 impl Table {
-    /// What keeping so many rows takes at most, however many of them are changed at a time.
-    pub(super) fn kept_bytes(&self, rows: usize) -> usize {
-        rows.saturating_mul(self.records.shape.kept_bytes())
-    }
-
     fn rows_of_a_tile(&self) -> usize {
         (TILE_BYTES / self.records.shape.row_bytes).max(1)
     }
