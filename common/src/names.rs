@@ -15,6 +15,11 @@ impl Names {
         }
     }
 
+    /// Whether all variables are, by whatever name.
+    pub fn are_all(&self) -> bool {
+        self.0 == "*"
+    }
+
     /// As they were given.
     pub fn as_str(&self) -> &str {
         &self.0
@@ -56,5 +61,6 @@ mod tests {
         for (names, name, expected) in table {
             assert_eq!(Names::from(names).contain(name), expected, "{names} and {name}");
         }
+        assert!(Names::from("*").are_all() && !Names::from("w*").are_all());
     }
 }

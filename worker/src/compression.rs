@@ -38,7 +38,7 @@ impl Rule {
         let Some(first) = matched.first() else {
             return Err(JoinError::NothingToCompress { names: self.names.to_string() });
         };
-        let Some(codec) = self.codec.filter(|_| !self.is_for_all()) else { return Ok(()) };
+        let Some(codec) = self.codec.filter(|_| !self.names.are_all()) else { return Ok(()) };
         let mut trained = matched.iter().filter(|variable| variable.is_trainable()).peekable();
         let refused = match trained.peek() {
             None => Some(first),
@@ -52,14 +52,10 @@ impl Rule {
         }
     }
 
-    fn is_for_all(&self) -> bool {
-        self.names.as_str() == "*"
-    }
-
     /// Whether it says what a variable's codec is.
     fn decides(&self, variable: &VariableSpec) -> bool {
         let can = self.codec.is_none_or(|codec| can_have(variable, codec));
-        self.names.contain(variable.name()) && (can || !self.is_for_all())
+        self.names.contain(variable.name()) && (can || !self.names.are_all())
     }
 }
 

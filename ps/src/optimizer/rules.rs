@@ -71,9 +71,9 @@ impl Rules {
         let rates = rates.map(|(names, factor)| (names, not_negative("rate_for", *factor)));
         let (names, (name, value, reason)) =
             rules.chain(rates).find_map(|(names, fault)| Some((names, fault?)))?;
-        let value = match names.as_str() {
-            "*" => value.to_string(),
-            names => format!("{value} for {names:?}"),
+        let value = match names.are_all() {
+            true => value.to_string(),
+            false => format!("{value} for {:?}", names.as_str()),
         };
         Some((name, value, reason))
     }
