@@ -18,7 +18,7 @@ use crate::commit::{Journal, table_bytes};
 use crate::error::StorageError;
 use crate::layout::{Kind, PAGE_BYTES, Stamp};
 use crate::optimizer::{ApplyAt, Optimizer, Rules, Run, SumRun, Sums};
-use crate::store::{BLOCK_BYTES, CACHED_BYTES_MAX, Change, Geometry, Plan, Store, range_of};
+use crate::store::{BLOCK_BYTES, CACHED_BYTES_MAX, Change, Geometry, Plan, Store};
 use crate::table::Table;
 use crate::zoo::Zoo;
 
@@ -71,8 +71,8 @@ impl StoreUnderTest {
     /// If these are not rows of the table.
     pub fn push_rows(&mut self, rows: &[u32], gradient: &[f32]) {
         let partition = self.store.layout().partitions()[0].clone();
-        let ranges = rows.iter().map(|&row| range_of(&partition, row));
-        let begun = self.store.begin(&[], ranges, self.version + 1);
+        let touched = std::iter::once((&partition, rows));
+        let begun = self.store.begin(&[], touched, self.version + 1);
         begun.expect("nobody pins anything");
         let at = ApplyAt::new(self.version + 1, self.version);
         let change = Change::Gradient { optimizer: &*self.optimizer, at, dtype: DType::F32 };

@@ -28,7 +28,7 @@ use crate::commit::{Address, Journal};
 use crate::layout::{Fault, Kind};
 use crate::table::Table;
 use crate::zoo::{Bug, Zoo};
-pub(crate) use change::Change;
+pub(crate) use change::{Change, Stretches, with_slots};
 pub(crate) use geometry::{BLOCK_BYTES, Geometry, SLOTS_MAX};
 use geometry::{pieces_of, places_of};
 pub(crate) use image::{Image, TableOfImage};
@@ -36,7 +36,7 @@ pub(crate) use open::{Plan, idle_undo, undo_rows};
 pub(crate) use pool::NoSpareBlock;
 use pool::Pool;
 use rows::Tile;
-pub(crate) use rows::range_of;
+use rows::range_of;
 pub(crate) use snapshot::Snapshot;
 #[cfg(test)]
 pub(crate) use undo::reseal as reseal_undo;
@@ -122,16 +122,18 @@ impl Store {
     /// Prepares the change of these ranges by [`Store::change`], and of these rows, each a range of
     /// its own, by [`Store::change_rows`]; it makes `version`. What was drafted of another change is
     /// forgotten, but not what was begun of tables.
-    pub(crate) fn begin(
+    pub(crate) fn begin<'a>(
         &mut self,
         ranges: &[Range<u64>],
-        rows: impl Iterator<Item = Range<u64>> + Clone,
+        rows: impl Iterator<Item = (&'a Partition, &'a [u32])> + Clone,
         version: u64,
     ) -> Result<(), NoSpareBlock> {
         self.discard_blocks();
         if self.begin_in_place(ranges, rows.clone(), version) {
             return Ok(());
         }
+        let rows =
+            rows.flat_map(|(partition, rows)| rows.iter().map(|&row| range_of(partition, row)));
         self.can_change(ranges.iter().cloned().chain(rows))
     }
 

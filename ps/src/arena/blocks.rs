@@ -30,13 +30,25 @@ impl Grid {
     }
 }
 
-/// Has the line of memory that something starts in fetched into the cache, as it is read soon.
-pub(crate) fn fetch<T>(what: &T) {
+/// The bytes of a line of the cache.
+const LINE_BYTES: usize = 64;
+
+/// Has the memory that something takes fetched into the cache, as it is read soon.
+#[inline]
+pub(crate) fn fetch<T: ?Sized>(what: &T) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: SSE is part of every x86-64 processor, and nothing is changed.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(what).cast()) };
+        let start = std::ptr::from_ref(what).cast::<i8>();
+        let end = start.wrapping_add(size_of_val(what));
+        // It need not start where a line does.
+        let mut line = start.wrapping_sub(start.addr() % LINE_BYTES);
+        while line < end {
+            // SAFETY: nothing is read, and an address where nothing is, is one too. SSE is part of
+            // every x86-64 processor.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(line) };
+            line = line.wrapping_add(LINE_BYTES);
+        }
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = what;
@@ -97,15 +109,19 @@ impl Blocks {
         Blocks { shared: Arc::new(Shared { memory, grid, pins }), crowds: Vec::new() }
     }
 
+    #[inline]
     pub(crate) fn is_pinned(&self, block: u32) -> bool {
         // Acquire: what the reader read before it let go is not overwritten before.
         let pins = self.shared.pins.get(block as usize);
-        pins.is_some_and(|pins| pins.load(Ordering::Acquire) > 0) || self.is_in_a_crowd(block)
+        pins.is_some_and(|pins| pins.load(Ordering::Acquire) > 0)
+            || !self.crowds.is_empty() && self.is_in_a_crowd(block)
     }
 
+    // Seldom: it is not to be in the way of those that look at blocks one by one.
+    #[cold]
     fn is_in_a_crowd(&self, block: u32) -> bool {
         let is_in = |crowd: &Weak<[u64]>| crowd.upgrade().is_some_and(|bits| has(&bits, block));
-        !self.crowds.is_empty() && self.crowds.iter().any(is_in)
+        self.crowds.iter().any(is_in)
     }
 
     /// Whether somebody still holds blocks that were pinned together.
@@ -123,6 +139,7 @@ impl Blocks {
         Crowd { shared: self.shared.clone(), bits }
     }
 
+    #[inline]
     pub(crate) fn read(&self, block: u32) -> &[u8] {
         // SAFETY: `pointer` stays inside the mapping. Writing needs `&mut self`.
         unsafe {
@@ -136,13 +153,14 @@ impl Blocks {
     /// If the block has no such stretch.
     #[inline]
     pub(crate) fn fetch(&self, block: u32, within: std::ops::Range<usize>) {
-        self.read(block)[within].chunks(64).for_each(|line| fetch(&line[0]));
+        fetch(&self.read(block)[within]);
     }
 
     /// The block for writing.
     ///
     /// # Panics
     /// If the block is pinned: the caller takes another block then.
+    #[inline]
     pub(crate) fn write(&mut self, block: u32) -> &mut [u8] {
         assert!(!self.is_pinned(block), "block {block} is not written while it is read");
         let bytes = self.shared.grid.block_bytes;

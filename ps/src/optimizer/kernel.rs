@@ -121,14 +121,23 @@ macro_rules! tiers {
 tiers!(Run, in_place, in_place_avx2, f32, f64);
 tiers!(StreamRun, streamed, streamed_avx2, f32, f64);
 
-impl<F> Elements<F> for &mut Runs<'_, F>
-where
-    for<'a> Run<'a, F>: Elements<F>,
-{
-    fn update<R: Rule<F, S>, const S: usize>(self, rule: R) {
-        self(&mut |run| run.update(rule));
-    }
+/// The same for runs that come one by one: the loop is chosen once.
+macro_rules! tiers_of_runs {
+    ($($float:ty),*) => {
+        $(impl Elements<$float> for &mut Runs<'_, $float> {
+            fn update<R: Rule<$float, S>, const S: usize>(self, rule: R) {
+                const N: usize = LINE_BYTES / size_of::<$float>();
+                #[cfg(target_arch = "x86_64")]
+                if has_avx2() {
+                    // SAFETY: the processor has the features that this is compiled for.
+                    return self(&mut |run| unsafe { in_place_avx2::<$float, R, S, N>(rule, run) });
+                }
+                self(&mut |run| in_place::<$float, R, S, false, N>(rule, run));
+            }
+        })*
+    };
 }
+tiers_of_runs!(f32, f64);
 
 #[cfg(target_arch = "x86_64")]
 fn has_avx2() -> bool {
@@ -433,6 +442,7 @@ mod tests {
         D: Dense + Optimizer,
         for<'a> Run<'a, F>: Elements<F>,
         for<'a> StreamRun<'a, F>: Elements<F>,
+        for<'a, 'b> &'a mut Runs<'b, F>: Elements<F>,
     {
         let (at, mut seed) = (ApplyAt::new(3, 2), case.seed);
         let mut streams: Vec<Vec<F>> =

@@ -13,7 +13,7 @@ use crate::aggregate::SparseReduction;
 use crate::commit::Journal;
 use crate::inbox::{Inbox, Rows};
 use crate::optimizer::{ApplyAt, VariableRules};
-use crate::store::{NoSpareBlock, Store, range_of};
+use crate::store::{NoSpareBlock, Store};
 use crate::table::Table;
 
 /// The rows that a push or a step changes, and how far it has come with them.
@@ -135,9 +135,9 @@ impl RowWork {
         let all = all
             .map(|Touched { partition, .. }| partition.offset..partition.offset + partition.bytes);
         let whole: Vec<Range<u64>> = dense.iter().cloned().chain(all).collect();
-        let rows = self.touched.iter().flat_map(|Touched { partition, rows }| {
-            let rows: &[u32] = if let Which::Pushed(rows) = rows { rows } else { &[] };
-            rows.iter().map(|&row| range_of(partition, row))
+        let rows = self.touched.iter().filter_map(|Touched { partition, rows }| match rows {
+            Which::Pushed(rows) => Some((partition, &rows[..])),
+            _ => None,
         });
         store.begin(&whole, rows, version)
     }

@@ -1,9 +1,40 @@
 //! What a push does to a stretch of values: the same in place and on the way to another block.
 
+use bytemuck::Pod;
 use pushpull_common::tensor::{DType, Element};
 
 use super::SLOTS_MAX;
 use crate::optimizer::{ApplyAt, Optimizer, Run, StreamRun};
+
+/// Calls a function for a number of slots, which most rules have few of: what is done for each of many
+/// rows is compiled for just as many.
+macro_rules! with_slots {
+    ($count:expr, $slots:ident => $call:expr) => {
+        match $count {
+            0 => {
+                const $slots: usize = 0;
+                $call
+            }
+            1 => {
+                const $slots: usize = 1;
+                $call
+            }
+            2 => {
+                const $slots: usize = 2;
+                $call
+            }
+            3 => {
+                const $slots: usize = 3;
+                $call
+            }
+            _ => {
+                const $slots: usize = SLOTS_MAX;
+                $call
+            }
+        }
+    };
+}
+pub(crate) use with_slots;
 
 /// What a push does to values of one type.
 #[derive(Clone, Copy, Debug)]
@@ -26,8 +57,11 @@ pub(crate) enum Change<'a> {
     },
 }
 
-/// What changes a row: its values, its slots and its input.
-pub(crate) type ChangeRow<'a> = dyn FnMut(&mut [u8], &mut [&mut [u8]], &[u8]) + 'a;
+/// Values that a push changes, stretches of them that lie apart, as rows do.
+pub(crate) trait Stretches {
+    /// Has each of them changed, with its slots and what the push has for it.
+    fn each<T: Pod>(&mut self, change: &mut dyn FnMut(Run<'_, T>));
+}
 
 impl Change<'_> {
     /// How many slots change, too: the first that there are.
@@ -38,45 +72,27 @@ impl Change<'_> {
         }
     }
 
-    pub(crate) fn in_place(self, values: &mut [u8], slots: &mut [&mut [u8]], input: &[u8]) {
+    /// Changes values where they lie.
+    pub(crate) fn in_place(self, values: &mut impl Stretches) {
         match self {
             Change::Gradient { optimizer, at, dtype } => match dtype {
                 DType::F32 => {
-                    run::<f32>(values, slots, input, |run| optimizer.apply_f32(at, run));
+                    optimizer.apply_runs_f32(at, &mut |change| values.each::<f32>(change));
                 }
                 DType::F64 => {
-                    run::<f64>(values, slots, input, |run| optimizer.apply_f64(at, run));
+                    optimizer.apply_runs_f64(at, &mut |change| values.each::<f64>(change));
                 }
                 _ => unreachable!("only floating-point variables are trainable"),
             },
-            Change::Assign => values.copy_from_slice(input),
+            Change::Assign => {
+                values.each::<u8>(&mut |run| run.values.copy_from_slice(run.gradient))
+            }
             Change::Add { dtype } => match dtype {
-                DType::F32 => add::<f32>(values, input, |a, b| a + b),
-                DType::F64 => add::<f64>(values, input, |a, b| a + b),
-                DType::I64 => add::<i64>(values, input, i64::wrapping_add),
+                DType::F32 => values.each(&mut |run| add::<f32>(run, |a, b| a + b)),
+                DType::F64 => values.each(&mut |run| add::<f64>(run, |a, b| a + b)),
+                DType::I64 => values.each(&mut |run| add::<i64>(run, i64::wrapping_add)),
                 _ => unreachable!("a catalogue holds known types only"),
             },
-        }
-    }
-
-    /// Changes rows where they lie, one by one: `rows` is called once, with what changes a row.
-    pub(crate) fn each_in_place(self, rows: &mut dyn FnMut(&mut ChangeRow<'_>)) {
-        match self {
-            Change::Gradient { optimizer, at, dtype: DType::F32 } => {
-                optimizer.apply_runs_f32(at, &mut |change| {
-                    rows(&mut |values, slots, input| {
-                        run::<f32>(values, slots, input, &mut *change)
-                    });
-                });
-            }
-            Change::Gradient { optimizer, at, dtype: DType::F64 } => {
-                optimizer.apply_runs_f64(at, &mut |change| {
-                    rows(&mut |values, slots, input| {
-                        run::<f64>(values, slots, input, &mut *change)
-                    });
-                });
-            }
-            _ => rows(&mut |values, slots, input| self.in_place(values, slots, input)),
         }
     }
 
@@ -104,22 +120,6 @@ impl Change<'_> {
     }
 }
 
-fn run<T: Element>(
-    values: &mut [u8],
-    slots: &mut [&mut [u8]],
-    gradient: &[u8],
-    rule: impl FnOnce(Run<'_, T>),
-) {
-    let count = slots.len();
-    let mut typed: [&mut [T]; SLOTS_MAX] = Default::default();
-    for (typed, slot) in typed.iter_mut().zip(slots) {
-        *typed = bytemuck::cast_slice_mut(slot);
-    }
-    let slots = &mut typed[..count];
-    let (values, gradient) = (bytemuck::cast_slice_mut(values), bytemuck::cast_slice(gradient));
-    rule(Run { values, slots, gradient });
-}
-
 fn stream<T: Element>(
     values: &[u8],
     values_out: &mut [u8],
@@ -144,9 +144,8 @@ fn stream<T: Element>(
     })
 }
 
-fn add<T: Element>(values: &mut [u8], bytes: &[u8], add: impl Fn(T, T) -> T) {
-    let values: &mut [T] = bytemuck::cast_slice_mut(values);
-    for (value, &more) in values.iter_mut().zip(bytemuck::cast_slice::<u8, T>(bytes)) {
+fn add<T: Element>(run: Run<'_, T>, add: impl Fn(T, T) -> T) {
+    for (value, &more) in run.values.iter_mut().zip(run.gradient) {
         *value = add(*value, more);
     }
 }

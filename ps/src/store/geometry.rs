@@ -9,7 +9,7 @@ use crate::arena::{Grid, SKEW_BYTES};
 use crate::layout::PAGE_BYTES;
 use crate::table::Table;
 
-/// The unit of a commit. Small variables share blocks.
+/// The unit of a commit. Small variables share blocks. Any power of two would do.
 pub(crate) const BLOCK_BYTES: usize = 64 << 10;
 
 /// The largest block that an arena may have.
@@ -47,15 +47,15 @@ impl Geometry {
         Geometry { block_bytes, slots, places, pinned, undo_bytes }
     }
 
-    /// The geometry that the words of an arena say, if it is one: blocks that whole elements fill
-    /// and block numbers reach.
+    /// The geometry that the words of an arena say, if it is one: blocks that whole elements fill,
+    /// of a power of two of bytes, and that block numbers reach.
     pub(crate) fn of_words(
         layout: &ShardLayout,
         slots: usize,
         block_bytes: usize,
         pinned: usize,
     ) -> Option<Geometry> {
-        let sound = (8..=BLOCK_BYTES_MAX).contains(&block_bytes) && block_bytes.is_multiple_of(8);
+        let sound = (8..=BLOCK_BYTES_MAX).contains(&block_bytes) && block_bytes.is_power_of_two();
         if !sound || slots > SLOTS_MAX {
             return None;
         }
@@ -126,6 +126,14 @@ fn undo_bytes(layout: &ShardLayout, slots: usize) -> usize {
 /// Some milliseconds of copying.
 const ROW_UNDO_BYTES_MAX: u64 = 8 << 20;
 
+/// The place that a byte lies in, and where in it. Blocks are of a power of two of bytes: to divide for
+/// each of many rows would be a good part of what changing them costs.
+#[inline]
+pub(super) fn place_of(at: usize, block_bytes: usize) -> (usize, usize) {
+    debug_assert!(block_bytes.is_power_of_two(), "{block_bytes} bytes of a block");
+    (at >> block_bytes.trailing_zeros(), at & (block_bytes - 1))
+}
+
 /// What a range is of each place that it lies in: the place, and where in it.
 pub(super) fn pieces_of(
     range: &Range<u64>,
@@ -134,7 +142,7 @@ pub(super) fn pieces_of(
     let (mut start, end) = (range.start as usize, range.end as usize);
     std::iter::from_fn(move || {
         (start < end).then(|| {
-            let (place, within) = (start / block_bytes, start % block_bytes);
+            let (place, within) = place_of(start, block_bytes);
             let bytes = (block_bytes - within).min(end - start);
             start += bytes;
             (place, within..within + bytes)
@@ -144,7 +152,7 @@ pub(super) fn pieces_of(
 
 /// The places that a range lies in.
 pub(super) fn places_of(range: &Range<u64>, block_bytes: usize) -> Range<usize> {
-    let first = range.start as usize / block_bytes;
-    let end = (range.end as usize).div_ceil(block_bytes);
-    first..end.max(first)
+    let (first, _) = place_of(range.start as usize, block_bytes);
+    let (last, within) = place_of(range.end as usize, block_bytes);
+    first..(last + usize::from(within > 0)).max(first)
 }

@@ -3,11 +3,15 @@
 
 use std::ops::Range;
 
+use bytemuck::Pod;
 use pushpull_common::catalogue::Partition;
 
+use super::change::{Stretches, with_slots};
+use super::geometry::place_of;
 use super::undo::Spot;
 use super::{Change, SLOTS_MAX, Store};
 use crate::arena::{Blocks, SKEW_BYTES};
+use crate::optimizer::Run;
 use crate::zoo::Bug;
 
 /// What is taken at a time of values, and of each slot: it stays in cache until it is put back.
@@ -22,7 +26,7 @@ pub(super) struct Tile {
 }
 
 /// Where a row of a partition lies in the shard's variables.
-pub(crate) fn range_of(partition: &Partition, row: u32) -> Range<u64> {
+pub(super) fn range_of(partition: &Partition, row: u32) -> Range<u64> {
     let start = partition.offset + u64::from(row) * partition.row_bytes();
     start..start + partition.row_bytes()
 }
@@ -62,7 +66,7 @@ impl Store {
         for &row in rows.iter().take((TILE_BYTES / row_bytes).max(1)) {
             // Not of `range_of`, which would find the bytes of a row by a division each time.
             let start = partition.offset as usize + row as usize * row_bytes;
-            let (place, within) = (start / block_bytes, start % block_bytes);
+            let (place, within) = place_of(start, block_bytes);
             if within + row_bytes > block_bytes {
                 break;
             }
@@ -71,37 +75,32 @@ impl Store {
         }
     }
 
-    /// Keeps what a tile's rows hold, and changes them where they lie. Meanwhile the slots of the next ones
-    /// are fetched.
+    /// Keeps what a tile's rows hold, and changes them where they lie.
     fn change_tile(&mut self, change: Change<'_>, row_bytes: usize, input: &[u8], tile: &Tile) {
-        let Tile { spots, next } = tile;
-        self.keep_rows(spots, row_bytes, change.slots(), next);
-        let slot_stride = self.geometry.block_bytes + SKEW_BYTES;
-        let (mut next, count) = (next.iter(), change.slots());
-        change.each_in_place(&mut |change| {
-            for (spot, input) in spots.iter().zip(input.chunks_exact(row_bytes)) {
-                let within = spot.start as usize..spot.start as usize + row_bytes;
-                let values = &mut self.values.blocks.write(spot.value)[within.clone()];
-                let mut slots: [&mut [u8]; SLOTS_MAX] = Default::default();
-                if let Some(pool) = self.slots.as_mut().filter(|_| count > 0) {
-                    if let Some(next) = next.next() {
-                        for slot in 0..count {
-                            let start = slot * slot_stride + next.start as usize;
-                            fetch(&pool.blocks, next.slot, start, row_bytes);
-                        }
-                    }
-                    let all = pool.blocks.write(spot.slot).chunks_mut(slot_stride);
-                    for (slot, bytes) in slots.iter_mut().zip(all).take(count) {
-                        *slot = &mut bytes[within.clone()];
-                    }
-                }
-                change(values, &mut slots[..count], input);
-            }
+        self.keep_rows(&tile.spots, row_bytes, change.slots(), &tile.next);
+        self.change_spots(change, &tile.spots, row_bytes, input);
+    }
+
+    /// Changes rows where they lie; what they were has been kept.
+    pub(super) fn change_spots(
+        &mut self,
+        change: Change<'_>,
+        spots: &[Spot],
+        row_bytes: usize,
+        input: &[u8],
+    ) {
+        let slots = self.slots.as_mut().filter(|_| change.slots() > 0);
+        change.in_place(&mut InBlocks {
+            values: &mut self.values.blocks,
+            slots: slots.map(|pool| (&mut pool.blocks, change.slots())),
+            slot_stride: self.geometry.block_bytes + SKEW_BYTES,
+            spots,
+            row_bytes,
+            input,
         });
     }
 
-    /// Keeps what rows hold, and those of their slots that change. Meanwhile the values of the next
-    /// ones are fetched.
+    /// Keeps what rows hold, and those of their slots that change. Meanwhile the next ones are fetched.
     pub(super) fn keep_rows(
         &mut self,
         spots: &[Spot],
@@ -112,22 +111,27 @@ impl Store {
         let values = &self.values.blocks;
         let slots = self.slots.as_ref().filter(|_| slots_changed > 0).map(|pool| &pool.blocks);
         let slot_stride = self.geometry.block_bytes + SKEW_BYTES;
-        let (mut these, mut next) = (spots.iter(), next.iter());
-        self.undo.keep(None, spots, row_bytes, 1 + slots_changed, |at, kept| {
-            if let Some(next) = next.next() {
-                fetch(values, next.value, next.start as usize, row_bytes);
-            }
-            let (Some(spot), Some((kept, rest))) = (these.next(), kept.split_first_mut()) else {
+        self.undo.keep(None, spots, row_bytes, 1 + slots_changed, |stream, kept| {
+            let rows = spots.iter().zip(kept.chunks_exact_mut(row_bytes));
+            let mut next = next.iter();
+            let Some(slot) = stream.checked_sub(1) else {
+                for (spot, kept) in rows {
+                    if let Some(next) = next.next() {
+                        fetch(values, next.value, next.start as usize, row_bytes);
+                    }
+                    let start = spot.start as usize;
+                    kept.copy_from_slice(&values.read(spot.value)[start..start + row_bytes]);
+                }
                 return;
             };
-            let start = spot.start as usize;
-            let held = &values.read(spot.value)[start..start + row_bytes];
-            kept[at..at + row_bytes].copy_from_slice(held);
-            if let Some(slots) = slots {
-                let held = slots.read(spot.slot);
-                for (kept, start) in rest.iter_mut().zip((start..).step_by(slot_stride)) {
-                    kept[at..at + row_bytes].copy_from_slice(&held[start..start + row_bytes]);
+            let Some(slots) = slots else { return };
+            let first = slot * slot_stride;
+            for (spot, kept) in rows {
+                if let Some(next) = next.next() {
+                    fetch(slots, next.slot, first + next.start as usize, row_bytes);
                 }
+                let start = first + spot.start as usize;
+                kept.copy_from_slice(&slots.read(spot.slot)[start..start + row_bytes]);
             }
         });
         if !self.zoo.has(Bug::UndoAfterWrite) {
@@ -143,6 +147,52 @@ impl Store {
             self.keep(place, within.clone(), change.slots());
             self.change_home(change, place, within, head);
             input = rest;
+        }
+    }
+}
+
+/// Rows of one length where they lie, and what a push has for them.
+struct InBlocks<'a> {
+    values: &'a mut Blocks,
+    /// And how many of them change.
+    slots: Option<(&'a mut Blocks, usize)>,
+    /// From the start of one slot of a place to that of the next.
+    slot_stride: usize,
+    spots: &'a [Spot],
+    row_bytes: usize,
+    input: &'a [u8],
+}
+
+impl Stretches for InBlocks<'_> {
+    fn each<T: Pod>(&mut self, change: &mut dyn FnMut(Run<'_, T>)) {
+        let count = self.slots.as_ref().map_or(0, |(_, count)| *count);
+        with_slots!(count, SLOTS => self.each_with::<T, SLOTS>(change));
+    }
+}
+
+impl InBlocks<'_> {
+    /// The same for so many slots at most.
+    fn each_with<T: Pod, const SLOTS: usize>(&mut self, change: &mut dyn FnMut(Run<'_, T>)) {
+        let (row_bytes, stride) = (self.row_bytes, self.slot_stride);
+        for (spot, input) in self.spots.iter().zip(self.input.chunks_exact(row_bytes)) {
+            let start = spot.start as usize;
+            let mut slots: [&mut [T]; SLOTS] = std::array::from_fn(|_| Default::default());
+            let mut count = 0;
+            if let Some((blocks, changed)) = &mut self.slots {
+                count = SLOTS.min(*changed);
+                let mut rest = blocks.write(spot.slot);
+                for slot in &mut slots[..count] {
+                    let (first, others) = rest.split_at_mut(stride);
+                    *slot = bytemuck::cast_slice_mut(&mut first[start..start + row_bytes]);
+                    rest = others;
+                }
+            }
+            let values = &mut self.values.write(spot.value)[start..start + row_bytes];
+            change(Run {
+                values: bytemuck::cast_slice_mut(values),
+                slots: &mut slots[..count],
+                gradient: bytemuck::cast_slice(input),
+            });
         }
     }
 }

@@ -7,6 +7,7 @@ use pushpull_common::catalogue::Partition;
 use pushpull_common::ids::PartitionId;
 
 use super::Store;
+use super::geometry::place_of;
 use super::rows::{fetch, range_of};
 use crate::arena::Pins;
 
@@ -46,7 +47,7 @@ impl Store {
         let find = |row: u32| {
             // Not of `range_of`, which would find the bytes of a row by a division each time.
             let start = partition.offset as usize + row as usize * row_bytes;
-            let (place, within) = (start / block_bytes, start % block_bytes);
+            let (place, within) = place_of(start, block_bytes);
             (within + row_bytes <= block_bytes).then(|| (self.values.home(place), within))
         };
         let mut later = rows.clone().skip(AHEAD);

@@ -329,8 +329,7 @@ fn many_rows_in_place_are_those_of_the_rule_and_of_its_slots() {
     let mut expected = [const { Vec::new() }; 3];
     expected.iter_mut().for_each(|stream| stream.resize(gradient.len(), 0.0_f32));
     for count in 1..=2 {
-        let ranges = rows.iter().map(|&row| range_of(&partition, row));
-        rig.store.begin(&[], ranges, count).unwrap();
+        rig.store.begin(&[], std::iter::once((&partition, &rows[..])), count).unwrap();
         assert!(rig.store.is_in_place());
         let at = ApplyAt::new(count, 0);
         rig.store.change_rows(gradient_of(&rule, at), &partition, &rows, bytes).unwrap();

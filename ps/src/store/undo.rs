@@ -102,8 +102,8 @@ impl Undo {
         (self.version, self.sum) = (version, first_sum(version));
     }
 
-    /// Writes a tile of so many streams down, of this table or of the store's own: `fill` is asked for what each row holds of each, and
-    /// where in the streams it goes. It counts once it is [prepared](Undo::prepare).
+    /// Writes a tile of so many streams down, of this table or of the store's own: `fill` is asked for what
+    /// the rows hold of each. It counts once it is [prepared](Undo::prepare).
     ///
     /// # Panics
     /// If there is no room for it.
@@ -113,7 +113,7 @@ impl Undo {
         spots: &[Spot],
         row_bytes: usize,
         streams: usize,
-        mut fill: impl FnMut(usize, &mut [&mut [u8]]),
+        mut fill: impl FnMut(usize, &mut [u8]),
     ) {
         let end = self.end + Undo::need(spots.len(), row_bytes, streams);
         let (head, rest) = self.memory.stretch_mut(self.end..end).split_at_mut(HEAD_BYTES);
@@ -127,11 +127,9 @@ impl Undo {
         head[..SUM.start].copy_from_slice(said.as_flattened());
         head[SUM].copy_from_slice(&self.sum.to_le_bytes());
         let (length, stride) = (spots.len() * row_bytes, kept.len() / streams);
-        let mut rows: [&mut [u8]; 1 + SLOTS_MAX] = Default::default();
-        for (stream, kept) in rows.iter_mut().zip(kept.chunks_exact_mut(stride)) {
-            *stream = &mut kept[..length];
+        for (stream, kept) in kept.chunks_exact_mut(stride).enumerate() {
+            fill(stream, &mut kept[..length]);
         }
-        (0..length).step_by(row_bytes).for_each(|at| fill(at, &mut rows[..streams]));
         self.end = end;
     }
 
@@ -320,10 +318,8 @@ mod tests {
 
     /// Keeps rows of so many bytes, whose streams hold these.
     fn keep(undo: &mut Undo, spots: &[Spot], row_bytes: usize, streams: &[&[u8]]) {
-        undo.keep(None, spots, row_bytes, streams.len(), |at, kept| {
-            for (kept, stream) in kept.iter_mut().zip(streams) {
-                kept[at..at + row_bytes].copy_from_slice(&stream[at..at + row_bytes]);
-            }
+        undo.keep(None, spots, row_bytes, streams.len(), |stream, kept| {
+            kept.copy_from_slice(streams[stream]);
         });
     }
 

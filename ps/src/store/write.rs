@@ -2,6 +2,9 @@
 
 use std::ops::Range;
 
+use pushpull_common::catalogue::Partition;
+
+use super::geometry::places_of;
 use super::pool::{NoSpareBlock, Shadow};
 use super::undo::{Spot, Undo};
 use super::{Change, SLOTS_MAX, Store};
@@ -17,26 +20,43 @@ impl Store {
     /// Begins a change that is made where the values lie, if these are few enough bytes that it is
     /// cheaper than copying their blocks, and nobody reads those. What the ranges hold is kept now;
     /// what the rows do, as they are changed.
-    pub(super) fn begin_in_place(
+    pub(super) fn begin_in_place<'a>(
         &mut self,
         ranges: &[Range<u64>],
-        rows: impl Iterator<Item = Range<u64>>,
+        rows: impl Iterator<Item = (&'a Partition, &'a [u32])> + Clone,
         version: u64,
     ) -> bool {
         if self.power {
             return false;
         }
         let streams = 1 + self.geometry.slots;
-        let (mut bytes, mut need, mut touched) = (0_u64, 0, Vec::new());
-        for range in ranges.iter().cloned().chain(rows) {
-            bytes = bytes.saturating_add(range.end - range.start);
-            if bytes.saturating_mul(streams as u64) > self.geometry.undo_bytes as u64 {
-                return false;
-            }
-            for (place, within) in self.pieces_of(&range) {
-                need += Undo::need(1, within.len(), streams);
-                if touched.last() != Some(&place) {
-                    touched.push(place);
+        let of_ranges = ranges.iter().map(|range| range.end - range.start);
+        let of_rows = rows
+            .clone()
+            .map(|(partition, rows)| partition.row_bytes().saturating_mul(rows.len() as u64));
+        let bytes = of_ranges.chain(of_rows).fold(0, u64::saturating_add);
+        if bytes.saturating_mul(streams as u64) > self.geometry.undo_bytes as u64 {
+            return false;
+        }
+        let mut touched = Vec::new();
+        // Pieces after the first of a range each take this at most beside what the range takes whole.
+        let (mut need, more) = (0, Undo::need(1, 8, streams));
+        for range in ranges.iter().filter(|range| !range.is_empty()) {
+            need += Undo::need(1, (range.end - range.start) as usize, streams);
+            need += more * self.touch(range, &mut touched);
+        }
+        let block_bytes = self.geometry.block_bytes as u64;
+        for (partition, rows) in rows {
+            let row_bytes = partition.row_bytes();
+            need += rows.len() * Undo::need(1, row_bytes as usize, streams);
+            let mut place = 0..0;
+            for &row in rows {
+                let start = partition.offset + u64::from(row) * row_bytes;
+                // Most rows lie in the place of the one before.
+                if start < place.start || start + row_bytes > place.end {
+                    need += more * self.touch(&(start..start + row_bytes), &mut touched);
+                    let first = start & !(block_bytes - 1);
+                    place = first..first + block_bytes;
                 }
             }
         }
@@ -56,6 +76,15 @@ impl Store {
         }
         self.in_place = Some(touched);
         true
+    }
+
+    /// Adds the places that a range lies in; how many they are after the first.
+    fn touch(&self, range: &Range<u64>, touched: &mut Vec<usize>) -> usize {
+        let places = places_of(range, self.geometry.block_bytes);
+        let after = places.len().saturating_sub(1);
+        let last = touched.last().copied();
+        touched.extend(places.filter(|&place| last != Some(place)));
+        after
     }
 
     /// Keeps what a stretch of a place holds, and of those of its slots that change.
@@ -117,18 +146,8 @@ impl Store {
         within: Range<usize>,
         input: &[u8],
     ) {
-        let values = &mut self.values.blocks.write(value)[within.clone()];
-        let mut slots: [&mut [u8]; SLOTS_MAX] = Default::default();
-        let mut count = 0;
-        if let (Some(pool), Some(slot)) = (&mut self.slots, slot.filter(|_| change.slots() > 0)) {
-            let stride = self.geometry.block_bytes + SKEW_BYTES;
-            let all = pool.blocks.write(slot).chunks_mut(stride);
-            for (slot, bytes) in slots.iter_mut().zip(all).take(change.slots()) {
-                *slot = &mut bytes[within.clone()];
-                count += 1;
-            }
-        }
-        change.in_place(values, &mut slots[..count], input);
+        let spot = Spot { value, slot: slot.unwrap_or_default(), start: within.start as u32 };
+        self.change_spots(change, &[spot], within.len(), input);
     }
 
     /// Writes what a stretch of a block and of its slots becomes to their new shadows, and what lies

@@ -66,9 +66,10 @@ pub(super) fn head_of(record: &[u8]) -> RowHead {
 
 /// Writes it, and the checksum of a record whose values are there; 0 if that is not kept.
 pub(super) fn put_head(head: RowHead, record: &mut [u8], integrity: bool) {
-    record[ID..STEP].copy_from_slice(&head.id.to_le_bytes());
-    record[STEP..PUSHES].copy_from_slice(&head.step.to_le_bytes());
-    record[PUSHES..CRC].copy_from_slice(&head.pushes.to_le_bytes());
+    let bytes: &mut [u8; HEAD_BYTES] = record.first_chunk_mut().expect("a record has a head");
+    bytes[ID..STEP].copy_from_slice(&head.id.to_le_bytes());
+    bytes[STEP..PUSHES].copy_from_slice(&head.step.to_le_bytes());
+    bytes[PUSHES..CRC].copy_from_slice(&head.pushes.to_le_bytes());
     let crc = if integrity { checksum(record) } else { 0 };
     record[CRC..HEAD_BYTES].copy_from_slice(&crc.to_le_bytes());
 }

@@ -3,11 +3,14 @@
 
 use std::ops::Range;
 
+use bytemuck::Pod;
+
 use super::Table;
 use super::change::Moved;
 use super::records::{head_of, put_head};
 use crate::checkpoint::RowHead;
-use crate::store::{Change, SLOTS_MAX, Spot, Undo};
+use crate::optimizer::Run;
+use crate::store::{Change, SLOTS_MAX, Spot, Stretches, Undo, with_slots};
 use crate::zoo::{Bug, Zoo};
 
 /// What is changed at a time stays in the fastest cache, slots and all.
@@ -38,7 +41,8 @@ impl Table {
             let next = rows.len().min((at + 1) * each)..rows.len().min((at + 2) * each);
             self.fetch_rows(&rows[next]);
             self.keep_rows(rows_now, undo, zoo);
-            self.change_tile(change, rows_now, input);
+            let slots = change.slots();
+            change.in_place(&mut InRecords { table: self, rows: rows_now, slots, input });
         }
         self.draft = Some(drafted);
     }
@@ -62,10 +66,9 @@ impl Table {
         spots.extend(rows.iter().filter_map(stays).map(|value| Spot { value, slot: 0, start: 0 }));
         if !spots.is_empty() {
             let (table, record_bytes) = (Some(self.number), self.records.shape.record_bytes());
-            let mut these = spots.iter();
-            undo.keep(table, &spots, record_bytes, 1, |at, kept| {
-                if let (Some(spot), Some(kept)) = (these.next(), kept.first_mut()) {
-                    kept[at..at + record_bytes].copy_from_slice(self.records.read(spot.value));
+            undo.keep(table, &spots, record_bytes, 1, |_, kept| {
+                for (spot, kept) in spots.iter().zip(kept.chunks_exact_mut(record_bytes)) {
+                    kept.copy_from_slice(self.records.read(spot.value));
                 }
             });
             if !zoo.has(Bug::UndoAfterWrite) {
@@ -75,47 +78,63 @@ impl Table {
         self.spots = spots;
     }
 
-    fn change_tile(&mut self, change: Change<'_>, rows: &[Moved], input: &[u8]) {
-        let shape = self.records.shape;
-        let has_slots = change.slots();
-        change.each_in_place(&mut |change| {
-            for (row, input) in rows.iter().zip(input.chunks_exact(shape.row_bytes)) {
-                let Some(to) = row.to else { continue };
-                let pushes = self.begin_row(row, to).saturating_add(1);
-                let record = self.records.write(to);
-                let mut streams = shape.streams_mut(record);
-                let values = streams.next().unwrap_or_default();
-                let mut slots: [&mut [u8]; SLOTS_MAX] = Default::default();
-                slots.iter_mut().zip(streams).for_each(|(slot, stream)| *slot = stream);
-                change(values, &mut slots[..has_slots], input);
-                put_head(RowHead { id: row.id, step: self.step, pushes }, record, self.integrity);
-            }
-        });
-    }
-
-    /// Has a row where it will be, as it was; how many pushes have changed it.
-    fn begin_row(&mut self, row: &Moved, to: u32) -> u32 {
-        let shape = self.records.shape;
-        match row.from {
-            Some(from) if from == to => {}
-            Some(from) => {
-                let mut held = std::mem::take(&mut self.held);
-                held.clear();
-                held.extend_from_slice(self.records.read(from));
-                self.records.write(to).copy_from_slice(&held);
-                self.held = held;
-            }
-            None => {
-                let record = self.records.write(to);
-                for (stream, out) in shape.streams_mut(record).enumerate() {
-                    match stream {
-                        0 => self.initial.fill(shape.dtype, row.id, out),
-                        slot => self.initial.fill_slot(shape.dtype, slot - 1, out),
-                    }
-                }
-                return 0;
+    /// Has a row as it was where it will be, which is elsewhere.
+    fn begin_row(&mut self, row: &Moved, to: u32) {
+        if let Some(from) = row.from {
+            let mut held = std::mem::take(&mut self.held);
+            held.clear();
+            held.extend_from_slice(self.records.read(from));
+            self.records.write(to).copy_from_slice(&held);
+            self.held = held;
+            return;
+        }
+        let (shape, record) = (self.records.shape, self.records.write(to));
+        for (stream, out) in shape.streams_mut(record).enumerate() {
+            match stream {
+                0 => self.initial.fill(shape.dtype, row.id, out),
+                slot => self.initial.fill_slot(shape.dtype, slot - 1, out),
             }
         }
-        head_of(self.records.read(to)).pushes
+        put_head(RowHead { id: row.id, step: 0, pushes: 0 }, record, false);
+    }
+}
+
+/// Rows in the records that they will be in, and what a push has for them.
+struct InRecords<'a> {
+    table: &'a mut Table,
+    rows: &'a [Moved],
+    /// How many slots change.
+    slots: usize,
+    input: &'a [u8],
+}
+
+impl Stretches for InRecords<'_> {
+    fn each<T: Pod>(&mut self, change: &mut dyn FnMut(Run<'_, T>)) {
+        with_slots!(self.slots, SLOTS => self.each_with::<T, SLOTS>(change));
+    }
+}
+
+impl InRecords<'_> {
+    /// The same for so many slots at most.
+    fn each_with<T: Pod, const SLOTS: usize>(&mut self, change: &mut dyn FnMut(Run<'_, T>)) {
+        let InRecords { table, rows, slots: changed, input } = self;
+        let shape = table.records.shape;
+        for (row, input) in rows.iter().zip(input.chunks_exact(shape.row_bytes)) {
+            let Some(to) = row.to else { continue };
+            if row.from != row.to {
+                table.begin_row(row, to);
+            }
+            let record = table.records.write(to);
+            let pushes = head_of(record).pushes.saturating_add(1);
+            {
+                let mut streams = shape.streams_mut(record).map(bytemuck::cast_slice_mut);
+                let mut stream = || streams.next().unwrap_or_default();
+                let values = stream();
+                let mut slots: [&mut [T]; SLOTS] = std::array::from_fn(|_| stream());
+                let slots = &mut slots[..SLOTS.min(*changed)];
+                change(Run { values, slots, gradient: bytemuck::cast_slice(input) });
+            }
+            put_head(RowHead { id: row.id, step: table.step, pushes }, record, table.integrity);
+        }
     }
 }
