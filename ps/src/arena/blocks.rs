@@ -111,14 +111,22 @@ impl Blocks {
 
     #[inline]
     pub(crate) fn is_pinned(&self, block: u32) -> bool {
-        // Acquire: what the reader read before it let go is not overwritten before.
-        let pins = self.shared.pins.get(block as usize);
-        pins.is_some_and(|pins| pins.load(Ordering::Acquire) > 0)
-            || !self.crowds.is_empty() && self.is_in_a_crowd(block)
+        // Whoever has pinned something holds the memory, too: mostly nobody does, and then the pins of
+        // this block need not be looked up.
+        if Arc::strong_count(&self.shared) == 1 {
+            // What was read before it was let go is not overwritten before.
+            fence(Ordering::Acquire);
+            return false;
+        }
+        self.has_a_pin(block)
     }
 
-    // Seldom: it is not to be in the way of those that look at blocks one by one.
-    #[cold]
+    fn has_a_pin(&self, block: u32) -> bool {
+        // Acquire: as above.
+        let pins = self.shared.pins.get(block as usize);
+        pins.is_some_and(|pins| pins.load(Ordering::Acquire) > 0) || self.is_in_a_crowd(block)
+    }
+
     fn is_in_a_crowd(&self, block: u32) -> bool {
         let is_in = |crowd: &Weak<[u64]>| crowd.upgrade().is_some_and(|bits| has(&bits, block));
         self.crowds.iter().any(is_in)
