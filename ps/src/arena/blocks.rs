@@ -30,22 +30,20 @@ impl Grid {
     }
 }
 
-/// The bytes of a line of the cache.
-const LINE_BYTES: usize = 64;
-
 /// Has the memory that something takes fetched into the cache, as it is read soon.
 #[inline]
 pub(crate) fn fetch<T: ?Sized>(what: &T) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        const LINE_BYTES: usize = 64;
         let start = std::ptr::from_ref(what).cast::<i8>();
         let end = start.wrapping_add(size_of_val(what));
         // It need not start where a line does.
         let mut line = start.wrapping_sub(start.addr() % LINE_BYTES);
         while line < end {
-            // SAFETY: nothing is read, and an address where nothing is, is one too. SSE is part of
-            // every x86-64 processor.
+            // SAFETY: a prefetch reads nothing, whatever the address. SSE is part of every x86-64
+            // processor.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(line) };
             line = line.wrapping_add(LINE_BYTES);
         }
@@ -111,10 +109,10 @@ impl Blocks {
 
     #[inline]
     pub(crate) fn is_pinned(&self, block: u32) -> bool {
-        // Whoever has pinned something holds the memory, too: mostly nobody does, and then the pins of
-        // this block need not be looked up.
+        // A pin or a crowd holds `shared`, too. Mostly there is none, and then those of this block need
+        // not be looked up.
         if Arc::strong_count(&self.shared) == 1 {
-            // What was read before it was let go is not overwritten before.
+            // Letting `shared` go is a release: what was read before is not overwritten before.
             fence(Ordering::Acquire);
             return false;
         }
@@ -122,7 +120,7 @@ impl Blocks {
     }
 
     fn has_a_pin(&self, block: u32) -> bool {
-        // Acquire: as above.
+        // Acquire: what the reader read before it let go is not overwritten before.
         let pins = self.shared.pins.get(block as usize);
         pins.is_some_and(|pins| pins.load(Ordering::Acquire) > 0) || self.is_in_a_crowd(block)
     }

@@ -9,7 +9,7 @@ use crate::arena::{Grid, SKEW_BYTES};
 use crate::layout::PAGE_BYTES;
 use crate::table::Table;
 
-/// The unit of a commit. Small variables share blocks. Any power of two would do.
+/// The unit of a commit. Small variables share blocks. Any power of two from 8 on would do.
 pub(crate) const BLOCK_BYTES: usize = 64 << 10;
 
 /// The largest block that an arena may have.

@@ -171,7 +171,7 @@ impl Stretches for InBlocks<'_> {
 }
 
 impl InBlocks<'_> {
-    /// The same for so many slots at most.
+    /// [`Stretches::each`], for so many slots at most.
     fn each_with<T: Pod, const SLOTS: usize>(&mut self, change: &mut dyn FnMut(Run<'_, T>)) {
         let (row_bytes, stride) = (self.row_bytes, self.slot_stride);
         for (spot, input) in self.spots.iter().zip(self.input.chunks_exact(row_bytes)) {

@@ -108,8 +108,8 @@ impl Snapshot {
         if start == end {
             return;
         }
-        let first = (start / block_bytes) as u32;
-        let mut index = self.logical.partition_point(|&block| block < first);
+        let (first, _) = place_of(start, block_bytes);
+        let mut index = self.logical.partition_point(|&block| (block as usize) < first);
         while start < end {
             let base = self.logical[index] as usize * block_bytes;
             let stop = end.min(base + block_bytes);

@@ -2,6 +2,10 @@
 
 #![allow(clippy::single_range_in_vec_init, reason = "a change of one range is what is meant")]
 
+use std::ops::AddAssign;
+
+use proptest::prelude::*;
+use pushpull_common::rows::{Numbers, encode_numbers};
 use pushpull_common::table::TableSpec;
 use pushpull_common::tensor::DType;
 use pushpull_common::variable::VariableSpec;
@@ -9,7 +13,7 @@ use pushpull_common::variable::VariableSpec;
 use super::*;
 use crate::arena::SKEW_BYTES;
 use crate::measure::{alone, holding};
-use crate::optimizer::{Adagrad, Adam, ApplyAt, Optimizer, Rules, Run, Sgd, SlotSpec};
+use crate::optimizer::{Adagrad, Adam, ApplyAt, Optimizer, RmsProp, Rules, Run, Sgd, SlotSpec};
 
 const BLOCK: usize = 1024;
 const ELEMENTS: u64 = 3 * BLOCK as u64 / 4;
@@ -311,14 +315,72 @@ fn each_variable_has_the_slots_of_its_own_rule() {
     }
 }
 
+/// A rule of more slots than most have, each of another number.
+#[derive(Debug)]
+struct FiveSlots;
+
+impl FiveSlots {
+    fn apply<T: Copy + AddAssign>(run: Run<'_, T>) {
+        for (i, value) in run.values.iter_mut().enumerate() {
+            for slot in run.slots.iter_mut() {
+                slot[i] += run.gradient[i];
+                *value += slot[i];
+            }
+        }
+    }
+}
+
+impl Optimizer for FiveSlots {
+    fn kind(&self) -> &'static str {
+        "five slots"
+    }
+
+    fn slots(&self) -> &[SlotSpec] {
+        const {
+            &[
+                SlotSpec::new("a", 1.0),
+                SlotSpec::new("b", 2.0),
+                SlotSpec::new("c", 3.0),
+                SlotSpec::new("d", 4.0),
+                SlotSpec::new("e", 5.0),
+            ]
+        }
+    }
+
+    fn apply_f32(&self, _: ApplyAt, run: Run<'_, f32>) {
+        FiveSlots::apply(run);
+    }
+
+    fn apply_f64(&self, _: ApplyAt, run: Run<'_, f64>) {
+        FiveSlots::apply(run);
+    }
+}
+
+/// Rules of every number of slots that there is a loop for, and of more.
+fn rules_by_slots() -> [Arc<dyn Optimizer>; 5] {
+    let centered = RmsProp::new(0.1).centered().momentum(0.9);
+    let rules: [Arc<dyn Optimizer>; 5] = [
+        Arc::new(Sgd::new(0.1)),
+        Arc::new(Adagrad::new(0.1)),
+        Arc::new(Adam::new(0.1)),
+        Arc::new(centered),
+        Arc::new(FiveSlots),
+    ];
+    assert!(rules.iter().map(|rule| rule.slots().len()).eq([0, 1, 2, 3, 5]));
+    rules
+}
+
 /// So many rows, far apart and over the edges of blocks, that they are kept in several tiles.
 #[test]
 fn many_rows_in_place_are_those_of_the_rule_and_of_its_slots() {
+    rules_by_slots().into_iter().for_each(check_many_rows);
+}
+
+fn check_many_rows(rule: Arc<dyn Optimizer>) {
     const ROWS: u64 = 20_000;
     let table = VariableSpec::f32("t", [ROWS, 5]).unwrap().sparse();
-    let (rule, pin_bytes) = (Adam::new(0.1), BLOCK as u64);
-    let rules = Rules::new(Arc::new(rule.clone()));
-    let (store, journal) = holding(vec![table], rules, BLOCK, pin_bytes, false).unwrap();
+    let rules = Rules::new(rule.clone());
+    let (store, journal) = holding(vec![table], rules, BLOCK, BLOCK as u64, false).unwrap();
     let partition = store.layout().partitions()[0].clone();
     let mut rig = Rig { store, journal, version: 0 };
     let rows: Vec<u32> = (0..ROWS as u32).step_by(25).collect();
@@ -326,32 +388,84 @@ fn many_rows_in_place_are_those_of_the_rule_and_of_its_slots() {
     let bytes: &[u8] = bytemuck::cast_slice(&gradient);
     let homes = |rig: &Rig| (0..rig.store.values.places()).map(|p| rig.store.values.home(p)).sum();
     let before: u32 = homes(&rig);
-    let mut expected = [const { Vec::new() }; 3];
-    expected.iter_mut().for_each(|stream| stream.resize(gradient.len(), 0.0_f32));
+    let first: Vec<f32> =
+        std::iter::once(0.0).chain(rule.slots().iter().map(|slot| slot.initial as f32)).collect();
+    let mut expected: Vec<Vec<f32>> =
+        first.iter().map(|&first| vec![first; gradient.len()]).collect();
     for count in 1..=2 {
-        rig.store.begin(&[], std::iter::once((&partition, &rows[..])), count).unwrap();
+        let touched = || std::iter::once((&partition, &rows[..]));
+        let need = rig.store.need_of(&[], touched(), &mut Vec::new());
+        rig.store.begin(&[], touched(), count).unwrap();
         assert!(rig.store.is_in_place());
         let at = ApplyAt::new(count, 0);
-        rig.store.change_rows(gradient_of(&rule, at), &partition, &rows, bytes).unwrap();
+        rig.store.change_rows(gradient_of(&*rule, at), &partition, &rows, bytes).unwrap();
+        assert!(rig.store.undo.used() <= need, "no more was kept than was counted");
         let kept = rig.store.undo.rows(count - 1).unwrap();
         let held = |stream| kept.iter().filter(move |row| row.stream == stream);
         for (stream, expected) in expected.iter().enumerate() {
             let held: Vec<u8> = held(stream).flat_map(|row| row.bytes.clone()).collect();
-            assert!(held == bytemuck::cast_slice::<f32, u8>(expected), "stream {stream}");
+            assert!(held == bytemuck::cast_slice::<f32, u8>(expected), "{rule:?}, stream {stream}");
         }
         rig.store.publish(&mut rig.journal);
         rig.journal.commit();
         rig.store.committed();
-        let [values, m, v] = &mut expected;
-        rule.apply_f32(at, Run { values, slots: &mut [m, v], gradient: &gradient });
+        let mut streams = expected.iter_mut().map(Vec::as_mut_slice);
+        let values = streams.next().unwrap();
+        let slots = &mut streams.collect::<Vec<_>>()[..];
+        rule.apply_f32(at, Run { values, slots, gradient: &gradient });
     }
     assert_eq!(homes(&rig), before, "nothing has moved");
-    for (stream, expected) in rig.store.contents().iter().zip(&expected) {
-        let elements: &[f32] = bytemuck::cast_slice(stream);
-        let pushed = rows.iter().flat_map(|&row| &elements[5 * row as usize..][..5]);
-        assert!(pushed.eq(expected), "the rows that were pushed");
-        let sum = |numbers: &[f32]| numbers.iter().map(|&n| f64::from(n)).sum::<f64>();
-        assert!((sum(elements) - sum(expected)).abs() < 1e-3, "and no others");
+    for ((stream, expected), first) in rig.store.contents().iter().zip(&expected).zip(first) {
+        let mut elements: Vec<f32> = bytemuck::cast_slice(stream).to_vec();
+        for (&row, expected) in rows.iter().zip(expected.chunks(5)) {
+            let found = &mut elements[5 * row as usize..][..5];
+            assert_eq!(found, expected, "{rule:?}, row {row}");
+            found.fill(first);
+        }
+        assert!(elements.iter().all(|&element| element == first), "{rule:?}, and no others");
+    }
+}
+
+proptest! {
+    /// What is counted before a change bounds what it keeps, wherever blocks end.
+    #[test]
+    fn no_more_is_kept_than_was_counted(
+        block_bits in 6..11_u32,
+        width in 1..90_u64,
+        rows in proptest::collection::btree_set(0..40_u32, 0..20),
+        range in (0..40_u64, 0..40_u64),
+        rule in 0..5_usize,
+    ) {
+        let rule = rules_by_slots()[rule].clone();
+        let dense = VariableSpec::f32("d", [80]).unwrap();
+        let table = VariableSpec::f32("t", [40, width]).unwrap().sparse();
+        let (rules, block_bytes) = (Rules::new(rule.clone()), 1 << block_bits);
+        let (mut store, _) = holding(vec![dense, table], rules, block_bytes, 0, false).unwrap();
+        let partition = store.layout().partitions()[1].clone();
+        let rows: Vec<u32> = rows.into_iter().collect();
+        let range = 8 * range.0.min(range.1)..8 * range.0.max(range.1);
+        let mut places = Vec::new();
+        let touched = std::iter::once((&partition, &rows[..]));
+        let need = store.need_of(std::slice::from_ref(&range), touched, &mut places);
+        // As a change begins that is in place, though none so large as some of these would be.
+        store.undo.begin(1);
+        for (place, within) in store.pieces_of(&range) {
+            store.keep(place, within, rule.slots().len());
+        }
+        store.in_place = Some(Vec::new());
+        let input = vec![0; rows.len() * partition.row_bytes() as usize];
+        let change = gradient_of(&*rule, ApplyAt::new(1, 0));
+        store.change_rows(change, &partition, &rows, &input).unwrap();
+        prop_assert!(store.undo.used() <= need, "{} of {need}", store.undo.used());
+        let mut kept: Vec<usize> = store.undo.rows(0).unwrap().iter()
+            .filter(|row| row.stream == 0)
+            .map(|row| (0..store.values.places()).find(|&p| store.values.home(p) == row.block).unwrap())
+            .collect();
+        for places in [&mut kept, &mut places] {
+            places.sort_unstable();
+            places.dedup();
+        }
+        prop_assert_eq!(kept, places);
     }
 }
 
@@ -389,4 +503,58 @@ fn rows_of_tables_stay_where_they_are_unless_somebody_reads_them() {
     drop(image);
     assert!(is_in_place(&mut store, 1000));
     assert!(!is_in_place(&mut store, 100_000), "8 MiB are kept at most");
+}
+
+/// Rows that come, and then change where they lie, with every number of slots.
+#[test]
+fn rows_of_tables_have_the_slots_of_their_rule() {
+    for rule in rules_by_slots() {
+        let table = VariableSpec::table("t", DType::F32, [3], TableSpec::new(1 << 20)).unwrap();
+        let (mut store, mut journal) =
+            holding(vec![table], Rules::new(rule.clone()), BLOCK, 0, true).unwrap();
+        let ids: Vec<u64> = (0..100).map(|i| i * i).collect();
+        let gradient: Vec<f32> = (0..3 * ids.len()).map(|i| (i as f32).sin()).collect();
+        let first = rule.slots().iter().map(|slot| slot.initial as f32);
+        let mut expected: Vec<Vec<f32>> =
+            std::iter::once(0.0).chain(first).map(|first| vec![first; gradient.len()]).collect();
+        for version in 1..=2 {
+            store.tables_mut()[0].begin(&mut journal, &ids, (version, version), false).unwrap();
+            store.make_room_for_tables(&mut journal).unwrap();
+            store.settle_tables(version);
+            let at = ApplyAt::new(version, version);
+            let input = bytemuck::cast_slice(&gradient);
+            store.change_table(0, gradient_of(&*rule, at), 0..ids.len(), input);
+            store.publish(&mut journal);
+            store.tables().iter().for_each(|table| table.stage_head(&mut journal));
+            journal.commit();
+            store.committed();
+            let mut streams = expected.iter_mut().map(Vec::as_mut_slice);
+            let values = streams.next().unwrap();
+            let slots = &mut streams.collect::<Vec<_>>()[..];
+            rule.apply_f32(at, Run { values, slots, gradient: &gradient });
+        }
+        let (table, mut numbers) = (&store.tables()[0], Vec::new());
+        encode_numbers(table.partition(), &ids, &mut numbers);
+        let (rows, _) = table.gather(&journal, Numbers::of(table.partition(), &numbers));
+        assert!(rows == bytemuck::cast_slice::<f32, u8>(&expected[0]), "{rule:?}");
+    }
+}
+
+/// What a file says of blocks is believed only if they are of a power of two of bytes.
+#[test]
+fn blocks_of_other_sizes_are_refused() {
+    let store = rig(Sgd::new(1.0), 1).store;
+    let of = |bytes| Geometry::of_words(store.layout(), 0, bytes, 1).map(|it| it.block_bytes);
+    for (bytes, expected) in [
+        (0, None),
+        (4, None),
+        (8, Some(8)),
+        (24, None),
+        (BLOCK_BYTES, Some(BLOCK_BYTES)),
+        (BLOCK_BYTES + 8, None),
+        (1 << 30, Some(1 << 30)),
+        (1 << 31, None),
+    ] {
+        assert_eq!(of(bytes), expected, "{bytes} bytes");
+    }
 }

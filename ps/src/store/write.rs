@@ -39,27 +39,7 @@ impl Store {
             return false;
         }
         let mut touched = Vec::new();
-        // Pieces after the first of a range each take this at most beside what the range takes whole.
-        let (mut need, more) = (0, Undo::need(1, 8, streams));
-        for range in ranges.iter().filter(|range| !range.is_empty()) {
-            need += Undo::need(1, (range.end - range.start) as usize, streams);
-            need += more * self.touch(range, &mut touched);
-        }
-        let block_bytes = self.geometry.block_bytes as u64;
-        for (partition, rows) in rows {
-            let row_bytes = partition.row_bytes();
-            need += rows.len() * Undo::need(1, row_bytes as usize, streams);
-            let mut place = 0..0;
-            for &row in rows {
-                let start = partition.offset + u64::from(row) * row_bytes;
-                // Most rows lie in the place of the one before.
-                if start < place.start || start + row_bytes > place.end {
-                    need += more * self.touch(&(start..start + row_bytes), &mut touched);
-                    let first = start & !(block_bytes - 1);
-                    place = first..first + block_bytes;
-                }
-            }
-        }
+        let need = self.need_of(ranges, rows, &mut touched);
         touched.sort_unstable();
         touched.dedup();
         let worth_it = bytes * 8 < (touched.len() * self.geometry.block_bytes) as u64;
@@ -78,6 +58,40 @@ impl Store {
         true
     }
 
+    /// What keeping these ranges and rows takes at most, however many rows are kept at a time; and the
+    /// places that they lie in.
+    pub(super) fn need_of<'a>(
+        &self,
+        ranges: &[Range<u64>],
+        rows: impl Iterator<Item = (&'a Partition, &'a [u32])>,
+        touched: &mut Vec<usize>,
+    ) -> usize {
+        let streams = 1 + self.geometry.slots;
+        // Each cut, where a block ends within a range or a row, makes one piece more: a tile's head and
+        // where it lies, and of each stream less than a word that fills up the last one.
+        let (mut need, cut) = (0, Undo::need(1, 8, streams));
+        for range in ranges.iter().filter(|range| !range.is_empty()) {
+            need += Undo::need(1, (range.end - range.start) as usize, streams);
+            need += cut * self.touch(range, touched);
+        }
+        let block_bytes = self.geometry.block_bytes as u64;
+        for (partition, rows) in rows {
+            let row_bytes = partition.row_bytes();
+            need += rows.len() * Undo::need(1, row_bytes as usize, streams);
+            let mut place = 0..0;
+            for &row in rows {
+                let start = partition.offset + u64::from(row) * row_bytes;
+                // Most rows lie in the place of the one before.
+                if start < place.start || start + row_bytes > place.end {
+                    need += cut * self.touch(&(start..start + row_bytes), touched);
+                    let first = start & !(block_bytes - 1);
+                    place = first..first + block_bytes;
+                }
+            }
+        }
+        need
+    }
+
     /// Adds the places that a range lies in; how many they are after the first.
     fn touch(&self, range: &Range<u64>, touched: &mut Vec<usize>) -> usize {
         let places = places_of(range, self.geometry.block_bytes);
@@ -89,11 +103,15 @@ impl Store {
 
     /// Keeps what a stretch of a place holds, and of those of its slots that change.
     pub(super) fn keep(&mut self, place: usize, within: Range<usize>, slots_changed: usize) {
-        let value = self.values.home(place);
+        let spot = self.spot_of(place, within.start, slots_changed);
+        self.keep_rows(&[spot], within.len(), slots_changed, &[]);
+    }
+
+    /// Where something lies that starts within a place.
+    fn spot_of(&self, place: usize, start: usize, slots_changed: usize) -> Spot {
         let slots = self.slots.as_ref().filter(|_| slots_changed > 0);
         let slot = slots.map_or(0, |slots| slots.home(place));
-        let spot = Spot { value, slot, start: within.start as u32 };
-        self.keep_rows(&[spot], within.len(), slots_changed, &[]);
+        Spot { value: self.values.home(place), slot, start: start as u32 }
     }
 
     /// Changes a stretch of a place where it lies; what it was has been kept.
@@ -104,9 +122,8 @@ impl Store {
         within: Range<usize>,
         input: &[u8],
     ) {
-        let value = self.values.home(place);
-        let slot = self.slots.as_ref().map(|slots| slots.home(place));
-        self.change_block(change, value, slot, within, input);
+        let spot = self.spot_of(place, within.start, change.slots());
+        self.change_spots(change, &[spot], within.len(), input);
     }
 
     pub(super) fn change_shadow(
@@ -133,21 +150,11 @@ impl Store {
                 to.copy_from_slice(from);
             }
         }
-        self.change_block(change, value.block, slot.map(|slot| slot.block), within, input);
-        Ok(())
-    }
-
-    /// Changes a stretch of a block, and of the block of its slots, where it lies.
-    pub(super) fn change_block(
-        &mut self,
-        change: Change<'_>,
-        value: u32,
-        slot: Option<u32>,
-        within: Range<usize>,
-        input: &[u8],
-    ) {
-        let spot = Spot { value, slot: slot.unwrap_or_default(), start: within.start as u32 };
+        // There is one whenever slots change.
+        let slot = slot.map_or(0, |slot| slot.block);
+        let spot = Spot { value: value.block, slot, start: within.start as u32 };
         self.change_spots(change, &[spot], within.len(), input);
+        Ok(())
     }
 
     /// Writes what a stretch of a block and of its slots becomes to their new shadows, and what lies

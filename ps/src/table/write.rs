@@ -41,8 +41,8 @@ impl Table {
             let next = rows.len().min((at + 1) * each)..rows.len().min((at + 2) * each);
             self.fetch_rows(&rows[next]);
             self.keep_rows(rows_now, undo, zoo);
-            let slots = change.slots();
-            change.in_place(&mut InRecords { table: self, rows: rows_now, slots, input });
+            let slots_changed = change.slots();
+            change.in_place(&mut InRecords { table: self, rows: rows_now, slots_changed, input });
         }
         self.draft = Some(drafted);
     }
@@ -103,21 +103,20 @@ impl Table {
 struct InRecords<'a> {
     table: &'a mut Table,
     rows: &'a [Moved],
-    /// How many slots change.
-    slots: usize,
+    slots_changed: usize,
     input: &'a [u8],
 }
 
 impl Stretches for InRecords<'_> {
     fn each<T: Pod>(&mut self, change: &mut dyn FnMut(Run<'_, T>)) {
-        with_slots!(self.slots, SLOTS => self.each_with::<T, SLOTS>(change));
+        with_slots!(self.slots_changed, SLOTS => self.each_with::<T, SLOTS>(change));
     }
 }
 
 impl InRecords<'_> {
-    /// The same for so many slots at most.
+    /// [`Stretches::each`], for so many slots at most.
     fn each_with<T: Pod, const SLOTS: usize>(&mut self, change: &mut dyn FnMut(Run<'_, T>)) {
-        let InRecords { table, rows, slots: changed, input } = self;
+        let InRecords { table, rows, slots_changed, input } = self;
         let shape = table.records.shape;
         for (row, input) in rows.iter().zip(input.chunks_exact(shape.row_bytes)) {
             let Some(to) = row.to else { continue };
@@ -131,7 +130,7 @@ impl InRecords<'_> {
                 let mut stream = || streams.next().unwrap_or_default();
                 let values = stream();
                 let mut slots: [&mut [T]; SLOTS] = std::array::from_fn(|_| stream());
-                let slots = &mut slots[..SLOTS.min(*changed)];
+                let slots = &mut slots[..SLOTS.min(*slots_changed)];
                 change(Run { values, slots, gradient: bytemuck::cast_slice(input) });
             }
             put_head(RowHead { id: row.id, step: table.step, pushes }, record, table.integrity);
