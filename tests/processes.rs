@@ -206,6 +206,41 @@ fn the_daemon_serves_until_a_signal() {
     assert!(state.join("shard-0/control").exists());
 }
 
+/// A client that knows the protocol's page and nothing of this crate, which compares what it pulls with a
+/// gradient descent of its own: alone, with another, and in synchronous mode.
+#[test]
+fn a_client_in_another_language_joins_pulls_and_pushes() {
+    if !Command::new("python3").arg("--version").output().is_ok_and(|said| said.status.success()) {
+        println!("SKIPPED: there is no python3 for examples/protocol_client.py");
+        return;
+    }
+    for mode in [&[][..], &["--synchronous", "2/2"]] {
+        let address = &free_addresses(1)[0];
+        let hosts = ["--ps-hosts", address, "--worker-hosts", "127.0.0.1:1,127.0.0.1:2"];
+        let _daemon = daemon(&[&hosts[..], &["--learning-rate", "0.1"], mode].concat());
+        let client = |name, task, rate, steps| {
+            let mut command = Command::new("python3");
+            command.args(["examples/protocol_client.py", address, "--task", task]);
+            command.args(["--learning-rate", rate, "--steps", steps]);
+            Process::start(name, &mut command)
+        };
+        if mode.is_empty() {
+            let (status, output) = client("alone", "0", "0.1", "20").finish();
+            assert!(status.success(), "{output}");
+            let (status, output) = client("of another rate", "0", "0.2", "20").finish();
+            assert_eq!(status.code(), Some(1), "it finds what is not its own: {output}");
+        }
+        let mut clients =
+            [client("worker 1", "1", "0.1", "120"), client("worker 0", "0", "0.1", "120")];
+        for client in &mut clients {
+            let (status, output) = client.finish();
+            assert!(status.success(), "{}: {output}", client.name);
+            let last = output.lines().last().unwrap_or_default();
+            assert!(last.starts_with("loss 0.0000"), "{}: {output}", client.name);
+        }
+    }
+}
+
 fn rustix_pid(child: &Child) -> rustix::process::Pid {
     rustix::process::Pid::from_raw(child.id().cast_signed()).unwrap()
 }

@@ -1,0 +1,430 @@
+#!/usr/bin/env python3
+"""A client of pushpull in plain Python, written from docs/protocol.md alone.
+
+It joins a server, declares two variables if there are none yet, trains them a little with gradients
+that it computes itself, and checks that the server holds what a gradient descent in this file does.
+
+    pushpull-ps --ps-hosts 127.0.0.1:2222 --worker-hosts 127.0.0.1:2223 --learning-rate 0.1
+    python3 examples/protocol_client.py 127.0.0.1:2222 --learning-rate 0.1
+
+It knows one server with one shard, dense variables of f32, and both modes. A connection is used for one
+request at a time; a program that trains for real has several under way, and says heartbeats.
+"""
+
+import argparse
+import hashlib
+import random
+import socket
+import struct
+import sys
+import time
+
+# --- Frames ---------------------------------------------------------------------------------------
+
+HEADER = struct.Struct("<4sHHIIQQIIQQIIQII")
+PART_BYTES_MAX = 1 << 20
+HAS_BODY_CRC = 1
+
+HELLO, WELCOME, REFUSED = 1, 2, 3
+DECLARE, DECLARED, INITIALIZE, AWAIT_READY, READY, FETCH_CATALOGUE, CATALOGUE_IS = range(10, 17)
+TOKEN_REQUEST, GRANTED, ENDED = 20, 21, 22
+RESERVE, ROOM, PUSH_PART, PUSH_ANSWER = 30, 31, 32, 33
+PULL, PULLED = 40, 41
+LEAVE, LEFT = 52, 53
+
+WORKER, CHIEF = 1, 2
+GRADIENT = 1
+APPLIED, ACCEPTED, STALE = 1, 2, 3
+ALL = 1
+IS_READY = 3
+F32 = 1
+ZEROS = 1
+
+
+def crc_table():
+    """The remainders of all bytes by the polynomial of CRC-32C, bits reversed."""
+    table = []
+    for byte in range(256):
+        for _ in range(8):
+            byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
+        table.append(byte)
+    return table
+
+
+CRC_TABLE = crc_table()
+
+
+def crc32c(data):
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = crc >> 8 ^ CRC_TABLE[(crc ^ byte) & 0xFF]
+    return crc ^ 0xFFFFFFFF
+
+
+class ProtocolError(Exception):
+    """The server said something that the protocol does not have."""
+
+
+class Refused(Exception):
+    """The server refused a request."""
+
+    def __init__(self, tag, rest):
+        super().__init__(f"refusal {tag} of docs/protocol.md, its fields {rest.hex() or 'none'}")
+        self.tag = tag
+
+
+class Fields:
+    """The fields of a meta, taken one after the other."""
+
+    def __init__(self, data):
+        self.data, self.at = data, 0
+
+    def take(self, form):
+        values = struct.unpack_from("<" + form, self.data, self.at)
+        self.at += struct.calcsize("<" + form)
+        return values[0] if len(values) == 1 else values
+
+    def bool(self):
+        value = self.take("B")
+        if value > 1:
+            raise ProtocolError(f"a bool of {value}")
+        return value == 1
+
+    def bytes(self, count):
+        self.at += count
+        if self.at > len(self.data):
+            raise ProtocolError("fields that end early")
+        return self.data[self.at - count : self.at]
+
+    def text(self):
+        return self.bytes(self.take("H")).decode()
+
+    def rest(self):
+        return self.bytes(len(self.data) - self.at)
+
+    def end(self):
+        if self.at != len(self.data):
+            raise ProtocolError(f"{len(self.data) - self.at} bytes after the last field")
+
+
+def text(value):
+    return struct.pack("<H", len(value.encode())) + value.encode()
+
+
+def connect(address):
+    """A socket to the server, which may be starting yet."""
+    for attempt in range(100):
+        try:
+            if address.startswith("unix:"):
+                line = socket.socket(socket.AF_UNIX)
+                line.connect(address[len("unix:") :])
+                return line
+            host, port = address.rsplit(":", 1)
+            line = socket.create_connection((host, int(port)))
+            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return line
+        except (ConnectionRefusedError, FileNotFoundError):
+            if attempt == 99:
+                raise
+            time.sleep(0.1)
+
+
+class Connection:
+    """Frames over a socket, and requests one at a time."""
+
+    def __init__(self, address):
+        self.socket = connect(address)
+        self.socket.settimeout(60)
+        self.request = 0
+        self.restore_epoch = 0
+
+    def send(self, kind, meta=b"", body=b"", step=0, sequence=0, deadline_ms=30_000):
+        self.request += 1
+        head = HEADER.pack(
+            b"ppsh", 0, kind, len(meta), 0, len(body), self.request, self.restore_epoch, 0, step,
+            sequence, deadline_ms, 0, 0, crc32c(meta), 0,
+        )
+        head = head[:-4] + struct.pack("<I", crc32c(head[:-4]))
+        self.socket.sendall(head + meta + body)
+        return self.request
+
+    def receive(self, request):
+        """The next frame, which must answer this request: its kind, step, fields and body."""
+        head = self.exactly(HEADER.size)
+        (magic, version, kind, meta_bytes, flags, body_bytes, answered, epoch, _, step, _, _,
+         body_crc, _, meta_crc, header_crc) = HEADER.unpack(head)
+        if magic != b"ppsh" or header_crc != crc32c(head[:-4]) or version != 0:
+            raise ProtocolError("no header of this protocol")
+        meta = self.exactly(meta_bytes)
+        if meta_crc != crc32c(meta):
+            raise ProtocolError("a meta of another checksum")
+        body = self.exactly(body_bytes)
+        if flags & HAS_BODY_CRC and body_crc != crc32c(body):
+            raise ProtocolError("a body of another checksum")
+        fields = Fields(meta)
+        # Of a push, the part that is refused need not be the last.
+        if kind == REFUSED:
+            raise Refused(fields.take("B"), fields.rest())
+        if answered != request:
+            raise ProtocolError(f"an answer to request {answered}, not {request}")
+        # The first answers say which epoch has begun; every request names it from then on.
+        self.restore_epoch = epoch
+        return kind, step, fields, body
+
+    def ask(self, kind, answers, *rest, **more):
+        """Sends a request, and awaits an answer of one of these kinds."""
+        found, step, fields, body = self.receive(self.send(kind, *rest, **more))
+        if found not in answers:
+            raise ProtocolError(f"kind {found} in answer to {kind}")
+        return found, step, fields, body
+
+    def exactly(self, count):
+        parts = bytearray()
+        while len(parts) < count:
+            part = self.socket.recv(count - len(parts))
+            if not part:
+                raise ProtocolError("the server has closed the connection")
+            parts += part
+        return bytes(parts)
+
+
+# --- Variables ------------------------------------------------------------------------------------
+
+
+class Variable:
+    """A dense, trained variable of f32, and where it lies in the layout of the shard."""
+
+    def __init__(self, name, extents, offset=0):
+        self.name, self.extents, self.offset = name, extents, offset
+
+    @property
+    def count(self):
+        count = 1
+        for extent in self.extents:
+            count *= extent
+        return count
+
+    @property
+    def padded_bytes(self):
+        return (4 * self.count + 7) // 8 * 8
+
+    def values(self, layout):
+        return list(struct.unpack_from(f"<{self.count}f", layout, self.offset))
+
+
+def encode_catalogue(variables):
+    out = struct.pack("<HI", 2, len(variables))
+    for variable in variables:
+        out += text(variable.name) + struct.pack("<BB", F32, len(variable.extents))
+        out += b"".join(struct.pack("<Q", extent) for extent in variable.extents)
+        # Trained, dense, zeros at first (whose two numbers mean nothing), with a seed of 0.
+        out += struct.pack("<BBBddQ", 1, 0, ZEROS, 0.0, 0.0, 0)
+    out += struct.pack("<I", len(variables))
+    for number, variable in enumerate(variables):
+        # All of its rows, on shard 0 of task 0. A scalar is one row.
+        rows = variable.extents[0] if variable.extents else 1
+        out += struct.pack("<IQQIH", number, 0, rows, 0, 0)
+    return out
+
+
+def decode_catalogue(data):
+    fields = Fields(data)
+    if fields.take("H") != 2:
+        raise ProtocolError("a catalogue of another format")
+    variables, end = [], 0
+    for _ in range(fields.take("I")):
+        name, dtype, rank = fields.text(), fields.take("B"), fields.take("B")
+        extents = [fields.take("Q") for _ in range(rank)]
+        trained, rows = fields.bool(), fields.take("B")
+        if dtype != F32 or rows != 0 or not trained:
+            sys.exit(f"{name!r} is no dense, trained variable of f32: this client has no others")
+        fields.take("BddQ")
+        variables.append(Variable(name, extents, end))
+        end += variables[-1].padded_bytes
+    for number in range(fields.take("I")):
+        variable, _, _, task, shard = fields.take("IQQIH")
+        if (variable, task, shard) != (number, 0, 0):
+            sys.exit("a variable is cut, or on another shard: this client knows one shard")
+    fields.end()
+    return variables
+
+
+# --- A worker -------------------------------------------------------------------------------------
+
+
+class Worker:
+    """A worker, or a chief, that has joined."""
+
+    def __init__(self, address, job, task, role, declared):
+        self.line = Connection(address)
+        self.sequence = 0
+        state = self.join(job, task, role)
+        if role == CHIEF and state != IS_READY:
+            encoded = encode_catalogue(declared)
+            self.line.ask(DECLARE, [DECLARED], hashlib.sha256(encoded).digest(), encoded)
+            begins = struct.pack("<I", self.line.restore_epoch + 1)
+            self.line.ask(INITIALIZE, [READY], begins)
+        self.line.ask(AWAIT_READY, [READY])
+        _, _, fields, encoded = self.line.ask(FETCH_CATALOGUE, [CATALOGUE_IS])
+        if fields.bytes(32) != hashlib.sha256(encoded).digest():
+            raise ProtocolError("a catalogue of another digest")
+        self.variables = decode_catalogue(encoded)
+        self.room = self.newest = 0
+        self.ask_for_a_token()
+
+    def join(self, job, task, role):
+        """Says hello; the state of the server's variables."""
+        hello = struct.pack("<HHB", 0, 0, role) + text(job) + struct.pack("<IIH", task, 0, 0)
+        # A new client has a new incarnation, and no epochs yet.
+        hello += struct.pack("<QQIQ", random.getrandbits(64), 0, 0, 0)
+        # No catalogue yet; checksums of bodies off; no facts to agree on; no authentication.
+        hello += struct.pack("<BBII", 0, 2, 0, 0)
+        _, _, fields, _ = self.line.ask(HELLO, [WELCOME], hello)
+        fields.take("HHQ")
+        self.synchronous = fields.take("B") == 2
+        fields.bytes(8 if self.synchronous else 1)
+        fields.take("IIBBQ")
+        return fields.take("B")
+
+    def ask_for_a_token(self):
+        """Awaits a token, or that there will be none."""
+        self.token = None
+        newest = struct.pack("<Q", self.newest)
+        kind, _, fields, _ = self.line.ask(TOKEN_REQUEST, [GRANTED, ENDED], newest)
+        if kind == GRANTED:
+            self.take_grant(fields)
+
+    def take_grant(self, fields):
+        self.token, self.generation, self.step, room = fields.take("QIQI")
+        self.newest, self.room = self.token, room or self.room
+
+    def pull(self):
+        """The bytes of all variables, of one version; nothing once training has ended."""
+        while self.token is not None:
+            layout, step = self.pull_once()
+            # In synchronous mode a step may be over before it was computed for: then this token is, too.
+            if step == self.step or not self.synchronous:
+                return layout
+            self.ask_for_a_token()
+        return None
+
+    def pull_once(self):
+        layout, last = bytearray(), False
+        request = self.line.send(PULL, struct.pack("<B", ALL), step=self.step)
+        while not last:
+            kind, step, fields, body = self.line.receive(request)
+            if kind != PULLED:
+                raise ProtocolError(f"kind {kind} in answer to a pull")
+            _, self.read, offset = fields.take("QQQ")
+            last = fields.bool()
+            if offset != len(layout):
+                raise ProtocolError("parts of a pull with a gap")
+            layout += body
+        return bytes(layout), step
+
+    def push(self, gradients):
+        """Pushes a gradient of each variable under the token, and takes the next; how stale it was."""
+        body = b""
+        for variable, gradient in zip(self.variables, gradients):
+            packed = struct.pack(f"<{variable.count}f", *gradient)
+            body += packed.ljust(variable.padded_bytes, b"\0")
+        if self.room == 0:
+            self.room = self.line.ask(RESERVE, [ROOM])[2].take("I")
+        self.sequence += 1
+        for start in range(0, len(body), PART_BYTES_MAX):
+            part = body[start : start + PART_BYTES_MAX]
+            is_last = start + len(part) == len(body)
+            meta = struct.pack("<BQIIQ", GRADIENT, self.token, self.generation, self.room, start)
+            meta += struct.pack("<BQ", 1, len(body)) if is_last else b"\0"
+            # The next token is wanted with the answer; and what had been applied when it was read.
+            meta += struct.pack("<BBQ", 1, 1, self.read)
+            request = self.line.send(PUSH_PART, meta, part, step=self.step, sequence=self.sequence)
+        kind, _, fields, _ = self.line.receive(request)
+        if kind != PUSH_ANSWER:
+            raise ProtocolError(f"kind {kind} in answer to a push")
+        outcome, staleness = fields.take("B"), 0
+        if outcome == APPLIED:
+            _, _, staleness = fields.take("QQQ")
+        elif outcome in (ACCEPTED, STALE):
+            fields.take("Q")
+        else:
+            raise ProtocolError(f"outcome {outcome} of a push")
+        fields.bool()
+        self.room, self.token = 0, None
+        if fields.bool():
+            self.take_grant(fields)
+        has_ended = fields.bool()
+        if has_ended:
+            fields.take("B")
+        self.room = fields.take("I") or self.room
+        fields.end()
+        if self.token is None and not has_ended:
+            self.ask_for_a_token()
+        return staleness
+
+    def leave(self):
+        self.line.ask(LEAVE, [LEFT])
+
+
+# --- The model ------------------------------------------------------------------------------------
+
+
+def f32(value):
+    """A number rounded to f32."""
+    return struct.unpack("<f", struct.pack("<f", value))[0]
+
+
+def gradient_of(weights, bias, rows):
+    """The gradient of half the mean squared error of a line through these rows, and that error."""
+    slope, shift, loss = [0.0] * len(weights), 0.0, 0.0
+    for inputs, wanted in rows:
+        error = sum(w * x for w, x in zip(weights, inputs)) + bias - wanted
+        slope = [s + error * x / len(rows) for s, x in zip(slope, inputs)]
+        shift += error / len(rows)
+        loss += error * error / (2 * len(rows))
+    return slope, shift, loss
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("address", help="host:port, or unix:/path")
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--learning-rate", type=float, default=0.01, help="that of the server")
+    parser.add_argument("--job", default="worker")
+    parser.add_argument("--task", type=int, default=0)
+    options = parser.parse_args()
+
+    declared = [Variable("line/weights", [3]), Variable("line/bias", [1])]
+    role = CHIEF if options.task == 0 else WORKER
+    worker = Worker(options.address, options.job, options.task, role, declared)
+    names = [variable.name for variable in worker.variables]
+    if names != [variable.name for variable in declared]:
+        sys.exit(f"the server has {names}, not what this client trains")
+
+    chance = random.Random(1)
+    inputs = [[chance.gauss(0, 1) for _ in range(3)] for _ in range(64)]
+    rows = [(x, 2 * x[0] - x[1] + 0.5 * x[2] + 3) for x in inputs]
+    weights, bias = worker.variables
+    here, read, loss = None, 0, 0.0
+    for step in range(options.steps):
+        layout = worker.pull()
+        if layout is None:
+            print("training has ended")
+            break
+        pulled = weights.values(layout) + bias.values(layout)
+        # What gradient descent has made of it here, unless others have pushed meanwhile.
+        if here is not None and worker.read == read + 1 and here != pulled:
+            sys.exit(f"step {step}: the server has {pulled}, and here it is {here}")
+        slope, shift, loss = gradient_of(pulled[:3], pulled[3], rows)
+        gradient = [f32(g) for g in slope + [shift]]
+        rate = f32(options.learning_rate)
+        here = [f32(w - f32(rate * g)) for w, g in zip(pulled, gradient)]
+        read, staleness = worker.read, worker.push([gradient[:3], gradient[3:]])
+        if step % 10 == 0:
+            print(f"step {step}: loss {loss:.6f}, staleness {staleness}")
+    print(f"loss {loss:.6f}, weights {[round(w, 3) for w in here[:3]]}, bias {here[3]:.3f}")
+    worker.leave()
+
+
+if __name__ == "__main__":
+    main()
