@@ -4,8 +4,9 @@ use std::ops::Range;
 
 use pushpull_common::catalogue::Partition;
 
-use super::geometry::places_of;
+use super::geometry::{place_of, places_of};
 use super::pool::{NoSpareBlock, Shadow};
+use super::rows::range_of;
 use super::undo::{Spot, Undo};
 use super::{Change, SLOTS_MAX, Store};
 use crate::arena::SKEW_BYTES;
@@ -74,18 +75,17 @@ impl Store {
             need += Undo::need(1, (range.end - range.start) as usize, streams);
             need += cut * self.touch(range, touched);
         }
-        let block_bytes = self.geometry.block_bytes as u64;
+        let block_bytes = self.geometry.block_bytes;
         for (partition, rows) in rows {
-            let row_bytes = partition.row_bytes();
-            need += rows.len() * Undo::need(1, row_bytes as usize, streams);
-            let mut place = 0..0;
+            let row_bytes = partition.row_bytes() as usize;
+            need += rows.len() * Undo::need(1, row_bytes, streams);
             for &row in rows {
-                let start = partition.offset + u64::from(row) * row_bytes;
-                // Most rows lie in the place of the one before.
-                if start < place.start || start + row_bytes > place.end {
-                    need += cut * self.touch(&(start..start + row_bytes), touched);
-                    let first = start & !(block_bytes - 1);
-                    place = first..first + block_bytes;
+                let start = partition.offset as usize + row as usize * row_bytes;
+                let (place, within) = place_of(start, block_bytes);
+                if within + row_bytes > block_bytes {
+                    need += cut * self.touch(&range_of(partition, row), touched);
+                } else if touched.last() != Some(&place) {
+                    touched.push(place);
                 }
             }
         }
