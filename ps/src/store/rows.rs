@@ -31,6 +31,20 @@ pub(super) fn range_of(partition: &Partition, row: u32) -> Range<u64> {
     start..start + partition.row_bytes()
 }
 
+/// The place that a row of a partition lies in and where, if it is one. Not of [`range_of`], which
+/// would find the bytes of a row by a division each time.
+#[inline]
+pub(super) fn place_of_row(
+    partition: &Partition,
+    row: u32,
+    row_bytes: usize,
+    block_bytes: usize,
+) -> Option<(usize, usize)> {
+    let start = partition.offset as usize + row as usize * row_bytes;
+    let (place, within) = place_of(start, block_bytes);
+    (within + row_bytes <= block_bytes).then_some((place, within))
+}
+
 impl Store {
     /// Keeps what rows hold, and changes them where they lie.
     pub(super) fn change_rows_in_place(
@@ -64,12 +78,8 @@ impl Store {
         let slots = self.slots.as_ref().filter(|_| change.slots() > 0);
         spots.clear();
         for &row in rows.iter().take((TILE_BYTES / row_bytes).max(1)) {
-            // Not of `range_of`, which would find the bytes of a row by a division each time.
-            let start = partition.offset as usize + row as usize * row_bytes;
-            let (place, within) = place_of(start, block_bytes);
-            if within + row_bytes > block_bytes {
-                break;
-            }
+            let found = place_of_row(partition, row, row_bytes, block_bytes);
+            let Some((place, within)) = found else { break };
             let slot = slots.map_or(0, |slots| slots.home(place));
             spots.push(Spot { value: self.values.home(place), slot, start: within as u32 });
         }
@@ -112,26 +122,21 @@ impl Store {
         let slots = self.slots.as_ref().filter(|_| slots_changed > 0).map(|pool| &pool.blocks);
         let slot_stride = self.geometry.block_bytes + SKEW_BYTES;
         self.undo.keep(None, spots, row_bytes, 1 + slots_changed, |stream, kept| {
-            let rows = spots.iter().zip(kept.chunks_exact_mut(row_bytes));
-            let mut next = next.iter();
-            let Some(slot) = stream.checked_sub(1) else {
-                for (spot, kept) in rows {
-                    if let Some(next) = next.next() {
-                        fetch(values, next.value, next.start as usize, row_bytes);
-                    }
-                    let start = spot.start as usize;
-                    kept.copy_from_slice(&values.read(spot.value)[start..start + row_bytes]);
-                }
-                return;
+            let (blocks, first) = match (stream.checked_sub(1), slots) {
+                (Some(slot), Some(slots)) => (slots, slot * slot_stride),
+                _ => (values, 0),
             };
-            let Some(slots) = slots else { return };
-            let first = slot * slot_stride;
-            for (spot, kept) in rows {
-                if let Some(next) = next.next() {
-                    fetch(slots, next.slot, first + next.start as usize, row_bytes);
+            let lies = |spot: &Spot| {
+                let block = if stream == 0 { spot.value } else { spot.slot };
+                (block, first + spot.start as usize)
+            };
+            let mut next = next.iter().map(lies);
+            for (spot, kept) in spots.iter().zip(kept.chunks_exact_mut(row_bytes)) {
+                if let Some((block, start)) = next.next() {
+                    fetch(blocks, block, start, row_bytes);
                 }
-                let start = first + spot.start as usize;
-                kept.copy_from_slice(&slots.read(spot.slot)[start..start + row_bytes]);
+                let (block, start) = lies(spot);
+                kept.copy_from_slice(&blocks.read(block)[start..start + row_bytes]);
             }
         });
         if !self.zoo.has(Bug::UndoAfterWrite) {

@@ -8,7 +8,7 @@ use pushpull_common::ids::PartitionId;
 
 use super::Store;
 use super::geometry::place_of;
-use super::rows::{fetch, range_of};
+use super::rows::{fetch, place_of_row, range_of};
 use crate::arena::Pins;
 
 /// Rows that are fetched ahead of the one that is read.
@@ -45,10 +45,8 @@ impl Store {
         let blocks = &self.values.blocks;
         // The block that a row lies in and where, if it is one.
         let find = |row: u32| {
-            // Not of `range_of`, which would find the bytes of a row by a division each time.
-            let start = partition.offset as usize + row as usize * row_bytes;
-            let (place, within) = place_of(start, block_bytes);
-            (within + row_bytes <= block_bytes).then(|| (self.values.home(place), within))
+            let found = place_of_row(partition, row, row_bytes, block_bytes);
+            found.map(|(place, within)| (self.values.home(place), within))
         };
         let mut later = rows.clone().skip(AHEAD);
         for row in rows {

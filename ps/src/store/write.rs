@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use pushpull_common::catalogue::Partition;
 
-use super::geometry::{place_of, places_of};
+use super::geometry::places_of;
 use super::pool::{NoSpareBlock, Shadow};
-use super::rows::range_of;
+use super::rows::{place_of_row, range_of};
 use super::undo::{Spot, Undo};
 use super::{Change, SLOTS_MAX, Store};
 use crate::arena::SKEW_BYTES;
@@ -80,12 +80,10 @@ impl Store {
             let row_bytes = partition.row_bytes() as usize;
             need += rows.len() * Undo::need(1, row_bytes, streams);
             for &row in rows {
-                let start = partition.offset as usize + row as usize * row_bytes;
-                let (place, within) = place_of(start, block_bytes);
-                if within + row_bytes > block_bytes {
-                    need += cut * self.touch(&range_of(partition, row), touched);
-                } else if touched.last() != Some(&place) {
-                    touched.push(place);
+                match place_of_row(partition, row, row_bytes, block_bytes) {
+                    Some((place, _)) if touched.last() == Some(&place) => {}
+                    Some((place, _)) => touched.push(place),
+                    None => need += cut * self.touch(&range_of(partition, row), touched),
                 }
             }
         }
