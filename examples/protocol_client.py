@@ -369,6 +369,10 @@ class Worker:
 # --- The model ------------------------------------------------------------------------------------
 
 
+# What the program ends with if the server holds something else.
+DIFFERS = 3
+
+
 def f32(value):
     """A number rounded to f32."""
     return struct.unpack("<f", struct.pack("<f", value))[0]
@@ -414,7 +418,8 @@ def main():
         pulled = weights.values(layout) + bias.values(layout)
         # What gradient descent has made of it here, unless others have pushed meanwhile.
         if here is not None and worker.read == read + 1 and here != pulled:
-            sys.exit(f"step {step}: the server has {pulled}, and here it is {here}")
+            print(f"step {step}: the server has {pulled}, and here it is {here}")
+            sys.exit(DIFFERS)
         slope, shift, loss = gradient_of(pulled[:3], pulled[3], rows)
         gradient = [f32(g) for g in slope + [shift]]
         rate = f32(options.learning_rate)

@@ -228,7 +228,8 @@ fn a_client_in_another_language_joins_pulls_and_pushes() {
             let (status, output) = client("alone", "0", "0.1", "20").finish();
             assert!(status.success(), "{output}");
             let (status, output) = client("of another rate", "0", "0.2", "20").finish();
-            assert_eq!(status.code(), Some(1), "it finds what is not its own: {output}");
+            assert_eq!(status.code(), Some(3), "it finds what is not its own: {output}");
+            assert!(output.contains("step 1: the server has"), "{output}");
         }
         let mut clients =
             [client("worker 1", "1", "0.1", "120"), client("worker 0", "0", "0.1", "120")];
