@@ -8,8 +8,8 @@ use std::time::Instant;
 use pushpull::measure::{RowsInPlace, StoreUnderTest};
 use pushpull::{Adagrad, TableSpec};
 
-use super::bench::take_turns;
-use super::report::{Row, Unit};
+use super::report::{Report, Row, Unit};
+use super::turns::{Pace, take_turns};
 
 /// The rows of the table, and those of a batch.
 const ROWS: u32 = 1 << 20;
@@ -77,15 +77,15 @@ impl Held for Growing {
     }
 }
 
-/// Measures rows of 16 and of 64 elements.
-pub(crate) fn run(rounds: usize, json: bool) -> Result<(), Box<dyn Error>> {
+/// Measures rows of so many elements.
+pub(crate) fn run(widths: &[u64], pace: Pace, report: &mut Report) -> Result<(), Box<dyn Error>> {
     let batches: Vec<Vec<u32>> = (0..BATCHES as u64).map(batch).collect();
-    for width in [16, 64] {
+    for &width in widths {
         let rule = || Arc::new(Adagrad::new(0.5));
         let store = Sparse(StoreUnderTest::table(ROWS.into(), width, rule())?);
-        measure(store, width as usize, &batches, rounds, json)?;
+        measure(store, width as usize, &batches, pace, report)?;
         let store = Growing(StoreUnderTest::growing(width, TableSpec::new(1 << 33), rule())?);
-        measure(store, width as usize, &batches, rounds, json)?;
+        measure(store, width as usize, &batches, pace, report)?;
     }
     Ok(())
 }
@@ -95,8 +95,8 @@ fn measure<H: Held>(
     mut store: H,
     width: usize,
     batches: &[Vec<u32>],
-    rounds: usize,
-    json: bool,
+    pace: Pace,
+    report: &mut Report,
 ) -> Result<(), Box<dyn Error>> {
     let mut plain = RowsInPlace::new(ROWS as usize, width, Arc::new(Adagrad::new(0.5)))?;
     let gradient: Vec<f32> = (0..BATCH * width).map(|i| (i % 17) as f32 - 8.0).collect();
@@ -106,6 +106,7 @@ fn measure<H: Held>(
         amount: BATCH as u64,
         ours,
         ceiling,
+        beside: "a bare gather",
     };
     let keys = |rows: &[u32]| rows.iter().map(|&row| H::key(row)).collect::<Vec<H::Key>>();
     let sorted: Vec<Vec<u32>> = batches.iter().map(|rows| sorted::<H>(rows)).collect();
@@ -136,7 +137,7 @@ fn measure<H: Held>(
         plain.gather(&batches[turn % BATCHES], &mut out);
         Ok(start.elapsed())
     };
-    row("push_adagrad", take_turns(rounds, push, gather)?).print(json)?;
+    report.row(row("push_adagrad", take_turns(pace, push, gather)?))?;
     (BATCHES..pushes).for_each(|turn| plain.push(&sorted[turn % BATCHES], &gradient));
     if store.pull(&keys(&all)) != bytemuck::cast_slice::<f32, u8>(plain.values()) {
         return Err("the rows are not those of the rule in place".into());
@@ -156,12 +157,12 @@ fn measure<H: Held>(
         plain.gather(&batches[other % BATCHES], &mut out);
         Ok(start.elapsed())
     };
-    let times = take_turns(rounds, pull, gather)?;
+    let times = take_turns(pace, pull, gather)?;
     plain.gather(&batches[turn % BATCHES], &mut out);
     if pulled != bytemuck::cast_slice::<f32, u8>(&out) {
         return Err("what was pulled is not what the rows hold".into());
     }
-    row("pull", times).print(json)?;
+    report.row(row("pull", times))?;
     Ok(())
 }
 

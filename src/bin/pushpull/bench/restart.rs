@@ -1,6 +1,5 @@
 //! How long a killed server is away: from exec to its first answered pull.
 
-use std::error::Error;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -11,11 +10,9 @@ use pushpull::common::protocol::message::{Declare, Initialize, Role, Selection};
 use pushpull::common::protocol::wire::List;
 use pushpull::{Catalogue, ClusterSpec, Placement, ShardId, ShardMap, Strategy, VariableSpec};
 
-use super::bench::private_folder;
 use super::probe::{Line, answers};
-use super::report::{Row, Unit};
-
-type Failure = Box<dyn Error>;
+use super::report::{Report, Row, Unit};
+use super::{Failure, Folder};
 
 /// How long a server may take to answer before the measurement is given up.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -41,9 +38,14 @@ fn daemon() -> Result<PathBuf, Failure> {
 }
 
 /// Kills and starts a daemon whose state has so many bytes of values.
-pub(crate) fn run(size: &str, bytes: usize, rounds: usize, json: bool) -> Result<(), Failure> {
-    let (folder, daemon) = (private_folder("restart")?, daemon()?);
-    let address = format!("unix:{}/ps.sock", folder.0.display());
+pub(crate) fn run(
+    size: &str,
+    bytes: usize,
+    rounds: usize,
+    report: &mut Report,
+) -> Result<(), Failure> {
+    let (folder, daemon) = (Folder::private("restart")?, daemon()?);
+    let address = format!("unix:{}/ps.sock", folder.path().display());
     let cluster = ClusterSpec::builder()
         .job("ps", [address.clone()])
         .job("worker", ["127.0.0.1:1"])
@@ -51,7 +53,7 @@ pub(crate) fn run(size: &str, bytes: usize, rounds: usize, json: bool) -> Result
     let start = || {
         let mut command = Command::new(&daemon);
         command.args(["--ps-hosts", &address, "--worker-hosts", "127.0.0.1:1"]);
-        command.arg("--state-dir").arg(folder.0.join("state"));
+        command.arg("--state-dir").arg(folder.path().join("state"));
         // One room and no pins, so that the state fits where it is measured.
         command.args(["--inbox-pushes", "1", "--pin-bytes-max", "65536"]);
         // Initializing some GiB takes longer than a lease, and this chief says nothing meanwhile.
@@ -63,7 +65,7 @@ pub(crate) fn run(size: &str, bytes: usize, rounds: usize, json: bool) -> Result
     let mut running = start()?;
     fill(&cluster, bytes)?;
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
-    for _ in 0..rounds.max(5) {
+    for _ in 0..rounds {
         running.0.kill()?;
         running.0.wait()?;
         let began = Instant::now();
@@ -75,7 +77,8 @@ pub(crate) fn run(size: &str, bytes: usize, rounds: usize, json: bool) -> Result
         theirs.push(vec![began.elapsed()]);
     }
     let (name, unit) = (format!("restart_{size}"), Unit::Latency);
-    Row { name, unit, amount: 8, ours, ceiling: theirs }.print(json)?;
+    let beside = "a daemon that prints its version";
+    report.row(Row { name, unit, amount: 8, ours, ceiling: theirs, beside })?;
     Ok(())
 }
 
