@@ -51,7 +51,7 @@ pub(crate) enum At<'a> {
 /// A server and its workers.
 pub(crate) struct TestBed {
     model: Model,
-    config: WorkerConfig,
+    cluster: ClusterSpec,
     replicas: Vec<Replica>,
     rate: f64,
     /// What every element was before the first push, and the step.
@@ -90,12 +90,16 @@ impl TestBed {
         let replicas = (0..replicas)
             .map(|task| Replica::join(&cluster, task as u32, model, &specs))
             .collect::<Result<Vec<_>, _>>()?;
-        let config = WorkerConfig::new(cluster, TaskId::worker(0));
         let before = (0.0, 0);
         let mut bed =
-            TestBed { model, config, replicas, rate, before, _server: server, _folder: folder };
+            TestBed { model, cluster, replicas, rate, before, _server: server, _folder: folder };
         bed.before = bed.every_element()?;
         Ok(bed)
+    }
+
+    /// The cluster that the server is a task of.
+    pub(crate) fn cluster(&self) -> &ClusterSpec {
+        &self.cluster
     }
 
     /// All replicas pull or push as often as this, at once. The time that one of them takes for it.
@@ -126,7 +130,8 @@ impl TestBed {
 
     /// What every element is, if all are the same, and the step.
     fn every_element(&self) -> Result<(f32, u64), Failure> {
-        let mut reader = Reader::connect(self.config.clone())?;
+        let mut reader =
+            Reader::connect(WorkerConfig::new(self.cluster.clone(), TaskId::worker(0)))?;
         let mut params = reader.params();
         let step = reader.pull(&mut params)?;
         let mut first = None;

@@ -3,6 +3,8 @@
 mod apply;
 mod bed;
 mod ceiling;
+mod daemon;
+mod memory;
 mod mlp;
 mod plot;
 mod probe;
@@ -10,6 +12,8 @@ mod report;
 mod restart;
 mod rows;
 mod saving;
+mod scale;
+mod served;
 mod transport;
 mod turns;
 
@@ -28,7 +32,7 @@ pub(crate) struct Options {
     /// What to measure.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Suite::Transport])]
     suite: Vec<Suite>,
-    /// The transports of the suites `transport` and `mlp`.
+    /// The transports of the suites `transport`, `rows` and `mlp`.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Transport::Tcp, Transport::Uds])]
     transport: Vec<Transport>,
     /// The bytes of all variables together in the suite `transport`, such as 64B, 4KiB or 4MiB.
@@ -61,6 +65,15 @@ pub(crate) struct Options {
     /// The sizes of the state of the suite `restart`.
     #[arg(long, value_delimiter = ',', default_values = ["64MiB", "1GiB", "4GiB"])]
     restart_sizes: Vec<String>,
+    /// The size of the values of the suite `memory`.
+    #[arg(long, default_value = "256MiB")]
+    memory_size: String,
+    /// The largest number of variables of the suite `scale`.
+    #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    scale_variables: u32,
+    /// The largest number of connections of the suite `scale`.
+    #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=4_000))]
+    scale_connections: u32,
     /// The size of the variable of the suite `checkpoint`.
     #[arg(long, default_value = "256MiB")]
     checkpoint_size: String,
@@ -86,12 +99,17 @@ enum Suite {
     Transport,
     /// The rules in the store, beside the rules in place.
     Apply,
-    /// Rows of a sparse variable and of a table in the store, beside a bare gather.
+    /// Rows of a sparse variable and of a table in the store, and over the transports, beside a bare
+    /// gather.
     Rows,
     /// A killed daemon, from exec to its first answered pull, beside a process that does nothing.
     Restart,
     /// A small network trained by two workers, beside the same two computing alone.
     Mlp,
+    /// What a daemon takes of memory, beside the bounds of its configuration; and a connection.
+    Memory,
+    /// What a pull and a push cost with many variables, and with many connections, beside one.
+    Scale,
     /// A checkpoint while pushes go on, beside a file that is written, flushed and read.
     Checkpoint,
 }
@@ -152,12 +170,9 @@ fn measure(
     match suite {
         Suite::Quick => quick(options, report),
         Suite::Transport => transport::run(options, &options.sizes, pace, report),
-        Suite::Restart => {
-            for size in &options.restart_sizes {
-                restart::run(size, bytes_of(size)?, pace.rounds, report)?;
-            }
-            Ok(())
-        }
+        Suite::Restart => restart::run(&options.restart_sizes, pace.rounds, report),
+        Suite::Memory => memory::run(bytes_of(&options.memory_size)?, report),
+        Suite::Scale => scale::run(options, pace, report),
         Suite::Checkpoint => {
             let bytes = bytes_of(&options.checkpoint_size)?;
             saving::run(&options.checkpoint_size, bytes, pace.rounds, report)
@@ -165,7 +180,13 @@ fn measure(
         Suite::Mlp => {
             options.transport.iter().try_for_each(|&transport| mlp::run(transport, pace, report))
         }
-        Suite::Rows => rows::run(&[16, 64], pace, report),
+        Suite::Rows => {
+            rows::run(&[16, 64], pace, report)?;
+            options
+                .transport
+                .iter()
+                .try_for_each(|&transport| served::run(&[16, 64], transport, pace, report))
+        }
         Suite::Apply => {
             let bytes = bytes_of(&options.apply_size)?;
             apply::run(&apply::every_rule(), bytes, pace, report)
@@ -181,7 +202,7 @@ fn quick(options: &Options, report: &mut Report) -> Result<(), Failure> {
     apply::run(&apply::every_rule()[..2], 32 << 20, pace, report)?;
     rows::run(&[16], pace, report)?;
     mlp::run(Transport::Uds, pace, report)?;
-    restart::run("64MiB", 64 << 20, pace.rounds, report)
+    restart::run(&["64MiB".to_owned()], pace.rounds, report)
 }
 
 /// Reads a size as it is said to people.

@@ -17,6 +17,8 @@ pub(crate) enum Unit {
     Rows,
     /// Microseconds; less is better.
     Latency,
+    /// Memory in KiB; less is better.
+    Memory,
 }
 
 impl Unit {
@@ -26,6 +28,7 @@ impl Unit {
             Unit::Batches => "batches/s",
             Unit::Rows => "Mrows/s",
             Unit::Latency => "us",
+            Unit::Memory => "KiB",
         }
     }
 }
@@ -52,7 +55,8 @@ pub(crate) struct Line {
     pub(crate) unit: Unit,
     /// The median; that of all operations for a latency.
     pub(crate) ours: f64,
-    pub(crate) ceiling: f64,
+    /// None if there is nothing to compare with.
+    pub(crate) ceiling: Option<f64>,
     /// The 99th percentile of a latency.
     pub(crate) p99: Option<f64>,
     pub(crate) beside: &'static str,
@@ -72,22 +76,21 @@ impl Report {
         Report { json, lines: Vec::new() }
     }
 
-    /// Prints a row, and keeps it. Returns ours over the ceiling.
-    pub(crate) fn row(&mut self, row: Row) -> io::Result<f64> {
+    /// Prints a row, and keeps it.
+    pub(crate) fn row(&mut self, row: Row) -> io::Result<Line> {
         self.line(row.line())
     }
 
     /// Prints a figure that is no median of rounds of operations.
-    pub(crate) fn line(&mut self, line: Line) -> io::Result<f64> {
+    pub(crate) fn line(&mut self, line: Line) -> io::Result<Line> {
         if !self.json && self.lines.is_empty() {
             let heads = ["name", "ours", "ceiling", "ratio", "unit", "ceiling is"];
             let [name, ours, ceiling, ratio, unit, beside] = heads;
             say(&format!("{name:<32} {ours:>9} {ceiling:>9} {ratio:>7}  {unit:<9}  {beside}"))?;
         }
         say(&if self.json { line.json() } else { line.text() })?;
-        let ratio = line.ratio();
-        self.lines.push(line);
-        Ok(ratio)
+        self.lines.push(line.clone());
+        Ok(line)
     }
 
     /// What has been measured so far.
@@ -102,7 +105,7 @@ impl Row {
             name: self.name.clone(),
             unit: self.unit,
             ours,
-            ceiling,
+            ceiling: Some(ceiling),
             p99,
             beside: self.beside,
             rounds: self.ours.len(),
@@ -132,31 +135,39 @@ impl Row {
 }
 
 impl Line {
-    /// Ours over the ceiling.
-    pub(crate) fn ratio(&self) -> f64 {
-        self.ours / self.ceiling
+    /// Ours over the ceiling, if there is one.
+    pub(crate) fn ratio(&self) -> Option<f64> {
+        self.compared().map(|(_, ratio)| ratio)
+    }
+
+    /// The ceiling, and ours over it.
+    fn compared(&self) -> Option<(f64, f64)> {
+        self.ceiling.map(|ceiling| (ceiling, self.ours / ceiling))
     }
 
     /// Names and units are plain words: nothing needs to be escaped.
     fn json(&self) -> String {
-        let Line { name, ours, ceiling, beside, rounds, .. } = self;
+        let Line { name, ours, beside, rounds, .. } = self;
         let figures = match self.p99 {
             Some(p99) => format!("\"p50_us\":{ours:.2},\"p99_us\":{p99:.2}"),
             None => format!("\"ours\":{ours:.6}"),
         };
-        let (ratio, unit) = (self.ratio(), self.unit.name());
-        format!(
-            "{{\"name\":\"{name}\",{figures},\"ceiling\":{ceiling:.6},\"ratio\":{ratio:.3},\
-             \"unit\":\"{unit}\",\"ceiling_is\":\"{beside}\",\"n\":{rounds}}}"
-        )
+        let compared = self.compared().map(|(ceiling, ratio)| {
+            format!("\"ceiling\":{ceiling:.6},\"ratio\":{ratio:.3},\"ceiling_is\":\"{beside}\",")
+        });
+        let (compared, unit) = (compared.unwrap_or_default(), self.unit.name());
+        format!("{{\"name\":\"{name}\",{figures},{compared}\"unit\":\"{unit}\",\"n\":{rounds}}}")
     }
 
     fn text(&self) -> String {
         let Line { name, beside, .. } = self;
-        let (ours, ceiling) = (three_digits(self.ours), three_digits(self.ceiling));
-        let (ratio, unit) = (self.ratio(), self.unit.name());
+        let (ours, unit) = (three_digits(self.ours), self.unit.name());
+        let compared = self.compared();
+        let (ceiling, ratio) = compared.map_or(("-".to_owned(), "-".to_owned()), |compared| {
+            (three_digits(compared.0), format!("{:.3}", compared.1))
+        });
         let p99 = self.p99.map(|p99| format!(" (p99 of ours {p99:.1})")).unwrap_or_default();
-        format!("{name:<32} {ours:>9} {ceiling:>9} {ratio:>7.3}  {unit:<9}  {beside}{p99}")
+        format!("{name:<32} {ours:>9} {ceiling:>9} {ratio:>7}  {unit:<9}  {beside}{p99}")
     }
 }
 
@@ -195,8 +206,9 @@ mod tests {
         let (name, unit, beside) = ("a".to_owned(), Unit::Batches, "b");
         let row = Row { name, unit, amount: 20, ours, ceiling, beside };
         let line = row.line();
-        for (rate, expected) in
-            [line.ours, line.ceiling, line.ratio()].into_iter().zip([50.0, 400.0, 0.125])
+        for (rate, expected) in [line.ours, line.ceiling.unwrap(), line.ratio().unwrap()]
+            .into_iter()
+            .zip([50.0, 400.0, 0.125])
         {
             assert!((rate - expected).abs() < 1e-9, "{rate} {expected}");
         }
@@ -214,6 +226,11 @@ mod tests {
             "name": "latency", "p50_us": 3000.0, "p99_us": 100_000.0, "ceiling": 2000.0,
             "ratio": 1.5, "unit": "us", "ceiling_is": "pingpong", "n": 2,
         });
+        assert_eq!(printed, expected);
+        let alone = Line { ceiling: None, p99: None, ..line.clone() };
+        let printed: serde_json::Value = serde_json::from_str(&alone.json()).unwrap();
+        let expected =
+            serde_json::json!({ "name": "latency", "ours": 3000.0, "unit": "us", "n": 2 });
         assert_eq!(printed, expected);
         let text = line.text();
         assert!(text.contains(" 3000.0 ") && text.ends_with("pingpong (p99 of ours 100000.0)"));
