@@ -9,7 +9,7 @@ use pushpull_common::ids::{RequestId, RestoreEpoch, Sequence, ShardId, TokenId};
 use pushpull_common::protocol::message::Heartbeat;
 use pushpull_common::protocol::{Envelope, Header, Message, Refusal};
 
-use super::pulls::is_followed;
+use super::receiving::is_followed;
 use super::short_values::ShortPart;
 use super::{OpId, Output, Session};
 use crate::error::Error;

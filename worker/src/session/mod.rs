@@ -12,6 +12,7 @@ mod link;
 mod progress;
 mod pulls;
 mod pushes;
+mod receiving;
 mod requests;
 mod settled;
 mod short_values;
