@@ -240,7 +240,10 @@ impl Door {
             Want::AwaitReady(shard) => request(shard, message::AwaitReady {}.into(), Bytes::new()),
             Want::Leave(shard) => request(shard, message::Leave {}.into(), Bytes::new()),
             Want::Joined => Command::Joined { plan },
-            Want::Token => Command::Token,
+            Want::Token => match self.session.unclaimed().claim() {
+                Some(grant) => return self.answered(Answer::Token(Some(grant))),
+                None => Command::Token,
+            },
             Want::Pull(token) => {
                 let buffer = Buffer::new(&plan);
                 Command::Pull { plan, buffer, token }
@@ -268,11 +271,22 @@ impl Door {
                 other => panic!("no push can be resumed after {other}"),
             },
         };
-        let op = OpId(self.next_op);
-        self.next_op += 1;
+        let op = self.number();
         let deadline = now + timeout;
         self.handle(now, Input::Command { op, command, deadline });
         op.0
+    }
+
+    fn number(&mut self) -> OpId {
+        self.next_op += 1;
+        OpId(self.next_op - 1)
+    }
+
+    /// What is answered without the session being asked.
+    fn answered(&mut self, answer: Answer) -> u64 {
+        let op = self.number().0;
+        self.events.push_back(Event::Reply { op, reply: Ok(answer) });
+        op
     }
 
     /// Whoever waits for an operation waits no longer.

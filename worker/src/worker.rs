@@ -142,7 +142,7 @@ impl Worker {
         self.restored.as_ref()
     }
 
-    /// Takes the right to push one gradient; `None` once the last step is reached or the chief
+    /// Takes the right to push one gradient, at once if it came with the answer to the last push; `None` once the last step is reached or the chief
     /// has finished the training.
     ///
     /// In asynchronous mode it waits while every step that is left is promised to others. In
@@ -156,6 +156,10 @@ impl Worker {
     pub async fn token(&mut self) -> Result<Option<Token>, Error> {
         self.joined("take a token")?;
         let session = &self.client.session;
+        // The one that came with the last answer, without a word to the session's thread.
+        if let Some(grant) = session.claim() {
+            return Ok(Some(Token::new(grant, session.returns().clone())));
+        }
         match session.call("take a token", Command::Token, self.client.config.timeout).await? {
             Reply::Token(grant) => {
                 Ok(grant.map(|grant| Token::new(grant, session.returns().clone())))

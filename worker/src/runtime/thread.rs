@@ -2,7 +2,7 @@
 //! caller's thread are not a death.
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use pushpull_common::protocol::{BodyStamp, Envelope, Message, encode};
+use pushpull_common::protocol::{BodyStamp, Envelope, Grant, Message, encode};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::LocalSet;
 
@@ -19,7 +19,7 @@ use super::connection::{self, Frame, Outbox};
 use super::post::{Answer, Delivery, Posted};
 use crate::config::Progress;
 use crate::error::Error;
-use crate::session::{Command, Input, OpId, Output, Reply, Session, Start};
+use crate::session::{Command, Input, OpId, Output, Reply, Session, Start, Unclaimed};
 use crate::token::{Dropped, Returns};
 
 /// Operations on their way to the session's thread; the next caller waits.
@@ -33,6 +33,7 @@ const FOREVER: Duration = Duration::from_secs(30 * 365 * 86_400);
 pub(crate) struct SessionThread {
     commands: Option<mpsc::Sender<Posted>>,
     returns: Arc<Returns>,
+    unclaimed: Arc<Unclaimed>,
     next_op: AtomicU64,
     thread: Option<JoinHandle<()>>,
 }
@@ -44,8 +45,11 @@ impl SessionThread {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let name = format!("worker-{}", start.task.index);
         let dropped = returns.clone();
+        let addresses = start.addresses.clone();
+        let session = Session::new(start);
+        let unclaimed = session.unclaimed().clone();
         let thread = std::thread::Builder::new().name(name).spawn(move || {
-            let core = Rc::new(Core::new(start, progress, dropped));
+            let core = Rc::new(Core::new(session, addresses, progress, dropped));
             LocalSet::new().block_on(&runtime, core.run(receiver));
             // A look-up of a name that still runs is not waited for.
             runtime.shutdown_background();
@@ -53,6 +57,7 @@ impl SessionThread {
         Ok(SessionThread {
             commands: Some(commands),
             returns,
+            unclaimed,
             next_op: AtomicU64::new(1),
             thread: Some(thread),
         })
@@ -60,6 +65,11 @@ impl SessionThread {
 
     pub(crate) fn returns(&self) -> &Arc<Returns> {
         &self.returns
+    }
+
+    /// A token that has come without being asked for, if there is one: at once, on the caller's thread.
+    pub(crate) fn claim(&self) -> Option<Grant> {
+        self.unclaimed.claim()
     }
 
     /// Has something done within `timeout`. Dropping the future tells the session that nobody
@@ -117,7 +127,7 @@ impl Drop for Waiting<'_> {
 /// The session and its connections, shared by the tasks of its thread.
 pub(super) struct Core {
     session: RefCell<Session>,
-    addresses: std::collections::BTreeMap<u32, String>,
+    addresses: BTreeMap<u32, String>,
     answers: RefCell<HashMap<OpId, Answer>>,
     outboxes: RefCell<HashMap<usize, Rc<Outbox>>>,
     progress: Option<Progress>,
@@ -131,10 +141,15 @@ pub(super) struct Core {
 }
 
 impl Core {
-    fn new(start: Start, progress: Option<Progress>, returns: Arc<Returns>) -> Core {
+    fn new(
+        session: Session,
+        addresses: BTreeMap<u32, String>,
+        progress: Option<Progress>,
+        returns: Arc<Returns>,
+    ) -> Core {
         Core {
-            addresses: start.addresses.clone(),
-            session: RefCell::new(Session::new(start)),
+            addresses,
+            session: RefCell::new(session),
             answers: RefCell::default(),
             outboxes: RefCell::default(),
             progress,

@@ -34,6 +34,7 @@ use pulls::Ask;
 pub(crate) use pulls::Rows;
 use pushes::Push;
 use tokens::Tokens;
+pub(crate) use tokens::Unclaimed;
 
 /// An operation that has not been answered.
 #[derive(Debug)]
@@ -120,6 +121,11 @@ impl Session {
             start,
             outputs: VecDeque::new(),
         }
+    }
+
+    /// The tokens that have come and that nobody has taken, for callers to take one by themselves.
+    pub(crate) fn unclaimed(&self) -> &Arc<Unclaimed> {
+        self.tokens.unclaimed()
     }
 
     /// Takes in what happened.
@@ -278,7 +284,7 @@ impl Session {
             self.finish(id, Err(error.clone()));
         }
         self.pushes.clear();
-        self.tokens = Tokens::default();
+        self.tokens.forget();
         for (index, link) in self.links.iter_mut().enumerate() {
             link.give_up(&error);
             self.outputs.push_back(Output::Disconnect { link: index });

@@ -182,7 +182,8 @@ impl Test {
     fn act(&mut self) {
         let timeout = [50, 500, 5_000, 30_000][self.random.below(4) as usize];
         let token = self.tokens.len().checked_sub(1);
-        match (self.random.below(10), token, self.begun) {
+        match (self.random.below(11), token, self.begun) {
+            (10, _, _) => self.tokens.extend(self.world.session.unclaimed().claim()),
             (0 | 1, _, _) => self.call(Command::Token, Waits::Token, timeout),
             (2, _, _) => {
                 let (plan, buffer) = (self.plan.clone(), Buffer::new(&self.plan));
