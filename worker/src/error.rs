@@ -361,7 +361,7 @@ pub enum Error {
         /// The server.
         shard: ShardId,
     },
-    /// A gradient or a value is NaN or infinite. Nothing was sent.
+    /// A gradient or a value is NaN or infinite. It counts nowhere, and its token goes back.
     #[error("cannot push: element {element} of {variable:?} is {value}")]
     NonFinite {
         /// The variable.

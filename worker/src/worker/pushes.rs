@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use pushpull_common::ids::{Sequence, ShardId, VariableId};
+use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::message::{NonFinitePolicy, Operation};
 use pushpull_common::tensor::{DType, Element, first_non_finite};
 
@@ -28,7 +29,9 @@ impl Worker {
     /// too. A push that has not been decided by the deadline ends with [`Error::Timeout`], which
     /// names whom the step owner waits for.
     ///
-    /// They are checked before a byte is sent. If the connection is lost the push goes on by
+    /// Names, types and shapes are checked before a byte is sent. So are values, unless the push goes to
+    /// one shard alone, which looks for NaN and infinities as it comes: the error is the same, no push
+    /// that has one counts, and its token goes back. If the connection is lost the push goes on by
     /// itself after a reconnect, and counts once. On a timeout it goes on in the background:
     /// [`Worker::outcome`] tells how it went, [`Worker::resume`] waits on.
     ///
@@ -41,7 +44,9 @@ impl Worker {
         }
         for id in gradients.present() {
             let (bytes, factor) = (&gradients.buffer.bytes()[plan.range(id)], gradients.factor(id));
-            self.check_finite(&plan, id, bytes, factor)?;
+            if !self.is_looked_at_there(&plan, id) {
+                self.check_finite(&plan, id, bytes, factor)?;
+            }
             self.compression.check(&plan, id, bytes, factor)?;
         }
         for rows in gradients.rows.values() {
@@ -120,9 +125,12 @@ impl Worker {
     }
 
     pub(crate) async fn wait_for_push(&self, command: Command) -> Result<Push, Error> {
-        match self.client.session.call("push", command, self.client.config.timeout).await? {
-            Reply::Pushed { outcome } => Push::of(outcome).ok_or(Error::Ended { doing: "push" }),
-            _ => Err(Error::Ended { doing: "push" }),
+        match self.client.session.call("push", command, self.client.config.timeout).await {
+            Ok(Reply::Pushed { outcome }) => {
+                Push::of(outcome).ok_or(Error::Ended { doing: "push" })
+            }
+            Ok(_) => Err(Error::Ended { doing: "push" }),
+            Err(error) => Err(named(self.plan.as_deref(), error)),
         }
     }
 
@@ -198,6 +206,15 @@ impl Worker {
         self.client.session.returns().add(crate::token::Dropped::Push(sequence));
     }
 
+    /// Whether looking for NaN and infinities in the gradient of a variable can be left to its shard,
+    /// which does so as the parts come. It can where the whole push goes to the step owner alone: what
+    /// that refuses has been counted nowhere. What is encoded is looked at here, as it is now.
+    fn is_looked_at_there(&self, plan: &Plan, id: VariableId) -> bool {
+        plan.shards() == [self.client.owner]
+            && !self.compression.covers(id)
+            && plan.catalogue().partitions_of(id).iter().all(|partition| partition.own.is_none())
+    }
+
     /// Looks for NaN and infinities, by the servers' policy, among what they multiply with `factor`.
     pub(super) fn check_finite(
         &self,
@@ -235,6 +252,24 @@ impl Worker {
             None => Ok(()),
             Some((element, value)) => Err(rows.non_finite(plan, element, value)),
         }
+    }
+}
+
+/// What a shard has found in a gradient that was left to it, told as it is told of one that was looked
+/// at here. Elements of rows have other numbers there, and stay with the refusal.
+fn named(plan: Option<&Plan>, error: Error) -> Error {
+    let Error::Refused { refusal: Refusal::NonFinite { variable, element, value }, .. } = &error
+    else {
+        return error;
+    };
+    let variables = plan.map_or(&[][..], |plan| plan.catalogue().variables());
+    match variables.get(variable.0 as usize).filter(|variable| !variable.is_sparse()) {
+        Some(variable) => Error::NonFinite {
+            variable: variable.name().to_owned(),
+            element: *element as usize,
+            value: *value,
+        },
+        None => error,
     }
 }
 
