@@ -45,6 +45,7 @@ mod joining;
 mod loss_scale;
 mod outcome;
 mod params;
+mod parts;
 mod pushing;
 mod reader;
 mod rows;

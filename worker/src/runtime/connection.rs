@@ -6,7 +6,6 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::rc::Rc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use pushpull_common::protocol::decode::ReadError;
 use pushpull_common::protocol::{BodyPoll, FrameReader, Poll};
 use tokio::io::Interest;
@@ -14,6 +13,7 @@ use tokio::sync::Notify;
 
 use super::link::Link;
 use super::thread::Core;
+use crate::parts::Body;
 use crate::session::Input;
 
 /// How long the transport may take to connect, before the next attempt.
@@ -26,7 +26,7 @@ const TURN: usize = 16;
 #[derive(Debug)]
 pub(super) struct Frame {
     pub(super) head: Vec<u8>,
-    pub(super) bodies: Vec<Bytes>,
+    pub(super) body: Body,
 }
 
 /// The sending side of one connection, shared between its task and the session's outputs.
@@ -62,9 +62,9 @@ impl Outbox {
         let mut queue = self.queue.borrow_mut();
         let mut drained = false;
         while let Some(front) = queue.front() {
-            let mut slices = Vec::with_capacity(1 + front.bodies.len());
-            slices.push(IoSlice::new(&front.head));
-            slices.extend(front.bodies.iter().map(|body| IoSlice::new(body)));
+            let head = std::iter::once(&front.head[..]);
+            let mut slices: Vec<IoSlice<'_>> =
+                head.chain(front.body.slices()).map(IoSlice::new).collect();
             let total: usize = slices.iter().map(|slice| slice.len()).sum();
             let mut rest = &mut slices[..];
             IoSlice::advance_slices(&mut rest, self.sent.get());
@@ -181,7 +181,7 @@ fn read_turn(
         if *in_body {
             let before = reader.bytes();
             let poll = core.with_body(link, |targets| match targets {
-                Some(mut targets) => reader.poll_body_scattered(&mut source, &mut targets),
+                Some(targets) => reader.poll_body_scattered(&mut source, targets),
                 None => reader.skip_body(&mut source),
             })?;
             match poll {

@@ -89,7 +89,7 @@ mod tests {
 
     fn push() -> Command {
         let (operation, grant) = (Operation::Gradient {}, Some(grant()));
-        let order = PushOrder { operation, grant, read: Read::default(), parts: Vec::new() };
+        let order = PushOrder::of_parts(operation, grant, Read::default(), Vec::new());
         Command::Push { order }
     }
 

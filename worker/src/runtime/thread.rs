@@ -10,7 +10,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use pushpull_common::protocol::{BodyStamp, Envelope, Grant, Message, encode};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::LocalSet;
@@ -19,6 +18,7 @@ use super::connection::{self, Frame, Outbox};
 use super::post::{Answer, Delivery, Posted};
 use crate::config::Progress;
 use crate::error::Error;
+use crate::parts::Body;
 use crate::session::{Command, Input, OpId, Output, Reply, Session, Start, Unclaimed};
 use crate::token::{Dropped, Returns};
 
@@ -237,9 +237,9 @@ impl Core {
     pub(super) fn with_body<R>(
         &self,
         link: usize,
-        receive: impl FnOnce(Option<Vec<&mut [u8]>>) -> R,
+        receive: impl FnOnce(Option<&mut [&mut [u8]]>) -> R,
     ) -> R {
-        receive(self.session.borrow_mut().body_targets(link))
+        self.session.borrow_mut().with_targets(link, receive)
     }
 
     fn deliver(&self, output: Output) {
@@ -256,9 +256,9 @@ impl Core {
                     outbox.give_up();
                 }
             }
-            Output::Send { link, envelope, message, bodies, crc } => {
+            Output::Send { link, envelope, message, body, crc } => {
                 if let Some(outbox) = self.outboxes.borrow().get(&link) {
-                    outbox.push(frame(&envelope, &message, bodies, crc));
+                    outbox.push(frame(&envelope, &message, body, crc));
                 }
             }
             Output::Reply { op, reply } => {
@@ -277,13 +277,13 @@ impl Core {
     }
 }
 
-fn frame(envelope: &Envelope, message: &Message, bodies: Vec<Bytes>, crc: bool) -> Frame {
-    let bytes = bodies.iter().map(|body| body.len() as u64).sum();
-    let checksum = || bodies.iter().fold(0, |crc, body| crc32c::crc32c_append(crc, body));
+fn frame(envelope: &Envelope, message: &Message, body: Body, crc: bool) -> Frame {
+    let bytes = body.bytes();
+    let checksum = || body.slices().fold(0, |crc, slice| crc32c::crc32c_append(crc, slice));
     let stamp = BodyStamp { bytes, crc: (crc && bytes > 0).then(checksum) };
     let mut head = Vec::with_capacity(256);
     encode(&mut head, envelope, message, stamp);
-    Frame { head, bodies }
+    Frame { head, body }
 }
 
 #[cfg(test)]

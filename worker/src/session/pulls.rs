@@ -1,6 +1,5 @@
 //! Pulls: requests to each shard, whose answers fill one buffer.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,7 +9,7 @@ use pushpull_common::catalogue::Partition;
 use pushpull_common::codec::Encoding;
 use pushpull_common::ids::{GlobalStep, PartitionId, RestoreEpoch, ShardId};
 use pushpull_common::protocol::message::{Pulled, Selection};
-use pushpull_common::protocol::{Envelope, Refusal, message};
+use pushpull_common::protocol::{Envelope, Message, Refusal, message};
 
 use super::link::{Pending, Status};
 use super::requests::deadline_ms;
@@ -19,6 +18,7 @@ use super::{OpId, OpKind, Read, Reply, Session};
 use crate::error::Error;
 use crate::fanout::{Plan, Span};
 use crate::params::Buffer;
+use crate::parts::Body;
 
 /// Requests for rows that a shard may have unanswered: enough that it is never idle, and few enough
 /// that it never says it has too many: one of the largest size counts for nine of its 128.
@@ -48,7 +48,7 @@ pub(crate) struct Rows {
 /// One request of a pull.
 #[derive(Debug)]
 pub(super) struct Ask {
-    link: usize,
+    pub(super) link: usize,
     /// All values that are not sparse, or these rows.
     rows: Option<Rows>,
     pub(super) progress: Progress,
@@ -124,16 +124,7 @@ impl Pull {
         self.asks.iter().filter(|ask| ask.link == link).find_map(|ask| ask.older)
     }
 
-    /// How many requests each shard has not answered.
-    fn under_way(&self) -> BTreeMap<usize, usize> {
-        let mut sent = BTreeMap::new();
-        for ask in self.asks.iter().filter(|ask| matches!(ask.progress, Progress::Sent(..))) {
-            *sent.entry(ask.link).or_default() += 1;
-        }
-        sent
-    }
-
-    /// Where the next part of a shard's answer goes. Parts come in order and leave nothing out:
+    /// Lists where the next part of a shard's answer goes. Parts come in order and leave nothing out:
     /// the buffer holds older values, which must not be taken for these.
     pub(super) fn part(
         &mut self,
@@ -141,15 +132,16 @@ impl Pull {
         shard: ShardId,
         pulled: &Pulled,
         bytes: u64,
-    ) -> Result<Vec<(Span, usize)>, &'static str> {
+        spans: &mut Vec<(Span, usize)>,
+    ) -> Result<(), &'static str> {
         let Some(Ask { progress: Progress::Sent(received, _), rows: None, gradients, .. }) =
             self.asks.get_mut(ask)
         else {
             return Err("values nobody asked for");
         };
         let end = pulled.offset.checked_add(bytes);
-        let spans = end.and_then(|end| self.plan.spans(shard, pulled.offset..end));
-        let (Some(end), Some(spans)) = (end, spans) else {
+        let lies = |end: &u64| self.plan.spans(shard, pulled.offset..*end, spans).is_some();
+        let Some(end) = end.filter(lies) else {
             return Err("values beyond the shard's variables");
         };
         let next = self.plan.next_value(shard, *received).unwrap_or(*received);
@@ -158,7 +150,7 @@ impl Pull {
             return Err("values that leave some out");
         }
         (*received, *gradients) = (end, pulled.gradients);
-        Ok(spans)
+        Ok(())
     }
 
     /// The partition that a request asks for rows of.
@@ -242,38 +234,49 @@ impl Session {
                 ask.progress = Progress::Unsent;
             }
         }
-        let mut due: Vec<(usize, usize, Option<Rows>)> = Vec::new();
-        let mut under_way = pull.under_way();
-        for index in 0..pull.asks.len() {
-            let Ask { link, progress, .. } = pull.asks[index];
-            let up = self.links[link].status == Status::Up && !behind.contains(&link);
-            let under_way = under_way.entry(link).or_default();
-            if progress == Progress::Unsent && up && *under_way < ROWS_AT_ONCE {
-                *under_way += 1;
-                let ask = &mut pull.asks[index];
-                ask.progress = Progress::Sent(0, GlobalStep(0));
-                due.push((index, link, ask.rows.clone()));
-            }
-        }
         // Steps of an older epoch may have been higher.
         pull.step = pull.step.min(self.step.max(pull.token.unwrap_or_default()));
         let done = behind.is_empty() && pull.unanswered().next().is_none();
-        let plan = pull.plan.clone();
-        for (ask, link, rows) in due {
-            let pending = Pending::Pull(id, ask);
-            match rows {
-                None => {
-                    let request = self.request_for_values(link, &plan, Selection::Dense {});
-                    self.send(now, link, pending, envelope, request, vec![]);
-                }
-                Some(Rows { partition, numbers, .. }) => {
-                    let request = self.request_for_rows((id, ask), link, partition);
-                    self.send(now, link, pending, envelope, request, vec![numbers]);
-                }
-            }
-        }
+        self.send_asks(now, id, envelope, &behind);
         if done {
             self.finish_pull(id);
+        }
+    }
+
+    /// Sends what a pull asks for and has not asked yet, as far as its shards take it.
+    fn send_asks(&mut self, now: Instant, id: OpId, envelope: Envelope, behind: &[usize]) {
+        let Some(mut op) = self.ops.remove(&id) else { return };
+        if let OpKind::Pull(pull) = &mut op.kind {
+            // How many requests each shard has not answered.
+            let mut under_way = std::mem::take(&mut self.spares.under_way);
+            under_way.clear();
+            under_way.resize(self.links.len(), 0);
+            let sent = pull.asks.iter().filter(|ask| matches!(ask.progress, Progress::Sent(..)));
+            sent.for_each(|ask| under_way[ask.link] += 1);
+            for index in 0..pull.asks.len() {
+                let (link, progress) = (pull.asks[index].link, pull.asks[index].progress);
+                let up = self.links[link].status == Status::Up && !behind.contains(&link);
+                if progress == Progress::Unsent && up && under_way[link] < ROWS_AT_ONCE {
+                    under_way[link] += 1;
+                    pull.asks[index].progress = Progress::Sent(0, GlobalStep(0));
+                    let (request, body) = self.request_of(pull, index);
+                    self.send(now, link, Pending::Pull(id, index), envelope, request, body);
+                }
+            }
+            self.spares.under_way = under_way;
+        }
+        self.ops.insert(id, op);
+    }
+
+    /// What a pull asks of a shard: the message, and its body.
+    fn request_of(&self, pull: &Pull, ask: usize) -> (Message, Body) {
+        let Ask { link, rows, .. } = &pull.asks[ask];
+        match rows {
+            None => (self.request_for_values(*link, &pull.plan, Selection::Dense {}), Body::Empty),
+            Some(Rows { partition, numbers, .. }) => {
+                let request = self.request_for_rows(pull, ask, *partition);
+                (request, numbers.clone().into())
+            }
         }
     }
 
@@ -283,11 +286,11 @@ impl Session {
         {
             let step = if self.synchronous { pull.oldest() } else { pull.step };
             // Where a shard has answered more than once, what is oldest counts.
-            let mut gradients = BTreeMap::new();
+            let mut gradients = self.spares.counts.take();
             for ask in &pull.asks {
-                let first = gradients.entry(self.links[ask.link].shard).or_insert(ask.gradients);
-                *first = ask.gradients.min(*first);
+                gradients.lower(self.links[ask.link].shard, ask.gradients);
             }
+            self.spares.asks.keep(pull.asks);
             let read = Read { step, gradients };
             self.reply(id, Ok(Reply::Pulled { buffer: pull.buffer, read }));
         }

@@ -35,38 +35,37 @@ impl Session {
         };
         let plan = pull.plan.clone();
         let form = self.form_of_values(link, &plan);
-        let encoding = self.encoding_of_rows((id, ask), link);
+        let encoding = self.encoding_of_rows(pull, ask);
         let Some(OpKind::Pull(pull)) = self.ops.get_mut(&id).map(|op| &mut op.kind) else {
             return;
         };
         let (bytes, mut short) = (header.body_bytes, None);
-        let spans = match &message {
+        let spans = &mut self.links[link].spans;
+        let placed = match &message {
             Message::Rows(rows) => pull.rows(ask, rows, encoding, bytes).map(|(to, part)| {
                 short = part;
-                vec![(Span::Buffer(to.start), to.len())]
+                spans.clear();
+                spans.push((Span::Buffer(to.start), to.len()));
             }),
             // A server of old may not know the form that was chosen; halves come in no other.
             Message::Pulled(pulled) if !plan.has_halves(shard) => {
-                pull.part(ask, shard, pulled, bytes)
+                pull.part(ask, shard, pulled, bytes, spans)
             }
             Message::PulledEncoded(PulledEncoded { part, bytes: covered }) => {
                 let range = part.offset..part.offset.saturating_add(*covered);
-                pull.part(ask, shard, part, *covered).and_then(|spans| {
+                pull.part(ask, shard, part, *covered, spans).and_then(|()| {
                     let form = form.ok_or("values in a form nobody asked for")?;
                     short = ShortPart::new(form, &plan, shard, range, bytes);
-                    short.is_some().then_some(spans).ok_or("values of another length")
+                    short.is_some().then_some(()).ok_or("values of another length")
                 })
             }
             _ => Err("values in a form nobody asked for"),
         };
         let last = !is_followed(&message);
-        let spans = match spans {
-            Ok(spans) => spans,
-            Err(error) => {
-                self.pull_lost(id, link);
-                return self.break_off(now, link, error.to_owned());
-            }
-        };
+        if let Err(error) = placed {
+            self.pull_lost(id, link);
+            return self.break_off(now, link, error.to_owned());
+        }
         // Rows come in several answers, of which the oldest counts: what was known before.
         if shard == self.start.owner
             && matches!(message, Message::Pulled(_) | Message::PulledEncoded(_))
@@ -89,7 +88,7 @@ impl Session {
             return self.values_received(now, (id, ask), link, last);
         }
         self.links[link].receiving = Some(match short {
-            None => Receiving::Values { op: id, ask, spans, last },
+            None => Receiving::Values { op: id, ask, last },
             Some(part) => Receiving::ShortValues { op: id, ask, part, last },
         });
     }
@@ -118,19 +117,25 @@ impl Session {
         }
     }
 
-    /// The memory that the body of the link's last message is received into, in order; `None` if
+    /// Lends the memory that the body of the link's last message is received into, in order; `None` if
     /// the body is to be read and forgotten.
-    pub(crate) fn body_targets(&mut self, link: usize) -> Option<Vec<&mut [u8]>> {
+    pub(crate) fn with_targets<R>(
+        &mut self,
+        link: usize,
+        receive: impl FnOnce(Option<&mut [&mut [u8]]>) -> R,
+    ) -> R {
         let link = &mut self.links[link];
-        match link.receiving.as_mut()? {
-            Receiving::Answer { body, .. } => Some(vec![body]),
-            Receiving::ShortValues { part, .. } => Some(vec![&mut part.body]),
-            Receiving::Values { op, spans, .. } => {
-                let OpKind::Pull(pull) = &mut self.ops.get_mut(op)?.kind else {
-                    return None;
-                };
-                scatter(pull.buffer.bytes_mut(), spans, &mut link.scratch)
-            }
+        match &mut link.receiving {
+            None => receive(None),
+            Some(Receiving::Answer { body, .. }) => receive(Some(&mut [body])),
+            Some(Receiving::ShortValues { part, .. }) => receive(Some(&mut [&mut part.body])),
+            Some(Receiving::Values { op, .. }) => match self.ops.get_mut(op).map(|op| &mut op.kind)
+            {
+                Some(OpKind::Pull(pull)) => {
+                    scatter(pull.buffer.bytes_mut(), &link.spans, &mut link.scratch, receive)
+                }
+                _ => receive(None),
+            },
         }
     }
 
@@ -161,37 +166,58 @@ pub(super) fn is_followed(message: &Message) -> bool {
     }
 }
 
-/// The stretches of the buffer, in the order of the spans; padding goes to `scratch`. `None` if
-/// two overlap, which those of a plan never do.
-fn scatter<'a>(
-    buffer: &'a mut [u8],
+/// How many stretches are lent without a list of them being made.
+const FEW: usize = 64;
+
+/// Lends the stretches of the buffer, in the order of the spans; padding goes to `scratch`.
+fn scatter<R>(
+    buffer: &mut [u8],
     spans: &[(Span, usize)],
-    scratch: &'a mut Vec<u8>,
-) -> Option<Vec<&'a mut [u8]>> {
+    scratch: &mut Vec<u8>,
+    receive: impl FnOnce(Option<&mut [&mut [u8]]>) -> R,
+) -> R {
     if let [(Span::Buffer(start), bytes)] = *spans {
-        return Some(vec![&mut buffer[start..start + bytes]]);
+        return receive(Some(&mut [&mut buffer[start..start + bytes]]));
     }
     let padding = spans.iter().filter(|(span, _)| *span == Span::Padding);
     scratch.resize(padding.map(|(_, bytes)| bytes).sum(), 0);
-    let mut order: Vec<(usize, usize, usize)> = spans
-        .iter()
-        .enumerate()
-        .filter_map(|(index, &(span, bytes))| match span {
-            Span::Buffer(start) => Some((start, bytes, index)),
-            // Halves never come as ranges of the buffer.
-            Span::Halves(_) | Span::Padding => None,
-        })
-        .collect();
-    order.sort_unstable();
-    let mut targets: Vec<&mut [u8]> = spans.iter().map(|_| &mut [][..]).collect();
-    let (mut rest, mut at) = (buffer, 0);
-    for (start, bytes, index) in order {
-        let (_, tail) = rest.split_at_mut_checked(start.checked_sub(at)?)?;
-        let (target, tail) = tail.split_at_mut_checked(bytes)?;
-        targets[index] = target;
-        (rest, at) = (tail, start + bytes);
+    let count = spans.len();
+    if count <= FEW {
+        let (mut order, mut targets) = ([0; FEW], [(); FEW].map(|()| &mut [][..]));
+        let targets = &mut targets[..count];
+        let lent = lend(buffer, scratch, spans, &mut order[..count], targets);
+        return receive(lent.map(|()| targets));
     }
-    let mut rest = &mut scratch[..];
+    let mut targets: Vec<&mut [u8]> = spans.iter().map(|_| &mut [][..]).collect();
+    let lent = lend(buffer, scratch, spans, &mut vec![0; count], &mut targets);
+    receive(lent.map(|()| &mut targets[..]))
+}
+
+/// Takes the stretches apart, with room for their order. `None` if two overlap, which those of a plan
+/// never do.
+fn lend<'a>(
+    buffer: &'a mut [u8],
+    scratch: &'a mut [u8],
+    spans: &[(Span, usize)],
+    order: &mut [usize],
+    targets: &mut [&'a mut [u8]],
+) -> Option<()> {
+    // Halves never come as ranges of the buffer.
+    let start_of = |index: usize| match spans[index].0 {
+        Span::Buffer(start) => Some(start),
+        Span::Halves(_) | Span::Padding => None,
+    };
+    order.iter_mut().enumerate().for_each(|(index, place)| *place = index);
+    order.sort_unstable_by_key(|&index| start_of(index));
+    let (mut rest, mut at) = (buffer, 0);
+    for &index in &*order {
+        let Some(start) = start_of(index) else { continue };
+        let (_, tail) = rest.split_at_mut_checked(start.checked_sub(at)?)?;
+        let (target, tail) = tail.split_at_mut_checked(spans[index].1)?;
+        targets[index] = target;
+        (rest, at) = (tail, start + spans[index].1);
+    }
+    let mut rest = scratch;
     for (target, &(span, bytes)) in targets.iter_mut().zip(spans) {
         if span == Span::Padding {
             let (padding, tail) = std::mem::take(&mut rest).split_at_mut(bytes);
@@ -199,5 +225,5 @@ fn scatter<'a>(
             rest = tail;
         }
     }
-    Some(targets)
+    Some(())
 }

@@ -11,6 +11,7 @@ use pushpull_common::protocol::{Envelope, Grant, Message};
 use super::link::{Pending, Status};
 use super::requests::deadline_ms;
 use super::{OpId, Reply, Session};
+use crate::parts::Body;
 
 /// How long a token that came with an answer is kept for a caller who may not ask for it.
 const UNCLAIMED: Duration = Duration::from_millis(500);
@@ -152,7 +153,7 @@ impl Session {
         let envelope =
             Envelope { deadline_ms: deadline_ms(now, op.deadline), ..Envelope::default() };
         let request = TokenRequest { newest: self.tokens.newest };
-        self.send(now, link, Pending::Token, envelope, request, vec![]);
+        self.send(now, link, Pending::Token, envelope, request, Body::Empty);
     }
 
     pub(super) fn token_answered(&mut self, now: Instant, link: usize, message: Message) {
@@ -194,7 +195,14 @@ impl Session {
         let due: Vec<Grant> = unsent.map(|(grant, sent)| (*sent = true, *grant).1).collect();
         for Grant { token, generation, .. } in due {
             let returned = ReturnToken { token, generation };
-            self.send(now, link, Pending::Return(token), Envelope::default(), returned, vec![]);
+            self.send(
+                now,
+                link,
+                Pending::Return(token),
+                Envelope::default(),
+                returned,
+                Body::Empty,
+            );
         }
     }
 

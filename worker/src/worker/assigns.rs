@@ -51,7 +51,7 @@ impl Worker {
             return Ok(());
         }
         let operation = Operation::Assign {};
-        let order = PushOrder { operation, grant: None, read: Read::default(), parts };
+        let order = PushOrder::of_parts(operation, None, Read::default(), parts);
         self.push_order(order).await.map(|_| ())
     }
 
@@ -73,7 +73,7 @@ impl Worker {
             // A variable without elements, or none there: there is nothing to do.
             return Ok(());
         }
-        let order = PushOrder { operation, grant: None, read: Read::default(), parts };
+        let order = PushOrder::of_parts(operation, None, Read::default(), parts);
         self.push_order(order).await.map(|_| ())
     }
 }

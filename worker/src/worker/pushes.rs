@@ -11,9 +11,10 @@ use pushpull_common::tensor::{DType, Element, first_non_finite};
 use super::{POOL_MAX, Worker};
 use crate::compression::{ResidualsError, singles};
 use crate::error::{Error, ViewError};
-use crate::fanout::{Part, Plan};
+use crate::fanout::Plan;
 use crate::outcome::Push;
-use crate::params::{Buffer, Gradients, find};
+use crate::params::{Gradients, find};
+use crate::parts::{Part, Scattered};
 use crate::pushing::Pushing;
 use crate::rows::{self, RowSet};
 use crate::session::{Command, PushOrder, Reply};
@@ -61,27 +62,26 @@ impl Worker {
         let factors = gradients.factors;
         let factor = |id| factors.get(&id).copied().unwrap_or(1.0);
         let buffer = Arc::new(gradients.buffer);
-        let shared = Bytes::from_owner(Shared(buffer.clone()));
         // Rows first: what a shard may apply as it comes is then the end of the push.
         let mut parts: Vec<(ShardId, Vec<Part>)> = Vec::new();
         for rows in gradients.rows.values() {
             parts.extend(self.compression.rows(&plan, rows, factor(rows.variable()))?);
         }
-        let plain = present.iter().copied().filter(|&id| !self.compression.covers(id));
-        parts.extend(plan.scaled_parts(plain, factor, |range| shared.slice(range)));
-        drop(shared);
         for &id in &present {
             let bytes = &buffer.bytes()[plan.range(id)];
             parts.extend(self.compression.parts(&plan, id, bytes, factor(id))?);
         }
         if self.pool.len() < POOL_MAX {
-            self.pool.push(buffer);
+            self.pool.push(buffer.clone());
         }
         let operation = Operation::Gradient {};
         let Some((grant, read)) = token.spend() else {
             return Err(Error::EmptyPush);
         };
-        let order = PushOrder { operation, grant: Some(grant), read, parts };
+        let plain = present.iter().copied().filter(|&id| !self.compression.covers(id));
+        let scatter = Arc::new(plan.scatter(plain));
+        let scattered = Some(Scattered { scatter, buffer, factors });
+        let order = PushOrder { operation, grant: Some(grant), read, scattered, parts };
         self.push_order(order).await
     }
 
@@ -112,7 +112,7 @@ impl Worker {
             return Err(Error::EmptyPush);
         };
         let operation = Operation::Gradient {};
-        let order = PushOrder { operation, grant: Some(grant), read, parts: Vec::new() };
+        let order = PushOrder::of_parts(operation, Some(grant), read, Vec::new());
         let timeout = self.client.config.timeout;
         match self.client.session.call("push", Command::Begin { order }, timeout).await? {
             Reply::Begun { sequence } => Ok(Pushing::new(self, plan, sequence)),
@@ -280,13 +280,4 @@ fn first_bad(dtype: DType, bytes: &[u8], factor: f64) -> Option<(usize, f64)> {
     }
     let products = singles(dtype, bytes, factor);
     first_non_finite(DType::F32, bytemuck::cast_slice(&products))
-}
-
-/// A buffer that is being sent.
-struct Shared(Arc<Buffer>);
-
-impl AsRef<[u8]> for Shared {
-    fn as_ref(&self) -> &[u8] {
-        self.0.bytes()
-    }
 }
