@@ -415,6 +415,15 @@ pub enum Error {
         /// How many there may be.
         limit: u64,
     },
+    /// More operations are on their way to the session than it takes at once, because their futures
+    /// were not awaited. Nothing was done: await some, and do this again.
+    #[error("cannot {doing}: {limit} operations are on their way already")]
+    Busy {
+        /// What was to be done.
+        doing: &'static str,
+        /// How many there may be.
+        limit: usize,
+    },
     /// A variable cannot be used like this.
     #[error(transparent)]
     View(#[from] ViewError),

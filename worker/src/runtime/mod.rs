@@ -2,6 +2,7 @@
 
 mod connection;
 mod link;
+mod outbox;
 mod post;
 mod thread;
 

@@ -10,20 +10,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use pushpull_common::protocol::{BodyStamp, Envelope, Grant, Message, encode};
-use tokio::sync::{Notify, mpsc, oneshot};
+use pushpull_common::protocol::Grant;
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::{Notify, mpsc};
 use tokio::task::LocalSet;
 
-use super::connection::{self, Frame, Outbox};
-use super::post::{Answer, Delivery, Posted};
+use super::connection;
+use super::outbox::Outbox;
+use super::post::{Answer, Call, Posted, Slots};
 use crate::config::Progress;
 use crate::error::Error;
-use crate::parts::Body;
-use crate::session::{Command, Input, OpId, Output, Reply, Session, Start, Unclaimed};
+use crate::session::{Command, Input, OpId, Output, Session, Start, Unclaimed};
 use crate::token::{Dropped, Returns};
 
-/// Operations on their way to the session's thread; the next caller waits.
-const COMMANDS_MAX: usize = 64;
+/// Operations on their way to the session's thread: more than a caller has under way who waits for
+/// some of them.
+const COMMANDS_MAX: usize = 1024;
 
 /// How long an operation may take whose timeout is longer than the clock can tell.
 const FOREVER: Duration = Duration::from_secs(30 * 365 * 86_400);
@@ -35,6 +37,7 @@ pub(crate) struct SessionThread {
     returns: Arc<Returns>,
     unclaimed: Arc<Unclaimed>,
     next_op: AtomicU64,
+    slots: Slots,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -59,6 +62,7 @@ impl SessionThread {
             returns,
             unclaimed,
             next_op: AtomicU64::new(1),
+            slots: Slots::default(),
             thread: Some(thread),
         })
     }
@@ -72,31 +76,23 @@ impl SessionThread {
         self.unclaimed.claim()
     }
 
-    /// Has something done within `timeout`. Dropping the future tells the session that nobody
-    /// waits any more.
-    pub(crate) async fn call(
-        &self,
-        doing: &'static str,
-        command: Command,
-        timeout: Duration,
-    ) -> Result<Reply, Error> {
+    /// Has something done within `timeout`: the session is told at once, and the future is its reply.
+    /// Dropping that tells the session that nobody waits any more.
+    pub(crate) fn call(&self, doing: &'static str, command: Command, timeout: Duration) -> Call {
         let op = OpId(self.next_op.fetch_add(1, Ordering::Relaxed));
-        let (answer, answered) = oneshot::channel();
-        let commands = self.commands.as_ref().ok_or(Error::Ended { doing })?;
+        let (answer, mut call) = self.slots.open(op, doing, &self.returns);
         let now = Instant::now();
         let deadline = now.checked_add(timeout).unwrap_or(now + FOREVER);
-        let posted = Posted {
-            op,
-            command: Some(command),
-            deadline,
-            answer: Some(answer),
-            returns: self.returns.clone(),
-        };
-        let mut waiting = Waiting { op, returns: Some(&self.returns) };
-        commands.send(posted).await.map_err(|_| Error::Ended { doing })?;
-        let delivery = answered.await;
-        waiting.returns = None;
-        delivery.ok().and_then(Delivery::take).unwrap_or(Err(Error::Ended { doing }))
+        let returns = self.returns.clone();
+        let (command, answer) = (Some(command), Some(answer));
+        let posted = Posted { op, command, deadline, answer, returns };
+        let limit = COMMANDS_MAX;
+        match self.commands.as_ref().map(|commands| commands.try_send(posted)) {
+            Some(Ok(())) => {}
+            Some(Err(TrySendError::Full(_))) => call.fail(Error::Busy { doing, limit }),
+            Some(Err(TrySendError::Closed(_))) | None => call.fail(Error::Ended { doing }),
+        }
+        call
     }
 }
 
@@ -106,20 +102,6 @@ impl Drop for SessionThread {
         if let Some(thread) = self.thread.take() {
             // A panic of the thread has been seen by every caller, as an ended session.
             let _ = thread.join();
-        }
-    }
-}
-
-/// An operation whose caller waits; tells the session when the caller stops.
-struct Waiting<'a> {
-    op: OpId,
-    returns: Option<&'a Arc<Returns>>,
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        if let Some(returns) = self.returns {
-            returns.add(Dropped::Operation(self.op));
         }
     }
 }
@@ -258,14 +240,12 @@ impl Core {
             }
             Output::Send { link, envelope, message, body, crc } => {
                 if let Some(outbox) = self.outboxes.borrow().get(&link) {
-                    outbox.push(frame(&envelope, &message, body, crc));
+                    outbox.push(&envelope, &message, body, crc);
                 }
             }
             Output::Reply { op, reply } => {
-                let delivery = Delivery { reply: Some(reply), returns: self.returns.clone() };
                 if let Some(answer) = self.answers.borrow_mut().remove(&op) {
-                    // The caller may have gone this instant; then it goes back.
-                    let _ = answer.send(delivery);
+                    answer.send(reply);
                 }
             }
             Output::Progress { silent } => {
@@ -275,15 +255,6 @@ impl Core {
             }
         }
     }
-}
-
-fn frame(envelope: &Envelope, message: &Message, body: Body, crc: bool) -> Frame {
-    let bytes = body.bytes();
-    let checksum = || body.slices().fold(0, |crc, slice| crc32c::crc32c_append(crc, slice));
-    let stamp = BodyStamp { bytes, crc: (crc && bytes > 0).then(checksum) };
-    let mut head = Vec::with_capacity(256);
-    encode(&mut head, envelope, message, stamp);
-    Frame { head, body }
 }
 
 #[cfg(test)]
