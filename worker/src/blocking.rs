@@ -99,10 +99,24 @@ impl Worker {
         self.waiter.wait(self.inner.push(token, gradients))
     }
 
+    /// Begins what [`Worker::push`] does and does not wait for it: see [`crate::Worker::push`].
+    pub fn start_push(&mut self, token: Token, gradients: Gradients) -> Started<crate::PushHandle> {
+        Started { handle: self.inner.push(token, gradients), waiter: self.waiter.clone() }
+    }
+
+    /// Begins what [`Worker::pull`] does and does not wait for it: see [`crate::Worker::pull`].
+    pub fn start_pull<'a>(
+        &mut self,
+        token: &'a Token,
+        params: &'a mut Params,
+    ) -> Started<crate::PullHandle<'a>> {
+        Started { handle: self.inner.pull(token, params), waiter: self.waiter.clone() }
+    }
+
     /// See [`crate::Worker::begin`].
-    pub fn begin(&mut self, token: Token) -> Result<Pushing<'_>, Error> {
+    pub fn begin(&mut self, token: Token) -> Result<Pushing, Error> {
         let inner = self.waiter.wait(self.inner.begin(token))?;
-        Ok(Pushing { inner, waiter: &mut self.waiter })
+        Ok(Pushing { inner, waiter: self.waiter.clone() })
     }
 
     /// See [`crate::Worker::assign`].
@@ -161,15 +175,31 @@ impl Worker {
     }
 }
 
+/// Something that is under way, which [`Started::wait`] waits for. Others can be begun meanwhile, and
+/// waited for in any order; what dropping it does is said where its handle is.
+#[derive(Debug)]
+#[must_use = "what is under way may be given up when it is dropped"]
+pub struct Started<H> {
+    handle: H,
+    waiter: Waiter,
+}
+
+impl<H: Future> Started<H> {
+    /// Waits until it is done, and returns what came of it.
+    pub fn wait(mut self) -> H::Output {
+        self.waiter.wait(self.handle)
+    }
+}
+
 /// [`crate::Pushing`], blocking.
 #[derive(Debug)]
 #[must_use = "a push that is not finished is withdrawn"]
-pub struct Pushing<'a> {
-    inner: crate::Pushing<'a>,
-    waiter: &'a mut Waiter,
+pub struct Pushing {
+    inner: crate::Pushing,
+    waiter: Waiter,
 }
 
-impl Pushing<'_> {
+impl Pushing {
     /// See [`crate::Pushing::variable`].
     pub fn variable<T: Element>(&mut self, name: &str, gradient: &[T]) -> Result<(), Error> {
         self.waiter.wait(self.inner.variable(name, gradient))
@@ -181,7 +211,7 @@ impl Pushing<'_> {
     }
 
     /// See [`crate::Pushing::finish`].
-    pub fn finish(self) -> Result<Push, Error> {
+    pub fn finish(mut self) -> Result<Push, Error> {
         self.waiter.wait(self.inner.finish())
     }
 }
@@ -231,7 +261,7 @@ impl Reader {
 /// runtime here.
 ///
 /// It keeps what wakes the thread from call to call, as most callers stay on one.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Waiter(Option<(ThreadId, Waker)>);
 
 impl Waiter {

@@ -21,10 +21,13 @@ use crate::compression::Compression;
 use crate::config::WorkerConfig;
 use crate::error::{ConnectError, Error, JoinError};
 use crate::fanout::Plan;
+use crate::handles::PullHandle;
 use crate::initial::Initial;
+use crate::joined::Joined;
 use crate::joining::Chief;
 use crate::outcome::{Pulled, Restored, SavedCheckpoint};
-use crate::params::{Buffer, Gradients, Params};
+use crate::params::{Gradients, Memory, Params};
+use crate::parts::Scatter;
 use crate::session::{Command, Reply};
 use crate::token::Token;
 
@@ -40,12 +43,13 @@ use crate::token::Token;
 #[derive(Debug)]
 pub struct Worker {
     pub(crate) client: Client,
-    plan: Option<Arc<Plan>>,
+    joined: Option<Arc<Joined>>,
     placement: Option<Placement>,
-    compression: Compression,
     restored: Option<Restored>,
-    /// Buffers of earlier pushes, each free once nobody else holds it.
-    pool: Vec<Arc<Buffer>>,
+    /// Memory of earlier pushes.
+    pool: Vec<Memory>,
+    /// Which variables were pushed last, and how they travel.
+    scatter: Option<(Vec<bool>, Arc<Scatter>)>,
 }
 
 /// How long a worker that leaves tries to tell servers it has never used.
@@ -67,9 +71,8 @@ impl Worker {
         }
         let role = if config.is_chief() { Role::Chief {} } else { Role::Worker {} };
         let client = Client::connect(config, role).await?;
-        let (plan, placement, restored, pool) = (None, None, None, Vec::new());
-        let compression = Compression::default();
-        Ok(Worker { client, plan, placement, compression, restored, pool })
+        let (joined, placement, restored, pool, scatter) = (None, None, None, Vec::new(), None);
+        Ok(Worker { client, joined, placement, restored, pool, scatter })
     }
 
     /// Whether this worker is the chief: the one that declares and initializes the variables, and
@@ -98,7 +101,7 @@ impl Worker {
         variables: &[VariableSpec],
         fill: impl FnOnce(&mut Initial<'_>),
     ) -> Result<Params, JoinError> {
-        if self.plan.is_some() {
+        if self.joined.is_some() {
             return Err(JoinError::Twice);
         }
         let config = &self.client.config;
@@ -118,15 +121,14 @@ impl Worker {
         };
         let mut params = Params::new(plan.clone());
         self.client.pull(&mut params).await?;
-        self.plan = Some(plan);
+        self.joined = Some(Arc::new(Joined::new(plan, &self.client, compression)));
         self.placement = Some(placement);
-        self.compression = compression;
         Ok(params)
     }
 
     /// The variables and their places.
     pub fn catalogue(&self) -> Option<&Catalogue> {
-        self.plan.as_ref().map(|plan| &**plan.catalogue())
+        self.joined.as_ref().map(|joined| &**joined.plan.catalogue())
     }
 
     /// Which shard holds what, with a table for people: bytes by task and shard, and their skew.
@@ -155,14 +157,14 @@ impl Worker {
     /// goes back.
     pub async fn token(&mut self) -> Result<Option<Token>, Error> {
         self.joined("take a token")?;
-        let session = &self.client.session;
+        let caller = &self.client.caller;
         // The one that came with the last answer, without a word to the session's thread.
-        if let Some(grant) = session.claim() {
-            return Ok(Some(Token::new(grant, session.returns().clone())));
+        if let Some(grant) = caller.claim() {
+            return Ok(Some(Token::new(grant, caller.returns().clone())));
         }
-        match session.call("take a token", Command::Token, self.client.config.timeout).await? {
+        match caller.call("take a token", Command::Token, self.client.config.timeout).await? {
             Reply::Token(grant) => {
-                Ok(grant.map(|grant| Token::new(grant, session.returns().clone())))
+                Ok(grant.map(|grant| Token::new(grant, caller.returns().clone())))
             }
             _ => Err(Error::Ended { doing: "take a token" }),
         }
@@ -175,18 +177,18 @@ impl Worker {
     /// being waited for until it has applied the steps before; if one has applied this step already
     /// the token is of no more use, `params` is as it was and the answer is [`Pulled::Stale`].
     ///
-    /// On an error, or if the future is dropped, `params` is as it was.
-    pub async fn pull(&mut self, token: &Token, params: &mut Params) -> Result<Pulled, Error> {
-        let plan = self.joined("pull")?;
-        if !plan.is_same(&params.plan) {
-            return Err(Error::ForeignBuffer);
-        }
-        let Some(read) = self.client.pull_for(params, Some(GlobalStep(token.step()))).await? else {
-            return Ok(Pulled::Stale);
+    /// The pull is under way once this returns, and borrows nothing of the worker: await the handle when
+    /// the values are needed. On an error, or if it is dropped, `params` is as it was.
+    pub fn pull<'a>(&mut self, token: &'a Token, params: &'a mut Params) -> PullHandle<'a> {
+        let step = Some(GlobalStep(token.step()));
+        let call = match self.joined("pull") {
+            Err(error) => self.client.refuse_pull(error),
+            Ok(joined) if !joined.plan.is_same(&params.plan) => {
+                self.client.refuse_pull(Error::ForeignBuffer)
+            }
+            Ok(_) => self.client.pull_for(params, step),
         };
-        let step = read.step.0;
-        token.has_read(read);
-        Ok(Pulled::Pulled { step })
+        PullHandle { call, token, params }
     }
 
     /// Pulls rows of a sparse variable into `rows`, one behind the other in the order of `ids`, which
@@ -202,9 +204,9 @@ impl Worker {
         ids: &[u64],
         rows: &mut [T],
     ) -> Result<Pulled, Error> {
-        let plan = self.joined("pull rows")?;
+        let plan = self.joined("pull rows")?.plan.clone();
         let step = Some(GlobalStep(token.step()));
-        match self.client.pull_rows(plan, name, ids, rows, step).await? {
+        match self.client.pull_rows(&plan, name, ids, rows, step).await? {
             Some(read) => {
                 let step = read.step.0;
                 token.has_read_rows(read);
@@ -219,11 +221,12 @@ impl Worker {
     /// # Panics
     /// If the worker has not joined: there are no variables yet.
     pub fn gradients(&mut self) -> Gradients {
-        let plan = self.plan.clone().expect("a worker has gradients once it has joined");
-        let free = self.pool.iter().position(|buffer| Arc::strong_count(buffer) == 1);
-        let buffer = free.and_then(|free| Arc::into_inner(self.pool.swap_remove(free)));
-        let buffer = buffer.unwrap_or_else(|| Buffer::new(&plan));
-        Gradients::new(plan, buffer)
+        let joined = self.joined.as_ref().expect("a worker has gradients once it has joined");
+        let plan = joined.plan.clone();
+        let free = self.pool.iter().position(Memory::is_free);
+        let memory = free.map(|free| self.pool.swap_remove(free));
+        let memory = memory.unwrap_or_else(|| Memory::new(&plan));
+        Gradients::new(plan, memory)
     }
 
     /// Ends the training for all workers: no more tokens are granted. For the chief.
@@ -267,8 +270,8 @@ impl Worker {
     /// holds variables, the error names it after the timeout.
     pub async fn leave(self) -> Result<(), Error> {
         let mut shards = vec![self.client.owner];
-        if let Some(plan) = &self.plan {
-            shards.extend(plan.shards().iter().filter(|&&shard| shard != self.client.owner));
+        if let Some(joined) = &self.joined {
+            shards.extend(joined.plan.shards().iter().filter(|&&shard| shard != self.client.owner));
         }
         let used = shards.len();
         let tasks = self.client.config.cluster.task_indices("ps").unwrap_or_default();
@@ -286,7 +289,7 @@ impl Worker {
         answers.into_iter().take(used).try_for_each(|answer| answer.map(|_| ()))
     }
 
-    fn joined(&self, doing: &'static str) -> Result<&Arc<Plan>, Error> {
-        self.plan.as_ref().ok_or(Error::NotJoined { doing })
+    fn joined(&self, doing: &'static str) -> Result<&Arc<Joined>, Error> {
+        self.joined.as_ref().ok_or(Error::NotJoined { doing })
     }
 }

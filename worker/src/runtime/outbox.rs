@@ -99,7 +99,7 @@ struct Frames {
 impl Frames {
     fn push(&mut self, envelope: &Envelope, message: &Message, body: Body, crc: bool) {
         let bytes = body.bytes();
-        let checksum = || body.slices().fold(0, |crc, slice| crc32c::crc32c_append(crc, slice));
+        let checksum = || body.slices().fold(0, crc32c::crc32c_append);
         let stamp = BodyStamp { bytes, crc: (crc && bytes > 0).then(checksum) };
         let mut head = self.heads.pop().unwrap_or_default();
         encode(&mut head, envelope, message, stamp);

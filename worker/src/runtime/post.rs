@@ -166,6 +166,11 @@ enum State {
 }
 
 impl Call {
+    /// One that has failed before it was posted.
+    pub(super) fn failed(doing: &'static str, error: Error, returns: &Arc<Returns>) -> Call {
+        Call { op: OpId(0), doing, state: State::Failed(error), returns: returns.clone() }
+    }
+
     /// Says why the operation could not be posted.
     pub(super) fn fail(&mut self, error: Error) {
         self.state = State::Failed(error);

@@ -6,38 +6,24 @@ use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use pushpull_common::protocol::Grant;
-use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::LocalSet;
 
+use super::caller::{COMMANDS_MAX, Caller};
 use super::connection;
 use super::outbox::Outbox;
-use super::post::{Answer, Call, Posted, Slots};
+use super::post::{Answer, Posted};
 use crate::config::Progress;
-use crate::error::Error;
-use crate::session::{Command, Input, OpId, Output, Session, Start, Unclaimed};
+use crate::session::{Input, OpId, Output, Session, Start};
 use crate::token::{Dropped, Returns};
 
-/// Operations on their way to the session's thread: more than a caller has under way who waits for
-/// some of them.
-const COMMANDS_MAX: usize = 1024;
-
-/// How long an operation may take whose timeout is longer than the clock can tell.
-const FOREVER: Duration = Duration::from_secs(30 * 365 * 86_400);
-
-/// The caller's end of a session. Dropping it ends the session and waits for its thread.
+/// A session's thread. Dropping it ends the session and waits for its thread.
 #[derive(Debug)]
 pub(crate) struct SessionThread {
-    commands: Option<mpsc::Sender<Posted>>,
-    returns: Arc<Returns>,
-    unclaimed: Arc<Unclaimed>,
-    next_op: AtomicU64,
-    slots: Slots,
+    caller: Arc<Caller>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -47,58 +33,26 @@ impl SessionThread {
         let returns = Arc::new(Returns::default());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let name = format!("worker-{}", start.task.index);
-        let dropped = returns.clone();
         let addresses = start.addresses.clone();
         let session = Session::new(start);
-        let unclaimed = session.unclaimed().clone();
+        let caller = Caller::new(commands, returns.clone(), session.unclaimed().clone());
         let thread = std::thread::Builder::new().name(name).spawn(move || {
-            let core = Rc::new(Core::new(session, addresses, progress, dropped));
+            let core = Rc::new(Core::new(session, addresses, progress, returns));
             LocalSet::new().block_on(&runtime, core.run(receiver));
             // A look-up of a name that still runs is not waited for.
             runtime.shutdown_background();
         })?;
-        Ok(SessionThread {
-            commands: Some(commands),
-            returns,
-            unclaimed,
-            next_op: AtomicU64::new(1),
-            slots: Slots::default(),
-            thread: Some(thread),
-        })
+        Ok(SessionThread { caller: Arc::new(caller), thread: Some(thread) })
     }
 
-    pub(crate) fn returns(&self) -> &Arc<Returns> {
-        &self.returns
-    }
-
-    /// A token that has come without being asked for, if there is one: at once, on the caller's thread.
-    pub(crate) fn claim(&self) -> Option<Grant> {
-        self.unclaimed.claim()
-    }
-
-    /// Has something done within `timeout`: the session is told at once, and the future is its reply.
-    /// Dropping that tells the session that nobody waits any more.
-    pub(crate) fn call(&self, doing: &'static str, command: Command, timeout: Duration) -> Call {
-        let op = OpId(self.next_op.fetch_add(1, Ordering::Relaxed));
-        let (answer, mut call) = self.slots.open(op, doing, &self.returns);
-        let now = Instant::now();
-        let deadline = now.checked_add(timeout).unwrap_or(now + FOREVER);
-        let returns = self.returns.clone();
-        let (command, answer) = (Some(command), Some(answer));
-        let posted = Posted { op, command, deadline, answer, returns };
-        let limit = COMMANDS_MAX;
-        match self.commands.as_ref().map(|commands| commands.try_send(posted)) {
-            Some(Ok(())) => {}
-            Some(Err(TrySendError::Full(_))) => call.fail(Error::Busy { doing, limit }),
-            Some(Err(TrySendError::Closed(_))) | None => call.fail(Error::Ended { doing }),
-        }
-        call
+    pub(crate) fn caller(&self) -> &Arc<Caller> {
+        &self.caller
     }
 }
 
 impl Drop for SessionThread {
     fn drop(&mut self) {
-        self.commands = None;
+        self.caller.end();
         if let Some(thread) = self.thread.take() {
             // A panic of the thread has been seen by every caller, as an ended session.
             let _ = thread.join();
@@ -261,12 +215,14 @@ impl Core {
 mod tests {
     use std::pin::pin;
     use std::task::{Context, Waker};
+    use std::time::Duration;
 
     use pushpull_common::identity::Identity;
     use pushpull_common::ids::{Incarnation, ShardId, TaskId};
     use pushpull_common::protocol::message::Role;
 
     use super::*;
+    use crate::session::Command;
 
     #[test]
     fn a_wait_without_end_can_be_given_up_and_the_thread_ends() {
@@ -285,7 +241,7 @@ mod tests {
         let session = SessionThread::start(start, None).unwrap();
         {
             let open = Command::Open { shards: vec![owner] };
-            let mut call = pin!(session.call("connect", open, Duration::MAX));
+            let mut call = pin!(session.caller().call("connect", open, Duration::MAX));
             assert!(call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
         }
         drop(session);

@@ -8,23 +8,26 @@ use pushpull_common::protocol::message::Operation;
 use pushpull_common::tensor::Element;
 
 use super::Worker;
+use crate::client::Client;
 use crate::error::{Error, ViewError};
 use crate::fanout::Plan;
+use crate::handles::PushHandle;
 use crate::initial::padded;
+use crate::joined::{check_finite, check_rows_finite};
 use crate::rows::{self, RowSet};
-use crate::session::{PushOrder, Read};
+use crate::session::{Command, PushOrder, Read};
 
 impl Worker {
     /// Gives a variable new values, whoever trains it. Needs no token; the step stays.
     pub async fn assign<T: Element>(&mut self, name: &str, values: &[T]) -> Result<(), Error> {
-        let plan = self.joined("assign")?.clone();
+        let plan = self.joined("assign")?.plan.clone();
         let (id, bytes) = padded(&plan, name, values)?;
         self.assign_bytes(&plan, id, bytes, Operation::Assign {}, plan.shards()).await
     }
 
     /// Adds to a plain variable, exactly once. Integers wrap. Needs no token; the step stays.
     pub async fn assign_add<T: Element>(&mut self, name: &str, values: &[T]) -> Result<(), Error> {
-        let plan = self.joined("add")?.clone();
+        let plan = self.joined("add")?.plan.clone();
         let (id, bytes) = padded(&plan, name, values)?;
         if plan.catalogue().variable(id).is_trainable() {
             return Err(ViewError::Trainable { name: name.to_owned() }.into());
@@ -39,20 +42,20 @@ impl Worker {
         ids: &[u64],
         rows: &[T],
     ) -> Result<(), Error> {
-        let plan = self.joined("assign rows")?.clone();
+        let plan = self.joined("assign rows")?.plan.clone();
         let variable = rows::check::<T>(&plan, name, ids, rows.len())?;
         if let Some(row) = RowSet::twice(ids) {
             return Err(ViewError::RowTwice { name: name.to_owned(), row }.into());
         }
         let rows = RowSet::sum(&plan, variable, ids, rows)?;
-        self.check_rows_finite(&plan, &rows, 1.0)?;
+        check_rows_finite(self.client.welcomed.non_finite, &plan, &rows, 1.0)?;
         let parts = rows.parts(&plan, false, 1.0);
         if parts.is_empty() {
             return Ok(());
         }
         let operation = Operation::Assign {};
         let order = PushOrder::of_parts(operation, None, Read::default(), parts);
-        self.push_order(order).await.map(|_| ())
+        self.assign_order(order).await.map(|_| ())
     }
 
     pub(crate) async fn assign_bytes(
@@ -63,7 +66,7 @@ impl Worker {
         operation: Operation,
         shards: &[ShardId],
     ) -> Result<(), Error> {
-        self.check_finite(plan, id, &bytes, 1.0)?;
+        check_finite(self.client.welcomed.non_finite, plan, id, &bytes, 1.0)?;
         let start = plan.range(id).start;
         let body =
             |range: std::ops::Range<usize>| bytes.slice(range.start - start..range.end - start);
@@ -74,6 +77,13 @@ impl Worker {
             return Ok(());
         }
         let order = PushOrder::of_parts(operation, None, Read::default(), parts);
-        self.push_order(order).await.map(|_| ())
+        self.assign_order(order).await.map(|_| ())
+    }
+
+    /// Before the worker has joined, too: the chief gives variables their first values.
+    fn assign_order(&self, order: PushOrder) -> PushHandle {
+        let Client { caller, config, .. } = &self.client;
+        let call = caller.call("push", Command::Push { order }, config.timeout);
+        PushHandle::new(call, None)
     }
 }
