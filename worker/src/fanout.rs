@@ -29,6 +29,17 @@ pub(crate) enum Span {
     Padding,
 }
 
+impl Span {
+    /// The same of a buffer that begins at this byte of one of all variables, and does not end before it.
+    pub(crate) fn behind(self, base: usize) -> Span {
+        match self {
+            Span::Buffer(start) => Span::Buffer(start - base),
+            Span::Halves(start) => Span::Halves(start - base),
+            Span::Padding => Span::Padding,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Segment {
     /// Where it starts in the shard's layout.

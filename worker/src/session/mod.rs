@@ -29,12 +29,13 @@ use pushpull_common::protocol::{Outcome, Refusal};
 
 use crate::error::Error;
 use crate::fanout::Plan;
+use crate::selection::Selected;
 pub(crate) use doors::{
     Command, Counts, Input, OpId, Output, PushOrder, Read, Reply, Start, Welcomed,
 };
 use link::{Link, Status};
-use pulls::Ask;
 pub(crate) use pulls::Rows;
+use pulls::{Ask, Wanted};
 use pushes::Push;
 use spares::Spares;
 use tokens::Tokens;
@@ -212,10 +213,20 @@ impl Session {
                 asks.extend(links.map(Ask::values));
                 ("pull", OpKind::Pull(pulls::Pull::new(plan, buffer, token, self.step, asks)))
             }
+            Command::PullVariable { plan, variable, buffer, token } => {
+                let mut asks = self.spares.asks.take();
+                let selected = Selected::of(&plan, variable).into_iter();
+                let of =
+                    |one: Selected| Ask::new(self.link_to(now, one.shard), Wanted::Selected(one));
+                asks.extend(selected.map(of));
+                let base = plan.range(variable).start;
+                let pull = pulls::Pull::new(plan, buffer, token, self.step, asks);
+                ("pull", OpKind::Pull(pulls::Pull { base, ..pull }))
+            }
             Command::PullRows { plan, buffer, rows, token } => {
                 let asks = rows.into_iter();
-                let asks =
-                    asks.map(|rows| Ask::rows(self.link_to(now, rows.shard), rows)).collect();
+                let of = |rows: Rows| Ask::new(self.link_to(now, rows.shard), Wanted::Rows(rows));
+                let asks = asks.map(of).collect();
                 ("pull rows", OpKind::Pull(pulls::Pull::new(plan, buffer, token, self.step, asks)))
             }
             Command::Push { order } => match self.begin_push(now, order, true) {
