@@ -94,7 +94,7 @@ impl Plan {
     }
 
     /// The same with smaller parts, so that small variables travel in several.
-    #[cfg(feature = "simulation")]
+    #[cfg(any(test, feature = "simulation"))]
     pub(crate) fn with_parts_of(self, bytes: u64) -> Plan {
         Plan { part_bytes: bytes, ..self }
     }

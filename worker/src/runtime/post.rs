@@ -18,14 +18,26 @@ pub(super) struct Posted {
     pub(super) op: OpId,
     pub(super) command: Option<Command>,
     pub(super) deadline: Instant,
-    pub(super) answer: Option<Answer>,
+    pub(super) answer: Answering,
     pub(super) returns: Arc<Returns>,
 }
 
+/// Who is answered.
+#[derive(Debug)]
+pub(super) enum Answering {
+    Caller(Answer),
+    /// It is done all the same.
+    Nobody,
+}
+
 impl Posted {
-    /// The command and the way to its caller; `None` if the caller has gone.
-    pub(super) fn take(&mut self) -> Option<(Command, Answer)> {
-        let answer = self.answer.take().filter(|answer| !answer.is_for_nobody())?;
+    /// The command, and the way to its caller if one waits; `None` if that has gone.
+    pub(super) fn take(&mut self) -> Option<(Command, Option<Answer>)> {
+        let answer = match std::mem::replace(&mut self.answer, Answering::Nobody) {
+            Answering::Caller(answer) if answer.is_for_nobody() => return None,
+            Answering::Caller(answer) => Some(answer),
+            Answering::Nobody => None,
+        };
         Some((self.command.take()?, answer))
     }
 }
@@ -33,7 +45,7 @@ impl Posted {
 impl Drop for Posted {
     fn drop(&mut self) {
         match self.command.take() {
-            Some(Command::Push { order } | Command::Begin { order }) => {
+            Some(Command::Push { order } | Command::Start { order } | Command::Begin { order }) => {
                 if let Some(grant) = order.grant {
                     self.returns.add(Dropped::Token(grant));
                 }
@@ -178,6 +190,11 @@ impl Call {
         Call { op, doing, state, returns, quiet: false }
     }
 
+    /// What names the operation in what is told of it later.
+    pub(crate) fn op(&self) -> OpId {
+        self.op
+    }
+
     /// Whether whoever polls it next is told that a push counts, or only if it does not: for those who
     /// wait for something else that comes later.
     pub(crate) fn wakes_if_applied(&mut self, wakes: bool) {
@@ -269,7 +286,7 @@ mod tests {
     fn posted(command: Command, returns: &Arc<Returns>) -> (Posted, Call) {
         let (answer, call) = Slots::default().open(OpId(1), "test", returns);
         let (deadline, returns) = (Instant::now(), returns.clone());
-        let (command, answer) = (Some(command), Some(answer));
+        let (command, answer) = (Some(command), Answering::Caller(answer));
         (Posted { op: OpId(1), command, deadline, answer, returns }, call)
     }
 

@@ -48,6 +48,10 @@ pub(crate) enum Command {
     PullRows { plan: Arc<Plan>, buffer: Buffer, rows: Vec<Rows>, token: Option<GlobalStep> },
     /// Push, and wait for the outcome.
     Push { order: PushOrder },
+    /// Push, and wait for the outcome; more of it comes as [`Command::Rest`].
+    Start { order: PushOrder },
+    /// More of a push that was started, up to its last. It is not answered.
+    Rest { of: OpId, scattered: Scattered, last: bool },
     /// Begin a push whose parts come later.
     Begin { order: PushOrder },
     /// Add parts to a push.

@@ -186,6 +186,10 @@ impl Session {
                 self.more_parts(now, sequence, parts);
                 return self.reply(op, Ok(Reply::Done));
             }
+            Command::Rest { of, scattered, last } => {
+                self.rest_of_push(now, of, &scattered, last);
+                return self.drive(now);
+            }
             Command::Outcome { sequence } => {
                 self.outcome(op, sequence);
                 return self.drive(now);
@@ -231,6 +235,13 @@ impl Session {
             }
             Command::Push { order } => match self.begin_push(now, order, true) {
                 Ok(sequence) => ("push", OpKind::Push { sequence, owns: true }),
+                Err(error) => return self.reply(op, Err(error)),
+            },
+            Command::Start { order } => match self.begin_push(now, order, false) {
+                Ok(sequence) => {
+                    self.started_by(op, sequence);
+                    ("push", OpKind::Push { sequence, owns: true })
+                }
                 Err(error) => return self.reply(op, Err(error)),
             },
             Command::End { sequence } => {
@@ -314,8 +325,13 @@ impl Session {
     }
 
     fn cancelled(&mut self, now: Instant, id: OpId) {
-        let Some(op) = self.ops.remove(&id) else { return };
-        if let OpKind::Push { sequence, owns: true } = op.kind {
+        let owned = match self.ops.remove(&id).map(|op| op.kind) {
+            Some(OpKind::Push { sequence, owns: true }) => Some(sequence),
+            Some(_) => None,
+            // It was told that its time is over while it still sent.
+            None => self.started(id).filter(|sequence| !self.pushes[sequence].complete),
+        };
+        if let Some(sequence) = owned {
             self.withdraw(now, sequence);
         }
     }

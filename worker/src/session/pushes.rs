@@ -11,9 +11,9 @@ use pushpull_common::protocol::{Envelope, Grant, Message, Outcome, PushState, Re
 
 use super::link::{Pending, Status};
 use super::spares::Emptied;
-use super::{PushOrder, Read, Session};
+use super::{OpId, PushOrder, Read, Session};
 use crate::error::Error;
-use crate::parts::{Body, Part, Stretch};
+use crate::parts::{Body, Part, Scattered, Stretch};
 
 /// How far a push is on one shard.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -45,10 +45,10 @@ pub(super) struct Share {
     pub(super) parts: Vec<Part>,
     /// How many of the parts have been sent over the present connection.
     pub(super) sent: usize,
-    room: u32,
+    pub(super) room: u32,
     pub(super) request: Option<RequestId>,
     /// When the last part was sent, with the deadlines of those who waited then.
-    asked: Option<Instant>,
+    pub(super) asked: Option<Instant>,
     /// The last part has been sent, and the shard has not denied having got it.
     pub(super) whole: bool,
     pub(super) phase: Phase,
@@ -68,6 +68,8 @@ pub(super) struct Push {
     pub(super) shares: Vec<Share>,
     /// No more parts will come.
     pub(super) complete: bool,
+    /// The operation that has started it and sends the rest.
+    started_by: Option<OpId>,
 }
 
 impl Push {
@@ -136,14 +138,14 @@ impl Session {
         let synchronous = self.synchronous && operation == (Operation::Gradient {});
         let owner_first = self.owner_first && operation == (Operation::Gradient {});
         let shares = self.spares.lists.take();
-        let mut push = Push { operation, synchronous, owner_first, grant, read, shares, complete };
+        let started_by = None;
+        let mut push =
+            Push { operation, synchronous, owner_first, grant, read, shares, complete, started_by };
         for (shard, parts) in parts {
             self.share(now, &mut push, shard).parts.extend(parts);
         }
         if let Some(scattered) = scattered {
-            for (index, shard) in scattered.shards().enumerate() {
-                self.share(now, &mut push, shard).parts.extend(scattered.parts(index));
-            }
+            self.add_scattered(now, &mut push, &scattered);
         }
         if operation == (Operation::Gradient {}) {
             // The owner counts the step when it has applied its share, empty or not.
@@ -155,6 +157,40 @@ impl Session {
         }
         self.pushes.insert(sequence, push);
         Ok(sequence)
+    }
+
+    fn add_scattered(&mut self, now: Instant, push: &mut Push, scattered: &Scattered) {
+        for (index, shard) in scattered.shards().enumerate() {
+            self.share(now, push, shard).parts.extend(scattered.parts(index));
+        }
+    }
+
+    /// An operation will send the rest of a push.
+    pub(super) fn started_by(&mut self, op: OpId, sequence: Sequence) {
+        if let Some(push) = self.pushes.get_mut(&sequence) {
+            push.started_by = Some(op);
+        }
+    }
+
+    /// The push that an operation has started, if it is under way.
+    pub(super) fn started(&self, op: OpId) -> Option<Sequence> {
+        let mut pushes = self.pushes.iter();
+        pushes.find(|(_, push)| push.started_by == Some(op)).map(|(&sequence, _)| sequence)
+    }
+
+    /// More of a push comes, and perhaps the last of it.
+    pub(super) fn rest_of_push(
+        &mut self,
+        now: Instant,
+        of: OpId,
+        scattered: &Scattered,
+        last: bool,
+    ) {
+        let Some(sequence) = self.started(of) else { return };
+        let Some(mut push) = self.pushes.remove(&sequence) else { return };
+        self.add_scattered(now, &mut push, scattered);
+        push.complete |= last;
+        self.pushes.insert(sequence, push);
     }
 
     fn share<'a>(&mut self, now: Instant, push: &'a mut Push, shard: ShardId) -> &'a mut Share {
@@ -478,13 +514,13 @@ impl Emptied for Share {
 }
 
 impl Share {
-    fn bytes(&self) -> u64 {
+    pub(super) fn bytes(&self) -> u64 {
         self.parts.iter().map(Part::bytes).sum()
     }
 
     /// Whether this can be the answer now: that its step has passed may be said of a push that is
     /// not whole.
-    fn awaits(&self, outcome: Outcome) -> bool {
+    pub(super) fn awaits(&self, outcome: Outcome) -> bool {
         match self.phase {
             Phase::Sent => true,
             Phase::Sending => self.sent > 0 && matches!(outcome, Outcome::Stale { .. }),
@@ -493,7 +529,7 @@ impl Share {
     }
 
     /// The shard has nothing of it: room is needed, and all parts are sent again.
-    fn start_over(&mut self) {
+    pub(super) fn start_over(&mut self) {
         (self.sent, self.request, self.whole, self.phase) = (0, None, false, Phase::Roomless);
     }
 }
