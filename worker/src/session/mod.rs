@@ -11,6 +11,7 @@ mod handshake;
 mod link;
 mod progress;
 mod pulls;
+mod push_answers;
 mod pushes;
 mod receiving;
 mod requests;
