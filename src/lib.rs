@@ -76,8 +76,8 @@ pub use pushpull_ps::{
 pub use pushpull_worker::{
     Checksums, ClipError, ConnectError, Error, Gradients, Initial, JoinError, LossScale,
     LossScaleError, Params, PullHandle, Pulled, Push, PushHandle, Pushing, Reader, ReaderError,
-    ResidualsError, Restored, SavedCheckpoint, Silent, SilentShards, Token, ViewError, Worker,
-    WorkerConfig, blocking,
+    ResidualsError, Restored, SavedCheckpoint, Silent, SilentShards, Stepped, Token,
+    VariableHandle, ViewError, Worker, WorkerConfig, blocking,
 };
 
 pub use pushpull_common as common;

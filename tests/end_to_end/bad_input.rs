@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use pushpull::blocking::{Reader, Worker};
 use pushpull::{
-    Adam, ClusterSpec, DType, Error, JoinError, ListenError, Mode, NonFinite, Ps, PsConfig, Push,
-    Refusal, Sgd, Shape, StartError, Storage, TaskId, VariableSpec, ViewError, WorkerConfig,
+    Adam, ClusterSpec, DType, Error, JoinError, ListenError, Mode, NonFinite, Partitioner, Ps,
+    PsConfig, Push, Refusal, Sgd, Shape, StartError, Storage, TaskId, VariableSpec, ViewError,
+    WorkerConfig,
 };
 
 use super::cluster::{Cluster, LONG, block_on, listen, spec, vector};
@@ -205,6 +206,45 @@ fn non_finite_gradients_for_several_shards_are_not_sent() {
         assert_eq!(ps.handle().metrics().push_bytes, 0, "not a byte was sent");
     }
     cluster.stop();
+}
+
+/// A large push is looked at while its first parts are on their way; what is found anywhere withdraws it.
+#[test]
+fn of_a_large_push_for_several_shards_nothing_is_left_that_has_a_bad_element() {
+    let synchronous = Mode::Synchronous { replicas_to_aggregate: 1, total_num_replicas: 1 };
+    for mode in [Mode::Asynchronous, synchronous] {
+        let configure = |config: PsConfig| config.last_step(1).mode(mode.clone());
+        let cluster = Cluster::start(2, 1, Sgd::new(1.0), configure);
+        let mut worker = cluster.worker(0);
+        let elements = 2_700_000;
+        let split = Partitioner::Fixed { shards: 2 };
+        let variables = [vector("v", 5), vector("w", elements as u64).partitioner(split)];
+        let mut params = worker.join(&variables, |_| ()).unwrap();
+        for bad in [0, 700_001, elements / 2, elements - 1] {
+            let token = worker.token().unwrap().unwrap();
+            let mut gradients = worker.gradients();
+            gradients.view_mut::<f32>("v").unwrap().fill(1.0);
+            let w = gradients.view_mut::<f32>("w").unwrap();
+            w.fill(1.0);
+            w[bad] = f32::NEG_INFINITY;
+            assert_eq!(bad_element(worker.push(token, gradients)), bad);
+        }
+        let token = worker.token().unwrap().unwrap();
+        worker.pull(&token, &mut params).unwrap();
+        assert!(cluster.handle().metrics().push_bytes > 0, "it was on its way already");
+        assert!(params.view::<f32>("w").unwrap().iter().all(|value| *value == 0.0));
+        let mut gradients = worker.gradients();
+        gradients.view_mut::<f32>("v").unwrap().fill(1.0);
+        gradients.view_mut::<f32>("w").unwrap().fill(1.0);
+        worker.push(token, gradients).unwrap();
+        assert!(worker.token().unwrap().is_none());
+        let mut reader = Reader::connect(cluster.config(0)).unwrap();
+        while reader.pull(&mut params).unwrap() == 0 {}
+        for name in ["v", "w"] {
+            assert!(params.view::<f32>(name).unwrap().iter().all(|value| *value == -1.0));
+        }
+        cluster.stop();
+    }
 }
 
 /// The shard may find it in any part, when some have been applied to what is not committed yet, or in the

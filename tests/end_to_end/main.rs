@@ -13,6 +13,7 @@ mod half_rows;
 mod halves;
 mod hostile;
 mod lifecycle;
+mod overlap;
 mod proxy;
 mod reconnect;
 mod restart;

@@ -23,6 +23,8 @@ pub(crate) enum Phase {
     Joining,
     Asking,
     Pulling(Grant),
+    /// The values come variable by variable: those that are still to come, the next one last.
+    PullingOneByOne(Grant, Vec<VariableId>),
     Computing(Grant, GlobalStep),
     Pushing(u64),
     /// Its gradients come one by one: the token, the push, and the variables that are left.
@@ -71,6 +73,8 @@ pub(crate) struct Trainer {
     timeout: Duration,
     /// The gradient that it pushes one by one.
     gradient: Vec<u8>,
+    /// The values that it pulls one by one.
+    values: Vec<u8>,
     /// What was known when it last asked for values.
     known: Known,
     /// It leaves before its next step.
@@ -101,6 +105,7 @@ impl Trainer {
             asked: None,
             timeout: chance.millis(1000, 20_000),
             gradient: Vec::new(),
+            values: Vec::new(),
             known: Known::default(),
             leaves: false,
             holds: None,
@@ -131,6 +136,13 @@ impl Trainer {
     ) {
         self.known = checker.known();
         self.ask(now, door, Want::Pull(token));
+    }
+
+    /// Pulls the last of these variables.
+    fn pull_next(&mut self, now: Instant, door: &mut Door, grant: Grant, rest: Vec<VariableId>) {
+        let next = rest.last().copied().expect("a cluster has variables");
+        self.phase = Phase::PullingOneByOne(grant, rest);
+        self.ask(now, door, Want::PullVariable(next, Some(grant.step)));
     }
 
     fn pulled(&self, step: GlobalStep, bytes: &[u8], door: &Door, checker: &mut Checker) {
@@ -207,15 +219,38 @@ impl Trainer {
             }
             (Phase::Joining, Answer::Done) => self.go_on(now, door),
             (Phase::Asking, Answer::Token(Some(grant))) => {
-                self.phase = Phase::Pulling(grant);
-                self.pull(now, door, Some(grant.step), checker);
+                // In asynchronous mode each variable would be of a step of its own.
+                if self.synchronous && grant.token.0 % 4 == 1 {
+                    self.known = checker.known();
+                    self.values = vec![0; door.bytes()];
+                    self.pull_next(now, door, grant, door.variables());
+                } else {
+                    self.phase = Phase::Pulling(grant);
+                    self.pull(now, door, Some(grant.step), checker);
+                }
             }
             (Phase::Asking, Answer::Token(None)) => {
                 self.ended = true;
                 self.phase = Phase::Looking;
                 self.pull(now, door, None, checker);
             }
-            (Phase::Pulling(grant), Answer::Stale) => {
+            (Phase::PullingOneByOne(grant, mut rest), Answer::Pulled(bytes, step)) => {
+                assert_eq!(step, grant.step, "values for a token");
+                if let Some(variable) = rest.pop() {
+                    let range = door.range(variable);
+                    let length = range.len();
+                    self.values[range].copy_from_slice(&bytes[..length]);
+                }
+                if !rest.is_empty() {
+                    self.pull_next(now, door, grant, rest);
+                    return None;
+                }
+                let values = std::mem::take(&mut self.values);
+                self.pulled(step, &values, door, checker);
+                self.phase = Phase::Computing(grant, step);
+                return Some(Does::Gradient(self.holds.take().unwrap_or(chance.millis(5, 200))));
+            }
+            (Phase::Pulling(grant) | Phase::PullingOneByOne(grant, _), Answer::Stale) => {
                 door.drop_token(now, grant);
                 self.go_on(now, door);
             }
@@ -343,7 +378,10 @@ impl Trainer {
                 checker.refused(token, shard);
                 self.go_on(now, door);
             }
-            (Phase::Pulling(grant), Error::Timeout { .. } | Error::Refused { .. }) => {
+            (
+                Phase::Pulling(grant) | Phase::PullingOneByOne(grant, _),
+                Error::Timeout { .. } | Error::Refused { .. },
+            ) => {
                 door.drop_token(now, grant);
                 self.go_on(now, door);
             }
@@ -376,7 +414,7 @@ impl Trainer {
                 door.abandon(now, sequence);
                 checker.withdrawn(token);
             }
-            Phase::Pulling(grant) => {
+            Phase::Pulling(grant) | Phase::PullingOneByOne(grant, _) => {
                 door.cancel(now, self.op);
                 door.drop_token(now, grant);
             }

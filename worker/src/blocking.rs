@@ -16,7 +16,7 @@ use crate::compression::ResidualsError;
 use crate::config::WorkerConfig;
 use crate::error::{ConnectError, Error, JoinError};
 use crate::initial::Initial;
-use crate::outcome::{Pulled, Push, Restored, SavedCheckpoint};
+use crate::outcome::{Pulled, Push, Restored, SavedCheckpoint, Stepped};
 use crate::params::{Gradients, Params};
 use crate::reader::ReaderError;
 use crate::token::Token;
@@ -73,6 +73,38 @@ impl Worker {
     /// See [`crate::Worker::pull`].
     pub fn pull(&mut self, token: &Token, params: &mut Params) -> Result<Pulled, Error> {
         self.waiter.wait(self.inner.pull(token, params))
+    }
+
+    /// See [`crate::Worker::pull_variable`].
+    pub fn pull_variable<T: Element>(
+        &mut self,
+        token: &Token,
+        name: &str,
+        values: &mut [T],
+    ) -> Result<Pulled, Error> {
+        self.waiter.wait(self.inner.pull_variable(token, name, values))
+    }
+
+    /// Begins what [`Worker::pull_variable`] does and does not wait for it: see
+    /// [`crate::Worker::pull_variable`].
+    pub fn start_pull_variable<'a, T: Element>(
+        &mut self,
+        token: &'a Token,
+        name: &str,
+        values: &'a mut [T],
+    ) -> Started<crate::VariableHandle<'a>> {
+        let handle = self.inner.pull_variable(token, name, values);
+        Started { handle, waiter: self.waiter.clone() }
+    }
+
+    /// See [`crate::Worker::push_and_pull`].
+    pub fn push_and_pull(
+        &mut self,
+        token: Token,
+        gradients: Gradients,
+        params: &mut Params,
+    ) -> Result<Stepped, Error> {
+        self.waiter.wait(self.inner.push_and_pull(token, gradients, params))
     }
 
     /// See [`crate::Worker::pull_rows`].

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::identity::Identity;
-use pushpull_common::ids::{GlobalStep, Incarnation, ShardId, TaskId};
+use pushpull_common::ids::{GlobalStep, Incarnation, ShardId, TaskId, VariableId};
 use pushpull_common::protocol::message::Role;
 use pushpull_common::protocol::{Message, Refusal, message};
 use pushpull_common::tensor::Element;
@@ -179,6 +179,20 @@ impl Client {
         read.map(|read| read.step).ok_or(Error::Ended { doing: "pull" })
     }
 
+    /// Asks for the values of one variable, likewise.
+    pub(crate) fn pull_variable(
+        &self,
+        plan: &Arc<Plan>,
+        variable: VariableId,
+        token: Option<GlobalStep>,
+    ) -> PullCall {
+        let plan = plan.clone();
+        let buffer = self.buffers.take(plan.range(variable).len());
+        let command = Command::PullVariable { plan, variable, buffer, token };
+        let call = self.caller.call("pull", command, self.config.timeout);
+        PullCall { call, buffers: self.buffers.clone() }
+    }
+
     /// Values that cannot even be asked for, and why.
     pub(crate) fn refuse_pull(&self, error: Error) -> PullCall {
         PullCall { call: self.caller.failed("pull", error), buffers: self.buffers.clone() }
@@ -237,10 +251,34 @@ impl PullCall {
         context: &mut Context<'_>,
         params: &mut Params,
     ) -> Poll<Result<Option<Read>, Error>> {
+        self.poll_with(context, |mut buffer, read| {
+            std::mem::swap(&mut params.buffer, &mut buffer);
+            params.step = read.step;
+            buffer
+        })
+    }
+
+    /// The same for values that are copied.
+    pub(crate) fn poll_copied(
+        &mut self,
+        context: &mut Context<'_>,
+        values: &mut [u8],
+    ) -> Poll<Result<Option<Read>, Error>> {
+        self.poll_with(context, |buffer, _| {
+            values.copy_from_slice(&buffer.bytes()[..values.len()]);
+            buffer
+        })
+    }
+
+    /// The same for `put`, which leaves a buffer for the next pull.
+    fn poll_with(
+        &mut self,
+        context: &mut Context<'_>,
+        put: impl FnOnce(Buffer, &Read) -> Buffer,
+    ) -> Poll<Result<Option<Read>, Error>> {
         Poll::Ready(match ready!(Pin::new(&mut self.call).poll(context)) {
             Ok(Reply::Pulled { buffer, read }) => {
-                self.buffers.keep(std::mem::replace(&mut params.buffer, buffer));
-                params.step = read.step;
+                self.buffers.keep(put(buffer, &read));
                 Ok(Some(read))
             }
             Ok(Reply::Stale { buffer }) => {

@@ -29,6 +29,17 @@ pub(crate) enum Span {
     Padding,
 }
 
+impl Span {
+    /// The same of a buffer that begins at this byte of one of all variables, and does not end before it.
+    pub(crate) fn behind(self, base: usize) -> Span {
+        match self {
+            Span::Buffer(start) => Span::Buffer(start - base),
+            Span::Halves(start) => Span::Halves(start - base),
+            Span::Padding => Span::Padding,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Segment {
     /// Where it starts in the shard's layout.
@@ -83,7 +94,7 @@ impl Plan {
     }
 
     /// The same with smaller parts, so that small variables travel in several.
-    #[cfg(feature = "simulation")]
+    #[cfg(any(test, feature = "simulation"))]
     pub(crate) fn with_parts_of(self, bytes: u64) -> Plan {
         Plan { part_bytes: bytes, ..self }
     }

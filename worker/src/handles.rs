@@ -34,6 +34,13 @@ impl PushHandle {
     }
 }
 
+impl PushHandle {
+    /// Whether whoever polls it next is told when the push is applied, or only when it is not.
+    pub(crate) fn wakes_if_applied(&mut self, wakes: bool) {
+        self.call.wakes_if_applied(wakes);
+    }
+}
+
 impl Future for PushHandle {
     type Output = Result<Push, Error>;
 
@@ -71,6 +78,36 @@ impl Future for PullHandle<'_> {
             Some(read) => {
                 let step = read.step.0;
                 token.has_read(read);
+                Pulled::Pulled { step }
+            }
+        }))
+    }
+}
+
+/// A pull of one variable under way, from [`crate::Worker::pull_variable`]: a future of what it finds.
+///
+/// It goes on whether it is polled or not; the values are copied when it is polled to its end. If it is
+/// dropped they are as they were.
+#[derive(Debug)]
+#[must_use = "values are copied when the pull is awaited"]
+pub struct VariableHandle<'a> {
+    pub(crate) call: PullCall,
+    pub(crate) token: &'a Token,
+    pub(crate) values: &'a mut [u8],
+}
+
+impl Future for VariableHandle<'_> {
+    type Output = Result<Pulled, Error>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let VariableHandle { call, token, values } = self.get_mut();
+        let found = ready!(call.poll_copied(context, values));
+        Poll::Ready(found.map(|read| match read {
+            None => Pulled::Stale,
+            Some(read) => {
+                let step = read.step.0;
+                // A gradient is as stale as the oldest variable that it was computed from.
+                token.has_read_some(read);
                 Pulled::Pulled { step }
             }
         }))

@@ -1,9 +1,11 @@
 //! What a worker has once it has joined: the variables, how their gradients travel, and the way to the
 //! session. Pushes that are under way share it, so that they borrow nothing of the worker.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use pushpull_common::catalogue::Partition;
 use pushpull_common::ids::{ShardId, VariableId};
 use pushpull_common::protocol::message::NonFinitePolicy;
 use pushpull_common::tensor::{DType, first_non_finite};
@@ -14,10 +16,14 @@ use crate::error::Error;
 use crate::fanout::Plan;
 use crate::handles::PushHandle;
 use crate::params::Gradients;
-use crate::parts::{Part, Scatter};
+use crate::parts::{Part, Scatter, Scattered};
 use crate::rows::RowSet;
 use crate::runtime::Caller;
-use crate::session::Command;
+use crate::session::{Command, PushOrder};
+
+/// From how many parts for a shard on a push is looked at while it is sent: of less, the look takes less
+/// time than the words between two threads that it takes to send part by part.
+const LARGE_ROUNDS: usize = 4;
 
 /// What is shared by a worker and its pushes.
 #[derive(Debug)]
@@ -59,12 +65,83 @@ impl Joined {
         PushHandle::new(self.caller.failed("push", error), None)
     }
 
-    /// Looks at all that is to be pushed, before anything of it is encoded or sent.
-    pub(crate) fn check(&self, gradients: &Gradients) -> Result<(), Error> {
+    /// Has a push done. One that is not looked at before it is sent is looked at now, part by part, while
+    /// those before are on their way; what is found withdraws it.
+    pub(crate) fn push_while_looking(&self, mut order: PushOrder) -> PushHandle {
+        let Some(first) = order.scattered.as_mut().filter(|s| self.looks_while_sending(&s.scatter))
+        else {
+            return self.push(Command::Push { order });
+        };
+        let rounds = first.rounds.clone();
+        // The first has been looked at.
+        first.rounds = 0..1;
+        let first = first.clone();
+        let call = self.caller.call("push", Command::Start { order }, self.timeout);
+        for round in rounds.skip(1) {
+            let last = round + 1 == first.scatter.rounds();
+            let found = self.look_at(&first.scatter, round, first.buffer.bytes());
+            let scattered = Scattered { rounds: round..round + 1, ..first.clone() };
+            let rest = Command::Rest { of: call.op(), scattered, last };
+            if let Err(error) = found.and_then(|()| self.caller.tell("push", rest)) {
+                // Nobody waits for it: it is withdrawn.
+                drop(call);
+                return self.refuse(error);
+            }
+        }
+        PushHandle::new(call, Some(self.plan.clone()))
+    }
+
+    /// Whether a push is so large, and goes to so many shards, that it is looked at while it is sent.
+    fn looks_while_sending(&self, scatter: &Scatter) -> bool {
+        self.non_finite == (NonFinitePolicy::Reject {})
+            && self.plan.shards() != [self.owner]
+            && scatter.rounds() >= LARGE_ROUNDS
+    }
+
+    /// Looks for NaN and infinities in what shards get in one round.
+    fn look_at(&self, scatter: &Scatter, round: usize, gradients: &[u8]) -> Result<(), Error> {
+        scatter.ranges(round).try_for_each(|(shard, range)| {
+            let layout = self.plan.catalogue().layout_of(shard).into_iter();
+            let mut partitions = layout.flat_map(|layout| layout.within(range.clone()));
+            partitions.try_for_each(|partition| self.look_within(partition, &range, gradients))
+        })
+    }
+
+    /// The same in what a range of a shard's layout has of a partition.
+    fn look_within(
+        &self,
+        partition: &Partition,
+        range: &Range<u64>,
+        gradients: &[u8],
+    ) -> Result<(), Error> {
+        let size = partition.dtype.size();
+        let start = partition.offset.max(range.start);
+        let end = (partition.offset + partition.bytes).min(range.end).max(start);
+        let first = partition.elements.start as usize + (start - partition.offset) as usize / size;
+        let place = self.plan.range(partition.variable).start + first * size;
+        let bytes = &gradients[place..place + (end - start) as usize];
+        match first_non_finite(partition.dtype, bytes) {
+            None => Ok(()),
+            Some((index, value)) => {
+                let variable = self.plan.catalogue().variable(partition.variable);
+                let (variable, element) = (variable.name().to_owned(), first + index);
+                Err(Error::NonFinite { variable, element, value })
+            }
+        }
+    }
+
+    /// Looks at all that is to be pushed, before anything of it is encoded or sent, but for what can be
+    /// looked at while it is sent: of that at the first round alone.
+    pub(crate) fn check(&self, gradients: &Gradients, scatter: &Scatter) -> Result<(), Error> {
         let (plan, compression) = (&self.plan, self.compression());
+        let later = self.looks_while_sending(scatter);
+        if later {
+            self.look_at(scatter, 0, gradients.bytes())?;
+        }
         for id in gradients.present() {
             let (bytes, factor) = (&gradients.bytes()[plan.range(id)], gradients.factor(id));
-            if !self.is_looked_at_there(&compression, id) {
+            let elsewhere = later || plan.shards() == [self.owner];
+            if !(elsewhere && self.travels_as_it_lies(&compression, id)) {
                 check_finite(self.non_finite, plan, id, bytes, factor)?;
             }
             compression.check(plan, id, bytes, factor)?;
@@ -77,12 +154,12 @@ impl Joined {
         Ok(())
     }
 
-    /// Whether looking for NaN and infinities in the gradient of a variable can be left to its shard,
-    /// which does so as the parts come. It can where the whole push goes to the step owner alone: what
-    /// that refuses has been counted nowhere. What is encoded is looked at here, as it is now.
-    fn is_looked_at_there(&self, compression: &Compression, id: VariableId) -> bool {
-        self.plan.shards() == [self.owner]
-            && !compression.covers(id)
+    /// Whether looking for NaN and infinities in the gradient of a variable can be put off: until its parts
+    /// are sent, or to its shard, which does so as they come. The latter goes where the whole push goes to
+    /// the step owner alone: what that refuses has been counted nowhere. What is encoded is looked at as it
+    /// is before.
+    fn travels_as_it_lies(&self, compression: &Compression, id: VariableId) -> bool {
+        !compression.covers(id)
             && self.plan.catalogue().partitions_of(id).iter().all(|p| p.own.is_none())
     }
 

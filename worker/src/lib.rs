@@ -52,6 +52,7 @@ mod pushing;
 mod reader;
 mod rows;
 mod runtime;
+mod selection;
 mod session;
 #[cfg(feature = "simulation")]
 #[doc(hidden)]
@@ -65,10 +66,10 @@ pub use config::{Checksums, WorkerConfig};
 pub use error::{
     ClipError, ConnectError, Error, JoinError, LossScaleError, Silent, SilentShards, ViewError,
 };
-pub use handles::{PullHandle, PushHandle};
+pub use handles::{PullHandle, PushHandle, VariableHandle};
 pub use initial::Initial;
 pub use loss_scale::LossScale;
-pub use outcome::{Pulled, Push, Restored, SavedCheckpoint};
+pub use outcome::{Pulled, Push, Restored, SavedCheckpoint, Stepped};
 pub use params::{Gradients, Params};
 pub use pushing::Pushing;
 pub use reader::{Reader, ReaderError};

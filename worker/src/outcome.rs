@@ -3,6 +3,9 @@
 use pushpull_common::protocol::Outcome;
 use pushpull_common::protocol::message::CheckpointId;
 
+use crate::error::Error;
+use crate::token::Token;
+
 /// What a pull found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -58,6 +61,18 @@ pub enum Push {
     },
     /// Dropped at the worker's own wish, before it was whole.
     Withdrawn,
+}
+
+/// What came of a step: [`crate::Worker::push_and_pull`].
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Stepped {
+    /// What became of the push.
+    pub push: Push,
+    /// The token for the next step, for which values have been pulled; `None` if there are no more. On an
+    /// error, which is one of [`crate::Worker::token`] or [`crate::Worker::pull`], the push is what `push`
+    /// says all the same, and either can be tried again.
+    pub next: Result<Option<Token>, Error>,
 }
 
 /// A checkpoint that is saved, verified and published.

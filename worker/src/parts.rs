@@ -185,6 +185,19 @@ impl Cut {
 }
 
 impl Scatter {
+    /// How many parts the shard has that has most.
+    pub(crate) fn rounds(&self) -> usize {
+        self.shards.iter().map(|(_, cuts)| cuts.len()).max().unwrap_or(0)
+    }
+
+    /// What each shard gets in a round of what it keeps as it lies in the buffer, in bytes of its layout.
+    pub(crate) fn ranges(&self, round: usize) -> impl Iterator<Item = (ShardId, Range<u64>)> + '_ {
+        let cuts =
+            self.shards.iter().filter_map(move |(shard, cuts)| Some((*shard, cuts.get(round)?)));
+        let plain = cuts.filter(|(_, cut)| cut.stretch.is_none());
+        plain.map(|(shard, cut)| (shard, cut.offset..cut.offset + cut.bytes))
+    }
+
     /// The parts of a push, by shard; `body` makes the stretches that the pieces name.
     pub(crate) fn parts(&self, body: impl Fn(Range<usize>) -> Bytes) -> Vec<(ShardId, Vec<Part>)> {
         let bytes = |piece: &Piece| match piece {
@@ -201,10 +214,12 @@ impl Scatter {
 }
 
 /// Gradients that travel by a scatter.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Scattered {
     pub(crate) scatter: Arc<Scatter>,
     pub(crate) buffer: Arc<Buffer>,
+    /// Which rounds of it: in each every shard has its next part.
+    pub(crate) rounds: Range<usize>,
     /// What the servers multiply those of half types with, where that is not 1.
     pub(crate) factors: BTreeMap<VariableId, f64>,
 }
@@ -217,7 +232,9 @@ impl Scattered {
 
     /// The parts for one of the shards, in the order of [`Scattered::shards`].
     pub(crate) fn parts(&self, shard: usize) -> impl Iterator<Item = Part> + '_ {
-        self.scatter.shards[shard].1.iter().map(|cut| {
+        let cuts = &self.scatter.shards[shard].1;
+        let rounds = self.rounds.start.min(cuts.len())..self.rounds.end.min(cuts.len());
+        cuts[rounds].iter().map(|cut| {
             let (pieces, buffer) = (self.scatter.pieces.clone(), self.buffer.clone());
             let (which, bytes) = (cut.pieces.clone(), cut.bytes);
             cut.part(Body::Lent { buffer, pieces, which, bytes }, &self.factors)

@@ -49,6 +49,8 @@ pub enum Want {
     Token,
     /// Pull all values, for the step of a token or of whatever step they are.
     Pull(Option<GlobalStep>),
+    /// Pull the values of one variable, likewise.
+    PullVariable(VariableId, Option<GlobalStep>),
     /// Push, spending a token.
     Push {
         /// The token.
@@ -93,7 +95,7 @@ pub enum Answer {
     Found(Declared),
     /// A token; none if there are no more.
     Token(Option<Grant>),
-    /// All values, of this step.
+    /// All values, or those of one variable and their padding, of this step.
     Pulled(Vec<u8>, GlobalStep),
     /// The step of the token has passed.
     Stale,
@@ -191,6 +193,11 @@ impl Door {
         std::iter::once(self.owner).chain(others).collect()
     }
 
+    /// All variables.
+    pub fn variables(&self) -> Vec<VariableId> {
+        (0..self.plan.catalogue().variables().len() as u32).map(VariableId).collect()
+    }
+
     /// Where a variable lies in the bytes of all variables.
     pub fn range(&self, variable: VariableId) -> Range<usize> {
         self.plan.range(variable)
@@ -249,6 +256,10 @@ impl Door {
             Want::Pull(token) => {
                 let buffer = Buffer::new(&plan);
                 Command::Pull { plan, buffer, token }
+            }
+            Want::PullVariable(variable, token) => {
+                let buffer = Buffer::of_bytes(plan.range(variable).len());
+                Command::PullVariable { plan, variable, buffer, token }
             }
             Want::Push { grant, read, variables, bytes } => {
                 let bytes = Bytes::from(bytes);

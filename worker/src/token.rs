@@ -16,8 +16,7 @@ use crate::session::{Counts, OpId, Read};
 #[must_use = "a token that is dropped goes back unspent"]
 pub struct Token {
     grant: Option<Grant>,
-    /// The newest values that were pulled under it.
-    /// The newest values that were pulled under it, and the oldest rows: a gradient is as stale as
+    /// The newest values that were pulled under it at once, and the oldest of rows and single variables: a gradient is as stale as
     /// the oldest of what it was computed from.
     read: Mutex<(Read, Counts)>,
     returns: Arc<Returns>,
@@ -43,8 +42,8 @@ impl Token {
         }
     }
 
-    /// Remembers that rows were pulled under it.
-    pub(crate) fn has_read_rows(&self, values: Read) {
+    /// Remembers that rows, or a variable alone, were pulled under it.
+    pub(crate) fn has_read_some(&self, values: Read) {
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         for (shard, gradients) in values.gradients.iter() {
             read.1.lower(shard, gradients);
@@ -147,9 +146,9 @@ mod tests {
             let gradients = counts.iter().map(|&(shard, count)| (shards[shard], count)).into();
             Read { step: GlobalStep(step), gradients }
         };
-        token.has_read_rows(read(31, &[(0, 5), (1, 8)]));
+        token.has_read_some(read(31, &[(0, 5), (1, 8)]));
         token.has_read(read(33, &[(0, 9)]));
-        token.has_read_rows(read(34, &[(0, 10), (1, 11)]));
+        token.has_read_some(read(34, &[(0, 10), (1, 11)]));
         assert_eq!(token.spend().unwrap().1, read(33, &[(0, 5), (1, 8)]));
     }
 }

@@ -1,19 +1,20 @@
 //! The worker: the verbs of a training loop.
 
 mod assigns;
+mod pulls;
 mod pushes;
+mod stepping;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use pushpull_common::catalogue::Catalogue;
-use pushpull_common::ids::{GlobalStep, ShardId};
+use pushpull_common::ids::ShardId;
 use pushpull_common::placement::{Placement, ShardMap};
 use pushpull_common::protocol::limits::USER_BLOB_BYTES_MAX;
 use pushpull_common::protocol::message::Role;
 use pushpull_common::protocol::{Message, message};
-use pushpull_common::tensor::Element;
 use pushpull_common::variable::VariableSpec;
 
 use crate::client::{Client, all};
@@ -21,13 +22,13 @@ use crate::compression::Compression;
 use crate::config::WorkerConfig;
 use crate::error::{ConnectError, Error, JoinError};
 use crate::fanout::Plan;
-use crate::handles::PullHandle;
 use crate::initial::Initial;
 use crate::joined::Joined;
 use crate::joining::Chief;
-use crate::outcome::{Pulled, Restored, SavedCheckpoint};
+use crate::outcome::{Restored, SavedCheckpoint};
 use crate::params::{Gradients, Memory, Params};
 use crate::parts::Scatter;
+use crate::runtime::Caller;
 use crate::session::{Command, Reply};
 use crate::token::Token;
 
@@ -162,58 +163,8 @@ impl Worker {
         if let Some(grant) = caller.claim() {
             return Ok(Some(Token::new(grant, caller.returns().clone())));
         }
-        match caller.call("take a token", Command::Token, self.client.config.timeout).await? {
-            Reply::Token(grant) => {
-                Ok(grant.map(|grant| Token::new(grant, caller.returns().clone())))
-            }
-            _ => Err(Error::Ended { doing: "take a token" }),
-        }
-    }
-
-    /// Replaces all of `params` by the servers' values.
-    ///
-    /// In asynchronous mode they are at least as new as the token's step; values of different shards
-    /// may be of different steps. In synchronous mode all are exactly of the token's step, each shard
-    /// being waited for until it has applied the steps before; if one has applied this step already
-    /// the token is of no more use, `params` is as it was and the answer is [`Pulled::Stale`].
-    ///
-    /// The pull is under way once this returns, and borrows nothing of the worker: await the handle when
-    /// the values are needed. On an error, or if it is dropped, `params` is as it was.
-    pub fn pull<'a>(&mut self, token: &'a Token, params: &'a mut Params) -> PullHandle<'a> {
-        let step = Some(GlobalStep(token.step()));
-        let call = match self.joined("pull") {
-            Err(error) => self.client.refuse_pull(error),
-            Ok(joined) if !joined.plan.is_same(&params.plan) => {
-                self.client.refuse_pull(Error::ForeignBuffer)
-            }
-            Ok(_) => self.client.pull_for(params, step),
-        };
-        PullHandle { call, token, params }
-    }
-
-    /// Pulls rows of a sparse variable into `rows`, one behind the other in the order of `ids`, which
-    /// may be in any order and there more than once.
-    ///
-    /// They are of the step that [`Worker::pull`] would give; those of one shard that travel in one
-    /// request, of up to 1 MiB, are of one version. On an error, or if the future is dropped, `rows`
-    /// is as it was. Cost: 4 bytes to the servers for each row, and the rows back.
-    pub async fn pull_rows<T: Element>(
-        &mut self,
-        token: &Token,
-        name: &str,
-        ids: &[u64],
-        rows: &mut [T],
-    ) -> Result<Pulled, Error> {
-        let plan = self.joined("pull rows")?.plan.clone();
-        let step = Some(GlobalStep(token.step()));
-        match self.client.pull_rows(&plan, name, ids, rows, step).await? {
-            Some(read) => {
-                let step = read.step.0;
-                token.has_read_rows(read);
-                Ok(Pulled::Pulled { step })
-            }
-            None => Ok(Pulled::Stale),
-        }
+        let reply = caller.call("take a token", Command::Token, self.client.config.timeout).await?;
+        token_of(caller, reply)
     }
 
     /// An empty set of gradients, in memory that earlier pushes have used.
@@ -291,5 +242,13 @@ impl Worker {
 
     fn joined(&self, doing: &'static str) -> Result<&Arc<Joined>, Error> {
         self.joined.as_ref().ok_or(Error::NotJoined { doing })
+    }
+}
+
+/// The token that a reply hands over.
+fn token_of(caller: &Caller, reply: Reply) -> Result<Option<Token>, Error> {
+    match reply {
+        Reply::Token(grant) => Ok(grant.map(|grant| Token::new(grant, caller.returns().clone()))),
+        _ => Err(Error::Ended { doing: "take a token" }),
     }
 }

@@ -8,7 +8,7 @@ use pushpull_common::protocol::Grant;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
-use super::post::{Call, Posted, Slots};
+use super::post::{Answering, Call, Posted, Slots};
 use crate::error::Error;
 use crate::session::{Command, OpId, Unclaimed};
 use crate::token::Returns;
@@ -57,21 +57,30 @@ impl Caller {
         let (answer, mut call) = self.slots.open(op, doing, &self.returns);
         let now = Instant::now();
         let deadline = now.checked_add(timeout).unwrap_or(now + FOREVER);
-        let returns = self.returns.clone();
-        let (command, answer) = (Some(command), Some(answer));
-        let posted = Posted { op, command, deadline, answer, returns };
-        let limit = COMMANDS_MAX;
-        let commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(commands) = &*commands else {
-            call.fail(Error::Ended { doing });
-            return call;
-        };
-        match commands.try_send(posted) {
-            Ok(()) => {}
-            Err(TrySendError::Full(_)) => call.fail(Error::Busy { doing, limit }),
-            Err(TrySendError::Closed(_)) => call.fail(Error::Ended { doing }),
+        let (returns, answer) = (self.returns.clone(), Answering::Caller(answer));
+        let posted = Posted { op, command: Some(command), deadline, answer, returns };
+        if let Err(error) = self.post(doing, posted) {
+            call.fail(error);
         }
         call
+    }
+
+    /// Has something done that is not answered, and not put off.
+    pub(crate) fn tell(&self, doing: &'static str, command: Command) -> Result<(), Error> {
+        let op = OpId(self.next_op.fetch_add(1, Ordering::Relaxed));
+        let (deadline, returns) = (Instant::now(), self.returns.clone());
+        let (command, answer) = (Some(command), Answering::Nobody);
+        self.post(doing, Posted { op, command, deadline, answer, returns })
+    }
+
+    fn post(&self, doing: &'static str, posted: Posted) -> Result<(), Error> {
+        let commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(commands) = &*commands else { return Err(Error::Ended { doing }) };
+        match commands.try_send(posted) {
+            Ok(()) => Ok(()),
+            Err(TrySendError::Full(_)) => Err(Error::Busy { doing, limit: COMMANDS_MAX }),
+            Err(TrySendError::Closed(_)) => Err(Error::Ended { doing }),
+        }
     }
 
     /// What could not even be asked for, and why.

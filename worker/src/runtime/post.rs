@@ -6,6 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
+use pushpull_common::protocol::Outcome;
+
 use crate::error::Error;
 use crate::session::{Command, OpId, Reply};
 use crate::token::{Dropped, Returns};
@@ -16,14 +18,26 @@ pub(super) struct Posted {
     pub(super) op: OpId,
     pub(super) command: Option<Command>,
     pub(super) deadline: Instant,
-    pub(super) answer: Option<Answer>,
+    pub(super) answer: Answering,
     pub(super) returns: Arc<Returns>,
 }
 
+/// Who is answered.
+#[derive(Debug)]
+pub(super) enum Answering {
+    Caller(Answer),
+    /// It is done all the same.
+    Nobody,
+}
+
 impl Posted {
-    /// The command and the way to its caller; `None` if the caller has gone.
-    pub(super) fn take(&mut self) -> Option<(Command, Answer)> {
-        let answer = self.answer.take().filter(|answer| !answer.is_for_nobody())?;
+    /// The command, and the way to its caller if one waits; `None` if that has gone.
+    pub(super) fn take(&mut self) -> Option<(Command, Option<Answer>)> {
+        let answer = match std::mem::replace(&mut self.answer, Answering::Nobody) {
+            Answering::Caller(answer) if answer.is_for_nobody() => return None,
+            Answering::Caller(answer) => Some(answer),
+            Answering::Nobody => None,
+        };
         Some((self.command.take()?, answer))
     }
 }
@@ -31,7 +45,7 @@ impl Posted {
 impl Drop for Posted {
     fn drop(&mut self) {
         match self.command.take() {
-            Some(Command::Push { order } | Command::Begin { order }) => {
+            Some(Command::Push { order } | Command::Start { order } | Command::Begin { order }) => {
                 if let Some(grant) = order.grant {
                     self.returns.add(Dropped::Token(grant));
                 }
@@ -56,6 +70,8 @@ struct Left {
     unanswered: bool,
     /// Nobody will pick the reply up.
     for_nobody: bool,
+    /// Who waits need not be told that a push counts.
+    quiet: bool,
 }
 
 impl Slot {
@@ -82,7 +98,8 @@ impl Slots {
     ) -> (Answer, Call) {
         let slot = self.take();
         let answer = Answer { slot: slot.clone(), returns: returns.clone(), sent: false };
-        let call = Call { op, doing, state: State::Waiting(slot), returns: returns.clone() };
+        let (state, returns) = (State::Waiting(slot), returns.clone());
+        let call = Call { op, doing, state, returns, quiet: false };
         (answer, call)
     }
 
@@ -126,8 +143,8 @@ impl Answer {
             drop(left);
             return give_back(reply, &self.returns);
         }
+        let waker = left.waker.take().filter(|_| !(left.quiet && counts(&reply)));
         left.reply = Some(reply);
-        let waker = left.waker.take();
         drop(left);
         waker.into_iter().for_each(Waker::wake);
     }
@@ -155,6 +172,7 @@ pub(crate) struct Call {
     doing: &'static str,
     state: State,
     returns: Arc<Returns>,
+    quiet: bool,
 }
 
 #[derive(Debug)]
@@ -168,7 +186,19 @@ enum State {
 impl Call {
     /// One that has failed before it was posted.
     pub(super) fn failed(doing: &'static str, error: Error, returns: &Arc<Returns>) -> Call {
-        Call { op: OpId(0), doing, state: State::Failed(error), returns: returns.clone() }
+        let (op, state, returns) = (OpId(0), State::Failed(error), returns.clone());
+        Call { op, doing, state, returns, quiet: false }
+    }
+
+    /// What names the operation in what is told of it later.
+    pub(crate) fn op(&self) -> OpId {
+        self.op
+    }
+
+    /// Whether whoever polls it next is told that a push counts, or only if it does not: for those who
+    /// wait for something else that comes later.
+    pub(crate) fn wakes_if_applied(&mut self, wakes: bool) {
+        self.quiet = !wakes;
     }
 
     /// Says why the operation could not be posted.
@@ -191,6 +221,7 @@ impl Future for Call {
                     Some(reply) => reply,
                     None if left.unanswered => Err(Error::Ended { doing }),
                     None => {
+                        left.quiet = self.quiet;
                         match &mut left.waker {
                             Some(waker) => waker.clone_from(context.waker()),
                             none => *none = Some(context.waker().clone()),
@@ -220,6 +251,14 @@ impl Drop for Call {
     }
 }
 
+/// Whether it says that a push counts.
+fn counts(reply: &Result<Reply, Error>) -> bool {
+    matches!(
+        reply,
+        Ok(Reply::Pushed { outcome: Outcome::Applied { .. } | Outcome::Accepted { .. } })
+    )
+}
+
 /// Gives back what a reply hands over, as nobody takes it.
 fn give_back(reply: Result<Reply, Error>, returns: &Returns) {
     match reply {
@@ -247,7 +286,7 @@ mod tests {
     fn posted(command: Command, returns: &Arc<Returns>) -> (Posted, Call) {
         let (answer, call) = Slots::default().open(OpId(1), "test", returns);
         let (deadline, returns) = (Instant::now(), returns.clone());
-        let (command, answer) = (Some(command), Some(answer));
+        let (command, answer) = (Some(command), Answering::Caller(answer));
         (Posted { op: OpId(1), command, deadline, answer, returns }, call)
     }
 
@@ -300,6 +339,38 @@ mod tests {
         assert!(matches!(poll(&mut call), Poll::Ready(Ok(Reply::Token(Some(_))))));
         drop(call);
         assert!(returns.take().is_empty());
+    }
+
+    /// Whoever waits for the values that come behind a push is woken by those, or if they will not come.
+    #[test]
+    fn of_a_push_that_counts_nobody_need_be_told_who_waits_for_something_later() {
+        #[derive(Default)]
+        struct Wakes(std::sync::atomic::AtomicUsize);
+        impl std::task::Wake for Wakes {
+            fn wake(self: Arc<Self>) {
+                self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            }
+        }
+        let (returns, slots) = (Arc::new(Returns::default()), Slots::default());
+        let (step, current) = (GlobalStep(1), GlobalStep(2));
+        let pushed = |outcome| Ok(Reply::Pushed { outcome });
+        let cases = [
+            (true, pushed(Outcome::Accepted { step }), 0),
+            (false, pushed(Outcome::Accepted { step }), 1),
+            (true, pushed(Outcome::Stale { current }), 1),
+            (true, Err(Error::Fenced), 1),
+        ];
+        for (quiet, reply, woken) in cases {
+            let wakes = Arc::new(Wakes::default());
+            let (answer, mut call) = slots.open(OpId(1), "test", &returns);
+            call.wakes_if_applied(!quiet);
+            let waker = Waker::from(wakes.clone());
+            let mut context = Context::from_waker(&waker);
+            assert!(pin!(&mut call).poll(&mut context).is_pending());
+            answer.send(reply);
+            assert_eq!(wakes.0.load(std::sync::atomic::Ordering::Relaxed), woken);
+            assert!(poll(&mut call).is_ready(), "it is there all the same");
+        }
     }
 
     #[test]

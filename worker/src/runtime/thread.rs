@@ -105,7 +105,9 @@ impl Core {
                         let Some(mut posted) = command else { return };
                         let (op, deadline) = (posted.op, posted.deadline);
                         if let Some((command, answer)) = posted.take() {
-                            self.answers.borrow_mut().insert(op, answer);
+                            if let Some(answer) = answer {
+                                self.answers.borrow_mut().insert(op, answer);
+                            }
                             self.handle(Input::Command { op, command, deadline });
                         }
                     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use pushpull_common::codec::{Encoding, Encodings};
 use pushpull_common::identity::Identity;
-use pushpull_common::ids::{GlobalStep, Incarnation, Sequence, ShardId, TaskId};
+use pushpull_common::ids::{GlobalStep, Incarnation, Sequence, ShardId, TaskId, VariableId};
 use pushpull_common::protocol::message::{NonFinitePolicy, Operation, Role};
 use pushpull_common::protocol::{Envelope, Grant, Header, Message, Outcome};
 
@@ -37,10 +37,21 @@ pub(crate) enum Command {
     Token,
     /// Fill a buffer with all values: for the step of a token, or whatever there is.
     Pull { plan: Arc<Plan>, buffer: Buffer, token: Option<GlobalStep> },
+    /// Fill a buffer with the values of one variable that is not sparse, likewise.
+    PullVariable {
+        plan: Arc<Plan>,
+        variable: VariableId,
+        buffer: Buffer,
+        token: Option<GlobalStep>,
+    },
     /// Fill a buffer with rows of sparse variables, likewise.
     PullRows { plan: Arc<Plan>, buffer: Buffer, rows: Vec<Rows>, token: Option<GlobalStep> },
     /// Push, and wait for the outcome.
     Push { order: PushOrder },
+    /// Push, and wait for the outcome; more of it comes as [`Command::Rest`].
+    Start { order: PushOrder },
+    /// More of a push that was started, up to its last. It is not answered.
+    Rest { of: OpId, scattered: Scattered, last: bool },
     /// Begin a push whose parts come later.
     Begin { order: PushOrder },
     /// Add parts to a push.
@@ -157,6 +168,8 @@ pub(crate) enum Reply {
 pub(crate) struct Welcomed {
     pub(crate) shards_per_task: u16,
     pub(crate) non_finite: NonFinitePolicy,
+    /// Whether steps are synchronous, as the step owner has said.
+    pub(crate) synchronous: bool,
     /// The encodings that each shard knows, by its last welcome.
     pub(crate) encodings: BTreeMap<ShardId, Encodings>,
 }

@@ -85,7 +85,8 @@ impl Session {
         let (shards_per_task, non_finite) = (welcome.shards, welcome.non_finite);
         let mut encodings = self.welcomed.take().map_or_else(Default::default, |w| w.encodings);
         encodings.insert(link.shard, welcome.encodings);
-        self.welcomed = Some(Welcomed { shards_per_task, non_finite, encodings });
+        let synchronous = self.synchronous;
+        self.welcomed = Some(Welcomed { shards_per_task, non_finite, synchronous, encodings });
         self.links[index].status = Status::Up;
         self.drive(now);
     }

@@ -11,6 +11,7 @@ mod handshake;
 mod link;
 mod progress;
 mod pulls;
+mod push_answers;
 mod pushes;
 mod receiving;
 mod requests;
@@ -29,12 +30,13 @@ use pushpull_common::protocol::{Outcome, Refusal};
 
 use crate::error::Error;
 use crate::fanout::Plan;
+use crate::selection::Selected;
 pub(crate) use doors::{
     Command, Counts, Input, OpId, Output, PushOrder, Read, Reply, Start, Welcomed,
 };
 use link::{Link, Status};
-use pulls::Ask;
 pub(crate) use pulls::Rows;
+use pulls::{Ask, Wanted};
 use pushes::Push;
 use spares::Spares;
 use tokens::Tokens;
@@ -185,6 +187,10 @@ impl Session {
                 self.more_parts(now, sequence, parts);
                 return self.reply(op, Ok(Reply::Done));
             }
+            Command::Rest { of, scattered, last } => {
+                self.rest_of_push(now, of, &scattered, last);
+                return self.drive(now);
+            }
             Command::Outcome { sequence } => {
                 self.outcome(op, sequence);
                 return self.drive(now);
@@ -212,14 +218,31 @@ impl Session {
                 asks.extend(links.map(Ask::values));
                 ("pull", OpKind::Pull(pulls::Pull::new(plan, buffer, token, self.step, asks)))
             }
+            Command::PullVariable { plan, variable, buffer, token } => {
+                let mut asks = self.spares.asks.take();
+                let selected = Selected::of(&plan, variable).into_iter();
+                let of =
+                    |one: Selected| Ask::new(self.link_to(now, one.shard), Wanted::Selected(one));
+                asks.extend(selected.map(of));
+                let base = plan.range(variable).start;
+                let pull = pulls::Pull::new(plan, buffer, token, self.step, asks);
+                ("pull", OpKind::Pull(pulls::Pull { base, ..pull }))
+            }
             Command::PullRows { plan, buffer, rows, token } => {
                 let asks = rows.into_iter();
-                let asks =
-                    asks.map(|rows| Ask::rows(self.link_to(now, rows.shard), rows)).collect();
+                let of = |rows: Rows| Ask::new(self.link_to(now, rows.shard), Wanted::Rows(rows));
+                let asks = asks.map(of).collect();
                 ("pull rows", OpKind::Pull(pulls::Pull::new(plan, buffer, token, self.step, asks)))
             }
             Command::Push { order } => match self.begin_push(now, order, true) {
                 Ok(sequence) => ("push", OpKind::Push { sequence, owns: true }),
+                Err(error) => return self.reply(op, Err(error)),
+            },
+            Command::Start { order } => match self.begin_push(now, order, false) {
+                Ok(sequence) => {
+                    self.started_by(op, sequence);
+                    ("push", OpKind::Push { sequence, owns: true })
+                }
                 Err(error) => return self.reply(op, Err(error)),
             },
             Command::End { sequence } => {
@@ -303,8 +326,13 @@ impl Session {
     }
 
     fn cancelled(&mut self, now: Instant, id: OpId) {
-        let Some(op) = self.ops.remove(&id) else { return };
-        if let OpKind::Push { sequence, owns: true } = op.kind {
+        let owned = match self.ops.remove(&id).map(|op| op.kind) {
+            Some(OpKind::Push { sequence, owns: true }) => Some(sequence),
+            Some(_) => None,
+            // It was told that its time is over while it still sent.
+            None => self.started(id).filter(|sequence| !self.pushes[sequence].complete),
+        };
+        if let Some(sequence) = owned {
             self.withdraw(now, sequence);
         }
     }

@@ -19,6 +19,7 @@ use crate::error::Error;
 use crate::fanout::{Plan, Span};
 use crate::params::Buffer;
 use crate::parts::Body;
+use crate::selection::Selected;
 
 /// Requests for rows that a shard may have unanswered: enough that it is never idle, and few enough
 /// that it never says it has too many: one of the largest size counts for nine of its 128.
@@ -49,8 +50,7 @@ pub(crate) struct Rows {
 #[derive(Debug)]
 pub(super) struct Ask {
     pub(super) link: usize,
-    /// All values that are not sparse, or these rows.
-    rows: Option<Rows>,
+    wanted: Wanted,
     pub(super) progress: Progress,
     /// How many gradients the shard had applied to what it has sent.
     gradients: u64,
@@ -59,13 +59,23 @@ pub(super) struct Ask {
     pub(super) older: Option<(GlobalStep, GlobalStep)>,
 }
 
+/// What a shard is asked for.
+#[derive(Debug)]
+pub(super) enum Wanted {
+    /// All values that are not sparse.
+    Values,
+    /// Those of one variable.
+    Selected(Selected),
+    Rows(Rows),
+}
+
 impl Ask {
-    pub(super) fn values(link: usize) -> Ask {
-        Ask { link, rows: None, progress: Progress::Unsent, gradients: 0, older: None }
+    pub(super) fn new(link: usize, wanted: Wanted) -> Ask {
+        Ask { link, wanted, progress: Progress::Unsent, gradients: 0, older: None }
     }
 
-    pub(super) fn rows(link: usize, rows: Rows) -> Ask {
-        Ask { rows: Some(rows), ..Ask::values(link) }
+    pub(super) fn values(link: usize) -> Ask {
+        Ask::new(link, Wanted::Values)
     }
 }
 
@@ -74,6 +84,8 @@ impl Ask {
 pub(super) struct Pull {
     pub(super) plan: Arc<Plan>,
     pub(super) buffer: Buffer,
+    /// Where the buffer begins in one of all variables.
+    pub(super) base: usize,
     /// The step of the token that the values are for.
     pub(super) token: Option<GlobalStep>,
     /// The global step that the values are at least of (asynchronous mode).
@@ -90,7 +102,7 @@ impl Pull {
         asks: Vec<Ask>,
     ) -> Pull {
         let step = known.max(token.unwrap_or_default());
-        Pull { plan, buffer, token, step, asks }
+        Pull { plan, buffer, base: 0, token, step, asks }
     }
 
     /// The links that have not answered all, each once for every request.
@@ -134,28 +146,42 @@ impl Pull {
         bytes: u64,
         spans: &mut Vec<(Span, usize)>,
     ) -> Result<(), &'static str> {
-        let Some(Ask { progress: Progress::Sent(received, _), rows: None, gradients, .. }) =
+        let Some(Ask { progress: Progress::Sent(received, _), wanted, gradients, .. }) =
             self.asks.get_mut(ask)
         else {
             return Err("values nobody asked for");
         };
+        let next_value = |from| match &*wanted {
+            Wanted::Values => self.plan.next_value(shard, from),
+            Wanted::Selected(selected) => selected.next_value(from),
+            Wanted::Rows(_) => None,
+        };
         let end = pulled.offset.checked_add(bytes);
-        let lies = |end: &u64| self.plan.spans(shard, pulled.offset..*end, spans).is_some();
+        let lies = |end: &u64| {
+            let range = pulled.offset..*end;
+            let asked = match &*wanted {
+                Wanted::Values => true,
+                Wanted::Selected(selected) => selected.contains(&range),
+                Wanted::Rows(_) => false,
+            };
+            asked && self.plan.spans(shard, range, spans).is_some()
+        };
         let Some(end) = end.filter(lies) else {
             return Err("values beyond the shard's variables");
         };
-        let next = self.plan.next_value(shard, *received).unwrap_or(*received);
-        let whole = self.plan.next_value(shard, end).is_none();
+        let next = next_value(*received).unwrap_or(*received);
+        let whole = next_value(end).is_none();
         if pulled.offset != next || (pulled.last && !whole) {
             return Err("values that leave some out");
         }
         (*received, *gradients) = (end, pulled.gradients);
+        spans.iter_mut().for_each(|(span, _)| *span = span.behind(self.base));
         Ok(())
     }
 
     /// The partition that a request asks for rows of.
     pub(super) fn partition_of(&self, ask: usize) -> Option<&Partition> {
-        let rows = self.asks.get(ask)?.rows.as_ref()?;
+        let Wanted::Rows(rows) = &self.asks.get(ask)?.wanted else { return None };
         self.plan.catalogue().partitions().get(rows.partition.0 as usize)
     }
 
@@ -168,8 +194,9 @@ impl Pull {
         bytes: u64,
     ) -> Result<(Range<usize>, Option<ShortPart>), &'static str> {
         let kept = self.partition_of(ask).map(|partition| (partition.dtype, partition.own));
-        let Some(Ask { progress: Progress::Sent(..), rows: Some(asked), gradients, .. }) =
-            self.asks.get_mut(ask)
+        let Some(Ask {
+            progress: Progress::Sent(..), wanted: Wanted::Rows(asked), gradients, ..
+        }) = self.asks.get_mut(ask)
         else {
             return Err("rows nobody asked for");
         };
@@ -228,7 +255,7 @@ impl Session {
             if let Progress::Done(_, step) = ask.progress
                 && self.synchronous
                 && step < envelope.step
-                && ask.rows.is_none()
+                && !matches!(ask.wanted, Wanted::Rows(_))
             {
                 ask.older = Some((step, envelope.step));
                 ask.progress = Progress::Unsent;
@@ -270,10 +297,12 @@ impl Session {
 
     /// What a pull asks of a shard: the message, and its body.
     fn request_of(&self, pull: &Pull, ask: usize) -> (Message, Body) {
-        let Ask { link, rows, .. } = &pull.asks[ask];
-        match rows {
-            None => (self.request_for_values(*link, &pull.plan, Selection::Dense {}), Body::Empty),
-            Some(Rows { partition, numbers, .. }) => {
+        let Ask { link, wanted, .. } = &pull.asks[ask];
+        let values = |selection| self.request_for_values(*link, &pull.plan, selection);
+        match wanted {
+            Wanted::Values => (values(Selection::Dense {}), Body::Empty),
+            Wanted::Selected(selected) => (values(selected.selection()), Body::Empty),
+            Wanted::Rows(Rows { partition, numbers, .. }) => {
                 let request = self.request_for_rows(pull, ask, *partition);
                 (request, numbers.clone().into())
             }

@@ -5,15 +5,15 @@ use std::time::Instant;
 use pushpull_common::ids::{GlobalStep, RequestId, Sequence, ShardId};
 use pushpull_common::protocol::limits::WINDOW;
 use pushpull_common::protocol::message::{
-    Operation, OutcomeQuery, PushAnswer, PushEncoded, PushPart, Reserve, Withdraw,
+    Operation, OutcomeQuery, PushEncoded, PushPart, Reserve, Withdraw,
 };
-use pushpull_common::protocol::{Envelope, Grant, Message, Outcome, PushState, Refusal};
+use pushpull_common::protocol::{Envelope, Grant, Message, Outcome, Refusal};
 
 use super::link::{Pending, Status};
 use super::spares::Emptied;
-use super::{PushOrder, Read, Session};
+use super::{OpId, PushOrder, Read, Session};
 use crate::error::Error;
-use crate::parts::{Body, Part, Stretch};
+use crate::parts::{Body, Part, Scattered, Stretch};
 
 /// How far a push is on one shard.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -45,10 +45,10 @@ pub(super) struct Share {
     pub(super) parts: Vec<Part>,
     /// How many of the parts have been sent over the present connection.
     pub(super) sent: usize,
-    room: u32,
+    pub(super) room: u32,
     pub(super) request: Option<RequestId>,
     /// When the last part was sent, with the deadlines of those who waited then.
-    asked: Option<Instant>,
+    pub(super) asked: Option<Instant>,
     /// The last part has been sent, and the shard has not denied having got it.
     pub(super) whole: bool,
     pub(super) phase: Phase,
@@ -68,6 +68,8 @@ pub(super) struct Push {
     pub(super) shares: Vec<Share>,
     /// No more parts will come.
     pub(super) complete: bool,
+    /// The operation that has started it and sends the rest.
+    started_by: Option<OpId>,
 }
 
 impl Push {
@@ -136,14 +138,14 @@ impl Session {
         let synchronous = self.synchronous && operation == (Operation::Gradient {});
         let owner_first = self.owner_first && operation == (Operation::Gradient {});
         let shares = self.spares.lists.take();
-        let mut push = Push { operation, synchronous, owner_first, grant, read, shares, complete };
+        let started_by = None;
+        let mut push =
+            Push { operation, synchronous, owner_first, grant, read, shares, complete, started_by };
         for (shard, parts) in parts {
             self.share(now, &mut push, shard).parts.extend(parts);
         }
         if let Some(scattered) = scattered {
-            for (index, shard) in scattered.shards().enumerate() {
-                self.share(now, &mut push, shard).parts.extend(scattered.parts(index));
-            }
+            self.add_scattered(now, &mut push, &scattered);
         }
         if operation == (Operation::Gradient {}) {
             // The owner counts the step when it has applied its share, empty or not.
@@ -155,6 +157,40 @@ impl Session {
         }
         self.pushes.insert(sequence, push);
         Ok(sequence)
+    }
+
+    fn add_scattered(&mut self, now: Instant, push: &mut Push, scattered: &Scattered) {
+        for (index, shard) in scattered.shards().enumerate() {
+            self.share(now, push, shard).parts.extend(scattered.parts(index));
+        }
+    }
+
+    /// An operation will send the rest of a push.
+    pub(super) fn started_by(&mut self, op: OpId, sequence: Sequence) {
+        if let Some(push) = self.pushes.get_mut(&sequence) {
+            push.started_by = Some(op);
+        }
+    }
+
+    /// The push that an operation has started, if it is under way.
+    pub(super) fn started(&self, op: OpId) -> Option<Sequence> {
+        let mut pushes = self.pushes.iter();
+        pushes.find(|(_, push)| push.started_by == Some(op)).map(|(&sequence, _)| sequence)
+    }
+
+    /// More of a push comes, and perhaps the last of it.
+    pub(super) fn rest_of_push(
+        &mut self,
+        now: Instant,
+        of: OpId,
+        scattered: &Scattered,
+        last: bool,
+    ) {
+        let Some(sequence) = self.started(of) else { return };
+        let Some(mut push) = self.pushes.remove(&sequence) else { return };
+        self.add_scattered(now, &mut push, scattered);
+        push.complete |= last;
+        self.pushes.insert(sequence, push);
     }
 
     fn share<'a>(&mut self, now: Instant, push: &'a mut Push, shard: ShardId) -> &'a mut Share {
@@ -290,143 +326,6 @@ impl Session {
         }
     }
 
-    /// The answer to a reservation or to the parts of a push.
-    pub(super) fn push_answered(
-        &mut self,
-        now: Instant,
-        sequence: Sequence,
-        link: usize,
-        message: Message,
-    ) {
-        if let Message::PushAnswer(answer) = &message {
-            self.take_extras(now, link, answer);
-        }
-        let is_owner = self.links[link].shard == self.start.owner;
-        let Some(push) = self.pushes.get_mut(&sequence) else {
-            if let Message::Room(room) = message {
-                self.links[link].room = room.room;
-            }
-            return self.drive(now);
-        };
-        let synchronous = push.synchronous;
-        let Some(share) = push.shares.iter_mut().find(|share| share.link == link) else {
-            return;
-        };
-        match message {
-            Message::Room(room) if share.phase == Phase::Reserving => {
-                share.room = room.room;
-                share.phase = Phase::Sending;
-            }
-            Message::PushAnswer(answer)
-                if share.awaits(answer.outcome)
-                    && may_be_said(answer.outcome, synchronous, is_owner) =>
-            {
-                share.phase = Phase::Settled(Ok(answer.outcome));
-            }
-            Message::Refused(refused) => match refused.refusal {
-                // Another push was given the room: ask again, and send all again. A request for room
-                // that was answered meanwhile may have told the same room; parts that went into it
-                // now would be taken for the rest of those refused, and passed over.
-                Refusal::NoRoom { room } => {
-                    share.start_over();
-                    if self.links[link].room == room {
-                        self.links[link].room = 0;
-                    }
-                }
-                Refusal::Deadline { awaited, .. }
-                    if synchronous && is_owner && share.phase == Phase::Sent =>
-                {
-                    (share.phase, share.request) = (Phase::Undecided, None);
-                    let asked = share.asked;
-                    self.tell_undecided(now, sequence, link, asked, &awaited);
-                }
-                refusal => share.phase = Phase::Settled(Err(refusal)),
-            },
-            message => return self.unexpected(now, link, &message),
-        }
-        self.drive(now);
-    }
-
-    /// The next token and room, which come with the answer to a push.
-    fn take_extras(&mut self, now: Instant, link: usize, answer: &PushAnswer) {
-        if answer.room != 0 {
-            self.links[link].room = answer.room;
-        }
-        if let Some(grant) = answer.next {
-            self.tokens.add(grant, now);
-        }
-        if answer.ended.is_some() {
-            self.tokens.end();
-        }
-    }
-
-    pub(super) fn push_state_answered(
-        &mut self,
-        now: Instant,
-        sequence: Sequence,
-        link: usize,
-        message: Message,
-    ) {
-        let is_owner = self.links[link].shard == self.start.owner;
-        let Some(push) = self.pushes.get_mut(&sequence) else {
-            return;
-        };
-        let synchronous = push.synchronous;
-        let Some(share) = push.shares.iter_mut().find(|share| share.link == link) else {
-            return;
-        };
-        match message {
-            Message::OutcomeIs(answer) => match answer.state {
-                PushState::Settled { outcome } => match may_be_said(outcome, synchronous, is_owner)
-                {
-                    true => share.phase = Phase::Settled(Ok(outcome)),
-                    false => {
-                        share.phase = Phase::InDoubt;
-                        return self.unexpected(now, link, &Message::OutcomeIs(answer));
-                    }
-                },
-                PushState::TooOld { oldest } => {
-                    let (oldest, newest) = (Sequence(oldest), Sequence(u64::MAX));
-                    let refusal = Refusal::Window { sequence, oldest, newest };
-                    share.phase = Phase::Settled(Err(refusal));
-                }
-                // Its room is still ours there. What it has whole it needs no bytes of: that this was
-                // the last part, once more, asks for the answer.
-                PushState::Receiving { bytes } => {
-                    let has_all = share.whole && bytes == share.bytes();
-                    share.sent = if has_all { share.parts.len() } else { 0 };
-                    share.phase = Phase::Sending;
-                }
-                PushState::Unknown {} => share.start_over(),
-            },
-            Message::Refused(refused) => {
-                share.phase = Phase::Settled(Err(refused.refusal));
-            }
-            message => return self.unexpected(now, link, &message),
-        }
-        self.drive(now);
-    }
-
-    /// The connection is lost, and with it what was on its way.
-    pub(super) fn push_lost(&mut self, sequence: Sequence, link: usize) {
-        let Some(push) = self.pushes.get_mut(&sequence) else {
-            return;
-        };
-        for share in push.shares.iter_mut().filter(|share| share.link == link) {
-            share.request = None;
-            share.phase = match std::mem::replace(&mut share.phase, Phase::Roomless) {
-                Phase::Roomless | Phase::Reserving => Phase::Roomless,
-                Phase::Sending if share.sent == 0 => Phase::Roomless,
-                Phase::Sending
-                | Phase::Sent
-                | Phase::Undecided
-                | Phase::InDoubt
-                | Phase::Asking => Phase::InDoubt,
-                settled @ Phase::Settled(_) => settled,
-            };
-        }
-    }
-
     /// The caller has given a push up. If no shard can hold it whole it is withdrawn; if one may,
     /// it goes on, because what one shard has counted the others must count.
     pub(super) fn withdraw(&mut self, now: Instant, sequence: Sequence) {
@@ -460,17 +359,6 @@ impl Session {
     }
 }
 
-/// Whether a shard may say this of a push. In synchronous mode the step owner decides, and the
-/// others hold.
-fn may_be_said(outcome: Outcome, synchronous: bool, is_owner: bool) -> bool {
-    match outcome {
-        Outcome::Applied { .. } => !synchronous,
-        Outcome::Accepted { .. } => synchronous && is_owner,
-        Outcome::Held {} => synchronous && !is_owner,
-        Outcome::Stale { .. } | Outcome::Withdrawn {} => true,
-    }
-}
-
 impl Emptied for Share {
     fn emptied(self) -> Share {
         Share { parts: self.parts.emptied(), ..Share::default() }
@@ -478,13 +366,13 @@ impl Emptied for Share {
 }
 
 impl Share {
-    fn bytes(&self) -> u64 {
+    pub(super) fn bytes(&self) -> u64 {
         self.parts.iter().map(Part::bytes).sum()
     }
 
     /// Whether this can be the answer now: that its step has passed may be said of a push that is
     /// not whole.
-    fn awaits(&self, outcome: Outcome) -> bool {
+    pub(super) fn awaits(&self, outcome: Outcome) -> bool {
         match self.phase {
             Phase::Sent => true,
             Phase::Sending => self.sent > 0 && matches!(outcome, Outcome::Stale { .. }),
@@ -493,7 +381,7 @@ impl Share {
     }
 
     /// The shard has nothing of it: room is needed, and all parts are sent again.
-    fn start_over(&mut self) {
+    pub(super) fn start_over(&mut self) {
         (self.sent, self.request, self.whole, self.phase) = (0, None, false, Phase::Roomless);
     }
 }

@@ -98,7 +98,7 @@ impl Session {
         let Some(OpKind::Pull(pull)) = self.ops.get_mut(&id).map(|op| &mut op.kind) else {
             return;
         };
-        match part.decode(&pull.plan, shard, pull.buffer.bytes_mut()) {
+        match part.decode(&pull.plan, shard, pull.base, pull.buffer.bytes_mut()) {
             Some(()) => self.values_received(now, (id, ask), link, last),
             None => {
                 self.pull_lost(id, link);
@@ -143,7 +143,8 @@ impl ShortPart {
         sound.then(|| ShortPart { target: Target::Halves(own, to), body: vec![0; bytes as usize] })
     }
 
-    fn decode(&self, plan: &Plan, shard: ShardId, buffer: &mut [u8]) -> Option<()> {
+    /// `base` is where the buffer begins in one of all variables.
+    fn decode(&self, plan: &Plan, shard: ShardId, base: usize, buffer: &mut [u8]) -> Option<()> {
         let mut rest = &self.body[..];
         let (form, range) = match &self.target {
             Target::Layout(form, range) => (*form, range.clone()),
@@ -159,10 +160,11 @@ impl ShortPart {
             let elements = piece.range.start..piece.range.start + piece.element_bytes() as u64;
             // Elements of one partition are one stretch of the buffer, too.
             plan.spans(shard, elements, &mut spans)?;
-            let target = match spans[..] {
-                [(Span::Buffer(start), bytes)] => start..start + bytes,
-                [(Span::Halves(start), bytes)] => start..start + bytes / 2,
-                _ => return None,
+            let [(span, bytes)] = spans[..] else { return None };
+            let target = match span.behind(base) {
+                Span::Buffer(start) => start..start + bytes,
+                Span::Halves(start) => start..start + bytes / 2,
+                Span::Padding => return None,
             };
             piece.decode(form, encoded, buffer.get_mut(target)?).ok()?;
             rest = tail;

@@ -27,9 +27,10 @@ impl Worker {
     /// too. A push that has not been decided by the deadline ends with [`Error::Timeout`], which
     /// names whom the step owner waits for.
     ///
-    /// Names, types and shapes are checked before a byte is sent. So are values, unless the push goes to
-    /// one shard alone, which looks for NaN and infinities as it comes: the error is the same, no push
-    /// that has one counts, and its token goes back. If the connection is lost the push goes on by
+    /// Names, types and shapes are checked before a byte is sent, and so are values, unless there are
+    /// many: a large push is looked at for NaN and infinities while its first parts are on their way, but
+    /// before any shard can hold its share whole; and one for a single shard by that shard, as it comes.
+    /// The error is the same, no push that has one counts, and its token goes back. If the connection is lost the push goes on by
     /// itself after a reconnect, and counts once. On a timeout it goes on in the background:
     /// [`Worker::outcome`] tells how it went, [`Worker::resume`] waits on.
     ///
@@ -43,7 +44,7 @@ impl Worker {
             Err(error) => return PushHandle::new(self.client.caller.failed("push", error), None),
         };
         match self.order(&joined, token, gradients) {
-            Ok(order) => joined.push(Command::Push { order }),
+            Ok(order) => joined.push_while_looking(order),
             Err(error) => joined.refuse(error),
         }
     }
@@ -58,18 +59,19 @@ impl Worker {
         if !joined.plan.is_same(&gradients.plan) {
             return Err(Error::ForeignBuffer);
         }
-        joined.check(&gradients)?;
         if gradients.present().next().is_none() && gradients.rows.is_empty() {
             return Err(Error::EmptyPush);
         }
+        let scatter = self.scatter_of(joined, &gradients);
+        joined.check(&gradients, &scatter)?;
         // Rows first: what a shard may apply as it comes is then the end of the push.
         let parts = joined.own_parts(&gradients)?;
-        let scatter = self.scatter_of(joined, &gradients);
         let Some((grant, read)) = token.spend() else {
             return Err(Error::EmptyPush);
         };
         let Gradients { memory, factors, .. } = gradients;
-        let scattered = Some(Scattered { scatter, buffer: memory.buffer.clone(), factors });
+        let (rounds, buffer) = (0..scatter.rounds(), memory.buffer.clone());
+        let scattered = Some(Scattered { scatter, buffer, rounds, factors });
         if self.pool.len() < POOL_MAX {
             self.pool.push(memory);
         }

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use pushpull_common::ids::{GlobalStep, VariableId};
-use pushpull_common::protocol::Refusal;
-use pushpull_common::protocol::message::{self, Pulled};
+use pushpull_common::protocol::message::{self, Pull, Pulled, Selection};
 use pushpull_common::protocol::refusal::Detail;
+use pushpull_common::protocol::{Message, Refusal};
 
 use super::world::{Frame, OWNER, World, plan, refused, shard, split_plan};
 use crate::error::Error;
@@ -235,4 +235,84 @@ fn values_that_leave_some_out_break_off_the_connection() {
     breaks_off(12, 4, true);
     breaks_off(8, 4, true);
     breaks_off(0, 16, true);
+}
+
+/// Asks for one variable of [`split_plan`], for a token of this step.
+fn one(world: &mut World, plan: &Arc<Plan>, variable: u32, step: u64) -> OpId {
+    let (variable, token) = (VariableId(variable), Some(GlobalStep(step)));
+    let buffer = Buffer::of_bytes(plan.range(variable).len());
+    world.call(Command::PullVariable { plan: plan.clone(), variable, buffer, token })
+}
+
+/// Where the partition of a variable lies on a shard.
+fn place(plan: &Plan, variable: u32, task: u32) -> std::ops::Range<u64> {
+    let partitions = plan.catalogue().partitions_of(VariableId(variable));
+    let found = partitions.iter().find(|partition| partition.shard == shard(task)).unwrap();
+    found.offset..found.end()
+}
+
+#[test]
+fn one_variable_is_asked_for_where_it_lies_and_fills_its_own_buffer() {
+    let plan = split_plan();
+    let mut world = World::joined(&plan);
+    let (split, small) = (one(&mut world, &plan, 0, 4), one(&mut world, &plan, 1, 4));
+    let asked = |frame: &Frame| match &frame.message {
+        Message::Pull(Pull { selection: Selection::Partitions { partitions } }) => {
+            partitions.items().len()
+        }
+        other => panic!("{other:?}"),
+    };
+    let frames = [world.heard(0, "Pull"), world.heard(1, "Pull"), world.heard(0, "Pull")];
+    assert_eq!(frames.each_ref().map(asked), [1, 1, 1]);
+    assert!(frames.iter().all(|frame| frame.envelope.step == GlobalStep(4)));
+    assert!(world.is_quiet(1), "the small one is not there");
+    // The second is answered first; the first comes in two parts from one shard, with padding behind.
+    let at = place(&plan, 1, 0);
+    let values = vec![9; (at.end - at.start) as usize];
+    world.answer_body(&frames[2], GlobalStep(5), part(at.start, true), &values);
+    let Ok(Reply::Pulled { buffer, read }) = world.reply(small) else { panic!() };
+    assert_eq!((&buffer.bytes()[..4], read.step), (&[9; 4][..], GlobalStep(5)));
+    let mut expected = Vec::new();
+    for (frame, task) in [(&frames[0], 0), (&frames[1], 1)] {
+        let at = place(&plan, 0, task);
+        let middle = at.start + 8;
+        let fill = |bytes: u64| vec![task as u8 + 1; bytes as usize];
+        world.answer_body(frame, GlobalStep(6), part(at.start, false), &fill(8));
+        let rest = fill(at.end - middle);
+        world.answer_body(frame, GlobalStep(6), part(middle, true), &rest);
+        let bytes = plan.catalogue().partitions_of(VariableId(0))[task as usize].bytes;
+        expected.extend(fill(bytes));
+    }
+    let Ok(Reply::Pulled { buffer, .. }) = world.reply(split) else { panic!() };
+    assert_eq!(&buffer.bytes()[..84], expected);
+}
+
+#[test]
+fn values_of_another_variable_than_was_asked_for_end_the_connection() {
+    let plan = split_plan();
+    let (at, other) = (place(&plan, 0, 0), place(&plan, 1, 0));
+    let bytes = |range: &std::ops::Range<u64>| (range.end - range.start) as usize;
+    let answers = [
+        (part(other.start, true), bytes(&other)),
+        (part(at.start.min(other.start), true), bytes(&at) + bytes(&other)),
+        (part(at.start + 8, true), bytes(&at) - 8),
+        (part(at.start, true), bytes(&at) - 8),
+        (part(u64::MAX - 7, true), 8),
+    ];
+    for (answer, bytes) in answers {
+        let mut world = World::joined(&plan);
+        let op = one(&mut world, &plan, 0, 0);
+        let frame = world.heard(0, "Pull");
+        world.announce(&frame, GlobalStep(0), answer.clone(), bytes);
+        assert_eq!(world.closed.get(&0), Some(&1), "{answer:?} of {bytes} bytes");
+        // It is asked for again over the next connection.
+        world.wait_for_connect(0);
+        world.accept(0);
+        let frame = world.heard(0, "Pull");
+        assert!(matches!(
+            &frame.message,
+            Message::Pull(Pull { selection: Selection::Partitions { .. } })
+        ));
+        assert!(world.waits(op));
+    }
 }

@@ -1,0 +1,125 @@
+//! The values of one variable: what a shard is asked for, and what its answer must be.
+
+use std::ops::Range;
+
+use pushpull_common::ids::{PartitionId, ShardId, VariableId};
+use pushpull_common::protocol::limits::SELECTION_MAX;
+use pushpull_common::protocol::message::Selection;
+use pushpull_common::protocol::wire::List;
+
+use crate::fanout::Plan;
+
+/// Some partitions of one variable on one shard, in one request.
+#[derive(Clone, Debug)]
+pub(crate) struct Selected {
+    pub(crate) shard: ShardId,
+    partitions: Vec<PartitionId>,
+    /// Where they lie in the shard's layout, in rising order.
+    ranges: Vec<Range<u64>>,
+}
+
+impl Selected {
+    /// All partitions of a variable that is not sparse, but those without elements.
+    pub(crate) fn of(plan: &Plan, variable: VariableId) -> Vec<Selected> {
+        let mut selected: Vec<Selected> = Vec::new();
+        for partition in plan.catalogue().partitions_of(variable) {
+            let (shard, range) = (partition.shard, partition.offset..partition.end());
+            if range.is_empty() {
+                continue;
+            }
+            let open = selected.iter_mut().rfind(|selected| selected.shard == shard);
+            match open.filter(|open| open.partitions.len() < SELECTION_MAX) {
+                Some(open) => open.add(partition.id, range),
+                None => {
+                    let (partitions, ranges) = (vec![partition.id], vec![range]);
+                    selected.push(Selected { shard, partitions, ranges });
+                }
+            }
+        }
+        selected
+    }
+
+    fn add(&mut self, partition: PartitionId, range: Range<u64>) {
+        self.partitions.push(partition);
+        match self.ranges.last_mut() {
+            Some(last) if last.end == range.start => last.end = range.end,
+            _ => self.ranges.push(range),
+        }
+    }
+
+    /// How it is said to the shard.
+    pub(crate) fn selection(&self) -> Selection {
+        let partitions = List::new(self.partitions.clone());
+        let partitions = partitions.expect("there are never more than may be named at once");
+        Selection::Partitions { partitions }
+    }
+
+    /// Where the first byte from here on is that was asked for; `None` behind the last.
+    pub(crate) fn next_value(&self, from: u64) -> Option<u64> {
+        let next = self.ranges.iter().find(|range| range.end > from);
+        next.map(|range| range.start.max(from))
+    }
+
+    /// Whether all of a range was asked for.
+    pub(crate) fn contains(&self, range: &Range<u64>) -> bool {
+        self.ranges.iter().any(|asked| asked.start <= range.start && range.end <= asked.end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use pushpull_common::catalogue::Catalogue;
+    use pushpull_common::partition::Partitioner;
+    use pushpull_common::placement::{Placement, ShardMap, Strategy};
+    use pushpull_common::variable::VariableSpec;
+
+    use super::*;
+
+    /// Two of five rows of two, split over one shard and two, with an empty one between.
+    fn plan(shards: u16) -> Plan {
+        let split = || Partitioner::Fixed { shards: 3 };
+        let variables = vec![
+            VariableSpec::f32("first", [5, 3]).unwrap().partitioner(split()),
+            VariableSpec::f32("empty", [0]).unwrap(),
+            VariableSpec::f32("second", [5, 3]).unwrap().partitioner(split()),
+        ];
+        let map = ShardMap::new([0], shards).unwrap();
+        let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
+        Plan::new(Arc::new(Catalogue::new(variables, &placement).unwrap()))
+    }
+
+    #[test]
+    fn every_partition_is_asked_for_once_and_what_touches_is_one_range() {
+        for shards in [1, 2, 4] {
+            let plan = plan(shards);
+            for id in [0, 2].map(VariableId) {
+                let selected = Selected::of(&plan, id);
+                let mut bytes = 0;
+                for one in &selected {
+                    assert!(one.partitions.is_sorted() && one.ranges.is_sorted_by_key(|r| r.start));
+                    assert!(one.ranges.windows(2).all(|pair| pair[0].end < pair[1].start));
+                    bytes += one.ranges.iter().map(|range| range.end - range.start).sum::<u64>();
+                }
+                let partitions = plan.catalogue().partitions_of(id);
+                assert_eq!(bytes, partitions.iter().map(|p| p.end() - p.offset).sum::<u64>());
+                let named: usize = selected.iter().map(|one| one.partitions.len()).sum();
+                assert_eq!(named, partitions.len());
+            }
+            assert!(Selected::of(&plan, VariableId(1)).is_empty());
+        }
+    }
+
+    #[test]
+    fn what_was_asked_for_comes_in_order_and_nothing_else_does() {
+        let (shard, partitions) = (ShardId { task: 0, shard: 0 }, vec![PartitionId(1)]);
+        let selected = Selected { shard, partitions, ranges: vec![8..24, 40..48] };
+        let next = [0, 8, 16, 24, 40, 47, 48].map(|from| selected.next_value(from));
+        assert_eq!(next, [Some(8), Some(8), Some(16), Some(40), Some(40), Some(47), None]);
+        for (range, contained) in [(8..24, true), (8..16, true), (40..48, true), (16..40, false)] {
+            assert_eq!(selected.contains(&range), contained, "{range:?}");
+        }
+        assert!(!selected.contains(&(0..16)) && !selected.contains(&(24..48)));
+    }
+}
