@@ -64,6 +64,7 @@ const PURE: &[(&str, &[&str])] = &[
 /// Modules that a module may not name: arrows within a crate point down too.
 const MODULES: &[(&str, &[&str])] = &[
     ("common/src/protocol", &["crate::catalogue", "crate::cluster", "crate::placement"]),
+    ("common/src/lending", &["crate::protocol", "crate::catalogue", "crate::placement"]),
     ("common/src/codec", &["crate::protocol", "crate::catalogue", "crate::placement"]),
     ("common/src/codec.rs", &["crate::protocol", "crate::catalogue", "crate::placement"]),
     ("common/src/cluster", &["crate::protocol", "crate::placement", "crate::catalogue"]),
