@@ -10,7 +10,7 @@ use pushpull_common::protocol::message::{
     BodyCrc, CatalogueState, Hello, ModeIs, NonFinitePolicy, Role, Welcome,
 };
 use pushpull_common::protocol::refusal::Detail;
-use pushpull_common::protocol::wire::List;
+use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{Header, Refusal, version};
 
 use super::output::Output;
@@ -112,6 +112,7 @@ impl Shard {
             catalogue: self.catalogue_state(),
             restore_epoch: self.epoch,
             restored_step: self.restored_step,
+            nearby: Text::default(),
             identity: self.identity.to_wire(),
             auth: List::default(),
         })

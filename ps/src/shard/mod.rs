@@ -388,6 +388,7 @@ impl Shard {
             | Message::PullRows(_)
             | Message::PullRowsEncoded(_) => true,
             Message::AwaitReady(_) | Message::FetchCatalogue(_) => true,
+            Message::Lend(_) => role != Role::Peer {},
             message if chief::is_for_chiefs(message) => role == Role::Chief {},
             Message::SaveShard(_) | Message::Held(_) | Message::StepApplied(_) => {
                 role == Role::Peer {}
@@ -410,6 +411,7 @@ impl Shard {
                 | Message::PullRows(_)
                 | Message::PullRowsEncoded(_)
                 | Message::FetchCatalogue(_)
+                | Message::Lend(_)
                 | Message::Leave(_)
         );
         // The outcome of a push is no read: one that is not on the disk would be answered so.
@@ -435,6 +437,10 @@ impl Shard {
         match (message, client) {
             (Message::Heartbeat(_), _) => {
                 self.answer(connection, request, message::HeartbeatAnswer {}.into());
+            }
+            (Message::Lend(_), _) => {
+                let detail = Detail::clipped("this server lends no memory");
+                self.refuse(connection, request, Refusal::Unsupported { kind, detail });
             }
             (Message::Declare(declare), _) => {
                 let bytes = vec![0; header.body_bytes as usize];
