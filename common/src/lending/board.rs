@@ -75,6 +75,24 @@ impl<W: Words> Board<W> {
         board
     }
 
+    /// The words.
+    pub fn words(&self) -> &W {
+        &self.words
+    }
+
+    /// The number that stands on the board for a place.
+    ///
+    /// # Panics
+    /// If the board has no such place.
+    pub fn home(&self, place: usize) -> u64 {
+        self.words.load(HOMES + place)
+    }
+
+    /// Whether a change is begun.
+    pub fn is_changing(&self) -> bool {
+        self.changing
+    }
+
     /// The turn that whoever pins now may pin, or the last there was while a change is made.
     pub fn turn(&self) -> u64 {
         self.turn

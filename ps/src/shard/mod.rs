@@ -19,6 +19,7 @@ mod handshake;
 #[cfg(any(test, fuzzing, feature = "simulation"))]
 mod invariants;
 mod late;
+mod lent;
 mod mean;
 mod measuring;
 mod membership;
@@ -72,6 +73,7 @@ use checkpoints::{Asker, News, Restoring, Saving, ShardRestored};
 use cut::{Cut, Wish};
 use drafts::Draft;
 use encoded::{Encoded, Form};
+pub(crate) use handshake::Way;
 use output::Output;
 use parked::{Entry, Parked, Wait};
 use power::Power;
@@ -90,8 +92,8 @@ pub(crate) enum Input<'a> {
         hello: &'a Hello,
         /// The header it came under.
         header: &'a Header,
-        /// Whether the transport is beyond this host, where bodies want checksums.
-        remote: bool,
+        /// How it has come.
+        way: Way,
     },
     /// A message has come. If it has a body, that comes next.
     Message {
@@ -187,6 +189,7 @@ struct Part {
 struct Conversation {
     role: Role,
     client: Option<ClientKey>,
+    way: Way,
     crc: bool,
     receiving: Option<Receiving>,
     /// The push whose refusal has been sent: its other parts are passed over in silence.
@@ -283,8 +286,8 @@ impl Shard {
     pub(crate) fn handle(&mut self, now: Instant, input: Input<'_>) {
         self.persist_late();
         match input {
-            Input::Connected { connection, hello, header, remote } => {
-                self.connected(now, connection, hello, header, remote);
+            Input::Connected { connection, hello, header, way } => {
+                self.connected(now, connection, hello, header, way);
             }
             Input::Message { connection, header, message } => {
                 self.message(now, connection, header, message);
@@ -438,10 +441,7 @@ impl Shard {
             (Message::Heartbeat(_), _) => {
                 self.answer(connection, request, message::HeartbeatAnswer {}.into());
             }
-            (Message::Lend(_), _) => {
-                let detail = Detail::clipped("this server lends no memory");
-                self.refuse(connection, request, Refusal::Unsupported { kind, detail });
-            }
+            (Message::Lend(asked), _) => self.lend(connection, request, kind, asked.wants),
             (Message::Declare(declare), _) => {
                 let bytes = vec![0; header.body_bytes as usize];
                 let digest = declare.digest;
