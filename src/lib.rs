@@ -75,8 +75,9 @@ pub use pushpull_ps::{
 };
 pub use pushpull_worker::{
     Checksums, ClipError, ConnectError, Error, Gradients, Initial, JoinError, LossScale,
-    LossScaleError, Params, Pulled, Push, Pushing, Reader, ReaderError, ResidualsError, Restored,
-    SavedCheckpoint, Silent, SilentShards, Token, ViewError, Worker, WorkerConfig, blocking,
+    LossScaleError, Params, PullHandle, Pulled, Push, PushHandle, Pushing, Reader, ReaderError,
+    ResidualsError, Restored, SavedCheckpoint, Silent, SilentShards, Token, ViewError, Worker,
+    WorkerConfig, blocking,
 };
 
 pub use pushpull_common as common;

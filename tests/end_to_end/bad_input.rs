@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use pushpull::blocking::{Reader, Worker};
 use pushpull::{
-    Adam, ClusterSpec, DType, Error, JoinError, ListenError, NonFinite, Ps, PsConfig, Refusal, Sgd,
-    Shape, StartError, Storage, TaskId, VariableSpec, ViewError, WorkerConfig,
+    Adam, ClusterSpec, DType, Error, JoinError, ListenError, Mode, NonFinite, Ps, PsConfig, Push,
+    Refusal, Sgd, Shape, StartError, Storage, TaskId, VariableSpec, ViewError, WorkerConfig,
 };
 
 use super::cluster::{Cluster, LONG, block_on, listen, spec, vector};
@@ -178,32 +178,85 @@ fn non_finite_gradients_are_refused_counted_or_let_through() {
         let cluster = Cluster::sgd(1, |config| config.non_finite(policy));
         let mut worker = cluster.worker(0);
         worker.join(&[vector("w", 5000)], |_| ()).unwrap();
-        let token = worker.token().unwrap().unwrap();
-        let mut gradients = worker.gradients();
-        let w = gradients.view_mut::<f32>("w").unwrap();
-        w.fill(1.0);
-        w[4321] = f32::NAN;
-        w[4999] = f32::NEG_INFINITY;
-        let result = worker.push(token, gradients);
+        let result = push_bad(&mut worker);
         let metrics = cluster.handle().metrics();
         cluster.stop();
         (result, metrics)
     };
     let (result, metrics) = push(NonFinite::Reject);
-    match result {
-        Err(Error::NonFinite { variable, element, value }) => {
-            assert_eq!((variable.as_str(), element), ("w", 4321));
-            assert!(value.is_nan());
-        }
-        other => panic!("{other:?}"),
-    }
-    assert_eq!(metrics.push_bytes, 0, "not a byte was sent");
+    assert_eq!(bad_element(result), 4321);
+    assert_eq!((metrics.pushes_dropped, metrics.global_step), (1, 0), "the shard has looked");
     let (result, metrics) = push(NonFinite::Count);
     result.unwrap();
     assert_eq!((metrics.non_finite, metrics.global_step), (2, 1));
     let (result, metrics) = push(NonFinite::Allow);
     result.unwrap();
     assert_eq!((metrics.non_finite, metrics.global_step), (0, 1));
+}
+
+/// Where one shard might count what another refuses, the worker looks before it sends.
+#[test]
+fn non_finite_gradients_for_several_shards_are_not_sent() {
+    let cluster = Cluster::start(2, 1, Sgd::new(1.0), |config| config);
+    let mut worker = cluster.worker(0);
+    worker.join(&[vector("v", 3), vector("w", 5000)], |_| ()).unwrap();
+    assert_eq!(bad_element(push_bad(&mut worker)), 4321);
+    for ps in &cluster.servers {
+        assert_eq!(ps.handle().metrics().push_bytes, 0, "not a byte was sent");
+    }
+    cluster.stop();
+}
+
+/// The shard may find it in any part, when some have been applied to what is not committed yet, or in the
+/// last. Nothing is left of the push, and its token, the only one there is, comes back.
+#[test]
+fn of_a_push_that_a_shard_refuses_nothing_is_left() {
+    let synchronous = Mode::Synchronous { replicas_to_aggregate: 1, total_num_replicas: 1 };
+    for mode in [Mode::Asynchronous, synchronous] {
+        let cluster = Cluster::sgd(1, |config| config.last_step(1).mode(mode));
+        let mut worker = cluster.worker(0);
+        let elements = 1_500_000;
+        let mut params = worker.join(&[vector("w", elements as u64)], |_| ()).unwrap();
+        for bad in [0, 600_000, elements - 1] {
+            let token = worker.token().unwrap().unwrap();
+            let mut gradients = worker.gradients();
+            let w = gradients.view_mut::<f32>("w").unwrap();
+            w.fill(1.0);
+            w[bad] = f32::INFINITY;
+            assert_eq!(bad_element(worker.push(token, gradients)), bad);
+        }
+        let token = worker.token().unwrap().unwrap();
+        worker.pull(&token, &mut params).unwrap();
+        assert!(params.view::<f32>("w").unwrap().iter().all(|value| *value == 0.0));
+        let mut gradients = worker.gradients();
+        gradients.view_mut::<f32>("w").unwrap().fill(1.0);
+        worker.push(token, gradients).unwrap();
+        assert!(worker.token().unwrap().is_none());
+        assert_eq!(cluster.handle().metrics().global_step, 1);
+        cluster.stop();
+    }
+}
+
+/// Pushes a gradient of `w` with two bad elements.
+fn push_bad(worker: &mut Worker) -> Result<Push, Error> {
+    let token = worker.token().unwrap().unwrap();
+    let mut gradients = worker.gradients();
+    let w = gradients.view_mut::<f32>("w").unwrap();
+    w.fill(1.0);
+    w[4321] = f32::NAN;
+    w[4999] = f32::NEG_INFINITY;
+    worker.push(token, gradients)
+}
+
+/// Which element of `w` an error says is bad.
+fn bad_element(result: Result<Push, Error>) -> usize {
+    match result {
+        Err(Error::NonFinite { variable, element, value }) => {
+            assert!(variable == "w" && !value.is_finite());
+            element
+        }
+        other => panic!("{other:?}"),
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
-use std::thread::Thread;
+use std::thread::{Thread, ThreadId};
 
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::Sequence;
@@ -23,17 +23,22 @@ use crate::token::Token;
 
 /// [`crate::Worker`], blocking.
 #[derive(Debug)]
-pub struct Worker(crate::Worker);
+pub struct Worker {
+    inner: crate::Worker,
+    waiter: Waiter,
+}
 
 impl Worker {
     /// See [`crate::Worker::connect`].
     pub fn connect(config: WorkerConfig) -> Result<Worker, ConnectError> {
-        wait(crate::Worker::connect(config)).map(Worker)
+        let mut waiter = Waiter::default();
+        let inner = waiter.wait(crate::Worker::connect(config))?;
+        Ok(Worker { inner, waiter })
     }
 
     /// See [`crate::Worker::is_chief`].
     pub fn is_chief(&self) -> bool {
-        self.0.is_chief()
+        self.inner.is_chief()
     }
 
     /// See [`crate::Worker::join`].
@@ -42,32 +47,32 @@ impl Worker {
         variables: &[VariableSpec],
         fill: impl FnOnce(&mut Initial<'_>),
     ) -> Result<Params, JoinError> {
-        wait(self.0.join(variables, fill))
+        self.waiter.wait(self.inner.join(variables, fill))
     }
 
     /// See [`crate::Worker::catalogue`].
     pub fn catalogue(&self) -> Option<&Catalogue> {
-        self.0.catalogue()
+        self.inner.catalogue()
     }
 
     /// See [`crate::Worker::placement`].
     pub fn placement(&self) -> Option<&Placement> {
-        self.0.placement()
+        self.inner.placement()
     }
 
     /// See [`crate::Worker::restored`].
     pub fn restored(&self) -> Option<&Restored> {
-        self.0.restored()
+        self.inner.restored()
     }
 
     /// See [`crate::Worker::token`].
     pub fn token(&mut self) -> Result<Option<Token>, Error> {
-        wait(self.0.token())
+        self.waiter.wait(self.inner.token())
     }
 
     /// See [`crate::Worker::pull`].
     pub fn pull(&mut self, token: &Token, params: &mut Params) -> Result<Pulled, Error> {
-        wait(self.0.pull(token, params))
+        self.waiter.wait(self.inner.pull(token, params))
     }
 
     /// See [`crate::Worker::pull_rows`].
@@ -78,7 +83,7 @@ impl Worker {
         ids: &[u64],
         rows: &mut [T],
     ) -> Result<Pulled, Error> {
-        wait(self.0.pull_rows(token, name, ids, rows))
+        self.waiter.wait(self.inner.pull_rows(token, name, ids, rows))
     }
 
     /// See [`crate::Worker::gradients`].
@@ -86,27 +91,42 @@ impl Worker {
     /// # Panics
     /// If the worker has not joined.
     pub fn gradients(&mut self) -> Gradients {
-        self.0.gradients()
+        self.inner.gradients()
     }
 
     /// See [`crate::Worker::push`].
     pub fn push(&mut self, token: Token, gradients: Gradients) -> Result<Push, Error> {
-        wait(self.0.push(token, gradients))
+        self.waiter.wait(self.inner.push(token, gradients))
+    }
+
+    /// Begins what [`Worker::push`] does and does not wait for it: see [`crate::Worker::push`].
+    pub fn start_push(&mut self, token: Token, gradients: Gradients) -> Started<crate::PushHandle> {
+        Started { handle: self.inner.push(token, gradients), waiter: self.waiter.clone() }
+    }
+
+    /// Begins what [`Worker::pull`] does and does not wait for it: see [`crate::Worker::pull`].
+    pub fn start_pull<'a>(
+        &mut self,
+        token: &'a Token,
+        params: &'a mut Params,
+    ) -> Started<crate::PullHandle<'a>> {
+        Started { handle: self.inner.pull(token, params), waiter: self.waiter.clone() }
     }
 
     /// See [`crate::Worker::begin`].
-    pub fn begin(&mut self, token: Token) -> Result<Pushing<'_>, Error> {
-        wait(self.0.begin(token)).map(Pushing)
+    pub fn begin(&mut self, token: Token) -> Result<Pushing, Error> {
+        let inner = self.waiter.wait(self.inner.begin(token))?;
+        Ok(Pushing { inner, waiter: self.waiter.clone() })
     }
 
     /// See [`crate::Worker::assign`].
     pub fn assign<T: Element>(&mut self, name: &str, values: &[T]) -> Result<(), Error> {
-        wait(self.0.assign(name, values))
+        self.waiter.wait(self.inner.assign(name, values))
     }
 
     /// See [`crate::Worker::assign_add`].
     pub fn assign_add<T: Element>(&mut self, name: &str, values: &[T]) -> Result<(), Error> {
-        wait(self.0.assign_add(name, values))
+        self.waiter.wait(self.inner.assign_add(name, values))
     }
 
     /// See [`crate::Worker::assign_rows`].
@@ -116,90 +136,114 @@ impl Worker {
         ids: &[u64],
         rows: &[T],
     ) -> Result<(), Error> {
-        wait(self.0.assign_rows(name, ids, rows))
+        self.waiter.wait(self.inner.assign_rows(name, ids, rows))
     }
 
     /// See [`crate::Worker::outcome`].
     pub fn outcome(&mut self, sequence: Sequence) -> Result<Option<Push>, Error> {
-        wait(self.0.outcome(sequence))
+        self.waiter.wait(self.inner.outcome(sequence))
     }
 
     /// See [`crate::Worker::resume`].
     pub fn resume(&mut self, sequence: Sequence) -> Result<Push, Error> {
-        wait(self.0.resume(sequence))
+        self.waiter.wait(self.inner.resume(sequence))
     }
 
     /// See [`crate::Worker::residuals`].
     pub fn residuals(&self) -> Vec<u8> {
-        self.0.residuals()
+        self.inner.residuals()
     }
 
     /// See [`crate::Worker::restore_residuals`].
     pub fn restore_residuals(&mut self, bytes: &[u8]) -> Result<(), ResidualsError> {
-        self.0.restore_residuals(bytes)
+        self.inner.restore_residuals(bytes)
     }
 
     /// See [`crate::Worker::finish`].
     pub fn finish(&mut self) -> Result<(), Error> {
-        wait(self.0.finish())
+        self.waiter.wait(self.inner.finish())
     }
 
     /// See [`crate::Worker::save`].
     pub fn save(&mut self, user: &[u8]) -> Result<SavedCheckpoint, Error> {
-        wait(self.0.save(user))
+        self.waiter.wait(self.inner.save(user))
     }
 
     /// See [`crate::Worker::leave`].
-    pub fn leave(self) -> Result<(), Error> {
-        wait(self.0.leave())
+    pub fn leave(mut self) -> Result<(), Error> {
+        self.waiter.wait(self.inner.leave())
+    }
+}
+
+/// Something that is under way, which [`Started::wait`] waits for. Others can be begun meanwhile, and
+/// waited for in any order; what dropping it does is said where its handle is.
+#[derive(Debug)]
+#[must_use = "what is under way may be given up when it is dropped"]
+pub struct Started<H> {
+    handle: H,
+    waiter: Waiter,
+}
+
+impl<H: Future> Started<H> {
+    /// Waits until it is done, and returns what came of it.
+    pub fn wait(mut self) -> H::Output {
+        self.waiter.wait(self.handle)
     }
 }
 
 /// [`crate::Pushing`], blocking.
 #[derive(Debug)]
 #[must_use = "a push that is not finished is withdrawn"]
-pub struct Pushing<'a>(crate::Pushing<'a>);
+pub struct Pushing {
+    inner: crate::Pushing,
+    waiter: Waiter,
+}
 
-impl Pushing<'_> {
+impl Pushing {
     /// See [`crate::Pushing::variable`].
     pub fn variable<T: Element>(&mut self, name: &str, gradient: &[T]) -> Result<(), Error> {
-        wait(self.0.variable(name, gradient))
+        self.waiter.wait(self.inner.variable(name, gradient))
     }
 
     /// See [`crate::Pushing::rows`].
     pub fn rows<T: Element>(&mut self, name: &str, ids: &[u64], rows: &[T]) -> Result<(), Error> {
-        wait(self.0.rows(name, ids, rows))
+        self.waiter.wait(self.inner.rows(name, ids, rows))
     }
 
     /// See [`crate::Pushing::finish`].
-    pub fn finish(self) -> Result<Push, Error> {
-        wait(self.0.finish())
+    pub fn finish(mut self) -> Result<Push, Error> {
+        self.waiter.wait(self.inner.finish())
     }
 }
 
 /// [`crate::Reader`], blocking.
 #[derive(Debug)]
-pub struct Reader(crate::Reader);
+pub struct Reader {
+    inner: crate::Reader,
+    waiter: Waiter,
+}
 
 impl Reader {
     /// See [`crate::Reader::connect`].
     pub fn connect(config: WorkerConfig) -> Result<Reader, ReaderError> {
-        wait(crate::Reader::connect(config)).map(Reader)
+        let mut waiter = Waiter::default();
+        let inner = waiter.wait(crate::Reader::connect(config))?;
+        Ok(Reader { inner, waiter })
     }
 
     /// See [`crate::Reader::catalogue`].
     pub fn catalogue(&self) -> &Catalogue {
-        self.0.catalogue()
+        self.inner.catalogue()
     }
 
     /// See [`crate::Reader::params`].
     pub fn params(&self) -> Params {
-        self.0.params()
+        self.inner.params()
     }
 
     /// See [`crate::Reader::pull`].
     pub fn pull(&mut self, params: &mut Params) -> Result<u64, Error> {
-        wait(self.0.pull(params))
+        self.waiter.wait(self.inner.pull(params))
     }
 
     /// See [`crate::Reader::pull_rows`].
@@ -209,7 +253,35 @@ impl Reader {
         ids: &[u64],
         rows: &mut [T],
     ) -> Result<u64, Error> {
-        wait(self.0.pull_rows(name, ids, rows))
+        self.waiter.wait(self.inner.pull_rows(name, ids, rows))
+    }
+}
+
+/// Waits on a thread for futures. Those of this crate are driven by the session's thread and need no
+/// runtime here.
+///
+/// It keeps what wakes the thread from call to call, as most callers stay on one.
+#[derive(Clone, Debug, Default)]
+struct Waiter(Option<(ThreadId, Waker)>);
+
+impl Waiter {
+    fn wait<F: Future>(&mut self, future: F) -> F::Output {
+        let mut future = pin!(future);
+        let mut context = Context::from_waker(self.waker());
+        loop {
+            match future.as_mut().poll(&mut context) {
+                Poll::Ready(output) => return output,
+                Poll::Pending => std::thread::park(),
+            }
+        }
+    }
+
+    /// What wakes the thread that calls.
+    fn waker(&mut self) -> &Waker {
+        let thread = std::thread::current();
+        let id = thread.id();
+        let kept = self.0.take().filter(|(kept, _)| *kept == id);
+        &self.0.insert(kept.unwrap_or_else(|| (id, Waker::from(Arc::new(Unpark(thread)))))).1
     }
 }
 
@@ -220,18 +292,40 @@ impl Wake for Unpark {
     fn wake(self: Arc<Self>) {
         self.0.unpark();
     }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.0.unpark();
+    }
 }
 
-/// Waits on this thread for a future. Those of this crate are driven by the session's thread and
-/// need no runtime here.
-fn wait<F: Future>(future: F) -> F::Output {
-    let mut future = pin!(future);
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-    let mut context = Context::from_waker(&waker);
-    loop {
-        match future.as_mut().poll(&mut context) {
-            Poll::Ready(output) => return output,
-            Poll::Pending => std::thread::park(),
-        }
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    /// Waits on this thread for what another sends once this one has asked for it.
+    fn hear(waiter: &mut Waiter) -> Waker {
+        let (told, tell) = mpsc::channel::<oneshot::Sender<u32>>();
+        let other = std::thread::spawn(move || tell.recv().unwrap().send(7).unwrap());
+        let (sender, receiver) = oneshot::channel();
+        told.send(sender).unwrap();
+        assert_eq!(waiter.wait(receiver), Ok(7));
+        other.join().unwrap();
+        waiter.0.clone().unwrap().1
+    }
+
+    #[test]
+    fn one_waker_serves_all_calls_of_a_thread_and_no_other_thread() {
+        let mut waiter = Waiter::default();
+        let first = hear(&mut waiter);
+        assert!(hear(&mut waiter).will_wake(&first));
+        // A worker may be moved to another thread between two calls.
+        std::thread::scope(|scope| {
+            scope.spawn(|| assert!(!hear(&mut waiter).will_wake(&first))).join().unwrap();
+        });
+        assert!(!hear(&mut waiter).will_wake(&first), "what was kept is another thread's");
     }
 }

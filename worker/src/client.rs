@@ -1,9 +1,11 @@
 //! What a worker and a reader have in common: a session, and the variables it is about.
 
 use std::collections::hash_map::RandomState;
+use std::future::poll_fn;
 use std::hash::{BuildHasher, Hasher};
-use std::sync::Arc;
-use std::task::Poll;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -19,18 +21,20 @@ use crate::error::{ConnectError, Error, JoinError};
 use crate::fanout::Plan;
 use crate::params::{Buffer, Params};
 use crate::rows::{self, Wanted};
-use crate::runtime::SessionThread;
+use crate::runtime::{Call, Caller, SessionThread};
 use crate::session::{Command, Read, Reply, Start, Welcomed};
 
 /// A session with the servers of a cluster.
 #[derive(Debug)]
 pub(crate) struct Client {
     pub(crate) config: WorkerConfig,
-    pub(crate) session: SessionThread,
+    pub(crate) caller: Arc<Caller>,
+    /// Ends the session when it is dropped.
+    _thread: SessionThread,
     pub(crate) owner: ShardId,
     pub(crate) welcomed: Welcomed,
-    /// A buffer that the next pull can use.
-    spare: Option<Buffer>,
+    /// Buffers that pulls have left, for the next.
+    pub(crate) buffers: Arc<Buffers>,
 }
 
 impl Client {
@@ -58,10 +62,12 @@ impl Client {
             addresses: addresses.collect(),
             progress_interval: config.progress.is_some().then_some(config.progress_interval),
         };
-        let session = SessionThread::start(start, config.progress.clone())
+        let thread = SessionThread::start(start, config.progress.clone())
             .map_err(|source| ConnectError::Thread { source })?;
-        let welcomed = open(&session, vec![owner], config.connect_timeout).await?;
-        Ok(Client { config, session, owner, welcomed, spare: None })
+        let caller = thread.caller().clone();
+        let welcomed = open(&caller, vec![owner], config.connect_timeout).await?;
+        let buffers = Arc::default();
+        Ok(Client { config, caller, _thread: thread, owner, welcomed, buffers })
     }
 
     /// Connects to the step owner and to every shard a plan uses, and returns them in this order, with
@@ -71,7 +77,7 @@ impl Client {
         let others = plan.shards().iter().copied().filter(|&shard| shard != self.owner);
         let shards: Vec<ShardId> = std::iter::once(self.owner).chain(others).collect();
         let timeout = self.config.connect_timeout;
-        let welcomed = open(&self.session, shards.clone(), timeout).await?;
+        let welcomed = open(&self.caller, shards.clone(), timeout).await?;
         Ok((shards, welcomed))
     }
 
@@ -85,7 +91,7 @@ impl Client {
         timeout: Duration,
     ) -> Result<(Message, Vec<u8>), Error> {
         let command = Command::Request { shard, message: message.into(), body };
-        match self.session.call(doing, command, timeout).await? {
+        match self.caller.call(doing, command, timeout).await? {
             Reply::Answer { message, body } => Ok((message, body)),
             _ => Err(Error::Ended { doing }),
         }
@@ -163,37 +169,29 @@ impl Client {
     /// Tells the session what the variables are, once their shards live in one restore epoch.
     pub(crate) async fn joined(&self, plan: &Arc<Plan>, timeout: Duration) -> Result<(), Error> {
         let command = Command::Joined { plan: plan.clone() };
-        self.session.call("join", command, timeout).await.map(|_| ())
+        self.caller.call("join", command, timeout).await.map(|_| ())
     }
 
     /// Replaces all of `params` by the newest values; the step they are of.
-    pub(crate) async fn pull(&mut self, params: &mut Params) -> Result<GlobalStep, Error> {
-        let read = self.pull_for(params, None).await?;
+    pub(crate) async fn pull(&self, params: &mut Params) -> Result<GlobalStep, Error> {
+        let mut call = self.pull_for(params, None);
+        let read = poll_fn(|context| call.poll_into(context, params)).await?;
         read.map(|read| read.step).ok_or(Error::Ended { doing: "pull" })
     }
 
-    /// Replaces all of `params` by values for the step of a token, and says what they are of; `None`
-    /// if that has passed.
-    pub(crate) async fn pull_for(
-        &mut self,
-        params: &mut Params,
-        token: Option<GlobalStep>,
-    ) -> Result<Option<Read>, Error> {
+    /// Values that cannot even be asked for, and why.
+    pub(crate) fn refuse_pull(&self, error: Error) -> PullCall {
+        PullCall { call: self.caller.failed("pull", error), buffers: self.buffers.clone() }
+    }
+
+    /// Asks for values for the step of a token, or for whatever there are, to be put into `params`; none
+    /// of `self` is borrowed by the answer.
+    pub(crate) fn pull_for(&self, params: &Params, token: Option<GlobalStep>) -> PullCall {
         let plan = params.plan.clone();
-        let buffer = self.spare.take().unwrap_or_else(|| Buffer::new(&plan));
+        let buffer = self.buffers.take(plan.bytes());
         let command = Command::Pull { plan, buffer, token };
-        match self.session.call("pull", command, self.config.timeout).await? {
-            Reply::Pulled { buffer, read } => {
-                self.spare = Some(std::mem::replace(&mut params.buffer, buffer));
-                params.step = read.step;
-                Ok(Some(read))
-            }
-            Reply::Stale { buffer } => {
-                self.spare = Some(buffer);
-                Ok(None)
-            }
-            _ => Err(Error::Ended { doing: "pull" }),
-        }
+        let call = self.caller.call("pull", command, self.config.timeout);
+        PullCall { call, buffers: self.buffers.clone() }
     }
 }
 
@@ -213,7 +211,7 @@ impl Client {
         let buffer = Buffer::of_bytes(size_of_val(out));
         let (plan, rows) = (plan.clone(), wanted.asks.clone());
         let command = Command::PullRows { plan, buffer, rows, token };
-        match self.session.call("pull rows", command, self.config.timeout).await? {
+        match self.caller.call("pull rows", command, self.config.timeout).await? {
             Reply::Pulled { buffer, read } => {
                 wanted.put(buffer.bytes(), bytemuck::cast_slice_mut(out));
                 Ok(Some(read))
@@ -221,6 +219,64 @@ impl Client {
             Reply::Stale { .. } => Ok(None),
             _ => Err(Error::Ended { doing: "pull rows" }),
         }
+    }
+}
+
+/// Values that have been asked for.
+#[derive(Debug)]
+pub(crate) struct PullCall {
+    call: Call,
+    buffers: Arc<Buffers>,
+}
+
+impl PullCall {
+    /// Puts all of the values, once they are there, into the parameters they were asked for; what they
+    /// are of, or `None` if the token's step has passed.
+    pub(crate) fn poll_into(
+        &mut self,
+        context: &mut Context<'_>,
+        params: &mut Params,
+    ) -> Poll<Result<Option<Read>, Error>> {
+        Poll::Ready(match ready!(Pin::new(&mut self.call).poll(context)) {
+            Ok(Reply::Pulled { buffer, read }) => {
+                self.buffers.keep(std::mem::replace(&mut params.buffer, buffer));
+                params.step = read.step;
+                Ok(Some(read))
+            }
+            Ok(Reply::Stale { buffer }) => {
+                self.buffers.keep(buffer);
+                Ok(None)
+            }
+            Ok(_) => Err(Error::Ended { doing: "pull" }),
+            Err(error) => Err(error),
+        })
+    }
+}
+
+/// Buffers that are kept: those of pulls that are usually under way at once.
+const BUFFERS_MAX: usize = 4;
+
+/// Buffers that pulls have left.
+#[derive(Debug, Default)]
+pub(crate) struct Buffers(Mutex<Vec<Buffer>>);
+
+impl Buffers {
+    /// A buffer of this length, of whatever content.
+    pub(crate) fn take(&self, bytes: usize) -> Buffer {
+        let mut buffers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let fits = buffers.iter().position(|buffer| buffer.is_of(bytes));
+        let kept = fits.map(|fits| buffers.swap_remove(fits));
+        drop(buffers);
+        kept.unwrap_or_else(|| Buffer::of_bytes(bytes))
+    }
+
+    /// Keeps a buffer, in place of the oldest if there are many.
+    pub(crate) fn keep(&self, buffer: Buffer) {
+        let mut buffers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let oldest = (buffers.len() >= BUFFERS_MAX).then(|| buffers.remove(0));
+        buffers.push(buffer);
+        drop(buffers);
+        drop(oldest);
     }
 }
 
@@ -251,12 +307,8 @@ impl Deadline {
     }
 }
 
-async fn open(
-    session: &SessionThread,
-    shards: Vec<ShardId>,
-    timeout: Duration,
-) -> Result<Welcomed, Error> {
-    match session.call("connect", Command::Open { shards }, timeout).await? {
+async fn open(caller: &Caller, shards: Vec<ShardId>, timeout: Duration) -> Result<Welcomed, Error> {
+    match caller.call("connect", Command::Open { shards }, timeout).await? {
         Reply::Opened(welcomed) => Ok(welcomed),
         _ => Err(Error::Ended { doing: "connect" }),
     }
@@ -266,7 +318,7 @@ async fn open(
 pub(crate) async fn all<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F::Output> {
     let mut futures: Vec<_> = futures.into_iter().map(Box::pin).collect();
     let mut outputs: Vec<Option<F::Output>> = futures.iter().map(|_| None).collect();
-    std::future::poll_fn(|context| {
+    poll_fn(|context| {
         let mut waiting = false;
         for (future, output) in futures.iter_mut().zip(&mut outputs) {
             if output.is_none() {

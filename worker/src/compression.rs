@@ -16,7 +16,8 @@ use pushpull_common::tensor::{DType, Element, bf16, elements_of, f16};
 use pushpull_common::variable::VariableSpec;
 
 use crate::error::{Error, JoinError};
-use crate::fanout::{Part, Plan, stretch_elements};
+use crate::fanout::{Plan, stretch_elements};
+use crate::parts::Part;
 use crate::rows::{RowSet, add_parts};
 use rows::RowResiduals;
 pub use saved::ResidualsError;
@@ -286,8 +287,8 @@ fn stretches<T: Real>(
         out.clear();
         left.encode(codec, blocks, start, &gradient[stretch.clone()], &mut out)?;
         // As long as it is: what is kept until it is settled should not be longer.
-        let bodies = vec![Bytes::copy_from_slice(&out)];
-        parts.push(Part::stretch(partition, before, stretch.len(), encoding, bodies));
+        let body = Bytes::copy_from_slice(&out).into();
+        parts.push(Part::stretch(partition, before, stretch.len(), encoding, body));
         start = stretch.end;
     }
     Ok(parts)

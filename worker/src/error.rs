@@ -361,7 +361,7 @@ pub enum Error {
         /// The server.
         shard: ShardId,
     },
-    /// A gradient or a value is NaN or infinite. Nothing was sent.
+    /// A gradient or a value is NaN or infinite. It counts nowhere, and its token goes back.
     #[error("cannot push: element {element} of {variable:?} is {value}")]
     NonFinite {
         /// The variable.
@@ -414,6 +414,15 @@ pub enum Error {
     Window {
         /// How many there may be.
         limit: u64,
+    },
+    /// More operations are on their way to the session than it takes at once, because their futures
+    /// were not awaited. Nothing was done: await some, and do this again.
+    #[error("cannot {doing}: {limit} operations are on their way already")]
+    Busy {
+        /// What was to be done.
+        doing: &'static str,
+        /// How many there may be.
+        limit: usize,
     },
     /// A variable cannot be used like this.
     #[error(transparent)]

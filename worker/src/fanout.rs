@@ -16,6 +16,8 @@ use pushpull_common::ids::{ShardId, VariableId};
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::tensor::DType;
 
+use crate::parts::{Cut, Part, Piece, Scatter, Stretch, padding};
+
 /// What a stretch of a shard's layout is on this side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Span {
@@ -51,63 +53,6 @@ pub(crate) struct Plan {
     /// The shards that hold variables of `f16` or `bf16` that are not sparse.
     with_halves: BTreeSet<ShardId>,
 }
-
-/// One part of a push for one shard.
-#[derive(Clone, Debug)]
-pub(crate) struct Part {
-    /// Where it starts in the shard's layout.
-    pub(crate) offset: u64,
-    /// Its body, in order.
-    pub(crate) bodies: Vec<Bytes>,
-    /// What the body is, if it is encoded.
-    pub(crate) encoded: Option<Stretch>,
-}
-
-/// Elements that are encoded.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Stretch {
-    pub(crate) encoding: Encoding,
-    pub(crate) elements: u32,
-    /// The bytes they take in the shard's layout.
-    pub(crate) bytes: u64,
-    /// What the shard multiplies them with.
-    pub(crate) factor: f64,
-}
-
-impl Part {
-    /// A part whose body is as it is.
-    fn plain(offset: u64, bodies: Vec<Bytes>) -> Part {
-        Part { offset, bodies, encoded: None }
-    }
-
-    /// A part whose body is a stretch of a partition: so many elements, behind so many bytes of others.
-    pub(crate) fn stretch(
-        partition: &Partition,
-        before: u64,
-        elements: usize,
-        encoding: Encoding,
-        bodies: Vec<Bytes>,
-    ) -> Part {
-        let stretch = Stretch {
-            encoding,
-            elements: elements as u32,
-            // The padding behind the last element counts.
-            bytes: (elements * partition.dtype.size()).next_multiple_of(8) as u64,
-            factor: 1.0,
-        };
-        Part { offset: partition.offset + before, bodies, encoded: Some(stretch) }
-    }
-
-    /// How much of the shard's layout it covers, in bytes.
-    pub(crate) fn bytes(&self) -> u64 {
-        match &self.encoded {
-            Some(stretch) => stretch.bytes,
-            None => self.bodies.iter().map(|body| body.len() as u64).sum(),
-        }
-    }
-}
-
-static PADDING: [u8; 8] = [0; 8];
 
 impl Plan {
     pub(crate) fn new(catalogue: Arc<Catalogue>) -> Plan {
@@ -190,13 +135,19 @@ impl Plan {
         segments.get(next).map(|segment| segment.start.max(from))
     }
 
-    /// The stretches that a range of a shard's layout is made of; `None` if it reaches beyond what is
-    /// not sparse.
-    pub(crate) fn spans(&self, shard: ShardId, range: Range<u64>) -> Option<Vec<(Span, usize)>> {
+    /// Lists the stretches that a range of a shard's layout is made of, in place of what was listed;
+    /// `None` if it reaches beyond what is not sparse.
+    pub(crate) fn spans(
+        &self,
+        shard: ShardId,
+        range: Range<u64>,
+        spans: &mut Vec<(Span, usize)>,
+    ) -> Option<()> {
+        spans.clear();
         let segments = &self.segments[self.shards.binary_search(&shard).ok()?];
         let first =
             segments.partition_point(|segment| segment.start + segment.bytes <= range.start);
-        let (mut at, mut spans) = (range.start, Vec::new());
+        let mut at = range.start;
         for segment in &segments[first..] {
             if at >= range.end {
                 break;
@@ -211,74 +162,86 @@ impl Plan {
             spans.push((span, bytes as usize));
             at += bytes;
         }
-        (at >= range.end).then_some(spans)
+        (at >= range.end).then_some(())
+    }
+
+    /// How these variables travel. Those of `f16` and `bf16` have parts of their own.
+    pub(crate) fn scatter(&self, variables: impl Iterator<Item = VariableId>) -> Scatter {
+        let mut ranges: Vec<Vec<Range<u64>>> = vec![Vec::new(); self.shards.len()];
+        let mut halves: Vec<Vec<&Partition>> = vec![Vec::new(); self.shards.len()];
+        for partition in variables.flat_map(|id| self.catalogue.partitions_of(id)) {
+            let shard = self.shards.binary_search(&partition.shard).expect("it holds a partition");
+            match partition.own {
+                None => ranges[shard].push(partition.offset..partition.end()),
+                Some(_) => halves[shard].push(partition),
+            }
+        }
+        let (mut shards, mut pieces) = (Vec::new(), Vec::new());
+        for ((&shard, ranges), halves) in self.shards.iter().zip(ranges).zip(halves) {
+            let ranges = joined(ranges).into_iter().flat_map(|range| cut(range, self.part_bytes));
+            let mut cuts: Vec<Cut> =
+                ranges.map(|range| self.range_cut(shard, range, &mut pieces)).collect();
+            for partition in halves {
+                self.half_cuts(partition, &mut pieces, &mut cuts);
+            }
+            if !cuts.is_empty() {
+                shards.push((shard, cuts));
+            }
+        }
+        Scatter { shards, pieces: pieces.into() }
+    }
+
+    /// A part that is a range of a shard's layout as it is.
+    fn range_cut(&self, shard: ShardId, range: Range<u64>, pieces: &mut Vec<Piece>) -> Cut {
+        let first = pieces.len();
+        let mut spans = Vec::new();
+        // Variables that are not sparse lie within the segments, all of them.
+        let _ = self.spans(shard, range.clone(), &mut spans);
+        pieces.extend(spans.into_iter().filter_map(|(span, bytes)| match span {
+            Span::Buffer(start) => Some(Piece::Buffer(start..start + bytes)),
+            // Only what lies in the buffer as the shard keeps it travels by ranges.
+            Span::Halves(_) => None,
+            Span::Padding => Some(Piece::Padding(bytes)),
+        }));
+        let (offset, bytes) = (range.start, range.end - range.start);
+        Cut { offset, pieces: first..pieces.len(), bytes, stretch: None }
+    }
+
+    /// The parts in which a partition of `f16` or `bf16` travels.
+    fn half_cuts(&self, partition: &Partition, pieces: &mut Vec<Piece>, cuts: &mut Vec<Cut>) {
+        let Some(own) = partition.own else { return };
+        let (id, elements) = (partition.variable, &partition.elements);
+        let count = (elements.end - elements.start) as usize;
+        let first = self.starts[id.0 as usize] + 2 * elements.start as usize;
+        for half in self.half_parts(partition, own, count) {
+            let (place, values) =
+                (pieces.len(), first + half.values.start..first + half.values.end);
+            pieces.push(Piece::Buffer(values));
+            pieces.extend(Some(Piece::Padding(half.padding)).filter(|_| half.padding > 0));
+            let stretch = Some((id, Stretch::of(partition, half.values.len() / 2, own)));
+            let bytes = (half.values.len() + half.padding) as u64;
+            let offset = partition.offset + half.before;
+            cuts.push(Cut { offset, pieces: place..pieces.len(), bytes, stretch });
+        }
     }
 
     /// The parts in which these variables travel, by shard; `body` lends a stretch of the buffer.
-    /// Variables of `f16` and `bf16` have parts of their own.
     pub(crate) fn parts(
         &self,
         variables: impl Iterator<Item = VariableId>,
         body: impl Fn(Range<usize>) -> Bytes,
     ) -> Vec<(ShardId, Vec<Part>)> {
-        self.scaled_parts(variables, |_| 1.0, body)
-    }
-
-    /// The same, with what the shards multiply variables of `f16` and `bf16` with.
-    pub(crate) fn scaled_parts(
-        &self,
-        variables: impl Iterator<Item = VariableId>,
-        factor: impl Fn(VariableId) -> f64,
-        body: impl Fn(Range<usize>) -> Bytes,
-    ) -> Vec<(ShardId, Vec<Part>)> {
-        let mut ranges: Vec<Vec<Range<u64>>> = vec![Vec::new(); self.shards.len()];
-        let mut halves: Vec<Vec<Part>> = vec![Vec::new(); self.shards.len()];
-        for partition in variables.flat_map(|id| self.catalogue.partitions_of(id)) {
-            let shard = self.shards.binary_search(&partition.shard).expect("it holds a partition");
-            match partition.own {
-                None => ranges[shard].push(partition.offset..partition.end()),
-                Some(own) => {
-                    let (id, elements) = (partition.variable, &partition.elements);
-                    let count = (elements.end - elements.start) as usize;
-                    let start = self.starts[id.0 as usize] + 2 * elements.start as usize;
-                    let body = |range: Range<usize>| body(start + range.start..start + range.end);
-                    halves[shard].extend(self.halves(partition, own, factor(id), count, body));
-                }
-            }
-        }
-        let mut by_shard = Vec::new();
-        for ((&shard, mut ranges), halves) in self.shards.iter().zip(ranges).zip(halves) {
-            ranges.sort_by_key(|range| range.start);
-            ranges.retain(|range| !range.is_empty());
-            ranges.dedup_by(|next, range| {
-                let touches = range.end == next.start;
-                if touches {
-                    range.end = next.end;
-                }
-                touches
-            });
-            let parts: Vec<Part> = ranges
-                .into_iter()
-                .flat_map(|range| cut(range, self.part_bytes))
-                .map(|range| self.part(shard, range, &body))
-                .chain(halves)
-                .collect();
-            if !parts.is_empty() {
-                by_shard.push((shard, parts));
-            }
-        }
-        by_shard
+        self.scatter(variables).parts(body)
     }
 
     /// The parts in which bytes travel to a place in what is pushed, with padding behind them.
-    pub(crate) fn cut(&self, offset: u64, bytes: Bytes, padding: usize) -> Vec<Part> {
-        let length = (bytes.len() + padding) as u64;
+    pub(crate) fn cut(&self, offset: u64, bytes: Bytes, zeros: usize) -> Vec<Part> {
+        let length = (bytes.len() + zeros) as u64;
         let part = |range: Range<u64>| {
             let (start, end) = (range.start as usize, range.end as usize);
             let held = start.min(bytes.len())..end.min(bytes.len());
-            let padding = Bytes::from_static(&PADDING).slice(..end - start - held.len());
-            let bodies = [bytes.slice(held), padding].into_iter();
-            Part::plain(offset + range.start, bodies.filter(|b| !b.is_empty()).collect())
+            let behind = padding(end - start - held.len());
+            Part::plain(offset + range.start, [bytes.slice(held), behind].into_iter().collect())
         };
         cut(0..length, self.part_bytes).map(part).collect()
     }
@@ -293,34 +256,54 @@ impl Plan {
         count: usize,
         body: impl Fn(Range<usize>) -> Bytes,
     ) -> impl Iterator<Item = Part> {
-        let most = stretch_elements(own, Blocks::THROUGH, partition.dtype, self.part_bytes);
-        (0..count).step_by(most).map(move |start| {
-            let end = count.min(start + most);
-            let values = body(2 * start..2 * end);
-            let padding = own.bytes_max(partition.dtype, end - start) - values.len();
-            let padding = Bytes::from_static(&PADDING).slice(..padding);
-            let (before, bodies) = (start * partition.dtype.size(), vec![values, padding]);
-            let mut part = Part::stretch(partition, before as u64, end - start, own, bodies);
+        self.half_parts(partition, own, count).map(move |half| {
+            let elements = half.values.len() / 2;
+            let bodies = [body(half.values), padding(half.padding)].into_iter().collect();
+            let mut part = Part::stretch(partition, half.before, elements, own, bodies);
             part.encoded.iter_mut().for_each(|stretch| stretch.factor = factor);
             part
         })
     }
 
-    fn part(
+    /// How so many elements of a half type are cut into parts.
+    fn half_parts(
         &self,
-        shard: ShardId,
-        range: Range<u64>,
-        body: impl Fn(Range<usize>) -> Bytes,
-    ) -> Part {
-        let spans = self.spans(shard, range.clone()).unwrap_or_default();
-        let bodies = spans.into_iter().map(|(span, bytes)| match span {
-            Span::Buffer(start) => body(start..start + bytes),
-            // Only what lies in the buffer as the shard keeps it travels by ranges.
-            Span::Halves(_) => Bytes::new(),
-            Span::Padding => Bytes::from_static(&PADDING).slice(..bytes),
-        });
-        Part::plain(range.start, bodies.collect())
+        partition: &Partition,
+        own: Encoding,
+        count: usize,
+    ) -> impl Iterator<Item = HalfPart> {
+        let dtype = partition.dtype;
+        let most = stretch_elements(own, Blocks::THROUGH, dtype, self.part_bytes);
+        (0..count).step_by(most).map(move |start| {
+            let end = count.min(start + most);
+            let values = 2 * start..2 * end;
+            let padding = own.bytes_max(dtype, end - start) - values.len();
+            HalfPart { before: (start * dtype.size()) as u64, values, padding }
+        })
     }
+}
+
+/// A part of elements of a half type.
+struct HalfPart {
+    /// How many bytes of the partition come before it, as the shard keeps them.
+    before: u64,
+    /// Its bytes among the elements as they travel.
+    values: Range<usize>,
+    padding: usize,
+}
+
+/// Ranges in their order, those that touch as one.
+fn joined(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    ranges.sort_by_key(|range| range.start);
+    ranges.retain(|range| !range.is_empty());
+    ranges.dedup_by(|next, range| {
+        let touches = range.end == next.start;
+        if touches {
+            range.end = next.end;
+        }
+        touches
+    });
+    ranges
 }
 
 /// How many elements travel in one part: neither they nor what they are encoded as may be longer than
@@ -405,8 +388,10 @@ mod tests {
         let plan = plan(variables.to_vec(), 2, 1);
         for &shard in plan.shards() {
             let bytes = plan.catalogue().layout(shard).bytes();
-            assert_eq!(plan.spans(shard, 0..bytes).unwrap().len(), 1);
-            assert_eq!(plan.spans(shard, 0..bytes + 8), None);
+            let mut spans = Vec::new();
+            plan.spans(shard, 0..bytes, &mut spans).unwrap();
+            assert_eq!(spans.len(), 1);
+            assert_eq!(plan.spans(shard, 0..bytes + 8, &mut spans), None);
         }
     }
 
@@ -430,7 +415,7 @@ mod tests {
         let buffer = Bytes::from(vec![0; plan.bytes()]);
         let parts = plan.parts([VariableId(1), VariableId(0)].into_iter(), |r| buffer.slice(r));
         let sizes: Vec<(u64, usize)> =
-            parts[0].1.iter().map(|p| (p.bytes(), p.bodies.iter().map(Bytes::len).sum())).collect();
+            parts[0].1.iter().map(|p| (p.bytes(), p.body.bytes() as usize)).collect();
         let last = 2_800_008 - (2 << 20);
         assert_eq!(sizes, [(8, 8), (1 << 20, 1 << 19), (1 << 20, 1 << 19), (last, 351_432)]);
         assert!(plan.has_halves(plan.shards()[0]));
@@ -463,10 +448,12 @@ mod tests {
             let mut received = vec![0; plan.bytes()];
             for (shard, parts) in plan.parts(ids.iter().copied(), |range| sent.slice(range)) {
                 for part in parts {
-                    let body: Vec<u8> = part.bodies.concat();
+                    let body = part.body.concat();
                     let range = part.offset..part.offset + part.bytes();
                     let mut rest = &body[..];
-                    for (span, bytes) in plan.spans(shard, range).unwrap() {
+                    let mut spans = Vec::new();
+                    plan.spans(shard, range, &mut spans).unwrap();
+                    for (span, bytes) in spans {
                         let taken = match span {
                             Span::Halves(_) => bytes / 2,
                             // What pads halves where they are kept is not what pads them on the way.

@@ -40,11 +40,14 @@ mod compression;
 mod config;
 mod error;
 mod fanout;
+mod handles;
 mod initial;
+mod joined;
 mod joining;
 mod loss_scale;
 mod outcome;
 mod params;
+mod parts;
 mod pushing;
 mod reader;
 mod rows;
@@ -62,6 +65,7 @@ pub use config::{Checksums, WorkerConfig};
 pub use error::{
     ClipError, ConnectError, Error, JoinError, LossScaleError, Silent, SilentShards, ViewError,
 };
+pub use handles::{PullHandle, PushHandle};
 pub use initial::Initial;
 pub use loss_scale::LossScale;
 pub use outcome::{Pulled, Push, Restored, SavedCheckpoint};

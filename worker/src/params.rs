@@ -25,6 +25,11 @@ impl Buffer {
         Buffer(vec![0; bytes.div_ceil(8)])
     }
 
+    /// Whether it is as long as one of so many bytes.
+    pub(crate) fn is_of(&self, bytes: usize) -> bool {
+        self.0.len() == bytes.div_ceil(8)
+    }
+
     pub(crate) fn bytes(&self) -> &[u8] {
         bytemuck::cast_slice(&self.0)
     }
@@ -92,9 +97,7 @@ impl Params {
 #[derive(Debug)]
 pub struct Gradients {
     pub(crate) plan: Arc<Plan>,
-    pub(crate) buffer: Buffer,
-    /// Which variables have a gradient.
-    pub(crate) present: Vec<bool>,
+    pub(crate) memory: Memory,
     /// The gradients of sparse variables.
     pub(crate) rows: BTreeMap<VariableId, RowSet>,
     /// What gradients of half types are to be multiplied with on the servers, which have room for the
@@ -103,9 +106,18 @@ pub struct Gradients {
 }
 
 impl Gradients {
-    pub(crate) fn new(plan: Arc<Plan>, buffer: Buffer) -> Gradients {
-        let present = vec![false; plan.catalogue().variables().len()];
-        Gradients { plan, buffer, present, rows: BTreeMap::new(), factors: BTreeMap::new() }
+    pub(crate) fn new(plan: Arc<Plan>, mut memory: Memory) -> Gradients {
+        memory.present.fill(false);
+        Gradients { plan, memory, rows: BTreeMap::new(), factors: BTreeMap::new() }
+    }
+
+    /// The gradients of all variables, of whatever content where there is none.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        self.memory.buffer.bytes()
+    }
+
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        self.memory.bytes_mut()
     }
 
     /// The gradient of a variable, to be written whole, in row-major order.
@@ -131,11 +143,10 @@ impl Gradients {
             return Err(ViewError::Twice { name: names[twice].to_owned() });
         }
         ids.iter().for_each(|&id| self.round(id));
-        let views = self.buffer.bytes_mut().get_disjoint_mut(ranges);
+        let Memory { present, .. } = &mut self.memory;
+        ids.iter().for_each(|id| present[id.0 as usize] = true);
+        let views = self.bytes_mut().get_disjoint_mut(ranges);
         let views = views.expect("the ranges of different variables do not overlap");
-        for id in ids {
-            self.present[id.0 as usize] = true;
-        }
         Ok(views.map(bytemuck::cast_slice_mut))
     }
 
@@ -165,12 +176,42 @@ impl Gradients {
         let id = find(&self.plan, name)?;
         self.rows.remove(&id);
         self.factors.remove(&id);
-        self.present[id.0 as usize] = false;
+        self.memory.present[id.0 as usize] = false;
         Ok(())
     }
 
     /// The variables that have a gradient.
     pub(crate) fn present(&self) -> impl Iterator<Item = VariableId> + '_ {
+        self.memory.present()
+    }
+}
+
+/// What gradients are written to. A push shares it with the session until it has ended; then it can be
+/// used again.
+#[derive(Clone, Debug)]
+pub(crate) struct Memory {
+    pub(crate) buffer: Arc<Buffer>,
+    /// Which variables have a gradient.
+    pub(crate) present: Vec<bool>,
+}
+
+impl Memory {
+    pub(crate) fn new(plan: &Plan) -> Memory {
+        let present = vec![false; plan.catalogue().variables().len()];
+        Memory { buffer: Arc::new(Buffer::new(plan)), present }
+    }
+
+    /// Whether nobody sends from it any more.
+    pub(crate) fn is_free(&self) -> bool {
+        Arc::strong_count(&self.buffer) == 1
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        let buffer = Arc::get_mut(&mut self.buffer);
+        buffer.expect("gradients are made of memory that nobody sends from").bytes_mut()
+    }
+
+    fn present(&self) -> impl Iterator<Item = VariableId> + '_ {
         let present = self.present.iter().enumerate().filter(|(_, present)| **present);
         present.map(|(index, _)| VariableId(index as u32))
     }
@@ -236,12 +277,12 @@ pub(crate) mod tests {
         let map = ShardMap::new([0], 1).unwrap();
         let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
         let plan = Arc::new(Plan::new(Arc::new(Catalogue::new(variables, &placement).unwrap())));
-        Gradients::new(plan.clone(), Buffer::new(&plan))
+        Gradients::new(plan.clone(), Memory::new(&plan))
     }
 
     fn gradients() -> Gradients {
         let plan = plan();
-        Gradients::new(plan.clone(), Buffer::new(&plan))
+        Gradients::new(plan.clone(), Memory::new(&plan))
     }
 
     fn unknown(name: &str) -> ViewError {
@@ -291,7 +332,7 @@ pub(crate) mod tests {
         let map = ShardMap::new([0], 1).unwrap();
         let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
         let plan = Arc::new(Plan::new(Arc::new(Catalogue::new(variables, &placement).unwrap())));
-        let mut gradients = Gradients::new(plan.clone(), Buffer::new(&plan));
+        let mut gradients = Gradients::new(plan.clone(), Memory::new(&plan));
         let [a, b] = gradients.views_mut::<f32, 2>(["a", "b"]).unwrap();
         assert!(a.is_empty() && b.is_empty());
         let twice = gradients.views_mut::<f32, 2>(["a", "a"]).map(|_| ());

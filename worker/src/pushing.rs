@@ -2,24 +2,25 @@
 
 use std::sync::Arc;
 
-use pushpull_common::ids::Sequence;
+use pushpull_common::ids::{Sequence, ShardId, VariableId};
 use pushpull_common::tensor::Element;
 
 use crate::error::{Error, ViewError};
-use crate::fanout::Plan;
 use crate::initial::padded;
+use crate::joined::Joined;
 use crate::outcome::Push;
+use crate::parts::Part;
+use crate::rows::{self, RowSet};
 use crate::session::Command;
-use crate::worker::Worker;
+use crate::token::Dropped;
 
 /// A push under way, from [`Worker::begin`]: one sequence number, one commit on each shard.
 ///
 /// Dropping it before [`Pushing::finish`] withdraws it, and its token goes back.
 #[derive(Debug)]
 #[must_use = "a push that is not finished is withdrawn"]
-pub struct Pushing<'a> {
-    worker: &'a mut Worker,
-    plan: Arc<Plan>,
+pub struct Pushing {
+    joined: Arc<Joined>,
     sequence: Sequence,
     sent: Vec<String>,
     /// A future that was to send a variable was dropped: nobody knows whether it did.
@@ -27,9 +28,9 @@ pub struct Pushing<'a> {
     finished: bool,
 }
 
-impl<'a> Pushing<'a> {
-    pub(crate) fn new(worker: &'a mut Worker, plan: Arc<Plan>, sequence: Sequence) -> Self {
-        Pushing { worker, plan, sequence, sent: Vec::new(), interrupted: false, finished: false }
+impl Pushing {
+    pub(crate) fn new(joined: Arc<Joined>, sequence: Sequence) -> Self {
+        Pushing { joined, sequence, sent: Vec::new(), interrupted: false, finished: false }
     }
 
     /// Sends the gradient of one variable. It is copied, so `gradient` is free at once.
@@ -40,12 +41,15 @@ impl<'a> Pushing<'a> {
         if self.sent.iter().any(|sent| sent == name) {
             return Err(ViewError::Twice { name: name.to_owned() }.into());
         }
-        let (_, bytes) = padded(&self.plan, name, gradient)?;
+        let (id, bytes) = padded(&self.joined.plan, name, gradient)?;
         if std::mem::replace(&mut self.interrupted, true) {
             return Err(Error::Interrupted);
         }
         let aligned = bytemuck::cast_slice(gradient);
-        let result = self.worker.more_parts(&self.plan, self.sequence, name, bytes, aligned).await;
+        let result = match self.trained(name, id) {
+            Ok(()) => self.more(self.joined.variable_parts(id, &bytes, aligned)).await,
+            Err(error) => Err(error),
+        };
         self.has_sent(name, result)
     }
 
@@ -63,8 +67,34 @@ impl<'a> Pushing<'a> {
         if std::mem::replace(&mut self.interrupted, true) {
             return Err(Error::Interrupted);
         }
-        let result = self.worker.more_rows(&self.plan, self.sequence, name, ids, rows).await;
+        let parts = self.rows_parts(name, ids, rows);
+        let result = self.more(parts).await;
         self.has_sent(name, result)
+    }
+
+    fn rows_parts<T: Element>(
+        &self,
+        name: &str,
+        ids: &[u64],
+        rows: &[T],
+    ) -> Result<Vec<(ShardId, Vec<Part>)>, Error> {
+        let plan = &self.joined.plan;
+        let id = rows::check::<T>(plan, name, ids, rows.len())?;
+        self.trained(name, id)?;
+        self.joined.rows_parts(&RowSet::sum(plan, id, ids, rows)?)
+    }
+
+    fn trained(&self, name: &str, id: VariableId) -> Result<(), Error> {
+        match self.joined.plan.catalogue().variable(id).is_trainable() {
+            true => Ok(()),
+            false => Err(ViewError::Plain { name: name.to_owned() }.into()),
+        }
+    }
+
+    async fn more(&self, parts: Result<Vec<(ShardId, Vec<Part>)>, Error>) -> Result<(), Error> {
+        let (sequence, Joined { caller, timeout, .. }) = (self.sequence, &*self.joined);
+        let command = Command::More { sequence, parts: parts? };
+        caller.call("push", command, *timeout).await.map(|_| ())
     }
 
     fn has_sent(&mut self, name: &str, result: Result<(), Error>) -> Result<(), Error> {
@@ -83,14 +113,14 @@ impl<'a> Pushing<'a> {
             return Err(Error::EmptyPush);
         }
         self.finished = true;
-        self.worker.wait_for_push(Command::End { sequence: self.sequence }).await
+        self.joined.push(Command::End { sequence: self.sequence }).await
     }
 }
 
-impl Drop for Pushing<'_> {
+impl Drop for Pushing {
     fn drop(&mut self) {
         if !self.finished {
-            self.worker.abandon(self.sequence);
+            self.joined.caller.returns().add(Dropped::Push(self.sequence));
         }
     }
 }

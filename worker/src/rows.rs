@@ -12,8 +12,9 @@ use pushpull_common::tensor::{DType, Element, bf16, elements_of, f16};
 
 use crate::compression::singles;
 use crate::error::{Error, ViewError};
-use crate::fanout::{Part, Plan};
+use crate::fanout::Plan;
 use crate::params::find;
+use crate::parts::Part;
 use crate::session;
 
 /// Checks that a variable has these rows, and that so many elements of a type are as many rows of it.
@@ -444,7 +445,7 @@ mod tests {
                 let (_, parts) = parts.iter().find(|(shard, _)| *shard == partition.shard).unwrap();
                 let bytes = |start: u64, end: u64| -> Vec<u8> {
                     let parts = parts.iter().filter(|p| (start..end).contains(&p.offset));
-                    parts.flat_map(|part| part.bodies.concat()).collect()
+                    parts.flat_map(|part| part.body.concat()).collect()
                 };
                 let index = partition.index.unwrap();
                 let all = rows::index_bytes(partition, partition.row_count());

@@ -27,7 +27,9 @@ use crate::config::Checksums;
 use crate::error::Error;
 use crate::fanout::Plan;
 use crate::params::Buffer;
-use crate::session::{Command, Input, OpId, Output, PushOrder, Read, Reply, Session, Start};
+use crate::session::{
+    Command, Counts, Input, OpId, Output, PushOrder, Read, Reply, Session, Start,
+};
 use crate::start::{self, Begin, Found};
 
 /// What a training loop wants done.
@@ -141,7 +143,7 @@ pub struct Door {
     links: BTreeMap<usize, (FrameReader, bool)>,
     next_op: u64,
     /// How many gradients each shard had applied to what was pulled last.
-    read: BTreeMap<ShardId, u64>,
+    read: Counts,
     events: VecDeque<Event>,
 }
 
@@ -178,7 +180,7 @@ impl Door {
             owner,
             links: BTreeMap::new(),
             next_op: 1,
-            read: BTreeMap::new(),
+            read: Counts::default(),
             events: VecDeque::new(),
         }
     }
@@ -240,7 +242,10 @@ impl Door {
             Want::AwaitReady(shard) => request(shard, message::AwaitReady {}.into(), Bytes::new()),
             Want::Leave(shard) => request(shard, message::Leave {}.into(), Bytes::new()),
             Want::Joined => Command::Joined { plan },
-            Want::Token => Command::Token,
+            Want::Token => match self.session.unclaimed().claim() {
+                Some(grant) => return self.answered(Answer::Token(Some(grant))),
+                None => Command::Token,
+            },
             Want::Pull(token) => {
                 let buffer = Buffer::new(&plan);
                 Command::Pull { plan, buffer, token }
@@ -250,12 +255,12 @@ impl Door {
                 let parts = plan.parts(variables.into_iter(), |range| bytes.slice(range));
                 let operation = Operation::Gradient {};
                 let read = Read { step: read, gradients: self.read.clone() };
-                Command::Push { order: PushOrder { operation, grant: Some(grant), read, parts } }
+                Command::Push { order: PushOrder::of_parts(operation, Some(grant), read, parts) }
             }
             Want::Begin { grant, read } => {
                 let (operation, parts) = (Operation::Gradient {}, Vec::new());
                 let read = Read { step: read, gradients: self.read.clone() };
-                Command::Begin { order: PushOrder { operation, grant: Some(grant), read, parts } }
+                Command::Begin { order: PushOrder::of_parts(operation, Some(grant), read, parts) }
             }
             Want::More { sequence, variables, bytes } => {
                 let bytes = Bytes::from(bytes);
@@ -268,11 +273,22 @@ impl Door {
                 other => panic!("no push can be resumed after {other}"),
             },
         };
-        let op = OpId(self.next_op);
-        self.next_op += 1;
+        let op = self.number();
         let deadline = now + timeout;
         self.handle(now, Input::Command { op, command, deadline });
         op.0
+    }
+
+    fn number(&mut self) -> OpId {
+        self.next_op += 1;
+        OpId(self.next_op - 1)
+    }
+
+    /// What is answered without the session being asked.
+    fn answered(&mut self, answer: Answer) -> u64 {
+        let op = self.number().0;
+        self.events.push_back(Event::Reply { op, reply: Ok(answer) });
+        op
     }
 
     /// Whoever waits for an operation waits no longer.
@@ -349,10 +365,10 @@ impl Door {
             }
             if *in_body {
                 let before = reader.bytes();
-                let polled = match self.session.body_targets(link) {
-                    Some(mut targets) => reader.poll_body_scattered(&mut source, &mut targets),
+                let polled = self.session.with_targets(link, |targets| match targets {
+                    Some(targets) => reader.poll_body_scattered(&mut source, targets),
                     None => reader.skip_body(&mut source),
-                };
+                });
                 match polled {
                     Err(_) => return false,
                     Ok(BodyPoll::Done) => {
@@ -403,8 +419,8 @@ impl Door {
                     self.links.remove(&link);
                     Event::Disconnect { link }
                 }
-                Output::Send { link, envelope, message, bodies, crc } => {
-                    let body = bodies.concat();
+                Output::Send { link, envelope, message, body, crc } => {
+                    let body = body.concat();
                     let crc = (crc && !body.is_empty()).then(|| crc32c::crc32c(&body));
                     let mut frame = Vec::new();
                     let stamp = BodyStamp { bytes: body.len() as u64, crc };

@@ -1,13 +1,12 @@
 //! The right and the duty to contribute one gradient to one step.
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use pushpull_common::ids::{Sequence, ShardId};
+use pushpull_common::ids::Sequence;
 use pushpull_common::protocol::Grant;
 use tokio::sync::Notify;
 
-use crate::session::{OpId, Read};
+use crate::session::{Counts, OpId, Read};
 
 /// The right to push one gradient, from [`crate::Worker::token`].
 ///
@@ -20,14 +19,14 @@ pub struct Token {
     /// The newest values that were pulled under it.
     /// The newest values that were pulled under it, and the oldest rows: a gradient is as stale as
     /// the oldest of what it was computed from.
-    read: Mutex<(Read, BTreeMap<ShardId, u64>)>,
+    read: Mutex<(Read, Counts)>,
     returns: Arc<Returns>,
 }
 
 impl Token {
     pub(crate) fn new(grant: Grant, returns: Arc<Returns>) -> Token {
         let read = Read { step: grant.step, ..Read::default() };
-        Token { grant: Some(grant), read: Mutex::new((read, BTreeMap::new())), returns }
+        Token { grant: Some(grant), read: Mutex::new((read, Counts::default())), returns }
     }
 
     /// The global step at which it was granted.
@@ -47,9 +46,8 @@ impl Token {
     /// Remembers that rows were pulled under it.
     pub(crate) fn has_read_rows(&self, values: Read) {
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
-        for (shard, gradients) in values.gradients {
-            let first = read.1.entry(shard).or_insert(gradients);
-            *first = gradients.min(*first);
+        for (shard, gradients) in values.gradients.iter() {
+            read.1.lower(shard, gradients);
         }
     }
 
@@ -57,9 +55,8 @@ impl Token {
     pub(crate) fn spend(mut self) -> Option<(Grant, Read)> {
         let read = self.read.get_mut().unwrap_or_else(PoisonError::into_inner);
         let (mut read, rows) = std::mem::take(read);
-        for (shard, gradients) in rows {
-            let first = read.gradients.entry(shard).or_insert(gradients);
-            *first = gradients.min(*first);
+        for (shard, gradients) in rows.iter() {
+            read.gradients.lower(shard, gradients);
         }
         self.grant.take().map(|grant| (grant, read))
     }
@@ -106,8 +103,6 @@ impl Returns {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use pushpull_common::ids::{GlobalStep, ShardId, TokenId};
 
     use super::*;
@@ -134,7 +129,7 @@ mod tests {
         let returns = Arc::new(Returns::default());
         let token = token(&returns);
         let read = |step, count| {
-            let gradients = BTreeMap::from([(ShardId { task: 0, shard: 1 }, count)]);
+            let gradients = [(ShardId { task: 0, shard: 1 }, count)].into();
             Read { step: GlobalStep(step), gradients }
         };
         for (step, count) in [(32, 7), (33, 8), (33, 9), (31, 6)] {
@@ -149,7 +144,7 @@ mod tests {
         let token = token(&returns);
         let shards = [0, 1].map(|shard| ShardId { task: 0, shard });
         let read = |step, counts: &[(usize, u64)]| {
-            let gradients = counts.iter().map(|&(shard, count)| (shards[shard], count)).collect();
+            let gradients = counts.iter().map(|&(shard, count)| (shards[shard], count)).into();
             Read { step: GlobalStep(step), gradients }
         };
         token.has_read_rows(read(31, &[(0, 5), (1, 8)]));

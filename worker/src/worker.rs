@@ -1,31 +1,34 @@
 //! The worker: the verbs of a training loop.
 
+mod assigns;
+mod pushes;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use pushpull_common::catalogue::Catalogue;
-use pushpull_common::ids::{GlobalStep, Sequence, ShardId, VariableId};
+use pushpull_common::ids::{GlobalStep, ShardId};
 use pushpull_common::placement::{Placement, ShardMap};
 use pushpull_common::protocol::limits::USER_BLOB_BYTES_MAX;
-use pushpull_common::protocol::message::{NonFinitePolicy, Operation, Role};
+use pushpull_common::protocol::message::Role;
 use pushpull_common::protocol::{Message, message};
-use pushpull_common::tensor::{DType, Element, first_non_finite};
+use pushpull_common::tensor::Element;
 use pushpull_common::variable::VariableSpec;
 
 use crate::client::{Client, all};
-use crate::compression::{Compression, ResidualsError, singles};
+use crate::compression::Compression;
 use crate::config::WorkerConfig;
-use crate::error::{ConnectError, Error, JoinError, ViewError};
-use crate::fanout::{Part, Plan};
-
-use crate::initial::{Initial, padded};
+use crate::error::{ConnectError, Error, JoinError};
+use crate::fanout::Plan;
+use crate::handles::PullHandle;
+use crate::initial::Initial;
+use crate::joined::Joined;
 use crate::joining::Chief;
-use crate::outcome::{Pulled, Push, Restored, SavedCheckpoint};
-use crate::params::{Buffer, Gradients, Params, find};
-use crate::pushing::Pushing;
-use crate::rows::{self, RowSet};
-use crate::session::{Command, PushOrder, Read, Reply};
+use crate::outcome::{Pulled, Restored, SavedCheckpoint};
+use crate::params::{Gradients, Memory, Params};
+use crate::parts::Scatter;
+use crate::session::{Command, Reply};
 use crate::token::Token;
 
 /// One task of the job `worker`: a session with the parameter servers.
@@ -40,12 +43,13 @@ use crate::token::Token;
 #[derive(Debug)]
 pub struct Worker {
     pub(crate) client: Client,
-    plan: Option<Arc<Plan>>,
+    joined: Option<Arc<Joined>>,
     placement: Option<Placement>,
-    compression: Compression,
     restored: Option<Restored>,
-    /// Buffers of earlier pushes, each free once nobody else holds it.
-    pool: Vec<Arc<Buffer>>,
+    /// Memory of earlier pushes.
+    pool: Vec<Memory>,
+    /// Which variables were pushed last, and how they travel.
+    scatter: Option<(Vec<bool>, Arc<Scatter>)>,
 }
 
 /// How long a worker that leaves tries to tell servers it has never used.
@@ -67,9 +71,8 @@ impl Worker {
         }
         let role = if config.is_chief() { Role::Chief {} } else { Role::Worker {} };
         let client = Client::connect(config, role).await?;
-        let (plan, placement, restored, pool) = (None, None, None, Vec::new());
-        let compression = Compression::default();
-        Ok(Worker { client, plan, placement, compression, restored, pool })
+        let (joined, placement, restored, pool, scatter) = (None, None, None, Vec::new(), None);
+        Ok(Worker { client, joined, placement, restored, pool, scatter })
     }
 
     /// Whether this worker is the chief: the one that declares and initializes the variables, and
@@ -98,7 +101,7 @@ impl Worker {
         variables: &[VariableSpec],
         fill: impl FnOnce(&mut Initial<'_>),
     ) -> Result<Params, JoinError> {
-        if self.plan.is_some() {
+        if self.joined.is_some() {
             return Err(JoinError::Twice);
         }
         let config = &self.client.config;
@@ -118,15 +121,14 @@ impl Worker {
         };
         let mut params = Params::new(plan.clone());
         self.client.pull(&mut params).await?;
-        self.plan = Some(plan);
+        self.joined = Some(Arc::new(Joined::new(plan, &self.client, compression)));
         self.placement = Some(placement);
-        self.compression = compression;
         Ok(params)
     }
 
     /// The variables and their places.
     pub fn catalogue(&self) -> Option<&Catalogue> {
-        self.plan.as_ref().map(|plan| &**plan.catalogue())
+        self.joined.as_ref().map(|joined| &**joined.plan.catalogue())
     }
 
     /// Which shard holds what, with a table for people: bytes by task and shard, and their skew.
@@ -142,7 +144,7 @@ impl Worker {
         self.restored.as_ref()
     }
 
-    /// Takes the right to push one gradient; `None` once the last step is reached or the chief
+    /// Takes the right to push one gradient, at once if it came with the answer to the last push; `None` once the last step is reached or the chief
     /// has finished the training.
     ///
     /// In asynchronous mode it waits while every step that is left is promised to others. In
@@ -155,10 +157,14 @@ impl Worker {
     /// goes back.
     pub async fn token(&mut self) -> Result<Option<Token>, Error> {
         self.joined("take a token")?;
-        let session = &self.client.session;
-        match session.call("take a token", Command::Token, self.client.config.timeout).await? {
+        let caller = &self.client.caller;
+        // The one that came with the last answer, without a word to the session's thread.
+        if let Some(grant) = caller.claim() {
+            return Ok(Some(Token::new(grant, caller.returns().clone())));
+        }
+        match caller.call("take a token", Command::Token, self.client.config.timeout).await? {
             Reply::Token(grant) => {
-                Ok(grant.map(|grant| Token::new(grant, session.returns().clone())))
+                Ok(grant.map(|grant| Token::new(grant, caller.returns().clone())))
             }
             _ => Err(Error::Ended { doing: "take a token" }),
         }
@@ -171,18 +177,18 @@ impl Worker {
     /// being waited for until it has applied the steps before; if one has applied this step already
     /// the token is of no more use, `params` is as it was and the answer is [`Pulled::Stale`].
     ///
-    /// On an error, or if the future is dropped, `params` is as it was.
-    pub async fn pull(&mut self, token: &Token, params: &mut Params) -> Result<Pulled, Error> {
-        let plan = self.joined("pull")?;
-        if !plan.is_same(&params.plan) {
-            return Err(Error::ForeignBuffer);
-        }
-        let Some(read) = self.client.pull_for(params, Some(GlobalStep(token.step()))).await? else {
-            return Ok(Pulled::Stale);
+    /// The pull is under way once this returns, and borrows nothing of the worker: await the handle when
+    /// the values are needed. On an error, or if it is dropped, `params` is as it was.
+    pub fn pull<'a>(&mut self, token: &'a Token, params: &'a mut Params) -> PullHandle<'a> {
+        let step = Some(GlobalStep(token.step()));
+        let call = match self.joined("pull") {
+            Err(error) => self.client.refuse_pull(error),
+            Ok(joined) if !joined.plan.is_same(&params.plan) => {
+                self.client.refuse_pull(Error::ForeignBuffer)
+            }
+            Ok(_) => self.client.pull_for(params, step),
         };
-        let step = read.step.0;
-        token.has_read(read);
-        Ok(Pulled::Pulled { step })
+        PullHandle { call, token, params }
     }
 
     /// Pulls rows of a sparse variable into `rows`, one behind the other in the order of `ids`, which
@@ -198,9 +204,9 @@ impl Worker {
         ids: &[u64],
         rows: &mut [T],
     ) -> Result<Pulled, Error> {
-        let plan = self.joined("pull rows")?;
+        let plan = self.joined("pull rows")?.plan.clone();
         let step = Some(GlobalStep(token.step()));
-        match self.client.pull_rows(plan, name, ids, rows, step).await? {
+        match self.client.pull_rows(&plan, name, ids, rows, step).await? {
             Some(read) => {
                 let step = read.step.0;
                 token.has_read_rows(read);
@@ -215,196 +221,12 @@ impl Worker {
     /// # Panics
     /// If the worker has not joined: there are no variables yet.
     pub fn gradients(&mut self) -> Gradients {
-        let plan = self.plan.clone().expect("a worker has gradients once it has joined");
-        let free = self.pool.iter().position(|buffer| Arc::strong_count(buffer) == 1);
-        let buffer = free.and_then(|free| Arc::into_inner(self.pool.swap_remove(free)));
-        let buffer = buffer.unwrap_or_else(|| Buffer::new(&plan));
-        Gradients::new(plan, buffer)
-    }
-
-    /// Pushes gradients, spending the token, and waits for what became of them.
-    ///
-    /// In asynchronous mode that is until every shard has applied its share. In synchronous mode it
-    /// is until the step owner has answered: [`Push::Accepted`] once every shard holds the push and it
-    /// is a part of the step, without waiting for the gradients of others; [`Push::Stale`] once the
-    /// step is made without it. With deterministic steps it waits for the workers before this one,
-    /// too. A push that has not been decided by the deadline ends with [`Error::Timeout`], which
-    /// names whom the step owner waits for.
-    ///
-    /// They are checked before a byte is sent. If the connection is lost the push goes on by
-    /// itself after a reconnect, and counts once. On a timeout it goes on in the background:
-    /// [`Worker::outcome`] tells how it went, [`Worker::resume`] waits on.
-    ///
-    /// If the future is dropped before any shard can hold its share whole, the push is withdrawn
-    /// and the token goes back; after that it is finished in the background.
-    pub async fn push(&mut self, token: Token, gradients: Gradients) -> Result<Push, Error> {
-        let plan = self.joined("push")?.clone();
-        if !plan.is_same(&gradients.plan) {
-            return Err(Error::ForeignBuffer);
-        }
-        for id in gradients.present() {
-            let (bytes, factor) = (&gradients.buffer.bytes()[plan.range(id)], gradients.factor(id));
-            self.check_finite(&plan, id, bytes, factor)?;
-            self.compression.check(&plan, id, bytes, factor)?;
-        }
-        for rows in gradients.rows.values() {
-            let factor = gradients.factor(rows.variable());
-            self.check_rows_finite(&plan, rows, factor)?;
-            self.compression.check_rows(&plan, rows, factor)?;
-        }
-        let present: Vec<VariableId> = gradients.present().collect();
-        if present.is_empty() && gradients.rows.is_empty() {
-            return Err(Error::EmptyPush);
-        }
-        let factors = gradients.factors;
-        let factor = |id| factors.get(&id).copied().unwrap_or(1.0);
-        let buffer = Arc::new(gradients.buffer);
-        let shared = Bytes::from_owner(Shared(buffer.clone()));
-        // Rows first: what a shard may apply as it comes is then the end of the push.
-        let mut parts: Vec<(ShardId, Vec<Part>)> = Vec::new();
-        for rows in gradients.rows.values() {
-            parts.extend(self.compression.rows(&plan, rows, factor(rows.variable()))?);
-        }
-        let plain = present.iter().copied().filter(|&id| !self.compression.covers(id));
-        parts.extend(plan.scaled_parts(plain, factor, |range| shared.slice(range)));
-        drop(shared);
-        for &id in &present {
-            let bytes = &buffer.bytes()[plan.range(id)];
-            parts.extend(self.compression.parts(&plan, id, bytes, factor(id))?);
-        }
-        if self.pool.len() < POOL_MAX {
-            self.pool.push(buffer);
-        }
-        let operation = Operation::Gradient {};
-        let Some((grant, read)) = token.spend() else {
-            return Err(Error::EmptyPush);
-        };
-        let order = PushOrder { operation, grant: Some(grant), read, parts };
-        self.push_order(order).await
-    }
-
-    /// What the codecs of this worker's gradients have left out and not made good yet, to be kept
-    /// beside a checkpoint: [`Worker::restore_residuals`]. As long as a gradient of the variables that
-    /// are encoded, and as what is kept of rows. The variables must be the same there, in the same order and the same places.
-    ///
-    /// A worker that goes on without them loses what it had not sent, about one step's error.
-    pub fn residuals(&self) -> Vec<u8> {
-        match &self.plan {
-            Some(plan) => self.compression.save(plan.catalogue()),
-            None => Vec::new(),
-        }
-    }
-
-    /// Goes on with the residuals of [`Worker::residuals`], of this worker or of another with the same
-    /// variables in the same places. Variables that are not among them begin anew. On an error nothing
-    /// has changed.
-    pub fn restore_residuals(&mut self, bytes: &[u8]) -> Result<(), ResidualsError> {
-        let plan = self.plan.as_ref().ok_or(ResidualsError::NotJoined)?;
-        self.compression.restore(plan.catalogue(), bytes)
-    }
-
-    /// Begins a push whose gradients are sent as they become ready.
-    pub async fn begin(&mut self, token: Token) -> Result<Pushing<'_>, Error> {
-        let plan = self.joined("push")?.clone();
-        let Some((grant, read)) = token.spend() else {
-            return Err(Error::EmptyPush);
-        };
-        let operation = Operation::Gradient {};
-        let order = PushOrder { operation, grant: Some(grant), read, parts: Vec::new() };
-        let timeout = self.client.config.timeout;
-        match self.client.session.call("push", Command::Begin { order }, timeout).await? {
-            Reply::Begun { sequence } => Ok(Pushing::new(self, plan, sequence)),
-            _ => Err(Error::Ended { doing: "push" }),
-        }
-    }
-
-    /// Gives a variable new values, whoever trains it. Needs no token; the step stays.
-    pub async fn assign<T: Element>(&mut self, name: &str, values: &[T]) -> Result<(), Error> {
-        let plan = self.joined("assign")?.clone();
-        let (id, bytes) = padded(&plan, name, values)?;
-        self.assign_bytes(&plan, id, bytes, Operation::Assign {}, plan.shards()).await
-    }
-
-    /// Adds to a plain variable, exactly once. Integers wrap. Needs no token; the step stays.
-    pub async fn assign_add<T: Element>(&mut self, name: &str, values: &[T]) -> Result<(), Error> {
-        let plan = self.joined("add")?.clone();
-        let (id, bytes) = padded(&plan, name, values)?;
-        if plan.catalogue().variable(id).is_trainable() {
-            return Err(ViewError::Trainable { name: name.to_owned() }.into());
-        }
-        self.assign_bytes(&plan, id, bytes, Operation::AssignAdd {}, plan.shards()).await
-    }
-
-    /// Gives rows of a sparse variable new values, each once; as [`Worker::assign`].
-    pub async fn assign_rows<T: Element>(
-        &mut self,
-        name: &str,
-        ids: &[u64],
-        rows: &[T],
-    ) -> Result<(), Error> {
-        let plan = self.joined("assign rows")?.clone();
-        let variable = rows::check::<T>(&plan, name, ids, rows.len())?;
-        if let Some(row) = RowSet::twice(ids) {
-            return Err(ViewError::RowTwice { name: name.to_owned(), row }.into());
-        }
-        let rows = RowSet::sum(&plan, variable, ids, rows)?;
-        self.check_rows_finite(&plan, &rows, 1.0)?;
-        let parts = rows.parts(&plan, false, 1.0);
-        if parts.is_empty() {
-            return Ok(());
-        }
-        let operation = Operation::Assign {};
-        let order = PushOrder { operation, grant: None, read: Read::default(), parts };
-        self.push_order(order).await.map(|_| ())
-    }
-
-    pub(crate) async fn assign_bytes(
-        &self,
-        plan: &Arc<Plan>,
-        id: VariableId,
-        bytes: Bytes,
-        operation: Operation,
-        shards: &[ShardId],
-    ) -> Result<(), Error> {
-        self.check_finite(plan, id, &bytes, 1.0)?;
-        let start = plan.range(id).start;
-        let body =
-            |range: std::ops::Range<usize>| bytes.slice(range.start - start..range.end - start);
-        let mut parts = plan.parts([id].into_iter(), body);
-        parts.retain(|(shard, _)| shards.contains(shard));
-        if parts.is_empty() {
-            // A variable without elements, or none there: there is nothing to do.
-            return Ok(());
-        }
-        let order = PushOrder { operation, grant: None, read: Read::default(), parts };
-        self.push_order(order).await.map(|_| ())
-    }
-
-    async fn push_order(&self, order: PushOrder) -> Result<Push, Error> {
-        self.wait_for_push(Command::Push { order }).await
-    }
-
-    pub(crate) async fn wait_for_push(&self, command: Command) -> Result<Push, Error> {
-        match self.client.session.call("push", command, self.client.config.timeout).await? {
-            Reply::Pushed { outcome } => Push::of(outcome).ok_or(Error::Ended { doing: "push" }),
-            _ => Err(Error::Ended { doing: "push" }),
-        }
-    }
-
-    /// What became of a push that ended with [`Error::Timeout`]: `None` while it is still under
-    /// way, by what has been heard so far. Remembers the last 64.
-    pub async fn outcome(&mut self, sequence: Sequence) -> Result<Option<Push>, Error> {
-        let command = Command::Outcome { sequence };
-        let timeout = self.client.config.timeout;
-        match self.client.session.call("ask for an outcome", command, timeout).await? {
-            Reply::Outcome(outcome) => Ok(outcome.and_then(Push::of)),
-            _ => Err(Error::Ended { doing: "ask for an outcome" }),
-        }
-    }
-
-    /// Waits on for a push that ended with [`Error::Timeout`].
-    pub async fn resume(&mut self, sequence: Sequence) -> Result<Push, Error> {
-        self.wait_for_push(Command::Await { sequence }).await
+        let joined = self.joined.as_ref().expect("a worker has gradients once it has joined");
+        let plan = joined.plan.clone();
+        let free = self.pool.iter().position(Memory::is_free);
+        let memory = free.map(|free| self.pool.swap_remove(free));
+        let memory = memory.unwrap_or_else(|| Memory::new(&plan));
+        Gradients::new(plan, memory)
     }
 
     /// Ends the training for all workers: no more tokens are granted. For the chief.
@@ -448,8 +270,8 @@ impl Worker {
     /// holds variables, the error names it after the timeout.
     pub async fn leave(self) -> Result<(), Error> {
         let mut shards = vec![self.client.owner];
-        if let Some(plan) = &self.plan {
-            shards.extend(plan.shards().iter().filter(|&&shard| shard != self.client.owner));
+        if let Some(joined) = &self.joined {
+            shards.extend(joined.plan.shards().iter().filter(|&&shard| shard != self.client.owner));
         }
         let used = shards.len();
         let tasks = self.client.config.cluster.task_indices("ps").unwrap_or_default();
@@ -467,115 +289,7 @@ impl Worker {
         answers.into_iter().take(used).try_for_each(|answer| answer.map(|_| ()))
     }
 
-    pub(crate) async fn more_parts(
-        &mut self,
-        plan: &Plan,
-        sequence: Sequence,
-        name: &str,
-        bytes: Bytes,
-        aligned: &[u8],
-    ) -> Result<(), Error> {
-        let id = find(plan, name)?;
-        if !plan.catalogue().variable(id).is_trainable() {
-            return Err(ViewError::Plain { name: name.to_owned() }.into());
-        }
-        self.check_finite(plan, id, &bytes, 1.0)?;
-        self.compression.check(plan, id, aligned, 1.0)?;
-        let start = plan.range(id).start;
-        let body =
-            |range: std::ops::Range<usize>| bytes.slice(range.start - start..range.end - start);
-        let parts = match self.compression.covers(id) {
-            true => self.compression.parts(plan, id, aligned, 1.0)?,
-            false => plan.parts([id].into_iter(), body),
-        };
-        self.more(sequence, parts).await
-    }
-
-    pub(crate) async fn more_rows<T: Element>(
-        &mut self,
-        plan: &Plan,
-        sequence: Sequence,
-        name: &str,
-        ids: &[u64],
-        rows: &[T],
-    ) -> Result<(), Error> {
-        let id = rows::check::<T>(plan, name, ids, rows.len())?;
-        if !plan.catalogue().variable(id).is_trainable() {
-            return Err(ViewError::Plain { name: name.to_owned() }.into());
-        }
-        let rows = RowSet::sum(plan, id, ids, rows)?;
-        self.check_rows_finite(plan, &rows, 1.0)?;
-        self.compression.check_rows(plan, &rows, 1.0)?;
-        let parts = self.compression.rows(plan, &rows, 1.0)?;
-        self.more(sequence, parts).await
-    }
-
-    async fn more(
-        &self,
-        sequence: Sequence,
-        parts: Vec<(ShardId, Vec<Part>)>,
-    ) -> Result<(), Error> {
-        let command = Command::More { sequence, parts };
-        self.client.session.call("push", command, self.client.config.timeout).await.map(|_| ())
-    }
-
-    pub(crate) fn abandon(&self, sequence: Sequence) {
-        self.client.session.returns().add(crate::token::Dropped::Push(sequence));
-    }
-
-    /// Looks for NaN and infinities, by the servers' policy, among what they multiply with `factor`.
-    fn check_finite(
-        &self,
-        plan: &Plan,
-        id: VariableId,
-        bytes: &[u8],
-        factor: f64,
-    ) -> Result<(), Error> {
-        if self.client.welcomed.non_finite != (NonFinitePolicy::Reject {}) {
-            return Ok(());
-        }
-        let variable = plan.catalogue().variable(id);
-        let bytes = &bytes[..variable.bytes() as usize];
-        match first_bad(variable.dtype(), bytes, factor) {
-            None => Ok(()),
-            Some((element, value)) => {
-                let variable = variable.name().to_owned();
-                Err(Error::NonFinite { variable, element, value })
-            }
-        }
-    }
-
-    /// The same for rows.
-    fn check_rows_finite(&self, plan: &Plan, rows: &RowSet, factor: f64) -> Result<(), Error> {
-        if self.client.welcomed.non_finite != (NonFinitePolicy::Reject {}) || rows.len() == 0 {
-            return Ok(());
-        }
-        let dtype = plan.catalogue().variable(rows.variable()).dtype();
-        match first_bad(dtype, rows.values(), factor) {
-            None => Ok(()),
-            Some((element, value)) => Err(rows.non_finite(plan, element, value)),
-        }
-    }
-
-    fn joined(&self, doing: &'static str) -> Result<&Arc<Plan>, Error> {
-        self.plan.as_ref().ok_or(Error::NotJoined { doing })
-    }
-}
-
-/// The first element that is NaN or infinite, or is once it is multiplied.
-fn first_bad(dtype: DType, bytes: &[u8], factor: f64) -> Option<(usize, f64)> {
-    if factor.abs() <= 1.0 {
-        return first_non_finite(dtype, bytes);
-    }
-    let products = singles(dtype, bytes, factor);
-    first_non_finite(DType::F32, bytemuck::cast_slice(&products))
-}
-
-/// A buffer that is being sent.
-struct Shared(Arc<Buffer>);
-
-impl AsRef<[u8]> for Shared {
-    fn as_ref(&self) -> &[u8] {
-        self.0.bytes()
+    fn joined(&self, doing: &'static str) -> Result<&Arc<Joined>, Error> {
+        self.joined.as_ref().ok_or(Error::NotJoined { doing })
     }
 }

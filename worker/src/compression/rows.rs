@@ -6,7 +6,7 @@ use pushpull_common::catalogue::Partition;
 use pushpull_common::codec::{Codec, EncodeError, Real, Residual};
 
 use super::stretches;
-use crate::fanout::Part;
+use crate::parts::Part;
 
 /// The residuals of one variable's rows.
 ///
@@ -187,7 +187,7 @@ mod tests {
                     let start = (part.offset - partition.offset) as usize / 4;
                     let target = &mut decoded[start..start + stretch.elements as usize];
                     let blocks = partition.blocks_from(part.offset);
-                    let bytes = part.bodies.concat();
+                    let bytes = part.body.concat();
                     stretch.encoding.decode_rows(blocks, &bytes, target).unwrap();
                 }
                 for ((id, given), arrived) in ids.iter().zip(values.chunks(5)).zip(decoded.chunks(5)) {

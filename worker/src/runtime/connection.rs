@@ -1,18 +1,15 @@
 //! One connection to a shard: from connecting to its end.
 
-use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::IoSliceMut;
 use std::rc::Rc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use pushpull_common::protocol::decode::ReadError;
 use pushpull_common::protocol::{BodyPoll, FrameReader, Poll};
 use tokio::io::Interest;
-use tokio::sync::Notify;
 
 use super::link::Link;
+use super::outbox::Outbox;
 use super::thread::Core;
 use crate::session::Input;
 
@@ -21,79 +18,6 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Frames that one connection reads before the others have their turn.
 const TURN: usize = 16;
-
-/// A frame to send.
-#[derive(Debug)]
-pub(super) struct Frame {
-    pub(super) head: Vec<u8>,
-    pub(super) bodies: Vec<Bytes>,
-}
-
-/// The sending side of one connection, shared between its task and the session's outputs.
-#[derive(Debug, Default)]
-pub(super) struct Outbox {
-    queue: RefCell<VecDeque<Frame>>,
-    sent: Cell<usize>,
-    /// The link takes no more until the peer reads.
-    full: Cell<bool>,
-    notify: Notify,
-    /// The session has given the connection up: it ends without a word.
-    given_up: Cell<bool>,
-}
-
-impl Outbox {
-    pub(super) fn push(&self, frame: Frame) {
-        self.queue.borrow_mut().push_back(frame);
-        self.notify.notify_one();
-    }
-
-    pub(super) fn give_up(&self) {
-        self.given_up.set(true);
-        self.notify.notify_one();
-    }
-
-    fn is_empty(&self) -> bool {
-        self.queue.borrow().is_empty()
-    }
-
-    /// Sends as much as the link takes. Whether it took something after it had been full: then the
-    /// peer has read. That a link which is not full takes something says nothing about the peer.
-    fn flush(&self, link: &Link) -> io::Result<bool> {
-        let mut queue = self.queue.borrow_mut();
-        let mut drained = false;
-        while let Some(front) = queue.front() {
-            let mut slices = Vec::with_capacity(1 + front.bodies.len());
-            slices.push(IoSlice::new(&front.head));
-            slices.extend(front.bodies.iter().map(|body| IoSlice::new(body)));
-            let total: usize = slices.iter().map(|slice| slice.len()).sum();
-            let mut rest = &mut slices[..];
-            IoSlice::advance_slices(&mut rest, self.sent.get());
-            // A frame of many small stretches goes out in several writes.
-            let count = rest.len().min(SLICES_MAX);
-            match link.try_write(&rest[..count]) {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(count) => {
-                    self.sent.set(self.sent.get() + count);
-                    drained |= self.full.replace(false);
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.full.set(true);
-                    return Ok(drained);
-                }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-            if self.sent.get() == total {
-                self.sent.set(0);
-                queue.pop_front();
-            }
-        }
-        Ok(drained)
-    }
-}
-
-/// How many slices one write is given; the system takes at most 1024.
-const SLICES_MAX: usize = 512;
 
 /// Connects, and converses until the connection ends; then tells the session, unless the session
 /// has given it up.
@@ -106,7 +30,7 @@ pub(super) async fn run(core: Rc<Core>, link: usize, address: String, outbox: Rc
             Err(error) => error.to_string(),
         },
     };
-    if !outbox.given_up.get() {
+    if !outbox.is_given_up() {
         core.handle(Input::Disconnected { link, error });
     }
 }
@@ -121,7 +45,7 @@ async fn converse(
     // The server was chosen by the configuration: its metas may be of any length.
     reader.open();
     let mut in_body = false;
-    if !outbox.given_up.get() {
+    if !outbox.is_given_up() {
         core.handle(Input::Connected { link });
     }
     loop {
@@ -140,7 +64,7 @@ async fn converse(
         if outbox.flush(stream)? {
             core.handle(Input::Written { link });
         }
-        if outbox.given_up.get() {
+        if outbox.is_given_up() {
             return Ok(());
         }
         let interest = match outbox.is_empty() {
@@ -150,7 +74,7 @@ async fn converse(
         tokio::select! {
             biased;
             ready = stream.ready(interest) => { ready?; }
-            () = outbox.notify.notified() => {}
+            () = outbox.changed() => {}
         }
     }
 }
@@ -175,13 +99,13 @@ fn read_turn(
 ) -> Result<Turn, ReadError> {
     let mut source = |slices: &mut [IoSliceMut<'_>]| stream.try_read(slices);
     for _ in 0..TURN {
-        if outbox.given_up.get() {
+        if outbox.is_given_up() {
             return Ok(Turn::Blocked);
         }
         if *in_body {
             let before = reader.bytes();
             let poll = core.with_body(link, |targets| match targets {
-                Some(mut targets) => reader.poll_body_scattered(&mut source, &mut targets),
+                Some(targets) => reader.poll_body_scattered(&mut source, targets),
                 None => reader.skip_body(&mut source),
             })?;
             match poll {

@@ -1,16 +1,14 @@
 //! Commands on their way to the session's thread, replies on their way back, and what becomes of
 //! those that do not arrive.
 
-use std::sync::Arc;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
 use std::time::Instant;
-
-use tokio::sync::oneshot;
 
 use crate::error::Error;
 use crate::session::{Command, OpId, Reply};
 use crate::token::{Dropped, Returns};
-
-pub(super) type Answer = oneshot::Sender<Delivery>;
 
 /// An operation on its way to the session. If it does not arrive, what it was to spend goes back.
 #[derive(Debug)]
@@ -25,7 +23,7 @@ pub(super) struct Posted {
 impl Posted {
     /// The command and the way to its caller; `None` if the caller has gone.
     pub(super) fn take(&mut self) -> Option<(Command, Answer)> {
-        let answer = self.answer.take().filter(|answer| !answer.is_closed())?;
+        let answer = self.answer.take().filter(|answer| !answer.is_for_nobody())?;
         Some((self.command.take()?, answer))
     }
 }
@@ -44,31 +42,197 @@ impl Drop for Posted {
     }
 }
 
-/// A reply on its way to its caller. If it does not arrive, what it hands over goes back.
-#[derive(Debug)]
-pub(super) struct Delivery {
-    pub(super) reply: Option<Result<Reply, Error>>,
-    pub(super) returns: Arc<Returns>,
+/// Where the reply to one operation is left and picked up.
+#[derive(Debug, Default)]
+struct Slot(Mutex<Left>);
+
+/// What lies in a slot.
+#[derive(Debug, Default)]
+struct Left {
+    reply: Option<Result<Reply, Error>>,
+    /// Who is to be told of the reply.
+    waker: Option<Waker>,
+    /// The session will not leave a reply any more.
+    unanswered: bool,
+    /// Nobody will pick the reply up.
+    for_nobody: bool,
 }
 
-impl Delivery {
-    pub(super) fn take(mut self) -> Option<Result<Reply, Error>> {
-        self.reply.take()
+impl Slot {
+    fn left(&self) -> MutexGuard<'_, Left> {
+        // What lies in it is whole at any time, whatever a panic elsewhere interrupted.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Delivery {
-    fn drop(&mut self) {
-        match self.reply.take() {
-            Some(Ok(Reply::Token(Some(grant)))) => self.returns.add(Dropped::Token(grant)),
-            Some(Ok(Reply::Begun { sequence })) => self.returns.add(Dropped::Push(sequence)),
-            _ => {}
+/// Slots, used again once both ends have let go of them.
+#[derive(Debug, Default)]
+pub(super) struct Slots(Mutex<Vec<Arc<Slot>>>);
+
+/// As many as a caller usually has in use, and some that the session is about to let go of.
+const SLOTS_MAX: usize = 16;
+
+impl Slots {
+    /// Both ends of the way back of one operation.
+    pub(super) fn open(
+        &self,
+        op: OpId,
+        doing: &'static str,
+        returns: &Arc<Returns>,
+    ) -> (Answer, Call) {
+        let slot = self.take();
+        let answer = Answer { slot: slot.clone(), returns: returns.clone(), sent: false };
+        let call = Call { op, doing, state: State::Waiting(slot), returns: returns.clone() };
+        (answer, call)
+    }
+
+    fn take(&self) -> Arc<Slot> {
+        let mut slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for slot in slots.iter_mut() {
+            if let Some(slot) = Arc::get_mut(slot) {
+                *slot = Slot::default();
+            } else {
+                continue;
+            }
+            return slot.clone();
         }
+        let slot = Arc::new(Slot::default());
+        if slots.len() < SLOTS_MAX {
+            slots.push(slot.clone());
+        }
+        slot
+    }
+}
+
+/// The session's end: leaves the reply. Dropping it tells the caller that there will be none.
+#[derive(Debug)]
+pub(super) struct Answer {
+    slot: Arc<Slot>,
+    returns: Arc<Returns>,
+    sent: bool,
+}
+
+impl Answer {
+    /// Whether the caller has gone.
+    fn is_for_nobody(&self) -> bool {
+        self.slot.left().for_nobody
+    }
+
+    /// Leaves the reply. If the caller has gone, what it hands over goes back.
+    pub(super) fn send(mut self, reply: Result<Reply, Error>) {
+        self.sent = true;
+        let mut left = self.slot.left();
+        if left.for_nobody {
+            drop(left);
+            return give_back(reply, &self.returns);
+        }
+        left.reply = Some(reply);
+        let waker = left.waker.take();
+        drop(left);
+        waker.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        if !self.sent {
+            let mut left = self.slot.left();
+            left.unanswered = true;
+            let waker = left.waker.take();
+            drop(left);
+            waker.into_iter().for_each(Waker::wake);
+        }
+    }
+}
+
+/// An operation that the session has been told to do: the caller's end, and a future of the reply.
+///
+/// Dropping it tells the session that nobody waits any more.
+#[derive(Debug)]
+#[must_use = "an operation nobody waits for is given up"]
+pub(crate) struct Call {
+    op: OpId,
+    doing: &'static str,
+    state: State,
+    returns: Arc<Returns>,
+}
+
+#[derive(Debug)]
+enum State {
+    Waiting(Arc<Slot>),
+    /// It could not be posted.
+    Failed(Error),
+    Over,
+}
+
+impl Call {
+    /// One that has failed before it was posted.
+    pub(super) fn failed(doing: &'static str, error: Error, returns: &Arc<Returns>) -> Call {
+        Call { op: OpId(0), doing, state: State::Failed(error), returns: returns.clone() }
+    }
+
+    /// Says why the operation could not be posted.
+    pub(super) fn fail(&mut self, error: Error) {
+        self.state = State::Failed(error);
+    }
+}
+
+impl Future for Call {
+    type Output = Result<Reply, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let doing = self.doing;
+        let reply = match std::mem::replace(&mut self.state, State::Over) {
+            State::Over => Err(Error::Ended { doing }),
+            State::Failed(error) => Err(error),
+            State::Waiting(slot) => {
+                let mut left = slot.left();
+                match left.reply.take() {
+                    Some(reply) => reply,
+                    None if left.unanswered => Err(Error::Ended { doing }),
+                    None => {
+                        match &mut left.waker {
+                            Some(waker) => waker.clone_from(context.waker()),
+                            none => *none = Some(context.waker().clone()),
+                        }
+                        drop(left);
+                        self.state = State::Waiting(slot);
+                        return Poll::Pending;
+                    }
+                }
+            }
+        };
+        Poll::Ready(reply)
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        let State::Waiting(slot) = std::mem::replace(&mut self.state, State::Over) else { return };
+        let mut left = slot.left();
+        left.for_nobody = true;
+        let reply = left.reply.take();
+        drop(left);
+        match reply {
+            Some(reply) => give_back(reply, &self.returns),
+            None => self.returns.add(Dropped::Operation(self.op)),
+        }
+    }
+}
+
+/// Gives back what a reply hands over, as nobody takes it.
+fn give_back(reply: Result<Reply, Error>, returns: &Returns) {
+    match reply {
+        Ok(Reply::Token(Some(grant))) => returns.add(Dropped::Token(grant)),
+        Ok(Reply::Begun { sequence }) => returns.add(Dropped::Push(sequence)),
+        _ => {}
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+
     use pushpull_common::ids::{GlobalStep, Sequence, TokenId};
     use pushpull_common::protocol::Grant;
     use pushpull_common::protocol::message::Operation;
@@ -80,31 +244,37 @@ mod tests {
         Grant { token: TokenId(1), generation: 1, step: GlobalStep(0), room: 0 }
     }
 
-    fn posted(command: Command, returns: &Arc<Returns>) -> (Posted, oneshot::Receiver<Delivery>) {
-        let (answer, answered) = oneshot::channel();
+    fn posted(command: Command, returns: &Arc<Returns>) -> (Posted, Call) {
+        let (answer, call) = Slots::default().open(OpId(1), "test", returns);
         let (deadline, returns) = (Instant::now(), returns.clone());
         let (command, answer) = (Some(command), Some(answer));
-        (Posted { op: OpId(1), command, deadline, answer, returns }, answered)
+        (Posted { op: OpId(1), command, deadline, answer, returns }, call)
     }
 
     fn push() -> Command {
         let (operation, grant) = (Operation::Gradient {}, Some(grant()));
-        let order = PushOrder { operation, grant, read: Read::default(), parts: Vec::new() };
+        let order = PushOrder::of_parts(operation, grant, Read::default(), Vec::new());
         Command::Push { order }
+    }
+
+    fn poll(call: &mut Call) -> Poll<Result<Reply, Error>> {
+        pin!(call).poll(&mut Context::from_waker(Waker::noop()))
     }
 
     #[test]
     fn a_command_whose_caller_has_gone_gives_back_what_it_was_to_spend() {
         let returns = Arc::new(Returns::default());
-        let (mut command, answered) = posted(push(), &returns);
-        drop(answered);
+        let (mut command, call) = posted(push(), &returns);
+        drop(call);
+        assert!(matches!(returns.take()[..], [Dropped::Operation(OpId(1))]));
         assert!(command.take().is_none());
         drop(command);
         assert!(matches!(returns.take()[..], [Dropped::Token(_)]));
         let sequence = Sequence(3);
-        drop(posted(Command::End { sequence }, &returns));
+        let (command, _call) = posted(Command::End { sequence }, &returns);
+        drop(command);
         assert!(matches!(returns.take()[..], [Dropped::Push(Sequence(3))]));
-        let (mut command, _answered) = posted(push(), &returns);
+        let (mut command, _call) = posted(push(), &returns);
         assert!(command.take().is_some());
         drop(command);
         assert!(returns.take().is_empty(), "it has arrived");
@@ -113,15 +283,51 @@ mod tests {
     #[test]
     fn a_reply_that_nobody_takes_gives_back_what_it_hands_over() {
         let returns = Arc::new(Returns::default());
-        let deliver = |reply| Delivery { reply: Some(Ok(reply)), returns: returns.clone() };
-        let (answer, answered) = oneshot::channel();
-        answer.send(deliver(Reply::Token(Some(grant())))).unwrap();
-        // The future is dropped between the answer and its caller's next turn.
-        drop(answered);
+        let slots = Slots::default();
+        let open = || slots.open(OpId(1), "test", &returns);
+        // The future is dropped between the answer and its caller's next turn, or before.
+        let (answer, call) = open();
+        answer.send(Ok(Reply::Token(Some(grant()))));
+        drop(call);
         assert!(matches!(returns.take()[..], [Dropped::Token(_)]));
-        drop(deliver(Reply::Begun { sequence: Sequence(5) }));
-        assert!(matches!(returns.take()[..], [Dropped::Push(Sequence(5))]));
-        let taken = deliver(Reply::Token(Some(grant()))).take();
-        assert!(matches!(taken, Some(Ok(Reply::Token(Some(_))))) && returns.take().is_empty());
+        let (answer, call) = open();
+        drop(call);
+        answer.send(Ok(Reply::Begun { sequence: Sequence(5) }));
+        let dropped = returns.take();
+        assert!(matches!(dropped[..], [Dropped::Operation(_), Dropped::Push(Sequence(5))]));
+        let (answer, mut call) = open();
+        answer.send(Ok(Reply::Token(Some(grant()))));
+        assert!(matches!(poll(&mut call), Poll::Ready(Ok(Reply::Token(Some(_))))));
+        drop(call);
+        assert!(returns.take().is_empty());
+    }
+
+    #[test]
+    fn a_session_that_ends_leaves_no_caller_waiting() {
+        let returns = Arc::new(Returns::default());
+        let (command, mut call) = posted(push(), &returns);
+        assert!(poll(&mut call).is_pending());
+        drop(command);
+        assert!(matches!(poll(&mut call), Poll::Ready(Err(Error::Ended { doing: "test" }))));
+    }
+
+    #[test]
+    fn a_slot_serves_again_only_when_both_ends_have_let_go() {
+        let (returns, slots) = (Arc::new(Returns::default()), Slots::default());
+        let place = |call: &Call| match &call.state {
+            State::Waiting(slot) => Arc::as_ptr(slot),
+            _ => unreachable!("it waits"),
+        };
+        let (answer, call) = slots.open(OpId(1), "test", &returns);
+        let first = place(&call);
+        drop(call);
+        let (other, mut call) = slots.open(OpId(2), "test", &returns);
+        assert_ne!(place(&call), first, "the session may still leave a reply there");
+        answer.send(Ok(Reply::Done));
+        assert!(poll(&mut call).is_pending(), "that was for the other");
+        other.send(Ok(Reply::Done));
+        let (_answer, again) = slots.open(OpId(3), "test", &returns);
+        assert_eq!(place(&again), first);
+        assert!(matches!(poll(&mut call), Poll::Ready(Ok(Reply::Done))));
     }
 }

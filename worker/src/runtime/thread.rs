@@ -2,38 +2,28 @@
 //! caller's thread are not a death.
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use bytes::Bytes;
-use pushpull_common::protocol::{BodyStamp, Envelope, Message, encode};
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{Notify, mpsc};
 use tokio::task::LocalSet;
 
-use super::connection::{self, Frame, Outbox};
-use super::post::{Answer, Delivery, Posted};
+use super::caller::{COMMANDS_MAX, Caller};
+use super::connection;
+use super::outbox::Outbox;
+use super::post::{Answer, Posted};
 use crate::config::Progress;
-use crate::error::Error;
-use crate::session::{Command, Input, OpId, Output, Reply, Session, Start};
+use crate::session::{Input, OpId, Output, Session, Start};
 use crate::token::{Dropped, Returns};
 
-/// Operations on their way to the session's thread; the next caller waits.
-const COMMANDS_MAX: usize = 64;
-
-/// How long an operation may take whose timeout is longer than the clock can tell.
-const FOREVER: Duration = Duration::from_secs(30 * 365 * 86_400);
-
-/// The caller's end of a session. Dropping it ends the session and waits for its thread.
+/// A session's thread. Dropping it ends the session and waits for its thread.
 #[derive(Debug)]
 pub(crate) struct SessionThread {
-    commands: Option<mpsc::Sender<Posted>>,
-    returns: Arc<Returns>,
-    next_op: AtomicU64,
+    caller: Arc<Caller>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -43,56 +33,26 @@ impl SessionThread {
         let returns = Arc::new(Returns::default());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let name = format!("worker-{}", start.task.index);
-        let dropped = returns.clone();
+        let addresses = start.addresses.clone();
+        let session = Session::new(start);
+        let caller = Caller::new(commands, returns.clone(), session.unclaimed().clone());
         let thread = std::thread::Builder::new().name(name).spawn(move || {
-            let core = Rc::new(Core::new(start, progress, dropped));
+            let core = Rc::new(Core::new(session, addresses, progress, returns));
             LocalSet::new().block_on(&runtime, core.run(receiver));
             // A look-up of a name that still runs is not waited for.
             runtime.shutdown_background();
         })?;
-        Ok(SessionThread {
-            commands: Some(commands),
-            returns,
-            next_op: AtomicU64::new(1),
-            thread: Some(thread),
-        })
+        Ok(SessionThread { caller: Arc::new(caller), thread: Some(thread) })
     }
 
-    pub(crate) fn returns(&self) -> &Arc<Returns> {
-        &self.returns
-    }
-
-    /// Has something done within `timeout`. Dropping the future tells the session that nobody
-    /// waits any more.
-    pub(crate) async fn call(
-        &self,
-        doing: &'static str,
-        command: Command,
-        timeout: Duration,
-    ) -> Result<Reply, Error> {
-        let op = OpId(self.next_op.fetch_add(1, Ordering::Relaxed));
-        let (answer, answered) = oneshot::channel();
-        let commands = self.commands.as_ref().ok_or(Error::Ended { doing })?;
-        let now = Instant::now();
-        let deadline = now.checked_add(timeout).unwrap_or(now + FOREVER);
-        let posted = Posted {
-            op,
-            command: Some(command),
-            deadline,
-            answer: Some(answer),
-            returns: self.returns.clone(),
-        };
-        let mut waiting = Waiting { op, returns: Some(&self.returns) };
-        commands.send(posted).await.map_err(|_| Error::Ended { doing })?;
-        let delivery = answered.await;
-        waiting.returns = None;
-        delivery.ok().and_then(Delivery::take).unwrap_or(Err(Error::Ended { doing }))
+    pub(crate) fn caller(&self) -> &Arc<Caller> {
+        &self.caller
     }
 }
 
 impl Drop for SessionThread {
     fn drop(&mut self) {
-        self.commands = None;
+        self.caller.end();
         if let Some(thread) = self.thread.take() {
             // A panic of the thread has been seen by every caller, as an ended session.
             let _ = thread.join();
@@ -100,24 +60,10 @@ impl Drop for SessionThread {
     }
 }
 
-/// An operation whose caller waits; tells the session when the caller stops.
-struct Waiting<'a> {
-    op: OpId,
-    returns: Option<&'a Arc<Returns>>,
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        if let Some(returns) = self.returns {
-            returns.add(Dropped::Operation(self.op));
-        }
-    }
-}
-
 /// The session and its connections, shared by the tasks of its thread.
 pub(super) struct Core {
     session: RefCell<Session>,
-    addresses: std::collections::BTreeMap<u32, String>,
+    addresses: BTreeMap<u32, String>,
     answers: RefCell<HashMap<OpId, Answer>>,
     outboxes: RefCell<HashMap<usize, Rc<Outbox>>>,
     progress: Option<Progress>,
@@ -131,10 +77,15 @@ pub(super) struct Core {
 }
 
 impl Core {
-    fn new(start: Start, progress: Option<Progress>, returns: Arc<Returns>) -> Core {
+    fn new(
+        session: Session,
+        addresses: BTreeMap<u32, String>,
+        progress: Option<Progress>,
+        returns: Arc<Returns>,
+    ) -> Core {
         Core {
-            addresses: start.addresses.clone(),
-            session: RefCell::new(Session::new(start)),
+            addresses,
+            session: RefCell::new(session),
             answers: RefCell::default(),
             outboxes: RefCell::default(),
             progress,
@@ -222,9 +173,9 @@ impl Core {
     pub(super) fn with_body<R>(
         &self,
         link: usize,
-        receive: impl FnOnce(Option<Vec<&mut [u8]>>) -> R,
+        receive: impl FnOnce(Option<&mut [&mut [u8]]>) -> R,
     ) -> R {
-        receive(self.session.borrow_mut().body_targets(link))
+        self.session.borrow_mut().with_targets(link, receive)
     }
 
     fn deliver(&self, output: Output) {
@@ -241,16 +192,14 @@ impl Core {
                     outbox.give_up();
                 }
             }
-            Output::Send { link, envelope, message, bodies, crc } => {
+            Output::Send { link, envelope, message, body, crc } => {
                 if let Some(outbox) = self.outboxes.borrow().get(&link) {
-                    outbox.push(frame(&envelope, &message, bodies, crc));
+                    outbox.push(&envelope, &message, body, crc);
                 }
             }
             Output::Reply { op, reply } => {
-                let delivery = Delivery { reply: Some(reply), returns: self.returns.clone() };
                 if let Some(answer) = self.answers.borrow_mut().remove(&op) {
-                    // The caller may have gone this instant; then it goes back.
-                    let _ = answer.send(delivery);
+                    answer.send(reply);
                 }
             }
             Output::Progress { silent } => {
@@ -262,25 +211,18 @@ impl Core {
     }
 }
 
-fn frame(envelope: &Envelope, message: &Message, bodies: Vec<Bytes>, crc: bool) -> Frame {
-    let bytes = bodies.iter().map(|body| body.len() as u64).sum();
-    let checksum = || bodies.iter().fold(0, |crc, body| crc32c::crc32c_append(crc, body));
-    let stamp = BodyStamp { bytes, crc: (crc && bytes > 0).then(checksum) };
-    let mut head = Vec::with_capacity(256);
-    encode(&mut head, envelope, message, stamp);
-    Frame { head, bodies }
-}
-
 #[cfg(test)]
 mod tests {
     use std::pin::pin;
     use std::task::{Context, Waker};
+    use std::time::Duration;
 
     use pushpull_common::identity::Identity;
     use pushpull_common::ids::{Incarnation, ShardId, TaskId};
     use pushpull_common::protocol::message::Role;
 
     use super::*;
+    use crate::session::Command;
 
     #[test]
     fn a_wait_without_end_can_be_given_up_and_the_thread_ends() {
@@ -299,7 +241,7 @@ mod tests {
         let session = SessionThread::start(start, None).unwrap();
         {
             let open = Command::Open { shards: vec![owner] };
-            let mut call = pin!(session.call("connect", open, Duration::MAX));
+            let mut call = pin!(session.caller().call("connect", open, Duration::MAX));
             assert!(call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
         }
         drop(session);

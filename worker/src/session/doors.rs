@@ -12,10 +12,12 @@ use pushpull_common::protocol::message::{NonFinitePolicy, Operation, Role};
 use pushpull_common::protocol::{Envelope, Grant, Header, Message, Outcome};
 
 use super::Rows;
+use super::spares::Emptied;
 use crate::config::Checksums;
 use crate::error::{Error, SilentShards};
-use crate::fanout::{Part, Plan};
+use crate::fanout::Plan;
 use crate::params::Buffer;
+use crate::parts::{Body, Part, Scattered};
 
 /// Names an operation of the caller's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -57,7 +59,46 @@ pub(crate) struct Read {
     /// The global step.
     pub(crate) step: GlobalStep,
     /// How many gradients each shard had applied.
-    pub(crate) gradients: BTreeMap<ShardId, u64>,
+    pub(crate) gradients: Counts,
+}
+
+/// A count for each of some shards.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts(Vec<(ShardId, u64)>);
+
+impl Counts {
+    pub(crate) fn of(&self, shard: ShardId) -> Option<u64> {
+        self.0.iter().find(|(other, _)| *other == shard).map(|(_, count)| *count)
+    }
+
+    /// Takes in another count of a shard: the lower counts.
+    pub(crate) fn lower(&mut self, shard: ShardId, count: u64) {
+        match self.0.iter_mut().find(|(other, _)| *other == shard) {
+            Some((_, least)) => *least = count.min(*least),
+            None => self.0.push((shard, count)),
+        }
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (ShardId, u64)> + '_ {
+        self.0.iter().copied()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl Emptied for Counts {
+    fn emptied(self) -> Counts {
+        Counts(self.0.emptied())
+    }
+}
+
+impl<I: IntoIterator<Item = (ShardId, u64)>> From<I> for Counts {
+    fn from(counts: I) -> Counts {
+        Counts(counts.into_iter().collect())
+    }
 }
 
 /// A push, before it has a number.
@@ -67,7 +108,21 @@ pub(crate) struct PushOrder {
     pub(crate) grant: Option<Grant>,
     /// The values that it was computed from.
     pub(crate) read: Read,
+    /// What travels by a scatter, behind the parts.
+    pub(crate) scattered: Option<Scattered>,
     pub(crate) parts: Vec<(ShardId, Vec<Part>)>,
+}
+
+impl PushOrder {
+    /// A push of these parts.
+    pub(crate) fn of_parts(
+        operation: Operation,
+        grant: Option<Grant>,
+        read: Read,
+        parts: Vec<(ShardId, Vec<Part>)>,
+    ) -> PushOrder {
+        PushOrder { operation, grant, read, scattered: None, parts }
+    }
 }
 
 /// What a caller gets.
@@ -127,7 +182,7 @@ pub(crate) enum Input {
     Written { link: usize },
     /// A message has come. If it has a body, that comes next.
     Message { link: usize, header: Header, message: Message },
-    /// The body of the last message has come whole into [`Session::body_targets`].
+    /// The body of the last message has come whole into [`Session::with_targets`].
     Body { link: usize },
     /// Time has passed.
     Tick,
@@ -141,7 +196,7 @@ pub(crate) enum Output {
     /// Close the transport; what waits to be sent on it is forgotten.
     Disconnect { link: usize },
     /// Send a frame.
-    Send { link: usize, envelope: Envelope, message: Message, bodies: Vec<Bytes>, crc: bool },
+    Send { link: usize, envelope: Envelope, message: Message, body: Body, crc: bool },
     /// Tell a caller.
     Reply { op: OpId, reply: Result<Reply, Error> },
     /// Tell for whom an operation waits.

@@ -13,6 +13,7 @@ use super::link::{Pending, Status};
 use super::{Session, Welcomed};
 use crate::config::Checksums;
 use crate::error::Error;
+use crate::parts::Body;
 
 impl Session {
     /// The transport is connected: says who we are.
@@ -44,7 +45,7 @@ impl Session {
             identity: self.start.identity.to_wire(),
             auth: List::default(),
         };
-        self.send(now, index, Pending::Hello, Envelope::default(), hello, vec![]);
+        self.send(now, index, Pending::Hello, Envelope::default(), hello, Body::Empty);
     }
 
     pub(super) fn greeted(

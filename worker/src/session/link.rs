@@ -3,17 +3,17 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{RequestId, RestoreEpoch, Sequence, ShardId, TokenId};
 use pushpull_common::protocol::message::Heartbeat;
 use pushpull_common::protocol::{Envelope, Header, Message, Refusal};
 
-use super::pulls::is_followed;
+use super::receiving::is_followed;
 use super::short_values::ShortPart;
 use super::{OpId, Output, Session};
 use crate::error::Error;
 use crate::fanout::Span;
+use crate::parts::Body;
 
 /// How far a link is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +50,7 @@ pub(super) enum Pending {
 #[derive(Debug)]
 pub(super) enum Receiving {
     /// Values for a pull.
-    Values { op: OpId, ask: usize, spans: Vec<(Span, usize)>, last: bool },
+    Values { op: OpId, ask: usize, last: bool },
     /// The same in a shorter form.
     ShortValues { op: OpId, ask: usize, part: ShortPart, last: bool },
     /// The body of an answer.
@@ -91,6 +91,8 @@ pub(super) struct Link {
     pub(super) last_heard: Instant,
     pub(super) last_error: String,
     pub(super) receiving: Option<Receiving>,
+    /// Where the values that are being received go.
+    pub(super) spans: Vec<(Span, usize)>,
     /// What padding is received into.
     pub(super) scratch: Vec<u8>,
 }
@@ -114,6 +116,7 @@ impl Link {
             last_heard: now,
             last_error: String::new(),
             receiving: None,
+            spans: Vec::new(),
             scratch: Vec::new(),
         }
     }
@@ -234,7 +237,7 @@ impl Session {
         pending: Pending,
         envelope: Envelope,
         message: impl Into<Message>,
-        bodies: Vec<Bytes>,
+        body: Body,
     ) -> RequestId {
         let link = &mut self.links[index];
         let request = RequestId(link.next_request);
@@ -244,7 +247,7 @@ impl Session {
         let (restore_epoch, crc) = (link.restore_epoch, link.crc);
         let envelope = Envelope { request, restore_epoch, ..envelope };
         let message = message.into();
-        self.outputs.push_back(Output::Send { link: index, envelope, message, bodies, crc });
+        self.outputs.push_back(Output::Send { link: index, envelope, message, body, crc });
         request
     }
 
@@ -255,14 +258,14 @@ impl Session {
         index: usize,
         envelope: Envelope,
         message: impl Into<Message>,
-        bodies: Vec<Bytes>,
+        body: Body,
     ) {
         let link = &mut self.links[index];
         link.last_sent = now;
         let (restore_epoch, crc) = (link.restore_epoch, link.crc);
         let envelope = Envelope { restore_epoch, ..envelope };
         let message = message.into();
-        self.outputs.push_back(Output::Send { link: index, envelope, message, bodies, crc });
+        self.outputs.push_back(Output::Send { link: index, envelope, message, body, crc });
     }
 
     pub(super) fn keep_alive(&mut self, now: Instant, index: usize) {
@@ -285,7 +288,14 @@ impl Session {
             return self.break_off(now, index, format!("no answer for {silence:?}"));
         }
         if !unanswered {
-            self.send(now, index, Pending::Heartbeat, Envelope::default(), Heartbeat {}, vec![]);
+            self.send(
+                now,
+                index,
+                Pending::Heartbeat,
+                Envelope::default(),
+                Heartbeat {},
+                Body::Empty,
+            );
         } else {
             self.links[index].last_sent = now;
         }

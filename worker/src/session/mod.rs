@@ -12,9 +12,11 @@ mod link;
 mod progress;
 mod pulls;
 mod pushes;
+mod receiving;
 mod requests;
 mod settled;
 mod short_values;
+mod spares;
 mod synchronous;
 mod tokens;
 
@@ -27,12 +29,16 @@ use pushpull_common::protocol::{Outcome, Refusal};
 
 use crate::error::Error;
 use crate::fanout::Plan;
-pub(crate) use doors::{Command, Input, OpId, Output, PushOrder, Read, Reply, Start, Welcomed};
+pub(crate) use doors::{
+    Command, Counts, Input, OpId, Output, PushOrder, Read, Reply, Start, Welcomed,
+};
 use link::{Link, Status};
 use pulls::Ask;
 pub(crate) use pulls::Rows;
 use pushes::Push;
+use spares::Spares;
 use tokens::Tokens;
+pub(crate) use tokens::Unclaimed;
 
 /// An operation that has not been answered.
 #[derive(Debug)]
@@ -66,7 +72,7 @@ enum OpKind {
 /// The worker's side of all its conversations.
 ///
 /// What happened: [`Session::handle`]. What to do next: [`Session::poll_output`], and again at
-/// [`Session::wake_at`] at the latest. [`Session::body_targets`] lends memory to receive into.
+/// [`Session::wake_at`] at the latest. [`Session::with_targets`] lends memory to receive into.
 ///
 /// Invariants: an operation is answered exactly once, by its deadline; a push under way keeps its
 /// number and its bytes until every shard it touches has settled it, or in synchronous mode the step
@@ -96,6 +102,7 @@ pub(crate) struct Session {
     /// For the jitter of reconnects, which must differ between workers but not between runs.
     random: u64,
     outputs: VecDeque<Output>,
+    spares: Spares,
 }
 
 impl Session {
@@ -118,7 +125,13 @@ impl Session {
             random: start.incarnation.0 | 1,
             start,
             outputs: VecDeque::new(),
+            spares: Spares::default(),
         }
+    }
+
+    /// The tokens that have come and that nobody has taken, for callers to take one by themselves.
+    pub(crate) fn unclaimed(&self) -> &Arc<Unclaimed> {
+        self.tokens.unclaimed()
     }
 
     /// Takes in what happened.
@@ -194,8 +207,9 @@ impl Session {
             }
             Command::Token => ("take a token", OpKind::Token),
             Command::Pull { plan, buffer, token } => {
+                let mut asks = self.spares.asks.take();
                 let links = plan.shards().iter().map(|&shard| self.link_to(now, shard));
-                let asks = links.map(Ask::values).collect();
+                asks.extend(links.map(Ask::values));
                 ("pull", OpKind::Pull(pulls::Pull::new(plan, buffer, token, self.step, asks)))
             }
             Command::PullRows { plan, buffer, rows, token } => {
@@ -226,14 +240,17 @@ impl Session {
         for index in 0..self.links.len() {
             self.connect_if_due(now, index);
         }
-        let sequences: Vec<Sequence> = self.pushes.keys().copied().collect();
-        for sequence in sequences {
+        // One after the other by number: driving one may end it, and others.
+        let mut next = self.pushes.first_key_value().map(|(&sequence, _)| sequence);
+        while let Some(sequence) = next {
             self.drive_push(now, sequence);
+            next = self.pushes.range(Sequence(sequence.0 + 1)..).next().map(|(&next, _)| next);
         }
         // Behind them: leaving waits for pushes.
-        let ids: Vec<OpId> = self.ops.keys().copied().collect();
-        for id in ids {
+        let mut next = self.ops.first_key_value().map(|(&id, _)| id);
+        while let Some(id) = next {
             self.drive_op(now, id);
+            next = self.ops.range(OpId(id.0 + 1)..).next().map(|(&next, _)| next);
         }
         self.drive_returns(now);
     }
@@ -277,7 +294,7 @@ impl Session {
             self.finish(id, Err(error.clone()));
         }
         self.pushes.clear();
-        self.tokens = Tokens::default();
+        self.tokens.forget();
         for (index, link) in self.links.iter_mut().enumerate() {
             link.give_up(&error);
             self.outputs.push_back(Output::Disconnect { link: index });

@@ -1,6 +1,5 @@
 //! Pulls: requests to each shard, whose answers fill one buffer.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,16 +8,17 @@ use bytes::Bytes;
 use pushpull_common::catalogue::Partition;
 use pushpull_common::codec::Encoding;
 use pushpull_common::ids::{GlobalStep, PartitionId, RestoreEpoch, ShardId};
-use pushpull_common::protocol::message::{Pulled, PulledEncoded, Selection};
-use pushpull_common::protocol::{Envelope, Header, Message, Refusal, message};
+use pushpull_common::protocol::message::{Pulled, Selection};
+use pushpull_common::protocol::{Envelope, Message, Refusal, message};
 
-use super::link::{Pending, Receiving, Status};
+use super::link::{Pending, Status};
 use super::requests::deadline_ms;
 use super::short_values::ShortPart;
 use super::{OpId, OpKind, Read, Reply, Session};
 use crate::error::Error;
 use crate::fanout::{Plan, Span};
 use crate::params::Buffer;
+use crate::parts::Body;
 
 /// Requests for rows that a shard may have unanswered: enough that it is never idle, and few enough
 /// that it never says it has too many: one of the largest size counts for nine of its 128.
@@ -26,7 +26,7 @@ const ROWS_AT_ONCE: usize = 8;
 
 /// How far a request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Progress {
+pub(super) enum Progress {
     Unsent,
     /// It is sent, and so many bytes of the values of this step have come.
     Sent(u64, GlobalStep),
@@ -48,15 +48,15 @@ pub(crate) struct Rows {
 /// One request of a pull.
 #[derive(Debug)]
 pub(super) struct Ask {
-    link: usize,
+    pub(super) link: usize,
     /// All values that are not sparse, or these rows.
     rows: Option<Rows>,
-    progress: Progress,
+    pub(super) progress: Progress,
     /// How many gradients the shard had applied to what it has sent.
     gradients: u64,
     /// What was found where values were of an older step than elsewhere (synchronous mode): asked for
     /// again, of the newest step.
-    older: Option<(GlobalStep, GlobalStep)>,
+    pub(super) older: Option<(GlobalStep, GlobalStep)>,
 }
 
 impl Ask {
@@ -75,10 +75,10 @@ pub(super) struct Pull {
     pub(super) plan: Arc<Plan>,
     pub(super) buffer: Buffer,
     /// The step of the token that the values are for.
-    token: Option<GlobalStep>,
+    pub(super) token: Option<GlobalStep>,
     /// The global step that the values are at least of (asynchronous mode).
-    step: GlobalStep,
-    asks: Vec<Ask>,
+    pub(super) step: GlobalStep,
+    pub(super) asks: Vec<Ask>,
 }
 
 impl Pull {
@@ -124,32 +124,24 @@ impl Pull {
         self.asks.iter().filter(|ask| ask.link == link).find_map(|ask| ask.older)
     }
 
-    /// How many requests each shard has not answered.
-    fn under_way(&self) -> BTreeMap<usize, usize> {
-        let mut sent = BTreeMap::new();
-        for ask in self.asks.iter().filter(|ask| matches!(ask.progress, Progress::Sent(..))) {
-            *sent.entry(ask.link).or_default() += 1;
-        }
-        sent
-    }
-
-    /// Where the next part of a shard's answer goes. Parts come in order and leave nothing out:
+    /// Lists where the next part of a shard's answer goes. Parts come in order and leave nothing out:
     /// the buffer holds older values, which must not be taken for these.
-    fn part(
+    pub(super) fn part(
         &mut self,
         ask: usize,
         shard: ShardId,
         pulled: &Pulled,
         bytes: u64,
-    ) -> Result<Vec<(Span, usize)>, &'static str> {
+        spans: &mut Vec<(Span, usize)>,
+    ) -> Result<(), &'static str> {
         let Some(Ask { progress: Progress::Sent(received, _), rows: None, gradients, .. }) =
             self.asks.get_mut(ask)
         else {
             return Err("values nobody asked for");
         };
         let end = pulled.offset.checked_add(bytes);
-        let spans = end.and_then(|end| self.plan.spans(shard, pulled.offset..end));
-        let (Some(end), Some(spans)) = (end, spans) else {
+        let lies = |end: &u64| self.plan.spans(shard, pulled.offset..*end, spans).is_some();
+        let Some(end) = end.filter(lies) else {
             return Err("values beyond the shard's variables");
         };
         let next = self.plan.next_value(shard, *received).unwrap_or(*received);
@@ -158,7 +150,7 @@ impl Pull {
             return Err("values that leave some out");
         }
         (*received, *gradients) = (end, pulled.gradients);
-        Ok(spans)
+        Ok(())
     }
 
     /// The partition that a request asks for rows of.
@@ -168,7 +160,7 @@ impl Pull {
     }
 
     /// Where the rows of an answer go, which come so, if not as they are.
-    fn rows(
+    pub(super) fn rows(
         &mut self,
         ask: usize,
         rows: &message::Rows,
@@ -242,38 +234,49 @@ impl Session {
                 ask.progress = Progress::Unsent;
             }
         }
-        let mut due: Vec<(usize, usize, Option<Rows>)> = Vec::new();
-        let mut under_way = pull.under_way();
-        for index in 0..pull.asks.len() {
-            let Ask { link, progress, .. } = pull.asks[index];
-            let up = self.links[link].status == Status::Up && !behind.contains(&link);
-            let under_way = under_way.entry(link).or_default();
-            if progress == Progress::Unsent && up && *under_way < ROWS_AT_ONCE {
-                *under_way += 1;
-                let ask = &mut pull.asks[index];
-                ask.progress = Progress::Sent(0, GlobalStep(0));
-                due.push((index, link, ask.rows.clone()));
-            }
-        }
         // Steps of an older epoch may have been higher.
         pull.step = pull.step.min(self.step.max(pull.token.unwrap_or_default()));
         let done = behind.is_empty() && pull.unanswered().next().is_none();
-        let plan = pull.plan.clone();
-        for (ask, link, rows) in due {
-            let pending = Pending::Pull(id, ask);
-            match rows {
-                None => {
-                    let request = self.request_for_values(link, &plan, Selection::Dense {});
-                    self.send(now, link, pending, envelope, request, vec![]);
-                }
-                Some(Rows { partition, numbers, .. }) => {
-                    let request = self.request_for_rows((id, ask), link, partition);
-                    self.send(now, link, pending, envelope, request, vec![numbers]);
-                }
-            }
-        }
+        self.send_asks(now, id, envelope, &behind);
         if done {
             self.finish_pull(id);
+        }
+    }
+
+    /// Sends what a pull asks for and has not asked yet, as far as its shards take it.
+    fn send_asks(&mut self, now: Instant, id: OpId, envelope: Envelope, behind: &[usize]) {
+        let Some(mut op) = self.ops.remove(&id) else { return };
+        if let OpKind::Pull(pull) = &mut op.kind {
+            // How many requests each shard has not answered.
+            let mut under_way = std::mem::take(&mut self.spares.under_way);
+            under_way.clear();
+            under_way.resize(self.links.len(), 0);
+            let sent = pull.asks.iter().filter(|ask| matches!(ask.progress, Progress::Sent(..)));
+            sent.for_each(|ask| under_way[ask.link] += 1);
+            for index in 0..pull.asks.len() {
+                let (link, progress) = (pull.asks[index].link, pull.asks[index].progress);
+                let up = self.links[link].status == Status::Up && !behind.contains(&link);
+                if progress == Progress::Unsent && up && under_way[link] < ROWS_AT_ONCE {
+                    under_way[link] += 1;
+                    pull.asks[index].progress = Progress::Sent(0, GlobalStep(0));
+                    let (request, body) = self.request_of(pull, index);
+                    self.send(now, link, Pending::Pull(id, index), envelope, request, body);
+                }
+            }
+            self.spares.under_way = under_way;
+        }
+        self.ops.insert(id, op);
+    }
+
+    /// What a pull asks of a shard: the message, and its body.
+    fn request_of(&self, pull: &Pull, ask: usize) -> (Message, Body) {
+        let Ask { link, rows, .. } = &pull.asks[ask];
+        match rows {
+            None => (self.request_for_values(*link, &pull.plan, Selection::Dense {}), Body::Empty),
+            Some(Rows { partition, numbers, .. }) => {
+                let request = self.request_for_rows(pull, ask, *partition);
+                (request, numbers.clone().into())
+            }
         }
     }
 
@@ -283,11 +286,11 @@ impl Session {
         {
             let step = if self.synchronous { pull.oldest() } else { pull.step };
             // Where a shard has answered more than once, what is oldest counts.
-            let mut gradients = BTreeMap::new();
+            let mut gradients = self.spares.counts.take();
             for ask in &pull.asks {
-                let first = gradients.entry(self.links[ask.link].shard).or_insert(ask.gradients);
-                *first = ask.gradients.min(*first);
+                gradients.lower(self.links[ask.link].shard, ask.gradients);
             }
+            self.spares.asks.keep(pull.asks);
             let read = Read { step, gradients };
             self.reply(id, Ok(Reply::Pulled { buffer: pull.buffer, read }));
         }
@@ -304,112 +307,7 @@ impl Session {
         }
     }
 
-    pub(super) fn pull_answered(
-        &mut self,
-        now: Instant,
-        (id, ask): (OpId, usize),
-        link: usize,
-        header: &Header,
-        message: Message,
-    ) {
-        if let Message::Refused(refused) = message {
-            return self.pull_refused(now, id, link, refused.refusal);
-        }
-        let shard = self.links[link].shard;
-        if !matches!(message, Message::Pulled(_) | Message::Rows(_) | Message::PulledEncoded(_)) {
-            self.pull_lost(id, link);
-            return self.unexpected(now, link, &message);
-        }
-        // The caller may have gone; the body is read and forgotten then.
-        let Some(OpKind::Pull(pull)) = self.ops.get(&id).map(|op| &op.kind) else {
-            return;
-        };
-        let plan = pull.plan.clone();
-        let form = self.form_of_values(link, &plan);
-        let encoding = self.encoding_of_rows((id, ask), link);
-        let Some(OpKind::Pull(pull)) = self.ops.get_mut(&id).map(|op| &mut op.kind) else {
-            return;
-        };
-        let (bytes, mut short) = (header.body_bytes, None);
-        let spans = match &message {
-            Message::Rows(rows) => pull.rows(ask, rows, encoding, bytes).map(|(to, part)| {
-                short = part;
-                vec![(Span::Buffer(to.start), to.len())]
-            }),
-            // A server of old may not know the form that was chosen; halves come in no other.
-            Message::Pulled(pulled) if !plan.has_halves(shard) => {
-                pull.part(ask, shard, pulled, bytes)
-            }
-            Message::PulledEncoded(PulledEncoded { part, bytes: covered }) => {
-                let range = part.offset..part.offset.saturating_add(*covered);
-                pull.part(ask, shard, part, *covered).and_then(|spans| {
-                    let form = form.ok_or("values in a form nobody asked for")?;
-                    short = ShortPart::new(form, &plan, shard, range, bytes);
-                    short.is_some().then_some(spans).ok_or("values of another length")
-                })
-            }
-            _ => Err("values in a form nobody asked for"),
-        };
-        let last = !is_followed(&message);
-        let spans = match spans {
-            Ok(spans) => spans,
-            Err(error) => {
-                self.pull_lost(id, link);
-                return self.break_off(now, link, error.to_owned());
-            }
-        };
-        // Rows come in several answers, of which the oldest counts: what was known before.
-        if shard == self.start.owner
-            && matches!(message, Message::Pulled(_) | Message::PulledEncoded(_))
-        {
-            pull.step = pull.step.max(header.step);
-        }
-        if self.synchronous {
-            if let Some(Ask { progress: Progress::Sent(_, step), .. }) = pull.asks.get_mut(ask) {
-                *step = header.step.max(*step);
-            }
-            if pull.token.is_some_and(|step| header.step > step) {
-                return self.pull_is_stale(now, id);
-            }
-            if pull.token.is_some_and(|step| header.step < step) {
-                self.pull_lost(id, link);
-                return self.break_off(now, link, "values of a step before the token's".to_owned());
-            }
-        }
-        if header.body_bytes == 0 {
-            return self.values_received(now, (id, ask), link, last);
-        }
-        self.links[link].receiving = Some(match short {
-            None => Receiving::Values { op: id, ask, spans, last },
-            Some(part) => Receiving::ShortValues { op: id, ask, part, last },
-        });
-    }
-
-    pub(super) fn values_received(
-        &mut self,
-        now: Instant,
-        (id, ask): (OpId, usize),
-        link: usize,
-        last: bool,
-    ) {
-        let epoch = self.links[link].restore_epoch;
-        let Some(OpKind::Pull(pull)) = self.ops.get_mut(&id).map(|op| &mut op.kind) else {
-            return;
-        };
-        if let Some(ask) = pull.asks.get_mut(ask).filter(|_| last) {
-            let step = match ask.progress {
-                Progress::Sent(_, step) => step,
-                _ => GlobalStep(0),
-            };
-            (ask.progress, ask.older) = (Progress::Done(epoch, step), None);
-            let waits = pull.asks.iter().any(|ask| ask.progress == Progress::Unsent);
-            if self.synchronous || waits || pull.unanswered().next().is_none() {
-                self.drive(now);
-            }
-        }
-    }
-
-    fn pull_refused(&mut self, now: Instant, id: OpId, link: usize, refusal: Refusal) {
+    pub(super) fn pull_refused(&mut self, now: Instant, id: OpId, link: usize, refusal: Refusal) {
         let Some(op) = self.ops.get(&id) else { return };
         let disagrees = match &op.kind {
             OpKind::Pull(pull) => pull.disagreement(link).is_some(),
@@ -428,7 +326,7 @@ impl Session {
     }
 
     /// A shard is a step further than the token: what it sends is of no use, and no other's is.
-    fn pull_is_stale(&mut self, now: Instant, id: OpId) {
+    pub(super) fn pull_is_stale(&mut self, now: Instant, id: OpId) {
         if let Some(op) = self.ops.remove(&id)
             && let OpKind::Pull(pull) = op.kind
         {
@@ -436,87 +334,4 @@ impl Session {
         }
         self.drive(now);
     }
-
-    /// The memory that the body of the link's last message is received into, in order; `None` if
-    /// the body is to be read and forgotten.
-    pub(crate) fn body_targets(&mut self, link: usize) -> Option<Vec<&mut [u8]>> {
-        let link = &mut self.links[link];
-        match link.receiving.as_mut()? {
-            Receiving::Answer { body, .. } => Some(vec![body]),
-            Receiving::ShortValues { part, .. } => Some(vec![&mut part.body]),
-            Receiving::Values { op, spans, .. } => {
-                let OpKind::Pull(pull) = &mut self.ops.get_mut(op)?.kind else {
-                    return None;
-                };
-                scatter(pull.buffer.bytes_mut(), spans, &mut link.scratch)
-            }
-        }
-    }
-
-    /// The body of the link's last message has come.
-    pub(super) fn body(&mut self, now: Instant, index: usize) {
-        let link = &mut self.links[index];
-        link.last_heard = now;
-        match link.receiving.take() {
-            None => {}
-            Some(Receiving::Answer { op, message, body }) => {
-                self.finish_request(now, op, index, message, body);
-            }
-            Some(Receiving::Values { op, ask, last, .. }) => {
-                self.values_received(now, (op, ask), index, last);
-            }
-            Some(Receiving::ShortValues { op, ask, part, last }) => {
-                self.short_values_received(now, (op, ask), index, &part, last);
-            }
-        }
-    }
-}
-
-/// Whether more parts of the same answer come after this one.
-pub(super) fn is_followed(message: &Message) -> bool {
-    match message {
-        Message::Pulled(part) | Message::PulledEncoded(PulledEncoded { part, .. }) => !part.last,
-        _ => false,
-    }
-}
-
-/// The stretches of the buffer, in the order of the spans; padding goes to `scratch`. `None` if
-/// two overlap, which those of a plan never do.
-fn scatter<'a>(
-    buffer: &'a mut [u8],
-    spans: &[(Span, usize)],
-    scratch: &'a mut Vec<u8>,
-) -> Option<Vec<&'a mut [u8]>> {
-    if let [(Span::Buffer(start), bytes)] = *spans {
-        return Some(vec![&mut buffer[start..start + bytes]]);
-    }
-    let padding = spans.iter().filter(|(span, _)| *span == Span::Padding);
-    scratch.resize(padding.map(|(_, bytes)| bytes).sum(), 0);
-    let mut order: Vec<(usize, usize, usize)> = spans
-        .iter()
-        .enumerate()
-        .filter_map(|(index, &(span, bytes))| match span {
-            Span::Buffer(start) => Some((start, bytes, index)),
-            // Halves never come as ranges of the buffer.
-            Span::Halves(_) | Span::Padding => None,
-        })
-        .collect();
-    order.sort_unstable();
-    let mut targets: Vec<&mut [u8]> = spans.iter().map(|_| &mut [][..]).collect();
-    let (mut rest, mut at) = (buffer, 0);
-    for (start, bytes, index) in order {
-        let (_, tail) = rest.split_at_mut_checked(start.checked_sub(at)?)?;
-        let (target, tail) = tail.split_at_mut_checked(bytes)?;
-        targets[index] = target;
-        (rest, at) = (tail, start + bytes);
-    }
-    let mut rest = &mut scratch[..];
-    for (target, &(span, bytes)) in targets.iter_mut().zip(spans) {
-        if span == Span::Padding {
-            let (padding, tail) = std::mem::take(&mut rest).split_at_mut(bytes);
-            *target = padding;
-            rest = tail;
-        }
-    }
-    Some(targets)
 }

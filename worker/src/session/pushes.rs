@@ -10,14 +10,16 @@ use pushpull_common::protocol::message::{
 use pushpull_common::protocol::{Envelope, Grant, Message, Outcome, PushState, Refusal};
 
 use super::link::{Pending, Status};
+use super::spares::Emptied;
 use super::{PushOrder, Read, Session};
 use crate::error::Error;
-use crate::fanout::{Part, Stretch};
+use crate::parts::{Body, Part, Stretch};
 
 /// How far a push is on one shard.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(super) enum Phase {
     /// It needs room there.
+    #[default]
     Roomless,
     /// It has asked for room.
     Reserving,
@@ -37,7 +39,7 @@ pub(super) enum Phase {
 }
 
 /// One shard's share of a push.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Share {
     pub(super) link: usize,
     pub(super) parts: Vec<Part>,
@@ -62,7 +64,7 @@ pub(super) struct Push {
     /// once the owner has applied it (asynchronous mode).
     owner_first: bool,
     pub(super) grant: Option<Grant>,
-    read: Read,
+    pub(super) read: Read,
     pub(super) shares: Vec<Share>,
     /// No more parts will come.
     pub(super) complete: bool,
@@ -130,13 +132,18 @@ impl Session {
         }
         let sequence = Sequence(self.next_sequence);
         self.next_sequence += 1;
-        let PushOrder { operation, grant, read, parts } = order;
+        let PushOrder { operation, grant, read, scattered, parts } = order;
         let synchronous = self.synchronous && operation == (Operation::Gradient {});
         let owner_first = self.owner_first && operation == (Operation::Gradient {});
-        let shares = Vec::new();
+        let shares = self.spares.lists.take();
         let mut push = Push { operation, synchronous, owner_first, grant, read, shares, complete };
         for (shard, parts) in parts {
             self.share(now, &mut push, shard).parts.extend(parts);
+        }
+        if let Some(scattered) = scattered {
+            for (index, shard) in scattered.shards().enumerate() {
+                self.share(now, &mut push, shard).parts.extend(scattered.parts(index));
+            }
         }
         if operation == (Operation::Gradient {}) {
             // The owner counts the step when it has applied its share, empty or not.
@@ -155,10 +162,7 @@ impl Session {
         if let Some(index) = push.shares.iter().position(|share| share.link == link) {
             return &mut push.shares[index];
         }
-        let phase = Phase::Roomless;
-        let (parts, request) = (Vec::new(), None);
-        let (sent, room, asked, whole) = (0, 0, None, false);
-        push.shares.push(Share { link, parts, sent, room, request, asked, whole, phase });
+        push.shares.push(Share { link, ..self.spares.shares.take() });
         let last = push.shares.len() - 1;
         &mut push.shares[last]
     }
@@ -208,7 +212,7 @@ impl Session {
             Phase::InDoubt => {
                 share.phase = Phase::Asking;
                 let pending = Pending::PushState(sequence);
-                self.send(now, link, pending, envelope, OutcomeQuery {}, vec![]);
+                self.send(now, link, pending, envelope, OutcomeQuery {}, Body::Empty);
             }
             Phase::Roomless if push.complete || !share.parts.is_empty() => {
                 share.room = std::mem::take(&mut self.links[link].room);
@@ -217,7 +221,14 @@ impl Session {
                     self.send_parts(now, sequence, push, index);
                 } else {
                     share.phase = Phase::Reserving;
-                    self.send(now, link, Pending::Reserve(sequence), envelope, Reserve {}, vec![]);
+                    self.send(
+                        now,
+                        link,
+                        Pending::Reserve(sequence),
+                        envelope,
+                        Reserve {},
+                        Body::Empty,
+                    );
                 }
             }
             Phase::Sending => self.send_parts(now, sequence, push, index),
@@ -234,7 +245,7 @@ impl Session {
         let deadline_ms = if synchronous { self.patience(now, sequence) } else { 0 };
         let step = grant.map_or(GlobalStep(0), |grant| grant.step).max(push.read.step);
         let share = &mut push.shares[index];
-        let read = push.read.gradients.get(&self.links[share.link].shard).copied();
+        let read = push.read.gradients.of(self.links[share.link].shard);
         let total = share.bytes();
         // A push that was completed after its last part was sent ends with an empty one.
         while share.sent < share.parts.len() || (complete && share.phase == Phase::Sending) {
@@ -254,7 +265,7 @@ impl Session {
                     && self.tokens.may_come_with_an_answer(),
                 read,
             };
-            let bodies = part.map_or_else(Vec::new, |part| part.bodies.clone());
+            let body = part.map_or(Body::Empty, |part| part.body.clone());
             let request = share.request.unwrap_or_default();
             let deadline_ms = if last { deadline_ms } else { 0 };
             let envelope = Envelope { sequence, step, request, deadline_ms, ..Envelope::default() };
@@ -270,10 +281,10 @@ impl Session {
                 (share.phase, share.whole, share.asked) = (Phase::Sent, true, Some(now));
             }
             if share.request.is_some() {
-                self.send_on(now, share.link, envelope, message, bodies);
+                self.send_on(now, share.link, envelope, message, body);
             } else {
                 let pending = Pending::Push(sequence);
-                let request = self.send(now, share.link, pending, envelope, message, bodies);
+                let request = self.send(now, share.link, pending, envelope, message, body);
                 share.request = Some(request);
             }
         }
@@ -429,7 +440,9 @@ impl Session {
             return;
         };
         self.withdraw_shares(now, sequence, &push);
-        if let Some(grant) = push.grant {
+        let grant = push.grant;
+        self.spares.keep_push(push);
+        if let Some(grant) = grant {
             self.return_token(now, grant);
         }
     }
@@ -441,7 +454,7 @@ impl Session {
             if !settled && self.links[share.link].status == Status::Up {
                 let envelope = Envelope { sequence, ..Envelope::default() };
                 let pending = Pending::Withdraw(share.request);
-                self.send(now, share.link, pending, envelope, Withdraw {}, vec![]);
+                self.send(now, share.link, pending, envelope, Withdraw {}, Body::Empty);
             }
         }
     }
@@ -455,6 +468,12 @@ fn may_be_said(outcome: Outcome, synchronous: bool, is_owner: bool) -> bool {
         Outcome::Accepted { .. } => synchronous && is_owner,
         Outcome::Held {} => synchronous && !is_owner,
         Outcome::Stale { .. } | Outcome::Withdrawn {} => true,
+    }
+}
+
+impl Emptied for Share {
+    fn emptied(self) -> Share {
+        Share { parts: self.parts.emptied(), ..Share::default() }
     }
 }
 

@@ -98,8 +98,7 @@ impl Session {
         let (link, message, body) = (request.link, request.message.clone(), request.body.clone());
         let envelope =
             Envelope { deadline_ms: deadline_ms(now, op.deadline), ..Envelope::default() };
-        let bodies = if body.is_empty() { vec![] } else { vec![body] };
-        self.send(now, link, Pending::Request(id), envelope, message, bodies);
+        self.send(now, link, Pending::Request(id), envelope, message, body.into());
     }
 
     pub(super) fn request_lost(&mut self, id: OpId) {

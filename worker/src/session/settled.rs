@@ -35,19 +35,23 @@ impl Session {
         };
         self.withdraw_shares(now, sequence, &push);
         let result = self.result_of(now, &push);
+        self.spares.keep_push(push);
         if self.settled.len() == SETTLED_MAX {
             self.settled.pop_front();
         }
         self.settled.push_back((sequence, result.clone()));
-        for id in self.waiting_for(sequence) {
-            self.finish(id, result.clone().map(|outcome| Reply::Pushed { outcome }));
+        let reply = || result.clone().map(|outcome| Reply::Pushed { outcome });
+        let first = |session: &Session| session.waiting_for(sequence).next();
+        while let Some(id) = first(self) {
+            self.finish(id, reply());
         }
     }
 
     /// The operations that wait for a push.
-    pub(super) fn waiting_for(&self, sequence: Sequence) -> Vec<OpId> {
-        let waits = |op: &Op| matches!(op.kind, OpKind::Push { sequence: s, .. } if s == sequence);
-        self.ops.iter().filter(|(_, op)| waits(op)).map(|(&id, _)| id).collect()
+    pub(super) fn waiting_for(&self, sequence: Sequence) -> impl Iterator<Item = OpId> + '_ {
+        let waits =
+            move |op: &Op| matches!(op.kind, OpKind::Push { sequence: s, .. } if s == sequence);
+        self.ops.iter().filter(move |(_, op)| waits(op)).map(|(&id, _)| id)
     }
 
     /// What became of a push as a whole: the first refusal, or the owner's outcome, which knows

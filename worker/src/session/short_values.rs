@@ -6,10 +6,11 @@ use std::time::Instant;
 use pushpull_common::catalogue::ShortForm;
 use pushpull_common::codec::{Blocks, Encoding};
 use pushpull_common::ids::{PartitionId, ShardId};
-use pushpull_common::protocol::Message;
-use pushpull_common::protocol::message::{Pull, PullEncoded, PullRows, PullRowsEncoded, Selection};
+use pushpull_common::protocol::message::{PullEncoded, PullRows, PullRowsEncoded, Selection};
+use pushpull_common::protocol::{Message, message};
 use pushpull_common::tensor::DType;
 
+use super::pulls::Pull;
 use super::{OpId, OpKind, Session};
 use crate::fanout::{Plan, Span};
 
@@ -39,7 +40,7 @@ impl Session {
         plan: &Plan,
         selection: Selection,
     ) -> Message {
-        let pull = Pull { selection };
+        let pull = message::Pull { selection };
         match self.form_of_values(link, plan) {
             None => pull.into(),
             Some(form) => PullEncoded { pull, encoding: form.code() }.into(),
@@ -49,12 +50,13 @@ impl Session {
     /// The request for rows of a partition, in the form in which they come.
     pub(super) fn request_for_rows(
         &self,
-        (id, ask): (OpId, usize),
-        link: usize,
+        pull: &Pull,
+        ask: usize,
         partition: PartitionId,
     ) -> Message {
+        let encoding = self.encoding_of_rows(pull, ask);
         let pull = PullRows { partition };
-        match self.encoding_of_rows((id, ask), link) {
+        match encoding {
             None => pull.into(),
             Some(encoding) => PullRowsEncoded { pull, encoding: encoding.code() }.into(),
         }
@@ -62,13 +64,9 @@ impl Session {
 
     /// How the rows of a request come, if not as they are: those of plain variables do, but for halves,
     /// which come as what they are.
-    pub(super) fn encoding_of_rows(
-        &self,
-        (id, ask): (OpId, usize),
-        link: usize,
-    ) -> Option<Encoding> {
-        let OpKind::Pull(pull) = &self.ops.get(&id)?.kind else { return None };
+    pub(super) fn encoding_of_rows(&self, pull: &Pull, ask: usize) -> Option<Encoding> {
         let partition = pull.partition_of(ask)?;
+        let link = pull.asks.get(ask)?.link;
         let chosen = || self.chosen_encoding(link).filter(|_| partition.trainable);
         partition.own.or_else(chosen)
     }
@@ -155,11 +153,13 @@ impl ShortPart {
             }
             Target::Halves(own, to) => return own.take(rest, buffer.get_mut(to.clone())?).ok(),
         };
+        let mut spans = Vec::new();
         for piece in plan.catalogue().layout_of(shard)?.pieces(range) {
             let (encoded, tail) = rest.split_at_checked(piece.encoded_bytes(form))?;
             let elements = piece.range.start..piece.range.start + piece.element_bytes() as u64;
             // Elements of one partition are one stretch of the buffer, too.
-            let target = match plan.spans(shard, elements)?[..] {
+            plan.spans(shard, elements, &mut spans)?;
+            let target = match spans[..] {
                 [(Span::Buffer(start), bytes)] => start..start + bytes,
                 [(Span::Halves(start), bytes)] => start..start + bytes / 2,
                 _ => return None,

@@ -5,9 +5,9 @@ use std::time::Instant;
 use pushpull_common::ids::Sequence;
 use pushpull_common::protocol::refusal::Detail;
 
-use super::Session;
 use super::pushes::{Phase, Push};
 use super::requests::deadline_ms;
+use super::{OpId, Session};
 use crate::error::{Error, Silent, SilentShards};
 
 impl Session {
@@ -27,8 +27,7 @@ impl Session {
     /// How long somebody will still wait for a push, for the header of its last part; 0 if nobody
     /// waits, and the answer may come whenever it comes.
     pub(super) fn patience(&self, now: Instant, sequence: Sequence) -> u32 {
-        let waiting = self.waiting_for(sequence);
-        let ops = waiting.iter().filter_map(|id| self.ops.get(id));
+        let ops = self.waiting_for(sequence).filter_map(|id| self.ops.get(&id));
         ops.map(|op| deadline_ms(now, op.deadline)).max().unwrap_or(0)
     }
 
@@ -45,7 +44,8 @@ impl Session {
         let Silent { shard, address, .. } = self.silent(now, link);
         let silent = Silent { shard, address, last: awaited.to_string() };
         let mut is_awaited = false;
-        for id in self.waiting_for(sequence) {
+        let waiting: Vec<OpId> = self.waiting_for(sequence).collect();
+        for id in waiting {
             let Some(op) = self.ops.get(&id) else { continue };
             if asked.is_some_and(|asked| asked < op.since) {
                 is_awaited = true;

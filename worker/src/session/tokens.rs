@@ -1,6 +1,7 @@
 //! Tokens: asked for one at a time, and those that came with the answer to a push.
 
 use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use pushpull_common::ids::TokenId;
@@ -10,14 +11,56 @@ use pushpull_common::protocol::{Envelope, Grant, Message};
 use super::link::{Pending, Status};
 use super::requests::deadline_ms;
 use super::{OpId, Reply, Session};
+use crate::parts::Body;
 
 /// How long a token that came with an answer is kept for a caller who may not ask for it.
 const UNCLAIMED: Duration = Duration::from_millis(500);
 
-/// The tokens that this session has and nobody has taken.
+/// The tokens that have come and that nobody has taken, with when they came.
+///
+/// They are shared with the session's callers, who take them out by themselves: the session need not be
+/// asked. Whoever takes a token out has it, so that each is here, with one caller or on its way back,
+/// and never in two of these places. One that a caller has taken is to the session what one is that it
+/// has handed over in answer to a command.
+#[derive(Debug, Default)]
+pub(crate) struct Unclaimed(Mutex<VecDeque<(Grant, Instant)>>);
+
+impl Unclaimed {
+    /// Takes the oldest token out.
+    pub(crate) fn claim(&self) -> Option<Grant> {
+        self.tokens().pop_front().map(|(grant, _)| grant)
+    }
+
+    fn add(&self, grant: Grant, now: Instant) {
+        self.tokens().push_back((grant, now));
+    }
+
+    /// When the oldest is to go back.
+    fn due(&self) -> Option<Instant> {
+        self.tokens().front().map(|(_, since)| *since + UNCLAIMED)
+    }
+
+    /// Takes the oldest out if it is to go back by now.
+    fn take_due(&self, now: Instant) -> Option<Grant> {
+        let mut tokens = self.tokens();
+        tokens.front().filter(|(_, since)| now >= *since + UNCLAIMED)?;
+        tokens.pop_front().map(|(grant, _)| grant)
+    }
+
+    fn clear(&self) {
+        self.tokens().clear();
+    }
+
+    fn tokens(&self) -> MutexGuard<'_, VecDeque<(Grant, Instant)>> {
+        // Each change is one call: the list is whole whatever a panic elsewhere interrupted.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What this session knows of its tokens.
 #[derive(Debug, Default)]
 pub(super) struct Tokens {
-    unclaimed: VecDeque<(Grant, Instant)>,
+    unclaimed: Arc<Unclaimed>,
     /// The newest token ever given to us.
     newest: TokenId,
     /// The operation whose request is unanswered; it may have given up since.
@@ -55,7 +98,18 @@ impl Tokens {
     }
 
     pub(super) fn wake_at(&self) -> Option<Instant> {
-        self.unclaimed.front().map(|(_, since)| *since + UNCLAIMED)
+        self.unclaimed.due()
+    }
+
+    /// Those that nobody has taken.
+    pub(super) fn unclaimed(&self) -> &Arc<Unclaimed> {
+        &self.unclaimed
+    }
+
+    /// The session has failed: no token is of use any more.
+    pub(super) fn forget(&mut self) {
+        self.unclaimed.clear();
+        *self = Tokens { unclaimed: self.unclaimed.clone(), ..Tokens::default() };
     }
 
     /// A token has come; false if it has come before.
@@ -63,7 +117,7 @@ impl Tokens {
         let new = grant.token > self.newest;
         if new {
             self.newest = grant.token;
-            self.unclaimed.push_back((grant, now));
+            self.unclaimed.add(grant, now);
         }
         new
     }
@@ -80,7 +134,7 @@ impl Tokens {
 
 impl Session {
     pub(super) fn drive_token(&mut self, now: Instant, id: OpId) {
-        if let Some((grant, _)) = self.tokens.unclaimed.pop_front() {
+        if let Some(grant) = self.tokens.unclaimed.claim() {
             self.finish(id, Ok(Reply::Token(Some(grant))));
             return;
         }
@@ -99,7 +153,7 @@ impl Session {
         let envelope =
             Envelope { deadline_ms: deadline_ms(now, op.deadline), ..Envelope::default() };
         let request = TokenRequest { newest: self.tokens.newest };
-        self.send(now, link, Pending::Token, envelope, request, vec![]);
+        self.send(now, link, Pending::Token, envelope, request, Body::Empty);
     }
 
     pub(super) fn token_answered(&mut self, now: Instant, link: usize, message: Message) {
@@ -141,7 +195,14 @@ impl Session {
         let due: Vec<Grant> = unsent.map(|(grant, sent)| (*sent = true, *grant).1).collect();
         for Grant { token, generation, .. } in due {
             let returned = ReturnToken { token, generation };
-            self.send(now, link, Pending::Return(token), Envelope::default(), returned, vec![]);
+            self.send(
+                now,
+                link,
+                Pending::Return(token),
+                Envelope::default(),
+                returned,
+                Body::Empty,
+            );
         }
     }
 
@@ -149,10 +210,8 @@ impl Session {
     /// still may.
     pub(super) fn return_unclaimed_tokens(&mut self, now: Instant) {
         while self.owner_is_up()
-            && let Some(&(grant, since)) = self.tokens.unclaimed.front()
-            && now >= since + UNCLAIMED
+            && let Some(grant) = self.tokens.unclaimed.take_due(now)
         {
-            self.tokens.unclaimed.pop_front();
             self.return_token(now, grant);
         }
     }

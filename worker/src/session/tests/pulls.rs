@@ -190,7 +190,7 @@ fn the_body_of_a_pull_that_was_given_up_is_read_past() {
     let op = world.pull(&plan);
     let frame = world.heard(OWNER, "Pull");
     world.announce(&frame, GlobalStep(0), part(0, false), 8);
-    assert!(world.session.body_targets(OWNER).is_some());
+    assert!(world.session.with_targets(OWNER, |targets| targets.is_some()));
     world.cancel(op);
     assert!(!world.body(OWNER, &[1; 8]), "its buffer is gone");
     world.answer_body(&frame, GlobalStep(0), part(8, true), &[1; 8]);
@@ -211,7 +211,7 @@ fn breaks_off(offset: u64, bytes: usize, last: bool) {
     world.answer_body(&frame, GlobalStep(0), part(0, false), &[9; 8]);
     world.announce(&frame, GlobalStep(0), part(offset, last), bytes);
     assert_eq!(world.closed.get(&OWNER), Some(&1), "{offset} {bytes} {last}");
-    assert!(world.session.body_targets(OWNER).is_none());
+    assert!(world.session.with_targets(OWNER, |targets| targets.is_none()));
     world.wait_for_connect(OWNER);
     world.accept(OWNER);
     let frame = world.heard(OWNER, "Pull");

@@ -80,7 +80,7 @@ pub(super) fn order(plan: &Plan, grant: Option<Grant>, fill: u8) -> PushOrder {
         Some(_) => Operation::Gradient {},
         None => Operation::Assign {},
     };
-    PushOrder { operation, grant, read: Read::default(), parts }
+    PushOrder::of_parts(operation, grant, Read::default(), parts)
 }
 
 /// The header of an answer.

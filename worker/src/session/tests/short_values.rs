@@ -237,7 +237,7 @@ fn an_encoded_push_is_kept_until_it_is_settled() {
     let parts = compression.parts(&plan, VariableId(0), bytemuck::cast_slice(&words), 1.0).unwrap();
     let saved = compression.save(plan.catalogue());
     let operation = message::Operation::Gradient {};
-    let order = PushOrder { operation, grant: Some(grant(1, 0)), read: Read::default(), parts };
+    let order = PushOrder::of_parts(operation, Some(grant(1, 0)), Read::default(), parts);
 
     let mut world = World::joined(&plan);
     let op = world.call(Command::Push { order });

@@ -54,8 +54,9 @@ fn say(world: &mut World, frame: &Frame, outcome: Outcome) {
 fn push_one(world: &mut World, plan: &Plan, token: u64) -> OpId {
     let parts = plan.parts([VariableId(0)].into_iter(), |range| vec![1; range.len()].into());
     let (operation, grant) = (Operation::Gradient {}, Some(grant(token, 0)));
-    world
-        .call(Command::Push { order: PushOrder { operation, grant, read: Read::default(), parts } })
+    world.call(Command::Push {
+        order: PushOrder::of_parts(operation, grant, Read::default(), parts),
+    })
 }
 
 fn pull_for(world: &mut World, plan: &Arc<Plan>, step: u64) -> OpId {

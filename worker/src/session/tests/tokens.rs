@@ -123,6 +123,53 @@ fn the_token_that_came_with_an_answer_is_the_next() {
     assert!(world.waits(op));
 }
 
+/// A caller takes it out by itself: to the session it is as if it had handed it over.
+#[test]
+fn a_token_is_taken_without_asking_and_is_the_callers_then() {
+    let mut world = world();
+    prefetch(&mut world);
+    let unclaimed = world.session.unclaimed().clone();
+    let taken = unclaimed.claim().unwrap();
+    assert_eq!((taken.token, unclaimed.claim()), (TokenId(2), None));
+    world.pass(Duration::from_secs(2));
+    assert!(world.is_quiet(OWNER), "what the caller has does not go back");
+    world.input(Input::TokenDropped { grant: taken });
+    let frame = world.heard(OWNER, "ReturnToken");
+    assert_eq!(returned(&frame), 2);
+    world.answer(&frame, message::Returned {});
+    world.call(Command::Token);
+    assert_eq!(newest(&world.heard(OWNER, "TokenRequest")), 2);
+}
+
+#[test]
+fn a_token_that_goes_back_cannot_be_taken() {
+    let mut world = world();
+    prefetch(&mut world);
+    world.pass(ms(500));
+    assert_eq!(returned(&world.heard(OWNER, "ReturnToken")), 2);
+    assert_eq!(world.session.unclaimed().claim(), None);
+}
+
+#[test]
+fn a_session_that_has_ended_has_no_token_to_take() {
+    let mut world = world();
+    prefetch(&mut world);
+    let op = world.call(Command::Token);
+    token(&mut world, op);
+    let op = world.call(Command::Token);
+    let request = world.heard(OWNER, "TokenRequest");
+    world.cancel(op);
+    give(&mut world, &request, 3);
+    let pull = world.pull(&plan(1, 4));
+    let fenced = Refusal::Fenced { epoch: 3.into(), current: 4.into() };
+    let frame = world.heard(OWNER, "Pull");
+    world.answer(&frame, refused(fenced));
+    assert_eq!(world.reply(pull).unwrap_err(), Error::Fenced);
+    assert_eq!(world.session.unclaimed().claim(), None, "it belongs to what has ended");
+    let op = world.call(Command::Token);
+    assert_eq!(world.reply(op).unwrap_err(), Error::Fenced);
+}
+
 #[test]
 fn a_token_that_nobody_asks_for_goes_back_after_half_a_second() {
     let mut world = world();

@@ -170,9 +170,9 @@ impl World {
                     self.sent.retain(|frame| frame.link != link);
                     *self.closed.entry(link).or_default() += 1;
                 }
-                Output::Send { link, envelope, message, bodies, .. } => {
+                Output::Send { link, envelope, message, body, .. } => {
                     assert_eq!(self.alive.get(&link), Some(&true), "{message:?} to nowhere");
-                    let body = bodies.concat();
+                    let body = body.concat();
                     self.sent.push_back(Frame { link, envelope, message, body });
                 }
                 Output::Reply { op, reply } => {
@@ -265,18 +265,16 @@ impl World {
     /// The whole body of the last message; whether the session wants it.
     pub(super) fn body(&mut self, link: usize, body: &[u8]) -> bool {
         let mut rest = body;
-        let wanted = match self.session.body_targets(link) {
-            None => false,
-            Some(targets) => {
-                for target in targets {
-                    let (head, tail) = rest.split_at(target.len());
-                    target.copy_from_slice(head);
-                    rest = tail;
-                }
-                assert!(rest.is_empty(), "the targets are as long as the body");
-                true
+        let wanted = self.session.with_targets(link, |targets| {
+            let Some(targets) = targets else { return false };
+            for target in targets {
+                let (head, tail) = rest.split_at(target.len());
+                target.copy_from_slice(head);
+                rest = tail;
             }
-        };
+            assert!(rest.is_empty(), "the targets are as long as the body");
+            true
+        });
         self.input(Input::Body { link });
         wanted
     }

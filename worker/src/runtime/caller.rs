@@ -1,0 +1,86 @@
+//! The callers' end of a session: commands go in, replies come back.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use pushpull_common::protocol::Grant;
+use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TrySendError;
+
+use super::post::{Call, Posted, Slots};
+use crate::error::Error;
+use crate::session::{Command, OpId, Unclaimed};
+use crate::token::Returns;
+
+/// Operations on their way to the session's thread: more than a caller has under way who waits for
+/// some of them.
+pub(super) const COMMANDS_MAX: usize = 1024;
+
+/// How long an operation may take whose timeout is longer than the clock can tell.
+const FOREVER: Duration = Duration::from_secs(30 * 365 * 86_400);
+
+/// What is shared by all who have the session do something.
+#[derive(Debug)]
+pub(crate) struct Caller {
+    /// The way to the session's thread; none once the session has ended.
+    commands: Mutex<Option<mpsc::Sender<Posted>>>,
+    returns: Arc<Returns>,
+    unclaimed: Arc<Unclaimed>,
+    next_op: AtomicU64,
+    slots: Slots,
+}
+
+impl Caller {
+    pub(super) fn new(
+        commands: mpsc::Sender<Posted>,
+        returns: Arc<Returns>,
+        unclaimed: Arc<Unclaimed>,
+    ) -> Caller {
+        let (next_op, slots) = (AtomicU64::new(1), Slots::default());
+        Caller { commands: Mutex::new(Some(commands)), returns, unclaimed, next_op, slots }
+    }
+
+    pub(crate) fn returns(&self) -> &Arc<Returns> {
+        &self.returns
+    }
+
+    /// A token that has come without being asked for, if there is one: at once, on the caller's thread.
+    pub(crate) fn claim(&self) -> Option<Grant> {
+        self.unclaimed.claim()
+    }
+
+    /// Has something done within `timeout`: the session is told at once, and the future is its reply.
+    /// Dropping that tells the session that nobody waits any more.
+    pub(crate) fn call(&self, doing: &'static str, command: Command, timeout: Duration) -> Call {
+        let op = OpId(self.next_op.fetch_add(1, Ordering::Relaxed));
+        let (answer, mut call) = self.slots.open(op, doing, &self.returns);
+        let now = Instant::now();
+        let deadline = now.checked_add(timeout).unwrap_or(now + FOREVER);
+        let returns = self.returns.clone();
+        let (command, answer) = (Some(command), Some(answer));
+        let posted = Posted { op, command, deadline, answer, returns };
+        let limit = COMMANDS_MAX;
+        let commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(commands) = &*commands else {
+            call.fail(Error::Ended { doing });
+            return call;
+        };
+        match commands.try_send(posted) {
+            Ok(()) => {}
+            Err(TrySendError::Full(_)) => call.fail(Error::Busy { doing, limit }),
+            Err(TrySendError::Closed(_)) => call.fail(Error::Ended { doing }),
+        }
+        call
+    }
+
+    /// What could not even be asked for, and why.
+    pub(crate) fn failed(&self, doing: &'static str, error: Error) -> Call {
+        Call::failed(doing, error, &self.returns)
+    }
+
+    /// Ends the session, for all who share it.
+    pub(super) fn end(&self) {
+        self.commands.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+}
