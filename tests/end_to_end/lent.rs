@@ -19,7 +19,10 @@ use pushpull::common::protocol::wire::{List, Text};
 use pushpull::common::protocol::{
     BodyStamp, Envelope, FrameReader, Message, Poll, Refusal, encode, version,
 };
-use pushpull::{Ps, PsConfig, Sgd, ShardId, TaskId};
+use pushpull::{
+    ClusterSpec, Mode, Params, Ps, PsConfig, Pulled, Push, Sgd, ShardId, Storage, TaskId,
+    VariableSpec, WorkerConfig,
+};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
 use super::cluster::{Cluster, LONG, block_on, spec, vector};
@@ -288,4 +291,126 @@ fn who_comes_over_tcp_is_told_where_memory_is_lent() {
         assert_eq!(matches!(line.hear(), Message::Lent(_)), shared);
         cluster.stop();
     }
+}
+
+/// A server on a Unix socket alone.
+fn near_only(folder: &Path, configure: impl Fn(PsConfig) -> PsConfig) -> Cluster {
+    let socket = format!("unix:{}", folder.join("ps").display());
+    let listener = block_on(Ps::listen(&socket)).unwrap();
+    let spec = spec([listener.address()], 2);
+    let servers = vec![start(listener, &spec, configure)];
+    Cluster { spec, servers }
+}
+
+fn start(
+    listener: pushpull::Listener,
+    spec: &ClusterSpec,
+    configure: impl Fn(PsConfig) -> PsConfig,
+) -> Ps {
+    listener.start(configure(PsConfig::new(spec.clone(), TaskId::ps(0), Sgd::new(1.0)))).unwrap()
+}
+
+fn variables() -> Vec<VariableSpec> {
+    let rows = VariableSpec::f32("rows", [100, 4]).unwrap().sparse();
+    vec![vector("small", SMALL), rows, vector("large", LARGE)]
+}
+
+/// One step of a worker that is alone: the values are those of all steps before.
+fn train(worker: &mut Worker, params: &mut Params, step: u64) {
+    let token = worker.token().unwrap().unwrap();
+    assert_eq!(worker.pull(&token, params).unwrap(), Pulled::Pulled { step });
+    for name in ["small", "large"] {
+        let values = params.view::<f32>(name).unwrap();
+        assert!(values.iter().all(|&value| value == -(step as f32)), "{name} at {step}");
+    }
+    let mut gradients = worker.gradients();
+    gradients.view_mut::<f32>("small").unwrap().fill(1.0);
+    gradients.view_mut::<f32>("large").unwrap().fill(1.0);
+    let applied = worker.push(token, gradients).unwrap();
+    assert!(matches!(applied, Push::Applied { step: now, staleness: 0 } if now == step + 1));
+}
+
+#[test]
+fn a_worker_reads_values_where_they_lie_if_it_may() {
+    let folder = tempfile::tempdir().unwrap();
+    let wishes: [(&dyn Fn(WorkerConfig) -> WorkerConfig, bool); 3] = [
+        (&|config| config, true),
+        (&|config| config.shared_memory(false), false),
+        (&|config| config.pull_codec(pushpull::common::codec::Codec::F16), false),
+    ];
+    for (wish, direct) in wishes {
+        let cluster = near_only(folder.path(), |config| config);
+        let mut worker = Worker::connect(wish(cluster.config(0))).unwrap();
+        let mut params = worker.join(&variables(), |_| ()).unwrap();
+        let asked = cluster.handle().metrics().pulls;
+        (0..20).for_each(|step| train(&mut worker, &mut params, step));
+        worker.leave().unwrap();
+        let expected = if direct { (20, 0) } else { (0, 20) };
+        await_counts(&cluster, |metrics| (metrics.direct_pulls, metrics.pulls - asked) == expected);
+        cluster.stop();
+    }
+}
+
+/// The server hears of direct pulls now and then.
+fn await_counts(cluster: &Cluster, counted: impl Fn(&pushpull::Metrics) -> bool) {
+    let began = std::time::Instant::now();
+    while !counted(&cluster.handle().metrics()) {
+        assert!(began.elapsed() < LONG, "{:?}", cluster.handle().metrics());
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_restarted_server_lends_its_values_anew() {
+    let (folder, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let stored = |config: PsConfig| {
+        let state = state.path().to_owned();
+        config.storage(Storage::Directory { state, bytes_max: 1 << 30 })
+    };
+    let mut cluster = near_only(folder.path(), stored);
+    let mut worker = cluster.worker(0);
+    let mut params = worker.join(&variables(), |_| ()).unwrap();
+    for life in 0..3 {
+        (0..5).for_each(|step| train(&mut worker, &mut params, 5 * life + step));
+        await_counts(&cluster, |metrics| metrics.direct_pulls >= 4);
+        let spec = cluster.spec.clone();
+        cluster.stop();
+        let listener = block_on(Ps::listen(spec.task_address("ps", 0).unwrap())).unwrap();
+        let servers = vec![start(listener, &spec, stored)];
+        cluster = Cluster { spec, servers };
+    }
+    drop(worker);
+    cluster.stop();
+}
+
+#[test]
+fn synchronous_replicas_read_values_of_their_tokens_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let mode = Mode::Synchronous { replicas_to_aggregate: 2, total_num_replicas: 2 };
+    let cluster = near_only(folder.path(), |config| config.mode(mode).shards(2));
+    let replicas = [0, 1].map(|index| {
+        let config = cluster.config(index);
+        std::thread::spawn(move || {
+            let mut worker = Worker::connect(config).unwrap();
+            let variables = [vector("small", SMALL), vector("large", LARGE)];
+            let mut params = worker.join(&variables, |_| ()).unwrap();
+            for step in 0..30 {
+                let token = worker.token().unwrap().unwrap();
+                let pulled = worker.pull(&token, &mut params).unwrap();
+                assert_eq!(pulled, Pulled::Pulled { step });
+                for name in ["small", "large"] {
+                    let values = params.view::<f32>(name).unwrap();
+                    assert!(values.iter().all(|&value| value == -(step as f32)), "{name}");
+                }
+                let mut gradients = worker.gradients();
+                gradients.view_mut::<f32>("small").unwrap().fill(1.0);
+                gradients.view_mut::<f32>("large").unwrap().fill(1.0);
+                assert!(matches!(worker.push(token, gradients).unwrap(), Push::Accepted { .. }));
+            }
+            worker.leave().unwrap();
+        })
+    });
+    replicas.into_iter().for_each(|replica| replica.join().unwrap());
+    await_counts(&cluster, |metrics| metrics.direct_pulls > 60);
+    cluster.stop();
 }

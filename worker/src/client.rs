@@ -21,7 +21,7 @@ use crate::error::{ConnectError, Error, JoinError};
 use crate::fanout::Plan;
 use crate::params::{Buffer, Params};
 use crate::rows::{self, Wanted};
-use crate::runtime::{Call, Caller, SessionThread};
+use crate::runtime::{Call, Caller, Direct, SessionThread};
 use crate::session::{Command, Read, Reply, Start, Welcomed};
 
 /// A session with the servers of a cluster.
@@ -57,6 +57,7 @@ impl Client {
             owner,
             incarnation: Incarnation(RandomState::new().build_hasher().finish()),
             checksums: config.checksums,
+            shared_memory: config.shared_memory,
             values: config.values.map(|codec| codec.encoding()),
             identity: Identity::new().with("ps", cluster.ps_identity()),
             addresses: addresses.collect(),
@@ -181,17 +182,24 @@ impl Client {
 
     /// Values that cannot even be asked for, and why.
     pub(crate) fn refuse_pull(&self, error: Error) -> PullCall {
-        PullCall { call: self.caller.failed("pull", error), buffers: self.buffers.clone() }
+        let found = Found::Asked(self.caller.failed("pull", error));
+        PullCall { found, buffers: self.buffers.clone() }
     }
 
     /// Asks for values for the step of a token, or for whatever there are, to be put into `params`; none
     /// of `self` is borrowed by the answer.
     pub(crate) fn pull_for(&self, params: &Params, token: Option<GlobalStep>) -> PullCall {
         let plan = params.plan.clone();
-        let buffer = self.buffers.take(plan.bytes());
-        let command = Command::Pull { plan, buffer, token };
-        let call = self.caller.call("pull", command, self.config.timeout);
-        PullCall { call, buffers: self.buffers.clone() }
+        let mut buffer = self.buffers.take(plan.bytes());
+        let found = match self.caller.lenders().pull(&plan, &mut buffer, token) {
+            Some(Direct::Pulled(read)) => Found::Direct(Some((buffer, Some(read)))),
+            Some(Direct::Stale) => Found::Direct(Some((buffer, None))),
+            None => {
+                let command = Command::Pull { plan, buffer, token };
+                Found::Asked(self.caller.call("pull", command, self.config.timeout))
+            }
+        };
+        PullCall { found, buffers: self.buffers.clone() }
     }
 }
 
@@ -225,8 +233,17 @@ impl Client {
 /// Values that have been asked for.
 #[derive(Debug)]
 pub(crate) struct PullCall {
-    call: Call,
+    found: Found,
     buffers: Arc<Buffers>,
+}
+
+#[derive(Debug)]
+enum Found {
+    /// Nothing yet: a session was asked.
+    Asked(Call),
+    /// In memory that is lent: what the buffer's values are of, if the token's step has not passed. None
+    /// once it was taken.
+    Direct(Option<(Buffer, Option<Read>)>),
 }
 
 impl PullCall {
@@ -237,19 +254,34 @@ impl PullCall {
         context: &mut Context<'_>,
         params: &mut Params,
     ) -> Poll<Result<Option<Read>, Error>> {
-        Poll::Ready(match ready!(Pin::new(&mut self.call).poll(context)) {
-            Ok(Reply::Pulled { buffer, read }) => {
-                self.buffers.keep(std::mem::replace(&mut params.buffer, buffer));
-                params.step = read.step;
-                Ok(Some(read))
+        let call = match &mut self.found {
+            Found::Asked(call) => call,
+            Found::Direct(found) => {
+                let Some((buffer, read)) = found.take() else {
+                    return Poll::Ready(Err(Error::Ended { doing: "pull" }));
+                };
+                return Poll::Ready(Ok(self.keep(params, buffer, read)));
             }
-            Ok(Reply::Stale { buffer }) => {
-                self.buffers.keep(buffer);
-                Ok(None)
-            }
+        };
+        Poll::Ready(match ready!(Pin::new(call).poll(context)) {
+            Ok(Reply::Pulled { buffer, read }) => Ok(self.keep(params, buffer, Some(read))),
+            Ok(Reply::Stale { buffer }) => Ok(self.keep(params, buffer, None)),
             Ok(_) => Err(Error::Ended { doing: "pull" }),
             Err(error) => Err(error),
         })
+    }
+
+    /// Puts values into the parameters, unless they are of no use, and keeps the other buffer.
+    fn keep(&self, params: &mut Params, buffer: Buffer, read: Option<Read>) -> Option<Read> {
+        let left = match &read {
+            Some(read) => {
+                params.step = read.step;
+                std::mem::replace(&mut params.buffer, buffer)
+            }
+            None => buffer,
+        };
+        self.buffers.keep(left);
+        read
     }
 }
 

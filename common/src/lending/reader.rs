@@ -91,6 +91,11 @@ impl<W: Words> Reader<W> {
         found
     }
 
+    /// Gives the pin back without having copied anything.
+    pub fn give_up(&mut self) {
+        self.desk.unpin();
+    }
+
     /// Gives the pin back, after so many bytes of the values were copied. If it fails, they are of no
     /// version.
     pub fn unpin(&mut self, bytes: u64) -> Result<(), NotNow> {
