@@ -16,7 +16,7 @@ mod daemons;
 mod history;
 mod ledger;
 mod place;
-#[path = "../../src/bin/pushpull/probe.rs"]
+#[path = "../../src/bin/pushpull/bench/probe.rs"]
 mod probe;
 mod process;
 mod report;

@@ -253,7 +253,7 @@ fn of_a_large_push_for_several_shards_nothing_is_left_that_has_a_bad_element() {
 fn of_a_push_that_a_shard_refuses_nothing_is_left() {
     let synchronous = Mode::Synchronous { replicas_to_aggregate: 1, total_num_replicas: 1 };
     for mode in [Mode::Asynchronous, synchronous] {
-        let cluster = Cluster::sgd(1, |config| config.last_step(1).mode(mode.clone()));
+        let cluster = Cluster::sgd(1, |config| config.last_step(1).mode(mode));
         let mut worker = cluster.worker(0);
         let elements = 1_500_000;
         let mut params = worker.join(&[vector("w", elements as u64)], |_| ()).unwrap();

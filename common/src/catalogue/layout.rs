@@ -91,6 +91,8 @@ pub struct ShardLayout {
     stored: usize,
     /// Which of them are sparse.
     sparse: Vec<usize>,
+    /// See [`ShardLayout::dense`].
+    dense: Vec<Range<u64>>,
 }
 
 impl ShardLayout {
@@ -132,16 +134,8 @@ impl ShardLayout {
 
     /// The ranges of the partitions that are not sparse and have elements, as far as they follow each
     /// other in one.
-    pub fn dense(&self) -> Vec<Range<u64>> {
-        let mut ranges: Vec<Range<u64>> = Vec::new();
-        let dense = |p: &&Partition| !p.is_sparse() && p.bytes > 0;
-        for partition in self.partitions().iter().filter(dense) {
-            match ranges.last_mut() {
-                Some(last) if last.end == partition.offset => last.end = partition.end(),
-                _ => ranges.push(partition.offset..partition.end()),
-            }
-        }
-        ranges
+    pub fn dense(&self) -> &[Range<u64>] {
+        &self.dense
     }
 
     /// Whether a partition starts at this byte.
@@ -180,11 +174,15 @@ impl ShardLayout {
     /// The partitions that a range of what is pushed touches: by their values or by their index.
     pub fn touched(&self, range: Range<u64>) -> impl Iterator<Item = &Partition> {
         let values = range.start..range.end.min(self.values_end());
-        let of_index = move |partition: &&Partition| {
+        self.within(values).chain(self.touched_by_index(range))
+    }
+
+    /// The sparse partitions whose index a range of what is pushed touches.
+    pub fn touched_by_index(&self, range: Range<u64>) -> impl Iterator<Item = &Partition> {
+        self.sparse().filter(move |partition| {
             let start = partition.index.unwrap_or(0);
             start < range.end && range.start < index_end(partition)
-        };
-        self.within(values).chain(self.sparse().filter(of_index))
+        })
     }
 
     fn first_beyond(&self, offset: u64) -> usize {
@@ -286,8 +284,22 @@ pub(super) fn lay_out(
             }
             partitions[partition.id.0 as usize].clone_from(partition);
         }
+        layout.dense = dense_ranges(layout.partitions());
     }
     Ok((partitions, layouts))
+}
+
+/// See [`ShardLayout::dense`].
+fn dense_ranges(partitions: &[Partition]) -> Vec<Range<u64>> {
+    let mut ranges: Vec<Range<u64>> = Vec::new();
+    let dense = |p: &&Partition| !p.is_sparse() && p.bytes > 0;
+    for partition in partitions.iter().filter(dense) {
+        match ranges.last_mut() {
+            Some(last) if last.end == partition.offset => last.end = partition.end(),
+            _ => ranges.push(partition.offset..partition.end()),
+        }
+    }
+    ranges
 }
 
 /// Where the numbers of a sparse partition's rows end, if all of them are pushed.

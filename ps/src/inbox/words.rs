@@ -3,6 +3,7 @@
 //! What is read is what a push can be: nothing behind this file meets parts, bytes or numbers that
 //! no shard has taken in.
 
+use std::ops::Range;
 use std::time::Instant;
 
 use pushpull_common::catalogue::ShardLayout;
@@ -217,6 +218,14 @@ impl Inbox {
 /// The partitions that extents cover, a bit for each: those of a whole push end where partitions do.
 fn map_of(extents: &Extents, layout: &ShardLayout) -> Vec<u64> {
     let mut map = vec![0_u64; map_words(layout)];
+    if layout.sparse().len() == 0 {
+        // Extents are whole partitions, of which there may be many: those of each follow each other.
+        let before = |offset| layout.all().partition_point(|partition| partition.offset < offset);
+        for extent in extents.ranges() {
+            set_bits(&mut map, before(extent.start)..before(extent.end));
+        }
+        return map;
+    }
     for (index, partition) in layout.all().iter().enumerate() {
         let start = partition.index.unwrap_or(partition.offset);
         let some = partition.is_sparse() || partition.end() > partition.offset;
@@ -225,6 +234,16 @@ fn map_of(extents: &Extents, layout: &ShardLayout) -> Vec<u64> {
         }
     }
     map
+}
+
+fn set_bits(map: &mut [u64], bits: Range<usize>) {
+    let words = bits.start / 64..bits.end.div_ceil(64);
+    for word in words {
+        let (from, to) = (bits.start.max(64 * word), bits.end.min(64 * word + 64));
+        if let count @ 1.. = to.saturating_sub(from) {
+            map[word] |= (u64::MAX >> (64 - count)) << (from % 64);
+        }
+    }
 }
 
 /// The reverse of [`map_of`], of whose words those of the rows follow; `None` if a partition has not

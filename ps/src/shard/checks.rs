@@ -19,21 +19,22 @@ impl Shard {
         let (Some(inbox), Some(store)) = (&self.inbox, self.store()) else {
             return Ok(());
         };
-        for partition in store.layout().within(range.clone()) {
-            let start = partition.offset.max(range.start);
-            let end = (partition.offset + partition.bytes).min(range.end);
-            let Some(bytes) = inbox.bytes(room, start..end.max(start)) else {
+        for group in self.groups.within(range.clone()) {
+            let part = group.part_of(range);
+            let Some(bytes) = inbox.bytes(room, part.clone()) else {
                 continue;
             };
-            let Some((index, value)) = first_non_finite(partition.dtype, bytes) else {
+            let Some((index, value)) = first_non_finite(group.dtype, bytes) else {
                 continue;
             };
             if self.config.non_finite == NonFinite::Count {
-                self.counters.non_finite.add(count_non_finite(partition.dtype, bytes));
+                self.counters.non_finite.add(count_non_finite(group.dtype, bytes));
                 continue;
             }
-            let before = (start - partition.offset) / partition.dtype.size() as u64;
-            let element = partition.elements.start + before + index as u64;
+            let size = group.dtype.size() as u64;
+            let at = part.start + index as u64 * size;
+            let Some(partition) = store.layout().within(at..at + size).next() else { continue };
+            let element = partition.elements.start + (at - partition.offset) / size;
             return Err(Refusal::NonFinite { variable: partition.variable, element, value });
         }
         Ok(())

@@ -24,11 +24,10 @@ impl Shard {
             // A gradient waits for its step; what else comes is small.
             return;
         }
-        let rules = &self.rules;
-        let waits = |store: &Store| {
-            store.layout().touched(range.clone()).any(|p| p.is_sparse() || rules.sums(p))
-        };
-        if self.store().is_some_and(waits) {
+        let numbers =
+            |store: &Store| store.layout().touched_by_index(range.clone()).next().is_some();
+        let waits = self.groups.within(range.clone()).any(|group| group.waits);
+        if waits || self.store().is_some_and(numbers) {
             // Which rows they are, or what their sums are, is known once the push is whole.
             if self.draft.as_ref().is_some_and(|draft| draft.room == room) {
                 self.give_draft_up();
@@ -54,15 +53,13 @@ impl Shard {
         let rules = &self.rules;
         let mut apply = || {
             store.can_change(std::iter::once(range.clone()))?;
-            for partition in store.layout().within(range.clone()).cloned().collect::<Vec<_>>() {
-                let start = partition.offset.max(range.start);
-                let end = (partition.offset + partition.bytes).min(range.end);
-                let range = start..end.max(start);
+            for group in self.groups.within(range.clone()) {
+                let range = group.part_of(range);
                 let Some(bytes) = inbox.bytes(room, range.clone()).filter(|b| !b.is_empty()) else {
                     continue;
                 };
-                let change = change_of(rules, push.operation, at, &partition);
-                let (dtype, tile) = (partition.dtype, &mut self.tile);
+                let change = change_of(rules, push.operation, at, group.partition(store.layout()));
+                let (dtype, tile) = (group.dtype, &mut self.tile);
                 treatment.each(store, dtype, range, bytes, tile, |store, range, bytes| {
                     store.change(change, range, bytes)
                 })?;

@@ -13,6 +13,7 @@ use pushpull_common::protocol::message::Operation;
 use pushpull_common::protocol::{Outcome, PushState};
 
 use super::generation::{files_of_tables, need, open_catalogue, remove_leftovers, table_words};
+use super::groups::Groups;
 use super::parked::Parked;
 use super::power::Power;
 use super::record::{self, CLIENT_WORDS, ShardRecord, Stage};
@@ -157,6 +158,7 @@ impl Shard {
             journal,
             variables: Variables::Absent,
             rules: VariableRules::default(),
+            groups: Groups::default(),
             epoch: RestoreEpoch(0),
             restored_step: GlobalStep(0),
             generation: 0,
@@ -345,6 +347,7 @@ impl Shard {
         if integrity && ready {
             store.verify(&self.journal).map_err(|(kind, fault)| corrupt(kind, fault))?;
         }
+        self.groups = Groups::new(store.layout(), &rules);
         self.variables = if ready { Variables::Ready(store) } else { Variables::Declared(store) };
         self.rules = rules;
         self.shards_are_known();

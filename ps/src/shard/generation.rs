@@ -6,6 +6,7 @@ use pushpull_common::catalogue::{Catalogue, ShardLayout};
 use pushpull_common::protocol::limits::CATALOGUE_BYTES_MAX;
 
 use super::durable::transaction_words;
+use super::groups::Groups;
 use super::record::{ShardRecord, admitted_words};
 use super::{Shard, Variables};
 use crate::arena::{Arena, file_name};
@@ -59,6 +60,7 @@ impl Shard {
         })?;
         self.generation = generation;
         self.inbox = Some(inbox);
+        self.groups = Groups::new(store.layout(), &rules);
         self.variables = Variables::Declared(Box::new(store));
         self.rules = rules;
         self.shards_are_known();

@@ -15,6 +15,7 @@ mod drafts;
 pub(crate) mod durable;
 mod encoded;
 pub(crate) mod generation;
+mod groups;
 mod handshake;
 #[cfg(any(test, fuzzing, feature = "simulation"))]
 mod invariants;
@@ -72,6 +73,7 @@ use checkpoints::{Asker, News, Restoring, Saving, ShardRestored};
 use cut::{Cut, Wish};
 use drafts::Draft;
 use encoded::{Encoded, Form};
+use groups::Groups;
 use output::Output;
 use parked::{Entry, Parked, Wait};
 use power::Power;
@@ -221,6 +223,8 @@ pub(crate) struct Shard {
     variables: Variables,
     /// What trains them.
     rules: VariableRules,
+    /// What of the variables is changed alike.
+    groups: Groups,
     /// Goes up with each restore, and when variables first have values; and the step it began at.
     epoch: RestoreEpoch,
     restored_step: GlobalStep,

@@ -45,7 +45,7 @@ impl Shard {
         };
         let ranges = match selection {
             Selection::All {} => Ok(std::iter::once(0..store.layout().bytes()).collect()),
-            Selection::Dense {} => Ok(store.layout().dense()),
+            Selection::Dense {} => Ok(store.layout().dense().to_vec()),
             Selection::Partitions { partitions } => store.select(partitions.items()),
         };
         let ranges = match ranges {

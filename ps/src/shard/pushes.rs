@@ -159,8 +159,9 @@ impl Shard {
                 limit: misplaced.limit,
             })?;
             let trainable = is_for_trainable(push.operation);
-            let wrong = layout
-                .touched(range.clone())
+            let wrong = self
+                .groups
+                .touched(layout, range)
                 .find(|partition| trainable.is_some_and(|t| t != partition.trainable));
             if push.operation != part.operation {
                 let tried = Detail::clipped("another operation than those before it");
@@ -168,7 +169,7 @@ impl Shard {
                 return Err(Refusal::Operation { variable, tried });
             }
             let first = |partition: &&Partition| partition.is_sparse() && !is_ready;
-            if let Some(partition) = layout.touched(range.clone()).find(first) {
+            if let Some(partition) = self.groups.touched(layout, range).find(first) {
                 let tried = Detail::clipped("first values by rows: its initializer has them");
                 return Err(Refusal::Operation { variable: partition.variable, tried });
             }

@@ -99,17 +99,30 @@ impl Shard {
             if budget == 0 {
                 return Ok(false);
             }
-            let partition = store.layout().at(job.done_to).clone();
+            let bounds = job.done_to..store.layout().bytes();
+            let Some(group) = self.groups.within(bounds.clone()).next() else {
+                job.done_to = bounds.end;
+                continue;
+            };
+            let partition = group.partition(store.layout()).clone();
             if partition.is_sparse() || job.passes.skips(rules, &partition) {
-                job.done_to = partition.end();
+                job.done_to = group.range.end;
                 continue;
             }
-            let values_end = partition.offset + partition.bytes;
-            let end = values_end.min(job.done_to + budget.min(TILE_BYTES)).max(job.done_to);
-            let range = job.done_to..end;
+            let start = job.done_to.max(group.range.start);
+            // As far as the same gradients have it: each has partitions whole.
+            let mut end = group.range.end.min(start + budget.min(TILE_BYTES));
+            for Share { ranges, .. } in &pushes {
+                let next = ranges.partition_point(|held| held.end <= start);
+                if let Some(held) = ranges.get(next) {
+                    end = end.min(if held.start > start { held.start } else { held.end });
+                }
+            }
+            let range = start..end;
             gradients.clear();
             for Share { ranges, bytes, factor } in &pushes {
-                if ranges.iter().any(|held| held.contains(&partition.offset)) {
+                let next = ranges.partition_point(|held| held.end <= start);
+                if ranges.get(next).is_some_and(|held| held.contains(&start)) {
                     gradients.push((&bytes[range.start as usize..range.end as usize], *factor));
                 }
             }
@@ -124,7 +137,7 @@ impl Shard {
             }
             let read = (range.end - range.start) * gradients.len().max(1) as u64;
             budget = budget.saturating_sub(read.next_multiple_of(8).max(8));
-            job.done_to = if end == values_end { partition.end() } else { end };
+            job.done_to = end;
         }
         let (factors, reduction) = (&job.factors[..], self.config.sparse_reduction);
         let change = RowChange { rules, operation, at, reduction, factors };

@@ -24,6 +24,9 @@ use crate::zoo::Bug;
 /// nothing, short enough that a small request beside it waits about 100 us.
 pub(super) const SLICE_BYTES: u64 = 1 << 20;
 
+/// What a partition counts for among them at least.
+const SMALLEST_BYTES: u64 = 1 << 10;
+
 /// A piece of long work. The front job of a shard is the one under way.
 #[derive(Debug)]
 pub(super) enum Job {
@@ -248,18 +251,23 @@ impl Shard {
                 if budget == 0 {
                     return Ok(false);
                 }
-                let partition = store.layout().at(job.done_to).clone();
+                // Behind the last value of a group lies padding, or a partition without elements.
+                let Some(group) = self.groups.within(job.done_to..extent.end).next() else {
+                    job.done_to = extent.end;
+                    continue;
+                };
+                let partition = group.partition(store.layout()).clone();
                 if job.passes.skips(rules, &partition) {
-                    job.done_to = partition.end();
+                    job.done_to = group.range.end;
                     continue;
                 }
-                let values_end = partition.offset + partition.bytes;
-                let end = values_end.min(job.done_to.saturating_add(budget));
-                let range = job.done_to..end.max(job.done_to);
+                let start = job.done_to.max(group.range.start);
+                let end = group.range.end.min(extent.end).min(start.saturating_add(budget));
+                let range = start..end;
                 if let Some(bytes) = inbox.bytes(job.room, range.clone())
                     && !range.is_empty()
                 {
-                    let (range, dtype) = (range.clone(), partition.dtype);
+                    let (range, dtype) = (range.clone(), group.dtype);
                     let take = |store: &mut Store, range, bytes: &[u8]| {
                         job.passes.take(store, how, &partition, range, bytes)
                     };
@@ -268,8 +276,7 @@ impl Shard {
                 // In whole words, so that the next slice ends between two elements of any type.
                 let spent = (range.end - range.start).next_multiple_of(8).max(8);
                 budget = budget.saturating_sub(spent);
-                // Behind a partition's last value lies its padding.
-                job.done_to = if range.end == values_end { partition.end() } else { range.end };
+                job.done_to = range.end;
             }
             job.extent += 1;
         }
@@ -283,16 +290,23 @@ impl Shard {
             return true;
         };
         job.begun = true;
-        let Some(partition) = store.layout().partitions().get(job.partition) else {
-            return true;
-        };
-        let elements = partition.elements.end - partition.elements.start;
-        if self.assigned.contains(&partition.id) || job.done >= elements {
-            job.partition += 1;
-            job.done = 0;
-            return false;
+        let mut budget = SLICE_BYTES;
+        while budget > 0 {
+            let Some(partition) = store.layout().partitions().get(job.partition) else {
+                return true;
+            };
+            let (elements, size) = (&partition.elements, partition.dtype.size() as u64);
+            // A partition costs something even where there is nothing to be done.
+            let mut spent = SMALLEST_BYTES;
+            if self.assigned.contains(&partition.id) || job.done >= elements.end - elements.start {
+                (job.partition, job.done) = (job.partition + 1, 0);
+            } else {
+                let done = store.initialize(job.partition, job.done);
+                spent = spent.max(done.saturating_sub(job.done) * size);
+                job.done = done;
+            }
+            budget = budget.saturating_sub(spent);
         }
-        job.done = store.initialize(job.partition, job.done);
         false
     }
 

@@ -11,7 +11,7 @@ use pushpull::inspect::{
 };
 use serde_json::{Value, json};
 
-use super::report::say;
+use super::output::say;
 
 /// What to look into.
 #[derive(Debug, Args)]

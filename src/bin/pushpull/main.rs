@@ -1,18 +1,11 @@
 //! The tool: `pushpull bench` measures a server beside the ceilings of the machine, and `pushpull
 //! inspect` says what a directory of a server holds.
 
-mod apply;
 mod bench;
-mod ceiling;
 mod export;
 mod inspect;
-mod mlp;
-mod probe;
-mod report;
-mod restart;
-mod rows;
+mod output;
 mod saved;
-mod saving;
 
 use std::process::ExitCode;
 

@@ -8,7 +8,7 @@ use pushpull::LocalDirectory;
 use pushpull::checkpoint::{CheckpointContents, CheckpointSummary, contents, list};
 use serde_json::{Value, json};
 
-use super::report::say;
+use super::output::say;
 
 type Failure = Box<dyn Error>;
 

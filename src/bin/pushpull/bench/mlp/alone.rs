@@ -6,8 +6,8 @@ use super::data::Data;
 use super::model::gemm::{Matrix, multiply};
 use super::model::{Mlp, NAMES};
 use super::{BATCH_ROWS, CLASSES, Fault, HIDDEN, INPUTS, WORKERS};
+use crate::bench::ceiling::{RoundTrip, Way};
 use crate::bench::{Failure, Transport};
-use crate::ceiling::{RoundTrip, Way};
 
 /// The first values of the network, the same for all who train it.
 pub(super) fn initial_values() -> [Vec<f32>; 4] {
@@ -95,7 +95,7 @@ impl<'a> Exchange<'a> {
         transport: Transport,
     ) -> Result<Exchange<'a>, Failure> {
         let bytes = 4 * replica.params.iter().map(Vec::len).sum::<usize>();
-        let start = |way| RoundTrip::start(transport == Transport::Uds, way, bytes);
+        let start = |way| RoundTrip::start(transport, way, bytes);
         Ok(Exchange { replica, pull: start(Way::Pull)?, push: start(Way::Push)? })
     }
 

@@ -6,7 +6,9 @@ use std::os::unix::net::UnixStream;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+use super::Transport;
 
 /// The short message of a round trip.
 const SHORT: usize = 32;
@@ -35,20 +37,33 @@ pub(crate) struct RoundTrip {
 }
 
 impl RoundTrip {
-    pub(crate) fn start(unix: bool, way: Way, bytes: usize) -> std::io::Result<RoundTrip> {
-        let (client, server): (Box<dyn Stream>, Box<dyn Stream>) = if unix {
-            let (client, server) = UnixStream::pair()?;
-            (Box::new(client), Box::new(server))
-        } else {
-            let listener = TcpListener::bind("127.0.0.1:0")?;
-            let client = TcpStream::connect(listener.local_addr()?)?;
-            let (server, _) = listener.accept()?;
-            client.set_nodelay(true)?;
-            server.set_nodelay(true)?;
-            (Box::new(client), Box::new(server))
+    pub(crate) fn start(
+        transport: Transport,
+        way: Way,
+        bytes: usize,
+    ) -> std::io::Result<RoundTrip> {
+        let (client, server): (Box<dyn Stream>, Box<dyn Stream>) = match transport {
+            Transport::Uds => {
+                let (client, server) = UnixStream::pair()?;
+                (Box::new(client), Box::new(server))
+            }
+            Transport::Tcp => {
+                let (client, server) = tcp_pair()?;
+                (Box::new(client), Box::new(server))
+            }
         };
         let server = std::thread::spawn(move || serve(server, way, bytes));
         Ok(RoundTrip { stream: client, buffer: vec![0; bytes], way, server: Some(server) })
+    }
+
+    /// What it is called.
+    pub(crate) fn name(transport: Transport, way: Way) -> &'static str {
+        match (transport, way) {
+            (Transport::Tcp, Way::Pull) => "rr_tcp",
+            (Transport::Tcp, Way::Push) => "rr_apply_tcp",
+            (Transport::Uds, Way::Pull) => "rr_uds",
+            (Transport::Uds, Way::Push) => "rr_apply_uds",
+        }
     }
 
     /// One round trip.
@@ -107,41 +122,70 @@ fn serve(mut stream: Box<dyn Stream>, way: Way, bytes: usize) {
     }
 }
 
-/// 64 bytes both ways over TCP between two runtimes of one thread each.
+/// The two ends of a connection over loopback.
+fn tcp_pair() -> std::io::Result<(TcpStream, TcpStream)> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let client = TcpStream::connect(listener.local_addr()?)?;
+    let (server, _) = listener.accept()?;
+    client.set_nodelay(true)?;
+    server.set_nodelay(true)?;
+    Ok((client, server))
+}
+
+/// A stream of either kind that a runtime waits for.
+trait Waited: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Waited for S {}
+
+/// One end of a connection that no runtime waits for yet.
+enum End {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl End {
+    /// Has the runtime of this thread wait for it.
+    fn waited(self) -> std::io::Result<Box<dyn Waited>> {
+        Ok(match self {
+            End::Tcp(stream) => {
+                stream.set_nonblocking(true)?;
+                Box::new(tokio::net::TcpStream::from_std(stream)?)
+            }
+            End::Unix(stream) => {
+                stream.set_nonblocking(true)?;
+                Box::new(tokio::net::UnixStream::from_std(stream)?)
+            }
+        })
+    }
+}
+
+/// 64 bytes both ways between two runtimes of one thread each.
 pub(crate) struct PingPong {
     runtime: tokio::runtime::Runtime,
-    stream: Option<tokio::net::TcpStream>,
+    stream: Option<Box<dyn Waited>>,
     server: Option<JoinHandle<()>>,
 }
 
 impl PingPong {
-    pub(crate) fn start() -> std::io::Result<PingPong> {
-        let listener = TcpListener::bind("127.0.0.1:0")?;
-        let address = listener.local_addr()?;
+    pub(crate) fn start(transport: Transport) -> std::io::Result<PingPong> {
+        let (client, server) = match transport {
+            Transport::Tcp => tcp_pair().map(|(a, b)| (End::Tcp(a), End::Tcp(b)))?,
+            Transport::Uds => UnixStream::pair().map(|(a, b)| (End::Unix(a), End::Unix(b)))?,
+        };
         let server = std::thread::spawn(move || {
-            let Ok(runtime) = runtime() else { return };
-            runtime.block_on(async {
-                let Ok((stream, _)) = listener.accept() else {
-                    return;
-                };
-                let prepared = stream.set_nodelay(true).and(stream.set_nonblocking(true));
-                let Ok(mut stream) =
-                    prepared.and_then(|()| tokio::net::TcpStream::from_std(stream))
-                else {
-                    return;
-                };
-                let mut message = [0; 64];
-                while stream.read_exact(&mut message).await.is_ok() {
-                    if stream.write_all(&message).await.is_err() {
-                        return;
-                    }
-                }
-            });
+            // What fails here is told by the other end, which gets no answer.
+            let _ = runtime().and_then(|runtime| runtime.block_on(answer(server)));
         });
         let runtime = runtime()?;
-        let stream = runtime.block_on(tokio::net::TcpStream::connect(address))?;
-        stream.set_nodelay(true)?;
+        let stream = runtime.block_on(async { client.waited() })?;
         Ok(PingPong { runtime, stream: Some(stream), server: Some(server) })
+    }
+
+    /// What it is called.
+    pub(crate) fn name(transport: Transport) -> &'static str {
+        match transport {
+            Transport::Tcp => "pingpong_tokio",
+            Transport::Uds => "pingpong_tokio_uds",
+        }
     }
 
     pub(crate) fn once(&mut self) -> std::io::Result<Duration> {
@@ -155,6 +199,15 @@ impl PingPong {
             stream.read_exact(&mut message).await?;
             Ok(start.elapsed())
         })
+    }
+}
+
+/// Sends back what comes, until nothing more does.
+async fn answer(end: End) -> std::io::Result<()> {
+    let (mut stream, mut message) = (end.waited()?, [0; 64]);
+    loop {
+        stream.read_exact(&mut message).await?;
+        stream.write_all(&message).await?;
     }
 }
 

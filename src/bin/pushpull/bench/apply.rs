@@ -7,33 +7,42 @@ use std::time::Instant;
 use pushpull::measure::{InPlace, StoreUnderTest};
 use pushpull::{Adadelta, Adagrad, Adam, AdamW, Ftrl, Lamb, Momentum, Optimizer, RmsProp, Sgd};
 
-use super::bench::take_turns;
-use super::report::{Row, Unit};
+use super::report::{Report, Row, Unit};
+use super::turns::{Pace, take_turns};
 
 /// Below this share of the ceiling something is wrong that is no matter of degree.
 const SKEW_LOST: f64 = 0.3;
 
-/// Measures every rule over a variable of so many bytes.
-pub(crate) fn run(bytes: usize, rounds: usize, json: bool) -> Result<(), Box<dyn Error>> {
-    let rules: [Arc<dyn Optimizer>; 11] = [
+/// Every rule there is, the plain ones first.
+pub(crate) fn every_rule() -> [Arc<dyn Optimizer>; 11] {
+    [
         Arc::new(Sgd::new(0.5)),
+        Arc::new(Adam::default()),
         Arc::new(Momentum::new(0.5, 0.9)),
         Arc::new(Momentum::nesterov(0.5, 0.9)),
         Arc::new(Adagrad::new(0.5)),
         Arc::new(Adadelta::default()),
         Arc::new(RmsProp::new(0.001).momentum(0.9)),
         Arc::new(RmsProp::new(0.001).momentum(0.9).centered()),
-        Arc::new(Adam::default()),
         Arc::new(AdamW::default()),
         Arc::new(Lamb::default()),
         Arc::new(Ftrl::new(0.5).l1(0.1).l2(0.1)),
-    ];
+    ]
+}
+
+/// Measures these rules over a variable of so many bytes.
+pub(crate) fn run(
+    rules: &[Arc<dyn Optimizer>],
+    bytes: usize,
+    pace: Pace,
+    report: &mut Report,
+) -> Result<(), Box<dyn Error>> {
     for rule in rules {
         let name = rule.kind();
         let elements = bytes / 4;
         let gradient = vec![1.0_f32; elements];
         let mut store = StoreUnderTest::new(elements as u64, rule.clone())?;
-        let mut in_place = InPlace::new(elements, rule)?;
+        let mut in_place = InPlace::new(elements, rule.clone())?;
         let ours = || {
             let start = Instant::now();
             store.push(&gradient);
@@ -44,7 +53,7 @@ pub(crate) fn run(bytes: usize, rounds: usize, json: bool) -> Result<(), Box<dyn
             in_place.push(&gradient);
             Ok(start.elapsed())
         };
-        let (ours, ceiling) = take_turns(rounds, ours, theirs)?;
+        let (ours, ceiling) = take_turns(pace, ours, theirs)?;
         // Both are driven by time; the one that is behind catches up, and then they are equal.
         let (mut a, mut b) = (ours.iter().flatten().count(), ceiling.iter().flatten().count());
         while a != b {
@@ -59,12 +68,12 @@ pub(crate) fn run(bytes: usize, rounds: usize, json: bool) -> Result<(), Box<dyn
         if store.values() != in_place.values()[..elements] {
             return Err(format!("the values of {name} are not those of the rule in place").into());
         }
-        let (name, unit, amount) = (format!("apply_{name}"), Unit::Throughput, bytes as u64);
-        let row = Row { name, unit, amount, ours, ceiling };
-        row.print(json)?;
+        let (row, unit, amount) = (format!("apply_{name}"), Unit::Throughput, bytes as u64);
+        let beside = "the rule in place";
+        let line = report.row(Row { name: row, unit, amount, ours, ceiling, beside })?;
         // Streams that meet at one offset of their pages evict each other: 6 to 7 times slower.
-        if row.ratio() < SKEW_LOST {
-            return Err(format!("{}: the streams are not skewed any more", row.name).into());
+        if line.ratio().is_some_and(|ratio| ratio < SKEW_LOST) {
+            return Err(format!("{name}: the streams are not skewed any more").into());
         }
     }
     Ok(())

@@ -1,6 +1,5 @@
 //! What a checkpoint costs: its own time, and the pushes that go on beside it.
 
-use std::error::Error;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,22 +10,25 @@ use pushpull::{
     Checkpoints, ClusterSpec, LocalDirectory, Ps, PsConfig, Sgd, TaskId, VariableSpec, WorkerConfig,
 };
 
-use super::bench::private_folder;
-use super::report::{Row, Unit};
-
-type Failure = Box<dyn Error>;
+use super::report::{Report, Row, Unit};
+use super::{Failure, Folder};
 
 /// Saves a model of so many bytes while a small variable of it is pushed all the time.
-pub(crate) fn run(size: &str, bytes: usize, rounds: usize, json: bool) -> Result<(), Failure> {
+pub(crate) fn run(
+    size: &str,
+    bytes: usize,
+    rounds: usize,
+    report: &mut Report,
+) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let folder = private_folder("checkpoint")?;
-    let address = format!("unix:{}/ps.sock", folder.0.display());
+    let folder = Folder::private("checkpoint")?;
+    let address = format!("unix:{}/ps.sock", folder.path().display());
     let listener = runtime.block_on(Ps::listen(&address))?;
     let cluster = ClusterSpec::builder()
         .job("ps", [listener.address()])
         .job("worker", ["127.0.0.1:1"])
         .build()?;
-    let storage = LocalDirectory::create(folder.0.join("checkpoints"))?;
+    let storage = LocalDirectory::create(folder.path().join("checkpoints"))?;
     let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(1.0))
         .checkpoints(Checkpoints::new(storage));
     let server = listener.start(config)?;
@@ -36,11 +38,11 @@ pub(crate) fn run(size: &str, bytes: usize, rounds: usize, json: bool) -> Result
     worker.join(&[small, large], |_| ())?;
 
     let (handle, stop) = (server.handle(), AtomicBool::new(false));
-    let (mut alone, mut beside, mut saves, mut files) = (vec![], vec![], vec![], vec![]);
-    for _ in 0..rounds.max(3) {
+    let (mut alone, mut during, mut saves, mut files) = (vec![], vec![], vec![], vec![]);
+    for _ in 0..rounds {
         alone.push(pushes(&mut worker, Duration::from_millis(300), None)?);
         stop.store(false, Ordering::Release);
-        let (during, saved) = std::thread::scope(|scope| {
+        let (pushed, saved) = std::thread::scope(|scope| {
             let (stop, handle, runtime) = (&stop, &handle, &runtime);
             let saving = scope.spawn(move || {
                 let began = Instant::now();
@@ -48,19 +50,21 @@ pub(crate) fn run(size: &str, bytes: usize, rounds: usize, json: bool) -> Result
                 stop.store(true, Ordering::Release);
                 saved.map(|_| began.elapsed())
             });
-            let during = pushes(&mut worker, Duration::MAX, Some(stop));
-            (during, saving.join().unwrap_or_else(|_| Err("it panicked".into())))
+            let pushed = pushes(&mut worker, Duration::MAX, Some(stop));
+            (pushed, saving.join().unwrap_or_else(|_| Err("it panicked".into())))
         });
-        beside.push(during?);
+        during.push(pushed?);
         saves.push(vec![saved?]);
-        files.push(vec![write_and_read(&folder.0.join("file"), bytes)?]);
+        files.push(vec![write_and_read(&folder.path().join("file"), bytes)?]);
     }
     let (name, unit, amount) = (format!("checkpoint_{size}"), Unit::Throughput, bytes as u64);
-    Row { name, unit, amount, ours: saves, ceiling: files }.print(json)?;
+    let beside = "a file written, flushed and read";
+    report.row(Row { name, unit, amount, ours: saves, ceiling: files, beside })?;
     // The ceiling is the same push without a checkpoint: the ratio of the medians is the cost, and
     // the 99th percentile holds the pause.
     let (name, unit) = (format!("push_64KiB_during_checkpoint_{size}"), Unit::Latency);
-    Row { name, unit, amount: 1 << 16, ours: beside, ceiling: alone }.print(json)?;
+    let (ours, ceiling, beside) = (during, alone, "the same push alone");
+    report.row(Row { name, unit, amount: 1 << 16, ours, ceiling, beside })?;
     Ok(())
 }
 

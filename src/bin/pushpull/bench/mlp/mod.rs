@@ -8,7 +8,7 @@
 
 mod alone;
 mod data;
-#[path = "../../../../examples/digits/model/mod.rs"]
+#[path = "../../../../../examples/digits/model/mod.rs"]
 #[allow(dead_code, reason = "the example measures its accuracy as well")]
 mod model;
 mod training;
@@ -18,8 +18,9 @@ use std::time::{Duration, Instant};
 
 use pushpull::Mode;
 
-use super::bench::{Failure, Transport, all_take_turns};
-use super::report::{Row, Unit};
+use super::report::{Report, Row, Unit};
+use super::turns::{Pace, all_take_turns};
+use super::{Failure, Transport};
 use alone::{Exchange, Replica};
 use data::Data;
 use training::Training;
@@ -40,7 +41,7 @@ const TURN: usize = 16;
 /// transport, and both modes of training.
 ///
 /// "Alone" are two threads that compute gradients and apply them to nothing.
-pub(crate) fn run(transport: Transport, rounds: usize, json: bool) -> Result<(), Failure> {
+pub(crate) fn run(transport: Transport, pace: Pace, report: &mut Report) -> Result<(), Failure> {
     let data = Data::generate(BATCHES, BATCH_ROWS, INPUTS, CLASSES);
     let replicas = || (0..WORKERS).map(|worker| Replica::new(&data, worker));
     let mut products: Vec<Replica> = replicas().collect();
@@ -54,7 +55,7 @@ pub(crate) fn run(transport: Transport, rounds: usize, json: bool) -> Result<(),
     let mut synchronous = Training::start(transport, synchronous, &data)?;
 
     let [products, computing, exchanging, ours, in_step] = all_take_turns(
-        rounds,
+        pace,
         [
             &mut || together(&mut products, Replica::products),
             &mut || together(&mut computing, Replica::compute),
@@ -63,16 +64,16 @@ pub(crate) fn run(transport: Transport, rounds: usize, json: bool) -> Result<(),
             &mut || synchronous.turn(),
         ],
     )?;
-    let suffix = if transport == Transport::Uds { "_uds" } else { "" };
-    for (name, ours, ceiling) in [
-        ("mlp_compute", &computing, &products),
-        ("mlp_wire", &exchanging, &computing),
-        ("mlp_asynchronous", &ours, &computing),
-        ("mlp_synchronous", &in_step, &computing),
+    let (alone, bare) = ("computing alone", "the matrix products alone");
+    for (name, ours, ceiling, beside) in [
+        ("mlp_compute", &computing, &products, bare),
+        ("mlp_wire", &exchanging, &computing, alone),
+        ("mlp_asynchronous", &ours, &computing, alone),
+        ("mlp_synchronous", &in_step, &computing, alone),
     ] {
-        let (name, unit, amount) = (format!("{name}{suffix}"), Unit::Batches, TURN * WORKERS);
-        let (ours, ceiling) = (ours.clone(), ceiling.clone());
-        Row { name, unit, amount: amount as u64, ours, ceiling }.print(json)?;
+        let (name, unit) = (format!("{name}_{}", transport.name()), Unit::Batches);
+        let (ours, ceiling, amount) = (ours.clone(), ceiling.clone(), (TURN * WORKERS) as u64);
+        report.row(Row { name, unit, amount, ours, ceiling, beside })?;
     }
     asynchronous.check()?;
     synchronous.check()

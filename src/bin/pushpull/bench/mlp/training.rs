@@ -11,7 +11,7 @@ use super::alone::initial_values;
 use super::data::Data;
 use super::model::{Mlp, NAMES};
 use super::{CLASSES, Fault, HIDDEN, INPUTS, WORKERS, together};
-use crate::bench::{Directory, Failure, Transport};
+use crate::bench::{Failure, Folder, Transport};
 
 /// A training under way.
 pub(super) struct Training<'a> {
@@ -21,7 +21,7 @@ pub(super) struct Training<'a> {
     /// The loss before the first step.
     loss: f32,
     _server: Ps,
-    _directory: Option<Directory>,
+    _folder: Option<Folder>,
 }
 
 impl<'a> Training<'a> {
@@ -37,7 +37,7 @@ impl<'a> Training<'a> {
             }
             _ => ("asynchronous", 1),
         };
-        let (address, directory) = transport.address(what)?;
+        let (address, folder) = transport.address(what)?;
         let runtime = tokio::runtime::Builder::new_current_thread().build()?;
         let listener = runtime.block_on(Ps::listen(&address))?;
         let cluster = ClusterSpec::builder()
@@ -49,7 +49,7 @@ impl<'a> Training<'a> {
         let trainers = (0..WORKERS).map(|worker| Trainer::join(&cluster, worker, data));
         let mut trainers = trainers.collect::<Result<Vec<_>, Fault>>().map_err(failure)?;
         let loss = trainers[0].loss().map_err(failure)?;
-        Ok(Training { trainers, gradients_per_step, loss, _server: server, _directory: directory })
+        Ok(Training { trainers, gradients_per_step, loss, _server: server, _folder: folder })
     }
 
     /// Each worker trains on some batches.

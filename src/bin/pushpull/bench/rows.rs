@@ -8,14 +8,16 @@ use std::time::Instant;
 use pushpull::measure::{RowsInPlace, StoreUnderTest};
 use pushpull::{Adagrad, TableSpec};
 
-use super::bench::take_turns;
-use super::report::{Row, Unit};
+use super::report::{Report, Row, Unit};
+use super::turns::{Pace, take_turns};
 
 /// The rows of the table, and those of a batch.
-const ROWS: u32 = 1 << 20;
-const BATCH: usize = 4096;
-/// As many batches as it takes that their rows are not in cache when they come again.
-const BATCHES: usize = 64;
+pub(crate) const ROWS: u32 = 1 << 20;
+pub(crate) const BATCH: usize = 4096;
+/// As many batches as it takes that their rows are not in cache when they come again: two thirds of
+/// the table's are in one of them. Those of 64 batches, 128,000 rows, would be 8 MB at 16 elements: a
+/// cache of 32 MiB keeps them, and the ceiling would be the cache's.
+const BATCHES: usize = 1024;
 
 /// What holds the rows.
 trait Held {
@@ -75,15 +77,15 @@ impl Held for Growing {
     }
 }
 
-/// Measures rows of 16 and of 64 elements.
-pub(crate) fn run(rounds: usize, json: bool) -> Result<(), Box<dyn Error>> {
-    let batches: Vec<Vec<u32>> = (0..BATCHES as u64).map(batch).collect();
-    for width in [16, 64] {
+/// Measures rows of so many elements.
+pub(crate) fn run(widths: &[u64], pace: Pace, report: &mut Report) -> Result<(), Box<dyn Error>> {
+    let batches = batches();
+    for &width in widths {
         let rule = || Arc::new(Adagrad::new(0.5));
         let store = Sparse(StoreUnderTest::table(ROWS.into(), width, rule())?);
-        measure(store, width as usize, &batches, rounds, json)?;
+        measure(store, width as usize, &batches, pace, report)?;
         let store = Growing(StoreUnderTest::growing(width, TableSpec::new(1 << 33), rule())?);
-        measure(store, width as usize, &batches, rounds, json)?;
+        measure(store, width as usize, &batches, pace, report)?;
     }
     Ok(())
 }
@@ -93,8 +95,8 @@ fn measure<H: Held>(
     mut store: H,
     width: usize,
     batches: &[Vec<u32>],
-    rounds: usize,
-    json: bool,
+    pace: Pace,
+    report: &mut Report,
 ) -> Result<(), Box<dyn Error>> {
     let mut plain = RowsInPlace::new(ROWS as usize, width, Arc::new(Adagrad::new(0.5)))?;
     let gradient: Vec<f32> = (0..BATCH * width).map(|i| (i % 17) as f32 - 8.0).collect();
@@ -104,16 +106,17 @@ fn measure<H: Held>(
         amount: BATCH as u64,
         ours,
         ceiling,
+        beside: "a bare gather",
     };
     let keys = |rows: &[u32]| rows.iter().map(|&row| H::key(row)).collect::<Vec<H::Key>>();
-    let sorted: Vec<Vec<u32>> = batches.iter().map(|rows| sorted::<H>(rows)).collect();
+    let sorted: Vec<Vec<u32>> = batches.iter().map(|rows| sorted_by::<H>(rows)).collect();
     let sorted_keys: Vec<Vec<H::Key>> = sorted.iter().map(|rows| keys(rows)).collect();
     let batch_keys: Vec<Vec<H::Key>> = batches.iter().map(|rows| keys(rows)).collect();
 
     // All rows are there, and nobody waits for pages. A gradient of 0 changes nothing.
     let all: Vec<u32> = (0..ROWS).collect();
     for rows in all.chunks(BATCH) {
-        store.push(&keys(&self::sorted::<H>(rows)), &vec![0.0; rows.len() * width]);
+        store.push(&keys(&sorted_by::<H>(rows)), &vec![0.0; rows.len() * width]);
     }
     for (rows, keys) in sorted.iter().zip(&sorted_keys) {
         store.push(keys, &gradient);
@@ -134,7 +137,7 @@ fn measure<H: Held>(
         plain.gather(&batches[turn % BATCHES], &mut out);
         Ok(start.elapsed())
     };
-    row("push_adagrad", take_turns(rounds, push, gather)?).print(json)?;
+    report.row(row("push_adagrad", take_turns(pace, push, gather)?))?;
     (BATCHES..pushes).for_each(|turn| plain.push(&sorted[turn % BATCHES], &gradient));
     if store.pull(&keys(&all)) != bytemuck::cast_slice::<f32, u8>(plain.values()) {
         return Err("the rows are not those of the rule in place".into());
@@ -154,13 +157,18 @@ fn measure<H: Held>(
         plain.gather(&batches[other % BATCHES], &mut out);
         Ok(start.elapsed())
     };
-    let times = take_turns(rounds, pull, gather)?;
+    let times = take_turns(pace, pull, gather)?;
     plain.gather(&batches[turn % BATCHES], &mut out);
     if pulled != bytemuck::cast_slice::<f32, u8>(&out) {
         return Err("what was pulled is not what the rows hold".into());
     }
-    row("pull", times).print(json)?;
+    report.row(row("pull", times))?;
     Ok(())
+}
+
+/// The rows of each batch.
+pub(crate) fn batches() -> Vec<Vec<u32>> {
+    (0..BATCHES as u64).map(batch).collect()
 }
 
 /// Distinct rows, drawn by Zipf's law with exponent 1 (its continuous form: the logarithm of the rank
@@ -184,8 +192,13 @@ fn batch(seed: u64) -> Vec<u32> {
     rows
 }
 
+/// Rows in their order.
+pub(crate) fn sorted(rows: &[u32]) -> Vec<u32> {
+    sorted_by::<Sparse>(rows)
+}
+
 /// Rows in the order of their keys.
-fn sorted<H: Held>(rows: &[u32]) -> Vec<u32> {
+fn sorted_by<H: Held>(rows: &[u32]) -> Vec<u32> {
     let mut rows = rows.to_vec();
     rows.sort_unstable_by_key(|&row| H::key(row));
     rows
@@ -197,7 +210,7 @@ mod tests {
 
     #[test]
     fn batches_are_distinct_and_favour_a_few_rows() {
-        let (a, b) = (sorted::<Sparse>(&batch(0)), sorted::<Sparse>(&batch(1)));
+        let (a, b) = (sorted(&batch(0)), sorted(&batch(1)));
         assert!(a.windows(2).all(|pair| pair[0] < pair[1]) && a != b);
         let shared = a.iter().filter(|row| b.binary_search(row).is_ok()).count();
         // Of a million rows two uniform batches would share 16.

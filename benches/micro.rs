@@ -1,0 +1,112 @@
+//! `cargo bench`: the inner loops, each group with the copy of the same bytes beside it.
+//!
+//! What a server does as a whole is measured by `pushpull bench`.
+
+#![allow(clippy::unwrap_used, reason = "a benchmark that cannot go on says where")]
+
+use std::hint::black_box;
+use std::io::IoSliceMut;
+use std::sync::Arc;
+
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use pushpull::common::ids::{PartitionId, RequestId};
+use pushpull::common::protocol::message::{Pull, Selection};
+use pushpull::common::protocol::wire::List;
+use pushpull::common::protocol::{BodyStamp, Envelope, FrameReader, Message, Poll, encode};
+use pushpull::measure::{InPlace, StoreUnderTest};
+use pushpull::{Adam, Codec, Optimizer, Sgd};
+
+/// A stretch that is encoded at once.
+const ELEMENTS: usize = 1 << 16;
+
+fn codecs(criterion: &mut Criterion) {
+    let values: Vec<f32> = (0..ELEMENTS).map(|i| ((i * 7919) % 1000) as f32 - 500.0).collect();
+    let bytes = 4 * ELEMENTS;
+    let codecs = [
+        ("f16", Codec::F16),
+        ("bf16", Codec::Bf16),
+        ("int8", Codec::Int8),
+        ("one_bit", Codec::OneBit),
+        ("top_1_percent", Codec::TopK { fraction: 0.01 }),
+        ("threshold", Codec::Threshold { magnitude: 495.0 }),
+    ];
+    for verb in ["encode", "decode"] {
+        let mut group = criterion.benchmark_group(verb);
+        group.throughput(Throughput::Bytes(bytes as u64));
+        let mut target = vec![0.0_f32; ELEMENTS];
+        group.bench_function("copy", |bencher| {
+            bencher.iter(|| black_box(&mut target).copy_from_slice(black_box(&values)));
+        });
+        for (name, codec) in &codecs {
+            let mut encoded = Vec::new();
+            codec.encode(&values, &mut encoded).unwrap();
+            group.bench_function(*name, |bencher| match verb {
+                "encode" => bencher.iter(|| {
+                    encoded.clear();
+                    codec.encode(black_box(&values), &mut encoded).unwrap();
+                }),
+                _ => bencher.iter(|| {
+                    let encoded = black_box(&encoded[..]);
+                    codec.encoding().decode(encoded, &mut target).unwrap();
+                }),
+            });
+        }
+        group.finish();
+    }
+}
+
+/// A request as it is written and read: no body, a meta of 16 partitions.
+fn frames(criterion: &mut Criterion) {
+    let partitions = List::new((0..16).map(PartitionId).collect()).unwrap();
+    let message = Message::from(Pull { selection: Selection::Partitions { partitions } });
+    let envelope = Envelope { request: RequestId(7), ..Envelope::default() };
+    let mut frame = Vec::new();
+    encode(&mut frame, &envelope, &message, BodyStamp::plain(0));
+    let mut group = criterion.benchmark_group("frame");
+    group.throughput(Throughput::Bytes(frame.len() as u64));
+    let mut copied = vec![0_u8; frame.len()];
+    group.bench_function("copy", |bencher| {
+        bencher.iter(|| black_box(&mut copied).copy_from_slice(black_box(&frame)));
+    });
+    let mut written = Vec::with_capacity(frame.len());
+    group.bench_function("encode", |bencher| {
+        bencher.iter(|| {
+            written.clear();
+            encode(&mut written, &envelope, black_box(&message), BodyStamp::plain(0));
+        });
+    });
+    let mut reader = FrameReader::new();
+    reader.open();
+    group.bench_function("decode", |bencher| {
+        bencher.iter(|| {
+            let mut rest = black_box(&frame[..]);
+            let mut source =
+                |slices: &mut [IoSliceMut<'_>]| std::io::Read::read_vectored(&mut rest, slices);
+            let poll = reader.poll(&mut source).unwrap();
+            assert!(matches!(poll, Poll::Frame(..)), "the frame is whole");
+        });
+    });
+    group.finish();
+}
+
+/// A push of 256 KiB through the store, which stays in cache, beside the rule in place.
+fn applies(criterion: &mut Criterion) {
+    let rules: [Arc<dyn Optimizer>; 2] = [Arc::new(Sgd::new(0.5)), Arc::new(Adam::default())];
+    for rule in rules {
+        let gradient = vec![1.0_f32; ELEMENTS];
+        let mut group = criterion.benchmark_group(format!("apply_{}", rule.kind()));
+        group.throughput(Throughput::Bytes(4 * ELEMENTS as u64));
+        let mut in_place = InPlace::new(ELEMENTS, rule.clone()).unwrap();
+        group.bench_function("in_place", |bencher| {
+            bencher.iter(|| in_place.push(black_box(&gradient)));
+        });
+        let mut store = StoreUnderTest::new(ELEMENTS as u64, rule).unwrap();
+        group.bench_function("committed", |bencher| {
+            bencher.iter(|| store.push(black_box(&gradient)));
+        });
+        group.finish();
+    }
+}
+
+criterion_group!(benches, codecs, frames, applies);
+criterion_main!(benches);

@@ -1,0 +1,188 @@
+//! Partitions that lie one behind the other and are changed alike, taken as one: a hundred thousand
+//! small variables cost what one costs that is as long.
+
+use std::ops::Range;
+
+use pushpull_common::catalogue::{Partition, ShardLayout};
+use pushpull_common::tensor::DType;
+
+use crate::optimizer::VariableRules;
+
+/// Partitions of a shard, each group as long as it can be.
+///
+/// Invariants: the groups rise, and cover what the partitions with elements cover, without their padding.
+#[derive(Debug, Default)]
+pub(super) struct Groups(Vec<Group>);
+
+/// Some partitions without padding between them, of one type, with one rule at one rate; or one that
+/// is sparse, or whose rule needs sums over all of it.
+#[derive(Debug)]
+pub(super) struct Group {
+    /// Where its values lie in what is pushed.
+    pub(super) range: Range<u64>,
+    pub(super) dtype: DType,
+    /// The index of its first partition among all of the layout.
+    first: usize,
+    /// Whether it is changed once a push is whole, and not as it comes.
+    pub(super) waits: bool,
+}
+
+impl Groups {
+    pub(super) fn new(layout: &ShardLayout, rules: &VariableRules) -> Groups {
+        let waits = |p: &Partition| p.is_sparse() || rules.sums(p);
+        let rule = |p: &Partition| {
+            (p.trainable, rules.place(p.variable), rules.rate(p.variable).to_bits())
+        };
+        let mut groups: Vec<Group> = Vec::new();
+        let with_elements = layout.all().iter().enumerate().filter(|(_, p)| p.bytes > 0);
+        for (index, partition) in with_elements {
+            let end = partition.offset + partition.bytes;
+            match groups.last_mut() {
+                Some(last)
+                    if !last.waits
+                        && !waits(partition)
+                        && last.range.end == partition.offset
+                        && last.dtype == partition.dtype
+                        && rule(&layout.all()[last.first]) == rule(partition) =>
+                {
+                    last.range.end = end;
+                }
+                _ => groups.push(Group {
+                    range: partition.offset..end,
+                    dtype: partition.dtype,
+                    first: index,
+                    waits: waits(partition),
+                }),
+            }
+        }
+        Groups(groups)
+    }
+
+    /// A partition of each group that a range of what is pushed touches, which the range touches too: by
+    /// values, and then the sparse ones whose index it touches.
+    pub(super) fn touched<'a>(
+        &'a self,
+        layout: &'a ShardLayout,
+        range: &'a Range<u64>,
+    ) -> impl Iterator<Item = &'a Partition> {
+        let by_values = self.within(range.start..range.end.min(layout.values_end()));
+        let by_values = by_values.filter_map(|group| layout.within(group.part_of(range)).next());
+        by_values.chain(layout.touched_by_index(range.clone()))
+    }
+
+    /// The groups that a range touches.
+    pub(super) fn within(&self, range: Range<u64>) -> impl Iterator<Item = &Group> {
+        let first = self.0.partition_point(|group| group.range.end <= range.start);
+        self.0[first..].iter().take_while(move |group| group.range.start < range.end)
+    }
+}
+
+impl Group {
+    /// A partition that is changed as all of it is.
+    pub(super) fn partition<'a>(&self, layout: &'a ShardLayout) -> &'a Partition {
+        &layout.all()[self.first]
+    }
+
+    /// What it has of a range.
+    pub(super) fn part_of(&self, range: &Range<u64>) -> Range<u64> {
+        let start = self.range.start.max(range.start);
+        start..self.range.end.min(range.end).max(start)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use pushpull_common::catalogue::Catalogue;
+    use pushpull_common::ids::ShardId;
+    use pushpull_common::placement::{Placement, ShardMap, Strategy};
+    use pushpull_common::table::TableSpec;
+    use pushpull_common::tensor::Shape;
+    use pushpull_common::variable::VariableSpec;
+
+    use super::*;
+    use crate::optimizer::{Lamb, Momentum, Rules, Sgd};
+
+    fn ends(variables: Vec<VariableSpec>, rules: &Rules) -> Vec<(u64, u64, bool)> {
+        let map = ShardMap::new([0], 1).unwrap();
+        let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
+        let catalogue = Catalogue::new(variables, &placement).unwrap();
+        let layout = catalogue.layout(ShardId::default());
+        let groups = Groups::new(&layout, &rules.of_variables(&catalogue));
+        let covered: u64 = groups.0.iter().map(|group| group.range.end - group.range.start).sum();
+        assert_eq!(covered, layout.all().iter().map(|p| p.bytes).sum::<u64>());
+        for group in &groups.0 {
+            assert_eq!(group.partition(&layout).offset, group.range.start);
+        }
+        groups.0.iter().map(|group| (group.range.start, group.range.end, group.waits)).collect()
+    }
+
+    #[test]
+    fn a_run_ends_where_something_is_changed_otherwise() {
+        let f32 = |name: &str, elements: u64| VariableSpec::f32(name, [elements]).unwrap();
+        let f64 = VariableSpec::new("wide", DType::F64, Shape::new([2]).unwrap()).unwrap();
+        let rows = VariableSpec::f32("rows", [2, 2]).unwrap().sparse();
+        let table = VariableSpec::table("table", DType::F32, [2], TableSpec::new(1 << 20)).unwrap();
+        let mut rules = Rules::new(Arc::new(Sgd::new(0.1)));
+        rules.optimizer_for("other*".into(), Arc::new(Momentum::new(0.1, 0.9)));
+        rules.optimizer_for("sums*".into(), Arc::new(Lamb::default()));
+        rules.rate_for("slow*".into(), 0.5);
+        let variables = vec![
+            f32("a", 4),
+            f32("empty", 0),
+            f32("b", 2),
+            // Padding follows an odd number of elements.
+            f32("odd", 3),
+            f32("c", 2),
+            f32("slow/a", 2),
+            f32("slow/b", 2),
+            f32("other/a", 2),
+            f32("sums/a", 2),
+            f32("sums/b", 2),
+            rows,
+            f64,
+            f32("d", 2),
+            f32("plain", 2).plain(),
+            table,
+        ];
+        let (with, without) = (true, false);
+        let expected = [
+            (0, 36, without),
+            (40, 48, without),
+            (48, 64, without),
+            (64, 72, without),
+            (72, 80, with),
+            (80, 88, with),
+            (88, 104, with),
+            (104, 120, without),
+            (120, 128, without),
+            (128, 136, without),
+        ];
+        let found = ends(variables, &rules);
+        assert_eq!(found[..10], expected);
+        assert!(found.len() == 11 && found[10].0 == 136 && found[10].2, "the table: {found:?}");
+    }
+
+    #[test]
+    fn what_a_range_touches_is_found() {
+        let groups = |ranges: &[Range<u64>]| {
+            let group = |range: &Range<u64>| Group {
+                range: range.clone(),
+                dtype: DType::F32,
+                first: 0,
+                waits: false,
+            };
+            Groups(ranges.iter().map(group).collect())
+        };
+        let groups = groups(&[0..12, 16..24, 24..100]);
+        let touched = |range: Range<u64>| {
+            groups.within(range.clone()).map(|group| group.part_of(&range)).collect::<Vec<_>>()
+        };
+        assert_eq!(touched(0..100), [0..12, 16..24, 24..100]);
+        assert_eq!(touched(8..20), [8..12, 16..20]);
+        assert_eq!(touched(12..16), Vec::<Range<u64>>::new());
+        assert_eq!(touched(23..25), [23..24, 24..25]);
+        assert_eq!(touched(100..200), Vec::<Range<u64>>::new());
+    }
+}

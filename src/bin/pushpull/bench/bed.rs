@@ -1,0 +1,209 @@
+//! A server, in this process or elsewhere, and workers that pull from it and push to it.
+
+use std::time::{Duration, Instant};
+
+use pushpull::blocking::{Reader, Worker};
+use pushpull::{ClusterSpec, Params, Ps, PsConfig, Sgd, TaskId, VariableSpec, WorkerConfig};
+
+use super::ceiling::Way;
+use super::{Failure, Folder, Transport};
+
+/// The learning rate of a server in this process. Halves add up exactly in f32 as long as there are
+/// fewer than 2^24 of them.
+pub(crate) const RATE: f64 = 0.5;
+
+/// What there is to pull and to push.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Model {
+    /// The bytes of all variables together, in elements of 4.
+    pub(crate) bytes: usize,
+    pub(crate) variables: usize,
+}
+
+impl Model {
+    fn names(self) -> impl Iterator<Item = String> {
+        (0..self.variables).map(|variable| format!("w{variable}"))
+    }
+
+    /// The variables, the first ones an element longer if need be.
+    fn specs(self) -> Result<Vec<VariableSpec>, Failure> {
+        let elements = self.bytes / 4;
+        if self.variables > elements {
+            let Model { bytes, variables } = self;
+            return Err(format!("cannot divide {bytes} bytes into {variables} variables").into());
+        }
+        let more = elements % self.variables;
+        let length = |place| (elements / self.variables + usize::from(place < more)) as u64;
+        let spec = |(place, name): (usize, String)| VariableSpec::f32(&name, [length(place)]);
+        Ok(self.names().enumerate().map(spec).collect::<Result<_, _>>()?)
+    }
+}
+
+/// Where the server is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum At<'a> {
+    /// In this process, with so many shards.
+    Here { transport: Transport, shards: u16 },
+    /// Daemons at these addresses, whose rule is plain gradient descent with this rate.
+    There { addresses: &'a [String], rate: f64 },
+}
+
+/// A server and its workers.
+pub(crate) struct TestBed {
+    model: Model,
+    cluster: ClusterSpec,
+    replicas: Vec<Replica>,
+    rate: f64,
+    /// What every element was before the first push, and the step.
+    before: (f32, u64),
+    _server: Option<Ps>,
+    _folder: Option<Folder>,
+}
+
+/// One worker, and its copy of the model.
+struct Replica {
+    worker: Worker,
+    reader: Reader,
+    params: Params,
+    names: Vec<String>,
+    pushes: u64,
+}
+
+impl TestBed {
+    pub(crate) fn start(at: At<'_>, model: Model, replicas: usize) -> Result<TestBed, Failure> {
+        let workers = (1..=replicas).map(|port| format!("127.0.0.1:{port}"));
+        let builder = ClusterSpec::builder().job("worker", workers);
+        let (cluster, server, rate, folder) = match at {
+            At::There { addresses, rate } => {
+                (builder.job("ps", addresses).build()?, None, rate, None)
+            }
+            At::Here { transport, shards } => {
+                let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+                let (address, folder) = transport.address("transport")?;
+                let listener = runtime.block_on(Ps::listen(&address))?;
+                let cluster = builder.job("ps", [listener.address()]).build()?;
+                let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(RATE));
+                (cluster, Some(listener.start(config.shards(shards))?), RATE, folder)
+            }
+        };
+        let specs = model.specs()?;
+        let replicas = (0..replicas)
+            .map(|task| Replica::join(&cluster, task as u32, model, &specs))
+            .collect::<Result<Vec<_>, _>>()?;
+        let before = (0.0, 0);
+        let mut bed =
+            TestBed { model, cluster, replicas, rate, before, _server: server, _folder: folder };
+        bed.before = bed.every_element()?;
+        Ok(bed)
+    }
+
+    /// The cluster that the server is a task of.
+    pub(crate) fn cluster(&self) -> &ClusterSpec {
+        &self.cluster
+    }
+
+    /// All replicas pull or push as often as this, at once. The time that one of them takes for it.
+    pub(crate) fn turn(&mut self, way: Way, times: usize) -> Result<Duration, Failure> {
+        let once = |replica: &mut Replica| match way {
+            Way::Pull => replica.pull(),
+            Way::Push => replica.push(),
+        };
+        at_once(&mut self.replicas, times, once)
+    }
+
+    /// The values on the server must be what the pushes add up to, and the step must be their number.
+    pub(crate) fn check(self) -> Result<(), Failure> {
+        let pushes: u64 = self.replicas.iter().map(|replica| replica.pushes).sum();
+        let rate = self.rate as f32;
+        // One by one, as the server has done it.
+        let expected = (0..pushes).fold(self.before.0, |value, _| value - rate);
+        let (value, step) = self.every_element()?;
+        let begun = self.before.1;
+        if step != begun + pushes {
+            return Err(format!("{pushes} pushes took the step from {begun} to {step}").into());
+        }
+        match value == expected {
+            true => Ok(()),
+            false => Err(format!("the elements are {value} and not {expected}").into()),
+        }
+    }
+
+    /// What every element is, if all are the same, and the step.
+    fn every_element(&self) -> Result<(f32, u64), Failure> {
+        let mut reader =
+            Reader::connect(WorkerConfig::new(self.cluster.clone(), TaskId::worker(0)))?;
+        let mut params = reader.params();
+        let step = reader.pull(&mut params)?;
+        let mut first = None;
+        for name in self.model.names() {
+            let values = params.view::<f32>(&name)?;
+            let expected = *first.get_or_insert(values[0]);
+            if let Some(place) = values.iter().position(|&value| value != expected) {
+                let value = values[place];
+                return Err(format!("element {place} of {name} is {value}, not {expected}").into());
+            }
+        }
+        Ok((first.unwrap_or_default(), step))
+    }
+}
+
+impl Replica {
+    fn join(
+        cluster: &ClusterSpec,
+        task: u32,
+        model: Model,
+        specs: &[VariableSpec],
+    ) -> Result<Replica, Failure> {
+        let config = WorkerConfig::new(cluster.clone(), TaskId::worker(task));
+        let mut worker = Worker::connect(config.clone())?;
+        worker.join(specs, |_| ())?;
+        let reader = Reader::connect(config)?;
+        let params = reader.params();
+        Ok(Replica { worker, reader, params, names: model.names().collect(), pushes: 0 })
+    }
+
+    fn pull(&mut self) -> Result<Duration, Failure> {
+        let start = Instant::now();
+        self.reader.pull(&mut self.params)?;
+        Ok(start.elapsed())
+    }
+
+    /// One push, acknowledged as applied. What a model would do, filling the gradients, is not
+    /// measured.
+    fn push(&mut self) -> Result<Duration, Failure> {
+        let token = self.worker.token()?.ok_or("the training has ended")?;
+        let mut gradients = self.worker.gradients();
+        for name in &self.names {
+            gradients.view_mut::<f32>(name)?.fill(1.0);
+        }
+        let start = Instant::now();
+        self.worker.push(token, gradients)?;
+        let elapsed = start.elapsed();
+        self.pushes += 1;
+        Ok(elapsed)
+    }
+}
+
+/// Each of them does something so many times, all at once. The time that one of them takes for it, of
+/// what `once` says that it took.
+pub(crate) fn at_once<T: Send>(
+    several: &mut [T],
+    times: usize,
+    once: impl Fn(&mut T) -> Result<Duration, Failure> + Sync,
+) -> Result<Duration, Failure> {
+    let again = |one: &mut T| (0..times).map(|_| once(one)).sum::<Result<Duration, Failure>>();
+    if let [one] = several {
+        return again(one);
+    }
+    let (again, count) = (&again, several.len() as u32);
+    let sum = std::thread::scope(|scope| {
+        // An error of another thread is told by its text.
+        let turn = |one| scope.spawn(move || again(one).map_err(|error| error.to_string()));
+        let threads: Vec<_> = several.iter_mut().map(turn).collect();
+        let ended = |thread: std::thread::ScopedJoinHandle<'_, _>| {
+            thread.join().unwrap_or_else(|_| Err("a worker has panicked".to_owned()))
+        };
+        threads.into_iter().map(ended).sum::<Result<Duration, String>>()
+    })?;
+    Ok(sum / count)
+}

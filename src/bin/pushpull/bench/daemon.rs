@@ -1,0 +1,119 @@
+//! The daemon as a process of its own, and a chief that gives it variables.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use pushpull::common::ids::RestoreEpoch;
+use pushpull::common::protocol::Message;
+use pushpull::common::protocol::message::{Declare, Initialize, Role};
+use pushpull::{Catalogue, ClusterSpec, Placement, ShardId, ShardMap, Strategy, VariableSpec};
+
+use super::probe::Line;
+use super::{Failure, Folder};
+
+/// How long a server may take to answer before the measurement is given up.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How daemons are started, one after the other, on one state directory behind a Unix socket.
+pub(crate) struct Daemons {
+    program: PathBuf,
+    folder: Folder,
+    address: String,
+    more: &'static [&'static str],
+    pub(crate) cluster: ClusterSpec,
+}
+
+/// A daemon that ends with this.
+pub(crate) struct Daemon(Child);
+
+impl Daemons {
+    /// Those of a measurement, with more arguments than they need; none of them is started.
+    pub(crate) fn new(what: &str, more: &'static [&'static str]) -> Result<Daemons, Failure> {
+        let (program, folder) = (program()?, Folder::private(what)?);
+        let address = format!("unix:{}/ps.sock", folder.path().display());
+        let cluster =
+            ClusterSpec::builder().job("ps", [&address]).job("worker", WORKERS).build()?;
+        Ok(Daemons { program, folder, address, more, cluster })
+    }
+
+    /// Where the state is.
+    pub(crate) fn state(&self) -> PathBuf {
+        self.folder.path().join("state")
+    }
+
+    /// The program.
+    pub(crate) fn program(&self) -> &Path {
+        &self.program
+    }
+
+    pub(crate) fn start(&self) -> std::io::Result<Daemon> {
+        let mut command = Command::new(&self.program);
+        command.args(["--ps-hosts", &self.address, "--worker-hosts", &WORKERS.join(",")]);
+        command.arg("--state-dir").arg(self.state());
+        // Initializing some GiB takes longer than a lease, and this chief says nothing meanwhile.
+        command.args(["--lease-ms", "600000"]);
+        command.args(["--bytes-max", &(64_u64 << 30).to_string()]);
+        command.args(self.more).stdout(Stdio::null());
+        command.spawn().map(Daemon)
+    }
+
+    /// Declares and initializes variables, as soon as a daemon answers.
+    pub(crate) fn declare(&self, variables: Vec<VariableSpec>) -> Result<(), Failure> {
+        let map = ShardMap::of_cluster(&self.cluster, 1)?;
+        let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin)?;
+        let catalogue = Catalogue::new(variables, &placement)?;
+        let began = Instant::now();
+        let mut chief = loop {
+            match Line::open(&self.cluster, ShardId::default(), Role::Chief {}) {
+                Ok(Some(line)) => break line,
+                Ok(None) => return Err("the daemon does not welcome a chief".into()),
+                Err(error) if began.elapsed() > PATIENCE => return Err(error.into()),
+                Err(_) => std::thread::yield_now(),
+            }
+        };
+        chief.send(Declare { digest: catalogue.digest() }.into(), catalogue.encode())?;
+        chief.send(Initialize { epoch: RestoreEpoch(1) }.into(), &[])?;
+        ["Declared", "Ready"].into_iter().try_for_each(|name| expect(&mut chief, name))
+    }
+}
+
+impl Daemon {
+    pub(crate) fn id(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// Kills it, and waits until nothing of it is left.
+    pub(crate) fn kill(&mut self) -> std::io::Result<()> {
+        self.0.kill()?;
+        self.0.wait().map(drop)
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.kill();
+    }
+}
+
+/// Waits for a message of this name; a refusal is an error, and so is any other.
+pub(crate) fn expect(line: &mut Line, name: &str) -> Result<(), Failure> {
+    match line.next()? {
+        Message::Refused(refused) => Err(refused.refusal.to_string().into()),
+        message if message.name() == name => Ok(()),
+        message => Err(format!("a {} and not {name}", message.name()).into()),
+    }
+}
+
+/// The daemon beside this tool.
+fn program() -> Result<PathBuf, Failure> {
+    let own = std::env::current_exe()?;
+    let folders = own.ancestors().skip(1).take(2);
+    let mut found = folders.map(|folder| folder.join("pushpull-ps"));
+    let found = found.find(|path| path.is_file());
+    found.ok_or_else(|| "cannot measure a daemon: pushpull-ps is not beside this tool".into())
+}
+
+/// The workers that may come.
+const WORKERS: [&str; 2] = ["127.0.0.1:1", "127.0.0.1:2"];

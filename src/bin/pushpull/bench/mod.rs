@@ -1,0 +1,266 @@
+//! `pushpull bench`: what a server does, in turns with what the machine could do.
+
+mod apply;
+mod bed;
+mod ceiling;
+mod daemon;
+mod memory;
+mod mlp;
+mod plot;
+mod probe;
+mod report;
+mod restart;
+mod rows;
+mod saving;
+mod scale;
+mod served;
+mod transport;
+mod turns;
+
+use std::error::Error;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+
+use self::report::Report;
+use self::turns::Pace;
+
+/// What to measure.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// What to measure.
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Suite::Transport])]
+    suite: Vec<Suite>,
+    /// The transports of the suites `transport`, `rows` and `mlp`.
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Transport::Tcp, Transport::Uds])]
+    transport: Vec<Transport>,
+    /// The bytes of all variables together in the suite `transport`, such as 64B, 4KiB or 4MiB.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_values = ["64B", "4KiB", "64KiB", "1MiB", "4MiB", "64MiB"]
+    )]
+    sizes: Vec<String>,
+    /// Into how many variables they are divided.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    variables: u32,
+    /// How many workers pull and push at once.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
+    replicas: u32,
+    /// The shards of the server in this process.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    shards: u16,
+    /// The addresses of running daemons, all of them in order of their tasks, instead of a server in
+    /// this process. They run plain gradient descent (`--optimizer sgd`) in asynchronous mode, and hold
+    /// nothing yet or the variables of an earlier run like this one.
+    #[arg(long, value_delimiter = ',')]
+    address: Vec<String>,
+    /// The learning rate of those daemons: what they hold must be what the pushes add up to.
+    #[arg(long, default_value_t = bed::RATE, requires = "address")]
+    learning_rate: f64,
+    /// The size of the variable of the suite `apply`.
+    #[arg(long, default_value = "256MiB")]
+    apply_size: String,
+    /// The sizes of the state of the suite `restart`.
+    #[arg(long, value_delimiter = ',', default_values = ["64MiB", "1GiB", "4GiB"])]
+    restart_sizes: Vec<String>,
+    /// The size of the values of the suite `memory`.
+    #[arg(long, default_value = "256MiB")]
+    memory_size: String,
+    /// The largest number of variables of the suite `scale`.
+    #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    scale_variables: u32,
+    /// The largest number of connections of the suite `scale`.
+    #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=4_000))]
+    scale_connections: u32,
+    /// The size of the variable of the suite `checkpoint`.
+    #[arg(long, default_value = "256MiB")]
+    checkpoint_size: String,
+    /// Rounds in which ours and the ceiling take turns; figures are medians over them.
+    #[arg(long, default_value_t = 7, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(5..=1000))]
+    rounds: usize,
+    /// The time that one side of a round takes, in milliseconds, roughly.
+    #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    round_ms: u64,
+    /// Prints one JSON object a line.
+    #[arg(long)]
+    json: bool,
+    /// Draws the throughputs of the suite `transport` by size, with the ceilings, as an SVG picture.
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Suite {
+    /// A little of all that is quick, in less than a minute.
+    Quick,
+    /// Pulls and pushes, beside the bare transport.
+    Transport,
+    /// The rules in the store, beside the rules in place.
+    Apply,
+    /// Rows of a sparse variable and of a table in the store, and over the transports, beside a bare
+    /// gather.
+    Rows,
+    /// A killed daemon, from exec to its first answered pull, beside a process that does nothing.
+    Restart,
+    /// A small network trained by two workers, beside the same two computing alone.
+    Mlp,
+    /// What a daemon takes of memory, beside the bounds of its configuration; and a connection.
+    Memory,
+    /// What a pull and a push cost with many variables, and with many connections, beside one.
+    Scale,
+    /// A checkpoint while pushes go on, beside a file that is written, flushed and read.
+    Checkpoint,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Transport {
+    Tcp,
+    Uds,
+}
+
+impl Transport {
+    /// That of an address.
+    fn of(address: &str) -> Transport {
+        if address.starts_with("unix:") { Transport::Uds } else { Transport::Tcp }
+    }
+
+    /// Its name in the names of rows.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Transport::Tcp => "tcp",
+            Transport::Uds => "uds",
+        }
+    }
+
+    /// An address for a server of this process, and the private folder that it lies in.
+    pub(crate) fn address(self, what: &str) -> std::io::Result<(String, Option<Folder>)> {
+        Ok(match self {
+            Transport::Tcp => ("127.0.0.1:0".to_owned(), None),
+            Transport::Uds => {
+                let folder = Folder::private(what)?;
+                (format!("unix:{}/ps.sock", folder.path().display()), Some(folder))
+            }
+        })
+    }
+}
+
+pub(crate) type Failure = Box<dyn Error>;
+
+/// Measures what the options say, and prints it.
+pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    let mut report = Report::new(options.json);
+    let pace = Pace { rounds: options.rounds, round: Duration::from_millis(options.round_ms) };
+    for &suite in &options.suite {
+        measure(suite, options, pace, &mut report)?;
+    }
+    if let Some(path) = &options.plot {
+        plot::draw(path, report.lines())?;
+    }
+    Ok(())
+}
+
+fn measure(
+    suite: Suite,
+    options: &Options,
+    pace: Pace,
+    report: &mut Report,
+) -> Result<(), Failure> {
+    match suite {
+        Suite::Quick => quick(options, report),
+        Suite::Transport => transport::run(options, &options.sizes, pace, report),
+        Suite::Restart => restart::run(&options.restart_sizes, pace.rounds, report),
+        Suite::Memory => memory::run(bytes_of(&options.memory_size)?, report),
+        Suite::Scale => scale::run(options, pace, report),
+        Suite::Checkpoint => {
+            let bytes = bytes_of(&options.checkpoint_size)?;
+            saving::run(&options.checkpoint_size, bytes, pace.rounds, report)
+        }
+        Suite::Mlp => {
+            options.transport.iter().try_for_each(|&transport| mlp::run(transport, pace, report))
+        }
+        Suite::Rows => {
+            rows::run(&[16, 64], pace, report)?;
+            options
+                .transport
+                .iter()
+                .try_for_each(|&transport| served::run(&[16, 64], transport, pace, report))
+        }
+        Suite::Apply => {
+            let bytes = bytes_of(&options.apply_size)?;
+            apply::run(&apply::every_rule(), bytes, pace, report)
+        }
+    }
+}
+
+/// Short rounds of what says most about a machine.
+fn quick(options: &Options, report: &mut Report) -> Result<(), Failure> {
+    let pace = Pace { rounds: options.rounds.min(5), round: Duration::from_millis(80) };
+    let sizes = ["64B", "4KiB", "1MiB", "16MiB"].map(str::to_owned);
+    transport::run(options, &sizes, pace, report)?;
+    apply::run(&apply::every_rule()[..2], 32 << 20, pace, report)?;
+    rows::run(&[16], pace, report)?;
+    mlp::run(Transport::Uds, pace, report)?;
+    restart::run(&["64MiB".to_owned()], pace.rounds, report)
+}
+
+/// Reads a size as it is said to people.
+fn bytes_of(size: &str) -> Result<usize, Failure> {
+    let digits = size.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match &size[digits.len()..] {
+        "B" => 1,
+        "KiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        "GiB" => 1 << 30,
+        _ => {
+            return Err(
+                format!("cannot read the size {size:?}: say 64B, 4KiB, 4MiB or 1GiB").into()
+            );
+        }
+    };
+    let bytes = digits.parse::<usize>()?.saturating_mul(unit);
+    if bytes == 0 || bytes % 8 != 0 || bytes > 1 << 33 {
+        return Err(format!("cannot measure {size}: not a multiple of 8 up to 8GiB").into());
+    }
+    Ok(bytes)
+}
+
+/// A private folder, removed with its contents. On a memory file system if there is one.
+#[derive(Debug)]
+pub(crate) struct Folder(PathBuf);
+
+impl Folder {
+    pub(crate) fn private(what: &str) -> std::io::Result<Folder> {
+        let shared = Path::new("/dev/shm");
+        let root = if shared.is_dir() { shared.to_owned() } else { std::env::temp_dir() };
+        let path = root.join(format!("pushpull-bench-{what}-{}", std::process::id()));
+        std::fs::create_dir_all(&path)?;
+        Ok(Folder(path))
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_as_people_say_them() {
+        for (size, bytes) in [("64B", 64), ("4KiB", 4096), ("2MiB", 2 << 20), ("8GiB", 8 << 30)] {
+            assert_eq!(bytes_of(size).unwrap(), bytes);
+        }
+        for size in ["", "4", "4kb", "0B", "12B", "9GiB", "-8B", "99999999999999999999B"] {
+            assert!(bytes_of(size).is_err(), "{size}");
+        }
+    }
+}

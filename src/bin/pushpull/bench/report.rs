@@ -1,0 +1,251 @@
+//! Results: a table for people, or one JSON object a line, and all of them again for a plot.
+
+use std::io;
+use std::time::Duration;
+
+use super::turns::Rounds;
+use crate::output::say;
+
+/// What is measured in what unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unit {
+    /// Payload bytes over time; more is better.
+    Throughput,
+    /// Batches over time; more is better.
+    Batches,
+    /// Millions of rows over time; more is better.
+    Rows,
+    /// Microseconds; less is better.
+    Latency,
+    /// Memory in KiB; less is better.
+    Memory,
+}
+
+impl Unit {
+    fn name(self) -> &'static str {
+        match self {
+            Unit::Throughput => "GB/s",
+            Unit::Batches => "batches/s",
+            Unit::Rows => "Mrows/s",
+            Unit::Latency => "us",
+            Unit::Memory => "KiB",
+        }
+    }
+}
+
+/// One row: ours and the ceiling, measured in turns.
+#[derive(Debug)]
+pub(crate) struct Row {
+    pub(crate) name: String,
+    pub(crate) unit: Unit,
+    /// What one operation moves: payload bytes, batches, or rows.
+    pub(crate) amount: u64,
+    /// The durations of our operations, round by round.
+    pub(crate) ours: Rounds,
+    /// Those of the ceiling.
+    pub(crate) ceiling: Rounds,
+    /// What the ceiling is.
+    pub(crate) beside: &'static str,
+}
+
+/// A row as it is printed.
+#[derive(Clone, Debug)]
+pub(crate) struct Line {
+    pub(crate) name: String,
+    pub(crate) unit: Unit,
+    /// The median; that of all operations for a latency.
+    pub(crate) ours: f64,
+    /// None if there is nothing to compare with.
+    pub(crate) ceiling: Option<f64>,
+    /// The 99th percentile of a latency.
+    pub(crate) p99: Option<f64>,
+    pub(crate) beside: &'static str,
+    /// How many rounds the medians are of.
+    pub(crate) rounds: usize,
+}
+
+/// Where the rows of a run go.
+#[derive(Debug)]
+pub(crate) struct Report {
+    json: bool,
+    lines: Vec<Line>,
+}
+
+impl Report {
+    pub(crate) fn new(json: bool) -> Report {
+        Report { json, lines: Vec::new() }
+    }
+
+    /// Prints a row, and keeps it.
+    pub(crate) fn row(&mut self, row: Row) -> io::Result<Line> {
+        self.line(row.line())
+    }
+
+    /// Prints a figure that is no median of rounds of operations.
+    pub(crate) fn line(&mut self, line: Line) -> io::Result<Line> {
+        if !self.json && self.lines.is_empty() {
+            let heads = ["name", "ours", "ceiling", "ratio", "unit", "ceiling is"];
+            let [name, ours, ceiling, ratio, unit, beside] = heads;
+            say(&format!("{name:<32} {ours:>9} {ceiling:>9} {ratio:>7}  {unit:<9}  {beside}"))?;
+        }
+        say(&if self.json { line.json() } else { line.text() })?;
+        self.lines.push(line.clone());
+        Ok(line)
+    }
+
+    /// What has been measured so far.
+    pub(crate) fn lines(&self) -> &[Line] {
+        &self.lines
+    }
+}
+
+impl Row {
+    fn line(&self) -> Line {
+        let line = |ours, ceiling, p99| Line {
+            name: self.name.clone(),
+            unit: self.unit,
+            ours,
+            ceiling: Some(ceiling),
+            p99,
+            beside: self.beside,
+            rounds: self.ours.len(),
+        };
+        match self.unit {
+            Unit::Latency => {
+                let p99 = latency(&self.ours, 0.99);
+                line(latency(&self.ours, 0.5), latency(&self.ceiling, 0.5), Some(p99))
+            }
+            _ => line(self.rate(&self.ours), self.rate(&self.ceiling), None),
+        }
+    }
+
+    /// The median over rounds of each round's rate: GB/s, batches or millions of rows a second.
+    fn rate(&self, rounds: &Rounds) -> f64 {
+        let scale = match self.unit {
+            Unit::Batches => 1.0,
+            Unit::Rows => 1e-6,
+            _ => 1e-9,
+        };
+        let rate = |round: &Vec<Duration>| {
+            let seconds: f64 = round.iter().map(Duration::as_secs_f64).sum();
+            self.amount as f64 * scale * round.len() as f64 / seconds
+        };
+        quantile(&mut rounds.iter().map(rate).collect::<Vec<f64>>(), 0.5)
+    }
+}
+
+impl Line {
+    /// Ours over the ceiling, if there is one.
+    pub(crate) fn ratio(&self) -> Option<f64> {
+        self.compared().map(|(_, ratio)| ratio)
+    }
+
+    /// The ceiling, and ours over it.
+    fn compared(&self) -> Option<(f64, f64)> {
+        self.ceiling.map(|ceiling| (ceiling, self.ours / ceiling))
+    }
+
+    /// Names and units are plain words: nothing needs to be escaped.
+    fn json(&self) -> String {
+        let Line { name, ours, beside, rounds, .. } = self;
+        let figures = match self.p99 {
+            Some(p99) => format!("\"p50_us\":{ours:.2},\"p99_us\":{p99:.2}"),
+            None => format!("\"ours\":{ours:.6}"),
+        };
+        let compared = self.compared().map(|(ceiling, ratio)| {
+            format!("\"ceiling\":{ceiling:.6},\"ratio\":{ratio:.3},\"ceiling_is\":\"{beside}\",")
+        });
+        let (compared, unit) = (compared.unwrap_or_default(), self.unit.name());
+        format!("{{\"name\":\"{name}\",{figures},{compared}\"unit\":\"{unit}\",\"n\":{rounds}}}")
+    }
+
+    fn text(&self) -> String {
+        let Line { name, beside, .. } = self;
+        let (ours, unit) = (three_digits(self.ours), self.unit.name());
+        let compared = self.compared();
+        let (ceiling, ratio) = compared.map_or(("-".to_owned(), "-".to_owned()), |compared| {
+            (three_digits(compared.0), format!("{:.3}", compared.1))
+        });
+        let p99 = self.p99.map(|p99| format!(" (p99 of ours {p99:.1})")).unwrap_or_default();
+        format!("{name:<32} {ours:>9} {ceiling:>9} {ratio:>7}  {unit:<9}  {beside}{p99}")
+    }
+}
+
+/// A figure with at least three digits that count.
+fn three_digits(value: f64) -> String {
+    let before = value.abs().log10().floor();
+    let decimals = if before.is_finite() { (2.0 - before).clamp(1.0, 6.0) } else { 1.0 };
+    format!("{value:.*}", decimals as usize)
+}
+
+/// A quantile over all operations of all rounds, in microseconds.
+fn latency(rounds: &Rounds, share: f64) -> f64 {
+    let mut all: Vec<f64> = rounds.iter().flatten().map(|d| d.as_secs_f64() * 1e6).collect();
+    quantile(&mut all, share)
+}
+
+/// The value that a share of the sorted values lies below.
+pub(crate) fn quantile(values: &mut [f64], share: f64) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let index = (share * (values.len().saturating_sub(1)) as f64).round() as usize;
+    values.get(index).copied().unwrap_or(f64::NAN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn round(millis: &[u64]) -> Vec<Duration> {
+        millis.iter().copied().map(Duration::from_millis).collect()
+    }
+
+    #[test]
+    fn a_rate_is_the_median_of_the_rounds() {
+        let ours = vec![round(&[100, 300]), round(&[400, 400]), round(&[1000])];
+        let ceiling = vec![round(&[50]); 3];
+        let (name, unit, beside) = ("a".to_owned(), Unit::Batches, "b");
+        let row = Row { name, unit, amount: 20, ours, ceiling, beside };
+        let line = row.line();
+        for (rate, expected) in [line.ours, line.ceiling.unwrap(), line.ratio().unwrap()]
+            .into_iter()
+            .zip([50.0, 400.0, 0.125])
+        {
+            assert!((rate - expected).abs() < 1e-9, "{rate} {expected}");
+        }
+        let row = Row { unit: Unit::Throughput, amount: 1_000_000_000, ..row };
+        assert!((row.line().ours - 2.5).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_latency_is_of_all_operations_and_a_line_says_what_it_is() {
+        let (ours, ceiling) = (vec![round(&[1, 2]), round(&[3, 4, 100])], vec![round(&[2])]);
+        let (name, unit) = ("latency".to_owned(), Unit::Latency);
+        let line = Row { name, unit, amount: 8, ours, ceiling, beside: "pingpong" }.line();
+        let printed: serde_json::Value = serde_json::from_str(&line.json()).unwrap();
+        let expected = serde_json::json!({
+            "name": "latency", "p50_us": 3000.0, "p99_us": 100_000.0, "ceiling": 2000.0,
+            "ratio": 1.5, "unit": "us", "ceiling_is": "pingpong", "n": 2,
+        });
+        assert_eq!(printed, expected);
+        let alone = Line { ceiling: None, p99: None, ..line.clone() };
+        let printed: serde_json::Value = serde_json::from_str(&alone.json()).unwrap();
+        let expected =
+            serde_json::json!({ "name": "latency", "ours": 3000.0, "unit": "us", "n": 2 });
+        assert_eq!(printed, expected);
+        let text = line.text();
+        assert!(text.contains(" 3000.0 ") && text.ends_with("pingpong (p99 of ours 100000.0)"));
+    }
+
+    #[test]
+    fn small_figures_keep_their_digits() {
+        for (value, text) in [
+            (0.001_234, "0.00123"),
+            (0.5, "0.500"),
+            (12.34, "12.3"),
+            (3e5, "300000.0"),
+            (0.0, "0.0"),
+        ] {
+            assert_eq!(three_digits(value), text);
+        }
+    }
+}

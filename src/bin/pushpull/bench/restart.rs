@@ -1,0 +1,72 @@
+//! How long a killed server is away: from exec to its first answered pull.
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use pushpull::common::ids::PartitionId;
+use pushpull::common::protocol::message::Selection;
+use pushpull::common::protocol::wire::List;
+use pushpull::{ClusterSpec, ShardId, VariableSpec};
+
+use super::daemon::{Daemons, PATIENCE};
+use super::probe::answers;
+use super::report::{Line, Report, Row, Unit};
+use super::{Failure, bytes_of};
+
+/// One room and no pins, so that the state fits where it is measured.
+const SMALL: &[&str] = &["--inbox-pushes", "1", "--pin-bytes-max", "65536"];
+
+/// Kills and starts daemons whose states have these sizes.
+pub(crate) fn run(sizes: &[String], rounds: usize, report: &mut Report) -> Result<(), Failure> {
+    let restarts = sizes.iter().map(|size| one_size(size, rounds, report));
+    let restarts = restarts.collect::<Result<Vec<f64>, _>>()?;
+    if let [first, .., last] = restarts[..] {
+        let (name, unit, beside) = ("restart_flat".to_owned(), Unit::Latency, "the first size");
+        let (ours, ceiling) = (last, Some(first));
+        report.line(Line { name, unit, ours, ceiling, p99: None, beside, rounds })?;
+    }
+    Ok(())
+}
+
+/// How long a restart takes, in the median, in microseconds.
+fn one_size(size: &str, rounds: usize, report: &mut Report) -> Result<f64, Failure> {
+    let daemons = Daemons::new("restart", SMALL)?;
+    let mut running = daemons.start()?;
+    let (small, rows) = (VariableSpec::f32("small", [16])?, 1 << 16);
+    let large = VariableSpec::f32("large", [rows, bytes_of(size)? as u64 / 4 / rows])?;
+    daemons.declare(vec![small, large])?;
+    let (mut ours, mut theirs, mut kills) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        let began = Instant::now();
+        running.kill()?;
+        kills.push(vec![began.elapsed()]);
+        let began = Instant::now();
+        running = daemons.start()?;
+        await_answer(&daemons.cluster, began)?;
+        ours.push(vec![began.elapsed()]);
+        let began = Instant::now();
+        Command::new(daemons.program()).arg("--version").stdout(Stdio::null()).status()?;
+        theirs.push(vec![began.elapsed()]);
+    }
+    // Not ours: the system takes the memory of a killed process apart before it releases its locks.
+    let (name, unit) = (format!("kill_to_lock_{size}"), Unit::Latency);
+    let beside = "a daemon that prints its version";
+    let ceiling = theirs.clone();
+    report.row(Row { name, unit, amount: 8, ours: kills, ceiling, beside })?;
+    let name = format!("restart_{size}");
+    let line = report.row(Row { name, unit, amount: 8, ours, ceiling: theirs, beside })?;
+    Ok(line.ours)
+}
+
+fn await_answer(cluster: &ClusterSpec, began: Instant) -> Result<(), Failure> {
+    let small = || List::new(vec![PartitionId(0)]).unwrap_or_default();
+    loop {
+        let selection = Selection::Partitions { partitions: small() };
+        match answers(cluster, ShardId::default(), selection) {
+            Ok(true) => return Ok(()),
+            Ok(false) => return Err("the daemon has lost its state".into()),
+            Err(error) if began.elapsed() > PATIENCE => return Err(error.into()),
+            Err(_) => std::thread::sleep(Duration::from_micros(100)),
+        }
+    }
+}

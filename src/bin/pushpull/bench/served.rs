@@ -1,0 +1,100 @@
+//! What rows cost over a transport: a worker that pulls and pushes rows of a sparse variable, in turns
+//! with a bare gather.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use pushpull::blocking::{Reader, Worker};
+use pushpull::measure::RowsInPlace;
+use pushpull::{Adagrad, ClusterSpec, Ps, PsConfig, TaskId, VariableSpec, WorkerConfig};
+
+use super::report::{Report, Row, Unit};
+use super::rows::{BATCH, ROWS, batches, sorted};
+use super::turns::{Pace, take_turns};
+use super::{Failure, Transport};
+
+/// Measures rows of so many elements.
+pub(crate) fn run(
+    widths: &[u64],
+    transport: Transport,
+    pace: Pace,
+    report: &mut Report,
+) -> Result<(), Failure> {
+    let batches = batches();
+    // Ids that rise need no sorting.
+    let ids: Vec<Vec<u32>> = batches.iter().map(|rows| sorted(rows)).collect();
+    for &width in widths {
+        measure(width, transport, &ids, pace, report)?;
+    }
+    Ok(())
+}
+
+fn measure(
+    width: u64,
+    transport: Transport,
+    batches: &[Vec<u32>],
+    pace: Pace,
+    report: &mut Report,
+) -> Result<(), Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+    let (address, _folder) = transport.address("rows")?;
+    let listener = runtime.block_on(Ps::listen(&address))?;
+    let builder = ClusterSpec::builder().job("ps", [listener.address()]);
+    let cluster = builder.job("worker", ["127.0.0.1:1"]).build()?;
+    let _server =
+        listener.start(PsConfig::new(cluster.clone(), TaskId::ps(0), Adagrad::new(RATE)))?;
+    let config = WorkerConfig::new(cluster, TaskId::worker(0));
+    let mut worker = Worker::connect(config.clone())?;
+    worker.join(&[VariableSpec::f32("rows", [ROWS.into(), width])?.sparse()], |_| ())?;
+    let mut reader = Reader::connect(config)?;
+
+    let elements = width as usize * BATCH;
+    let mut plain = RowsInPlace::new(ROWS as usize, width as usize, Arc::new(Adagrad::new(RATE)))?;
+    let gradient: Vec<f32> = (0..elements).map(|i| (i % 17) as f32 - 8.0).collect();
+    let ids: Vec<Vec<u64>> =
+        batches.iter().map(|rows| rows.iter().map(|&row| row.into()).collect()).collect();
+    let (mut gathered, mut pulled) = (vec![0.0_f32; elements], vec![0.0_f32; elements]);
+    let (mut pushes, mut turn) = (0, 0);
+    let push = || {
+        let token = worker.token()?.ok_or("the training has ended")?;
+        let start = Instant::now();
+        let mut gradients = worker.gradients();
+        gradients.set_rows("rows", &ids[pushes % ids.len()], &gradient)?;
+        worker.push(token, gradients)?;
+        pushes += 1;
+        Ok(start.elapsed())
+    };
+    let mut gather = || {
+        turn += 1;
+        let start = Instant::now();
+        plain.gather(&batches[turn % batches.len()], &mut gathered);
+        Ok(start.elapsed())
+    };
+    let pushed = take_turns(pace, push, &mut gather)?;
+    let mut pulls = 0;
+    let pull = || {
+        pulls += 1;
+        let start = Instant::now();
+        reader.pull_rows("rows", &ids[pulls % ids.len()], &mut pulled)?;
+        Ok(start.elapsed())
+    };
+    let times = take_turns(pace, pull, &mut gather)?;
+    (0..pushes).for_each(|turn| plain.push(&batches[turn % batches.len()], &gradient));
+    let mut all = vec![0.0_f32; plain.values().len()];
+    for (first, rows) in all.chunks_mut(elements).enumerate() {
+        let first = (first * BATCH) as u64;
+        let ids: Vec<u64> = (first..first + BATCH as u64).collect();
+        reader.pull_rows("rows", &ids, rows)?;
+    }
+    if all != plain.values() {
+        return Err("the rows are not those of the rule in place".into());
+    }
+    for (verb, (ours, ceiling)) in [("pull", times), ("push_adagrad", pushed)] {
+        let name = format!("rows_{verb}_{}_dim{width}", transport.name());
+        let (unit, amount, beside) = (Unit::Rows, BATCH as u64, "a bare gather");
+        report.row(Row { name, unit, amount, ours, ceiling, beside })?;
+    }
+    Ok(())
+}
+
+const RATE: f64 = 0.5;
