@@ -213,7 +213,7 @@ fn non_finite_gradients_for_several_shards_are_not_sent() {
 fn of_a_large_push_for_several_shards_nothing_is_left_that_has_a_bad_element() {
     let synchronous = Mode::Synchronous { replicas_to_aggregate: 1, total_num_replicas: 1 };
     for mode in [Mode::Asynchronous, synchronous] {
-        let configure = |config: PsConfig| config.last_step(1).mode(mode.clone());
+        let configure = |config: PsConfig| config.last_step(1).mode(mode);
         let cluster = Cluster::start(2, 1, Sgd::new(1.0), configure);
         let mut worker = cluster.worker(0);
         let elements = 2_700_000;

@@ -128,7 +128,7 @@ fn values_are_pulled_while_gradients_are_sent_one_by_one() {
 #[test]
 fn variables_come_one_by_one_in_the_order_of_their_use() {
     for mode in [Mode::Asynchronous, synchronous(1, 1)] {
-        let cluster = Cluster::start(2, 1, Sgd::new(1.0), |config| config.mode(mode.clone()));
+        let cluster = Cluster::start(2, 1, Sgd::new(1.0), |config| config.mode(mode));
         let mut worker = cluster.worker(0);
         let [large, small] = variables(2);
         let empty = vector("empty", 0);
@@ -214,7 +214,7 @@ fn a_step_in_one_operation_is_a_push_a_token_and_a_pull() {
     for mode in [Mode::Asynchronous, synchronous(1, 1), synchronous(2, 1)] {
         for ps in [1, 2] {
             let last = 12;
-            let configure = |config: pushpull::PsConfig| config.mode(mode.clone()).last_step(last);
+            let configure = |config: pushpull::PsConfig| config.mode(mode).last_step(last);
             let cluster = Cluster::start(ps, 1, Sgd::new(1.0), configure);
             let mut worker = cluster.worker(0);
             let mut params = worker.join(&variables(ps as u32), |_| ()).unwrap();
@@ -234,7 +234,7 @@ fn several_workers_step_in_one_operation_each() {
     for (mode, each) in [(Mode::Asynchronous, 1), (synchronous(2, 2), 2), (synchronous(1, 2), 1)] {
         for ps in [1, 2] {
             let last = 20;
-            let configure = |config: pushpull::PsConfig| config.mode(mode.clone()).last_step(last);
+            let configure = |config: pushpull::PsConfig| config.mode(mode).last_step(last);
             let cluster = Cluster::start(ps, 2, Sgd::new(1.0), configure);
             let exact = mode != Mode::Asynchronous;
             let steps: u64 = std::thread::scope(|scope| {
@@ -268,7 +268,7 @@ fn several_workers_step_in_one_operation_each() {
 fn a_step_whose_push_is_refused_ends_at_once_and_its_token_comes_back() {
     for mode in [Mode::Asynchronous, synchronous(1, 1)] {
         for ps in [1, 2] {
-            let configure = |config: pushpull::PsConfig| config.mode(mode.clone()).last_step(1);
+            let configure = |config: pushpull::PsConfig| config.mode(mode).last_step(1);
             let cluster = Cluster::start(ps, 1, Sgd::new(1.0), configure);
             let mut worker = cluster.worker(0);
             let mut params = worker.join(&variables(ps as u32), |_| ()).unwrap();
