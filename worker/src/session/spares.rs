@@ -66,3 +66,27 @@ impl<T: Emptied> Kept<T> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_taken_again_is_empty_and_no_more_is_kept_than_is_of_use() {
+        let mut kept = Kept::default();
+        assert_eq!(kept.take(), Vec::<u64>::new());
+        (0..SPARES_MAX + 3).for_each(|_| kept.keep(vec![7; 100]));
+        for _ in 0..SPARES_MAX {
+            let taken = kept.take();
+            assert!(taken.is_empty() && taken.capacity() >= 100);
+        }
+        assert_eq!(kept.take().capacity(), 0);
+        let mut counts = Kept::default();
+        counts.keep(Counts::from([(pushpull_common::ids::ShardId { task: 0, shard: 0 }, 3)]));
+        assert!(counts.take().is_empty());
+        let mut shares = Kept::default();
+        shares.keep(Share { link: 3, whole: true, sent: 2, ..Share::default() });
+        let share = shares.take();
+        assert!((share.link, share.sent, share.whole) == (0, 0, false) && share.parts.is_empty());
+    }
+}

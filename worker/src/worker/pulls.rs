@@ -37,7 +37,8 @@ impl Worker {
     /// Variables that are asked for in the order of their first use come in that order, each known to be
     /// there when its handle is done: computing can begin with the first while the others are on their
     /// way. They are of the step that [`Worker::pull`] would give; in asynchronous mode each may be of a
-    /// step of its own, in synchronous mode all are of the token's.
+    /// step of its own, in synchronous mode all are of the token's. Servers that compensate gradients for
+    /// their delay keep what [`Worker::pull`] reads, and not this.
     ///
     /// It is under way once this returns, and borrows nothing of the worker. On an error, or if the handle
     /// is dropped, `values` is as it was. Cost: a request to each shard that holds a part of the variable,

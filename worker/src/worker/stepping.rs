@@ -18,7 +18,7 @@ use crate::token::Token;
 
 impl Worker {
     /// Pushes gradients, takes the next token and pulls the values for it: what [`Worker::push`],
-    /// [`Worker::token`] and [`Worker::pull`] do one after the other, in half the time on the way.
+    /// [`Worker::token`] and [`Worker::pull`] do one after the other, with one wait instead of three.
     ///
     /// The request for the values leaves right behind the gradients where they will be those of the next
     /// token, as they usually are: in synchronous mode, and where one shard holds all variables.
