@@ -414,3 +414,29 @@ fn synchronous_replicas_read_values_of_their_tokens_step() {
     await_counts(&cluster, |metrics| metrics.direct_pulls > 60);
     cluster.stop();
 }
+
+#[test]
+fn values_that_are_read_after_a_push_have_it_in_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let cluster = near_only(folder.path(), |config| config);
+    let (mut worker, mut other) = (cluster.worker(0), cluster.worker(1));
+    let variables = [vector("small", SMALL), vector("large", LARGE)];
+    let mut params = worker.join(&variables, |_| ()).unwrap();
+    other.join(&variables, |_| ()).unwrap();
+    let mut token = worker.token().unwrap().unwrap();
+    for round in 1..=5 {
+        // The step that the next token will be of has come before the push.
+        (0..3).for_each(|_| push(&mut other, true));
+        let mut gradients = worker.gradients();
+        gradients.view_mut::<f32>("small").unwrap().fill(1.0);
+        gradients.view_mut::<f32>("large").unwrap().fill(1.0);
+        let stepped = worker.push_and_pull(token, gradients, &mut params).unwrap();
+        token = stepped.next.unwrap().unwrap();
+        for name in ["small", "large"] {
+            let values = params.view::<f32>(name).unwrap();
+            assert!(values.iter().all(|&value| value == -4.0 * round as f32), "{name}");
+        }
+    }
+    drop(token);
+    cluster.stop();
+}

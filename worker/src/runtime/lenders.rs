@@ -60,6 +60,13 @@ impl Lenders {
         all.retain(|(other, _)| *other != link);
     }
 
+    /// Whether all of these have lent their values.
+    pub(crate) fn lend(&self, shards: &[ShardId]) -> bool {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let lends = |shard: &ShardId| all.iter().any(|(_, near)| near.lender.shard == *shard);
+        shards.iter().all(lends)
+    }
+
     fn of(&self, shard: ShardId) -> Option<Arc<Near>> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.iter().find(|(_, near)| near.lender.shard == shard).map(|(_, near)| near.clone())
