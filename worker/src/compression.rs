@@ -141,6 +141,11 @@ impl Compression {
         Ok(Compression { variables })
     }
 
+    /// Whether no variable's gradients travel encoded.
+    pub(crate) fn is_of_none(&self) -> bool {
+        self.variables.is_empty()
+    }
+
     /// Whether a variable's gradients travel encoded.
     pub(crate) fn covers(&self, id: VariableId) -> bool {
         self.variables.contains_key(&id)

@@ -123,6 +123,11 @@ impl Plan {
         self.part_bytes
     }
 
+    /// Whether some variable of `f16` or `bf16` is not sparse.
+    pub(crate) fn has_some_halves(&self) -> bool {
+        !self.with_halves.is_empty()
+    }
+
     /// Whether a shard holds variables of `f16` or `bf16` that are not sparse: its values come in their own
     /// type.
     pub(crate) fn has_halves(&self, shard: ShardId) -> bool {

@@ -138,9 +138,11 @@ impl Joined {
         if later {
             self.look_at(scatter, 0, gradients.bytes())?;
         }
-        for id in gradients.present() {
+        let elsewhere = later || plan.shards() == [self.owner];
+        // There may be many variables, and nothing to be asked of any.
+        let none = elsewhere && compression.is_of_none() && !plan.has_some_halves();
+        for id in gradients.present().take_while(|_| !none) {
             let (bytes, factor) = (&gradients.bytes()[plan.range(id)], gradients.factor(id));
-            let elsewhere = later || plan.shards() == [self.owner];
             if !(elsewhere && self.travels_as_it_lies(&compression, id)) {
                 check_finite(self.non_finite, plan, id, bytes, factor)?;
             }
@@ -174,7 +176,8 @@ impl Joined {
             let factor = gradients.factor(rows.variable());
             parts.extend(compression.rows(plan, rows, factor)?);
         }
-        for id in gradients.present() {
+        let none = compression.is_of_none();
+        for id in gradients.present().take_while(|_| !none) {
             if compression.covers(id) {
                 let bytes = &gradients.bytes()[plan.range(id)];
                 parts.extend(compression.parts(plan, id, bytes, gradients.factor(id))?);

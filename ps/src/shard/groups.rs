@@ -25,6 +25,10 @@ pub(super) struct Group {
     first: usize,
     /// Whether it is changed once a push is whole, and not as it comes.
     pub(super) waits: bool,
+    /// Whether it is of rows, or of a table.
+    pub(super) sparse: bool,
+    /// Whether gradients change it.
+    pub(super) trainable: bool,
 }
 
 impl Groups {
@@ -52,22 +56,28 @@ impl Groups {
                     dtype: partition.dtype,
                     first: index,
                     waits: waits(partition),
+                    sparse: partition.is_sparse(),
+                    trainable: partition.trainable,
                 }),
             }
         }
         Groups(groups)
     }
 
-    /// A partition of each group that a range of what is pushed touches, which the range touches too: by
-    /// values, and then the sparse ones whose index it touches.
-    pub(super) fn touched<'a>(
-        &'a self,
+    /// The first partition that a range of what is pushed touches of which this holds: whether it is
+    /// sparse, and whether gradients change it. Only if there is one are they looked at one by one.
+    pub(super) fn first_touched<'a>(
+        &self,
         layout: &'a ShardLayout,
-        range: &'a Range<u64>,
-    ) -> impl Iterator<Item = &'a Partition> {
-        let by_values = self.within(range.start..range.end.min(layout.values_end()));
-        let by_values = by_values.filter_map(|group| layout.within(group.part_of(range)).next());
-        by_values.chain(layout.touched_by_index(range.clone()))
+        range: &Range<u64>,
+        is_it: impl Fn(bool, bool) -> bool,
+    ) -> Option<&'a Partition> {
+        let of = |partition: &&Partition| is_it(partition.is_sparse(), partition.trainable);
+        let values = self.within(range.start..range.end.min(layout.values_end()));
+        let mut values = values.filter(|group| is_it(group.sparse, group.trainable));
+        let some =
+            values.next().is_some() || layout.touched_by_index(range.clone()).any(|p| of(&p));
+        some.then(|| layout.touched(range.clone()).find(of)).flatten()
     }
 
     /// The groups that a range touches.
@@ -172,6 +182,8 @@ mod tests {
                 dtype: DType::F32,
                 first: 0,
                 waits: false,
+                sparse: false,
+                trainable: true,
             };
             Groups(ranges.iter().map(group).collect())
         };

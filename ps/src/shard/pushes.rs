@@ -3,7 +3,6 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use pushpull_common::catalogue::Partition;
 use pushpull_common::ids::{GlobalStep, Sequence};
 use pushpull_common::protocol::message::{Operation, OutcomeIs, PushAnswer, PushPart};
 use pushpull_common::protocol::{Envelope, Header, Outcome, PushState, Refusal};
@@ -161,15 +160,14 @@ impl Shard {
             let trainable = is_for_trainable(push.operation);
             let wrong = self
                 .groups
-                .touched(layout, range)
-                .find(|partition| trainable.is_some_and(|t| t != partition.trainable));
+                .first_touched(layout, range, |_, it| trainable.is_some_and(|t| t != it));
             if push.operation != part.operation {
                 let tried = Detail::clipped("another operation than those before it");
                 let variable = layout.at(range.start).variable;
                 return Err(Refusal::Operation { variable, tried });
             }
-            let first = |partition: &&Partition| partition.is_sparse() && !is_ready;
-            if let Some(partition) = self.groups.touched(layout, range).find(first) {
+            let first = self.groups.first_touched(layout, range, |sparse, _| sparse && !is_ready);
+            if let Some(partition) = first {
                 let tried = Detail::clipped("first values by rows: its initializer has them");
                 return Err(Refusal::Operation { variable: partition.variable, tried });
             }
