@@ -151,6 +151,7 @@ impl Test {
                 }
                 Output::Reply { op, reply } => self.replied(op, reply),
                 Output::Progress { .. } => {}
+                Output::Lent { .. } => unreachable!("no transport passes descriptors"),
             }
         }
     }
@@ -314,7 +315,7 @@ impl Test {
         let line = &mut self.lines[link];
         if line.wanted {
             (line.wanted, line.connected) = (false, true);
-            return self.input(Input::Connected { link });
+            return self.input(Input::Connected { link, near: false });
         }
         if let Some(body) = line.body.take() {
             self.world.session.with_targets(link, |targets| {
