@@ -69,13 +69,14 @@ fn a_running_server_is_measured_again_and_again_and_its_values_are_checked() {
 fn several_replicas_variables_and_shards_are_measured_and_drawn() {
     let folder = tempfile::tempdir().unwrap();
     let picture = folder.path().join("plot.svg");
-    let arguments = ["--json", "--transport", "uds", "--sizes", "4KiB,64KiB", "--plot"];
+    let arguments = ["--json", "--transport", "uds,shm", "--sizes", "4KiB,64KiB", "--plot"];
     let more = ["--variables", "5", "--replicas", "3", "--shards", "2"];
     let rows = rows(&bench(&[&arguments[..], &[picture.to_str().unwrap()], &more].concat()));
     let names: Vec<&str> = rows.iter().map(|row| row["name"].as_str().unwrap()).collect();
     let of = |row: &str| format!("{row}_variables5_replicas3_shards2");
-    let expected = ["pull_uds_4KiB", "push_uds_4KiB", "pull_uds_64KiB", "push_uds_64KiB"];
-    assert_eq!(names, expected.map(of));
+    let uds = ["pull_uds_4KiB", "push_uds_4KiB", "pull_uds_64KiB", "push_uds_64KiB"];
+    let expected = [&uds[..], &["pull_shm_4KiB", "pull_shm_64KiB"]].concat();
+    assert_eq!(names, expected.into_iter().map(of).collect::<Vec<_>>());
     let picture = std::fs::read_to_string(picture).unwrap();
     assert!(picture.contains("pull_uds_variables5_replicas3_shards2"), "{picture}");
 }

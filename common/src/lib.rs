@@ -13,6 +13,7 @@ pub mod device;
 pub mod identity;
 pub mod ids;
 pub mod initializer;
+pub mod lending;
 pub mod names;
 pub mod partition;
 pub mod placement;

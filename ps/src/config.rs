@@ -147,6 +147,9 @@ pub struct PsConfig {
     pub(crate) checkpoints: Option<Checkpoints>,
     pub(crate) durability: Durability,
     pub(crate) integrity_full: bool,
+    pub(crate) shared_memory: bool,
+    /// The address of a Unix socket where memory is lent; nothing if there is none.
+    pub(crate) nearby: String,
     pub(crate) block_bytes: usize,
     pub(crate) cached_bytes_max: u64,
     pub(crate) zoo: Zoo,
@@ -189,6 +192,8 @@ impl PsConfig {
             checkpoints: None,
             durability: Durability::Process,
             integrity_full: false,
+            shared_memory: true,
+            nearby: String::new(),
             block_bytes: BLOCK_BYTES,
             cached_bytes_max: CACHED_BYTES_MAX,
             zoo: Zoo::default(),
@@ -380,6 +385,34 @@ impl PsConfig {
     /// checksums always.
     pub fn integrity_full(self, full: bool) -> Self {
         PsConfig { integrity_full: full, ..self }
+    }
+
+    /// Whether clients that come through a Unix socket and run as the same user are lent memory: they
+    /// map the values, to read them, and pull them without a request. Each costs a page of memory, the
+    /// shard 8 bytes a block. Values of a server that listens on such a socket are in memory with a
+    /// descriptor then, which has huge pages only where the system gives them to such memory
+    /// (`shmem_enabled`). Who can be lent memory can read all values, and could have read them so
+    /// before: the user is the border that is kept.
+    ///
+    /// Nothing is lent with [`Durability::Power`], where values are read that are not on the disk yet,
+    /// nor with [`StalenessPolicy::DelayCompensation`], which keeps what each client has read; and on
+    /// Linux alone. Default true.
+    pub fn shared_memory(self, lent: bool) -> Self {
+        PsConfig { shared_memory: lent, ..self }
+    }
+
+    /// Why nobody is lent memory of this task, if nobody is.
+    pub(crate) fn lends_nothing(&self) -> Option<&'static str> {
+        let compensates = matches!(self.staleness, StalenessPolicy::DelayCompensation { .. });
+        match () {
+            () if !cfg!(target_os = "linux") => Some("memory is lent on Linux only"),
+            () if !self.shared_memory => Some("shared memory is switched off"),
+            () if self.durability == Durability::Power => {
+                Some("values would be seen that are not on the disk yet")
+            }
+            () if compensates => Some("what clients read is kept, to compensate for delays"),
+            () => None,
+        }
     }
 
     /// Plants a bug.

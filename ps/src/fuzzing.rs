@@ -22,7 +22,7 @@ use crate::optimizer::Optimizer;
 use crate::shard::durable::{Life, Parts};
 use crate::shard::output::{Output, PulledParts};
 use crate::shard::work::Work;
-use crate::shard::{Input, Shard, TICK};
+use crate::shard::{Input, Shard, TICK, Way};
 
 /// The memory that the shard may use.
 const BYTES_MAX: u64 = 4 << 20;
@@ -120,7 +120,8 @@ impl Door {
     pub fn connect(&mut self, hello: &Hello, header: &Header, remote: bool) -> u64 {
         let connection = self.next_connection;
         self.next_connection += 1;
-        self.shard.handle(self.now, Input::Connected { connection, hello, header, remote });
+        let way = if remote { Way::Remote } else { Way::Unix { same_user: true } };
+        self.shard.handle(self.now, Input::Connected { connection, hello, header, way });
         connection
     }
 
@@ -222,6 +223,7 @@ impl Door {
                     self.closed.insert(connection);
                     events.push(Event::Closed { connection });
                 }
+                Output::Lent { .. } => unreachable!("this memory cannot be lent"),
                 Output::ToOwner { .. }
                 | Output::Order(_)
                 | Output::SaveShard(_)

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::ShardId;
+use pushpull_common::lending::Counts;
 use pushpull_common::placement::{Placement, ShardMap, Strategy};
 use pushpull_common::rows::{Numbers, encode_numbers};
 use pushpull_common::table::TableSpec;
@@ -137,7 +138,7 @@ impl StoreUnderTest {
         self.store.tables().iter().for_each(|table| table.stage_head(&mut self.journal));
         self.version += 1;
         self.journal.commit();
-        self.store.committed();
+        self.store.committed(Counts::default());
     }
 
     /// Applies a gradient as a push does, part by part, and commits it.

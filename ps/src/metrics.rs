@@ -108,6 +108,11 @@ counters! {
     table_rows_evicted,
     /// NaN and infinite elements taken, with the policy `Count`.
     non_finite,
+    /// Pulls that clients have made from memory that they were lent, as they say themselves; not among
+    /// the others.
+    direct_pulls,
+    /// The bytes of those.
+    direct_pull_bytes,
     /// Checkpoints saved by this task as the step owner.
     checkpoints_saved,
     /// Saves that have failed, for whomever they were.

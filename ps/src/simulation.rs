@@ -24,7 +24,7 @@ use crate::metrics::{Counters, Metrics};
 use crate::shard::durable::{Life, Parts};
 use crate::shard::output::{Output, PulledParts};
 use crate::shard::work::Work;
-use crate::shard::{Input, Shard};
+use crate::shard::{Input, Shard, Way};
 
 /// How often a shard must be told the time.
 pub const TICK: Duration = crate::shard::TICK;
@@ -261,7 +261,8 @@ impl Door {
                     stream.reader.open();
                     let (hello, header) = (&hello, &header);
                     let remote = hello.incarnation.0 % 2 == 1;
-                    self.handle(now, Input::Connected { connection, hello, header, remote });
+                    let way = if remote { Way::Remote } else { Way::Loopback };
+                    self.handle(now, Input::Connected { connection, hello, header, way });
                 }
                 Ok(Poll::Frame(..)) if !stream.greeted => return false,
                 Ok(Poll::Frame(header, message)) => {
@@ -402,6 +403,7 @@ impl Door {
                     Event::ToOwner { frame: frame_of(&envelope, &message, &[]) }
                 }
                 Output::Members { .. } => continue,
+                Output::Lent { .. } => unreachable!("no connection is a Unix socket"),
                 Output::Order(_)
                 | Output::SaveShard(_)
                 | Output::Flush(_)

@@ -10,6 +10,7 @@ mod geometry;
 mod image;
 mod open;
 mod pool;
+mod readers;
 mod rows;
 mod snapshot;
 mod sums;
@@ -22,6 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use pushpull_common::catalogue::{Catalogue, Partition, ShardLayout};
+use pushpull_common::lending::Counts;
 
 use crate::arena::Loan;
 use crate::commit::{Address, Journal};
@@ -35,6 +37,7 @@ pub(crate) use image::{Image, TableOfImage};
 pub(crate) use open::{Plan, idle_undo, undo_rows};
 pub(crate) use pool::NoSpareBlock;
 use pool::Pool;
+pub(crate) use readers::VALUES;
 use rows::Tile;
 use rows::range_of;
 pub(crate) use snapshot::Snapshot;
@@ -231,12 +234,18 @@ impl Store {
         }
         self.tables.iter_mut().for_each(|table| table.publish(journal));
         if self.zoo.has(Bug::ReuseBeforeCommit) {
-            self.committed();
+            self.let_go();
         }
     }
 
-    /// The transaction is made: what the change replaced is free.
-    pub(crate) fn committed(&mut self) {
+    /// The transaction is made: whoever reads without a request sees what it has made, which is of what
+    /// `counts` says, and what the change replaced is free.
+    pub(crate) fn committed(&mut self, counts: Counts) {
+        self.values.show(counts);
+        self.let_go();
+    }
+
+    fn let_go(&mut self) {
         self.values.committed(self.power);
         self.slots.iter_mut().for_each(|slots| slots.committed(self.power));
         self.tables.iter_mut().for_each(Table::committed);

@@ -12,6 +12,8 @@ mod exactness;
 mod half_rows;
 mod halves;
 mod hostile;
+#[cfg(target_os = "linux")]
+mod lent;
 mod lifecycle;
 mod overlap;
 mod proxy;

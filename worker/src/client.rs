@@ -21,7 +21,7 @@ use crate::error::{ConnectError, Error, JoinError};
 use crate::fanout::Plan;
 use crate::params::{Buffer, Params};
 use crate::rows::{self, Wanted};
-use crate::runtime::{Call, Caller, SessionThread};
+use crate::runtime::{Call, Caller, Direct, SessionThread};
 use crate::session::{Command, Read, Reply, Start, Welcomed};
 
 /// A session with the servers of a cluster.
@@ -57,6 +57,7 @@ impl Client {
             owner,
             incarnation: Incarnation(RandomState::new().build_hasher().finish()),
             checksums: config.checksums,
+            shared_memory: config.shared_memory,
             values: config.values.map(|codec| codec.encoding()),
             identity: Identity::new().with("ps", cluster.ps_identity()),
             addresses: addresses.collect(),
@@ -189,23 +190,30 @@ impl Client {
         let plan = plan.clone();
         let buffer = self.buffers.take(plan.range(variable).len());
         let command = Command::PullVariable { plan, variable, buffer, token };
-        let call = self.caller.call("pull", command, self.config.timeout);
-        PullCall { call, buffers: self.buffers.clone() }
+        let found = Found::Asked(self.caller.call("pull", command, self.config.timeout));
+        PullCall { found, buffers: self.buffers.clone() }
     }
 
     /// Values that cannot even be asked for, and why.
     pub(crate) fn refuse_pull(&self, error: Error) -> PullCall {
-        PullCall { call: self.caller.failed("pull", error), buffers: self.buffers.clone() }
+        let found = Found::Asked(self.caller.failed("pull", error));
+        PullCall { found, buffers: self.buffers.clone() }
     }
 
     /// Asks for values for the step of a token, or for whatever there are, to be put into `params`; none
     /// of `self` is borrowed by the answer.
     pub(crate) fn pull_for(&self, params: &Params, token: Option<GlobalStep>) -> PullCall {
         let plan = params.plan.clone();
-        let buffer = self.buffers.take(plan.bytes());
-        let command = Command::Pull { plan, buffer, token };
-        let call = self.caller.call("pull", command, self.config.timeout);
-        PullCall { call, buffers: self.buffers.clone() }
+        let mut buffer = self.buffers.take(plan.bytes());
+        let found = match self.caller.lenders().pull(&plan, &mut buffer, token) {
+            Some(Direct::Pulled(read)) => Found::Direct(Some((buffer, Some(read)))),
+            Some(Direct::Stale) => Found::Direct(Some((buffer, None))),
+            None => {
+                let command = Command::Pull { plan, buffer, token };
+                Found::Asked(self.caller.call("pull", command, self.config.timeout))
+            }
+        };
+        PullCall { found, buffers: self.buffers.clone() }
     }
 }
 
@@ -239,8 +247,17 @@ impl Client {
 /// Values that have been asked for.
 #[derive(Debug)]
 pub(crate) struct PullCall {
-    call: Call,
+    found: Found,
     buffers: Arc<Buffers>,
+}
+
+#[derive(Debug)]
+enum Found {
+    /// Nothing yet: a session was asked.
+    Asked(Call),
+    /// In memory that is lent: what the buffer's values are of, if the token's step has not passed. None
+    /// once it was taken.
+    Direct(Option<(Buffer, Option<Read>)>),
 }
 
 impl PullCall {
@@ -276,18 +293,23 @@ impl PullCall {
         context: &mut Context<'_>,
         put: impl FnOnce(Buffer, &Read) -> Buffer,
     ) -> Poll<Result<Option<Read>, Error>> {
-        Poll::Ready(match ready!(Pin::new(&mut self.call).poll(context)) {
-            Ok(Reply::Pulled { buffer, read }) => {
-                self.buffers.keep(put(buffer, &read));
-                Ok(Some(read))
-            }
-            Ok(Reply::Stale { buffer }) => {
-                self.buffers.keep(buffer);
-                Ok(None)
-            }
-            Ok(_) => Err(Error::Ended { doing: "pull" }),
-            Err(error) => Err(error),
-        })
+        let found = match &mut self.found {
+            Found::Direct(found) => found.take().ok_or(Error::Ended { doing: "pull" }),
+            Found::Asked(call) => match ready!(Pin::new(call).poll(context)) {
+                Ok(Reply::Pulled { buffer, read }) => Ok((buffer, Some(read))),
+                Ok(Reply::Stale { buffer }) => Ok((buffer, None)),
+                Ok(_) => Err(Error::Ended { doing: "pull" }),
+                Err(error) => Err(error),
+            },
+        };
+        Poll::Ready(found.map(|(buffer, read)| {
+            let left = match &read {
+                Some(read) => put(buffer, read),
+                None => buffer,
+            };
+            self.buffers.keep(left);
+            read
+        }))
     }
 }
 

@@ -39,6 +39,7 @@ pub struct WorkerConfig {
     pub(crate) timeout: Duration,
     pub(crate) save_timeout: Duration,
     pub(crate) checksums: Checksums,
+    pub(crate) shared_memory: bool,
     pub(crate) codecs: Vec<Rule>,
     pub(crate) row_residual_bytes: u64,
     pub(crate) values: Option<Codec>,
@@ -67,6 +68,7 @@ impl WorkerConfig {
             timeout: Duration::from_secs(60),
             save_timeout: Duration::from_secs(600),
             checksums: Checksums::default(),
+            shared_memory: true,
             codecs: Vec::new(),
             row_residual_bytes: 64 << 20,
             values: None,
@@ -102,6 +104,15 @@ impl WorkerConfig {
     /// Whether tensors carry checksums. Default [`Checksums::Remote`].
     pub fn checksums(self, checksums: Checksums) -> Self {
         WorkerConfig { checksums, ..self }
+    }
+
+    /// Whether values are read in the memory of servers that are reached through a Unix socket, run as the
+    /// same user and lend it: a pull is then one copy on the caller's thread, made when it is asked for,
+    /// and asks nobody. Where they do not lend it, values are asked for as over any connection; so are
+    /// those of `f16` and `bf16`, those that [`WorkerConfig::pull_codec`] is for, and rows. Default
+    /// true.
+    pub fn shared_memory(self, used: bool) -> Self {
+        WorkerConfig { shared_memory: used, ..self }
     }
 
     /// Encodes the gradients of variables, so that fewer bytes are sent: those of this name, or if a

@@ -146,6 +146,14 @@ impl Plan {
         segments.get(next).map(|segment| segment.start.max(from))
     }
 
+    /// All stretches of a shard's layout that are not sparse: where each starts there, what it is here, and
+    /// its length there.
+    pub(crate) fn stretches(&self, shard: ShardId) -> impl Iterator<Item = (u64, Span, u64)> + '_ {
+        let segments = self.shards.binary_search(&shard).map(|index| &self.segments[index][..]);
+        let segments = segments.unwrap_or_default().iter();
+        segments.map(|segment| (segment.start, segment.span, segment.bytes))
+    }
+
     /// Lists the stretches that a range of a shard's layout is made of, in place of what was listed;
     /// `None` if it reaches beyond what is not sparse.
     pub(crate) fn spans(

@@ -31,7 +31,7 @@
 //! The decisions live in pure state machines (`session`, `fanout`); `runtime` drives them with a
 //! thread, sockets and a clock. Nothing here knows the server.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod blocking;
 mod client;
@@ -44,6 +44,7 @@ mod handles;
 mod initial;
 mod joined;
 mod joining;
+mod lent;
 mod loss_scale;
 mod outcome;
 mod params;

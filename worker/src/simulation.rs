@@ -171,6 +171,7 @@ impl Door {
             owner,
             incarnation: Incarnation(incarnation),
             checksums: Checksums::Remote,
+            shared_memory: true,
             values: None,
             identity: Identity::new().with("ps", cluster.ps_identity()),
             addresses: BTreeMap::new(),
@@ -322,7 +323,7 @@ impl Door {
         let mut reader = FrameReader::new();
         reader.open();
         self.links.insert(link, (reader, false));
-        self.handle(now, Input::Connected { link });
+        self.handle(now, Input::Connected { link, near: false });
     }
 
     /// A link could not be connected, or is lost.
@@ -446,6 +447,7 @@ impl Door {
                     Event::Reply { op: op.0, reply: reply.map(answer) }
                 }
                 Output::Progress { .. } => continue,
+                Output::Lent { .. } => unreachable!("no transport passes descriptors"),
             };
             self.events.push_back(event);
         }

@@ -54,6 +54,8 @@ pub const IDENTITY_NAME_BYTES_MAX: usize = 32;
 pub const IDENTITY_VALUE_BYTES_MAX: usize = 160;
 /// Fields of an identity: with both maxima above they fit a handshake's meta.
 pub const IDENTITY_FIELDS_MAX: usize = 16;
+/// The longest address of a Unix socket: the 107 bytes that its path may have, behind `unix:`.
+pub const NEARBY_BYTES_MAX: usize = 112;
 /// Authentication bytes in a handshake: a nonce and a MAC with room to spare.
 pub const AUTH_BYTES_MAX: usize = 256;
 /// The longest explanation in a refusal.
@@ -65,6 +67,7 @@ pub const READ_BUFFER_BYTES: usize = 8 << 10;
 
 const _: () = {
     let field = 1 + IDENTITY_NAME_BYTES_MAX + 2 + IDENTITY_VALUE_BYTES_MAX;
-    let fixed = 2 * (1 + JOB_BYTES_MAX) + 2 + AUTH_BYTES_MAX + 256;
+    let texts = 2 * (1 + JOB_BYTES_MAX) + 2 + NEARBY_BYTES_MAX;
+    let fixed = texts + 2 + AUTH_BYTES_MAX + 256;
     assert!(IDENTITY_FIELDS_MAX * field + fixed <= HANDSHAKE_META_BYTES_MAX as usize);
 };

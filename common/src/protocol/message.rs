@@ -230,6 +230,10 @@ wire_struct! {
         restore_epoch: RestoreEpoch,
         /// The global step at which that epoch began.
         restored_step: GlobalStep,
+        /// A Unix socket of the same server, where it lends memory to clients of its host and user, as an
+        /// address in a cluster is written; empty if there is none. A client that has come another
+        /// way may come that way instead.
+        nearby: Text<{ limits::NEARBY_BYTES_MAX }>,
         /// What must agree, as the server knows it.
         identity: IdentityFields,
         /// Room for authentication; empty in this version.
@@ -252,6 +256,44 @@ wire_struct! {
 wire_struct! {
     /// Answers a heartbeat, so that the client knows the server lives.
     HeartbeatAnswer {}
+}
+
+wire_struct! {
+    /// Asks for memory of the shard that the client may map, over a Unix socket of the same host, once
+    /// the variables have values (worker, chief, reader). Nothing else waits for an answer meanwhile. A
+    /// refusal changes nothing: everything can be said over the connection as before.
+    Lend {
+        /// What the client would use, as bits: 1 for values, which it then reads by itself. Others
+        /// are passed over.
+        wants: u64,
+    }
+}
+wire_struct! {
+    /// What is lent. With the first byte of the frame come three descriptors: the board, the desk, the
+    /// values, in this order. `pushpull_common::lending` is what both sides do with them. They are
+    /// lent for as long as the connection lasts, or the restore epoch.
+    Lent {
+        /// What is lent of what was wanted, as bits.
+        lends: u64,
+        /// Which process has the values, counted.
+        tenure: u64,
+        /// The bytes of the board, which is read only.
+        board_bytes: u64,
+        /// The bytes of the desk.
+        desk_bytes: u64,
+        /// The bytes of the values, which are read only.
+        values_bytes: u64,
+        /// Where the first block starts in the values, in bytes.
+        offset: u64,
+        /// The bytes of a block: a power of two.
+        block_bytes: u64,
+        /// From the start of a block to that of the next, in bytes.
+        stride: u64,
+        /// How many blocks there are.
+        blocks: u32,
+        /// How many of them hold the shard's variables, one behind the other: the places of the board.
+        places: u32,
+    }
 }
 
 wire_struct! {
@@ -670,6 +712,8 @@ messages! {
     3 => Refused, body 0;
     4 => Heartbeat, body 0;
     5 => HeartbeatAnswer, body 0;
+    6 => Lend, body 0;
+    7 => Lent, body 0;
     10 => Declare, body limits::CATALOGUE_BYTES_MAX;
     11 => Declared, body 0;
     12 => Initialize, body 0;

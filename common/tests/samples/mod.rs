@@ -74,11 +74,14 @@ fn conversation(add: &mut impl FnMut(&str, Message)) {
     for (name, catalogue) in CatalogueState::named() {
         add(&format!("Welcome catalogue {name}"), Welcome { catalogue, ..welcome() }.into());
     }
+    add("Welcome nearby", Welcome { nearby: text("unix:/run/ps"), ..welcome() }.into());
     for (name, refusal) in variants::refusals() {
         add(&format!("Refused {name}"), Refused { refusal }.into());
     }
     add("Heartbeat", Heartbeat {}.into());
     add("HeartbeatAnswer", HeartbeatAnswer {}.into());
+    add("Lend", Lend { wants: 1 }.into());
+    add("Lent", lent().into());
     add("Finish", Finish {}.into());
     add("Finished", Finished {}.into());
     add("Leave", Leave {}.into());
@@ -120,8 +123,24 @@ fn welcome() -> Welcome {
         catalogue: CatalogueState::Absent {},
         restore_epoch: RestoreEpoch(4),
         restored_step: GlobalStep(17),
+        nearby: Text::default(),
         identity: List::default(),
         auth: List::default(),
+    }
+}
+
+fn lent() -> Lent {
+    Lent {
+        lends: 1,
+        tenure: 2,
+        board_bytes: 0x1003,
+        desk_bytes: 0x1004,
+        values_bytes: 0x1005,
+        offset: 0x1006,
+        block_bytes: 0x1007,
+        stride: 0x1008,
+        blocks: 9,
+        places: 10,
     }
 }
 

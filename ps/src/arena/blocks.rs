@@ -3,8 +3,11 @@
 //! This is one of the few files that may hold `unsafe` code. A block that somebody reads is not
 //! lent for writing.
 
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::sync::{Arc, Weak};
+
+use pushpull_common::lending::Geometry;
 
 use super::memory::{Memory, copy_past_cache};
 #[cfg(test)]
@@ -27,6 +30,18 @@ impl Grid {
     /// The bytes of memory that the blocks take, with what lies before them.
     pub(crate) fn need(&self) -> u64 {
         (self.stride as u64).saturating_mul(self.count as u64).saturating_add(self.offset as u64)
+    }
+
+    /// The same as it is told to whom the blocks are lent, when so many places are held by them.
+    pub(crate) fn geometry(&self, places: usize) -> Geometry {
+        Geometry {
+            offset: self.offset as u64,
+            block_bytes: self.block_bytes as u64,
+            stride: self.stride as u64,
+            // Blocks and places are numbered by 32 bits.
+            blocks: self.count as u32,
+            places: places as u32,
+        }
     }
 }
 
@@ -237,6 +252,26 @@ impl Blocks {
             (std::slice::from_raw_parts(from, bytes), std::slice::from_raw_parts_mut(to, bytes))
         };
         (&from[within.clone()], &mut to[within])
+    }
+
+    /// Where they lie, as it is told to whom they are lent, when so many places are held by them.
+    pub(crate) fn geometry(&self, places: usize) -> Geometry {
+        self.shared.grid.geometry(places)
+    }
+
+    /// A descriptor by which another process can map their memory, to read it and no more, and how
+    /// many bytes it has; an error where memory cannot be lent.
+    pub(crate) fn to_read(&self) -> std::io::Result<(OwnedFd, u64)> {
+        let file = self.shared.memory.to_read()?;
+        Ok((file.into(), self.shared.memory.len() as u64))
+    }
+
+    /// A word of their memory, which lies in no block.
+    ///
+    /// # Panics
+    /// If there is no such word.
+    pub(crate) fn word(&self, word: usize) -> u64 {
+        self.shared.memory.load(word)
     }
 
     /// The bytes of one block.

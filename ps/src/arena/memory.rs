@@ -39,6 +39,53 @@ impl Memory {
         Ok(Memory::new(map.into(), bytes, None))
     }
 
+    /// Zeroed memory that can be lent to other processes: as [`Memory::anonymous`], but for that. Nobody
+    /// can make it shorter or longer.
+    #[cfg(target_os = "linux")]
+    pub(super) fn lendable(bytes: usize) -> std::io::Result<Memory> {
+        use rustix::fs::{MemfdFlags, SealFlags};
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = File::from(rustix::fs::memfd_create("pushpull", flags)?);
+        // What is never written takes no memory. Should there be none left for what is, the system ends a
+        // process, as with memory of any other kind.
+        file.set_len(bytes.max(1) as u64)?;
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW)?;
+        let mut memory = Memory::of_file(file)?;
+        let _ = memory.map.advise(memmap2::Advice::HugePage);
+        memory.bytes = bytes;
+        Ok(memory)
+    }
+
+    /// The same where memory cannot be lent.
+    #[cfg(not(target_os = "linux"))]
+    pub(super) fn lendable(_bytes: usize) -> std::io::Result<Memory> {
+        Err(std::io::ErrorKind::Unsupported.into())
+    }
+
+    /// A descriptor by which another process can map it, to read it and no more; from then on nobody maps
+    /// it for writing who has not.
+    #[cfg(target_os = "linux")]
+    pub(super) fn to_read(&self) -> std::io::Result<File> {
+        use std::os::fd::AsRawFd;
+        let Some(file) = &self.file else { return Err(std::io::ErrorKind::Unsupported.into()) };
+        // A file that has a name cannot be sealed; it is its user's as it is. Nor can a system that does
+        // not know this seal.
+        let _ = rustix::fs::fcntl_add_seals(file, rustix::fs::SealFlags::FUTURE_WRITE);
+        File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
+    }
+
+    /// The same where memory cannot be lent.
+    #[cfg(not(target_os = "linux"))]
+    pub(super) fn to_read(&self) -> std::io::Result<File> {
+        Err(std::io::ErrorKind::Unsupported.into())
+    }
+
+    /// A descriptor by which another process can map it, to read and to write it.
+    pub(super) fn to_write(&self) -> std::io::Result<File> {
+        let file = self.file.as_ref().ok_or(std::io::ErrorKind::Unsupported)?;
+        file.try_clone()
+    }
+
     /// A file, the whole of which is mapped. Its space must be reserved: a store to a hole that a
     /// full disk cannot fill is a signal and not an error.
     pub(crate) fn of_file(file: File) -> std::io::Result<Memory> {
@@ -126,9 +173,10 @@ impl Memory {
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: the mapping is `bytes` long and lives as long as `self`. It belongs to this
-        // process: anonymous, or a file of mode 0600 in a locked directory of mode 0700, which no
-        // other program is to touch. Writing needs `&mut self`.
+        // SAFETY: the mapping is `bytes` long and lives as long as `self`. Only this process writes it:
+        // it is anonymous, or a file of mode 0600 in a locked directory of mode 0700, which no other
+        // program is to touch. Whom it is lent to by `to_read` maps it for reading; what is lent by
+        // `to_write` is reached by words alone (`lent.rs`). Writing needs `&mut self`.
         unsafe { std::slice::from_raw_parts(self.map.as_ptr(), self.bytes) }
     }
 
@@ -196,7 +244,7 @@ impl Memory {
         self.map.as_ptr() as usize
     }
 
-    fn word(&self, word: usize) -> &AtomicU64 {
+    pub(super) fn word(&self, word: usize) -> &AtomicU64 {
         assert!(word < self.bytes / 8, "word {word} of {}", self.bytes / 8);
         // SAFETY: the word lies inside the mapping, which starts at a page and so aligns it, and
         // lives as long as `self`.

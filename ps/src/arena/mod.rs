@@ -3,6 +3,7 @@
 mod blocks;
 mod budget;
 mod folder;
+mod lent;
 mod memory;
 #[cfg(any(test, feature = "simulation"))]
 #[cfg_attr(not(test), allow(dead_code, reason = "tests ask more of it than the simulator"))]
@@ -17,6 +18,7 @@ pub(crate) use blocks::{Blocks, Crowd, Grid, Pins, fetch};
 pub(crate) use budget::{Budget, Loan};
 use folder::io_error;
 pub(crate) use folder::{Folder, StateDirectory, is_locked};
+pub(crate) use lent::LentWords;
 pub(crate) use memory::{Memory, fence};
 
 use crate::error::StorageError;
@@ -32,6 +34,8 @@ pub(crate) const SKEW_BYTES: usize = 13 * 64;
 pub(crate) enum Place {
     /// Nowhere: anonymous memory, gone with the process.
     Anonymous,
+    /// The same, but for values, which are in memory that can be lent to other processes.
+    Lendable,
     /// In a folder.
     Folder(Folder),
     /// On a shelf of a test, which sees what a crash would leave.
@@ -105,7 +109,7 @@ impl Place {
     /// The names of the files that are there.
     pub(crate) fn names(&self) -> Result<Vec<String>, StorageError> {
         match self {
-            Place::Anonymous => Ok(Vec::new()),
+            Place::Anonymous | Place::Lendable => Ok(Vec::new()),
             Place::Folder(folder) => folder.names(),
             #[cfg(any(test, feature = "simulation"))]
             Place::Shelf(shelf) => Ok(shelf.names()),
@@ -115,7 +119,7 @@ impl Place {
     /// A file that is there, if it is there.
     pub(crate) fn open(&self, name: &str) -> Result<Option<Memory>, StorageError> {
         match self {
-            Place::Anonymous => Ok(None),
+            Place::Anonymous | Place::Lendable => Ok(None),
             Place::Folder(folder) => {
                 let Some(file) = folder.open(name)? else { return Ok(None) };
                 let memory = match folder.is_looked_into() {
@@ -136,7 +140,8 @@ impl Place {
         let length = usize::try_from(bytes)
             .map_err(|_| StorageError::DoesNotFit { need: bytes, limit: usize::MAX as u64 })?;
         let memory = match self {
-            Place::Anonymous => Memory::anonymous(length),
+            Place::Lendable if name.starts_with(Kind::Values.name()) => Memory::lendable(length),
+            Place::Anonymous | Place::Lendable => Memory::anonymous(length),
             Place::Folder(folder) => Memory::of_file(folder.create(name, bytes)?),
             #[cfg(any(test, feature = "simulation"))]
             Place::Shelf(shelf) => Ok(shelf.create(name, length)),
@@ -146,7 +151,7 @@ impl Place {
 
     pub(crate) fn rename(&self, from: &str, to: &str) -> Result<(), StorageError> {
         match self {
-            Place::Anonymous => Ok(()),
+            Place::Anonymous | Place::Lendable => Ok(()),
             Place::Folder(folder) => folder.rename(from, to),
             #[cfg(any(test, feature = "simulation"))]
             Place::Shelf(shelf) => {
@@ -159,7 +164,7 @@ impl Place {
     /// Has what a file holds put on the disk.
     pub(crate) fn sync(&self, name: &str) -> Result<(), StorageError> {
         match self {
-            Place::Anonymous => Ok(()),
+            Place::Anonymous | Place::Lendable => Ok(()),
             Place::Folder(folder) => folder.sync(name),
             #[cfg(any(test, feature = "simulation"))]
             Place::Shelf(shelf) => {
@@ -188,7 +193,7 @@ impl Place {
     /// Replaces what a file holds, and has it put on the disk.
     pub(crate) fn write_durably(&self, name: &str, bytes: &[u8]) -> Result<(), StorageError> {
         match self {
-            Place::Anonymous => Ok(()),
+            Place::Anonymous | Place::Lendable => Ok(()),
             Place::Folder(folder) => folder.write_durably(name, bytes),
             #[cfg(any(test, feature = "simulation"))]
             Place::Shelf(shelf) => {
@@ -201,7 +206,7 @@ impl Place {
     /// Forgets a file that is no longer used.
     pub(crate) fn remove(&self, name: &str) -> Result<(), StorageError> {
         match self {
-            Place::Anonymous => Ok(()),
+            Place::Anonymous | Place::Lendable => Ok(()),
             Place::Folder(folder) => folder.remove(name),
             #[cfg(any(test, feature = "simulation"))]
             Place::Shelf(shelf) => {

@@ -143,12 +143,12 @@ impl Gate {
             let Ok(Ok((reader, header, hello))) = hello else {
                 return;
             };
-            let remote = link.is_remote();
+            let way = link.way();
             let Ok(stream) = link.detach() else { return };
             let shard = gate.shards.get(usize::from(hello.shard.shard)).or(gate.shards.first());
             if let Some(shard) = shard {
                 // If the shard is gone the server is stopping, and the peer sees a closed socket.
-                let _ = shard.send(Arrived { stream, reader, header, hello, remote }).await;
+                let _ = shard.send(Arrived { stream, reader, header, hello, way }).await;
             }
         });
     }

@@ -23,7 +23,7 @@ pub(super) async fn serve(core: Rc<Core>, arrived: Arrived) {
     };
     let (connection, outbox) = core.register();
     let (hello, header) = (&arrived.hello, &arrived.header);
-    core.handle(Input::Connected { connection, hello, header, remote: arrived.remote });
+    core.handle(Input::Connected { connection, hello, header, way: arrived.way });
     let mut reader = arrived.reader;
     reader.open();
     let mut conversation =

@@ -1,10 +1,17 @@
 //! The stream under a connection: TCP or a Unix socket, with one face.
 
 use std::io::{self, IoSlice, IoSliceMut};
+#[cfg(target_os = "linux")]
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+#[cfg(target_os = "linux")]
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use tokio::io::{Interest, Ready};
 use tokio::net::{TcpStream, UnixStream};
+
+use crate::shard::Way;
 
 /// A connected stream.
 #[derive(Debug)]
@@ -32,11 +39,17 @@ impl Link {
         Ok(Link::Tcp(stream))
     }
 
-    /// Whether the peer may be on another machine.
-    pub(super) fn is_remote(&self) -> bool {
+    /// How the peer has come.
+    pub(super) fn way(&self) -> Way {
         match self {
-            Link::Tcp(stream) => stream.peer_addr().is_ok_and(|peer| !peer.ip().is_loopback()),
-            Link::Unix(_) => false,
+            Link::Tcp(stream) => match stream.peer_addr() {
+                Ok(peer) if !peer.ip().is_loopback() => Way::Remote,
+                _ => Way::Loopback,
+            },
+            Link::Unix(stream) => {
+                let us = rustix::process::geteuid().as_raw();
+                Way::Unix { same_user: stream.peer_cred().is_ok_and(|peer| peer.uid() == us) }
+            }
         }
     }
 
@@ -66,6 +79,30 @@ impl Link {
             Link::Tcp(stream) => stream.try_read_vectored(slices),
             Link::Unix(stream) => stream.try_read_vectored(slices),
         }
+    }
+
+    /// As [`Link::try_write`]; these descriptors go with the first byte.
+    #[cfg(target_os = "linux")]
+    pub(super) fn try_send(
+        &self,
+        slices: &[IoSlice<'_>],
+        descriptors: &[OwnedFd],
+    ) -> io::Result<usize> {
+        use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+        let Link::Unix(stream) = self else { return Err(io::ErrorKind::Unsupported.into()) };
+        let descriptors: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
+        let rights = SendAncillaryMessage::ScmRights(&descriptors);
+        let mut space = vec![MaybeUninit::uninit(); rights.size()];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        control.push(rights);
+        let send = || Ok(sendmsg(stream, slices, &mut control, SendFlags::NOSIGNAL)?);
+        stream.try_io(Interest::WRITABLE, send)
+    }
+
+    /// The same where no memory is lent.
+    #[cfg(not(target_os = "linux"))]
+    pub(super) fn try_send(&self, _: &[IoSlice<'_>], _: &[OwnedFd]) -> io::Result<usize> {
+        Err(io::ErrorKind::Unsupported.into())
     }
 
     pub(super) fn try_write(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {

@@ -69,6 +69,11 @@ impl Listener {
         self.addresses().into_iter().next().unwrap_or_default()
     }
 
+    /// The first Unix socket.
+    pub(super) fn nearby(&self) -> Option<String> {
+        self.addresses().into_iter().find(|address| address.starts_with("unix:"))
+    }
+
     /// All addresses.
     pub fn addresses(&self) -> Vec<String> {
         let address = |endpoint: &Endpoint| match endpoint {

@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -22,6 +23,8 @@ const BODIES_MAX: usize = 4 << 20;
 pub(super) enum Outgoing {
     /// A frame.
     Frame { head: Vec<u8>, body: Bytes },
+    /// A frame without a body, and descriptors that go with its first byte.
+    Lent { head: Vec<u8>, descriptors: Vec<OwnedFd> },
     /// The answer to a pull, made part by part.
     Parts(PulledParts),
 }
@@ -31,7 +34,7 @@ impl Outgoing {
     fn body_bytes(&self) -> usize {
         match self {
             Outgoing::Frame { body, .. } => body.len(),
-            Outgoing::Parts(_) => 0,
+            Outgoing::Parts(_) | Outgoing::Lent { .. } => 0,
         }
     }
 }
@@ -151,11 +154,15 @@ enum Sent {
 /// One write of the front of the queue.
 fn send(front: &mut Outgoing, current: &mut Current, link: &Link) -> io::Result<Sent> {
     let mut slices = Vec::with_capacity(20);
-    let (total, is_last) = match front {
+    let (total, is_last, descriptors) = match front {
         Outgoing::Frame { head, body } => {
             slices.push(IoSlice::new(head));
             slices.push(IoSlice::new(body));
-            (head.len() + body.len(), true)
+            (head.len() + body.len(), true, None)
+        }
+        Outgoing::Lent { head, descriptors } => {
+            slices.push(IoSlice::new(head));
+            (head.len(), true, Some(descriptors).filter(|_| current.sent == 0))
         }
         Outgoing::Parts(parts) => {
             if current.part.is_none() {
@@ -168,12 +175,15 @@ fn send(front: &mut Outgoing, current: &mut Current, link: &Link) -> io::Result<
             let range = current.part.clone().unwrap_or_default();
             slices.push(IoSlice::new(&current.head));
             parts.slices(range, &mut slices);
-            (slices.iter().map(|slice| slice.len()).sum(), false)
+            (slices.iter().map(|slice| slice.len()).sum(), false, None)
         }
     };
     let mut rest = &mut slices[..];
     IoSlice::advance_slices(&mut rest, current.sent);
-    let count = link.try_write(rest)?;
+    let count = match descriptors {
+        Some(descriptors) => link.try_send(rest, descriptors)?,
+        None => link.try_write(rest)?,
+    };
     if count == 0 {
         return Err(io::ErrorKind::WriteZero.into());
     }

@@ -114,14 +114,17 @@ impl Listener {
     /// Starts serving. The threads are running, and workers are answered, when this returns.
     pub fn start(self, config: PsConfig) -> Result<Ps, StartError> {
         config.check()?;
-        let config = Arc::new(config);
+        let nearby = self.nearby().filter(|_| config.lends_nothing().is_none()).unwrap_or_default();
+        let config = Arc::new(PsConfig { nearby, ..config });
         let state = match &config.storage {
             Storage::Memory { .. } => None,
             Storage::Directory { state, .. } => Some(StateDirectory::open(state)?),
         };
         let places = (0..config.shards)
             .map(|shard| match &state {
-                None => Ok(Place::Anonymous),
+                // Memory with a descriptor costs something: only where it can be lent.
+                None if config.nearby.is_empty() => Ok(Place::Anonymous),
+                None => Ok(Place::Lendable),
                 Some(state) => state.shard(shard).map(Place::Folder),
             })
             .collect::<Result<Vec<_>, _>>()?;

@@ -22,10 +22,14 @@ use crate::shard::checkpoints::{News, Order};
 use crate::shard::output::Output;
 use crate::shard::power::Flush;
 use crate::shard::work::Work;
-use crate::shard::{Input, Shard, TICK};
+use crate::shard::{Input, Shard, TICK, Way};
 
 /// How long a stopping shard goes on to finish pushes that are whole and to send answers.
 const DRAIN: Duration = Duration::from_secs(2);
+
+/// How often it is looked whether those who read memory that they were lent let work go on: about as long
+/// as reading the values of a small model takes.
+const LOOK: Duration = Duration::from_millis(1);
 
 /// A peer that has said hello, on its way to its shard.
 #[derive(Debug)]
@@ -34,7 +38,7 @@ pub(super) struct Arrived {
     pub(super) reader: FrameReader,
     pub(super) header: Header,
     pub(super) hello: Hello,
-    pub(super) remote: bool,
+    pub(super) way: Way,
 }
 
 /// How many members have joined a shard, and how many are present.
@@ -100,8 +104,13 @@ impl Core {
         let mut shard = self.shard.borrow_mut();
         shard.handle(now, input);
         // A small push is applied here and now; only the rest of a long one waits its turn.
-        if shard.has_work() && self.note(now, shard.work(now)) == Work::More {
-            self.work.notify_one();
+        if shard.has_work() {
+            match self.note(now, shard.work(now)) {
+                Work::More => self.work.notify_one(),
+                // Nobody tells when it may go on.
+                Work::Blocked if shard.is_lent() => self.work.notify_one(),
+                _ => {}
+            }
         }
         self.deliver(&mut shard);
     }
@@ -137,6 +146,14 @@ impl Core {
                     let stamp = BodyStamp { bytes: body.len() as u64, crc };
                     encode(&mut head, &envelope, &message, stamp);
                     outbox.push(Outgoing::Frame { head, body });
+                }
+                Output::Lent { connection, envelope, message, descriptors } => {
+                    let Some(outbox) = self.outbox(connection) else {
+                        continue;
+                    };
+                    let mut head = Vec::new();
+                    encode(&mut head, &envelope, &message, BodyStamp::NONE);
+                    outbox.push(Outgoing::Lent { head, descriptors });
                 }
                 Output::Stream { connection, parts } => {
                     if let Some(outbox) = self.outbox(connection) {
@@ -260,9 +277,15 @@ impl Core {
     async fn keep_working(&self) {
         loop {
             self.work.notified().await;
-            while self.work_slice() == Work::More {
-                // The other tasks of this thread have their turn between two slices.
-                tokio::task::yield_now().await;
+            loop {
+                match self.work_slice() {
+                    // The other tasks of this thread have their turn between two slices.
+                    Work::More => tokio::task::yield_now().await,
+                    Work::Blocked if self.shard.borrow().is_lent() => {
+                        tokio::time::sleep(LOOK).await;
+                    }
+                    _ => break,
+                }
             }
         }
     }
@@ -288,6 +311,16 @@ impl Core {
         let Some(since) = self.blocked_since.get() else { return };
         if now.saturating_duration_since(since) < self.stall_timeout {
             return;
+        }
+        // Who reads in memory that is lent has held it since before: nothing was changed meanwhile.
+        let readers = self.shard.borrow_mut().take_back_from_slow_readers();
+        for outbox in readers.iter().filter_map(|&connection| self.outbox(connection)) {
+            self.fault();
+            outbox.break_off();
+        }
+        if !readers.is_empty() {
+            self.blocked_since.set(Some(now));
+            return self.work.notify_one();
         }
         let outboxes = self.outboxes.borrow();
         let slow = outboxes.values().filter(|outbox| outbox.pull_since.get().is_some());

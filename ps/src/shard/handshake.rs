@@ -10,7 +10,7 @@ use pushpull_common::protocol::message::{
     BodyCrc, CatalogueState, Hello, ModeIs, NonFinitePolicy, Role, Welcome,
 };
 use pushpull_common::protocol::refusal::Detail;
-use pushpull_common::protocol::wire::List;
+use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{Header, Refusal, version};
 
 use super::output::Output;
@@ -19,6 +19,20 @@ use super::{Conversation, Shard, Variables, answer_to};
 use crate::aggregate::mode::Mode;
 use crate::config::NonFinite;
 
+/// The way a peer has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// From another host, perhaps.
+    Remote,
+    /// From this host.
+    Loopback,
+    /// Through a Unix socket of this host, over which descriptors can be passed.
+    Unix {
+        /// Whether it runs as the same user as this process.
+        same_user: bool,
+    },
+}
+
 impl Shard {
     pub(super) fn connected(
         &mut self,
@@ -26,9 +40,9 @@ impl Shard {
         connection: u64,
         hello: &Hello,
         header: &Header,
-        remote: bool,
+        way: Way,
     ) {
-        match self.admit(now, connection, hello, remote) {
+        match self.admit(now, connection, hello, way) {
             Ok(welcome) => self.answer(connection, answer_to(header), welcome.into()),
             Err(refusal) => {
                 self.refuse(connection, answer_to(header), refusal);
@@ -42,7 +56,7 @@ impl Shard {
         now: Instant,
         connection: u64,
         hello: &Hello,
-        remote: bool,
+        way: Way,
     ) -> Result<Welcome, Refusal> {
         let version = version::agree(hello.version_oldest, hello.version_newest)
             .ok_or(Refusal::Version { oldest: version::OLDEST, newest: version::NEWEST })?;
@@ -83,10 +97,11 @@ impl Shard {
         let crc = match hello.body_crc {
             BodyCrc::On {} => true,
             BodyCrc::Off {} => false,
-            BodyCrc::Auto {} => remote,
+            BodyCrc::Auto {} => way == Way::Remote,
         };
         let role = hello.role;
-        let conversation = Conversation { role, client, crc, receiving: None, refused: None };
+        let (receiving, refused) = (None, None);
+        let conversation = Conversation { role, client, way, crc, receiving, refused };
         self.conversations.insert(connection, conversation);
         Ok(Welcome {
             version,
@@ -112,6 +127,7 @@ impl Shard {
             catalogue: self.catalogue_state(),
             restore_epoch: self.epoch,
             restored_step: self.restored_step,
+            nearby: Text::clipped(&self.config.nearby),
             identity: self.identity.to_wire(),
             auth: List::default(),
         })

@@ -44,6 +44,7 @@ impl Shard {
             self.counters.pushes_dropped.add(stalled as u64);
         }
         self.give_parked_rooms(now);
+        self.count_direct_pulls();
         for entry in self.parked.expire(now) {
             let waited_ms = now.saturating_duration_since(entry.since).as_millis() as u64;
             let awaited = Detail::clipped(match &entry.wait {
@@ -64,6 +65,7 @@ impl Shard {
         let Some(conversation) = self.conversations.remove(&connection) else {
             return;
         };
+        self.take_back(connection);
         self.parked.drop_connection(connection);
         self.give_up_saving_for(connection);
         self.forget_part(connection);

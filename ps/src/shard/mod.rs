@@ -20,6 +20,7 @@ mod handshake;
 #[cfg(any(test, fuzzing, feature = "simulation"))]
 mod invariants;
 mod late;
+mod lent;
 mod mean;
 mod measuring;
 mod membership;
@@ -74,6 +75,7 @@ use cut::{Cut, Wish};
 use drafts::Draft;
 use encoded::{Encoded, Form};
 use groups::Groups;
+pub(crate) use handshake::Way;
 use output::Output;
 use parked::{Entry, Parked, Wait};
 use power::Power;
@@ -92,8 +94,8 @@ pub(crate) enum Input<'a> {
         hello: &'a Hello,
         /// The header it came under.
         header: &'a Header,
-        /// Whether the transport is beyond this host, where bodies want checksums.
-        remote: bool,
+        /// How it has come.
+        way: Way,
     },
     /// A message has come. If it has a body, that comes next.
     Message {
@@ -189,6 +191,7 @@ struct Part {
 struct Conversation {
     role: Role,
     client: Option<ClientKey>,
+    way: Way,
     crc: bool,
     receiving: Option<Receiving>,
     /// The push whose refusal has been sent: its other parts are passed over in silence.
@@ -287,8 +290,8 @@ impl Shard {
     pub(crate) fn handle(&mut self, now: Instant, input: Input<'_>) {
         self.persist_late();
         match input {
-            Input::Connected { connection, hello, header, remote } => {
-                self.connected(now, connection, hello, header, remote);
+            Input::Connected { connection, hello, header, way } => {
+                self.connected(now, connection, hello, header, way);
             }
             Input::Message { connection, header, message } => {
                 self.message(now, connection, header, message);
@@ -392,6 +395,7 @@ impl Shard {
             | Message::PullRows(_)
             | Message::PullRowsEncoded(_) => true,
             Message::AwaitReady(_) | Message::FetchCatalogue(_) => true,
+            Message::Lend(_) => role != Role::Peer {},
             message if chief::is_for_chiefs(message) => role == Role::Chief {},
             Message::SaveShard(_) | Message::Held(_) | Message::StepApplied(_) => {
                 role == Role::Peer {}
@@ -414,6 +418,7 @@ impl Shard {
                 | Message::PullRows(_)
                 | Message::PullRowsEncoded(_)
                 | Message::FetchCatalogue(_)
+                | Message::Lend(_)
                 | Message::Leave(_)
         );
         // The outcome of a push is no read: one that is not on the disk would be answered so.
@@ -440,6 +445,7 @@ impl Shard {
             (Message::Heartbeat(_), _) => {
                 self.answer(connection, request, message::HeartbeatAnswer {}.into());
             }
+            (Message::Lend(asked), _) => self.lend(connection, request, kind, asked.wants),
             (Message::Declare(declare), _) => {
                 let bytes = vec![0; header.body_bytes as usize];
                 let digest = declare.digest;

@@ -2,6 +2,7 @@
 
 use std::io::IoSlice;
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -30,6 +31,17 @@ pub(crate) enum Output {
         body: Bytes,
         /// Its checksum, if it has one.
         crc: Option<u32>,
+    },
+    /// Send a frame without a body, and these descriptors with its first byte.
+    Lent {
+        /// Over this connection, which is a Unix socket.
+        connection: u64,
+        /// The fields of the header.
+        envelope: Envelope,
+        /// The meta.
+        message: Message,
+        /// The descriptors.
+        descriptors: Vec<OwnedFd>,
     },
     /// Answer a pull.
     Stream {

@@ -46,8 +46,9 @@ impl Shard {
         }
         let made = self.journal.commit();
         self.count_commit(made);
+        let counts = self.counts();
         if let Variables::Declared(store) | Variables::Ready(store) = &mut self.variables {
-            store.committed();
+            store.committed(counts);
         }
     }
 

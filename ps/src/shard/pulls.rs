@@ -68,11 +68,17 @@ impl Shard {
         let (Wait::Pull { at_least, .. } | Wait::Rows { at_least, .. }) = entry.wait else {
             return false;
         };
-        if let Some(round) = &self.round {
-            return round.step() >= at_least;
+        self.serves() >= at_least
+    }
+
+    /// The step that pulls may ask for at most to be answered now.
+    pub(super) fn serves(&self) -> u64 {
+        match (&self.round, &self.owner) {
+            (Some(round), _) => round.step(),
+            (None, Some(owner)) => owner.step().0,
+            // Only the owner knows the step; the other shards keep versions of their own.
+            (None, None) => u64::MAX,
         }
-        // Only the owner knows the step; the other shards keep versions of their own.
-        self.owner.as_ref().is_none_or(|owner| owner.step().0 >= at_least)
     }
 
     /// Answers the pulls whose values are there now.

@@ -87,7 +87,8 @@ impl Store {
                 .map_err(|fault| plan.corrupt(Kind::Tables, fault))
         };
         let grid = plan.geometry.values();
-        let values = plan.pool(Kind::Values, grid, homes(0, grid)?, find)?;
+        let take_over = |kind, bytes| find(kind, bytes).map(taken_over(grid));
+        let values = plan.pool(Kind::Values, grid, homes(0, grid)?, take_over)?;
         let slots = match plan.geometry.slots {
             0 => None,
             _ => {
@@ -180,6 +181,17 @@ pub(crate) fn undo_rows(
 pub(crate) fn idle_undo(arena: &Arena, generation: u64) -> Result<(), StorageError> {
     let memory = arena.create(Kind::Undo, generation, Undo::bytes(UNDO_BYTES));
     memory.map(|memory| drop(Undo::create(memory)))
+}
+
+/// Has whoever was lent values by an earlier process know that they are in other hands: they may be
+/// written from now on without regard to it.
+fn taken_over(grid: Grid) -> impl Fn(Memory) -> Memory {
+    move |mut memory| {
+        let word = grid.geometry(0).tenure_word();
+        memory.store(word, memory.load(word).wrapping_add(1));
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+        memory
+    }
 }
 
 /// The rows that an earlier process has kept. Their file has at least the length of one that is made

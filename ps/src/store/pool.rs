@@ -2,9 +2,12 @@
 //!
 //! A change never touches a block that the committed tables name. It writes a spare block, the
 //! *shadow*; the commit names the shadow in the block's place, and the old one is spare when
-//! nobody reads it any more. Spares are taken last in, first out, so that a small model goes to and
+//! nobody reads it any more, be it for a connection or, without a request, in another process. Spares are taken last in, first out, so that a small model goes to and
 //! fro between two homes that stay in cache.
 
+use pushpull_common::lending::Counts;
+
+use super::readers::{Readers, Span};
 use crate::arena::{Blocks, Pins};
 
 /// All spare blocks are pinned: the change goes on when a pull has been sent.
@@ -24,13 +27,23 @@ pub(crate) struct Pool {
     /// Blocks nobody uses.
     spare: Vec<u32>,
     /// Blocks that a commit under way replaces: they are spare once it is made.
-    freed: Vec<u32>,
-    /// Blocks that were replaced while they were pinned.
-    retired: Vec<u32>,
+    freed: Vec<Replaced>,
+    /// Blocks that were replaced while they were pinned, here or by readers of other processes.
+    pub(super) retired: Vec<Replaced>,
     /// Blocks that the image on the disk may name, and the one that is being written does not.
     imaged: Vec<u32>,
     /// Blocks that the image that is being written may name, and the next one does not.
     named: Vec<u32>,
+    /// Whoever reads blocks without pinning them here; nobody, but of values.
+    pub(super) readers: Readers,
+}
+
+/// A block that holds nothing any more.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Replaced {
+    block: u32,
+    /// What readers of other processes know of it.
+    pub(super) span: Span,
 }
 
 /// Where a change of a block is written.
@@ -62,6 +75,7 @@ impl Pool {
             retired: Vec::new(),
             imaged: Vec::new(),
             named: Vec::new(),
+            readers: Readers::default(),
         }
     }
 
@@ -86,9 +100,10 @@ impl Pool {
 
     /// How many shadows can be had.
     pub(crate) fn spare(&mut self) -> usize {
-        let blocks = &self.blocks;
-        self.spare.extend(self.retired.extract_if(.., |&mut block| !blocks.is_pinned(block)));
-        self.spare.len()
+        let Pool { blocks, spare, retired, readers, .. } = self;
+        let is_read = |gone: &Replaced| blocks.is_pinned(gone.block) || readers.hold(gone.span);
+        spare.extend(retired.extract_if(.., |gone| !is_read(gone)).map(|gone| gone.block));
+        spare.len()
     }
 
     /// How many of these places have no shadow yet.
@@ -121,15 +136,21 @@ impl Pool {
     pub(crate) fn publish(&mut self) {
         for place in self.drafted.drain(..) {
             if let Some(block) = self.shadows[place as usize].take() {
-                self.freed.push(std::mem::replace(&mut self.homes[place as usize], block));
+                let block = std::mem::replace(&mut self.homes[place as usize], block);
+                self.freed.push(Replaced { block, span: self.readers.moved(place) });
             }
         }
+    }
+
+    /// The commit is made: readers of other processes see what it is of.
+    pub(crate) fn show(&mut self, counts: Counts) {
+        self.readers.show(counts, &self.homes);
     }
 
     /// The commit is made: what it has replaced is free, unless an image may name it.
     pub(crate) fn committed(&mut self, power: bool) {
         match power {
-            true => self.named.append(&mut self.freed),
+            true => self.named.extend(self.freed.drain(..).map(|gone| gone.block)),
             false => self.let_go(),
         }
     }
@@ -141,15 +162,17 @@ impl Pool {
 
     /// The image is on the disk: what was replaced before it was begun is free.
     pub(crate) fn image_written(&mut self) {
-        self.freed.append(&mut self.imaged);
+        // Where images are made nothing is lent.
+        let imaged = self.imaged.drain(..);
+        self.freed.extend(imaged.map(|block| Replaced { block, span: Span::default() }));
         self.let_go();
     }
 
     fn let_go(&mut self) {
-        for block in self.freed.drain(..) {
-            match self.blocks.is_pinned(block) {
-                true => self.retired.push(block),
-                false => self.spare.push(block),
+        for gone in self.freed.drain(..) {
+            match self.blocks.is_pinned(gone.block) || self.readers.hold(gone.span) {
+                true => self.retired.push(gone),
+                false => self.spare.push(gone.block),
             }
         }
     }
@@ -171,10 +194,12 @@ impl Pool {
     pub(crate) fn check_invariants(&self) {
         let shadows = self.shadows.iter().flatten();
         let kept = self.imaged.iter().chain(&self.named);
-        let free = self.spare.iter().chain(&self.freed).chain(&self.retired).chain(kept);
+        let gone = self.freed.iter().chain(&self.retired).map(|gone| &gone.block);
+        let free = self.spare.iter().chain(gone).chain(kept);
         let mut all: Vec<u32> = self.homes.iter().chain(shadows).chain(free).copied().collect();
         all.sort_unstable();
         assert!(all.iter().copied().eq(0..all.len() as u32), "every block once: {all:?}");
         assert_eq!(self.drafted.len(), self.shadows.iter().flatten().count());
+        self.readers.check_invariants(&self.homes);
     }
 }

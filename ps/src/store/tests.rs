@@ -75,7 +75,7 @@ impl Rig {
         self.store.publish(&mut self.journal);
         self.version += 1;
         self.journal.commit();
-        self.store.committed();
+        self.store.committed(Counts { version: self.version, ..Counts::default() });
         self.store.check_invariants();
         self.store.verify(&self.journal).unwrap();
         Ok(())
@@ -408,7 +408,7 @@ fn check_many_rows(rule: Arc<dyn Optimizer>) {
         }
         rig.store.publish(&mut rig.journal);
         rig.journal.commit();
-        rig.store.committed();
+        rig.store.committed(Counts::default());
         let mut streams = expected.iter_mut().map(Vec::as_mut_slice);
         let values = streams.next().unwrap();
         let slots = &mut streams.collect::<Vec<_>>()[..];
@@ -492,7 +492,7 @@ fn rows_of_tables_stay_where_they_are_unless_somebody_reads_them() {
         store.publish(&mut journal);
         store.tables().iter().for_each(|table| table.stage_head(&mut journal));
         journal.commit();
-        store.committed();
+        store.committed(Counts::default());
         assert!(!store.is_in_place(), "the change is over");
         store.tables()[0].check_invariants(&journal);
         in_place
@@ -527,7 +527,7 @@ fn rows_of_tables_have_the_slots_of_their_rule() {
             store.publish(&mut journal);
             store.tables().iter().for_each(|table| table.stage_head(&mut journal));
             journal.commit();
-            store.committed();
+            store.committed(Counts::default());
             let mut streams = expected.iter_mut().map(Vec::as_mut_slice);
             let values = streams.next().unwrap();
             let slots = &mut streams.collect::<Vec<_>>()[..];

@@ -51,6 +51,10 @@ impl Store {
         if !worth_it || !self.undo.has_room(need) || touched.iter().any(|&place| is_read(place)) {
             return false;
         }
+        // Whoever reads in another process may be reading anything.
+        if !self.values.readers.make_way() {
+            return false;
+        }
         self.undo.begin(version);
         for range in ranges {
             self.pieces_of(range).for_each(|(place, within)| self.keep(place, within, streams - 1));

@@ -39,6 +39,9 @@ struct Options {
     /// Listens on this Unix socket as well.
     #[arg(long)]
     unix_socket: Option<PathBuf>,
+    /// Lends no memory to clients of this host and user that come through a Unix socket.
+    #[arg(long)]
+    no_shared_memory: bool,
     /// Listens where other machines can reach it, though peers are not authenticated.
     #[arg(long)]
     insecure: bool,
@@ -303,6 +306,7 @@ fn config(options: &Options, cluster: ClusterSpec) -> Result<PsConfig, String> {
         .token_timeout((!token_timeout.is_zero()).then_some(token_timeout))
         .inbox_pushes(options.inbox_pushes)
         .integrity_full(options.integrity_full)
+        .shared_memory(!options.no_shared_memory)
         .durability(match options.durability {
             Survives::Process => Durability::Process,
             Survives::Power => Durability::Power,

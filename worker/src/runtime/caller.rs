@@ -8,6 +8,7 @@ use pushpull_common::protocol::Grant;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
+use super::lenders::Lenders;
 use super::post::{Answering, Call, Posted, Slots};
 use crate::error::Error;
 use crate::session::{Command, OpId, Unclaimed};
@@ -27,6 +28,7 @@ pub(crate) struct Caller {
     commands: Mutex<Option<mpsc::Sender<Posted>>>,
     returns: Arc<Returns>,
     unclaimed: Arc<Unclaimed>,
+    lenders: Arc<Lenders>,
     next_op: AtomicU64,
     slots: Slots,
 }
@@ -36,9 +38,11 @@ impl Caller {
         commands: mpsc::Sender<Posted>,
         returns: Arc<Returns>,
         unclaimed: Arc<Unclaimed>,
+        lenders: Arc<Lenders>,
     ) -> Caller {
         let (next_op, slots) = (AtomicU64::new(1), Slots::default());
-        Caller { commands: Mutex::new(Some(commands)), returns, unclaimed, next_op, slots }
+        let commands = Mutex::new(Some(commands));
+        Caller { commands, returns, unclaimed, lenders, next_op, slots }
     }
 
     pub(crate) fn returns(&self) -> &Arc<Returns> {
@@ -48,6 +52,11 @@ impl Caller {
     /// A token that has come without being asked for, if there is one: at once, on the caller's thread.
     pub(crate) fn claim(&self) -> Option<Grant> {
         self.unclaimed.claim()
+    }
+
+    /// The shards whose values can be read at once, on the caller's thread.
+    pub(crate) fn lenders(&self) -> &Lenders {
+        &self.lenders
     }
 
     /// Has something done within `timeout`: the session is told at once, and the future is its reply.

@@ -30,6 +30,7 @@ pub(super) async fn run(core: Rc<Core>, link: usize, address: String, outbox: Rc
             Err(error) => error.to_string(),
         },
     };
+    core.lent_no_longer(link, &outbox);
     if !outbox.is_given_up() {
         core.handle(Input::Disconnected { link, error });
     }
@@ -46,7 +47,7 @@ async fn converse(
     reader.open();
     let mut in_body = false;
     if !outbox.is_given_up() {
-        core.handle(Input::Connected { link });
+        core.handle(Input::Connected { link, near: stream.is_near() });
     }
     loop {
         if outbox.flush(stream)? {
@@ -97,7 +98,8 @@ fn read_turn(
     reader: &mut FrameReader,
     in_body: &mut bool,
 ) -> Result<Turn, ReadError> {
-    let mut source = |slices: &mut [IoSliceMut<'_>]| stream.try_read(slices);
+    let mut source =
+        |slices: &mut [IoSliceMut<'_>]| stream.try_read(slices, |fd| outbox.keep_descriptor(fd));
     for _ in 0..TURN {
         if outbox.is_given_up() {
             return Ok(Turn::Blocked);

@@ -1,6 +1,9 @@
 //! The stream to a shard: TCP or a Unix socket, with one face.
 
 use std::io::{self, IoSlice, IoSliceMut};
+#[cfg(target_os = "linux")]
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
 
 use tokio::io::{Interest, Ready};
 use tokio::net::{TcpStream, UnixStream};
@@ -32,10 +35,20 @@ impl Link {
         }
     }
 
-    pub(super) fn try_read(&self, slices: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+    /// Whether descriptors can come over it.
+    pub(super) fn is_near(&self) -> bool {
+        cfg!(target_os = "linux") && matches!(self, Link::Unix(_))
+    }
+
+    /// Reads what is there, and hands over the descriptors that have come with it.
+    pub(super) fn try_read(
+        &self,
+        slices: &mut [IoSliceMut<'_>],
+        take: impl FnMut(OwnedFd),
+    ) -> io::Result<usize> {
         match self {
             Link::Tcp(stream) => stream.try_read_vectored(slices),
-            Link::Unix(stream) => stream.try_read_vectored(slices),
+            Link::Unix(stream) => receive(stream, slices, take),
         }
     }
 
@@ -45,6 +58,40 @@ impl Link {
             Link::Unix(stream) => stream.try_write_vectored(slices),
         }
     }
+}
+
+/// Descriptors that one read takes; the system closes what there is no room for.
+#[cfg(target_os = "linux")]
+const DESCRIPTORS_MAX: usize = 4;
+
+#[cfg(target_os = "linux")]
+fn receive(
+    stream: &UnixStream,
+    slices: &mut [IoSliceMut<'_>],
+    take: impl FnMut(OwnedFd),
+) -> io::Result<usize> {
+    use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let read = stream.try_io(Interest::READABLE, || {
+        Ok(recvmsg(stream, slices, &mut control, RecvFlags::CMSG_CLOEXEC)?)
+    })?;
+    let rights = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(rights) => Some(rights),
+        _ => None,
+    });
+    rights.flatten().for_each(take);
+    Ok(read.bytes)
+}
+
+/// The same where none are asked for.
+#[cfg(not(target_os = "linux"))]
+fn receive(
+    stream: &UnixStream,
+    slices: &mut [IoSliceMut<'_>],
+    _: impl FnMut(OwnedFd),
+) -> io::Result<usize> {
+    stream.try_read_vectored(slices)
 }
 
 /// Refuses a stream that has met itself. While a server on this host is dead, the system may try to

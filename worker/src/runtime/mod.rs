@@ -2,11 +2,15 @@
 
 mod caller;
 mod connection;
+mod lenders;
 mod link;
 mod outbox;
 mod post;
+#[expect(unsafe_code, reason = "memory that another process changes is no slice")]
+mod shared_memory;
 mod thread;
 
 pub(crate) use caller::Caller;
+pub(crate) use lenders::Direct;
 pub(crate) use post::Call;
 pub(crate) use thread::SessionThread;

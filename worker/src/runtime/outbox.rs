@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
+use std::os::fd::OwnedFd;
 
 use pushpull_common::protocol::{BodyStamp, Envelope, Message, encode};
 use tokio::sync::Notify;
@@ -12,6 +13,9 @@ use crate::parts::Body;
 
 /// How many stretches one write is given: of a large frame, or of several that are small.
 const SLICES_MAX: usize = 64;
+
+/// Descriptors that wait to be taken: more are closed.
+const DESCRIPTORS_MAX: usize = 4;
 
 /// Heads that are kept for frames to come: as many as one connection has under way, usually.
 const HEADS_MAX: usize = 64;
@@ -25,6 +29,8 @@ pub(super) struct Outbox {
     notify: Notify,
     /// The session has given the connection up: it ends without a word.
     given_up: Cell<bool>,
+    /// What has come beside the frames, and not been taken yet.
+    descriptors: RefCell<Vec<OwnedFd>>,
 }
 
 impl Outbox {
@@ -40,6 +46,20 @@ impl Outbox {
 
     pub(super) fn is_given_up(&self) -> bool {
         self.given_up.get()
+    }
+
+    /// Keeps a descriptor that has come for whoever reads the frame that it has come with; nobody asks
+    /// for so many that more than a few wait.
+    pub(super) fn keep_descriptor(&self, descriptor: OwnedFd) {
+        let mut descriptors = self.descriptors.borrow_mut();
+        if descriptors.len() < DESCRIPTORS_MAX {
+            descriptors.push(descriptor);
+        }
+    }
+
+    /// The descriptors that have come.
+    pub(super) fn take_descriptors(&self) -> Vec<OwnedFd> {
+        self.descriptors.take()
     }
 
     /// Waits until there is something to send, or the connection is given up.

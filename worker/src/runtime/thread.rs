@@ -14,8 +14,10 @@ use tokio::task::LocalSet;
 
 use super::caller::{COMMANDS_MAX, Caller};
 use super::connection;
+use super::lenders::Lenders;
 use super::outbox::Outbox;
 use super::post::{Answer, Posted};
+use super::shared_memory;
 use crate::config::Progress;
 use crate::session::{Input, OpId, Output, Session, Start};
 use crate::token::{Dropped, Returns};
@@ -35,9 +37,11 @@ impl SessionThread {
         let name = format!("worker-{}", start.task.index);
         let addresses = start.addresses.clone();
         let session = Session::new(start);
-        let caller = Caller::new(commands, returns.clone(), session.unclaimed().clone());
+        let lenders = Arc::new(Lenders::default());
+        let unclaimed = session.unclaimed().clone();
+        let caller = Caller::new(commands, returns.clone(), unclaimed, lenders.clone());
         let thread = std::thread::Builder::new().name(name).spawn(move || {
-            let core = Rc::new(Core::new(session, addresses, progress, returns));
+            let core = Rc::new(Core::new(session, addresses, progress, returns, lenders));
             LocalSet::new().block_on(&runtime, core.run(receiver));
             // A look-up of a name that still runs is not waited for.
             runtime.shutdown_background();
@@ -68,6 +72,7 @@ pub(super) struct Core {
     outboxes: RefCell<HashMap<usize, Rc<Outbox>>>,
     progress: Option<Progress>,
     returns: Arc<Returns>,
+    lenders: Arc<Lenders>,
     /// When the clock's task will wake, and what makes it look again.
     armed: Cell<Option<Instant>>,
     rearm: Notify,
@@ -82,6 +87,7 @@ impl Core {
         addresses: BTreeMap<u32, String>,
         progress: Option<Progress>,
         returns: Arc<Returns>,
+        lenders: Arc<Lenders>,
     ) -> Core {
         Core {
             addresses,
@@ -90,6 +96,7 @@ impl Core {
             outboxes: RefCell::default(),
             progress,
             returns,
+            lenders,
             armed: Cell::new(None),
             rearm: Notify::new(),
             connects: RefCell::default(),
@@ -171,6 +178,14 @@ impl Core {
         }
     }
 
+    /// A connection has ended, and with it what was lent over it, unless another has taken its place.
+    pub(super) fn lent_no_longer(&self, link: usize, outbox: &Rc<Outbox>) {
+        let outboxes = self.outboxes.borrow();
+        if outboxes.get(&link).is_none_or(|current| Rc::ptr_eq(current, outbox)) {
+            self.lenders.remove(link);
+        }
+    }
+
     /// Lends the memory for a body.
     pub(super) fn with_body<R>(
         &self,
@@ -192,11 +207,21 @@ impl Core {
             Output::Disconnect { link } => {
                 if let Some(outbox) = self.outboxes.borrow_mut().remove(&link) {
                     outbox.give_up();
+                    self.lenders.remove(link);
                 }
             }
             Output::Send { link, envelope, message, body, crc } => {
                 if let Some(outbox) = self.outboxes.borrow().get(&link) {
                     outbox.push(&envelope, &message, body, crc);
+                }
+            }
+            Output::Lent { link, lender, lent } => {
+                let outboxes = self.outboxes.borrow();
+                let descriptors = outboxes.get(&link).map(|outbox| outbox.take_descriptors());
+                // What cannot be mapped is not read; all can be asked for over the connection.
+                let reader = shared_memory::map(&lent, descriptors.unwrap_or_default());
+                if let Ok(reader) = reader {
+                    self.lenders.add(link, lender, reader);
                 }
             }
             Output::Reply { op, reply } => {
@@ -235,6 +260,7 @@ mod tests {
             owner,
             incarnation: Incarnation(1),
             checksums: Default::default(),
+            shared_memory: true,
             values: None,
             identity: Identity::new(),
             addresses: [(0, "unix:/nobody/listens/here".to_owned())].into(),

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use pushpull_common::codec::{Encoding, Encodings};
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{GlobalStep, Incarnation, Sequence, ShardId, TaskId, VariableId};
-use pushpull_common::protocol::message::{NonFinitePolicy, Operation, Role};
+use pushpull_common::protocol::message::{Lent, NonFinitePolicy, Operation, Role};
 use pushpull_common::protocol::{Envelope, Grant, Header, Message, Outcome};
 
 use super::Rows;
@@ -16,6 +16,7 @@ use super::spares::Emptied;
 use crate::config::Checksums;
 use crate::error::{Error, SilentShards};
 use crate::fanout::Plan;
+use crate::lent::Lender;
 use crate::params::Buffer;
 use crate::parts::{Body, Part, Scattered};
 
@@ -185,8 +186,8 @@ pub(crate) enum Input {
     Abandoned { sequence: Sequence },
     /// A token was dropped.
     TokenDropped { grant: Grant },
-    /// A transport is connected.
-    Connected { link: usize },
+    /// A transport is connected; `near` if it passes descriptors.
+    Connected { link: usize, near: bool },
     /// A transport could not be connected, or is gone.
     Disconnected { link: usize, error: String },
     /// Bytes have come.
@@ -210,6 +211,9 @@ pub(crate) enum Output {
     Disconnect { link: usize },
     /// Send a frame.
     Send { link: usize, envelope: Envelope, message: Message, body: Body, crc: bool },
+    /// Callers may read the values of a shard by themselves, in the memory whose descriptors have come
+    /// over this link, for as long as its transport is connected.
+    Lent { link: usize, lender: Lender, lent: Lent },
     /// Tell a caller.
     Reply { op: OpId, reply: Result<Reply, Error> },
     /// Tell for whom an operation waits.
@@ -224,6 +228,8 @@ pub(crate) struct Start {
     pub(crate) owner: ShardId,
     pub(crate) incarnation: Incarnation,
     pub(crate) checksums: Checksums,
+    /// Whether shards of this host are asked for their memory.
+    pub(crate) shared_memory: bool,
     /// In which form values are pulled, where a shard knows it.
     pub(crate) values: Option<Encoding>,
     pub(crate) identity: Identity,

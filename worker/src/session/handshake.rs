@@ -17,13 +17,14 @@ use crate::parts::Body;
 
 impl Session {
     /// The transport is connected: says who we are.
-    pub(super) fn connected(&mut self, now: Instant, index: usize) {
+    pub(super) fn connected(&mut self, now: Instant, index: usize, near: bool) {
         let seen_epoch = self.seen_epoch(index);
         let link = &mut self.links[index];
         if link.status != Status::Connecting {
             return;
         }
         link.status = Status::Greeting;
+        (link.near, link.asked_to_lend) = (near, false);
         link.crc = false;
         let hello = Hello {
             version_oldest: version::OLDEST,

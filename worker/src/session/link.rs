@@ -37,6 +37,7 @@ pub(super) enum Pending {
     Token,
     /// One of the requests of a pull.
     Pull(OpId, usize),
+    Lend,
     Reserve(Sequence),
     Push(Sequence),
     PushState(Sequence),
@@ -80,6 +81,9 @@ pub(super) struct Link {
     /// Room reserved on the shard for the next push; 0 for none.
     pub(super) room: u32,
     pub(super) crc: bool,
+    /// Whether the shard may lend its memory, and whether it has been asked.
+    pub(super) near: bool,
+    pub(super) asked_to_lend: bool,
     /// The restore epoch the shard lives in, by the last it said; 0 while unknown.
     pub(super) restore_epoch: RestoreEpoch,
     /// Whether its variables have values, by the last it said of them.
@@ -108,6 +112,8 @@ impl Link {
             attempts: 0,
             room: 0,
             crc: false,
+            near: false,
+            asked_to_lend: false,
             restore_epoch: RestoreEpoch(0),
             ready: false,
             lease: Duration::from_secs(5),
@@ -213,7 +219,7 @@ impl Session {
                 Pending::PushState(sequence) => self.push_lost(sequence, index),
                 Pending::Return(token) => self.tokens.return_lost(token),
                 // What is withdrawn is given up with its connection.
-                Pending::Hello | Pending::Heartbeat | Pending::Withdraw(_) => {}
+                Pending::Hello | Pending::Heartbeat | Pending::Lend | Pending::Withdraw(_) => {}
             }
         }
         // Parts that were sent without an answer being due are lost as well.
@@ -348,6 +354,7 @@ impl Session {
             (Pending::Request(op), message) => {
                 self.request_answered(now, op, index, &header, message);
             }
+            (Pending::Lend, message) => self.lend_answered(now, index, message),
             (Pending::Token, message) => self.token_answered(now, index, message),
             (Pending::Pull(op, ask), message) => {
                 self.pull_answered(now, (op, ask), index, &header, message);

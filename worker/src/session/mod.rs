@@ -8,6 +8,7 @@
 mod doors;
 mod epochs;
 mod handshake;
+mod lending;
 mod link;
 mod progress;
 mod pulls;
@@ -143,7 +144,7 @@ impl Session {
             Input::Cancelled { op } => self.cancelled(now, op),
             Input::Abandoned { sequence } => self.withdraw(now, sequence),
             Input::TokenDropped { grant } => self.return_token(now, grant),
-            Input::Connected { link } => self.connected(now, link),
+            Input::Connected { link, near } => self.connected(now, link, near),
             Input::Disconnected { link, error } => self.disconnected(now, link, error),
             // Either way the peer lives: it speaks, or it reads. While a large push is under way it has
             // nothing to say, and a heartbeat waits behind the parts.
@@ -175,7 +176,10 @@ impl Session {
 
     fn command(&mut self, now: Instant, op: OpId, command: Command, deadline: Instant) {
         if let Some(error) = self.failed.clone() {
-            return self.reply(op, Err(error));
+            return match command {
+                Command::Rest { .. } => {}
+                _ => self.reply(op, Err(error)),
+            };
         }
         self.ask_about_the_undecided();
         let (doing, kind) = match command {
@@ -276,6 +280,7 @@ impl Session {
             next = self.ops.range(OpId(id.0 + 1)..).next().map(|(&next, _)| next);
         }
         self.drive_returns(now);
+        self.drive_lending(now);
     }
 
     fn drive_op(&mut self, now: Instant, id: OpId) {

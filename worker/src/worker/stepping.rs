@@ -40,8 +40,10 @@ impl Worker {
         let next = GlobalStep(token.step() + 1);
         let synchronous = self.client.welcomed.synchronous;
         let push = self.push(token, gradients);
-        if !synchronous && joined.plan.shards() != [self.client.owner] {
-            // Another shard than the step owner would send values without what has just been pushed.
+        let lent = self.client.caller.lenders().lend(joined.plan.shards());
+        if !synchronous && (lent || joined.plan.shards() != [self.client.owner]) {
+            // Another shard than the step owner would send values without what has just been pushed, and
+            // so would be those that are read where they lie.
             let push = push.await?;
             return Ok(Stepped { push, next: self.next(None, None, params).await });
         }

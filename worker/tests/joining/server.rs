@@ -14,7 +14,7 @@ use pushpull_common::ids::{ClientEpoch, GlobalStep, RestoreEpoch, ShardId};
 use pushpull_common::protocol::message::{
     self, BodyCrc, CatalogueState, CheckpointId, ModeIs, NonFinitePolicy, Welcome,
 };
-use pushpull_common::protocol::wire::List;
+use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{
     BodyPoll, BodyStamp, Envelope, FrameReader, Header, Message, Outcome, Poll, PushState, Refusal,
     encode, version,
@@ -234,6 +234,7 @@ impl State {
             catalogue: self.catalogue_state(),
             restore_epoch: self.epoch,
             restored_step: self.step,
+            nearby: Text::default(),
             identity: Identity::new().to_wire(),
             auth: List::default(),
         }

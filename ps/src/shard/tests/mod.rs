@@ -16,6 +16,8 @@ mod handshakes;
 mod images;
 mod join;
 mod kept;
+#[cfg(target_os = "linux")]
+mod lending;
 mod liars;
 mod members;
 mod model;

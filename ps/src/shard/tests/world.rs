@@ -1,6 +1,7 @@
 //! A small world around shards: virtual time, peers that speak messages, bodies in any chop.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -24,7 +25,7 @@ use crate::shard::durable::{Life, Parts};
 use crate::shard::output::{Output, PulledParts};
 use crate::shard::power::Flush;
 use crate::shard::work::Work;
-use crate::shard::{Input, Shard, TICK};
+use crate::shard::{Input, Shard, TICK, Way};
 
 /// A connection to one of the world's shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -48,6 +49,8 @@ pub(super) struct World {
     pub(super) counters: Vec<Arc<Counters>>,
     pub(super) catalogue: Arc<Catalogue>,
     pub(super) heard: BTreeMap<Line, Vec<Heard>>,
+    /// The descriptors that a line was sent last.
+    pub(super) lent: BTreeMap<Line, Vec<OwnedFd>>,
     /// The connections that a shard has closed.
     pub(super) closed: BTreeSet<Line>,
     /// The last numbers of members, by shard.
@@ -148,6 +151,7 @@ impl World {
             members: vec![(0, 0); counters.len()],
             counters,
             heard: BTreeMap::new(),
+            lent: BTreeMap::new(),
             closed: BTreeSet::new(),
             now,
             chop: usize::MAX,
@@ -255,6 +259,11 @@ impl World {
         }
     }
 
+    /// The bytes of memory that nobody has taken.
+    pub(super) fn left(&self) -> u64 {
+        self.budget.left()
+    }
+
     pub(super) fn metrics(&self) -> Metrics {
         Metrics::sum(self.counters.iter().map(|counters| &**counters))
     }
@@ -266,6 +275,17 @@ impl World {
         hello: Hello,
         remote: bool,
     ) -> Result<(Line, Welcome), Refusal> {
+        let way = if remote { Way::Remote } else { Way::Unix { same_user: true } };
+        self.greet_by(way, shard, hello)
+    }
+
+    /// The same as who has come this way.
+    pub(super) fn greet_by(
+        &mut self,
+        way: Way,
+        shard: usize,
+        hello: Hello,
+    ) -> Result<(Line, Welcome), Refusal> {
         let line = Line { shard, connection: self.next_connection };
         self.next_connection += 1;
         let request = RequestId(self.next_request);
@@ -274,7 +294,7 @@ impl World {
             pack(&Envelope { request, ..Envelope::default() }, &hello.into(), 0);
         let Message::Hello(hello) = message else { unreachable!() };
         let (connection, hello, header) = (line.connection, &hello, &header);
-        self.input(shard, Input::Connected { connection, hello, header, remote });
+        self.input(shard, Input::Connected { connection, hello, header, way });
         match self.answer(line, request) {
             Some(Message::Welcome(welcome)) => Ok((line, welcome)),
             Some(Message::Refused(refused)) => {
@@ -495,6 +515,11 @@ impl World {
                 Output::Send { connection, envelope, message, body, .. } => {
                     let heard = self.heard.entry(line(connection)).or_default();
                     heard.push(Heard::Message { envelope, message, body: body.to_vec() });
+                }
+                Output::Lent { connection, envelope, message, descriptors } => {
+                    self.lent.insert(line(connection), descriptors);
+                    let heard = self.heard.entry(line(connection)).or_default();
+                    heard.push(Heard::Message { envelope, message, body: Vec::new() });
                 }
                 Output::Stream { connection, parts } => {
                     self.heard.entry(line(connection)).or_default().push(Heard::Values(parts));

@@ -43,7 +43,7 @@ impl Model {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum At<'a> {
     /// In this process, with so many shards.
-    Here { transport: Transport, shards: u16 },
+    Here { shards: u16 },
     /// Daemons at these addresses, whose rule is plain gradient descent with this rate.
     There { addresses: &'a [String], rate: f64 },
 }
@@ -70,25 +70,31 @@ struct Replica {
 }
 
 impl TestBed {
-    pub(crate) fn start(at: At<'_>, model: Model, replicas: usize) -> Result<TestBed, Failure> {
+    pub(crate) fn start(
+        at: At<'_>,
+        transport: Transport,
+        model: Model,
+        replicas: usize,
+    ) -> Result<TestBed, Failure> {
         let workers = (1..=replicas).map(|port| format!("127.0.0.1:{port}"));
         let builder = ClusterSpec::builder().job("worker", workers);
         let (cluster, server, rate, folder) = match at {
             At::There { addresses, rate } => {
                 (builder.job("ps", addresses).build()?, None, rate, None)
             }
-            At::Here { transport, shards } => {
+            At::Here { shards } => {
                 let runtime = tokio::runtime::Builder::new_current_thread().build()?;
                 let (address, folder) = transport.address("transport")?;
                 let listener = runtime.block_on(Ps::listen(&address))?;
                 let cluster = builder.job("ps", [listener.address()]).build()?;
                 let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(RATE));
-                (cluster, Some(listener.start(config.shards(shards))?), RATE, folder)
+                let config = config.shards(shards).shared_memory(transport.is_shared());
+                (cluster, Some(listener.start(config)?), RATE, folder)
             }
         };
         let specs = model.specs()?;
         let replicas = (0..replicas)
-            .map(|task| Replica::join(&cluster, task as u32, model, &specs))
+            .map(|task| Replica::join(&cluster, task as u32, transport, model, &specs))
             .collect::<Result<Vec<_>, _>>()?;
         let before = (0.0, 0);
         let mut bed =
@@ -151,10 +157,12 @@ impl Replica {
     fn join(
         cluster: &ClusterSpec,
         task: u32,
+        transport: Transport,
         model: Model,
         specs: &[VariableSpec],
     ) -> Result<Replica, Failure> {
         let config = WorkerConfig::new(cluster.clone(), TaskId::worker(task));
+        let config = config.shared_memory(transport.is_shared());
         let mut worker = Worker::connect(config.clone())?;
         worker.join(specs, |_| ())?;
         let reader = Reader::connect(config)?;

@@ -3,6 +3,8 @@
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -43,7 +45,7 @@ impl RoundTrip {
         bytes: usize,
     ) -> std::io::Result<RoundTrip> {
         let (client, server): (Box<dyn Stream>, Box<dyn Stream>) = match transport {
-            Transport::Uds => {
+            Transport::Uds | Transport::Shm => {
                 let (client, server) = UnixStream::pair()?;
                 (Box::new(client), Box::new(server))
             }
@@ -61,8 +63,8 @@ impl RoundTrip {
         match (transport, way) {
             (Transport::Tcp, Way::Pull) => "rr_tcp",
             (Transport::Tcp, Way::Push) => "rr_apply_tcp",
-            (Transport::Uds, Way::Pull) => "rr_uds",
-            (Transport::Uds, Way::Push) => "rr_apply_uds",
+            (_, Way::Pull) => "rr_uds",
+            (_, Way::Push) => "rr_apply_uds",
         }
     }
 
@@ -122,6 +124,88 @@ fn serve(mut stream: Box<dyn Stream>, way: Way, bytes: usize) {
     }
 }
 
+/// A word that two threads change in turn: what asking anybody at all costs within a machine.
+pub(crate) struct SharedWord {
+    word: Arc<AtomicU64>,
+    other: Option<JoinHandle<()>>,
+}
+
+/// Waits a little; where the other thread may have no core, it is given this one.
+fn wait(turns: &mut u32) {
+    *turns += 1;
+    match *turns % 1000 {
+        0 => std::thread::yield_now(),
+        _ => std::hint::spin_loop(),
+    }
+}
+
+/// The word once there will be no more questions.
+const OVER: u64 = u64::MAX;
+
+impl SharedWord {
+    pub(crate) fn start() -> SharedWord {
+        let word = Arc::new(AtomicU64::new(0));
+        let shared = word.clone();
+        // It answers odd numbers with even ones.
+        let other = std::thread::spawn(move || {
+            let mut turns = 0;
+            loop {
+                match shared.load(Ordering::Acquire) {
+                    OVER => return,
+                    asked if asked % 2 == 1 => {
+                        shared.store(asked + 1, Ordering::Release);
+                        turns = 0;
+                    }
+                    _ => wait(&mut turns),
+                }
+            }
+        });
+        SharedWord { word, other: Some(other) }
+    }
+
+    /// One question and its answer.
+    pub(crate) fn once(&mut self) -> Duration {
+        let start = Instant::now();
+        let asked = self.word.load(Ordering::Relaxed) + 1;
+        self.word.store(asked, Ordering::Release);
+        let mut turns = 0;
+        while self.word.load(Ordering::Acquire) == asked {
+            wait(&mut turns);
+        }
+        start.elapsed()
+    }
+}
+
+impl Drop for SharedWord {
+    fn drop(&mut self) {
+        self.word.store(OVER, Ordering::Release);
+        if let Some(other) = self.other.take() {
+            let _ = other.join();
+        }
+    }
+}
+
+/// A copy from one buffer to another.
+pub(crate) struct Copying {
+    from: Vec<u8>,
+    to: Vec<u8>,
+}
+
+impl Copying {
+    pub(crate) fn new(bytes: usize) -> Copying {
+        // Not zeros as they come from the system, which would be one page over and over.
+        Copying { from: vec![1; bytes], to: vec![2; bytes] }
+    }
+
+    /// One copy.
+    pub(crate) fn once(&mut self) -> Duration {
+        let start = Instant::now();
+        self.to.copy_from_slice(std::hint::black_box(&self.from));
+        std::hint::black_box(&mut self.to);
+        start.elapsed()
+    }
+}
+
 /// The two ends of a connection over loopback.
 fn tcp_pair() -> std::io::Result<(TcpStream, TcpStream)> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
@@ -169,7 +253,7 @@ impl PingPong {
     pub(crate) fn start(transport: Transport) -> std::io::Result<PingPong> {
         let (client, server) = match transport {
             Transport::Tcp => tcp_pair().map(|(a, b)| (End::Tcp(a), End::Tcp(b)))?,
-            Transport::Uds => UnixStream::pair().map(|(a, b)| (End::Unix(a), End::Unix(b)))?,
+            _ => UnixStream::pair().map(|(a, b)| (End::Unix(a), End::Unix(b)))?,
         };
         let server = std::thread::spawn(move || {
             // What fails here is told by the other end, which gets no answer.
@@ -184,7 +268,7 @@ impl PingPong {
     pub(crate) fn name(transport: Transport) -> &'static str {
         match transport {
             Transport::Tcp => "pingpong_tokio",
-            Transport::Uds => "pingpong_tokio_uds",
+            _ => "pingpong_tokio_uds",
         }
     }
 

@@ -33,7 +33,7 @@ pub(crate) struct Options {
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Suite::Transport])]
     suite: Vec<Suite>,
     /// The transports of the suites `transport`, `rows` and `mlp`.
-    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Transport::Tcp, Transport::Uds])]
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = Transport::ALL)]
     transport: Vec<Transport>,
     /// The bytes of all variables together in the suite `transport`, such as 64B, 4KiB or 4MiB.
     #[arg(
@@ -116,14 +116,25 @@ enum Suite {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Transport {
+    /// TCP over loopback.
     Tcp,
+    /// A Unix socket, and nothing else.
     Uds,
+    /// Memory of the server that it lends over a Unix socket.
+    Shm,
 }
 
 impl Transport {
-    /// That of an address.
-    fn of(address: &str) -> Transport {
-        if address.starts_with("unix:") { Transport::Uds } else { Transport::Tcp }
+    const ALL: [Transport; 3] = [Transport::Tcp, Transport::Uds, Transport::Shm];
+
+    /// Whether it is one that leads to an address.
+    fn leads_to(self, address: &str) -> bool {
+        (self == Transport::Tcp) != address.starts_with("unix:")
+    }
+
+    /// Whether memory is lent.
+    pub(crate) fn is_shared(self) -> bool {
+        self == Transport::Shm
     }
 
     /// Its name in the names of rows.
@@ -131,6 +142,7 @@ impl Transport {
         match self {
             Transport::Tcp => "tcp",
             Transport::Uds => "uds",
+            Transport::Shm => "shm",
         }
     }
 
@@ -138,7 +150,7 @@ impl Transport {
     pub(crate) fn address(self, what: &str) -> std::io::Result<(String, Option<Folder>)> {
         Ok(match self {
             Transport::Tcp => ("127.0.0.1:0".to_owned(), None),
-            Transport::Uds => {
+            Transport::Uds | Transport::Shm => {
                 let folder = Folder::private(what)?;
                 (format!("unix:{}/ps.sock", folder.path().display()), Some(folder))
             }
@@ -201,7 +213,7 @@ fn quick(options: &Options, report: &mut Report) -> Result<(), Failure> {
     transport::run(options, &sizes, pace, report)?;
     apply::run(&apply::every_rule()[..2], 32 << 20, pace, report)?;
     rows::run(&[16], pace, report)?;
-    mlp::run(Transport::Uds, pace, report)?;
+    mlp::run(Transport::Shm, pace, report)?;
     restart::run(&["64MiB".to_owned()], pace.rounds, report)
 }
 

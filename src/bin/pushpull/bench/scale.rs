@@ -60,7 +60,7 @@ fn counts(most: u32) -> impl Iterator<Item = usize> {
 }
 
 fn bed(transport: Transport, bytes: usize, variables: usize) -> Result<TestBed, Failure> {
-    TestBed::start(At::Here { transport, shards: 1 }, Model { bytes, variables }, 1)
+    TestBed::start(At::Here { shards: 1 }, transport, Model { bytes, variables }, 1)
 }
 
 fn row(

@@ -41,9 +41,10 @@ fn measure(
     let listener = runtime.block_on(Ps::listen(&address))?;
     let builder = ClusterSpec::builder().job("ps", [listener.address()]);
     let cluster = builder.job("worker", ["127.0.0.1:1"]).build()?;
-    let _server =
-        listener.start(PsConfig::new(cluster.clone(), TaskId::ps(0), Adagrad::new(RATE)))?;
+    let server = PsConfig::new(cluster.clone(), TaskId::ps(0), Adagrad::new(RATE));
+    let _server = listener.start(server.shared_memory(transport.is_shared()))?;
     let config = WorkerConfig::new(cluster, TaskId::worker(0));
+    let config = config.shared_memory(transport.is_shared());
     let mut worker = Worker::connect(config.clone())?;
     worker.join(&[VariableSpec::f32("rows", [ROWS.into(), width])?.sparse()], |_| ())?;
     let mut reader = Reader::connect(config)?;

@@ -4,6 +4,7 @@ mod breaches;
 mod connecting;
 mod epochs;
 mod keeping_alive;
+mod lending;
 mod model;
 mod owner_first;
 mod pulls;

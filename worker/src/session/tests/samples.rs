@@ -16,7 +16,7 @@ use pushpull_common::placement::{Placement, ShardMap, Strategy};
 use pushpull_common::protocol::message::{
     self, BodyCrc, CatalogueState, ModeIs, NonFinitePolicy, Operation, Welcome,
 };
-use pushpull_common::protocol::wire::List;
+use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{Grant, Header, Message, Outcome, Refusal, version};
 use pushpull_common::variable::VariableSpec;
 
@@ -125,6 +125,7 @@ pub(super) fn welcome() -> Welcome {
         catalogue: CatalogueState::Ready { digest: [0; 32] },
         restore_epoch: RestoreEpoch(0),
         restored_step: GlobalStep(0),
+        nearby: Text::default(),
         identity: Identity::new().with("ps", "0,1").to_wire(),
         auth: List::default(),
     }

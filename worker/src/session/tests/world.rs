@@ -14,6 +14,7 @@ pub(super) use super::samples::*;
 use crate::config::Checksums;
 use crate::error::{Error, SilentShards};
 use crate::fanout::Plan;
+use crate::lent::Lender;
 use crate::params::Buffer;
 use crate::session::{Command, Input, OpId, Output, Reply, Session, Start};
 
@@ -56,6 +57,10 @@ pub(super) struct World {
     pub(super) epochs: BTreeMap<usize, RestoreEpoch>,
     /// The mode of the servers.
     pub(super) mode: ModeIs,
+    /// Whether transports pass descriptors.
+    pub(super) near: bool,
+    /// What was lent over the links.
+    pub(super) lent: Vec<(usize, Lender)>,
     alive: BTreeMap<usize, bool>,
     next_op: u64,
 }
@@ -74,6 +79,7 @@ impl World {
             owner: shard(0),
             incarnation: Incarnation(7),
             checksums: Checksums::Remote,
+            shared_memory: true,
             values: None,
             identity: Identity::new().with("ps", "0,1"),
             addresses: addresses.collect(),
@@ -93,6 +99,8 @@ impl World {
             beats: true,
             epochs: BTreeMap::new(),
             mode: ModeIs::Asynchronous { owner_first: false },
+            near: false,
+            lent: Vec::new(),
             alive: BTreeMap::new(),
             next_op: 1,
         }
@@ -179,6 +187,7 @@ impl World {
                     let before = self.replies.insert(op, reply);
                     assert!(before.is_none(), "{op:?} is answered twice");
                 }
+                Output::Lent { link, lender, .. } => self.lent.push((link, lender)),
                 Output::Progress { silent } => {
                     self.progress.push((self.now - self.start, silent));
                 }
@@ -284,7 +293,8 @@ impl World {
         let at = self.connects.iter().position(|&other| other == link);
         self.connects.remove(at.unwrap_or_else(|| panic!("link {link} is not to be connected")));
         self.alive.insert(link, true);
-        self.input(Input::Connected { link });
+        let near = self.near;
+        self.input(Input::Connected { link, near });
         self.heard(link, "Hello")
     }
 

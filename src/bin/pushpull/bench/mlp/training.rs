@@ -45,8 +45,9 @@ impl<'a> Training<'a> {
             .job("worker", (0..WORKERS).map(|worker| format!("127.0.0.1:{}", worker + 1)))
             .build()?;
         let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(RATE)).mode(mode);
-        let server = listener.start(config)?;
-        let trainers = (0..WORKERS).map(|worker| Trainer::join(&cluster, worker, data));
+        let server = listener.start(config.shared_memory(transport.is_shared()))?;
+        let join = |worker| Trainer::join(&cluster, worker, transport, data);
+        let trainers = (0..WORKERS).map(join);
         let mut trainers = trainers.collect::<Result<Vec<_>, Fault>>().map_err(failure)?;
         let loss = trainers[0].loss().map_err(failure)?;
         Ok(Training { trainers, gradients_per_step, loss, _server: server, _folder: folder })
@@ -88,9 +89,15 @@ struct Trainer<'a> {
 }
 
 impl<'a> Trainer<'a> {
-    fn join(cluster: &ClusterSpec, index: usize, data: &'a Data) -> Result<Trainer<'a>, Fault> {
+    fn join(
+        cluster: &ClusterSpec,
+        index: usize,
+        transport: Transport,
+        data: &'a Data,
+    ) -> Result<Trainer<'a>, Fault> {
         let task = TaskId::worker(index as u32);
-        let mut worker = Worker::connect(WorkerConfig::new(cluster.clone(), task))?;
+        let config = WorkerConfig::new(cluster.clone(), task);
+        let mut worker = Worker::connect(config.shared_memory(transport.is_shared()))?;
         let model = Mlp::new(INPUTS, HIDDEN, CLASSES);
         let shapes = NAMES.into_iter().zip(model.shapes());
         let variables = shapes

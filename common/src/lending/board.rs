@@ -1,0 +1,148 @@
+//! The board: which block holds which place, at which turn, and what it is of.
+
+use super::Words;
+
+/// Where the words stand. There is room for more of them before the homes.
+pub(super) const TURN: usize = 0;
+const VERSION: usize = 1;
+const GRADIENTS: usize = 2;
+const STEP: usize = 3;
+const SERVES: usize = 4;
+const EPOCH: usize = 5;
+pub(super) const HOMES: usize = 16;
+
+/// The turn of a board that is no longer kept: odd, so that nobody reads by it.
+pub(super) const OVER: u64 = u64::MAX;
+
+/// How many words a board for so many places has.
+pub fn board_words(places: usize) -> usize {
+    HOMES + places
+}
+
+/// What the values on a board are of: what an answer to a pull says of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Counts {
+    /// How many pushes the shard has applied.
+    pub version: u64,
+    /// How many of them were gradients.
+    pub gradients: u64,
+    /// The global step, as far as the shard knows it; in synchronous mode the steps it has applied.
+    pub step: u64,
+    /// The shard answers pulls of at least this step and less without a wait.
+    pub serves: u64,
+    /// The restore epoch that it lives in.
+    pub epoch: u64,
+}
+
+impl Counts {
+    const WORDS: [usize; 5] = [VERSION, GRADIENTS, STEP, SERVES, EPOCH];
+
+    fn words(&self) -> impl Iterator<Item = (usize, u64)> + use<> {
+        let Counts { version, gradients, step, serves, epoch } = *self;
+        Self::WORDS.into_iter().zip([version, gradients, step, serves, epoch])
+    }
+
+    pub(super) fn load(board: &impl Words) -> Counts {
+        let [version, gradients, step, serves, epoch] = Self::WORDS.map(|word| board.load(word));
+        Counts { version, gradients, step, serves, epoch }
+    }
+}
+
+/// The board as its shard sees it: what it says is changed by turns.
+///
+/// Invariant: the word of the turn is `turn`, or one more while a change is made.
+#[derive(Debug)]
+pub struct Board<W: Words> {
+    words: W,
+    turn: u64,
+    changing: bool,
+    counts: Counts,
+}
+
+impl<W: Words> Board<W> {
+    /// A board on words that nobody else sees yet, [`board_words`] of them: it shows that these
+    /// blocks hold the places, one after the other.
+    ///
+    /// # Panics
+    /// If the words are too few.
+    pub fn new(words: W, counts: Counts, homes: impl Iterator<Item = u32>) -> Board<W> {
+        for (place, home) in homes.enumerate() {
+            words.store(HOMES + place, home.into());
+        }
+        counts.words().for_each(|(word, value)| words.store(word, value));
+        let board = Board { words, turn: 2, changing: false, counts };
+        board.words.store(TURN, board.turn);
+        board
+    }
+
+    /// The words.
+    pub fn words(&self) -> &W {
+        &self.words
+    }
+
+    /// The number that stands on the board for a place.
+    ///
+    /// # Panics
+    /// If the board has no such place.
+    pub fn home(&self, place: usize) -> u64 {
+        self.words.load(HOMES + place)
+    }
+
+    /// Whether a change is begun.
+    pub fn is_changing(&self) -> bool {
+        self.changing
+    }
+
+    /// The turn that whoever pins now may pin, or the last there was while a change is made.
+    pub fn turn(&self) -> u64 {
+        self.turn
+    }
+
+    /// What the board says its values are of.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// Begins a change, unless one is begun: nobody who comes from now on reads anything before
+    /// [`Board::publish`]. Who has come before is seen on its desk when this returns.
+    pub fn begin(&mut self) {
+        if !self.changing {
+            self.changing = true;
+            self.words.store(TURN, self.turn + 1);
+            self.words.fence();
+        }
+    }
+
+    /// A block holds a place from the next turn on; a change is begun.
+    ///
+    /// # Panics
+    /// If the board has no such place.
+    pub fn set_home(&mut self, place: usize, block: u32) {
+        debug_assert!(self.changing, "a change is begun before homes change");
+        self.words.store(HOMES + place, block.into());
+    }
+
+    /// Ends the change that was begun, and returns the turn that shows it. Who has come to an earlier
+    /// one has been seen on its desk since [`Board::begin`].
+    pub fn publish(&mut self, counts: Counts) -> u64 {
+        debug_assert!(self.changing, "a change is begun before it is published");
+        for ((word, value), (_, old)) in counts.words().zip(self.counts.words()) {
+            if value != old {
+                self.words.store(word, value);
+            }
+        }
+        self.counts = counts;
+        self.turn += 2;
+        self.words.store(TURN, self.turn);
+        self.changing = false;
+        self.turn
+    }
+}
+
+impl<W: Words> Drop for Board<W> {
+    /// Nobody reads by a board that is not kept.
+    fn drop(&mut self) {
+        self.words.store(TURN, OVER);
+        self.words.fence();
+    }
+}

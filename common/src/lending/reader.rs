@@ -1,0 +1,112 @@
+//! A reader's side: pins what the board shows, and knows in the end whether that was honoured.
+
+use super::board::{Counts, HOMES, OVER, TURN};
+use super::desk::Desk;
+use super::{Geometry, Words};
+
+/// Why nothing can be read directly now; the connection is there for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum NotNow {
+    /// A change is being made. Soon it will not be, unless the server was killed in the middle of it.
+    #[error("a change is being made")]
+    Changing,
+    /// The board is kept no longer, or the pin was revoked: nothing will be read here any more.
+    #[error("the values are lent no longer")]
+    Over,
+    /// The board names a block that does not exist.
+    #[error("place {place} is said to be held by block {block}")]
+    Unsound {
+        /// The place.
+        place: u32,
+        /// The block.
+        block: u64,
+    },
+}
+
+/// One reader of what a shard lends. It has a pin, or none.
+#[derive(Debug)]
+pub struct Reader<W: Words> {
+    board: W,
+    desk: Desk<W>,
+    values: W,
+    geometry: Geometry,
+    tenure: u64,
+}
+
+impl<W: Words> Reader<W> {
+    /// A reader of values that lie as the geometry says, in the hands of the process that has this
+    /// tenure. The geometry has been checked, and the board has as many words as its places need.
+    pub fn new(board: W, desk: W, values: W, geometry: Geometry, tenure: u64) -> Reader<W> {
+        Reader { board, desk: Desk::new(desk), values, geometry, tenure }
+    }
+
+    /// The values, to be copied from while there is a pin.
+    pub fn values(&self) -> &W {
+        &self.values
+    }
+
+    /// Where blocks lie in them.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// Tries to pin what the board shows: says what it is of, and for each of these places the number
+    /// of the block that holds it. Costs a fence, and a load for each place.
+    ///
+    /// What was pinned is to be given back by [`Reader::unpin`]; nothing is if this fails, and then
+    /// what stands in `homes` means nothing.
+    ///
+    /// # Panics
+    /// If there is no such place.
+    pub fn pin(
+        &mut self,
+        places: impl Iterator<Item = u32>,
+        homes: &mut Vec<u32>,
+    ) -> Result<Counts, NotNow> {
+        let turn = self.board.load(TURN);
+        match turn {
+            OVER => return Err(NotNow::Over),
+            turn if turn % 2 == 1 => return Err(NotNow::Changing),
+            turn => self.desk.pin(turn),
+        }
+        homes.clear();
+        let counts = Counts::load(&self.board);
+        let mut wrong = None;
+        for place in places {
+            let block = self.board.load(HOMES + place as usize);
+            match u32::try_from(block) {
+                Ok(home) if home < self.geometry.blocks => homes.push(home),
+                _ => wrong = Some(NotNow::Unsound { place, block }),
+            }
+        }
+        // What was loaded is of one turn, and that its pin was seen in time, if nothing has begun since.
+        let found = match self.board.load(TURN) {
+            now if now == turn => wrong.map_or(Ok(counts), Err),
+            OVER => Err(NotNow::Over),
+            _ => Err(NotNow::Changing),
+        };
+        if found.is_err() {
+            self.desk.unpin();
+        }
+        found
+    }
+
+    /// Gives the pin back without having copied anything.
+    pub fn give_up(&mut self) {
+        self.desk.unpin();
+    }
+
+    /// Gives the pin back, after so many bytes of the values were copied. If it fails, they are of no
+    /// version.
+    pub fn unpin(&mut self, bytes: u64) -> Result<(), NotNow> {
+        // Whoever has copied a byte that was overwritten sees that it was revoked.
+        self.values.fence();
+        let tenure = self.values.load(self.geometry.tenure_word());
+        let honoured = !self.desk.is_revoked() && tenure == self.tenure;
+        if honoured {
+            self.desk.count(bytes);
+        }
+        self.desk.unpin();
+        honoured.then_some(()).ok_or(NotNow::Over)
+    }
+}

@@ -1,0 +1,108 @@
+//! Memory that is lent to clients of the same host and user: they read values by themselves.
+
+use pushpull_common::lending::Counts;
+use pushpull_common::protocol::{Envelope, Refusal};
+
+use super::handshake::Way;
+use super::output::Output;
+use super::{Detail, Shard, Variables};
+use crate::error::StorageError;
+use crate::store::VALUES;
+
+impl Shard {
+    /// What the values are of, as those are told who read them without a request.
+    pub(super) fn counts(&self) -> Counts {
+        Counts {
+            version: self.version,
+            gradients: self.gradients,
+            step: self.step().0,
+            serves: self.serves(),
+            epoch: self.epoch.0.into(),
+        }
+    }
+
+    /// A client asks for memory.
+    pub(super) fn lend(&mut self, connection: u64, request: Envelope, kind: u16, wants: u64) {
+        if let Err(refusal) = self.may_lend(connection, kind, wants) {
+            return self.refuse(connection, request, refusal);
+        }
+        let counts = self.counts();
+        let Variables::Ready(store) = &mut self.variables else {
+            return self.refuse(connection, request, Refusal::NotInitialized {});
+        };
+        match store.lend(connection, counts, &self.budget) {
+            Ok((lent, descriptors)) => {
+                let (step, restore_epoch) = (self.step(), self.epoch);
+                let envelope = Envelope { step, restore_epoch, ..request };
+                let message = lent.into();
+                self.outputs.push_back(Output::Lent { connection, envelope, message, descriptors });
+            }
+            Err(StorageError::DoesNotFit { need, limit }) => {
+                self.refuse(connection, request, Refusal::DoesNotFit { need, limit });
+            }
+            Err(error) => {
+                // Where memory cannot be lent, or there are no descriptors left: either way the client
+                // goes on over its connection.
+                let detail = Detail::clipped(error.to_string());
+                self.refuse(connection, request, Refusal::Unsupported { kind, detail });
+            }
+        }
+    }
+
+    fn may_lend(&self, connection: u64, kind: u16, wants: u64) -> Result<(), Refusal> {
+        let unsupported = |why: &str| {
+            let detail = Detail::clipped(why);
+            Err(Refusal::Unsupported { kind, detail })
+        };
+        let way = self.conversations.get(&connection).map(|conversation| conversation.way);
+        match way {
+            Some(Way::Unix { same_user: true }) => {}
+            Some(Way::Unix { same_user: false }) => return Err(Refusal::Denied {}),
+            _ => return unsupported("memory is lent over Unix sockets only"),
+        }
+        if let Some(why) = self.config.lends_nothing() {
+            return unsupported(why);
+        }
+        match wants & VALUES {
+            0 => unsupported("nothing of what is wanted is lent"),
+            _ => Ok(()),
+        }
+    }
+
+    /// A connection is gone: what it has been lent is not looked at any more.
+    pub(super) fn take_back(&mut self, connection: u64) {
+        if let Variables::Ready(store) = &mut self.variables
+            && store.is_lent()
+        {
+            let counted = store.take_back(connection);
+            self.count_pulls(counted);
+        }
+    }
+
+    pub(super) fn count_direct_pulls(&mut self) {
+        if let Variables::Ready(store) = &mut self.variables {
+            let counted = store.direct_pulls();
+            self.count_pulls(counted);
+        }
+    }
+
+    fn count_pulls(&self, (pulls, bytes): (u64, u64)) {
+        self.counters.direct_pulls.add(pulls);
+        self.counters.direct_pull_bytes.add(bytes);
+    }
+
+    /// Whether somebody reads values without a request: nobody tells when memory is free again that work
+    /// waits for.
+    pub(crate) fn is_lent(&self) -> bool {
+        self.store().is_some_and(|store| store.is_lent())
+    }
+
+    /// Takes back what those have been lent who hold memory that is to be written; their connections,
+    /// which are to be cut: they have read for too long.
+    pub(crate) fn take_back_from_slow_readers(&mut self) -> Vec<u64> {
+        let Variables::Ready(store) = &self.variables else { return Vec::new() };
+        let slow = store.holding_readers();
+        slow.iter().for_each(|&connection| self.take_back(connection));
+        slow
+    }
+}

@@ -1,0 +1,351 @@
+//! Memory that is lent: what clients read in it by themselves, and what becomes of those who read too
+//! long.
+
+use std::fs::File;
+
+use pushpull_common::ids::RestoreEpoch;
+use pushpull_common::lending::{Counts, Geometry, NotNow, Reader, Words};
+use pushpull_common::protocol::message::{self, Lend, Lent, Role};
+use pushpull_common::protocol::{Message, Refusal};
+use pushpull_common::variable::VariableSpec;
+
+use super::peers::{Peer, Push, bytes_of, chief, f32s, variables, worker};
+use super::world::{LIFE, Line, World};
+use crate::aggregate::staleness::StalenessPolicy;
+use crate::arena::{LentWords, Memory, Place, StateDirectory};
+use crate::config::{Durability, PsConfig, Storage};
+use crate::optimizer::Sgd;
+use crate::shard::durable::Life;
+use crate::shard::work::Work;
+use crate::shard::{Shard, Way};
+
+/// Eighty blocks.
+const LARGE: usize = 80 << 14;
+
+const NEAR: Way = Way::Unix { same_user: true };
+
+/// A world whose only shard has its files in this place.
+fn at(
+    place: Place,
+    variables: Vec<VariableSpec>,
+    configure: impl Fn(PsConfig) -> PsConfig,
+) -> World {
+    let mut world = World::bare(variables, Sgd::new(1.0), configure);
+    let life = Life { arena: 2, ..LIFE };
+    world.shards[0] = Shard::open(world.parts(0), place, life, world.now).unwrap();
+    world
+}
+
+/// The same in memory that can be lent, with values; and its chief's line.
+fn near(
+    variables: Vec<VariableSpec>,
+    configure: impl Fn(PsConfig) -> PsConfig,
+) -> (World, Line, Line) {
+    let mut world = at(Place::Lendable, variables, configure);
+    let chief = world.begin()[0];
+    let line = world.join(0, &mut worker(1));
+    (world, chief, line)
+}
+
+fn large(pin_bytes: u64) -> (World, Line, Line) {
+    let w = VariableSpec::f32("w", [LARGE as u64]).unwrap();
+    near(vec![w], |config| config.pin_bytes_max(pin_bytes))
+}
+
+fn lend() -> Message {
+    Lend { wants: 1 }.into()
+}
+
+/// Who has been lent the values of a world's only shard.
+struct Client {
+    reader: Reader<LentWords>,
+    lent: Lent,
+    homes: Vec<u32>,
+}
+
+impl Client {
+    fn new(world: &mut World, line: Line) -> Client {
+        let Message::Lent(lent) = world.ask(line, lend()) else { panic!("nothing is lent") };
+        let files = world.lent.remove(&line).expect("descriptors").into_iter().map(File::from);
+        let files: Vec<File> = files.collect();
+        let [board, desk, values] = &files[..] else { panic!("{} descriptors", files.len()) };
+        for (file, bytes) in
+            files.iter().zip([lent.board_bytes, lent.desk_bytes, lent.values_bytes])
+        {
+            assert_eq!(file.metadata().unwrap().len(), bytes);
+        }
+        for file in [board, values] {
+            assert!(Memory::of_file(file.try_clone().unwrap()).is_err(), "it is not to be written");
+        }
+        let Lent { offset, block_bytes, stride, blocks, places, .. } = lent;
+        let geometry = Geometry { offset, block_bytes, stride, blocks, places };
+        geometry.check(lent.values_bytes).unwrap();
+        let read = |file| LentWords::of(Memory::view_of(file).unwrap());
+        let desk = LentWords::of(Memory::of_file(desk.try_clone().unwrap()).unwrap());
+        let reader = Reader::new(read(board), desk, read(values), geometry, lent.tenure);
+        Client { reader, lent, homes: Vec::new() }
+    }
+
+    fn pin(&mut self) -> Result<Counts, NotNow> {
+        self.reader.pin(0..self.lent.places, &mut self.homes)
+    }
+
+    /// So many bytes of the values, by what was pinned.
+    fn copy(&self, bytes: u64) -> Vec<u8> {
+        let geometry = self.reader.geometry();
+        let pieces = geometry.pieces(0..bytes).flat_map(|(place, within)| {
+            let start = geometry.start(self.homes[place as usize]);
+            (start + within.start) / 8..(start + within.end) / 8
+        });
+        pieces.flat_map(|word| self.reader.values().load(word as usize).to_le_bytes()).collect()
+    }
+
+    fn pull(&mut self, bytes: u64) -> (Counts, Vec<u8>) {
+        let counts = self.pin().unwrap();
+        let values = self.copy(bytes);
+        self.reader.unpin(bytes).unwrap();
+        (counts, values)
+    }
+}
+
+fn push_large(world: &mut World, line: Line, sequence: u64) -> Work {
+    let body = bytes_of(&vec![1_f32; LARGE]);
+    let push = Push::gradient(sequence, world.token(line), world.room(line));
+    let parts: Vec<(u64, &[u8])> = (0_u64..).step_by(1 << 20).zip(body.chunks(1 << 20)).collect();
+    world.push(line, &push, &parts);
+    world.work()
+}
+
+fn push_small(world: &mut World, line: Line, sequence: u64) {
+    let push = Push::gradient(sequence, world.token(line), world.room(line));
+    world.push_answer(line, &push, &[(0, &bytes_of(&[1_f32, 2.0, 3.0]))]);
+}
+
+fn all_are(bytes: &[u8], value: f32) {
+    assert_eq!(bytes.len(), 4 * LARGE);
+    assert!(f32s(bytes).iter().all(|&found| found == value), "all are {value}");
+}
+
+#[test]
+fn what_is_read_in_lent_memory_is_what_a_pull_answers() {
+    let (mut world, _, line) = near(variables(), |config| config);
+    let mut reader = worker(2);
+    reader.role = Role::Reader {};
+    let reader = world.join(0, &mut reader);
+    let mut clients = [Client::new(&mut world, line), Client::new(&mut world, reader)];
+    let mut homes = Vec::new();
+    for version in 0..4 {
+        for client in &mut clients {
+            let (counts, values) = client.pull(56);
+            assert_eq!(values, world.values(line));
+            let expected =
+                Counts { version, gradients: version, step: version, serves: version, epoch: 1 };
+            assert_eq!(counts, expected);
+        }
+        homes.push(clients[0].homes.clone());
+        push_small(&mut world, line, version + 1);
+    }
+    assert!(homes.iter().all(|other| *other == homes[0]), "few bytes are changed where they lie");
+    world.tick();
+    let metrics = world.metrics();
+    assert_eq!((metrics.direct_pulls, metrics.direct_pull_bytes), (8, 8 * 56));
+    let (pulls, _) = (clients[0].pull(56), world.disconnect(line));
+    assert_eq!((pulls.0.version, world.metrics().direct_pulls), (4, 9));
+}
+
+#[test]
+fn what_a_reader_has_pinned_is_not_changed_where_it_lies() {
+    let (mut world, _, line) = near(variables(), |config| config);
+    let mut client = Client::new(&mut world, line);
+    client.pin().unwrap();
+    let homes = client.homes.clone();
+    push_small(&mut world, line, 1);
+    assert_eq!(f32s(&client.copy(16)), [0.0; 4]);
+    client.reader.unpin(16).unwrap();
+    let (_, values) = client.pull(16);
+    assert_eq!(f32s(&values), [-1.0, -2.0, -3.0, 0.0]);
+    assert_ne!(client.homes, homes);
+}
+
+#[test]
+fn a_slow_reader_holds_what_it_reads_and_no_more() {
+    let (mut world, _, line) = large(80 << 16);
+    let mut client = Client::new(&mut world, line);
+    client.pin().unwrap();
+    for sequence in 1..9 {
+        assert_eq!(push_large(&mut world, line, sequence), Work::Idle);
+    }
+    all_are(&client.copy(4 * LARGE as u64), 0.0);
+    client.reader.unpin(0).unwrap();
+    let (counts, values) = client.pull(4 * LARGE as u64);
+    assert_eq!(counts.version, 8);
+    all_are(&values, -8.0);
+}
+
+#[test]
+fn an_update_waits_for_a_reader_until_it_is_done_or_is_sent_away() {
+    // A push needs as many blocks as it changes, 80, and 20 more may be pinned.
+    let (mut world, _, line) = large(20 << 16);
+    let mut client = Client::new(&mut world, line);
+    client.pin().unwrap();
+    assert_eq!(push_large(&mut world, line, 1), Work::Idle);
+    assert_eq!(push_large(&mut world, line, 2), Work::Blocked);
+    assert!(world.shards[0].is_lent(), "somebody has to look again");
+    all_are(&client.copy(4 * LARGE as u64), 0.0);
+    client.reader.unpin(0).unwrap();
+    assert_eq!(world.work(), Work::Idle);
+
+    let mut other = Client::new(&mut world, line);
+    other.pin().unwrap();
+    assert!(client.pin().is_ok());
+    assert_eq!(client.reader.unpin(0), Err(NotNow::Over), "a line has one desk");
+    assert_eq!(other.reader.unpin(0), Ok(()));
+}
+
+#[test]
+fn who_reads_for_too_long_is_told_that_it_has_read_nothing() {
+    let (mut world, chief, line) = large(20 << 16);
+    let (mut slow, mut quick) = (Client::new(&mut world, line), Client::new(&mut world, chief));
+    slow.pin().unwrap();
+    assert_eq!(push_large(&mut world, line, 1), Work::Idle);
+    quick.pin().unwrap();
+    assert_eq!(push_large(&mut world, line, 2), Work::Blocked);
+    let away = world.shards[0].take_back_from_slow_readers();
+    assert_eq!(away, [line.connection], "the other holds nothing up");
+    assert_eq!(world.work(), Work::Idle);
+    assert_eq!(slow.reader.unpin(0), Err(NotNow::Over));
+    all_are(&quick.copy(4 * LARGE as u64), -1.0);
+    assert_eq!(quick.reader.unpin(0), Ok(()));
+    assert_eq!(quick.pull(4 * LARGE as u64).0.version, 2);
+    assert!(world.shards[0].take_back_from_slow_readers().is_empty());
+}
+
+#[test]
+fn a_desk_says_whatever_its_owner_likes_and_harms_nobody() {
+    let (mut world, _, line) = near(variables(), |config| config);
+    Client::new(&mut world, line);
+    let Message::Lent(_) = world.ask(line, lend()) else { panic!("nothing is lent") };
+    let files = world.lent.remove(&line).unwrap();
+    let mut desk = Memory::of_file(File::from(files.into_iter().nth(1).unwrap())).unwrap();
+    for (round, word) in (1..).zip([u64::MAX, 1, 2, 3, 1 << 63]) {
+        desk.bytes_mut().fill(0xff);
+        desk.store(0, word);
+        push_small(&mut world, line, round);
+        world.tick();
+    }
+    assert_eq!(f32s(&world.values(line))[..3], [-5.0, -10.0, -15.0]);
+}
+
+#[test]
+fn nobody_reads_by_what_is_lent_no_longer() {
+    let (mut world, chief, line) = near(variables(), |config| config);
+    let (mut gone, mut stays) = (Client::new(&mut world, line), Client::new(&mut world, chief));
+    gone.pin().unwrap();
+    world.disconnect(line);
+    assert_eq!(gone.reader.unpin(0), Err(NotNow::Over));
+    assert!(stays.pin().is_ok() && stays.reader.unpin(0).is_ok());
+    world.disconnect(chief);
+    assert_eq!(stays.pin().unwrap_err(), NotNow::Over);
+    assert!(!world.shards[0].is_lent());
+    // And whoever comes later is lent the same.
+    let line = world.join(0, &mut worker(3));
+    assert_eq!(Client::new(&mut world, line).pull(56).1, world.values(line));
+}
+
+#[test]
+fn values_that_another_process_has_taken_over_are_not_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let state = StateDirectory::open(folder.path()).unwrap();
+    let place = || Place::Folder(state.shard(0).unwrap());
+    let mut world = at(place(), variables(), |config| config);
+    let line = world.begin()[0];
+    let mut client = Client::new(&mut world, line);
+    assert_eq!((client.lent.tenure, client.pin().is_ok()), (0, true));
+    // The board of a process that is killed stays as it is.
+    let (parts, life) = (world.parts(0), Life { arena: 2, ..LIFE });
+    let next = Shard::open(parts, place(), life, world.now).unwrap();
+    std::mem::forget(std::mem::replace(&mut world.shards[0], next));
+    assert_eq!(client.reader.unpin(0), Err(NotNow::Over));
+    let line = world.join(0, &mut chief());
+    let mut client = Client::new(&mut world, line);
+    assert_eq!((client.lent.tenure, client.pull(56).0.version), (1, 0));
+}
+
+#[test]
+fn who_is_lent_nothing_is_told_why_and_goes_on() {
+    let refused = |world: &mut World, way: Way, wants: u64, role: Role| {
+        let peer = Peer { role, ..worker(5) };
+        let (line, _) = world.greet_by(way, 0, peer.hello(0)).unwrap();
+        let refusal = world.refused(line, Lend { wants }.into());
+        assert!(world.lent.is_empty());
+        let alive = world.ask(line, message::Heartbeat {}.into());
+        assert!(matches!(alive, Message::HeartbeatAnswer(_)));
+        world.disconnect(line);
+        match refusal {
+            Refusal::Unsupported { kind: 6, detail } => detail.as_str().to_owned(),
+            other => format!("{other:?}"),
+        }
+    };
+    let member = Role::Worker {};
+    let (mut world, ..) = near(variables(), |config| config);
+    let over_tcp = "memory is lent over Unix sockets only";
+    assert_eq!(refused(&mut world, Way::Remote, 1, member), over_tcp);
+    assert_eq!(refused(&mut world, Way::Loopback, 1, member), over_tcp);
+    let stranger = Way::Unix { same_user: false };
+    assert_eq!(refused(&mut world, stranger, 1, member), "Denied");
+    assert_eq!(refused(&mut world, NEAR, 2, member), "nothing of what is wanted is lent");
+    assert!(refused(&mut world, NEAR, 1, Role::Peer {}).starts_with("Role"));
+
+    let mut bare = at(Place::Lendable, variables(), |config| config);
+    assert_eq!(refused(&mut bare, NEAR, 1, member), "NotInitialized");
+
+    let (mut world, ..) = near(variables(), |config| config.shared_memory(false));
+    assert_eq!(refused(&mut world, NEAR, 1, member), "shared memory is switched off");
+    let compensates = StalenessPolicy::DelayCompensation { lambda: 0.04 };
+    let (mut world, ..) = near(variables(), |config| config.staleness(compensates));
+    assert!(refused(&mut world, NEAR, 1, member).contains("compensate"));
+    let (mut world, _) =
+        World::ready(variables(), Sgd::new(1.0), |config| config.durability(Durability::Power));
+    assert!(refused(&mut world, NEAR, 1, member).contains("disk"));
+    // Anonymous memory has no descriptor.
+    let (mut world, _) = World::ready(variables(), Sgd::new(1.0), |config| config);
+    assert!(refused(&mut world, NEAR, 1, member).contains("lend"));
+}
+
+#[test]
+fn what_is_lent_is_counted_as_memory() {
+    let memory = |bytes_max| {
+        let (mut world, _, line) =
+            near(variables(), |config| config.storage(Storage::Memory { bytes_max }));
+        let used = bytes_max - world.left();
+        (world.refused_or_lent(line), used)
+    };
+    let (lent, used) = memory(1 << 30);
+    assert_eq!(lent, None);
+    let (refused, _) = memory(used + 1000);
+    assert!(matches!(refused, Some(Refusal::DoesNotFit { .. })), "{refused:?}");
+}
+
+impl World {
+    fn refused_or_lent(&mut self, line: Line) -> Option<Refusal> {
+        match self.ask(line, lend()) {
+            Message::Refused(refused) => Some(refused.refusal),
+            other => {
+                assert!(matches!(other, Message::Lent(_)), "{other:?}");
+                None
+            }
+        }
+    }
+}
+
+#[test]
+fn variables_of_another_epoch_are_lent_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let state = StateDirectory::open(folder.path()).unwrap();
+    let mut world = at(Place::Folder(state.shard(0).unwrap()), variables(), |config| config);
+    let line = world.begin()[0];
+    let mut client = Client::new(&mut world, line);
+    assert_eq!(client.pull(56).0.epoch, u64::from(RestoreEpoch(1).0));
+    world.shards[0].forget_variables().unwrap();
+    assert_eq!(client.pin().unwrap_err(), NotNow::Over);
+}

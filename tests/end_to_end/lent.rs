@@ -1,0 +1,442 @@
+//! Memory that a server lends over a Unix socket, read by a client that speaks the protocol itself.
+
+use std::fs::File;
+use std::io::{self, IoSliceMut, Write};
+use std::mem::MaybeUninit;
+use std::net::TcpStream;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::time::Duration;
+
+use memmap2::{MmapOptions, MmapRaw};
+use pushpull::blocking::Worker;
+use pushpull::common::ids::{ClientEpoch, GlobalStep, Incarnation, RequestId, RestoreEpoch};
+use pushpull::common::lending::{Counts, Geometry, NotNow, Reader, Words};
+use pushpull::common::protocol::message::{BodyCrc, Hello, Lend, Lent, Pull, Role, Selection};
+use pushpull::common::protocol::wire::{List, Text};
+use pushpull::common::protocol::{
+    BodyStamp, Envelope, FrameReader, Message, Poll, Refusal, encode, version,
+};
+use pushpull::{
+    ClusterSpec, Mode, Params, Ps, PsConfig, Pulled, Push, Sgd, ShardId, Storage, TaskId,
+    VariableSpec, WorkerConfig,
+};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+
+use super::cluster::{Cluster, LONG, block_on, spec, vector};
+
+/// A server on loopback and on a Unix socket in this folder.
+fn cluster(folder: &Path, configure: impl Fn(PsConfig) -> PsConfig) -> (Cluster, String) {
+    let socket = format!("unix:{}", folder.join("ps").display());
+    let listener = block_on(async {
+        let unix = Ps::listen(&socket).await.unwrap();
+        Ps::listen("127.0.0.1:0").await.unwrap().also(unix)
+    });
+    let spec = spec([listener.address()], 1);
+    let config = PsConfig::new(spec.clone(), TaskId::ps(0), Sgd::new(1.0));
+    let servers = vec![listener.start(configure(config)).unwrap()];
+    (Cluster { spec, servers }, socket)
+}
+
+/// A connection as a reader, and the descriptors that have come over it.
+struct Line<S> {
+    stream: S,
+    reader: FrameReader,
+    descriptors: Vec<File>,
+}
+
+impl<S: AsFd + Write> Line<S> {
+    fn say(&mut self, message: Message) {
+        let envelope = Envelope { request: RequestId(1), ..Envelope::default() };
+        let mut frame = Vec::new();
+        encode(&mut frame, &envelope, &message, BodyStamp::NONE);
+        self.stream.write_all(&frame).unwrap();
+    }
+
+    fn hear(&mut self) -> Message {
+        let (stream, descriptors) = (&self.stream, &mut self.descriptors);
+        let mut source = |slices: &mut [IoSliceMut<'_>]| -> io::Result<usize> {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let flags = RecvFlags::CMSG_CLOEXEC;
+            let read = recvmsg(stream, slices, &mut control, flags)?;
+            for message in control.drain() {
+                if let RecvAncillaryMessage::ScmRights(rights) = message {
+                    descriptors.extend(rights.map(File::from));
+                }
+            }
+            Ok(read.bytes)
+        };
+        match self.reader.poll(&mut source).unwrap() {
+            Poll::Frame(_, message) => message,
+            other => panic!("no frame but {other:?}"),
+        }
+    }
+
+    fn open(stream: S) -> (Line<S>, String) {
+        let mut line = Line { stream, reader: FrameReader::new(), descriptors: Vec::new() };
+        line.say(hello().into());
+        let Message::Welcome(welcome) = line.hear() else { panic!("a reader is not welcome") };
+        line.reader.open();
+        (line, welcome.nearby.as_str().to_owned())
+    }
+}
+
+fn hello() -> Hello {
+    Hello {
+        version_oldest: version::OLDEST,
+        version_newest: version::NEWEST,
+        role: Role::Reader {},
+        job: Text::clipped("worker"),
+        task: 9,
+        shard: ShardId::default(),
+        incarnation: Incarnation(1),
+        client_epoch: ClientEpoch(0),
+        seen_epoch: RestoreEpoch(0),
+        seen_step: GlobalStep(0),
+        catalogue: None,
+        body_crc: BodyCrc::Off {},
+        identity: List::default(),
+        auth: List::default(),
+    }
+}
+
+fn near(socket: &str) -> Line<UnixStream> {
+    let stream = UnixStream::connect(socket.strip_prefix("unix:").unwrap()).unwrap();
+    stream.set_read_timeout(Some(LONG)).unwrap();
+    Line::open(stream).0
+}
+
+struct Mapped(MmapRaw);
+
+impl Mapped {
+    fn word(&self, word: usize) -> &AtomicU64 {
+        assert!(word < self.0.len() / 8);
+        // SAFETY: the word lies inside the mapping, which starts at a page, and is only ever used as an
+        // atomic here.
+        unsafe { AtomicU64::from_ptr(self.0.as_mut_ptr().cast::<u64>().add(word)) }
+    }
+}
+
+impl Words for Mapped {
+    fn load(&self, word: usize) -> u64 {
+        u64::from_le(self.word(word).load(Ordering::Acquire))
+    }
+
+    fn store(&self, word: usize, value: u64) {
+        self.word(word).store(value.to_le(), Ordering::Release);
+    }
+
+    fn fence(&self) {
+        fence(Ordering::SeqCst);
+    }
+}
+
+/// What a line was lent.
+struct Client {
+    reader: Reader<Mapped>,
+    places: u32,
+    homes: Vec<u32>,
+}
+
+impl Client {
+    fn of(line: &mut Line<UnixStream>) -> Client {
+        line.say(Lend { wants: 1 }.into());
+        let Message::Lent(lent) = line.hear() else { panic!("nothing is lent") };
+        let Lent { offset, block_bytes, stride, blocks, places, .. } = lent;
+        let geometry = Geometry { offset, block_bytes, stride, blocks, places };
+        geometry.check(lent.values_bytes).unwrap();
+        let [board, desk, values] = &std::mem::take(&mut line.descriptors)[..] else {
+            panic!("three descriptors come with what is lent")
+        };
+        for file in [board, values] {
+            assert!(MmapOptions::new().map_raw(file).is_err(), "it is lent to be read only");
+        }
+        let read = |file| Mapped(MmapOptions::new().map_raw_read_only(file).unwrap());
+        let desk = Mapped(MmapOptions::new().map_raw(desk).unwrap());
+        let reader = Reader::new(read(board), desk, read(values), geometry, lent.tenure);
+        Client { reader, places, homes: Vec::new() }
+    }
+
+    fn pin(&mut self) -> Result<Counts, NotNow> {
+        self.reader.pin(0..self.places, &mut self.homes)
+    }
+
+    /// So many f32 of the values, by what was pinned.
+    fn copy(&self, elements: u64) -> Vec<f32> {
+        let geometry = self.reader.geometry();
+        let pieces = geometry.pieces(0..4 * elements).flat_map(|(place, within)| {
+            let start = geometry.start(self.homes[place as usize]);
+            (start + within.start) / 8..(start + within.end) / 8
+        });
+        let words = pieces.map(|word| self.reader.values().load(word as usize));
+        words.flat_map(|word| [word as u32, (word >> 32) as u32]).map(f32::from_bits).collect()
+    }
+}
+
+const SMALL: u64 = 2;
+const LARGE: u64 = 200_000;
+
+/// Pushes a gradient of ones: of both variables, or of the small one.
+fn push(worker: &mut Worker, both: bool) {
+    let token = worker.token().unwrap().unwrap();
+    let mut push = worker.begin(token).unwrap();
+    push.variable("small", &[1_f32; SMALL as usize]).unwrap();
+    if both {
+        push.variable("large", &[1_f32; LARGE as usize]).unwrap();
+    }
+    push.finish().unwrap();
+}
+
+#[test]
+fn whoever_reads_in_lent_memory_beside_updates_sees_whole_versions() {
+    let folder = tempfile::tempdir().unwrap();
+    let (cluster, socket) = cluster(folder.path(), |config| config);
+    let mut worker = cluster.worker(0);
+    worker.join(&[vector("small", SMALL), vector("large", LARGE)], |_| ()).unwrap();
+    let mut line = near(&socket);
+    let mut client = Client::of(&mut line);
+    let reads = std::thread::spawn(move || {
+        let (mut versions, mut pulls) = (Vec::new(), 0);
+        while versions.last() != Some(&200) {
+            let Ok(counts) = client.pin() else {
+                std::thread::yield_now();
+                continue;
+            };
+            let values = client.copy(SMALL + LARGE);
+            client.reader.unpin(4 * (SMALL + LARGE)).unwrap();
+            pulls += 1;
+            // Every fourth push is of both.
+            let (small, large) = (counts.version as f32, counts.version.div_ceil(4) as f32);
+            let (first, others) = values.split_at(SMALL as usize);
+            assert_eq!(first, [-small; SMALL as usize]);
+            assert!(others.iter().all(|&value| value == -large), "version {}", counts.version);
+            versions.push(counts.version);
+        }
+        assert!(versions.is_sorted());
+        drop(line);
+        pulls
+    });
+    (0..200).for_each(|version| push(&mut worker, version % 4 == 0));
+    let pulls = reads.join().unwrap();
+    // The server hears of the last ones when the connection is gone.
+    while cluster.handle().metrics().direct_pulls < pulls {
+        std::thread::yield_now();
+    }
+    assert_eq!(cluster.handle().metrics().direct_pulls, pulls);
+    cluster.stop();
+}
+
+#[test]
+fn a_reader_that_holds_updates_up_for_too_long_is_sent_away() {
+    let folder = tempfile::tempdir().unwrap();
+    let timeout = Duration::from_millis(200);
+    let (cluster, socket) = cluster(folder.path(), |config| {
+        // As little as can be: a second push finds no memory that a first has not freed.
+        config.stall_timeout(timeout).pin_bytes_max(1)
+    });
+    let mut worker = cluster.worker(0);
+    worker.join(&[vector("small", SMALL), vector("large", LARGE)], |_| ()).unwrap();
+    let mut line = near(&socket);
+    let mut client = Client::of(&mut line);
+    client.pin().unwrap();
+    (0..3).for_each(|_| push(&mut worker, true));
+    assert_eq!(client.reader.unpin(0), Err(NotNow::Over));
+    let mut rest = [0; 1];
+    let closed = recvmsg_once(&line.stream, &mut rest);
+    assert_eq!(closed, 0, "its connection is closed");
+    assert_eq!(cluster.handle().metrics().connections_faulted, 1);
+
+    // One that is done in time holds nobody up.
+    let mut line = near(&socket);
+    let mut client = Client::of(&mut line);
+    for _ in 0..6 {
+        client.pin().unwrap();
+        push(&mut worker, true);
+        assert_eq!(client.reader.unpin(0), Ok(()));
+    }
+    assert_eq!(cluster.handle().metrics().connections_faulted, 1);
+    cluster.stop();
+    assert_eq!(client.pin().unwrap_err(), NotNow::Over, "nobody keeps the board any more");
+}
+
+fn recvmsg_once(stream: &UnixStream, rest: &mut [u8]) -> usize {
+    let mut slices = [IoSliceMut::new(rest)];
+    recvmsg(stream, &mut slices, &mut RecvAncillaryBuffer::default(), RecvFlags::empty())
+        .unwrap()
+        .bytes
+}
+
+#[test]
+fn who_comes_over_tcp_is_told_where_memory_is_lent() {
+    let folder = tempfile::tempdir().unwrap();
+    for shared in [true, false] {
+        let (cluster, socket) = cluster(folder.path(), |config| config.shared_memory(shared));
+        let mut worker = cluster.worker(0);
+        worker.join(&[vector("small", SMALL)], |_| ()).unwrap();
+        let stream = TcpStream::connect(cluster.handle().address()).unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        let (mut line, nearby) = Line::open(stream);
+        assert_eq!(nearby, if shared { &socket } else { "" });
+        line.say(Lend { wants: 1 }.into());
+        let Message::Refused(refused) = line.hear() else { panic!("TCP passes no descriptors") };
+        assert!(matches!(refused.refusal, Refusal::Unsupported { kind: 6, .. }));
+        line.say(Pull { selection: Selection::All {} }.into());
+        assert!(matches!(line.hear(), Message::Pulled(_)), "and goes on as before");
+
+        let mut line = near(&socket);
+        line.say(Lend { wants: 1 }.into());
+        assert_eq!(matches!(line.hear(), Message::Lent(_)), shared);
+        cluster.stop();
+    }
+}
+
+/// A server on a Unix socket alone.
+fn near_only(folder: &Path, configure: impl Fn(PsConfig) -> PsConfig) -> Cluster {
+    let socket = format!("unix:{}", folder.join("ps").display());
+    let listener = block_on(Ps::listen(&socket)).unwrap();
+    let spec = spec([listener.address()], 2);
+    let servers = vec![start(listener, &spec, configure)];
+    Cluster { spec, servers }
+}
+
+fn start(
+    listener: pushpull::Listener,
+    spec: &ClusterSpec,
+    configure: impl Fn(PsConfig) -> PsConfig,
+) -> Ps {
+    listener.start(configure(PsConfig::new(spec.clone(), TaskId::ps(0), Sgd::new(1.0)))).unwrap()
+}
+
+fn variables() -> Vec<VariableSpec> {
+    let rows = VariableSpec::f32("rows", [100, 4]).unwrap().sparse();
+    vec![vector("small", SMALL), rows, vector("large", LARGE)]
+}
+
+/// One step of a worker that is alone: the values are those of all steps before.
+fn train(worker: &mut Worker, params: &mut Params, step: u64) {
+    let token = worker.token().unwrap().unwrap();
+    assert_eq!(worker.pull(&token, params).unwrap(), Pulled::Pulled { step });
+    for name in ["small", "large"] {
+        let values = params.view::<f32>(name).unwrap();
+        assert!(values.iter().all(|&value| value == -(step as f32)), "{name} at {step}");
+    }
+    let mut gradients = worker.gradients();
+    gradients.view_mut::<f32>("small").unwrap().fill(1.0);
+    gradients.view_mut::<f32>("large").unwrap().fill(1.0);
+    let applied = worker.push(token, gradients).unwrap();
+    assert!(matches!(applied, Push::Applied { step: now, staleness: 0 } if now == step + 1));
+}
+
+#[test]
+fn a_worker_reads_values_where_they_lie_if_it_may() {
+    let folder = tempfile::tempdir().unwrap();
+    let wishes: [(&dyn Fn(WorkerConfig) -> WorkerConfig, bool); 3] = [
+        (&|config| config, true),
+        (&|config| config.shared_memory(false), false),
+        (&|config| config.pull_codec(pushpull::common::codec::Codec::F16), false),
+    ];
+    for (wish, direct) in wishes {
+        let cluster = near_only(folder.path(), |config| config);
+        let mut worker = Worker::connect(wish(cluster.config(0))).unwrap();
+        let mut params = worker.join(&variables(), |_| ()).unwrap();
+        let asked = cluster.handle().metrics().pulls;
+        (0..20).for_each(|step| train(&mut worker, &mut params, step));
+        worker.leave().unwrap();
+        let expected = if direct { (20, 0) } else { (0, 20) };
+        await_counts(&cluster, |metrics| (metrics.direct_pulls, metrics.pulls - asked) == expected);
+        cluster.stop();
+    }
+}
+
+/// The server hears of direct pulls now and then.
+fn await_counts(cluster: &Cluster, counted: impl Fn(&pushpull::Metrics) -> bool) {
+    let began = std::time::Instant::now();
+    while !counted(&cluster.handle().metrics()) {
+        assert!(began.elapsed() < LONG, "{:?}", cluster.handle().metrics());
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_restarted_server_lends_its_values_anew() {
+    let (folder, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let stored = |config: PsConfig| {
+        let state = state.path().to_owned();
+        config.storage(Storage::Directory { state, bytes_max: 1 << 30 })
+    };
+    let mut cluster = near_only(folder.path(), stored);
+    let mut worker = cluster.worker(0);
+    let mut params = worker.join(&variables(), |_| ()).unwrap();
+    for life in 0..3 {
+        (0..5).for_each(|step| train(&mut worker, &mut params, 5 * life + step));
+        await_counts(&cluster, |metrics| metrics.direct_pulls >= 4);
+        let spec = cluster.spec.clone();
+        cluster.stop();
+        let listener = block_on(Ps::listen(spec.task_address("ps", 0).unwrap())).unwrap();
+        let servers = vec![start(listener, &spec, stored)];
+        cluster = Cluster { spec, servers };
+    }
+    drop(worker);
+    cluster.stop();
+}
+
+#[test]
+fn synchronous_replicas_read_values_of_their_tokens_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let mode = Mode::Synchronous { replicas_to_aggregate: 2, total_num_replicas: 2 };
+    let cluster = near_only(folder.path(), |config| config.mode(mode).shards(2));
+    let replicas = [0, 1].map(|index| {
+        let config = cluster.config(index);
+        std::thread::spawn(move || {
+            let mut worker = Worker::connect(config).unwrap();
+            let variables = [vector("small", SMALL), vector("large", LARGE)];
+            let mut params = worker.join(&variables, |_| ()).unwrap();
+            for step in 0..30 {
+                let token = worker.token().unwrap().unwrap();
+                let pulled = worker.pull(&token, &mut params).unwrap();
+                assert_eq!(pulled, Pulled::Pulled { step });
+                for name in ["small", "large"] {
+                    let values = params.view::<f32>(name).unwrap();
+                    assert!(values.iter().all(|&value| value == -(step as f32)), "{name}");
+                }
+                let mut gradients = worker.gradients();
+                gradients.view_mut::<f32>("small").unwrap().fill(1.0);
+                gradients.view_mut::<f32>("large").unwrap().fill(1.0);
+                assert!(matches!(worker.push(token, gradients).unwrap(), Push::Accepted { .. }));
+            }
+            worker.leave().unwrap();
+        })
+    });
+    replicas.into_iter().for_each(|replica| replica.join().unwrap());
+    await_counts(&cluster, |metrics| metrics.direct_pulls > 60);
+    cluster.stop();
+}
+
+#[test]
+fn values_that_are_read_after_a_push_have_it_in_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let cluster = near_only(folder.path(), |config| config);
+    let (mut worker, mut other) = (cluster.worker(0), cluster.worker(1));
+    let variables = [vector("small", SMALL), vector("large", LARGE)];
+    let mut params = worker.join(&variables, |_| ()).unwrap();
+    other.join(&variables, |_| ()).unwrap();
+    let mut token = worker.token().unwrap().unwrap();
+    for round in 1..=5 {
+        // The step that the next token will be of has come before the push.
+        (0..3).for_each(|_| push(&mut other, true));
+        let mut gradients = worker.gradients();
+        gradients.view_mut::<f32>("small").unwrap().fill(1.0);
+        gradients.view_mut::<f32>("large").unwrap().fill(1.0);
+        let stepped = worker.push_and_pull(token, gradients, &mut params).unwrap();
+        token = stepped.next.unwrap().unwrap();
+        for name in ["small", "large"] {
+            let values = params.view::<f32>(name).unwrap();
+            assert!(values.iter().all(|&value| value == -4.0 * round as f32), "{name}");
+        }
+    }
+    drop(token);
+    cluster.stop();
+}

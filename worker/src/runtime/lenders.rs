@@ -1,0 +1,139 @@
+//! The shards that have lent their values to a session: callers read there by themselves.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use pushpull_common::ids::{GlobalStep, ShardId};
+use pushpull_common::lending::{Counts, NotNow, Reader};
+
+use super::shared_memory::Mapped;
+use crate::fanout::Plan;
+use crate::lent::{Agreement, Lender, Route, Verdict};
+use crate::params::Buffer;
+use crate::session::Read;
+
+/// How often a change that is being made is waited for, and how long each time: turns of a loop. A
+/// change in place takes about as long.
+const TRIES: usize = 16;
+const TURNS: usize = 64;
+
+/// What came of a pull that asked nobody.
+#[derive(Debug)]
+pub(crate) enum Direct {
+    /// The buffer holds values of these.
+    Pulled(Read),
+    /// The token's step has passed; the buffer is of whatever content.
+    Stale,
+}
+
+/// Shards that have lent their values, for as long as their connections last. The session's thread adds
+/// and removes them, callers read.
+#[derive(Debug, Default)]
+pub(crate) struct Lenders(Mutex<Vec<(usize, Arc<Near>)>>);
+
+#[derive(Debug)]
+struct Near {
+    lender: Lender,
+    /// One caller reads at a time.
+    view: Mutex<View>,
+}
+
+#[derive(Debug)]
+struct View {
+    reader: Reader<Mapped>,
+    route: Option<Route>,
+    homes: Vec<u32>,
+}
+
+impl Lenders {
+    /// The shard of a link has lent its values.
+    pub(super) fn add(&self, link: usize, lender: Lender, reader: Reader<Mapped>) {
+        let view = Mutex::new(View { reader, route: None, homes: Vec::new() });
+        let near = (link, Arc::new(Near { lender, view }));
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|(other, _)| *other != link);
+        all.push(near);
+    }
+
+    /// The connection of a link is gone, and what it was lent.
+    pub(super) fn remove(&self, link: usize) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|(other, _)| *other != link);
+    }
+
+    /// Whether all of these have lent their values.
+    pub(crate) fn lend(&self, shards: &[ShardId]) -> bool {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let lends = |shard: &ShardId| all.iter().any(|(_, near)| near.lender.shard == *shard);
+        shards.iter().all(lends)
+    }
+
+    fn of(&self, shard: ShardId) -> Option<Arc<Near>> {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.iter().find(|(_, near)| near.lender.shard == shard).map(|(_, near)| near.clone())
+    }
+
+    /// Fills a buffer with all values, for the step of a token or of whatever step they are, on the
+    /// caller's thread; nothing if they have to be asked for.
+    pub(crate) fn pull(
+        &self,
+        plan: &Arc<Plan>,
+        buffer: &mut Buffer,
+        token: Option<GlobalStep>,
+    ) -> Option<Direct> {
+        let mut agreement = Agreement::new(token);
+        let mut read = Read::default();
+        for &shard in plan.shards() {
+            let near = self.of(shard)?;
+            let mut view = near.view.lock().unwrap_or_else(PoisonError::into_inner);
+            let judge = |counts: &Counts| agreement.judge(&near.lender, counts);
+            match view.read(plan, shard, buffer.bytes_mut(), judge)? {
+                (Verdict::Take, counts) => read.gradients.lower(shard, counts.gradients),
+                (Verdict::Stale, _) => return Some(Direct::Stale),
+                (Verdict::Ask, _) => return None,
+            }
+        }
+        read.step = agreement.step()?;
+        Some(Direct::Pulled(read))
+    }
+}
+
+impl View {
+    /// Copies the values of a shard if they are to be taken; nothing if it cannot be done.
+    fn read(
+        &mut self,
+        plan: &Arc<Plan>,
+        shard: ShardId,
+        buffer: &mut [u8],
+        judge: impl FnOnce(&Counts) -> Verdict,
+    ) -> Option<(Verdict, Counts)> {
+        let View { reader, route, homes } = self;
+        if route.as_ref().is_none_or(|route| !route.is_of(plan)) {
+            *route = Route::new(plan, shard, reader.geometry());
+        }
+        let route = route.as_ref()?;
+        let counts = pin(reader, route, homes)?;
+        let verdict = judge(&counts);
+        if verdict != Verdict::Take {
+            reader.give_up();
+            return Some((verdict, counts));
+        }
+        for copy in route.copies() {
+            let start = reader.geometry().start(homes[copy.place]) as usize;
+            let to = &mut buffer[copy.to..copy.to + copy.bytes];
+            reader.values().copy(start + copy.from, to);
+        }
+        reader.unpin(route.bytes()).ok()?;
+        Some((verdict, counts))
+    }
+}
+
+fn pin(reader: &mut Reader<Mapped>, route: &Route, homes: &mut Vec<u32>) -> Option<Counts> {
+    for _ in 0..TRIES {
+        match reader.pin(route.places(), homes) {
+            Ok(counts) => return Some(counts),
+            Err(NotNow::Changing) => (0..TURNS).for_each(|_| std::hint::spin_loop()),
+            Err(_) => return None,
+        }
+    }
+    None
+}

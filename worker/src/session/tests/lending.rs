@@ -1,0 +1,119 @@
+//! Asking shards of this host for their memory: once, of whom it can come, and never instead of anything.
+
+use pushpull_common::codec::Encoding;
+use pushpull_common::ids::RestoreEpoch;
+use pushpull_common::protocol::Refusal;
+use pushpull_common::protocol::message::{Lend, Lent, ModeIs};
+use pushpull_common::protocol::refusal::Detail;
+
+use super::world::{OWNER, World, plan, refused, shard};
+use crate::lent::Lender;
+use crate::session::{Command, Start};
+
+fn near(change: impl FnOnce(&mut Start)) -> World {
+    let mut world = World::with(change);
+    world.near = true;
+    world
+}
+
+fn lent(lends: u64) -> Lent {
+    Lent {
+        lends,
+        tenure: 0,
+        board_bytes: 1,
+        desk_bytes: 1,
+        values_bytes: 1,
+        offset: 0,
+        block_bytes: 8,
+        stride: 16,
+        blocks: 1,
+        places: 1,
+    }
+}
+
+#[test]
+fn each_shard_of_the_variables_is_asked_once_over_a_connection() {
+    let plan = plan(2, 4);
+    let mut world = near(|_| {});
+    let open = world.call(Command::Open { shards: plan.shards().to_vec() });
+    (0..2).for_each(|link| drop(world.accept(link)));
+    world.reply(open).unwrap();
+    assert!(world.is_quiet(0) && world.is_quiet(1), "nobody knows what the variables are");
+    let joined = world.call(Command::Joined { plan: plan.clone() });
+    world.reply(joined).unwrap();
+    for link in 0..2 {
+        let lend = world.heard(link, "Lend");
+        assert_eq!(lend.message, Lend { wants: 1 }.into());
+        world.answer(&lend, lent(1));
+    }
+    world.pull(&plan);
+    for (link, &(of, lender)) in world.lent.clone().iter().enumerate() {
+        world.heard(link, "Pull");
+        assert!(world.is_quiet(link));
+        let expected = Lender {
+            shard: shard(link as u32),
+            epoch: RestoreEpoch(0),
+            owns_step: link == OWNER,
+            synchronous: false,
+        };
+        assert_eq!((of, lender), (link, expected));
+    }
+    assert_eq!(world.lent.len(), 2);
+    world.reconnect(1);
+    world.heard(1, "Pull");
+    let lend = world.heard(1, "Lend");
+    world.answer(&lend, lent(1));
+    assert_eq!(world.lent.len(), 3);
+}
+
+#[test]
+fn a_shard_that_lends_nothing_is_asked_for_values() {
+    let plan = plan(1, 4);
+    let mut world = near(|_| {}).join(&plan);
+    let lend = world.heard(OWNER, "Lend");
+    world.pull(&plan);
+    world.heard(OWNER, "Pull");
+    let detail = Detail::clipped("no");
+    world.answer(&lend, refused(Refusal::Unsupported { kind: 6, detail }));
+    world.pull(&plan);
+    world.heard(OWNER, "Pull");
+    assert!(world.lent.is_empty() && world.closed.is_empty());
+    world.reconnect(OWNER);
+    (0..2).for_each(|_| drop(world.heard(OWNER, "Pull")));
+    let lend = world.heard(OWNER, "Lend");
+    world.answer(&lend, lent(2));
+    assert!(world.lent.is_empty(), "that is nothing that is read here");
+}
+
+#[test]
+fn nobody_is_asked_from_afar_or_where_it_is_switched_off() {
+    let plan = plan(1, 4);
+    assert!(World::joined(&plan).is_quiet(OWNER));
+    assert!(near(|start| start.shared_memory = false).join(&plan).is_quiet(OWNER));
+}
+
+#[test]
+fn values_that_are_to_come_in_a_shorter_form_are_asked_for() {
+    let mut world = near(|start| start.values = Some(Encoding::Bf16)).join(&plan(1, 4));
+    assert!(world.is_quiet(OWNER));
+    world.pass(std::time::Duration::from_millis(1));
+    assert!(world.lent.is_empty());
+}
+
+#[test]
+fn whoever_answers_with_something_else_breaks_the_protocol() {
+    let mut world = near(|_| {}).join(&plan(1, 4));
+    let lend = world.heard(OWNER, "Lend");
+    world.answer(&lend, pushpull_common::protocol::message::Left {});
+    assert_eq!(world.closed.get(&OWNER), Some(&1));
+}
+
+#[test]
+fn it_is_known_whether_steps_are_synchronous() {
+    let mut world = near(|_| {});
+    world.mode = ModeIs::Synchronous { replicas_to_aggregate: 1, total_num_replicas: 1 };
+    let mut world = world.join(&plan(1, 4));
+    let lend = world.heard(OWNER, "Lend");
+    world.answer(&lend, lent(1));
+    assert!(world.lent[0].1.synchronous);
+}
