@@ -162,12 +162,14 @@ impl FrameReader {
         while taken < length {
             // Whatever follows the body, usually the next header, comes in the same call.
             self.make_room(limits::READ_BUFFER_BYTES);
-            let mut slices = unfilled(targets, taken);
-            let wanted: usize = slices.iter().map(|slice| slice.len()).sum();
+            let mut slices = [(); SLICES_MAX + 1].map(|()| IoSliceMut::new(&mut []));
+            let mut listed = unfilled(targets, taken, &mut slices[..SLICES_MAX]);
+            let wanted: usize = slices[..listed].iter().map(|slice| slice.len()).sum();
             if wanted == length - taken {
-                slices.push(IoSliceMut::new(&mut self.buffer[self.end..]));
+                slices[listed] = IoSliceMut::new(&mut self.buffer[self.end..]);
+                listed += 1;
             }
-            let count = match read_once(source, &mut slices)? {
+            let count = match read_once(source, &mut slices[..listed])? {
                 None => break,
                 Some(0) => {
                     self.closed = true;
@@ -303,17 +305,23 @@ impl Default for FrameReader {
 /// How many slices one read is given; the system has a limit of its own far above.
 const SLICES_MAX: usize = 64;
 
-/// The rest of the targets behind the first `taken` bytes, at most [`SLICES_MAX`] of them.
-fn unfilled<'a>(targets: &'a mut [&mut [u8]], mut taken: usize) -> Vec<IoSliceMut<'a>> {
-    let mut slices = Vec::with_capacity(targets.len().min(SLICES_MAX) + 1);
+/// Lists the rest of the targets behind the first `taken` bytes, as many as there is room for; how many
+/// those are.
+fn unfilled<'a>(
+    targets: &'a mut [&mut [u8]],
+    mut taken: usize,
+    slices: &mut [IoSliceMut<'a>],
+) -> usize {
+    let mut listed = 0;
     for target in targets {
         let skip = taken.min(target.len());
         taken -= skip;
-        if skip < target.len() && slices.len() < SLICES_MAX {
-            slices.push(IoSliceMut::new(&mut target[skip..]));
+        if skip < target.len() && listed < slices.len() {
+            slices[listed] = IoSliceMut::new(&mut target[skip..]);
+            listed += 1;
         }
     }
-    slices
+    listed
 }
 
 /// The rest of the target in which the body's byte `taken` lies.

@@ -62,7 +62,10 @@ pub fn encode(out: &mut Vec<u8>, envelope: &Envelope, message: &Message, body: B
         auth: 0,
         meta_crc: crc32c::crc32c(meta),
     };
-    let mut head = Vec::with_capacity(Header::BYTES);
-    header.put(&mut head);
-    out[start..start + Header::BYTES].copy_from_slice(&head);
+    // Behind the meta, whose length and checksum it has, and from there to its place: a list of its own
+    // would be made for every frame.
+    let end = out.len();
+    header.put(out);
+    out.copy_within(end.., start);
+    out.truncate(end);
 }

@@ -176,7 +176,10 @@ impl Session {
 
     fn command(&mut self, now: Instant, op: OpId, command: Command, deadline: Instant) {
         if let Some(error) = self.failed.clone() {
-            return self.reply(op, Err(error));
+            return match command {
+                Command::Rest { .. } => {}
+                _ => self.reply(op, Err(error)),
+            };
         }
         self.ask_about_the_undecided();
         let (doing, kind) = match command {

@@ -19,7 +19,8 @@ use super::world::{Frame, OWNER, World, header, ms, order, plan, shard};
 use crate::error::Error;
 use crate::fanout::Plan;
 use crate::params::Buffer;
-use crate::session::{Command, Input, OpId, Output, Reply};
+use crate::parts::Scattered;
+use crate::session::{Command, Input, OpId, Output, PushOrder, Reply};
 
 /// The SplitMix64 sequence of Steele, Lea and Flood, 2014.
 struct Random(u64);
@@ -49,6 +50,7 @@ struct Line {
 enum Waits {
     Token,
     Pull,
+    PullOne(VariableId),
     /// A push whose bytes are this.
     Push(u8),
     Begin(u8),
@@ -65,6 +67,8 @@ struct Test {
     tokens: Vec<Grant>,
     /// A push that was begun, its bytes, and the variables sent of it.
     begun: Option<(Sequence, u8, u32)>,
+    /// A push that was started, and the rounds of it that are still to come.
+    started: Option<(OpId, Scattered)>,
     next_fill: u8,
     /// On how many shards each push has bytes.
     covers: BTreeMap<u8, usize>,
@@ -86,7 +90,8 @@ impl Test {
     fn of(seed: u64, synchronous: bool, owner_first: bool) -> Test {
         let mut random = Random(seed);
         let shards = 1 + random.below(3) as u32;
-        let plan = plan(shards, 1 + random.below(9));
+        let plan = Arc::into_inner(plan(shards, 1 + random.below(9))).unwrap();
+        let plan = Arc::new(plan.with_parts_of(8 + 8 * random.below(4)));
         let rooms = 1 + random.below(3) as usize;
         let bytes = |task| plan.catalogue().layout(shard(task)).bytes();
         let mut test = Test {
@@ -97,6 +102,7 @@ impl Test {
             waits: BTreeMap::new(),
             tokens: Vec::new(),
             begun: None,
+            started: None,
             next_fill: 1,
             covers: BTreeMap::new(),
             told: Vec::new(),
@@ -167,6 +173,10 @@ impl Test {
                     assert!(values.iter().all(|byte| *byte == all), "of one version");
                 }
             }
+            (Waits::PullOne(variable), Ok(Reply::Pulled { buffer, .. })) => {
+                let values = &buffer.bytes()[..self.plan.range(variable).len()];
+                assert!(values.iter().all(|byte| *byte == values[0]), "of one version");
+            }
             (Waits::Push(fill), Ok(Reply::Pushed { outcome })) => match outcome {
                 Outcome::Stale { .. } => self.told_stale.push(fill),
                 _ => self.told.push(fill),
@@ -183,8 +193,17 @@ impl Test {
     fn act(&mut self) {
         let timeout = [50, 500, 5_000, 30_000][self.random.below(4) as usize];
         let token = self.tokens.len().checked_sub(1);
-        match (self.random.below(11), token, self.begun) {
+        match (self.random.below(14), token, self.begun) {
             (10, _, _) => self.tokens.extend(self.world.session.unclaimed().claim()),
+            (11 | 12, _, _) if self.started.is_some() => self.go_on_with_started(),
+            (11, Some(_), _) if self.next_fill < 250 => self.start(timeout),
+            (13, _, _) => {
+                let variable = VariableId(self.random.below(self.shards.len() as u64) as u32);
+                let plan = self.plan.clone();
+                let buffer = Buffer::of_bytes(plan.range(variable).len());
+                let pull = Command::PullVariable { plan, variable, buffer, token: None };
+                self.call(pull, Waits::PullOne(variable), timeout);
+            }
             (0 | 1, _, _) => self.call(Command::Token, Waits::Token, timeout),
             (2, _, _) => {
                 let (plan, buffer) = (self.plan.clone(), Buffer::new(&self.plan));
@@ -224,6 +243,48 @@ impl Test {
     fn fill(&mut self) -> u8 {
         self.next_fill += 1;
         self.next_fill - 1
+    }
+
+    /// Starts a push of all variables, whose parts follow round by round.
+    fn start(&mut self, timeout: u64) {
+        let (grant, fill) = (self.tokens.pop(), self.fill());
+        let all = (0..self.shards.len() as u32).map(VariableId);
+        let scatter = Arc::new(self.plan.scatter(all));
+        let mut buffer = Buffer::new(&self.plan);
+        buffer.bytes_mut().fill(fill);
+        let (buffer, factors) = (Arc::new(buffer), BTreeMap::new());
+        let order = order(&self.plan, grant, fill);
+        let first = Scattered { scatter, buffer, rounds: 0..1, factors };
+        let order = PushOrder { scattered: Some(first.clone()), parts: Vec::new(), ..order };
+        self.covers.insert(fill, self.shards.len());
+        let rest = Scattered { rounds: 1..first.scatter.rounds(), ..first };
+        let (op, all_sent) = (OpId(self.next_op), rest.rounds.is_empty());
+        match all_sent {
+            true => self.call(Command::Push { order }, Waits::Push(fill), timeout),
+            false => {
+                self.call(Command::Start { order }, Waits::Push(fill), timeout);
+                self.started = Some((op, rest));
+            }
+        }
+    }
+
+    /// Sends the next round of a push that was started, or gives it up.
+    fn go_on_with_started(&mut self) {
+        let Some((of, rest)) = self.started.take() else { return };
+        if self.random.below(6) == 0 {
+            self.waits.remove(&of);
+            return self.input(Input::Cancelled { op: of });
+        }
+        let (round, end) = (rest.rounds.start, rest.rounds.end);
+        let (next, last) =
+            (Scattered { rounds: round..round + 1, ..rest.clone() }, round + 1 == end);
+        let command = Command::Rest { of, scattered: next, last };
+        let op = OpId(self.next_op);
+        self.next_op += 1;
+        self.input(Input::Command { op, command, deadline: self.world.now });
+        if !last {
+            self.started = Some((of, Scattered { rounds: round + 1..end, ..rest }));
+        }
     }
 
     /// Goes on with a push that was begun: one more variable, the end, or nothing of it at all.
@@ -332,8 +393,13 @@ impl Test {
         }
         self.calm(1_500);
         assert!(self.waits.is_empty(), "{:?} operations still wait", self.waits.len());
+        // What callers still have is void.
+        while let Some(grant) = self.tokens.pop() {
+            self.input(Input::TokenDropped { grant });
+        }
         self.call(Command::Token, Waits::Token, 60_000);
         assert!(self.waits.is_empty() && self.tokens.is_empty(), "it has ended");
+        assert_eq!(self.world.session.unclaimed().claim(), None);
         for shard in &self.shards {
             assert!(shard.applied.is_empty() && shard.out.is_empty(), "nothing of before counts");
         }
@@ -385,6 +451,10 @@ impl Test {
     fn heal(&mut self) {
         if let Some((sequence, _, _)) = self.begun.take() {
             self.input(Input::Abandoned { sequence });
+        }
+        if let Some((op, _)) = self.started.take() {
+            self.waits.remove(&op);
+            self.input(Input::Cancelled { op });
         }
         for _ in 0..60 {
             // Tokens whose answers were lost come with the next request.
