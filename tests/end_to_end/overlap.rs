@@ -195,8 +195,14 @@ fn step_to_the_end(
 ) -> u64 {
     let mut steps = 0;
     let mut token = worker.token().unwrap();
-    if let Some(token) = &token {
-        worker.pull(token, params).unwrap();
+    // Another worker may have made the step meanwhile, if it takes one gradient alone.
+    while let Some(stale) = token.take() {
+        if !worker.pull(&stale, params).unwrap().is_stale() {
+            token = Some(stale);
+            break;
+        }
+        drop(stale);
+        token = worker.token().unwrap();
     }
     while let Some(spent) = token {
         check(&spent, params);

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use pushpull::blocking::Worker;
 use pushpull::{
-    ClusterSpec, Mode, Params, Ps, PsConfig, Push, Sgd, TaskId, VariableSpec, WorkerConfig,
+    ClusterSpec, Mode, Params, Ps, PsConfig, Push, Sgd, Stepped, TaskId, Token, VariableSpec,
+    WorkerConfig,
 };
 
 use super::alone::initial_values;
@@ -63,7 +64,7 @@ impl<'a> Training<'a> {
         let pushed: u64 = self.trainers.iter().map(|trainer| trainer.pushed).sum();
         let trainer = &mut self.trainers[0];
         // What a token is for has all steps before it.
-        let token = trainer.worker.token()?.ok_or("the training has ended")?;
+        let token = trainer.ready().map_err(failure)?;
         trainer.worker.pull(&token, &mut trainer.params)?;
         let (step, loss) = (trainer.params.step(), trainer.loss().map_err(failure)?);
         if step * self.gradients_per_step != pushed {
@@ -81,6 +82,8 @@ impl<'a> Training<'a> {
 struct Trainer<'a> {
     worker: Worker,
     params: Params,
+    /// What comes next, whose values `params` has; none before the first step.
+    token: Option<Token>,
     model: Mlp,
     data: &'a Data,
     next: usize,
@@ -113,19 +116,31 @@ impl<'a> Trainer<'a> {
                 initial.set(name, values);
             }
         })?;
-        Ok(Trainer { worker, params, model, data, next: index, pushed: 0 })
+        Ok(Trainer { worker, params, token: None, model, data, next: index, pushed: 0 })
+    }
+
+    /// A token, whose values `params` has.
+    fn ready(&mut self) -> Result<Token, Fault> {
+        if let Some(token) = self.token.take() {
+            return Ok(token);
+        }
+        let token = self.worker.token()?.ok_or("the training has ended")?;
+        match self.worker.pull(&token, &mut self.params)?.is_stale() {
+            true => Err("a step was made without one of its workers".into()),
+            false => Ok(token),
+        }
     }
 
     /// The training loop of the README, once around.
     fn step(&mut self) -> Result<(), Fault> {
-        let token = self.worker.token()?.ok_or("the training has ended")?;
-        if self.worker.pull(&token, &mut self.params)?.is_stale() {
-            return Err("a step was made without one of its workers".into());
-        }
+        let token = self.ready()?;
         let mut gradients = self.worker.gradients();
         let batch = self.data.batch(self.next);
         self.model.gradients(self.params.views(NAMES)?, batch, gradients.views_mut(NAMES)?);
-        match self.worker.push(token, gradients)? {
+        let Stepped { push, next, .. } =
+            self.worker.push_and_pull(token, gradients, &mut self.params)?;
+        self.token = next?;
+        match push {
             Push::Applied { .. } | Push::Accepted { .. } => {}
             other => return Err(format!("a push became {other:?}").into()),
         }
