@@ -83,13 +83,17 @@ fn several_replicas_variables_and_shards_are_measured_and_drawn() {
 
 #[test]
 fn daemons_are_measured_as_processes() {
-    let small = ["--json", "--memory-size", "2MiB", "--restart-sizes", "1MiB,2MiB"];
+    let sizes = ["--memory-size", "2MiB", "--stalled-size", "8MiB", "--restart-sizes", "1MiB,2MiB"];
+    let small = [&["--json"][..], &sizes].concat();
     let rows = rows(&bench(&[&small[..], &["--suite", "memory,restart"]].concat()));
     let names: Vec<&str> = rows.iter().map(|row| row["name"].as_str().unwrap()).collect();
     let expected = [
         "memory_overhead_idle",
         "memory_overhead",
         "memory_idle_connection",
+        "push_64KiB_beside_stalled_reader",
+        "push_64KiB_beside_stalled_reader_p99",
+        "memory_stalled_reader_8MiB",
         "kill_to_lock_1MiB",
         "restart_1MiB",
         "kill_to_lock_2MiB",

@@ -14,7 +14,7 @@ use crate::rows::{self, RowSet};
 use crate::session::Command;
 use crate::token::Dropped;
 
-/// A push under way, from [`Worker::begin`]: one sequence number, one commit on each shard.
+/// A push under way, from [`crate::Worker::begin`]: one sequence number, one commit on each shard.
 ///
 /// Dropping it before [`Pushing::finish`] withdraws it, and its token goes back.
 #[derive(Debug)]
@@ -104,7 +104,7 @@ impl Pushing {
         Ok(())
     }
 
-    /// Ends the push and waits for what became of it; as [`Worker::push`].
+    /// Ends the push and waits for what became of it; as [`crate::Worker::push`].
     pub async fn finish(mut self) -> Result<Push, Error> {
         if self.interrupted {
             return Err(Error::Interrupted);

@@ -22,7 +22,7 @@ struct Options {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Measures pulls and pushes beside the ceiling of the same transport and size.
-    Bench(bench::Options),
+    Bench(Box<bench::Options>),
     /// Writes a checkpoint as one safetensors file, with whole tensors under their own names.
     Export(export::Options),
     /// Says what a state directory or a directory of checkpoints holds, and whether it is sound.

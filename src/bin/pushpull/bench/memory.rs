@@ -126,7 +126,7 @@ fn check(daemons: &Daemons) -> Result<(), Failure> {
 }
 
 /// The bytes that a process takes: its own, and the files of its state, which lie in memory.
-fn taken(process: u32, state: &Path) -> std::io::Result<u64> {
+pub(crate) fn taken(process: u32, state: &Path) -> std::io::Result<u64> {
     Ok(anonymous(process)? + files(state)?)
 }
 

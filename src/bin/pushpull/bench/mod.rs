@@ -6,6 +6,7 @@ mod ceiling;
 mod daemon;
 mod memory;
 mod mlp;
+mod page;
 mod plot;
 mod probe;
 mod report;
@@ -14,6 +15,7 @@ mod rows;
 mod saving;
 mod scale;
 mod served;
+mod stalled;
 mod transport;
 mod turns;
 
@@ -68,6 +70,9 @@ pub(crate) struct Options {
     /// The size of the values of the suite `memory`.
     #[arg(long, default_value = "256MiB")]
     memory_size: String,
+    /// What a reader of the suite `memory` asks for before it stops reading.
+    #[arg(long, default_value = "1GiB")]
+    stalled_size: String,
     /// The largest number of variables of the suite `scale`.
     #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     scale_variables: u32,
@@ -89,6 +94,10 @@ pub(crate) struct Options {
     /// Draws the throughputs of the suite `transport` by size, with the ceilings, as an SVG picture.
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
+    /// Writes the figures, with the machine and the command, onto a page of documentation that has a
+    /// place for them.
+    #[arg(long, value_name = "FILE.md")]
+    page: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -106,7 +115,8 @@ enum Suite {
     Restart,
     /// A small network trained by two workers, beside the same two computing alone.
     Mlp,
-    /// What a daemon takes of memory, beside the bounds of its configuration; and a connection.
+    /// What a daemon takes of memory, beside the bounds of its configuration; a connection that says
+    /// nothing; and pushes beside a reader that has asked for everything and stopped reading.
     Memory,
     /// What a pull and a push cost with many variables, and with many connections, beside one.
     Scale,
@@ -170,6 +180,9 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     if let Some(path) = &options.plot {
         plot::draw(path, report.lines())?;
     }
+    if let Some(path) = &options.page {
+        page::write(path, report.lines())?;
+    }
     Ok(())
 }
 
@@ -183,7 +196,10 @@ fn measure(
         Suite::Quick => quick(options, report),
         Suite::Transport => transport::run(options, &options.sizes, pace, report),
         Suite::Restart => restart::run(&options.restart_sizes, pace.rounds, report),
-        Suite::Memory => memory::run(bytes_of(&options.memory_size)?, report),
+        Suite::Memory => {
+            memory::run(bytes_of(&options.memory_size)?, report)?;
+            stalled::run(&options.stalled_size, pace, report)
+        }
         Suite::Scale => scale::run(options, pace, report),
         Suite::Checkpoint => {
             let bytes = bytes_of(&options.checkpoint_size)?;

@@ -22,7 +22,7 @@ pub(crate) enum Unit {
 }
 
 impl Unit {
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Unit::Throughput => "GB/s",
             Unit::Batches => "batches/s",
@@ -159,13 +159,18 @@ impl Line {
         format!("{{\"name\":\"{name}\",{figures},{compared}\"unit\":\"{unit}\",\"n\":{rounds}}}")
     }
 
-    fn text(&self) -> String {
-        let Line { name, beside, .. } = self;
-        let (ours, unit) = (three_digits(self.ours), self.unit.name());
-        let compared = self.compared();
-        let (ceiling, ratio) = compared.map_or(("-".to_owned(), "-".to_owned()), |compared| {
+    /// Ours, the ceiling and the ratio for people; a dash for what there is not.
+    pub(crate) fn figures(&self) -> [String; 3] {
+        let dash = || "-".to_owned();
+        let (ceiling, ratio) = self.compared().map_or((dash(), dash()), |compared| {
             (three_digits(compared.0), format!("{:.3}", compared.1))
         });
+        [three_digits(self.ours), ceiling, ratio]
+    }
+
+    fn text(&self) -> String {
+        let Line { name, beside, .. } = self;
+        let ([ours, ceiling, ratio], unit) = (self.figures(), self.unit.name());
         let p99 = self.p99.map(|p99| format!(" (p99 of ours {p99:.1})")).unwrap_or_default();
         format!("{name:<32} {ours:>9} {ceiling:>9} {ratio:>7}  {unit:<9}  {beside}{p99}")
     }
@@ -179,7 +184,7 @@ fn three_digits(value: f64) -> String {
 }
 
 /// A quantile over all operations of all rounds, in microseconds.
-fn latency(rounds: &Rounds, share: f64) -> f64 {
+pub(crate) fn latency(rounds: &Rounds, share: f64) -> f64 {
     let mut all: Vec<f64> = rounds.iter().flatten().map(|d| d.as_secs_f64() * 1e6).collect();
     quantile(&mut all, share)
 }

@@ -68,8 +68,8 @@ pub(crate) fn run(
     Ok(())
 }
 
-/// Pushes for a time, or until told; how long each took.
-fn pushes(
+/// Pushes ones to `small` for a time, or until told; how long each took.
+pub(crate) fn pushes(
     worker: &mut Worker,
     time: Duration,
     stop: Option<&AtomicBool>,

@@ -1,0 +1,107 @@
+//! The figures of a run on a page of the documentation, between two marks.
+
+use std::fmt::Write;
+use std::fs;
+use std::path::Path;
+
+use super::Failure;
+use super::report::Line;
+
+/// The lines between which the figures are.
+const BEGIN: &str = "<!-- figures: begin -->";
+const END: &str = "<!-- figures: end -->";
+
+/// Replaces the figures of a page by those of this run: the machine, the command, and a table.
+pub(crate) fn write(path: &Path, lines: &[Line]) -> Result<(), Failure> {
+    let page = fs::read_to_string(path)
+        .map_err(|error| format!("cannot read the page {}: {error}", path.display()))?;
+    let command: Vec<String> = std::env::args().skip(1).collect();
+    let figures = format!(
+        "On {}, by `pushpull {}`:\n\n{}",
+        machine(&read("/proc/cpuinfo"), &read("/proc/meminfo"), &read("/proc/version")),
+        command.join(" "),
+        table(lines)
+    );
+    let replaced = replaced(&page, &figures)
+        .ok_or_else(|| format!("cannot find {BEGIN} and {END} on {}", path.display()))?;
+    Ok(fs::write(path, replaced)?)
+}
+
+/// What the system says of itself; nothing if it says nothing.
+fn read(path: &str) -> String {
+    fs::read_to_string(path).unwrap_or_default()
+}
+
+/// A page with other figures; nothing if it has no place for them.
+fn replaced(page: &str, figures: &str) -> Option<String> {
+    let (before, rest) = page.split_once(BEGIN)?;
+    let (_, after) = rest.split_once(END)?;
+    Some(format!("{before}{BEGIN}\n\n{figures}\n{END}{after}"))
+}
+
+/// The machine in words, by the files in which Linux describes it.
+fn machine(processors: &str, memory: &str, version: &str) -> String {
+    let value = |text: &str, name: &str| {
+        let of = |line: &str| line.strip_prefix(name)?.split_once(':').map(|at| at.1.trim().into());
+        text.lines().find_map(of).unwrap_or_else(|| "unknown".to_owned())
+    };
+    let cores = processors.lines().filter(|line| line.starts_with("processor")).count();
+    let kib = value(memory, "MemTotal");
+    let gib = kib.trim_end_matches(" kB").parse::<f64>().map_or(0.0, |kib| kib / 1_048_576.0);
+    let kernel = version.split_whitespace().nth(2).unwrap_or("unknown");
+    let (model, cache) = (value(processors, "model name"), value(processors, "cache size"));
+    format!("{cores} cores of {model} (cache {cache}), {gib:.0} GiB of memory, Linux {kernel}")
+}
+
+fn table(lines: &[Line]) -> String {
+    let mut table = String::from(
+        "| row | ours | ceiling | ratio | unit | the ceiling is |\n| --- | ---: | ---: | ---: | --- | --- |\n",
+    );
+    for line in lines {
+        let [ours, ceiling, ratio] = line.figures();
+        let (name, unit, beside) = (&line.name, line.unit.name(), line.beside);
+        let p99 = line.p99.map(|p99| format!(", p99 {p99:.1}")).unwrap_or_default();
+        // A string takes whatever is written to it.
+        let _ =
+            writeln!(table, "| `{name}` | {ours} | {ceiling} | {ratio} | {unit}{p99} | {beside} |");
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::report::Unit;
+    use super::*;
+
+    #[test]
+    fn the_figures_of_a_page_are_replaced_and_nothing_else() {
+        let page = format!("before\n{BEGIN}\nold\n{END}\nafter\n");
+        let once = replaced(&page, "new\n").unwrap();
+        assert_eq!(once, format!("before\n{BEGIN}\n\nnew\n\n{END}\nafter\n"));
+        assert_eq!(replaced(&once, "new\n").unwrap(), once, "twice is as once");
+        assert_eq!(replaced("no place", "new"), None);
+        assert_eq!(replaced(&format!("{END} {BEGIN}"), "new"), None);
+    }
+
+    #[test]
+    fn a_machine_is_described_by_what_its_system_says() {
+        let processors = "processor\t: 0\nmodel name\t: Some CPU\ncache size\t: 512 KB\n\
+                          processor\t: 1\nmodel name\t: Some CPU\n";
+        let said = machine(processors, "MemTotal:       25165824 kB\n", "Linux version 6.1.0 (x)");
+        let expected = "2 cores of Some CPU (cache 512 KB), 24 GiB of memory, Linux 6.1.0";
+        assert_eq!(said, expected);
+        assert!(machine("", "", "").contains("unknown"));
+    }
+
+    #[test]
+    fn a_table_has_a_row_for_each_line() {
+        let (name, unit, beside) = ("a".to_owned(), Unit::Latency, "b");
+        let line =
+            Line { name, unit, ours: 3.0, ceiling: Some(2.0), p99: Some(9.0), beside, rounds: 5 };
+        let alone = Line { ceiling: None, p99: None, ..line.clone() };
+        let table = table(&[line, alone]);
+        let rows: Vec<&str> = table.lines().skip(2).collect();
+        assert_eq!(rows[0], "| `a` | 3.00 | 2.00 | 1.500 | us, p99 9.0 | b |");
+        assert_eq!(rows[1], "| `a` | 3.00 | - | - | us | b |");
+    }
+}

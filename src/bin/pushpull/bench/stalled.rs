@@ -1,0 +1,63 @@
+//! A reader that asks for everything and stops reading: what it costs the others, and how much memory.
+
+use pushpull::blocking::{Reader, Worker};
+use pushpull::common::protocol::message::{Pull, Role, Selection};
+use pushpull::{ShardId, TaskId, VariableSpec, WorkerConfig};
+
+use super::daemon::Daemons;
+use super::memory::taken;
+use super::probe::Line as Connection;
+use super::report::{Line, Report, Row, Unit, latency};
+use super::saving::pushes;
+use super::turns::Pace;
+use super::{Failure, bytes_of};
+
+/// Plain gradient descent has no slots; one push at a time is enough for one worker.
+const SETTINGS: &[&str] = &["--optimizer", "sgd", "--learning-rate", "1", "--inbox-pushes", "1"];
+
+/// Measures a daemon with so many bytes of values, all of which the reader asks for.
+pub(crate) fn run(size: &str, pace: Pace, report: &mut Report) -> Result<(), Failure> {
+    let bytes = bytes_of(size)? as u64;
+    let daemons = Daemons::new("stalled", SETTINGS)?;
+    let daemon = daemons.start()?;
+    let config = WorkerConfig::new(daemons.cluster.clone(), TaskId::worker(0)).shared_memory(false);
+    let mut worker = Worker::connect(config.clone())?;
+    let small = VariableSpec::f32("small", [1 << 14])?;
+    let rows = 1 << 14;
+    let large = VariableSpec::f32("large", [rows, (bytes / 4 / rows).max(1)])?;
+    worker.join(&[small, large], |_| ())?;
+    let (mut alone, mut beside, mut most) = (Vec::new(), Vec::new(), 0);
+    for _ in 0..pace.rounds {
+        alone.push(pushes(&mut worker, pace.round, None)?);
+        let reader = Connection::open(&daemons.cluster, ShardId::default(), Role::Reader {})?;
+        let mut reader = reader.ok_or("the daemon does not welcome a reader")?;
+        reader.send(Pull { selection: Selection::All {} }.into(), &[])?;
+        beside.push(pushes(&mut worker, pace.round, None)?);
+        most = most.max(taken(daemon.id(), &daemons.state())?);
+    }
+    let count: usize = alone.iter().chain(&beside).map(Vec::len).sum();
+    let expected = -(count as f64) as f32;
+    let mut reader = Reader::connect(config)?;
+    let mut params = reader.params();
+    let step = reader.pull(&mut params)?;
+    let value = params.view::<f32>("small")?[0];
+    if (step, value) != (count as u64, expected) {
+        return Err(format!("step {step} has {value}, not {expected} at {count}").into());
+    }
+    let unit = Unit::Latency;
+    let (p99, ceiling) = (latency(&beside, 0.99), Some(latency(&alone, 0.99)));
+    let (name, is) = ("push_64KiB_beside_stalled_reader", "the same push alone");
+    let (ours, theirs) = (beside, alone);
+    let row = Row { name: name.into(), unit, amount: 1 << 16, ours, ceiling: theirs, beside: is };
+    report.row(row)?;
+    let rounds = pace.rounds;
+    let (name, none) = (format!("{name}_p99"), None);
+    report.line(Line { name, unit, ours: p99, ceiling, p99: none, beside: is, rounds })?;
+    // The state, the new values of the largest push, one room, and what pulls may hold on to.
+    let formula = 4 * bytes;
+    let (ours, ceiling) = (most as f64 / 1024.0, Some(formula as f64 / 1024.0));
+    let (name, unit) = (format!("memory_stalled_reader_{size}"), Unit::Memory);
+    let beside = "state, largest push, inbox and pins";
+    report.line(Line { name, unit, ours, ceiling, p99: None, beside, rounds })?;
+    Ok(())
+}
