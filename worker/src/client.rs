@@ -261,6 +261,12 @@ enum Found {
 }
 
 impl PullCall {
+    /// Values that a session was asked for.
+    #[cfg(test)]
+    pub(crate) fn asked(call: Call) -> PullCall {
+        PullCall { found: Found::Asked(call), buffers: Arc::default() }
+    }
+
     /// Puts all of the values, once they are there, into the parameters they were asked for; what they
     /// are of, or `None` if the token's step has passed.
     pub(crate) fn poll_into(

@@ -25,6 +25,9 @@ use crate::session::{Command, PushOrder};
 /// time than the words between two threads that it takes to send part by part.
 const LARGE_ROUNDS: usize = 4;
 
+/// At most so many commands make up one push.
+const TURNS_MAX: usize = 64;
+
 /// What is shared by a worker and its pushes.
 #[derive(Debug)]
 pub(crate) struct Joined {
@@ -68,8 +71,8 @@ impl Joined {
     /// Has a push done. One that is not looked at before it is sent is looked at now, part by part, while
     /// those before are on their way; what is found withdraws it.
     pub(crate) fn push_while_looking(&self, mut order: PushOrder) -> PushHandle {
-        let Some(first) = order.scattered.as_mut().filter(|s| self.looks_while_sending(&s.scatter))
-        else {
+        let looks = |s: &&mut Scattered| self.looks_while_sending(&self.compression(), &s.scatter);
+        let Some(first) = order.scattered.as_mut().filter(looks) else {
             return self.push(Command::Push { order });
         };
         let rounds = first.rounds.clone();
@@ -77,10 +80,11 @@ impl Joined {
         first.rounds = 0..1;
         let first = first.clone();
         let call = self.caller.call("push", Command::Start { order }, self.timeout);
-        for round in rounds.skip(1) {
-            let last = round + 1 == first.scatter.rounds();
-            let found = self.look_at(&first.scatter, round, first.buffer.bytes());
-            let scattered = Scattered { rounds: round..round + 1, ..first.clone() };
+        for some in turns(rounds) {
+            let last = some.end == first.scatter.rounds();
+            let look = |round| self.look_at(&first.scatter, round, first.buffer.bytes());
+            let found = some.clone().try_for_each(look);
+            let scattered = Scattered { rounds: some, ..first.clone() };
             let rest = Command::Rest { of: call.op(), scattered, last };
             if let Err(error) = found.and_then(|()| self.caller.tell("push", rest)) {
                 // Nobody waits for it: it is withdrawn.
@@ -92,8 +96,10 @@ impl Joined {
     }
 
     /// Whether a push is so large, and goes to so many shards, that it is looked at while it is sent.
-    fn looks_while_sending(&self, scatter: &Scatter) -> bool {
+    /// What a codec leaves out is written down before, and would be lost with it.
+    fn looks_while_sending(&self, compression: &Compression, scatter: &Scatter) -> bool {
         self.non_finite == (NonFinitePolicy::Reject {})
+            && compression.is_of_none()
             && self.plan.shards() != [self.owner]
             && scatter.rounds() >= LARGE_ROUNDS
     }
@@ -134,7 +140,7 @@ impl Joined {
     /// looked at while it is sent: of that at the first round alone.
     pub(crate) fn check(&self, gradients: &Gradients, scatter: &Scatter) -> Result<(), Error> {
         let (plan, compression) = (&self.plan, self.compression());
-        let later = self.looks_while_sending(scatter);
+        let later = self.looks_while_sending(&compression, scatter);
         if later {
             self.look_at(scatter, 0, gradients.bytes())?;
         }
@@ -220,6 +226,14 @@ impl Joined {
     }
 }
 
+/// The rounds of a push behind the first, some at a time: so few times that a session that does not keep
+/// up has room for all of them.
+fn turns(rounds: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    let some = rounds.len().div_ceil(TURNS_MAX).max(1);
+    let end = rounds.end;
+    rounds.skip(1).step_by(some).map(move |round| round..end.min(round + some))
+}
+
 /// Looks for NaN and infinities, by the servers' policy, among what they multiply with `factor`.
 pub(crate) fn check_finite(
     policy: NonFinitePolicy,
@@ -266,4 +280,20 @@ fn first_bad(dtype: DType, bytes: &[u8], factor: f64) -> Option<(usize, f64)> {
     }
     let products = singles(dtype, bytes, factor);
     first_non_finite(DType::F32, bytemuck::cast_slice(&products))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_push_of_any_size_is_looked_at_in_a_few_turns_that_have_each_round_once() {
+        for rounds in [1, 2, 4, 63, 64, 65, 1000, 5001] {
+            let turns: Vec<Range<usize>> = turns(0..rounds).collect();
+            assert!(turns.len() <= TURNS_MAX, "{rounds}");
+            let all: Vec<usize> = turns.iter().cloned().flatten().collect();
+            assert_eq!(all, (1..rounds).collect::<Vec<_>>());
+            assert!(turns.last().is_none_or(|last| last.end == rounds));
+        }
+    }
 }

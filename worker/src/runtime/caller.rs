@@ -102,3 +102,36 @@ impl Caller {
         self.commands.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 }
+
+/// What callers have posted, where a test is the session.
+#[cfg(test)]
+pub(crate) struct Orders(mpsc::Receiver<Posted>);
+
+/// One of them.
+#[cfg(test)]
+pub(crate) struct Order(Posted);
+
+#[cfg(test)]
+impl Caller {
+    /// A caller without a session, and what it posts.
+    pub(crate) fn alone() -> (Caller, Orders) {
+        let (commands, orders) = mpsc::channel(COMMANDS_MAX);
+        let caller = Caller::new(commands, Arc::default(), Arc::default(), Arc::default());
+        (caller, Orders(orders))
+    }
+}
+
+#[cfg(test)]
+impl Orders {
+    pub(crate) fn next(&mut self) -> Order {
+        Order(self.0.try_recv().expect("something was posted"))
+    }
+}
+
+#[cfg(test)]
+impl Order {
+    pub(crate) fn answer(mut self, reply: Result<crate::session::Reply, Error>) {
+        let (_, answer) = self.0.take().expect("its caller waits");
+        answer.expect("it is answered").send(reply);
+    }
+}

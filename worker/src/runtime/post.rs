@@ -245,8 +245,11 @@ impl Drop for Call {
         let reply = left.reply.take();
         drop(left);
         match reply {
+            // A push may still be sent part by part when its time is over: its rest will not come.
+            Some(Err(Error::Timeout { .. })) | None => {
+                self.returns.add(Dropped::Operation(self.op));
+            }
             Some(reply) => give_back(reply, &self.returns),
-            None => self.returns.add(Dropped::Operation(self.op)),
         }
     }
 }
@@ -339,6 +342,11 @@ mod tests {
         assert!(matches!(poll(&mut call), Poll::Ready(Ok(Reply::Token(Some(_))))));
         drop(call);
         assert!(returns.take().is_empty());
+        let (answer, call) = open();
+        let (waited, awaited, sequence) = (Default::default(), Default::default(), None);
+        answer.send(Err(Error::Timeout { doing: "test", waited, awaited, sequence }));
+        drop(call);
+        assert!(matches!(returns.take()[..], [Dropped::Operation(_)]), "it may not be sent whole");
     }
 
     /// Whoever waits for the values that come behind a push is woken by those, or if they will not come.

@@ -45,7 +45,7 @@ impl Worker {
             // Another shard than the step owner would send values without what has just been pushed, and
             // so would be those that are read where they lie.
             let push = push.await?;
-            return Ok(Stepped { push, next: self.next(None, None, params).await });
+            return Ok(Stepped { push, next: self.next(push, None, None, params).await });
         }
         let pull = Some(self.client.pull_for(params, Some(next)));
         // In asynchronous mode it comes with the answer to the push.
@@ -63,13 +63,14 @@ impl Worker {
             }
             (granted, _) => granted,
         };
-        Ok(Stepped { push, next: self.next(granted, found, params).await })
+        Ok(Stepped { push, next: self.next(push, granted, found, params).await })
     }
 
     /// The next token, if it has not been granted yet, and the values for it, if they are not those that
     /// were found.
     async fn next(
         &mut self,
+        push: Push,
         granted: Option<Result<Option<Token>, Error>>,
         found: Option<Read>,
         params: &mut Params,
@@ -79,11 +80,8 @@ impl Worker {
             None => self.token().await?,
         };
         if let (Some(token), Some(read)) = (&next, found) {
-            let is_for_it = match self.client.welcomed.synchronous {
-                true => read.step.0 == token.step(),
-                false => read.step.0 >= token.step(),
-            };
-            if is_for_it {
+            let synchronous = self.client.welcomed.synchronous;
+            if are_for(read.step.0, token.step(), push, synchronous) {
                 token.has_read(read);
                 return Ok(next);
             }
@@ -96,6 +94,16 @@ impl Worker {
             next = self.token().await?;
         }
         Ok(next)
+    }
+}
+
+/// Whether values of a step are those to go on with under a token, behind a push: in asynchronous mode
+/// they may be newer, and must have the push.
+fn are_for(read: u64, token: u64, push: Push, synchronous: bool) -> bool {
+    match push {
+        _ if synchronous => read == token,
+        Push::Applied { step, .. } => read >= token.max(step),
+        _ => read >= token,
     }
 }
 
@@ -131,6 +139,9 @@ impl Ahead<'_> {
             let token = reply.and_then(|reply| token_of(self.caller, reply));
             (self.asked, self.granted) = (None, Some(token));
         }
+        if !self.values_are_to_come() {
+            self.pull = None;
+        }
         if self.pushed.is_none() {
             // The values come last, as a rule: one wake is enough for both.
             self.push.wakes_if_applied(self.pull.is_none());
@@ -138,7 +149,8 @@ impl Ahead<'_> {
                 self.pushed = Some(pushed?);
             }
         }
-        if self.pull.is_some() && !self.values_are_to_come() {
+        // A push that does not count wakes in any case.
+        if !self.values_are_to_come() {
             self.pull = None;
         }
         match self.pushed {
@@ -161,5 +173,94 @@ impl Ahead<'_> {
             Some(Err(_)) => false,
         };
         counts && of_next
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::{Wake, Waker};
+    use std::time::Duration;
+
+    use pushpull_common::catalogue::Catalogue;
+    use pushpull_common::ids::TokenId;
+    use pushpull_common::placement::{Placement, ShardMap, Strategy};
+    use pushpull_common::protocol::{Grant, Outcome};
+    use pushpull_common::variable::VariableSpec;
+
+    use super::*;
+    use crate::fanout::Plan;
+    use crate::session::Reply;
+
+    #[derive(Default)]
+    struct Wakes(AtomicUsize);
+
+    impl Wake for Wakes {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn params() -> Params {
+        let variables = vec![VariableSpec::f32("w", [2]).unwrap()];
+        let map = ShardMap::new([0], 1).unwrap();
+        let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
+        Params::new(Arc::new(Plan::new(Arc::new(Catalogue::new(variables, &placement).unwrap()))))
+    }
+
+    /// A token of the same step, or none at all, says that the values asked for will not be needed:
+    /// from then on the push alone is waited for, and has to wake.
+    #[test]
+    fn a_push_wakes_whoever_does_not_wait_for_values_any_more() {
+        let grant = |step| Grant { token: TokenId(2), generation: 1, step, room: 0 };
+        let same_step = || Ok(Reply::Token(Some(grant(GlobalStep(4)))));
+        let none = || Err(Error::Fenced);
+        for granted in [&same_step as &dyn Fn() -> Result<Reply, Error>, &none] {
+            let (caller, mut orders) = Caller::alone();
+            let (mut params, forever) = (params(), Duration::MAX);
+            let call = || caller.call("test", Command::Token, forever);
+            let push = PushHandle::new(call(), None);
+            let pull = Some(PullCall::asked(call()));
+            let asked = Some(call());
+            let (pushed, found, granted_later) = (None, None, None);
+            let mut ahead = Ahead {
+                caller: &caller,
+                next: GlobalStep(5),
+                push,
+                pushed,
+                pull,
+                found,
+                asked,
+                granted: granted_later,
+            };
+            let [push, _pull, token] = [orders.next(), orders.next(), orders.next()];
+            let wakes = Arc::new(Wakes::default());
+            let waker = Waker::from(wakes.clone());
+            let mut context = Context::from_waker(&waker);
+            assert!(ahead.poll(&mut context, &mut params).is_pending());
+            token.answer(granted());
+            assert_eq!(wakes.0.load(Ordering::Relaxed), 1);
+            assert!(ahead.poll(&mut context, &mut params).is_pending());
+            push.answer(Ok(Reply::Pushed { outcome: Outcome::Accepted { step: GlobalStep(4) } }));
+            assert_eq!(wakes.0.load(Ordering::Relaxed), 2);
+            assert!(ahead.poll(&mut context, &mut params).is_ready());
+        }
+    }
+
+    #[test]
+    fn values_to_go_on_with_have_the_push_in_them() {
+        let applied = Push::Applied { step: 6, staleness: 0 };
+        let stale = Push::Stale { current: 9 };
+        for (read, token, push, synchronous, are) in [
+            (5, 5, applied, false, false),
+            (6, 5, applied, false, true),
+            (6, 7, applied, false, false),
+            (5, 5, stale, false, true),
+            (5, 5, Push::Accepted { step: 4 }, true, true),
+            (6, 5, Push::Accepted { step: 4 }, true, false),
+        ] {
+            assert_eq!(are_for(read, token, push, synchronous), are, "{read} {token} {push:?}");
+        }
     }
 }
