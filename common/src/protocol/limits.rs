@@ -56,6 +56,9 @@ pub const IDENTITY_VALUE_BYTES_MAX: usize = 160;
 pub const IDENTITY_FIELDS_MAX: usize = 16;
 /// The longest address of a Unix socket: the 107 bytes that its path may have, behind `unix:`.
 pub const NEARBY_BYTES_MAX: usize = 112;
+/// How often one connection is lent memory: once for each declaration of variables it lives through, and
+/// some to spare.
+pub const LENDS_MAX: u32 = 8;
 /// Authentication bytes in a handshake: a nonce and a MAC with room to spare.
 pub const AUTH_BYTES_MAX: usize = 256;
 /// The longest explanation in a refusal.

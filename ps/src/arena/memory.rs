@@ -51,7 +51,10 @@ impl Memory {
         file.set_len(bytes.max(1) as u64)?;
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW)?;
         let mut memory = Memory::of_file(file)?;
-        let _ = memory.map.advise(memmap2::Advice::HugePage);
+        // A few words would take a whole huge page.
+        if bytes >= HUGE_PAGE_BYTES {
+            let _ = memory.map.advise(memmap2::Advice::HugePage);
+        }
         memory.bytes = bytes;
         Ok(memory)
     }
@@ -309,6 +312,9 @@ pub(super) unsafe fn copy_past_cache(destination: *mut u8, source: &[u8]) {
     // SAFETY: by the caller's promise.
     unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), destination, source.len()) };
 }
+
+/// Below this, memory is not asked for in huge pages.
+const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 #[cfg(test)]
 mod tests {

@@ -140,7 +140,10 @@ impl Place {
         let length = usize::try_from(bytes)
             .map_err(|_| StorageError::DoesNotFit { need: bytes, limit: usize::MAX as u64 })?;
         let memory = match self {
-            Place::Lendable if name.starts_with(Kind::Values.name()) => Memory::lendable(length),
+            // Where the system has no such memory, or no descriptor, nothing is lent.
+            Place::Lendable if name.starts_with(Kind::Values.name()) => {
+                Memory::lendable(length).or_else(|_| Memory::anonymous(length))
+            }
             Place::Anonymous | Place::Lendable => Memory::anonymous(length),
             Place::Folder(folder) => Memory::of_file(folder.create(name, bytes)?),
             #[cfg(any(test, feature = "simulation"))]

@@ -146,6 +146,11 @@ impl Outbox {
     }
 }
 
+/// Whether something may be tried again as it is.
+fn is_for_now(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}
+
 enum Sent {
     All,
     Some,
@@ -181,7 +186,14 @@ fn send(front: &mut Outgoing, current: &mut Current, link: &Link) -> io::Result<
     let mut rest = &mut slices[..];
     IoSlice::advance_slices(&mut rest, current.sent);
     let count = match descriptors {
-        Some(descriptors) => link.try_send(rest, descriptors)?,
+        Some(descriptors) => match link.try_send(rest, descriptors) {
+            Err(error) if !is_for_now(&error) => {
+                // The system passes no more of them: whoever asked goes on without.
+                descriptors.clear();
+                link.try_write(rest)?
+            }
+            sent => sent?,
+        },
         None => link.try_write(rest)?,
     };
     if count == 0 {

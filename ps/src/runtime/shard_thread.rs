@@ -314,10 +314,7 @@ impl Core {
         }
         // Who reads in memory that is lent has held it since before: nothing was changed meanwhile.
         let readers = self.shard.borrow_mut().take_back_from_slow_readers();
-        for outbox in readers.iter().filter_map(|&connection| self.outbox(connection)) {
-            self.fault();
-            outbox.break_off();
-        }
+        self.cut(&readers);
         if !readers.is_empty() {
             self.blocked_since.set(Some(now));
             return self.work.notify_one();
@@ -331,6 +328,13 @@ impl Core {
         }
     }
 
+    fn cut(&self, connections: &[u64]) {
+        for outbox in connections.iter().filter_map(|&connection| self.outbox(connection)) {
+            self.fault();
+            outbox.break_off();
+        }
+    }
+
     /// Tells the shard the time, and breaks off connections that have stalled.
     async fn keep_ticking(&self) {
         let mut interval = tokio::time::interval(TICK);
@@ -341,6 +345,9 @@ impl Core {
             self.give_orders();
             let now = Instant::now();
             self.cut_slowest_pull(now);
+            let stalled =
+                self.shard.borrow_mut().take_back_from_stalled_readers(now, self.stall_timeout);
+            self.cut(&stalled);
             for outbox in self.outboxes.borrow().values() {
                 let stalled = [outbox.stuck_since.get(), outbox.half_since.get()]
                     .into_iter()
@@ -361,6 +368,9 @@ impl Core {
             loop {
                 match self.work_slice() {
                     Work::More => tokio::task::yield_now().await,
+                    Work::Blocked if self.shard.borrow().is_lent() => {
+                        tokio::time::sleep(LOOK).await;
+                    }
                     _ if self.shard.borrow().waits_for_image() => self.flushed.notified().await,
                     _ => break,
                 }

@@ -1,6 +1,9 @@
 //! Memory that is lent to clients of the same host and user: they read values by themselves.
 
+use std::time::{Duration, Instant};
+
 use pushpull_common::lending::Counts;
+use pushpull_common::protocol::limits::LENDS_MAX;
 use pushpull_common::protocol::{Envelope, Refusal};
 
 use super::handshake::Way;
@@ -32,6 +35,9 @@ impl Shard {
         };
         match store.lend(connection, counts, &self.budget) {
             Ok((lent, descriptors)) => {
+                if let Some(conversation) = self.conversations.get_mut(&connection) {
+                    conversation.lent += 1;
+                }
                 let (step, restore_epoch) = (self.step(), self.epoch);
                 let envelope = Envelope { step, restore_epoch, ..request };
                 let message = lent.into();
@@ -54,8 +60,8 @@ impl Shard {
             let detail = Detail::clipped(why);
             Err(Refusal::Unsupported { kind, detail })
         };
-        let way = self.conversations.get(&connection).map(|conversation| conversation.way);
-        match way {
+        let conversation = self.conversations.get(&connection);
+        match conversation.map(|conversation| conversation.way) {
             Some(Way::Unix { same_user: true }) => {}
             Some(Way::Unix { same_user: false }) => return Err(Refusal::Denied {}),
             _ => return unsupported("memory is lent over Unix sockets only"),
@@ -63,9 +69,13 @@ impl Shard {
         if let Some(why) = self.config.lends_nothing() {
             return unsupported(why);
         }
-        match wants & VALUES {
-            0 => unsupported("nothing of what is wanted is lent"),
-            _ => Ok(()),
+        if wants & VALUES == 0 {
+            return unsupported("nothing of what is wanted is lent");
+        }
+        // Each answer has descriptors, of which a process and its user have few.
+        match conversation.is_some_and(|conversation| conversation.lent >= LENDS_MAX) {
+            true => unsupported("this connection has been lent memory often enough"),
+            false => Ok(()),
         }
     }
 
@@ -95,6 +105,19 @@ impl Shard {
     /// waits for.
     pub(crate) fn is_lent(&self) -> bool {
         self.store().is_some_and(|store| store.is_lent())
+    }
+
+    /// Takes back what those have been lent who have been at one pull for so long; their connections,
+    /// which are to be cut.
+    pub(crate) fn take_back_from_stalled_readers(
+        &mut self,
+        now: Instant,
+        patience: Duration,
+    ) -> Vec<u64> {
+        let Variables::Ready(store) = &mut self.variables else { return Vec::new() };
+        let stalled = store.stalled_readers(now, patience);
+        stalled.iter().for_each(|&connection| self.take_back(connection));
+        stalled
     }
 
     /// Takes back what those have been lent who hold memory that is to be written; their connections,

@@ -192,6 +192,8 @@ struct Conversation {
     role: Role,
     client: Option<ClientKey>,
     way: Way,
+    /// How often it has been lent memory.
+    lent: u32,
     crc: bool,
     receiving: Option<Receiving>,
     /// The push whose refusal has been sent: its other parts are passed over in silence.

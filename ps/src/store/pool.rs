@@ -142,6 +142,12 @@ impl Pool {
         }
     }
 
+    /// Nobody of another process reads any more.
+    pub(super) fn forget_spans(&mut self) {
+        let gone = self.freed.iter_mut().chain(&mut self.retired);
+        gone.for_each(|gone| gone.span = Span::default());
+    }
+
     /// The commit is made: readers of other processes see what it is of.
     pub(crate) fn show(&mut self, counts: Counts) {
         self.readers.show(counts, &self.homes);

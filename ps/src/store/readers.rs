@@ -5,6 +5,7 @@
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use pushpull_common::lending::{Board, Counts, DESK_WORDS, Desk, board_words, holds};
 use pushpull_common::protocol::message::Lent;
@@ -47,6 +48,8 @@ struct Seat {
     desk: Desk<LentWords>,
     /// What it has counted, as far as it is known.
     counted: (u64, u64),
+    /// The pin it was seen with, what it had counted then, and since when.
+    seen: Option<(u64, (u64, u64), Instant)>,
     _loan: Loan,
 }
 
@@ -136,6 +139,19 @@ impl Readers {
 }
 
 impl Seat {
+    /// Whether it has been at one pull for so long.
+    fn has_stalled(&mut self, now: Instant, patience: Duration) -> bool {
+        let (pin, counted) = (self.desk.pinned(), self.desk.counted());
+        match self.seen {
+            _ if pin == 0 => self.seen = None,
+            Some((p, c, since)) if (p, c) == (pin, counted) => {
+                return now.saturating_duration_since(since) >= patience;
+            }
+            _ => self.seen = Some((pin, counted, now)),
+        }
+        false
+    }
+
     /// What the reader has counted since this was asked last, which may be any numbers.
     fn count(&mut self) -> (u64, u64) {
         let now = self.desk.counted();
@@ -185,7 +201,7 @@ impl Store {
                 seat.desk.revoke();
             }
             let desk = Desk::new(words.lent());
-            lending.seats.push(Seat { connection, desk, counted: (0, 0), _loan: loan });
+            lending.seats.push(Seat { connection, desk, counted: (0, 0), seen: None, _loan: loan });
         }
         let lent = Lent {
             lends: VALUES,
@@ -210,7 +226,12 @@ impl Store {
     /// Takes back what a connection was lent, if it was; the pulls it has made and their bytes, as it
     /// says itself, since they were asked for.
     pub(crate) fn take_back(&mut self, connection: u64) -> (u64, u64) {
-        self.values.readers.forget(connection)
+        let counted = self.values.readers.forget(connection);
+        if !self.is_lent() {
+            // The next board counts its turns anew: these would mean others there.
+            self.values.forget_spans();
+        }
+        counted
     }
 
     /// The pulls that readers have made, and their bytes, as they say themselves, since this was asked
@@ -221,6 +242,15 @@ impl Store {
         counts.fold((0, 0), |sum, (pulls, bytes)| {
             (sum.0.wrapping_add(pulls), sum.1.wrapping_add(bytes))
         })
+    }
+
+    /// The connections of readers who have been at one pull for so long: they may have stopped in the
+    /// middle of it, and would hold what they were reading for good.
+    pub(crate) fn stalled_readers(&mut self, now: Instant, patience: Duration) -> Vec<u64> {
+        let Some(lending) = &mut self.values.readers.0 else { return Vec::new() };
+        let seats = lending.seats.iter_mut();
+        let stalled = seats.filter_map(|seat| seat.has_stalled(now, patience).then_some(seat));
+        stalled.map(|seat| seat.connection).collect()
     }
 
     /// The connections of readers that hold blocks which no longer hold anything.

@@ -27,8 +27,19 @@ pub(crate) enum Direct {
 
 /// Shards that have lent their values, for as long as their connections last. The session's thread adds
 /// and removes them, callers read.
-#[derive(Debug, Default)]
-pub(crate) struct Lenders(Mutex<Vec<(usize, Arc<Near>)>>);
+#[derive(Debug)]
+pub(crate) struct Lenders {
+    /// By link.
+    all: Mutex<Vec<(usize, Arc<Near>)>>,
+    /// A child of this process has its desks, where only one of them may pin: it asks.
+    process: u32,
+}
+
+impl Default for Lenders {
+    fn default() -> Lenders {
+        Lenders { all: Mutex::default(), process: std::process::id() }
+    }
+}
 
 #[derive(Debug)]
 struct Near {
@@ -49,26 +60,26 @@ impl Lenders {
     pub(super) fn add(&self, link: usize, lender: Lender, reader: Reader<Mapped>) {
         let view = Mutex::new(View { reader, route: None, homes: Vec::new() });
         let near = (link, Arc::new(Near { lender, view }));
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|(other, _)| *other != link);
         all.push(near);
     }
 
     /// The connection of a link is gone, and what it was lent.
     pub(super) fn remove(&self, link: usize) {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|(other, _)| *other != link);
     }
 
     /// Whether all of these have lent their values.
     pub(crate) fn lend(&self, shards: &[ShardId]) -> bool {
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         let lends = |shard: &ShardId| all.iter().any(|(_, near)| near.lender.shard == *shard);
         shards.iter().all(lends)
     }
 
     fn of(&self, shard: ShardId) -> Option<Arc<Near>> {
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         all.iter().find(|(_, near)| near.lender.shard == shard).map(|(_, near)| near.clone())
     }
 
@@ -80,6 +91,9 @@ impl Lenders {
         buffer: &mut Buffer,
         token: Option<GlobalStep>,
     ) -> Option<Direct> {
+        if std::process::id() != self.process {
+            return None;
+        }
         let mut agreement = Agreement::new(token);
         let mut read = Read::default();
         for &shard in plan.shards() {

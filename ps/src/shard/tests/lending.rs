@@ -2,9 +2,11 @@
 //! long.
 
 use std::fs::File;
+use std::time::Duration;
 
 use pushpull_common::ids::RestoreEpoch;
 use pushpull_common::lending::{Counts, Geometry, NotNow, Reader, Words};
+use pushpull_common::protocol::limits::LENDS_MAX;
 use pushpull_common::protocol::message::{self, Lend, Lent, Role};
 use pushpull_common::protocol::{Message, Refusal};
 use pushpull_common::variable::VariableSpec;
@@ -218,6 +220,54 @@ fn who_reads_for_too_long_is_told_that_it_has_read_nothing() {
     assert_eq!(quick.reader.unpin(0), Ok(()));
     assert_eq!(quick.pull(4 * LARGE as u64).0.version, 2);
     assert!(world.shards[0].take_back_from_slow_readers().is_empty());
+}
+
+#[test]
+fn who_stops_in_the_middle_of_a_pull_is_cut_off_though_nobody_waits() {
+    let (mut world, chief, line) = large(20 << 16);
+    let (mut stopped, mut busy) = (Client::new(&mut world, line), Client::new(&mut world, chief));
+    let patience = Duration::from_secs(30);
+    stopped.pin().unwrap();
+    let start = world.now;
+    for second in 0..30 {
+        // One that is at work all the time may be met with the same pin again and again.
+        busy.pull(56);
+        busy.pin().unwrap();
+        let now = start + Duration::from_secs(second);
+        assert_eq!(world.shards[0].take_back_from_stalled_readers(now, patience), [0; 0]);
+        busy.reader.unpin(56).unwrap();
+    }
+    let now = start + patience;
+    let cut = world.shards[0].take_back_from_stalled_readers(now, patience);
+    assert_eq!(cut, [line.connection]);
+    assert_eq!(stopped.reader.unpin(0), Err(NotNow::Over));
+    assert!(world.shards[0].take_back_from_stalled_readers(now, patience).is_empty());
+}
+
+#[test]
+fn what_was_held_for_readers_of_one_board_is_not_held_for_those_of_the_next() {
+    let (mut world, _, line) = large(20 << 16);
+    let mut first = Client::new(&mut world, line);
+    // Turns go on to a number that the next board comes to soon.
+    first.pin().unwrap();
+    assert_eq!(push_large(&mut world, line, 1), Work::Idle);
+    world.disconnect(line);
+    let line = world.join(0, &mut worker(3));
+    let mut next = Client::new(&mut world, line);
+    next.pin().unwrap();
+    assert!(world.shards[0].take_back_from_slow_readers().is_empty());
+}
+
+#[test]
+fn one_connection_is_lent_memory_only_so_often() {
+    let (mut world, _, line) = near(variables(), |config| config);
+    for _ in 0..LENDS_MAX {
+        assert_eq!(world.refused_or_lent(line), None);
+    }
+    let refused = world.refused_or_lent(line);
+    assert!(matches!(refused, Some(Refusal::Unsupported { .. })), "{refused:?}");
+    let line = world.join(0, &mut worker(3));
+    assert_eq!(world.refused_or_lent(line), None);
 }
 
 #[test]
