@@ -1,7 +1,7 @@
 //! The judge: what the servers hold against what the workers have written down.
 
 use pushpull::blocking::Reader;
-use pushpull::{Error, Params, f16};
+use pushpull::{Error, Params};
 
 use crate::history::{Entry, History};
 use crate::setting::{
@@ -114,8 +114,7 @@ pub(crate) fn judge(
             let mut made = [0.0_f32; ROWS as usize];
             for chunk in 0..setting.chunks {
                 let name = ledger(worker, chunk, shard);
-                let values = params.view::<f16>(&name)?.iter().map(|value| value.to_f32());
-                let values: Vec<f32> = values.collect();
+                let values = setting.entries(params, &name)?;
                 let entries = &history.entries[(chunk * CHUNK) as usize..];
                 for (element, (&value, &entry)) in values.iter().zip(entries).enumerate() {
                     verdict.element(value, entry, || format!("{name}[{element}]"));

@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
-use pushpull::{ClusterSpec, DType, Eviction, ShardId, TableSpec, VariableSpec};
+use pushpull::{
+    ClusterSpec, DType, Eviction, Params, ShardId, TableSpec, VariableSpec, ViewError, f16,
+};
 
 /// How many workers train.
 pub(crate) const WORKERS: u32 = 3;
@@ -56,7 +58,14 @@ impl Setting {
         cluster.job("worker", worker_hosts()).build().expect("the cluster is correct")
     }
 
-    /// A dense variable on each shard, and every worker's ledger (of f16), rows and tables on both, declared in turns,
+    /// Whether ledgers are of f16, or else of f32. Where no variable is of halves, values are read in the
+    /// memory that servers of the same host lend: a worker may be killed while it reads there, and a
+    /// server under it.
+    pub(crate) fn has_halves(&self) -> bool {
+        self.hosts.iter().any(|host| !host.starts_with("unix:"))
+    }
+
+    /// A dense variable on each shard, and every worker's ledger, rows and tables on both, declared in turns,
     /// so that round robin puts each where its name says.
     pub(crate) fn variables(&self) -> Vec<VariableSpec> {
         let mut variables = Vec::new();
@@ -68,7 +77,10 @@ impl Setting {
             for chunk in 0..self.chunks {
                 // An f16 has every whole number that an entry comes to.
                 let ledgers = (0..SHARDS).map(|shard| ledger(worker, chunk, shard));
-                let ledgers = ledgers.map(|name| VariableSpec::f16(name, [CHUNK]));
+                let ledgers = ledgers.map(|name| match self.has_halves() {
+                    true => VariableSpec::f16(name, [CHUNK]),
+                    false => VariableSpec::f32(name, [CHUNK]),
+                });
                 variables.extend(ledgers.map(|ledger| ledger.expect("a correct variable")));
             }
         }
@@ -96,6 +108,14 @@ impl Setting {
     /// How many elements a worker's ledger has on a shard.
     pub(crate) fn ledger_elements(&self) -> u64 {
         self.chunks * CHUNK
+    }
+
+    /// The values of a part of a ledger.
+    pub(crate) fn entries(&self, params: &Params, name: &str) -> Result<Vec<f32>, ViewError> {
+        Ok(match self.has_halves() {
+            true => params.view::<f16>(name)?.iter().map(|value| value.to_f32()).collect(),
+            false => params.view::<f32>(name)?.to_vec(),
+        })
     }
 
     /// Where a push is entered: the chunk, and the element of it.

@@ -10,7 +10,9 @@ use pushpull::{Params, Push, TaskId, Token, WorkerConfig, f16};
 
 use crate::history::{Entry, History, Log};
 use crate::ledger::Verdict;
-use crate::setting::{CACHE, SHARDS, Setting, TABLE, WIDTH, dense, id, ledger, row, rows, table};
+use crate::setting::{
+    CACHE, CHUNK, SHARDS, Setting, TABLE, WIDTH, dense, id, ledger, row, rows, table,
+};
 
 /// The first argument of a worker's process.
 pub(crate) const ROLE: &str = "--chaos-worker";
@@ -136,10 +138,11 @@ impl<'a> Training<'a> {
         let mut gradients = self.session.gradients();
         for shard in 0..SHARDS {
             gradients.view_mut::<f32>(&dense(shard))?.fill(-1.0);
-            let entries = gradients.view_mut::<f16>(&ledger(self.worker, chunk, shard))?;
-            // The memory is that of earlier pushes.
-            entries.fill(f16::ZERO);
-            entries[element] = f16::NEG_ONE;
+            let name = ledger(self.worker, chunk, shard);
+            match self.setting.has_halves() {
+                true => enter(gradients.view_mut(&name)?, element, f16::ZERO, f16::NEG_ONE),
+                false => enter(gradients.view_mut(&name)?, element, 0.0_f32, -1.0),
+            }
             gradients.set_rows(&rows(self.worker, shard), &[row(push)], &ONE_ROW)?;
             for kind in [TABLE, CACHE] {
                 let ids = [id(push % self.setting.ledger_elements())];
@@ -154,13 +157,17 @@ impl<'a> Training<'a> {
     fn push_in_pieces(&mut self, token: Token, push: u64) -> Result<Push, Box<dyn Error>> {
         let (chunk, element) = self.setting.entry(push);
         let ones = vec![-1.0_f32; self.params.view::<f32>(&dense(0))?.len()];
-        let mut entries = vec![f16::ZERO; self.params.view::<f16>(&ledger(0, 0, 0))?.len()];
-        entries[element] = f16::NEG_ONE;
+        let (mut entries, mut halves) = ([0.0_f32; CHUNK as usize], [f16::ZERO; CHUNK as usize]);
+        (entries[element], halves[element]) = (-1.0, f16::NEG_ONE);
         self.log.invoke(push)?;
         self.history.invoke(push);
         let mut pushing = self.session.begin(token)?;
         for shard in 0..SHARDS {
-            pushing.variable(&ledger(self.worker, chunk, shard), &entries)?;
+            let name = ledger(self.worker, chunk, shard);
+            match self.setting.has_halves() {
+                true => pushing.variable(&name, &halves)?,
+                false => pushing.variable(&name, &entries)?,
+            }
             pushing.variable(&dense(shard), &ones)?;
             pushing.rows(&rows(self.worker, shard), &[row(push)], &ONE_ROW)?;
             for kind in [TABLE, CACHE] {
@@ -193,7 +200,7 @@ impl<'a> Training<'a> {
             }
             self.seen[shard] = pushes;
             let name = ledger(self.worker, chunk, shard);
-            let value = self.params.view::<f16>(&name)?[element].to_f32();
+            let value = self.setting.entries(&self.params, &name)?[element];
             verdict.element(value, last, || format!("{name}[{element}]"));
         }
         match verdict.is_clean() {
@@ -201,6 +208,12 @@ impl<'a> Training<'a> {
             false => Err(format!("a pull before push {push} shows {verdict:?}").into()),
         }
     }
+}
+
+/// A gradient of one at one place. The memory is that of earlier pushes.
+fn enter<T: Copy>(gradient: &mut [T], element: usize, zero: T, one: T) {
+    gradient.fill(zero);
+    gradient[element] = one;
 }
 
 /// The variables must lie where their names say, or the judge would compare apples and pears.
