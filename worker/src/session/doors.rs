@@ -74,42 +74,54 @@ pub(crate) struct Read {
     pub(crate) gradients: Counts,
 }
 
-/// A count for each of some shards.
+/// A count for each of some shards. Of few shards it takes no memory of its own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Counts(Vec<(ShardId, u64)>);
+pub(crate) struct Counts {
+    few: [Option<(ShardId, u64)>; FEW],
+    more: Vec<(ShardId, u64)>,
+}
+
+/// As many shards as most clusters have.
+const FEW: usize = 4;
 
 impl Counts {
     pub(crate) fn of(&self, shard: ShardId) -> Option<u64> {
-        self.0.iter().find(|(other, _)| *other == shard).map(|(_, count)| *count)
-    }
-
-    /// Takes in another count of a shard: the lower counts.
-    pub(crate) fn lower(&mut self, shard: ShardId, count: u64) {
-        match self.0.iter_mut().find(|(other, _)| *other == shard) {
-            Some((_, least)) => *least = count.min(*least),
-            None => self.0.push((shard, count)),
-        }
+        self.iter().find(|(other, _)| *other == shard).map(|(_, count)| count)
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (ShardId, u64)> + '_ {
-        self.0.iter().copied()
+        self.few.iter().flatten().chain(&self.more).copied()
     }
 
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.iter().next().is_none()
+    }
+
+    /// Takes in another count of a shard: the lower counts.
+    pub(crate) fn lower(&mut self, shard: ShardId, count: u64) {
+        let mut all = self.few.iter_mut().flatten().chain(&mut self.more);
+        match all.find(|(other, _)| *other == shard) {
+            Some((_, known)) => *known = count.min(*known),
+            None => match self.few.iter_mut().find(|place| place.is_none()) {
+                Some(place) => *place = Some((shard, count)),
+                None => self.more.push((shard, count)),
+            },
+        }
     }
 }
 
 impl Emptied for Counts {
     fn emptied(self) -> Counts {
-        Counts(self.0.emptied())
+        Counts { few: [None; FEW], more: self.more.emptied() }
     }
 }
 
 impl<I: IntoIterator<Item = (ShardId, u64)>> From<I> for Counts {
     fn from(counts: I) -> Counts {
-        Counts(counts.into_iter().collect())
+        let mut all = Counts::default();
+        counts.into_iter().for_each(|(shard, count)| all.lower(shard, count));
+        all
     }
 }
 
@@ -235,4 +247,23 @@ pub(crate) struct Start {
     pub(crate) identity: Identity,
     pub(crate) addresses: BTreeMap<u32, String>,
     pub(crate) progress_interval: Option<Duration>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_of_any_number_of_shards_are_kept_and_the_lower_counts() {
+        let shard = |index: u64| ShardId { task: index as u32, shard: 0 };
+        for shards in [0, 1, FEW as u64, 3 * FEW as u64] {
+            let mut counts = Counts::from((0..shards).map(|index| (shard(index), 10 + index)));
+            (0..shards).for_each(|index| counts.lower(shard(index), 12));
+            let expected = |index: u64| (shard(index), (10 + index).min(12));
+            assert!(counts.iter().eq((0..shards).map(expected)));
+            assert_eq!(counts.of(shard(shards)), None);
+            assert!((0..shards).all(|index| counts.of(shard(index)) == Some(expected(index).1)));
+            assert!(counts.emptied().is_empty());
+        }
+    }
 }
