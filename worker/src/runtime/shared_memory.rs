@@ -96,14 +96,12 @@ pub(super) fn map(lent: &Lent, descriptors: Vec<OwnedFd>) -> io::Result<Reader<M
 
 #[cfg(test)]
 mod tests {
+    use rustix::fs::{MemfdFlags, memfd_create};
+
     use super::*;
 
     fn file(bytes: u64) -> OwnedFd {
-        let path = std::env::temp_dir().join(format!("pushpull-lent-{}", std::process::id()));
-        let mut options = File::options();
-        let file = options.read(true).write(true).create(true).truncate(true).open(&path);
-        let file = file.unwrap();
-        std::fs::remove_file(&path).unwrap();
+        let file = File::from(memfd_create("lent", MemfdFlags::CLOEXEC).unwrap());
         file.set_len(bytes).unwrap();
         file.into()
     }
