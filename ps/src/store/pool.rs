@@ -174,8 +174,10 @@ impl Pool {
         self.let_go();
     }
 
+    /// What was replaced first is taken first again: so the shadows of a model follow one another in memory
+    /// as its places do, which the processor fetches ahead.
     fn let_go(&mut self) {
-        for gone in self.freed.drain(..) {
+        for gone in self.freed.drain(..).rev() {
             match self.blocks.is_pinned(gone.block) || self.readers.hold(gone.span) {
                 true => self.retired.push(gone),
                 false => self.spare.push(gone.block),
