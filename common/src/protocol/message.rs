@@ -297,6 +297,29 @@ wire_struct! {
 }
 
 wire_struct! {
+    /// Asks for memory of the shard into which the client writes what it pushes, over a Unix socket of the
+    /// same user, once the variables have values (worker, chief): a *tray*. A connection has one. Nothing
+    /// else waits for an answer meanwhile. A refusal changes nothing: pushes go over the connection
+    /// as before.
+    LendTray {}
+}
+wire_struct! {
+    /// A tray. With the first byte of the frame comes a descriptor, to read and to write it. It is lent for
+    /// as long as the connection lasts, or the restore epoch.
+    LentTray {
+        /// The bytes of the memory.
+        bytes: u64,
+        /// Where the first room starts in it, in bytes: a multiple of 4096.
+        first: u64,
+        /// From the start of a room to that of the next, in bytes: a multiple of 4096.
+        stride: u64,
+        /// What names its rooms, one behind the other, in pushes. They are this client's until the
+        /// connection ends. In each the shard's variables have their places, as the layout says.
+        rooms: List<u32, { limits::LENT_ROOMS_MAX }>,
+    }
+}
+
+wire_struct! {
     /// Declares the variables (chief). The body is the encoded catalogue.
     Declare {
         /// SHA-256 of the body.
@@ -474,6 +497,40 @@ wire_struct! {
         /// What each is multiplied with once it is decoded: 1 but for gradients of `f16` and `bf16`,
         /// whose product may be no number of that type.
         factor: f64,
+    }
+}
+wire_struct! {
+    /// A stretch of a shard's variables.
+    #[derive(Copy, Default, Eq)]
+    Stretch {
+        /// Where it starts, in bytes.
+        start: u64,
+        /// Where it ends.
+        end: u64,
+    }
+}
+wire_struct! {
+    /// Parts of a push that lie in a room of the client's tray already. They are values of variables
+    /// that are neither sparse nor tables; such parts of the same push come as [`PushPart`] or
+    /// [`PushEncoded`], into the same room. Sequence, step and epoch stand in the header. From its
+    /// last part on and until it is answered, a client that changes what lies there changes its push.
+    PushLent {
+        /// What the push does.
+        operation: Operation,
+        /// The token it spends; 0 for none.
+        token: TokenId,
+        /// The token's generation.
+        generation: u32,
+        /// The room it uses, which is one of the tray.
+        room: u32,
+        /// As in [`PushPart`].
+        whole: Option<u64>,
+        /// As in [`PushPart`].
+        next: bool,
+        /// As in [`PushPart`].
+        read: Option<u64>,
+        /// Where the parts lie in the shard's variables.
+        ranges: List<Stretch, { limits::PUSH_LENT_RANGES_MAX }>,
     }
 }
 wire_struct! {
@@ -714,6 +771,8 @@ messages! {
     5 => HeartbeatAnswer, body 0;
     6 => Lend, body 0;
     7 => Lent, body 0;
+    8 => LendTray, body 0;
+    9 => LentTray, body 0;
     10 => Declare, body limits::CATALOGUE_BYTES_MAX;
     11 => Declared, body 0;
     12 => Initialize, body 0;
@@ -737,6 +796,7 @@ messages! {
     35 => OutcomeQuery, body 0;
     36 => OutcomeIs, body 0;
     37 => PushEncoded, body limits::PART_BYTES_MAX;
+    38 => PushLent, body 0;
     40 => Pull, body 0;
     41 => Pulled, body limits::PART_BYTES_MAX;
     42 => PullRows, body limits::PART_BYTES_MAX;

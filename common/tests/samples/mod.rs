@@ -82,6 +82,8 @@ fn conversation(add: &mut impl FnMut(&str, Message)) {
     add("HeartbeatAnswer", HeartbeatAnswer {}.into());
     add("Lend", Lend { wants: 1 }.into());
     add("Lent", lent().into());
+    add("LendTray", LendTray {}.into());
+    add("LentTray", lent_tray().into());
     add("Finish", Finish {}.into());
     add("Finished", Finished {}.into());
     add("Leave", Leave {}.into());
@@ -142,6 +144,11 @@ fn lent() -> Lent {
         blocks: 9,
         places: 10,
     }
+}
+
+fn lent_tray() -> LentTray {
+    let rooms = List::new(vec![21, 22]).expect("2 are few");
+    LentTray { bytes: 0x1009, first: 0x100a, stride: 0x100b, rooms }
 }
 
 fn variables(add: &mut impl FnMut(&str, Message)) {
@@ -210,6 +217,9 @@ fn pushes(add: &mut impl FnMut(&str, Message)) {
     add("PushPart last", PushPart { whole: Some(8192), next: true, ..part() }.into());
     add("PushPart read", PushPart { read: Some(5), ..part() }.into());
     add("PushEncoded", encoded().into());
+    add("PushLent", push_lent().into());
+    let ranges = List::default();
+    add("PushLent last", PushLent { whole: Some(8192), next: true, ranges, ..push_lent() }.into());
     for (name, outcome) in variants::outcomes() {
         add(&format!("PushAnswer {name}"), PushAnswer { outcome, ..answer() }.into());
     }
@@ -241,6 +251,13 @@ fn part() -> PushPart {
 
 fn encoded() -> PushEncoded {
     PushEncoded { part: part(), encoding: 3, elements: 1000, factor: 0.25 }
+}
+
+fn push_lent() -> PushLent {
+    let PushPart { operation, token, generation, room, whole, next, .. } = part();
+    let ranges = [Stretch { start: 0, end: 4096 }, Stretch { start: 8192, end: 8200 }];
+    let ranges = List::new(ranges.to_vec()).expect("2 are few");
+    PushLent { operation, token, generation, room, whole, next, read: Some(5), ranges }
 }
 
 fn answer() -> PushAnswer {

@@ -381,8 +381,10 @@ impl Shard {
                 message,
                 Message::TokenRequest(_)
                     | Message::Reserve(_)
+                    | Message::LendTray(_)
                     | Message::PushPart(_)
                     | Message::PushEncoded(_)
+                    | Message::PushLent(_)
             );
             if joins && self.replicas.client(client).presence != Presence::Present {
                 // Nobody would take back what it were given.
@@ -405,8 +407,10 @@ impl Shard {
             Message::TokenRequest(_)
             | Message::ReturnToken(_)
             | Message::Reserve(_)
+            | Message::LendTray(_)
             | Message::PushPart(_)
             | Message::PushEncoded(_)
+            | Message::PushLent(_)
             | Message::Withdraw(_)
             | Message::OutcomeQuery(_)
             | Message::Leave(_) => role.is_member(),
@@ -509,6 +513,10 @@ impl Shard {
             }
             (Message::Finish(_), _) => self.finish(now, connection, request),
             (Message::Leave(_), Some(client)) => self.leave(now, connection, client, request),
+            (Message::LendTray(_) | Message::PushLent(_), _) => {
+                let detail = Detail::clipped("this server lends no trays");
+                self.refuse(connection, request, Refusal::Unsupported { kind, detail });
+            }
             (message, _) => {
                 let detail = Detail::clipped(format!("a {} is not for a server", message.name()));
                 self.refuse(connection, request, Refusal::Unsupported { kind, detail });
