@@ -84,7 +84,7 @@ impl Gradients {
     fn squares_of(&self, id: VariableId) -> f64 {
         let bytes = match self.rows.get(&id) {
             Some(rows) => rows.values(),
-            None => &self.bytes()[self.plan.range(id)],
+            None => self.bytes_of(id),
         };
         let squares = match self.plan.catalogue().variable(id).dtype() {
             DType::F32 => squares::<f32>(bytes),
@@ -136,9 +136,7 @@ impl Gradients {
         if let Some(rows) = self.rows.get_mut(&id) {
             return rows.change(change);
         }
-        let range = self.plan.range(id);
-        let bytes = &mut self.bytes_mut()[range];
-        let elements: &mut [T] = bytemuck::cast_slice_mut(bytes);
+        let elements: &mut [T] = bytemuck::cast_slice_mut(self.bytes_of_mut(id));
         elements.iter_mut().for_each(|g| *g = change(*g));
     }
 }
@@ -251,7 +249,7 @@ mod tests {
         assert!((gradients.global_norm() / 6.5e-9 - 1.0).abs() < 1e-9);
         let (h, b) = (VariableId(0), VariableId(1));
         assert_eq!((gradients.factor(h), gradients.factor(b)), (0.5e-9, 0.5e-9));
-        assert_eq!(gradients.bytes()[..4], *bytemuck::cast_slice::<f16, u8>(&halves));
+        assert_eq!(gradients.bytes_of(h)[..4], *bytemuck::cast_slice::<f16, u8>(&halves));
         gradients.scale(1e9);
         gradients.clip_by_value(1.75).unwrap();
         // Bounded as the servers will have it.

@@ -109,8 +109,10 @@ impl WorkerConfig {
     /// Whether values are read in the memory of servers that are reached through a Unix socket, run as the
     /// same user and lend it: a pull is then one copy on the caller's thread, made when it is asked for,
     /// and asks nobody. Where they do not lend it, values are asked for as over any connection; so are
-    /// those of `f16` and `bf16`, those that [`WorkerConfig::pull_codec`] is for, and rows. Default
-    /// true.
+    /// those of `f16` and `bf16`, those that [`WorkerConfig::pull_codec`] is for, and rows. And whether
+    /// [`crate::Worker::gradients`] lie in such memory, so that pushing them copies nothing: those of
+    /// variables in one piece that travel as they are, if the server lends it. It takes the server memory for
+    /// two pushes. Default true.
     pub fn shared_memory(self, used: bool) -> Self {
         WorkerConfig { shared_memory: used, ..self }
     }

@@ -16,7 +16,8 @@ use pushpull_common::ids::{ShardId, VariableId};
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::tensor::DType;
 
-use crate::parts::{Cut, Part, Piece, Scatter, Stretch, padding};
+use crate::parts::{Cut, Part, Piece, Scatter, ShardCuts, Stretch, padding};
+use crate::trays::Run;
 
 /// What a stretch of a shard's layout is on this side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +47,8 @@ struct Segment {
     start: u64,
     bytes: u64,
     span: Span,
+    /// Whether it is of variables that are in one piece, with what pads them.
+    whole: bool,
 }
 
 /// Where everything lies: made once at join.
@@ -151,6 +154,45 @@ impl Plan {
         segments.get(next).map(|segment| segment.start.max(from))
     }
 
+    /// The runs of those of these variables that are in one piece and that shards keep as they lie in a
+    /// buffer, in rising order.
+    pub(crate) fn runs(&self, wanted: impl Fn(VariableId) -> bool) -> Vec<Run> {
+        let mut runs: Vec<Run> = Vec::new();
+        for &shard in &self.shards {
+            let layout = self.catalogue.layout(shard);
+            let partitions = layout.partitions().iter();
+            for partition in partitions.filter(|p| self.is_whole(p) && wanted(p.variable)) {
+                let start = self.starts[partition.variable.0 as usize];
+                let bytes = (partition.end() - partition.offset) as usize;
+                let touches = |last: &&mut Run| {
+                    let behind = last.there + last.here.len() as u64;
+                    last.shard == shard && last.here.end == start && behind == partition.offset
+                };
+                match runs.last_mut().filter(touches) {
+                    Some(last) => last.here.end += bytes,
+                    None if bytes == 0 => {}
+                    None => {
+                        let (here, there) = (start..start + bytes, partition.offset);
+                        runs.push(Run { shard, here, there });
+                    }
+                }
+            }
+        }
+        runs
+    }
+
+    /// Whether a shard keeps some variable whole, as it lies in a buffer.
+    pub(crate) fn keeps_some_whole(&self, shard: ShardId) -> bool {
+        let segments = self.shards.binary_search(&shard).map(|index| &self.segments[index][..]);
+        segments.unwrap_or_default().iter().any(|segment| segment.whole)
+    }
+
+    /// Whether a partition is all of its variable, and kept as it lies in a buffer.
+    fn is_whole(&self, partition: &Partition) -> bool {
+        let one = self.catalogue.partitions_of(partition.variable).len() == 1;
+        one && partition.own.is_none() && !partition.is_sparse()
+    }
+
     /// All stretches of a shard's layout that are not sparse: where each starts there, what it is here, and
     /// its length there.
     pub(crate) fn stretches(&self, shard: ShardId) -> impl Iterator<Item = (u64, Span, u64)> + '_ {
@@ -191,28 +233,48 @@ impl Plan {
 
     /// How these variables travel. Those of `f16` and `bf16` have parts of their own.
     pub(crate) fn scatter(&self, variables: impl Iterator<Item = VariableId>) -> Scatter {
-        let mut ranges: Vec<Vec<Range<u64>>> = vec![Vec::new(); self.shards.len()];
+        let none: Vec<Vec<Range<u64>>> = vec![Vec::new(); self.shards.len()];
+        let (mut whole, mut pieces_of) = (none.clone(), none);
         let mut halves: Vec<Vec<&Partition>> = vec![Vec::new(); self.shards.len()];
         for partition in variables.flat_map(|id| self.catalogue.partitions_of(id)) {
             let shard = self.shards.binary_search(&partition.shard).expect("it holds a partition");
             match partition.own {
-                None => ranges[shard].push(partition.offset..partition.end()),
+                None if self.is_whole(partition) => {
+                    whole[shard].push(partition.offset..partition.end());
+                }
+                None => pieces_of[shard].push(partition.offset..partition.end()),
                 Some(_) => halves[shard].push(partition),
             }
         }
         let (mut shards, mut pieces) = (Vec::new(), Vec::new());
-        for ((&shard, ranges), halves) in self.shards.iter().zip(ranges).zip(halves) {
-            let ranges = joined(ranges).into_iter().flat_map(|range| cut(range, self.part_bytes));
-            let mut cuts: Vec<Cut> =
-                ranges.map(|range| self.range_cut(shard, range, &mut pieces)).collect();
+        let ranges = whole.into_iter().zip(pieces_of);
+        for ((&shard, (whole, others)), halves) in self.shards.iter().zip(ranges).zip(halves) {
+            let mut cuts = Vec::new();
+            let whole = joined(whole);
+            self.range_cuts(shard, &whole, &mut pieces, &mut cuts);
+            let wholes = cuts.len();
+            self.range_cuts(shard, &joined(others), &mut pieces, &mut cuts);
             for partition in halves {
                 self.half_cuts(partition, &mut pieces, &mut cuts);
             }
             if !cuts.is_empty() {
-                shards.push((shard, cuts));
+                let whole = whole.into();
+                shards.push(ShardCuts { shard, cuts, wholes, whole });
             }
         }
         Scatter { shards, pieces: pieces.into() }
+    }
+
+    /// The parts that ranges of a shard's layout travel in as they are.
+    fn range_cuts(
+        &self,
+        shard: ShardId,
+        ranges: &[Range<u64>],
+        pieces: &mut Vec<Piece>,
+        cuts: &mut Vec<Cut>,
+    ) {
+        let ranges = ranges.iter().flat_map(|range| cut(range.clone(), self.part_bytes));
+        cuts.extend(ranges.map(|range| self.range_cut(shard, range, pieces)));
     }
 
     /// A part that is a range of a shard's layout as it is.
@@ -364,24 +426,30 @@ fn segments(catalogue: &Catalogue, shard: ShardId, starts: &[usize]) -> Vec<Segm
         let (offset, bytes) = (partition.offset, partition.bytes);
         if partition.own.is_some() {
             let span = Span::Halves(first + 2 * partition.elements.start as usize);
-            push(Segment { start: offset, bytes, span });
-            push(Segment { start: offset + bytes, bytes: padded - bytes, span: Span::Padding });
+            push(Segment { start: offset, bytes, span, whole: false });
+            push(padding_at(offset + bytes, padded - bytes));
             continue;
         }
         if catalogue.partitions_of(partition.variable).len() == 1 {
             // Its padding is in the buffer too.
-            push(Segment { start: partition.offset, bytes: padded, span: Span::Buffer(first) });
+            let (start, span) = (partition.offset, Span::Buffer(first));
+            push(Segment { start, bytes: padded, span, whole: true });
             continue;
         }
         let start = first + partition.elements.start as usize * partition.dtype.size();
-        push(Segment { start: offset, bytes, span: Span::Buffer(start) });
-        push(Segment { start: offset + bytes, bytes: padded - bytes, span: Span::Padding });
+        push(Segment { start: offset, bytes, span: Span::Buffer(start), whole: false });
+        push(padding_at(offset + bytes, padded - bytes));
     }
     segments
 }
 
+fn padding_at(start: u64, bytes: u64) -> Segment {
+    Segment { start, bytes, span: Span::Padding, whole: false }
+}
+
+/// Whether two are one. Gradients of variables in one piece may lie in a memory of their own.
 fn joins(last: &Segment, next: &Segment) -> bool {
-    if last.start + last.bytes != next.start {
+    if last.start + last.bytes != next.start || last.whole != next.whole {
         return false;
     }
     match (last.span, next.span) {

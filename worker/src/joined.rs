@@ -20,6 +20,7 @@ use crate::parts::{Part, Scatter, Scattered};
 use crate::rows::RowSet;
 use crate::runtime::Caller;
 use crate::session::{Command, PushOrder};
+use crate::trays::{GradientBuffer, Run};
 
 /// From how many parts for a shard on a push is looked at while it is sent: of less, the look takes less
 /// time than the words between two threads that it takes to send part by part.
@@ -34,6 +35,8 @@ pub(crate) struct Joined {
     pub(crate) plan: Arc<Plan>,
     pub(crate) caller: Arc<Caller>,
     pub(crate) timeout: Duration,
+    /// What of gradients may lie in rooms of trays: what travels as it lies.
+    pub(crate) runs: Arc<[Run]>,
     compression: Mutex<Compression>,
     non_finite: NonFinitePolicy,
     owner: ShardId,
@@ -41,8 +44,10 @@ pub(crate) struct Joined {
 
 impl Joined {
     pub(crate) fn new(plan: Arc<Plan>, client: &Client, compression: Compression) -> Joined {
+        let runs = plan.runs(|id| !compression.covers(id)).into();
         Joined {
             plan,
+            runs,
             caller: client.caller.clone(),
             timeout: client.config.timeout,
             compression: Mutex::new(compression),
@@ -71,7 +76,9 @@ impl Joined {
     /// Has a push done. One that is not looked at before it is sent is looked at now, part by part, while
     /// those before are on their way; what is found withdraws it.
     pub(crate) fn push_while_looking(&self, mut order: PushOrder) -> PushHandle {
-        let looks = |s: &&mut Scattered| self.looks_while_sending(&self.compression(), &s.scatter);
+        let looks = |s: &&mut Scattered| {
+            self.looks_while_sending(&self.compression(), &s.scatter, &s.buffer)
+        };
         let Some(first) = order.scattered.as_mut().filter(looks) else {
             return self.push(Command::Push { order });
         };
@@ -82,7 +89,7 @@ impl Joined {
         let call = self.caller.call("push", Command::Start { order }, self.timeout);
         for some in turns(rounds) {
             let last = some.end == first.scatter.rounds();
-            let look = |round| self.look_at(&first.scatter, round, first.buffer.bytes());
+            let look = |round| self.look_at(&first.scatter, round, &first.buffer);
             let found = some.clone().try_for_each(look);
             let scattered = Scattered { rounds: some, ..first.clone() };
             let rest = Command::Rest { of: call.op(), scattered, last };
@@ -96,16 +103,28 @@ impl Joined {
     }
 
     /// Whether a push is so large, and goes to so many shards, that it is looked at while it is sent.
-    /// What a codec leaves out is written down before, and would be lost with it.
-    fn looks_while_sending(&self, compression: &Compression, scatter: &Scatter) -> bool {
+    /// What a codec leaves out is written down before, and would be lost with it; what lies in rooms is
+    /// not sent.
+    fn looks_while_sending(
+        &self,
+        compression: &Compression,
+        scatter: &Scatter,
+        buffer: &GradientBuffer,
+    ) -> bool {
         self.non_finite == (NonFinitePolicy::Reject {})
             && compression.is_of_none()
             && self.plan.shards() != [self.owner]
             && scatter.rounds() >= LARGE_ROUNDS
+            && buffer.rooms() == 0
     }
 
     /// Looks for NaN and infinities in what shards get in one round.
-    fn look_at(&self, scatter: &Scatter, round: usize, gradients: &[u8]) -> Result<(), Error> {
+    fn look_at(
+        &self,
+        scatter: &Scatter,
+        round: usize,
+        gradients: &GradientBuffer,
+    ) -> Result<(), Error> {
         scatter.ranges(round).try_for_each(|(shard, range)| {
             let layout = self.plan.catalogue().layout_of(shard).into_iter();
             let mut partitions = layout.flat_map(|layout| layout.within(range.clone()));
@@ -118,14 +137,14 @@ impl Joined {
         &self,
         partition: &Partition,
         range: &Range<u64>,
-        gradients: &[u8],
+        gradients: &GradientBuffer,
     ) -> Result<(), Error> {
         let size = partition.dtype.size();
         let start = partition.offset.max(range.start);
         let end = (partition.offset + partition.bytes).min(range.end).max(start);
         let first = partition.elements.start as usize + (start - partition.offset) as usize / size;
         let place = self.plan.range(partition.variable).start + first * size;
-        let bytes = &gradients[place..place + (end - start) as usize];
+        let bytes = gradients.slice(place..place + (end - start) as usize);
         match first_non_finite(partition.dtype, bytes) {
             None => Ok(()),
             Some((index, value)) => {
@@ -140,15 +159,16 @@ impl Joined {
     /// looked at while it is sent: of that at the first round alone.
     pub(crate) fn check(&self, gradients: &Gradients, scatter: &Scatter) -> Result<(), Error> {
         let (plan, compression) = (&self.plan, self.compression());
-        let later = self.looks_while_sending(&compression, scatter);
+        let buffer = &gradients.memory.buffer;
+        let later = self.looks_while_sending(&compression, scatter, buffer);
         if later {
-            self.look_at(scatter, 0, gradients.bytes())?;
+            self.look_at(scatter, 0, buffer)?;
         }
         let elsewhere = later || plan.shards() == [self.owner];
         // There may be many variables, and nothing to be asked of any.
         let none = elsewhere && compression.is_of_none() && !plan.has_some_halves();
         for id in gradients.present().take_while(|_| !none) {
-            let (bytes, factor) = (&gradients.bytes()[plan.range(id)], gradients.factor(id));
+            let (bytes, factor) = (gradients.bytes_of(id), gradients.factor(id));
             if !(elsewhere && self.travels_as_it_lies(&compression, id)) {
                 check_finite(self.non_finite, plan, id, bytes, factor)?;
             }
@@ -185,7 +205,7 @@ impl Joined {
         let none = compression.is_of_none();
         for id in gradients.present().take_while(|_| !none) {
             if compression.covers(id) {
-                let bytes = &gradients.bytes()[plan.range(id)];
+                let bytes = gradients.bytes_of(id);
                 parts.extend(compression.parts(plan, id, bytes, gradients.factor(id))?);
             }
         }

@@ -60,6 +60,7 @@ mod session;
 pub mod simulation;
 mod start;
 mod token;
+mod trays;
 mod worker;
 
 pub use compression::ResidualsError;

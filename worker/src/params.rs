@@ -11,6 +11,7 @@ use pushpull_common::tensor::Element;
 use crate::error::ViewError;
 use crate::fanout::Plan;
 use crate::rows::{self, RowSet};
+use crate::trays::{GradientBuffer, Run};
 
 /// Zeroed memory for values, aligned for every element type.
 #[derive(Clone, Debug)]
@@ -111,13 +112,13 @@ impl Gradients {
         Gradients { plan, memory, rows: BTreeMap::new(), factors: BTreeMap::new() }
     }
 
-    /// The gradients of all variables, of whatever content where there is none.
-    pub(crate) fn bytes(&self) -> &[u8] {
-        self.memory.buffer.bytes()
+    /// The elements of a variable's gradient, of whatever content if there is none.
+    pub(crate) fn bytes_of(&self, id: VariableId) -> &[u8] {
+        self.memory.buffer.slice(self.plan.range(id))
     }
 
-    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        self.memory.bytes_mut()
+    pub(crate) fn bytes_of_mut(&mut self, id: VariableId) -> &mut [u8] {
+        self.memory.buffer_mut().slice_mut(self.plan.range(id))
     }
 
     /// The gradient of a variable, to be written whole, in row-major order.
@@ -145,9 +146,12 @@ impl Gradients {
         ids.iter().for_each(|&id| self.round(id));
         let Memory { present, .. } = &mut self.memory;
         ids.iter().for_each(|id| present[id.0 as usize] = true);
-        let views = self.bytes_mut().get_disjoint_mut(ranges);
-        let views = views.expect("the ranges of different variables do not overlap");
-        Ok(views.map(bytemuck::cast_slice_mut))
+        let views = self.memory.buffer_mut().slices_mut(ranges);
+        // What is empty lies nowhere, and not aligned.
+        Ok(views.map(|view| match view.is_empty() {
+            true => &mut [][..],
+            false => bytemuck::cast_slice_mut(view),
+        }))
     }
 
     /// The gradient of a sparse variable: rows one behind the other, for each of these ids in any
@@ -190,15 +194,16 @@ impl Gradients {
 /// used again.
 #[derive(Clone, Debug)]
 pub(crate) struct Memory {
-    pub(crate) buffer: Arc<Buffer>,
+    pub(crate) buffer: Arc<GradientBuffer>,
     /// Which variables have a gradient.
     pub(crate) present: Vec<bool>,
 }
 
 impl Memory {
-    pub(crate) fn new(plan: &Plan) -> Memory {
+    /// For a plan of which these runs may lie in rooms.
+    pub(crate) fn new(plan: &Plan, runs: Arc<[Run]>) -> Memory {
         let present = vec![false; plan.catalogue().variables().len()];
-        Memory { buffer: Arc::new(Buffer::new(plan)), present }
+        Memory { buffer: Arc::new(GradientBuffer::new(plan, runs)), present }
     }
 
     /// Whether nobody sends from it any more.
@@ -206,9 +211,9 @@ impl Memory {
         Arc::strong_count(&self.buffer) == 1
     }
 
-    fn bytes_mut(&mut self) -> &mut [u8] {
+    pub(crate) fn buffer_mut(&mut self) -> &mut GradientBuffer {
         let buffer = Arc::get_mut(&mut self.buffer);
-        buffer.expect("gradients are made of memory that nobody sends from").bytes_mut()
+        buffer.expect("gradients are made of memory that nobody sends from")
     }
 
     fn present(&self) -> impl Iterator<Item = VariableId> + '_ {
@@ -254,9 +259,7 @@ pub(crate) mod tests {
             VariableSpec::f32("b", [1]).unwrap(),
             VariableSpec::new("count", DType::I64, Shape::new([2]).unwrap()).unwrap().plain(),
         ];
-        let map = ShardMap::new([0, 1], 1).unwrap();
-        let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
-        Arc::new(Plan::new(Arc::new(Catalogue::new(variables, &placement).unwrap())))
+        plan_of(variables, 2)
     }
 
     /// Gradients of vectors of these names, types and lengths, to be written, and of one more that
@@ -272,17 +275,22 @@ pub(crate) mod tests {
         gradients_for(variables)
     }
 
+    /// A plan of these variables on so many tasks of one shard.
+    pub(crate) fn plan_of(variables: Vec<VariableSpec>, tasks: u32) -> Arc<Plan> {
+        let map = ShardMap::new((0..tasks).collect::<Vec<_>>(), 1).unwrap();
+        let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
+        Arc::new(Plan::new(Arc::new(Catalogue::new(variables, &placement).unwrap())))
+    }
+
     /// Gradients of these variables on one shard, to be written.
     pub(crate) fn gradients_for(variables: Vec<VariableSpec>) -> Gradients {
-        let map = ShardMap::new([0], 1).unwrap();
-        let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
-        let plan = Arc::new(Plan::new(Arc::new(Catalogue::new(variables, &placement).unwrap())));
-        Gradients::new(plan.clone(), Memory::new(&plan))
+        let plan = plan_of(variables, 1);
+        Gradients::new(plan.clone(), Memory::new(&plan, Arc::default()))
     }
 
     fn gradients() -> Gradients {
         let plan = plan();
-        Gradients::new(plan.clone(), Memory::new(&plan))
+        Gradients::new(plan.clone(), Memory::new(&plan, Arc::default()))
     }
 
     fn unknown(name: &str) -> ViewError {
@@ -329,10 +337,8 @@ pub(crate) mod tests {
     #[test]
     fn empty_variables_are_variables() {
         let variables = ["a", "b"].map(|name| VariableSpec::f32(name, [0]).unwrap()).to_vec();
-        let map = ShardMap::new([0], 1).unwrap();
-        let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
-        let plan = Arc::new(Plan::new(Arc::new(Catalogue::new(variables, &placement).unwrap())));
-        let mut gradients = Gradients::new(plan.clone(), Memory::new(&plan));
+        let plan = plan_of(variables, 1);
+        let mut gradients = Gradients::new(plan.clone(), Memory::new(&plan, Arc::default()));
         let [a, b] = gradients.views_mut::<f32, 2>(["a", "b"]).unwrap();
         assert!(a.is_empty() && b.is_empty());
         let twice = gradients.views_mut::<f32, 2>(["a", "a"]).map(|_| ());

@@ -9,7 +9,7 @@ use pushpull_common::catalogue::Partition;
 use pushpull_common::codec::Encoding;
 use pushpull_common::ids::{ShardId, VariableId};
 
-use crate::params::Buffer;
+use crate::trays::{GradientBuffer, TrayId};
 
 /// What a frame carries behind its head: stretches of memory that others keep, one behind the other.
 /// To clone one takes no memory.
@@ -21,7 +21,7 @@ pub(crate) enum Body {
     Several(Arc<[Bytes]>),
     /// Some pieces of a buffer, and how long they are together.
     Lent {
-        buffer: Arc<Buffer>,
+        buffer: Arc<GradientBuffer>,
         pieces: Arc<[Piece]>,
         which: Range<usize>,
         bytes: u64,
@@ -66,7 +66,7 @@ impl Body {
             Body::One(bytes) => Some(&bytes[..]).filter(|_| index == 0),
             Body::Several(several) => several.get(index).map(|bytes| &bytes[..]),
             Body::Lent { buffer, pieces, which, .. } => match pieces[which.clone()].get(index)? {
-                Piece::Buffer(range) => Some(&buffer.bytes()[range.clone()]),
+                Piece::Buffer(range) => Some(buffer.slice(range.clone())),
                 Piece::Padding(bytes) => Some(&PADDING[..*bytes]),
             },
         }
@@ -146,6 +146,11 @@ impl Part {
         Part { offset: partition.offset + before, body, encoded }
     }
 
+    /// Its body, and what that is if it is encoded.
+    pub(crate) fn body(&self) -> (Body, Option<Stretch>) {
+        (self.body.clone(), self.encoded)
+    }
+
     /// How much of the shard's layout it covers, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         match &self.encoded {
@@ -159,8 +164,19 @@ impl Part {
 /// for as long as the same variables are pushed.
 #[derive(Debug)]
 pub(crate) struct Scatter {
-    pub(super) shards: Vec<(ShardId, Vec<Cut>)>,
+    pub(super) shards: Vec<ShardCuts>,
     pub(super) pieces: Arc<[Piece]>,
+}
+
+/// The parts of one shard.
+#[derive(Debug)]
+pub(super) struct ShardCuts {
+    pub(super) shard: ShardId,
+    pub(super) cuts: Vec<Cut>,
+    /// So many of them come first that are of variables in one piece,
+    pub(super) wholes: usize,
+    /// which is all of these ranges of the shard's layout.
+    pub(super) whole: Arc<[Range<u64>]>,
 }
 
 /// One part as it will be of every push.
@@ -187,13 +203,12 @@ impl Cut {
 impl Scatter {
     /// How many parts the shard has that has most.
     pub(crate) fn rounds(&self) -> usize {
-        self.shards.iter().map(|(_, cuts)| cuts.len()).max().unwrap_or(0)
+        self.shards.iter().map(|of| of.cuts.len()).max().unwrap_or(0)
     }
 
     /// What each shard gets in a round of what it keeps as it lies in the buffer, in bytes of its layout.
     pub(crate) fn ranges(&self, round: usize) -> impl Iterator<Item = (ShardId, Range<u64>)> + '_ {
-        let cuts =
-            self.shards.iter().filter_map(move |(shard, cuts)| Some((*shard, cuts.get(round)?)));
+        let cuts = self.shards.iter().filter_map(move |of| Some((of.shard, of.cuts.get(round)?)));
         let plain = cuts.filter(|(_, cut)| cut.stretch.is_none());
         plain.map(|(shard, cut)| (shard, cut.offset..cut.offset + cut.bytes))
     }
@@ -208,7 +223,7 @@ impl Scatter {
             let body = self.pieces[cut.pieces.clone()].iter().map(bytes).collect();
             cut.part(body, &BTreeMap::new())
         };
-        let parts = |(shard, cuts): &(ShardId, Vec<Cut>)| (*shard, cuts.iter().map(part).collect());
+        let parts = |of: &ShardCuts| (of.shard, of.cuts.iter().map(part).collect());
         self.shards.iter().map(parts).collect()
     }
 }
@@ -217,7 +232,7 @@ impl Scatter {
 #[derive(Clone, Debug)]
 pub(crate) struct Scattered {
     pub(crate) scatter: Arc<Scatter>,
-    pub(crate) buffer: Arc<Buffer>,
+    pub(crate) buffer: Arc<GradientBuffer>,
     /// Which rounds of it: in each every shard has its next part.
     pub(crate) rounds: Range<usize>,
     /// What the servers multiply those of half types with, where that is not 1.
@@ -227,12 +242,12 @@ pub(crate) struct Scattered {
 impl Scattered {
     /// The shards that have a part in it.
     pub(crate) fn shards(&self) -> impl Iterator<Item = ShardId> + '_ {
-        self.scatter.shards.iter().map(|(shard, _)| *shard)
+        self.scatter.shards.iter().map(|of| of.shard)
     }
 
     /// The parts for one of the shards, in the order of [`Scattered::shards`].
     pub(crate) fn parts(&self, shard: usize) -> impl Iterator<Item = Part> + '_ {
-        let cuts = &self.scatter.shards[shard].1;
+        let cuts = &self.scatter.shards[shard].cuts;
         let rounds = self.rounds.start.min(cuts.len())..self.rounds.end.min(cuts.len());
         cuts[rounds].iter().map(|cut| {
             let (pieces, buffer) = (self.scatter.pieces.clone(), self.buffer.clone());
@@ -240,4 +255,31 @@ impl Scattered {
             cut.part(Body::Lent { buffer, pieces, which, bytes }, &self.factors)
         })
     }
+    /// What of the parts for one of the shards lies in a room of its tray, if all rounds are in them; they
+    /// come behind so many others.
+    pub(crate) fn in_tray(&self, shard: usize, behind: usize) -> Option<InTray> {
+        let ShardCuts { shard, wholes, whole, .. } = &self.scatter.shards[shard];
+        let room = self.buffer.room_of(*shard)?;
+        let all = self.rounds == (0..self.scatter.rounds()) && *wholes > 0;
+        all.then(|| InTray {
+            tray: room.tray,
+            room: room.number,
+            ranges: whole.clone(),
+            parts: behind..behind + wholes,
+            buffer: self.buffer.clone(),
+        })
+    }
+}
+
+/// What of a push lies in a room of its shard's tray, and so need not be sent there.
+#[derive(Clone, Debug)]
+pub(crate) struct InTray {
+    pub(crate) tray: TrayId,
+    pub(crate) room: u32,
+    /// Ranges of the shard's layout.
+    pub(crate) ranges: Arc<[Range<u64>]>,
+    /// The parts that would be sent in place of them.
+    pub(crate) parts: Range<usize>,
+    /// What keeps the room.
+    pub(crate) buffer: Arc<GradientBuffer>,
 }

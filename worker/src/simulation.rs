@@ -447,7 +447,9 @@ impl Door {
                     Event::Reply { op: op.0, reply: reply.map(answer) }
                 }
                 Output::Progress { .. } => continue,
-                Output::Lent { .. } => unreachable!("no transport passes descriptors"),
+                Output::Lent { .. } | Output::LentTray { .. } => {
+                    unreachable!("no transport passes descriptors")
+                }
             };
             self.events.push_back(event);
         }

@@ -169,14 +169,22 @@ impl Worker {
 
     /// An empty set of gradients, in memory that earlier pushes have used.
     ///
+    /// What a server of this host lends ([`WorkerConfig::shared_memory`]) is written where the server reads
+    /// it, so that pushing it copies nothing: variables in one piece that travel as they are, for the
+    /// gradients of two pushes at a time.
+    ///
     /// # Panics
     /// If the worker has not joined: there are no variables yet.
     pub fn gradients(&mut self) -> Gradients {
         let joined = self.joined.as_ref().expect("a worker has gradients once it has joined");
         let plan = joined.plan.clone();
-        let free = self.pool.iter().position(Memory::is_free);
+        // One with rooms before one without: there are no more rooms than those.
+        let free = self.pool.iter().enumerate().filter(|(_, memory)| memory.is_free());
+        let free = free.max_by_key(|(_, memory)| memory.buffer.rooms()).map(|(index, _)| index);
         let memory = free.map(|free| self.pool.swap_remove(free));
-        let memory = memory.unwrap_or_else(|| Memory::new(&plan));
+        let mut memory = memory.unwrap_or_else(|| Memory::new(&plan, joined.runs.clone()));
+        let trays = self.client.caller.trays();
+        memory.buffer_mut().renew(|tray| trays.has(tray), |shard| trays.take(shard));
         Gradients::new(plan, memory)
     }
 

@@ -235,6 +235,11 @@ impl<T, const MAX: usize> List<T, MAX> {
     pub fn items(&self) -> &[T] {
         &self.0
     }
+
+    /// The items, with the memory they are in.
+    pub fn into_items(self) -> Vec<T> {
+        self.0
+    }
 }
 
 impl<T: Wire, const MAX: usize> Wire for List<T, MAX> {

@@ -10,6 +10,7 @@ use tokio::sync::mpsc::error::TrySendError;
 
 use super::lenders::Lenders;
 use super::post::{Answering, Call, Posted, Slots};
+use super::trays::Trays;
 use crate::error::Error;
 use crate::session::{Command, OpId, Unclaimed};
 use crate::token::Returns;
@@ -29,6 +30,7 @@ pub(crate) struct Caller {
     returns: Arc<Returns>,
     unclaimed: Arc<Unclaimed>,
     lenders: Arc<Lenders>,
+    trays: Arc<Trays>,
     next_op: AtomicU64,
     slots: Slots,
 }
@@ -39,10 +41,11 @@ impl Caller {
         returns: Arc<Returns>,
         unclaimed: Arc<Unclaimed>,
         lenders: Arc<Lenders>,
+        trays: Arc<Trays>,
     ) -> Caller {
         let (next_op, slots) = (AtomicU64::new(1), Slots::default());
         let commands = Mutex::new(Some(commands));
-        Caller { commands, returns, unclaimed, lenders, next_op, slots }
+        Caller { commands, returns, unclaimed, lenders, trays, next_op, slots }
     }
 
     pub(crate) fn returns(&self) -> &Arc<Returns> {
@@ -57,6 +60,11 @@ impl Caller {
     /// The shards whose values can be read at once, on the caller's thread.
     pub(crate) fn lenders(&self) -> &Lenders {
         &self.lenders
+    }
+
+    /// The shards that have lent memory to write gradients into.
+    pub(crate) fn trays(&self) -> &Trays {
+        &self.trays
     }
 
     /// Has something done within `timeout`: the session is told at once, and the future is its reply.
@@ -116,7 +124,8 @@ impl Caller {
     /// A caller without a session, and what it posts.
     pub(crate) fn alone() -> (Caller, Orders) {
         let (commands, orders) = mpsc::channel(COMMANDS_MAX);
-        let caller = Caller::new(commands, Arc::default(), Arc::default(), Arc::default());
+        let (lenders, trays) = (Arc::default(), Arc::default());
+        let caller = Caller::new(commands, Arc::default(), Arc::default(), lenders, trays);
         (caller, Orders(orders))
     }
 }

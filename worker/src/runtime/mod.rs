@@ -9,6 +9,7 @@ mod post;
 #[expect(unsafe_code, reason = "memory that another process changes is no slice")]
 mod shared_memory;
 mod thread;
+mod trays;
 
 pub(crate) use caller::Caller;
 pub(crate) use lenders::Direct;

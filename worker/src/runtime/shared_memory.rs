@@ -1,16 +1,20 @@
 //! Memory that a server has lent, mapped.
 //!
-//! This is one of the few files that may hold `unsafe` code: what lies in such memory is changed by
-//! another process, so it is loaded as atomic words, or copied as bytes and never borrowed.
+//! This is one of the few files that may hold `unsafe` code. Values are changed by another process, so
+//! they are loaded as atomic words, or copied as bytes and never borrowed. What gradients are written to
+//! is changed by nobody else, and borrowed.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use memmap2::{MmapOptions, MmapRaw};
 use pushpull_common::lending::{DESK_WORDS, Geometry, Reader, Words, board_words};
-use pushpull_common::protocol::message::Lent;
+use pushpull_common::protocol::message::{Lent, LentTray};
+
+use crate::trays::RoomMemory;
 
 /// A whole file of somebody else's, mapped.
 #[derive(Debug)]
@@ -94,8 +98,90 @@ pub(super) fn map(lent: &Lent, descriptors: Vec<OwnedFd>) -> io::Result<Reader<M
     Ok(Reader::new(board, desk, values, geometry, lent.tenure))
 }
 
+/// Memory that a shard lends to write gradients into, mapped, and cut into rooms.
+#[derive(Debug)]
+pub(crate) struct MappedTray {
+    map: MmapRaw,
+    room_bytes: usize,
+    /// Where each room starts, and what names it to the shard.
+    rooms: Vec<(usize, u32)>,
+    /// Those that nobody has.
+    free: Mutex<Vec<usize>>,
+}
+
+/// Maps what has come with a [`LentTray`], once it is known to be what that says.
+pub(super) fn map_tray(lent: &LentTray, descriptors: Vec<OwnedFd>) -> io::Result<MappedTray> {
+    let LentTray { bytes, first, stride, rooms } = lent;
+    let rooms = rooms.items();
+    let end = stride.checked_mul(rooms.len() as u64).and_then(|all| all.checked_add(*first));
+    let aligned = first.is_multiple_of(ALIGNED) && stride.is_multiple_of(ALIGNED) && *stride > 0;
+    if !aligned || end.is_none_or(|end| end > *bytes) || rooms.contains(&0) {
+        return Err(io::Error::other("rooms that do not lie in what is lent"));
+    }
+    let files: Vec<File> = descriptors.into_iter().map(File::from).collect();
+    let [file] = &files[..] else {
+        return Err(io::Error::other(format!("{} descriptors and not one", files.len())));
+    };
+    let Mapped { map, .. } = Mapped::new(file, *bytes, true)?;
+    let start = |index: usize| *first as usize + index * *stride as usize;
+    let rooms: Vec<(usize, u32)> =
+        rooms.iter().enumerate().map(|(index, &number)| (start(index), number)).collect();
+    let free = Mutex::new((0..rooms.len()).rev().collect());
+    Ok(MappedTray { map, room_bytes: *stride as usize, rooms, free })
+}
+
+/// Where rooms may start: elements of every type are aligned there.
+const ALIGNED: u64 = 4096;
+
+impl MappedTray {
+    /// A room that nobody has, and what names it to the shard.
+    pub(super) fn take(self: &Arc<Self>) -> Option<(MappedRoom, u32)> {
+        let index = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop()?;
+        let (start, number) = self.rooms[index];
+        Some((MappedRoom { tray: self.clone(), index, start }, number))
+    }
+}
+
+/// A room of a tray. There is never another of the same: it was taken from those that nobody has, and is
+/// back there once it is dropped.
+#[derive(Debug)]
+pub(crate) struct MappedRoom {
+    tray: Arc<MappedTray>,
+    index: usize,
+    start: usize,
+}
+
+impl RoomMemory for MappedRoom {
+    fn bytes(&self) -> &[u8] {
+        let (start, length) = (self.start, self.tray.room_bytes);
+        // SAFETY: `map_tray` has seen that the room lies in the mapping, which lives as long as the tray and so
+        // as `self`. In this process only `self` leads to these bytes, and to change them takes `&mut
+        // self`. The process that has lent them may map them too, but takes them as they are: by the
+        // protocol it writes into a room what is sent into it, which are bytes that nobody reads or writes
+        // here. If it broke that, or cut its file short, gradients would be of other content or this
+        // process would be ended by the system; it is the server that was chosen to keep the model, as
+        // the same user. Any bytes are a `u8` each.
+        unsafe { std::slice::from_raw_parts(self.tray.map.as_ptr().add(start), length) }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        let (start, length) = (self.start, self.tray.room_bytes);
+        // SAFETY: as in `bytes`. `&mut self` is the only way to them in this process as long as the slice
+        // lives; the other only reads them, and what it reads of what is being written is of any content,
+        // as it knows: it looks again at what it uses, and nothing of it is an index or a length there.
+        unsafe { std::slice::from_raw_parts_mut(self.tray.map.as_mut_ptr().add(start), length) }
+    }
+}
+
+impl Drop for MappedRoom {
+    fn drop(&mut self) {
+        self.tray.free.lock().unwrap_or_else(PoisonError::into_inner).push(self.index);
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use pushpull_common::protocol::wire::List;
     use rustix::fs::{MemfdFlags, memfd_create};
 
     use super::*;
@@ -144,6 +230,51 @@ mod tests {
             assert!(mapped(&wrong).is_err(), "{wrong:?}");
         }
         assert!(map(&lent(), Vec::new()).is_err());
+    }
+
+    fn tray() -> LentTray {
+        let rooms = List::new(vec![7, 9]).unwrap();
+        LentTray { bytes: 3 * 4096, first: 4096, stride: 4096, rooms }
+    }
+
+    #[test]
+    fn a_tray_that_is_not_what_it_is_said_to_be_is_not_mapped() {
+        map_tray(&tray(), vec![file(3 * 4096)]).unwrap();
+        for wrong in [
+            LentTray { bytes: 3 * 4096 + 1, ..tray() },
+            LentTray { bytes: 3 * 4096 - 1, ..tray() },
+            LentTray { first: 4104, ..tray() },
+            LentTray { first: 8192, ..tray() },
+            LentTray { first: u64::MAX - 4095, ..tray() },
+            LentTray { stride: 0, ..tray() },
+            LentTray { stride: 2048, ..tray() },
+            LentTray { stride: 1 << 63, ..tray() },
+            LentTray { rooms: List::new(vec![7, 0]).unwrap(), ..tray() },
+        ] {
+            assert!(map_tray(&wrong, vec![file(3 * 4096)]).is_err(), "{wrong:?}");
+        }
+        assert!(map_tray(&tray(), Vec::new()).is_err());
+        assert!(map_tray(&tray(), vec![file(3 * 4096), file(3 * 4096)]).is_err());
+    }
+
+    #[test]
+    fn each_room_is_of_one_and_can_be_taken_again() {
+        let there = file(3 * 4096);
+        let seen = File::from(there.try_clone().unwrap());
+        let tray = Arc::new(map_tray(&tray(), vec![there]).unwrap());
+        let [(mut first, 7), (mut second, 9)] = [tray.take().unwrap(), tray.take().unwrap()] else {
+            panic!("the rooms are handed out in their order")
+        };
+        assert!(tray.take().is_none());
+        first.bytes_mut().fill(1);
+        second.bytes_mut()[4095] = 2;
+        let seen = Mapped::new(&seen, 3 * 4096, false).unwrap();
+        let mut bytes = vec![9; 3 * 4096];
+        seen.copy(0, &mut bytes);
+        let expected = [vec![0; 4096], vec![1; 4096], vec![0; 4095], vec![2]].concat();
+        assert!(bytes == expected && first.bytes() == &expected[4096..8192]);
+        drop(second);
+        assert_eq!(tray.take().unwrap().1, 9);
     }
 
     #[test]

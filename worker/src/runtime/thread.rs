@@ -4,11 +4,13 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+use pushpull_common::protocol::Message;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::LocalSet;
 
@@ -18,6 +20,7 @@ use super::lenders::Lenders;
 use super::outbox::Outbox;
 use super::post::{Answer, Posted};
 use super::shared_memory;
+use super::trays::Trays;
 use crate::config::Progress;
 use crate::session::{Input, OpId, Output, Session, Start};
 use crate::token::{Dropped, Returns};
@@ -39,9 +42,12 @@ impl SessionThread {
         let session = Session::new(start);
         let lenders = Arc::new(Lenders::default());
         let unclaimed = session.unclaimed().clone();
-        let caller = Caller::new(commands, returns.clone(), unclaimed, lenders.clone());
+        let trays = Arc::new(Trays::default());
+        let (way_back, to_read, to_write) = (returns.clone(), lenders.clone(), trays.clone());
+        let caller = Caller::new(commands, way_back, unclaimed, to_read, to_write);
         let thread = std::thread::Builder::new().name(name).spawn(move || {
-            let core = Rc::new(Core::new(session, addresses, progress, returns, lenders));
+            let lent = (lenders, trays);
+            let core = Rc::new(Core::new(session, addresses, progress, returns, lent));
             LocalSet::new().block_on(&runtime, core.run(receiver));
             // A look-up of a name that still runs is not waited for.
             runtime.shutdown_background();
@@ -73,6 +79,7 @@ pub(super) struct Core {
     progress: Option<Progress>,
     returns: Arc<Returns>,
     lenders: Arc<Lenders>,
+    trays: Arc<Trays>,
     /// When the clock's task will wake, and what makes it look again.
     armed: Cell<Option<Instant>>,
     rearm: Notify,
@@ -87,7 +94,7 @@ impl Core {
         addresses: BTreeMap<u32, String>,
         progress: Option<Progress>,
         returns: Arc<Returns>,
-        lenders: Arc<Lenders>,
+        (lenders, trays): (Arc<Lenders>, Arc<Trays>),
     ) -> Core {
         Core {
             addresses,
@@ -97,6 +104,7 @@ impl Core {
             progress,
             returns,
             lenders,
+            trays,
             armed: Cell::new(None),
             rearm: Notify::new(),
             connects: RefCell::default(),
@@ -169,7 +177,9 @@ impl Core {
         let mut session = self.session.borrow_mut();
         session.handle(now, input);
         while let Some(output) = session.poll_output() {
-            self.deliver(output);
+            if let Some(message) = self.deliver(output) {
+                session.keep_message(message);
+            }
         }
         let wake = session.wake_at(now);
         if self.armed.get().is_some_and(|armed| wake < armed) {
@@ -183,6 +193,7 @@ impl Core {
         let outboxes = self.outboxes.borrow();
         if outboxes.get(&link).is_none_or(|current| Rc::ptr_eq(current, outbox)) {
             self.lenders.remove(link);
+            self.trays.remove(link);
         }
     }
 
@@ -195,7 +206,8 @@ impl Core {
         self.session.borrow_mut().with_targets(link, receive)
     }
 
-    fn deliver(&self, output: Output) {
+    /// Does what the session wants done; a message that has been sent comes back.
+    fn deliver(&self, output: Output) -> Option<Message> {
         match output {
             Output::Connect { link, shard } => {
                 let address = self.addresses.get(&shard.task).cloned().unwrap_or_default();
@@ -208,20 +220,25 @@ impl Core {
                 if let Some(outbox) = self.outboxes.borrow_mut().remove(&link) {
                     outbox.give_up();
                     self.lenders.remove(link);
+                    self.trays.remove(link);
                 }
             }
             Output::Send { link, envelope, message, body, crc } => {
                 if let Some(outbox) = self.outboxes.borrow().get(&link) {
                     outbox.push(&envelope, &message, body, crc);
                 }
+                return Some(message);
             }
             Output::Lent { link, lender, lent } => {
-                let outboxes = self.outboxes.borrow();
-                let descriptors = outboxes.get(&link).map(|outbox| outbox.take_descriptors());
                 // What cannot be mapped is not read; all can be asked for over the connection.
-                let reader = shared_memory::map(&lent, descriptors.unwrap_or_default());
-                if let Ok(reader) = reader {
+                if let Ok(reader) = shared_memory::map(&lent, self.descriptors(link)) {
                     self.lenders.add(link, lender, reader);
+                }
+            }
+            Output::LentTray { link, shard, tray, lent } => {
+                // What cannot be mapped is not written; all can be sent over the connection.
+                if let Ok(mapped) = shared_memory::map_tray(&lent, self.descriptors(link)) {
+                    self.trays.add(link, shard, tray, mapped);
                 }
             }
             Output::Reply { op, reply } => {
@@ -235,6 +252,13 @@ impl Core {
                 }
             }
         }
+        None
+    }
+
+    /// The descriptors that have come over a link.
+    fn descriptors(&self, link: usize) -> Vec<OwnedFd> {
+        let outboxes = self.outboxes.borrow();
+        outboxes.get(&link).map(|outbox| outbox.take_descriptors()).unwrap_or_default()
     }
 }
 

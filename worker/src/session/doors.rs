@@ -8,7 +8,7 @@ use bytes::Bytes;
 use pushpull_common::codec::{Encoding, Encodings};
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{GlobalStep, Incarnation, Sequence, ShardId, TaskId, VariableId};
-use pushpull_common::protocol::message::{Lent, NonFinitePolicy, Operation, Role};
+use pushpull_common::protocol::message::{Lent, LentTray, NonFinitePolicy, Operation, Role};
 use pushpull_common::protocol::{Envelope, Grant, Header, Message, Outcome};
 
 use super::Rows;
@@ -19,6 +19,7 @@ use crate::fanout::Plan;
 use crate::lent::Lender;
 use crate::params::Buffer;
 use crate::parts::{Body, Part, Scattered};
+use crate::trays::TrayId;
 
 /// Names an operation of the caller's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -226,6 +227,9 @@ pub(crate) enum Output {
     /// Callers may read the values of a shard by themselves, in the memory whose descriptors have come
     /// over this link, for as long as its transport is connected.
     Lent { link: usize, lender: Lender, lent: Lent },
+    /// Callers may write gradients for a shard into the memory whose descriptor has come over this link,
+    /// likewise.
+    LentTray { link: usize, shard: ShardId, tray: TrayId, lent: LentTray },
     /// Tell a caller.
     Reply { op: OpId, reply: Result<Reply, Error> },
     /// Tell for whom an operation waits.
@@ -240,7 +244,7 @@ pub(crate) struct Start {
     pub(crate) owner: ShardId,
     pub(crate) incarnation: Incarnation,
     pub(crate) checksums: Checksums,
-    /// Whether shards of this host are asked for their memory.
+    /// Whether shards of this host are asked for memory.
     pub(crate) shared_memory: bool,
     /// In which form values are pulled, where a shard knows it.
     pub(crate) values: Option<Encoding>,

@@ -1,9 +1,10 @@
-//! Asking shards of this host for their memory, so that callers pull by themselves.
+//! Asking shards of this host for memory: that of their values, so that callers pull by themselves, and
+//! trays, into which callers write gradients.
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use pushpull_common::protocol::message::{Lend, Lent};
+use pushpull_common::protocol::message::{Lend, LendTray, Lent, LentTray};
 use pushpull_common::protocol::{Envelope, Message};
 
 use super::link::{Pending, Status};
@@ -11,25 +12,38 @@ use super::{Output, Session};
 use crate::fanout::Plan;
 use crate::lent::Lender;
 use crate::parts::Body;
+use crate::trays::TrayId;
 
 /// The bit of values among what is lent.
 const VALUES: u64 = 1;
 
 impl Session {
-    /// Asks the shards of the variables that have joined, each once over a connection.
+    /// Asks the shards of the variables that have joined, for each thing once over a connection, and for
+    /// one at a time: so it is known what the descriptors are of.
     pub(super) fn drive_lending(&mut self, now: Instant) {
-        // Values that are to come in a shorter form are asked for in it.
-        if !self.start.shared_memory || self.start.values.is_some() {
+        if !self.start.shared_memory {
             return;
         }
         for index in 0..self.links.len() {
             let link = &self.links[index];
-            let may = link.near && !link.asked_to_lend && link.ready && link.status == Status::Up;
-            let holds = |plan: &Arc<Plan>| plan.shards().contains(&link.shard);
-            if may && self.plan.as_ref().is_some_and(holds) {
+            if !link.near || !link.ready || link.status != Status::Up {
+                continue;
+            }
+            let holds = |plan: &&Arc<Plan>| plan.shards().contains(&link.shard);
+            let Some(plan) = self.plan.as_ref().filter(holds) else { continue };
+            // Values that are to come in a shorter form are asked for in it.
+            if !link.asked_to_lend && self.start.values.is_none() {
                 self.links[index].asked_to_lend = true;
                 let (envelope, lend) = (Envelope::default(), Lend { wants: VALUES });
                 self.send(now, index, Pending::Lend, envelope, lend, Body::Empty);
+            } else if !link.asked_for_tray
+                && self.start.role.is_member()
+                && plan.keeps_some_whole(link.shard)
+                && !link.pending.values().any(|pending| *pending == Pending::Lend)
+            {
+                self.links[index].asked_for_tray = true;
+                let envelope = Envelope::default();
+                self.send(now, index, Pending::LendTray, envelope, LendTray {}, Body::Empty);
             }
         }
     }
@@ -39,8 +53,9 @@ impl Session {
         match message {
             Message::Lent(lent) => self.lent(index, lent),
             Message::Refused(_) => {}
-            message => self.unexpected(now, index, &message),
+            message => return self.unexpected(now, index, &message),
         }
+        self.drive_lending(now);
     }
 
     fn lent(&mut self, index: usize, lent: Lent) {
@@ -55,5 +70,23 @@ impl Session {
             synchronous: self.synchronous,
         };
         self.outputs.push_back(Output::Lent { link: index, lender, lent });
+    }
+
+    /// A shard has answered. One that lends no tray is sent gradients as ever.
+    pub(super) fn tray_answered(&mut self, now: Instant, index: usize, message: Message) {
+        match message {
+            Message::LentTray(lent) => self.tray_lent(index, lent),
+            Message::Refused(_) => {}
+            message => self.unexpected(now, index, &message),
+        }
+    }
+
+    fn tray_lent(&mut self, index: usize, lent: LentTray) {
+        self.trays += 1;
+        let tray = TrayId(self.trays);
+        let link = &mut self.links[index];
+        link.tray = Some(tray);
+        let shard = link.shard;
+        self.outputs.push_back(Output::LentTray { link: index, shard, tray, lent });
     }
 }

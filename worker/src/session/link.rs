@@ -14,6 +14,7 @@ use super::{OpId, Output, Session};
 use crate::error::Error;
 use crate::fanout::Span;
 use crate::parts::Body;
+use crate::trays::TrayId;
 
 /// How far a link is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +39,7 @@ pub(super) enum Pending {
     /// One of the requests of a pull.
     Pull(OpId, usize),
     Lend,
+    LendTray,
     Reserve(Sequence),
     Push(Sequence),
     PushState(Sequence),
@@ -84,6 +86,9 @@ pub(super) struct Link {
     /// Whether the shard may lend its memory, and whether it has been asked.
     pub(super) near: bool,
     pub(super) asked_to_lend: bool,
+    /// Whether it has been asked for a tray, and what it has lent over this connection.
+    pub(super) asked_for_tray: bool,
+    pub(super) tray: Option<TrayId>,
     /// The restore epoch the shard lives in, by the last it said; 0 while unknown.
     pub(super) restore_epoch: RestoreEpoch,
     /// Whether its variables have values, by the last it said of them.
@@ -114,6 +119,8 @@ impl Link {
             crc: false,
             near: false,
             asked_to_lend: false,
+            asked_for_tray: false,
+            tray: None,
             restore_epoch: RestoreEpoch(0),
             ready: false,
             lease: Duration::from_secs(5),
@@ -194,7 +201,7 @@ impl Session {
         link.last_error = error;
         // The server may be another that comes back, and its numbers may mean other rooms. Asking
         // for room tells the old one's number again, if it is the old one.
-        link.room = 0;
+        (link.room, link.tray) = (0, None);
         let pending = std::mem::take(&mut link.pending);
         // An answer whose body was cut off is no answer.
         match link.receiving.take() {
@@ -219,7 +226,11 @@ impl Session {
                 Pending::PushState(sequence) => self.push_lost(sequence, index),
                 Pending::Return(token) => self.tokens.return_lost(token),
                 // What is withdrawn is given up with its connection.
-                Pending::Hello | Pending::Heartbeat | Pending::Lend | Pending::Withdraw(_) => {}
+                Pending::Hello
+                | Pending::Heartbeat
+                | Pending::Lend
+                | Pending::LendTray
+                | Pending::Withdraw(_) => {}
             }
         }
         // Parts that were sent without an answer being due are lost as well.
@@ -355,6 +366,7 @@ impl Session {
                 self.request_answered(now, op, index, &header, message);
             }
             (Pending::Lend, message) => self.lend_answered(now, index, message),
+            (Pending::LendTray, message) => self.tray_answered(now, index, message),
             (Pending::Token, message) => self.token_answered(now, index, message),
             (Pending::Pull(op, ask), message) => {
                 self.pull_answered(now, (op, ask), index, &header, message);

@@ -27,11 +27,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pushpull_common::ids::{ClientEpoch, GlobalStep, Sequence};
-use pushpull_common::protocol::{Outcome, Refusal};
+use pushpull_common::protocol::{Message, Outcome, Refusal};
 
 use crate::error::Error;
 use crate::fanout::Plan;
 use crate::selection::Selected;
+use crate::trays::GradientBuffer;
 pub(crate) use doors::{
     Command, Counts, Input, OpId, Output, PushOrder, Read, Reply, Start, Welcomed,
 };
@@ -100,6 +101,10 @@ pub(crate) struct Session {
     synchronous: bool,
     /// Whether the step owner may find gradients too old, as it said then.
     owner_first: bool,
+    /// How many trays were lent.
+    trays: u64,
+    /// What shards may still have to apply of pushes that were accepted for a step: it lies in rooms.
+    applying: Vec<(GlobalStep, Arc<GradientBuffer>)>,
     failed: Option<Error>,
     reported: Option<Instant>,
     /// For the jitter of reconnects, which must differ between workers but not between runs.
@@ -123,6 +128,8 @@ impl Session {
             step: GlobalStep(0),
             synchronous: false,
             owner_first: false,
+            trays: 0,
+            applying: Vec::new(),
             failed: None,
             reported: None,
             random: start.incarnation.0 | 1,
@@ -160,6 +167,13 @@ impl Session {
     /// The next thing to do.
     pub(crate) fn poll_output(&mut self) -> Option<Output> {
         self.outputs.pop_front()
+    }
+
+    /// Takes back a message that has been sent, for the memory it is in.
+    pub(crate) fn keep_message(&mut self, message: Message) {
+        if let Message::PushLent(lent) = message {
+            self.spares.ranges.keep(lent.ranges.into_items());
+        }
     }
 
     /// When [`Input::Tick`] is due at the latest.
@@ -322,6 +336,7 @@ impl Session {
             self.finish(id, Err(error.clone()));
         }
         self.pushes.clear();
+        self.applying.clear();
         self.tokens.forget();
         for (index, link) in self.links.iter_mut().enumerate() {
             link.give_up(&error);

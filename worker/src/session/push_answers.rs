@@ -48,6 +48,8 @@ impl Session {
                 // that was answered meanwhile may have told the same room; parts that went into it
                 // now would be taken for the rest of those refused, and passed over.
                 Refusal::NoRoom { room } => {
+                    // One of a tray would be as little free again, at once.
+                    share.in_tray = share.in_tray.take().filter(|_| !share.names);
                     share.start_over();
                     if self.links[link].room == room {
                         self.links[link].room = 0;
@@ -133,7 +135,7 @@ impl Session {
             return;
         };
         for share in push.shares.iter_mut().filter(|share| share.link == link) {
-            share.request = None;
+            (share.request, share.names) = (None, false);
             share.phase = match std::mem::replace(&mut share.phase, Phase::Roomless) {
                 Phase::Roomless | Phase::Reserving => Phase::Roomless,
                 Phase::Sending if share.sent == 0 => Phase::Roomless,

@@ -1,19 +1,21 @@
 //! Pushes: parts to every shard they touch under one sequence number, until each has settled it.
 
+use std::ops::Range;
 use std::time::Instant;
 
 use pushpull_common::ids::{GlobalStep, RequestId, Sequence, ShardId};
-use pushpull_common::protocol::limits::WINDOW;
+use pushpull_common::protocol::limits::{PUSH_LENT_RANGES_MAX, WINDOW};
 use pushpull_common::protocol::message::{
-    Operation, OutcomeQuery, PushEncoded, PushPart, Reserve, Withdraw,
+    self, Operation, OutcomeQuery, PushEncoded, PushLent, PushPart, Reserve, Withdraw,
 };
+use pushpull_common::protocol::wire::List;
 use pushpull_common::protocol::{Envelope, Grant, Message, Outcome, Refusal};
 
 use super::link::{Pending, Status};
 use super::spares::Emptied;
 use super::{OpId, PushOrder, Read, Session};
 use crate::error::Error;
-use crate::parts::{Body, Part, Scattered, Stretch};
+use crate::parts::{Body, InTray, Part, Scattered, Stretch};
 
 /// How far a push is on one shard.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -43,6 +45,10 @@ pub(super) enum Phase {
 pub(super) struct Share {
     pub(super) link: usize,
     pub(super) parts: Vec<Part>,
+    /// What of them lies in a tray of the shard.
+    pub(super) in_tray: Option<InTray>,
+    /// Whether that is named, and not sent: the tray is of the present connection.
+    pub(super) names: bool,
     /// How many of the parts have been sent over the present connection.
     pub(super) sent: usize,
     pub(super) room: u32,
@@ -161,7 +167,9 @@ impl Session {
 
     fn add_scattered(&mut self, now: Instant, push: &mut Push, scattered: &Scattered) {
         for (index, shard) in scattered.shards().enumerate() {
-            self.share(now, push, shard).parts.extend(scattered.parts(index));
+            let share = self.share(now, push, shard);
+            share.in_tray = scattered.in_tray(index, share.parts.len());
+            share.parts.extend(scattered.parts(index));
         }
     }
 
@@ -251,7 +259,13 @@ impl Session {
                 self.send(now, link, pending, envelope, OutcomeQuery {}, Body::Empty);
             }
             Phase::Roomless if push.complete || !share.parts.is_empty() => {
-                share.room = std::mem::take(&mut self.links[link].room);
+                let tray = self.links[link].tray;
+                let there = share.in_tray.as_ref().filter(|there| Some(there.tray) == tray);
+                share.names = there.is_some();
+                share.room = match there {
+                    Some(there) => there.room,
+                    None => std::mem::take(&mut self.links[link].room),
+                };
                 if share.room != 0 {
                     share.phase = Phase::Sending;
                     self.send_parts(now, sequence, push, index);
@@ -285,7 +299,9 @@ impl Session {
         let total = share.bytes();
         // A push that was completed after its last part was sent ends with an empty one.
         while share.sent < share.parts.len() || (complete && share.phase == Phase::Sending) {
-            let last = complete && share.sent + 1 >= share.parts.len();
+            let there = share.named_next();
+            let behind = there.as_ref().map_or(share.sent + 1, |there| there.parts.end);
+            let last = complete && behind >= share.parts.len();
             let part = share.parts.get(share.sent);
             let message = PushPart {
                 operation,
@@ -301,29 +317,66 @@ impl Session {
                     && self.tokens.may_come_with_an_answer(),
                 read,
             };
-            let body = part.map_or(Body::Empty, |part| part.body.clone());
-            let request = share.request.unwrap_or_default();
+            let (body, encoded) = part.map_or((Body::Empty, None), Part::body);
             let deadline_ms = if last { deadline_ms } else { 0 };
-            let envelope = Envelope { sequence, step, request, deadline_ms, ..Envelope::default() };
-            let message: Message = match part.and_then(|part| part.encoded) {
-                None => message.into(),
-                Some(Stretch { encoding, elements, factor, .. }) => {
-                    let encoding = encoding.code();
-                    PushEncoded { part: message, encoding, elements, factor }.into()
-                }
-            };
-            share.sent += 1;
+            let envelope = Envelope { sequence, step, deadline_ms, ..Envelope::default() };
+            share.sent = behind;
             if last {
                 (share.phase, share.whole, share.asked) = (Phase::Sent, true, Some(now));
             }
-            if share.request.is_some() {
-                self.send_on(now, share.link, envelope, message, body);
-            } else {
-                let pending = Pending::Push(sequence);
-                let request = self.send(now, share.link, pending, envelope, message, body);
-                share.request = Some(request);
+            match (there, encoded) {
+                (Some(there), _) => self.name_parts(now, share, envelope, message, &there),
+                (None, None) => self.send_of_push(now, share, envelope, message, body),
+                (None, Some(Stretch { encoding, elements, factor, .. })) => {
+                    let encoding = encoding.code();
+                    let encoded = PushEncoded { part: message, encoding, elements, factor };
+                    self.send_of_push(now, share, envelope, encoded, body);
+                }
             }
         }
+    }
+
+    /// Says what of a push lies in its room.
+    fn name_parts(
+        &mut self,
+        now: Instant,
+        share: &mut Share,
+        envelope: Envelope,
+        part: PushPart,
+        there: &InTray,
+    ) {
+        let PushPart { operation, token, generation, room, read, .. } = part;
+        let mut left = there.ranges.len();
+        for some in there.ranges.chunks(PUSH_LENT_RANGES_MAX) {
+            left -= some.len();
+            let mut ranges = self.spares.ranges.take();
+            let stretch =
+                |range: &Range<u64>| message::Stretch { start: range.start, end: range.end };
+            ranges.extend(some.iter().map(stretch));
+            let ranges = List::new(ranges).expect("no more are named at once than may be");
+            let (whole, next) = (part.whole.filter(|_| left == 0), part.next && left == 0);
+            let deadline_ms = if left == 0 { envelope.deadline_ms } else { 0 };
+            let envelope = Envelope { deadline_ms, ..envelope };
+            let lent = PushLent { operation, token, generation, room, whole, next, read, ranges };
+            self.send_of_push(now, share, envelope, lent, Body::Empty);
+        }
+    }
+
+    /// Sends a frame of a push: all are of one request.
+    fn send_of_push(
+        &mut self,
+        now: Instant,
+        share: &mut Share,
+        envelope: Envelope,
+        message: impl Into<Message>,
+        body: Body,
+    ) {
+        if let Some(request) = share.request {
+            let envelope = Envelope { request, ..envelope };
+            return self.send_on(now, share.link, envelope, message, body);
+        }
+        let pending = Pending::Push(envelope.sequence);
+        share.request = Some(self.send(now, share.link, pending, envelope, message, body));
     }
 
     /// The caller has given a push up. If no shard can hold it whole it is withdrawn; if one may,
@@ -383,5 +436,11 @@ impl Share {
     /// The shard has nothing of it: room is needed, and all parts are sent again.
     pub(super) fn start_over(&mut self) {
         (self.sent, self.request, self.whole, self.phase) = (0, None, false, Phase::Roomless);
+        self.names = false;
+    }
+
+    /// What is named next, in place of its parts.
+    fn named_next(&self) -> Option<InTray> {
+        self.in_tray.clone().filter(|there| self.names && there.parts.start == self.sent)
     }
 }

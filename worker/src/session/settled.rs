@@ -30,11 +30,15 @@ impl Session {
         if !done {
             return;
         }
-        let Some(push) = self.pushes.remove(&sequence) else {
+        let Some(mut push) = self.pushes.remove(&sequence) else {
             return;
         };
         self.withdraw_shares(now, sequence, &push);
         let result = self.result_of(now, &push);
+        if let Ok(Outcome::Accepted { step }) = result {
+            let in_trays = push.shares.iter_mut().filter_map(|share| share.in_tray.take());
+            self.applying.extend(in_trays.map(|there| (step, there.buffer)));
+        }
         self.spares.keep_push(push);
         if self.settled.len() == SETTLED_MAX {
             self.settled.pop_front();

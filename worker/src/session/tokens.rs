@@ -165,6 +165,9 @@ impl Session {
                 }
                 self.tokens.doubts = self.tokens.doubts.saturating_sub(1);
                 self.tokens.add(granted.grant, now);
+                // A synchronous step begins when every shard has applied those before.
+                let under_way = granted.grant.step;
+                self.applying.retain(|(step, _)| *step >= under_way);
             }
             Message::Ended(_) => self.tokens.end(),
             Message::Refused(refused) => {

@@ -16,4 +16,5 @@ mod short_values;
 mod streaming;
 mod synchronous;
 mod tokens;
+mod trays;
 mod world;

@@ -21,6 +21,7 @@ use crate::fanout::Plan;
 use crate::params::Buffer;
 use crate::parts::Scattered;
 use crate::session::{Command, Input, OpId, Output, PushOrder, Reply};
+use crate::trays::GradientBuffer;
 
 /// The SplitMix64 sequence of Steele, Lea and Flood, 2014.
 struct Random(u64);
@@ -151,7 +152,9 @@ impl Test {
                 }
                 Output::Reply { op, reply } => self.replied(op, reply),
                 Output::Progress { .. } => {}
-                Output::Lent { .. } => unreachable!("no transport passes descriptors"),
+                Output::Lent { .. } | Output::LentTray { .. } => {
+                    unreachable!("no transport passes descriptors")
+                }
             }
         }
     }
@@ -250,8 +253,8 @@ impl Test {
         let (grant, fill) = (self.tokens.pop(), self.fill());
         let all = (0..self.shards.len() as u32).map(VariableId);
         let scatter = Arc::new(self.plan.scatter(all));
-        let mut buffer = Buffer::new(&self.plan);
-        buffer.bytes_mut().fill(fill);
+        let mut buffer = GradientBuffer::new(&self.plan, Arc::default());
+        buffer.slice_mut(0..self.plan.bytes()).fill(fill);
         let (buffer, factors) = (Arc::new(buffer), BTreeMap::new());
         let order = order(&self.plan, grant, fill);
         let first = Scattered { scatter, buffer, rounds: 0..1, factors };

@@ -13,9 +13,9 @@ use pushpull_common::protocol::{Outcome, PushState, Refusal};
 use super::world::{OWNER, World, applied, grant, ms, order, plan, push_answer, refused};
 use crate::error::Error;
 use crate::fanout::Plan;
-use crate::params::Buffer;
 use crate::parts::Scattered;
 use crate::session::{Command, Input, OpId, PushOrder, Read, Reply};
+use crate::trays::GradientBuffer;
 
 fn begin(world: &mut World, plan: &Plan, token: u64) -> Sequence {
     let mut order = order(plan, Some(grant(token, 0)), 1);
@@ -219,7 +219,7 @@ fn a_room_that_was_refused_is_not_used_again() {
 fn started(world: &mut World, timeout: Duration) -> (OpId, impl Fn(usize) -> Command + use<>) {
     let plan = Arc::new(small_parts());
     let scatter = Arc::new(plan.scatter([VariableId(0), VariableId(1)].into_iter()));
-    let buffer = Arc::new(Buffer::new(&plan));
+    let buffer = Arc::new(GradientBuffer::new(&plan, Arc::default()));
     let rounds = move |rounds: std::ops::Range<usize>| Scattered {
         scatter: scatter.clone(),
         buffer: buffer.clone(),

@@ -17,6 +17,7 @@ use crate::fanout::Plan;
 use crate::lent::Lender;
 use crate::params::Buffer;
 use crate::session::{Command, Input, OpId, Output, Reply, Session, Start};
+use crate::trays::TrayId;
 
 /// A frame that the session has sent.
 #[derive(Clone, Debug)]
@@ -61,6 +62,8 @@ pub(super) struct World {
     pub(super) near: bool,
     /// What was lent over the links.
     pub(super) lent: Vec<(usize, Lender)>,
+    /// The trays that were lent over the links.
+    pub(super) trays: Vec<(usize, TrayId)>,
     alive: BTreeMap<usize, bool>,
     next_op: u64,
 }
@@ -101,6 +104,7 @@ impl World {
             mode: ModeIs::Asynchronous { owner_first: false },
             near: false,
             lent: Vec::new(),
+            trays: Vec::new(),
             alive: BTreeMap::new(),
             next_op: 1,
         }
@@ -188,6 +192,7 @@ impl World {
                     assert!(before.is_none(), "{op:?} is answered twice");
                 }
                 Output::Lent { link, lender, .. } => self.lent.push((link, lender)),
+                Output::LentTray { link, tray, .. } => self.trays.push((link, tray)),
                 Output::Progress { silent } => {
                     self.progress.push((self.now - self.start, silent));
                 }
