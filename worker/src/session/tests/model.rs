@@ -2,11 +2,14 @@
 //! protocol demands of a server that has one client, and asserts what it demands of that client.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use pushpull_common::ids::{GlobalStep, RequestId, RestoreEpoch, TokenId};
 use pushpull_common::protocol::limits::WINDOW;
-use pushpull_common::protocol::message::{self, ModeIs, PushPart, Welcome};
+use pushpull_common::protocol::message::{self, ModeIs, PushLent, PushPart, Welcome};
 use pushpull_common::protocol::refusal::Detail;
+use pushpull_common::protocol::wire::List;
 use pushpull_common::protocol::{Grant, Message, Outcome, PushState, Refusal};
 
 use super::world::{Frame, push_answer, welcome};
@@ -14,11 +17,18 @@ use super::world::{Frame, push_answer, welcome};
 /// What a shard says: an answer, and its body.
 pub(super) type Said = (RequestId, GlobalStep, Message, Vec<u8>);
 
+/// What every byte of some memory is, which a client may share.
+pub(super) type Fill = Arc<AtomicU8>;
+
+fn now(fill: &Fill) -> u8 {
+    fill.load(Ordering::Relaxed)
+}
+
 #[derive(Debug)]
 struct Arrival {
     room: u32,
     /// What every byte of the push is.
-    fill: Option<u8>,
+    fill: Option<Fill>,
     bytes: u64,
     token: TokenId,
     /// Who is answered once it is applied, and whether with a token.
@@ -51,7 +61,12 @@ pub(super) struct Shard {
     /// Whether the owner finds some gradients too old; no other shard has those whole then.
     pub(super) owner_first: bool,
     /// Synchronous pushes that lie whole on a shard that is not the owner: their bytes.
-    held: BTreeMap<u64, Option<u8>>,
+    held: BTreeMap<u64, Option<Fill>>,
+    /// What is to be applied of the last step, which is done when another begins.
+    accepted: Option<Fill>,
+    /// The rooms that the client was lent over this connection.
+    pub(super) lent: BTreeMap<u32, Fill>,
+    next_lent: u32,
     /// Tokens whose step has passed.
     over: BTreeSet<u64>,
 }
@@ -82,6 +97,9 @@ impl Shard {
             synchronous: false,
             owner_first: false,
             held: BTreeMap::new(),
+            accepted: None,
+            lent: BTreeMap::new(),
+            next_lent: 1_000,
             over: BTreeSet::new(),
         }
     }
@@ -93,14 +111,27 @@ impl Shard {
             |sequence: &u64| others.iter().all(|other| other.held.contains_key(sequence));
         let whole = owner.arrivals.iter().filter(|(_, arrival)| arrival.whole.is_some());
         let Some(sequence) = whole.map(|(&sequence, _)| sequence).find(everywhere) else { return };
-        let held = others.iter_mut().filter_map(|other| other.held.remove(&sequence).flatten());
-        let fill = held.last().or(owner.arrivals[&sequence].fill).expect("some shard has bytes");
+        Shard::apply_accepted(owner);
+        others.iter_mut().for_each(Shard::apply_accepted);
+        let of_owner = owner.arrivals[&sequence].fill.clone();
+        let held: Vec<Option<Fill>> =
+            others.iter_mut().map(|other| other.held.remove(&sequence).flatten()).collect();
+        let some = held.iter().flatten().last().or(of_owner.as_ref());
+        let some = some.expect("some shard has bytes").clone();
         let step = GlobalStep(owner.step);
-        for shard in std::iter::once(&mut *owner).chain(others) {
-            *shard.applied.entry(fill).or_default() += 1;
+        let all = std::iter::once((&mut *owner, of_owner)).chain(others.iter_mut().zip(held));
+        for (shard, fill) in all {
+            shard.accepted = Some(fill.unwrap_or_else(|| some.clone()));
             (shard.step, shard.version) = (step.0 + 1, step.0 + 1);
         }
         owner.decide(sequence, Outcome::Accepted { step });
+    }
+
+    /// Applies the last step: what its gradients are by now.
+    pub(super) fn apply_accepted(&mut self) {
+        if let Some(fill) = self.accepted.take() {
+            *self.applied.entry(now(&fill)).or_default() += 1;
+        }
     }
 
     /// The step of a push that the owner has something of passes without it.
@@ -155,7 +186,7 @@ impl Shard {
             false => Outcome::Held {},
         };
         if outcome == (Outcome::Held {}) {
-            self.held.insert(sequence, arrival.fill);
+            self.held.insert(sequence, arrival.fill.clone());
         }
         self.settle(sequence, outcome);
         self.say(request, push_answer(outcome));
@@ -168,6 +199,7 @@ impl Shard {
         self.waits_for_room.clear();
         self.waits_for_token.clear();
         self.passed_over = None;
+        self.lent.clear();
         self.arrivals.retain(|_, arrival| arrival.whole.is_some());
         for arrival in self.arrivals.values_mut() {
             // Answered under a number that means nothing on the next connection.
@@ -206,7 +238,7 @@ impl Shard {
         let arrival = self.arrivals.remove(&sequence).unwrap();
         self.rooms.remove(&arrival.room);
         self.version += 1;
-        *self.applied.entry(arrival.fill.unwrap_or(0)).or_default() += 1;
+        *self.applied.entry(arrival.fill.as_ref().map_or(0, now)).or_default() += 1;
         if self.owner && arrival.token.0 != 0 {
             self.step += 1;
             assert!(self.out.remove(&arrival.token.0), "token {} is spent twice", arrival.token);
@@ -303,7 +335,18 @@ impl Shard {
                 self.waits_for_room.push_back(request);
                 self.give_rooms();
             }
-            Message::PushPart(part) => self.part(frame, part),
+            Message::PushPart(part) => {
+                let same = frame.body.windows(2).all(|pair| pair[0] == pair[1]);
+                assert!(same, "two pushes are mixed");
+                let fill = frame.body.first().map(|&byte| Arc::new(AtomicU8::new(byte)));
+                self.part(frame, part, fill, frame.body.len() as u64);
+            }
+            Message::PushLent(lent) => self.lent_part(frame, lent),
+            Message::Lend(_) => {
+                let detail = Detail::clipped("no");
+                self.refuse(request, Refusal::Unsupported { kind: 6, detail });
+            }
+            Message::LendTray(_) => self.lend(request),
             Message::Withdraw(_) => self.withdraw(request, sequence),
             Message::OutcomeQuery(_) => {
                 let state = match (self.settled.get(&sequence), self.arrivals.get(&sequence)) {
@@ -362,7 +405,26 @@ impl Shard {
         }
     }
 
-    fn part(&mut self, frame: &Frame, part: &PushPart) {
+    /// Lends a tray of two rooms.
+    fn lend(&mut self, request: RequestId) {
+        assert!(self.lent.is_empty(), "a connection has one tray");
+        let rooms = vec![self.next_lent, self.next_lent + 1];
+        self.next_lent += 2;
+        self.lent.extend(rooms.iter().map(|&room| (room, Fill::default())));
+        let rooms = List::new(rooms).unwrap();
+        self.say(request, message::LentTray { bytes: 0, first: 0, stride: 0, rooms });
+    }
+
+    /// Takes what lies in a room of the tray, whatever that will be once it is read.
+    fn lent_part(&mut self, frame: &Frame, lent: &PushLent) {
+        let PushLent { operation, token, generation, room, whole, next, read, .. } = *lent;
+        let part = PushPart { operation, token, generation, room, offset: 0, whole, next, read };
+        let fill = self.lent.get(&room).expect("a room of its tray is named").clone();
+        let bytes = lent.ranges.items().iter().map(|range| range.end - range.start).sum();
+        self.part(frame, &part, Some(fill), bytes);
+    }
+
+    fn part(&mut self, frame: &Frame, part: &PushPart, fill: Option<Fill>, bytes: u64) {
         let (request, sequence) = (frame.request(), frame.envelope.sequence.0);
         let newest = self.settled.last_key_value().map_or(0, |(newest, _)| *newest);
         assert!(sequence + WINDOW > newest, "push {sequence} is out of the window");
@@ -391,7 +453,8 @@ impl Shard {
             Some(room) => room == part.room,
             None => {
                 let used = self.arrivals.values().any(|arrival| arrival.room == part.room);
-                self.rooms.contains(&part.room) && !used
+                let has = self.rooms.contains(&part.room) || self.lent.contains_key(&part.room);
+                has && !used
             }
         };
         if !fits {
@@ -401,10 +464,11 @@ impl Shard {
         let fresh =
             Arrival { room: part.room, fill: None, bytes: 0, token: part.token, whole: None };
         let arrival = self.arrivals.entry(sequence).or_insert(fresh);
-        for &byte in &frame.body {
-            assert_eq!(*arrival.fill.get_or_insert(byte), byte, "two pushes are mixed");
+        if let Some(fill) = fill {
+            let first = arrival.fill.get_or_insert_with(|| fill.clone());
+            assert_eq!(now(first), now(&fill), "two pushes are mixed");
         }
-        arrival.bytes += frame.body.len() as u64;
+        arrival.bytes += bytes;
         if let Some(named) = part.whole {
             assert_eq!(named, arrival.bytes, "parts of push {sequence} are missing");
             arrival.whole = Some((request, part.next));

@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -14,14 +15,14 @@ use pushpull_common::ids::{GlobalStep, Sequence, VariableId};
 use pushpull_common::protocol::limits::WINDOW;
 use pushpull_common::protocol::{Grant, Message, Outcome};
 
-use super::model::{RESTORED_STEP, Shard};
+use super::model::{Fill, RESTORED_STEP, Shard};
 use super::world::{Frame, OWNER, World, header, ms, order, plan, shard};
 use crate::error::Error;
 use crate::fanout::Plan;
 use crate::params::Buffer;
 use crate::parts::Scattered;
 use crate::session::{Command, Input, OpId, Output, PushOrder, Reply};
-use crate::trays::GradientBuffer;
+use crate::trays::{GradientBuffer, Room, RoomMemory, TrayId};
 
 /// The SplitMix64 sequence of Steele, Lea and Flood, 2014.
 struct Random(u64);
@@ -58,6 +59,37 @@ enum Waits {
     Nothing,
 }
 
+/// A room of a tray: what the shard sees in it, and whether gradients of the worker have it.
+#[derive(Clone, Debug)]
+struct Seen {
+    number: u32,
+    fill: Fill,
+    taken: Arc<AtomicBool>,
+}
+
+/// The room in the hands of the worker.
+#[derive(Debug)]
+struct Taken {
+    bytes: Buffer,
+    seen: Seen,
+}
+
+impl RoomMemory for Taken {
+    fn bytes(&self) -> &[u8] {
+        self.bytes.bytes()
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        self.bytes.bytes_mut()
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        self.seen.taken.store(false, Ordering::Relaxed);
+    }
+}
+
 struct Test {
     random: Random,
     plan: Arc<Plan>,
@@ -78,6 +110,11 @@ struct Test {
     /// Pushes whose callers were told that their step has passed.
     told_stale: Vec<u8>,
     synchronous: bool,
+    /// Whether transports pass descriptors, and the trays that have come over them.
+    near: bool,
+    trays: BTreeMap<usize, (TrayId, Vec<Seen>)>,
+    /// How many shares of pushes were written into rooms.
+    written: usize,
     next_op: u64,
     /// Shards that are still to be restored, once that has begun.
     restoring: Option<Vec<usize>>,
@@ -95,6 +132,7 @@ impl Test {
         let plan = Arc::new(plan.with_parts_of(8 + 8 * random.below(4)));
         let rooms = 1 + random.below(3) as usize;
         let bytes = |task| plan.catalogue().layout(shard(task)).bytes();
+        let near = random.below(2) == 0;
         let mut test = Test {
             shards: (0..shards).map(|task| Shard::new(task == 0, bytes(task), rooms)).collect(),
             lines: (0..shards).map(|_| Line::default()).collect(),
@@ -109,6 +147,9 @@ impl Test {
             told: Vec::new(),
             told_stale: Vec::new(),
             synchronous,
+            near,
+            trays: BTreeMap::new(),
+            written: 0,
             next_op: 1,
             restoring: None,
             plan,
@@ -142,6 +183,7 @@ impl Test {
                     self.lines[link].wanted = true;
                 }
                 Output::Disconnect { link } => {
+                    self.trays.remove(&link);
                     self.lines[link] = Line::default();
                     self.shards[link].disconnected();
                 }
@@ -152,8 +194,15 @@ impl Test {
                 }
                 Output::Reply { op, reply } => self.replied(op, reply),
                 Output::Progress { .. } => {}
-                Output::Lent { .. } | Output::LentTray { .. } => {
-                    unreachable!("no transport passes descriptors")
+                Output::Lent { .. } => unreachable!("no shard lends its values"),
+                Output::LentTray { link, tray, lent, .. } => {
+                    let seen = |&number: &u32| {
+                        let (fill, taken) =
+                            (self.shards[link].lent[&number].clone(), Arc::default());
+                        Seen { number, fill, taken }
+                    };
+                    let rooms = lent.rooms.items().iter().map(seen).collect();
+                    self.trays.insert(link, (tray, rooms));
                 }
             }
         }
@@ -212,6 +261,7 @@ impl Test {
                 let (plan, buffer) = (self.plan.clone(), Buffer::new(&self.plan));
                 self.call(Command::Pull { plan, buffer, token: None }, Waits::Pull, timeout);
             }
+            (3..=5, Some(_), _) if self.next_fill < 250 && self.near => self.push_written(timeout),
             (3..=5, Some(_), _) if self.next_fill < 250 => {
                 let (grant, fill) = (self.tokens.pop(), self.fill());
                 let mut order = order(&self.plan, grant, fill);
@@ -246,6 +296,35 @@ impl Test {
     fn fill(&mut self) -> u8 {
         self.next_fill += 1;
         self.next_fill - 1
+    }
+
+    /// Pushes all variables, from rooms of trays as far as there are some.
+    fn push_written(&mut self, timeout: u64) {
+        let (grant, fill) = (self.tokens.pop(), self.fill());
+        let mut buffer = GradientBuffer::new(&self.plan, self.plan.runs(|_| true).into());
+        let bytes = self.plan.bytes();
+        let take = |of| {
+            let link = self.plan.shards().iter().position(|&shard| shard == of)?;
+            let (tray, rooms) = self.trays.get(&link)?;
+            let seen = rooms.iter().find(|room| !room.taken.swap(true, Ordering::Relaxed))?.clone();
+            seen.fill.store(fill, Ordering::Relaxed);
+            let (number, bytes) = (seen.number, Buffer::of_bytes(bytes));
+            Some(Room { shard: of, tray: *tray, number, memory: Box::new(Taken { bytes, seen }) })
+        };
+        buffer.renew(|_| true, take);
+        self.written += buffer.rooms();
+        for id in (0..self.shards.len() as u32).map(VariableId) {
+            let range = self.plan.range(id);
+            buffer.slice_mut(range.start..range.end.next_multiple_of(8)).fill(fill);
+        }
+        let all = (0..self.shards.len() as u32).map(VariableId);
+        let scatter = Arc::new(self.plan.scatter(all));
+        let (rounds, factors) = (0..scatter.rounds(), BTreeMap::new());
+        let scattered = Scattered { scatter, buffer: Arc::new(buffer), rounds, factors };
+        let order = order(&self.plan, grant, fill);
+        let order = PushOrder { scattered: Some(scattered), parts: Vec::new(), ..order };
+        self.covers.insert(fill, self.shards.len());
+        self.call(Command::Push { order }, Waits::Push(fill), timeout);
     }
 
     /// Starts a push of all variables, whose parts follow round by round.
@@ -318,7 +397,8 @@ impl Test {
         let line = &mut self.lines[link];
         if line.wanted {
             (line.wanted, line.connected) = (false, true);
-            return self.input(Input::Connected { link, near: false });
+            let near = self.near;
+            return self.input(Input::Connected { link, near });
         }
         if let Some(body) = line.body.take() {
             self.world.session.with_targets(link, |targets| {
@@ -335,9 +415,16 @@ impl Test {
         match self.random.below(4) {
             0 if self.synchronous => Shard::accept_one(&mut self.shards),
             0 => self.shards[link].work(),
-            1 if link == OWNER => self.shards[link].grant_waiting(),
+            1 if link == OWNER => {
+                self.shards.iter_mut().for_each(Shard::apply_accepted);
+                self.shards[link].grant_waiting();
+            }
             2 if line.connected => {
                 if let Some(frame) = line.to_shard.pop_front() {
+                    if matches!(frame.message, Message::TokenRequest(_)) {
+                        // Tokens are of a step that begins when the last is applied.
+                        self.shards.iter_mut().for_each(Shard::apply_accepted);
+                    }
                     self.shards[link].hear(&frame);
                 }
             }
@@ -360,6 +447,7 @@ impl Test {
             return self.shards[link].steal_rooms();
         }
         let line = std::mem::take(&mut self.lines[link]);
+        self.trays.remove(&link);
         if line.connected || line.wanted {
             match self.random.below(2) {
                 0 => self.shards[link].disconnected(),
@@ -374,13 +462,14 @@ impl Test {
         let Some(link) = self.restoring.as_mut().and_then(Vec::pop) else { return };
         self.shards[link].begin_epoch();
         let line = std::mem::take(&mut self.lines[link]);
+        self.trays.remove(&link);
         if line.connected || line.wanted {
             self.input(Input::Disconnected { link, error: "restored".into() });
         }
     }
 
     /// All shards are restored, at some time of 400 turns.
-    fn run_through_a_restore(&mut self) {
+    fn run_through_a_restore(mut self) -> usize {
         let begins = self.random.below(350);
         for turn in 0..400 {
             if turn == begins {
@@ -406,6 +495,7 @@ impl Test {
         for shard in &self.shards {
             assert!(shard.applied.is_empty() && shard.out.is_empty(), "nothing of before counts");
         }
+        self.written
     }
 
     fn pass(&mut self, ms_: u64) {
@@ -428,12 +518,14 @@ impl Test {
         }
     }
 
-    fn run(&mut self) {
+    /// How many shares of pushes were written into rooms.
+    fn run(mut self) -> usize {
         for _ in 0..400 {
             self.turn();
         }
         self.heal();
         self.check();
+        self.written
     }
 
     fn turn(&mut self) {
@@ -478,6 +570,7 @@ impl Test {
     }
 
     fn check(&mut self) {
+        self.shards.iter_mut().for_each(Shard::apply_accepted);
         let owner = &self.shards[OWNER];
         assert!(owner.out.is_empty(), "tokens {:?} are lost", owner.out);
         for fill in 1..self.next_fill {
@@ -535,12 +628,16 @@ fn whatever_happens_nothing_of_a_session_outlives_a_restore() {
     for_seeds(|seed| Test::new(seed).run_through_a_restore());
 }
 
-fn for_seeds(run: impl Fn(u64) + std::panic::RefUnwindSafe) {
+fn for_seeds(run: impl Fn(u64) -> usize + std::panic::RefUnwindSafe) {
+    let mut written = 0;
     for seed in 0..400 {
-        let run = std::panic::catch_unwind(|| run(seed));
-        if let Err(panic) = run {
-            eprintln!("seed {seed}");
-            std::panic::resume_unwind(panic);
+        match std::panic::catch_unwind(|| run(seed)) {
+            Ok(rooms) => written += rooms,
+            Err(panic) => {
+                eprintln!("seed {seed}");
+                std::panic::resume_unwind(panic);
+            }
         }
     }
+    assert!(written > 100, "rooms were written {written} times");
 }
