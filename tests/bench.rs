@@ -75,7 +75,10 @@ fn several_replicas_variables_and_shards_are_measured_and_drawn() {
     let names: Vec<&str> = rows.iter().map(|row| row["name"].as_str().unwrap()).collect();
     let of = |row: &str| format!("{row}_variables5_replicas3_shards2");
     let uds = ["pull_uds_4KiB", "push_uds_4KiB", "pull_uds_64KiB", "push_uds_64KiB"];
-    let expected = [&uds[..], &["pull_shm_4KiB", "pull_shm_64KiB"]].concat();
+    let verbs = ["pull", "push", "push_copied"];
+    let shm = ["4KiB", "64KiB"].map(|size| verbs.map(|verb| format!("{verb}_shm_{size}")));
+    let expected: Vec<&str> =
+        uds.into_iter().chain(shm.as_flattened().iter().map(|s| &**s)).collect();
     assert_eq!(names, expected.into_iter().map(of).collect::<Vec<_>>());
     let picture = std::fs::read_to_string(picture).unwrap();
     assert!(picture.contains("pull_uds_variables5_replicas3_shards2"), "{picture}");

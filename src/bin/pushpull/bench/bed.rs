@@ -3,7 +3,10 @@
 use std::time::{Duration, Instant};
 
 use pushpull::blocking::{Reader, Worker};
-use pushpull::{ClusterSpec, Params, Ps, PsConfig, Sgd, TaskId, VariableSpec, WorkerConfig};
+use pushpull::common::protocol::limits::LENT_ROOMS_MAX;
+use pushpull::{
+    ClusterSpec, Gradients, Params, Ps, PsConfig, Sgd, TaskId, VariableSpec, WorkerConfig,
+};
 
 use super::ceiling::Way;
 use super::{Failure, Folder, Transport};
@@ -66,6 +69,8 @@ struct Replica {
     reader: Reader,
     params: Params,
     names: Vec<String>,
+    /// Gradients that are not pushed: they have what room servers lend.
+    held: Vec<Gradients>,
     pushes: u64,
 }
 
@@ -115,6 +120,13 @@ impl TestBed {
             Way::Push => replica.push(),
         };
         at_once(&mut self.replicas, times, once)
+    }
+
+    /// From now on no gradient lies in memory that the server lends.
+    pub(crate) fn use_up_rooms(&mut self) {
+        for replica in &mut self.replicas {
+            replica.held = (0..LENT_ROOMS_MAX).map(|_| replica.worker.gradients()).collect();
+        }
     }
 
     /// The values on the server must be what the pushes add up to, and the step must be their number.
@@ -167,7 +179,8 @@ impl Replica {
         worker.join(specs, |_| ())?;
         let reader = Reader::connect(config)?;
         let params = reader.params();
-        Ok(Replica { worker, reader, params, names: model.names().collect(), pushes: 0 })
+        let (names, held, pushes) = (model.names().collect(), Vec::new(), 0);
+        Ok(Replica { worker, reader, params, names, held, pushes })
     }
 
     fn pull(&mut self) -> Result<Duration, Failure> {

@@ -8,9 +8,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use pushpull::Sgd;
+use pushpull::measure::InPlace;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use super::Transport;
+use super::bed::RATE;
 
 /// The short message of a round trip.
 const SHORT: usize = 32;
@@ -202,6 +205,29 @@ impl Copying {
         let start = Instant::now();
         self.to.copy_from_slice(std::hint::black_box(&self.from));
         std::hint::black_box(&mut self.to);
+        start.elapsed()
+    }
+}
+
+/// Plain gradient descent in place, with a gradient that is there: what a push has to do at the least.
+pub(crate) struct Applying {
+    values: InPlace,
+    gradient: Vec<f32>,
+}
+
+impl Applying {
+    pub(crate) fn new(bytes: usize) -> std::io::Result<Applying> {
+        let (elements, rule) = (bytes / 4, Arc::new(Sgd::new(RATE)));
+        let values = InPlace::new(elements, rule)?;
+        Ok(Applying { values, gradient: vec![0.0; elements] })
+    }
+
+    /// One gradient, which is written before, as a worker's is.
+    pub(crate) fn once(&mut self) -> Duration {
+        self.gradient.fill(1.0);
+        let start = Instant::now();
+        self.values.push(std::hint::black_box(&self.gradient));
+        std::hint::black_box(&mut self.values);
         start.elapsed()
     }
 }
