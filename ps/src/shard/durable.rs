@@ -181,6 +181,8 @@ impl Shard {
             members: (0, 0),
             counters,
             outputs: VecDeque::new(),
+            changed: Vec::new(),
+            pulled: Vec::new(),
         }
     }
 

@@ -7,6 +7,7 @@
 //! does a slice of an update, so that small requests stay alive beside it.
 
 mod agreement;
+pub(crate) mod changed;
 pub(crate) mod checkpoints;
 mod checks;
 mod chief;
@@ -76,7 +77,7 @@ use drafts::Draft;
 use encoded::{Encoded, Form};
 use groups::Groups;
 pub(crate) use handshake::Way;
-use output::Output;
+use output::{Output, PullMemory};
 use parked::{Entry, Parked, Wait};
 use power::Power;
 use replicas::{ClientKey, Presence, Replicas};
@@ -285,6 +286,10 @@ pub(crate) struct Shard {
     members: (usize, usize),
     counters: Arc<Counters>,
     outputs: VecDeque<Output>,
+    /// Memory for lists of clients that have changed.
+    changed: Vec<ClientKey>,
+    /// Memory of answers to pulls that are sent.
+    pulled: Vec<PullMemory>,
 }
 
 impl Shard {
