@@ -87,6 +87,8 @@ pub(crate) fn whole_rooms(
             step: GlobalStep(load(7)),
             read: None,
             extents,
+            lent: Extents::default(),
+            unseen: false,
             bytes,
             order,
             squares: None,

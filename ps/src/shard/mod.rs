@@ -44,6 +44,7 @@ mod step_work;
 mod synchronous;
 mod tables;
 mod tokens;
+mod trays;
 mod variables;
 pub(crate) mod work;
 
@@ -249,6 +250,8 @@ pub(crate) struct Shard {
     round: Option<Round>,
     /// Where a few elements of a gradient are computed from what was pushed.
     tile: Vec<u64>,
+    /// Where what lies in a tray is copied to, before it is used.
+    lent_tile: Vec<u64>,
     /// What clients have read, where that is needed later.
     backups: Backups,
     /// On the step owner: the connections over which other shards take part, and the last step that
@@ -504,6 +507,12 @@ impl Shard {
                 let form = Form { encoding, elements, factor };
                 self.part(now, connection, client, header, &part, Some(form));
             }
+            (Message::LendTray(_), Some(client)) => {
+                self.lend_tray(now, connection, client, request, kind);
+            }
+            (Message::PushLent(lent), Some(client)) => {
+                self.push_lent(now, connection, client, header, &lent);
+            }
             (Message::Withdraw(_), Some(client)) => {
                 self.withdraw(now, connection, client, request);
             }
@@ -518,10 +527,6 @@ impl Shard {
             }
             (Message::Finish(_), _) => self.finish(now, connection, request),
             (Message::Leave(_), Some(client)) => self.leave(now, connection, client, request),
-            (Message::LendTray(_) | Message::PushLent(_), _) => {
-                let detail = Detail::clipped("this server lends no trays");
-                self.refuse(connection, request, Refusal::Unsupported { kind, detail });
-            }
             (message, _) => {
                 let detail = Detail::clipped(format!("a {} is not for a server", message.name()));
                 self.refuse(connection, request, Refusal::Unsupported { kind, detail });
