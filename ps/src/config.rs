@@ -394,6 +394,13 @@ impl PsConfig {
     /// (`shmem_enabled`). Who can be lent memory can read all values, and could have read them so
     /// before: the user is the border that is kept.
     ///
+    /// Workers that do so may be lent memory to write their gradients into, too: as much as two pushes take, for each, which is counted as memory, and
+    /// once more if they send a part of a push otherwise. For 64 workers a shard at most. NaN is looked
+    /// for there as the gradient is applied, or before it is held for a synchronous step; a worker that
+    /// writes it there after that has trained with it. What lies there goes with the process, and workers
+    /// send it again; so with [`Mode::Synchronous`], whose shards say that they hold a gradient before
+    /// it is applied, none is lent by a server that keeps its state in a [`Storage::Directory`].
+    ///
     /// Nothing is lent with [`Durability::Power`], where values are read that are not on the disk yet,
     /// nor with [`StalenessPolicy::DelayCompensation`], which keeps what each client has read; and on
     /// Linux alone. Default true.

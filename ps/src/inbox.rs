@@ -3,10 +3,12 @@
 //! A room holds one whole push: a copy of the shard's layout, and behind it the numbers of the rows
 //! of sparse partitions. It is given out before a body byte
 //! is sent, so that half-received pushes can never fill the inbox, and taken back from clients
-//! that do not use it when another waits.
+//! that do not use it when another waits. Clients of the same host may have rooms of their own beside
+//! those, which they fill by themselves (`trays`).
 
 mod extents;
 mod rows;
+mod trays;
 mod words;
 
 use std::ops::Range;
@@ -21,6 +23,8 @@ use crate::layout::PAGE_BYTES;
 use crate::shard::replicas::ClientKey;
 pub(crate) use extents::Extents;
 pub(crate) use rows::Rows;
+pub(crate) use trays::Source;
+use trays::Tray;
 pub(crate) use words::{WholeRoom, map_words, whole_rooms};
 
 /// What is known of a push that is being received.
@@ -35,6 +39,10 @@ pub(crate) struct Arrival {
     /// the client says. Not kept in the arena.
     pub(crate) read: Option<u64>,
     pub(crate) extents: Extents,
+    /// Those of them that lie in a tray: partitions that are not sparse, and whole. Not kept in the arena.
+    pub(crate) lent: Extents,
+    /// Whether those are still to be looked at before the push counts. Not kept in the arena.
+    pub(crate) unseen: bool,
     /// Bytes received.
     pub(crate) bytes: u64,
     /// The last request of the push, once it is whole.
@@ -86,6 +94,9 @@ pub(crate) struct Inbox {
     memory: Memory,
     stride: usize,
     rooms: Vec<Option<Room>>,
+    /// The bytes of a room of a tray.
+    lent_stride: usize,
+    trays: Vec<Tray>,
     next_number: u32,
     /// Whole pushes are numbered, so that they are applied in the order they came after a restart,
     /// too.
@@ -123,8 +134,10 @@ impl Inbox {
         next_number: u32,
     ) -> Inbox {
         let stride = Inbox::need(layout, 1) as usize;
+        let lent_stride = layout.bytes().next_multiple_of(4096) as usize;
         let rooms = (0..rooms).map(|_| None).collect();
-        Inbox { memory, stride, rooms, next_number, next_order: 1 }
+        let trays = Vec::new();
+        Inbox { memory, stride, rooms, lent_stride, trays, next_number, next_order: 1 }
     }
 
     /// A free room for this client, which asks for one, if there is one. It is the client's for
@@ -195,7 +208,7 @@ impl Inbox {
 
     /// This server was paused: nobody could make progress for so long.
     pub(crate) fn excuse(&mut self, pause: Duration, now: Instant) {
-        for room in self.rooms.iter_mut().flatten() {
+        for room in self.all_mut() {
             room.touched = (room.touched + pause).min(now);
         }
     }
@@ -204,13 +217,14 @@ impl Inbox {
     /// there were. The rooms stay the client's until somebody else asks.
     pub(crate) fn give_up(&mut self, holder: ClientKey) -> usize {
         let mut count = 0;
-        for room in self.rooms.iter_mut().flatten() {
+        for room in self.all_mut() {
             let whole = room.arrival.as_ref().is_some_and(|push| push.whole.is_some());
             if room.holder == Some(holder) && !whole {
                 count += usize::from(room.arrival.take().is_some());
                 room.asked = false;
             }
         }
+        self.end_tray(holder);
         count
     }
 
@@ -226,12 +240,13 @@ impl Inbox {
                 *slot = None;
             }
         }
+        self.end_tray(holder);
     }
 
     /// Takes the whole pushes of a client from it: they belong to a self that has been fenced,
     /// and its successor numbers its own pushes anew.
     pub(crate) fn orphan_whole(&mut self, holder: ClientKey) {
-        for room in self.rooms.iter_mut().flatten() {
+        for room in self.all_mut() {
             let whole = room.arrival.as_ref().is_some_and(|push| push.whole.is_some());
             if whole && room.holder == Some(holder) {
                 room.holder = None;
@@ -241,14 +256,14 @@ impl Inbox {
 
     /// The tokens that whole pushes will spend.
     pub(crate) fn whole_tokens(&self) -> impl Iterator<Item = TokenId> {
-        let pushes = self.rooms.iter().flatten().filter_map(|room| room.arrival.as_ref());
+        let pushes = self.all().filter_map(|room| room.arrival.as_ref());
         let spends = |push: &&Arrival| {
             push.whole.is_some() && matches!(push.operation, Operation::Gradient {})
         };
         pushes.filter(spends).map(|push| push.token)
     }
 
-    /// How many rooms there are.
+    /// How many rooms there are, without those of trays.
     pub(crate) fn rooms(&self) -> usize {
         self.rooms.len()
     }
@@ -277,9 +292,10 @@ impl Inbox {
 
     /// Takes a whole push out of its room, which is free then; and whose it is.
     pub(crate) fn take(&mut self, number: u32) -> Option<(Option<ClientKey>, Arrival)> {
-        let slot = self.slot(number)?;
-        let room = self.rooms[slot].take()?;
-        Some((room.holder, room.arrival?))
+        let room = self.room_mut(number)?;
+        let (holder, arrival) = (room.holder, room.arrival.take());
+        self.release(number);
+        Some((holder, arrival?))
     }
 
     /// Whether the client still has this room.
@@ -293,13 +309,13 @@ impl Inbox {
             room.holder == Some(holder)
                 && room.arrival.as_ref().is_some_and(|push| push.sequence == sequence)
         };
-        self.rooms.iter().flatten().find(matches).map(|room| room.number)
+        self.all().find(matches).map(|room| room.number)
     }
 
     /// The rooms in which pushes lie whole.
     pub(crate) fn whole_rooms(&self) -> impl Iterator<Item = u32> {
         let whole = |room: &&Room| room.arrival.as_ref().is_some_and(|push| push.whole.is_some());
-        self.rooms.iter().flatten().filter(whole).map(|room| room.number)
+        self.all().filter(whole).map(|room| room.number)
     }
 
     /// Whose a room is.
@@ -327,7 +343,7 @@ impl Inbox {
     /// `all` says so; nobody waits for it after this.
     pub(crate) fn take_waits(&mut self, now: Instant, all: bool) -> Vec<(u32, WholePush)> {
         let mut ended = Vec::new();
-        for room in self.rooms.iter_mut().flatten() {
+        for room in self.all_mut() {
             let Some(push) = &mut room.arrival else { continue };
             let gradient = matches!(push.operation, Operation::Gradient {});
             let due = |whole: &WholePush| {
@@ -343,8 +359,7 @@ impl Inbox {
     }
 
     fn gradients(&self) -> impl Iterator<Item = (u32, &Arrival)> {
-        let rooms = self.rooms.iter().flatten();
-        let pushes = rooms.filter_map(|room| Some((room.number, room.arrival.as_ref()?)));
+        let pushes = self.all().filter_map(|room| Some((room.number, room.arrival.as_ref()?)));
         pushes.filter(|(_, push)| matches!(push.operation, Operation::Gradient {}))
     }
 
@@ -356,7 +371,7 @@ impl Inbox {
     /// The pushes that there are, by their rooms.
     #[cfg(test)]
     pub(crate) fn arrivals(&self) -> impl Iterator<Item = (u32, &Arrival)> {
-        self.rooms.iter().flatten().filter_map(|room| Some((room.number, room.arrival.as_ref()?)))
+        self.all().filter_map(|room| Some((room.number, room.arrival.as_ref()?)))
     }
 
     /// What the squares of the gradient in a room come to is known: the token that it spends.
@@ -404,8 +419,9 @@ impl Inbox {
         }
     }
 
-    /// Gives a room free.
+    /// Gives a room free; one of a tray stays its client's.
     pub(crate) fn release(&mut self, number: u32) {
+        self.release_lent(number);
         for slot in &mut self.rooms {
             if slot.as_ref().is_some_and(|room| room.number == number) {
                 *slot = None;
@@ -413,14 +429,21 @@ impl Inbox {
         }
     }
 
-    /// The bytes of a range of the push in a room.
+    /// The bytes of a range of the push in a room, none of which lies in a tray.
     pub(crate) fn bytes(&self, number: u32, range: Range<u64>) -> Option<&[u8]> {
+        if let Some(room) = self.lent_room(number) {
+            return room.own_bytes()?.get(range.start as usize..range.end as usize);
+        }
         let start = PAGE_BYTES + self.slot(number)? * self.stride;
         self.memory.bytes().get(start + range.start as usize..start + range.end as usize)
     }
 
     /// The same for receiving into.
     pub(crate) fn bytes_mut(&mut self, number: u32, range: Range<u64>) -> Option<&mut [u8]> {
+        if self.lent_room(number).is_some() {
+            let own = self.lent_room_mut(number)?.own_bytes_mut()?;
+            return own.get_mut(range.start as usize..range.end as usize);
+        }
         let start = PAGE_BYTES + self.slot(number)? * self.stride;
         self.memory.bytes_mut().get_mut(start + range.start as usize..start + range.end as usize)
     }
@@ -430,11 +453,20 @@ impl Inbox {
     }
 
     fn room(&self, number: u32) -> Option<&Room> {
-        self.rooms.iter().flatten().find(|room| room.number == number)
+        self.all().find(|room| room.number == number)
     }
 
     fn room_mut(&mut self, number: u32) -> Option<&mut Room> {
-        self.rooms.iter_mut().flatten().find(|room| room.number == number)
+        self.all_mut().find(|room| room.number == number)
+    }
+
+    /// All rooms, those of trays last.
+    fn all(&self) -> impl Iterator<Item = &Room> {
+        self.rooms.iter().flatten().chain(self.trays.iter().flat_map(Tray::rooms))
+    }
+
+    fn all_mut(&mut self) -> impl Iterator<Item = &mut Room> {
+        self.rooms.iter_mut().flatten().chain(self.trays.iter_mut().flat_map(Tray::rooms_mut))
     }
 
     /// Asserts the invariants; for tests, the simulator and the fuzzer.
@@ -442,7 +474,8 @@ impl Inbox {
     pub(crate) fn check_invariants(&self) {
         let mut numbers = std::collections::BTreeSet::new();
         let mut pushes = std::collections::BTreeSet::new();
-        for room in self.rooms.iter().flatten() {
+        self.check_trays();
+        for room in self.all() {
             assert!(room.number != 0 && numbers.insert(room.number), "two rooms {}", room.number);
             let whole = room.arrival.as_ref().is_some_and(|push| push.whole.is_some());
             assert!(room.holder.is_some() || whole, "room {} is nobody's", room.number);

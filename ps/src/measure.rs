@@ -174,11 +174,8 @@ impl StoreUnderTest {
     pub fn values(&self) -> Vec<f32> {
         let range = 0..self.store.layout().bytes();
         let snapshot = self.store.snapshot(std::slice::from_ref(&range));
-        let mut slices = Vec::new();
-        snapshot.slices(range, &mut slices);
-        let mut values = Vec::new();
-        slices.iter().for_each(|slice| values.extend_from_slice(bytemuck::cast_slice(slice)));
-        values
+        let pieces = snapshot.pieces(range);
+        pieces.flat_map(|piece| bytemuck::cast_slice(piece).iter().copied()).collect()
     }
 }
 

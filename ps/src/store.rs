@@ -40,7 +40,7 @@ use pool::Pool;
 pub(crate) use readers::VALUES;
 use rows::Tile;
 use rows::range_of;
-pub(crate) use snapshot::Snapshot;
+pub(crate) use snapshot::{Snapshot, SnapshotMemory};
 #[cfg(test)]
 pub(crate) use undo::reseal as reseal_undo;
 pub(crate) use undo::{Row as UndoneRow, Spot, Undo};
@@ -66,8 +66,12 @@ pub(crate) struct Store {
     undo: Undo,
     /// The partitions of tables that grow, in the order of the layout.
     tables: Vec<Table>,
-    /// If the change under way is made where the values lie: the places it touches, each once.
-    in_place: Option<Vec<usize>>,
+    /// Whether the change under way is made where the values lie.
+    in_place: bool,
+    /// The places that it touches then, each once.
+    touched: Vec<usize>,
+    /// Memory for what a change has moved.
+    moved: Vec<(bool, usize)>,
     /// Whether it is made where the rows of tables lie.
     tables_in_place: bool,
     /// What rows of tables held that an earlier process has changed without committing it, until the
@@ -172,8 +176,8 @@ impl Store {
         for (place, within) in self.pieces_of(&range) {
             let (head, rest) = input.split_at(within.len());
             match self.in_place {
-                Some(_) => self.change_home(change, place, within, head),
-                None => self.change_shadow(change, place, within, head)?,
+                true => self.change_home(change, place, within, head),
+                false => self.change_shadow(change, place, within, head)?,
             }
             input = rest;
         }
@@ -188,7 +192,7 @@ impl Store {
         rows: &[u32],
         input: &[u8],
     ) -> Result<(), NoSpareBlock> {
-        if self.in_place.is_some() {
+        if self.in_place {
             self.change_rows_in_place(change, partition, rows, input);
             return Ok(());
         }
@@ -201,7 +205,7 @@ impl Store {
 
     /// Whether the change under way is made where the values lie: then it is made in one go.
     pub(crate) fn is_in_place(&self) -> bool {
-        self.in_place.is_some() || self.tables_in_place
+        self.in_place || self.tables_in_place
     }
 
     /// What rows of tables held that are to be put back.
@@ -212,26 +216,26 @@ impl Store {
     /// Puts the change into a transaction of the journal and lets it be read: what is read before
     /// the transaction is made must not leave the shard.
     pub(crate) fn publish(&mut self, journal: &mut Journal) {
-        if let Some(places) = self.in_place.as_ref().filter(|_| self.integrity) {
-            for &place in places {
+        if self.in_place && self.integrity {
+            for &place in &self.touched {
                 self.stage(journal, false, place);
                 if self.slots.is_some() {
                     self.stage(journal, true, place);
                 }
             }
         }
-        let drafted: Vec<(bool, usize)> = [Some(&self.values), self.slots.as_ref()]
-            .into_iter()
-            .zip([false, true])
-            .flat_map(|(pool, slots)| {
-                pool.into_iter().flat_map(move |pool| pool.drafted().map(move |at| (slots, at.0)))
-            })
-            .collect();
+        let mut moved = std::mem::take(&mut self.moved);
+        for (pool, slots) in
+            [Some(&self.values), self.slots.as_ref()].into_iter().zip([false, true])
+        {
+            moved.extend(pool.into_iter().flat_map(Pool::drafted).map(|(place, _)| (slots, place)));
+        }
         self.values.publish();
         self.slots.iter_mut().for_each(Pool::publish);
-        for (slots, place) in drafted {
+        for (slots, place) in moved.drain(..) {
             self.stage(journal, slots, place);
         }
+        self.moved = moved;
         self.tables.iter_mut().for_each(|table| table.publish(journal));
         if self.zoo.has(Bug::ReuseBeforeCommit) {
             self.let_go();
@@ -250,7 +254,7 @@ impl Store {
         self.slots.iter_mut().for_each(|slots| slots.committed(self.power));
         self.tables.iter_mut().for_each(Table::committed);
         if self.is_in_place() {
-            (self.in_place, self.tables_in_place) = (None, false);
+            (self.in_place, self.tables_in_place) = (false, false);
             self.undo.clear();
         }
     }

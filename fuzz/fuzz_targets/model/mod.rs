@@ -390,7 +390,10 @@ impl World {
         };
         let body = body.min(Message::body_limit(kind).unwrap_or(0) as usize);
         let (sequence, step) = (u64::from(numbers.0), u64::from(numbers.1));
-        self.untidy |= matches!(message, Message::PushPart(_) | Message::PushEncoded(_));
+        self.untidy |= matches!(
+            message,
+            Message::PushPart(_) | Message::PushEncoded(_) | Message::PushLent(_)
+        );
         self.say(by, envelope(sequence, step, 0), message, vec![0x40; body]);
     }
 

@@ -6,14 +6,16 @@
 //! [`Admission`] says who gets one, and what becomes of it; its holder, its time and its return are
 //! kept here all the same.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use pushpull_common::ids::{GlobalStep, TokenId};
 use pushpull_common::protocol::message::EndReason;
+use smallvec::SmallVec;
 
 use super::admission::{Admission, Asked, Grant, Verdict};
 use super::pace::{Pace, Progress};
+use crate::shard::changed::Changed;
 use crate::shard::replicas::ClientKey;
 
 /// A token that is out.
@@ -42,6 +44,9 @@ struct Out {
     since: Instant,
 }
 
+/// The tokens of a holder: mostly the one it trains under.
+type Tokens = SmallVec<[u64; 4]>;
+
 /// Grants tokens and counts steps.
 ///
 /// Invariants: in asynchronous mode, `step + out <= last_step`; token ids rise and are never reused; `step` never falls.
@@ -53,9 +58,9 @@ pub(crate) struct StepOwner {
     next_token: u64,
     out: BTreeMap<u64, Out>,
     /// The tokens that are out, by their holders, in rising order.
-    held: BTreeMap<ClientKey, Vec<u64>>,
+    held: BTreeMap<ClientKey, Tokens>,
     /// The holders whose tokens have changed since the last commit.
-    changed: BTreeSet<ClientKey>,
+    changed: Changed,
     token_timeout: Option<Duration>,
     /// In synchronous mode.
     admission: Option<Admission>,
@@ -86,7 +91,7 @@ impl StepOwner {
             next_token: 1,
             out: BTreeMap::new(),
             held: BTreeMap::new(),
-            changed: BTreeSet::new(),
+            changed: Changed::default(),
             token_timeout,
             admission,
             pace: None,
@@ -196,9 +201,9 @@ impl StepOwner {
         tokens.filter_map(|token| self.out.get(token)).map(|out| out.issued)
     }
 
-    /// The holders whose tokens have changed since this was last asked.
-    pub(crate) fn take_changed(&mut self) -> BTreeSet<ClientKey> {
-        std::mem::take(&mut self.changed)
+    /// Puts the holders whose tokens have changed since this was last asked behind others.
+    pub(crate) fn append_changed(&mut self, all: &mut Vec<ClientKey>) {
+        self.changed.append_to(all);
     }
 
     fn give_out(&mut self, holder: ClientKey, issued: Issued, now: Instant) {
@@ -210,7 +215,7 @@ impl StepOwner {
     fn take_back(&mut self, token: u64) -> Option<Out> {
         let out = self.out.remove(&token)?;
         if let Some(tokens) = self.held.get_mut(&out.holder) {
-            tokens.retain(|&other| other != token);
+            tokens.retain(|other| *other != token);
             if tokens.is_empty() {
                 self.held.remove(&out.holder);
             }
@@ -299,7 +304,7 @@ impl StepOwner {
 
     /// Whether a replica is too far ahead of the slowest to be given a token.
     pub(crate) fn is_ahead(&self, replica: ClientKey) -> bool {
-        let making = self.held.get(&replica).map_or(0, Vec::len);
+        let making = self.held.get(&replica).map_or(0, |tokens| tokens.len());
         self.pace.as_ref().is_some_and(|pace| !pace.may_begin(replica, making))
     }
 
@@ -400,7 +405,7 @@ impl StepOwner {
             assert!(self.step + self.out.len() as u64 <= last);
         }
         assert!(self.out.keys().all(|&token| token < self.next_token));
-        let held: usize = self.held.values().map(Vec::len).sum();
+        let held: usize = self.held.values().map(|tokens| tokens.len()).sum();
         assert_eq!(held, self.out.len(), "every token has one holder");
     }
 

@@ -1,4 +1,4 @@
-//! Memory that another process has mapped, too: reached by words alone, each in one piece.
+//! Memory that another process has mapped, too: reached by words, each in one piece, or copied from.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -45,6 +45,30 @@ impl LentWords {
     }
 }
 
+/// Bytes that another process writes, all 0 at first: they are copied out, and nothing of them is
+/// borrowed.
+#[derive(Debug)]
+pub(crate) struct LentBytes(Memory);
+
+impl LentBytes {
+    /// So many bytes, and a descriptor by which another process can map them, to read and to write them;
+    /// an error where memory cannot be lent.
+    pub(crate) fn new(bytes: usize) -> io::Result<(LentBytes, OwnedFd)> {
+        let memory = Memory::lendable(bytes)?;
+        let descriptor = memory.to_write()?.into();
+        // It is lent to nobody else.
+        Ok((LentBytes(memory.without_file()), descriptor))
+    }
+
+    /// Copies what is there from this byte on; of bytes that are written meanwhile, any content.
+    ///
+    /// # Panics
+    /// If there are not so many.
+    pub(crate) fn copy(&self, from: usize, to: &mut [u8]) {
+        self.0.copy(from, to);
+    }
+}
+
 impl Words for LentWords {
     fn load(&self, word: usize) -> u64 {
         u64::from_le(self.0.word(word).load(Ordering::Acquire))
@@ -56,5 +80,32 @@ impl Words for LentWords {
 
     fn fence(&self) {
         fence(Ordering::SeqCst);
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+
+    #[test]
+    fn what_another_writes_is_copied_and_nobody_makes_it_shorter() {
+        let (bytes, descriptor) = LentBytes::new(8192).unwrap();
+        let file = File::from(descriptor);
+        assert_eq!(file.metadata().unwrap().len(), 8192);
+        assert!(file.set_len(4096).is_err() && file.set_len(16384).is_err());
+        file.write_all_at(&[7; 16], 8176).unwrap();
+        let mut end = [0; 24];
+        bytes.copy(8168, &mut end);
+        assert_eq!((end[..8].to_vec(), end[8..].to_vec()), (vec![0; 8], vec![7; 16]));
+    }
+
+    #[test]
+    #[should_panic = "24 bytes at 8169"]
+    fn nothing_behind_it_is_copied() {
+        let (bytes, _descriptor) = LentBytes::new(8192).unwrap();
+        bytes.copy(8169, &mut [0; 24]);
     }
 }

@@ -179,7 +179,7 @@ impl Memory {
         // SAFETY: the mapping is `bytes` long and lives as long as `self`. Only this process writes it:
         // it is anonymous, or a file of mode 0600 in a locked directory of mode 0700, which no other
         // program is to touch. Whom it is lent to by `to_read` maps it for reading; what is lent by
-        // `to_write` is reached by words alone (`lent.rs`). Writing needs `&mut self`.
+        // `to_write` is reached by words, or copied (`lent.rs`). Writing needs `&mut self`.
         unsafe { std::slice::from_raw_parts(self.map.as_ptr(), self.bytes) }
     }
 
@@ -188,6 +188,25 @@ impl Memory {
         witness::lent(self.address(), 0, self.bytes);
         // SAFETY: as in `bytes`; `&mut self` makes this borrow the only one.
         unsafe { std::slice::from_raw_parts_mut(self.map.as_mut_ptr(), self.bytes) }
+    }
+
+    /// Copies bytes that another process may be writing: of those that change meanwhile, any content.
+    ///
+    /// # Panics
+    /// If there are no such bytes.
+    pub(super) fn copy(&self, from: usize, to: &mut [u8]) {
+        assert!(
+            from <= self.bytes && to.len() <= self.bytes - from,
+            "{} bytes at {from}",
+            to.len()
+        );
+        // SAFETY: the assertion keeps the source inside the mapping, which lives as long as `self`. The
+        // target is borrowed, and cannot overlap it: of memory that is copied so nothing is ever
+        // borrowed, which `lent.rs` sees to. Any bytes are a `u8` each; whichever are taken, nothing
+        // that is done with them depends on what they are but the values that are made of them.
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.map.as_ptr().add(from), to.as_mut_ptr(), to.len());
+        }
     }
 
     /// A word, by its number.

@@ -18,7 +18,7 @@ pub(crate) use blocks::{Blocks, Crowd, Grid, Pins, fetch};
 pub(crate) use budget::{Budget, Loan};
 use folder::io_error;
 pub(crate) use folder::{Folder, StateDirectory, is_locked};
-pub(crate) use lent::LentWords;
+pub(crate) use lent::{LentBytes, LentWords};
 pub(crate) use memory::{Memory, fence};
 
 use crate::error::StorageError;
@@ -104,6 +104,11 @@ impl Place {
             Place::Folder(folder) => folder.path(name),
             _ => Path::new("anonymous memory").join(name),
         }
+    }
+
+    /// Whether it is in memory that can be lent, and nowhere else.
+    pub(crate) fn is_lendable(&self) -> bool {
+        matches!(self, Place::Lendable)
     }
 
     /// The names of the files that are there.

@@ -3,13 +3,17 @@
 use std::ops::Range;
 
 use pushpull_common::catalogue::ShardLayout;
+use smallvec::SmallVec;
 
 /// Ranges that have been received, merged.
 ///
 /// Invariants: rising, not empty, not touching. Each starts where a partition starts, or the index of
 /// its rows, so there are never more of them than twice the partitions.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Extents(Vec<Range<u64>>);
+pub(crate) struct Extents(SmallVec<[Range<u64>; FEW]>);
+
+/// Most pushes are of one stretch, or few: those take no memory of their own.
+const FEW: usize = 4;
 
 /// Why a part is out of place: where it had to start, or the end it ran over.
 #[derive(Debug, PartialEq, Eq)]

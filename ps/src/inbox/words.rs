@@ -9,6 +9,7 @@ use std::time::Instant;
 use pushpull_common::catalogue::ShardLayout;
 use pushpull_common::ids::{GlobalStep, Sequence, TokenId};
 use pushpull_common::protocol::message::Operation;
+use smallvec::{SmallVec, smallvec};
 
 use super::extents::Extents;
 use super::{Arrival, Inbox, Room, WholePush, is_for_trainable};
@@ -86,6 +87,8 @@ pub(crate) fn whole_rooms(
             step: GlobalStep(load(7)),
             read: None,
             extents,
+            lent: Extents::default(),
+            unseen: false,
             bytes,
             order,
             squares: None,
@@ -216,8 +219,8 @@ impl Inbox {
 }
 
 /// The partitions that extents cover, a bit for each: those of a whole push end where partitions do.
-fn map_of(extents: &Extents, layout: &ShardLayout) -> Vec<u64> {
-    let mut map = vec![0_u64; map_words(layout)];
+fn map_of(extents: &Extents, layout: &ShardLayout) -> SmallVec<[u64; 8]> {
+    let mut map = smallvec![0_u64; map_words(layout)];
     if layout.sparse().len() == 0 {
         // Extents are whole partitions, of which there may be many: those of each follow each other.
         let before = |offset| layout.all().partition_point(|partition| partition.offset < offset);

@@ -64,9 +64,7 @@ impl Conversation<'_> {
             if self.outbox.broken.get() {
                 return Ok(());
             }
-            if self.outbox.flush(&self.link)? {
-                self.core.released();
-            }
+            self.outbox.flush(&self.link, |parts| self.core.pulled(parts))?;
             let closing = self.outbox.closing.get();
             if closing && self.outbox.is_empty() {
                 return Ok(());
@@ -82,9 +80,7 @@ impl Conversation<'_> {
                     Turn::Blocked => {}
                 }
                 // What was read may have been answered, or have made the shard close us.
-                if self.outbox.flush(&self.link)? {
-                    self.core.released();
-                }
+                self.outbox.flush(&self.link, |parts| self.core.pulled(parts))?;
             }
             let writes = !self.outbox.is_empty();
             let interest = match (reads, writes) {

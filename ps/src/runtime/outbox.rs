@@ -13,6 +13,9 @@ use tokio::sync::Notify;
 use super::link::Link;
 use crate::shard::output::PulledParts;
 
+/// Memory for heads of frames that is kept.
+const HEADS_KEPT: usize = 4;
+
 /// Frames that a connection may have waiting before it is read from again, and bytes of their bodies:
 /// rows that were pulled are there as a copy.
 const QUEUE_MAX: usize = 64;
@@ -46,6 +49,8 @@ pub(super) struct Outbox {
     /// The bytes of the bodies in it.
     bodies: Cell<usize>,
     current: RefCell<Current>,
+    /// Memory of heads that are sent.
+    heads: RefCell<Vec<Vec<u8>>>,
     /// Wakes the connection's task: there is something to send, or it is to close.
     pub(super) notify: Notify,
     /// Close when all is sent.
@@ -67,6 +72,8 @@ struct Current {
     head: Vec<u8>,
     part: Option<Range<u64>>,
     sent: usize,
+    /// Memory for the slices of a write, without any.
+    slices: Vec<IoSlice<'static>>,
 }
 
 impl Outbox {
@@ -75,6 +82,7 @@ impl Outbox {
             queue: RefCell::default(),
             bodies: Cell::new(0),
             current: RefCell::default(),
+            heads: RefCell::default(),
             notify: Notify::new(),
             closing: Cell::new(false),
             broken: Cell::new(false),
@@ -88,6 +96,19 @@ impl Outbox {
         self.bodies.set(self.bodies.get() + outgoing.body_bytes());
         self.queue.borrow_mut().push_back(outgoing);
         self.notify.notify_one();
+    }
+
+    /// Memory for the head of a frame, which is empty.
+    pub(super) fn head(&self) -> Vec<u8> {
+        self.heads.borrow_mut().pop().unwrap_or_else(|| Vec::with_capacity(256))
+    }
+
+    fn keep_head(&self, mut head: Vec<u8>) {
+        let mut heads = self.heads.borrow_mut();
+        if heads.len() < HEADS_KEPT {
+            head.clear();
+            heads.push(head);
+        }
     }
 
     pub(super) fn close(&self) {
@@ -109,27 +130,30 @@ impl Outbox {
         self.queue.borrow().len() >= QUEUE_MAX || self.bodies.get() >= BODIES_MAX
     }
 
-    /// Sends as much as the link takes; whether a pull was sent to its end, so that what it had
-    /// pinned is free.
-    pub(super) fn flush(&self, link: &Link) -> io::Result<bool> {
+    /// Sends as much as the link takes, and hands on each answer to a pull that is sent to its end: what it
+    /// has pinned can be let go.
+    pub(super) fn flush(&self, link: &Link, mut pulled: impl FnMut(PulledParts)) -> io::Result<()> {
         let mut queue = self.queue.borrow_mut();
         let mut current = self.current.borrow_mut();
-        let mut released = false;
         while let Some(front) = queue.front_mut() {
             if matches!(front, Outgoing::Parts(_)) && self.pull_since.get().is_none() {
                 self.pull_since.set(Some(Instant::now()));
             }
             match send(front, &mut current, link) {
                 Ok(Sent::All) => {
-                    if matches!(front, Outgoing::Parts(_)) {
-                        released = true;
-                        self.pull_since.set(None);
-                    }
-                    let sent = queue.pop_front().map_or(0, |sent| sent.body_bytes());
-                    self.bodies.set(self.bodies.get() - sent);
-                    *current =
-                        Current { head: std::mem::take(&mut current.head), ..Current::default() };
+                    (current.part, current.sent) = (None, 0);
                     self.stuck_since.set(None);
+                    let Some(sent) = queue.pop_front() else { break };
+                    self.bodies.set(self.bodies.get() - sent.body_bytes());
+                    match sent {
+                        Outgoing::Frame { head, .. } | Outgoing::Lent { head, .. } => {
+                            self.keep_head(head);
+                        }
+                        Outgoing::Parts(parts) => {
+                            self.pull_since.set(None);
+                            pulled(parts);
+                        }
+                    }
                 }
                 Ok(Sent::Some) => self.stuck_since.set(None),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -142,7 +166,7 @@ impl Outbox {
                 Err(error) => return Err(error),
             }
         }
-        Ok(released)
+        Ok(())
     }
 }
 
@@ -158,7 +182,25 @@ enum Sent {
 
 /// One write of the front of the queue.
 fn send(front: &mut Outgoing, current: &mut Current, link: &Link) -> io::Result<Sent> {
-    let mut slices = Vec::with_capacity(20);
+    let mut slices = reused(std::mem::take(&mut current.slices));
+    let sent = write(front, current, link, &mut slices);
+    current.slices = reused(slices);
+    sent
+}
+
+/// The memory of a list of slices, for others.
+fn reused<'a>(mut slices: Vec<IoSlice<'_>>) -> Vec<IoSlice<'a>> {
+    slices.clear();
+    // Collecting as many of the same size as there were takes the memory that there was.
+    slices.into_iter().map(|_| IoSlice::new(&[])).collect()
+}
+
+fn write<'a>(
+    front: &'a mut Outgoing,
+    current: &'a mut Current,
+    link: &Link,
+    slices: &mut Vec<IoSlice<'a>>,
+) -> io::Result<Sent> {
     let (total, is_last, descriptors) = match front {
         Outgoing::Frame { head, body } => {
             slices.push(IoSlice::new(head));
@@ -179,7 +221,7 @@ fn send(front: &mut Outgoing, current: &mut Current, link: &Link) -> io::Result<
             }
             let range = current.part.clone().unwrap_or_default();
             slices.push(IoSlice::new(&current.head));
-            parts.slices(range, &mut slices);
+            parts.slices(range, slices);
             (slices.iter().map(|slice| slice.len()).sum(), false, None)
         }
     };

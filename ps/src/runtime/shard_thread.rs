@@ -19,7 +19,7 @@ use super::outbox::{Outbox, Outgoing};
 use super::owner_link::{self, OwnerWay};
 use crate::checkpoint::CheckpointStorage;
 use crate::shard::checkpoints::{News, Order};
-use crate::shard::output::Output;
+use crate::shard::output::{Output, PulledParts};
 use crate::shard::power::Flush;
 use crate::shard::work::Work;
 use crate::shard::{Input, Shard, TICK, Way};
@@ -125,7 +125,13 @@ impl Core {
     }
 
     /// A pull has been sent: an update that waited for memory may go on.
-    pub(super) fn released(&self) {
+    pub(super) fn pulled(&self, parts: PulledParts) {
+        self.shard.borrow_mut().reuse(parts.into_memory());
+        self.released();
+    }
+
+    /// Memory may be free again: an update that waited for it may go on.
+    fn released(&self) {
         if self.shard.borrow().has_work() {
             self.work.notify_one();
         }
@@ -142,7 +148,7 @@ impl Core {
                     let Some(outbox) = self.outbox(connection) else {
                         continue;
                     };
-                    let mut head = Vec::with_capacity(256);
+                    let mut head = outbox.head();
                     let stamp = BodyStamp { bytes: body.len() as u64, crc };
                     encode(&mut head, &envelope, &message, stamp);
                     outbox.push(Outgoing::Frame { head, body });
@@ -151,7 +157,7 @@ impl Core {
                     let Some(outbox) = self.outbox(connection) else {
                         continue;
                     };
-                    let mut head = Vec::new();
+                    let mut head = outbox.head();
                     encode(&mut head, &envelope, &message, BodyStamp::NONE);
                     outbox.push(Outgoing::Lent { head, descriptors });
                 }

@@ -2,13 +2,49 @@
 
 use std::ops::Range;
 
+use pushpull_common::catalogue::ShardLayout;
 use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::message::Operation;
-use pushpull_common::tensor::{count_non_finite, first_non_finite};
+use pushpull_common::tensor::{DType, count_non_finite, first_non_finite};
 
 use super::Shard;
 use super::replicas::ClientKey;
 use crate::config::NonFinite;
+use crate::metrics::Counters;
+
+/// Who looks for NaN and infinities, by the policy.
+#[derive(Clone, Copy)]
+pub(super) struct Looker<'a> {
+    pub(super) policy: NonFinite,
+    pub(super) counters: &'a Counters,
+}
+
+impl Looker<'_> {
+    /// Looks at values of one type, which lie in this part of the layout.
+    pub(super) fn at(
+        self,
+        layout: &ShardLayout,
+        dtype: DType,
+        part: &Range<u64>,
+        bytes: &[u8],
+    ) -> Result<(), Refusal> {
+        if self.policy == NonFinite::Allow {
+            return Ok(());
+        }
+        let Some((index, value)) = first_non_finite(dtype, bytes) else {
+            return Ok(());
+        };
+        if self.policy == NonFinite::Count {
+            self.counters.non_finite.add(count_non_finite(dtype, bytes));
+            return Ok(());
+        }
+        let size = dtype.size() as u64;
+        let at = part.start + index as u64 * size;
+        let Some(partition) = layout.within(at..at + size).next() else { return Ok(()) };
+        let element = partition.elements.start + (at - partition.offset) / size;
+        Err(Refusal::NonFinite { variable: partition.variable, element, value })
+    }
+}
 
 impl Shard {
     /// Looks at a part for NaN and infinities, by the policy, while it is in cache.
@@ -19,23 +55,12 @@ impl Shard {
         let (Some(inbox), Some(store)) = (&self.inbox, self.store()) else {
             return Ok(());
         };
+        let look = Looker { policy: self.config.non_finite, counters: &self.counters };
         for group in self.groups.within(range.clone()) {
             let part = group.part_of(range);
-            let Some(bytes) = inbox.bytes(room, part.clone()) else {
-                continue;
-            };
-            let Some((index, value)) = first_non_finite(group.dtype, bytes) else {
-                continue;
-            };
-            if self.config.non_finite == NonFinite::Count {
-                self.counters.non_finite.add(count_non_finite(group.dtype, bytes));
-                continue;
+            if let Some(bytes) = inbox.bytes(room, part.clone()) {
+                look.at(store.layout(), group.dtype, &part, bytes)?;
             }
-            let size = group.dtype.size() as u64;
-            let at = part.start + index as u64 * size;
-            let Some(partition) = store.layout().within(at..at + size).next() else { continue };
-            let element = partition.elements.start + (at - partition.offset) / size;
-            return Err(Refusal::NonFinite { variable: partition.variable, element, value });
         }
         Ok(())
     }

@@ -10,7 +10,7 @@
 use std::time::Instant;
 
 use pushpull_common::ids::{ClientEpoch, TaskId};
-use pushpull_common::protocol::message::{Hello, Operation, PushPart, Role};
+use pushpull_common::protocol::message::{Hello, Operation, Role};
 use pushpull_common::protocol::{Message, Refusal};
 
 use super::replicas::Presence;
@@ -19,8 +19,13 @@ use crate::zoo::Bug;
 
 /// Whether a chief says this as a chief: what only it may say, and the first values.
 pub(super) fn is_of_chiefs(message: &Message) -> bool {
-    let assigns = |part: &PushPart| part.operation == Operation::Assign {};
-    is_for_chiefs(message) || matches!(message, Message::PushPart(part) if assigns(part))
+    let operation = match message {
+        Message::PushPart(part) => Some(part.operation),
+        Message::PushEncoded(encoded) => Some(encoded.part.operation),
+        Message::PushLent(lent) => Some(lent.operation),
+        _ => None,
+    };
+    is_for_chiefs(message) || operation == Some(Operation::Assign {})
 }
 
 /// Whether only a chief may say this.

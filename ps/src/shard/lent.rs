@@ -1,10 +1,11 @@
 //! Memory that is lent to clients of the same host and user: they read values by themselves.
 
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use pushpull_common::lending::Counts;
 use pushpull_common::protocol::limits::LENDS_MAX;
-use pushpull_common::protocol::{Envelope, Refusal};
+use pushpull_common::protocol::{Envelope, Message, Refusal};
 
 use super::handshake::Way;
 use super::output::Output;
@@ -35,13 +36,7 @@ impl Shard {
         };
         match store.lend(connection, counts, &self.budget) {
             Ok((lent, descriptors)) => {
-                if let Some(conversation) = self.conversations.get_mut(&connection) {
-                    conversation.lent += 1;
-                }
-                let (step, restore_epoch) = (self.step(), self.epoch);
-                let envelope = Envelope { step, restore_epoch, ..request };
-                let message = lent.into();
-                self.outputs.push_back(Output::Lent { connection, envelope, message, descriptors });
+                self.send_lent(connection, request, lent.into(), descriptors);
             }
             Err(StorageError::DoesNotFit { need, limit }) => {
                 self.refuse(connection, request, Refusal::DoesNotFit { need, limit });
@@ -56,10 +51,16 @@ impl Shard {
     }
 
     fn may_lend(&self, connection: u64, kind: u16, wants: u64) -> Result<(), Refusal> {
-        let unsupported = |why: &str| {
-            let detail = Detail::clipped(why);
-            Err(Refusal::Unsupported { kind, detail })
-        };
+        self.may_be_lent(connection, kind)?;
+        match wants & VALUES {
+            0 => Err(unsupported(kind, "nothing of what is wanted is lent")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether whoever has come over a connection may be lent memory of any kind.
+    pub(super) fn may_be_lent(&self, connection: u64, kind: u16) -> Result<(), Refusal> {
+        let unsupported = |why| Err(unsupported(kind, why));
         let conversation = self.conversations.get(&connection);
         match conversation.map(|conversation| conversation.way) {
             Some(Way::Unix { same_user: true }) => {}
@@ -69,14 +70,27 @@ impl Shard {
         if let Some(why) = self.config.lends_nothing() {
             return unsupported(why);
         }
-        if wants & VALUES == 0 {
-            return unsupported("nothing of what is wanted is lent");
-        }
         // Each answer has descriptors, of which a process and its user have few.
         match conversation.is_some_and(|conversation| conversation.lent >= LENDS_MAX) {
             true => unsupported("this connection has been lent memory often enough"),
             false => Ok(()),
         }
+    }
+
+    /// A connection is lent memory: what it is told of it goes with the descriptors.
+    pub(super) fn send_lent(
+        &mut self,
+        connection: u64,
+        request: Envelope,
+        message: Message,
+        descriptors: Vec<OwnedFd>,
+    ) {
+        if let Some(conversation) = self.conversations.get_mut(&connection) {
+            conversation.lent += 1;
+        }
+        let (step, restore_epoch) = (self.step(), self.epoch);
+        let envelope = Envelope { step, restore_epoch, ..request };
+        self.outputs.push_back(Output::Lent { connection, envelope, message, descriptors });
     }
 
     /// A connection is gone: what it has been lent is not looked at any more.
@@ -128,4 +142,9 @@ impl Shard {
         slow.iter().for_each(|&connection| self.take_back(connection));
         slow
     }
+}
+
+/// Why a client goes on over its connection.
+pub(super) fn unsupported(kind: u16, why: &str) -> Refusal {
+    Refusal::Unsupported { kind, detail: Detail::clipped(why) }
 }

@@ -36,31 +36,55 @@ impl Mean for f64 {
     }
 }
 
-/// The sum of gradients of one length, each times its factor, added up in this order, over `count`; in
-/// words, as it is aligned for every type.
-pub(super) fn mean<'a>(
+/// The sum of gradients of one length, each times its factor, added up in the order in which they are
+/// given, and what it is over their count.
+pub(super) struct Sum<'a> {
     dtype: DType,
-    gradients: &[(&[u8], f64)],
-    count: u32,
-    words: &'a mut Vec<u64>,
-) -> &'a [u8] {
-    let Some((first, _)) = gradients.first() else { return &[] };
-    words.resize(words.len().max(first.len().div_ceil(8)), 0);
-    let mean = &mut bytemuck::cast_slice_mut(words)[..first.len()];
-    match dtype {
-        DType::F32 => mean_as::<f32>(gradients, count, bytemuck::cast_slice_mut(mean)),
-        DType::F64 => mean_as::<f64>(gradients, count, bytemuck::cast_slice_mut(mean)),
-        _ => unreachable!("only floating-point variables are trainable"),
-    }
-    mean
+    /// In words, as it is aligned for every type.
+    sum: &'a mut [u8],
+    begins: bool,
 }
 
-fn mean_as<T: Mean>(gradients: &[(&[u8], f64)], count: u32, mean: &mut [T]) {
-    for (index, &(gradient, factor)) in gradients.iter().enumerate() {
-        add(mean, bytemuck::cast_slice(gradient), factor, index == 0);
+impl<'a> Sum<'a> {
+    /// Of gradients of so many bytes.
+    pub(super) fn new(dtype: DType, bytes: usize, words: &'a mut Vec<u64>) -> Sum<'a> {
+        words.resize(words.len().max(bytes.div_ceil(8)), 0);
+        Sum { dtype, sum: &mut bytemuck::cast_slice_mut(words)[..bytes], begins: true }
     }
+
+    /// Adds what a gradient has from some byte of them on.
+    pub(super) fn add(&mut self, at: usize, gradient: &[u8], factor: f64) {
+        let sum = &mut self.sum[at..at + gradient.len()];
+        match self.dtype {
+            DType::F32 => add_bytes::<f32>(sum, gradient, factor, self.begins),
+            DType::F64 => add_bytes::<f64>(sum, gradient, factor, self.begins),
+            _ => unreachable!("only floating-point variables are trainable"),
+        }
+    }
+
+    /// All of a gradient has been added.
+    pub(super) fn next(&mut self) {
+        self.begins = false;
+    }
+
+    /// The sum over this count.
+    pub(super) fn over(self, count: u32) -> &'a [u8] {
+        match self.dtype {
+            DType::F32 => divide::<f32>(self.sum, count),
+            DType::F64 => divide::<f64>(self.sum, count),
+            _ => unreachable!("only floating-point variables are trainable"),
+        }
+        self.sum
+    }
+}
+
+fn add_bytes<T: Mean>(sum: &mut [u8], gradient: &[u8], factor: f64, begins: bool) {
+    add::<T>(bytemuck::cast_slice_mut(sum), bytemuck::cast_slice(gradient), factor, begins);
+}
+
+fn divide<T: Mean>(sum: &mut [u8], count: u32) {
     if count > 1 {
-        mean.iter_mut().for_each(|sum| *sum /= T::of(count));
+        bytemuck::cast_slice_mut(sum).iter_mut().for_each(|sum: &mut T| *sum /= T::of(count));
     }
 }
 

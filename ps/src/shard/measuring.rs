@@ -13,6 +13,8 @@ use crate::optimizer::Sums;
 #[derive(Debug)]
 pub(super) struct MeasureJob {
     room: u32,
+    /// Which push it is of those that came whole.
+    order: u64,
     /// The partition under way, and how many bytes of what the push has of it are done.
     partition: usize,
     done: usize,
@@ -20,8 +22,8 @@ pub(super) struct MeasureJob {
 }
 
 impl MeasureJob {
-    pub(super) fn new(room: u32) -> MeasureJob {
-        MeasureJob { room, partition: 0, done: 0, sums: Sums::default() }
+    pub(super) fn new(room: u32, order: u64) -> MeasureJob {
+        MeasureJob { room, order, partition: 0, done: 0, sums: Sums::default() }
     }
 }
 
@@ -29,32 +31,44 @@ impl Shard {
     /// What the squares of the gradient in a room come to here; `None` if that is still to be added
     /// up.
     pub(super) fn squares_of(&self, room: u32) -> Option<f64> {
-        if self.config.clip_by_global_norm.is_none() {
-            return Some(0.0);
+        let push = self.inbox.as_ref()?.arrival(room)?;
+        match self.config.clip_by_global_norm {
+            None => (!push.unseen).then_some(0.0),
+            Some(_) => push.squares,
         }
-        self.inbox.as_ref()?.arrival(room)?.squares
     }
 
     /// A slice of the work on a gradient; whether it is done.
     pub(super) fn work_on_measure(&mut self, job: &mut MeasureJob) -> bool {
+        let mut tile = std::mem::take(&mut self.lent_tile);
+        let done = self.measure_slice(job, &mut tile);
+        self.lent_tile = tile;
+        done
+    }
+
+    fn measure_slice(&self, job: &mut MeasureJob, tile: &mut Vec<u64>) -> bool {
         let (Some(inbox), Some(store)) = (&self.inbox, self.store()) else { return true };
-        // It may have been dropped meanwhile, and its room be another's: numbers do not repeat.
-        let Some(push) = inbox.arrival(job.room) else { return true };
+        // It may have been dropped meanwhile, and its room hold another.
+        let push = inbox.arrival(job.room).filter(|push| push.order == job.order);
+        let (Some(push), Some(source)) = (push, inbox.source(job.room)) else { return true };
         let mut budget = SLICE_BYTES as usize;
         while let Some(partition) = store.layout().all().get(job.partition) {
-            let values = match partition.is_sparse() {
-                true => inbox.rows(job.room, partition).map(|rows| rows.values),
+            let range = partition.offset..partition.offset + partition.bytes;
+            let bytes = match partition.is_sparse() {
+                true => inbox.rows(job.room, partition).map(|rows| rows.values.len()),
                 false => {
-                    let range = partition.offset..partition.offset + partition.bytes;
                     let has = push.extents.bytes_within(range.clone()) > 0;
-                    inbox.bytes(job.room, range).filter(|_| has)
+                    has.then_some(partition.bytes as usize)
                 }
             };
-            if let Some(values) = values {
+            if let Some(bytes) = bytes {
                 if budget == 0 {
                     return false;
                 }
-                let slice = &values[job.done..values.len().min(job.done + budget)];
+                let part = range.start + job.done as u64
+                    ..range.start + bytes.min(job.done + budget) as u64;
+                // Rows lie where their partition does; they are in no tray.
+                let slice = source.piece(part, tile).map_or(&[][..], |piece| piece.bytes);
                 match partition.dtype {
                     DType::F32 => add_squares::<f32>(&mut job.sums, slice),
                     DType::F64 => add_squares::<f64>(&mut job.sums, slice),
@@ -63,7 +77,7 @@ impl Shard {
                 job.done += slice.len();
                 // In whole words, so that the next slice ends between two elements of any type.
                 budget = budget.saturating_sub(slice.len().next_multiple_of(8));
-                if job.done < values.len() {
+                if job.done < bytes && !slice.is_empty() {
                     continue;
                 }
             }
@@ -76,6 +90,9 @@ impl Shard {
     pub(super) fn measured(&mut self, now: Instant, job: &MeasureJob) {
         let [squares, ..] = job.sums.totals();
         let Some(inbox) = &mut self.inbox else { return };
+        if inbox.arrival(job.room).is_none_or(|push| push.order != job.order) {
+            return;
+        }
         let Some(token) = inbox.set_squares(job.room, squares) else { return };
         let own = self.index_of(self.id);
         match self.admission_mut().zip(own) {

@@ -7,6 +7,7 @@
 //! does a slice of an update, so that small requests stay alive beside it.
 
 mod agreement;
+pub(crate) mod changed;
 pub(crate) mod checkpoints;
 mod checks;
 mod chief;
@@ -43,6 +44,7 @@ mod step_work;
 mod synchronous;
 mod tables;
 mod tokens;
+mod trays;
 mod variables;
 pub(crate) mod work;
 
@@ -76,7 +78,7 @@ use drafts::Draft;
 use encoded::{Encoded, Form};
 use groups::Groups;
 pub(crate) use handshake::Way;
-use output::Output;
+use output::{Output, PullMemory};
 use parked::{Entry, Parked, Wait};
 use power::Power;
 use replicas::{ClientKey, Presence, Replicas};
@@ -248,6 +250,8 @@ pub(crate) struct Shard {
     round: Option<Round>,
     /// Where a few elements of a gradient are computed from what was pushed.
     tile: Vec<u64>,
+    /// Where what lies in a tray is copied to, before it is used.
+    lent_tile: Vec<u64>,
     /// What clients have read, where that is needed later.
     backups: Backups,
     /// On the step owner: the connections over which other shards take part, and the last step that
@@ -285,6 +289,10 @@ pub(crate) struct Shard {
     members: (usize, usize),
     counters: Arc<Counters>,
     outputs: VecDeque<Output>,
+    /// Memory for lists of clients that have changed.
+    changed: Vec<ClientKey>,
+    /// Memory of answers to pulls that are sent.
+    pulled: Vec<PullMemory>,
 }
 
 impl Shard {
@@ -499,6 +507,12 @@ impl Shard {
                 let form = Form { encoding, elements, factor };
                 self.part(now, connection, client, header, &part, Some(form));
             }
+            (Message::LendTray(_), Some(client)) => {
+                self.lend_tray(now, connection, client, request, kind);
+            }
+            (Message::PushLent(lent), Some(client)) => {
+                self.push_lent(now, connection, client, header, &lent);
+            }
             (Message::Withdraw(_), Some(client)) => {
                 self.withdraw(now, connection, client, request);
             }
@@ -513,10 +527,6 @@ impl Shard {
             }
             (Message::Finish(_), _) => self.finish(now, connection, request),
             (Message::Leave(_), Some(client)) => self.leave(now, connection, client, request),
-            (Message::LendTray(_) | Message::PushLent(_), _) => {
-                let detail = Detail::clipped("this server lends no trays");
-                self.refuse(connection, request, Refusal::Unsupported { kind, detail });
-            }
             (message, _) => {
                 let detail = Detail::clipped(format!("a {} is not for a server", message.name()));
                 self.refuse(connection, request, Refusal::Unsupported { kind, detail });

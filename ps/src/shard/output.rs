@@ -14,7 +14,7 @@ use pushpull_common::protocol::{BodyStamp, Envelope, Message, encode};
 
 use super::checkpoints::{Order, ShardRestore, ShardSave};
 use super::power::Flush;
-use crate::store::Snapshot;
+use crate::store::{Snapshot, SnapshotMemory};
 
 /// One thing a shard wants done.
 #[derive(Debug)]
@@ -95,6 +95,14 @@ pub(crate) struct PulledParts {
     short: Option<Short>,
 }
 
+/// What the answer to a pull is made in.
+#[derive(Debug, Default)]
+pub(crate) struct PullMemory {
+    /// What is asked for.
+    pub(crate) ranges: Vec<Range<u64>>,
+    pub(crate) snapshot: SnapshotMemory,
+}
+
 /// The values of a part that is sent in a shorter form: while it is sent it is held as a copy, and again
 /// as its body, for as long as its reader takes.
 const SHORT_PART_BYTES: u64 = 256 << 10;
@@ -116,14 +124,12 @@ impl Short {
     }
 
     fn encode(&mut self, snapshot: &Snapshot, range: Range<u64>) {
-        let mut slices = Vec::new();
-        snapshot.slices(range.clone(), &mut slices);
         self.words.clear();
         self.words.resize(((range.end - range.start) / 8) as usize, 0);
         let mut rest: &mut [u8] = bytemuck::cast_slice_mut(&mut self.words);
-        for slice in slices {
+        for slice in snapshot.pieces(range.clone()) {
             let (target, tail) = rest.split_at_mut(slice.len());
-            target.copy_from_slice(&slice);
+            target.copy_from_slice(slice);
             rest = tail;
         }
         self.body.clear();
@@ -194,14 +200,20 @@ impl PulledParts {
     /// Appends the body of the range that `next_part` has just returned, as slices in order.
     pub(crate) fn slices<'a>(&'a self, range: Range<u64>, out: &mut Vec<IoSlice<'a>>) {
         match &self.short {
-            None => self.snapshot.slices(range, out),
+            None => out.extend(self.snapshot.pieces(range).map(IoSlice::new)),
             Some(short) => out.push(IoSlice::new(&short.body)),
         }
     }
 
     fn checksum(&self, range: Range<u64>) -> u32 {
-        let mut slices = Vec::new();
-        self.slices(range, &mut slices);
-        slices.iter().fold(0, |crc, slice| crc32c::crc32c_append(crc, slice))
+        match &self.short {
+            None => self.snapshot.pieces(range).fold(0, crc32c::crc32c_append),
+            Some(short) => crc32c::crc32c(&short.body),
+        }
+    }
+
+    /// Lets the values go; what it was made in, for the answer to another pull.
+    pub(crate) fn into_memory(self) -> PullMemory {
+        PullMemory { ranges: self.ranges, snapshot: self.snapshot.into_memory() }
     }
 }

@@ -37,6 +37,11 @@ impl Passes {
         self.adding_up && !rules.sums(partition)
     }
 
+    /// Whether this pass changes values.
+    pub(super) fn changes(&self) -> bool {
+        !self.adding_up
+    }
+
     /// Takes a range of a partition in this pass.
     pub(super) fn take(
         &mut self,

@@ -28,15 +28,17 @@ impl Shard {
     /// Commits what has changed, whole. Whatever is answered after it is true for good.
     pub(super) fn persist(&mut self) {
         self.stage_shard();
-        let mut changed = self.replicas.take_changed();
+        let mut changed = std::mem::take(&mut self.changed);
+        self.replicas.append_changed(&mut changed);
         if let Some(owner) = &mut self.owner {
-            changed.extend(owner.take_changed());
+            owner.append_changed(&mut changed);
         }
-        let mut changed: Vec<ClientKey> = changed.into_iter().collect();
+        changed.sort_unstable();
+        changed.dedup();
         // Who has lost its tokens comes before who was given others in their place: should only
         // the first of several transactions be made, no more tokens are out than were ever allowed.
         changed.sort_by_key(|&client| self.tokens_of(client).count());
-        for client in changed {
+        for &client in &changed {
             // Losing very many members at once takes more than one transaction; each is true.
             if self.journal.room() < CLIENT_WORDS {
                 let made = self.journal.commit();
@@ -44,6 +46,8 @@ impl Shard {
             }
             self.stage_client(client);
         }
+        changed.clear();
+        self.changed = changed;
         let made = self.journal.commit();
         self.count_commit(made);
         let counts = self.counts();

@@ -13,9 +13,12 @@ use pushpull_common::protocol::{Header, Refusal, message};
 use pushpull_common::rows::{self, Numbers};
 use pushpull_common::tensor::{DType, elements_of};
 
-use super::output::{Output, PulledParts, Short};
+use super::output::{Output, PullMemory, PulledParts, Short};
 use super::parked::{Entry, Wait};
 use super::{Detail, Receiving, Shard};
+
+/// How many answers to pulls are kept the memory of.
+const PULLS_KEPT: usize = 8;
 
 impl Shard {
     /// The values are asked for in a shorter form.
@@ -43,23 +46,39 @@ impl Shard {
         let Some(store) = self.store().filter(|_| self.is_ready()) else {
             return self.refuse(connection, request, Refusal::NotInitialized {});
         };
-        let ranges = match selection {
-            Selection::All {} => Ok(std::iter::once(0..store.layout().bytes()).collect()),
-            Selection::Dense {} => Ok(store.layout().dense().to_vec()),
-            Selection::Partitions { partitions } => store.select(partitions.items()),
+        let mut ranges = match selection {
+            Selection::Partitions { partitions } => match store.select(partitions.items()) {
+                Ok(ranges) => ranges,
+                Err(partition) => {
+                    let refusal = Refusal::UnknownPartition { partition };
+                    return self.refuse(connection, request, refusal);
+                }
+            },
+            _ => self
+                .pulled
+                .last_mut()
+                .map(|kept| std::mem::take(&mut kept.ranges))
+                .unwrap_or_default(),
         };
-        let ranges = match ranges {
-            Ok(ranges) => ranges,
-            Err(partition) => {
-                let refusal = Refusal::UnknownPartition { partition };
-                return self.refuse(connection, request, refusal);
-            }
-        };
+        let Some(store) = self.store() else { return };
+        match selection {
+            Selection::All {} => ranges.extend(std::iter::once(0..store.layout().bytes())),
+            Selection::Dense {} => ranges.extend_from_slice(store.layout().dense()),
+            Selection::Partitions { .. } => {}
+        }
         let wait = Wait::Pull { at_least: header.step.0, ranges, form };
         let entry = Entry { wait, ..entry };
         match self.can_pull(&entry) {
             true => self.send_values(entry),
             false => self.park(entry),
+        }
+    }
+
+    /// The answer to a pull is sent: another is made in its memory.
+    pub(crate) fn reuse(&mut self, mut memory: PullMemory) {
+        if self.pulled.len() < PULLS_KEPT {
+            memory.ranges.clear();
+            self.pulled.push(memory);
         }
     }
 
@@ -206,8 +225,9 @@ impl Shard {
         let Wait::Pull { ranges, form, .. } = entry.wait else {
             return;
         };
+        let memory = self.pulled.pop().unwrap_or_default().snapshot;
         let Some(store) = self.store() else { return };
-        let snapshot = store.snapshot(&ranges);
+        let snapshot = store.snapshot_in(&ranges, memory);
         let bytes = |range: &Range<u64>| match form {
             None => range.end - range.start,
             Some(form) => store.layout().encoded_bytes(form, range.clone()),

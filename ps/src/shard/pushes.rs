@@ -24,7 +24,6 @@ impl Shard {
         part: &PushPart,
         form: Option<Form>,
     ) {
-        let sequence = header.sequence;
         let (body, misfit) = match self.body_of(header, part, form) {
             Ok(body) => (body, None),
             Err(refusal) => ((0..0, None), Some(refusal)),
@@ -41,14 +40,38 @@ impl Shard {
             next: part.next,
             deadline: deadline_of(now, header),
         };
-        let Some(conversation) = self.conversations.get_mut(&connection) else {
+        if !self.is_of_use(now, header, part, &incoming) {
             return;
+        }
+        if let Some(refusal) = misfit {
+            return self.refuse_push(now, &incoming, refusal);
+        }
+        let placed = self.place(now, connection, client, header, part, &incoming.range);
+        match placed.and_then(|placed| Ok(placed && self.have_place(&incoming)?)) {
+            Ok(true) => self.receive(now, connection, Receiving::Part(incoming), header),
+            Ok(false) => {}
+            Err(refusal) => self.refuse_push(now, &incoming, refusal),
+        }
+    }
+
+    /// Whether a part is to be taken in; if not, what is due is said of it.
+    pub(super) fn is_of_use(
+        &mut self,
+        now: Instant,
+        header: &Header,
+        part: &PushPart,
+        incoming: &Part,
+    ) -> bool {
+        let (connection, client, sequence) =
+            (incoming.connection, incoming.client, header.sequence);
+        let Some(conversation) = self.conversations.get_mut(&connection) else {
+            return false;
         };
         if conversation.refused == Some((sequence, part.room)) {
             if part.whole.is_some() {
                 conversation.refused = None;
             }
-            return;
+            return false;
         }
         match self.replicas.client(client).window.state(sequence) {
             PushState::Settled { outcome } => {
@@ -56,12 +79,13 @@ impl Shard {
                     self.counters.duplicates.add(1);
                     self.answer_push(connection, incoming.request, outcome, true);
                 }
-                return;
+                return false;
             }
             PushState::TooOld { oldest } => {
                 let (oldest, newest) = (Sequence(oldest), Sequence(u64::MAX));
                 let refusal = Refusal::Window { sequence, oldest, newest };
-                return self.refuse_push(now, &incoming, refusal);
+                self.refuse_push(now, incoming, refusal);
+                return false;
             }
             _ => {}
         }
@@ -70,21 +94,15 @@ impl Shard {
             push.is_some_and(|push| push.whole.is_some())
         });
         if !whole_here && self.comes_too_late(client, header.step, part) {
-            return self.pass_over(now, client, &incoming, part.token);
+            self.pass_over(now, client, incoming, part.token);
+            return false;
         }
-        if let Some(refusal) = misfit {
-            return self.refuse_push(now, &incoming, refusal);
-        }
-        match self.place(now, connection, client, header, part, &incoming.range) {
-            Ok(true) => self.receive(now, connection, Receiving::Part(incoming), header),
-            Ok(false) => {}
-            Err(refusal) => self.refuse_push(now, &incoming, refusal),
-        }
+        true
     }
 
     /// Finds the push a part belongs to, or begins it, and checks the part's place; false if the
     /// part is to be passed over.
-    fn place(
+    pub(super) fn place(
         &mut self,
         now: Instant,
         connection: u64,
@@ -95,12 +113,11 @@ impl Shard {
     ) -> Result<bool, Refusal> {
         let sequence = header.sequence;
         let assigns = matches!(part.operation, Operation::Assign {});
-        let is_ready = self.is_ready();
-        let store = match &self.variables {
-            Variables::Ready(store) => store,
-            Variables::Declared(store) if assigns && !self.is_initializing() => store,
+        match &self.variables {
+            Variables::Ready(_) => {}
+            Variables::Declared(_) if assigns && !self.is_initializing() => {}
             _ => return Err(Refusal::NotInitialized {}),
-        };
+        }
         let Some(inbox) = &mut self.inbox else {
             return Err(Refusal::NotInitialized {});
         };
@@ -141,6 +158,8 @@ impl Shard {
                         .map_or(header.step, |round| header.step.min(GlobalStep(round.step()))),
                     read: part.read,
                     extents: Extents::default(),
+                    lent: Extents::default(),
+                    unseen: false,
                     bytes: 0,
                     whole: None,
                     order: 0,
@@ -149,37 +168,45 @@ impl Shard {
                 inbox.begin(part.room, arrival, now);
             }
         }
-        let push = inbox.arrival(part.room).expect("it has just been found or begun");
-        if !range.is_empty() {
-            let layout = store.layout();
-            push.extents.check(range, layout).map_err(|misplaced| Refusal::Range {
-                offset: range.start,
-                bytes: range.end - range.start,
-                limit: misplaced.limit,
-            })?;
-            let trainable = is_for_trainable(push.operation);
-            let wrong = self
-                .groups
-                .first_touched(layout, range, |_, it| trainable.is_some_and(|t| t != it));
-            if push.operation != part.operation {
-                let tried = Detail::clipped("another operation than those before it");
-                let variable = layout.at(range.start).variable;
-                return Err(Refusal::Operation { variable, tried });
-            }
-            let first = self.groups.first_touched(layout, range, |sparse, _| sparse && !is_ready);
-            if let Some(partition) = first {
-                let tried = Detail::clipped("first values by rows: its initializer has them");
-                return Err(Refusal::Operation { variable: partition.variable, tried });
-            }
-            if let Some(partition) = wrong {
-                let tried = Detail::clipped(match push.operation {
-                    Operation::Gradient {} => "gradients: it is a plain variable",
-                    _ => "assign_add: it is trained by the optimizer",
-                });
-                return Err(Refusal::Operation { variable: partition.variable, tried });
-            }
+        match range.is_empty() {
+            true => Ok(true),
+            false => self.check_place(part, range).map(|()| true),
         }
-        Ok(true)
+    }
+
+    /// Checks where a part of a push that has begun is to lie.
+    pub(super) fn check_place(&self, part: &PushPart, range: &Range<u64>) -> Result<(), Refusal> {
+        let (Some(inbox), Some(store)) = (&self.inbox, self.store()) else {
+            return Err(Refusal::NotInitialized {});
+        };
+        let push = inbox.arrival(part.room).ok_or(Refusal::NoRoom { room: part.room })?;
+        let (layout, is_ready) = (store.layout(), self.is_ready());
+        push.extents.check(range, layout).map_err(|misplaced| Refusal::Range {
+            offset: range.start,
+            bytes: range.end.saturating_sub(range.start),
+            limit: misplaced.limit,
+        })?;
+        let trainable = is_for_trainable(push.operation);
+        let wrong =
+            self.groups.first_touched(layout, range, |_, it| trainable.is_some_and(|t| t != it));
+        if push.operation != part.operation {
+            let tried = Detail::clipped("another operation than those before it");
+            let variable = layout.at(range.start).variable;
+            return Err(Refusal::Operation { variable, tried });
+        }
+        let first = self.groups.first_touched(layout, range, |sparse, _| sparse && !is_ready);
+        if let Some(partition) = first {
+            let tried = Detail::clipped("first values by rows: its initializer has them");
+            return Err(Refusal::Operation { variable: partition.variable, tried });
+        }
+        if let Some(partition) = wrong {
+            let tried = Detail::clipped(match push.operation {
+                Operation::Gradient {} => "gradients: it is a plain variable",
+                _ => "assign_add: it is trained by the optimizer",
+            });
+            return Err(Refusal::Operation { variable: partition.variable, tried });
+        }
+        Ok(())
     }
 
     /// The body of a part has come.
@@ -210,11 +237,26 @@ impl Shard {
         if let Some(inbox) = &mut self.inbox
             && !range.is_empty()
         {
+            // Beside parts that lie in a tray it is applied once it is whole, as those are.
             let first = inbox.arrival(room).is_some_and(|push| push.bytes == 0);
+            let first = first && !inbox.is_lent(room);
             inbox.add(room, range.clone(), now);
             self.apply_on_arrival(room, range, first && part.whole.is_none());
         }
-        let Some(named) = part.whole else { return Ok(()) };
+        match part.whole {
+            None => Ok(()),
+            Some(named) => self.is_whole(now, part, named),
+        }
+    }
+
+    /// All parts of a push are here.
+    pub(super) fn is_whole(
+        &mut self,
+        now: Instant,
+        part: &Part,
+        named: u64,
+    ) -> Result<(), Refusal> {
+        let (client, room) = (part.client, part.room);
         self.check_whole(client, room, named)?;
         let gradient = |push: &Arrival| push.operation == Operation::Gradient {};
         let waits = self.is_synchronous()
@@ -228,6 +270,7 @@ impl Shard {
             );
         }
         match waits {
+            true if self.has_unseen(room) => self.begin_look(room),
             true => self.push_held(now, room),
             false => self.jobs.push_back(Job::push(room)),
         }
@@ -235,7 +278,7 @@ impl Shard {
     }
 
     /// Refuses a push and gives it up: its room goes to others, its other parts are passed over.
-    fn refuse_push(&mut self, now: Instant, part: &Part, refusal: Refusal) {
+    pub(super) fn refuse_push(&mut self, now: Instant, part: &Part, refusal: Refusal) {
         let (room, sequence) = (part.room, part.request.sequence);
         self.counters.pushes_dropped.add(1);
         if let Some(inbox) = &mut self.inbox

@@ -6,6 +6,7 @@
 
 use pushpull_common::ids::{ClientEpoch, GlobalStep, Incarnation, RestoreEpoch, TaskId, TokenId};
 use pushpull_common::protocol::limits::{JOB_BYTES_MAX, TOKENS_PER_CLIENT_MAX};
+use smallvec::SmallVec;
 
 use super::replicas::{CLIENTS_MAX, Client, ClientKey, EPOCH_LIMIT, Presence, Remembered};
 use crate::aggregate::admission::Admitted;
@@ -234,8 +235,8 @@ pub(crate) fn encode_client(
     client: &Client,
     tokens: impl Iterator<Item = Issued>,
     progress: Progress,
-) -> Vec<u64> {
-    let mut words = Vec::with_capacity(CLIENT_WORDS);
+) -> SmallVec<[u64; CLIENT_WORDS]> {
+    let mut words = SmallVec::new();
     words.push(match client.presence {
         Presence::Present => 1,
         Presence::Left => 2,
@@ -249,7 +250,8 @@ pub(crate) fn encode_client(
     for bytes in padded.chunks_exact(8) {
         words.push(u64::from_le_bytes(bytes.try_into().expect("chunks of eight")));
     }
-    let tokens: Vec<Issued> = tokens.take(TOKENS_PER_CLIENT_MAX).collect();
+    let tokens: SmallVec<[Issued; TOKENS_PER_CLIENT_MAX]> =
+        tokens.take(TOKENS_PER_CLIENT_MAX).collect();
     words.push(tokens.len() as u64);
     for issued in tokens {
         words.extend([issued.token.0, issued.generation.into(), issued.step.0]);

@@ -1,12 +1,13 @@
 //! The clients of a shard: epochs, incarnations, leases.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use pushpull_common::ids::{ClientEpoch, Incarnation, TaskId};
 use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::refusal::Detail;
 
+use super::changed::Changed;
 use crate::checkpoint::ClientWindow;
 use crate::dedupe::Window;
 use crate::zoo::{Bug, Zoo};
@@ -68,7 +69,7 @@ pub(crate) struct Replicas {
     by_task: HashMap<TaskId, ClientKey>,
     newest_epoch: u64,
     /// The clients that may have changed since the last commit.
-    changed: BTreeSet<ClientKey>,
+    changed: Changed,
     lease: Duration,
     last_tick: Option<Instant>,
     pause: Option<Duration>,
@@ -90,7 +91,7 @@ impl Replicas {
             clients: Vec::new(),
             by_task: HashMap::new(),
             newest_epoch: epoch_base,
-            changed: BTreeSet::new(),
+            changed: Changed::default(),
             lease,
             last_tick: None,
             pause: None,
@@ -151,9 +152,9 @@ impl Replicas {
         self.newest_epoch = self.newest_epoch.max(epoch);
     }
 
-    /// The clients that may have changed since this was last asked.
-    pub(crate) fn take_changed(&mut self) -> BTreeSet<ClientKey> {
-        std::mem::take(&mut self.changed)
+    /// Puts the clients that may have changed since this was last asked behind others.
+    pub(crate) fn append_changed(&mut self, all: &mut Vec<ClientKey>) {
+        self.changed.append_to(all);
     }
 
     /// Takes a client in: anew, again after a lost connection, or in place of an older self.

@@ -5,6 +5,7 @@ use std::ops::Range;
 use pushpull_common::catalogue::Partition;
 use pushpull_common::protocol::message::Operation;
 use pushpull_common::tensor::DType;
+use smallvec::SmallVec;
 
 use super::mean::{self, Mean};
 use super::staleness::TILE_BYTES;
@@ -134,7 +135,7 @@ impl RowWork {
         let all = self.touched.iter().filter(|touched| matches!(touched.rows, Which::All));
         let all = all
             .map(|Touched { partition, .. }| partition.offset..partition.offset + partition.bytes);
-        let whole: Vec<Range<u64>> = dense.iter().cloned().chain(all).collect();
+        let whole: SmallVec<[Range<u64>; 8]> = dense.iter().cloned().chain(all).collect();
         let rows = self.touched.iter().filter_map(|Touched { partition, rows }| match rows {
             Which::Pushed(rows) => Some((partition, &rows[..])),
             _ => None,

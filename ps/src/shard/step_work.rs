@@ -4,14 +4,14 @@ use std::ops::Range;
 
 use pushpull_common::protocol::message::Operation;
 
-use super::mean::mean;
+use super::mean::Sum;
 use super::passes::Passes;
 use super::rows::{RowChange, RowWork};
 use super::staleness::TILE_BYTES;
 use super::work::budget_of;
 use super::{Shard, Variables};
 use crate::aggregate::round::Round;
-use crate::inbox::Extents;
+use crate::inbox::{Extents, Source};
 use crate::optimizer::ApplyAt;
 use crate::store::NoSpareBlock;
 use crate::zoo::Bug;
@@ -47,8 +47,26 @@ impl StepJob {
 /// What one push gives to a step.
 struct Share<'a> {
     ranges: &'a [Range<u64>],
-    bytes: &'a [u8],
+    source: Source<'a>,
     factor: f64,
+}
+
+impl Share<'_> {
+    /// Whether it has the variable whose values start here.
+    fn has(&self, start: u64) -> bool {
+        let next = self.ranges.partition_point(|held| held.end <= start);
+        self.ranges.get(next).is_some_and(|held| held.contains(&start))
+    }
+
+    /// Adds what it has of a range.
+    fn add_to(&self, sum: &mut Sum<'_>, range: &Range<u64>, copy: &mut Vec<u64>) {
+        let mut start = range.start;
+        while let Some(piece) = self.source.piece(start..range.end, copy) {
+            sum.add((start - range.start) as usize, piece.bytes, self.factor);
+            start = piece.end;
+        }
+        sum.next();
+    }
 }
 
 impl Shard {
@@ -65,7 +83,7 @@ impl Shard {
             .zip(&job.factors)
             .filter_map(|(&room, &factor)| {
                 let ranges = inbox.arrival(room)?.extents.ranges();
-                Some(Share { ranges, bytes: inbox.bytes(room, 0..store.layout().bytes())?, factor })
+                Some(Share { ranges, source: inbox.source(room)?, factor })
             })
             .collect();
         let (operation, rules) = (Operation::Gradient {}, &self.rules);
@@ -87,7 +105,6 @@ impl Shard {
         }
         let at = ApplyAt::new(self.gradients + 1, step);
         let mut budget = budget_of(store);
-        let mut gradients: Vec<(&[u8], f64)> = Vec::with_capacity(rooms.len());
         loop {
             if job.done_to >= store.layout().bytes() {
                 match job.passes.next() {
@@ -119,23 +136,20 @@ impl Shard {
                 }
             }
             let range = start..end;
-            gradients.clear();
-            for Share { ranges, bytes, factor } in &pushes {
-                let next = ranges.partition_point(|held| held.end <= start);
-                if ranges.get(next).is_some_and(|held| held.contains(&start)) {
-                    gradients.push((&bytes[range.start as usize..range.end as usize], *factor));
-                }
-            }
-            if !range.is_empty() && !gradients.is_empty() {
+            let having = || pushes.iter().filter(|push| push.has(start));
+            let gradients = having().count();
+            if !range.is_empty() && gradients > 0 {
                 let count = match self.config.rule() {
                     Some(rule) if self.config.zoo.has(Bug::MeanOfAll) => rule.aggregate,
-                    _ => gradients.len() as u32,
+                    _ => gradients as u32,
                 };
-                let mean = mean(partition.dtype, &gradients, count, &mut self.tile);
+                let bytes = (range.end - range.start) as usize;
+                let mut sum = Sum::new(partition.dtype, bytes, &mut self.tile);
+                having().for_each(|push| push.add_to(&mut sum, &range, &mut self.lent_tile));
                 let how = (rules, operation, at);
-                job.passes.take(store, how, &partition, range.clone(), mean)?;
+                job.passes.take(store, how, &partition, range.clone(), sum.over(count))?;
             }
-            let read = (range.end - range.start) * gradients.len().max(1) as u64;
+            let read = (range.end - range.start) * gradients.max(1) as u64;
             budget = budget.saturating_sub(read.next_multiple_of(8).max(8));
             job.done_to = end;
         }

@@ -60,7 +60,9 @@ impl Shard {
                 .inbox
                 .iter()
                 .flat_map(|inbox| tokens.iter().filter_map(|token| inbox.whole_room_of(token.0)));
-            self.jobs.extend(rooms.map(Job::measure));
+            for room in rooms.collect::<Vec<u32>>() {
+                self.begin_measure(room);
+            }
         }
         let measured = self.config.clip_by_global_norm.is_none();
         let own = self.index_of(self.id);
@@ -85,7 +87,7 @@ impl Shard {
         }
         let squares = self.squares_of(room);
         if squares.is_none() {
-            self.jobs.push_back(Job::measure(room));
+            self.begin_measure(room);
         }
         let own = self.index_of(self.id);
         let passed = self.round.as_ref().is_some_and(|round| step.0 < round.step());

@@ -5,8 +5,9 @@ use std::time::Instant;
 use pushpull_common::catalogue::Partition;
 use pushpull_common::ids::RestoreEpoch;
 use pushpull_common::protocol::message::{Operation, PushAnswer};
-use pushpull_common::protocol::{Envelope, Outcome};
+use pushpull_common::protocol::{Envelope, Outcome, Refusal};
 
+use super::checks::Looker;
 use super::measuring::MeasureJob;
 use super::passes::Passes;
 use super::record::RESTORED_LIMIT;
@@ -14,6 +15,7 @@ use super::replicas::{ClientKey, Presence};
 use super::rows::{RowChange, RowWork};
 use super::staleness::Treatment;
 use super::step_work::StepJob;
+use super::trays::{Look, LookJob};
 use super::{Shard, Variables};
 use crate::inbox::{Arrival, Extents};
 use crate::optimizer::{ApplyAt, VariableRules};
@@ -34,6 +36,8 @@ pub(super) enum Job {
     Push(PushJob),
     /// Applies a synchronous step.
     Step(StepJob),
+    /// Looks at what a gradient that waits for its step has in a tray.
+    Look(LookJob),
     /// Adds up the squares of a gradient that waits for its step.
     Measure(MeasureJob),
     /// Computes the initial values.
@@ -54,6 +58,11 @@ pub(super) struct PushJob {
     done_to: u64,
     /// Behind that.
     rows: RowWork,
+    /// What of it lies in a tray, if that is looked at before it has begun; whether it has been; and
+    /// why it is not applied, if it is not.
+    look: Look,
+    is_seen: bool,
+    refusal: Option<Refusal>,
 }
 
 #[derive(Debug)]
@@ -81,6 +90,9 @@ impl Job {
             extent: 0,
             done_to: 0,
             rows: RowWork::default(),
+            look: Look::default(),
+            is_seen: false,
+            refusal: None,
         })
     }
 
@@ -89,9 +101,14 @@ impl Job {
         Job::Initialize(InitializeJob { connection, request, epoch, begun, partition, done })
     }
 
-    /// Of the gradient in this room.
-    pub(super) fn measure(room: u32) -> Job {
-        Job::Measure(MeasureJob::new(room))
+    /// Of the gradient in this room, which came whole as this one of all.
+    pub(super) fn measure(room: u32, order: u64) -> Job {
+        Job::Measure(MeasureJob::new(room, order))
+    }
+
+    /// The same.
+    pub(super) fn look(room: u32, order: u64) -> Job {
+        Job::Look(LookJob::new(room, order))
     }
 
     /// The step that is made of the pushes in these rooms, in this order, each times its factor.
@@ -114,8 +131,8 @@ impl Job {
         match self {
             Job::Push(job) => job.begun,
             Job::Step(job) => job.has_begun(),
-            // It changes nothing.
-            Job::Measure(_) => false,
+            // They change nothing.
+            Job::Look(_) | Job::Measure(_) => false,
             Job::Initialize(job) => job.begun,
         }
     }
@@ -155,6 +172,7 @@ impl Shard {
         let result = match &mut job {
             Job::Push(push) => self.work_on_push(push),
             Job::Step(step) => self.work_on_step(step),
+            Job::Look(look) => Ok(self.work_on_look(look)),
             Job::Measure(measure) => Ok(self.work_on_measure(measure)),
             Job::Initialize(initialize) => Ok(self.work_on_initialize(initialize)),
         };
@@ -172,8 +190,12 @@ impl Shard {
             Ok(false) => self.jobs.push_front(job),
             Ok(true) => {
                 match job {
+                    Job::Push(PushJob { room, refusal: Some(refusal), .. }) => {
+                        self.refuse_whole(now, room, refusal);
+                    }
                     Job::Push(push) => self.push_applied(now, push),
                     Job::Step(step) => self.step_applied(now, &step.rooms),
+                    Job::Look(look) => self.looked(now, look),
                     Job::Measure(measure) => self.measured(now, &measure),
                     Job::Initialize(job) => {
                         self.initialized(job.connection, job.request, job.epoch)
@@ -197,6 +219,16 @@ impl Shard {
 
     /// A slice of an update; whether it is done.
     fn work_on_push(&mut self, job: &mut PushJob) -> Result<bool, NoSpareBlock> {
+        if !job.begun && !job.is_seen && self.is_looked_at_first(job.room) {
+            match self.look_at_lent(job.room, &mut job.look) {
+                Ok(false) => return Ok(false),
+                Ok(true) => job.is_seen = true,
+                Err(refusal) => {
+                    job.refusal = Some(refusal);
+                    return Ok(true);
+                }
+            }
+        }
         if !job.begun {
             // Applied as it came, and nothing was committed since: there is nothing left to do.
             if let Some(draft) = self.draft.take().filter(|draft| draft.room == job.room) {
@@ -211,9 +243,10 @@ impl Shard {
         let (Variables::Declared(store) | Variables::Ready(store)) = &mut self.variables else {
             return Ok(true);
         };
-        let Some(push) = inbox.arrival(job.room) else {
+        let (Some(push), Some(source)) = (inbox.arrival(job.room), inbox.source(job.room)) else {
             return Ok(true);
         };
+        let looker = Looker { policy: self.config.non_finite, counters: &self.counters };
         let (rooms, rules) = ([job.room], &self.rules);
         let known = self.owner.as_ref().map(|owner| owner.step().0);
         if !job.begun {
@@ -263,11 +296,19 @@ impl Shard {
                 }
                 let start = job.done_to.max(group.range.start);
                 let end = group.range.end.min(extent.end).min(start.saturating_add(budget));
-                let range = start..end;
-                if let Some(bytes) = inbox.bytes(job.room, range.clone())
-                    && !range.is_empty()
-                {
-                    let (range, dtype) = (range.clone(), group.dtype);
+                let mut range = start..end;
+                if let Some(piece) = source.piece(range.clone(), &mut self.lent_tile) {
+                    range.end = piece.end;
+                    let (range, dtype, bytes) = (range.clone(), group.dtype, piece.bytes);
+                    if piece.is_lent
+                        && !job.is_seen
+                        && job.passes.changes()
+                        && let Err(refusal) = looker.at(store.layout(), dtype, &range, bytes)
+                    {
+                        store.discard();
+                        job.refusal = Some(refusal);
+                        return Ok(true);
+                    }
                     let take = |store: &mut Store, range, bytes: &[u8]| {
                         job.passes.take(store, how, &partition, range, bytes)
                     };

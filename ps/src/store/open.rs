@@ -116,7 +116,7 @@ impl Store {
         let streams = 1 + geometry.slots;
         let past_cache = layout.bytes().saturating_mul(streams as u64) > cached_bytes_max;
         let (tables, undone) = (Vec::new(), Vec::new());
-        let (in_place, tables_in_place, tile) = (None, false, Tile::default());
+        let (in_place, tables_in_place, tile) = (false, false, Tile::default());
         Store {
             catalogue,
             layout,
@@ -126,6 +126,8 @@ impl Store {
             undo,
             tables,
             in_place,
+            touched: Vec::new(),
+            moved: Vec::new(),
             tables_in_place,
             undone,
             tile,

@@ -194,7 +194,14 @@ impl Pool {
 
     /// Pins the homes of these places.
     pub(crate) fn pin(&self, places: impl Iterator<Item = u32>) -> Pins {
-        self.blocks.pin(places.map(|place| self.homes[place as usize]).collect())
+        self.pin_in(places, Vec::new())
+    }
+
+    /// The same, listed in memory that there is already; what is in it is forgotten.
+    pub(crate) fn pin_in(&self, places: impl Iterator<Item = u32>, mut memory: Vec<u32>) -> Pins {
+        memory.clear();
+        memory.extend(places.map(|place| self.homes[place as usize]));
+        self.blocks.pin(memory)
     }
 
     /// Asserts the invariants; for tests and the simulator.

@@ -1,6 +1,5 @@
 //! What a pull reads: values of one version, pinned.
 
-use std::io::IoSlice;
 use std::ops::Range;
 
 use pushpull_common::catalogue::Partition;
@@ -17,13 +16,19 @@ const AHEAD: usize = 8;
 impl Store {
     /// Pins the values of these ranges, in bytes of the shard's variables, as they are now.
     pub(crate) fn snapshot(&self, ranges: &[Range<u64>]) -> Snapshot {
-        let mut logical = Vec::new();
+        self.snapshot_in(ranges, SnapshotMemory::default())
+    }
+
+    /// The same in the memory of one that is gone.
+    pub(crate) fn snapshot_in(&self, ranges: &[Range<u64>], memory: SnapshotMemory) -> Snapshot {
+        let SnapshotMemory { mut logical, pinned } = memory;
+        logical.clear();
         for range in ranges.iter().filter(|range| !range.is_empty()) {
             let places = self.places_of(range);
             let next = logical.last().map_or(0, |&place: &u32| place + 1);
             logical.extend((places.start as u32).max(next)..places.end as u32);
         }
-        let pins = self.values.pin(logical.iter().copied());
+        let pins = self.values.pin_in(logical.iter().copied(), pinned);
         Snapshot { pins, logical, block_bytes: self.geometry.block_bytes }
     }
 
@@ -98,22 +103,34 @@ pub(crate) struct Snapshot {
     block_bytes: usize,
 }
 
+/// What a snapshot lists its blocks in.
+#[derive(Debug, Default)]
+pub(crate) struct SnapshotMemory {
+    logical: Vec<u32>,
+    pinned: Vec<u32>,
+}
+
 impl Snapshot {
-    /// Appends the bytes of a range that was asked for, as slices in order.
-    pub(crate) fn slices<'a>(&'a self, range: Range<u64>, out: &mut Vec<IoSlice<'a>>) {
+    /// The bytes of a range that was asked for, in pieces in order.
+    pub(crate) fn pieces(&self, range: Range<u64>) -> impl Iterator<Item = &[u8]> {
         let block_bytes = self.block_bytes;
         let (mut start, end) = (range.start as usize, range.end as usize);
-        if start == end {
-            return;
-        }
         let (first, _) = place_of(start, block_bytes);
         let mut index = self.logical.partition_point(|&block| (block as usize) < first);
-        while start < end {
+        std::iter::from_fn(move || {
+            if start >= end {
+                return None;
+            }
             let base = self.logical[index] as usize * block_bytes;
             let stop = end.min(base + block_bytes);
-            out.push(IoSlice::new(&self.pins.read(index)[start - base..stop - base]));
-            start = stop;
-            index += 1;
-        }
+            let piece = &self.pins.read(index)[start - base..stop - base];
+            (start, index) = (stop, index + 1);
+            Some(piece)
+        })
+    }
+
+    /// Lets the values go; what they were listed in, for others.
+    pub(crate) fn into_memory(self) -> SnapshotMemory {
+        SnapshotMemory { logical: self.logical, pinned: self.pins.into_memory() }
     }
 }

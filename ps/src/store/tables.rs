@@ -63,7 +63,7 @@ impl Store {
         let fits = |need| need <= self.geometry.undo_bytes && self.undo.has_room(need);
         let in_place = !self.power && need.is_some_and(fits);
         if in_place {
-            if self.in_place.is_none() {
+            if !self.in_place {
                 self.undo.begin(version);
             }
             self.tables_in_place = true;

@@ -94,9 +94,8 @@ impl Rig {
 }
 
 fn read(snapshot: &Snapshot, range: Range<u64>) -> Vec<f32> {
-    let mut slices = Vec::new();
-    snapshot.slices(range, &mut slices);
-    slices.iter().flat_map(|slice| bytemuck::cast_slice::<u8, f32>(slice).to_vec()).collect()
+    let pieces = snapshot.pieces(range);
+    pieces.flat_map(|piece| bytemuck::cast_slice::<u8, f32>(piece).to_vec()).collect()
 }
 
 #[test]
@@ -452,7 +451,7 @@ proptest! {
         for (place, within) in store.pieces_of(&range) {
             store.keep(place, within, rule.slots().len());
         }
-        store.in_place = Some(Vec::new());
+        store.in_place = true;
         let input = vec![0; rows.len() * partition.row_bytes() as usize];
         let change = gradient_of(&*rule, ApplyAt::new(1, 0));
         store.change_rows(change, &partition, &rows, &input).unwrap();

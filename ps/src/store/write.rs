@@ -39,16 +39,18 @@ impl Store {
         if bytes.saturating_mul(streams as u64) > self.geometry.undo_bytes as u64 {
             return false;
         }
-        let mut touched = Vec::new();
+        let mut touched = std::mem::take(&mut self.touched);
+        touched.clear();
         let need = self.need_of(ranges, rows, &mut touched);
         touched.sort_unstable();
         touched.dedup();
-        let worth_it = bytes * 8 < (touched.len() * self.geometry.block_bytes) as u64;
-        let is_read = |place: usize| {
+        self.touched = touched;
+        let worth_it = bytes * 8 < (self.touched.len() * self.geometry.block_bytes) as u64;
+        let is_read = |&place: &usize| {
             let slots = self.slots.as_ref().is_some_and(|slots| slots.home_is_pinned(place));
             slots || self.values.home_is_pinned(place)
         };
-        if !worth_it || !self.undo.has_room(need) || touched.iter().any(|&place| is_read(place)) {
+        if !worth_it || !self.undo.has_room(need) || self.touched.iter().any(is_read) {
             return false;
         }
         // Whoever reads in another process may be reading anything.
@@ -59,7 +61,7 @@ impl Store {
         for range in ranges {
             self.pieces_of(range).for_each(|(place, within)| self.keep(place, within, streams - 1));
         }
-        self.in_place = Some(touched);
+        self.in_place = true;
         true
     }
 

@@ -22,12 +22,12 @@ use crate::shard::work::Work;
 use crate::shard::{Shard, Way};
 
 /// Eighty blocks.
-const LARGE: usize = 80 << 14;
+pub(super) const LARGE: usize = 80 << 14;
 
-const NEAR: Way = Way::Unix { same_user: true };
+pub(super) const NEAR: Way = Way::Unix { same_user: true };
 
 /// A world whose only shard has its files in this place.
-fn at(
+pub(super) fn at(
     place: Place,
     variables: Vec<VariableSpec>,
     configure: impl Fn(PsConfig) -> PsConfig,
@@ -38,8 +38,22 @@ fn at(
     world
 }
 
+/// A world whose shards have what they keep in memory that can be lent.
+pub(super) fn lendable(
+    variables: Vec<VariableSpec>,
+    configure: impl Fn(PsConfig) -> PsConfig,
+) -> World {
+    let mut world = World::bare(variables, Sgd::new(1.0), configure);
+    for shard in 0..world.shards.len() {
+        let life = Life { arena: 2, ..LIFE };
+        let opened = Shard::open(world.parts(shard), Place::Lendable, life, world.now);
+        world.shards[shard] = opened.unwrap();
+    }
+    world
+}
+
 /// The same in memory that can be lent, with values; and its chief's line.
-fn near(
+pub(super) fn near(
     variables: Vec<VariableSpec>,
     configure: impl Fn(PsConfig) -> PsConfig,
 ) -> (World, Line, Line) {
@@ -49,7 +63,7 @@ fn near(
     (world, chief, line)
 }
 
-fn large(pin_bytes: u64) -> (World, Line, Line) {
+pub(super) fn large(pin_bytes: u64) -> (World, Line, Line) {
     let w = VariableSpec::f32("w", [LARGE as u64]).unwrap();
     near(vec![w], |config| config.pin_bytes_max(pin_bytes))
 }
@@ -123,7 +137,7 @@ fn push_small(world: &mut World, line: Line, sequence: u64) {
     world.push_answer(line, &push, &[(0, &bytes_of(&[1_f32, 2.0, 3.0]))]);
 }
 
-fn all_are(bytes: &[u8], value: f32) {
+pub(super) fn all_are(bytes: &[u8], value: f32) {
     assert_eq!(bytes.len(), 4 * LARGE);
     assert!(f32s(bytes).iter().all(|&found| found == value), "all are {value}");
 }

@@ -40,6 +40,8 @@ mod stepping;
 mod synchronous;
 mod talk;
 mod tokens;
+mod trays;
+mod trays_synchronous;
 mod world;
 #[cfg(feature = "zoo")]
 mod zoo;

@@ -44,11 +44,15 @@ impl Cluster {
         let configure = |config: PsConfig| {
             configure(config.shards(shards).mode(mode).lease(LEASE).inbox_pushes(1))
         };
-        let (world, lines) = World::ready(variables(), Sgd::new(1.0), configure);
+        Cluster::of(World::bare(variables(), Sgd::new(1.0), configure), mode)
+    }
+
+    /// The shards of this world, with nothing declared.
+    pub(super) fn of(mut world: World, mode: Mode) -> Cluster {
+        let (shards, lines) = (world.shards.len(), world.begin());
         let first = Replica { peer: chief(), lines, sequence: 0, newest: 0 };
-        let mut cluster =
-            Cluster { world, links: vec![None; shards.into()], replicas: vec![first] };
-        (1..usize::from(shards)).for_each(|shard| cluster.link(shard));
+        let mut cluster = Cluster { world, links: vec![None; shards], replicas: vec![first] };
+        (1..shards).for_each(|shard| cluster.link(shard));
         let Mode::Synchronous { total_num_replicas, .. } = mode else { unreachable!() };
         (1..total_num_replicas).for_each(|task| cluster.add(task));
         cluster.settle();
@@ -151,7 +155,7 @@ impl Cluster {
     }
 
     /// Asks for a token; `None` if that waits.
-    fn try_token(&mut self, replica: usize) -> Result<Option<Grant>, Message> {
+    pub(super) fn try_token(&mut self, replica: usize) -> Result<Option<Grant>, Message> {
         let newest = TokenId(self.replicas[replica].newest);
         let line = self.replicas[replica].lines[0];
         let request = self.world.say(line, message::TokenRequest { newest }.into());
@@ -243,7 +247,8 @@ impl Cluster {
 
 pub(super) const ACCEPTED: fn(u64) -> Option<Outcome> =
     |step| Some(Outcome::Accepted { step: step.into() });
-const STALE: fn(u64) -> Option<Outcome> = |step| Some(Outcome::Stale { current: step.into() });
+pub(super) const STALE: fn(u64) -> Option<Outcome> =
+    |step| Some(Outcome::Stale { current: step.into() });
 
 #[test]
 fn a_step_is_the_mean_of_its_gradients_on_every_shard() {

@@ -1,0 +1,275 @@
+//! Trays: rooms that clients of the same host fill by themselves, in memory that each of them is lent.
+//!
+//! A client may write to its tray at any time. So nothing of it is borrowed: what is looked at, measured
+//! or applied is copied out piece by piece, and is only ever values. What says where something goes,
+//! as the numbers of rows do, comes over the connection into memory of the room's own, which there
+//! is once something comes so.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use pushpull_common::protocol::limits::LENT_ROOMS_MAX;
+
+use super::{Inbox, Room};
+use crate::arena::{Budget, LentBytes, Loan, Memory};
+use crate::error::StorageError;
+use crate::shard::replicas::ClientKey;
+
+/// What is copied out of a tray at a time, at most: small enough to stay in the cache while it is used,
+/// and a whole block of values where those have their usual size, as a block is changed best at once.
+const PIECE_BYTES: u64 = 64 << 10;
+
+/// The rooms that one client is lent.
+///
+/// Invariants: there is a room that is there. While it is lent, all are, and are its client's; then
+/// only those are whose push is whole.
+#[derive(Debug)]
+pub(super) struct Tray {
+    /// Whose it is, until its connection ends.
+    lent_to: Option<ClientKey>,
+    memory: LentBytes,
+    rooms: [Option<LentRoom>; LENT_ROOMS_MAX],
+    _loan: Loan,
+}
+
+#[derive(Debug)]
+pub(super) struct LentRoom {
+    room: Room,
+    /// For what comes over the connection.
+    own: Option<(Memory, Loan)>,
+}
+
+impl LentRoom {
+    pub(super) fn own_bytes(&self) -> Option<&[u8]> {
+        self.own.as_ref().map(|(memory, _)| memory.bytes())
+    }
+
+    pub(super) fn own_bytes_mut(&mut self) -> Option<&mut [u8]> {
+        self.own.as_mut().map(|(memory, _)| memory.bytes_mut())
+    }
+
+    fn is_whole(&self) -> bool {
+        self.room.arrival.as_ref().is_some_and(|push| push.whole.is_some())
+    }
+}
+
+impl Tray {
+    pub(super) fn rooms(&self) -> impl Iterator<Item = &Room> {
+        self.rooms.iter().flatten().map(|lent| &lent.room)
+    }
+
+    pub(super) fn rooms_mut(&mut self) -> impl Iterator<Item = &mut Room> {
+        self.rooms.iter_mut().flatten().map(|lent| &mut lent.room)
+    }
+}
+
+impl Inbox {
+    /// The bytes of a tray, and from the start of one of its rooms to that of the next.
+    pub(crate) fn tray_bytes(&self) -> (u64, u64) {
+        let stride = self.lent_stride as u64;
+        (stride.saturating_mul(LENT_ROOMS_MAX as u64), stride)
+    }
+
+    /// How many trays there are, with those whose clients are gone and have left whole pushes.
+    pub(crate) fn trays(&self) -> usize {
+        self.trays.len()
+    }
+
+    /// Whether a client has a tray.
+    pub(crate) fn has_tray(&self, client: ClientKey) -> bool {
+        self.trays.iter().any(|tray| tray.lent_to == Some(client))
+    }
+
+    /// Lends a client a tray in this memory, of as many bytes as [`Inbox::tray_bytes`] says; the numbers
+    /// of its rooms.
+    pub(crate) fn lend_tray(
+        &mut self,
+        client: ClientKey,
+        (memory, loan): (LentBytes, Loan),
+        now: Instant,
+    ) -> Vec<u32> {
+        let mut tray = Tray { lent_to: Some(client), memory, rooms: [None, None], _loan: loan };
+        let mut numbers = Vec::new();
+        for slot in &mut tray.rooms {
+            let number = self.next_number;
+            let (holder, asked, arrival) = (Some(client), true, None);
+            let room = Room { number, holder, asked, touched: now, arrival };
+            *slot = Some(LentRoom { room, own: None });
+            numbers.push(number);
+            self.next_number = number.wrapping_add(1);
+            self.skip_taken_numbers();
+        }
+        self.trays.push(tray);
+        numbers
+    }
+
+    /// The client's connection has ended: its tray goes, but for what lies whole there.
+    pub(super) fn end_tray(&mut self, client: ClientKey) {
+        for tray in self.trays.iter_mut().filter(|tray| tray.lent_to == Some(client)) {
+            tray.lent_to = None;
+            for slot in &mut tray.rooms {
+                if slot.as_ref().is_some_and(|lent| !lent.is_whole()) {
+                    *slot = None;
+                }
+            }
+        }
+        self.trays.retain(|tray| tray.rooms().next().is_some());
+    }
+
+    /// Whether a room is one of a tray.
+    pub(crate) fn is_lent(&self, number: u32) -> bool {
+        self.lent_room(number).is_some()
+    }
+
+    /// Makes sure that what comes of a push over the connection has a place. Costs nothing for a room that
+    /// is none of a tray.
+    pub(crate) fn have_own(&mut self, number: u32, budget: &Budget) -> Result<(), StorageError> {
+        let bytes = self.stride;
+        if let Some(lent) = self.lent_room_mut(number).filter(|lent| lent.own.is_none()) {
+            let loan = budget.take(bytes as u64)?;
+            let memory = Memory::anonymous(bytes).map_err(|source| {
+                let path = "memory for parts of a push".into();
+                StorageError::Io { doing: "map", path, source }
+            })?;
+            lent.own = Some((memory, loan));
+        }
+        Ok(())
+    }
+
+    /// These bytes of the push in a room lie in the tray.
+    pub(crate) fn add_lent(&mut self, number: u32, part: Range<u64>, now: Instant) {
+        self.add(number, part.clone(), now);
+        if let Some(push) = self.room_mut(number).and_then(|room| room.arrival.as_mut()) {
+            push.lent.add(part);
+        }
+    }
+
+    /// What lies in the tray is to be looked at, or has been; false if it is no longer there.
+    pub(crate) fn set_unseen(&mut self, number: u32, order: u64, unseen: bool) -> bool {
+        let push = self.room_mut(number).and_then(|room| room.arrival.as_mut());
+        let push = push.filter(|push| push.order == order);
+        push.map(|push| push.unseen = unseen).is_some()
+    }
+
+    /// Where the values of the push in a room are read.
+    pub(crate) fn source(&self, number: u32) -> Option<Source<'_>> {
+        let lends = |tray: &Tray| tray.rooms().any(|room| room.number == number);
+        let Some(tray) = self.trays.iter().find(|tray| lends(tray)) else {
+            return Some(Source { own: self.bytes(number, 0..self.stride as u64)?, lent: None });
+        };
+        let mut rooms = tray.rooms.iter().enumerate();
+        let (place, room) = rooms.find_map(|(place, slot)| {
+            let lent = slot.as_ref().filter(|lent| lent.room.number == number)?;
+            Some((place, lent))
+        })?;
+        let ranges = room.room.arrival.as_ref()?.lent.ranges();
+        let start = place * self.lent_stride;
+        let lent = Some(LentPart { memory: &tray.memory, start, ranges });
+        Some(Source { own: room.own_bytes().unwrap_or_default(), lent })
+    }
+
+    pub(super) fn lent_room(&self, number: u32) -> Option<&LentRoom> {
+        let mut rooms = self.trays.iter().flat_map(|tray| tray.rooms.iter().flatten());
+        rooms.find(|lent| lent.room.number == number)
+    }
+
+    pub(super) fn lent_room_mut(&mut self, number: u32) -> Option<&mut LentRoom> {
+        let mut rooms = self.trays.iter_mut().flat_map(|tray| tray.rooms.iter_mut().flatten());
+        rooms.find(|lent| lent.room.number == number)
+    }
+
+    /// A room of a tray is done with its push.
+    pub(super) fn release_lent(&mut self, number: u32) {
+        let Some(room) = self.lent_room_mut(number) else { return };
+        room.room.arrival = None;
+        for tray in self.trays.iter_mut().filter(|tray| tray.lent_to.is_none()) {
+            tray.rooms.iter_mut().for_each(|slot| {
+                _ = slot.take_if(|lent| lent.room.number == number);
+            });
+        }
+        self.trays.retain(|tray| tray.rooms().next().is_some());
+    }
+
+    /// Asserts the invariants of trays.
+    #[cfg(any(test, fuzzing, feature = "simulation"))]
+    pub(super) fn check_trays(&self) {
+        for tray in &self.trays {
+            let rooms = || tray.rooms.iter().flatten();
+            assert!(rooms().next().is_some(), "a tray is kept for something");
+            match tray.lent_to {
+                Some(client) => {
+                    assert_eq!(rooms().count(), LENT_ROOMS_MAX, "a tray is lent whole");
+                    assert!(tray.rooms().all(|room| room.holder == Some(client)), "to one client");
+                }
+                None => assert!(rooms().all(LentRoom::is_whole), "what nobody fills goes"),
+            }
+            for push in tray.rooms().filter_map(|room| room.arrival.as_ref()) {
+                let of =
+                    |ranges: &[Range<u64>]| ranges.iter().map(|r| r.end - r.start).sum::<u64>();
+                let within = push.lent.ranges().iter();
+                let held =
+                    within.map(|range| push.extents.bytes_within(range.clone())).sum::<u64>();
+                assert_eq!(held, of(push.lent.ranges()), "what is lent is of the push");
+            }
+        }
+    }
+}
+
+/// Where the values of one push are read: in its room, or what of them is lent in the tray.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Source<'a> {
+    own: &'a [u8],
+    lent: Option<LentPart<'a>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct LentPart<'a> {
+    memory: &'a LentBytes,
+    /// Where its room starts there.
+    start: usize,
+    ranges: &'a [Range<u64>],
+}
+
+/// Values of a push.
+#[derive(Debug)]
+pub(crate) struct Piece<'a> {
+    pub(crate) bytes: &'a [u8],
+    /// Where they end.
+    pub(crate) end: u64,
+    pub(crate) is_lent: bool,
+}
+
+impl<'a> Source<'a> {
+    /// The first values of a range of the push that lie in one place, as many as can be had at once; what
+    /// is lent is copied, aligned for every type if the range is. Nothing if the range is empty, or
+    /// is not of this push.
+    pub(crate) fn piece<'b>(&self, range: Range<u64>, copy: &'b mut Vec<u64>) -> Option<Piece<'b>>
+    where
+        'a: 'b,
+    {
+        if range.is_empty() {
+            return None;
+        }
+        let next = self.lent.and_then(|lent| {
+            let next = lent.ranges.partition_point(|held| held.end <= range.start);
+            Some((lent, lent.ranges.get(next)?)).filter(|(_, held)| held.start < range.end)
+        });
+        match next {
+            Some((lent, held)) if held.start <= range.start => {
+                // Pieces end where blocks of values do.
+                let block = (range.start / PIECE_BYTES + 1) * PIECE_BYTES;
+                let end = range.end.min(held.end).min(block);
+                let bytes = (end - range.start) as usize;
+                copy.resize(copy.len().max(bytes.div_ceil(8)), 0);
+                let bytes = &mut bytemuck::cast_slice_mut(copy)[..bytes];
+                lent.memory.copy(lent.start + range.start as usize, bytes);
+                Some(Piece { bytes, end, is_lent: true })
+            }
+            next => {
+                let end = next.map_or(range.end, |(_, held)| held.start.min(range.end));
+                let bytes = self.own.get(range.start as usize..end as usize)?;
+                Some(Piece { bytes, end, is_lent: false })
+            }
+        }
+    }
+}

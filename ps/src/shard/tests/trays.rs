@@ -1,0 +1,573 @@
+//! Trays: what lies there is pushed by naming it, refused as what is sent, and gone with its client.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+use pushpull_common::ids::{ClientEpoch, Sequence, VariableId};
+use pushpull_common::protocol::limits::{LENDS_MAX, PUSH_LENT_RANGES_MAX, TRAYS_MAX};
+use pushpull_common::protocol::message::{
+    self, Lend, LendTray, LentTray, Operation, PushLent, Role, Stretch,
+};
+use pushpull_common::protocol::wire::List;
+use pushpull_common::protocol::{Envelope, Message, Outcome, PushState, Refusal};
+use pushpull_common::variable::VariableSpec;
+
+use super::lending::{LARGE, NEAR, all_are, at, large, near};
+use super::peers::{Peer, Push, bytes_of, f32s, f64s, index_of, variables, worker};
+use super::synchronous::synchronous;
+use super::world::{Line, World};
+use crate::arena::Place;
+use crate::config::{NonFinite, PsConfig, Storage};
+use crate::optimizer::{Lamb, Sgd};
+use crate::shard::Way;
+
+/// A tray that somebody has been lent.
+pub(super) struct Tray {
+    file: File,
+    pub(super) lent: LentTray,
+}
+
+impl Tray {
+    pub(super) fn new(world: &mut World, line: Line) -> Tray {
+        let answer = world.ask(line, LendTray {}.into());
+        let Message::LentTray(lent) = answer else { panic!("not a tray but {answer:?}") };
+        let mut descriptors = world.lent.remove(&line).expect("a descriptor");
+        assert_eq!((descriptors.len(), lent.rooms.items().len()), (1, 2));
+        let file = File::from(descriptors.remove(0));
+        assert_eq!(file.metadata().unwrap().len(), lent.bytes);
+        assert!(lent.first + 2 * lent.stride <= lent.bytes);
+        Tray { file, lent }
+    }
+
+    pub(super) fn room(&self, place: usize) -> u32 {
+        self.lent.rooms.items()[place]
+    }
+
+    /// Writes values to one of its rooms.
+    pub(super) fn put(&self, place: usize, offset: u64, bytes: &[u8]) {
+        let start = self.lent.first + place as u64 * self.lent.stride;
+        self.file.write_all_at(bytes, start + offset).unwrap();
+    }
+}
+
+impl Push {
+    /// The message that these ranges lie in the tray.
+    pub(super) fn lent(&self, ranges: &[(u64, u64)], whole: Option<u64>) -> Message {
+        let stretch = |&(start, end): &(u64, u64)| Stretch { start, end };
+        let lent = PushLent {
+            operation: self.operation,
+            token: self.grant.token,
+            generation: self.grant.generation,
+            room: self.room,
+            whole,
+            next: self.next,
+            read: self.read,
+            ranges: List::new(ranges.iter().map(stretch).collect()).unwrap(),
+        };
+        lent.into()
+    }
+}
+
+/// Says that these ranges are a whole push; what is answered.
+fn push(world: &mut World, line: Line, push: &Push, ranges: &[(u64, u64)]) -> Message {
+    let bytes = ranges.iter().map(|(start, end)| end - start).sum();
+    let request = world.send(line, push.envelope(), push.lent(ranges, Some(bytes)), &[]);
+    world.work();
+    world.answer(line, request).expect("a push is answered")
+}
+
+fn version(answer: &Message) -> u64 {
+    match answer {
+        Message::PushAnswer(message::PushAnswer {
+            outcome: Outcome::Applied { version, .. },
+            duplicate: false,
+            ..
+        }) => *version,
+        other => panic!("not applied but {other:?}"),
+    }
+}
+
+fn refusal(answer: Message) -> Refusal {
+    match answer {
+        Message::Refused(refused) => refused.refusal,
+        other => panic!("not refused but {other:?}"),
+    }
+}
+
+/// What a worker task says of a push that it has sent.
+fn state(world: &mut World, line: Line, sequence: u64) -> PushState {
+    let about = Envelope { sequence: Sequence(sequence), ..Envelope::default() };
+    let request = world.send(line, about, message::OutcomeQuery {}.into(), &[]);
+    match world.answer(line, request) {
+        Some(Message::OutcomeIs(is)) => is.state,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn what_lies_in_a_tray_is_pushed_again_and_again() {
+    let (mut world, _, line) = near(variables(), |config| config);
+    let tray = Tray::new(&mut world, line);
+    for round in 1..=5_u64 {
+        let place = (round % 2) as usize;
+        tray.put(place, 0, &bytes_of(&[1_f32, 2.0, 3.0]));
+        tray.put(place, 16, &bytes_of(&[0.5_f64, 0.0]));
+        let gradient = Push::gradient(round, world.token(line), tray.room(place));
+        assert_eq!(version(&push(&mut world, line, &gradient, &[(0, 16), (16, 32)])), round);
+    }
+    let values = world.values(line);
+    assert_eq!(f32s(&values[..12]), [-5.0, -10.0, -15.0]);
+    assert_eq!(f64s(&values[16..32]), [-2.5, 0.0]);
+    assert_eq!(world.metrics().push_bytes, 5 * 32);
+    // Sent again it is not applied again.
+    let gradient = Push::gradient(5, world.token(line), tray.room(1));
+    let again = push(&mut world, line, &gradient, &[(0, 32)]);
+    assert!(matches!(again, Message::PushAnswer(answer) if answer.duplicate));
+    assert_eq!(world.values(line), values);
+}
+
+#[test]
+fn what_is_sent_beside_it_is_one_push_with_it() {
+    // Values, then rows, whose numbers come over the connection.
+    let dense = VariableSpec::f32("dense", [6]).unwrap();
+    let table = VariableSpec::f32("table", [5, 3]).unwrap().sparse();
+    let (mut world, _, line) = near(vec![dense, table], |config| config);
+    let tray = Tray::new(&mut world, line);
+    let (index, values) = (index_of(&[1_u32, 4]), bytes_of(&[1_f32; 6]));
+    for (sequence, first) in [(1, true), (2, false)] {
+        tray.put(0, 0, &bytes_of(&[2_f32; 6]));
+        // What a client writes where the numbers of its rows would be is nothing to the server.
+        tray.put(0, 24, &[0xff; 64]);
+        let left = world.left();
+        let gradient = Push::gradient(sequence, world.token(line), tray.room(0));
+        let whole = (24 + 24 + index.len()) as u64;
+        if first {
+            world.send(line, gradient.envelope(), gradient.lent(&[(0, 24)], None), &[]);
+        }
+        world.send(line, gradient.envelope(), gradient.part(88, None), &index);
+        let last = (!first).then_some(whole);
+        assert_eq!(left > world.left(), first, "once there is memory for parts that are sent");
+        let mut request = world.send(
+            line,
+            gradient.envelope(),
+            gradient.part(24, first.then_some(whole)),
+            &values,
+        );
+        if !first {
+            request = world.send(line, gradient.envelope(), gradient.lent(&[(0, 24)], last), &[]);
+        }
+        world.work();
+        assert_eq!(version(&world.answer(line, request).unwrap()), sequence);
+    }
+    let mut expected = vec![-4_f32; 6];
+    expected
+        .extend([0.0, 0.0, 0.0, -2.0, -2.0, -2.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -2.0, -2.0, -2.0]);
+    assert_eq!(f32s(&world.values(line))[..21], expected);
+}
+
+#[test]
+fn ranges_that_are_none_of_a_tray_are_refused_and_the_next_push_is_not() {
+    let dense = VariableSpec::f32("dense", [6]).unwrap();
+    let odd = VariableSpec::f32("odd", [3]).unwrap();
+    let table = VariableSpec::f32("table", [5, 3]).unwrap().sparse();
+    let plain = VariableSpec::f32("plain", [2]).unwrap().plain();
+    // At 0, 24, 40, 104, and the numbers of rows from 112 on.
+    let (mut world, chief, line) = near(vec![dense, odd, table, plain], |config| config);
+    let (tray, other) = (Tray::new(&mut world, line), Tray::new(&mut world, chief));
+    let ordinary = world.room(line);
+    let far = u64::MAX - 7;
+    let range = |offset, bytes, limit| format!("{:?}", Refusal::Range { offset, bytes, limit });
+    let no_room = |room| format!("{:?}", Refusal::NoRoom { room });
+    type Ranges = &'static [(u64, u64)];
+    let cases: &[(u32, Ranges, String)] = &[
+        (tray.room(0), &[(8, 24)], range(8, 16, 0)),
+        (tray.room(0), &[(0, 0)], range(0, 0, 144)),
+        (tray.room(0), &[(24, 0)], range(24, 0, 144)),
+        (tray.room(0), &[(u64::MAX - 7, 0)], range(far, 0, 144)),
+        (tray.room(0), &[(0, u64::MAX - 7)], range(0, far, 144)),
+        (tray.room(0), &[(u64::MAX - 7, u64::MAX)], range(far, 7, 144)),
+        (tray.room(0), &[(0, 12)], range(0, 12, 144)),
+        (tray.room(0), &[(0, 16)], range(0, 16, 24)),
+        (tray.room(0), &[(0, 24), (0, 24)], range(0, 24, 0)),
+        (tray.room(0), &[(24, 40), (0, 40)], range(0, 40, 24)),
+        (tray.room(0), &[(0, 24), (24, 32)], range(24, 8, 40)),
+        (tray.room(0), &[(0, 104)], range(0, 104, 40)),
+        (tray.room(0), &[(40, 104)], range(40, 64, 40)),
+        (tray.room(0), &[(112, 120)], range(112, 8, 112)),
+        (tray.room(0), &[(112, 144)], range(112, 32, 112)),
+        (tray.room(0), &[(104, 112)], "Operation".to_owned()),
+        (tray.room(0), &[(0, 112)], "Operation".to_owned()),
+        (ordinary, &[(0, 24)], no_room(ordinary)),
+        (other.room(0), &[(0, 24)], no_room(other.room(0))),
+        (77, &[(0, 24)], no_room(77)),
+        (0, &[], no_room(0)),
+    ];
+    let grant = world.token(line);
+    tray.put(0, 0, &bytes_of(&[1_f32; 6]));
+    let mut sequence = 0;
+    for (room, ranges, expected) in cases {
+        for whole in [Some(24), None] {
+            sequence += 1;
+            let gradient = Push::gradient(sequence, grant, *room);
+            let message = gradient.lent(ranges, whole);
+            let request = world.send(line, gradient.envelope(), message, &[]);
+            let refused = refusal(world.answer(line, request).unwrap());
+            let found = format!("{refused:?}");
+            assert!(found.starts_with(expected), "{ranges:?} of {room}: {found}, not {expected}");
+            // What of it comes later is passed over.
+            if whole.is_none() {
+                let last = gradient.lent(&[(0, 24)], Some(24));
+                let request = world.send(line, gradient.envelope(), last, &[]);
+                assert_eq!(world.answer(line, request), None);
+            }
+        }
+        sequence += 1;
+        let gradient = Push::gradient(sequence, grant, tray.room(0));
+        let lie = gradient.lent(&[(0, 24)], Some(32));
+        let request = world.send(line, gradient.envelope(), lie, &[]);
+        let refused = refusal(world.answer(line, request).unwrap());
+        assert!(matches!(refused, Refusal::Length { named: 32, received: 24 }), "{refused:?}");
+    }
+    assert_eq!(f32s(&world.values(line)), [0_f32; 28]);
+    let gradient = Push::gradient(sequence + 1, grant, tray.room(0));
+    assert_eq!(version(&push(&mut world, line, &gradient, &[(0, 24)])), 1);
+    // A room is of one push at a time, and a token of one.
+    let gradient = Push::gradient(sequence + 2, world.token(line), tray.room(0));
+    world.send(line, gradient.envelope(), gradient.lent(&[(0, 24)], None), &[]);
+    let next = Push { sequence: sequence + 3, ..gradient };
+    let refused = refusal(push(&mut world, line, &next, &[(0, 24)]));
+    assert_eq!(refused, Refusal::NoRoom { room: tray.room(0) });
+    let elsewhere = Push { room: tray.room(1), ..gradient };
+    let refused = refusal(push(&mut world, line, &elsewhere, &[(24, 40)]));
+    assert_eq!(refused, Refusal::NoRoom { room: tray.room(1) });
+}
+
+#[test]
+fn as_many_ranges_as_can_be_named_are_taken() {
+    let scalars = 0..PUSH_LENT_RANGES_MAX as u64 + 1;
+    let variables = scalars.map(|n| VariableSpec::f32(format!("v{n}"), [2]).unwrap()).collect();
+    let (mut world, _, line) = near(variables, |config| config);
+    let tray = Tray::new(&mut world, line);
+    let all: Vec<(u64, u64)> =
+        (0..PUSH_LENT_RANGES_MAX as u64).map(|n| (8 * n, 8 * n + 8)).collect();
+    tray.put(0, 0, &bytes_of(&vec![1_f32; 2 * PUSH_LENT_RANGES_MAX + 2]));
+    let gradient = Push::gradient(1, world.token(line), tray.room(0));
+    // Every other one first, so that each is a range of its own.
+    let (odd, even): (Vec<_>, Vec<_>) = all.into_iter().partition(|(start, _)| start % 16 == 8);
+    let ranges: Vec<(u64, u64)> = odd.into_iter().chain(even).collect();
+    world.send(line, gradient.envelope(), gradient.lent(&ranges, None), &[]);
+    let rest = (8 * PUSH_LENT_RANGES_MAX as u64, 8 * PUSH_LENT_RANGES_MAX as u64 + 8);
+    let last = gradient.lent(&[rest], Some(rest.1));
+    let request = world.send(line, gradient.envelope(), last, &[]);
+    world.work();
+    assert_eq!(version(&world.answer(line, request).unwrap()), 1);
+    assert!(f32s(&world.values(line)).iter().all(|&value| value == -1.0));
+}
+
+#[test]
+fn nothing_of_a_push_with_nan_counts_however_large_it_is() {
+    let names = ["w", "x"];
+    let two = |elements: usize| {
+        names.map(|name| VariableSpec::f32(name, [elements as u64]).unwrap()).to_vec()
+    };
+    // Looked at before, where it is small, and as it is applied, in several slices.
+    for elements in [4, LARGE / 2] {
+        let bytes = 8 * elements as u64;
+        let (mut world, _, line) = near(two(elements), |config| config);
+        let tray = Tray::new(&mut world, line);
+        let grant = world.token(line);
+        let mut values = vec![1_f32; 2 * elements];
+        tray.put(0, 0, &bytes_of(&values));
+        let bad = f32::NAN.to_le_bytes();
+        for (sequence, at) in [0, elements - 1, elements, 2 * elements - 1].into_iter().enumerate()
+        {
+            tray.put(0, 4 * at as u64, &bad);
+            let gradient = Push::gradient(sequence as u64 + 1, grant, tray.room(0));
+            let refused = refusal(push(&mut world, line, &gradient, &[(0, bytes)]));
+            let (variable, element) = (VariableId((at / elements) as u32), at % elements);
+            let found = matches!(refused, Refusal::NonFinite { variable: v, element: e, value }
+                if v == variable && e == element as u64 && value.is_nan());
+            assert!(found, "element {at} of {elements}: {refused:?}");
+            assert_eq!(state(&mut world, line, sequence as u64 + 1), PushState::Unknown {});
+            tray.put(0, 4 * at as u64, &1_f32.to_le_bytes());
+        }
+        assert!(f32s(&world.values(line)).iter().all(|&value| value == 0.0));
+        assert_eq!(world.metrics().pushes_dropped, 4);
+        // The token is the client's still.
+        values[0] = 1.0;
+        let gradient = Push::gradient(9, grant, tray.room(0));
+        assert_eq!(version(&push(&mut world, line, &gradient, &[(0, bytes)])), 1);
+        assert!(f32s(&world.values(line)).iter().all(|&value| value == -1.0));
+    }
+}
+
+#[test]
+fn nan_is_counted_once_or_not_looked_for_as_is_configured() {
+    for (policy, counted) in [(NonFinite::Count, 3), (NonFinite::Allow, 0)] {
+        for elements in [4, LARGE] {
+            // A rule that goes over the values twice.
+            let variables = vec![VariableSpec::f32("w", [elements as u64]).unwrap()];
+            let configure =
+                |config: PsConfig| config.non_finite(policy).optimizer_for("w", Lamb::default());
+            let (mut world, _, line) = near(variables, configure);
+            let tray = Tray::new(&mut world, line);
+            for at in [0, elements as u64 / 2, elements as u64 - 1] {
+                tray.put(0, 4 * at, &f32::INFINITY.to_le_bytes());
+            }
+            let gradient = Push::gradient(1, world.token(line), tray.room(0));
+            let answer = push(&mut world, line, &gradient, &[(0, 4 * elements as u64)]);
+            assert_eq!(version(&answer), 1);
+            assert_eq!(world.metrics().non_finite, counted, "{policy:?} of {elements}");
+        }
+    }
+}
+
+#[test]
+fn what_lies_whole_is_applied_though_its_client_is_gone() {
+    let (mut world, chief, _) = large(80 << 16);
+    let whole = |world: &mut World, sequence, peer: &mut Peer| {
+        let line = world.join(0, peer);
+        let tray = Tray::new(world, line);
+        tray.put(1, 0, &bytes_of(&vec![1_f32; LARGE]));
+        let gradient = Push::gradient(sequence, world.token(line), tray.room(1));
+        let bytes = 4 * LARGE as u64;
+        world.send(line, gradient.envelope(), gradient.lent(&[(0, bytes)], Some(bytes)), &[]);
+        (line, gradient)
+    };
+    let left = world.left();
+    // Its connection is gone, and it asks again over another.
+    let mut peer = worker(5);
+    let (line, gradient) = whole(&mut world, 1, &mut peer);
+    world.disconnect(line);
+    assert!(world.left() < left, "it lies there still");
+    let line = world.join(0, &mut peer);
+    let bytes = 4 * LARGE as u64;
+    assert_eq!(state(&mut world, line, 1), PushState::Receiving { bytes });
+    let empty = gradient.part(0, Some(bytes));
+    let request = world.send(line, gradient.envelope(), empty, &[]);
+    world.work();
+    assert_eq!(version(&world.answer(line, request).unwrap()), 1);
+    assert_eq!(world.left(), left, "it is gone with its push");
+    // It is lost, has left, or is started anew.
+    let (line, _) = whole(&mut world, 1, &mut worker(6));
+    world.disconnect(line);
+    world.pass(Duration::from_secs(60), &[chief]);
+    assert_eq!(world.work(), crate::shard::work::Work::Idle);
+    let (line, _) = whole(&mut world, 1, &mut worker(7));
+    assert!(matches!(world.ask(line, message::Leave {}.into()), Message::Left(_)));
+    let mut older = worker(8);
+    whole(&mut world, 1, &mut older);
+    let line = world.join(0, &mut older.restarted());
+    world.work();
+    all_are(&world.values(line), -4.0);
+    assert_eq!(world.left(), left);
+}
+
+#[test]
+fn what_is_not_whole_goes_with_its_client() {
+    let (mut world, _, line) = near(variables(), |config| config);
+    let left = world.left();
+    let tray = Tray::new(&mut world, line);
+    let gradient = Push::gradient(1, world.token(line), tray.room(0));
+    world.send(line, gradient.envelope(), gradient.lent(&[(0, 16)], None), &[]);
+    world.send(line, gradient.envelope(), gradient.part(16, None), &bytes_of(&[1_f64]));
+    assert_eq!(state(&mut world, line, 1), PushState::Receiving { bytes: 24 });
+    let late = world.announce(line, gradient.envelope(), gradient.part(24, None), 8);
+    // The same client over another connection: what comes over the old one goes nowhere.
+    let mut again = Peer { epoch: ClientEpoch(2), ..worker(1) };
+    let next = world.join(0, &mut again);
+    assert_eq!((again.epoch, world.left()), (ClientEpoch(2), left));
+    assert!(world.closed.contains(&line) && world.answer(line, late).is_none());
+    assert_eq!(state(&mut world, next, 1), PushState::Unknown {});
+    let refused = refusal(push(&mut world, next, &gradient, &[(0, 16)]));
+    assert_eq!(refused, Refusal::NoRoom { room: tray.room(0) });
+    let tray = Tray::new(&mut world, next);
+    tray.put(0, 0, &bytes_of(&[1_f32; 3]));
+    let gradient = Push { room: tray.room(0), ..gradient };
+    assert_eq!(version(&push(&mut world, next, &gradient, &[(0, 16)])), 1);
+    assert!(matches!(world.ask(next, message::Leave {}.into()), Message::Left(_)));
+    assert_eq!(world.left(), left);
+}
+
+#[test]
+fn the_token_of_a_refused_push_whose_client_is_gone_goes_to_others() {
+    let (mut world, _, line) = large(80 << 16);
+    let tray = Tray::new(&mut world, line);
+    tray.put(0, 4096, &f32::NAN.to_le_bytes());
+    let gradient = Push::gradient(1, world.token(line), tray.room(0));
+    let bytes = 4 * LARGE as u64;
+    world.send(line, gradient.envelope(), gradient.lent(&[(0, bytes)], Some(bytes)), &[]);
+    assert!(matches!(world.ask(line, message::Leave {}.into()), Message::Left(_)));
+    world.work();
+    let metrics = world.metrics();
+    assert_eq!((metrics.tokens_taken_back, metrics.gradients_applied), (1, 0));
+    let owner = world.shards[0].owner.as_ref().unwrap();
+    assert_eq!(owner.tokens_out(), 0);
+}
+
+#[test]
+fn a_push_that_is_withdrawn_leaves_the_room_to_its_client() {
+    let (mut world, _, line) = near(variables(), |config| config);
+    let tray = Tray::new(&mut world, line);
+    tray.put(0, 0, &bytes_of(&[1_f32; 3]));
+    let gradient = Push::gradient(1, world.token(line), tray.room(0));
+    world.send(line, gradient.envelope(), gradient.lent(&[(0, 16)], None), &[]);
+    let request = world.send(line, gradient.envelope(), message::Withdraw {}.into(), &[]);
+    let answer = world.answer(line, request);
+    assert!(matches!(answer, Some(Message::PushAnswer(_))), "{answer:?}");
+    let gradient = Push { sequence: 2, ..gradient };
+    // Nobody else needs the room, so no pause is too long.
+    world.send(line, gradient.envelope(), gradient.lent(&[(0, 16)], None), &[]);
+    world.pass(Duration::from_secs(60), &[line]);
+    let empty = gradient.part(0, Some(16));
+    let request = world.send(line, gradient.envelope(), empty, &[]);
+    world.work();
+    assert_eq!(version(&world.answer(line, request).unwrap()), 1);
+}
+
+#[test]
+fn who_is_lent_no_tray_is_told_why_and_goes_on() {
+    let refused = |world: &mut World, way: Way, role: Role| {
+        let peer = Peer { role, ..worker(5) };
+        let (line, _) = world.greet_by(way, 0, peer.hello(0)).unwrap();
+        let refusal = world.refused(line, LendTray {}.into());
+        assert!(world.lent.is_empty());
+        let alive = world.ask(line, message::Heartbeat {}.into());
+        assert!(matches!(alive, Message::HeartbeatAnswer(_)));
+        world.disconnect(line);
+        match refusal {
+            Refusal::Unsupported { kind: 8, detail } => detail.as_str().to_owned(),
+            other => format!("{other:?}"),
+        }
+    };
+    let member = Role::Worker {};
+    let (mut world, chief, line) = near(variables(), |config| config);
+    let over_tcp = "memory is lent over Unix sockets only";
+    assert_eq!(refused(&mut world, Way::Remote, member), over_tcp);
+    assert_eq!(refused(&mut world, Way::Unix { same_user: false }, member), "Denied");
+    for role in [Role::Reader {}, Role::Peer {}] {
+        assert!(refused(&mut world, NEAR, role).starts_with("Role"));
+    }
+    // One is enough for a client, over one connection.
+    Tray::new(&mut world, line);
+    let again = format!("{:?}", world.refused(line, LendTray {}.into()));
+    assert!(again.contains("this client has a tray"), "{again}");
+    for _ in 1..LENDS_MAX {
+        assert!(matches!(world.ask(line, Lend { wants: 1 }.into()), Message::Lent(_)));
+    }
+    let often = format!("{:?}", world.refused(line, LendTray {}.into()));
+    assert!(often.contains("often enough"), "{often}");
+    world.lent.clear();
+    // As many as there can be, and one more once one is gone.
+    let mut lines: Vec<Line> =
+        (1..TRAYS_MAX as u32).map(|task| world.join(0, &mut worker(100 + task))).collect();
+    lines.iter().for_each(|&line| _ = Tray::new(&mut world, line));
+    let many = format!("{:?}", world.refused(chief, LendTray {}.into()));
+    assert!(many.contains("as many trays are lent as there can be"), "{many}");
+    world.disconnect(lines.remove(0));
+    Tray::new(&mut world, chief);
+
+    let mut bare = at(Place::Lendable, variables(), |config| config);
+    assert_eq!(refused(&mut bare, NEAR, member), "NotInitialized");
+    let (mut world, ..) = near(variables(), |config| config.shared_memory(false));
+    assert_eq!(refused(&mut world, NEAR, member), "shared memory is switched off");
+    let mode = synchronous(1, 1);
+    let (mut world, _) = World::ready(variables(), Sgd::new(1.0), |config| config.mode(mode));
+    assert!(refused(&mut world, NEAR, member).contains("survives this process"));
+    let (mut world, ..) = near(vec![VariableSpec::f32("w", [0]).unwrap()], |config| config);
+    assert!(refused(&mut world, NEAR, member).contains("no values of this shard"));
+}
+
+#[test]
+fn a_tray_is_counted_as_memory_and_so_is_what_is_sent_beside_it() {
+    let memory = |bytes_max| {
+        let storage = Storage::Memory { bytes_max };
+        let (mut world, _, line) = near(variables(), |config| config.storage(storage.clone()));
+        let used = bytes_max - world.left();
+        (world.ask(line, LendTray {}.into()), used, world, line)
+    };
+    let (_, used, ..) = memory(1 << 30);
+    let (answer, ..) = memory(used + 8191);
+    let refused = refusal(answer);
+    assert_eq!(refused, Refusal::DoesNotFit { need: 8192, limit: 8191 });
+    let (answer, _, mut world, line) = memory(used + 8192 + 4095);
+    let Message::LentTray(lent) = answer else { panic!("{answer:?}") };
+    assert_eq!((lent.bytes, lent.first, lent.stride), (8192, 0, 4096));
+    let gradient = Push::gradient(1, world.token(line), lent.rooms.items()[0]);
+    let request = world.announce(line, gradient.envelope(), gradient.part(16, None), 16);
+    let refused = refusal(world.answer(line, request).unwrap());
+    assert_eq!(refused, Refusal::DoesNotFit { need: 4096, limit: 4095 });
+    world.body(line, &[0; 16]);
+    let gradient = Push { sequence: 2, ..gradient };
+    assert_eq!(version(&push(&mut world, line, &gradient, &[(0, 16)])), 1);
+}
+
+#[test]
+fn values_are_assigned_from_a_tray() {
+    let (mut world, line, _) = near(variables(), |config| config);
+    let tray = Tray::new(&mut world, line);
+    tray.put(0, 32, &bytes_of(&[7_f32; 4]));
+    let assign = Push::plain(1, Operation::Assign {}, tray.room(0));
+    assert_eq!(version(&push(&mut world, line, &assign, &[(32, 48)])), 1);
+    assert_eq!(f32s(&world.values(line)[32..48]), [7.0; 4]);
+}
+
+/// A world that keeps its state, with a worker that has a tray and a gradient in it.
+fn with_state() -> (World, Line, Tray, Push) {
+    let (mut world, _) = World::ready(variables(), Sgd::new(1.0), |config| config);
+    let line = world.join(0, &mut worker(1));
+    let tray = Tray::new(&mut world, line);
+    tray.put(0, 0, &bytes_of(&[1_f32; 3]));
+    let gradient = Push::gradient(1, world.token(line), tray.room(0));
+    (world, line, tray, gradient)
+}
+
+#[test]
+fn what_lay_whole_in_a_tray_when_its_server_was_killed_is_sent_again() {
+    let (mut world, line, _tray, gradient) = with_state();
+    let files = world.files(0).into_keys().collect::<Vec<_>>();
+    world.send(line, gradient.envelope(), gradient.lent(&[(0, 16)], Some(16)), &[]);
+    assert_eq!(world.files(0).into_keys().collect::<Vec<_>>(), files);
+    world.restart(0).unwrap();
+    let mut peer = Peer { epoch: ClientEpoch(2), ..worker(1) };
+    let line = world.join(0, &mut peer);
+    assert_eq!(
+        (world.shards[0].has_work(), state(&mut world, line, 1)),
+        (false, PushState::Unknown {})
+    );
+    // Its tray is gone, and its token is not.
+    let refused = refusal(push(&mut world, line, &gradient, &[(0, 16)]));
+    assert_eq!(refused, Refusal::NoRoom { room: gradient.room });
+    let gradient = Push { room: world.room(line), ..gradient };
+    let answer = world.push_answer(line, &gradient, &[(0, &bytes_of(&[1_f32; 3]))]);
+    assert_eq!(version(&answer), 1);
+    assert_eq!(f32s(&world.values(line)[..12]), [-1.0; 3]);
+}
+
+#[test]
+fn what_was_applied_from_a_tray_is_applied_once_whenever_its_server_is_killed() {
+    let (mut world, line, _tray, gradient) = with_state();
+    assert_eq!(version(&push(&mut world, line, &gradient, &[(0, 16)])), 1);
+    world.restart(0).unwrap();
+    let line = world.join(0, &mut Peer { epoch: ClientEpoch(2), ..worker(1) });
+    assert!(matches!(state(&mut world, line, 1), PushState::Settled { .. }));
+    let again = push(&mut world, line, &gradient, &[(0, 16)]);
+    assert!(matches!(again, Message::PushAnswer(answer) if answer.duplicate));
+    assert_eq!(f32s(&world.values(line)[..12]), [-1.0; 3]);
+}
+
+#[test]
+fn the_token_of_what_is_lost_with_its_client_and_its_server_goes_to_others() {
+    let (mut world, line, _tray, gradient) = with_state();
+    world.send(line, gradient.envelope(), gradient.lent(&[(0, 16)], Some(16)), &[]);
+    let left = world.say(line, message::Leave {}.into());
+    assert!(matches!(world.answer(line, left), Some(Message::Left(_))));
+    let owner = |world: &World| world.shards[0].owner.as_ref().unwrap().tokens_out();
+    assert_eq!(owner(&world), 1, "its push is the server's");
+    world.restart(0).unwrap();
+    assert_eq!((owner(&world), world.shards[0].has_work()), (0, false));
+    world.tick();
+    world.restart(0).unwrap();
+    assert_eq!(owner(&world), 0);
+}

@@ -1,0 +1,189 @@
+//! Trays in synchronous mode: what lies there is looked at before it is held, and read when its step is
+//! applied.
+
+use pushpull_common::ids::VariableId;
+use pushpull_common::protocol::message::{self, Operation};
+use pushpull_common::protocol::{Grant, Message, Outcome, Refusal};
+
+use super::lending::lendable;
+use super::peers::{Push, bytes_of, variables};
+use super::synchronous::{ACCEPTED, Cluster, STALE, synchronous};
+use super::trays::Tray;
+use crate::config::PsConfig;
+use crate::shard::work::Work;
+
+/// A cluster whose replicas have trays.
+struct Lent {
+    cluster: Cluster,
+    /// By replica and shard.
+    trays: Vec<Vec<Tray>>,
+}
+
+impl Lent {
+    fn new(shards: u16, take: u32, of: u32, configure: impl Fn(PsConfig) -> PsConfig) -> Lent {
+        let mode = synchronous(take, of);
+        let configure =
+            |config: PsConfig| configure(config.shards(shards).mode(mode).inbox_pushes(1));
+        let mut cluster = Cluster::of(lendable(variables(), configure), mode);
+        let lines: Vec<_> = cluster.replicas.iter().map(|replica| replica.lines.clone()).collect();
+        let of = |lines: Vec<_>| {
+            lines.into_iter().map(|line| Tray::new(&mut cluster.world, line)).collect()
+        };
+        let trays = lines.into_iter().map(of).collect();
+        Lent { cluster, trays }
+    }
+
+    /// Puts a gradient of this value into room `place` of the tray of one shard, and pushes it; what is
+    /// answered by now.
+    fn push_to(
+        &mut self,
+        (shard, replica): (usize, usize),
+        place: usize,
+        grant: Grant,
+        value: f32,
+    ) -> Option<Message> {
+        let cluster = &mut self.cluster;
+        let (line, sequence) =
+            (cluster.replicas[replica].lines[shard], cluster.replicas[replica].sequence);
+        let (w, d) = (bytes_of(&[value; 3]), bytes_of(&[f64::from(value); 2]));
+        let body = match (self.trays[replica].len(), shard) {
+            (1, _) => [w, d].concat(),
+            (_, 0) => w,
+            _ => d,
+        };
+        let (tray, bytes) = (&self.trays[replica][shard], body.len() as u64);
+        tray.put(place, 0, &body);
+        let push = Push::gradient(sequence, grant, tray.room(place));
+        let said = push.lent(&[(0, bytes)], Some(bytes));
+        let request = cluster.world.send(line, push.envelope(), said, &[]);
+        cluster.settle();
+        cluster.world.answer(line, request)
+    }
+
+    /// Pushes a gradient to every shard, the step owner's last; what that one answers by now.
+    fn push(&mut self, replica: usize, place: usize, grant: Grant, value: f32) -> Option<Outcome> {
+        self.cluster.replicas[replica].sequence += 1;
+        let mut answer = None;
+        for shard in (0..self.trays[replica].len()).rev() {
+            answer = self.push_to((shard, replica), place, grant, value);
+        }
+        match answer {
+            Some(Message::PushAnswer(answer)) => Some(answer.outcome),
+            None => None,
+            Some(other) => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_step_is_the_mean_of_what_lies_in_trays_and_of_what_was_sent() {
+    for shards in [1, 2] {
+        let mut lent = Lent::new(shards, 3, 3, |config| config);
+        for step in 0..4 {
+            let tokens = [0, 1, 2].map(|replica| lent.cluster.token(replica));
+            let place = (step % 2) as usize;
+            assert_eq!(lent.push(0, place, tokens[0], 1.0), ACCEPTED(step));
+            // Another sends what it has.
+            assert_eq!(lent.cluster.push(1, tokens[1], 2.0), ACCEPTED(step));
+            assert_eq!(lent.push(2, place, tokens[2], 6.0), ACCEPTED(step));
+            let sum = -3.0 * (step + 1) as f32;
+            assert_eq!(lent.cluster.values(step + 1), (sum, sum.into()), "{shards} shards");
+        }
+    }
+}
+
+#[test]
+fn gradients_in_trays_are_clipped_by_their_norm() {
+    for shards in [1, 2] {
+        // Five elements of 2 have a norm of the root of 20.
+        let norm = 20_f64.sqrt();
+        let clip = |config: PsConfig| config.clip_by_global_norm(norm / 2.0);
+        let mut lent = Lent::new(shards, 2, 2, clip);
+        let (a, b) = (lent.cluster.token(0), lent.cluster.token(1));
+        assert_eq!(lent.push(0, 0, a, 2.0), ACCEPTED(0));
+        assert_eq!(lent.push(1, 0, b, 0.5), ACCEPTED(0));
+        let (w, d) = lent.cluster.values(1);
+        assert!((w + 0.75).abs() < 1e-6 && (d + 0.75).abs() < 1e-6, "{w} and {d}");
+    }
+}
+
+#[test]
+fn nan_is_refused_before_any_shard_has_said_that_it_holds_it() {
+    for shards in [1_u16, 2] {
+        for clips in [false, true] {
+            let clip = |config: PsConfig| match clips {
+                true => config.clip_by_global_norm(1e9),
+                false => config,
+            };
+            let mut lent = Lent::new(shards, 1, 1, clip);
+            let grant = lent.cluster.token(0);
+            lent.cluster.replicas[0].sequence += 1;
+            let last = usize::from(shards) - 1;
+            let answer = lent.push_to((last, 0), 0, grant, f32::NAN);
+            let Some(Message::Refused(message::Refused { refusal })) = answer else {
+                panic!("not refused but {answer:?}");
+            };
+            let variable = VariableId(last as u32);
+            let found = matches!(refusal, Refusal::NonFinite { variable: v, element: 0, value }
+                if v == variable && value.is_nan());
+            assert!(found, "{refusal:?}");
+            assert_eq!(lent.cluster.world.metrics().gradients_admitted, 0);
+            // Its token is good for another, in the same room.
+            assert_eq!(lent.push(0, 0, grant, 1.0), ACCEPTED(0));
+            assert_eq!(lent.cluster.values(1), (-1.0, -1.0));
+        }
+    }
+}
+
+#[test]
+fn what_is_stale_gives_its_room_back_and_what_lies_there_still_is_said() {
+    let mut lent = Lent::new(2, 1, 2, |config| config);
+    let (fast, slow) = (lent.cluster.token(0), lent.cluster.token(1));
+    // One shard holds the share of the slow one before the step passes without it.
+    lent.cluster.replicas[1].sequence += 1;
+    let held = lent.push_to((1, 1), 0, slow, 9.0);
+    assert!(matches!(held, Some(Message::PushAnswer(ref a)) if a.outcome == Outcome::Held {}));
+    let next = Push::gradient(99, slow, lent.trays[1][1].room(0));
+    let line = lent.cluster.replicas[1].lines[1];
+    let said = next.lent(&[(0, 16)], Some(16));
+    let refused = lent.cluster.world.refused(line, said);
+    assert!(matches!(refused, Refusal::Window { .. } | Refusal::NoRoom { .. }), "{refused:?}");
+    assert_eq!(lent.push(0, 0, fast, 1.0), ACCEPTED(0));
+    let answer = lent.push_to((0, 1), 0, slow, 9.0);
+    assert!(matches!(answer, Some(Message::PushAnswer(ref a)) if Some(a.outcome) == STALE(1)));
+    let slow = lent.cluster.token(1);
+    assert_eq!(lent.push(1, 0, slow, 2.0), ACCEPTED(1));
+    assert_eq!(lent.cluster.values(2), (-3.0, -3.0));
+}
+
+#[test]
+fn work_that_is_due_on_a_push_is_not_done_on_the_next_in_its_room() {
+    for clips in [false, true] {
+        let clip = |config: PsConfig| match clips {
+            true => config.clip_by_global_norm(1e9),
+            false => config,
+        };
+        let mut lent = Lent::new(1, 1, 1, clip);
+        let grant = lent.cluster.token(0);
+        let (line, tray) = (lent.cluster.replicas[0].lines[0], &lent.trays[0][0]);
+        tray.put(0, 0, &[0; 56]);
+        let world = &mut lent.cluster.world;
+        let push = Push::gradient(1, grant, tray.room(0));
+        world.send(line, push.envelope(), push.lent(&[(0, 32)], Some(32)), &[]);
+        if clips {
+            assert_eq!(world.slice(0), Work::More, "it is looked at, and not measured yet");
+        }
+        let (token, generation) = (grant.token, grant.generation);
+        world.say(line, message::ReturnToken { token, generation }.into());
+        let dropped = world.shards[0].inbox.as_ref().unwrap().arrivals().count() == 0;
+        assert!(dropped, "what spends no token is not kept");
+        let assign = Push::plain(2, Operation::Assign {}, tray.room(0));
+        let said = assign.lent(&[(32, 48)], Some(16));
+        let request = world.send(line, assign.envelope(), said, &[]);
+        lent.cluster.settle();
+        let answer = lent.cluster.world.answer(line, request);
+        let applied = matches!(&answer, Some(Message::PushAnswer(answer))
+            if matches!(answer.outcome, Outcome::Applied { version: 1, .. }));
+        assert!(applied, "{answer:?}");
+    }
+}

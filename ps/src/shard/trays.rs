@@ -1,0 +1,329 @@
+//! Trays: lent to clients, and pushes of which parts lie there already.
+//!
+//! A client changes what lies in its tray whenever it likes. What is looked at for NaN and then applied is one
+//! copy, in asynchronous mode, where that is done as large pushes are applied; small ones, and gradients that
+//! wait for a synchronous step, are looked at before, and a client that writes NaN into its tray after
+//! that harms the training as any wrong gradient of its would.
+//!
+//! A tray goes with the process that has lent it, and what lies whole there with it. Where each push is
+//! answered once it is applied nothing was promised of that, and its client sends it again; but a
+//! shard that says of a gradient that it is held, and keeps its state in a directory, lends no trays.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use pushpull_common::protocol::limits::TRAYS_MAX;
+use pushpull_common::protocol::message::{LentTray, Operation, PushLent, PushPart, Stretch};
+use pushpull_common::protocol::wire::List;
+use pushpull_common::protocol::{Envelope, Header, Refusal};
+
+use super::checks::Looker;
+use super::lent::unsupported;
+use super::replicas::{ClientKey, Presence};
+use super::work::{Job, SLICE_BYTES};
+use super::{Part, Shard, answer_to, deadline_of};
+use crate::arena::LentBytes;
+use crate::config::NonFinite;
+use crate::error::StorageError;
+use crate::inbox::Arrival;
+
+/// How far what a push has in a tray has been looked at.
+#[derive(Debug, Default)]
+pub(super) struct Look {
+    range: usize,
+    done_to: u64,
+}
+
+/// Looks at what a gradient that is to be held has in a tray.
+#[derive(Debug)]
+pub(super) struct LookJob {
+    room: u32,
+    /// Which push it is of those that came whole.
+    order: u64,
+    look: Look,
+    refusal: Option<Refusal>,
+}
+
+impl LookJob {
+    pub(super) fn new(room: u32, order: u64) -> LookJob {
+        LookJob { room, order, look: Look::default(), refusal: None }
+    }
+}
+
+impl Shard {
+    /// A client asks for a tray.
+    pub(super) fn lend_tray(
+        &mut self,
+        now: Instant,
+        connection: u64,
+        client: ClientKey,
+        request: Envelope,
+        kind: u16,
+    ) {
+        if let Err(refusal) = self.make_tray(now, connection, client, request, kind) {
+            self.refuse(connection, request, refusal);
+        }
+    }
+
+    fn make_tray(
+        &mut self,
+        now: Instant,
+        connection: u64,
+        client: ClientKey,
+        request: Envelope,
+        kind: u16,
+    ) -> Result<(), Refusal> {
+        self.may_be_lent(connection, kind)?;
+        if self.is_synchronous() && !self.arena.place.is_lendable() {
+            let why =
+                "what is held for a step in a directory survives this process, and no tray does";
+            return Err(unsupported(kind, why));
+        }
+        let is_ready = self.is_ready();
+        let inbox = self.inbox.as_mut().filter(|_| is_ready).ok_or(Refusal::NotInitialized {})?;
+        let (bytes, stride) = inbox.tray_bytes();
+        if bytes == 0 {
+            return Err(unsupported(kind, "no values of this shard lie in a tray"));
+        }
+        if inbox.has_tray(client) {
+            return Err(unsupported(kind, "this client has a tray"));
+        }
+        if inbox.trays() >= TRAYS_MAX {
+            return Err(unsupported(kind, "as many trays are lent as there can be"));
+        }
+        let loan = self.budget.take(bytes).map_err(does_not_fit)?;
+        let (memory, descriptor) = LentBytes::new(bytes as usize)
+            .map_err(|error| unsupported(kind, &format!("cannot lend memory: {error}")))?;
+        let rooms = inbox.lend_tray(client, (memory, loan), now);
+        let rooms = List::new(rooms).expect("a tray has no more rooms than can be told");
+        let tray = LentTray { bytes, first: 0, stride, rooms };
+        self.send_lent(connection, request, tray.into(), vec![descriptor]);
+        Ok(())
+    }
+
+    /// Parts of a push lie in a tray.
+    pub(super) fn push_lent(
+        &mut self,
+        now: Instant,
+        connection: u64,
+        client: ClientKey,
+        header: &Header,
+        lent: &PushLent,
+    ) {
+        let PushLent { operation, token, generation, room, whole, next, read, .. } = *lent;
+        let part = PushPart { operation, token, generation, room, offset: 0, whole, next, read };
+        let incoming = Part {
+            connection,
+            client,
+            room,
+            range: 0..0,
+            encoded: None,
+            request: answer_to(header),
+            whole,
+            next,
+            deadline: deadline_of(now, header),
+        };
+        if !self.is_of_use(now, header, &part, &incoming) {
+            return;
+        }
+        let taken = self.take_lent(now, header, &part, &incoming, lent.ranges.items());
+        if let Err(refusal) = taken {
+            self.refuse_push(now, &incoming, refusal);
+        }
+    }
+
+    fn take_lent(
+        &mut self,
+        now: Instant,
+        header: &Header,
+        part: &PushPart,
+        incoming: &Part,
+        ranges: &[Stretch],
+    ) -> Result<(), Refusal> {
+        let (connection, client, room) = (incoming.connection, incoming.client, part.room);
+        let known = self.inbox.as_ref().and_then(|inbox| inbox.find(client, header.sequence));
+        if !self.inbox.as_ref().is_some_and(|inbox| known.is_some() || inbox.is_lent(room)) {
+            return Err(Refusal::NoRoom { room });
+        }
+        if !self.place(now, connection, client, header, part, &(0..0))? {
+            return Ok(());
+        }
+        for &Stretch { start, end } in ranges {
+            self.take_stretch(now, part, start..end)?;
+        }
+        match part.whole {
+            None => Ok(()),
+            Some(named) => self.is_whole(now, incoming, named),
+        }
+    }
+
+    /// One stretch that lies in a tray: whole partitions, none of which comes by rows.
+    fn take_stretch(
+        &mut self,
+        now: Instant,
+        part: &PushPart,
+        range: Range<u64>,
+    ) -> Result<(), Refusal> {
+        self.check_place(part, &range)?;
+        let layout = self.store().ok_or(Refusal::NotInitialized {})?.layout();
+        let bytes = range.end - range.start;
+        let cut = layout.cut_at(range.start).or_else(|| layout.cut_at(range.end));
+        let sparse = self.groups.first_touched(layout, &range, |sparse, _| sparse);
+        let limit = match (cut, sparse) {
+            _ if range.end > layout.bytes() => Some(layout.bytes()),
+            (Some(cut), _) => Some(cut.end()),
+            (_, sparse) => sparse.map(|sparse| sparse.offset),
+        };
+        if let Some(limit) = limit {
+            return Err(Refusal::Range { offset: range.start, bytes, limit });
+        }
+        let room = part.room;
+        let inbox = self.inbox.as_mut().filter(|inbox| inbox.is_lent(room));
+        let inbox = inbox.ok_or(Refusal::NoRoom { room })?;
+        self.counters.push_bytes.add(bytes);
+        inbox.add_lent(room, range, now);
+        Ok(())
+    }
+
+    /// Makes sure that the body of a part that comes over the connection has a place; it does.
+    pub(super) fn have_place(&mut self, part: &Part) -> Result<bool, Refusal> {
+        if let Some(inbox) = self.inbox.as_mut().filter(|_| !part.range.is_empty()) {
+            inbox.have_own(part.room, &self.budget).map_err(does_not_fit)?;
+        }
+        Ok(true)
+    }
+
+    /// Whether a push has something in a tray that has to be looked at.
+    pub(super) fn has_unseen(&self, room: u32) -> bool {
+        let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(room));
+        let lent = push.is_some_and(|push| !push.lent.ranges().is_empty());
+        lent && self.config.non_finite != NonFinite::Allow
+    }
+
+    /// Whether what a push has in a tray is looked at before any of it is applied: where values may be
+    /// changed where they lie, which is not given up.
+    pub(super) fn is_looked_at_first(&self, room: u32) -> bool {
+        let by_rows = self.store().is_some_and(|store| store.layout().sparse().len() > 0);
+        let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(room));
+        let small = push.is_some_and(|push| push.bytes <= SLICE_BYTES);
+        (by_rows || small) && self.has_unseen(room)
+    }
+
+    /// Has what a gradient that is whole has in a tray looked at, before it is held.
+    pub(super) fn begin_look(&mut self, room: u32) {
+        let Some(inbox) = &mut self.inbox else { return };
+        let Some(order) = inbox.arrival(room).map(|push| push.order) else { return };
+        inbox.set_unseen(room, order, true);
+        self.jobs.push_back(Job::look(room, order));
+    }
+
+    /// Has the squares of a gradient that is whole added up.
+    pub(super) fn begin_measure(&mut self, room: u32) {
+        let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(room));
+        let order = push.map(|push| push.order);
+        self.jobs.extend(order.map(|order| Job::measure(room, order)));
+    }
+
+    /// A slice of the work on a gradient; whether it is done.
+    pub(super) fn work_on_look(&mut self, job: &mut LookJob) -> bool {
+        let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(job.room));
+        // It may have been dropped meanwhile, and its room hold another.
+        if push.is_none_or(|push| push.order != job.order) {
+            return true;
+        }
+        match self.look_at_lent(job.room, &mut job.look) {
+            Ok(done) => done,
+            Err(refusal) => {
+                job.refusal = Some(refusal);
+                true
+            }
+        }
+    }
+
+    /// What a gradient has in a tray has been looked at: now it is held, or refused.
+    pub(super) fn looked(&mut self, now: Instant, job: LookJob) {
+        let Some(inbox) = &mut self.inbox else { return };
+        if !inbox.set_unseen(job.room, job.order, false) {
+            return;
+        }
+        match job.refusal {
+            None => self.push_held(now, job.room),
+            Some(refusal) => self.refuse_whole(now, job.room, refusal),
+        }
+    }
+
+    /// Looks at a slice of what a push has in a tray; whether that was the last of it.
+    pub(super) fn look_at_lent(&mut self, room: u32, look: &mut Look) -> Result<bool, Refusal> {
+        let mut tile = std::mem::take(&mut self.lent_tile);
+        let looked = self.look_slice(room, look, &mut tile);
+        self.lent_tile = tile;
+        looked
+    }
+
+    fn look_slice(&self, room: u32, look: &mut Look, tile: &mut Vec<u64>) -> Result<bool, Refusal> {
+        let (Some(inbox), Some(store)) = (&self.inbox, self.store()) else { return Ok(true) };
+        let (Some(push), Some(source)) = (inbox.arrival(room), inbox.source(room)) else {
+            return Ok(true);
+        };
+        let looker = Looker { policy: self.config.non_finite, counters: &self.counters };
+        let mut budget = SLICE_BYTES;
+        while let Some(range) = push.lent.ranges().get(look.range) {
+            if budget == 0 {
+                return Ok(false);
+            }
+            let start = look.done_to.max(range.start);
+            let Some(piece) = source.piece(start..range.end, tile) else {
+                look.range += 1;
+                continue;
+            };
+            for group in self.groups.within(start..piece.end) {
+                let part = group.part_of(&(start..piece.end));
+                let bytes = (part.start - start) as usize..(part.end - start) as usize;
+                looker.at(store.layout(), group.dtype, &part, &piece.bytes[bytes])?;
+            }
+            budget = budget.saturating_sub(piece.end - start);
+            look.done_to = piece.end;
+        }
+        Ok(true)
+    }
+
+    /// Refuses a push that is whole, before anything of it counts. Its token is its client's still, and
+    /// goes to others if that is gone.
+    pub(super) fn refuse_whole(&mut self, now: Instant, room: u32, refusal: Refusal) {
+        let Some((client, push)) = self.inbox.as_mut().and_then(|inbox| inbox.take(room)) else {
+            return;
+        };
+        self.counters.pushes_dropped.add(1);
+        let heard = client.map(|client| self.replicas.client(client));
+        let present = heard.is_some_and(|client| client.presence == Presence::Present);
+        let listens = heard.and_then(|client| client.connection);
+        if let Some(whole) = push.whole.filter(|whole| listens == Some(whole.connection)) {
+            let (request, sequence) = (whole.request, push.sequence);
+            let request = Envelope { request, sequence, ..Envelope::default() };
+            self.refuse(whole.connection, request, refusal);
+        }
+        if push.operation == (Operation::Gradient {}) && !present {
+            self.return_token_of(&push);
+            self.decide(now);
+        }
+        self.grant_parked_tokens(now);
+    }
+
+    /// A gradient whose client is gone is not applied: others may have its token.
+    fn return_token_of(&mut self, push: &Arrival) {
+        let Some(owner) = &mut self.owner else { return };
+        let holder = owner.outstanding().find(|(token, _)| *token == push.token);
+        if let Some((token, holder)) = holder
+            && owner.give_back(holder, token, push.generation)
+        {
+            self.counters.tokens_taken_back.add(1);
+        }
+    }
+}
+
+fn does_not_fit(error: StorageError) -> Refusal {
+    match error {
+        StorageError::DoesNotFit { need, limit } => Refusal::DoesNotFit { need, limit },
+        error => Refusal::Storage { detail: super::Detail::clipped(error.to_string()) },
+    }
+}
