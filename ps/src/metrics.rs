@@ -113,6 +113,9 @@ counters! {
     direct_pulls,
     /// The bytes of those.
     direct_pull_bytes,
+    /// Pushes that came whole of which something lay in memory that their clients were lent, so that it was not
+    /// sent. A push over several shards counts on each.
+    direct_pushes,
     /// Checkpoints saved by this task as the step owner.
     checkpoints_saved,
     /// Saves that have failed, for whomever they were.

@@ -26,5 +26,7 @@ mod slow_reader;
 mod staleness;
 mod synchronous;
 mod tables;
+#[cfg(target_os = "linux")]
+mod trays;
 mod verbs;
 mod whole_variables;

@@ -258,6 +258,7 @@ impl Shard {
     ) -> Result<(), Refusal> {
         let (client, room) = (part.client, part.room);
         self.check_whole(client, room, named)?;
+        self.count_direct_push(room);
         let gradient = |push: &Arrival| push.operation == Operation::Gradient {};
         let waits = self.is_synchronous()
             && self.inbox.as_ref().and_then(|inbox| inbox.arrival(room)).is_some_and(gradient);

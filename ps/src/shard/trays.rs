@@ -193,6 +193,14 @@ impl Shard {
         Ok(true)
     }
 
+    /// A push has come whole.
+    pub(super) fn count_direct_push(&self, room: u32) {
+        let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(room));
+        if push.is_some_and(|push| !push.lent.ranges().is_empty()) {
+            self.counters.direct_pushes.add(1);
+        }
+    }
+
     /// Whether a push has something in a tray that has to be looked at.
     pub(super) fn has_unseen(&self, room: u32) -> bool {
         let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(room));

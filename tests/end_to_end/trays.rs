@@ -1,0 +1,306 @@
+//! Gradients that are written into memory which servers lend: they count as those that are sent do, bit by
+//! bit, and whatever becomes of them.
+
+use std::path::Path;
+
+use pushpull::blocking::Worker;
+use pushpull::{
+    Adam, Codec, DType, Error, Mode, Params, Partitioner, PsConfig, Pulled, Push, Shape, Storage,
+    VariableSpec, WorkerConfig,
+};
+
+use super::cluster::{Cluster, block_on, spec, vector};
+use super::lent::{await_counts, near_only, start};
+
+const SYNCHRONOUS: Mode = Mode::Synchronous { replicas_to_aggregate: 1, total_num_replicas: 1 };
+
+/// Variables of every kind: some lie in a tray, and others travel beside them.
+fn variables() -> Vec<VariableSpec> {
+    let split = Partitioner::Fixed { shards: 2 };
+    vec![
+        vector("small", 3),
+        vector("large", 300_001),
+        vector("split", 5_000).partitioner(split),
+        vector("encoded", 1_000),
+        VariableSpec::f32("rows", [50, 4]).unwrap().sparse(),
+        VariableSpec::bf16("halves", [700]).unwrap(),
+        VariableSpec::new("wide", DType::F64, Shape::new([999]).unwrap()).unwrap(),
+        vector("last", 70_000),
+    ]
+}
+
+/// A number between -1 and 1 that depends on `at` alone.
+fn noise(at: u64) -> f64 {
+    let mut x = at.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x2545_f491_4f6c_dd1d;
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    ((x ^ (x >> 27)) >> 11) as f64 / (1_u64 << 52) as f64 - 1.0
+}
+
+/// One gradient of a step, of some of the variables, clipped.
+fn gradients(worker: &mut Worker, step: u64) -> pushpull::Gradients {
+    let mut gradients = worker.gradients();
+    let value = |place: usize| noise(step * 1_000_003 + place as u64);
+    for name in ["small", "large", "split", "encoded", "last"] {
+        let view = gradients.view_mut::<f32>(name).unwrap();
+        view.iter_mut().enumerate().for_each(|(place, g)| *g = value(place) as f32);
+    }
+    let wide = gradients.view_mut::<f64>("wide").unwrap();
+    wide.iter_mut().enumerate().for_each(|(place, g)| *g = value(place));
+    let halves = gradients.view_mut::<pushpull::bf16>("halves").unwrap();
+    halves
+        .iter_mut()
+        .enumerate()
+        .for_each(|(place, g)| *g = pushpull::bf16::from_f64(value(place)));
+    let rows: Vec<f32> = (0..12).map(|place| value(place) as f32).collect();
+    gradients.set_rows("rows", &[step % 7, 9, 40], &rows).unwrap();
+    if step % 3 == 0 {
+        gradients.omit("last").unwrap();
+    }
+    gradients.clip_by_norm(25.0).unwrap();
+    gradients.clip_by_global_norm(40.0).unwrap();
+    gradients
+}
+
+fn bits(params: &Params) -> Vec<u64> {
+    let names = ["small", "large", "split", "encoded", "last"];
+    let narrow = names.iter().flat_map(|name| params.view::<f32>(name).unwrap());
+    let wide = params.view::<f64>("wide").unwrap().iter().map(|value| value.to_bits());
+    let halves = params.view::<pushpull::bf16>("halves").unwrap();
+    let halves = halves.iter().map(|value| u64::from(value.to_bits()));
+    narrow.map(|value| u64::from(value.to_bits())).chain(wide).chain(halves).collect()
+}
+
+const STEPS: u64 = 12;
+
+/// Trains for some steps; what the values are then, and how many pushes were direct.
+fn train(
+    folder: &Path,
+    configure: impl Fn(PsConfig) -> PsConfig,
+    wish: impl Fn(WorkerConfig) -> WorkerConfig,
+) -> (Vec<u64>, u64) {
+    let cluster = near_only(folder, |config| configure(config.optimizer_for("*", Adam::new(0.01))));
+    let config = wish(cluster.config(0)).codec("encoded", Codec::Int8);
+    let mut worker = Worker::connect(config).unwrap();
+    let mut params = worker.join(&variables(), |_| ()).unwrap();
+    let mut token = worker.token().unwrap().unwrap();
+    worker.pull(&token, &mut params).unwrap();
+    for step in 0..STEPS {
+        let gradients = gradients(&mut worker, step);
+        token = match step % 3 {
+            0 => {
+                worker.push_and_pull(token, gradients, &mut params).unwrap().next.unwrap().unwrap()
+            }
+            1 => {
+                worker.push(token, gradients).unwrap();
+                worker.token().unwrap().unwrap()
+            }
+            _ => {
+                worker.start_push(token, gradients).wait().unwrap();
+                worker.token().unwrap().unwrap()
+            }
+        };
+        assert_eq!(worker.pull(&token, &mut params).unwrap(), Pulled::Pulled { step: step + 1 });
+    }
+    drop(token);
+    let direct = cluster.handle().metrics().direct_pushes;
+    worker.leave().unwrap();
+    cluster.stop();
+    (bits(&params), direct)
+}
+
+#[test]
+fn gradients_in_lent_memory_make_the_same_values_as_those_that_are_sent() {
+    let folder = tempfile::tempdir().unwrap();
+    for mode in [Mode::Asynchronous, SYNCHRONOUS] {
+        for shards in [1, 2] {
+            let server = |config: PsConfig| config.mode(mode).shards(shards);
+            let (sent, none) = train(folder.path(), server, |config| config.shared_memory(false));
+            let (direct, some) = train(folder.path(), server, |config| config);
+            assert!(sent == direct, "{mode:?} with {shards} shards");
+            // The first ones may have been written before there was a tray.
+            assert_eq!(none, 0);
+            assert!(some >= (STEPS - 2) * u64::from(shards), "{some} pushes of {shards} shards");
+        }
+    }
+}
+
+#[test]
+fn a_server_that_lends_none_is_sent_gradients() {
+    let (folder, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (lent, _) = train(folder.path(), |config| config, |config| config);
+    let none = |config: PsConfig| config.shared_memory(false);
+    let (sent, direct) = train(folder.path(), none, |config| config);
+    assert!(lent == sent && direct == 0);
+    // As much memory as there is for all but a tray.
+    let in_files = |config: PsConfig| {
+        let state = state.path().to_owned();
+        config.storage(Storage::Directory { state, bytes_max: 1 << 30 })
+    };
+    let (kept, _) = train(folder.path(), in_files, |config| config);
+    assert!(lent == kept);
+}
+
+/// Two variables that lie in a tray, and one that lies in two pieces.
+fn plain() -> Vec<VariableSpec> {
+    let split = Partitioner::Fixed { shards: 2 };
+    vec![vector("v", 3), vector("w", 200_000), vector("split", 100).partitioner(split)]
+}
+
+/// Pushes gradients of which every element is this.
+fn push(worker: &mut Worker, value: f32) {
+    let token = worker.token().unwrap().unwrap();
+    let gradients = filled(worker, value);
+    assert!(matches!(worker.push(token, gradients).unwrap(), Push::Applied { .. }));
+}
+
+fn filled(worker: &mut Worker, value: f32) -> pushpull::Gradients {
+    let mut gradients = worker.gradients();
+    for name in ["v", "w", "split"] {
+        gradients.view_mut::<f32>(name).unwrap().fill(value);
+    }
+    gradients
+}
+
+/// The values of all elements, which are the same.
+fn value(worker: &mut Worker, params: &mut Params) -> f32 {
+    let token = worker.token().unwrap().unwrap();
+    assert!(!worker.pull(&token, params).unwrap().is_stale());
+    let first = params.view::<f32>("v").unwrap()[0];
+    for name in ["v", "w", "split"] {
+        assert!(params.view::<f32>(name).unwrap().iter().all(|&value| value == first), "{name}");
+    }
+    first
+}
+
+#[test]
+fn what_is_not_finite_there_is_refused_with_its_place() {
+    let folder = tempfile::tempdir().unwrap();
+    for mode in [Mode::Asynchronous, SYNCHRONOUS] {
+        for shards in [1, 2] {
+            let cluster = near_only(folder.path(), |config| config.mode(mode).shards(shards));
+            let mut worker = cluster.worker(0);
+            let mut params = worker.join(&plain(), |_| ()).unwrap();
+            let before = value(&mut worker, &mut params);
+            for bad in [0, 70_000, 199_999] {
+                let token = worker.token().unwrap().unwrap();
+                let mut gradients = filled(&mut worker, 1.0);
+                gradients.view_mut::<f32>("w").unwrap()[bad] = f32::NAN;
+                match worker.push(token, gradients) {
+                    Err(Error::NonFinite { variable, element, .. }) => {
+                        assert_eq!((variable.as_str(), element), ("w", bad));
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+            assert_eq!(value(&mut worker, &mut params), before, "nothing of them counts");
+            let token = worker.token().unwrap().unwrap();
+            let gradients = filled(&mut worker, 1.0);
+            worker.push(token, gradients).unwrap();
+            assert_eq!(value(&mut worker, &mut params), before - 1.0);
+            cluster.stop();
+        }
+    }
+}
+
+#[test]
+fn gradients_that_are_dropped_leave_their_memory_and_more_than_there_is_room_for_are_sent() {
+    let folder = tempfile::tempdir().unwrap();
+    let cluster = near_only(folder.path(), |config| config);
+    let mut worker = cluster.worker(0);
+    let mut params = worker.join(&plain(), |_| ()).unwrap();
+    (0..3).for_each(|_| push(&mut worker, 1.0));
+    for _ in 0..10 {
+        drop([filled(&mut worker, 9.0), filled(&mut worker, 9.0), filled(&mut worker, 9.0)]);
+    }
+    let before = cluster.handle().metrics().direct_pushes;
+    let all = [1.0, 2.0, 4.0].map(|value| filled(&mut worker, value));
+    let tokens = [0; 3].map(|_| worker.token().unwrap().unwrap());
+    let pushes: Vec<_> =
+        tokens.into_iter().zip(all).map(|(token, all)| worker.start_push(token, all)).collect();
+    for push in pushes {
+        assert!(matches!(push.wait().unwrap(), Push::Applied { .. }));
+    }
+    assert_eq!(cluster.handle().metrics().direct_pushes - before, 2, "there are two rooms");
+    assert_eq!(value(&mut worker, &mut params), -10.0);
+    (0..4).for_each(|_| push(&mut worker, 0.5));
+    assert_eq!(cluster.handle().metrics().direct_pushes - before, 6);
+    assert_eq!(value(&mut worker, &mut params), -12.0);
+    cluster.stop();
+}
+
+/// What is a part of a step is not written over before the step is applied, however early the next gradient
+/// is begun.
+#[test]
+fn a_gradient_that_is_accepted_stays_as_it_is_until_all_have_applied_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let mode = Mode::Synchronous { replicas_to_aggregate: 2, total_num_replicas: 2 };
+    let cluster = near_only(folder.path(), |config| config.mode(mode).shards(2));
+    let replicas = [0, 1].map(|index| {
+        let config = cluster.config(index);
+        std::thread::spawn(move || {
+            let mut worker = Worker::connect(config).unwrap();
+            let mut params = worker.join(&plain(), |_| ()).unwrap();
+            for step in 0..30 {
+                let token = worker.token().unwrap().unwrap();
+                assert_eq!(worker.pull(&token, &mut params).unwrap(), Pulled::Pulled { step });
+                for name in ["v", "w", "split"] {
+                    let values = params.view::<f32>(name).unwrap();
+                    assert!(values.iter().all(|&value| value == -(step as f32)), "{name}");
+                }
+                let gradients = filled(&mut worker, 1.0);
+                assert!(matches!(worker.push(token, gradients).unwrap(), Push::Accepted { .. }));
+                drop([filled(&mut worker, 1e9), filled(&mut worker, 1e9)]);
+            }
+            worker.leave().unwrap();
+        })
+    });
+    replicas.into_iter().for_each(|replica| replica.join().unwrap());
+    await_counts(&cluster, |metrics| metrics.direct_pushes > 60);
+    cluster.stop();
+}
+
+#[test]
+fn gradients_outlive_the_server_that_has_lent_their_memory() {
+    let (folder, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let stored = |config: PsConfig| {
+        let state = state.path().to_owned();
+        config.storage(Storage::Directory { state, bytes_max: 1 << 30 })
+    };
+    let mut cluster = near_only(folder.path(), stored);
+    let mut worker = cluster.worker(0);
+    let mut params = worker.join(&plain(), |_| ()).unwrap();
+    for life in 0..3 {
+        (0..3).for_each(|_| push(&mut worker, 1.0));
+        let mut held = filled(&mut worker, 1.0);
+        let token = worker.token().unwrap().unwrap();
+        let spec = cluster.spec.clone();
+        cluster.stop();
+        held.view_mut::<f32>("w").unwrap()[7] = 1.0;
+        let address = spec.task_address("ps", 0).unwrap();
+        let listener = block_on(pushpull::Ps::listen(address)).unwrap();
+        let servers = vec![start(listener, &spec, stored)];
+        cluster = Cluster { spec, servers };
+        assert!(matches!(worker.push(token, held).unwrap(), Push::Applied { .. }));
+        assert_eq!(value(&mut worker, &mut params), -4.0 * (life + 1) as f32);
+    }
+    cluster.stop();
+}
+
+#[test]
+fn gradients_outlive_a_server_whose_values_are_lost_with_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let cluster = near_only(folder.path(), |config| config);
+    let mut worker = cluster.worker(0);
+    worker.join(&plain(), |_| ()).unwrap();
+    (0..3).for_each(|_| push(&mut worker, 1.0));
+    let (mut held, token) = (filled(&mut worker, 1.0), worker.token().unwrap().unwrap());
+    let address = cluster.spec.task_address("ps", 0).unwrap().to_owned();
+    cluster.stop();
+    let listener = block_on(pushpull::Ps::listen(&address)).unwrap();
+    let spec = spec([listener.address()], 2);
+    let cluster = Cluster { servers: vec![start(listener, &spec, |config| config)], spec };
+    held.view_mut::<f32>("w").unwrap().fill(2.0);
+    assert!(matches!(worker.push(token, held).unwrap_err(), Error::StateLost { .. }));
+    filled(&mut worker, 3.0).scale(0.5);
+    cluster.stop();
+}
