@@ -9,7 +9,9 @@ use super::lending::lendable;
 use super::peers::{Push, bytes_of, variables};
 use super::synchronous::{ACCEPTED, Cluster, STALE, synchronous};
 use super::trays::Tray;
+use super::world::World;
 use crate::config::PsConfig;
+use crate::shard::Input;
 use crate::shard::work::Work;
 
 /// A cluster whose replicas have trays.
@@ -186,4 +188,24 @@ fn work_that_is_due_on_a_push_is_not_done_on_the_next_in_its_room() {
             if matches!(answer.outcome, Outcome::Applied { version: 1, .. }));
         assert!(applied, "{answer:?}");
     }
+}
+
+#[test]
+fn what_is_still_to_be_looked_at_is_not_reported_as_held() {
+    let mut lent = Lent::new(2, 1, 1, |config| config);
+    let grant = lent.cluster.token(0);
+    let (line, tray) = (lent.cluster.replicas[0].lines[1], &lent.trays[0][1]);
+    tray.put(0, 0, &bytes_of(&[f64::NAN, 1.0]));
+    let world = &mut lent.cluster.world;
+    let push = Push::gradient(1, grant, tray.room(0));
+    let request = world.send(line, push.envelope(), push.lent(&[(0, 16)], Some(16)), &[]);
+    // The shard says again what it has said, as to a step owner that was started anew.
+    world.input(1, Input::OwnerLink { up: false });
+    world.input(1, Input::OwnerLink { up: true });
+    let holds = |world: &World| {
+        world.to_owner.iter().any(|(_, _, message)| matches!(message, Message::Held(_)))
+    };
+    assert!(!holds(world));
+    world.work();
+    assert!(!holds(world) && matches!(world.answer(line, request), Some(Message::Refused(_))));
 }
