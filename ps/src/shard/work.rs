@@ -15,6 +15,7 @@ use super::rows::{RowChange, RowWork};
 use super::staleness::Treatment;
 use super::step_work::StepJob;
 use super::{Shard, Variables};
+use crate::aggregate::admission::PerPush;
 use crate::inbox::{Arrival, Extents};
 use crate::optimizer::{ApplyAt, VariableRules};
 use crate::store::{Change, NoSpareBlock, Store};
@@ -95,7 +96,7 @@ impl Job {
     }
 
     /// The step that is made of the pushes in these rooms, in this order, each times its factor.
-    pub(super) fn step(rooms: Vec<u32>, factors: Vec<f64>) -> Job {
+    pub(super) fn step(rooms: PerPush<u32>, factors: PerPush<f64>) -> Job {
         Job::Step(StepJob::new(rooms, factors))
     }
 
