@@ -144,7 +144,7 @@ impl Shard {
         incoming: &Part,
         ranges: &[Stretch],
     ) -> Result<(), Refusal> {
-        let (connection, client, room) = (incoming.connection, incoming.client, part.room);
+        let (connection, client) = (incoming.connection, incoming.client);
         if !self.place(now, connection, client, header, part, &(0..0))? {
             return Ok(());
         }
@@ -153,7 +153,7 @@ impl Shard {
         }
         match part.whole {
             None => Ok(()),
-            Some(named) => self.is_whole(now, incoming, named),
+            Some(named) => self.came_whole(now, incoming, named),
         }
     }
 
