@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """A client of pushpull in plain Python, written from docs/protocol.md alone.
 
-It joins a server, declares two variables if there are none yet, trains them a little with gradients
-that it computes itself, and checks that the server holds what a gradient descent in this file does.
+It joins a server, declares three variables if there are none yet, trains them a little with gradients
+that it computes itself, and checks that the server holds what a gradient descent in this file does. One
+of them is sparse: rows of it are pushed and pulled. With --cut-every it loses its connection in the
+middle of pushes, and finds out what has become of them.
 
     pushpull-ps --ps-hosts 127.0.0.1:2222 --worker-hosts 127.0.0.1:2223 --learning-rate 0.1
     python3 examples/protocol_client.py 127.0.0.1:2222 --learning-rate 0.1
 
-It knows one server with one shard, dense variables of f32, and both modes. A connection is used for one
+It knows one server with one shard, variables of f32, and both modes. A connection is used for one
 request at a time; a program that trains for real has several under way, and says heartbeats.
 """
 
@@ -22,6 +24,7 @@ import time
 # --- Frames ---------------------------------------------------------------------------------------
 
 HEADER = struct.Struct("<4sHHIIQQIIQQIIQII")
+VERSION = 1
 PART_BYTES_MAX = 1 << 20
 HAS_BODY_CRC = 1
 
@@ -29,13 +32,16 @@ HELLO, WELCOME, REFUSED = 1, 2, 3
 DECLARE, DECLARED, INITIALIZE, AWAIT_READY, READY, FETCH_CATALOGUE, CATALOGUE_IS = range(10, 17)
 TOKEN_REQUEST, GRANTED, ENDED = 20, 21, 22
 RESERVE, ROOM, PUSH_PART, PUSH_ANSWER = 30, 31, 32, 33
-PULL, PULLED = 40, 41
+OUTCOME_QUERY, OUTCOME_IS = 35, 36
+PULL, PULLED, PULL_ROWS, ROWS = 40, 41, 42, 43
 LEAVE, LEFT = 52, 53
 
 WORKER, CHIEF = 1, 2
 GRADIENT = 1
 APPLIED, ACCEPTED, STALE = 1, 2, 3
-ALL = 1
+UNKNOWN, RECEIVING, SETTLED = 1, 2, 3
+ALL, PARTITIONS = 1, 2
+UNKNOWN_PARTITION = 9
 IS_READY = 3
 F32 = 1
 ZEROS = 1
@@ -141,7 +147,7 @@ class Connection:
     def send(self, kind, meta=b"", body=b"", step=0, sequence=0, deadline_ms=30_000):
         self.request += 1
         head = HEADER.pack(
-            b"ppsh", 0, kind, len(meta), 0, len(body), self.request, self.restore_epoch, 0, step,
+            b"ppsh", VERSION, kind, len(meta), 0, len(body), self.request, self.restore_epoch, 0, step,
             sequence, deadline_ms, 0, 0, crc32c(meta), 0,
         )
         head = head[:-4] + struct.pack("<I", crc32c(head[:-4]))
@@ -153,7 +159,7 @@ class Connection:
         head = self.exactly(HEADER.size)
         (magic, version, kind, meta_bytes, flags, body_bytes, answered, epoch, _, step, _, _,
          body_crc, _, meta_crc, header_crc) = HEADER.unpack(head)
-        if magic != b"ppsh" or header_crc != crc32c(head[:-4]) or version != 0:
+        if magic != b"ppsh" or header_crc != crc32c(head[:-4]) or version != VERSION:
             raise ProtocolError("no header of this protocol")
         meta = self.exactly(meta_bytes)
         if meta_crc != crc32c(meta):
@@ -192,10 +198,10 @@ class Connection:
 
 
 class Variable:
-    """A dense, trained variable of f32, and where it lies in the layout of the shard."""
+    """A trained variable of f32, and where it lies in the layout of the shard."""
 
-    def __init__(self, name, extents, offset=0):
-        self.name, self.extents, self.offset = name, extents, offset
+    def __init__(self, name, extents, offset=0, sparse=False):
+        self.name, self.extents, self.offset, self.sparse = name, extents, offset, sparse
 
     @property
     def count(self):
@@ -208,8 +214,21 @@ class Variable:
     def padded_bytes(self):
         return (4 * self.count + 7) // 8 * 8
 
+    @property
+    def width(self):
+        """The elements of a row."""
+        return self.count // self.extents[0]
+
     def values(self, layout):
         return list(struct.unpack_from(f"<{self.count}f", layout, self.offset))
+
+
+def padded(data):
+    return data.ljust((len(data) + 7) // 8 * 8, b"\0")
+
+
+def packed(values):
+    return struct.pack(f"<{len(values)}f", *values)
 
 
 def encode_catalogue(variables):
@@ -217,8 +236,8 @@ def encode_catalogue(variables):
     for variable in variables:
         out += text(variable.name) + struct.pack("<BB", F32, len(variable.extents))
         out += b"".join(struct.pack("<Q", extent) for extent in variable.extents)
-        # Trained, dense, zeros at first (whose two numbers mean nothing), with a seed of 0.
-        out += struct.pack("<BBBddQ", 1, 0, ZEROS, 0.0, 0.0, 0)
+        # Trained, zeros at first (whose two numbers mean nothing), with a seed of 0.
+        out += struct.pack("<BBBddQ", 1, variable.sparse, ZEROS, 0.0, 0.0, 0)
     out += struct.pack("<I", len(variables))
     for number, variable in enumerate(variables):
         # All of its rows, on shard 0 of task 0. A scalar is one row.
@@ -236,10 +255,10 @@ def decode_catalogue(data):
         name, dtype, rank = fields.text(), fields.take("B"), fields.take("B")
         extents = [fields.take("Q") for _ in range(rank)]
         trained, rows = fields.bool(), fields.take("B")
-        if dtype != F32 or rows != 0 or not trained:
-            sys.exit(f"{name!r} is no dense, trained variable of f32: this client has no others")
+        if dtype != F32 or rows > 1 or not trained:
+            sys.exit(f"{name!r} is no trained variable of f32: this client has no others")
         fields.take("BddQ")
-        variables.append(Variable(name, extents, end))
+        variables.append(Variable(name, extents, end, rows == 1))
         end += variables[-1].padded_bytes
     for number in range(fields.take("I")):
         variable, _, _, task, shard = fields.take("IQQIH")
@@ -256,9 +275,11 @@ class Worker:
     """A worker, or a chief, that has joined."""
 
     def __init__(self, address, job, task, role, declared):
-        self.line = Connection(address)
+        self.address, self.job, self.task, self.role = address, job, task, role
+        # A new client has a new incarnation, and no epoch yet.
+        self.incarnation, self.epoch = random.getrandbits(64), 0
         self.sequence = 0
-        state = self.join(job, task, role)
+        state = self.join()
         if role == CHIEF and state != IS_READY:
             encoded = encode_catalogue(declared)
             self.line.ask(DECLARE, [DECLARED], hashlib.sha256(encoded).digest(), encoded)
@@ -272,15 +293,17 @@ class Worker:
         self.room = self.newest = 0
         self.ask_for_a_token()
 
-    def join(self, job, task, role):
-        """Says hello; the state of the server's variables."""
-        hello = struct.pack("<HHB", 0, 0, role) + text(job) + struct.pack("<IIH", task, 0, 0)
-        # A new client has a new incarnation, and no epochs yet.
-        hello += struct.pack("<QQIQ", random.getrandbits(64), 0, 0, 0)
+    def join(self, restore_epoch=0):
+        """Says hello over a new connection; the state of the server's variables."""
+        self.line = Connection(self.address)
+        self.line.restore_epoch = restore_epoch
+        hello = struct.pack("<HHB", VERSION, VERSION, self.role) + text(self.job)
+        hello += struct.pack("<IIH", self.task, 0, 0)
+        hello += struct.pack("<QQIQ", self.incarnation, self.epoch, restore_epoch, 0)
         # No catalogue yet; checksums of bodies off; no facts to agree on; no authentication.
         hello += struct.pack("<BBII", 0, 2, 0, 0)
         _, _, fields, _ = self.line.ask(HELLO, [WELCOME], hello)
-        fields.take("HHQ")
+        _, _, self.epoch = fields.take("HHQ")
         self.synchronous = fields.take("B") == 2
         fields.bytes(8 if self.synchronous else 1)
         fields.take("IIBBQ")
@@ -322,33 +345,107 @@ class Worker:
             layout += body
         return bytes(layout), step
 
-    def push(self, gradients):
-        """Pushes a gradient of each variable under the token, and takes the next; how stale it was."""
-        body = b""
+    def pull_rows(self, number, rows):
+        """Rows of the variable of this number, in this order."""
+        wanted = struct.pack(f"<{len(rows)}I", *rows)
+        meta = struct.pack("<I", number)
+        _, _, fields, body = self.line.ask(PULL_ROWS, [ROWS], meta, wanted, step=self.step)
+        fields.take("QQ")
+        fields.end()
+        return list(struct.unpack(f"<{len(body) // 4}f", body))
+
+    def is_refused(self, partition):
+        """Whether a pull of a partition that does not exist is refused, and nothing but that."""
+        try:
+            self.line.ask(PULL, [PULLED], struct.pack("<BII", PARTITIONS, 1, partition))
+        except Refused as refused:
+            return refused.tag == UNKNOWN_PARTITION
+        return False
+
+    def ranges_of(self, gradients):
+        """What is pushed, as ranges of the layout: of dense variables all, of a sparse one its rows by their numbers."""
+        end = self.variables[-1].offset + self.variables[-1].padded_bytes
+        ranges = []
         for variable, gradient in zip(self.variables, gradients):
-            packed = struct.pack(f"<{variable.count}f", *gradient)
-            body += packed.ljust(variable.padded_bytes, b"\0")
+            if not variable.sparse:
+                ranges.append((variable.offset, padded(packed(gradient))))
+                continue
+            numbers = sorted(gradient)
+            rows = b"".join(packed(gradient[row]) for row in numbers)
+            ranges.append((variable.offset, padded(rows)))
+            ranges.append((end, padded(struct.pack(f"<Q{len(numbers)}I", len(numbers), *numbers))))
+            end += (8 + 4 * variable.extents[0] + 7) // 8 * 8
+        return [(start, data) for start, data in ranges if data]
+
+    def parts_of(self, ranges):
+        """Each part of a push: where it starts, its bytes, and how many all have if it is the last."""
+        total = sum(len(data) for _, data in ranges)
+        parts = []
+        for offset, data in ranges:
+            for start in range(0, len(data), PART_BYTES_MAX):
+                parts.append((offset + start, data[start : start + PART_BYTES_MAX], None))
+        parts[-1] = parts[-1][:2] + (total,)
+        return parts
+
+    def send_parts(self, parts):
+        """Sends parts of the push under way; the request of the last."""
         if self.room == 0:
             self.room = self.line.ask(RESERVE, [ROOM])[2].take("I")
-        self.sequence += 1
-        for start in range(0, len(body), PART_BYTES_MAX):
-            part = body[start : start + PART_BYTES_MAX]
-            is_last = start + len(part) == len(body)
+        request = None
+        for start, part, whole in parts:
             meta = struct.pack("<BQIIQ", GRADIENT, self.token, self.generation, self.room, start)
-            meta += struct.pack("<BQ", 1, len(body)) if is_last else b"\0"
+            meta += struct.pack("<B", 0) if whole is None else struct.pack("<BQ", 1, whole)
             # The next token is wanted with the answer; and what had been applied when it was read.
             meta += struct.pack("<BBQ", 1, 1, self.read)
             request = self.line.send(PUSH_PART, meta, part, step=self.step, sequence=self.sequence)
+        return request
+
+    def push(self, gradients, cut=None):
+        """Pushes a gradient of each variable under the token, and takes the next; how stale it was. If
+        `cut` is a number of parts, the connection is lost behind so many, before any answer."""
+        parts = self.parts_of(self.ranges_of(gradients))
+        self.sequence += 1
+        if cut is not None:
+            self.send_parts(parts[:cut])
+            return self.find_out(parts)
+        return self.hear(self.send_parts(parts))
+
+    def find_out(self, parts):
+        """The connection is gone: asks over another what has become of a push, and sends what is missing."""
+        self.line.socket.close()
+        self.join(self.line.restore_epoch)
+        _, _, fields, _ = self.line.ask(OUTCOME_QUERY, [OUTCOME_IS], sequence=self.sequence)
+        state = fields.take("B")
+        if state == SETTLED:
+            staleness = self.outcome(fields)
+            self.room, self.token = 0, None
+            self.ask_for_a_token()
+            return staleness
+        total = parts[-1][2]
+        if state == RECEIVING and fields.take("Q") == total:
+            # All of it lies there: the last part alone says so again.
+            return self.hear(self.send_parts([(0, b"", total)]))
+        if state not in (UNKNOWN, RECEIVING):
+            raise ProtocolError(f"state {state} of a push")
+        self.room = 0
+        return self.hear(self.send_parts(parts))
+
+    def outcome(self, fields):
+        """Takes an outcome; how stale the gradient was."""
+        outcome = fields.take("B")
+        if outcome == APPLIED:
+            return fields.take("QQQ")[2]
+        if outcome not in (ACCEPTED, STALE):
+            raise ProtocolError(f"outcome {outcome} of a push")
+        fields.take("Q")
+        return 0
+
+    def hear(self, request):
+        """Awaits the answer to a push; how stale it was."""
         kind, _, fields, _ = self.line.receive(request)
         if kind != PUSH_ANSWER:
             raise ProtocolError(f"kind {kind} in answer to a push")
-        outcome, staleness = fields.take("B"), 0
-        if outcome == APPLIED:
-            _, _, staleness = fields.take("QQQ")
-        elif outcome in (ACCEPTED, STALE):
-            fields.take("Q")
-        else:
-            raise ProtocolError(f"outcome {outcome} of a push")
+        staleness = self.outcome(fields)
         fields.bool()
         self.room, self.token = 0, None
         if fields.bool():
@@ -394,11 +491,13 @@ def main():
     parser.add_argument("address", help="host:port, or unix:/path")
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--learning-rate", type=float, default=0.01, help="that of the server")
+    parser.add_argument("--cut-every", type=int, default=0, help="lose the connection at every so many pushes")
     parser.add_argument("--job", default="worker")
     parser.add_argument("--task", type=int, default=0)
     options = parser.parse_args()
 
     declared = [Variable("line/weights", [3]), Variable("line/bias", [1])]
+    declared.append(Variable("words", [6, 2], sparse=True))
     role = CHIEF if options.task == 0 else WORKER
     worker = Worker(options.address, options.job, options.task, role, declared)
     names = [variable.name for variable in worker.variables]
@@ -408,25 +507,47 @@ def main():
     chance = random.Random(1)
     inputs = [[chance.gauss(0, 1) for _ in range(3)] for _ in range(64)]
     rows = [(x, 2 * x[0] - x[1] + 0.5 * x[2] + 3) for x in inputs]
-    weights, bias = worker.variables
+    weights, bias, words = worker.variables
+    if not worker.is_refused(99):
+        sys.exit("a pull of a partition that does not exist is not refused as that")
     here, read, loss = None, 0, 0.0
     for step in range(options.steps):
         layout = worker.pull()
         if layout is None:
             print("training has ended")
             break
-        pulled = weights.values(layout) + bias.values(layout)
+        pulled = weights.values(layout) + bias.values(layout) + words.values(layout)
         # What gradient descent has made of it here, unless others have pushed meanwhile.
         if here is not None and worker.read == read + 1 and here != pulled:
             print(f"step {step}: the server has {pulled}, and here it is {here}")
             sys.exit(DIFFERS)
         slope, shift, loss = gradient_of(pulled[:3], pulled[3], rows)
         gradient = [f32(g) for g in slope + [shift]]
+        # Two rows of the words, each on its way to what it is to be: its number, and half of it.
+        of_rows = {}
+        for row in sorted([step % 6, (step + 2) % 6]):
+            start = len(gradient) + row * words.width
+            now, wanted = pulled[start : start + words.width], [row, row / 2]
+            of_rows[row] = [f32(w - t) for w, t in zip(now, wanted)]
+        whole = gradient + [g for row in range(6) for g in of_rows.get(row, [0.0, 0.0])]
         rate = f32(options.learning_rate)
-        here = [f32(w - f32(rate * g)) for w, g in zip(pulled, gradient)]
-        read, staleness = worker.read, worker.push([gradient[:3], gradient[3:]])
+        here = [f32(w - f32(rate * g)) for w, g in zip(pulled, whole)]
+        cut = None
+        if options.cut_every and step % options.cut_every == 1:
+            # Before anything of it is sent, in the middle, and behind all of it.
+            cut = step // options.cut_every % 5
+        gradients = [gradient[:3], gradient[3:], of_rows]
+        read, staleness = worker.read, worker.push(gradients, cut)
         if step % 10 == 0:
             print(f"step {step}: loss {loss:.6f}, staleness {staleness}")
+        if step % 7 == 3 and worker.token is not None:
+            found = worker.pull_rows(2, [4, 1])
+            layout = worker.pull()
+            values = words.values(layout) if layout else []
+            alone = worker.read == read + 1
+            if alone and found != values[8:10] + values[2:4]:
+                print(f"step {step}: rows {found}, and in all of them {values}")
+                sys.exit(DIFFERS)
     print(f"loss {loss:.6f}, weights {[round(w, 3) for w in here[:3]]}, bias {here[3]:.3f}")
     worker.leave()
 

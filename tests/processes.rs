@@ -218,21 +218,23 @@ fn a_client_in_another_language_joins_pulls_and_pushes() {
         let address = &free_addresses(1)[0];
         let hosts = ["--ps-hosts", address, "--worker-hosts", "127.0.0.1:1,127.0.0.1:2"];
         let _daemon = daemon(&[&hosts[..], &["--learning-rate", "0.1"], mode].concat());
-        let client = |name, task, rate, steps| {
+        let client = |name, task, rate, steps, cut_every| {
             let mut command = Command::new("python3");
             command.args(["examples/protocol_client.py", address, "--task", task]);
-            command.args(["--learning-rate", rate, "--steps", steps]);
+            command.args(["--learning-rate", rate, "--steps", steps, "--cut-every", cut_every]);
             Process::start(name, &mut command)
         };
         if mode.is_empty() {
-            let (status, output) = client("alone", "0", "0.1", "20").finish();
+            let (status, output) = client("alone", "0", "0.1", "40", "2").finish();
             assert!(status.success(), "{output}");
-            let (status, output) = client("of another rate", "0", "0.2", "20").finish();
+            let (status, output) = client("of another rate", "0", "0.2", "20", "0").finish();
             assert_eq!(status.code(), Some(3), "it finds what is not its own: {output}");
             assert!(output.contains("step 1: the server has"), "{output}");
         }
-        let mut clients =
-            [client("worker 1", "1", "0.1", "120"), client("worker 0", "0", "0.1", "120")];
+        let mut clients = [
+            client("worker 1", "1", "0.1", "120", "7"),
+            client("worker 0", "0", "0.1", "120", "0"),
+        ];
         for client in &mut clients {
             let (status, output) = client.finish();
             assert!(status.success(), "{}: {output}", client.name);

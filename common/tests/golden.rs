@@ -1,7 +1,8 @@
 //! The bytes of every message and of a catalogue, as a table that a change cannot pass unseen.
 //!
-//! `PUSHPULL_BLESS=1 cargo test -p pushpull-common --test golden` writes the tables anew, after
-//! the version in `protocol/version.rs` has been thought about.
+//! `PUSHPULL_BLESS=1 cargo test -p pushpull-common --test golden` writes the tables anew. What stands in
+//! that of the frames was given out with its version: it is only added to, and anything else is refused.
+//! Other bytes are another version, with a table of its own.
 
 mod samples;
 
@@ -20,9 +21,28 @@ use pushpull_common::variable::VariableSpec;
 
 use samples::{ENVELOPE, Sample, samples};
 
+/// The frames of the version that is spoken.
+const FRAMES: &str = "frames_v1.txt";
+
+/// The entries of a table.
+fn entries(table: &str) -> impl Iterator<Item = &str> {
+    table.split("\n= ").skip(1).map(str::trim_end)
+}
+
+/// The first entry that a table no longer has as it was.
+fn changed<'a>(before: &'a str, after: &str) -> Option<&'a str> {
+    let after: BTreeSet<&str> = entries(after).collect();
+    entries(before).find(|entry| !after.contains(entry))
+}
+
 /// Compares with the table of this name, or writes it where that is asked for.
 fn compare(name: &str, found: &str) {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+    if name == FRAMES
+        && let Ok(before) = std::fs::read_to_string(&path)
+    {
+        assert_eq!(changed(&before, found), None, "a frame that was given out has changed");
+    }
     if std::env::var_os("PUSHPULL_BLESS").is_some() {
         println!("blessed {}: look at what has changed", path.display());
         std::fs::write(&path, found).expect("the table can be written");
@@ -67,13 +87,13 @@ fn every_message_has_its_golden_bytes() {
                 restore epoch\n0x202, step 0x303, sequence 0x404, deadline 0x505 ms. Offsets and \
                 bytes are hexadecimal.\n\n";
     let entries: Vec<String> = samples.iter().map(entry).collect();
-    compare("frames.txt", &(head.to_owned() + &entries.join("\n")));
+    compare(FRAMES, &(head.to_owned() + &entries.join("\n")));
 }
 
 #[test]
 fn the_golden_bytes_decode_to_the_messages() {
-    let table = include_str!("golden/frames.txt");
-    let mut entries = table.split("\n= ").skip(1);
+    let table = include_str!("golden/frames_v1.txt");
+    let mut entries = entries(table);
     for sample in samples() {
         let entry = entries.next().unwrap_or_else(|| panic!("{} has no entry", sample.name));
         assert_eq!(entry.lines().next(), Some(sample.name.as_str()));
@@ -95,6 +115,15 @@ fn the_golden_bytes_decode_to_the_messages() {
         assert_eq!(Header::BYTES + header.meta_bytes as usize, bytes.len());
     }
     assert_eq!(entries.next(), None);
+}
+
+#[test]
+fn what_was_given_out_is_only_added_to() {
+    let before = "head\n\n= a\n# A\n0000  01\n\n= b\n# B\n0000  02\n";
+    let added = "another\n\n= a\n# A\n0000  01\n\n= c\n# C\n0000  03\n\n= b\n# B\n0000  02\n";
+    assert_eq!(changed(before, added), None);
+    assert_eq!(changed(added, before), Some("c\n# C\n0000  03"));
+    assert_eq!(changed(before, &before.replace("02", "03")), Some("b\n# B\n0000  02"));
 }
 
 /// Every type, every initializer, a split variable, an empty one and a scalar.

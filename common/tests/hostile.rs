@@ -78,6 +78,12 @@ fn headers() -> Vec<Case> {
     vec![
         case("version_unknown", "version 65535", "Version {", patched(4, &[0xff; 2])),
         case(
+            "version_zero",
+            "version 0, before any was given out",
+            "Version {",
+            patched(4, &[0; 2]),
+        ),
+        case(
             "kind_unknown",
             "message kind 9999",
             "Kind { found: 9999 }",
@@ -294,8 +300,8 @@ const INVALID_CRC: &str = "Invalid { message: \"Hello\", field: \"BodyCrc\"";
 
 fn hello() -> Hello {
     Hello {
-        version_oldest: 0,
-        version_newest: 0,
+        version_oldest: 1,
+        version_newest: 1,
         role: Role::Chief {},
         job: Text::new("worker").expect("it is short"),
         task: 0,

@@ -10,15 +10,15 @@ use pushpull::blocking::Reader;
 use pushpull::common::ids::{ClientEpoch, GlobalStep, Incarnation, RequestId, RestoreEpoch};
 use pushpull::common::protocol::message::{BodyCrc, Hello, Pull, Role, Selection};
 use pushpull::common::protocol::wire::{List, Text};
-use pushpull::common::protocol::{BodyStamp, Envelope, Message, encode};
+use pushpull::common::protocol::{BodyStamp, Envelope, Message, encode, version};
 
 use super::cluster::{Cluster, LONG, vector};
 
 /// The bytes of a reader's hello and of so many pulls behind it.
 fn hello_and_pulls(pulls: u64) -> Vec<u8> {
     let hello = Hello {
-        version_oldest: 0,
-        version_newest: 0,
+        version_oldest: version::OLDEST,
+        version_newest: version::NEWEST,
         role: Role::Reader {},
         job: Text::clipped("worker"),
         task: 9,

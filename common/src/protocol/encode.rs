@@ -46,7 +46,7 @@ pub fn encode(out: &mut Vec<u8>, envelope: &Envelope, message: &Message, body: B
     message.put(out);
     let meta = &out[start + Header::BYTES..];
     let header = Header {
-        version: version::NEWEST,
+        version: version::of(message),
         kind: message.kind(),
         // Every message is bounded by its types, far below 4 GiB.
         meta_bytes: meta.len() as u32,

@@ -682,7 +682,7 @@ wire_struct! {
     /// order (synchronous mode). For good, and may be said again.
     Commit {
         /// The tokens that the pushes spend, and what each gradient is multiplied by.
-        pushes: List<(TokenId, f64), { limits::STEP_PUSHES_MAX }>,
+        pushes: List<(TokenId, f64), { limits::STEP_PUSHES_MAX }, 8>,
     }
 }
 wire_struct! {

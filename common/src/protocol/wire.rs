@@ -3,6 +3,8 @@
 //! Every integer is little-endian with an explicit width. Text and lists carry their largest
 //! length in their type, so that no field can be read without its bound.
 
+use smallvec::SmallVec;
+
 use super::error::ProtocolError;
 
 /// Reads fields off the front of a meta. A field either fits or the whole meta is refused.
@@ -221,13 +223,19 @@ impl<const MAX: usize> Wire for Text<MAX> {
     }
 }
 
-/// At most `MAX` items, written as a `u32` count and the items.
+/// At most `MAX` items, written as a `u32` count and the items; up to `FEW` take no memory of their own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct List<T, const MAX: usize>(Vec<T>);
+pub struct List<T, const MAX: usize, const FEW: usize = 0>(SmallVec<[T; FEW]>);
 
-impl<T, const MAX: usize> List<T, MAX> {
+impl<T, const MAX: usize, const FEW: usize> List<T, MAX, FEW> {
     /// The items, if they are few enough.
     pub fn new(items: Vec<T>) -> Option<Self> {
+        List::of(items)
+    }
+
+    /// The same of items that need not lie in memory of their own.
+    pub fn of(items: impl IntoIterator<Item = T>) -> Option<Self> {
+        let items: SmallVec<[T; FEW]> = items.into_iter().collect();
         (items.len() <= MAX).then_some(List(items))
     }
 
@@ -242,7 +250,7 @@ impl<T, const MAX: usize> List<T, MAX> {
     }
 }
 
-impl<T: Wire, const MAX: usize> Wire for List<T, MAX> {
+impl<T: Wire, const MAX: usize, const FEW: usize> Wire for List<T, MAX, FEW> {
     fn put(&self, out: &mut Vec<u8>) {
         (self.0.len() as u32).put(out);
         for item in &self.0 {
@@ -257,7 +265,7 @@ impl<T: Wire, const MAX: usize> Wire for List<T, MAX> {
         if count > MAX || count > reader.left() {
             return Err(reader.invalid("list length", count as u64));
         }
-        let mut items = Vec::with_capacity(count);
+        let mut items = SmallVec::with_capacity(count);
         for _ in 0..count {
             items.push(T::take(reader)?);
         }

@@ -94,8 +94,8 @@ fn hello() -> Hello {
     let field = |name, value| (text(name), text(value));
     let identity = vec![field("optimizer", "adam"), field("shards", "2")];
     Hello {
-        version_oldest: 0,
-        version_newest: 1,
+        version_oldest: 1,
+        version_newest: 2,
         role: Role::Worker {},
         job: text("worker"),
         task: 3,
@@ -113,7 +113,7 @@ fn hello() -> Hello {
 
 fn welcome() -> Welcome {
     Welcome {
-        version: 0,
+        version: 1,
         shards: 2,
         client_epoch: ClientEpoch(6),
         mode: ModeIs::Asynchronous { owner_first: false },

@@ -15,7 +15,7 @@ use pushpull_common::ids::{
 use pushpull_common::protocol::message::*;
 use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{
-    BodyStamp, Envelope, Grant, Header, Message, Outcome, PushState, encode,
+    BodyStamp, Envelope, Grant, Header, Message, Outcome, PushState, encode, version,
 };
 use pushpull_common::tensor::DType;
 use pushpull_ps::fuzzing::{Door, Event, Settings, Values};
@@ -358,8 +358,8 @@ impl World {
         remote: bool,
     ) {
         let hello = Hello {
-            version_oldest: 0,
-            version_newest: 0,
+            version_oldest: version::OLDEST,
+            version_newest: version::NEWEST,
             role,
             job: Text::clipped("worker"),
             task,

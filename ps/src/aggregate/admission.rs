@@ -13,6 +13,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use smallvec::{SmallVec, smallvec};
+
 use super::clipping::{self, Exact};
 use crate::shard::replicas::ClientKey;
 use crate::zoo::{Bug, Zoo};
@@ -86,10 +88,13 @@ pub(crate) enum Verdict {
 pub(crate) struct Committed {
     /// Counted from 0.
     pub(crate) step: u64,
-    pub(crate) tokens: Vec<u64>,
+    pub(crate) tokens: PerPush<u64>,
     /// What the gradient of each is multiplied by.
-    pub(crate) factors: Vec<Exact>,
+    pub(crate) factors: PerPush<Exact>,
 }
+
+/// Something of each push of a step; of as many as most steps have it takes no memory of its own.
+pub(crate) type PerPush<T> = SmallVec<[T; 8]>;
 
 /// A token that is out.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -97,7 +102,7 @@ struct Out {
     holder: ClientKey,
     /// Of the shards that hold its push whole, what the squares of its elements come to there. Not
     /// durable: they say it again.
-    held: Vec<Option<Exact>>,
+    held: SmallVec<[Option<Exact>; 4]>,
 }
 
 /// The step owner's account of the step under way.
@@ -134,7 +139,7 @@ pub(crate) struct Admission {
     finished: bool,
     /// Steps that each shard has applied. Not durable.
     applied: Vec<u64>,
-    verdicts: Vec<(Grant, Verdict)>,
+    verdicts: PerPush<(Grant, Verdict)>,
 }
 
 impl Admission {
@@ -155,7 +160,7 @@ impl Admission {
             expecting: true,
             finished: false,
             applied: vec![0; shards],
-            verdicts: Vec::new(),
+            verdicts: PerPush::new(),
         }
     }
 
@@ -247,7 +252,7 @@ impl Admission {
     ///
     /// Before what was admitted is.
     pub(crate) fn restore_token(&mut self, grant: Grant) {
-        let out = Out { holder: grant.holder, held: vec![None; self.shards] };
+        let out = Out { holder: grant.holder, held: smallvec![None; self.shards] };
         self.out.insert(grant.token, out);
     }
 
@@ -267,7 +272,7 @@ impl Admission {
     pub(crate) fn set_shards(&mut self, shards: usize) {
         self.shards = shards;
         self.applied = vec![0; shards];
-        self.out.values_mut().for_each(|out| out.held = vec![None; shards]);
+        self.out.values_mut().for_each(|out| out.held = smallvec![None; shards]);
     }
 
     /// A replica is there: new, back, or in place of an older self. Its rank, the index of its
@@ -335,7 +340,7 @@ impl Admission {
         }
         let token = self.next_token;
         self.next_token += 1;
-        self.out.insert(token, Out { holder: replica, held: vec![None; self.shards] });
+        self.out.insert(token, Out { holder: replica, held: smallvec![None; self.shards] });
         Asked::Granted(Grant { token, holder: replica })
     }
 
@@ -375,7 +380,7 @@ impl Admission {
     }
 
     /// What became of tokens since this was last asked.
-    pub(crate) fn verdicts(&mut self) -> Vec<(Grant, Verdict)> {
+    pub(crate) fn verdicts(&mut self) -> PerPush<(Grant, Verdict)> {
         std::mem::take(&mut self.verdicts)
     }
 
@@ -399,7 +404,7 @@ impl Admission {
     }
 
     fn end_tokens(&mut self, which: impl Fn(&Grant) -> bool) -> bool {
-        let ended: Vec<Grant> = self.tokens_out().filter(which).collect();
+        let ended: PerPush<Grant> = self.tokens_out().filter(which).collect();
         for &grant in &ended {
             self.out.remove(&grant.token);
             self.verdicts.push((grant, Verdict::Over));

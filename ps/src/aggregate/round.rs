@@ -2,7 +2,7 @@
 //!
 //! A shard decides nothing by counting.
 
-use super::admission::Committed;
+use super::admission::{Committed, PerPush};
 use super::clipping::Exact;
 use crate::zoo::{Bug, Zoo};
 
@@ -40,8 +40,8 @@ impl Round {
     /// The pushes of these tokens lie whole here: what a shard makes of it by itself is nothing.
     pub(crate) fn whole(&mut self, tokens: impl Iterator<Item = u64>) {
         if self.zoo.has(Bug::CommitAlone) {
-            let tokens: Vec<u64> = tokens.collect();
-            let factors = vec![Exact::ONE; tokens.len()];
+            let tokens: PerPush<u64> = tokens.collect();
+            let factors = tokens.iter().map(|_| Exact::ONE).collect();
             let committed = Committed { step: self.step, tokens, factors };
             self.committed = (committed.tokens.len() >= ALONE).then_some(committed);
         }

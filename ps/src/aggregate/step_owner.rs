@@ -13,7 +13,7 @@ use pushpull_common::ids::{GlobalStep, TokenId};
 use pushpull_common::protocol::message::EndReason;
 use smallvec::SmallVec;
 
-use super::admission::{Admission, Asked, Grant, Verdict};
+use super::admission::{Admission, Asked, Grant, PerPush, Verdict};
 use super::pace::{Pace, Progress};
 use crate::shard::changed::Changed;
 use crate::shard::replicas::ClientKey;
@@ -132,8 +132,8 @@ impl StepOwner {
     }
 
     /// Takes in what was decided in synchronous mode: tokens that are no longer out.
-    pub(crate) fn decided(&mut self) -> Vec<(Grant, Verdict)> {
-        let Some(admission) = &mut self.admission else { return Vec::new() };
+    pub(crate) fn decided(&mut self) -> PerPush<(Grant, Verdict)> {
+        let Some(admission) = &mut self.admission else { return PerPush::new() };
         let verdicts = admission.verdicts();
         self.step = admission.step();
         for (grant, _) in &verdicts {

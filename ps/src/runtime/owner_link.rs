@@ -1,7 +1,6 @@
 //! A shard's connection to the step owner's shard, for as long as the shard serves: what it holds
 //! goes there, and what is decided comes back.
 
-use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
 use std::rc::Rc;
 use std::time::Duration;
@@ -29,6 +28,32 @@ pub(super) struct OwnerWay {
 /// What waits to be sent: a few words for each push that lies here, said again from time to time.
 /// A step owner that does not read for so long is as good as gone.
 const UNSENT_MAX: usize = 8192;
+
+/// Frames that wait to be sent to the step owner, one behind the other.
+#[derive(Debug, Default)]
+pub(super) struct Unsent {
+    frames: Vec<u8>,
+    count: usize,
+}
+
+impl Unsent {
+    pub(super) fn add(&mut self, envelope: &Envelope, message: &Message) {
+        encode(&mut self.frames, envelope, message, BodyStamp::plain(0));
+        self.count += 1;
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.frames.clear();
+        self.count = 0;
+    }
+
+    /// Takes them out, in place of what was in `frames`; how many there were.
+    fn take(&mut self, frames: &mut Vec<u8>) -> usize {
+        frames.clear();
+        std::mem::swap(frames, &mut self.frames);
+        std::mem::take(&mut self.count)
+    }
+}
 
 /// How long to wait before the next attempt: the first time, and at most.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
@@ -65,7 +90,7 @@ async fn connect(way: &OwnerWay) -> Result<Line, String> {
 
 async fn serve(core: &Rc<Core>, mut line: Line, lease: Duration) -> Result<(), String> {
     let mut beat = tokio::time::interval(lease / 5);
-    let mut heard = Instant::now();
+    let (mut heard, mut frames) = (Instant::now(), Vec::new());
     loop {
         tokio::select! {
             frame = line.next() => {
@@ -78,17 +103,12 @@ async fn serve(core: &Rc<Core>, mut line: Line, lease: Duration) -> Result<(), S
                 if heard.elapsed() >= lease {
                     return Err("it is silent".to_owned());
                 }
-                let mut frame = Vec::new();
-                let message = Message::from(Heartbeat {});
-                encode(&mut frame, &Envelope::default(), &message, BodyStamp::plain(0));
-                core.unsent().borrow_mut().push_back(frame);
+                core.unsent().borrow_mut().add(&Envelope::default(), &Heartbeat {}.into());
             }
         }
-        let unsent: VecDeque<Vec<u8>> = std::mem::take(&mut *core.unsent().borrow_mut());
-        if unsent.len() > UNSENT_MAX {
+        if core.unsent().borrow_mut().take(&mut frames) > UNSENT_MAX {
             return Err("it does not read".to_owned());
         }
-        let frames: Vec<u8> = unsent.into_iter().flatten().collect();
         let sent = tokio::time::timeout(lease, line.send(&frames)).await;
         sent.map_err(|_| "it does not read")?.map_err(|error| error.to_string())?;
     }

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::connection;
 use super::link::Detached;
 use super::outbox::{Outbox, Outgoing};
-use super::owner_link::{self, OwnerWay};
+use super::owner_link::{self, OwnerWay, Unsent};
 use crate::checkpoint::CheckpointStorage;
 use crate::shard::checkpoints::{News, Order};
 use crate::shard::output::{Output, PulledParts};
@@ -59,7 +59,7 @@ pub(super) struct Core {
     storage: Option<Arc<dyn CheckpointStorage>>,
     orders: Option<mpsc::Sender<Order>>,
     /// Frames for the step owner, in synchronous mode.
-    unsent: RefCell<VecDeque<Vec<u8>>>,
+    unsent: RefCell<Unsent>,
     to_owner: Notify,
     chores: RefCell<VecDeque<Output>>,
     chore: Notify,
@@ -181,9 +181,7 @@ impl Core {
                     self.flush_due.notify_one();
                 }
                 Output::ToOwner { envelope, message } => {
-                    let mut frame = Vec::new();
-                    encode(&mut frame, &envelope, &message, BodyStamp::plain(0));
-                    self.unsent.borrow_mut().push_back(frame);
+                    self.unsent.borrow_mut().add(&envelope, &message);
                     self.to_owner.notify_one();
                 }
                 // Nobody may be listening any more, while the server stops.
@@ -195,7 +193,7 @@ impl Core {
     }
 
     /// The frames that wait for the connection to the step owner.
-    pub(super) fn unsent(&self) -> &RefCell<VecDeque<Vec<u8>>> {
+    pub(super) fn unsent(&self) -> &RefCell<Unsent> {
         &self.unsent
     }
 

@@ -1,26 +1,25 @@
 //! What the shards and the step owner tell each other of a synchronous step: who holds what, what is
 //! committed, who has applied it.
 
-use std::collections::BTreeSet;
 use std::time::Instant;
 
 use bytes::Bytes;
 use pushpull_common::ids::{ClientEpoch, GlobalStep, ShardId, TokenId};
 use pushpull_common::protocol::wire::List;
 use pushpull_common::protocol::{Envelope, Header, Message, message};
+use smallvec::SmallVec;
 
 use super::Shard;
 use super::output::Output;
-use crate::aggregate::admission::Committed;
+use crate::aggregate::admission::{Committed, PerPush};
 use crate::aggregate::clipping::Exact;
 
 impl Shard {
     /// The shards that take part in a step, in the order in which the step owner counts them: those
     /// with variables, and its own.
-    pub(super) fn taking_part(&self) -> Vec<ShardId> {
-        let store = self.store();
-        let mut shards: Vec<ShardId> =
-            store.map_or_else(Vec::new, |store| store.catalogue().shards().collect());
+    pub(super) fn taking_part(&self) -> SmallVec<[ShardId; 16]> {
+        let mut shards: SmallVec<[ShardId; 16]> =
+            self.store().into_iter().flat_map(|store| store.catalogue().shards()).collect();
         if self.owner.is_some() && !shards.contains(&self.id) {
             shards.push(self.id);
         }
@@ -111,14 +110,13 @@ impl Shard {
         match message {
             Message::Commit(commit) => {
                 let pushes = commit.pushes.items().iter();
-                let (tokens, factors): (Vec<u64>, Vec<Exact>) =
+                let (tokens, factors): (PerPush<u64>, PerPush<Exact>) =
                     pushes.map(|&(token, factor)| (token.0, Exact::from(factor))).unzip();
                 if !factors.iter().all(|factor| factor.get() > 0.0 && factor.get() <= 1.0) {
                     // No owner says that; a shard that took it would differ from the others.
                     return;
                 }
-                let whole: BTreeSet<TokenId> = self.whole_tokens();
-                let all_here = tokens.iter().all(|&token| whole.contains(&TokenId(token)));
+                let all_here = tokens.iter().all(|&token| self.is_whole(TokenId(token)));
                 self.counters.steps_missed.add(u64::from(!all_here));
                 if let Some(round) = self.round.as_mut().filter(|_| all_here) {
                     round.learn(&Committed { step: header.step.0, tokens, factors });
@@ -187,7 +185,7 @@ impl Shard {
     pub(super) fn tell_committed(&mut self, committed: &Committed) {
         if self.told != Some(committed.step) {
             self.told = Some(committed.step);
-            let connections: Vec<u64> = self.parts.values().copied().collect();
+            let connections: SmallVec<[u64; 8]> = self.parts.values().copied().collect();
             for connection in connections {
                 self.say_committed(connection, committed);
             }
@@ -196,7 +194,7 @@ impl Shard {
 
     /// Tells the other shards that the push of a token is over.
     pub(super) fn tell_over(&mut self, token: u64) {
-        let connections: Vec<u64> = self.parts.values().copied().collect();
+        let connections: SmallVec<[u64; 8]> = self.parts.values().copied().collect();
         for connection in connections {
             self.say_over(connection, TokenId(token));
         }
@@ -204,8 +202,8 @@ impl Shard {
 
     fn say_committed(&mut self, connection: u64, committed: &Committed) {
         let pushes = committed.tokens.iter().zip(&committed.factors);
-        let pushes = pushes.map(|(&token, factor)| (TokenId(token), factor.get())).collect();
-        let Some(pushes) = List::new(pushes) else { return };
+        let pushes = pushes.map(|(&token, factor)| (TokenId(token), factor.get()));
+        let Some(pushes) = List::of(pushes) else { return };
         let (step, restore_epoch) = (GlobalStep(committed.step), self.epoch);
         let envelope = Envelope { step, restore_epoch, ..Envelope::default() };
         let (message, body) = (message::Commit { pushes }.into(), Bytes::new());

@@ -32,7 +32,7 @@ impl Shard {
             (Some(owner), None) => {
                 owner.holds(client, part.token, part.generation)
                     && owner.is_too_old(part.token, step)
-                    && !self.whole_tokens().contains(&part.token)
+                    && !self.is_whole(part.token)
             }
             (None, None) => false,
         }

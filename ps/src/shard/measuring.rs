@@ -48,9 +48,10 @@ impl Shard {
 
     fn measure_slice(&self, job: &mut MeasureJob, tile: &mut Vec<u64>) -> bool {
         let (Some(inbox), Some(store)) = (&self.inbox, self.store()) else { return true };
-        // It may have been dropped meanwhile, and its room hold another.
-        let push = inbox.arrival(job.room).filter(|push| push.order == job.order);
-        let (Some(push), Some(source)) = (push, inbox.source(job.room)) else { return true };
+        // It may have been dropped meanwhile.
+        let (Some(push), Some(source)) = (inbox.arrival(job.room), inbox.source(job.room)) else {
+            return true;
+        };
         let mut budget = SLICE_BYTES as usize;
         while let Some(partition) = store.layout().all().get(job.partition) {
             let range = partition.offset..partition.offset + partition.bytes;
@@ -90,6 +91,7 @@ impl Shard {
     pub(super) fn measured(&mut self, now: Instant, job: &MeasureJob) {
         let [squares, ..] = job.sums.totals();
         let Some(inbox) = &mut self.inbox else { return };
+        // The room may hold another.
         if inbox.arrival(job.room).is_none_or(|push| push.order != job.order) {
             return;
         }

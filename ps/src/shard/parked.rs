@@ -9,6 +9,7 @@ use pushpull_common::codec::Codec;
 use pushpull_common::ids::PartitionId;
 use pushpull_common::protocol::Envelope;
 use pushpull_common::protocol::limits::PARKED_PER_CONNECTION_MAX;
+use smallvec::SmallVec;
 
 use super::replicas::ClientKey;
 
@@ -66,6 +67,9 @@ pub(crate) struct Parked {
     per_connection: HashMap<u64, usize>,
 }
 
+/// Requests that wait no longer: mostly one, or none.
+pub(crate) type Taken = SmallVec<[Entry; 2]>;
+
 /// The connection has too many requests waiting.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct TooMany;
@@ -109,8 +113,8 @@ impl Parked {
     }
 
     /// Takes out what `ready` says, in order.
-    pub(crate) fn take(&mut self, mut ready: impl FnMut(&Entry) -> bool) -> Vec<Entry> {
-        let taken: Vec<Entry> = self.entries.extract_if(.., |entry| ready(entry)).collect();
+    pub(crate) fn take(&mut self, mut ready: impl FnMut(&Entry) -> bool) -> Taken {
+        let taken: Taken = self.entries.extract_if(.., |entry| ready(entry)).collect();
         for entry in &taken {
             self.forget(entry);
         }
@@ -126,7 +130,7 @@ impl Parked {
     }
 
     /// Takes out what has waited for longer than its requester will.
-    pub(crate) fn expire(&mut self, now: Instant) -> Vec<Entry> {
+    pub(crate) fn expire(&mut self, now: Instant) -> Taken {
         self.take(|entry| entry.deadline.is_some_and(|deadline| deadline <= now))
     }
 

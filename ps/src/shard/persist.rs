@@ -100,10 +100,10 @@ impl Shard {
         {
             let first = store.geometry().table_words() + map_words(store.layout());
             inbox.stage(&mut self.journal, store.layout(), first, store.has_integrity());
-            if let Some(admission) = self.admission() {
+            if let Some(admission) = self.owner.as_ref().and_then(StepOwner::admission) {
                 let first = first + Inbox::table_words(store.layout(), inbox.rooms());
                 let words = record::encode_admitted(admission.admitted(), inbox.rooms());
-                for (index, value) in words.into_iter().enumerate() {
+                for (index, value) in words.enumerate() {
                     self.journal.stage(Address::Tables(first + index), value);
                 }
             }

@@ -245,12 +245,12 @@ impl Shard {
         }
         match part.whole {
             None => Ok(()),
-            Some(named) => self.is_whole(now, part, named),
+            Some(named) => self.came_whole(now, part, named),
         }
     }
 
     /// All parts of a push are here.
-    pub(super) fn is_whole(
+    pub(super) fn came_whole(
         &mut self,
         now: Instant,
         part: &Part,

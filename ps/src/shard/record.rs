@@ -312,12 +312,10 @@ pub(crate) fn admitted_words(rooms: usize) -> usize {
 
 /// What is admitted to the synchronous step under way, as words: for each push its token, its
 /// replica, and what its gradient is multiplied by.
-pub(crate) fn encode_admitted(admitted: &[Admitted], rooms: usize) -> Vec<u64> {
+pub(crate) fn encode_admitted(admitted: &[Admitted], rooms: usize) -> impl Iterator<Item = u64> {
     let pushes = admitted.iter();
-    let pushes = pushes.flat_map(|p| [p.token, u64::from(p.holder.0) + 1, p.factor.bits()]);
-    let mut words: Vec<u64> = pushes.collect();
-    words.resize(admitted_words(rooms), 0);
-    words
+    let words = pushes.flat_map(|p| [p.token, u64::from(p.holder.0) + 1, p.factor.bits()]);
+    words.chain(std::iter::repeat(0)).take(admitted_words(rooms))
 }
 
 /// The reverse, for a shard that knows so many clients; an error is the place of the wrong word.
@@ -386,7 +384,7 @@ mod tests {
             Admitted { token, holder, factor }
         };
         let admitted = vec![push(7, 1, 1.0), push(3, 0, 0.5)];
-        let words = encode_admitted(&admitted, 3);
+        let words: Vec<u64> = encode_admitted(&admitted, 3).collect();
         let (one, half) = (1.0_f64.to_bits(), 0.5_f64.to_bits());
         assert_eq!(words, [7, 2, one, 3, 1, half, 0, 0, 0]);
         assert_eq!(decode_admitted(&words, 2), Ok(admitted));

@@ -10,6 +10,7 @@ use super::rows::{RowChange, RowWork};
 use super::staleness::TILE_BYTES;
 use super::work::budget_of;
 use super::{Shard, Variables};
+use crate::aggregate::admission::PerPush;
 use crate::aggregate::round::Round;
 use crate::inbox::{Extents, Source};
 use crate::optimizer::ApplyAt;
@@ -20,8 +21,8 @@ use crate::zoo::Bug;
 #[derive(Debug)]
 pub(super) struct StepJob {
     /// Of its pushes, in their order, and what their gradients are multiplied by.
-    pub(super) rooms: Vec<u32>,
-    factors: Vec<f64>,
+    pub(super) rooms: PerPush<u32>,
+    factors: PerPush<f64>,
     begun: bool,
     passes: Passes,
     /// How far it is applied, in bytes of the shard's variables.
@@ -32,7 +33,7 @@ pub(super) struct StepJob {
 
 impl StepJob {
     /// The step that is made of the pushes in these rooms, in this order, each times its factor.
-    pub(super) fn new(rooms: Vec<u32>, factors: Vec<f64>) -> StepJob {
+    pub(super) fn new(rooms: PerPush<u32>, factors: PerPush<f64>) -> StepJob {
         let (passes, rows) = Default::default();
         StepJob { rooms, factors, begun: false, passes, done_to: 0, rows }
     }
@@ -78,7 +79,7 @@ impl Shard {
         };
         let rooms = &job.rooms;
         // Looked up once: there may be many of them.
-        let pushes: Vec<Share<'_>> = rooms
+        let pushes: PerPush<Share<'_>> = rooms
             .iter()
             .zip(&job.factors)
             .filter_map(|(&room, &factor)| {
@@ -91,7 +92,7 @@ impl Shard {
         if !job.begun {
             job.begun = true;
             self.draft = None;
-            let ranges: Vec<&[Range<u64>]> = pushes.iter().map(|push| push.ranges).collect();
+            let ranges: PerPush<&[Range<u64>]> = pushes.iter().map(|push| push.ranges).collect();
             let dense = Extents::union(&ranges, store.layout());
             job.rows = RowWork::new(inbox, rooms, store, operation, rules);
             job.passes = Passes::new(store.layout(), rules, operation);

@@ -12,7 +12,7 @@ use pushpull_common::protocol::{Envelope, Outcome, PushState};
 use super::Shard;
 use super::replicas::{ClientKey, Presence};
 use super::work::Job;
-use crate::aggregate::admission::{Admission, Grant, Verdict};
+use crate::aggregate::admission::{Admission, Grant, PerPush, Verdict};
 use crate::aggregate::round::Round;
 use crate::aggregate::step_owner::StepOwner;
 #[cfg(any(test, fuzzing, feature = "simulation"))]
@@ -182,7 +182,7 @@ impl Shard {
         let (Some(round), Some(inbox)) = (&self.round, &self.inbox) else { return };
         let under_way = self.jobs.iter().any(|job| matches!(job, Job::Step(_)));
         if let Some(tokens) = round.due().filter(|_| !under_way) {
-            let rooms: Vec<u32> =
+            let rooms: PerPush<u32> =
                 tokens.iter().filter_map(|&token| inbox.whole_room_of(token)).collect();
             // What was admitted lies whole here; a step without it would be another one.
             if rooms.len() == tokens.len() {

@@ -7,6 +7,7 @@ use pushpull_common::ids::TokenId;
 use pushpull_common::protocol::limits::TOKENS_PER_CLIENT_MAX;
 use pushpull_common::protocol::message::{EndReason, ReturnToken};
 use pushpull_common::protocol::{Envelope, Grant, Message, Refusal, message};
+use smallvec::SmallVec;
 
 use super::parked::{Entry, Wait};
 use super::replicas::ClientKey;
@@ -16,10 +17,9 @@ use crate::aggregate::step_owner::{Issued, Request, StepOwner};
 impl Shard {
     pub(super) fn token_request(&mut self, now: Instant, entry: Entry, newest: TokenId) {
         let (connection, request) = (entry.connection, entry.request);
-        let kept = self.whole_tokens();
         let lost = entry.client.zip(self.owner.as_ref());
         if let Some(issued) = lost.and_then(|(client, owner)| {
-            owner.lost_answer(client, newest, |token| kept.contains(&token))
+            owner.lost_answer(client, newest, |token| self.is_whole(token))
         }) {
             return self.answer_token(now, &entry, Request::Granted(issued));
         }
@@ -102,7 +102,7 @@ impl Shard {
     ) {
         let (token, generation) = (returned.token, returned.generation);
         // In synchronous mode a push that is whole here and not everywhere may be given up.
-        let kept = !self.is_synchronous() && self.whole_tokens().contains(&token);
+        let kept = !self.is_synchronous() && self.is_whole(token);
         let owner = self.owner.as_mut().filter(|_| !kept);
         if owner.is_some_and(|owner| owner.give_back(client, token, generation)) {
             self.decide(now);
@@ -126,7 +126,7 @@ impl Shard {
     pub(super) fn grant_parked_tokens(&mut self, now: Instant) {
         // One may wait because it has given its share of a step, or is ahead, and another need not.
         let in_turn = self.owner.as_ref().is_some_and(StepOwner::serves_in_turn);
-        let mut waiting = Vec::new();
+        let mut waiting: SmallVec<[Entry; 2]> = SmallVec::new();
         while let Some(entry) = self.parked.take_first(|entry| matches!(entry.wait, Wait::Token)) {
             match self.ask_owner(now, &entry) {
                 Some(Request::Wait) | None => {
@@ -144,7 +144,12 @@ impl Shard {
         }
     }
 
-    /// The tokens whose push lies whole in the inbox: it belongs to the server.
+    /// Whether the push of a token lies whole in the inbox: it belongs to the server.
+    pub(super) fn is_whole(&self, token: TokenId) -> bool {
+        self.inbox.as_ref().is_some_and(|inbox| inbox.whole_tokens().any(|other| other == token))
+    }
+
+    /// The tokens whose push lies whole in the inbox.
     pub(crate) fn whole_tokens(&self) -> BTreeSet<TokenId> {
         self.inbox.iter().flat_map(|inbox| inbox.whole_tokens()).collect()
     }

@@ -26,6 +26,10 @@ use crate::arena::LentBytes;
 use crate::config::NonFinite;
 use crate::error::StorageError;
 use crate::inbox::Arrival;
+use crate::store::UNDO_BYTES;
+
+// What is larger than is looked at first is not changed where it lies, where there are no rows.
+const _: () = assert!(UNDO_BYTES as u64 <= SLICE_BYTES);
 
 /// How far what a push has in a tray has been looked at.
 #[derive(Debug, Default)]
@@ -140,11 +144,7 @@ impl Shard {
         incoming: &Part,
         ranges: &[Stretch],
     ) -> Result<(), Refusal> {
-        let (connection, client, room) = (incoming.connection, incoming.client, part.room);
-        let known = self.inbox.as_ref().and_then(|inbox| inbox.find(client, header.sequence));
-        if !self.inbox.as_ref().is_some_and(|inbox| known.is_some() || inbox.is_lent(room)) {
-            return Err(Refusal::NoRoom { room });
-        }
+        let (connection, client) = (incoming.connection, incoming.client);
         if !self.place(now, connection, client, header, part, &(0..0))? {
             return Ok(());
         }
@@ -153,7 +153,7 @@ impl Shard {
         }
         match part.whole {
             None => Ok(()),
-            Some(named) => self.is_whole(now, incoming, named),
+            Some(named) => self.came_whole(now, incoming, named),
         }
     }
 
@@ -234,11 +234,6 @@ impl Shard {
 
     /// A slice of the work on a gradient; whether it is done.
     pub(super) fn work_on_look(&mut self, job: &mut LookJob) -> bool {
-        let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(job.room));
-        // It may have been dropped meanwhile, and its room hold another.
-        if push.is_none_or(|push| push.order != job.order) {
-            return true;
-        }
         match self.look_at_lent(job.room, &mut job.look) {
             Ok(done) => done,
             Err(refusal) => {
@@ -251,6 +246,7 @@ impl Shard {
     /// What a gradient has in a tray has been looked at: now it is held, or refused.
     pub(super) fn looked(&mut self, now: Instant, job: LookJob) {
         let Some(inbox) = &mut self.inbox else { return };
+        // It may have been dropped meanwhile, and its room hold another.
         if !inbox.set_unseen(job.room, job.order, false) {
             return;
         }

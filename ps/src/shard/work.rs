@@ -17,6 +17,7 @@ use super::staleness::Treatment;
 use super::step_work::StepJob;
 use super::trays::{Look, LookJob};
 use super::{Shard, Variables};
+use crate::aggregate::admission::PerPush;
 use crate::inbox::{Arrival, Extents};
 use crate::optimizer::{ApplyAt, VariableRules};
 use crate::store::{Change, NoSpareBlock, Store};
@@ -112,7 +113,7 @@ impl Job {
     }
 
     /// The step that is made of the pushes in these rooms, in this order, each times its factor.
-    pub(super) fn step(rooms: Vec<u32>, factors: Vec<f64>) -> Job {
+    pub(super) fn step(rooms: PerPush<u32>, factors: PerPush<f64>) -> Job {
         Job::Step(StepJob::new(rooms, factors))
     }
 

@@ -133,6 +133,29 @@ fn after_its_last_part_a_refused_push_is_no_longer_passed_over() {
     }
 }
 
+/// Variables of odd lengths are changed together with what pads them, which hides nothing: neither in the
+/// padding, nor behind it.
+#[test]
+fn bad_values_beside_padding_are_refused_and_named() {
+    let variables = ["a", "b"].map(|name| VariableSpec::f32(name, [3]).unwrap()).to_vec();
+    for (word, named) in [(2, (0, 2)), (3, (0, 3)), (4, (1, 0)), (6, (1, 2))] {
+        let (mut world, line) = World::ready(variables.clone(), Sgd::new(1.0), |config| config);
+        let grant = world.token(line[0]);
+        let push = Push::gradient(1, grant, world.room(line[0]));
+        let mut gradient = [1_f32; 8];
+        gradient[word] = f32::NAN;
+        let body = bytes_of(&gradient);
+        let request = world.send(line[0], push.envelope(), push.part(0, Some(32)), &body);
+        let Some(Message::Refused(refused)) = world.answer(line[0], request) else { panic!() };
+        let Refusal::NonFinite { variable, element, .. } = refused.refusal else {
+            panic!("{}", refused.refusal)
+        };
+        // The padding counts as one element more.
+        assert_eq!((variable.0, element), named, "word {word}");
+        assert!(world.values(line[0]).iter().all(|&byte| byte == 0));
+    }
+}
+
 #[test]
 fn bad_values_are_refused_and_named() {
     let variables = || {

@@ -4,13 +4,15 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
-use pushpull_common::ids::{ClientEpoch, Sequence, VariableId};
+use pushpull_common::ids::{ClientEpoch, Sequence, ShardId, VariableId};
 use pushpull_common::protocol::limits::{LENDS_MAX, PUSH_LENT_RANGES_MAX, TRAYS_MAX};
 use pushpull_common::protocol::message::{
     self, Lend, LendTray, LentTray, Operation, PushLent, Role, Stretch,
 };
 use pushpull_common::protocol::wire::List;
 use pushpull_common::protocol::{Envelope, Message, Outcome, PushState, Refusal};
+use pushpull_common::table::TableSpec;
+use pushpull_common::tensor::DType;
 use pushpull_common::variable::VariableSpec;
 
 use super::lending::{LARGE, NEAR, all_are, at, large, near};
@@ -164,6 +166,54 @@ fn what_is_sent_beside_it_is_one_push_with_it() {
     expected
         .extend([0.0, 0.0, 0.0, -2.0, -2.0, -2.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -2.0, -2.0, -2.0]);
     assert_eq!(f32s(&world.values(line))[..21], expected);
+}
+
+#[test]
+fn what_is_sent_first_does_not_stand_for_all() {
+    let (mut world, _, line) = near(variables(), |config| config);
+    let tray = Tray::new(&mut world, line);
+    tray.put(1, 16, &bytes_of(&[3_f64, 4.0]));
+    let gradient = Push::gradient(1, world.token(line), tray.room(1));
+    world.send(line, gradient.envelope(), gradient.part(0, None), &bytes_of(&[1_f32, 2.0, 0.0]));
+    let request = world.send(line, gradient.envelope(), gradient.lent(&[(16, 32)], Some(32)), &[]);
+    world.work();
+    assert_eq!(version(&world.answer(line, request).unwrap()), 1);
+    let values = world.values(line);
+    assert_eq!((f32s(&values[..8]), f64s(&values[16..32])), (vec![-1.0, -2.0], vec![-3.0, -4.0]));
+}
+
+#[test]
+fn nothing_counts_beside_nan_not_even_the_rows_of_a_table() {
+    let dense = VariableSpec::f32("dense", [LARGE as u64]).unwrap();
+    let table = TableSpec::new(1 << 20);
+    let table = VariableSpec::table("table", DType::F32, [2], table).unwrap();
+    let (mut world, _, line) = near(vec![dense, table], |config| config);
+    let tray = Tray::new(&mut world, line);
+    let bytes = 4 * LARGE as u64;
+    let layout = world.catalogue.layout(ShardId { task: 0, shard: 0 });
+    let index_at = layout.tables()[0].index.unwrap();
+    let (index, row) = (index_of(&[77_u64]), bytes_of(&[5_f32, 6.0]));
+    // A new row is written elsewhere, and one that is there where it lies.
+    let mut grant = world.token(line);
+    for (sequence, value, rows) in [(1, f32::NAN, 0), (2, 1.0, 1), (3, f32::NAN, 1), (4, 1.0, 1)] {
+        tray.put(0, bytes - 4, &value.to_le_bytes());
+        let gradient = Push::gradient(sequence, grant, tray.room(0));
+        world.send(line, gradient.envelope(), gradient.part(index_at, None), &index);
+        world.send(line, gradient.envelope(), gradient.part(bytes, None), &row);
+        let whole = bytes + (index.len() + row.len()) as u64;
+        let last = gradient.lent(&[(0, bytes)], Some(whole));
+        let request = world.send(line, gradient.envelope(), last, &[]);
+        world.work();
+        let answer = world.answer(line, request).unwrap();
+        match value.is_nan() {
+            true => assert!(matches!(refusal(answer), Refusal::NonFinite { .. })),
+            false => {
+                assert_eq!(version(&answer), sequence / 2);
+                grant = world.token(line);
+            }
+        }
+        assert_eq!(world.metrics().table_rows, rows);
+    }
 }
 
 #[test]

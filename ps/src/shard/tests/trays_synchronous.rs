@@ -4,12 +4,15 @@
 use pushpull_common::ids::VariableId;
 use pushpull_common::protocol::message::{self, Operation};
 use pushpull_common::protocol::{Grant, Message, Outcome, Refusal};
+use pushpull_common::variable::VariableSpec;
 
-use super::lending::lendable;
-use super::peers::{Push, bytes_of, variables};
+use super::lending::{LARGE, lendable};
+use super::peers::{Push, bytes_of, f32s, variables};
 use super::synchronous::{ACCEPTED, Cluster, STALE, synchronous};
 use super::trays::Tray;
+use super::world::World;
 use crate::config::PsConfig;
+use crate::shard::Input;
 use crate::shard::work::Work;
 
 /// A cluster whose replicas have trays.
@@ -21,10 +24,19 @@ struct Lent {
 
 impl Lent {
     fn new(shards: u16, take: u32, of: u32, configure: impl Fn(PsConfig) -> PsConfig) -> Lent {
+        Lent::with(variables(), shards, (take, of), configure)
+    }
+
+    fn with(
+        variables: Vec<VariableSpec>,
+        shards: u16,
+        (take, of): (u32, u32),
+        configure: impl Fn(PsConfig) -> PsConfig,
+    ) -> Lent {
         let mode = synchronous(take, of);
         let configure =
             |config: PsConfig| configure(config.shards(shards).mode(mode).inbox_pushes(1));
-        let mut cluster = Cluster::of(lendable(variables(), configure), mode);
+        let mut cluster = Cluster::of(lendable(variables, configure), mode);
         let lines: Vec<_> = cluster.replicas.iter().map(|replica| replica.lines.clone()).collect();
         let of = |lines: Vec<_>| {
             lines.into_iter().map(|line| Tray::new(&mut cluster.world, line)).collect()
@@ -186,4 +198,59 @@ fn work_that_is_due_on_a_push_is_not_done_on_the_next_in_its_room() {
             if matches!(answer.outcome, Outcome::Applied { version: 1, .. }));
         assert!(applied, "{answer:?}");
     }
+}
+
+#[test]
+fn what_is_still_to_be_looked_at_is_not_reported_as_held() {
+    let mut lent = Lent::new(2, 1, 1, |config| config);
+    let grant = lent.cluster.token(0);
+    let (line, tray) = (lent.cluster.replicas[0].lines[1], &lent.trays[0][1]);
+    tray.put(0, 0, &bytes_of(&[f64::NAN, 1.0]));
+    let world = &mut lent.cluster.world;
+    let push = Push::gradient(1, grant, tray.room(0));
+    let request = world.send(line, push.envelope(), push.lent(&[(0, 16)], Some(16)), &[]);
+    // The shard says again what it has said, as to a step owner that was started anew.
+    world.input(1, Input::OwnerLink { up: false });
+    world.input(1, Input::OwnerLink { up: true });
+    world.input(1, Input::Tick);
+    let holds = |world: &World| {
+        world.to_owner.iter().any(|(_, _, message)| matches!(message, Message::Held(_)))
+    };
+    assert!(!holds(world));
+    world.work();
+    assert!(!holds(world) && matches!(world.answer(line, request), Some(Message::Refused(_))));
+}
+
+#[test]
+fn a_gradient_is_measured_by_itself_though_another_was_being_measured_in_its_room() {
+    let w = VariableSpec::f32("w", [LARGE as u64]).unwrap();
+    let norm = (LARGE as f64).sqrt();
+    let mut lent = Lent::with(vec![w], 1, (1, 1), |config| config.clip_by_global_norm(norm + 1.0));
+    let first = lent.cluster.token(0);
+    let (line, tray) = (lent.cluster.replicas[0].lines[0], &lent.trays[0][0]);
+    let bytes = 4 * LARGE as u64;
+    let say = |sequence, grant| {
+        let push = Push::gradient(sequence, grant, tray.room(0));
+        (push.envelope(), push.lent(&[(0, bytes)], Some(bytes)))
+    };
+    tray.put(0, 0, &bytes_of(&vec![100_f32; LARGE]));
+    let world = &mut lent.cluster.world;
+    let (envelope, said) = say(1, first);
+    world.send(line, envelope, said, &[]);
+    // It is looked at in as many slices as it is measured in, and one of those is done.
+    for _ in 0..bytes.div_ceil(1 << 20) + 2 {
+        assert_eq!(world.slice(0), Work::More);
+    }
+    let (token, generation) = (first.token, first.generation);
+    world.say(line, message::ReturnToken { token, generation }.into());
+    let asked = world.say(line, message::TokenRequest { newest: token }.into());
+    let Some(Message::Granted(granted)) = world.answer(line, asked) else { panic!("no token") };
+    tray.put(0, 0, &bytes_of(&vec![1_f32; LARGE]));
+    let (envelope, said) = say(2, granted.grant);
+    let request = world.send(line, envelope, said, &[]);
+    lent.cluster.settle();
+    let answer = lent.cluster.world.answer(line, request);
+    assert!(matches!(&answer, Some(Message::PushAnswer(a)) if Some(a.outcome) == ACCEPTED(0)));
+    let values = lent.cluster.world.values(line);
+    assert!(f32s(&values).iter().all(|&value| value == -1.0), "it is not clipped");
 }
