@@ -243,11 +243,6 @@ impl<T, const MAX: usize, const FEW: usize> List<T, MAX, FEW> {
     pub fn items(&self) -> &[T] {
         &self.0
     }
-
-    /// The items, with the memory they are in.
-    pub fn into_items(self) -> Vec<T> {
-        self.0
-    }
 }
 
 impl<T: Wire, const MAX: usize, const FEW: usize> Wire for List<T, MAX, FEW> {

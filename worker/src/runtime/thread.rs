@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use pushpull_common::protocol::Message;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::LocalSet;
 
@@ -177,9 +176,7 @@ impl Core {
         let mut session = self.session.borrow_mut();
         session.handle(now, input);
         while let Some(output) = session.poll_output() {
-            if let Some(message) = self.deliver(output) {
-                session.keep_message(message);
-            }
+            self.deliver(output);
         }
         let wake = session.wake_at(now);
         if self.armed.get().is_some_and(|armed| wake < armed) {
@@ -206,8 +203,7 @@ impl Core {
         self.session.borrow_mut().with_targets(link, receive)
     }
 
-    /// Does what the session wants done; a message that has been sent comes back.
-    fn deliver(&self, output: Output) -> Option<Message> {
+    fn deliver(&self, output: Output) {
         match output {
             Output::Connect { link, shard } => {
                 let address = self.addresses.get(&shard.task).cloned().unwrap_or_default();
@@ -227,7 +223,6 @@ impl Core {
                 if let Some(outbox) = self.outboxes.borrow().get(&link) {
                     outbox.push(&envelope, &message, body, crc);
                 }
-                return Some(message);
             }
             Output::Lent { link, lender, lent } => {
                 // What cannot be mapped is not read; all can be asked for over the connection.
@@ -252,7 +247,6 @@ impl Core {
                 }
             }
         }
-        None
     }
 
     /// The descriptors that have come over a link.

@@ -13,6 +13,7 @@ mod link;
 mod progress;
 mod pulls;
 mod push_answers;
+mod push_parts;
 mod pushes;
 mod receiving;
 mod requests;
@@ -27,7 +28,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pushpull_common::ids::{ClientEpoch, GlobalStep, Sequence};
-use pushpull_common::protocol::{Message, Outcome, Refusal};
+use pushpull_common::protocol::{Outcome, Refusal};
 
 use crate::error::Error;
 use crate::fanout::Plan;
@@ -167,13 +168,6 @@ impl Session {
     /// The next thing to do.
     pub(crate) fn poll_output(&mut self) -> Option<Output> {
         self.outputs.pop_front()
-    }
-
-    /// Takes back a message that has been sent, for the memory it is in.
-    pub(crate) fn keep_message(&mut self, message: Message) {
-        if let Message::PushLent(lent) = message {
-            self.spares.ranges.keep(lent.ranges.into_items());
-        }
     }
 
     /// When [`Input::Tick`] is due at the latest.

@@ -1,8 +1,6 @@
 //! Memory of operations that have ended, for those to come: a session that does the same again and
 //! again takes none anew.
 
-use pushpull_common::protocol::message::Stretch;
-
 use super::Counts;
 use super::pulls::Ask;
 use super::pushes::{Push, Share};
@@ -17,7 +15,6 @@ pub(super) struct Spares {
     pub(super) counts: Kept<Counts>,
     pub(super) shares: Kept<Share>,
     pub(super) lists: Kept<Vec<Share>>,
-    pub(super) ranges: Kept<Vec<Stretch>>,
     /// Room for a count for each link.
     pub(super) under_way: Vec<usize>,
 }
