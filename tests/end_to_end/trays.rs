@@ -53,7 +53,7 @@ fn gradients(worker: &mut Worker, step: u64) -> pushpull::Gradients {
         .for_each(|(place, g)| *g = pushpull::bf16::from_f64(value(place)));
     let rows: Vec<f32> = (0..12).map(|place| value(place) as f32).collect();
     gradients.set_rows("rows", &[step % 7, 9, 40], &rows).unwrap();
-    if step % 3 == 0 {
+    if step.is_multiple_of(3) {
         gradients.omit("last").unwrap();
     }
     gradients.clip_by_norm(25.0).unwrap();
