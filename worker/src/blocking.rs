@@ -3,8 +3,10 @@
 
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
-use std::thread::{Thread, ThreadId};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
 
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::Sequence;
@@ -294,39 +296,67 @@ impl Reader {
 ///
 /// It keeps what wakes the thread from call to call, as most callers stay on one.
 #[derive(Clone, Debug, Default)]
-struct Waiter(Option<(ThreadId, Waker)>);
+struct Waiter(Option<(Arc<Sleeper>, Waker)>);
 
 impl Waiter {
     fn wait<F: Future>(&mut self, future: F) -> F::Output {
         let mut future = pin!(future);
-        let mut context = Context::from_waker(self.waker());
+        let (sleeper, waker) = self.waker();
+        let mut context = Context::from_waker(waker);
         loop {
             match future.as_mut().poll(&mut context) {
                 Poll::Ready(output) => return output,
-                Poll::Pending => std::thread::park(),
+                Poll::Pending => sleeper.sleep(),
             }
         }
     }
 
     /// What wakes the thread that calls.
-    fn waker(&mut self) -> &Waker {
+    fn waker(&mut self) -> &(Arc<Sleeper>, Waker) {
         let thread = std::thread::current();
         let id = thread.id();
-        let kept = self.0.take().filter(|(kept, _)| *kept == id);
-        &self.0.insert(kept.unwrap_or_else(|| (id, Waker::from(Arc::new(Unpark(thread)))))).1
+        let kept = self.0.take().filter(|(kept, _)| kept.thread.id() == id);
+        self.0.insert(kept.unwrap_or_else(|| {
+            let sleeper = Arc::new(Sleeper { thread, is_woken: AtomicBool::new(false) });
+            (sleeper.clone(), Waker::from(sleeper))
+        }))
     }
 }
 
-/// Wakes a thread that waits.
-struct Unpark(Thread);
+/// How long a thread looks for what it waits for before it lets itself be put to sleep: about what it takes
+/// to wake it, and a processor that has gone to sleep with it.
+const AWAKE: Duration = Duration::from_micros(50);
 
-impl Wake for Unpark {
+/// A thread that waits.
+#[derive(Debug)]
+struct Sleeper {
+    thread: Thread,
+    is_woken: AtomicBool,
+}
+
+impl Sleeper {
+    /// Until it is woken, or for no reason.
+    fn sleep(&self) {
+        let since = Instant::now();
+        while !self.is_woken.swap(false, Ordering::Acquire) {
+            if since.elapsed() > AWAKE {
+                // Who has woken it meanwhile has seen to it that this ends at once.
+                return std::thread::park();
+            }
+            // Whoever has something to do on this processor goes first.
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl Wake for Sleeper {
     fn wake(self: Arc<Self>) {
-        self.0.unpark();
+        self.wake_by_ref();
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        self.0.unpark();
+        self.is_woken.store(true, Ordering::Release);
+        self.thread.unpark();
     }
 }
 

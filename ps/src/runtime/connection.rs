@@ -118,6 +118,11 @@ impl Conversation<'_> {
                 }
                 continue;
             }
+            // All that has come is answered: whoever waits for that need not wait for us to find out that
+            // nothing else has.
+            if !self.outbox.is_empty() && !self.reader.has_begun() {
+                self.outbox.flush(&self.link, |parts| self.core.pulled(parts))?;
+            }
             let link = &self.link;
             let mut source = |slices: &mut [IoSliceMut<'_>]| link.try_read(slices);
             match self.reader.poll(&mut source)? {

@@ -69,17 +69,18 @@ impl Shard {
                 let part = range.start + job.done as u64
                     ..range.start + bytes.min(job.done + budget) as u64;
                 // Rows lie where their partition does; they are in no tray.
-                let slice = source.piece(part, tile).map_or(&[][..], |piece| piece.bytes);
-                match partition.dtype {
-                    DType::F32 => add_squares::<f32>(&mut job.sums, slice),
-                    DType::F64 => add_squares::<f64>(&mut job.sums, slice),
-                    _ => {}
-                }
-                job.done += slice.len();
-                // In whole words, so that the next slice ends between two elements of any type.
-                budget = budget.saturating_sub(slice.len().next_multiple_of(8));
-                if job.done < bytes && !slice.is_empty() {
-                    continue;
+                if let Some(piece) = source.piece(part, tile) {
+                    match partition.dtype {
+                        DType::F32 => add_squares::<f32>(&mut job.sums, piece.bytes),
+                        DType::F64 => add_squares::<f64>(&mut job.sums, piece.bytes),
+                        _ => {}
+                    }
+                    job.done += piece.bytes.len();
+                    // In whole words, so that the next slice ends between two elements of any type.
+                    budget = budget.saturating_sub(piece.bytes.len().next_multiple_of(8));
+                    if job.done < bytes {
+                        continue;
+                    }
                 }
             }
             (job.partition, job.done) = (job.partition + 1, 0);

@@ -3,7 +3,7 @@
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{ClientEpoch, GlobalStep, RestoreEpoch, ShardId};
 use pushpull_common::protocol::message::{self, BodyCrc, CatalogueState, Role};
-use pushpull_common::protocol::{Message, Refusal};
+use pushpull_common::protocol::{Message, Refusal, version};
 
 use super::peers::{identity, variables, worker};
 use super::world::World;
@@ -28,7 +28,8 @@ fn who_does_not_belong_here_is_told_why_and_closed() {
 
     let mut other = hello.clone();
     (other.version_oldest, other.version_newest) = (7, 9);
-    assert_eq!(refusal(&mut world, other), Refusal::Version { oldest: 0, newest: 0 });
+    let refused = Refusal::Version { oldest: version::OLDEST, newest: version::NEWEST };
+    assert_eq!(refusal(&mut world, other), refused);
 
     let mut other = hello.clone();
     let theirs = Identity::new().with("ps", "0").with("optimizer", "adam");

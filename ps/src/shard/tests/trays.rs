@@ -217,6 +217,71 @@ fn nothing_counts_beside_nan_not_even_the_rows_of_a_table() {
 }
 
 #[test]
+fn what_would_be_changed_where_it_lies_is_looked_at_first() {
+    // More than a slice, and rows in so many blocks that none is copied.
+    let elements = (1 << 18) + 1024_u64;
+    let dense = VariableSpec::f32("dense", [elements]).unwrap();
+    let table = VariableSpec::f32("table", [1 << 20, 4]).unwrap().sparse();
+    let (mut world, _, line) = near(vec![dense, table], |config| config);
+    let tray = Tray::new(&mut world, line);
+    let rows: Vec<u32> = (0..256).map(|row| row << 12).collect();
+    let (index, values) = (index_of(&rows), bytes_of(&[1_f32; 4 * 256]));
+    let table = world.catalogue.layout(ShardId { task: 0, shard: 0 }).partitions()[1].clone();
+    let grant = world.token(line);
+    for (sequence, value) in [(1, f32::NAN), (2, 1.0)] {
+        tray.put(0, 4 * (elements - 1), &value.to_le_bytes());
+        let gradient = Push::gradient(sequence, grant, tray.room(0));
+        let parts = [(table.index.unwrap(), &index), (table.offset, &values)];
+        for (offset, body) in parts {
+            world.send(line, gradient.envelope(), gradient.part(offset, None), body);
+        }
+        let whole = 4 * elements + (index.len() + values.len()) as u64;
+        let last = gradient.lent(&[(0, 4 * elements)], Some(whole));
+        let request = world.send(line, gradient.envelope(), last, &[]);
+        world.work();
+        let answer = world.answer(line, request).unwrap();
+        match value.is_nan() {
+            true => assert!(matches!(refusal(answer), Refusal::NonFinite { .. })),
+            false => assert_eq!(version(&answer), 1),
+        }
+    }
+    let found = f32s(&world.values(line));
+    assert_eq!((found[elements as usize - 1], found[elements as usize]), (-1.0, -1.0));
+}
+
+#[test]
+fn any_variables_may_lie_in_the_tray_and_the_others_be_sent() {
+    let variables = ["a", "b", "c"].map(|name| VariableSpec::f32(name, [2]).unwrap()).to_vec();
+    let (mut world, _, line) = near(variables, |config| config);
+    let tray = Tray::new(&mut world, line);
+    // What is sent is not looked for there.
+    tray.put(0, 0, &bytes_of(&[f32::NAN; 6]));
+    for mask in 1..8_u64 {
+        let gradient = Push::gradient(mask, world.token(line), tray.room(0));
+        let mut lent = Vec::new();
+        for n in 0..3 {
+            let (value, at) = (bytes_of(&[(n + 1) as f32; 2]), 8 * n);
+            match mask >> n & 1 {
+                1 => {
+                    tray.put(0, at, &value);
+                    lent.push((at, at + 8));
+                }
+                _ => {
+                    tray.put(0, at, &bytes_of(&[f32::NAN; 2]));
+                    world.send(line, gradient.envelope(), gradient.part(at, None), &value);
+                }
+            }
+        }
+        let last = gradient.lent(&lent, Some(24));
+        let request = world.send(line, gradient.envelope(), last, &[]);
+        world.work();
+        assert_eq!(version(&world.answer(line, request).unwrap()), mask);
+        let expected = [1.0, 1.0, 2.0, 2.0, 3.0, 3.0].map(|value| -(mask as f32) * value);
+        assert_eq!(f32s(&world.values(line)), expected);
+    }
+}
+
+#[test]
 fn ranges_that_are_none_of_a_tray_are_refused_and_the_next_push_is_not() {
     let dense = VariableSpec::f32("dense", [6]).unwrap();
     let odd = VariableSpec::f32("odd", [3]).unwrap();

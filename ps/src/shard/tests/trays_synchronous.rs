@@ -7,7 +7,7 @@ use pushpull_common::protocol::{Grant, Message, Outcome, Refusal};
 use pushpull_common::variable::VariableSpec;
 
 use super::lending::{LARGE, lendable};
-use super::peers::{Push, bytes_of, f32s, variables};
+use super::peers::{Push, bytes_of, f32s, index_of, variables};
 use super::synchronous::{ACCEPTED, Cluster, STALE, synchronous};
 use super::trays::Tray;
 use super::world::World;
@@ -253,4 +253,24 @@ fn a_gradient_is_measured_by_itself_though_another_was_being_measured_in_its_roo
     assert!(matches!(&answer, Some(Message::PushAnswer(a)) if Some(a.outcome) == ACCEPTED(0)));
     let values = lent.cluster.world.values(line);
     assert!(f32s(&values).iter().all(|&value| value == -1.0), "it is not clipped");
+}
+
+#[test]
+fn a_gradient_that_has_no_rows_of_a_variable_is_measured() {
+    let dense = VariableSpec::f32("dense", [6]).unwrap();
+    let table = VariableSpec::f32("table", [5, 3]).unwrap().sparse();
+    let clip = |config: PsConfig| config.clip_by_global_norm(12_f64.sqrt());
+    let mut lent = Lent::with(vec![dense, table], 1, (1, 1), clip);
+    let grant = lent.cluster.token(0);
+    let (line, tray) = (lent.cluster.replicas[0].lines[0], &lent.trays[0][0]);
+    tray.put(0, 0, &bytes_of(&[2_f32, 2.0, 2.0, -2.0, -4.0, -4.0]));
+    let world = &mut lent.cluster.world;
+    let push = Push::gradient(1, grant, tray.room(0));
+    world.send(line, push.envelope(), push.part(88, None), &index_of::<u32>(&[]));
+    let request = world.send(line, push.envelope(), push.lent(&[(0, 24)], Some(32)), &[]);
+    lent.cluster.settle();
+    let answer = lent.cluster.world.answer(line, request);
+    assert!(matches!(&answer, Some(Message::PushAnswer(a)) if Some(a.outcome) == ACCEPTED(0)));
+    let values = f32s(&lent.cluster.world.values(line));
+    assert_eq!(values[..6], [-1.0, -1.0, -1.0, 1.0, 2.0, 2.0]);
 }
