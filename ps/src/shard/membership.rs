@@ -1,6 +1,5 @@
 //! Who is here: leases, leaving, lost connections.
 
-use std::collections::BTreeSet;
 use std::time::Instant;
 
 use pushpull_common::protocol::{Envelope, Refusal, message};
@@ -9,6 +8,7 @@ use super::output::Output;
 use super::parked::Wait;
 use super::replicas::{ClientKey, Presence};
 use super::{Detail, Shard};
+use crate::aggregate::admission::PerPush;
 
 impl Shard {
     pub(super) fn tick(&mut self, now: Instant) {
@@ -30,7 +30,7 @@ impl Shard {
         self.tell_owner_again(now);
         self.end_waits_for_cuts(now);
         // In synchronous mode a push that is whole here and not everywhere helps nobody.
-        let kept = if self.is_synchronous() { BTreeSet::new() } else { self.whole_tokens() };
+        let kept = if self.is_synchronous() { PerPush::new() } else { self.whole_tokens() };
         if let Some(owner) = &mut self.owner {
             let expired = owner.expire(now, |token| kept.contains(&token));
             self.counters.tokens_taken_back.add(expired as u64);

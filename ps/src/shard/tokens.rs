@@ -1,6 +1,5 @@
 //! Tokens, on the shard that owns the step.
 
-use std::collections::BTreeSet;
 use std::time::Instant;
 
 use pushpull_common::ids::TokenId;
@@ -12,6 +11,7 @@ use smallvec::SmallVec;
 use super::parked::{Entry, Wait};
 use super::replicas::ClientKey;
 use super::{Detail, Shard};
+use crate::aggregate::admission::PerPush;
 use crate::aggregate::step_owner::{Issued, Request, StepOwner};
 
 impl Shard {
@@ -150,7 +150,7 @@ impl Shard {
     }
 
     /// The tokens whose push lies whole in the inbox.
-    pub(crate) fn whole_tokens(&self) -> BTreeSet<TokenId> {
+    pub(crate) fn whole_tokens(&self) -> PerPush<TokenId> {
         self.inbox.iter().flat_map(|inbox| inbox.whole_tokens()).collect()
     }
 

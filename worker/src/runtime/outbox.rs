@@ -20,6 +20,9 @@ const DESCRIPTORS_MAX: usize = 4;
 /// Heads that are kept for frames to come: as many as one connection has under way, usually.
 const HEADS_MAX: usize = 64;
 
+/// How long a head is made: those of all frames that are sent again and again fit.
+const HEAD_BYTES: usize = 256;
+
 /// The sending side of one connection, shared between its task and the session's outputs.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
@@ -121,7 +124,8 @@ impl Frames {
         let bytes = body.bytes();
         let checksum = || body.slices().fold(0, crc32c::crc32c_append);
         let stamp = BodyStamp { bytes, crc: (crc && bytes > 0).then(checksum) };
-        let mut head = self.heads.pop().unwrap_or_default();
+        let kept = self.heads.pop();
+        let mut head = kept.unwrap_or_else(|| Vec::with_capacity(HEAD_BYTES));
         encode(&mut head, envelope, message, stamp);
         let bytes = head.len() + bytes as usize;
         self.queue.push_back(Frame { head, body, bytes });
