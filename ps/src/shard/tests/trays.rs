@@ -260,7 +260,8 @@ fn any_variables_may_lie_in_the_tray_and_the_others_be_sent() {
         let gradient = Push::gradient(mask, world.token(line), tray.room(0));
         let mut lent = Vec::new();
         for n in 0..3 {
-            let (value, at) = (bytes_of(&[(n + 1) as f32; 2]), 8 * n);
+            // Each time others, as both kinds of memory keep what was there.
+            let (value, at) = (bytes_of(&[((n + 1) * mask) as f32; 2]), 8 * n);
             match mask >> n & 1 {
                 1 => {
                     tray.put(0, at, &value);
@@ -276,7 +277,8 @@ fn any_variables_may_lie_in_the_tray_and_the_others_be_sent() {
         let request = world.send(line, gradient.envelope(), last, &[]);
         world.work();
         assert_eq!(version(&world.answer(line, request).unwrap()), mask);
-        let expected = [1.0, 1.0, 2.0, 2.0, 3.0, 3.0].map(|value| -(mask as f32) * value);
+        let expected =
+            [1.0, 1.0, 2.0, 2.0, 3.0, 3.0].map(|value| -((mask * (mask + 1) / 2) as f32) * value);
         assert_eq!(f32s(&world.values(line)), expected);
     }
 }
