@@ -175,14 +175,28 @@ fn per_step(case: &Case) -> [[f64; 2]; 2] {
     [verb_by_verb, at_once]
 }
 
-/// What worker and servers allocate while a step is taken so many times, for each.
-fn counted(steps: usize, step: impl FnMut()) -> [f64; 2] {
-    COUNTED.iter().for_each(|counted| counted.store(0, Ordering::Relaxed));
-    ARMED.store(1, Ordering::SeqCst);
-    std::iter::repeat_with(step).take(steps).for_each(drop);
-    ARMED.store(0, Ordering::SeqCst);
-    [0, 1].map(|side| COUNTED[side].load(Ordering::Relaxed) as f64 / steps as f64)
+/// What worker and servers allocate while a step is taken so many times, for each. Again if it is something,
+/// a few times: what is kept grows to its end, and what a step takes is taken in all of them.
+fn counted(steps: usize, mut step: impl FnMut()) -> [f64; 2] {
+    let mut least = [f64::INFINITY; 2];
+    for _ in 0..ROUNDS_MAX {
+        COUNTED.iter().for_each(|counted| counted.store(0, Ordering::Relaxed));
+        ARMED.store(1, Ordering::SeqCst);
+        (0..steps).for_each(|_| step());
+        ARMED.store(0, Ordering::SeqCst);
+        let counts = [0, 1].map(|side| COUNTED[side].load(Ordering::Relaxed) as f64 / steps as f64);
+        if counts.iter().sum::<f64>() < least.iter().sum::<f64>() {
+            least = counts;
+        }
+        if least.iter().all(|&count| count <= ONCE_IN_A_WHILE) {
+            break;
+        }
+    }
+    least
 }
+
+/// How often steps are counted at the most.
+const ROUNDS_MAX: usize = 5;
 
 fn step(worker: &mut Worker, params: &mut Params) {
     let token = worker.token().unwrap().unwrap();
