@@ -156,19 +156,18 @@ impl RoomMemory for MappedRoom {
         let (start, length) = (self.start, self.tray.room_bytes);
         // SAFETY: `map_tray` has seen that the room lies in the mapping, which lives as long as the tray and so
         // as `self`. In this process only `self` leads to these bytes, and to change them takes `&mut
-        // self`. The process that has lent them may map them too, but takes them as they are: by the
-        // protocol it writes into a room what is sent into it, which are bytes that nobody reads or writes
-        // here. If it broke that, or cut its file short, gradients would be of other content or this
-        // process would be ended by the system; it is the server that was chosen to keep the model, as
-        // the same user. Any bytes are a `u8` each.
+        // self`. The process that has lent them maps them too, and by the protocol only reads them: what is
+        // sent to it beside them is received elsewhere. If it broke that, or cut its memory short,
+        // gradients would be of other content or this process would be ended by the system; it is the
+        // server that was chosen to keep the model, as the same user. Any bytes are a `u8` each.
         unsafe { std::slice::from_raw_parts(self.tray.map.as_ptr().add(start), length) }
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
         let (start, length) = (self.start, self.tray.room_bytes);
         // SAFETY: as in `bytes`. `&mut self` is the only way to them in this process as long as the slice
-        // lives; the other only reads them, and what it reads of what is being written is of any content,
-        // as it knows: it looks again at what it uses, and nothing of it is an index or a length there.
+        // lives. The other only reads them, and knows that what it reads may be changing: it is values to
+        // it, and never an index or a length.
         unsafe { std::slice::from_raw_parts_mut(self.tray.map.as_mut_ptr().add(start), length) }
     }
 }
