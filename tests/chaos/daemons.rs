@@ -113,6 +113,20 @@ impl Daemons {
         since.elapsed()
     }
 
+    /// Waits until what was lent to clients that are gone is gone, too: of each shard only its board is
+    /// left.
+    pub(crate) fn await_memory_back(&mut self) {
+        let (since, boards) = (Instant::now(), usize::from(self.setting.shards_per_task()));
+        for process in self.running.iter_mut().flatten() {
+            while process.lent_memories() > boards {
+                process.assert_alive();
+                let lent = process.lent_memories();
+                assert!(since.elapsed() < PATIENCE, "{lent} memories lent to nobody");
+                std::thread::sleep(BLINK);
+            }
+        }
+    }
+
     pub(crate) fn assert_alive(&mut self) {
         self.running.iter_mut().flatten().for_each(Process::assert_alive);
     }

@@ -60,6 +60,13 @@ impl Process {
         }
     }
 
+    /// How many memories that are lent, or have been, it has mapped.
+    pub(crate) fn lent_memories(&self) -> usize {
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.child.id()));
+        let maps = maps.expect("a living child has mappings");
+        maps.lines().filter(|line| line.contains("/memfd:pushpull")).count()
+    }
+
     /// Nothing ends by itself before it is told to.
     pub(crate) fn assert_alive(&mut self) {
         if let Some(status) = self.ended() {

@@ -68,6 +68,7 @@ pub(crate) fn run(plan: &Plan, folder: &Path, chance: &mut Chance) -> Report {
     let seconds = since.elapsed().as_secs_f64();
     let Rounds { mut daemons, workers, mut report, .. } = rounds;
     let histories = workers.finish();
+    daemons.await_memory_back();
     report.acknowledged = histories.iter().map(|history| history.acknowledged).sum();
     report.stale = histories.iter().map(|history| history.stale).sum();
     let invoked: u64 = histories.iter().map(|history| history.invoked).sum();

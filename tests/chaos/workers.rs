@@ -5,8 +5,12 @@ use std::time::Instant;
 
 use crate::history::History;
 use crate::process::{BLINK, PATIENCE, Process};
-use crate::setting::{Setting, WORKERS};
+use crate::setting::{SHARDS, Setting, WORKERS};
 use crate::training;
+
+/// What a worker may have mapped that servers lend: of each shard a board, a desk, values and a tray, and
+/// those of its server before while a reconnect is under way.
+const LENT_MAX: usize = 2 * 4 * SHARDS;
 
 /// All workers of one cluster.
 #[derive(Debug)]
@@ -90,6 +94,10 @@ impl Workers {
 
     /// Has them end after the push they are at, and waits for that; what they have written.
     pub(crate) fn finish(mut self) -> Vec<History> {
+        for worker in &self.running {
+            let lent = worker.lent_memories();
+            assert!(lent <= LENT_MAX, "a worker has {lent} memories mapped, of servers long gone");
+        }
         std::fs::write(self.setting.stop_file(), "").expect("the stop file can be written");
         self.running.drain(..).for_each(Process::finish);
         self.catch_up();
