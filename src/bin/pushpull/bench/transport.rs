@@ -122,7 +122,13 @@ impl Rows<'_> {
         let copying = || Ok(Copying::new(bytes));
         self.beside("pull", Way::Pull, copying, |ceiling| Ok(ceiling.once()), "memcpy")?;
         let applying = || Ok(Applying::new(bytes)?);
-        self.beside("push", Way::Push, applying, |ceiling| Ok(ceiling.once()), "sgd in place")?;
+        self.beside(
+            "push",
+            Way::Push,
+            applying,
+            |ceiling| Ok(ceiling.once()),
+            "the rule in place",
+        )?;
         self.bed.use_up_rooms();
         self.beside_round_trips("push_copied", Way::Push)
     }
