@@ -172,6 +172,35 @@ fn value(worker: &mut Worker, params: &mut Params) -> f32 {
     first
 }
 
+/// Trays of two servers, and their rooms, have the same names.
+#[test]
+fn gradients_that_another_worker_has_given_out_count_as_they_are_written() {
+    let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let clusters = folders.each_ref().map(|folder| near_only(folder.path(), |config| config));
+    let codecs = [None, Some(Codec::Bf16)];
+    let mut workers = [0, 1].map(|index: usize| {
+        let config = clusters[index].config(0).codec("v", codecs[index]);
+        let mut worker = Worker::connect(config).unwrap();
+        let params = worker.join(&plain(), |_| ()).unwrap();
+        (worker, params)
+    });
+    for round in 0..4 {
+        for (from, to) in [(0, 1), (1, 0)] {
+            let gradients = filled(&mut workers[from].0, 3.0);
+            let (worker, params) = &mut workers[to];
+            let token = worker.token().unwrap().unwrap();
+            assert!(matches!(worker.push(token, gradients).unwrap(), Push::Applied { .. }));
+            assert_eq!(value(worker, params), -5.0 * round as f32 - 3.0);
+            push(worker, 2.0);
+            assert_eq!(value(worker, params), -5.0 * (round + 1) as f32);
+        }
+    }
+    for cluster in clusters {
+        assert_eq!(cluster.handle().metrics().direct_pushes, 8, "those that were copied, too");
+        cluster.stop();
+    }
+}
+
 #[test]
 fn what_is_not_finite_there_is_refused_with_its_place() {
     let folder = tempfile::tempdir().unwrap();

@@ -216,7 +216,7 @@ impl Memory {
         buffer.expect("gradients are made of memory that nobody sends from")
     }
 
-    fn present(&self) -> impl Iterator<Item = VariableId> + '_ {
+    pub(crate) fn present(&self) -> impl Iterator<Item = VariableId> + '_ {
         let present = self.present.iter().enumerate().filter(|(_, present)| **present);
         present.map(|(index, _)| VariableId(index as u32))
     }

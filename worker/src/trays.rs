@@ -61,6 +61,11 @@ impl GradientBuffer {
         GradientBuffer { heap: Buffer::new(plan), runs, rooms: Vec::new() }
     }
 
+    /// Whether it was made for these runs, which are those of one worker.
+    pub(crate) fn is_of(&self, runs: &Arc<[Run]>) -> bool {
+        Arc::ptr_eq(&self.runs, runs)
+    }
+
     /// How many rooms it has.
     pub(crate) fn rooms(&self) -> usize {
         self.rooms.len()

@@ -31,6 +31,7 @@ use crate::parts::Scatter;
 use crate::runtime::Caller;
 use crate::session::{Command, Reply};
 use crate::token::Token;
+use crate::trays::Run;
 
 /// One task of the job `worker`: a session with the parameter servers.
 ///
@@ -177,15 +178,35 @@ impl Worker {
     /// If the worker has not joined: there are no variables yet.
     pub fn gradients(&mut self) -> Gradients {
         let joined = self.joined.as_ref().expect("a worker has gradients once it has joined");
-        let plan = joined.plan.clone();
+        let (plan, runs) = (joined.plan.clone(), joined.runs.clone());
+        Gradients::new(plan.clone(), self.memory(&plan, &runs))
+    }
+
+    /// Memory for gradients of a plan of which these may lie in rooms.
+    fn memory(&mut self, plan: &Plan, runs: &Arc<[Run]>) -> Memory {
         // One with rooms before one without: there are no more rooms than those.
         let free = self.pool.iter().enumerate().filter(|(_, memory)| memory.is_free());
         let free = free.max_by_key(|(_, memory)| memory.buffer.rooms()).map(|(index, _)| index);
         let memory = free.map(|free| self.pool.swap_remove(free));
-        let mut memory = memory.unwrap_or_else(|| Memory::new(&plan, joined.runs.clone()));
+        let mut memory = memory.unwrap_or_else(|| Memory::new(plan, runs.clone()));
         let trays = self.client.caller.trays();
         memory.buffer_mut().renew(|tray| trays.has(tray), |shard| trays.take(shard));
-        Gradients::new(plan, memory)
+        memory
+    }
+
+    /// The memory of gradients that are to be pushed. What another worker has given out may lie in rooms of
+    /// another session, whose names say something else in this one: it is copied.
+    fn own(&mut self, plan: &Plan, runs: &Arc<[Run]>, memory: Memory) -> Memory {
+        if memory.buffer.is_of(runs) {
+            return memory;
+        }
+        let mut own = self.memory(plan, runs);
+        for id in memory.present() {
+            let range = plan.range(id);
+            own.buffer_mut().slice_mut(range.clone()).copy_from_slice(memory.buffer.slice(range));
+        }
+        own.present = memory.present;
+        own
     }
 
     /// Ends the training for all workers: no more tokens are granted. For the chief.

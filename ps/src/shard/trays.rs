@@ -188,7 +188,9 @@ impl Shard {
     /// Makes sure that the body of a part that comes over the connection has a place; it does.
     pub(super) fn have_place(&mut self, part: &Part) -> Result<bool, Refusal> {
         if let Some(inbox) = self.inbox.as_mut().filter(|_| !part.range.is_empty()) {
-            inbox.have_own(part.room, &self.budget).map_err(does_not_fit)?;
+            // The rooms that all share have their memory already.
+            let none = Refusal::NoRoom { room: part.room };
+            inbox.have_own(part.room, &self.budget).map_err(|_| none)?;
         }
         Ok(true)
     }

@@ -329,8 +329,12 @@ impl Session {
         while let Some((&id, _)) = self.ops.first_key_value() {
             self.finish(id, Err(error.clone()));
         }
-        self.pushes.clear();
-        self.applying.clear();
+        // The rooms that pushes lie in are not written again while the trays may yet be thought lent, and while
+        // a shard may yet read them: not by this session at all.
+        for push in std::mem::take(&mut self.pushes).into_values() {
+            let in_trays = push.shares.into_iter().filter_map(|share| share.in_tray);
+            self.applying.extend(in_trays.map(|there| (GlobalStep(u64::MAX), there.buffer)));
+        }
         self.tokens.forget();
         for (index, link) in self.links.iter_mut().enumerate() {
             link.give_up(&error);

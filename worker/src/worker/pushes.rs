@@ -70,6 +70,7 @@ impl Worker {
             return Err(Error::EmptyPush);
         };
         let Gradients { memory, factors, .. } = gradients;
+        let memory = self.own(&joined.plan, &joined.runs, memory);
         let (rounds, buffer) = (0..scatter.rounds(), memory.buffer.clone());
         let scattered = Some(Scattered { scatter, buffer, rounds, factors });
         if self.pool.len() < POOL_MAX {
