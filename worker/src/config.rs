@@ -112,7 +112,8 @@ impl WorkerConfig {
     /// those of `f16` and `bf16`, those that [`WorkerConfig::pull_codec`] is for, and rows. And whether
     /// [`crate::Worker::gradients`] lie in such memory, so that pushing them copies nothing: those of
     /// variables in one piece that travel as they are, if the server lends it. It takes the server memory for
-    /// two pushes. Default true.
+    /// two pushes. A process that forks shares them with its child: it must not write to gradients there that
+    /// it was given before, nor its parent to those that the child writes to. Default true.
     pub fn shared_memory(self, used: bool) -> Self {
         WorkerConfig { shared_memory: used, ..self }
     }
