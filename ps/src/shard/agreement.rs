@@ -127,6 +127,7 @@ impl Shard {
             Message::Over(over) => {
                 let room = self.inbox.as_ref().and_then(|i| i.whole_room_of(over.token.0));
                 if let Some(room) = room {
+                    self.answer_unseen(now, room);
                     self.release(now, room);
                 }
             }

@@ -48,8 +48,9 @@ impl Shard {
 
     fn measure_slice(&self, job: &mut MeasureJob, tile: &mut Vec<u64>) -> bool {
         let (Some(inbox), Some(store)) = (&self.inbox, self.store()) else { return true };
-        // It may have been dropped meanwhile.
-        let (Some(push), Some(source)) = (inbox.arrival(job.room), inbox.source(job.room)) else {
+        // It may have been dropped meanwhile, and its room hold another.
+        let push = inbox.arrival(job.room).filter(|push| push.order == job.order);
+        let (Some(push), Some(source)) = (push, inbox.source(job.room)) else {
             return true;
         };
         let mut budget = SLICE_BYTES as usize;

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use pushpull_common::ids::{GlobalStep, Sequence};
+use pushpull_common::ids::{GlobalStep, Sequence, VariableId};
 use pushpull_common::protocol::message::{Operation, OutcomeIs, PushAnswer, PushPart};
 use pushpull_common::protocol::{Envelope, Header, Outcome, PushState, Refusal};
 
@@ -191,7 +191,9 @@ impl Shard {
             self.groups.first_touched(layout, range, |_, it| trainable.is_some_and(|t| t != it));
         if push.operation != part.operation {
             let tried = Detail::clipped("another operation than those before it");
-            let variable = layout.at(range.start).variable;
+            // It may be the index of one that is sparse, which lies behind all values.
+            let variable = layout.touched(range.clone()).next();
+            let variable = variable.map_or(VariableId(0), |partition| partition.variable);
             return Err(Refusal::Operation { variable, tried });
         }
         let first = self.groups.first_touched(layout, range, |sparse, _| sparse && !is_ready);

@@ -210,6 +210,7 @@ impl Shard {
             if whole.is_none() {
                 self.counters.pushes_dropped.add(1);
             }
+            self.answer_unseen(now, room);
             if let Some(inbox) = &mut self.inbox {
                 inbox.release(room);
             }
@@ -247,6 +248,16 @@ impl Shard {
         let answer = PushAnswer { outcome, duplicate: false, next: None, ended: None, room };
         let request = Envelope { request, sequence, ..Envelope::default() };
         self.answer(connection, request, answer.into());
+    }
+
+    /// A push that is whole is dropped before it was looked at, and so before anybody was told that it is
+    /// held: its step is over.
+    pub(super) fn answer_unseen(&mut self, now: Instant, room: u32) {
+        let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(room));
+        if push.is_some_and(|push| push.unseen) {
+            let current = GlobalStep(self.committed_steps());
+            self.settle_push(now, room, Outcome::Stale { current });
+        }
     }
 
     pub(super) fn release(&mut self, now: Instant, room: u32) {

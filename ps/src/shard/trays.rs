@@ -236,6 +236,11 @@ impl Shard {
 
     /// A slice of the work on a gradient; whether it is done.
     pub(super) fn work_on_look(&mut self, job: &mut LookJob) -> bool {
+        let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(job.room));
+        if push.is_none_or(|push| push.order != job.order) {
+            // It has been dropped, and its room may hold another.
+            return true;
+        }
         match self.look_at_lent(job.room, &mut job.look) {
             Ok(done) => done,
             Err(refusal) => {

@@ -64,6 +64,22 @@ fn push(
     world.push_answer(line, &push, &parts)
 }
 
+/// The index of rows lies behind all values: what is said of it is said of their variable.
+#[test]
+fn another_operation_for_an_index_is_refused_like_one_for_values() {
+    let (mut world, line) = ready(Sgd::new(1.0));
+    let gradient = world.gradient(line, 1);
+    world.send(line, gradient.envelope(), gradient.part(0, None), &[0; 24]);
+    let assign = Push { operation: Operation::Assign {}, ..gradient };
+    let request = world.send(line, assign.envelope(), assign.part(INDEX, Some(32)), &[0; 8]);
+    world.work();
+    let Some(Message::Refused(refused)) = world.answer(line, request) else {
+        panic!("an assignment in a push of gradients")
+    };
+    let of_rows = matches!(refused.refusal, Refusal::Operation { variable: VariableId(1), .. });
+    assert!(of_rows, "{}", refused.refusal);
+}
+
 #[test]
 fn rows_are_pulled_in_the_order_they_are_asked_for() {
     let (mut world, line) = ready(Sgd::new(1.0));

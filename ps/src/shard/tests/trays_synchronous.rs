@@ -1,13 +1,13 @@
 //! Trays in synchronous mode: what lies there is looked at before it is held, and read when its step is
 //! applied.
 
-use pushpull_common::ids::VariableId;
+use pushpull_common::ids::{RestoreEpoch, VariableId};
 use pushpull_common::protocol::message::{self, Operation};
-use pushpull_common::protocol::{Grant, Message, Outcome, Refusal};
+use pushpull_common::protocol::{Envelope, Grant, Message, Outcome, Refusal};
 use pushpull_common::variable::VariableSpec;
 
 use super::lending::{LARGE, lendable};
-use super::peers::{Push, bytes_of, f32s, index_of, variables};
+use super::peers::{Push, bytes_of, f32s, index_of, pack, variables};
 use super::synchronous::{ACCEPTED, Cluster, STALE, synchronous};
 use super::trays::Tray;
 use super::world::World;
@@ -219,6 +219,28 @@ fn what_is_still_to_be_looked_at_is_not_reported_as_held() {
     assert!(!holds(world));
     world.work();
     assert!(!holds(world) && matches!(world.answer(line, request), Some(Message::Refused(_))));
+}
+
+/// A push that is whole on a shard and not looked at yet when its step is over is answered like one that
+/// comes too late.
+#[test]
+fn what_is_over_before_it_was_looked_at_is_answered() {
+    let mut lent = Lent::new(2, 1, 2, |config| config);
+    let slow = lent.cluster.token(1);
+    let (line, tray) = (lent.cluster.replicas[1].lines[1], &lent.trays[1][1]);
+    tray.put(0, 0, &bytes_of(&[9.0, 9.0]));
+    let world = &mut lent.cluster.world;
+    let push = Push::gradient(1, slow, tray.room(0));
+    let request = world.send(line, push.envelope(), push.lent(&[(0, 16)], Some(16)), &[]);
+    let envelope = Envelope { restore_epoch: RestoreEpoch(1), ..Envelope::default() };
+    let (header, message) = pack(&envelope, &message::Over { token: slow.token }.into(), 0);
+    world.input(1, Input::Owner { header: &header, message });
+    let Some(Message::PushAnswer(answer)) = world.answer(line, request) else {
+        panic!("nobody has said what became of it")
+    };
+    assert!(matches!(answer.outcome, Outcome::Stale { .. }), "{answer:?}");
+    world.work();
+    assert!(world.shards[1].inbox.as_ref().unwrap().arrivals().next().is_none());
 }
 
 #[test]
