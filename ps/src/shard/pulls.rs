@@ -43,28 +43,20 @@ impl Shard {
         form: Option<ShortForm>,
     ) {
         let (connection, request) = (entry.connection, entry.request);
+        let kept = self.pulled.last_mut().map(|kept| std::mem::take(&mut kept.ranges));
+        let mut ranges = kept.unwrap_or_default();
         let Some(store) = self.store().filter(|_| self.is_ready()) else {
             return self.refuse(connection, request, Refusal::NotInitialized {});
         };
-        let mut ranges = match selection {
-            Selection::Partitions { partitions } => match store.select(partitions.items()) {
-                Ok(ranges) => ranges,
-                Err(partition) => {
+        match selection {
+            Selection::All {} => ranges.push(0..store.layout().bytes()),
+            Selection::Dense {} => ranges.extend_from_slice(store.layout().dense()),
+            Selection::Partitions { partitions } => {
+                if let Err(partition) = store.select(partitions.items(), &mut ranges) {
                     let refusal = Refusal::UnknownPartition { partition };
                     return self.refuse(connection, request, refusal);
                 }
-            },
-            _ => self
-                .pulled
-                .last_mut()
-                .map(|kept| std::mem::take(&mut kept.ranges))
-                .unwrap_or_default(),
-        };
-        let Some(store) = self.store() else { return };
-        match selection {
-            Selection::All {} => ranges.extend(std::iter::once(0..store.layout().bytes())),
-            Selection::Dense {} => ranges.extend_from_slice(store.layout().dense()),
-            Selection::Partitions { .. } => {}
+            }
         }
         let wait = Wait::Pull { at_least: header.step.0, ranges, form };
         let entry = Entry { wait, ..entry };

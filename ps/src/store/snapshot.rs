@@ -72,9 +72,12 @@ impl Store {
         gathered
     }
 
-    /// The partitions that a selection names, as ranges in rising order; the culprit otherwise.
-    pub(crate) fn select(&self, ids: &[PartitionId]) -> Result<Vec<Range<u64>>, PartitionId> {
-        let mut ranges: Vec<Range<u64>> = Vec::with_capacity(ids.len());
+    /// Lists the partitions that a selection names, as ranges in rising order; the culprit otherwise.
+    pub(crate) fn select(
+        &self,
+        ids: &[PartitionId],
+        ranges: &mut Vec<Range<u64>>,
+    ) -> Result<(), PartitionId> {
         for &id in ids {
             let partition = self.partition(id).ok_or(id)?;
             match ranges.last_mut() {
@@ -83,7 +86,7 @@ impl Store {
                 _ => ranges.push(partition.offset..partition.end()),
             }
         }
-        Ok(ranges)
+        Ok(())
     }
 
     /// A partition of the shard.
