@@ -50,9 +50,6 @@ impl Looker<'_> {
 impl Shard {
     /// Looks at a part for NaN and infinities, by the policy, while it is in cache.
     pub(super) fn look_for_non_finite(&self, room: u32, range: &Range<u64>) -> Result<(), Refusal> {
-        if self.config.non_finite == NonFinite::Allow {
-            return Ok(());
-        }
         let (Some(inbox), Some(store)) = (&self.inbox, self.store()) else {
             return Ok(());
         };

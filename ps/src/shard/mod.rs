@@ -508,7 +508,10 @@ impl Shard {
                 self.part(now, connection, client, header, &part, Some(form));
             }
             (Message::LendTray(_), Some(client)) => {
-                self.lend_tray(now, connection, client, request, kind);
+                let lent = self.lend_tray(now, connection, client, request, kind);
+                if let Err(refusal) = lent {
+                    self.refuse(connection, request, refusal);
+                }
             }
             (Message::PushLent(lent), Some(client)) => {
                 self.push_lent(now, connection, client, header, &lent);

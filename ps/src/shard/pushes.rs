@@ -47,8 +47,12 @@ impl Shard {
             return self.refuse_push(now, &incoming, refusal);
         }
         let placed = self.place(now, connection, client, header, part, &incoming.range);
-        match placed.and_then(|placed| Ok(placed && self.have_place(&incoming)?)) {
-            Ok(true) => self.receive(now, connection, Receiving::Part(incoming), header),
+        match placed {
+            Ok(true) if self.has_memory_for(&incoming) => {
+                self.receive(now, connection, Receiving::Part(incoming), header);
+            }
+            // The rooms that all share have theirs already.
+            Ok(true) => self.refuse_push(now, &incoming, Refusal::NoRoom { room: part.room }),
             Ok(false) => {}
             Err(refusal) => self.refuse_push(now, &incoming, refusal),
         }

@@ -63,19 +63,6 @@ impl Shard {
         client: ClientKey,
         request: Envelope,
         kind: u16,
-    ) {
-        if let Err(refusal) = self.make_tray(now, connection, client, request, kind) {
-            self.refuse(connection, request, refusal);
-        }
-    }
-
-    fn make_tray(
-        &mut self,
-        now: Instant,
-        connection: u64,
-        client: ClientKey,
-        request: Envelope,
-        kind: u16,
     ) -> Result<(), Refusal> {
         self.may_be_lent(connection, kind)?;
         if self.is_synchronous() && !self.arena.place.is_lendable() {
@@ -185,14 +172,11 @@ impl Shard {
         Ok(())
     }
 
-    /// Makes sure that the body of a part that comes over the connection has a place; it does.
-    pub(super) fn have_place(&mut self, part: &Part) -> Result<bool, Refusal> {
-        if let Some(inbox) = self.inbox.as_mut().filter(|_| !part.range.is_empty()) {
-            // The rooms that all share have their memory already.
-            let none = Refusal::NoRoom { room: part.room };
-            inbox.have_own(part.room, &self.budget).map_err(|_| none)?;
-        }
-        Ok(true)
+    /// Whether there is memory for the body of a part that comes over the connection, once it has been asked
+    /// for.
+    pub(super) fn has_memory_for(&mut self, part: &Part) -> bool {
+        let inbox = self.inbox.as_mut().filter(|_| !part.range.is_empty());
+        inbox.is_none_or(|inbox| inbox.have_own(part.room, &self.budget).is_ok())
     }
 
     /// A push has come whole.

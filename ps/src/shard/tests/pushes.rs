@@ -31,7 +31,7 @@ fn state(world: &mut World, line: Line, sequence: u64) -> PushState {
     }
 }
 
-fn applied(answer: &Message) -> u64 {
+pub(super) fn applied(answer: &Message) -> u64 {
     match answer {
         Message::PushAnswer(message::PushAnswer {
             outcome: Outcome::Applied { version, .. },

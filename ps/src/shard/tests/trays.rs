@@ -10,13 +10,14 @@ use pushpull_common::protocol::message::{
     self, Lend, LendTray, LentTray, Operation, PushLent, Role, Stretch,
 };
 use pushpull_common::protocol::wire::List;
-use pushpull_common::protocol::{Envelope, Message, Outcome, PushState, Refusal};
+use pushpull_common::protocol::{Envelope, Message, PushState, Refusal};
 use pushpull_common::table::TableSpec;
 use pushpull_common::tensor::DType;
 use pushpull_common::variable::VariableSpec;
 
 use super::lending::{LARGE, NEAR, all_are, at, large, near};
 use super::peers::{Peer, Push, bytes_of, f32s, f64s, index_of, variables, worker};
+use super::pushes::applied;
 use super::synchronous::synchronous;
 use super::world::{Line, World};
 use crate::arena::Place;
@@ -79,17 +80,6 @@ fn push(world: &mut World, line: Line, push: &Push, ranges: &[(u64, u64)]) -> Me
     world.answer(line, request).expect("a push is answered")
 }
 
-fn version(answer: &Message) -> u64 {
-    match answer {
-        Message::PushAnswer(message::PushAnswer {
-            outcome: Outcome::Applied { version, .. },
-            duplicate: false,
-            ..
-        }) => *version,
-        other => panic!("not applied but {other:?}"),
-    }
-}
-
 fn refusal(answer: Message) -> Refusal {
     match answer {
         Message::Refused(refused) => refused.refusal,
@@ -116,7 +106,7 @@ fn what_lies_in_a_tray_is_pushed_again_and_again() {
         tray.put(place, 0, &bytes_of(&[1_f32, 2.0, 3.0]));
         tray.put(place, 16, &bytes_of(&[0.5_f64, 0.0]));
         let gradient = Push::gradient(round, world.token(line), tray.room(place));
-        assert_eq!(version(&push(&mut world, line, &gradient, &[(0, 16), (16, 32)])), round);
+        assert_eq!(applied(&push(&mut world, line, &gradient, &[(0, 16), (16, 32)])), round);
     }
     let values = world.values(line);
     assert_eq!(f32s(&values[..12]), [-5.0, -10.0, -15.0]);
@@ -160,7 +150,7 @@ fn what_is_sent_beside_it_is_one_push_with_it() {
             request = world.send(line, gradient.envelope(), gradient.lent(&[(0, 24)], last), &[]);
         }
         world.work();
-        assert_eq!(version(&world.answer(line, request).unwrap()), sequence);
+        assert_eq!(applied(&world.answer(line, request).unwrap()), sequence);
     }
     let mut expected = vec![-4_f32; 6];
     expected
@@ -177,7 +167,7 @@ fn what_is_sent_first_does_not_stand_for_all() {
     world.send(line, gradient.envelope(), gradient.part(0, None), &bytes_of(&[1_f32, 2.0, 0.0]));
     let request = world.send(line, gradient.envelope(), gradient.lent(&[(16, 32)], Some(32)), &[]);
     world.work();
-    assert_eq!(version(&world.answer(line, request).unwrap()), 1);
+    assert_eq!(applied(&world.answer(line, request).unwrap()), 1);
     let values = world.values(line);
     assert_eq!((f32s(&values[..8]), f64s(&values[16..32])), (vec![-1.0, -2.0], vec![-3.0, -4.0]));
 }
@@ -208,7 +198,7 @@ fn nothing_counts_beside_nan_not_even_the_rows_of_a_table() {
         match value.is_nan() {
             true => assert!(matches!(refusal(answer), Refusal::NonFinite { .. })),
             false => {
-                assert_eq!(version(&answer), sequence / 2);
+                assert_eq!(applied(&answer), sequence / 2);
                 grant = world.token(line);
             }
         }
@@ -242,7 +232,7 @@ fn what_would_be_changed_where_it_lies_is_looked_at_first() {
         let answer = world.answer(line, request).unwrap();
         match value.is_nan() {
             true => assert!(matches!(refusal(answer), Refusal::NonFinite { .. })),
-            false => assert_eq!(version(&answer), 1),
+            false => assert_eq!(applied(&answer), 1),
         }
     }
     let found = f32s(&world.values(line));
@@ -276,7 +266,7 @@ fn any_variables_may_lie_in_the_tray_and_the_others_be_sent() {
         let last = gradient.lent(&lent, Some(24));
         let request = world.send(line, gradient.envelope(), last, &[]);
         world.work();
-        assert_eq!(version(&world.answer(line, request).unwrap()), mask);
+        assert_eq!(applied(&world.answer(line, request).unwrap()), mask);
         let expected =
             [1.0, 1.0, 2.0, 2.0, 3.0, 3.0].map(|value| -((mask * (mask + 1) / 2) as f32) * value);
         assert_eq!(f32s(&world.values(line)), expected);
@@ -348,7 +338,7 @@ fn ranges_that_are_none_of_a_tray_are_refused_and_the_next_push_is_not() {
     }
     assert_eq!(f32s(&world.values(line)), [0_f32; 28]);
     let gradient = Push::gradient(sequence + 1, grant, tray.room(0));
-    assert_eq!(version(&push(&mut world, line, &gradient, &[(0, 24)])), 1);
+    assert_eq!(applied(&push(&mut world, line, &gradient, &[(0, 24)])), 1);
     // A room is of one push at a time, and a token of one.
     let gradient = Push::gradient(sequence + 2, world.token(line), tray.room(0));
     world.send(line, gradient.envelope(), gradient.lent(&[(0, 24)], None), &[]);
@@ -378,7 +368,7 @@ fn as_many_ranges_as_can_be_named_are_taken() {
     let last = gradient.lent(&[rest], Some(rest.1));
     let request = world.send(line, gradient.envelope(), last, &[]);
     world.work();
-    assert_eq!(version(&world.answer(line, request).unwrap()), 1);
+    assert_eq!(applied(&world.answer(line, request).unwrap()), 1);
     assert!(f32s(&world.values(line)).iter().all(|&value| value == -1.0));
 }
 
@@ -414,7 +404,7 @@ fn nothing_of_a_push_with_nan_counts_however_large_it_is() {
         // The token is the client's still.
         values[0] = 1.0;
         let gradient = Push::gradient(9, grant, tray.room(0));
-        assert_eq!(version(&push(&mut world, line, &gradient, &[(0, bytes)])), 1);
+        assert_eq!(applied(&push(&mut world, line, &gradient, &[(0, bytes)])), 1);
         assert!(f32s(&world.values(line)).iter().all(|&value| value == -1.0));
     }
 }
@@ -434,7 +424,7 @@ fn nan_is_counted_once_or_not_looked_for_as_is_configured() {
             }
             let gradient = Push::gradient(1, world.token(line), tray.room(0));
             let answer = push(&mut world, line, &gradient, &[(0, 4 * elements as u64)]);
-            assert_eq!(version(&answer), 1);
+            assert_eq!(applied(&answer), 1);
             assert_eq!(world.metrics().non_finite, counted, "{policy:?} of {elements}");
         }
     }
@@ -464,7 +454,7 @@ fn what_lies_whole_is_applied_though_its_client_is_gone() {
     let empty = gradient.part(0, Some(bytes));
     let request = world.send(line, gradient.envelope(), empty, &[]);
     world.work();
-    assert_eq!(version(&world.answer(line, request).unwrap()), 1);
+    assert_eq!(applied(&world.answer(line, request).unwrap()), 1);
     assert_eq!(world.left(), left, "it is gone with its push");
     // It is lost, has left, or is started anew.
     let (line, _) = whole(&mut world, 1, &mut worker(6));
@@ -502,7 +492,7 @@ fn what_is_not_whole_goes_with_its_client() {
     let tray = Tray::new(&mut world, next);
     tray.put(0, 0, &bytes_of(&[1_f32; 3]));
     let gradient = Push { room: tray.room(0), ..gradient };
-    assert_eq!(version(&push(&mut world, next, &gradient, &[(0, 16)])), 1);
+    assert_eq!(applied(&push(&mut world, next, &gradient, &[(0, 16)])), 1);
     assert!(matches!(world.ask(next, message::Leave {}.into()), Message::Left(_)));
     assert_eq!(world.left(), left);
 }
@@ -540,7 +530,7 @@ fn a_push_that_is_withdrawn_leaves_the_room_to_its_client() {
     let empty = gradient.part(0, Some(16));
     let request = world.send(line, gradient.envelope(), empty, &[]);
     world.work();
-    assert_eq!(version(&world.answer(line, request).unwrap()), 1);
+    assert_eq!(applied(&world.answer(line, request).unwrap()), 1);
 }
 
 #[test]
@@ -618,7 +608,7 @@ fn a_tray_is_counted_as_memory_and_so_is_what_is_sent_beside_it() {
     assert_eq!(refused, Refusal::NoRoom { room: lent.rooms.items()[0] });
     world.body(line, &[0; 16]);
     let gradient = Push { sequence: 2, ..gradient };
-    assert_eq!(version(&push(&mut world, line, &gradient, &[(0, 16)])), 1);
+    assert_eq!(applied(&push(&mut world, line, &gradient, &[(0, 16)])), 1);
 }
 
 #[test]
@@ -627,7 +617,7 @@ fn values_are_assigned_from_a_tray() {
     let tray = Tray::new(&mut world, line);
     tray.put(0, 32, &bytes_of(&[7_f32; 4]));
     let assign = Push::plain(1, Operation::Assign {}, tray.room(0));
-    assert_eq!(version(&push(&mut world, line, &assign, &[(32, 48)])), 1);
+    assert_eq!(applied(&push(&mut world, line, &assign, &[(32, 48)])), 1);
     assert_eq!(f32s(&world.values(line)[32..48]), [7.0; 4]);
 }
 
@@ -659,14 +649,14 @@ fn what_lay_whole_in_a_tray_when_its_server_was_killed_is_sent_again() {
     assert_eq!(refused, Refusal::NoRoom { room: gradient.room });
     let gradient = Push { room: world.room(line), ..gradient };
     let answer = world.push_answer(line, &gradient, &[(0, &bytes_of(&[1_f32; 3]))]);
-    assert_eq!(version(&answer), 1);
+    assert_eq!(applied(&answer), 1);
     assert_eq!(f32s(&world.values(line)[..12]), [-1.0; 3]);
 }
 
 #[test]
 fn what_was_applied_from_a_tray_is_applied_once_whenever_its_server_is_killed() {
     let (mut world, line, _tray, gradient) = with_state();
-    assert_eq!(version(&push(&mut world, line, &gradient, &[(0, 16)])), 1);
+    assert_eq!(applied(&push(&mut world, line, &gradient, &[(0, 16)])), 1);
     world.restart(0).unwrap();
     let line = world.join(0, &mut Peer { epoch: ClientEpoch(2), ..worker(1) });
     assert!(matches!(state(&mut world, line, 1), PushState::Settled { .. }));
