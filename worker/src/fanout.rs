@@ -234,7 +234,7 @@ impl Plan {
     /// How these variables travel. Those of `f16` and `bf16` have parts of their own.
     pub(crate) fn scatter(&self, variables: impl Iterator<Item = VariableId>) -> Scatter {
         let none: Vec<Vec<Range<u64>>> = vec![Vec::new(); self.shards.len()];
-        let (mut whole, mut pieces_of) = (none.clone(), none);
+        let (mut whole, mut others) = (none.clone(), none);
         let mut halves: Vec<Vec<&Partition>> = vec![Vec::new(); self.shards.len()];
         for partition in variables.flat_map(|id| self.catalogue.partitions_of(id)) {
             let shard = self.shards.binary_search(&partition.shard).expect("it holds a partition");
@@ -242,12 +242,12 @@ impl Plan {
                 None if self.is_whole(partition) => {
                     whole[shard].push(partition.offset..partition.end());
                 }
-                None => pieces_of[shard].push(partition.offset..partition.end()),
+                None => others[shard].push(partition.offset..partition.end()),
                 Some(_) => halves[shard].push(partition),
             }
         }
         let (mut shards, mut pieces) = (Vec::new(), Vec::new());
-        let ranges = whole.into_iter().zip(pieces_of);
+        let ranges = whole.into_iter().zip(others);
         for ((&shard, (whole, others)), halves) in self.shards.iter().zip(ranges).zip(halves) {
             let mut cuts = Vec::new();
             let whole = joined(whole);

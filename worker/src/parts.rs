@@ -255,6 +255,7 @@ impl Scattered {
             cut.part(Body::Lent { buffer, pieces, which, bytes }, &self.factors)
         })
     }
+
     /// What of the parts for one of the shards lies in a room of its tray, if all rounds are in them; they
     /// come behind so many others.
     pub(crate) fn in_tray(&self, shard: usize, behind: usize) -> Option<InTray> {

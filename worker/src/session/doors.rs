@@ -10,6 +10,7 @@ use pushpull_common::identity::Identity;
 use pushpull_common::ids::{GlobalStep, Incarnation, Sequence, ShardId, TaskId, VariableId};
 use pushpull_common::protocol::message::{Lent, LentTray, NonFinitePolicy, Operation, Role};
 use pushpull_common::protocol::{Envelope, Grant, Header, Message, Outcome};
+use smallvec::SmallVec;
 
 use super::Rows;
 use super::spares::Emptied;
@@ -77,10 +78,7 @@ pub(crate) struct Read {
 
 /// A count for each of some shards. Of few shards it takes no memory of its own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Counts {
-    few: [Option<(ShardId, u64)>; FEW],
-    more: Vec<(ShardId, u64)>,
-}
+pub(crate) struct Counts(SmallVec<[(ShardId, u64); FEW]>);
 
 /// As many shards as most clusters have.
 const FEW: usize = 4;
@@ -91,38 +89,33 @@ impl Counts {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (ShardId, u64)> + '_ {
-        self.few.iter().flatten().chain(&self.more).copied()
+        self.0.iter().copied()
     }
 
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
-        self.iter().next().is_none()
+        self.0.is_empty()
     }
 
     /// Takes in another count of a shard: the lower counts.
     pub(crate) fn lower(&mut self, shard: ShardId, count: u64) {
-        let mut all = self.few.iter_mut().flatten().chain(&mut self.more);
-        match all.find(|(other, _)| *other == shard) {
-            Some((_, known)) => *known = count.min(*known),
-            None => match self.few.iter_mut().find(|place| place.is_none()) {
-                Some(place) => *place = Some((shard, count)),
-                None => self.more.push((shard, count)),
-            },
+        match self.0.iter_mut().find(|(other, _)| *other == shard) {
+            Some((_, least)) => *least = count.min(*least),
+            None => self.0.push((shard, count)),
         }
     }
 }
 
 impl Emptied for Counts {
-    fn emptied(self) -> Counts {
-        Counts { few: [None; FEW], more: self.more.emptied() }
+    fn emptied(mut self) -> Counts {
+        self.0.clear();
+        self
     }
 }
 
 impl<I: IntoIterator<Item = (ShardId, u64)>> From<I> for Counts {
     fn from(counts: I) -> Counts {
-        let mut all = Counts::default();
-        counts.into_iter().for_each(|(shard, count)| all.lower(shard, count));
-        all
+        Counts(counts.into_iter().collect())
     }
 }
 
