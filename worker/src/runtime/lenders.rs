@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use pushpull_common::ids::{GlobalStep, ShardId};
 use pushpull_common::lending::{Counts, NotNow, Reader};
 
+use super::links::OfLinks;
 use super::shared_memory::Mapped;
 use crate::fanout::Plan;
 use crate::lent::{Agreement, Lender, Route, Verdict};
@@ -27,19 +28,8 @@ pub(crate) enum Direct {
 
 /// Shards that have lent their values, for as long as their connections last. The session's thread adds
 /// and removes them, callers read.
-#[derive(Debug)]
-pub(crate) struct Lenders {
-    /// By link.
-    all: Mutex<Vec<(usize, Arc<Near>)>>,
-    /// A child of this process has its desks, where only one of them may pin: it asks.
-    process: u32,
-}
-
-impl Default for Lenders {
-    fn default() -> Lenders {
-        Lenders { all: Mutex::default(), process: std::process::id() }
-    }
-}
+#[derive(Debug, Default)]
+pub(crate) struct Lenders(OfLinks<Near>);
 
 #[derive(Debug)]
 struct Near {
@@ -59,28 +49,17 @@ impl Lenders {
     /// The shard of a link has lent its values.
     pub(super) fn add(&self, link: usize, lender: Lender, reader: Reader<Mapped>) {
         let view = Mutex::new(View { reader, route: None, homes: Vec::new() });
-        let near = (link, Arc::new(Near { lender, view }));
-        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
-        all.retain(|(other, _)| *other != link);
-        all.push(near);
+        self.0.add(link, lender.shard, Near { lender, view });
     }
 
     /// The connection of a link is gone, and what it was lent.
     pub(super) fn remove(&self, link: usize) {
-        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
-        all.retain(|(other, _)| *other != link);
+        self.0.remove(link);
     }
 
     /// Whether all of these have lent their values.
     pub(crate) fn lend(&self, shards: &[ShardId]) -> bool {
-        let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
-        let lends = |shard: &ShardId| all.iter().any(|(_, near)| near.lender.shard == *shard);
-        shards.iter().all(lends)
-    }
-
-    fn of(&self, shard: ShardId) -> Option<Arc<Near>> {
-        let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
-        all.iter().find(|(_, near)| near.lender.shard == shard).map(|(_, near)| near.clone())
+        shards.iter().all(|&shard| self.0.of(shard).is_some())
     }
 
     /// Fills a buffer with all values, for the step of a token or of whatever step they are, on the
@@ -91,13 +70,10 @@ impl Lenders {
         buffer: &mut Buffer,
         token: Option<GlobalStep>,
     ) -> Option<Direct> {
-        if std::process::id() != self.process {
-            return None;
-        }
         let mut agreement = Agreement::new(token);
         let mut read = Read::default();
         for &shard in plan.shards() {
-            let near = self.of(shard)?;
+            let near = self.0.of(shard)?;
             let mut view = near.view.lock().unwrap_or_else(PoisonError::into_inner);
             let judge = |counts: &Counts| agreement.judge(&near.lender, counts);
             match view.read(plan, shard, buffer.bytes_mut(), judge)? {

@@ -4,6 +4,7 @@ mod caller;
 mod connection;
 mod lenders;
 mod link;
+mod links;
 mod outbox;
 mod post;
 #[expect(unsafe_code, reason = "memory that another process changes is no slice")]
