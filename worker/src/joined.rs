@@ -105,7 +105,7 @@ impl Joined {
     /// Whether a push is so large, and goes to so many shards, that it is looked at while it is sent.
     /// What a codec leaves out is written down before, and would be lost with it; what lies in rooms is
     /// not sent.
-    fn looks_while_sending(
+    pub(crate) fn looks_while_sending(
         &self,
         compression: &Compression,
         scatter: &Scatter,

@@ -11,6 +11,7 @@ use crate::joined::Joined;
 use crate::outcome::Push;
 use crate::parts::Part;
 use crate::rows::{self, RowSet};
+use crate::runtime::Open;
 use crate::session::Command;
 use crate::token::Dropped;
 
@@ -26,11 +27,14 @@ pub struct Pushing {
     /// A future that was to send a variable was dropped: nobody knows whether it did.
     interrupted: bool,
     finished: bool,
+    /// What has been taken over is sent while its caller computes.
+    _open: Open,
 }
 
 impl Pushing {
     pub(crate) fn new(joined: Arc<Joined>, sequence: Sequence) -> Self {
-        Pushing { joined, sequence, sent: Vec::new(), interrupted: false, finished: false }
+        let _open = joined.caller.returns().turns().open();
+        Pushing { joined, sequence, sent: Vec::new(), interrupted: false, finished: false, _open }
     }
 
     /// Sends the gradient of one variable. It is copied, so `gradient` is free at once.

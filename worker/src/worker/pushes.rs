@@ -49,6 +49,16 @@ impl Worker {
         }
     }
 
+    /// Whether a push of these is looked at while it is sent: whoever does that cannot send it as well.
+    pub(crate) fn looks_while_sending(&mut self, gradients: &Gradients) -> bool {
+        let Some(joined) = self.joined.clone() else { return false };
+        if !joined.plan.is_same(&gradients.plan) {
+            return false;
+        }
+        let scatter = self.scatter_of(&joined, gradients);
+        joined.looks_while_sending(&joined.compression(), &scatter, &gradients.memory.buffer)
+    }
+
     /// What is to be pushed, once it has been looked at.
     fn order(
         &mut self,
