@@ -395,10 +395,14 @@ fn synchronous_replicas_read_values_of_their_tokens_step() {
             let mut worker = Worker::connect(config).unwrap();
             let variables = [vector("small", SMALL), vector("large", LARGE)];
             let mut params = worker.join(&variables, |_| ()).unwrap();
+            let mut next = None;
             for step in 0..30 {
-                let token = worker.token().unwrap().unwrap();
-                let pulled = worker.pull(&token, &mut params).unwrap();
-                assert_eq!(pulled, Pulled::Pulled { step });
+                let token = next.take().unwrap_or_else(|| {
+                    let token = worker.token().unwrap().unwrap();
+                    let pulled = worker.pull(&token, &mut params).unwrap();
+                    assert_eq!(pulled, Pulled::Pulled { step });
+                    token
+                });
                 for name in ["small", "large"] {
                     let values = params.view::<f32>(name).unwrap();
                     assert!(values.iter().all(|&value| value == -(step as f32)), "{name}");
@@ -406,13 +410,20 @@ fn synchronous_replicas_read_values_of_their_tokens_step() {
                 let mut gradients = worker.gradients();
                 gradients.view_mut::<f32>("small").unwrap().fill(1.0);
                 gradients.view_mut::<f32>("large").unwrap().fill(1.0);
-                assert!(matches!(worker.push(token, gradients).unwrap(), Push::Accepted { .. }));
+                let push = if step % 2 == 0 {
+                    let stepped = worker.push_and_pull(token, gradients, &mut params).unwrap();
+                    next = stepped.next.unwrap();
+                    stepped.push
+                } else {
+                    worker.push(token, gradients).unwrap()
+                };
+                assert!(matches!(push, Push::Accepted { .. }));
             }
             worker.leave().unwrap();
         })
     });
     replicas.into_iter().for_each(|replica| replica.join().unwrap());
-    await_counts(&cluster, |metrics| metrics.direct_pulls > 60);
+    await_counts(&cluster, |metrics| metrics.direct_pulls > 100);
     cluster.stop();
 }
 

@@ -22,7 +22,7 @@ impl Worker {
     ///
     /// The request for the values leaves right behind the gradients where they will be those of the next
     /// token, as they usually are: in synchronous mode, and where one shard holds all variables.
-    /// Otherwise they are asked for once that token is there. `params` is for [`Stepped::next`], if that
+    /// Otherwise, and where values are read in lent memory, that waits until the token is there. `params` is for [`Stepped::next`], if that
     /// is a token; if it is not, whether `params` has been replaced is open.
     ///
     /// An error is one of the push, which is as for [`Worker::push`]. Dropping the future does to the push
@@ -47,7 +47,8 @@ impl Worker {
             let push = push.await?;
             return Ok(Stepped { push, next: self.next(push, None, None, params).await });
         }
-        let pull = Some(self.client.pull_for(params, Some(next)));
+        // What is lent is read where it lies, once there is a token for it.
+        let pull = (!lent).then(|| self.client.pull_for(params, Some(next)));
         // In asynchronous mode it comes with the answer to the push.
         let timeout = self.client.config.timeout;
         let ask = || self.client.caller.call("take a token", Command::Token, timeout);
@@ -143,8 +144,8 @@ impl Ahead<'_> {
             self.pull = None;
         }
         if self.pushed.is_none() {
-            // The values come last, as a rule: one wake is enough for both.
-            self.push.wakes_if_applied(self.pull.is_none());
+            // What was asked for behind it comes last, as a rule: one wake is enough for all.
+            self.push.wakes_if_applied(self.pull.is_none() && self.asked.is_none());
             if let Poll::Ready(pushed) = Pin::new(&mut self.push).poll(context) {
                 self.pushed = Some(pushed?);
             }
