@@ -230,6 +230,12 @@ struct LentPart<'a> {
     ranges: &'a [Range<u64>],
 }
 
+/// Where values of a push lie, and where those end.
+enum Next<'a> {
+    Lent { lent: LentPart<'a>, end: u64 },
+    Own { bytes: &'a [u8], end: u64 },
+}
+
 /// Values of a push.
 #[derive(Debug)]
 pub(crate) struct Piece<'a> {
@@ -240,13 +246,27 @@ pub(crate) struct Piece<'a> {
 }
 
 impl<'a> Source<'a> {
-    /// The first values of a range of the push that lie in one place, as many as can be had at once; what
-    /// is lent is copied, aligned for every type if the range is. Nothing if the range is empty, or
-    /// is not of this push.
-    pub(crate) fn piece<'b>(&self, range: Range<u64>, copy: &'b mut Vec<u64>) -> Option<Piece<'b>>
-    where
-        'a: 'b,
-    {
+    /// Copies the first values of a range of the push that lie in one place, as many as can be had at once; where
+    /// they end. Nothing if the range is empty, or is not of this push.
+    ///
+    /// # Panics
+    /// If there is no room for the range.
+    pub(crate) fn copy(&self, range: Range<u64>, to: &mut [u8]) -> Option<u64> {
+        match self.next(&range)? {
+            Next::Lent { lent, end } => {
+                let bytes = (end - range.start) as usize;
+                lent.memory.copy(lent.start + range.start as usize, &mut to[..bytes]);
+                Some(end)
+            }
+            Next::Own { bytes, end } => {
+                to[..bytes.len()].copy_from_slice(bytes);
+                Some(end)
+            }
+        }
+    }
+
+    /// Where the first values of a range lie, and as far as they lie there.
+    fn next(&self, range: &Range<u64>) -> Option<Next<'a>> {
         if range.is_empty() {
             return None;
         }
@@ -258,18 +278,32 @@ impl<'a> Source<'a> {
             Some((lent, held)) if held.start <= range.start => {
                 // Pieces end where blocks of values do.
                 let block = (range.start / PIECE_BYTES + 1) * PIECE_BYTES;
-                let end = range.end.min(held.end).min(block);
+                Some(Next::Lent { lent, end: range.end.min(held.end).min(block) })
+            }
+            next => {
+                let end = next.map_or(range.end, |(_, held)| held.start.min(range.end));
+                let bytes = self.own.get(range.start as usize..end as usize)?;
+                Some(Next::Own { bytes, end })
+            }
+        }
+    }
+
+    /// The first values of a range of the push that lie in one place, as many as can be had at once; what
+    /// is lent is copied, aligned for every type if the range is. Nothing if the range is empty, or
+    /// is not of this push.
+    pub(crate) fn piece<'b>(&self, range: Range<u64>, copy: &'b mut Vec<u64>) -> Option<Piece<'b>>
+    where
+        'a: 'b,
+    {
+        match self.next(&range)? {
+            Next::Lent { lent, end } => {
                 let bytes = (end - range.start) as usize;
                 copy.resize(copy.len().max(bytes.div_ceil(8)), 0);
                 let bytes = &mut bytemuck::cast_slice_mut(copy)[..bytes];
                 lent.memory.copy(lent.start + range.start as usize, bytes);
                 Some(Piece { bytes, end, is_lent: true })
             }
-            next => {
-                let end = next.map_or(range.end, |(_, held)| held.start.min(range.end));
-                let bytes = self.own.get(range.start as usize..end as usize)?;
-                Some(Piece { bytes, end, is_lent: false })
-            }
+            Next::Own { bytes, end } => Some(Piece { bytes, end, is_lent: false }),
         }
     }
 }

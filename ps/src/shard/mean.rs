@@ -1,11 +1,13 @@
 //! The mean of gradients, each times a factor.
 
-use std::ops::{AddAssign, DivAssign};
+use std::ops::{Add, AddAssign, Div, DivAssign, Mul};
 
 use pushpull_common::tensor::{DType, Element};
 
 /// A type whose elements can be averaged.
-pub(super) trait Mean: Element + AddAssign + DivAssign {
+pub(super) trait Mean:
+    Element + Add<Output = Self> + AddAssign + Mul<Output = Self> + Div<Output = Self> + DivAssign
+{
     /// A count in this type.
     fn of(count: u32) -> Self;
 
@@ -37,27 +39,44 @@ impl Mean for f64 {
 }
 
 /// The sum of gradients of one length, each times its factor, added up in the order in which they are
-/// given, and what it is over their count.
+/// given, and what it is over a count.
 pub(super) struct Sum<'a> {
     dtype: DType,
     /// In words, as it is aligned for every type.
     sum: &'a mut [u8],
     begins: bool,
+    /// How many gradients are still to come, and what the sum is divided by with the last of them.
+    left: usize,
+    over: u32,
 }
 
 impl<'a> Sum<'a> {
-    /// Of gradients of so many bytes.
-    pub(super) fn new(dtype: DType, bytes: usize, words: &'a mut Vec<u64>) -> Sum<'a> {
+    /// Of so many gradients of so many bytes, over a count.
+    pub(super) fn new(
+        (dtype, bytes): (DType, usize),
+        gradients: usize,
+        over: u32,
+        words: &'a mut Vec<u64>,
+    ) -> Sum<'a> {
         words.resize(words.len().max(bytes.div_ceil(8)), 0);
-        Sum { dtype, sum: &mut bytemuck::cast_slice_mut(words)[..bytes], begins: true }
+        let sum = &mut bytemuck::cast_slice_mut(words)[..bytes];
+        Sum { dtype, sum, begins: true, left: gradients, over }
+    }
+
+    /// Where the next gradient is to be copied, as it is the first and stays as it is; otherwise it is to be
+    /// added.
+    pub(super) fn beginning(&mut self, factor: f64) -> Option<&mut [u8]> {
+        let stays = self.begins && factor == 1.0 && (self.left > 1 || self.over == 1);
+        stays.then_some(&mut *self.sum)
     }
 
     /// Adds what a gradient has from some byte of them on.
     pub(super) fn add(&mut self, at: usize, gradient: &[u8], factor: f64) {
         let sum = &mut self.sum[at..at + gradient.len()];
+        let over = if self.left > 1 { 1 } else { self.over };
         match self.dtype {
-            DType::F32 => add_bytes::<f32>(sum, gradient, factor, self.begins),
-            DType::F64 => add_bytes::<f64>(sum, gradient, factor, self.begins),
+            DType::F32 => add_bytes::<f32>(sum, gradient, factor, self.begins, over),
+            DType::F64 => add_bytes::<f64>(sum, gradient, factor, self.begins, over),
             _ => unreachable!("only floating-point variables are trainable"),
         }
     }
@@ -65,26 +84,36 @@ impl<'a> Sum<'a> {
     /// All of a gradient has been added.
     pub(super) fn next(&mut self) {
         self.begins = false;
+        self.left -= 1;
     }
 
-    /// The sum over this count.
-    pub(super) fn over(self, count: u32) -> &'a [u8] {
-        match self.dtype {
-            DType::F32 => divide::<f32>(self.sum, count),
-            DType::F64 => divide::<f64>(self.sum, count),
-            _ => unreachable!("only floating-point variables are trainable"),
-        }
+    /// What has come of it, once all gradients have been added.
+    pub(super) fn mean(self) -> &'a [u8] {
         self.sum
     }
 }
 
-fn add_bytes<T: Mean>(sum: &mut [u8], gradient: &[u8], factor: f64, begins: bool) {
-    add::<T>(bytemuck::cast_slice_mut(sum), bytemuck::cast_slice(gradient), factor, begins);
+fn add_bytes<T: Mean>(sum: &mut [u8], gradient: &[u8], factor: f64, begins: bool, over: u32) {
+    let (sum, gradient) = (bytemuck::cast_slice_mut(sum), bytemuck::cast_slice(gradient));
+    match over {
+        1 => add::<T>(sum, gradient, factor, begins),
+        _ => add_last::<T>(sum, gradient, factor, begins, over),
+    }
 }
 
-fn divide<T: Mean>(sum: &mut [u8], count: u32) {
-    if count > 1 {
-        bytemuck::cast_slice_mut(sum).iter_mut().for_each(|sum: &mut T| *sum /= T::of(count));
+/// Adds the last gradient times its factor to a sum, or begins the sum with it, and divides.
+fn add_last<T: Mean>(sum: &mut [T], gradient: &[T], factor: f64, begins: bool, over: u32) {
+    let count = T::of(over);
+    let both = sum.iter_mut().zip(gradient);
+    match (begins, factor == 1.0) {
+        (true, _) => both.for_each(|(sum, &g)| *sum = g.times(factor) / count),
+        // The same bits, as the part is a power of two, and a division takes several times as long.
+        (false, true) if over.is_power_of_two() => {
+            let part = T::of(1) / count;
+            both.for_each(|(sum, &g)| *sum = (*sum + g) * part);
+        }
+        (false, true) => both.for_each(|(sum, &g)| *sum = (*sum + g) / count),
+        (false, false) => both.for_each(|(sum, &g)| *sum = (*sum + g.times(factor)) / count),
     }
 }
 
@@ -96,5 +125,60 @@ pub(super) fn add<T: Mean>(sum: &mut [T], gradient: &[T], factor: f64, begins: b
         (true, false) => both.for_each(|(sum, &g)| *sum = g.times(factor)),
         (false, true) => both.for_each(|(sum, &g)| *sum += g),
         (false, false) => both.for_each(|(sum, &g)| *sum += g.times(factor)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a mean is by its definition: added up in order, then divided.
+    fn plain<T: Mean>(gradients: &[Vec<T>], factors: &[f64], over: u32) -> Vec<T> {
+        (0..gradients[0].len())
+            .map(|at| {
+                let each = || gradients.iter().zip(factors).map(|(g, &factor)| g[at].times(factor));
+                let first = each().next().unwrap();
+                each().skip(1).fold(first, |sum, g| sum + g) / T::of(over)
+            })
+            .collect()
+    }
+
+    fn check<T: Mean>(dtype: DType, number: impl Fn(usize, usize) -> T) {
+        let mut words = Vec::new();
+        for count in 1..6 {
+            for over in [1, count as u32, 7] {
+                for odd in [None, Some(0), Some(count - 1)] {
+                    let factors: Vec<f64> =
+                        (0..count).map(|at| if odd == Some(at) { 0.3 } else { 1.0 }).collect();
+                    let gradients: Vec<Vec<T>> =
+                        (0..count).map(|g| (0..37).map(|at| number(g, at)).collect()).collect();
+                    let bytes = std::mem::size_of_val(&gradients[0][..]);
+                    let mut sum = Sum::new((dtype, bytes), count, over, &mut words);
+                    for (gradient, &factor) in gradients.iter().zip(&factors) {
+                        let input: &[u8] = bytemuck::cast_slice(gradient);
+                        // It comes in pieces of any length.
+                        let (first, second) = input.split_at(8 * 5);
+                        if let Some(begun) = sum.beginning(factor) {
+                            begun.copy_from_slice(input);
+                        } else {
+                            sum.add(0, first, factor);
+                            sum.add(first.len(), second, factor);
+                        }
+                        sum.next();
+                    }
+                    let plain = plain(&gradients, &factors, over);
+                    let plain: &[u8] = bytemuck::cast_slice(&plain);
+                    assert!(sum.mean() == plain, "{count} over {over}, {odd:?} times 0.3");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_mean_has_the_bits_of_its_definition() {
+        // Some of them so small that they lose bits when they are halved.
+        let small = |g: usize, at: usize| 2f64.powi(-3 * (at as i32 % 50)) * (1.0 + g as f64 / 3.0);
+        check::<f32>(DType::F32, |g, at| small(g, at) as f32);
+        check::<f64>(DType::F64, |g, at| small(g, at) * 2f64.powi(-900));
     }
 }

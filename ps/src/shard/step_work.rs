@@ -7,15 +7,18 @@ use pushpull_common::protocol::message::Operation;
 use super::mean::Sum;
 use super::passes::Passes;
 use super::rows::{RowChange, RowWork};
-use super::staleness::TILE_BYTES;
 use super::work::budget_of;
 use super::{Shard, Variables};
 use crate::aggregate::admission::PerPush;
 use crate::aggregate::round::Round;
 use crate::inbox::{Extents, Source};
 use crate::optimizer::ApplyAt;
-use crate::store::NoSpareBlock;
+use crate::store::{BLOCK_BYTES, NoSpareBlock};
 use crate::zoo::Bug;
+
+/// Of how much the mean is taken at once: of a block, so that each is written once, and in the second cache with
+/// what it is made of.
+const STEP_TILE_BYTES: u64 = BLOCK_BYTES as u64;
 
 /// A step that is applied.
 #[derive(Debug)]
@@ -62,6 +65,13 @@ impl Share<'_> {
     /// Adds what it has of a range.
     fn add_to(&self, sum: &mut Sum<'_>, range: &Range<u64>, copy: &mut Vec<u64>) {
         let mut start = range.start;
+        if let Some(begun) = sum.beginning(self.factor) {
+            while let Some(end) =
+                self.source.copy(start..range.end, &mut begun[(start - range.start) as usize..])
+            {
+                start = end;
+            }
+        }
         while let Some(piece) = self.source.piece(start..range.end, copy) {
             sum.add((start - range.start) as usize, piece.bytes, self.factor);
             start = piece.end;
@@ -129,7 +139,8 @@ impl Shard {
             }
             let start = job.done_to.max(group.range.start);
             // As far as the same gradients have it: each has partitions whole.
-            let mut end = group.range.end.min(start + budget.min(TILE_BYTES));
+            let tile = (start / STEP_TILE_BYTES + 1) * STEP_TILE_BYTES;
+            let mut end = group.range.end.min(tile).min(start.saturating_add(budget));
             for Share { ranges, .. } in &pushes {
                 let next = ranges.partition_point(|held| held.end <= start);
                 if let Some(held) = ranges.get(next) {
@@ -145,10 +156,11 @@ impl Shard {
                     _ => gradients as u32,
                 };
                 let bytes = (range.end - range.start) as usize;
-                let mut sum = Sum::new(partition.dtype, bytes, &mut self.tile);
+                let of = (partition.dtype, bytes);
+                let mut sum = Sum::new(of, gradients, count, &mut self.tile);
                 having().for_each(|push| push.add_to(&mut sum, &range, &mut self.lent_tile));
                 let how = (rules, operation, at);
-                job.passes.take(store, how, &partition, range.clone(), sum.over(count))?;
+                job.passes.take(store, how, &partition, range.clone(), sum.mean())?;
             }
             let read = (range.end - range.start) * gradients.max(1) as u64;
             budget = budget.saturating_sub(read.next_multiple_of(8).max(8));
