@@ -35,18 +35,15 @@ impl Store {
         rows: impl Iterator<Item = (&'a Partition, &'a [u32])> + Clone,
         version: u64,
     ) -> bool {
-        if self.power {
-            return false;
-        }
-        let streams = 1 + self.geometry.slots;
         let of_ranges = ranges.iter().map(|range| range.end - range.start);
         let of_rows = rows
             .clone()
             .map(|(partition, rows)| partition.row_bytes().saturating_mul(rows.len() as u64));
         let bytes = of_ranges.chain(of_rows).fold(0, u64::saturating_add);
-        if bytes.saturating_mul(streams as u64) > self.geometry.undo_bytes as u64 {
+        if !self.may_change_in_place(bytes) {
             return false;
         }
+        let streams = 1 + self.geometry.slots;
         let mut touched = std::mem::take(&mut self.touched);
         touched.clear();
         let need = self.need_of(ranges, rows, &mut touched);
@@ -71,6 +68,12 @@ impl Store {
         }
         self.in_place = true;
         true
+    }
+
+    /// Whether a change of so many bytes of values may be made where they lie; one of more never is.
+    pub(crate) fn may_change_in_place(&self, bytes: u64) -> bool {
+        let streams = 1 + self.geometry.slots as u64;
+        !self.power && bytes.saturating_mul(streams) <= self.geometry.undo_bytes as u64
     }
 
     /// What keeping these ranges and rows takes at most, however many rows are kept at a time; and the
