@@ -2,6 +2,7 @@
 
 mod caller;
 mod connection;
+mod driver;
 mod lenders;
 mod link;
 mod links;
@@ -11,8 +12,11 @@ mod post;
 mod shared_memory;
 mod thread;
 mod trays;
+mod turns;
 
 pub(crate) use caller::Caller;
+pub(crate) use driver::{AWAKE, Driver};
 pub(crate) use lenders::Direct;
 pub(crate) use post::Call;
 pub(crate) use thread::SessionThread;
+pub(crate) use turns::{Open, Turns};
