@@ -70,6 +70,8 @@ pub(crate) struct Store {
     in_place: bool,
     /// The places that it touches then, each once.
     touched: Vec<usize>,
+    /// Memory for where a change is written.
+    drafts: Vec<write::Draft>,
     /// Memory for what a change has moved.
     moved: Vec<(bool, usize)>,
     /// Whether it is made where the rows of tables lie.
@@ -172,13 +174,13 @@ impl Store {
         range: Range<u64>,
         input: &[u8],
     ) -> Result<(), NoSpareBlock> {
+        if !self.in_place {
+            return self.change_shadows(change, &range, input);
+        }
         let mut input = input;
         for (place, within) in self.pieces_of(&range) {
             let (head, rest) = input.split_at(within.len());
-            match self.in_place {
-                true => self.change_home(change, place, within, head),
-                false => self.change_shadow(change, place, within, head)?,
-            }
+            self.change_home(change, place, within, head);
             input = rest;
         }
         Ok(())
@@ -294,7 +296,7 @@ impl Store {
             _ => (&self.values, 0),
         };
         let home = pool.home(place);
-        let crc = if self.integrity { crc32c::crc32c(pool.blocks.read(home)) } else { 0 };
+        let crc = if self.integrity { pool.checksum(home) } else { 0 };
         journal.stage(Address::Tables(first + place), u64::from(home) | u64::from(crc) << 32);
     }
 
@@ -313,7 +315,7 @@ impl Store {
             for place in 0..pool.places() {
                 let word = journal.load(Address::Tables(index * self.geometry.places + place));
                 let expected = (word >> 32) as u32;
-                let found = crc32c::crc32c(pool.blocks.read(pool.home(place)));
+                let found = pool.checksum(pool.home(place));
                 if expected != found {
                     let offset = pool.blocks.offset(pool.home(place));
                     let what = format!("a block of checksum {expected:#x}, not {found:#x}");

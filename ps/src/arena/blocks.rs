@@ -1,8 +1,12 @@
 //! Blocks of equal size, which can be pinned: read by others while the owner goes on.
 //!
+//! A block may have parts, which lie in regions of their own: what is read block by block then lies one
+//! behind the other for each part.
+//!
 //! This is one of the few files that may hold `unsafe` code. A block that somebody reads is not
 //! lent for writing.
 
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::sync::{Arc, Weak};
@@ -18,18 +22,31 @@ use super::witness;
 pub(crate) struct Grid {
     /// Where the first starts.
     pub(crate) offset: usize,
-    /// The bytes of one.
+    /// The bytes of one, or of each part of one.
     pub(crate) block_bytes: usize,
     /// From the start of one to the start of the next.
     pub(crate) stride: usize,
     /// How many there are.
     pub(crate) count: usize,
+    /// How many parts each has: 1, unless it is of several streams.
+    pub(crate) parts: usize,
+    /// From a part of a block to the next part of it: the region of a part holds that part of all
+    /// blocks.
+    pub(crate) region: usize,
 }
 
 impl Grid {
     /// The bytes of memory that the blocks take, with what lies before them.
     pub(crate) fn need(&self) -> u64 {
-        (self.stride as u64).saturating_mul(self.count as u64).saturating_add(self.offset as u64)
+        let before = (self.region as u64).saturating_mul(self.parts.saturating_sub(1) as u64);
+        let last = (self.stride as u64).saturating_mul(self.count as u64);
+        before.saturating_add(last).saturating_add(self.offset as u64)
+    }
+
+    /// Whether so many bytes hold the blocks, none of whose parts lies in another.
+    fn fits(&self, bytes: usize) -> bool {
+        let apart = self.parts <= 1 || self.stride.saturating_mul(self.count) <= self.region;
+        self.need() <= bytes as u64 && self.block_bytes <= self.stride && apart
     }
 
     /// The same as it is told to whom the blocks are lent, when so many places are held by them.
@@ -86,14 +103,32 @@ struct Shared {
 }
 
 impl Shared {
-    fn start(&self, block: u32) -> usize {
-        assert!((block as usize) < self.grid.count, "block {block} of {}", self.grid.count);
-        self.grid.offset + block as usize * self.grid.stride
+    #[inline]
+    fn start(&self, block: u32, part: usize) -> usize {
+        let grid = &self.grid;
+        assert!((block as usize) < grid.count, "block {block} of {}", grid.count);
+        assert!(part < grid.parts, "part {part} of {}", grid.parts);
+        grid.offset + part * grid.region + block as usize * grid.stride
     }
 
-    fn pointer(&self, block: u32) -> *mut u8 {
-        // SAFETY: `start` checked the block's number, and the mapping holds them all.
-        unsafe { (self.memory.address() as *mut u8).add(self.start(block)) }
+    #[inline]
+    fn pointer(&self, block: u32, part: usize) -> *mut u8 {
+        // SAFETY: `start` checked the numbers of the block and the part, and the mapping holds them
+        // all.
+        unsafe { (self.memory.address() as *mut u8).add(self.start(block, part)) }
+    }
+
+    /// Tells the witness of a test of a stretch that is lent.
+    #[cfg(test)]
+    fn tell_lent(&self, block: u32, part: usize) {
+        witness::lent(self.memory.address(), self.start(block, part), self.grid.block_bytes);
+    }
+
+    /// The same of one that is written past the cache.
+    #[cfg(test)]
+    fn tell_streaming(&self, block: u32, part: usize, within: Range<usize>) {
+        let start = self.start(block, part) + within.start;
+        witness::streaming(self.memory.address(), start, within.len());
     }
 }
 
@@ -103,7 +138,7 @@ impl Blocks {
     /// # Panics
     /// If the memory is too short for them.
     pub(crate) fn new(memory: Memory, grid: Grid) -> Blocks {
-        assert!(grid.need() <= memory.len() as u64 && grid.block_bytes <= grid.stride);
+        assert!(grid.fits(memory.len()));
         let pins = (0..grid.count).map(|_| AtomicU32::new(0)).collect();
         Blocks::of(memory, grid, pins)
     }
@@ -114,7 +149,7 @@ impl Blocks {
     /// # Panics
     /// If the memory is too short for them.
     pub(crate) fn of_crowds(memory: Memory, grid: Grid) -> Blocks {
-        assert!(grid.need() <= memory.len() as u64 && grid.block_bytes <= grid.stride);
+        assert!(grid.fits(memory.len()));
         Blocks::of(memory, grid, Box::default())
     }
 
@@ -160,98 +195,146 @@ impl Blocks {
         Crowd { shared: self.shared.clone(), bits }
     }
 
+    /// A block, or the first part of it.
     #[inline]
     pub(crate) fn read(&self, block: u32) -> &[u8] {
-        // SAFETY: `pointer` stays inside the mapping. Writing needs `&mut self`.
-        unsafe {
-            std::slice::from_raw_parts(self.shared.pointer(block), self.shared.grid.block_bytes)
-        }
+        self.read_part(block, 0)
     }
 
-    /// Has a stretch of a block fetched into the cache, as it is read soon.
+    /// A part of a block.
+    #[inline]
+    pub(crate) fn read_part(&self, block: u32, part: usize) -> &[u8] {
+        let bytes = self.shared.grid.block_bytes;
+        // SAFETY: `pointer` stays inside the mapping. Writing needs `&mut self`.
+        unsafe { std::slice::from_raw_parts(self.shared.pointer(block, part), bytes) }
+    }
+
+    /// Has a stretch of a part of a block fetched into the cache, as it is read soon.
     ///
     /// # Panics
     /// If the block has no such stretch.
     #[inline]
-    pub(crate) fn fetch(&self, block: u32, within: std::ops::Range<usize>) {
-        fetch(&self.read(block)[within]);
+    pub(crate) fn fetch(&self, block: u32, part: usize, within: Range<usize>) {
+        fetch(&self.read_part(block, part)[within]);
     }
 
-    /// The block for writing.
+    /// The block, or the first part of it, for writing.
     ///
     /// # Panics
     /// If the block is pinned: the caller takes another block then.
     #[inline]
     pub(crate) fn write(&mut self, block: u32) -> &mut [u8] {
-        assert!(!self.is_pinned(block), "block {block} is not written while it is read");
-        let bytes = self.shared.grid.block_bytes;
-        #[cfg(test)]
-        witness::lent(self.shared.memory.address(), self.shared.start(block), bytes);
-        // SAFETY: as in `read`. `&mut self` excludes other borrows of this `Blocks`, which is the
-        // only one of its mapping; the assertion excludes readers that hold a pin.
-        unsafe { std::slice::from_raw_parts_mut(self.shared.pointer(block), bytes) }
+        self.write_part(block, 0)
     }
 
-    /// Copies bytes into a block past the cache; see [`Memory::stream`].
+    /// A part of a block for writing.
+    ///
+    /// # Panics
+    /// If the block is pinned: the caller takes another block then.
+    #[inline]
+    pub(crate) fn write_part(&mut self, block: u32, part: usize) -> &mut [u8] {
+        self.assert_unread(block);
+        let bytes = self.shared.grid.block_bytes;
+        #[cfg(test)]
+        self.shared.tell_lent(block, part);
+        // SAFETY: as in `read_part`. `&mut self` excludes other borrows of this `Blocks`, which is the
+        // only one of its mapping; the assertion excludes readers that hold a pin.
+        unsafe { std::slice::from_raw_parts_mut(self.shared.pointer(block, part), bytes) }
+    }
+
+    /// The first parts of a block for writing, so many of them, and nothing behind them.
+    ///
+    /// # Panics
+    /// If the block is pinned, or has fewer parts.
+    #[inline]
+    pub(crate) fn write_parts<const N: usize>(
+        &mut self,
+        block: u32,
+        parts: usize,
+    ) -> [&mut [u8]; N] {
+        self.assert_unread(block);
+        let bytes = self.shared.grid.block_bytes;
+        std::array::from_fn(|part| {
+            if part >= parts {
+                return Default::default();
+            }
+            #[cfg(test)]
+            self.shared.tell_lent(block, part);
+            // SAFETY: as in `write_part`; the parts of a block do not overlap, and each is lent once.
+            unsafe { std::slice::from_raw_parts_mut(self.shared.pointer(block, part), bytes) }
+        })
+    }
+
+    #[inline]
+    fn assert_unread(&self, block: u32) {
+        assert!(!self.is_pinned(block), "block {block} is not written while it is read");
+    }
+
+    /// Copies bytes into a part of a block past the cache; see [`Memory::stream`].
     ///
     /// # Panics
     /// If the block is pinned, or the bytes do not fit.
-    pub(crate) fn stream(&mut self, block: u32, start: usize, source: &[u8]) {
+    pub(crate) fn stream(&mut self, block: u32, part: usize, start: usize, source: &[u8]) {
         let bytes = self.shared.grid.block_bytes;
-        assert!(!self.is_pinned(block), "block {block} is not written while it is read");
+        self.assert_unread(block);
         assert!(start <= bytes && source.len() <= bytes - start, "it fits");
         #[cfg(test)]
-        witness::streaming(
-            self.shared.memory.address(),
-            self.shared.start(block) + start,
-            source.len(),
-        );
-        // SAFETY: as in `write`; the assertion keeps the bytes inside the block. `source` may be
-        // another block of this mapping, but not this one, which `&mut self` and the missing pin
-        // make ours alone.
-        unsafe { copy_past_cache(self.shared.pointer(block).add(start), source) };
+        self.shared.tell_streaming(block, part, start..start + source.len());
+        // SAFETY: as in `write_part`; the assertion keeps the bytes inside the part. `source` may be
+        // of another block of this mapping, but not of this one, which `&mut self` and the missing
+        // pin make ours alone.
+        unsafe { copy_past_cache(self.shared.pointer(block, part).add(start), source) };
     }
 
-    /// Copies a stretch of one block to the same place of another, past the cache; nothing if they
-    /// are the same.
+    /// Copies a stretch of a part of one block to the same place of another, past the cache; nothing if
+    /// they are the same.
     ///
     /// # Panics
     /// If the block to write is pinned, or there is no such stretch.
-    pub(crate) fn stream_from(&mut self, from: u32, to: u32, within: std::ops::Range<usize>) {
-        if from == to {
+    pub(crate) fn stream_from(&mut self, from: u32, to: u32, part: usize, within: Range<usize>) {
+        if from == to || within.is_empty() {
             return;
         }
-        let pointer = self.shared.pointer(from);
-        // SAFETY: as in `read`. The stretch is written to another block, and blocks do not overlap.
+        let pointer = self.shared.pointer(from, part);
+        // SAFETY: as in `read_part`. The stretch is written to another block, and blocks do not
+        // overlap.
         let from = unsafe { std::slice::from_raw_parts(pointer, self.shared.grid.block_bytes) };
-        self.stream(to, within.start, &from[within]);
+        self.stream(to, part, within.start, &from[within]);
     }
 
-    /// Two blocks, one for reading and one for writing past the cache, and of both this stretch.
+    /// Of the first parts of two blocks, so many of them, this stretch: one block is for reading and one
+    /// for writing past the cache. Behind those there is nothing.
     ///
     /// # Panics
-    /// If they are the same, the one to write is pinned, or there is no such stretch.
-    pub(crate) fn read_and_stream(
+    /// If they are the same, the one to write is pinned, or there is no such stretch or part.
+    pub(crate) fn read_and_stream<const N: usize>(
         &mut self,
         from: u32,
         to: u32,
-        within: std::ops::Range<usize>,
-    ) -> (&[u8], &mut [u8]) {
-        assert!(from != to && !self.is_pinned(to), "block {to} is not written while it is read");
+        parts: usize,
+        within: Range<usize>,
+    ) -> ([&[u8]; N], [&mut [u8]; N]) {
+        assert_ne!(from, to, "a block is not read while it is written");
+        self.assert_unread(to);
         let bytes = self.shared.grid.block_bytes;
-        #[cfg(test)]
-        witness::streaming(
-            self.shared.memory.address(),
-            self.shared.start(to) + within.start,
-            within.len(),
+        assert!(within.start <= within.end && within.end <= bytes, "{within:?} of {bytes}");
+        let (mut read, mut written): ([&[u8]; N], [&mut [u8]; N]) = (
+            std::array::from_fn(|_| Default::default()),
+            std::array::from_fn(|_| Default::default()),
         );
-        let (from, to) = (self.shared.pointer(from), self.shared.pointer(to));
-        // SAFETY: as in `read` and `write`. The slices are of different blocks, which do not
-        // overlap.
-        let (from, to) = unsafe {
-            (std::slice::from_raw_parts(from, bytes), std::slice::from_raw_parts_mut(to, bytes))
-        };
-        (&from[within.clone()], &mut to[within])
+        for part in 0..parts {
+            #[cfg(test)]
+            self.shared.tell_streaming(to, part, within.clone());
+            let (from, to) = (self.shared.pointer(from, part), self.shared.pointer(to, part));
+            // SAFETY: as in `read_part` and `write_part`; the stretch lies within a part. The slices
+            // are of different blocks or different parts, which do not overlap.
+            unsafe {
+                let (from, to) = (from.add(within.start), to.add(within.start));
+                read[part] = std::slice::from_raw_parts(from, within.len());
+                written[part] = std::slice::from_raw_parts_mut(to, within.len());
+            }
+        }
+        (read, written)
     }
 
     /// Where they lie, as it is told to whom they are lent, when so many places are held by them.
@@ -274,28 +357,29 @@ impl Blocks {
         self.shared.memory.load(word)
     }
 
-    /// The bytes of one block.
-    pub(crate) fn block_bytes(&self) -> usize {
-        self.shared.grid.block_bytes
+    /// How many parts each has.
+    pub(crate) fn parts(&self) -> usize {
+        self.shared.grid.parts
     }
 
-    /// Where a block lies in its file.
+    /// Where a block, or the first part of it, lies in its file.
     pub(crate) fn offset(&self, block: u32) -> usize {
-        self.shared.start(block)
+        self.shared.start(block, 0)
     }
 
-    /// Two blocks, one for reading and one for writing.
+    /// Has a block hold what another does.
     ///
     /// # Panics
     /// If they are the same, or the one to write is pinned.
-    pub(crate) fn read_and_write(&mut self, from: u32, to: u32) -> (&[u8], &mut [u8]) {
+    pub(crate) fn copy(&mut self, from: u32, to: u32) {
         assert_ne!(from, to, "a block is not read while it is written");
         let bytes = self.shared.grid.block_bytes;
-        let pointer = self.shared.pointer(from);
-        // SAFETY: as in `read`. The other slice is of another block, and blocks do not overlap.
-        let from = unsafe { std::slice::from_raw_parts(pointer, bytes) };
-        let to = self.write(to);
-        (from, to)
+        for part in 0..self.parts() {
+            let pointer = self.shared.pointer(from, part);
+            // SAFETY: as in `read_part`. What is written is another block, and blocks do not overlap.
+            let from = unsafe { std::slice::from_raw_parts(pointer, bytes) };
+            self.write_part(to, part).copy_from_slice(from);
+        }
     }
 
     /// Pins the blocks until the result is dropped.
@@ -315,16 +399,17 @@ pub(crate) struct Pins {
 }
 
 impl Pins {
-    /// The `index`-th of the pinned blocks.
+    /// The `index`-th of the pinned blocks, or the first part of it.
     pub(crate) fn read(&self, index: usize) -> &[u8] {
+        self.read_part(index, 0)
+    }
+
+    /// A part of the `index`-th of the pinned blocks.
+    pub(crate) fn read_part(&self, index: usize, part: usize) -> &[u8] {
+        let bytes = self.shared.grid.block_bytes;
         // SAFETY: `pointer` stays inside the mapping. The block is pinned for as long as `self`
         // lives, so it is not lent for writing.
-        unsafe {
-            std::slice::from_raw_parts(
-                self.shared.pointer(self.blocks[index]),
-                self.shared.grid.block_bytes,
-            )
-        }
+        unsafe { std::slice::from_raw_parts(self.shared.pointer(self.blocks[index], part), bytes) }
     }
 }
 
@@ -367,7 +452,7 @@ impl Crowd {
             let bytes = self.shared.grid.block_bytes;
             // SAFETY: `pointer` stays inside the mapping. The block is pinned for as long as `self`
             // lives, so it is not lent for writing.
-            unsafe { std::slice::from_raw_parts(self.shared.pointer(block), bytes) }
+            unsafe { std::slice::from_raw_parts(self.shared.pointer(block, 0), bytes) }
         })
     }
 }
@@ -378,7 +463,7 @@ mod tests {
 
     #[test]
     fn blocks_of_a_crowd_are_read_only_while_somebody_has_it() {
-        let grid = Grid { offset: 8, block_bytes: 64, stride: 64, count: 70 };
+        let grid = Grid { offset: 8, block_bytes: 64, stride: 64, count: 70, parts: 1, region: 0 };
         let mut blocks = Blocks::of_crowds(Memory::anonymous(8 + 70 * 64).unwrap(), grid);
         (0..70).for_each(|block| blocks.write(block).fill(block as u8));
         let crowd = blocks.pin_crowd(vec![1 << 3, 1 << 5]);
@@ -396,13 +481,13 @@ mod tests {
 
     #[test]
     fn a_pinned_block_is_read_only() {
-        let grid = Grid { offset: 8, block_bytes: 64, stride: 80, count: 2 };
+        let grid = Grid { offset: 8, block_bytes: 64, stride: 80, count: 2, parts: 1, region: 0 };
         assert_eq!(grid.need(), 168);
         let mut blocks = Blocks::new(Memory::anonymous(168).unwrap(), grid);
         blocks.write(1).fill(7);
         let pins = blocks.pin(vec![1, 1]);
         blocks.write(0).fill(8);
-        blocks.stream(0, 63, &[9]);
+        blocks.stream(0, 0, 63, &[9]);
         assert_eq!((pins.read(0)[0], blocks.read(0)[62], blocks.read(0)[63]), (7, 8, 9));
         let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             blocks.write(1);
@@ -410,5 +495,59 @@ mod tests {
         assert!(refused.is_err());
         std::thread::spawn(move || assert_eq!(pins.read(1)[63], 7)).join().unwrap();
         blocks.write(1).fill(9);
+    }
+
+    /// Two blocks of three parts, with gaps, in regions that are apart.
+    fn parted() -> Blocks {
+        let grid = Grid { offset: 8, block_bytes: 64, stride: 72, count: 2, parts: 3, region: 160 };
+        assert_eq!(grid.need(), 8 + 2 * 160 + 144);
+        Blocks::new(Memory::anonymous(8 + 2 * 160 + 144).unwrap(), grid)
+    }
+
+    #[test]
+    fn parts_of_a_kind_lie_one_behind_the_other() {
+        let mut blocks = parted();
+        for (block, part) in [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)] {
+            blocks.write_part(block, part).fill(10 * block as u8 + part as u8 + 1);
+        }
+        let memory = blocks.shared.memory.bytes();
+        for (start, expected) in [(8, 1), (80, 11), (168, 2), (240, 12), (328, 3), (400, 13)] {
+            assert_eq!(memory[start..start + 64], [expected; 64], "at {start}");
+        }
+        assert_eq!(memory.iter().filter(|&&byte| byte == 0).count(), memory.len() - 6 * 64);
+        let pins = blocks.pin(vec![1]);
+        assert_eq!((pins.read(0)[63], pins.read_part(0, 2)[0]), (11, 13));
+        assert_eq!((blocks.read(0)[0], blocks.read_part(0, 2)[63]), (1, 3));
+    }
+
+    #[test]
+    fn each_part_of_a_block_goes_to_the_same_part_of_another() {
+        let mut blocks = parted();
+        for (part, bytes) in blocks.write_parts::<4>(0, 3).into_iter().enumerate() {
+            assert_eq!(bytes.len(), if part < 3 { 64 } else { 0 });
+            bytes.fill(part as u8 + 1);
+        }
+        blocks.copy(0, 1);
+        let parts = |blocks: &Blocks, block| {
+            [0, 1, 2].map(|part| blocks.read_part(block, part)[..].to_vec())
+        };
+        assert_eq!(parts(&blocks, 1), [1, 2, 3].map(|byte| vec![byte; 64]));
+        let (read, written) = blocks.read_and_stream::<4>(1, 0, 2, 8..24);
+        assert_eq!((read[1], read[2].len(), written[2].len()), (&[2; 16][..], 0, 0));
+        written[1].fill(9);
+        blocks.stream_from(0, 1, 1, 20..32);
+        let mut expected = vec![2; 64];
+        expected[20..24].fill(9);
+        assert_eq!(parts(&blocks, 1), [vec![1; 64], expected, vec![3; 64]]);
+    }
+
+    #[test]
+    fn parts_that_overlap_are_no_grid() {
+        let grid = Grid { offset: 8, block_bytes: 64, stride: 72, count: 2, parts: 3, region: 136 };
+        let memory = Memory::anonymous(1024).unwrap();
+        let made = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            Blocks::new(memory, grid);
+        }));
+        assert!(made.is_err());
     }
 }

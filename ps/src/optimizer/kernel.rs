@@ -89,10 +89,6 @@ float!(f64);
 /// A cache line of elements.
 const LINE_BYTES: usize = 64;
 
-/// How far ahead of the loop its inputs are fetched: past the end of their page, where the processor
-/// does not go by itself, and early enough for what it looks up there.
-const AHEAD_LINES: usize = 16;
-
 /// Has runs of a kind changed by a loop with the widest vectors there are.
 macro_rules! tiers {
     ($run:ident, $plain:ident, $avx2:ident, $($float:ty),*) => {
@@ -197,11 +193,9 @@ fn streamed<F: Float, R: Rule<F, S>, const S: usize, const WIDE: bool, const N: 
         let (w, s) = step::<F, R, S, 1>(rule, values, &slots, gradient, at);
         store(values_out, &mut slots_out, at, w, s);
     }
+    // Nothing is fetched ahead here: runs follow each other, and the processor does so by itself. To have it
+    // done twice cost a twentieth.
     for at in (head..end).step_by(N) {
-        if past_cache {
-            let ahead = at + AHEAD_LINES * N;
-            [values, gradient].into_iter().chain(slots).for_each(|input| prefetch(input, ahead));
-        }
         let (w, s) = step::<F, R, S, N>(rule, values, &slots, gradient, at);
         if past_cache {
             stream_line::<F, WIDE, N>(line_mut(values_out, at), &w);
@@ -257,20 +251,6 @@ fn line<F, const N: usize>(run: &[F], at: usize) -> &[F; N] {
 #[inline(always)]
 fn line_mut<F, const N: usize>(run: &mut [F], at: usize) -> &mut [F; N] {
     (&mut run[at..at + N]).try_into().expect("a line of the run")
-}
-
-/// Has the line of an element fetched, if there is such an element.
-#[inline(always)]
-fn prefetch<F>(input: &[F], at: usize) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: nothing is read: an address where nothing is, is one too. SSE is part of every
-        // x86-64 processor.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(input.as_ptr().wrapping_add(at).cast()) };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (input, at);
 }
 
 /// Writes a line past the cache; `WIDE` says that the processor has AVX.

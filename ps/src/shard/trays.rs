@@ -195,11 +195,15 @@ impl Shard {
     }
 
     /// Whether what a push has in a tray is looked at before any of it is applied: where values may be
-    /// changed where they lie, which is not given up.
+    /// changed where they lie, which is not given up. Else it is looked at as it is applied.
     pub(super) fn is_looked_at_first(&self, room: u32) -> bool {
-        let by_rows = self.store().is_some_and(|store| store.layout().sparse().len() > 0);
-        let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(room));
-        let small = push.is_some_and(|push| push.bytes <= SLICE_BYTES);
+        let (Some(store), Some(inbox)) = (self.store(), &self.inbox) else { return false };
+        let by_rows = store.layout().sparse().len() > 0;
+        let small = inbox.arrival(room).is_some_and(|push| {
+            // What the change is begun with: no more and no less.
+            let bytes = push.extents.ranges().iter().map(|range| range.end - range.start);
+            store.may_change_in_place(bytes.fold(0, u64::saturating_add))
+        });
         (by_rows || small) && self.has_unseen(room)
     }
 

@@ -4,7 +4,6 @@ use pushpull_common::tensor::{DType, Element};
 
 use super::geometry::pieces_of;
 use super::{BLOCK_BYTES, Store};
-use crate::arena::SKEW_BYTES;
 use crate::checkpoint::Stream;
 use crate::optimizer::VariableRules;
 
@@ -38,16 +37,15 @@ impl Store {
     /// read yet.
     pub(crate) fn write_home(&mut self, stream: Stream, start: u64, bytes: &[u8]) {
         let block_bytes = self.geometry.block_bytes;
-        let (pool, first) = match (stream, &mut self.slots) {
+        let (pool, part) = match (stream, &mut self.slots) {
             (Stream::Values, _) => (&mut self.values, 0),
-            (Stream::Slot(slot), Some(slots)) => (slots, slot * (block_bytes + SKEW_BYTES)),
+            (Stream::Slot(slot), Some(slots)) => (slots, slot),
             (Stream::Slot(_), None) => return,
         };
         let mut bytes = bytes;
         for (place, within) in pieces_of(&(start..start + bytes.len() as u64), block_bytes) {
             let (head, rest) = bytes.split_at(within.len());
-            let block = pool.blocks.write(pool.home(place));
-            block[first + within.start..first + within.end].copy_from_slice(head);
+            pool.blocks.write_part(pool.home(place), part)[within].copy_from_slice(head);
             bytes = rest;
         }
     }
@@ -63,10 +61,9 @@ impl Store {
                 if spec.initial == 0.0 {
                     continue;
                 }
-                let first = index * (block_bytes + SKEW_BYTES);
                 for (place, within) in pieces_of(&range, block_bytes) {
-                    let block = slots.blocks.write(slots.home(place));
-                    let bytes = &mut block[first + within.start..first + within.end];
+                    let block = slots.blocks.write_part(slots.home(place), index);
+                    let bytes = &mut block[within];
                     match partition.dtype {
                         DType::F32 => bytemuck::cast_slice_mut(bytes).fill(spec.initial as f32),
                         DType::F64 => bytemuck::cast_slice_mut(bytes).fill(spec.initial),

@@ -5,7 +5,7 @@ use std::ops::Range;
 use pushpull_common::catalogue::ShardLayout;
 
 use super::undo::{UNDO_BYTES, Undo};
-use crate::arena::{Grid, SKEW_BYTES};
+use crate::arena::{GAP_BYTES, Grid, SKEW_BYTES};
 use crate::layout::PAGE_BYTES;
 use crate::table::Table;
 
@@ -70,21 +70,25 @@ impl Geometry {
         Grid {
             offset: PAGE_BYTES,
             block_bytes: self.block_bytes,
-            stride: self.block_bytes + SKEW_BYTES,
+            stride: self.block_bytes + GAP_BYTES,
             count: 2 * self.places + self.pinned,
+            parts: 1,
+            region: 0,
         }
     }
 
-    /// The slots of a place lie in one block of their own, skewed against each other.
+    /// The slots of a place are the parts of one block: those of a kind lie one behind the other, as the
+    /// values do, and each kind is skewed against the ones before it and the values.
     pub(super) fn slots(&self) -> Grid {
-        let block_bytes = self.slots * (self.block_bytes + SKEW_BYTES);
-        // One more skew: the slots of a place and of its shadow do not meet either.
-        let (stride, count) = (block_bytes + SKEW_BYTES, 2 * self.places + self.pinned);
+        let Grid { stride, count, .. } = self.values();
+        let region = stride.saturating_mul(count).div_ceil(PAGE_BYTES) * PAGE_BYTES;
         Grid {
-            offset: PAGE_BYTES,
-            block_bytes,
+            offset: PAGE_BYTES + SKEW_BYTES,
+            block_bytes: self.block_bytes,
             stride,
             count: if self.slots > 0 { count } else { 0 },
+            parts: self.slots,
+            region: region.saturating_add(SKEW_BYTES),
         }
     }
 
@@ -155,4 +159,33 @@ pub(super) fn places_of(range: &Range<u64>, block_bytes: usize) -> Range<usize> 
     let (first, _) = place_of(range.start as usize, block_bytes);
     let (last, within) = place_of(range.end as usize, block_bytes);
     first..(last + usize::from(within > 0)).max(first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn streams_follow_each_other_and_do_not_meet_at_one_offset_of_a_page() {
+        for slots in 1..=SLOTS_MAX {
+            let undo_bytes = UNDO_BYTES;
+            let geometry =
+                Geometry { block_bytes: BLOCK_BYTES, slots, places: 5, pinned: 2, undo_bytes };
+            let (values, slots) = (geometry.values(), geometry.slots());
+            assert_eq!((values.stride, slots.stride, slots.parts), (65600, 65600, geometry.slots));
+            assert_eq!((values.count, slots.count), (12, 12));
+            // As `docs/arena.md` has it.
+            assert_eq!((slots.offset, slots.region), (4928, 193 * PAGE_BYTES + 832));
+            assert_eq!(
+                slots.need(),
+                (4928 + (geometry.slots - 1) * slots.region + 12 * 65600) as u64
+            );
+            let starts = (0..geometry.slots).map(|slot| slots.offset + slot * slots.region);
+            let starts = [values.offset].into_iter().chain(starts);
+            let mut lines: Vec<usize> = starts.map(|start| start % PAGE_BYTES / 64).collect();
+            lines.sort_unstable();
+            lines.dedup();
+            assert_eq!(lines.len(), 1 + geometry.slots, "each starts at a line of its own");
+        }
+    }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{Geometry, pieces_of};
-use crate::arena::{Pins, SKEW_BYTES};
+use crate::arena::Pins;
 use crate::checkpoint::{CheckpointError, RowHead, Source, Stream, TableSource};
 use crate::table::TableImage;
 
@@ -68,13 +68,13 @@ impl Source for Image {
         out: &mut dyn FnMut(&[u8]) -> Result<(), CheckpointError>,
     ) -> Result<(), CheckpointError> {
         let block_bytes = self.geometry.block_bytes;
-        let (pins, first) = match (stream, &self.slots) {
-            (Stream::Slot(slot), Some(slots)) => (slots, slot * (block_bytes + SKEW_BYTES)),
+        let (pins, part) = match (stream, &self.slots) {
+            (Stream::Slot(slot), Some(slots)) => (slots, slot),
             _ => (&self.values, 0),
         };
         pieces_of(&range, block_bytes).try_for_each(|(place, within)| {
             go_on(&self.given_up)?;
-            out(&pins.read(place)[first + within.start..first + within.end])
+            out(&pins.read_part(place, part)[within])
         })
     }
 }

@@ -8,7 +8,7 @@ use super::pool::Pool;
 use super::rows::Tile;
 use super::undo::{Row, UNDO_BYTES, Undo};
 use super::{Geometry, Store};
-use crate::arena::{Arena, Blocks, Grid, Loan, Memory, SKEW_BYTES, fence, file_name};
+use crate::arena::{Arena, Blocks, Grid, Loan, Memory, fence, file_name};
 use crate::commit::{Address, Journal, offset_of};
 use crate::error::StorageError;
 use crate::layout::{Fault, Kind, PAGE_BYTES};
@@ -127,6 +127,7 @@ impl Store {
             tables,
             in_place,
             touched: Vec::new(),
+            drafts: Vec::new(),
             moved: Vec::new(),
             tables_in_place,
             undone,
@@ -145,12 +146,11 @@ impl Store {
             rows.into_iter().partition(|row| row.table.is_some());
         // What was kept first was there first.
         for row in rows.iter().rev() {
-            let stride = self.geometry.block_bytes + SKEW_BYTES;
-            let (pool, start) = match (row.stream, &mut self.slots) {
-                (0, _) | (_, None) => (&mut self.values, row.start),
-                (stream, Some(slots)) => (slots, (stream - 1) * stride + row.start),
+            let (pool, part) = match (row.stream, &mut self.slots) {
+                (0, _) | (_, None) => (&mut self.values, 0),
+                (stream, Some(slots)) => (slots, stream - 1),
             };
-            pool.blocks.write(row.block)[start..start + row.bytes.len()]
+            pool.blocks.write_part(row.block, part)[row.start..row.start + row.bytes.len()]
                 .copy_from_slice(&row.bytes);
         }
         self.undone = of_tables;

@@ -94,6 +94,12 @@ impl Pool {
         self.homes[place]
     }
 
+    /// The CRC-32C of what a block holds, part by part.
+    pub(crate) fn checksum(&self, block: u32) -> u32 {
+        let parts = (0..self.blocks.parts()).map(|part| self.blocks.read_part(block, part));
+        parts.fold(0, crc32c::crc32c_append)
+    }
+
     pub(crate) fn home_is_pinned(&self, place: usize) -> bool {
         self.blocks.is_pinned(self.homes[place])
     }

@@ -10,7 +10,7 @@ use super::change::{Stretches, with_slots};
 use super::geometry::place_of;
 use super::undo::Spot;
 use super::{Change, SLOTS_MAX, Store};
-use crate::arena::{Blocks, SKEW_BYTES};
+use crate::arena::Blocks;
 use crate::optimizer::Run;
 use crate::zoo::Bug;
 
@@ -103,7 +103,6 @@ impl Store {
         change.in_place(&mut InBlocks {
             values: &mut self.values.blocks,
             slots: slots.map(|pool| (&mut pool.blocks, change.slots())),
-            slot_stride: self.geometry.block_bytes + SKEW_BYTES,
             spots,
             row_bytes,
             input,
@@ -120,23 +119,23 @@ impl Store {
     ) {
         let values = &self.values.blocks;
         let slots = self.slots.as_ref().filter(|_| slots_changed > 0).map(|pool| &pool.blocks);
-        let slot_stride = self.geometry.block_bytes + SKEW_BYTES;
         self.undo.keep(None, spots, row_bytes, 1 + slots_changed, |stream, kept| {
-            let (blocks, first) = match (stream.checked_sub(1), slots) {
-                (Some(slot), Some(slots)) => (slots, slot * slot_stride),
+            let (blocks, part) = match (stream.checked_sub(1), slots) {
+                (Some(slot), Some(slots)) => (slots, slot),
                 _ => (values, 0),
             };
             let lies = |spot: &Spot| {
                 let block = if stream == 0 { spot.value } else { spot.slot };
-                (block, first + spot.start as usize)
+                (block, spot.start as usize)
             };
             let mut next = next.iter().map(lies);
             for (spot, kept) in spots.iter().zip(kept.chunks_exact_mut(row_bytes)) {
                 if let Some((block, start)) = next.next() {
-                    fetch(blocks, block, start, row_bytes);
+                    fetch(blocks, (block, part), start, row_bytes);
                 }
                 let (block, start) = lies(spot);
-                kept.copy_from_slice(&blocks.read(block)[start..start + row_bytes]);
+                let block = blocks.read_part(block, part);
+                kept.copy_from_slice(&block[start..start + row_bytes]);
             }
         });
         if !self.zoo.has(Bug::UndoAfterWrite) {
@@ -161,8 +160,6 @@ struct InBlocks<'a> {
     values: &'a mut Blocks,
     /// And how many of them change.
     slots: Option<(&'a mut Blocks, usize)>,
-    /// From the start of one slot of a place to that of the next.
-    slot_stride: usize,
     spots: &'a [Spot],
     row_bytes: usize,
     input: &'a [u8],
@@ -178,18 +175,16 @@ impl Stretches for InBlocks<'_> {
 impl InBlocks<'_> {
     /// [`Stretches::each`], for so many slots at most.
     fn each_with<T: Pod, const SLOTS: usize>(&mut self, change: &mut dyn FnMut(Run<'_, T>)) {
-        let (row_bytes, stride) = (self.row_bytes, self.slot_stride);
+        let row_bytes = self.row_bytes;
         for (spot, input) in self.spots.iter().zip(self.input.chunks_exact(row_bytes)) {
             let start = spot.start as usize;
             let mut slots: [&mut [T]; SLOTS] = std::array::from_fn(|_| Default::default());
             let mut count = 0;
             if let Some((blocks, changed)) = &mut self.slots {
                 count = SLOTS.min(*changed);
-                let mut rest = blocks.write(spot.slot);
-                for slot in &mut slots[..count] {
-                    let (first, others) = rest.split_at_mut(stride);
-                    *slot = bytemuck::cast_slice_mut(&mut first[start..start + row_bytes]);
-                    rest = others;
+                let parts = blocks.write_parts::<SLOTS>(spot.slot, count);
+                for (slot, part) in slots[..count].iter_mut().zip(parts) {
+                    *slot = bytemuck::cast_slice_mut(&mut part[start..start + row_bytes]);
                 }
             }
             let values = &mut self.values.write(spot.value)[start..start + row_bytes];
@@ -205,11 +200,11 @@ impl InBlocks<'_> {
 /// Longer stretches are fetched by the processor itself.
 const FETCHED_BYTES_MAX: usize = 1024;
 
-/// Has a row fetched, as it is read soon: rows lie far apart, and nothing else would have the
-/// processor wait for several of them at a time.
+/// Has a row of a part of a block fetched, as it is read soon: rows lie far apart, and nothing else would
+/// have the processor wait for several of them at a time.
 #[inline]
-pub(super) fn fetch(blocks: &Blocks, block: u32, start: usize, row_bytes: usize) {
+pub(super) fn fetch(blocks: &Blocks, (block, part): (u32, usize), start: usize, row_bytes: usize) {
     if row_bytes <= FETCHED_BYTES_MAX {
-        blocks.fetch(block, start..start + row_bytes);
+        blocks.fetch(block, part, start..start + row_bytes);
     }
 }

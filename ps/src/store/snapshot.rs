@@ -57,7 +57,7 @@ impl Store {
         for row in rows {
             // Those in two blocks are not worth the trouble.
             if let Some((block, start)) = later.next().and_then(find) {
-                fetch(blocks, block, start, row_bytes);
+                fetch(blocks, (block, 0), start, row_bytes);
             }
             match find(row) {
                 Some((block, start)) => {

@@ -5,7 +5,6 @@ use std::ops::Range;
 use pushpull_common::tensor::{DType, Element};
 
 use super::{Change, SLOTS_MAX, Store};
-use crate::arena::SKEW_BYTES;
 use crate::optimizer::{SumRun, Sums};
 
 impl Store {
@@ -18,16 +17,15 @@ impl Store {
         input: &[u8],
         sums: &mut Sums,
     ) {
-        let slot_stride = self.geometry.block_bytes + SKEW_BYTES;
         let mut input = input;
         for (place, within) in self.pieces_of(&range) {
             let (head, rest) = input.split_at(within.len());
             let values = &self.values.blocks.read(self.values.home(place))[within.clone()];
             let mut slots: [&[u8]; SLOTS_MAX] = Default::default();
             if let Some(pool) = self.slots.as_ref().filter(|_| change.slots() > 0) {
-                let all = pool.blocks.read(pool.home(place)).chunks(slot_stride);
-                for (slot, bytes) in slots.iter_mut().zip(all) {
-                    *slot = &bytes[within.clone()];
+                let home = pool.home(place);
+                for (part, slot) in slots.iter_mut().enumerate().take(change.slots()) {
+                    *slot = &pool.blocks.read_part(home, part)[within.clone()];
                 }
             }
             change.add_up(values, &slots[..change.slots()], head, sums);

@@ -11,7 +11,6 @@ use pushpull_common::tensor::DType;
 use pushpull_common::variable::VariableSpec;
 
 use super::*;
-use crate::arena::SKEW_BYTES;
 use crate::measure::{alone, holding};
 use crate::optimizer::{Adagrad, Adam, ApplyAt, Optimizer, RmsProp, Rules, Run, Sgd, SlotSpec};
 
@@ -28,16 +27,15 @@ impl Store {
     /// What the values and each slot hold by the last commit, in the order of the layout.
     pub(crate) fn contents(&self) -> Vec<Vec<u8>> {
         let (bytes, block_bytes) = (self.layout.bytes() as usize, self.geometry.block_bytes);
-        let stretch = |pool: &Pool, first: usize| {
+        let stretch = |pool: &Pool, part: usize| {
             let blocks = (0..pool.places()).map(|place| {
                 let end = block_bytes.min(bytes - place * block_bytes);
-                &pool.blocks.read(pool.home(place))[first..first + end]
+                &pool.blocks.read_part(pool.home(place), part)[..end]
             });
             blocks.collect::<Vec<_>>().concat()
         };
-        let slots = self.slots.iter().flat_map(|pool| {
-            (0..self.geometry.slots).map(|slot| stretch(pool, slot * (block_bytes + SKEW_BYTES)))
-        });
+        let slots = self.slots.iter();
+        let slots = slots.flat_map(|pool| (0..self.geometry.slots).map(|slot| stretch(pool, slot)));
         [stretch(&self.values, 0)].into_iter().chain(slots).collect()
     }
 }
@@ -205,8 +203,7 @@ fn values_and_slots_are_those_of_the_rule_however_they_are_written() {
             let pool = rig.store.slots.as_ref().unwrap();
             for (index, expected) in [&m, &v].into_iter().enumerate() {
                 for (place, expected) in expected.chunks(BLOCK / 4).enumerate() {
-                    let first = index * (BLOCK + SKEW_BYTES);
-                    let slot = &pool.blocks.read(pool.home(place))[first..first + BLOCK];
+                    let slot = pool.blocks.read_part(pool.home(place), index);
                     assert_eq!(bytemuck::cast_slice::<u8, f32>(slot), expected);
                 }
             }

@@ -9,12 +9,20 @@ use super::pool::{NoSpareBlock, Shadow};
 use super::rows::{place_of_row, range_of};
 use super::undo::{Spot, Undo};
 use super::{Change, SLOTS_MAX, Store};
-use crate::arena::SKEW_BYTES;
 
 /// These places without those that are named again and again, as by rows that rise.
 pub(super) fn distinct(places: impl Iterator<Item = usize>) -> impl Iterator<Item = usize> {
     let mut last = usize::MAX;
     places.filter(move |&place| std::mem::replace(&mut last, place) != place)
+}
+
+/// A stretch of a place that is to be changed in shadows.
+#[derive(Clone, Debug)]
+pub(super) struct Draft {
+    value: Shadow,
+    /// That of its slots, if they change.
+    slot: Option<Shadow>,
+    within: Range<usize>,
 }
 
 impl Store {
@@ -27,18 +35,15 @@ impl Store {
         rows: impl Iterator<Item = (&'a Partition, &'a [u32])> + Clone,
         version: u64,
     ) -> bool {
-        if self.power {
-            return false;
-        }
-        let streams = 1 + self.geometry.slots;
         let of_ranges = ranges.iter().map(|range| range.end - range.start);
         let of_rows = rows
             .clone()
             .map(|(partition, rows)| partition.row_bytes().saturating_mul(rows.len() as u64));
         let bytes = of_ranges.chain(of_rows).fold(0, u64::saturating_add);
-        if bytes.saturating_mul(streams as u64) > self.geometry.undo_bytes as u64 {
+        if !self.may_change_in_place(bytes) {
             return false;
         }
+        let streams = 1 + self.geometry.slots;
         let mut touched = std::mem::take(&mut self.touched);
         touched.clear();
         let need = self.need_of(ranges, rows, &mut touched);
@@ -63,6 +68,12 @@ impl Store {
         }
         self.in_place = true;
         true
+    }
+
+    /// Whether a change of so many bytes of values may be made where they lie; one of more never is.
+    pub(crate) fn may_change_in_place(&self, bytes: u64) -> bool {
+        let streams = 1 + self.geometry.slots as u64;
+        !self.power && bytes.saturating_mul(streams) <= self.geometry.undo_bytes as u64
     }
 
     /// What keeping these ranges and rows takes at most, however many rows are kept at a time; and the
@@ -130,35 +141,53 @@ impl Store {
         self.change_spots(change, &[spot], within.len(), input);
     }
 
-    pub(super) fn change_shadow(
+    /// Changes a range in the shadows of its places.
+    ///
+    /// Where all of them are is looked up first. Between one block and the next nothing is done that
+    /// waits for memory: the loops would stand still for longer than that takes, as what the
+    /// processor had fetched ahead is used up, and it begins anew.
+    pub(super) fn change_shadows(
         &mut self,
         change: Change<'_>,
-        place: usize,
-        within: Range<usize>,
+        range: &Range<u64>,
         input: &[u8],
     ) -> Result<(), NoSpareBlock> {
-        let value = self.values.shadow(place)?;
-        let slot = match &mut self.slots {
-            Some(slots) if change.slots() > 0 => Some(slots.shadow(place)?),
-            _ => None,
-        };
+        let mut drafts = std::mem::take(&mut self.drafts);
+        drafts.clear();
+        let found = self.pieces_of(range).try_for_each(|(place, within)| {
+            let value = self.values.shadow(place)?;
+            let slots = self.slots.as_mut().filter(|_| change.slots() > 0);
+            let slot = slots.map(|slots| slots.shadow(place)).transpose()?;
+            drafts.push(Draft { value, slot, within });
+            Ok(())
+        });
+        let mut input = input;
+        for draft in drafts.iter().filter(|_| found.is_ok()) {
+            let (head, rest) = input.split_at(draft.within.len());
+            self.change_shadow(change, draft, head);
+            input = rest;
+        }
+        self.drafts = drafts;
+        found
+    }
+
+    fn change_shadow(&mut self, change: Change<'_>, draft: &Draft, input: &[u8]) {
+        let Draft { value, slot, within } = draft.clone();
         let fresh = value.block != value.from && slot.is_none_or(|slot| slot.block != slot.from);
         if fresh && self.stream(change, value, slot, within.clone(), input) {
-            return Ok(());
+            return;
         }
         for (pool, shadow) in [(Some(&mut self.values), Some(value)), (self.slots.as_mut(), slot)] {
             if let (Some(pool), Some(Shadow { block, from })) = (pool, shadow)
                 && block != from
             {
-                let (from, to) = pool.blocks.read_and_write(from, block);
-                to.copy_from_slice(from);
+                pool.blocks.copy(from, block);
             }
         }
         // There is one whenever slots change.
         let slot = slot.map_or(0, |slot| slot.block);
         let spot = Spot { value: value.block, slot, start: within.start as u32 };
         self.change_spots(change, &[spot], within.len(), input);
-        Ok(())
     }
 
     /// Writes what a stretch of a block and of its slots becomes to their new shadows, and what lies
@@ -171,39 +200,34 @@ impl Store {
         within: Range<usize>,
         input: &[u8],
     ) -> bool {
-        let block_bytes = self.geometry.block_bytes;
-        let stride = block_bytes + SKEW_BYTES;
         let (values, values_out) =
-            self.values.blocks.read_and_stream(value.from, value.block, within.clone());
-        let mut slots: [&[u8]; SLOTS_MAX] = Default::default();
-        let mut slots_out: [&mut [u8]; SLOTS_MAX] = Default::default();
+            self.values.blocks.read_and_stream::<1>(value.from, value.block, 1, within.clone());
+        let ([values], [values_out]) = (values, values_out);
+        let (mut slots, mut slots_out): ([&[u8]; SLOTS_MAX], [&mut [u8]; SLOTS_MAX]) =
+            Default::default();
         let mut count = 0;
         if let (Some(pool), Some(slot)) = (&mut self.slots, slot) {
-            let all = 0..pool.blocks.block_bytes();
-            let (from, out) = pool.blocks.read_and_stream(slot.from, slot.block, all);
-            let all = from.chunks(stride).zip(out.chunks_mut(stride));
-            for (from, out) in all.take(change.slots()) {
-                (slots[count], slots_out[count]) =
-                    (&from[within.clone()], &mut out[within.clone()]);
-                count += 1;
-            }
+            count = change.slots();
+            let within = within.clone();
+            (slots, slots_out) = pool.blocks.read_and_stream(slot.from, slot.block, count, within);
         }
         let (slots, slots_out) = (&slots[..count], &mut slots_out[..count]);
         if !change.streamed(self.past_cache, values, values_out, slots, slots_out, input) {
             return false;
         }
+        let block_bytes = self.geometry.block_bytes;
+        for rest in [0..within.start, within.end..block_bytes] {
+            self.values.blocks.stream_from(value.from, value.block, 0, rest.clone());
+            if let (Some(pool), Some(slot)) = (&mut self.slots, slot) {
+                for part in 0..count {
+                    pool.blocks.stream_from(slot.from, slot.block, part, rest.clone());
+                }
+            }
+        }
         if let (Some(pool), Some(slot)) = (&mut self.slots, slot) {
             // Another variable of the block may have more slots than this one.
-            let others = count * stride..pool.blocks.block_bytes();
-            pool.blocks.stream_from(slot.from, slot.block, others);
-        }
-        for rest in [0..within.start, within.end..block_bytes] {
-            self.values.blocks.stream_from(value.from, value.block, rest.clone());
-            if let (Some(pool), Some(slot)) = (&mut self.slots, slot) {
-                for first in (0..count).map(|index| index * stride) {
-                    let rest = first + rest.start..first + rest.end;
-                    pool.blocks.stream_from(slot.from, slot.block, rest);
-                }
+            for part in count..pool.blocks.parts() {
+                pool.blocks.stream_from(slot.from, slot.block, part, 0..block_bytes);
             }
         }
         true

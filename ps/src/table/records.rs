@@ -164,6 +164,8 @@ impl Records {
             block_bytes: record_bytes,
             stride: record_bytes,
             count: 1 << self.file_bits,
+            parts: 1,
+            region: 0,
         }
     }
 
@@ -261,7 +263,7 @@ impl Records {
     pub(super) fn fetch(&self, record: u32, bytes: usize) {
         let (blocks, block) = self.at(record);
         // Rows of many lines are fetched by the processor itself, once it has seen the first.
-        blocks.fetch(block, 0..bytes.min(512));
+        blocks.fetch(block, 0, 0..bytes.min(512));
     }
 
     /// The committed index names it now.

@@ -11,7 +11,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use super::arenas::{Decoded, Files, images, lived, shared, world};
 use super::random::{Random, TellSeed};
 use super::world::{LIFE, World};
-use crate::arena::SKEW_BYTES;
+use crate::arena::{GAP_BYTES, SKEW_BYTES};
 use crate::error::StorageError;
 use crate::layout::PAGE_BYTES;
 use crate::shard::durable::Life;
@@ -129,7 +129,6 @@ impl Matrix {
             let starts = (PAGE_BYTES + start..length).step_by(stride);
             starts.map(|start| start..length.min(start + bytes)).collect()
         };
-        let skewed = 128 + SKEW_BYTES;
         match file.trim_end_matches(DIGITS) {
             // The shard and its three clients; all of these.
             "control" => each(0, length, 4 * PAGE_BYTES),
@@ -139,14 +138,14 @@ impl Matrix {
             "undo" if self.image == "prepared" => each(0, length, PAGE_BYTES),
             "intent" | "undo" => each(0, length, 64),
             "inbox" => each(0, PAGE_BYTES, 464),
-            "values" => each(0, skewed, 128),
-            // Two in each block.
+            "values" => each(0, 128 + GAP_BYTES, 128),
+            // Those of the first kind, and behind them those of the second.
             "slots" => {
-                let (first, stride) = (each(0, 2 * skewed + SKEW_BYTES, 128), skewed);
-                let both = first
-                    .into_iter()
-                    .flat_map(|slot| [slot.clone(), slot.start + stride..slot.end + stride]);
-                both.filter(|slot| slot.end <= length).collect()
+                let blocks = self.files[&file.replace("slots", "values")].len() - PAGE_BYTES;
+                let region = blocks.next_multiple_of(PAGE_BYTES) + SKEW_BYTES;
+                let firsts = [0, region].map(|region| PAGE_BYTES + SKEW_BYTES + region);
+                let all = firsts.map(|first| (first..first + blocks).step_by(128 + GAP_BYTES));
+                all.into_iter().flatten().map(|start| start..start + 128).collect()
             }
             other => panic!("a file {other}"),
         }

@@ -378,8 +378,9 @@ fn nothing_of_a_push_with_nan_counts_however_large_it_is() {
     let two = |elements: usize| {
         names.map(|name| VariableSpec::f32(name, [elements as u64]).unwrap()).to_vec()
     };
-    // Looked at before, where it is small, and as it is applied, in several slices.
-    for elements in [4, LARGE / 2] {
+    // Looked at before, where it is so small that it is made in place, and as it is applied, in a slice or
+    // several.
+    for elements in [4, 40_000, LARGE / 2] {
         let bytes = 8 * elements as u64;
         let (mut world, _, line) = near(two(elements), |config| config);
         let tray = Tray::new(&mut world, line);
