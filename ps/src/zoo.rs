@@ -64,6 +64,13 @@ bugs! {
     StaleChief,
     /// A step is begun while a shard has the last one still to apply.
     BeginEarly,
+    /// A block that somebody reads in lent memory is written.
+    PinIgnored,
+    /// Whoever reads for too long, or over a connection that is gone, is not told that what it reads was
+    /// taken back.
+    RevokedUnseen,
+    /// What a commit has changed is shown to readers in lent memory only with the next one.
+    TurnLate,
 }
 
 /// Which bug is planted, if any.

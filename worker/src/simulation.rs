@@ -4,9 +4,12 @@
 //! The [`Door`] does for its session what `runtime` does, without a socket, a thread or a clock, and
 //! names the operations that the verbs of a training loop are made of.
 
+mod near;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, IoSliceMut};
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -31,6 +34,7 @@ use crate::session::{
     Command, Counts, Input, OpId, Output, PushOrder, Read, Reply, Session, Start,
 };
 use crate::start::{self, Begin, Found};
+use near::{Lenders, Reading, Step};
 
 /// What a training loop wants done.
 #[derive(Clone, Debug)]
@@ -127,6 +131,8 @@ pub enum Event {
         /// Its bytes.
         frame: Vec<u8>,
     },
+    /// Values are being read in memory that is lent: [`Door::read_on`] is due after a while.
+    Reads,
     /// An operation is answered.
     Reply {
         /// Which.
@@ -143,6 +149,12 @@ pub struct Door {
     plan: Arc<Plan>,
     owner: ShardId,
     links: BTreeMap<usize, (FrameReader, bool)>,
+    /// What was passed over each link and not taken yet, in the order of the answers that it belongs to.
+    passed: BTreeMap<usize, VecDeque<Vec<OwnedFd>>>,
+    lenders: Lenders,
+    reading: Option<Reading>,
+    /// How many pulls have asked nobody.
+    direct_pulls: u64,
     next_op: u64,
     /// How many gradients each shard had applied to what was pulled last.
     read: Counts,
@@ -182,6 +194,10 @@ impl Door {
             plan: Arc::new(Plan::new(catalogue).with_parts_of(part_bytes)),
             owner,
             links: BTreeMap::new(),
+            passed: BTreeMap::new(),
+            lenders: Lenders::default(),
+            reading: None,
+            direct_pulls: 0,
             next_op: 1,
             read: Counts::default(),
             events: VecDeque::new(),
@@ -254,6 +270,12 @@ impl Door {
                 Some(grant) => return self.answered(Answer::Token(Some(grant))),
                 None => Command::Token,
             },
+            Want::Pull(token) if self.lenders.lend(plan.shards()) && self.reading.is_none() => {
+                let op = self.number();
+                self.reading = Some(Reading::new(&plan, op, token, now + timeout));
+                self.events.push_back(Event::Reads);
+                return op.0;
+            }
             Want::Pull(token) => {
                 let buffer = Buffer::new(&plan);
                 Command::Pull { plan, buffer, token }
@@ -305,6 +327,9 @@ impl Door {
 
     /// Whoever waits for an operation waits no longer.
     pub fn cancel(&mut self, now: Instant, op: u64) {
+        if let Some(reading) = self.reading.take_if(|reading| reading.op.0 == op) {
+            return reading.give_up();
+        }
         self.handle(now, Input::Cancelled { op: OpId(op) });
     }
 
@@ -318,17 +343,59 @@ impl Door {
         self.handle(now, Input::TokenDropped { grant });
     }
 
-    /// A link is connected.
-    pub fn connected(&mut self, now: Instant, link: usize) {
+    /// Reads a little more of the values that are being read, if some are.
+    pub fn read_on(&mut self, now: Instant) {
+        let Some(mut reading) = self.reading.take() else { return };
+        let step = reading.step(&self.plan, &self.lenders);
+        let (op, token, deadline) = (reading.op, reading.token, reading.deadline);
+        let answer = match step {
+            Step::More => {
+                self.reading = Some(reading);
+                return self.events.push_back(Event::Reads);
+            }
+            Step::Ask => {
+                let buffer = Buffer::new(&self.plan);
+                let command = Command::Pull { plan: self.plan.clone(), buffer, token };
+                return self.handle(now, Input::Command { op, command, deadline });
+            }
+            Step::Stale => Answer::Stale,
+            Step::Pulled(buffer, read) => {
+                self.direct_pulls += 1;
+                self.read = read.gradients.clone();
+                Answer::Pulled(buffer.bytes().to_vec(), read.step)
+            }
+        };
+        self.events.push_back(Event::Reply { op: op.0, reply: Ok(answer) });
+    }
+
+    /// How many pulls were of values in lent memory.
+    pub fn direct_pulls(&self) -> u64 {
+        self.direct_pulls
+    }
+
+    /// Descriptors have come over a link, before the frame that tells what they are of, or with it.
+    pub fn passed(&mut self, link: usize, descriptors: Vec<OwnedFd>) {
+        self.passed.entry(link).or_default().push_back(descriptors);
+    }
+
+    fn take_passed(&mut self, link: usize) -> Vec<OwnedFd> {
+        let passed = self.passed.get_mut(&link).and_then(VecDeque::pop_front);
+        passed.expect("descriptors come with what is lent")
+    }
+
+    /// A link is connected; `near` if it is a Unix socket.
+    pub fn connected(&mut self, now: Instant, link: usize, near: bool) {
         let mut reader = FrameReader::new();
         reader.open();
         self.links.insert(link, (reader, false));
-        self.handle(now, Input::Connected { link, near: false });
+        self.passed.remove(&link);
+        self.handle(now, Input::Connected { link, near });
     }
 
     /// A link could not be connected, or is lost.
     pub fn disconnected(&mut self, now: Instant, link: usize, error: &str) {
         self.links.remove(&link);
+        self.lenders.remove(link);
         self.handle(now, Input::Disconnected { link, error: error.to_owned() });
     }
 
@@ -429,6 +496,7 @@ impl Door {
                 Output::Connect { link, shard } => Event::Connect { link, shard },
                 Output::Disconnect { link } => {
                     self.links.remove(&link);
+                    self.lenders.remove(link);
                     Event::Disconnect { link }
                 }
                 Output::Send { link, envelope, message, body, crc } => {
@@ -447,8 +515,15 @@ impl Door {
                     Event::Reply { op: op.0, reply: reply.map(answer) }
                 }
                 Output::Progress { .. } => continue,
-                Output::Lent { .. } | Output::LentTray { .. } => {
-                    unreachable!("no transport passes descriptors")
+                Output::Lent { link, lender, lent } => {
+                    let descriptors = self.take_passed(link);
+                    self.lenders.add(&self.plan, link, lender, (&lent, descriptors));
+                    continue;
+                }
+                // Gradients are sent.
+                Output::LentTray { link, .. } => {
+                    self.take_passed(link);
+                    continue;
                 }
             };
             self.events.push_back(event);

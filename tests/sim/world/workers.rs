@@ -79,6 +79,16 @@ impl World {
                         self.send(connection, Way::There, Item::Bytes(frame.into()));
                     }
                 }
+                worker::Event::Reads => {
+                    let chance = &mut self.processes[number].chance;
+                    let pause = match chance.between(0, 99) {
+                        // Stopped by the system, and sometimes for longer than it may be.
+                        0 | 1 => chance.millis(100, 1500),
+                        2..=9 => chance.millis(5, 100),
+                        _ => chance.micros(1, 2000),
+                    };
+                    self.after(pause, Event::Read(number));
+                }
                 worker::Event::Reply { op, reply } => {
                     self.trace.note(|| format!("  process {number} is answered {}", short(&reply)));
                     let Process { door, trainer, chance, .. } = &mut self.processes[number];

@@ -15,4 +15,6 @@ mod trays;
 pub(crate) use caller::Caller;
 pub(crate) use lenders::Direct;
 pub(crate) use post::Call;
+#[cfg(feature = "simulation")]
+pub(crate) use shared_memory::{Mapped, map};
 pub(crate) use thread::SessionThread;

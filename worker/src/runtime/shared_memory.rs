@@ -80,7 +80,7 @@ impl Words for Mapped {
 }
 
 /// Maps what has come with a [`Lent`], once it is known to be what that says.
-pub(super) fn map(lent: &Lent, descriptors: Vec<OwnedFd>) -> io::Result<Reader<Mapped>> {
+pub(crate) fn map(lent: &Lent, descriptors: Vec<OwnedFd>) -> io::Result<Reader<Mapped>> {
     let Lent { offset, block_bytes, stride, blocks, places, .. } = *lent;
     let geometry = Geometry { offset, block_bytes, stride, blocks, places };
     geometry.check(lent.values_bytes).map_err(io::Error::other)?;
