@@ -71,6 +71,9 @@ bugs! {
     RevokedUnseen,
     /// What a commit has changed is shown to readers in lent memory only with the next one.
     TurnLate,
+    /// A client writes its next gradients into a room of a tray before the push there is settled: no bug of
+    /// a server, and planted in the simulator's clients.
+    RoomEarly,
 }
 
 /// Which bug is planted, if any.

@@ -100,6 +100,8 @@ pub(crate) struct Outcome {
     pub(crate) pulls: u64,
     /// Those of values in lent memory.
     pub(crate) direct_pulls: u64,
+    /// Frames that have said where gradients lie in lent memory.
+    pub(crate) named: u64,
     /// Calls that ended early, because somebody was missing.
     pub(crate) told: u64,
     pub(crate) faults: BTreeSet<Fault>,
@@ -226,6 +228,7 @@ impl World {
             events: self.events,
             commits: self.checker.steps(),
             pulls: self.checker.pulls(),
+            named: self.processes.iter().map(|process| process.door.named()).sum(),
             direct_pulls: self.processes.iter().map(|process| process.door.direct_pulls()).sum(),
             told: self.checker.told_count(),
             faults: self.faults,

@@ -26,6 +26,7 @@ const SHOWN: &[Bug] = &[
     Bug::PinIgnored,
     Bug::RevokedUnseen,
     Bug::TurnLate,
+    Bug::RoomEarly,
 ];
 
 /// By so many seeds a bug must have been found.

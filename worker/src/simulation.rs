@@ -5,6 +5,7 @@
 //! names the operations that the verbs of a training loop are made of.
 
 mod near;
+mod trays;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, IoSliceMut};
@@ -35,6 +36,7 @@ use crate::session::{
 };
 use crate::start::{self, Begin, Found};
 use near::{Lenders, Reading, Step};
+use trays::Rooms;
 
 /// What a training loop wants done.
 #[derive(Clone, Debug)]
@@ -152,6 +154,11 @@ pub struct Door {
     /// What was passed over each link and not taken yet, in the order of the answers that it belongs to.
     passed: BTreeMap<usize, VecDeque<Vec<OwnedFd>>>,
     lenders: Lenders,
+    rooms: Rooms,
+    /// Rooms are written while they are being pushed: a bug that the simulator plants.
+    spoils_rooms: bool,
+    /// How many frames have named gradients where they lie.
+    named: u64,
     reading: Option<Reading>,
     /// How many pulls have asked nobody.
     direct_pulls: u64,
@@ -189,9 +196,13 @@ impl Door {
             addresses: BTreeMap::new(),
             progress_interval: None,
         };
+        let plan = Arc::new(Plan::new(catalogue).with_parts_of(part_bytes));
         Door {
             session: Session::new(start),
-            plan: Arc::new(Plan::new(catalogue).with_parts_of(part_bytes)),
+            rooms: Rooms::new(plan.clone()),
+            spoils_rooms: false,
+            named: 0,
+            plan,
             owner,
             links: BTreeMap::new(),
             passed: BTreeMap::new(),
@@ -285,11 +296,16 @@ impl Door {
                 Command::PullVariable { plan, variable, buffer, token }
             }
             Want::Push { grant, read, variables, bytes } => {
-                let bytes = Bytes::from(bytes);
-                let parts = plan.parts(variables.into_iter(), |range| bytes.slice(range));
-                let operation = Operation::Gradient {};
+                let (operation, grant) = (Operation::Gradient {}, Some(grant));
                 let read = Read { step: read, gradients: self.read.clone() };
-                Command::Push { order: PushOrder::of_parts(operation, Some(grant), read, parts) }
+                let scattered = self.rooms.write(&variables, &bytes);
+                let bytes = Bytes::from(bytes);
+                let parts = match scattered {
+                    Some(_) => Vec::new(),
+                    None => plan.parts(variables.into_iter(), |range| bytes.slice(range)),
+                };
+                let order = PushOrder::of_parts(operation, grant, read, parts);
+                Command::Push { order: PushOrder { scattered, ..order } }
             }
             Want::Begin { grant, read } => {
                 let (operation, parts) = (Operation::Gradient {}, Vec::new());
@@ -373,6 +389,16 @@ impl Door {
         self.direct_pulls
     }
 
+    /// How many frames of pushes have said where gradients lie.
+    pub fn named(&self) -> u64 {
+        self.named
+    }
+
+    /// Has rooms written while they are being pushed, as a bug would.
+    pub fn spoil_rooms(&mut self) {
+        self.spoils_rooms = true;
+    }
+
     /// Descriptors have come over a link, before the frame that tells what they are of, or with it.
     pub fn passed(&mut self, link: usize, descriptors: Vec<OwnedFd>) {
         self.passed.entry(link).or_default().push_back(descriptors);
@@ -396,6 +422,7 @@ impl Door {
     pub fn disconnected(&mut self, now: Instant, link: usize, error: &str) {
         self.links.remove(&link);
         self.lenders.remove(link);
+        self.rooms.remove(link);
         self.handle(now, Input::Disconnected { link, error: error.to_owned() });
     }
 
@@ -497,9 +524,16 @@ impl Door {
                 Output::Disconnect { link } => {
                     self.links.remove(&link);
                     self.lenders.remove(link);
+                    self.rooms.remove(link);
                     Event::Disconnect { link }
                 }
                 Output::Send { link, envelope, message, body, crc } => {
+                    if let Message::PushLent(lent) = &message {
+                        self.named += 1;
+                        if self.spoils_rooms {
+                            self.rooms.spoil(link, lent.room);
+                        }
+                    }
                     let body = body.concat();
                     let crc = (crc && !body.is_empty()).then(|| crc32c::crc32c(&body));
                     let mut frame = Vec::new();
@@ -520,14 +554,15 @@ impl Door {
                     self.lenders.add(&self.plan, link, lender, (&lent, descriptors));
                     continue;
                 }
-                // Gradients are sent.
-                Output::LentTray { link, .. } => {
-                    self.take_passed(link);
+                Output::LentTray { link, shard, tray, lent } => {
+                    let descriptors = self.take_passed(link);
+                    self.rooms.add((link, shard, tray), lent, descriptors);
                     continue;
                 }
             };
             self.events.push_back(event);
         }
+        self.rooms.scribble();
     }
 }
 

@@ -29,7 +29,8 @@ impl World {
         let trainer = Trainer::new(task, &self.setting, incarnation, &mut chance);
         let catalogue = Arc::clone(&self.setting.catalogue);
         let cluster = &self.setting.cluster;
-        let door = worker::Door::new(
+        #[allow(unused_mut, reason = "for a planted bug")]
+        let mut door = worker::Door::new(
             cluster,
             task,
             task == 0,
@@ -37,6 +38,10 @@ impl World {
             catalogue,
             self.setting.part_bytes,
         );
+        #[cfg(feature = "zoo")]
+        if self.setting.zoo.bug() == Some(pushpull_ps::Bug::RoomEarly) {
+            door.spoil_rooms();
+        }
         self.processes.push(Process {
             door,
             trainer,

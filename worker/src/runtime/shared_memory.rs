@@ -110,7 +110,7 @@ pub(crate) struct MappedTray {
 }
 
 /// Maps what has come with a [`LentTray`], once it is known to be what that says.
-pub(super) fn map_tray(lent: &LentTray, descriptors: Vec<OwnedFd>) -> io::Result<MappedTray> {
+pub(crate) fn map_tray(lent: &LentTray, descriptors: Vec<OwnedFd>) -> io::Result<MappedTray> {
     let LentTray { bytes, first, stride, rooms } = lent;
     let rooms = rooms.items();
     let end = stride.checked_mul(rooms.len() as u64).and_then(|all| all.checked_add(*first));

@@ -61,6 +61,7 @@ const IN_CLUSTERS: &[Bug] = &[
     Bug::PinIgnored,
     Bug::RevokedUnseen,
     Bug::TurnLate,
+    Bug::RoomEarly,
 ];
 
 /// Bugs that a process killed between two instructions cannot show.
