@@ -1,12 +1,12 @@
-//! The same verbs for callers that are not asynchronous. Each blocks its thread until it is done;
-//! do not call them from within an asynchronous runtime.
+//! The same verbs for callers that are not asynchronous. Each blocks its thread until it is done, and sends and
+//! receives on that thread meanwhile; do not call them from within an asynchronous runtime.
 
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::Sequence;
@@ -21,6 +21,7 @@ use crate::initial::Initial;
 use crate::outcome::{Pulled, Push, Restored, SavedCheckpoint, Stepped};
 use crate::params::{Gradients, Params};
 use crate::reader::ReaderError;
+use crate::runtime::{AWAKE, Driver};
 use crate::token::Token;
 
 /// [`crate::Worker`], blocking.
@@ -34,7 +35,8 @@ impl Worker {
     /// See [`crate::Worker::connect`].
     pub fn connect(config: WorkerConfig) -> Result<Worker, ConnectError> {
         let mut waiter = Waiter::default();
-        let inner = waiter.wait(crate::Worker::connect(config))?;
+        let inner = waiter.wait_apart(crate::Worker::connect(config))?;
+        waiter.driver = Some(inner.driver().clone());
         Ok(Worker { inner, waiter })
     }
 
@@ -49,7 +51,8 @@ impl Worker {
         variables: &[VariableSpec],
         fill: impl FnOnce(&mut Initial<'_>),
     ) -> Result<Params, JoinError> {
-        self.waiter.wait(self.inner.join(variables, fill))
+        // What the caller fills the values with may have a runtime of its own.
+        self.waiter.wait_apart(self.inner.join(variables, fill))
     }
 
     /// See [`crate::Worker::catalogue`].
@@ -69,12 +72,12 @@ impl Worker {
 
     /// See [`crate::Worker::token`].
     pub fn token(&mut self) -> Result<Option<Token>, Error> {
-        self.waiter.wait(self.inner.token())
+        self.waiter.wait(|| self.inner.token())
     }
 
     /// See [`crate::Worker::pull`].
     pub fn pull(&mut self, token: &Token, params: &mut Params) -> Result<Pulled, Error> {
-        self.waiter.wait(self.inner.pull(token, params))
+        self.waiter.wait(|| self.inner.pull(token, params))
     }
 
     /// See [`crate::Worker::pull_variable`].
@@ -84,7 +87,7 @@ impl Worker {
         name: &str,
         values: &mut [T],
     ) -> Result<Pulled, Error> {
-        self.waiter.wait(self.inner.pull_variable(token, name, values))
+        self.waiter.wait(|| self.inner.pull_variable(token, name, values))
     }
 
     /// Begins what [`Worker::pull_variable`] does and does not wait for it: see
@@ -106,7 +109,7 @@ impl Worker {
         gradients: Gradients,
         params: &mut Params,
     ) -> Result<Stepped, Error> {
-        self.waiter.wait(self.inner.push_and_pull(token, gradients, params))
+        self.waiter.wait(|| self.inner.push_and_pull(token, gradients, params))
     }
 
     /// See [`crate::Worker::pull_rows`].
@@ -117,7 +120,7 @@ impl Worker {
         ids: &[u64],
         rows: &mut [T],
     ) -> Result<Pulled, Error> {
-        self.waiter.wait(self.inner.pull_rows(token, name, ids, rows))
+        self.waiter.wait(|| self.inner.pull_rows(token, name, ids, rows))
     }
 
     /// See [`crate::Worker::gradients`].
@@ -130,7 +133,7 @@ impl Worker {
 
     /// See [`crate::Worker::push`].
     pub fn push(&mut self, token: Token, gradients: Gradients) -> Result<Push, Error> {
-        self.waiter.wait(self.inner.push(token, gradients))
+        self.waiter.wait(|| self.inner.push(token, gradients))
     }
 
     /// Begins what [`Worker::push`] does and does not wait for it: see [`crate::Worker::push`].
@@ -149,18 +152,18 @@ impl Worker {
 
     /// See [`crate::Worker::begin`].
     pub fn begin(&mut self, token: Token) -> Result<Pushing, Error> {
-        let inner = self.waiter.wait(self.inner.begin(token))?;
+        let inner = self.waiter.wait(|| self.inner.begin(token))?;
         Ok(Pushing { inner, waiter: self.waiter.clone() })
     }
 
     /// See [`crate::Worker::assign`].
     pub fn assign<T: Element>(&mut self, name: &str, values: &[T]) -> Result<(), Error> {
-        self.waiter.wait(self.inner.assign(name, values))
+        self.waiter.wait(|| self.inner.assign(name, values))
     }
 
     /// See [`crate::Worker::assign_add`].
     pub fn assign_add<T: Element>(&mut self, name: &str, values: &[T]) -> Result<(), Error> {
-        self.waiter.wait(self.inner.assign_add(name, values))
+        self.waiter.wait(|| self.inner.assign_add(name, values))
     }
 
     /// See [`crate::Worker::assign_rows`].
@@ -170,17 +173,17 @@ impl Worker {
         ids: &[u64],
         rows: &[T],
     ) -> Result<(), Error> {
-        self.waiter.wait(self.inner.assign_rows(name, ids, rows))
+        self.waiter.wait(|| self.inner.assign_rows(name, ids, rows))
     }
 
     /// See [`crate::Worker::outcome`].
     pub fn outcome(&mut self, sequence: Sequence) -> Result<Option<Push>, Error> {
-        self.waiter.wait(self.inner.outcome(sequence))
+        self.waiter.wait(|| self.inner.outcome(sequence))
     }
 
     /// See [`crate::Worker::resume`].
     pub fn resume(&mut self, sequence: Sequence) -> Result<Push, Error> {
-        self.waiter.wait(self.inner.resume(sequence))
+        self.waiter.wait(|| self.inner.resume(sequence))
     }
 
     /// See [`crate::Worker::residuals`].
@@ -195,17 +198,18 @@ impl Worker {
 
     /// See [`crate::Worker::finish`].
     pub fn finish(&mut self) -> Result<(), Error> {
-        self.waiter.wait(self.inner.finish())
+        self.waiter.wait(|| self.inner.finish())
     }
 
     /// See [`crate::Worker::save`].
     pub fn save(&mut self, user: &[u8]) -> Result<SavedCheckpoint, Error> {
-        self.waiter.wait(self.inner.save(user))
+        self.waiter.wait(|| self.inner.save(user))
     }
 
     /// See [`crate::Worker::leave`].
     pub fn leave(mut self) -> Result<(), Error> {
-        self.waiter.wait(self.inner.leave())
+        // The session ends with it, which nobody can wait for who runs it.
+        self.waiter.wait_apart(self.inner.leave())
     }
 }
 
@@ -221,7 +225,7 @@ pub struct Started<H> {
 impl<H: Future> Started<H> {
     /// Waits until it is done, and returns what came of it.
     pub fn wait(mut self) -> H::Output {
-        self.waiter.wait(self.handle)
+        self.waiter.wait(|| self.handle)
     }
 }
 
@@ -236,17 +240,17 @@ pub struct Pushing {
 impl Pushing {
     /// See [`crate::Pushing::variable`].
     pub fn variable<T: Element>(&mut self, name: &str, gradient: &[T]) -> Result<(), Error> {
-        self.waiter.wait(self.inner.variable(name, gradient))
+        self.waiter.wait(|| self.inner.variable(name, gradient))
     }
 
     /// See [`crate::Pushing::rows`].
     pub fn rows<T: Element>(&mut self, name: &str, ids: &[u64], rows: &[T]) -> Result<(), Error> {
-        self.waiter.wait(self.inner.rows(name, ids, rows))
+        self.waiter.wait(|| self.inner.rows(name, ids, rows))
     }
 
     /// See [`crate::Pushing::finish`].
     pub fn finish(mut self) -> Result<Push, Error> {
-        self.waiter.wait(self.inner.finish())
+        self.waiter.wait(|| self.inner.finish())
     }
 }
 
@@ -261,7 +265,8 @@ impl Reader {
     /// See [`crate::Reader::connect`].
     pub fn connect(config: WorkerConfig) -> Result<Reader, ReaderError> {
         let mut waiter = Waiter::default();
-        let inner = waiter.wait(crate::Reader::connect(config))?;
+        let inner = waiter.wait_apart(crate::Reader::connect(config))?;
+        waiter.driver = Some(inner.driver().clone());
         Ok(Reader { inner, waiter })
     }
 
@@ -277,7 +282,7 @@ impl Reader {
 
     /// See [`crate::Reader::pull`].
     pub fn pull(&mut self, params: &mut Params) -> Result<u64, Error> {
-        self.waiter.wait(self.inner.pull(params))
+        self.waiter.wait(|| self.inner.pull(params))
     }
 
     /// See [`crate::Reader::pull_rows`].
@@ -287,19 +292,39 @@ impl Reader {
         ids: &[u64],
         rows: &mut [T],
     ) -> Result<u64, Error> {
-        self.waiter.wait(self.inner.pull_rows(name, ids, rows))
+        self.waiter.wait(|| self.inner.pull_rows(name, ids, rows))
     }
 }
 
-/// Waits on a thread for futures. Those of this crate are driven by the session's thread and need no
-/// runtime here.
+/// Waits on a thread for futures of this crate, and runs their session meanwhile where it can: what is waited for
+/// is then written and read by the very thread that waits, and costs no wakes but the server's.
 ///
 /// It keeps what wakes the thread from call to call, as most callers stay on one.
 #[derive(Clone, Debug, Default)]
-struct Waiter(Option<(Arc<Sleeper>, Waker)>);
+struct Waiter {
+    kept: Option<(Arc<Sleeper>, Waker)>,
+    /// What runs the session; none before it is there.
+    driver: Option<Arc<Driver>>,
+}
 
 impl Waiter {
-    fn wait<F: Future>(&mut self, future: F) -> F::Output {
+    /// Begins something and waits for it.
+    fn wait<F: Future>(&mut self, begin: impl FnOnce() -> F) -> F::Output {
+        let driver = self.driver.clone();
+        let Some(waiting) = driver.as_ref().and_then(|driver| driver.come()) else {
+            return self.wait_apart(begin());
+        };
+        let mut future = pin!(begin());
+        // What needs no answer is there at once, and the session stays whosever it is.
+        let waker = &self.waker().1;
+        match future.as_mut().poll(&mut Context::from_waker(waker)) {
+            Poll::Ready(output) => output,
+            Poll::Pending => waiting.wait(future),
+        }
+    }
+
+    /// Waits while another thread runs the session.
+    fn wait_apart<F: Future>(&mut self, future: F) -> F::Output {
         let mut future = pin!(future);
         let (sleeper, waker) = self.waker();
         let mut context = Context::from_waker(waker);
@@ -315,17 +340,13 @@ impl Waiter {
     fn waker(&mut self) -> &(Arc<Sleeper>, Waker) {
         let thread = std::thread::current();
         let id = thread.id();
-        let kept = self.0.take().filter(|(kept, _)| kept.thread.id() == id);
-        self.0.insert(kept.unwrap_or_else(|| {
+        let kept = self.kept.take().filter(|(kept, _)| kept.thread.id() == id);
+        self.kept.insert(kept.unwrap_or_else(|| {
             let sleeper = Arc::new(Sleeper { thread, is_woken: AtomicBool::new(false) });
             (sleeper.clone(), Waker::from(sleeper))
         }))
     }
 }
-
-/// How long a thread looks for what it waits for before it lets itself be put to sleep: about what it takes
-/// to wake it, and a processor that has gone to sleep with it.
-const AWAKE: Duration = Duration::from_micros(50);
 
 /// A thread that waits.
 #[derive(Debug)]
@@ -343,8 +364,7 @@ impl Sleeper {
                 // Who has woken it meanwhile has seen to it that this ends at once.
                 return std::thread::park();
             }
-            // Whoever has something to do on this processor goes first.
-            std::thread::yield_now();
+            std::hint::spin_loop();
         }
     }
 }
@@ -374,9 +394,9 @@ mod tests {
         let other = std::thread::spawn(move || tell.recv().unwrap().send(7).unwrap());
         let (sender, receiver) = oneshot::channel();
         told.send(sender).unwrap();
-        assert_eq!(waiter.wait(receiver), Ok(7));
+        assert_eq!(waiter.wait_apart(receiver), Ok(7));
         other.join().unwrap();
-        waiter.0.clone().unwrap().1
+        waiter.kept.clone().unwrap().1
     }
 
     #[test]

@@ -11,6 +11,7 @@ use crate::config::WorkerConfig;
 use crate::error::{Error, JoinError};
 use crate::fanout::Plan;
 use crate::params::Params;
+use crate::runtime::Driver;
 
 /// Pulls values without a token. It holds no lease, counts for nobody, and learns what the
 /// variables are from the servers.
@@ -32,6 +33,11 @@ impl Reader {
         let (shards, _) = client.open(&plan).await.map_err(JoinError::from)?;
         client.await_values(&plan, &shards).await?;
         Ok(Reader { client, plan })
+    }
+
+    /// What runs its session.
+    pub(crate) fn driver(&self) -> &Arc<Driver> {
+        self.client.caller.driver()
     }
 
     /// The variables and their places.

@@ -6,6 +6,7 @@ use pushpull_common::ids::Sequence;
 use pushpull_common::protocol::Grant;
 use tokio::sync::Notify;
 
+use crate::runtime::{Open, Turns};
 use crate::session::{Counts, OpId, Read};
 
 /// The right to push one gradient, from [`crate::Worker::token`].
@@ -73,8 +74,9 @@ impl Drop for Token {
 /// There is never more here than was given out.
 #[derive(Debug, Default)]
 pub(crate) struct Returns {
-    dropped: Mutex<Vec<Dropped>>,
+    dropped: Mutex<Vec<(Dropped, Open)>>,
     pub(crate) notify: Notify,
+    turns: Arc<Turns>,
 }
 
 /// Something that was dropped.
@@ -91,11 +93,19 @@ pub(crate) enum Dropped {
 impl Returns {
     pub(crate) fn add(&self, dropped: Dropped) {
         // A list of numbers is whole whatever a panic elsewhere interrupted.
-        self.dropped.lock().unwrap_or_else(PoisonError::into_inner).push(dropped);
+        let open = self.turns.open();
+        self.dropped.lock().unwrap_or_else(PoisonError::into_inner).push((dropped, open));
         self.notify.notify_one();
+        self.turns.call();
     }
 
-    pub(crate) fn take(&self) -> Vec<Dropped> {
+    /// Who runs the session that it is on its way to.
+    pub(crate) fn turns(&self) -> &Arc<Turns> {
+        &self.turns
+    }
+
+    /// What has been dropped, in order, each with what says that it is to be done.
+    pub(crate) fn take(&self) -> Vec<(Dropped, Open)> {
         std::mem::take(&mut self.dropped.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -116,7 +126,7 @@ mod tests {
         let returns = Arc::new(Returns::default());
         drop(token(&returns));
         let dropped = returns.take();
-        assert!(matches!(dropped[..], [Dropped::Token(grant)] if grant.token == TokenId(4)));
+        assert!(matches!(dropped[..], [(Dropped::Token(grant), _)] if grant.token == TokenId(4)));
         let (grant, read) = token(&returns).spend().unwrap();
         assert_eq!((grant.token, read.step), (TokenId(4), GlobalStep(30)));
         assert!(read.gradients.is_empty(), "nothing was pulled under it");

@@ -28,7 +28,7 @@ use crate::joining::Chief;
 use crate::outcome::{Restored, SavedCheckpoint};
 use crate::params::{Gradients, Memory, Params};
 use crate::parts::Scatter;
-use crate::runtime::Caller;
+use crate::runtime::{Caller, Driver};
 use crate::session::{Command, Reply};
 use crate::token::Token;
 use crate::trays::Run;
@@ -75,6 +75,11 @@ impl Worker {
         let client = Client::connect(config, role).await?;
         let (joined, placement, restored, pool, scatter) = (None, None, None, Vec::new(), None);
         Ok(Worker { client, joined, placement, restored, pool, scatter })
+    }
+
+    /// What runs its session.
+    pub(crate) fn driver(&self) -> &Arc<Driver> {
+        self.client.caller.driver()
     }
 
     /// Whether this worker is the chief: the one that declares and initializes the variables, and

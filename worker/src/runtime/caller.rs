@@ -8,6 +8,7 @@ use pushpull_common::protocol::Grant;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
+use super::driver::Driver;
 use super::lenders::Lenders;
 use super::post::{Answering, Call, Posted, Slots};
 use super::trays::Trays;
@@ -33,6 +34,7 @@ pub(crate) struct Caller {
     trays: Arc<Trays>,
     next_op: AtomicU64,
     slots: Slots,
+    driver: Arc<Driver>,
 }
 
 impl Caller {
@@ -42,10 +44,11 @@ impl Caller {
         unclaimed: Arc<Unclaimed>,
         lenders: Arc<Lenders>,
         trays: Arc<Trays>,
+        driver: Arc<Driver>,
     ) -> Caller {
         let (next_op, slots) = (AtomicU64::new(1), Slots::default());
         let commands = Mutex::new(Some(commands));
-        Caller { commands, returns, unclaimed, lenders, trays, next_op, slots }
+        Caller { commands, returns, unclaimed, lenders, trays, next_op, slots, driver }
     }
 
     pub(crate) fn returns(&self) -> &Arc<Returns> {
@@ -55,6 +58,11 @@ impl Caller {
     /// A token that has come without being asked for, if there is one: at once, on the caller's thread.
     pub(crate) fn claim(&self) -> Option<Grant> {
         self.unclaimed.claim()
+    }
+
+    /// What runs the session.
+    pub(crate) fn driver(&self) -> &Arc<Driver> {
+        &self.driver
     }
 
     /// The shards whose values can be read at once, on the caller's thread.
@@ -74,8 +82,8 @@ impl Caller {
         let (answer, mut call) = self.slots.open(op, doing, &self.returns);
         let now = Instant::now();
         let deadline = now.checked_add(timeout).unwrap_or(now + FOREVER);
-        let (returns, answer) = (self.returns.clone(), Answering::Caller(answer));
-        let posted = Posted { op, command: Some(command), deadline, answer, returns };
+        let answer = Answering::Caller(answer);
+        let posted = self.posted(op, command, deadline, answer);
         if let Err(error) = self.post(doing, posted) {
             call.fail(error);
         }
@@ -85,16 +93,22 @@ impl Caller {
     /// Has something done that is not answered, and not put off.
     pub(crate) fn tell(&self, doing: &'static str, command: Command) -> Result<(), Error> {
         let op = OpId(self.next_op.fetch_add(1, Ordering::Relaxed));
-        let (deadline, returns) = (Instant::now(), self.returns.clone());
-        let (command, answer) = (Some(command), Answering::Nobody);
-        self.post(doing, Posted { op, command, deadline, answer, returns })
+        self.post(doing, self.posted(op, command, Instant::now(), Answering::Nobody))
+    }
+
+    fn posted(&self, op: OpId, command: Command, deadline: Instant, answer: Answering) -> Posted {
+        let (returns, _open) = (self.returns.clone(), self.returns.turns().open());
+        Posted { op, command: Some(command), deadline, answer, returns, _open }
     }
 
     fn post(&self, doing: &'static str, posted: Posted) -> Result<(), Error> {
         let commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(commands) = &*commands else { return Err(Error::Ended { doing }) };
         match commands.try_send(posted) {
-            Ok(()) => Ok(()),
+            Ok(()) => {
+                self.returns.turns().call();
+                Ok(())
+            }
             Err(TrySendError::Full(_)) => Err(Error::Busy { doing, limit: COMMANDS_MAX }),
             Err(TrySendError::Closed(_)) => Err(Error::Ended { doing }),
         }
@@ -108,6 +122,7 @@ impl Caller {
     /// Ends the session, for all who share it.
     pub(super) fn end(&self) {
         self.commands.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.returns.turns().end();
     }
 }
 
@@ -124,8 +139,10 @@ impl Caller {
     /// A caller without a session, and what it posts.
     pub(crate) fn alone() -> (Caller, Orders) {
         let (commands, orders) = mpsc::channel(COMMANDS_MAX);
-        let (lenders, trays) = (Arc::default(), Arc::default());
-        let caller = Caller::new(commands, Arc::default(), Arc::default(), lenders, trays);
+        let returns = Arc::new(Returns::default());
+        let driver = Arc::new(Driver::new(returns.turns().clone()).expect("a runtime"));
+        let (unclaimed, lenders, trays) = (Arc::default(), Arc::default(), Arc::default());
+        let caller = Caller::new(commands, returns, unclaimed, lenders, trays, driver);
         (caller, Orders(orders))
     }
 }

@@ -1,7 +1,7 @@
 //! One connection to a shard: from connecting to its end.
 
 use std::io::IoSliceMut;
-use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use pushpull_common::protocol::decode::ReadError;
@@ -21,7 +21,7 @@ const TURN: usize = 16;
 
 /// Connects, and converses until the connection ends; then tells the session, unless the session
 /// has given it up.
-pub(super) async fn run(core: Rc<Core>, link: usize, address: String, outbox: Rc<Outbox>) {
+pub(super) async fn run(core: Arc<Core>, link: usize, address: String, outbox: Arc<Outbox>) {
     let error = match tokio::time::timeout(CONNECT_TIMEOUT, Link::connect(&address)).await {
         Err(_) => format!("no connection within {CONNECT_TIMEOUT:?}"),
         Ok(Err(error)) => error.to_string(),

@@ -2,6 +2,7 @@
 
 mod caller;
 mod connection;
+mod driver;
 mod lenders;
 mod link;
 mod links;
@@ -11,8 +12,10 @@ mod post;
 mod shared_memory;
 mod thread;
 mod trays;
+mod turns;
 
 pub(crate) use caller::Caller;
+pub(crate) use driver::{AWAKE, Driver};
 pub(crate) use lenders::Direct;
 pub(crate) use post::Call;
 #[cfg(feature = "simulation")]
@@ -20,3 +23,4 @@ pub(crate) use shared_memory::{Mapped, map, map_tray};
 pub(crate) use thread::SessionThread;
 #[cfg(feature = "simulation")]
 pub(crate) use trays::Trays;
+pub(crate) use turns::{Open, Turns};

@@ -1,9 +1,10 @@
 //! What waits to be sent over one connection.
 
-use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pushpull_common::protocol::{BodyStamp, Envelope, Message, encode};
 use tokio::sync::Notify;
@@ -26,35 +27,39 @@ const HEAD_BYTES: usize = 256;
 /// The sending side of one connection, shared between its task and the session's outputs.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
-    frames: RefCell<Frames>,
+    frames: Mutex<Frames>,
     /// The link takes no more until the peer reads.
-    full: Cell<bool>,
+    full: AtomicBool,
     notify: Notify,
     /// The session has given the connection up: it ends without a word.
-    given_up: Cell<bool>,
+    given_up: AtomicBool,
     /// What has come beside the frames, and not been taken yet.
-    descriptors: RefCell<Vec<OwnedFd>>,
+    descriptors: Mutex<Vec<OwnedFd>>,
 }
 
 impl Outbox {
+    fn frames(&self) -> MutexGuard<'_, Frames> {
+        lock(&self.frames)
+    }
+
     pub(super) fn push(&self, envelope: &Envelope, message: &Message, body: Body, crc: bool) {
-        self.frames.borrow_mut().push(envelope, message, body, crc);
+        self.frames().push(envelope, message, body, crc);
         self.notify.notify_one();
     }
 
     pub(super) fn give_up(&self) {
-        self.given_up.set(true);
+        self.given_up.store(true, Ordering::Relaxed);
         self.notify.notify_one();
     }
 
     pub(super) fn is_given_up(&self) -> bool {
-        self.given_up.get()
+        self.given_up.load(Ordering::Relaxed)
     }
 
     /// Keeps a descriptor that has come for whoever reads the frame that it has come with; nobody asks
     /// for so many that more than a few wait.
     pub(super) fn keep_descriptor(&self, descriptor: OwnedFd) {
-        let mut descriptors = self.descriptors.borrow_mut();
+        let mut descriptors = lock(&self.descriptors);
         if descriptors.len() < DESCRIPTORS_MAX {
             descriptors.push(descriptor);
         }
@@ -62,7 +67,7 @@ impl Outbox {
 
     /// The descriptors that have come.
     pub(super) fn take_descriptors(&self) -> Vec<OwnedFd> {
-        self.descriptors.take()
+        std::mem::take(&mut *lock(&self.descriptors))
     }
 
     /// Waits until there is something to send, or the connection is given up.
@@ -71,13 +76,13 @@ impl Outbox {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.frames.borrow().queue.is_empty()
+        self.frames().queue.is_empty()
     }
 
     /// Sends as much as the link takes. Whether it took something after it had been full: then the
     /// peer has read. That a link which is not full takes something says nothing about the peer.
     pub(super) fn flush(&self, link: &Link) -> io::Result<bool> {
-        let mut frames = self.frames.borrow_mut();
+        let mut frames = self.frames();
         let mut drained = false;
         while !frames.queue.is_empty() {
             let mut slices = [IoSlice::new(&[]); SLICES_MAX];
@@ -86,10 +91,10 @@ impl Outbox {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(count) => {
                     frames.taken(count);
-                    drained |= self.full.replace(false);
+                    drained |= self.full.swap(false, Ordering::Relaxed);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.full.set(true);
+                    self.full.store(true, Ordering::Relaxed);
                     return Ok(drained);
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -98,6 +103,11 @@ impl Outbox {
         }
         Ok(drained)
     }
+}
+
+/// Whoever has panicked in it has ended the session: what lies there is sent to nobody.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A frame to send.

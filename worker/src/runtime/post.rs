@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use pushpull_common::protocol::Outcome;
 
+use super::turns::Open;
 use crate::error::Error;
 use crate::session::{Command, OpId, Reply};
 use crate::token::{Dropped, Returns};
@@ -20,6 +21,8 @@ pub(super) struct Posted {
     pub(super) deadline: Instant,
     pub(super) answer: Answering,
     pub(super) returns: Arc<Returns>,
+    /// Until it has been taken, there is something to do.
+    pub(super) _open: Open,
 }
 
 /// Who is answered.
@@ -97,7 +100,9 @@ impl Slots {
         returns: &Arc<Returns>,
     ) -> (Answer, Call) {
         let slot = self.take();
-        let answer = Answer { slot: slot.clone(), returns: returns.clone(), sent: false };
+        let open = returns.turns().open();
+        let answer =
+            Answer { slot: slot.clone(), returns: returns.clone(), sent: false, _open: open };
         let (state, returns) = (State::Waiting(slot), returns.clone());
         let call = Call { op, doing, state, returns, quiet: false };
         (answer, call)
@@ -127,6 +132,8 @@ pub(super) struct Answer {
     slot: Arc<Slot>,
     returns: Arc<Returns>,
     sent: bool,
+    /// Until it has been sent, there is something to do.
+    _open: Open,
 }
 
 impl Answer {
@@ -288,9 +295,9 @@ mod tests {
 
     fn posted(command: Command, returns: &Arc<Returns>) -> (Posted, Call) {
         let (answer, call) = Slots::default().open(OpId(1), "test", returns);
-        let (deadline, returns) = (Instant::now(), returns.clone());
+        let (deadline, returns, open) = (Instant::now(), returns.clone(), returns.turns().open());
         let (command, answer) = (Some(command), Answering::Caller(answer));
-        (Posted { op: OpId(1), command, deadline, answer, returns }, call)
+        (Posted { op: OpId(1), command, deadline, answer, returns, _open: open }, call)
     }
 
     fn push() -> Command {
@@ -308,14 +315,14 @@ mod tests {
         let returns = Arc::new(Returns::default());
         let (mut command, call) = posted(push(), &returns);
         drop(call);
-        assert!(matches!(returns.take()[..], [Dropped::Operation(OpId(1))]));
+        assert!(matches!(returns.take()[..], [(Dropped::Operation(OpId(1)), _)]));
         assert!(command.take().is_none());
         drop(command);
-        assert!(matches!(returns.take()[..], [Dropped::Token(_)]));
+        assert!(matches!(returns.take()[..], [(Dropped::Token(_), _)]));
         let sequence = Sequence(3);
         let (command, _call) = posted(Command::End { sequence }, &returns);
         drop(command);
-        assert!(matches!(returns.take()[..], [Dropped::Push(Sequence(3))]));
+        assert!(matches!(returns.take()[..], [(Dropped::Push(Sequence(3)), _)]));
         let (mut command, _call) = posted(push(), &returns);
         assert!(command.take().is_some());
         drop(command);
@@ -331,12 +338,15 @@ mod tests {
         let (answer, call) = open();
         answer.send(Ok(Reply::Token(Some(grant()))));
         drop(call);
-        assert!(matches!(returns.take()[..], [Dropped::Token(_)]));
+        assert!(matches!(returns.take()[..], [(Dropped::Token(_), _)]));
         let (answer, call) = open();
         drop(call);
         answer.send(Ok(Reply::Begun { sequence: Sequence(5) }));
         let dropped = returns.take();
-        assert!(matches!(dropped[..], [Dropped::Operation(_), Dropped::Push(Sequence(5))]));
+        assert!(matches!(
+            dropped[..],
+            [(Dropped::Operation(_), _), (Dropped::Push(Sequence(5)), _)]
+        ));
         let (answer, mut call) = open();
         answer.send(Ok(Reply::Token(Some(grant()))));
         assert!(matches!(poll(&mut call), Poll::Ready(Ok(Reply::Token(Some(_))))));
@@ -346,7 +356,10 @@ mod tests {
         let (waited, awaited, sequence) = (Default::default(), Default::default(), None);
         answer.send(Err(Error::Timeout { doing: "test", waited, awaited, sequence }));
         drop(call);
-        assert!(matches!(returns.take()[..], [Dropped::Operation(_)]), "it may not be sent whole");
+        assert!(
+            matches!(returns.take()[..], [(Dropped::Operation(_), _)]),
+            "it may not be sent whole"
+        );
     }
 
     /// Whoever waits for the values that come behind a push is woken by those, or if they will not come.

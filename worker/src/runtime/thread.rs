@@ -1,20 +1,19 @@
 //! The session's thread: it lives beside the caller's, so that ten seconds of computing on the
 //! caller's thread are not a death.
 
-use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
 use tokio::sync::{Notify, mpsc};
-use tokio::task::LocalSet;
+use tokio::task::JoinSet;
 
 use super::caller::{COMMANDS_MAX, Caller};
 use super::connection;
+use super::driver::Driver;
 use super::lenders::Lenders;
 use super::outbox::Outbox;
 use super::post::{Answer, Posted};
@@ -35,7 +34,7 @@ impl SessionThread {
     pub(crate) fn start(start: Start, progress: Option<Progress>) -> io::Result<SessionThread> {
         let (commands, receiver) = mpsc::channel(COMMANDS_MAX);
         let returns = Arc::new(Returns::default());
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let driver = Arc::new(Driver::new(returns.turns().clone())?);
         let name = format!("worker-{}", start.task.index);
         let addresses = start.addresses.clone();
         let session = Session::new(start);
@@ -43,13 +42,11 @@ impl SessionThread {
         let unclaimed = session.unclaimed().clone();
         let trays = Arc::new(Trays::default());
         let (way_back, to_read, to_write) = (returns.clone(), lenders.clone(), trays.clone());
-        let caller = Caller::new(commands, way_back, unclaimed, to_read, to_write);
+        let caller = Caller::new(commands, way_back, unclaimed, to_read, to_write, driver.clone());
         let thread = std::thread::Builder::new().name(name).spawn(move || {
             let lent = (lenders, trays);
-            let core = Rc::new(Core::new(session, addresses, progress, returns, lent));
-            LocalSet::new().block_on(&runtime, core.run(receiver));
-            // A look-up of a name that still runs is not waited for.
-            runtime.shutdown_background();
+            let core = Arc::new(Core::new(session, addresses, progress, returns, lent));
+            driver.run(core.run(receiver));
         })?;
         Ok(SessionThread { caller: Arc::new(caller), thread: Some(thread) })
     }
@@ -69,22 +66,38 @@ impl Drop for SessionThread {
     }
 }
 
-/// The session and its connections, shared by the tasks of its thread.
+/// The session and its connections, shared by the tasks of its runtime: they run one at a time, and the
+/// locks are never waited for.
 pub(super) struct Core {
-    session: RefCell<Session>,
+    session: Mutex<Session>,
     addresses: BTreeMap<u32, String>,
-    answers: RefCell<HashMap<OpId, Answer>>,
-    outboxes: RefCell<HashMap<usize, Rc<Outbox>>>,
+    answers: Mutex<HashMap<OpId, Answer>>,
+    outboxes: Mutex<HashMap<usize, Arc<Outbox>>>,
     progress: Option<Progress>,
     returns: Arc<Returns>,
     lenders: Arc<Lenders>,
     trays: Arc<Trays>,
     /// When the clock's task will wake, and what makes it look again.
-    armed: Cell<Option<Instant>>,
+    armed: Mutex<Option<Instant>>,
     rearm: Notify,
     /// Connections to be made, by the task that may spawn.
-    connects: RefCell<Vec<(usize, String, Rc<Outbox>)>>,
+    connects: Mutex<Vec<(usize, String, Arc<Outbox>)>>,
     connect: Notify,
+}
+
+/// A task that panics ends the session: what it leaves is looked at by nobody but those who clear up.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whoever still waits when the session ends is told, though it end by a panic.
+struct Ended(Arc<Core>);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let unanswered = std::mem::take(&mut *lock(&self.0.answers));
+        drop(unanswered);
+    }
 }
 
 impl Core {
@@ -97,60 +110,79 @@ impl Core {
     ) -> Core {
         Core {
             addresses,
-            session: RefCell::new(session),
-            answers: RefCell::default(),
-            outboxes: RefCell::default(),
+            session: Mutex::new(session),
+            answers: Mutex::default(),
+            outboxes: Mutex::default(),
             progress,
             returns,
             lenders,
             trays,
-            armed: Cell::new(None),
+            armed: Mutex::default(),
             rearm: Notify::new(),
-            connects: RefCell::default(),
+            connects: Mutex::default(),
             connect: Notify::new(),
         }
     }
 
-    async fn run(self: Rc<Core>, mut commands: mpsc::Receiver<Posted>) {
-        let serve = async {
-            loop {
-                tokio::select! {
-                    command = commands.recv() => {
-                        let Some(mut posted) = command else { return };
-                        let (op, deadline) = (posted.op, posted.deadline);
-                        if let Some((command, answer)) = posted.take() {
-                            if let Some(answer) = answer {
-                                self.answers.borrow_mut().insert(op, answer);
-                            }
-                            self.handle(Input::Command { op, command, deadline });
-                        }
-                    }
-                    () = self.returns.notify.notified() => self.take_back(),
-                    () = self.connect.notified() => {
-                        for (link, address, outbox) in self.connects.take() {
-                            let run = connection::run(self.clone(), link, address, outbox);
-                            tokio::task::spawn_local(run);
-                        }
-                    }
-                }
-            }
-        };
+    async fn run(self: Arc<Core>, commands: mpsc::Receiver<Posted>) {
+        let ended = Ended(self.clone());
+        let mut connections = JoinSet::new();
         tokio::select! {
-            () = serve => {}
+            () = self.serve(commands, &mut connections) => {}
             () = self.keep_time() => {}
         }
         // A token that was dropped last goes back while the connection stands.
         self.take_back();
         tokio::task::yield_now().await;
+        connections.shutdown().await;
+        drop(ended);
+    }
+
+    async fn serve(
+        self: &Arc<Core>,
+        mut commands: mpsc::Receiver<Posted>,
+        connections: &mut JoinSet<()>,
+    ) {
+        loop {
+            tokio::select! {
+                command = commands.recv() => {
+                    let Some(posted) = command else { return };
+                    self.take(posted);
+                }
+                () = self.returns.notify.notified() => self.take_back(),
+                () = self.connect.notified() => {
+                    for (link, address, outbox) in std::mem::take(&mut *lock(&self.connects)) {
+                        let run = connection::run(self.clone(), link, address, outbox);
+                        connections.spawn(run);
+                    }
+                }
+                Some(ended) = connections.join_next() => {
+                    if ended.is_err() {
+                        // It has panicked, and with it the session.
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    fn take(&self, mut posted: Posted) {
+        let (op, deadline) = (posted.op, posted.deadline);
+        if let Some((command, answer)) = posted.take() {
+            if let Some(answer) = answer {
+                lock(&self.answers).insert(op, answer);
+            }
+            self.handle(Input::Command { op, command, deadline });
+        }
     }
 
     fn take_back(&self) {
-        for dropped in self.returns.take() {
+        for (dropped, _open) in self.returns.take() {
             self.handle(match dropped {
                 Dropped::Token(grant) => Input::TokenDropped { grant },
                 Dropped::Push(sequence) => Input::Abandoned { sequence },
                 Dropped::Operation(op) => {
-                    self.answers.borrow_mut().remove(&op);
+                    lock(&self.answers).remove(&op);
                     Input::Cancelled { op }
                 }
             });
@@ -161,8 +193,8 @@ impl Core {
     async fn keep_time(&self) {
         loop {
             let now = Instant::now();
-            let wake = self.session.borrow().wake_at(now);
-            self.armed.set(Some(wake));
+            let wake = lock(&self.session).wake_at(now);
+            *lock(&self.armed) = Some(wake);
             tokio::select! {
                 () = tokio::time::sleep_until(wake.into()) => self.handle(Input::Tick),
                 () = self.rearm.notified() => {}
@@ -173,22 +205,23 @@ impl Core {
     /// Tells the session what happened, and does what it wants done.
     pub(super) fn handle(&self, input: Input) {
         let now = Instant::now();
-        let mut session = self.session.borrow_mut();
+        let mut session = lock(&self.session);
         session.handle(now, input);
         while let Some(output) = session.poll_output() {
             self.deliver(output);
         }
         let wake = session.wake_at(now);
-        if self.armed.get().is_some_and(|armed| wake < armed) {
-            self.armed.set(Some(wake));
+        let mut armed = lock(&self.armed);
+        if armed.is_some_and(|armed| wake < armed) {
+            *armed = Some(wake);
             self.rearm.notify_one();
         }
     }
 
     /// A connection has ended, and with it what was lent over it, unless another has taken its place.
-    pub(super) fn lent_no_longer(&self, link: usize, outbox: &Rc<Outbox>) {
-        let outboxes = self.outboxes.borrow();
-        if outboxes.get(&link).is_none_or(|current| Rc::ptr_eq(current, outbox)) {
+    pub(super) fn lent_no_longer(&self, link: usize, outbox: &Arc<Outbox>) {
+        let outboxes = lock(&self.outboxes);
+        if outboxes.get(&link).is_none_or(|current| Arc::ptr_eq(current, outbox)) {
             self.lenders.remove(link);
             self.trays.remove(link);
         }
@@ -200,27 +233,27 @@ impl Core {
         link: usize,
         receive: impl FnOnce(Option<&mut [&mut [u8]]>) -> R,
     ) -> R {
-        self.session.borrow_mut().with_targets(link, receive)
+        lock(&self.session).with_targets(link, receive)
     }
 
     fn deliver(&self, output: Output) {
         match output {
             Output::Connect { link, shard } => {
                 let address = self.addresses.get(&shard.task).cloned().unwrap_or_default();
-                let outbox = Rc::new(Outbox::default());
-                self.outboxes.borrow_mut().insert(link, outbox.clone());
-                self.connects.borrow_mut().push((link, address, outbox));
+                let outbox = Arc::new(Outbox::default());
+                lock(&self.outboxes).insert(link, outbox.clone());
+                lock(&self.connects).push((link, address, outbox));
                 self.connect.notify_one();
             }
             Output::Disconnect { link } => {
-                if let Some(outbox) = self.outboxes.borrow_mut().remove(&link) {
+                if let Some(outbox) = lock(&self.outboxes).remove(&link) {
                     outbox.give_up();
                     self.lenders.remove(link);
                     self.trays.remove(link);
                 }
             }
             Output::Send { link, envelope, message, body, crc } => {
-                if let Some(outbox) = self.outboxes.borrow().get(&link) {
+                if let Some(outbox) = lock(&self.outboxes).get(&link) {
                     outbox.push(&envelope, &message, body, crc);
                 }
             }
@@ -237,7 +270,7 @@ impl Core {
                 }
             }
             Output::Reply { op, reply } => {
-                if let Some(answer) = self.answers.borrow_mut().remove(&op) {
+                if let Some(answer) = lock(&self.answers).remove(&op) {
                     answer.send(reply);
                 }
             }
@@ -251,7 +284,7 @@ impl Core {
 
     /// The descriptors that have come over a link.
     fn descriptors(&self, link: usize) -> Vec<OwnedFd> {
-        let outboxes = self.outboxes.borrow();
+        let outboxes = lock(&self.outboxes);
         outboxes.get(&link).map(|outbox| outbox.take_descriptors()).unwrap_or_default()
     }
 }
@@ -269,13 +302,18 @@ mod tests {
     use super::*;
     use crate::session::Command;
 
-    #[test]
-    fn a_wait_without_end_can_be_given_up_and_the_thread_ends() {
-        let owner = ShardId { task: 0, shard: 0 };
-        let start = Start {
+    const OWNER: ShardId = ShardId { task: 0, shard: 0 };
+
+    fn open() -> Command {
+        Command::Open { shards: vec![OWNER] }
+    }
+
+    /// A session that never reaches anybody.
+    fn start() -> Start {
+        Start {
             task: TaskId::worker(0),
             role: Role::Worker {},
-            owner,
+            owner: OWNER,
             incarnation: Incarnation(1),
             checksums: Default::default(),
             shared_memory: true,
@@ -283,13 +321,35 @@ mod tests {
             identity: Identity::new(),
             addresses: [(0, "unix:/nobody/listens/here".to_owned())].into(),
             progress_interval: None,
-        };
-        let session = SessionThread::start(start, None).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_wait_without_end_can_be_given_up_and_the_thread_ends() {
+        let session = SessionThread::start(start(), None).unwrap();
         {
-            let open = Command::Open { shards: vec![owner] };
-            let mut call = pin!(session.caller().call("connect", open, Duration::MAX));
+            let mut call = pin!(session.caller().call("connect", open(), Duration::MAX));
             assert!(call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
         }
         drop(session);
+    }
+
+    #[test]
+    fn a_caller_that_runs_the_session_is_told_of_its_end() {
+        let session = SessionThread::start(start(), None).unwrap();
+        std::thread::scope(|scope| {
+            let (tell, told) = std::sync::mpsc::channel();
+            let caller = session.caller();
+            let waits = scope.spawn(move || {
+                let waiting = caller.driver().come().expect("nothing is open");
+                let call = caller.call("connect", open(), Duration::MAX);
+                tell.send(()).unwrap();
+                waiting.wait(call)
+            });
+            told.recv().unwrap();
+            caller.end();
+            let ended = waits.join().unwrap().map(|_| ());
+            assert!(matches!(ended, Err(crate::Error::Ended { doing: "connect" })), "{ended:?}");
+        });
     }
 }

@@ -1,0 +1,223 @@
+//! What runs a session: a runtime of one thread, which may be now this and now that.
+
+use std::io;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use tokio::runtime::{Builder, Handle, Runtime};
+
+use super::turns::{Turn, Turns};
+
+/// How long a caller that runs the session looks for what it waits for before it lets itself be put to sleep:
+/// about what it takes to wake it, and a processor that has gone to sleep with it.
+pub(crate) const AWAKE: Duration = Duration::from_micros(50);
+
+/// Runs a session, on its own thread or on those of callers that wait.
+#[derive(Debug)]
+pub(crate) struct Driver {
+    /// There until it is dropped.
+    runtime: Option<Runtime>,
+    turns: Arc<Turns>,
+}
+
+impl Driver {
+    pub(super) fn new(turns: Arc<Turns>) -> io::Result<Driver> {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        Ok(Driver { runtime: Some(runtime), turns })
+    }
+
+    fn runtime(&self) -> &Runtime {
+        self.runtime.as_ref().expect("it is taken when the driver is dropped, not before")
+    }
+
+    /// The life of the session's thread: until the session has ended.
+    pub(super) fn run(&self, session: impl Future<Output = ()> + Send + 'static) {
+        let runtime = self.runtime();
+        let mut session = runtime.spawn(session);
+        loop {
+            let ended = self.turns.begin()
+                && runtime.block_on(async {
+                    tokio::select! {
+                        biased;
+                        // A panic of it has been seen by every caller, as an ended session.
+                        _ = &mut session => true,
+                        () = self.turns.released() => false,
+                    }
+                });
+            if ended {
+                return;
+            }
+            self.turns.rest();
+        }
+    }
+
+    /// A caller begins to ask for something that it will wait for: it runs the session meanwhile, unless it has a
+    /// runtime of its own on this thread, or the session's thread is busy with what others have asked for.
+    pub(crate) fn come(&self) -> Option<Waiting<'_>> {
+        if Handle::try_current().is_ok() {
+            return None;
+        }
+        self.turns.come().map(|turn| Waiting { driver: self, turn })
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            // A look-up of a name that still runs is not waited for.
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// A caller that runs the session while it waits.
+#[derive(Debug)]
+pub(crate) struct Waiting<'a> {
+    driver: &'a Driver,
+    turn: Turn,
+}
+
+impl Waiting<'_> {
+    /// Runs the session until a future is ready.
+    pub(crate) fn wait<F: Future>(self, future: F) -> F::Output {
+        self.turn.take();
+        self.driver.runtime().block_on(async {
+            let since = Instant::now();
+            let mut future = pin!(future);
+            std::future::poll_fn(|context| {
+                if let Poll::Ready(output) = future.as_mut().poll(context) {
+                    return Poll::Ready(output);
+                }
+                // The processor is not given up meanwhile: where another computes on it, it would come back when that
+                // has had its slice, milliseconds later, though the answer were there. Whoever sleeps goes first.
+                if since.elapsed() < AWAKE {
+                    context.waker().wake_by_ref();
+                }
+                Poll::Pending
+            })
+            .await
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread::{JoinHandle, ThreadId};
+
+    use tokio::sync::{mpsc, oneshot};
+
+    use super::*;
+    use crate::runtime::Open;
+
+    /// Asks a session who runs it, or to panic.
+    type Asked = Option<oneshot::Sender<ThreadId>>;
+
+    /// A session that says on which thread it is run, until nobody can ask any more.
+    struct Session {
+        driver: Arc<Driver>,
+        ask: mpsc::UnboundedSender<(Asked, Open)>,
+        thread: JoinHandle<()>,
+    }
+
+    impl Session {
+        fn start() -> Session {
+            let driver = Arc::new(Driver::new(Arc::default()).unwrap());
+            let (ask, mut asked) = mpsc::unbounded_channel::<(Asked, Open)>();
+            let session = async move {
+                while let Some((reply, open)) = asked.recv().await {
+                    let reply = reply.expect("asked to panic");
+                    let _ = reply.send(std::thread::current().id());
+                    drop(open);
+                }
+            };
+            let runs = driver.clone();
+            let thread = std::thread::spawn(move || runs.run(session));
+            Session { driver, ask, thread }
+        }
+
+        fn ask(&self) -> oneshot::Receiver<ThreadId> {
+            let (reply, replied) = oneshot::channel();
+            self.post(Some(reply));
+            replied
+        }
+
+        fn post(&self, asked: Asked) {
+            let turns = &self.driver.turns;
+            // Where it has ended, that is found out by what was to be replied.
+            let _ = self.ask.send((asked, turns.open()));
+            turns.call();
+        }
+
+        /// Asks, and waits as callers do.
+        fn wait(&self) -> Option<ThreadId> {
+            match self.driver.come() {
+                Some(waiting) => waiting.wait(self.ask()).ok(),
+                None => self.ask().blocking_recv().ok(),
+            }
+        }
+    }
+
+    #[test]
+    fn a_caller_that_waits_runs_the_session_by_itself() {
+        let session = Session::start();
+        let own = std::thread::current().id();
+        // The first may be done by the thread before it has let go.
+        assert!((0..1_000).any(|_| session.wait() == Some(own)));
+    }
+
+    #[test]
+    fn what_nobody_waits_for_is_done_by_the_thread_whoever_had_the_session_before() {
+        let session = Session::start();
+        let own = std::thread::current().id();
+        for _ in 0..100 {
+            session.wait().unwrap();
+            let asked = [session.ask(), session.ask()];
+            for reply in asked {
+                assert_ne!(reply.blocking_recv().unwrap(), own);
+            }
+        }
+    }
+
+    #[test]
+    fn many_callers_at_once_are_all_answered() {
+        let session = Session::start();
+        std::thread::scope(|scope| {
+            for caller in 0..4 {
+                let session = &session;
+                scope.spawn(move || {
+                    for _ in 0..200 {
+                        match caller {
+                            0 => session.ask().blocking_recv().ok(),
+                            _ => session.wait(),
+                        }
+                        .unwrap();
+                    }
+                });
+            }
+        });
+    }
+
+    #[tokio::test]
+    async fn a_caller_in_a_runtime_of_its_own_leaves_the_session_to_its_thread() {
+        let session = Session::start();
+        assert!(session.driver.come().is_none());
+        assert_ne!(session.ask().await.unwrap(), std::thread::current().id());
+    }
+
+    #[test]
+    fn a_session_that_panics_or_ends_leaves_nobody_waiting() {
+        let session = Session::start();
+        session.wait().unwrap();
+        session.post(None);
+        assert_eq!(session.wait(), None);
+        assert_eq!(session.wait(), None, "and nobody who comes later");
+        session.thread.join().unwrap();
+        let session = Session::start();
+        session.wait().unwrap();
+        drop(session.ask);
+        session.driver.turns.end();
+        session.thread.join().unwrap();
+    }
+}
