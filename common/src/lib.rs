@@ -18,6 +18,7 @@ pub mod names;
 pub mod partition;
 pub mod placement;
 pub mod protocol;
+pub mod reused;
 pub mod rows;
 pub mod table;
 pub mod tensor;

@@ -30,15 +30,19 @@ pub fn values_bytes(partition: &Partition, rows: u64) -> u64 {
     (rows * partition.row_bytes()).next_multiple_of(8)
 }
 
-/// The index of these rows of a partition, which must rise.
-pub fn encode_index(partition: &Partition, rows: &[u64]) -> Vec<u8> {
-    debug_assert!(rows.is_sorted_by(|a, b| a < b), "rows rise");
-    let bytes = index_bytes(partition, rows.len() as u64) as usize;
-    let mut index = Vec::with_capacity(bytes);
-    index.extend_from_slice(&(rows.len() as u64).to_le_bytes());
-    encode_numbers(partition, rows, &mut index);
-    index.resize(bytes, 0);
-    index
+/// Appends the index of these rows of a partition, which must rise.
+pub fn encode_index(
+    partition: &Partition,
+    rows: impl ExactSizeIterator<Item = u64> + Clone,
+    out: &mut Vec<u8>,
+) {
+    debug_assert!(rows.clone().is_sorted_by(|a, b| a < b), "rows rise");
+    let count = rows.len() as u64;
+    let end = out.len() + index_bytes(partition, count) as usize;
+    out.reserve(end - out.len());
+    out.extend_from_slice(&count.to_le_bytes());
+    encode_numbers(partition, rows, out);
+    out.resize(end, 0);
 }
 
 /// How many rows an index is of, by its first word; the bytes may be anybody's.
@@ -55,10 +59,10 @@ pub fn numbers<'a>(index: &'a [u8], partition: &Partition, rows: u64) -> Numbers
 }
 
 /// Appends the numbers of rows as they travel: in an index, and in what asks for rows.
-pub fn encode_numbers(partition: &Partition, rows: &[u64], out: &mut Vec<u8>) {
+pub fn encode_numbers(partition: &Partition, rows: impl Iterator<Item = u64>, out: &mut Vec<u8>) {
     match number_bytes(partition) {
-        8 => out.extend(rows.iter().flat_map(|row| row.to_le_bytes())),
-        _ => out.extend(rows.iter().flat_map(|&row| (row as u32).to_le_bytes())),
+        8 => rows.for_each(|row| out.extend_from_slice(&row.to_le_bytes())),
+        _ => rows.for_each(|row| out.extend_from_slice(&(row as u32).to_le_bytes())),
     }
 }
 
@@ -183,6 +187,12 @@ mod tests {
         Catalogue::new(variables, &placement).unwrap().layout(ShardId::default())
     }
 
+    fn index_of(partition: &Partition, rows: &[u64]) -> Vec<u8> {
+        let mut index = Vec::new();
+        encode_index(partition, rows.iter().copied(), &mut index);
+        index
+    }
+
     #[test]
     fn indices_lie_behind_the_values() {
         let layout = layout();
@@ -221,7 +231,7 @@ mod tests {
         let mut ids: Vec<u64> = (0..9).chain([u64::MAX]).collect();
         ids.retain(|&id| tables[0].rows.contains(&table::bucket(id)));
         ids.truncate(5);
-        let index = encode_index(&tables[0], &ids);
+        let index = index_of(&tables[0], &ids);
         assert_eq!(index.len(), 8 + 8 * ids.len());
         let read = || numbers(&index, &tables[0], ids.len() as u64);
         assert_eq!((read().collect::<Vec<_>>(), read().at(1)), (ids.clone(), ids[1]));
@@ -240,7 +250,7 @@ mod tests {
         let layout = layout();
         let partition = layout.sparse().next_back().unwrap();
         for rows in [&[][..], &[3], &[0, 1, 3], &[0, 1, 2, 3]] {
-            let index = encode_index(partition, rows);
+            let index = index_of(partition, rows);
             assert_eq!(index.len() as u64, index_bytes(partition, rows.len() as u64));
             let found = count(&index, partition).unwrap();
             assert_eq!(numbers(&index, partition, found).collect::<Vec<_>>(), rows);

@@ -101,6 +101,8 @@ pub(crate) struct Inbox {
     /// Whole pushes are numbered, so that they are applied in the order they came after a restart,
     /// too.
     next_order: u64,
+    /// Memory of the ranges of pushes that have gone, for others: no more than there are rooms.
+    spares: Vec<Extents>,
 }
 
 /// Whether an operation is for partitions that the optimizer trains, or for the others; `None` for
@@ -136,8 +138,8 @@ impl Inbox {
         let stride = Inbox::need(layout, 1) as usize;
         let lent_stride = layout.bytes().next_multiple_of(4096) as usize;
         let rooms = (0..rooms).map(|_| None).collect();
-        let trays = Vec::new();
-        Inbox { memory, stride, rooms, lent_stride, trays, next_number, next_order: 1 }
+        let (trays, spares, next_order) = (Vec::new(), Vec::new(), 1);
+        Inbox { memory, stride, rooms, lent_stride, trays, next_number, next_order, spares }
     }
 
     /// A free room for this client, which asks for one, if there is one. It is the client's for
@@ -381,8 +383,16 @@ impl Inbox {
         Some(push.token)
     }
 
-    /// Starts receiving a push into a room.
-    pub(crate) fn begin(&mut self, number: u32, arrival: Arrival, now: Instant) {
+    /// Keeps the memory of ranges, for a push to come.
+    pub(crate) fn keep(&mut self, mut extents: Extents) {
+        if extents.has_memory() && self.spares.len() < self.rooms.len() {
+            self.spares.push(extents.take_memory());
+        }
+    }
+
+    /// Starts receiving a push into a room. Nothing of it has come.
+    pub(crate) fn begin(&mut self, number: u32, mut arrival: Arrival, now: Instant) {
+        arrival.extents = self.spares.pop().unwrap_or_default();
         if let Some(room) = self.room_mut(number) {
             room.arrival = Some(arrival);
             room.touched = now;
@@ -421,6 +431,8 @@ impl Inbox {
 
     /// Gives a room free; one of a tray stays its client's.
     pub(crate) fn release(&mut self, number: u32) {
+        let gone = self.room_mut(number).and_then(|room| room.arrival.take());
+        gone.into_iter().for_each(|push| self.keep(push.extents));
         self.release_lent(number);
         for slot in &mut self.rooms {
             if slot.as_ref().is_some_and(|room| room.number == number) {

@@ -89,7 +89,9 @@ impl StoreUnderTest {
     /// If these are not rows of the table.
     pub fn pull_rows(&self, rows: &[u32]) -> Vec<u8> {
         let partition = &self.store.layout().partitions()[0];
-        self.store.gather(partition, rows.iter().copied())
+        let mut gathered = Vec::new();
+        self.store.gather(partition, rows.iter().copied(), &mut gathered);
+        gathered
     }
 
     /// A table that grows, without rows yet; its rows start as zeros.
@@ -129,8 +131,10 @@ impl StoreUnderTest {
     /// Rows of a table that grows, one behind the other.
     pub fn pull_ids(&self, ids: &[u64]) -> Vec<u8> {
         let (table, mut encoded) = (&self.store.tables()[0], Vec::new());
-        encode_numbers(table.partition(), ids, &mut encoded);
-        table.gather(&self.journal, Numbers::of(table.partition(), &encoded)).0
+        encode_numbers(table.partition(), ids.iter().copied(), &mut encoded);
+        let (numbers, mut gathered) = (Numbers::of(table.partition(), &encoded), Vec::new());
+        table.gather(&self.journal, numbers, &mut Vec::new(), &mut gathered);
+        gathered
     }
 
     fn commit(&mut self) {

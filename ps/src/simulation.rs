@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -51,6 +52,15 @@ pub enum Event {
         connection: u64,
         /// Its bytes.
         frame: Vec<u8>,
+    },
+    /// Send a frame, and descriptors with its first byte.
+    Lent {
+        /// Over this connection, which is a Unix socket.
+        connection: u64,
+        /// Its bytes.
+        frame: Vec<u8>,
+        /// Of the memory that is lent.
+        descriptors: Vec<OwnedFd>,
     },
     /// Send the values that answer a pull.
     Values {
@@ -109,6 +119,8 @@ pub struct Door {
     requests: u64,
     part_bytes: u64,
     counters: Arc<Counters>,
+    /// Whether clients of this host have come over Unix sockets.
+    lends: bool,
     events: VecDeque<Event>,
 }
 
@@ -135,7 +147,8 @@ impl Values {
 
 impl Door {
     /// A process opens a shard on these files. `life` is higher in each process than in those before.
-    /// Values are sent in parts of at most `part_bytes`.
+    /// Values are sent in parts of at most `part_bytes`. Clients of the same host, whose incarnations are
+    /// even, are lent memory if `lends` says so.
     ///
     /// # Panics
     /// If the settings are not sound, or the files cannot be opened.
@@ -146,6 +159,7 @@ impl Door {
         life: u64,
         now: Instant,
         part_bytes: u64,
+        lends: bool,
     ) -> Door {
         let config = PsConfig { block_bytes: BLOCK_BYTES, ..config };
         config.check().expect("the settings are sound");
@@ -171,6 +185,7 @@ impl Door {
             requests: 0,
             part_bytes,
             counters,
+            lends,
             events: VecDeque::new(),
         };
         door.settle();
@@ -260,8 +275,11 @@ impl Door {
                     stream.greeted = true;
                     stream.reader.open();
                     let (hello, header) = (&hello, &header);
-                    let remote = hello.incarnation.0 % 2 == 1;
-                    let way = if remote { Way::Remote } else { Way::Loopback };
+                    let way = match (hello.incarnation.0 % 2 == 1, self.lends) {
+                        (true, _) => Way::Remote,
+                        (false, true) => Way::Unix { same_user: true },
+                        (false, false) => Way::Loopback,
+                    };
                     self.handle(now, Input::Connected { connection, hello, header, way });
                 }
                 Ok(Poll::Frame(..)) if !stream.greeted => return false,
@@ -288,6 +306,13 @@ impl Door {
     /// Time has passed; due at least every [`TICK`].
     pub fn tick(&mut self, now: Instant) {
         self.handle(now, Input::Tick);
+        let patience = self.config.stall_timeout;
+        for connection in self.shard.take_back_from_stalled_readers(now, patience) {
+            if let Some(stream) = self.connections.get_mut(&connection) {
+                stream.closing = true;
+            }
+            self.events.push_back(Event::Close { connection });
+        }
     }
 
     /// There is a connection to the step owner's shard: says hello.
@@ -403,7 +428,10 @@ impl Door {
                     Event::ToOwner { frame: frame_of(&envelope, &message, &[]) }
                 }
                 Output::Members { .. } => continue,
-                Output::Lent { .. } => unreachable!("no connection is a Unix socket"),
+                Output::Lent { connection, envelope, message, descriptors } => {
+                    let frame = frame_of(&envelope, &message, &[]);
+                    Event::Lent { connection, frame, descriptors }
+                }
                 Output::Order(_)
                 | Output::SaveShard(_)
                 | Output::Flush(_)

@@ -64,6 +64,16 @@ bugs! {
     StaleChief,
     /// A step is begun while a shard has the last one still to apply.
     BeginEarly,
+    /// A block that somebody reads in lent memory is written.
+    PinIgnored,
+    /// Whoever reads for too long, or over a connection that is gone, is not told that what it reads was
+    /// taken back.
+    RevokedUnseen,
+    /// What a commit has changed is shown to readers in lent memory only with the next one.
+    TurnLate,
+    /// A client writes its next gradients into a room of a tray before the push there is settled: no bug of
+    /// a server, and planted in the simulator's clients.
+    RoomEarly,
 }
 
 /// Which bug is planted, if any.

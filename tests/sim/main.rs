@@ -144,6 +144,8 @@ fn report(outcomes: &[Outcome], failed: &[u64]) -> ExitCode {
         .collect();
     let committed = outcomes.iter().filter(|outcome| outcome.commits > 0).count();
     let told: u64 = outcomes.iter().map(|outcome| outcome.told).sum();
+    let direct: u64 = outcomes.iter().map(|outcome| outcome.direct_pulls).sum();
+    let named: u64 = outcomes.iter().map(|outcome| outcome.named).sum();
     let result = serde_json::json!({
         "test": "sim",
         "seeds": outcomes.len() + failed.len(),
@@ -152,6 +154,8 @@ fn report(outcomes: &[Outcome], failed: &[u64]) -> ExitCode {
         "median_events": median,
         "commits": outcomes.iter().map(|outcome| outcome.commits).sum::<u64>(),
         "pulls": outcomes.iter().map(|outcome| outcome.pulls).sum::<u64>(),
+        "direct_pulls": direct,
+        "named": named,
         "told": told,
         "faults": counts,
     });
@@ -164,6 +168,8 @@ fn report(outcomes: &[Outcome], failed: &[u64]) -> ExitCode {
     // Of a few seeds nothing can be said.
     if outcomes.len() >= 50 {
         assert!(told > 0, "nobody was told who is missing");
+        assert!(direct > 0 || !cfg!(target_os = "linux"), "nobody has read in lent memory");
+        assert!(named > 0 || !cfg!(target_os = "linux"), "nobody has pushed in lent memory");
         for (fault, count) in counts {
             assert!(count * 10 >= outcomes.len(), "{fault} comes in {count} seeds only");
         }

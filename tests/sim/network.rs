@@ -1,6 +1,7 @@
 //! Connections whose bytes take their time: in order on each, in any order between them.
 
 use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
 use std::time::Instant;
 
 use pushpull_common::ids::ShardId;
@@ -61,13 +62,19 @@ pub(crate) struct Connection {
     pub(crate) back: Pipe,
     /// Carries so few bytes at a time, with such pauses.
     pub(crate) slow: bool,
+    /// It passes descriptors.
+    pub(crate) near: bool,
+    /// Those on their way to the client.
+    pub(crate) passed: Vec<Vec<OwnedFd>>,
     pub(crate) chance: Chance,
 }
 
 impl Connection {
     pub(crate) fn new(client: Client, server: ShardId, chance: Chance) -> Connection {
         let (there, back) = (Pipe::default(), Pipe::default());
-        Connection { client, server, is_up: false, there, back, slow: false, chance }
+        let (near, passed) = (false, Vec::new());
+        let (is_up, slow) = (false, false);
+        Connection { client, server, is_up, there, back, slow, near, passed, chance }
     }
 
     pub(crate) fn pipe(&mut self, way: Way) -> &mut Pipe {

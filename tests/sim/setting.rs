@@ -20,6 +20,12 @@ pub(crate) const RATE: f64 = 0.5;
 /// How long a member may be silent.
 pub(crate) const LEASE: Duration = Duration::from_millis(1000);
 
+/// The memory for what is changed while it is read, where there is hardly any.
+const PIN_BYTES: u64 = 256;
+
+/// How long a worker may be at one pull in lent memory.
+const STALL: Duration = Duration::from_millis(700);
+
 /// A cluster, and how long its training is.
 #[derive(Debug)]
 pub(crate) struct Setting {
@@ -44,6 +50,10 @@ pub(crate) struct Setting {
     pub(crate) reject_older: Option<u64>,
     /// The largest part of a push, or of the values of a pull.
     pub(crate) part_bytes: u64,
+    /// Whether workers on the servers' host have come over Unix sockets, and are lent memory.
+    pub(crate) lends: bool,
+    /// Whether shards have hardly any memory for what is changed while it is read.
+    tight: bool,
     #[cfg(feature = "zoo")]
     pub(crate) zoo: pushpull_ps::Zoo,
     pub(crate) cluster: ClusterSpec,
@@ -89,6 +99,9 @@ impl Setting {
         let hosts: Vec<String> = (0..workers).map(|task| format!("worker{task}:1")).collect();
         let clips = &mut Chance::of(seed, "clip");
         let clip = Some(clips.between(1, 100) as f64).filter(|_| clips.percent(25));
+        let lending = &mut Chance::of(seed, "lends");
+        let lends = lending.percent(50);
+        let tight = lends && lending.percent(50);
         let cluster = ClusterSpec::builder().job("ps", ps).job("worker", hosts).build();
         let cluster = cluster.expect("every task has an address");
         let variables = variables(sizes.variables as usize, asynchronous);
@@ -113,6 +126,8 @@ impl Setting {
             wait_ahead: wait_ahead.filter(|_| asynchronous),
             reject_older: reject_older.filter(|_| asynchronous),
             part_bytes: if chance.percent(50) { 8 * chance.between(8, 32) } else { 1 << 20 },
+            lends,
+            tight,
             #[cfg(feature = "zoo")]
             zoo: Default::default(),
             cluster,
@@ -135,7 +150,7 @@ impl Setting {
     pub(crate) fn words(&self) -> String {
         format!(
             "{} ps tasks of {} shards, {} workers, {} variables in parts of {}, {}, {} steps, \
-             tokens for {:?}",
+             tokens for {:?}, lends: {}, tight: {}",
             self.tasks,
             self.shards,
             self.workers,
@@ -144,6 +159,8 @@ impl Setting {
             self.mode(),
             self.last_step,
             self.token_timeout,
+            self.lends,
+            self.tight,
         )
     }
 
@@ -189,6 +206,9 @@ impl Setting {
         if let Some(bound) = self.clip {
             config = config.clip_by_global_norm(bound);
         }
+        if self.tight {
+            config = config.pin_bytes_max(PIN_BYTES);
+        }
         #[cfg(feature = "zoo")]
         let config = config.zoo(self.zoo);
         config
@@ -196,6 +216,7 @@ impl Setting {
             .mode(mode)
             .on_loss(self.on_loss)
             .lease(LEASE)
+            .stall_timeout(STALL)
             .join_timeout(Duration::from_secs(2))
             .token_timeout(self.token_timeout)
             .deterministic(self.deterministic)

@@ -43,6 +43,8 @@ enum Event {
     Computed(usize),
     /// The same of one that was set aside.
     ComputedAside(usize),
+    /// A worker reads a little more in lent memory.
+    Read(usize),
     /// It has paused long enough after this operation.
     Again(usize, u64),
     /// A worker's process starts.
@@ -96,6 +98,10 @@ pub(crate) struct Outcome {
     pub(crate) events: u64,
     pub(crate) commits: u64,
     pub(crate) pulls: u64,
+    /// Those of values in lent memory.
+    pub(crate) direct_pulls: u64,
+    /// Frames that have said where gradients lie in lent memory.
+    pub(crate) named: u64,
     /// Calls that ended early, because somebody was missing.
     pub(crate) told: u64,
     pub(crate) faults: BTreeSet<Fault>,
@@ -222,6 +228,8 @@ impl World {
             events: self.events,
             commits: self.checker.steps(),
             pulls: self.checker.pulls(),
+            named: self.processes.iter().map(|process| process.door.named()).sum(),
+            direct_pulls: self.processes.iter().map(|process| process.door.direct_pulls()).sum(),
             told: self.checker.told_count(),
             faults: self.faults,
             trace: self.trace.sum(),
@@ -291,6 +299,7 @@ impl World {
             Event::Wake(process)
             | Event::Computed(process)
             | Event::ComputedAside(process)
+            | Event::Read(process)
             | Event::Again(process, _) => process,
             Event::ClientGone(_, Client::Worker { process, .. }) => process,
             Event::Deliver(connection, Way::Back) | Event::Connect(connection) => {
@@ -320,6 +329,10 @@ impl World {
             }
             Event::Computed(process) => self.computed(process, false),
             Event::ComputedAside(process) => self.computed(process, true),
+            Event::Read(process) => {
+                let now = self.now;
+                self.with_process(process, |door| door.read_on(now));
+            }
             Event::Again(process, op) => self.again(process, op),
             Event::Start(task) => self.start_worker(task),
             Event::Tick(task, life) => self.tick(task, life),

@@ -10,7 +10,7 @@ use crate::scenario::{self, Scenario};
 use crate::trace::Trace;
 use crate::world::World;
 
-/// The bugs of synchronous steps, and those of what they stand on. The others need a crash in the
+/// The bugs of synchronous steps, those of what they stand on, and those of lent memory. The others need a crash in the
 /// middle of a commit, a disk, a checkpoint, or a client with many pushes under way.
 const SHOWN: &[Bug] = &[
     Bug::AcknowledgeBeforeCommit,
@@ -23,6 +23,10 @@ const SHOWN: &[Bug] = &[
     Bug::MeanOfAll,
     Bug::StaleEpoch,
     Bug::KeyByReplica,
+    Bug::PinIgnored,
+    Bug::RevokedUnseen,
+    Bug::TurnLate,
+    Bug::RoomEarly,
 ];
 
 /// By so many seeds a bug must have been found.

@@ -20,9 +20,10 @@ use crate::config::WorkerConfig;
 use crate::error::{ConnectError, Error, JoinError};
 use crate::fanout::Plan;
 use crate::params::{Buffer, Params};
-use crate::rows::{self, Wanted};
+use crate::rows;
 use crate::runtime::{Call, Caller, Direct, SessionThread};
 use crate::session::{Command, Read, Reply, Start, Welcomed};
+use crate::wanted::RowPulls;
 
 /// A session with the servers of a cluster.
 #[derive(Debug)]
@@ -35,6 +36,7 @@ pub(crate) struct Client {
     pub(crate) welcomed: Welcomed,
     /// Buffers that pulls have left, for the next.
     pub(crate) buffers: Arc<Buffers>,
+    row_pulls: RowPulls,
 }
 
 impl Client {
@@ -68,7 +70,8 @@ impl Client {
         let caller = thread.caller().clone();
         let welcomed = open(&caller, vec![owner], config.connect_timeout).await?;
         let buffers = Arc::default();
-        Ok(Client { config, caller, _thread: thread, owner, welcomed, buffers })
+        let row_pulls = RowPulls::default();
+        Ok(Client { config, caller, _thread: thread, owner, welcomed, buffers, row_pulls })
     }
 
     /// Connects to the step owner and to every shard a plan uses, and returns them in this order, with
@@ -229,16 +232,18 @@ impl Client {
         token: Option<GlobalStep>,
     ) -> Result<Option<Read>, Error> {
         let variable = rows::check::<T>(plan, name, ids, out.len())?;
-        let wanted = Wanted::new(plan, variable, ids);
-        let buffer = Buffer::of_bytes(size_of_val(out));
-        let (plan, rows) = (plan.clone(), wanted.asks.clone());
-        let command = Command::PullRows { plan, buffer, rows, token };
+        let (wanted, buffer) = self.row_pulls.ask(plan, variable, ids, size_of_val(out));
+        let (plan, asked) = (plan.clone(), wanted.clone());
+        let command = Command::PullRows { plan, buffer, wanted: asked, token };
         match self.caller.call("pull rows", command, self.config.timeout).await? {
             Reply::Pulled { buffer, read } => {
-                wanted.put(buffer.bytes(), bytemuck::cast_slice_mut(out));
+                self.row_pulls.put(wanted, buffer, bytemuck::cast_slice_mut(out));
                 Ok(Some(read))
             }
-            Reply::Stale { .. } => Ok(None),
+            Reply::Stale { buffer } => {
+                self.row_pulls.keep(wanted, buffer);
+                Ok(None)
+            }
             _ => Err(Error::Ended { doing: "pull rows" }),
         }
     }

@@ -78,12 +78,12 @@ impl Gradients {
     }
 
     fn ids(&self) -> Vec<VariableId> {
-        self.present().chain(self.rows.keys().copied()).collect()
+        self.present().chain(self.memory.rows.variables()).collect()
     }
 
     fn squares_of(&self, id: VariableId) -> f64 {
-        let bytes = match self.rows.get(&id) {
-            Some(rows) => rows.values(),
+        let bytes = match self.memory.rows.of_variable(id) {
+            Some(rows) => rows.values,
             None => self.bytes_of(id),
         };
         let squares = match self.plan.catalogue().variable(id).dtype() {
@@ -133,8 +133,8 @@ impl Gradients {
     }
 
     fn change_as<T: Element>(&mut self, id: VariableId, change: impl Fn(T) -> T) {
-        if let Some(rows) = self.rows.get_mut(&id) {
-            return rows.change(change);
+        if self.memory.rows_mut().change(id, &change) {
+            return;
         }
         let elements: &mut [T] = bytemuck::cast_slice_mut(self.bytes_of_mut(id));
         elements.iter_mut().for_each(|g| *g = change(*g));
@@ -227,8 +227,7 @@ mod tests {
         let norm = (25.0 + 2.25 + 4.0 + 9.0_f64).sqrt();
         assert_eq!(gradients.clip_by_global_norm(norm / 2.0).unwrap(), norm);
         let seen = |gradients: &Gradients| -> Vec<f32> {
-            let rows = gradients.rows.values().next().unwrap().values();
-            rows.chunks_exact(4).map(bytemuck::pod_read_unaligned).collect()
+            gradients.memory.rows.of_variable(VariableId(0)).unwrap().elements()
         };
         assert_eq!(seen(&gradients), [2.5, -0.75, 1.0, 1.5]);
         gradients.clip_by_value(1.25).unwrap();

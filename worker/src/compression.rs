@@ -18,7 +18,7 @@ use pushpull_common::variable::VariableSpec;
 use crate::error::{Error, JoinError};
 use crate::fanout::{Plan, stretch_elements};
 use crate::parts::Part;
-use crate::rows::{RowSet, add_parts};
+use crate::rows::RowsOf;
 use rows::RowResiduals;
 pub use saved::ResidualsError;
 
@@ -171,12 +171,17 @@ impl Compression {
     }
 
     /// The same for rows.
-    pub(crate) fn check_rows(&self, plan: &Plan, rows: &RowSet, factor: f64) -> Result<(), Error> {
-        let id = rows.variable();
+    pub(crate) fn check_rows(
+        &self,
+        plan: &Plan,
+        rows: RowsOf<'_>,
+        factor: f64,
+    ) -> Result<(), Error> {
+        let id = rows.variable;
         let Some(Compressed { codec, .. }) = self.variables.get(&id) else { return Ok(()) };
         let result = match plan.catalogue().variable(id).dtype() {
             DType::F64 => codec.check(&rows.elements::<f64>()),
-            dtype => codec.check(&singles(dtype, rows.values(), factor)),
+            dtype => codec.check(&singles(dtype, rows.values, factor)),
         };
         result.map_err(|error| match error {
             EncodeError::NonFinite { element, value, .. } => rows.non_finite(plan, element, value),
@@ -210,36 +215,31 @@ impl Compression {
         parts.map_err(|error| Compression::error(plan, id, error))
     }
 
-    /// The parts in which gradients of rows travel: encoded, if the variable has a codec. Those of a half
-    /// type are multiplied with `factor`.
+    /// Encodes the rows of a partition, and keeps what that leaves out; the parts in which their values
+    /// travel. Those of a half type are multiplied with `factor`.
     pub(crate) fn rows(
         &mut self,
         plan: &Plan,
-        rows: &RowSet,
+        partition: &Partition,
+        rows: RowsOf<'_>,
         factor: f64,
-    ) -> Result<Vec<(ShardId, Vec<Part>)>, Error> {
-        let id = rows.variable();
+    ) -> Result<Vec<Part>, Error> {
+        let (id, most) = (rows.variable, plan.part_bytes());
         let Some(Compressed { codec, left }) = self.variables.get_mut(&id) else {
-            return Ok(rows.parts(plan, true, factor));
+            return Ok(Vec::new());
         };
         let dtype = plan.catalogue().variable(id).dtype();
-        let (mut by_shard, most) = (Vec::new(), plan.part_bytes());
-        for (partition, set) in rows.by_partition(plan) {
-            let values = match left {
-                Left::RowsF32(left) => {
-                    let values = singles(dtype, set.values(), factor);
-                    left.parts(codec, partition, most, set.ids(), &values)
-                }
-                Left::RowsF64(left) => {
-                    left.parts(codec, partition, most, set.ids(), &set.elements::<f64>())
-                }
-                Left::F32(_) | Left::F64(_) => unreachable!("only what is sparse has rows"),
-            };
-            let mut parts = set.index(plan, partition);
-            parts.extend(values.map_err(|error| Compression::error(plan, id, error))?);
-            add_parts(&mut by_shard, partition.shard, parts);
-        }
-        Ok(by_shard)
+        let parts = match left {
+            Left::RowsF32(left) => {
+                let values = singles(dtype, rows.values, factor);
+                left.parts(codec, partition, most, rows.ids, &values)
+            }
+            Left::RowsF64(left) => {
+                left.parts(codec, partition, most, rows.ids, &rows.elements::<f64>())
+            }
+            Left::F32(_) | Left::F64(_) => unreachable!("only what is sparse has rows"),
+        };
+        parts.map_err(|error| Compression::error(plan, id, error))
     }
 
     fn error(plan: &Plan, id: VariableId, error: EncodeError) -> Error {

@@ -16,7 +16,7 @@ use pushpull_common::ids::{ShardId, VariableId};
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::tensor::DType;
 
-use crate::parts::{Cut, Part, Piece, Scatter, ShardCuts, Stretch, padding};
+use crate::parts::{Cut, Part, Piece, Scatter, ShardCuts, Stretch};
 use crate::trays::Run;
 
 /// What a stretch of a shard's layout is on this side.
@@ -320,44 +320,18 @@ impl Plan {
         self.scatter(variables).parts(body)
     }
 
-    /// The parts in which bytes travel to a place in what is pushed, with padding behind them.
-    pub(crate) fn cut(&self, offset: u64, bytes: Bytes, zeros: usize) -> Vec<Part> {
-        let length = (bytes.len() + zeros) as u64;
-        let part = |range: Range<u64>| {
-            let (start, end) = (range.start as usize, range.end as usize);
-            let held = start.min(bytes.len())..end.min(bytes.len());
-            let behind = padding(end - start - held.len());
-            Part::plain(offset + range.start, [bytes.slice(held), behind].into_iter().collect())
-        };
-        cut(0..length, self.part_bytes).map(part).collect()
-    }
-
-    /// The parts in which the first elements of a partition travel, so many, which lie here as they
-    /// travel; `body` lends bytes of them. The shard multiplies them with `factor`.
-    pub(crate) fn halves(
-        &self,
-        partition: &Partition,
-        own: Encoding,
-        factor: f64,
-        count: usize,
-        body: impl Fn(Range<usize>) -> Bytes,
-    ) -> impl Iterator<Item = Part> {
-        self.half_parts(partition, own, count).map(move |half| {
-            let elements = half.values.len() / 2;
-            let bodies = [body(half.values), padding(half.padding)].into_iter().collect();
-            let mut part = Part::stretch(partition, half.before, elements, own, bodies);
-            part.encoded.iter_mut().for_each(|stretch| stretch.factor = factor);
-            part
-        })
+    /// Cuts so many bytes into parts.
+    pub(crate) fn cut(&self, bytes: u64) -> impl Iterator<Item = Range<u64>> + use<> {
+        cut(0..bytes, self.part_bytes)
     }
 
     /// How so many elements of a half type are cut into parts.
-    fn half_parts(
+    pub(crate) fn half_parts(
         &self,
         partition: &Partition,
         own: Encoding,
         count: usize,
-    ) -> impl Iterator<Item = HalfPart> {
+    ) -> impl Iterator<Item = HalfPart> + use<> {
         let dtype = partition.dtype;
         let most = stretch_elements(own, Blocks::THROUGH, dtype, self.part_bytes);
         (0..count).step_by(most).map(move |start| {
@@ -370,12 +344,12 @@ impl Plan {
 }
 
 /// A part of elements of a half type.
-struct HalfPart {
+pub(crate) struct HalfPart {
     /// How many bytes of the partition come before it, as the shard keeps them.
-    before: u64,
+    pub(crate) before: u64,
     /// Its bytes among the elements as they travel.
-    values: Range<usize>,
-    padding: usize,
+    pub(crate) values: Range<usize>,
+    pub(crate) padding: usize,
 }
 
 /// Ranges in their order, those that touch as one.

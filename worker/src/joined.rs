@@ -17,7 +17,7 @@ use crate::fanout::Plan;
 use crate::handles::PushHandle;
 use crate::params::Gradients;
 use crate::parts::{Part, Scatter, Scattered};
-use crate::rows::RowSet;
+use crate::rows::{Cutting, RowGradients, RowsOf};
 use crate::runtime::Caller;
 use crate::session::{Command, PushOrder};
 use crate::trays::{GradientBuffer, Run};
@@ -40,6 +40,8 @@ pub(crate) struct Joined {
     compression: Mutex<Compression>,
     non_finite: NonFinitePolicy,
     owner: ShardId,
+    /// Memory for rows.
+    spare_rows: Mutex<Vec<Arc<RowGradients>>>,
 }
 
 impl Joined {
@@ -53,6 +55,7 @@ impl Joined {
             compression: Mutex::new(compression),
             non_finite: client.welcomed.non_finite,
             owner: client.owner,
+            spare_rows: Mutex::default(),
         }
     }
 
@@ -174,8 +177,8 @@ impl Joined {
             }
             compression.check(plan, id, bytes, factor)?;
         }
-        for rows in gradients.rows.values() {
-            let factor = gradients.factor(rows.variable());
+        for rows in gradients.memory.rows.iter() {
+            let factor = gradients.factor(rows.variable);
             check_rows_finite(self.non_finite, plan, rows, factor)?;
             compression.check_rows(plan, rows, factor)?;
         }
@@ -191,16 +194,21 @@ impl Joined {
             && self.plan.catalogue().partitions_of(id).iter().all(|p| p.own.is_none())
     }
 
-    /// The parts of a push that are made for it alone: of rows, and of what is encoded.
+    /// The parts of a push that are made for it alone: of rows, which are cut where they lie; and of what
+    /// is encoded.
     pub(crate) fn own_parts(
         &self,
-        gradients: &Gradients,
+        gradients: &mut Gradients,
     ) -> Result<Vec<(ShardId, Vec<Part>)>, Error> {
         let (plan, mut compression) = (&self.plan, self.compression());
         let mut parts: Vec<(ShardId, Vec<Part>)> = Vec::new();
-        for rows in gradients.rows.values() {
-            let factor = gradients.factor(rows.variable());
-            parts.extend(compression.rows(plan, rows, factor)?);
+        let Gradients { memory, factors, .. } = &mut *gradients;
+        let rows = memory.rows_mut();
+        let mut next = rows.variables().next();
+        while let Some(id) = next {
+            let factor = factors.get(&id).copied().unwrap_or(1.0);
+            parts.extend(cut_rows(plan, &mut compression, rows, id, factor)?);
+            next = rows.variables().find(|other| *other > id);
         }
         let none = compression.is_of_none();
         for id in gradients.present().take_while(|_| !none) {
@@ -237,14 +245,65 @@ impl Joined {
             .parts([id].into_iter(), |range| bytes.slice(range.start - start..range.end - start)))
     }
 
-    /// The parts of the rows of one variable of a push.
-    pub(crate) fn rows_parts(&self, rows: &RowSet) -> Result<Vec<(ShardId, Vec<Part>)>, Error> {
+    /// Looks at the rows of variables that are a part of a push, and cuts them; the parts of what is
+    /// encoded of them.
+    pub(crate) fn rows_parts(
+        &self,
+        rows: &mut RowGradients,
+        id: VariableId,
+    ) -> Result<Vec<(ShardId, Vec<Part>)>, Error> {
         let (plan, mut compression) = (&self.plan, self.compression());
-        check_rows_finite(self.non_finite, plan, rows, 1.0)?;
-        compression.check_rows(plan, rows, 1.0)?;
-        compression.rows(plan, rows, 1.0)
+        for rows in rows.iter() {
+            check_rows_finite(self.non_finite, plan, rows, 1.0)?;
+            compression.check_rows(plan, rows, 1.0)?;
+        }
+        cut_rows(plan, &mut compression, rows, id, 1.0)
+    }
+
+    /// Memory for rows of a push that is sent variable by variable, without any.
+    pub(crate) fn spare_rows(&self) -> Arc<RowGradients> {
+        let mut spare = self.spare_rows.lock().unwrap_or_else(PoisonError::into_inner);
+        let free = spare.iter().position(|rows| Arc::strong_count(rows) == 1);
+        let rows = free.map(|free| spare.swap_remove(free));
+        drop(spare);
+        let mut rows = rows.unwrap_or_default();
+        match Arc::get_mut(&mut rows) {
+            Some(free) => free.empty(),
+            None => rows = Arc::default(),
+        }
+        rows
+    }
+
+    /// Keeps the memory of such rows, for when they are sent.
+    pub(crate) fn keep_rows(&self, rows: &Arc<RowGradients>) {
+        let mut spare = self.spare_rows.lock().unwrap_or_else(PoisonError::into_inner);
+        if spare.len() < SPARE_ROWS_MAX {
+            spare.push(rows.clone());
+        }
     }
 }
+
+/// Cuts the rows of a variable into the parts in which they travel, as far as they travel as they are; the
+/// parts of what is encoded of them.
+fn cut_rows(
+    plan: &Plan,
+    compression: &mut Compression,
+    rows: &mut RowGradients,
+    id: VariableId,
+    factor: f64,
+) -> Result<Vec<(ShardId, Vec<Part>)>, Error> {
+    let encoded = compression.covers(id);
+    rows.cut(plan, id, Cutting { all: true, values: !encoded, factor });
+    let held = rows.held(plan).take_while(|_| encoded);
+    held.map(|(partition, rows)| {
+        Ok((partition.shard, compression.rows(plan, partition, rows, factor)?))
+    })
+    .collect()
+}
+
+/// How many memories for rows are kept: one for each variable of a push that is on its way, if they are
+/// few.
+const SPARE_ROWS_MAX: usize = 16;
 
 /// The rounds of a push behind the first, some at a time: so few times that a session that does not keep
 /// up has room for all of them.
@@ -280,14 +339,14 @@ pub(crate) fn check_finite(
 pub(crate) fn check_rows_finite(
     policy: NonFinitePolicy,
     plan: &Plan,
-    rows: &RowSet,
+    rows: RowsOf<'_>,
     factor: f64,
 ) -> Result<(), Error> {
-    if policy != (NonFinitePolicy::Reject {}) || rows.len() == 0 {
+    if policy != (NonFinitePolicy::Reject {}) || rows.ids.is_empty() {
         return Ok(());
     }
-    let dtype = plan.catalogue().variable(rows.variable()).dtype();
-    match first_bad(dtype, rows.values(), factor) {
+    let dtype = plan.catalogue().variable(rows.variable).dtype();
+    match first_bad(dtype, rows.values, factor) {
         None => Ok(()),
         Some((element, value)) => Err(rows.non_finite(plan, element, value)),
     }

@@ -61,6 +61,7 @@ pub mod simulation;
 mod start;
 mod token;
 mod trays;
+mod wanted;
 mod worker;
 
 pub use compression::ResidualsError;

@@ -6,16 +6,17 @@ use std::sync::Arc;
 
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::{GlobalStep, VariableId};
+use pushpull_common::reused::Reused;
 use pushpull_common::tensor::Element;
 
 use crate::error::ViewError;
 use crate::fanout::Plan;
-use crate::rows::{self, RowSet};
+use crate::rows::{self, RowGradients};
 use crate::trays::{GradientBuffer, Run};
 
 /// Zeroed memory for values, aligned for every element type.
 #[derive(Clone, Debug)]
-pub(crate) struct Buffer(Vec<u64>);
+pub(crate) struct Buffer(Reused<u64>);
 
 impl Buffer {
     pub(crate) fn new(plan: &Plan) -> Buffer {
@@ -23,7 +24,7 @@ impl Buffer {
     }
 
     pub(crate) fn of_bytes(bytes: usize) -> Buffer {
-        Buffer(vec![0; bytes.div_ceil(8)])
+        Buffer(vec![0; bytes.div_ceil(8)].into())
     }
 
     /// Whether it is as long as one of so many bytes.
@@ -31,12 +32,17 @@ impl Buffer {
         self.0.len() == bytes.div_ceil(8)
     }
 
+    /// Makes it as long as one of so many bytes, of whatever content.
+    pub(crate) fn lend(&mut self, bytes: usize) {
+        self.0.lend(bytes.div_ceil(8));
+    }
+
     pub(crate) fn bytes(&self) -> &[u8] {
-        bytemuck::cast_slice(&self.0)
+        bytemuck::cast_slice(&self.0[..])
     }
 
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        bytemuck::cast_slice_mut(&mut self.0)
+        bytemuck::cast_slice_mut(&mut self.0[..])
     }
 }
 
@@ -99,8 +105,6 @@ impl Params {
 pub struct Gradients {
     pub(crate) plan: Arc<Plan>,
     pub(crate) memory: Memory,
-    /// The gradients of sparse variables.
-    pub(crate) rows: BTreeMap<VariableId, RowSet>,
     /// What gradients of half types are to be multiplied with on the servers, which have room for the
     /// products; above 0 and finite. Those that are not here are as they are.
     pub(crate) factors: BTreeMap<VariableId, f64>,
@@ -109,7 +113,8 @@ pub struct Gradients {
 impl Gradients {
     pub(crate) fn new(plan: Arc<Plan>, mut memory: Memory) -> Gradients {
         memory.present.fill(false);
-        Gradients { plan, memory, rows: BTreeMap::new(), factors: BTreeMap::new() }
+        memory.rows_mut().empty();
+        Gradients { plan, memory, factors: BTreeMap::new() }
     }
 
     /// The elements of a variable's gradient, of whatever content if there is none.
@@ -170,7 +175,7 @@ impl Gradients {
         if !self.plan.catalogue().variable(id).is_trainable() {
             return Err(ViewError::Plain { name: name.to_owned() });
         }
-        self.rows.insert(id, RowSet::sum(&self.plan, id, ids, rows)?);
+        self.memory.rows_mut().set(&self.plan, id, ids, rows)?;
         self.factors.remove(&id);
         Ok(())
     }
@@ -178,7 +183,7 @@ impl Gradients {
     /// Leaves a variable out of the push again.
     pub fn omit(&mut self, name: &str) -> Result<(), ViewError> {
         let id = find(&self.plan, name)?;
-        self.rows.remove(&id);
+        self.memory.rows_mut().remove(id);
         self.factors.remove(&id);
         self.memory.present[id.0 as usize] = false;
         Ok(())
@@ -197,23 +202,31 @@ pub(crate) struct Memory {
     pub(crate) buffer: Arc<GradientBuffer>,
     /// Which variables have a gradient.
     pub(crate) present: Vec<bool>,
+    /// The gradients of sparse variables.
+    pub(crate) rows: Arc<RowGradients>,
 }
 
 impl Memory {
     /// For a plan of which these runs may lie in rooms.
     pub(crate) fn new(plan: &Plan, runs: Arc<[Run]>) -> Memory {
         let present = vec![false; plan.catalogue().variables().len()];
-        Memory { buffer: Arc::new(GradientBuffer::new(plan, runs)), present }
+        let buffer = Arc::new(GradientBuffer::new(plan, runs));
+        Memory { buffer, present, rows: Arc::default() }
     }
 
     /// Whether nobody sends from it any more.
     pub(crate) fn is_free(&self) -> bool {
-        Arc::strong_count(&self.buffer) == 1
+        Arc::strong_count(&self.buffer) == 1 && Arc::strong_count(&self.rows) == 1
     }
 
     pub(crate) fn buffer_mut(&mut self) -> &mut GradientBuffer {
         let buffer = Arc::get_mut(&mut self.buffer);
         buffer.expect("gradients are made of memory that nobody sends from")
+    }
+
+    pub(crate) fn rows_mut(&mut self) -> &mut RowGradients {
+        let rows = Arc::get_mut(&mut self.rows);
+        rows.expect("gradients are made of memory that nobody sends from")
     }
 
     pub(crate) fn present(&self) -> impl Iterator<Item = VariableId> + '_ {

@@ -1,6 +1,7 @@
 //! The parts of a push: what each covers on its shard, and where its bytes lie on this side.
 
 use std::collections::BTreeMap;
+use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -19,6 +20,11 @@ pub(crate) enum Body {
     Empty,
     One(Bytes),
     Several(Arc<[Bytes]>),
+    /// One of those that lie in some memory.
+    Of {
+        memory: Arc<dyn Bodies>,
+        which: usize,
+    },
     /// Some pieces of a buffer, and how long they are together.
     Lent {
         buffer: Arc<GradientBuffer>,
@@ -26,6 +32,12 @@ pub(crate) enum Body {
         which: Range<usize>,
         bytes: u64,
     },
+}
+
+/// Memory that several bodies lie in.
+pub(crate) trait Bodies: Debug + Send + Sync {
+    /// One of them, and how many zeros come behind it, fewer than eight.
+    fn body(&self, which: usize) -> (&[u8], usize);
 }
 
 /// A piece of what is sent.
@@ -51,6 +63,10 @@ impl Body {
             Body::Empty => 0,
             Body::One(bytes) => bytes.len() as u64,
             Body::Several(several) => several.iter().map(|bytes| bytes.len() as u64).sum(),
+            Body::Of { memory, which } => {
+                let (bytes, padding) = memory.body(*which);
+                (bytes.len() + padding) as u64
+            }
             Body::Lent { bytes, .. } => *bytes,
         }
     }
@@ -65,6 +81,11 @@ impl Body {
             Body::Empty => None,
             Body::One(bytes) => Some(&bytes[..]).filter(|_| index == 0),
             Body::Several(several) => several.get(index).map(|bytes| &bytes[..]),
+            Body::Of { memory, which } => {
+                let (bytes, padding) = memory.body(*which);
+                let both = [bytes, &PADDING[..padding]];
+                both.into_iter().filter(|bytes| !bytes.is_empty()).nth(index)
+            }
             Body::Lent { buffer, pieces, which, .. } => match pieces[which.clone()].get(index)? {
                 Piece::Buffer(range) => Some(buffer.slice(range.clone())),
                 Piece::Padding(bytes) => Some(&PADDING[..*bytes]),
@@ -129,11 +150,6 @@ impl Stretch {
 }
 
 impl Part {
-    /// A part whose body is as it is.
-    pub(crate) fn plain(offset: u64, body: Body) -> Part {
-        Part { offset, body, encoded: None }
-    }
-
     /// A part whose body is a stretch of a partition: so many elements, behind so many bytes of others.
     pub(crate) fn stretch(
         partition: &Partition,

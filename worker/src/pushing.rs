@@ -4,13 +4,15 @@ use std::sync::Arc;
 
 use pushpull_common::ids::{Sequence, ShardId, VariableId};
 use pushpull_common::tensor::Element;
+use smallvec::SmallVec;
 
 use crate::error::{Error, ViewError};
 use crate::initial::padded;
 use crate::joined::Joined;
 use crate::outcome::Push;
+use crate::params::find;
 use crate::parts::Part;
-use crate::rows::{self, RowSet};
+use crate::rows::{self, RowGradients};
 use crate::runtime::Open;
 use crate::session::Command;
 use crate::token::Dropped;
@@ -23,7 +25,7 @@ use crate::token::Dropped;
 pub struct Pushing {
     joined: Arc<Joined>,
     sequence: Sequence,
-    sent: Vec<String>,
+    sent: Sent,
     /// A future that was to send a variable was dropped: nobody knows whether it did.
     interrupted: bool,
     finished: bool,
@@ -31,10 +33,13 @@ pub struct Pushing {
     _open: Open,
 }
 
+/// Variables that were sent: a few take no memory.
+type Sent = SmallVec<[VariableId; 32]>;
+
 impl Pushing {
     pub(crate) fn new(joined: Arc<Joined>, sequence: Sequence) -> Self {
         let _open = joined.caller.returns().turns().open();
-        Pushing { joined, sequence, sent: Vec::new(), interrupted: false, finished: false, _open }
+        Pushing { joined, sequence, sent: Sent::new(), interrupted: false, finished: false, _open }
     }
 
     /// Sends the gradient of one variable. It is copied, so `gradient` is free at once.
@@ -42,19 +47,19 @@ impl Pushing {
     /// After an error about this variable the push can go on without it. If the future is dropped,
     /// it cannot: nobody knows whether the variable is in it, and it will not be finished.
     pub async fn variable<T: Element>(&mut self, name: &str, gradient: &[T]) -> Result<(), Error> {
-        if self.sent.iter().any(|sent| sent == name) {
-            return Err(ViewError::Twice { name: name.to_owned() }.into());
-        }
+        self.not_twice(name)?;
         let (id, bytes) = padded(&self.joined.plan, name, gradient)?;
         if std::mem::replace(&mut self.interrupted, true) {
             return Err(Error::Interrupted);
         }
         let aligned = bytemuck::cast_slice(gradient);
-        let result = match self.trained(name, id) {
-            Ok(()) => self.more(self.joined.variable_parts(id, &bytes, aligned)).await,
+        let parts = self.trained(name, id);
+        let parts = parts.and_then(|()| self.joined.variable_parts(id, &bytes, aligned));
+        let result = match parts {
+            Ok(parts) => self.more(None, parts).await,
             Err(error) => Err(error),
         };
-        self.has_sent(name, result)
+        self.has_sent(id, result)
     }
 
     /// Sends the gradient of a sparse variable: rows as [`crate::Gradients::set_rows`] takes them. All
@@ -65,15 +70,28 @@ impl Pushing {
         ids: &[u64],
         rows: &[T],
     ) -> Result<(), Error> {
-        if self.sent.iter().any(|sent| sent == name) {
-            return Err(ViewError::Twice { name: name.to_owned() }.into());
-        }
+        let id = self.not_twice(name)?;
         if std::mem::replace(&mut self.interrupted, true) {
             return Err(Error::Interrupted);
         }
-        let parts = self.rows_parts(name, ids, rows);
-        let result = self.more(parts).await;
-        self.has_sent(name, result)
+        let mut spare = self.joined.spare_rows();
+        let result = match self.rows_parts(name, ids, rows, &mut spare) {
+            Ok(parts) => {
+                self.joined.keep_rows(&spare);
+                self.more(Some(spare), parts).await
+            }
+            Err(error) => Err(error),
+        };
+        self.has_sent(id, result)
+    }
+
+    /// The variable of this name, if it is not in the push yet.
+    fn not_twice(&self, name: &str) -> Result<VariableId, ViewError> {
+        let id = find(&self.joined.plan, name)?;
+        match self.sent.contains(&id) {
+            true => Err(ViewError::Twice { name: name.to_owned() }),
+            false => Ok(id),
+        }
     }
 
     fn rows_parts<T: Element>(
@@ -81,11 +99,14 @@ impl Pushing {
         name: &str,
         ids: &[u64],
         rows: &[T],
+        spare: &mut Arc<RowGradients>,
     ) -> Result<Vec<(ShardId, Vec<Part>)>, Error> {
         let plan = &self.joined.plan;
         let id = rows::check::<T>(plan, name, ids, rows.len())?;
         self.trained(name, id)?;
-        self.joined.rows_parts(&RowSet::sum(plan, id, ids, rows)?)
+        let spare = Arc::get_mut(spare).expect("nobody else has memory that is spare");
+        spare.set(plan, id, ids, rows)?;
+        self.joined.rows_parts(spare, id)
     }
 
     fn trained(&self, name: &str, id: VariableId) -> Result<(), Error> {
@@ -95,16 +116,20 @@ impl Pushing {
         }
     }
 
-    async fn more(&self, parts: Result<Vec<(ShardId, Vec<Part>)>, Error>) -> Result<(), Error> {
+    async fn more(
+        &self,
+        rows: Option<Arc<RowGradients>>,
+        parts: Vec<(ShardId, Vec<Part>)>,
+    ) -> Result<(), Error> {
         let (sequence, Joined { caller, timeout, .. }) = (self.sequence, &*self.joined);
-        let command = Command::More { sequence, parts: parts? };
+        let command = Command::More { sequence, rows, parts };
         caller.call("push", command, *timeout).await.map(|_| ())
     }
 
-    fn has_sent(&mut self, name: &str, result: Result<(), Error>) -> Result<(), Error> {
+    fn has_sent(&mut self, id: VariableId, result: Result<(), Error>) -> Result<(), Error> {
         self.interrupted = false;
         result?;
-        self.sent.push(name.to_owned());
+        self.sent.push(id);
         Ok(())
     }
 

@@ -1,21 +1,20 @@
-//! Rows of sparse variables on this side: what is asked for, and what is pushed, cut by partition.
+//! Rows of sparse variables that are pushed: each once, cut by partition, in the parts in which they
+//! travel.
 
-use std::ops::AddAssign;
+use std::ops::{AddAssign, Range};
+use std::sync::Arc;
 
-use bytes::Bytes;
 use pushpull_common::catalogue::Partition;
 use pushpull_common::ids::{ShardId, VariableId};
-use pushpull_common::protocol::limits::PART_BYTES_MAX;
+use pushpull_common::reused::Reused;
 use pushpull_common::rows;
 use pushpull_common::table;
 use pushpull_common::tensor::{DType, Element, bf16, elements_of, f16};
 
-use crate::compression::singles;
 use crate::error::{Error, ViewError};
 use crate::fanout::Plan;
 use crate::params::find;
-use crate::parts::Part;
-use crate::session;
+use crate::parts::{Bodies, Body, Part, Stretch};
 
 /// Checks that a variable has these rows, and that so many elements of a type are as many rows of it.
 pub(crate) fn check<T: Element>(
@@ -24,8 +23,8 @@ pub(crate) fn check<T: Element>(
     ids: &[u64],
     elements: usize,
 ) -> Result<VariableId, ViewError> {
+    let id = find(plan, name)?;
     let name = || name.to_owned();
-    let id = find(plan, &name())?;
     let variable = plan.catalogue().variable(id);
     let (dtype, asked) = (variable.dtype(), T::DTYPE);
     if dtype != asked {
@@ -48,95 +47,85 @@ pub(crate) fn check<T: Element>(
     }
 }
 
-/// Rows of one variable, each once, in rising order.
-#[derive(Clone, Debug)]
-pub(crate) struct RowSet {
-    variable: VariableId,
-    ids: Vec<u64>,
-    values: Bytes,
+/// The first number that is there twice, if one is.
+pub(crate) fn twice(ids: &[u64]) -> Option<u64> {
+    let mut sorted = ids.to_vec();
+    sorted.sort_unstable();
+    sorted.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0])
 }
 
-impl RowSet {
-    /// These rows, which have been checked; those of one number are added up in their order, halves in
-    /// `f32`, to be rounded once. An error says that they are more than a table takes at once.
-    pub(crate) fn sum<T: Element>(
-        plan: &Plan,
-        variable: VariableId,
-        ids: &[u64],
-        values: &[T],
-    ) -> Result<RowSet, ViewError> {
-        let set = RowSet::sum_any(variable, ids, values);
-        let catalogue = plan.catalogue();
-        if let Some(table) = catalogue.variable(variable).as_table() {
-            let limit = table.rows_at_once;
-            let partitions = catalogue.partitions_of(variable);
-            let mut counts = vec![0; partitions.len()];
-            set.ids.iter().for_each(|&id| counts[part_of(partitions, id)] += 1);
-            if let Some(&rows) = counts.iter().find(|&&rows| rows > limit as usize) {
-                let name = catalogue.variable(variable).name().to_owned();
-                return Err(ViewError::RowsAtOnce { name, rows, limit });
-            }
-        }
-        Ok(set)
-    }
+/// The place of the partition that holds a row of a variable.
+pub(crate) fn part_of(partitions: &[Partition], id: u64) -> usize {
+    let row = if partitions[0].is_table() { table::bucket(id) } else { id };
+    partitions.partition_point(|partition| partition.rows.end <= row)
+}
 
-    fn sum_any<T: Element>(variable: VariableId, ids: &[u64], values: &[T]) -> RowSet {
-        let width = values.len().checked_div(ids.len()).unwrap_or(0);
-        let values: &[u8] = bytemuck::cast_slice(values);
-        if ids.is_sorted_by(|a, b| a < b) {
-            let values = Bytes::copy_from_slice(values);
-            return RowSet { variable, ids: ids.to_vec(), values };
-        }
-        // Sorted by number, then by place.
-        let keys = ids.iter().enumerate().map(|(place, &id)| (id, place as u32));
-        let mut order: Vec<(u64, u32)> = keys.collect();
-        order.sort_unstable();
-        let summed = rising(&order);
-        let narrow = || add_up::<f32>(&order, width, &singles(T::DTYPE, values, 1.0)).into_iter();
-        let values = match T::DTYPE {
-            DType::F32 => bytes_of(add_up::<f32>(&order, width, bytemuck::cast_slice(values))),
-            DType::F64 => bytes_of(add_up::<f64>(&order, width, bytemuck::cast_slice(values))),
-            DType::I64 => bytes_of(add_up::<i64>(&order, width, bytemuck::cast_slice(values))),
-            DType::F16 => bytes_of(narrow().map(f16::from_f32).collect()),
-            DType::Bf16 => bytes_of(narrow().map(bf16::from_f32).collect()),
-            _ => unreachable!("an element is of a known type"),
-        };
-        RowSet { variable, ids: summed, values }
-    }
+/// What a row of a variable is called in a partition: its number there, or its id.
+pub(crate) fn number_of(partition: &Partition, id: u64) -> u64 {
+    if partition.is_table() { id } else { id - partition.rows.start }
+}
 
-    /// The first number that is there twice, if one is.
-    pub(crate) fn twice(ids: &[u64]) -> Option<u64> {
-        let mut sorted = ids.to_vec();
-        sorted.sort_unstable();
-        sorted.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0])
-    }
+/// Rows of sparse variables in one push, in memory that is used again and again.
+///
+/// They are set; then they are cut into the parts in which they travel, which lie in the same memory; and
+/// then they are shared with the session, until it has sent them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct RowGradients {
+    /// In the order of the variables.
+    sets: Reused<RowSet>,
+    ids: Reused<u64>,
+    /// Rows one behind the other, and indices.
+    bytes: Reused<u8>,
+    /// What each partition has of the rows that were cut last.
+    held: Reused<Held>,
+    parts: Reused<RowPart>,
+    /// Numbers of rows, or of partitions, each with a place.
+    order: Reused<(u64, u32)>,
+    /// A row that is added up.
+    sums: Reused<u64>,
+    counts: Reused<usize>,
+}
 
-    pub(crate) fn variable(&self) -> VariableId {
-        self.variable
-    }
+/// The rows of a variable, each once, in rising order: where their ids and values lie.
+#[derive(Clone, Debug)]
+struct RowSet {
+    variable: VariableId,
+    ids: Range<usize>,
+    values: Range<usize>,
+}
 
-    pub(crate) fn len(&self) -> usize {
-        self.ids.len()
-    }
+/// Those of one of its partitions.
+#[derive(Clone, Debug)]
+struct Held {
+    /// Which of the catalogue.
+    partition: usize,
+    ids: Range<usize>,
+    values: Range<usize>,
+}
 
-    /// The numbers of the rows in the variable, rising.
-    pub(crate) fn ids(&self) -> &[u64] {
-        &self.ids
-    }
+/// A part in which they travel.
+#[derive(Clone, Debug)]
+struct RowPart {
+    shard: ShardId,
+    offset: u64,
+    body: Range<usize>,
+    /// So many zeros come behind it.
+    padding: usize,
+    encoded: Option<Stretch>,
+}
 
-    pub(crate) fn values(&self) -> &[u8] {
-        &self.values
-    }
+/// Rows of one variable, each once, in rising order.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RowsOf<'a> {
+    pub(crate) variable: VariableId,
+    pub(crate) ids: &'a [u64],
+    pub(crate) values: &'a [u8],
+}
 
+impl RowsOf<'_> {
     /// The elements, which are of this type. Costs a copy: rows need not lie aligned.
     pub(crate) fn elements<T: Element>(&self) -> Vec<T> {
-        elements_of(&self.values)
-    }
-
-    /// Changes every element, which is of this type. Costs a copy of the rows.
-    pub(crate) fn change<T: Element>(&mut self, change: impl Fn(T) -> T) {
-        let values: Vec<T> = self.elements::<T>().into_iter().map(change).collect();
-        self.values = Bytes::copy_from_slice(bytemuck::cast_slice(&values));
+        elements_of(self.values)
     }
 
     /// The error that says which element is NaN or infinite: this one of the values.
@@ -152,197 +141,363 @@ impl RowSet {
             }
         }
     }
+}
 
-    /// The parts in which they travel, by shard: each partition has its rows, or is told that it has
-    /// none if `all` says so. Those of a half type are multiplied with `factor` there.
-    pub(crate) fn parts(&self, plan: &Plan, all: bool, factor: f64) -> Vec<(ShardId, Vec<Part>)> {
-        let mut by_shard: Vec<(ShardId, Vec<Part>)> = Vec::new();
-        for (partition, set) in self.by_partition(plan) {
-            if all || set.len() > 0 {
+/// Which of a push's rows are made parts of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cutting {
+    /// Partitions without rows are told that they have none.
+    pub(crate) all: bool,
+    /// The values travel as they lie here, not only the numbers.
+    pub(crate) values: bool,
+    /// What the servers multiply those of half types with.
+    pub(crate) factor: f64,
+}
+
+impl RowGradients {
+    /// The rows of these numbers alone, in any order, which have been checked.
+    pub(crate) fn of<T: Element>(
+        plan: &Plan,
+        variable: VariableId,
+        ids: &[u64],
+        values: &[T],
+    ) -> Result<RowGradients, ViewError> {
+        let mut rows = RowGradients::default();
+        rows.set(plan, variable, ids, values).map(|()| rows)
+    }
+
+    /// Sets the rows of a variable, which have been checked, in place of those it had; those of one number
+    /// are added up in their order, halves in `f32`, to be rounded once. An error says that they are more
+    /// than a table takes at once, and nothing has changed.
+    pub(crate) fn set<T: Element>(
+        &mut self,
+        plan: &Plan,
+        variable: VariableId,
+        ids: &[u64],
+        values: &[T],
+    ) -> Result<(), ViewError> {
+        let (first_id, first_byte) = (self.ids.len(), self.bytes.len());
+        self.add_up(ids, values);
+        if let Err(error) = self.check_count(plan, variable, first_id) {
+            self.ids.truncate(first_id);
+            self.bytes.truncate(first_byte);
+            return Err(error);
+        }
+        let (ids, values) = (first_id..self.ids.len(), first_byte..self.bytes.len());
+        self.remove(variable);
+        // What was removed lay before.
+        let (by_ids, by_bytes) = (ids.end - self.ids.len(), values.end - self.bytes.len());
+        let set = RowSet { variable, ids, values }.moved(by_ids, by_bytes);
+        let place = self.sets.partition_point(|set| set.variable < variable);
+        self.sets.insert(place, set);
+        Ok(())
+    }
+
+    /// Appends rows: each once, in rising order.
+    fn add_up<T: Element>(&mut self, ids: &[u64], values: &[T]) {
+        if ids.is_sorted_by(|a, b| a < b) {
+            self.ids.extend_from_slice(ids);
+            self.bytes.extend_from_slice(bytemuck::cast_slice(values));
+            return;
+        }
+        // Sorted by number, then by place.
+        self.order.empty();
+        let keys = ids.iter().enumerate().map(|(place, &id)| (id, place as u32));
+        self.order.extend(keys);
+        self.order.sort_unstable();
+        self.ids.extend(self.order.chunk_by(|a, b| a.0 == b.0).map(|of| of[0].0));
+        let width = values.len().checked_div(ids.len()).unwrap_or(0);
+        let (order, sums, out) = (&self.order[..], &mut *self.sums, &mut *self.bytes);
+        match T::DTYPE {
+            DType::F32 => sum::<f32, f32>(order, width, values, sums, out, |v| v, |v| v),
+            DType::F64 => sum::<f64, f64>(order, width, values, sums, out, |v| v, |v| v),
+            DType::I64 => sum::<i64, i64>(order, width, values, sums, out, |v| v, |v| v),
+            DType::F16 => sum(order, width, values, sums, out, f16::to_f32, f16::from_f32),
+            DType::Bf16 => sum(order, width, values, sums, out, bf16::to_f32, bf16::from_f32),
+            _ => unreachable!("an element is of a known type"),
+        }
+        self.sums.empty();
+    }
+
+    /// Checks that the ids from here on are no more than a table takes at once, if the variable is one.
+    fn check_count(
+        &mut self,
+        plan: &Plan,
+        variable: VariableId,
+        first: usize,
+    ) -> Result<(), ViewError> {
+        let catalogue = plan.catalogue();
+        let Some(table) = catalogue.variable(variable).as_table() else { return Ok(()) };
+        let (limit, partitions) = (table.rows_at_once, catalogue.partitions_of(variable));
+        let counts = &mut self.counts;
+        counts.empty();
+        counts.resize(partitions.len(), 0);
+        self.ids[first..].iter().for_each(|&id| counts[part_of(partitions, id)] += 1);
+        match counts.iter().find(|&&rows| rows > limit as usize) {
+            None => Ok(()),
+            Some(&rows) => {
+                let name = catalogue.variable(variable).name().to_owned();
+                Err(ViewError::RowsAtOnce { name, rows, limit })
+            }
+        }
+    }
+
+    /// Forgets the rows of a variable.
+    pub(crate) fn remove(&mut self, variable: VariableId) {
+        let Some(place) = self.place_of(variable) else { return };
+        let RowSet { ids, values, .. } = self.sets.remove(place);
+        self.ids.drain(ids.clone());
+        self.bytes.drain(values.clone());
+        for set in self.sets.iter_mut().filter(|set| set.ids.start >= ids.end) {
+            *set = set.clone().moved(ids.len(), values.len());
+        }
+    }
+
+    /// Forgets everything.
+    pub(crate) fn empty(&mut self) {
+        self.sets.empty();
+        self.ids.empty();
+        self.bytes.empty();
+        self.held.empty();
+        self.parts.empty();
+    }
+
+    /// Whether no variable has rows.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.sets.is_empty()
+    }
+
+    fn place_of(&self, variable: VariableId) -> Option<usize> {
+        self.sets.binary_search_by_key(&variable, |set| set.variable).ok()
+    }
+
+    /// The variables that have rows, in their order.
+    pub(crate) fn variables(&self) -> impl Iterator<Item = VariableId> + '_ {
+        self.sets.iter().map(|set| set.variable)
+    }
+
+    /// The rows of each variable.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = RowsOf<'_>> {
+        self.sets.iter().map(|RowSet { variable, ids, values }| RowsOf {
+            variable: *variable,
+            ids: &self.ids[ids.clone()],
+            values: &self.bytes[values.clone()],
+        })
+    }
+
+    /// The rows of a variable, if it has some.
+    pub(crate) fn of_variable(&self, variable: VariableId) -> Option<RowsOf<'_>> {
+        self.iter().find(|rows| rows.variable == variable)
+    }
+
+    /// Changes every element of a variable's rows, which is of this type; false if it has none.
+    pub(crate) fn change<T: Element>(
+        &mut self,
+        variable: VariableId,
+        change: impl Fn(T) -> T,
+    ) -> bool {
+        let Some(place) = self.place_of(variable) else { return false };
+        let values = &mut self.bytes[self.sets[place].values.clone()];
+        for element in values.chunks_exact_mut(size_of::<T>()) {
+            let changed = change(bytemuck::pod_read_unaligned(element));
+            element.copy_from_slice(bytemuck::bytes_of(&changed));
+        }
+        true
+    }
+
+    /// Makes the parts in which the rows of a variable travel.
+    pub(crate) fn cut(&mut self, plan: &Plan, variable: VariableId, cutting: Cutting) {
+        let Some(place) = self.place_of(variable) else { return };
+        self.split(plan, place);
+        for index in 0..self.held.len() {
+            let held = self.held[index].clone();
+            if cutting.all || !held.ids.is_empty() {
+                let partition = &plan.catalogue().partitions()[held.partition];
                 // The numbers first: whoever finds fault with a value can say of which row.
-                let mut parts = set.index(plan, partition);
-                parts.extend(set.value_parts(plan, partition, factor));
-                add_parts(&mut by_shard, partition.shard, parts);
-            }
-        }
-        by_shard
-    }
-
-    /// The parts in which the values travel, which are all of this partition.
-    fn value_parts(self, plan: &Plan, partition: &Partition, factor: f64) -> Vec<Part> {
-        let values = self.values;
-        match partition.own {
-            Some(own) => {
-                let elements = values.len() / 2;
-                plan.halves(partition, own, factor, elements, |range| values.slice(range)).collect()
-            }
-            None => {
-                let bytes = rows::values_bytes(partition, self.ids.len() as u64) as usize;
-                let padding = bytes - values.len();
-                plan.cut(partition.offset, values, padding)
+                self.add_index(plan, partition, held.ids.clone());
+                if cutting.values {
+                    self.add_values(plan, partition, &held, cutting.factor);
+                }
             }
         }
     }
 
-    /// The rows that each partition of the variable has.
-    pub(crate) fn by_partition<'a>(&self, plan: &'a Plan) -> Vec<(&'a Partition, RowSet)> {
-        let partitions = plan.catalogue().partitions_of(self.variable);
-        let row_bytes = plan.catalogue().variable(self.variable).row_bytes() as usize;
-        if partitions[0].is_table() {
-            return partitions.iter().zip(self.by_bucket(partitions, row_bytes)).collect();
-        }
-        let below = |row: u64| self.ids.partition_point(|&id| id < row);
-        let of = |partition: &'a Partition| {
-            let held = below(partition.rows.start)..below(partition.rows.end);
-            let values = self.values.slice(held.start * row_bytes..held.end * row_bytes);
-            let (variable, ids) = (self.variable, self.ids[held].to_vec());
-            (partition, RowSet { variable, ids, values })
-        };
-        partitions.iter().map(of).collect()
+    /// What each partition of the variable that was cut last has of its rows.
+    pub(crate) fn held<'a>(
+        &'a self,
+        plan: &'a Plan,
+    ) -> impl Iterator<Item = (&'a Partition, RowsOf<'a>)> {
+        self.held.iter().map(|Held { partition, ids, values }| {
+            let partition = &plan.catalogue().partitions()[*partition];
+            let (ids, values) = (&self.ids[ids.clone()], &self.bytes[values.clone()]);
+            (partition, RowsOf { variable: partition.variable, ids, values })
+        })
     }
 
-    /// The rows that each partition of a table has: those of its buckets.
-    fn by_bucket(&self, partitions: &[Partition], row_bytes: usize) -> Vec<RowSet> {
-        if partitions.len() == 1 {
-            return vec![self.clone()];
-        }
-        let mut cut: Vec<(Vec<u64>, Vec<u8>)> = vec![Default::default(); partitions.len()];
-        for (&id, row) in self.ids.iter().zip(self.values.chunks_exact(row_bytes)) {
-            let (ids, values) = &mut cut[part_of(partitions, id)];
-            ids.push(id);
-            values.extend_from_slice(row);
-        }
-        let variable = self.variable;
-        cut.into_iter()
-            .map(|(ids, values)| RowSet { variable, ids, values: values.into() })
-            .collect()
-    }
-
-    /// The parts in which the numbers of the rows travel, which are all of this partition.
-    pub(crate) fn index(&self, plan: &Plan, partition: &Partition) -> Vec<Part> {
-        let numbers: Vec<u64> = self.ids.iter().map(|&id| number_of(partition, id)).collect();
-        let index = Bytes::from(rows::encode_index(partition, &numbers));
-        plan.cut(partition.index.unwrap_or(0), index, 0)
-    }
-}
-
-pub(crate) fn add_parts(
-    by_shard: &mut Vec<(ShardId, Vec<Part>)>,
-    shard: ShardId,
-    parts: Vec<Part>,
-) {
-    match by_shard.iter_mut().find(|(other, _)| *other == shard) {
-        Some((_, before)) => before.extend(parts),
-        None => by_shard.push((shard, parts)),
-    }
-}
-
-/// The place of the partition that holds a row of a variable.
-fn part_of(partitions: &[Partition], id: u64) -> usize {
-    let row = if partitions[0].is_table() { table::bucket(id) } else { id };
-    partitions.partition_point(|partition| partition.rows.end <= row)
-}
-
-/// What a row of a variable is called in a partition: its number there, or its id.
-fn number_of(partition: &Partition, id: u64) -> u64 {
-    if partition.is_table() { id } else { id - partition.rows.start }
-}
-
-/// The numbers of rows, each once; beside each stands a place.
-fn rising(order: &[(u64, u32)]) -> Vec<u64> {
-    let mut ids: Vec<u64> = order.iter().map(|(id, _)| *id).collect();
-    ids.dedup();
-    ids
-}
-
-/// The rows whose numbers and places these are, summed by number.
-fn add_up<T: Element + AddAssign>(order: &[(u64, u32)], width: usize, values: &[T]) -> Vec<T> {
-    let mut before = None;
-    let mut sums: Vec<T> = Vec::with_capacity(values.len());
-    for &(id, place) in order {
-        let place = place as usize;
-        let row = &values[place * width..(place + 1) * width];
-        if before == Some(id) {
-            let last = sums.len() - width;
-            sums[last..].iter_mut().zip(row).for_each(|(sum, &value)| *sum += value);
-        } else {
-            sums.extend_from_slice(row);
-        }
-        before = Some(id);
-    }
-    sums
-}
-
-fn bytes_of<T: Element>(elements: Vec<T>) -> Bytes {
-    Bytes::copy_from_slice(bytemuck::cast_slice(&elements))
-}
-
-/// What is asked of the servers for rows of a variable, and where the answers lie.
-#[derive(Debug)]
-pub(crate) struct Wanted {
-    pub(crate) asks: Vec<session::Rows>,
-    /// Where each row is in the buffer, counted in rows; `None` if they are in their order.
-    places: Option<Vec<u32>>,
-    row_bytes: usize,
-}
-
-impl Wanted {
-    /// These rows of a variable, which have been checked.
-    pub(crate) fn new(plan: &Plan, variable: VariableId, ids: &[u64]) -> Wanted {
+    /// Finds what each partition of a variable has of its rows.
+    fn split(&mut self, plan: &Plan, place: usize) {
+        let RowSet { variable, ids, values } = self.sets[place].clone();
         let partitions = plan.catalogue().partitions_of(variable);
         let row_bytes = plan.catalogue().variable(variable).row_bytes() as usize;
-        let mut wanted = Wanted { asks: Vec::new(), places: None, row_bytes };
-        if let [partition] = partitions {
-            wanted.ask(partition, ids, 0);
-            return wanted;
+        self.held.empty();
+        if partitions[0].is_table() && partitions.len() > 1 {
+            return self.split_by_bucket(partitions, row_bytes, ids, values);
         }
-        let mut numbers: Vec<Vec<u64>> = vec![Vec::new(); partitions.len()];
-        let among = ids.iter().map(|&id| {
-            let part = part_of(partitions, id);
-            numbers[part].push(number_of(&partitions[part], id));
-            (part, numbers[part].len() - 1)
-        });
-        let among: Vec<(usize, usize)> = among.collect();
-        let mut starts = Vec::with_capacity(partitions.len());
+        let mut end = ids.start;
+        for partition in partitions {
+            let start = end;
+            end = match partition.is_table() {
+                true => ids.end,
+                false => {
+                    let below = |id: &u64| *id < partition.rows.end;
+                    start + self.ids[start..ids.end].partition_point(below)
+                }
+            };
+            let first = values.start + (start - ids.start) * row_bytes;
+            let values = first..first + (end - start) * row_bytes;
+            self.held.push(Held { partition: partition.id.0 as usize, ids: start..end, values });
+        }
+    }
+
+    /// The same for a table of several partitions, whose ids are spread over them: a copy of the rows is
+    /// appended, partition by partition.
+    fn split_by_bucket(
+        &mut self,
+        partitions: &[Partition],
+        row_bytes: usize,
+        ids: Range<usize>,
+        values: Range<usize>,
+    ) {
+        self.order.empty();
+        let places = self.ids[ids.clone()].iter().enumerate();
+        let parts = places.map(|(place, &id)| (part_of(partitions, id) as u64, place as u32));
+        self.order.extend(parts);
+        self.order.sort_unstable();
         let mut next = 0;
-        for (partition, numbers) in partitions.iter().zip(&numbers) {
-            starts.push(next);
-            wanted.ask(partition, numbers, next);
-            next += numbers.len();
-        }
-        let places = among.into_iter().map(|(part, place)| (starts[part] + place) as u32);
-        wanted.places = Some(places.collect());
-        wanted
-    }
-
-    fn ask(&mut self, partition: &Partition, numbers: &[u64], first: usize) {
-        // Neither the numbers nor the rows, as the shard keeps them, are more than a body may be.
-        let each = partition.row_bytes().max(rows::number_bytes(partition)) as usize;
-        let most = (PART_BYTES_MAX as usize / each).max(1);
-        for (index, numbers) in numbers.chunks(most).enumerate() {
-            let start = (first + index * most) * self.row_bytes;
-            let to = start..start + numbers.len() * self.row_bytes;
-            let mut encoded = Vec::new();
-            rows::encode_numbers(partition, numbers, &mut encoded);
-            let (shard, partition, numbers) = (partition.shard, partition.id, encoded.into());
-            self.asks.push(session::Rows { shard, partition, numbers, to });
+        for (index, partition) in partitions.iter().enumerate() {
+            let (first_id, first_byte) = (self.ids.len(), self.bytes.len());
+            while let Some(&(_, place)) = self.order.get(next).filter(|of| of.0 == index as u64) {
+                let id = self.ids[ids.start + place as usize];
+                self.ids.push(id);
+                let start = values.start + place as usize * row_bytes;
+                self.bytes.extend_from_within(start..start + row_bytes);
+                next += 1;
+            }
+            let (ids, values) = (first_id..self.ids.len(), first_byte..self.bytes.len());
+            self.held.push(Held { partition: partition.id.0 as usize, ids, values });
         }
     }
 
-    /// Puts what was received into the order of the rows that were asked for.
-    pub(crate) fn put(&self, received: &[u8], rows: &mut [u8]) {
-        let Some(places) = &self.places else {
-            return rows.copy_from_slice(&received[..rows.len()]);
+    /// Adds the parts in which the numbers of rows travel, which are all of this partition.
+    fn add_index(&mut self, plan: &Plan, partition: &Partition, ids: Range<usize>) {
+        let start = self.bytes.len();
+        let numbers = self.ids[ids].iter().map(|&id| number_of(partition, id));
+        rows::encode_index(partition, numbers, &mut self.bytes);
+        let offset = partition.index.unwrap_or(0);
+        let index = start..self.bytes.len();
+        self.add_plain(plan, partition.shard, offset, index, 0);
+    }
+
+    /// Adds those in which their values travel. Those of a half type are multiplied with `factor` there.
+    fn add_values(&mut self, plan: &Plan, partition: &Partition, held: &Held, factor: f64) {
+        let values = held.values.clone();
+        let Some(own) = partition.own else {
+            let bytes = rows::values_bytes(partition, held.ids.len() as u64) as usize;
+            let padding = bytes - values.len();
+            return self.add_plain(plan, partition.shard, partition.offset, values, padding);
         };
-        for (row, &place) in rows.chunks_exact_mut(self.row_bytes).zip(places) {
-            let start = place as usize * self.row_bytes;
-            row.copy_from_slice(&received[start..start + self.row_bytes]);
+        for half in plan.half_parts(partition, own, values.len() / 2) {
+            let stretch = Stretch::of(partition, half.values.len() / 2, own);
+            self.parts.push(RowPart {
+                shard: partition.shard,
+                offset: partition.offset + half.before,
+                body: values.start + half.values.start..values.start + half.values.end,
+                padding: half.padding,
+                encoded: Some(Stretch { factor, ..stretch }),
+            });
         }
+    }
+
+    /// Adds the parts in which bytes travel to a place in what is pushed, with padding behind them.
+    fn add_plain(
+        &mut self,
+        plan: &Plan,
+        shard: ShardId,
+        offset: u64,
+        bytes: Range<usize>,
+        padding: usize,
+    ) {
+        for range in plan.cut((bytes.len() + padding) as u64) {
+            let (start, end) = (range.start as usize, range.end as usize);
+            let held = start.min(bytes.len())..end.min(bytes.len());
+            let (padding, offset) = (end - start - held.len(), offset + range.start);
+            let body = bytes.start + held.start..bytes.start + held.end;
+            self.parts.push(RowPart { shard, offset, body, padding, encoded: None });
+        }
+    }
+
+    /// The parts that were made, with their shards.
+    pub(crate) fn parts(self: &Arc<Self>) -> impl Iterator<Item = (ShardId, Part)> {
+        self.parts.iter().enumerate().map(|(which, part)| {
+            let body = Body::Of { memory: self.clone(), which };
+            (part.shard, Part { offset: part.offset, body, encoded: part.encoded })
+        })
+    }
+}
+
+impl Bodies for RowGradients {
+    fn body(&self, which: usize) -> (&[u8], usize) {
+        let part = &self.parts[which];
+        (&self.bytes[part.body.clone()], part.padding)
+    }
+}
+
+impl RowSet {
+    /// The same, so much further to the front.
+    fn moved(self, ids: usize, values: usize) -> RowSet {
+        let back = |range: Range<usize>, by: usize| range.start - by..range.end - by;
+        RowSet { ids: back(self.ids, ids), values: back(self.values, values), ..self }
+    }
+}
+
+/// Appends the rows whose numbers and places these are, those of one number added up as another type.
+/// `sums` is memory for such a row.
+fn sum<T: Element, S: Element + AddAssign>(
+    order: &[(u64, u32)],
+    width: usize,
+    values: &[impl Element],
+    sums: &mut Vec<u64>,
+    out: &mut Vec<u8>,
+    widen: impl Fn(T) -> S,
+    narrow: impl Fn(S) -> T,
+) {
+    let values: &[T] = bytemuck::cast_slice(values);
+    let row = |place: u32| &values[place as usize * width..(place as usize + 1) * width];
+    for of in order.chunk_by(|a, b| a.0 == b.0) {
+        if let [(_, place)] = of {
+            out.extend_from_slice(bytemuck::cast_slice(row(*place)));
+            continue;
+        }
+        sums.resize((width * size_of::<S>()).div_ceil(8), 0);
+        let sums: &mut [S] = &mut bytemuck::cast_slice_mut(sums)[..width];
+        for (nth, (_, place)) in of.iter().enumerate() {
+            for (sum, &value) in sums.iter_mut().zip(row(*place)) {
+                // The first may be a zero with a sign, or be no number.
+                if nth == 0 {
+                    *sum = widen(value);
+                } else {
+                    *sum += widen(value);
+                }
+            }
+        }
+        let rounded = sums.iter().map(|&sum| narrow(sum));
+        rounded.for_each(|value| out.extend_from_slice(bytemuck::bytes_of(&value)));
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::sync::Arc;
 
     use proptest::prelude::*;
@@ -353,6 +508,8 @@ mod tests {
     use pushpull_common::variable::VariableSpec;
 
     use super::*;
+
+    const ALL: Cutting = Cutting { all: true, values: true, factor: 1.0 };
 
     fn plan(rows: u64, width: u64, parts: u32) -> Plan {
         let cut = Partitioner::Fixed { shards: parts };
@@ -393,39 +550,39 @@ mod tests {
         let ids = [u64::MAX, 5, 1 << 40, 5, 7, 0];
         let values: Vec<f32> = (0..12).map(|i| i as f32).collect();
         assert_eq!(check::<f32>(&plan, "t", &ids, 12), Ok(VariableId(0)));
-        let set = RowSet::sum(&plan, VariableId(0), &ids, &values).unwrap();
-        assert_eq!(set.ids, [0, 5, 7, 1 << 40, u64::MAX]);
+        let mut set = RowGradients::of(&plan, VariableId(0), &ids, &values).unwrap();
+        let summed = [0, 5, 7, 1 << 40, u64::MAX];
+        assert_eq!(set.of_variable(VariableId(0)).unwrap().ids, summed);
         let mut told = Vec::new();
-        let partitions = plan.catalogue().partitions();
-        for (partition, of_it) in partitions.iter().zip(set.by_bucket(partitions, 8)) {
+        set.cut(&plan, VariableId(0), ALL);
+        assert_eq!(set.held(&plan).count(), 3);
+        for (partition, of_it) in set.held(&plan) {
             assert!(of_it.ids.iter().all(|&id| partition.rows.contains(&table::bucket(id))));
-            let sums: &[f32] = bytemuck::cast_slice(of_it.values());
+            let sums = of_it.elements::<f32>();
             told.extend(of_it.ids.iter().copied().zip(sums.chunks(2).map(<[f32]>::to_vec)));
         }
         told.sort_by_key(|(id, _)| *id);
         let row = |a, b| vec![a, b];
         let sums = [row(10.0, 11.0), row(8.0, 10.0), row(8.0, 9.0), row(4.0, 5.0), row(0.0, 1.0)];
-        assert_eq!(told, set.ids.iter().copied().zip(sums).collect::<Vec<_>>());
+        assert_eq!(told, summed.into_iter().zip(sums).collect::<Vec<_>>());
         let many: Vec<u64> = (0..200).collect();
-        let refused = RowSet::sum(&plan, VariableId(0), &many, &[0.0_f32; 400]).unwrap_err();
+        let refused = set.set(&plan, VariableId(0), &many, &[0.0_f32; 400]).unwrap_err();
         assert!(matches!(refused, ViewError::RowsAtOnce { limit: 40, .. }), "{refused}");
-        let asks = Wanted::new(&plan, VariableId(0), &ids).asks;
-        assert_eq!(asks.iter().map(|ask| ask.numbers.len()).sum::<usize>(), 6 * 8);
+        assert_eq!(set.of_variable(VariableId(0)).unwrap().ids, summed, "it is as it was");
     }
 
     #[test]
     fn rows_of_one_number_are_added_in_their_order() {
         let values = [1.0_f32, 2.0, 1e8, 0.0, 1.0, 1.0, -1e8, 5.0];
-        let set = RowSet::sum(&plan(5, 2, 1), VariableId(1), &[3, 1, 3, 1], &values).unwrap();
-        assert_eq!(set.ids, [1, 3]);
-        let sums: &[f32] = bytemuck::cast_slice(set.values());
-        assert_eq!(sums, [1e8 - 1e8, 5.0, 2.0, 3.0]);
+        let rows = RowGradients::of(&plan(5, 2, 1), VariableId(1), &[3, 1, 3, 1], &values).unwrap();
+        let set = rows.of_variable(VariableId(1)).unwrap();
+        assert_eq!((set.ids, set.elements()), (&[1, 3][..], vec![1e8_f32 - 1e8, 5.0, 2.0, 3.0]));
         let of = |element| match set.non_finite(&plan(5, 2, 1), element, 7.0) {
             Error::NonFinite { element, .. } => element,
             other => panic!("{other}"),
         };
         assert_eq!((of(1), of(2)), (3, 6));
-        assert_eq!((RowSet::twice(&[3, 1, 3]), RowSet::twice(&[3, 1])), (Some(3), None));
+        assert_eq!((twice(&[3, 1, 3]), twice(&[3, 1])), (Some(3), None));
     }
 
     proptest! {
@@ -438,14 +595,16 @@ mod tests {
         ) {
             let plan = plan(12, width, parts);
             let values: Vec<f32> = (0..ids.len() * width as usize).map(|i| i as f32).collect();
-            let set = RowSet::sum(&plan, VariableId(1), &ids, &values).unwrap();
+            let mut set = RowGradients::of(&plan, VariableId(1), &ids, &values).unwrap();
             let mut told = std::collections::BTreeMap::new();
-            let parts = set.parts(&plan, true, 1.0);
+            set.cut(&plan, VariableId(1), ALL);
+            let set = Arc::new(set);
             for partition in plan.catalogue().partitions_of(VariableId(1)) {
-                let (_, parts) = parts.iter().find(|(shard, _)| *shard == partition.shard).unwrap();
                 let bytes = |start: u64, end: u64| -> Vec<u8> {
-                    let parts = parts.iter().filter(|p| (start..end).contains(&p.offset));
-                    parts.flat_map(|part| part.body.concat()).collect()
+                    let parts = set.parts().filter(|(shard, part)| {
+                        *shard == partition.shard && (start..end).contains(&part.offset)
+                    });
+                    parts.flat_map(|(_, part)| part.body.concat()).collect()
                 };
                 let index = partition.index.unwrap();
                 let all = rows::index_bytes(partition, partition.row_count());
@@ -469,31 +628,56 @@ mod tests {
             }
             prop_assert_eq!(told, sums);
         }
+    }
 
-        /// What is asked for comes back in its order.
-        #[test]
-        fn rows_come_back_in_their_order(
-            ids in prop::collection::vec(0u64..12, 0..30),
-            parts in 1u32..5,
-        ) {
-            let plan = plan(12, 2, parts);
-            let wanted = Wanted::new(&plan, VariableId(1), &ids);
-            let mut received = vec![0_u8; ids.len() * 8];
-            for ask in &wanted.asks {
-                let partition = &plan.catalogue().partitions()[ask.partition.0 as usize];
-                prop_assert_eq!(partition.shard, ask.shard);
-                let numbers = ask.numbers.chunks(4).map(|n| u32::from_le_bytes(n.try_into().unwrap()));
-                let rows = numbers.flat_map(|number| {
-                    let row = (partition.rows.start + u64::from(number)) as f32;
-                    [row, row + 0.5]
-                });
-                let rows: Vec<f32> = rows.collect();
-                received[ask.to.clone()].copy_from_slice(bytemuck::cast_slice(&rows));
+    /// Several variables share the memory; each can be set again and left out.
+    #[test]
+    fn variables_lie_side_by_side_and_are_replaced_one_by_one() {
+        let of = |name: &str, width| VariableSpec::f32(name, [9, width]).unwrap().sparse();
+        let variables = vec![of("a", 1), of("b", 3), of("c", 2)];
+        let map = ShardMap::new([0, 1], 1).unwrap();
+        let placement = Placement::plan(&variables, &map, &Placing::RoundRobin).unwrap();
+        let plan = Plan::new(Arc::new(Catalogue::new(variables, &placement).unwrap()));
+        let widths = [1, 3, 2];
+        let mut rows = RowGradients::default();
+        let mut expected: [Option<BTreeMap<u64, f32>>; 3] = Default::default();
+        let sets: [(usize, &[u64]); 9] = [
+            (1, &[2, 7]),
+            (0, &[1, 2, 3]),
+            (2, &[0]),
+            (1, &[8, 3, 4]),
+            (2, &[]),
+            (0, &[5]),
+            (1, &[6]),
+            (2, &[4, 1, 4]),
+            (0, &[0, 8]),
+        ];
+        for (nth, (id, ids)) in sets.into_iter().enumerate() {
+            let values = vec![nth as f32; ids.len() * widths[id]];
+            rows.set(&plan, VariableId(id as u32), ids, &values).unwrap();
+            let mut sums = BTreeMap::new();
+            ids.iter().for_each(|&id| *sums.entry(id).or_default() += nth as f32);
+            expected[id] = Some(sums);
+            if nth == 4 {
+                rows.remove(VariableId(0));
+                expected[0] = None;
             }
-            let mut found = vec![0.0_f32; ids.len() * 2];
-            wanted.put(&received, bytemuck::cast_slice_mut(&mut found));
-            let expected: Vec<f32> = ids.iter().flat_map(|&id| [id as f32, id as f32 + 0.5]).collect();
-            prop_assert_eq!(found, expected);
+            for (index, expected) in expected.iter().enumerate() {
+                let found = rows.of_variable(VariableId(index as u32)).map(|rows| {
+                    let values = rows.elements::<f32>();
+                    let each = values.chunks_exact(widths[index]).map(|row| {
+                        assert!(row.iter().all(|value| *value == row[0]));
+                        row[0]
+                    });
+                    rows.ids.iter().copied().zip(each).collect()
+                });
+                assert_eq!(found.as_ref(), expected.as_ref(), "{nth}, {index}");
+            }
         }
+        assert!(rows.change::<f32>(VariableId(1), |value| value + 0.5));
+        assert_eq!(rows.of_variable(VariableId(1)).unwrap().elements::<f32>(), [6.5; 3]);
+        assert_eq!(rows.of_variable(VariableId(0)).unwrap().elements::<f32>(), [8.0; 2]);
+        rows.empty();
+        assert!(rows.is_empty() && rows.variables().next().is_none() && rows.bytes.is_empty());
     }
 }

@@ -4,9 +4,13 @@
 //! The [`Door`] does for its session what `runtime` does, without a socket, a thread or a clock, and
 //! names the operations that the verbs of a training loop are made of.
 
+mod near;
+mod trays;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, IoSliceMut};
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -31,6 +35,8 @@ use crate::session::{
     Command, Counts, Input, OpId, Output, PushOrder, Read, Reply, Session, Start,
 };
 use crate::start::{self, Begin, Found};
+use near::{Lenders, Reading, Step};
+use trays::Rooms;
 
 /// What a training loop wants done.
 #[derive(Clone, Debug)]
@@ -127,6 +133,8 @@ pub enum Event {
         /// Its bytes.
         frame: Vec<u8>,
     },
+    /// Values are being read in memory that is lent: [`Door::read_on`] is due after a while.
+    Reads,
     /// An operation is answered.
     Reply {
         /// Which.
@@ -143,6 +151,17 @@ pub struct Door {
     plan: Arc<Plan>,
     owner: ShardId,
     links: BTreeMap<usize, (FrameReader, bool)>,
+    /// What was passed over each link and not taken yet, in the order of the answers that it belongs to.
+    passed: BTreeMap<usize, VecDeque<Vec<OwnedFd>>>,
+    lenders: Lenders,
+    rooms: Rooms,
+    /// Rooms are written while they are being pushed: a bug that the simulator plants.
+    spoils_rooms: bool,
+    /// How many frames have named gradients where they lie.
+    named: u64,
+    reading: Option<Reading>,
+    /// How many pulls have asked nobody.
+    direct_pulls: u64,
     next_op: u64,
     /// How many gradients each shard had applied to what was pulled last.
     read: Counts,
@@ -177,11 +196,19 @@ impl Door {
             addresses: BTreeMap::new(),
             progress_interval: None,
         };
+        let plan = Arc::new(Plan::new(catalogue).with_parts_of(part_bytes));
         Door {
             session: Session::new(start),
-            plan: Arc::new(Plan::new(catalogue).with_parts_of(part_bytes)),
+            rooms: Rooms::new(plan.clone()),
+            spoils_rooms: false,
+            named: 0,
+            plan,
             owner,
             links: BTreeMap::new(),
+            passed: BTreeMap::new(),
+            lenders: Lenders::default(),
+            reading: None,
+            direct_pulls: 0,
             next_op: 1,
             read: Counts::default(),
             events: VecDeque::new(),
@@ -254,6 +281,12 @@ impl Door {
                 Some(grant) => return self.answered(Answer::Token(Some(grant))),
                 None => Command::Token,
             },
+            Want::Pull(token) if self.lenders.lend(plan.shards()) && self.reading.is_none() => {
+                let op = self.number();
+                self.reading = Some(Reading::new(&plan, op, token, now + timeout));
+                self.events.push_back(Event::Reads);
+                return op.0;
+            }
             Want::Pull(token) => {
                 let buffer = Buffer::new(&plan);
                 Command::Pull { plan, buffer, token }
@@ -263,11 +296,16 @@ impl Door {
                 Command::PullVariable { plan, variable, buffer, token }
             }
             Want::Push { grant, read, variables, bytes } => {
-                let bytes = Bytes::from(bytes);
-                let parts = plan.parts(variables.into_iter(), |range| bytes.slice(range));
-                let operation = Operation::Gradient {};
+                let (operation, grant) = (Operation::Gradient {}, Some(grant));
                 let read = Read { step: read, gradients: self.read.clone() };
-                Command::Push { order: PushOrder::of_parts(operation, Some(grant), read, parts) }
+                let scattered = self.rooms.write(&variables, &bytes);
+                let bytes = Bytes::from(bytes);
+                let parts = match scattered {
+                    Some(_) => Vec::new(),
+                    None => plan.parts(variables.into_iter(), |range| bytes.slice(range)),
+                };
+                let order = PushOrder::of_parts(operation, grant, read, parts);
+                Command::Push { order: PushOrder { scattered, ..order } }
             }
             Want::Begin { grant, read } => {
                 let (operation, parts) = (Operation::Gradient {}, Vec::new());
@@ -277,7 +315,7 @@ impl Door {
             Want::More { sequence, variables, bytes } => {
                 let bytes = Bytes::from(bytes);
                 let parts = plan.parts(variables.into_iter(), |range| bytes.slice(range));
-                Command::More { sequence, parts }
+                Command::More { sequence, rows: None, parts }
             }
             Want::End(sequence) => Command::End { sequence },
             Want::Resume(error) => match error {
@@ -305,6 +343,9 @@ impl Door {
 
     /// Whoever waits for an operation waits no longer.
     pub fn cancel(&mut self, now: Instant, op: u64) {
+        if let Some(reading) = self.reading.take_if(|reading| reading.op.0 == op) {
+            return reading.give_up();
+        }
         self.handle(now, Input::Cancelled { op: OpId(op) });
     }
 
@@ -318,17 +359,70 @@ impl Door {
         self.handle(now, Input::TokenDropped { grant });
     }
 
-    /// A link is connected.
-    pub fn connected(&mut self, now: Instant, link: usize) {
+    /// Reads a little more of the values that are being read, if some are.
+    pub fn read_on(&mut self, now: Instant) {
+        let Some(mut reading) = self.reading.take() else { return };
+        let step = reading.step(&self.plan, &self.lenders);
+        let (op, token, deadline) = (reading.op, reading.token, reading.deadline);
+        let answer = match step {
+            Step::More => {
+                self.reading = Some(reading);
+                return self.events.push_back(Event::Reads);
+            }
+            Step::Ask => {
+                let buffer = Buffer::new(&self.plan);
+                let command = Command::Pull { plan: self.plan.clone(), buffer, token };
+                return self.handle(now, Input::Command { op, command, deadline });
+            }
+            Step::Stale => Answer::Stale,
+            Step::Pulled(buffer, read) => {
+                self.direct_pulls += 1;
+                self.read = read.gradients.clone();
+                Answer::Pulled(buffer.bytes().to_vec(), read.step)
+            }
+        };
+        self.events.push_back(Event::Reply { op: op.0, reply: Ok(answer) });
+    }
+
+    /// How many pulls were of values in lent memory.
+    pub fn direct_pulls(&self) -> u64 {
+        self.direct_pulls
+    }
+
+    /// How many frames of pushes have said where gradients lie.
+    pub fn named(&self) -> u64 {
+        self.named
+    }
+
+    /// Has rooms written while they are being pushed, as a bug would.
+    pub fn spoil_rooms(&mut self) {
+        self.spoils_rooms = true;
+    }
+
+    /// Descriptors have come over a link, before the frame that tells what they are of, or with it.
+    pub fn passed(&mut self, link: usize, descriptors: Vec<OwnedFd>) {
+        self.passed.entry(link).or_default().push_back(descriptors);
+    }
+
+    fn take_passed(&mut self, link: usize) -> Vec<OwnedFd> {
+        let passed = self.passed.get_mut(&link).and_then(VecDeque::pop_front);
+        passed.expect("descriptors come with what is lent")
+    }
+
+    /// A link is connected; `near` if it is a Unix socket.
+    pub fn connected(&mut self, now: Instant, link: usize, near: bool) {
         let mut reader = FrameReader::new();
         reader.open();
         self.links.insert(link, (reader, false));
-        self.handle(now, Input::Connected { link, near: false });
+        self.passed.remove(&link);
+        self.handle(now, Input::Connected { link, near });
     }
 
     /// A link could not be connected, or is lost.
     pub fn disconnected(&mut self, now: Instant, link: usize, error: &str) {
         self.links.remove(&link);
+        self.lenders.remove(link);
+        self.rooms.remove(link);
         self.handle(now, Input::Disconnected { link, error: error.to_owned() });
     }
 
@@ -429,9 +523,17 @@ impl Door {
                 Output::Connect { link, shard } => Event::Connect { link, shard },
                 Output::Disconnect { link } => {
                     self.links.remove(&link);
+                    self.lenders.remove(link);
+                    self.rooms.remove(link);
                     Event::Disconnect { link }
                 }
                 Output::Send { link, envelope, message, body, crc } => {
+                    if let Message::PushLent(lent) = &message {
+                        self.named += 1;
+                        if self.spoils_rooms {
+                            self.rooms.spoil(link, lent.room);
+                        }
+                    }
                     let body = body.concat();
                     let crc = (crc && !body.is_empty()).then(|| crc32c::crc32c(&body));
                     let mut frame = Vec::new();
@@ -447,12 +549,20 @@ impl Door {
                     Event::Reply { op: op.0, reply: reply.map(answer) }
                 }
                 Output::Progress { .. } => continue,
-                Output::Lent { .. } | Output::LentTray { .. } => {
-                    unreachable!("no transport passes descriptors")
+                Output::Lent { link, lender, lent } => {
+                    let descriptors = self.take_passed(link);
+                    self.lenders.add(&self.plan, link, lender, (&lent, descriptors));
+                    continue;
+                }
+                Output::LentTray { link, shard, tray, lent } => {
+                    let descriptors = self.take_passed(link);
+                    self.rooms.add((link, shard, tray), lent, descriptors);
+                    continue;
                 }
             };
             self.events.push_back(event);
         }
+        self.rooms.scribble();
     }
 }
 

@@ -9,7 +9,7 @@ use std::thread::ThreadId;
 use super::Memory;
 #[cfg(test)]
 use super::witness;
-use crate::layout::PAGE_BYTES;
+use crate::layout::{Kind, PAGE_BYTES};
 
 /// The bytes of a file, without the pages of zeros at its end: most files are mostly those.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -104,6 +104,14 @@ impl Open {
     }
 }
 
+/// Memory for a file: values can be lent, where any memory can.
+fn memory_for(name: &str, bytes: usize) -> Memory {
+    let lendable = || Memory::lendable(bytes).ok();
+    let memory = Some(name).filter(|name| name.starts_with(Kind::Values.name()));
+    let memory = memory.and_then(|_| lendable()).map_or_else(|| Memory::anonymous(bytes), Ok);
+    memory.expect("memory for a test")
+}
+
 /// A file that somebody has open.
 #[derive(Clone, Debug)]
 pub(crate) struct Found(Arc<Mutex<Item>>);
@@ -155,7 +163,7 @@ impl Shelf {
         // The shelf is not held: who watches the memory reads it.
         let found = self.items().get(name)?.clone();
         let Item::Closed(content) = found.get() else { panic!("{name} is open twice") };
-        let mut memory = Memory::anonymous(content.length).expect("memory for a test");
+        let mut memory = memory_for(name, content.length);
         memory.write(0, &content.head);
         found.set(Item::open(&memory));
         memory.found = Some(found);
@@ -165,7 +173,7 @@ impl Shelf {
     pub(super) fn create(&self, name: &str, bytes: usize) -> Memory {
         #[cfg(test)]
         witness::filing();
-        let mut memory = Memory::anonymous(bytes).expect("memory for a test");
+        let mut memory = memory_for(name, bytes);
         let found = Found(Arc::new(Mutex::new(Item::open(&memory))));
         memory.found = Some(found.clone());
         self.items().insert(name.to_owned(), found);

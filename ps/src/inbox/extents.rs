@@ -33,20 +33,33 @@ impl Extents {
         touching.map(|e| e.end.min(range.end).saturating_sub(e.start.max(range.start))).sum()
     }
 
-    /// What some of these pushes cover of what is not sparse, partition by partition: each covers
+    /// Becomes what some of these pushes cover of what is not sparse, partition by partition: each covers
     /// partitions whole.
-    pub(crate) fn union(pushes: &[&[Range<u64>]], layout: &ShardLayout) -> Extents {
-        let mut union = Extents::default();
+    pub(crate) fn unite(&mut self, pushes: &[&[Range<u64>]], layout: &ShardLayout) {
+        self.0.clear();
+        if let ([push], 0) = (pushes, layout.sparse().len()) {
+            return self.0.extend(push.iter().cloned());
+        }
         for partition in layout.partitions().iter().filter(|partition| !partition.is_sparse()) {
             let covers = |ranges: &&[Range<u64>]| {
                 let next = ranges.partition_point(|range| range.end <= partition.offset);
                 ranges.get(next).is_some_and(|range| range.contains(&partition.offset))
             };
             if partition.end() > partition.offset && pushes.iter().any(covers) {
-                union.add(partition.offset..partition.end());
+                self.add(partition.offset..partition.end());
             }
         }
-        union
+    }
+
+    /// The memory of these, without any; none is left of them.
+    pub(crate) fn take_memory(&mut self) -> Extents {
+        self.0.clear();
+        std::mem::take(self)
+    }
+
+    /// Whether they have memory of their own.
+    pub(crate) fn has_memory(&self) -> bool {
+        self.0.spilled()
     }
 
     /// Whether a part may come next: it goes on where another has ended or starts a partition,

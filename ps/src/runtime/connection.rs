@@ -64,7 +64,7 @@ impl Conversation<'_> {
             if self.outbox.broken.get() {
                 return Ok(());
             }
-            self.outbox.flush(&self.link, |parts| self.core.pulled(parts))?;
+            self.outbox.flush(&self.link, |answer| self.core.answered(answer))?;
             let closing = self.outbox.closing.get();
             if closing && self.outbox.is_empty() {
                 return Ok(());
@@ -80,7 +80,7 @@ impl Conversation<'_> {
                     Turn::Blocked => {}
                 }
                 // What was read may have been answered, or have made the shard close us.
-                self.outbox.flush(&self.link, |parts| self.core.pulled(parts))?;
+                self.outbox.flush(&self.link, |answer| self.core.answered(answer))?;
             }
             let writes = !self.outbox.is_empty();
             let interest = match (reads, writes) {
@@ -121,7 +121,7 @@ impl Conversation<'_> {
             // All that has come is answered: whoever waits for that need not wait for us to find out that
             // nothing else has.
             if !self.outbox.is_empty() && !self.reader.has_begun() {
-                self.outbox.flush(&self.link, |parts| self.core.pulled(parts))?;
+                self.outbox.flush(&self.link, |answer| self.core.answered(answer))?;
             }
             let link = &self.link;
             let mut source = |slices: &mut [IoSliceMut<'_>]| link.try_read(slices);

@@ -7,11 +7,11 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
-use bytes::Bytes;
+use pushpull_common::reused::Reused;
 use tokio::sync::Notify;
 
 use super::link::Link;
-use crate::shard::output::PulledParts;
+use crate::shard::output::{Body, PulledParts};
 
 /// Memory for heads of frames that is kept.
 const HEADS_KEPT: usize = 4;
@@ -25,11 +25,19 @@ const BODIES_MAX: usize = 4 << 20;
 #[derive(Debug)]
 pub(super) enum Outgoing {
     /// A frame.
-    Frame { head: Vec<u8>, body: Bytes },
+    Frame { head: Vec<u8>, body: Body },
     /// A frame without a body, and descriptors that go with its first byte.
     Lent { head: Vec<u8>, descriptors: Vec<OwnedFd> },
     /// The answer to a pull, made part by part.
     Parts(PulledParts),
+}
+
+/// The answer to a pull that is sent to its end: what it has pinned can be let go, and its memory used
+/// again.
+#[derive(Debug)]
+pub(super) enum Answered {
+    Values(PulledParts),
+    Rows(Reused<u8>),
 }
 
 impl Outgoing {
@@ -130,9 +138,8 @@ impl Outbox {
         self.queue.borrow().len() >= QUEUE_MAX || self.bodies.get() >= BODIES_MAX
     }
 
-    /// Sends as much as the link takes, and hands on each answer to a pull that is sent to its end: what it
-    /// has pinned can be let go.
-    pub(super) fn flush(&self, link: &Link, mut pulled: impl FnMut(PulledParts)) -> io::Result<()> {
+    /// Sends as much as the link takes, and hands on each answer to a pull that is sent to its end.
+    pub(super) fn flush(&self, link: &Link, mut answered: impl FnMut(Answered)) -> io::Result<()> {
         let mut queue = self.queue.borrow_mut();
         let mut current = self.current.borrow_mut();
         while let Some(front) = queue.front_mut() {
@@ -146,12 +153,16 @@ impl Outbox {
                     let Some(sent) = queue.pop_front() else { break };
                     self.bodies.set(self.bodies.get() - sent.body_bytes());
                     match sent {
-                        Outgoing::Frame { head, .. } | Outgoing::Lent { head, .. } => {
+                        Outgoing::Frame { head, body } => {
                             self.keep_head(head);
+                            if let Body::Rows(rows) = body {
+                                answered(Answered::Rows(rows));
+                            }
                         }
+                        Outgoing::Lent { head, .. } => self.keep_head(head),
                         Outgoing::Parts(parts) => {
                             self.pull_since.set(None);
-                            pulled(parts);
+                            answered(Answered::Values(parts));
                         }
                     }
                 }

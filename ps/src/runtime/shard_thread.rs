@@ -15,11 +15,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::connection;
 use super::link::Detached;
-use super::outbox::{Outbox, Outgoing};
+use super::outbox::{Answered, Outbox, Outgoing};
 use super::owner_link::{self, OwnerWay, Unsent};
 use crate::checkpoint::CheckpointStorage;
 use crate::shard::checkpoints::{News, Order};
-use crate::shard::output::{Output, PulledParts};
+use crate::shard::output::Output;
 use crate::shard::power::Flush;
 use crate::shard::work::Work;
 use crate::shard::{Input, Shard, TICK, Way};
@@ -124,10 +124,15 @@ impl Core {
         receive(self.shard.borrow_mut().body_target(connection))
     }
 
-    /// A pull has been sent: an update that waited for memory may go on.
-    pub(super) fn pulled(&self, parts: PulledParts) {
-        self.shard.borrow_mut().reuse(parts.into_memory());
-        self.released();
+    /// The answer to a pull has been sent: an update that waited for memory may go on.
+    pub(super) fn answered(&self, answer: Answered) {
+        match answer {
+            Answered::Rows(rows) => self.shard.borrow_mut().reuse_rows(rows),
+            Answered::Values(parts) => {
+                self.shard.borrow_mut().reuse(parts.into_memory());
+                self.released();
+            }
+        }
     }
 
     /// Memory may be free again: an update that waited for it may go on.

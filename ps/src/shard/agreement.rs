@@ -3,14 +3,13 @@
 
 use std::time::Instant;
 
-use bytes::Bytes;
 use pushpull_common::ids::{ClientEpoch, GlobalStep, ShardId, TokenId};
 use pushpull_common::protocol::wire::List;
 use pushpull_common::protocol::{Envelope, Header, Message, message};
 use smallvec::SmallVec;
 
 use super::Shard;
-use super::output::Output;
+use super::output::{Body, Output};
 use crate::aggregate::admission::{Committed, PerPush};
 use crate::aggregate::clipping::Exact;
 
@@ -207,13 +206,13 @@ impl Shard {
         let Some(pushes) = List::of(pushes) else { return };
         let (step, restore_epoch) = (GlobalStep(committed.step), self.epoch);
         let envelope = Envelope { step, restore_epoch, ..Envelope::default() };
-        let (message, body) = (message::Commit { pushes }.into(), Bytes::new());
+        let (message, body) = (message::Commit { pushes }.into(), Body::EMPTY);
         self.outputs.push_back(Output::Send { connection, envelope, message, body, crc: None });
     }
 
     fn say_over(&mut self, connection: u64, token: TokenId) {
         let envelope = Envelope { restore_epoch: self.epoch, ..Envelope::default() };
-        let (message, body) = (message::Over { token }.into(), Bytes::new());
+        let (message, body) = (message::Over { token }.into(), Body::EMPTY);
         self.outputs.push_back(Output::Send { connection, envelope, message, body, crc: None });
     }
 }

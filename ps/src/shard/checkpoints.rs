@@ -13,6 +13,7 @@ use pushpull_common::protocol::message::{self, CheckpointId};
 use pushpull_common::protocol::{Envelope, Refusal};
 
 use super::cut::Cut;
+use super::output::Body;
 use super::output::Output;
 use super::record::RESTORED_LIMIT;
 use super::{Detail, Shard, Variables};
@@ -394,7 +395,7 @@ impl Shard {
                     connection,
                     request,
                     message::ShardSaved {}.into(),
-                    entry.into(),
+                    Body::Shared(entry.into()),
                     None,
                 );
             }

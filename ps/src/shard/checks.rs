@@ -5,6 +5,7 @@ use std::ops::Range;
 use pushpull_common::catalogue::ShardLayout;
 use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::message::Operation;
+use pushpull_common::reused::Reused;
 use pushpull_common::tensor::{DType, count_non_finite, first_non_finite};
 
 use super::Shard;
@@ -63,12 +64,13 @@ impl Shard {
         Ok(())
     }
 
-    /// Checks a push whose last part has come.
+    /// Checks a push whose last part has come. `ids` is memory for ids.
     pub(super) fn check_whole(
         &self,
         client: ClientKey,
         room: u32,
         named: u64,
+        ids: &mut Reused<u64>,
     ) -> Result<(), Refusal> {
         let (Some(inbox), Some(store)) = (&self.inbox, self.store()) else {
             return Err(Refusal::NotInitialized {});
@@ -91,7 +93,7 @@ impl Shard {
             }
         }
         inbox.check_rows(room, store.layout())?;
-        self.check_tables(room)?;
+        self.check_tables(room, ids)?;
         let (token, generation) = (push.token, push.generation);
         let gradient = push.operation == Operation::Gradient {};
         // In synchronous mode a token that is over makes a push stale, and not wrong.

@@ -9,12 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use pushpull_common::ids::GlobalStep;
 use pushpull_common::protocol::{Envelope, message};
 
 use super::checkpoints::Asker;
-use super::output::Output;
+use super::output::{Body, Output};
 use super::record::RESTORED_LIMIT;
 use super::{Shard, Variables};
 use crate::checkpoint::{CheckpointName, ClientWindow};
@@ -128,7 +127,7 @@ impl Shard {
         let step = self.step();
         for connection in self.parts.values().copied().collect::<Vec<u64>>() {
             let envelope = Envelope { step, restore_epoch: self.epoch, ..Envelope::default() };
-            let (message, body) = (message::KeepCut {}.into(), Bytes::new());
+            let (message, body) = (message::KeepCut {}.into(), Body::EMPTY);
             self.outputs.push_back(Output::Send { connection, envelope, message, body, crc: None });
         }
         self.keep_cut(now, step);

@@ -184,6 +184,8 @@ impl Shard {
             outputs: VecDeque::new(),
             changed: Vec::new(),
             pulled: Vec::new(),
+            rows: Default::default(),
+            spares: Default::default(),
         }
     }
 

@@ -39,6 +39,7 @@ pub(crate) mod reopenable;
 pub(crate) mod replicas;
 mod rooms;
 mod rows;
+mod spares;
 mod staleness;
 mod step_work;
 mod synchronous;
@@ -53,7 +54,6 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use bytes::Bytes;
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{
     ClientEpoch, GlobalStep, PartitionId, RestoreEpoch, Sequence, ShardId, TaskId,
@@ -78,10 +78,12 @@ use drafts::Draft;
 use encoded::{Encoded, Form};
 use groups::Groups;
 pub(crate) use handshake::Way;
-use output::{Output, PullMemory};
+use output::{Body, Output, PullMemory};
 use parked::{Entry, Parked, Wait};
 use power::Power;
 use replicas::{ClientKey, Presence, Replicas};
+use rows::RowWork;
+use spares::Spares;
 use staleness::Backups;
 use work::Job;
 
@@ -293,6 +295,10 @@ pub(crate) struct Shard {
     changed: Vec<ClientKey>,
     /// Memory of answers to pulls that are sent.
     pulled: Vec<PullMemory>,
+    /// The rows that are changed by the push or the step under way.
+    rows: RowWork,
+    /// Memory of other work that is done.
+    spares: Spares,
 }
 
 impl Shard {
@@ -604,7 +610,7 @@ impl Shard {
     }
 
     fn answer(&mut self, connection: u64, request: Envelope, message: Message) {
-        self.answer_with(connection, request, message, Bytes::new(), None);
+        self.answer_with(connection, request, message, Body::EMPTY, None);
     }
 
     /// Answers with a body, and its checksum if it has one.
@@ -613,7 +619,7 @@ impl Shard {
         connection: u64,
         request: Envelope,
         message: Message,
-        body: Bytes,
+        body: Body,
         crc: Option<u32>,
     ) {
         let (step, restore_epoch) = (self.step(), self.epoch);

@@ -1,7 +1,7 @@
 //! What a shard wants done: frames to send, connections to close.
 
 use std::io::IoSlice;
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -11,6 +11,7 @@ use pushpull_common::ids::ShardId;
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::protocol::message::{Pulled, PulledEncoded};
 use pushpull_common::protocol::{BodyStamp, Envelope, Message, encode};
+use pushpull_common::reused::Reused;
 
 use super::checkpoints::{Order, ShardRestore, ShardSave};
 use super::power::Flush;
@@ -28,7 +29,7 @@ pub(crate) enum Output {
         /// The meta.
         message: Message,
         /// The body.
-        body: Bytes,
+        body: Body,
         /// Its checksum, if it has one.
         crc: Option<u32>,
     },
@@ -77,6 +78,30 @@ pub(crate) enum Output {
         /// How many are present.
         present: usize,
     },
+}
+
+/// What a frame carries behind its head.
+#[derive(Debug)]
+pub(crate) enum Body {
+    /// Nothing, or what many frames carry.
+    Shared(Bytes),
+    /// Rows that were pulled: memory for others, once they are sent.
+    Rows(Reused<u8>),
+}
+
+impl Body {
+    pub(crate) const EMPTY: Body = Body::Shared(Bytes::new());
+}
+
+impl Deref for Body {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Body::Shared(bytes) => bytes,
+            Body::Rows(rows) => rows,
+        }
+    }
 }
 
 /// The answer to a pull, made part by part as the connection takes it.

@@ -9,6 +9,7 @@ use pushpull_common::codec::Codec;
 use pushpull_common::ids::PartitionId;
 use pushpull_common::protocol::Envelope;
 use pushpull_common::protocol::limits::PARKED_PER_CONNECTION_MAX;
+use pushpull_common::reused::Reused;
 use smallvec::SmallVec;
 
 use super::replicas::ClientKey;
@@ -38,7 +39,7 @@ pub(crate) enum Wait {
         /// Of this partition, which is sparse.
         partition: PartitionId,
         /// Their numbers, as they came.
-        numbers: Vec<u8>,
+        numbers: Reused<u8>,
         /// In this form.
         codec: Option<Codec>,
         /// The bytes of the rows.

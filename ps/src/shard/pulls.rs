@@ -1,21 +1,22 @@
 //! Sending values.
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::time::Instant;
 
-use bytes::Bytes;
 use pushpull_common::catalogue::ShortForm;
 use pushpull_common::codec::{Codec, Encoding};
 use pushpull_common::ids::PartitionId;
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::protocol::message::{PullEncoded, PullRowsEncoded, Selection};
 use pushpull_common::protocol::{Header, Refusal, message};
+use pushpull_common::reused::Reused;
 use pushpull_common::rows::{self, Numbers};
-use pushpull_common::tensor::{DType, elements_of};
+use pushpull_common::tensor::{DType, Element, elements_of};
 
-use super::output::{Output, PullMemory, PulledParts, Short};
+use super::output::{Body, Output, PullMemory, PulledParts, Short};
 use super::parked::{Entry, Wait};
-use super::{Detail, Receiving, Shard};
+use super::{Detail, Receiving, Shard, Variables};
 
 /// How many answers to pulls are kept the memory of.
 const PULLS_KEPT: usize = 8;
@@ -72,6 +73,11 @@ impl Shard {
             memory.ranges.clear();
             self.pulled.push(memory);
         }
+    }
+
+    /// The answer to a pull of rows is sent, likewise.
+    pub(crate) fn reuse_rows(&mut self, rows: Reused<u8>) {
+        self.spares.answers.keep(rows);
     }
 
     /// Whether the values that a pull waits for are there.
@@ -157,8 +163,9 @@ impl Shard {
             let refusal = Refusal::Rows { variable: partition.variable, rows, limit };
             return self.refuse(connection, request, refusal);
         }
-        let numbers = vec![0; header.body_bytes as usize];
         let answer_bytes = rows * partition.row_bytes();
+        let mut numbers = self.spares.numbers.take();
+        numbers.lend(header.body_bytes as usize);
         let at_least = header.step.0;
         let wait = Wait::Rows { at_least, partition: id, numbers, codec, answer_bytes };
         self.receive(now, connection, Receiving::Rows(Entry { wait, ..entry }), header);
@@ -177,40 +184,57 @@ impl Shard {
     }
 
     fn send_rows(&mut self, entry: Entry) {
-        let Wait::Rows { partition: id, numbers, codec, .. } = &entry.wait else {
+        let (connection, request) = (entry.connection, entry.request);
+        let Wait::Rows { partition, numbers, codec, .. } = entry.wait else {
             return;
         };
-        let Some(store) = self.store() else { return };
-        let Some(partition) = store.partition_of_rows(*id) else {
-            // The variables are others since it was asked.
-            let refusal = Refusal::UnknownPartition { partition: *id };
-            return self.refuse(entry.connection, entry.request, refusal);
-        };
-        let numbers = Numbers::of(partition, numbers);
-        if let Err(refusal) = rows::check_any(numbers.clone(), partition) {
-            return self.refuse(entry.connection, entry.request, refusal);
+        let mut rows = self.spares.answers.take();
+        let gathered = self.gather(partition, &numbers, codec, &mut rows);
+        self.spares.numbers.keep(numbers);
+        if let Err(refusal) = gathered {
+            self.spares.answers.keep(rows);
+            return self.refuse(connection, request, refusal);
         }
-        let rows = match store.table(*id) {
-            None => store.gather(partition, numbers.map(|row| row as u32)),
-            Some(table) => {
-                let count = numbers.len() as u64;
-                let (rows, have) = table.gather(&self.journal, numbers);
-                self.counters.table_hits.add(have);
-                self.counters.table_misses.add(count - have);
-                rows
-            }
-        };
-        let rows = match codec {
-            None => rows,
-            Some(codec) => shortened(*codec, partition.dtype, &rows),
-        };
         self.counters.pulls.add(1);
         self.counters.pull_bytes.add(rows.len() as u64);
         let message = message::Rows { version: self.version, gradients: self.gradients };
-        let (connection, body) = (entry.connection, Bytes::from(rows));
         let checked = self.conversations.get(&connection).is_some_and(|c| c.crc);
-        let crc = checked.then(|| crc32c::crc32c(&body));
-        self.answer_with(connection, entry.request, message.into(), body, crc);
+        let crc = checked.then(|| crc32c::crc32c(&rows));
+        self.answer_with(connection, request, message.into(), Body::Rows(rows), crc);
+    }
+
+    /// Appends the rows of these numbers, as they were asked for.
+    fn gather(
+        &mut self,
+        id: PartitionId,
+        numbers: &[u8],
+        codec: Option<Codec>,
+        rows: &mut Vec<u8>,
+    ) -> Result<(), Refusal> {
+        let (Variables::Declared(store) | Variables::Ready(store)) = &self.variables else {
+            return Err(Refusal::NotInitialized {});
+        };
+        // The variables may be others since it was asked.
+        let partition =
+            store.partition_of_rows(id).ok_or(Refusal::UnknownPartition { partition: id })?;
+        let numbers = Numbers::of(partition, numbers);
+        rows::check_any(numbers.clone(), partition)?;
+        let mut plain = codec.map(|_| self.spares.answers.take());
+        let target = plain.as_deref_mut().unwrap_or(rows);
+        match store.table(id) {
+            None => store.gather(partition, numbers.map(|row| row as u32), target),
+            Some(table) => {
+                let count = numbers.len() as u64;
+                let have = table.gather(&self.journal, numbers, &mut self.tile, target);
+                self.counters.table_hits.add(have);
+                self.counters.table_misses.add(count - have);
+            }
+        }
+        if let Some((codec, plain)) = codec.zip(plain) {
+            shorten(codec, partition.dtype, &plain, rows);
+            self.spares.answers.keep(plain);
+        }
+        Ok(())
     }
 
     fn send_values(&mut self, entry: Entry) {
@@ -241,13 +265,16 @@ impl Shard {
     }
 }
 
-/// Rows as one stretch.
-fn shortened(codec: Codec, dtype: DType, rows: &[u8]) -> Vec<u8> {
-    let mut out = Vec::new();
+/// Appends rows as one stretch.
+fn shorten(codec: Codec, dtype: DType, rows: &[u8], out: &mut Vec<u8>) {
     let encoded = match dtype {
-        DType::F64 => codec.encode(&elements_of::<f64>(rows), &mut out),
-        _ => codec.encode(&elements_of::<f32>(rows), &mut out),
+        DType::F64 => codec.encode(&elements::<f64>(rows), out),
+        _ => codec.encode(&elements::<f32>(rows), out),
     };
     encoded.expect("codecs of values take every element of a part");
-    out
+}
+
+/// The elements of rows, which lie aligned as a rule.
+fn elements<T: Element>(rows: &[u8]) -> Cow<'_, [T]> {
+    bytemuck::try_cast_slice(rows).map_or_else(|_| elements_of(rows).into(), Cow::Borrowed)
 }

@@ -263,7 +263,10 @@ impl Shard {
         named: u64,
     ) -> Result<(), Refusal> {
         let (client, room) = (part.client, part.room);
-        self.check_whole(client, room, named)?;
+        let mut ids = std::mem::take(&mut self.spares.ids);
+        let checked = self.check_whole(client, room, named, &mut ids);
+        self.spares.ids = ids;
+        checked?;
         self.count_direct_push(room);
         let gradient = |push: &Arrival| push.operation == Operation::Gradient {};
         let waits = self.is_synchronous()

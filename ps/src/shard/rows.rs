@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use pushpull_common::catalogue::Partition;
 use pushpull_common::protocol::message::Operation;
+use pushpull_common::reused::Reused;
 use pushpull_common::tensor::DType;
 use smallvec::SmallVec;
 
@@ -11,16 +12,23 @@ use super::mean::{self, Mean};
 use super::staleness::TILE_BYTES;
 use super::work::{budget_of, change_of};
 use crate::aggregate::SparseReduction;
+use crate::aggregate::admission::PerPush;
 use crate::commit::Journal;
 use crate::inbox::{Inbox, Rows};
 use crate::optimizer::{ApplyAt, VariableRules};
 use crate::store::{NoSpareBlock, Store};
 use crate::table::Table;
 
-/// The rows that a push or a step changes, and how far it has come with them.
+/// The rows that the push or the step under way changes, and how far it has come with them. It is the
+/// shard's, as one is under way at a time: its memory serves the next.
 #[derive(Debug, Default)]
 pub(super) struct RowWork {
-    touched: Vec<Touched>,
+    touched: Reused<Touched>,
+    /// The numbers of rows, and ids of those of tables: of one partition behind those of another.
+    numbers: Reused<u32>,
+    ids: Reused<u64>,
+    /// How many of the pushes have each of the rows that are added up.
+    having: Reused<u32>,
     /// What the change makes.
     version: u64,
     /// The partition under way, and how many of its rows are done.
@@ -37,33 +45,13 @@ struct Touched {
 
 #[derive(Debug)]
 enum Which {
-    /// Those that some push has, rising.
-    Pushed(Vec<u32>),
+    /// Those that some push has, rising: here among the numbers.
+    Pushed(Range<usize>),
     /// All, as the rule changes those too that no push has.
     All,
-    /// Those of a table, by its place among those of the shard: ids that some push has, rising.
-    Ids(usize, Vec<u64>),
-}
-
-impl Which {
-    /// What pushes have of some of these rows, added up; see [`add_up`].
-    fn add_up<'a>(
-        &self,
-        partition: &Partition,
-        pushes: &[Rows<'_>],
-        these: Range<usize>,
-        reduction: SparseReduction,
-        tile: &'a mut Vec<u64>,
-    ) -> &'a [u8] {
-        match self {
-            Which::Pushed(rows) => add_up(partition, pushes, &rows[these], reduction, tile),
-            Which::Ids(_, ids) => add_up(partition, pushes, &ids[these], reduction, tile),
-            Which::All => {
-                let rows: Vec<u32> = (these.start as u32..these.end as u32).collect();
-                add_up(partition, pushes, &rows, reduction, tile)
-            }
-        }
-    }
+    /// Those of a table, by its place among those of the shard: ids that some push has, rising, here
+    /// among the ids.
+    Ids(usize, Range<usize>),
 }
 
 /// What is done with them.
@@ -78,17 +66,17 @@ pub(super) struct RowChange<'a> {
 }
 
 impl RowWork {
-    /// What the pushes in these rooms change together.
-    pub(super) fn new(
-        inbox: &Inbox,
-        rooms: &[u32],
+    /// Finds what the pushes in these rooms change together.
+    pub(super) fn find(
+        &mut self,
+        (inbox, rooms): (&Inbox, &[u32]),
         store: &Store,
         operation: Operation,
         rules: &VariableRules,
-    ) -> RowWork {
-        let mut work = RowWork::default();
+    ) {
+        self.leave();
         for partition in store.layout().sparse().filter(|partition| !partition.is_table()) {
-            let pushes: Vec<Rows<'_>> = pushes_of(inbox, rooms, &[], partition).collect();
+            let pushes = pushes_of(inbox, rooms, &[], partition);
             if pushes.is_empty() {
                 continue;
             }
@@ -96,20 +84,31 @@ impl RowWork {
             let all = operation == Operation::Gradient {} && rule.moves_absent_rows();
             let rows = match all {
                 true => Which::All,
-                // What is no table numbers its rows by 32 bits.
-                false => Which::Pushed(union(&pushes).into_iter().map(|row| row as u32).collect()),
+                false => {
+                    // What is no table numbers its rows by 32 bits.
+                    let numbers = pushes.iter().flat_map(Rows::numbers).map(|row| row as u32);
+                    Which::Pushed(union(&mut self.numbers, numbers, pushes.len()))
+                }
             };
-            work.touched.push(Touched { partition: partition.clone(), rows });
+            self.touched.push(Touched { partition: partition.clone(), rows });
         }
         // Tables come last: once their rows are changed where they lie, nothing comes between.
         for (table, partition) in store.layout().tables().iter().enumerate() {
-            let pushes: Vec<Rows<'_>> = pushes_of(inbox, rooms, &[], partition).collect();
+            let pushes = pushes_of(inbox, rooms, &[], partition);
             if !pushes.is_empty() {
-                let rows = Which::Ids(table, union(&pushes));
-                work.touched.push(Touched { partition: partition.clone(), rows });
+                let ids = pushes.iter().flat_map(Rows::numbers);
+                let rows = Which::Ids(table, union(&mut self.ids, ids, pushes.len()));
+                self.touched.push(Touched { partition: partition.clone(), rows });
             }
         }
-        work
+    }
+
+    /// Ends it.
+    pub(super) fn leave(&mut self) {
+        self.touched.empty();
+        self.numbers.empty();
+        self.ids.empty();
+        (self.version, self.at, self.done) = (0, 0, 0);
     }
 
     /// Prepares the change of these ranges of what is dense, of the rows and of the tables, by the push
@@ -126,9 +125,10 @@ impl RowWork {
         // Of those, too, that this change does not touch.
         store.tables_mut().iter_mut().for_each(Table::discard);
         let assigned = operation != Operation::Gradient {};
-        for Touched { rows, .. } in &self.touched {
+        for Touched { rows, .. } in &*self.touched {
             if let Which::Ids(table, ids) = rows {
-                store.tables_mut()[*table].begin(journal, ids, (step, version), assigned)?;
+                let (table, ids) = (&mut store.tables_mut()[*table], &self.ids[ids.clone()]);
+                table.begin(journal, ids, (step, version), assigned)?;
             }
         }
         store.make_room_for_tables(journal)?;
@@ -137,7 +137,7 @@ impl RowWork {
             .map(|Touched { partition, .. }| partition.offset..partition.offset + partition.bytes);
         let whole: SmallVec<[Range<u64>; 8]> = dense.iter().cloned().chain(all).collect();
         let rows = self.touched.iter().filter_map(|Touched { partition, rows }| match rows {
-            Which::Pushed(rows) => Some((partition, &rows[..])),
+            Which::Pushed(rows) => Some((partition, &self.numbers[rows.clone()])),
             _ => None,
         });
         store.begin(&whole, rows, version)
@@ -155,8 +155,7 @@ impl RowWork {
     ) -> Result<bool, NoSpareBlock> {
         while let Some(Touched { partition, rows }) = self.touched.get(self.at) {
             let row_bytes = partition.row_bytes();
-            let pushes: Vec<Rows<'_>> =
-                pushes_of(inbox, rooms, change.factors, partition).collect();
+            let pushes = pushes_of(inbox, rooms, change.factors, partition);
             let count = match rows {
                 Which::Pushed(rows) => rows.len(),
                 Which::All => partition.row_count() as usize,
@@ -164,6 +163,7 @@ impl RowWork {
             };
             let RowChange { rules, operation, at, reduction, .. } = change;
             let change = change_of(rules, operation, at, partition);
+            let sums = Sums { partition, pushes: &pushes, reduction };
             if matches!(rows, Which::Ids(..)) {
                 store.settle_tables(self.version);
                 if store.is_in_place() {
@@ -183,13 +183,26 @@ impl RowWork {
                 let each = (bytes / row_bytes).max(1) as usize;
                 let these = self.done..count.min(self.done.saturating_add(each));
                 let (start, end) = (self.done * row_bytes as usize, these.end * row_bytes as usize);
-                let sums = |tile| rows.add_up(partition, &pushes, these.clone(), reduction, tile);
-                let values =
-                    alone.map_or_else(|| sums(&mut *tile), |push| &push.values[start..end]);
+                let values = match (alone, rows) {
+                    (Some(push), _) => &push.values[start..end],
+                    (None, Which::Pushed(rows)) => {
+                        let rows = &self.numbers[rows.clone()][these.clone()];
+                        sums.add_up(rows.iter().map(|&row| row.into()), tile, &mut self.having)
+                    }
+                    (None, Which::Ids(_, ids)) => {
+                        let ids = &self.ids[ids.clone()][these.clone()];
+                        sums.add_up(ids.iter().copied(), tile, &mut self.having)
+                    }
+                    (None, Which::All) => {
+                        let all = these.clone().map(|row| row as u64);
+                        sums.add_up(all, tile, &mut self.having)
+                    }
+                };
                 let end = these.end;
                 match rows {
                     Which::Pushed(rows) => {
-                        store.change_rows(change, partition, &rows[these], values)?;
+                        let rows = &self.numbers[rows.clone()][these];
+                        store.change_rows(change, partition, rows, values)?;
                     }
                     Which::Ids(table, _) => {
                         store.change_table(*table, change, these, values);
@@ -212,89 +225,106 @@ impl RowWork {
 /// What the pushes in these rooms have of a partition, in their order, with their factors.
 fn pushes_of<'a>(
     inbox: &'a Inbox,
-    rooms: &'a [u32],
-    factors: &'a [f64],
-    partition: &'a Partition,
-) -> impl Iterator<Item = Rows<'a>> {
-    let factors = factors.iter().copied().chain(std::iter::repeat(1.0));
-    rooms
-        .iter()
-        .zip(factors)
-        .filter_map(move |(&room, factor)| Some(inbox.rows(room, partition)?.times(factor)))
-}
-
-/// The rows that some push has, rising.
-fn union(pushes: &[Rows<'_>]) -> Vec<u64> {
-    let mut rows: Vec<u64> = pushes.iter().flat_map(Rows::numbers).collect();
-    if pushes.len() > 1 {
-        rows.sort_unstable();
-        rows.dedup();
-    }
-    rows
-}
-
-/// What pushes have of these rows, added up in their order and divided as the reduction says; zeros
-/// for a row that none has.
-fn add_up<'a, R: Copy + Into<u64>>(
+    rooms: &[u32],
+    factors: &[f64],
     partition: &Partition,
-    pushes: &[Rows<'_>],
-    rows: &[R],
-    reduction: SparseReduction,
-    tile: &'a mut Vec<u64>,
-) -> &'a [u8] {
-    let bytes = rows.len() * partition.row_bytes() as usize;
-    tile.clear();
-    tile.resize(bytes.div_ceil(8), 0);
-    let sums = &mut bytemuck::cast_slice_mut(tile)[..bytes];
-    let width = partition.row_bytes() as usize / partition.dtype.size();
-    match partition.dtype {
-        DType::F32 => add_up_as::<f32, R>(width, pushes, rows, reduction, sums),
-        DType::F64 => add_up_as::<f64, R>(width, pushes, rows, reduction, sums),
-        _ => unreachable!("only floating-point variables are trainable"),
-    }
-    sums
+) -> PerPush<Rows<'a>> {
+    let factors = factors.iter().copied().chain(std::iter::repeat(1.0));
+    let having = |(&room, factor)| Some(inbox.rows(room, partition)?.times(factor));
+    rooms.iter().zip(factors).filter_map(having).collect()
 }
 
-fn add_up_as<T: Mean, R: Copy + Into<u64>>(
-    width: usize,
-    pushes: &[Rows<'_>],
-    rows: &[R],
-    reduction: SparseReduction,
-    sums: &mut [u8],
-) {
-    let sums: &mut [T] = bytemuck::cast_slice_mut(sums);
-    let mut having = vec![0_u32; rows.len()];
-    for push in pushes {
-        let values: &[T] = bytemuck::cast_slice(push.values);
-        let mut next = rows.first().map_or(0, |&first| push.first_from(first.into()));
-        for ((&row, sum), having) in rows.iter().zip(sums.chunks_exact_mut(width)).zip(&mut having)
-        {
-            let row: u64 = row.into();
-            while next < push.len() && push.number(next) < row {
-                next += 1;
+/// Appends the rows that some of so many pushes have, rising; where they are.
+fn union<R: Copy + Ord>(
+    rows: &mut Vec<R>,
+    pushed: impl Iterator<Item = R>,
+    pushes: usize,
+) -> Range<usize> {
+    let start = rows.len();
+    rows.extend(pushed);
+    if pushes > 1 {
+        rows[start..].sort_unstable();
+        let mut end = start;
+        for next in start..rows.len() {
+            if end == start || rows[end - 1] != rows[next] {
+                rows[end] = rows[next];
+                end += 1;
             }
-            if next == push.len() {
-                break;
-            }
-            if push.number(next) != row {
-                continue;
-            }
-            let values = &values[next * width..(next + 1) * width];
-            // The first is what a dense gradient's sum begins with, too.
-            mean::add(sum, values, push.factor, *having == 0);
-            *having += 1;
         }
+        rows.truncate(end);
     }
-    let divide = |sum: &mut [T], by: u32| {
-        if by > 1 {
-            sum.iter_mut().for_each(|sum| *sum /= T::of(by));
+    start..rows.len()
+}
+
+/// What pushes have of rows of a partition, added up in their order and divided as the reduction says.
+struct Sums<'a> {
+    partition: &'a Partition,
+    pushes: &'a [Rows<'a>],
+    reduction: SparseReduction,
+}
+
+impl Sums<'_> {
+    /// The sums of these rows; zeros for a row that none has. `having` is memory for a count of each.
+    fn add_up<'a>(
+        &self,
+        rows: impl ExactSizeIterator<Item = u64> + Clone,
+        tile: &'a mut Vec<u64>,
+        having: &mut Vec<u32>,
+    ) -> &'a [u8] {
+        let bytes = rows.len() * self.partition.row_bytes() as usize;
+        tile.clear();
+        tile.resize(bytes.div_ceil(8), 0);
+        let sums = &mut bytemuck::cast_slice_mut(tile)[..bytes];
+        having.clear();
+        having.resize(rows.len(), 0);
+        match self.partition.dtype {
+            DType::F32 => self.add_up_as::<f32>(rows, sums, having),
+            DType::F64 => self.add_up_as::<f64>(rows, sums, having),
+            _ => unreachable!("only floating-point variables are trainable"),
         }
-    };
-    match reduction {
-        SparseReduction::Sum => {}
-        SparseReduction::RowMean => {
-            sums.chunks_exact_mut(width).zip(having).for_each(|(sum, having)| divide(sum, having));
+        sums
+    }
+
+    fn add_up_as<T: Mean>(
+        &self,
+        rows: impl Iterator<Item = u64> + Clone,
+        sums: &mut [u8],
+        having: &mut [u32],
+    ) {
+        let width = self.partition.row_bytes() as usize / size_of::<T>();
+        let sums: &mut [T] = bytemuck::cast_slice_mut(sums);
+        for push in self.pushes {
+            let values: &[T] = bytemuck::cast_slice(push.values);
+            let mut next = rows.clone().next().map_or(0, |first| push.first_from(first));
+            let each = sums.chunks_exact_mut(width).zip(&mut *having);
+            for (row, (sum, having)) in rows.clone().zip(each) {
+                while next < push.len() && push.number(next) < row {
+                    next += 1;
+                }
+                if next == push.len() {
+                    break;
+                }
+                if push.number(next) != row {
+                    continue;
+                }
+                let values = &values[next * width..(next + 1) * width];
+                // The first is what a dense gradient's sum begins with, too.
+                mean::add(sum, values, push.factor, *having == 0);
+                *having += 1;
+            }
         }
-        SparseReduction::ReplicaMean => divide(sums, pushes.len() as u32),
+        let divide = |sum: &mut [T], by: u32| {
+            if by > 1 {
+                sum.iter_mut().for_each(|sum| *sum /= T::of(by));
+            }
+        };
+        match self.reduction {
+            SparseReduction::Sum => {}
+            SparseReduction::RowMean => {
+                let each = sums.chunks_exact_mut(width).zip(having);
+                each.for_each(|(sum, having)| divide(sum, *having));
+            }
+            SparseReduction::ReplicaMean => divide(sums, self.pushes.len() as u32),
+        }
     }
 }

@@ -6,12 +6,12 @@ use pushpull_common::protocol::message::Operation;
 
 use super::mean::Sum;
 use super::passes::Passes;
-use super::rows::{RowChange, RowWork};
+use super::rows::RowChange;
 use super::work::budget_of;
 use super::{Shard, Variables};
 use crate::aggregate::admission::PerPush;
 use crate::aggregate::round::Round;
-use crate::inbox::{Extents, Source};
+use crate::inbox::Source;
 use crate::optimizer::ApplyAt;
 use crate::store::{BLOCK_BYTES, NoSpareBlock};
 use crate::zoo::Bug;
@@ -30,15 +30,12 @@ pub(super) struct StepJob {
     passes: Passes,
     /// How far it is applied, in bytes of the shard's variables.
     done_to: u64,
-    /// Behind that.
-    rows: RowWork,
 }
 
 impl StepJob {
     /// The step that is made of the pushes in these rooms, in this order, each times its factor.
     pub(super) fn new(rooms: PerPush<u32>, factors: PerPush<f64>) -> StepJob {
-        let (passes, rows) = Default::default();
-        StepJob { rooms, factors, begun: false, passes, done_to: 0, rows }
+        StepJob { rooms, factors, begun: false, passes: Passes::default(), done_to: 0 }
     }
 
     /// Whether it is under way.
@@ -103,11 +100,12 @@ impl Shard {
             job.begun = true;
             self.draft = None;
             let ranges: PerPush<&[Range<u64>]> = pushes.iter().map(|push| push.ranges).collect();
-            let dense = Extents::union(&ranges, store.layout());
-            job.rows = RowWork::new(inbox, rooms, store, operation, rules);
+            let dense = &mut self.spares.dense;
+            dense.unite(&ranges, store.layout());
+            self.rows.find((inbox, rooms), store, operation, rules);
             job.passes = Passes::new(store.layout(), rules, operation);
             let (at, journal) = ((step, self.version + 1), &mut self.journal);
-            let begun = job.rows.begin(store, journal, dense.ranges(), at, operation);
+            let begun = self.rows.begin(store, journal, dense.ranges(), at, operation);
             if let Err(blocked) = begun {
                 store.discard();
                 job.begun = false;
@@ -168,6 +166,6 @@ impl Shard {
         }
         let (factors, reduction) = (&job.factors[..], self.config.sparse_reduction);
         let change = RowChange { rules, operation, at, reduction, factors };
-        job.rows.slice(store, inbox, rooms, change, &mut budget, &mut self.tile)
+        self.rows.slice(store, inbox, rooms, change, &mut budget, &mut self.tile)
     }
 }

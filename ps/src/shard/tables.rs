@@ -4,9 +4,12 @@
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::message::Operation;
+use pushpull_common::reused::Reused;
 
 use super::{Shard, Variables};
+use crate::aggregate::admission::PerPush;
 use crate::config::Durability;
+use crate::inbox::Rows;
 use crate::optimizer::Untrainable;
 use crate::table::Table;
 
@@ -37,8 +40,8 @@ impl Shard {
 
     /// Whether tables that evict nothing have room for the new rows of a push whose last part has
     /// come, beside those of the pushes that came before it; and whether any table has for rows that
-    /// are given values.
-    pub(super) fn check_tables(&self, room: u32) -> Result<(), Refusal> {
+    /// are given values. `ids` is memory for ids.
+    pub(super) fn check_tables(&self, room: u32, ids: &mut Reused<u64>) -> Result<(), Refusal> {
         let (Some(inbox), Some(store)) = (&self.inbox, self.store()) else { return Ok(()) };
         let operation = inbox.arrival(room).map(|push| push.operation);
         let assigned = operation.is_some_and(|operation| operation != Operation::Gradient {});
@@ -54,15 +57,16 @@ impl Shard {
                 continue;
             }
             let due = inbox.whole_rooms().filter(|&other| other != room).chain([room]);
-            let pushes: Vec<_> = due.filter_map(|room| inbox.rows(room, partition)).collect();
+            let pushes: PerPush<_> = due.filter_map(|room| inbox.rows(room, partition)).collect();
             // Only where there may be too many are they looked for.
             let most: u64 = pushes.iter().map(|rows| rows.len() as u64).sum();
             if table.rows() + most <= table.limit() {
                 continue;
             }
-            let mut ids: Vec<u64> = pushes.iter().flat_map(|rows| rows.numbers()).collect();
+            ids.empty();
+            ids.extend(pushes.iter().flat_map(Rows::numbers));
             ids.sort_unstable();
-            let more = table.count_new(&self.journal, &ids, assigned);
+            let more = table.count_new(&self.journal, ids, assigned);
             let rows = table.rows();
             if rows + more > limit {
                 return Err(Refusal::TableFull { variable: partition.variable, rows, more, limit });

@@ -9,6 +9,7 @@ use pushpull_common::ids::RestoreEpoch;
 use pushpull_common::protocol::message::{CatalogueIs, Declared, Ready};
 use pushpull_common::protocol::{Envelope, Refusal};
 
+use super::output::Body;
 use super::parked::{Entry, Wait};
 use super::work::Job;
 use super::{Detail, Shard, Variables};
@@ -168,6 +169,7 @@ impl Shard {
         };
         let digest = store.catalogue().digest();
         let body = Bytes::from_owner(Encoded(store.catalogue().clone()));
+        let body = Body::Shared(body);
         self.answer_with(connection, request, CatalogueIs { digest }.into(), body, None);
     }
 }

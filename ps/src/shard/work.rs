@@ -12,7 +12,7 @@ use super::measuring::MeasureJob;
 use super::passes::Passes;
 use super::record::RESTORED_LIMIT;
 use super::replicas::{ClientKey, Presence};
-use super::rows::{RowChange, RowWork};
+use super::rows::RowChange;
 use super::staleness::Treatment;
 use super::step_work::StepJob;
 use super::trays::{Look, LookJob};
@@ -57,8 +57,6 @@ pub(super) struct PushJob {
     /// The extent of it under way, and how far it is applied, in bytes of the shard's variables.
     extent: usize,
     done_to: u64,
-    /// Behind that.
-    rows: RowWork,
     /// What of it lies in a tray, if that is looked at before it has begun; whether it has been; and
     /// why it is not applied, if it is not.
     look: Look,
@@ -90,7 +88,6 @@ impl Job {
             dense: Extents::default(),
             extent: 0,
             done_to: 0,
-            rows: RowWork::default(),
             look: Look::default(),
             is_seen: false,
             refusal: None,
@@ -195,7 +192,10 @@ impl Shard {
                         self.refuse_whole(now, room, refusal);
                     }
                     Job::Push(push) => self.push_applied(now, push),
-                    Job::Step(step) => self.step_applied(now, &step.rooms),
+                    Job::Step(step) => {
+                        self.rows.leave();
+                        self.step_applied(now, &step.rooms);
+                    }
                     Job::Look(look) => self.looked(now, look),
                     Job::Measure(measure) => self.measured(now, &measure),
                     Job::Initialize(job) => {
@@ -252,17 +252,15 @@ impl Shard {
         let known = self.owner.as_ref().map(|owner| owner.step().0);
         if !job.begun {
             job.begun = true;
-            job.dense = match store.layout().sparse().len() {
-                0 => push.extents.clone(),
-                _ => Extents::union(&[push.extents.ranges()], store.layout()),
-            };
-            job.rows = RowWork::new(inbox, &rooms, store, push.operation, rules);
+            job.dense = std::mem::take(&mut self.spares.dense);
+            job.dense.unite(&[push.extents.ranges()], store.layout());
+            self.rows.find((inbox, &rooms), store, push.operation, rules);
             job.passes = Passes::new(store.layout(), rules, push.operation);
             // Who does not count the steps believes what a client says, within reason.
             let step = known.unwrap_or(push.step.0.min(RESTORED_LIMIT));
             let at = (step, self.version + 1);
             let (journal, operation) = (&mut self.journal, push.operation);
-            let begun = job.rows.begin(store, journal, job.dense.ranges(), at, operation);
+            let begun = self.rows.begin(store, journal, job.dense.ranges(), at, operation);
             if let Err(blocked) = begun {
                 store.discard();
                 job.begun = false;
@@ -324,7 +322,7 @@ impl Shard {
         }
         let (operation, reduction) = (push.operation, self.config.sparse_reduction);
         let change = RowChange { rules, operation, at, reduction, factors: &[] };
-        job.rows.slice(store, inbox, &rooms, change, &mut budget, &mut self.tile)
+        self.rows.slice(store, inbox, &rooms, change, &mut budget, &mut self.tile)
     }
 
     fn work_on_initialize(&mut self, job: &mut InitializeJob) -> bool {
@@ -355,7 +353,7 @@ impl Shard {
     /// An update is done: settles it, frees its room, and answers.
     fn push_applied(&mut self, now: Instant, job: PushJob) {
         let Some(inbox) = &mut self.inbox else { return };
-        let Some((client, push)) = inbox.take(job.room) else {
+        let Some((client, mut push)) = inbox.take(job.room) else {
             return;
         };
         if !self.config.zoo.has(Bug::SequenceBeforeFlip) {
@@ -384,9 +382,12 @@ impl Shard {
         }
         let outcome = Outcome::Applied { version: self.version, step: self.step(), staleness };
         self.give_parked_rooms(now);
+        self.rows.leave();
+        self.spares.dense = job.dense;
         if let Some(client) = client {
             self.settle_and_answer(now, client, &push, outcome);
         }
+        self.inbox.iter_mut().for_each(|inbox| inbox.keep(push.extents.take_memory()));
         if gradient {
             self.grant_parked_tokens(now);
         }

@@ -14,6 +14,7 @@ use super::Store;
 use super::pool::Pool;
 use crate::arena::{Budget, LentWords, Loan};
 use crate::error::StorageError;
+use crate::zoo::{Bug, Zoo};
 
 /// That values are lent, as a bit of what is.
 pub(crate) const VALUES: u64 = 1;
@@ -38,6 +39,9 @@ struct Lending {
     born: Vec<u64>,
     /// Places that another block holds by the change under way.
     moved: Vec<u32>,
+    zoo: Zoo,
+    /// A commit has not been shown, as [`Bug::TurnLate`] has it.
+    late: bool,
     _loan: Loan,
 }
 
@@ -76,6 +80,9 @@ impl Readers {
     /// Whether somebody may be reading a block that was replaced.
     pub(super) fn hold(&self, span: Span) -> bool {
         let Some(lending) = self.0.as_ref().filter(|_| span.freed > 0) else { return false };
+        if lending.zoo.has(Bug::PinIgnored) {
+            return false;
+        }
         lending.seats.iter().any(|seat| holds(seat.desk.pinned(), span.born, span.freed))
     }
 
@@ -98,8 +105,12 @@ impl Readers {
     /// A change is committed: what its blocks hold, and what that is of, is for all to see.
     pub(super) fn show(&mut self, counts: Counts, homes: &[u32]) {
         let Some(lending) = &mut self.0 else { return };
-        let Lending { board, moved, .. } = &mut **lending;
+        let Lending { board, moved, zoo, late, .. } = &mut **lending;
         if moved.is_empty() && !board.is_changing() && board.counts() == counts {
+            return;
+        }
+        *late = zoo.has(Bug::TurnLate) && !*late;
+        if *late {
             return;
         }
         board.begin();
@@ -128,7 +139,9 @@ impl Readers {
         let Some(lending) = &mut self.0 else { return (0, 0) };
         let mut counted = (0, 0);
         for mut seat in lending.seats.extract_if(.., |seat| seat.connection == connection) {
-            seat.desk.revoke();
+            if !lending.zoo.has(Bug::RevokedUnseen) {
+                seat.desk.revoke();
+            }
             counted = seat.count();
         }
         if lending.seats.is_empty() {
@@ -185,7 +198,8 @@ impl Store {
             let loan = budget.take(words.bytes())?;
             let (seats, born, moved) = (Vec::new(), vec![0; homes.len()], Vec::new());
             let board = Board::new(words, counts, homes);
-            made = Some(Box::new(Lending { board, seats, born, moved, _loan: loan }));
+            let (zoo, late) = (self.zoo, false);
+            made = Some(Box::new(Lending { board, seats, born, moved, zoo, late, _loan: loan }));
         }
         let lending = made.as_ref().or(self.values.readers.0.as_ref());
         let board = lending.map(|lending| lending.board.words());

@@ -39,14 +39,15 @@ impl Store {
             .map(|(place, within)| &self.values.blocks.read(self.values.home(place))[within])
     }
 
-    /// Rows of a partition, one behind the other, as they were before the change under way.
+    /// Appends rows of a partition, one behind the other, as they were before the change under way.
     pub(crate) fn gather(
         &self,
         partition: &Partition,
         rows: impl ExactSizeIterator<Item = u32> + Clone,
-    ) -> Vec<u8> {
+        gathered: &mut Vec<u8>,
+    ) {
         let (row_bytes, block_bytes) = (partition.row_bytes() as usize, self.geometry.block_bytes);
-        let mut gathered = Vec::with_capacity(rows.len() * row_bytes);
+        gathered.reserve(rows.len() * row_bytes);
         let blocks = &self.values.blocks;
         // The block that a row lies in and where, if it is one.
         let find = |row: u32| {
@@ -69,7 +70,6 @@ impl Store {
                 }
             }
         }
-        gathered
     }
 
     /// Lists the partitions that a selection names, as ranges in rising order; the culprit otherwise.

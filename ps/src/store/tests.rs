@@ -530,8 +530,9 @@ fn rows_of_tables_have_the_slots_of_their_rule() {
             rule.apply_f32(at, Run { values, slots, gradient: &gradient });
         }
         let (table, mut numbers) = (&store.tables()[0], Vec::new());
-        encode_numbers(table.partition(), &ids, &mut numbers);
-        let (rows, _) = table.gather(&journal, Numbers::of(table.partition(), &numbers));
+        encode_numbers(table.partition(), ids.iter().copied(), &mut numbers);
+        let (numbers, mut rows) = (Numbers::of(table.partition(), &numbers), Vec::new());
+        table.gather(&journal, numbers, &mut Vec::new(), &mut rows);
         assert!(rows == bytemuck::cast_slice::<f32, u8>(&expected[0]), "{rule:?}");
     }
 }

@@ -268,13 +268,20 @@ impl Table {
         }
     }
 
-    /// The rows of these ids, one behind the other, as they were before the change under way; and how
-    /// many of the ids have one.
-    pub(crate) fn gather(&self, journal: &Journal, ids: Numbers<'_>) -> (Vec<u8>, u64) {
+    /// Appends the rows of these ids, one behind the other, as they were before the change under way; how
+    /// many of the ids have one. `first` is memory for the first values of a row.
+    pub(crate) fn gather(
+        &self,
+        journal: &Journal,
+        ids: Numbers<'_>,
+        first: &mut Vec<u64>,
+        gathered: &mut Vec<u8>,
+    ) -> u64 {
         let shape = self.records.shape;
-        let mut gathered = Vec::with_capacity(ids.len() * shape.row_bytes);
+        gathered.reserve(ids.len() * shape.row_bytes);
         // In words, as it is aligned for every type.
-        let mut first = vec![0_u64; shape.row_bytes.div_ceil(8)];
+        first.clear();
+        first.resize(shape.row_bytes.div_ceil(8), 0);
         let mut have = 0;
         self.look(journal, ids, shape.stream(0).end, |_, id, found| match found {
             Place::Row { record } => {
@@ -282,21 +289,23 @@ impl Table {
                 gathered.extend_from_slice(&self.records.read(record)[shape.stream(0)]);
             }
             _ => {
-                let first = &mut bytemuck::cast_slice_mut(&mut first)[..shape.row_bytes];
+                let first = &mut bytemuck::cast_slice_mut(first)[..shape.row_bytes];
                 self.initial.fill(shape.dtype, id, first);
                 gathered.extend_from_slice(first);
             }
         });
-        (gathered, have)
+        have
     }
 
     /// How many rows would come by pushes that have these ids, which rise and are there once for each
     /// push; `assigned` says that one of them gives values. Whom chance would admit is not counted.
     pub(crate) fn count_new(&self, journal: &Journal, ids: &[u64], assigned: bool) -> u64 {
         let mut new = 0;
-        let each: Vec<&[u64]> = ids.chunk_by(|a, b| a == b).collect();
-        self.look(journal, each.iter().map(|id| id[0]), HEAD_BYTES, |place, _, found| {
-            let pushes = u32::try_from(each[place].len()).unwrap_or(u32::MAX);
+        let each = ids.chunk_by(|a, b| a == b);
+        // They are found in their order.
+        let mut pushes = each.clone().map(|of| u32::try_from(of.len()).unwrap_or(u32::MAX));
+        self.look(journal, each.map(|of| of[0]), HEAD_BYTES, |_, _, found| {
+            let pushes = pushes.next().expect("no more are found than are looked for");
             new += u64::from(self.comes(found, pushes, assigned));
         });
         new

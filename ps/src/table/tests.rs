@@ -136,9 +136,10 @@ impl Alone {
 
     fn pull(&self, ids: &[u64]) -> (Vec<Vec<f32>>, u64) {
         let mut encoded = Vec::new();
-        encode_numbers(self.table.partition(), ids, &mut encoded);
+        encode_numbers(self.table.partition(), ids.iter().copied(), &mut encoded);
         let numbers = Numbers::of(self.table.partition(), &encoded);
-        let (rows, have) = self.table.gather(&self.journal, numbers);
+        let mut rows = Vec::new();
+        let have = self.table.gather(&self.journal, numbers, &mut Vec::new(), &mut rows);
         let rows: Vec<f32> = rows.chunks(4).map(bytemuck::pod_read_unaligned).collect();
         (rows.chunks(WIDTH).map(<[f32]>::to_vec).collect(), have)
     }

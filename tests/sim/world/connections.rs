@@ -1,5 +1,6 @@
 //! What becomes of connections.
 
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use pushpull_common::ids::ShardId;
@@ -27,7 +28,9 @@ impl World {
         *made += 1;
         let mut chance = Chance::of(self.setting.seed, &format!("{name}, {made}"));
         let delay = chance.micros(50, 5000);
-        self.connections.insert(number, Connection::new(client, server, chance));
+        let mut connection = Connection::new(client, server, chance);
+        connection.near = self.is_near(client);
+        self.connections.insert(number, connection);
         self.after(delay, Event::Connect(number));
         number
     }
@@ -40,12 +43,14 @@ impl World {
             self.connections.remove(&number);
             return self.client_gone(number, client);
         }
+        let mut near = false;
         if let Some(connection) = self.connections.get_mut(&number) {
             connection.is_up = true;
+            near = connection.near;
         }
         match client {
             Client::Worker { process, link } => {
-                self.with_process(process, |door| door.connected(now, link));
+                self.with_process(process, |door| door.connected(now, link, near));
             }
             Client::Shard(shard) => {
                 self.with_shard(shard, |door| door.owner_connected());
@@ -82,7 +87,27 @@ impl World {
             Some(Arrival::Bytes(bytes)) => bytes,
         };
         self.trace.bytes(&bytes);
+        let passed = self.connections.get_mut(&number).map(|c| std::mem::take(&mut c.passed));
+        self.pass(client, passed.unwrap_or_default());
         self.arrive(number, way, client, server, &bytes);
+    }
+
+    /// Descriptors arrive, at the latest with the frame that they belong to.
+    fn pass(&mut self, client: Client, passed: Vec<Vec<OwnedFd>>) {
+        let Client::Worker { process, link } = client else { return };
+        let door = &mut self.processes[process].door;
+        passed.into_iter().for_each(|descriptors| door.passed(link, descriptors));
+    }
+
+    /// Whether a client is on the host of the servers.
+    fn is_near(&self, client: Client) -> bool {
+        match client {
+            Client::Worker { process, .. } => {
+                let incarnation = self.processes[process].trainer.incarnation;
+                self.setting.lends && incarnation.is_multiple_of(2)
+            }
+            Client::Shard(_) => false,
+        }
     }
 
     fn arrive(&mut self, number: u64, way: Way, client: Client, server: ShardId, bytes: &[u8]) {
@@ -137,6 +162,7 @@ impl World {
             if connection.is_up && !bytes.is_empty() && self.is_there(way, client) {
                 self.faults.insert(Fault::Half);
                 self.trace.bytes(&bytes);
+                self.pass(client, std::mem::take(&mut connection.passed));
                 self.arrive(number, way, client, server, &bytes);
             }
         }

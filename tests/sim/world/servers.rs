@@ -54,6 +54,12 @@ impl World {
             ps::Event::Send { connection, frame } => {
                 self.send(connection, Way::Back, Item::Bytes(frame.into()));
             }
+            ps::Event::Lent { connection, frame, descriptors } => {
+                if let Some(connection) = self.connections.get_mut(&connection) {
+                    connection.passed.push(descriptors);
+                }
+                self.send(connection, Way::Back, Item::Bytes(frame.into()));
+            }
             ps::Event::Values { connection, values } => {
                 self.send(connection, Way::Back, Item::Values(values));
             }
@@ -111,6 +117,7 @@ impl World {
                 life,
                 self.now,
                 self.setting.part_bytes,
+                self.setting.lends,
             );
             let (steps, owns) = (door.steps(), door.owns_step());
             *host = Host::Up(Box::new(door));

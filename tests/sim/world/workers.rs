@@ -29,7 +29,8 @@ impl World {
         let trainer = Trainer::new(task, &self.setting, incarnation, &mut chance);
         let catalogue = Arc::clone(&self.setting.catalogue);
         let cluster = &self.setting.cluster;
-        let door = worker::Door::new(
+        #[allow(unused_mut, reason = "for a planted bug")]
+        let mut door = worker::Door::new(
             cluster,
             task,
             task == 0,
@@ -37,6 +38,10 @@ impl World {
             catalogue,
             self.setting.part_bytes,
         );
+        #[cfg(feature = "zoo")]
+        if self.setting.zoo.bug() == Some(pushpull_ps::Bug::RoomEarly) {
+            door.spoil_rooms();
+        }
         self.processes.push(Process {
             door,
             trainer,
@@ -78,6 +83,16 @@ impl World {
                     if let Some(&connection) = self.processes[number].links.get(&link) {
                         self.send(connection, Way::There, Item::Bytes(frame.into()));
                     }
+                }
+                worker::Event::Reads => {
+                    let chance = &mut self.processes[number].chance;
+                    let pause = match chance.between(0, 99) {
+                        // Stopped by the system, and sometimes for longer than it may be.
+                        0 | 1 => chance.millis(100, 1500),
+                        2..=9 => chance.millis(5, 100),
+                        _ => chance.micros(1, 2000),
+                    };
+                    self.after(pause, Event::Read(number));
                 }
                 worker::Event::Reply { op, reply } => {
                     self.trace.note(|| format!("  process {number} is answered {}", short(&reply)));

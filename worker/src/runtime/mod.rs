@@ -18,5 +18,9 @@ pub(crate) use caller::Caller;
 pub(crate) use driver::{AWAKE, Driver};
 pub(crate) use lenders::Direct;
 pub(crate) use post::Call;
+#[cfg(feature = "simulation")]
+pub(crate) use shared_memory::{Mapped, map, map_tray};
 pub(crate) use thread::SessionThread;
+#[cfg(feature = "simulation")]
+pub(crate) use trays::Trays;
 pub(crate) use turns::{Open, Turns};

@@ -80,7 +80,7 @@ impl Words for Mapped {
 }
 
 /// Maps what has come with a [`Lent`], once it is known to be what that says.
-pub(super) fn map(lent: &Lent, descriptors: Vec<OwnedFd>) -> io::Result<Reader<Mapped>> {
+pub(crate) fn map(lent: &Lent, descriptors: Vec<OwnedFd>) -> io::Result<Reader<Mapped>> {
     let Lent { offset, block_bytes, stride, blocks, places, .. } = *lent;
     let geometry = Geometry { offset, block_bytes, stride, blocks, places };
     geometry.check(lent.values_bytes).map_err(io::Error::other)?;
@@ -110,7 +110,7 @@ pub(crate) struct MappedTray {
 }
 
 /// Maps what has come with a [`LentTray`], once it is known to be what that says.
-pub(super) fn map_tray(lent: &LentTray, descriptors: Vec<OwnedFd>) -> io::Result<MappedTray> {
+pub(crate) fn map_tray(lent: &LentTray, descriptors: Vec<OwnedFd>) -> io::Result<MappedTray> {
     let LentTray { bytes, first, stride, rooms } = lent;
     let rooms = rooms.items();
     let end = stride.checked_mul(rooms.len() as u64).and_then(|all| all.checked_add(*first));

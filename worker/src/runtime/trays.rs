@@ -21,13 +21,13 @@ struct Lent {
 
 impl Trays {
     /// The shard of a link has lent a tray.
-    pub(super) fn add(&self, link: usize, shard: ShardId, id: TrayId, tray: MappedTray) {
+    pub(crate) fn add(&self, link: usize, shard: ShardId, id: TrayId, tray: MappedTray) {
         self.0.add(link, shard, Lent { id, tray: Arc::new(tray) });
     }
 
     /// The connection of a link is gone, and the tray with it: whoever still has a room of it may write
     /// there, and nobody takes one any more.
-    pub(super) fn remove(&self, link: usize) {
+    pub(crate) fn remove(&self, link: usize) {
         self.0.remove(link);
     }
 

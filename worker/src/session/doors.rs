@@ -12,7 +12,6 @@ use pushpull_common::protocol::message::{Lent, LentTray, NonFinitePolicy, Operat
 use pushpull_common::protocol::{Envelope, Grant, Header, Message, Outcome};
 use smallvec::SmallVec;
 
-use super::Rows;
 use super::spares::Emptied;
 use crate::config::Checksums;
 use crate::error::{Error, SilentShards};
@@ -20,7 +19,9 @@ use crate::fanout::Plan;
 use crate::lent::Lender;
 use crate::params::Buffer;
 use crate::parts::{Body, Part, Scattered};
+use crate::rows::RowGradients;
 use crate::trays::TrayId;
+use crate::wanted::Wanted;
 
 /// Names an operation of the caller's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -48,7 +49,7 @@ pub(crate) enum Command {
         token: Option<GlobalStep>,
     },
     /// Fill a buffer with rows of sparse variables, likewise.
-    PullRows { plan: Arc<Plan>, buffer: Buffer, rows: Vec<Rows>, token: Option<GlobalStep> },
+    PullRows { plan: Arc<Plan>, buffer: Buffer, wanted: Arc<Wanted>, token: Option<GlobalStep> },
     /// Push, and wait for the outcome.
     Push { order: PushOrder },
     /// Push, and wait for the outcome; more of it comes as [`Command::Rest`].
@@ -58,7 +59,12 @@ pub(crate) enum Command {
     /// Begin a push whose parts come later.
     Begin { order: PushOrder },
     /// Add parts to a push.
-    More { sequence: Sequence, parts: Vec<(ShardId, Vec<Part>)> },
+    More {
+        sequence: Sequence,
+        /// Rows that have been cut, before the parts.
+        rows: Option<Arc<RowGradients>>,
+        parts: Vec<(ShardId, Vec<Part>)>,
+    },
     /// That was all of a push; wait for the outcome.
     End { sequence: Sequence },
     /// Wait for the outcome of a push that is under way.
@@ -128,6 +134,8 @@ pub(crate) struct PushOrder {
     pub(crate) read: Read,
     /// What travels by a scatter, behind the parts.
     pub(crate) scattered: Option<Scattered>,
+    /// Rows that have been cut, before the parts.
+    pub(crate) rows: Option<Arc<RowGradients>>,
     pub(crate) parts: Vec<(ShardId, Vec<Part>)>,
 }
 
@@ -139,7 +147,7 @@ impl PushOrder {
         read: Read,
         parts: Vec<(ShardId, Vec<Part>)>,
     ) -> PushOrder {
-        PushOrder { operation, grant, read, scattered: None, parts }
+        PushOrder { operation, grant, read, scattered: None, rows: None, parts }
     }
 }
 

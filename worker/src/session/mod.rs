@@ -38,7 +38,6 @@ pub(crate) use doors::{
     Command, Counts, Input, OpId, Output, PushOrder, Read, Reply, Start, Welcomed,
 };
 use link::{Link, Status};
-pub(crate) use pulls::Rows;
 use pulls::{Ask, Wanted};
 use pushes::Push;
 use spares::Spares;
@@ -195,8 +194,8 @@ impl Session {
                 let begun = self.begin_push(now, order, false);
                 return self.reply(op, begun.map(|sequence| Reply::Begun { sequence }));
             }
-            Command::More { sequence, parts } => {
-                self.more_parts(now, sequence, parts);
+            Command::More { sequence, rows, parts } => {
+                self.more_parts(now, sequence, rows, parts);
                 return self.reply(op, Ok(Reply::Done));
             }
             Command::Rest { of, scattered, last } => {
@@ -240,10 +239,12 @@ impl Session {
                 let pull = pulls::Pull::new(plan, buffer, token, self.step, asks);
                 ("pull", OpKind::Pull(pulls::Pull { base, ..pull }))
             }
-            Command::PullRows { plan, buffer, rows, token } => {
-                let asks = rows.into_iter();
-                let of = |rows: Rows| Ask::new(self.link_to(now, rows.shard), Wanted::Rows(rows));
-                let asks = asks.map(of).collect();
+            Command::PullRows { plan, buffer, wanted, token } => {
+                let mut asks = self.spares.asks.take();
+                for (which, asked) in wanted.asks().iter().enumerate() {
+                    let link = self.link_to(now, asked.shard);
+                    asks.push(Ask::new(link, Wanted::Rows(wanted.clone(), which)));
+                }
                 ("pull rows", OpKind::Pull(pulls::Pull::new(plan, buffer, token, self.step, asks)))
             }
             Command::Push { order } => match self.begin_push(now, order, true) {

@@ -4,10 +4,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use bytes::Bytes;
 use pushpull_common::catalogue::Partition;
 use pushpull_common::codec::Encoding;
-use pushpull_common::ids::{GlobalStep, PartitionId, RestoreEpoch, ShardId};
+use pushpull_common::ids::{GlobalStep, RestoreEpoch, ShardId};
 use pushpull_common::protocol::message::{Pulled, Selection};
 use pushpull_common::protocol::{Envelope, Message, Refusal, message};
 
@@ -20,6 +19,7 @@ use crate::fanout::{Plan, Span};
 use crate::params::Buffer;
 use crate::parts::Body;
 use crate::selection::Selected;
+use crate::wanted;
 
 /// Requests for rows that a shard may have unanswered: enough that it is never idle, and few enough
 /// that it never says it has too many: one of the largest size counts for nine of its 128.
@@ -33,17 +33,6 @@ pub(super) enum Progress {
     Sent(u64, GlobalStep),
     /// All have come, in this restore epoch, of this step.
     Done(RestoreEpoch, GlobalStep),
-}
-
-/// Rows of one partition, in one request, as they are asked for.
-#[derive(Clone, Debug)]
-pub(crate) struct Rows {
-    pub(crate) shard: ShardId,
-    pub(crate) partition: PartitionId,
-    /// Their numbers within the partition, as [`pushpull_common::rows`] has them.
-    pub(crate) numbers: Bytes,
-    /// Where they go in the buffer.
-    pub(crate) to: Range<usize>,
 }
 
 /// One request of a pull.
@@ -66,7 +55,8 @@ pub(super) enum Wanted {
     Values,
     /// Those of one variable.
     Selected(Selected),
-    Rows(Rows),
+    /// One request of those for rows.
+    Rows(Arc<wanted::Wanted>, usize),
 }
 
 impl Ask {
@@ -154,7 +144,7 @@ impl Pull {
         let next_value = |from| match &*wanted {
             Wanted::Values => self.plan.next_value(shard, from),
             Wanted::Selected(selected) => selected.next_value(from),
-            Wanted::Rows(_) => None,
+            Wanted::Rows(..) => None,
         };
         let end = pulled.offset.checked_add(bytes);
         let lies = |end: &u64| {
@@ -162,7 +152,7 @@ impl Pull {
             let asked = match &*wanted {
                 Wanted::Values => true,
                 Wanted::Selected(selected) => selected.contains(&range),
-                Wanted::Rows(_) => false,
+                Wanted::Rows(..) => false,
             };
             asked && self.plan.spans(shard, range, spans).is_some()
         };
@@ -181,8 +171,9 @@ impl Pull {
 
     /// The partition that a request asks for rows of.
     pub(super) fn partition_of(&self, ask: usize) -> Option<&Partition> {
-        let Wanted::Rows(rows) = &self.asks.get(ask)?.wanted else { return None };
-        self.plan.catalogue().partitions().get(rows.partition.0 as usize)
+        let Wanted::Rows(wanted, which) = &self.asks.get(ask)?.wanted else { return None };
+        let partition = wanted.asks()[*which].partition;
+        self.plan.catalogue().partitions().get(partition.0 as usize)
     }
 
     /// Where the rows of an answer go, which come so, if not as they are.
@@ -195,12 +186,15 @@ impl Pull {
     ) -> Result<(Range<usize>, Option<ShortPart>), &'static str> {
         let kept = self.partition_of(ask).map(|partition| (partition.dtype, partition.own));
         let Some(Ask {
-            progress: Progress::Sent(..), wanted: Wanted::Rows(asked), gradients, ..
+            progress: Progress::Sent(..),
+            wanted: Wanted::Rows(wanted, which),
+            gradients,
+            ..
         }) = self.asks.get_mut(ask)
         else {
             return Err("rows nobody asked for");
         };
-        let to = asked.to.clone();
+        let to = wanted.asks()[*which].to.clone();
         let short = match encoding.zip(kept) {
             None => (to.len() as u64 == bytes).then_some(None),
             Some((_, (_, Some(own)))) => ShortPart::halves(own, to.clone(), bytes).map(Some),
@@ -255,7 +249,7 @@ impl Session {
             if let Progress::Done(_, step) = ask.progress
                 && self.synchronous
                 && step < envelope.step
-                && !matches!(ask.wanted, Wanted::Rows(_))
+                && !matches!(ask.wanted, Wanted::Rows(..))
             {
                 ask.older = Some((step, envelope.step));
                 ask.progress = Progress::Unsent;
@@ -302,9 +296,9 @@ impl Session {
         match wanted {
             Wanted::Values => (values(Selection::Dense {}), Body::Empty),
             Wanted::Selected(selected) => (values(selected.selection()), Body::Empty),
-            Wanted::Rows(Rows { partition, numbers, .. }) => {
-                let request = self.request_for_rows(pull, ask, *partition);
-                (request, numbers.clone().into())
+            Wanted::Rows(wanted, which) => {
+                let partition = wanted.asks()[*which].partition;
+                (self.request_for_rows(pull, ask, partition), wanted.body_of(*which))
             }
         }
     }

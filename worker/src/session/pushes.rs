@@ -1,5 +1,6 @@
 //! Pushes: parts to every shard they touch under one sequence number, until each has settled it.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use pushpull_common::ids::{RequestId, Sequence, ShardId};
@@ -12,6 +13,7 @@ use super::spares::Emptied;
 use super::{OpId, PushOrder, Read, Session};
 use crate::error::Error;
 use crate::parts::{Body, InTray, Part, Scattered};
+use crate::rows::RowGradients;
 
 /// How far a push is on one shard.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -136,16 +138,14 @@ impl Session {
         }
         let sequence = Sequence(self.next_sequence);
         self.next_sequence += 1;
-        let PushOrder { operation, grant, read, scattered, parts } = order;
+        let PushOrder { operation, grant, read, scattered, rows, parts } = order;
         let synchronous = self.synchronous && operation == (Operation::Gradient {});
         let owner_first = self.owner_first && operation == (Operation::Gradient {});
         let shares = self.spares.lists.take();
         let started_by = None;
         let mut push =
             Push { operation, synchronous, owner_first, grant, read, shares, complete, started_by };
-        for (shard, parts) in parts {
-            self.share(now, &mut push, shard).parts.extend(parts);
-        }
+        self.add_parts(now, &mut push, rows, parts);
         if let Some(scattered) = scattered {
             self.add_scattered(now, &mut push, &scattered);
         }
@@ -159,6 +159,21 @@ impl Session {
         }
         self.pushes.insert(sequence, push);
         Ok(sequence)
+    }
+
+    fn add_parts(
+        &mut self,
+        now: Instant,
+        push: &mut Push,
+        rows: Option<Arc<RowGradients>>,
+        parts: Vec<(ShardId, Vec<Part>)>,
+    ) {
+        for (shard, part) in rows.iter().flat_map(RowGradients::parts) {
+            self.share(now, push, shard).parts.push(part);
+        }
+        for (shard, parts) in parts {
+            self.share(now, push, shard).parts.extend(parts);
+        }
     }
 
     fn add_scattered(&mut self, now: Instant, push: &mut Push, scattered: &Scattered) {
@@ -211,14 +226,13 @@ impl Session {
         &mut self,
         now: Instant,
         sequence: Sequence,
+        rows: Option<Arc<RowGradients>>,
         parts: Vec<(ShardId, Vec<Part>)>,
     ) {
         let Some(mut push) = self.pushes.remove(&sequence) else {
             return;
         };
-        for (shard, parts) in parts {
-            self.share(now, &mut push, shard).parts.extend(parts);
-        }
+        self.add_parts(now, &mut push, rows, parts);
         self.pushes.insert(sequence, push);
         self.drive_push(now, sequence);
     }

@@ -14,7 +14,7 @@ use crate::fanout::Plan;
 use crate::handles::PushHandle;
 use crate::initial::padded;
 use crate::joined::{check_finite, check_rows_finite};
-use crate::rows::{self, RowSet};
+use crate::rows::{self, Cutting, RowGradients};
 use crate::session::{Command, PushOrder, Read};
 
 impl Worker {
@@ -44,17 +44,20 @@ impl Worker {
     ) -> Result<(), Error> {
         let plan = self.joined("assign rows")?.plan.clone();
         let variable = rows::check::<T>(&plan, name, ids, rows.len())?;
-        if let Some(row) = RowSet::twice(ids) {
+        if let Some(row) = rows::twice(ids) {
             return Err(ViewError::RowTwice { name: name.to_owned(), row }.into());
         }
-        let rows = RowSet::sum(&plan, variable, ids, rows)?;
-        check_rows_finite(self.client.welcomed.non_finite, &plan, &rows, 1.0)?;
-        let parts = rows.parts(&plan, false, 1.0);
-        if parts.is_empty() {
+        let mut rows = RowGradients::of(&plan, variable, ids, rows)?;
+        for rows in rows.iter() {
+            check_rows_finite(self.client.welcomed.non_finite, &plan, rows, 1.0)?;
+        }
+        if ids.is_empty() {
             return Ok(());
         }
-        let operation = Operation::Assign {};
-        let order = PushOrder::of_parts(operation, None, Read::default(), parts);
+        rows.cut(&plan, variable, Cutting { all: false, values: true, factor: 1.0 });
+        let (operation, rows) = (Operation::Assign {}, Some(Arc::new(rows)));
+        let order = PushOrder::of_parts(operation, None, Read::default(), Vec::new());
+        let order = PushOrder { rows, ..order };
         self.assign_order(order).await.map(|_| ())
     }
 

@@ -64,18 +64,18 @@ impl Worker {
         &mut self,
         joined: &Joined,
         token: Token,
-        gradients: Gradients,
+        mut gradients: Gradients,
     ) -> Result<PushOrder, Error> {
         if !joined.plan.is_same(&gradients.plan) {
             return Err(Error::ForeignBuffer);
         }
-        if gradients.present().next().is_none() && gradients.rows.is_empty() {
+        if gradients.present().next().is_none() && gradients.memory.rows.is_empty() {
             return Err(Error::EmptyPush);
         }
         let scatter = self.scatter_of(joined, &gradients);
         joined.check(&gradients, &scatter)?;
         // Rows first: what a shard may apply as it comes is then the end of the push.
-        let parts = joined.own_parts(&gradients)?;
+        let parts = joined.own_parts(&mut gradients)?;
         let Some((grant, read)) = token.spend() else {
             return Err(Error::EmptyPush);
         };
@@ -83,11 +83,12 @@ impl Worker {
         let memory = self.own(&joined.plan, &joined.runs, memory);
         let (rounds, buffer) = (0..scatter.rounds(), memory.buffer.clone());
         let scattered = Some(Scattered { scatter, buffer, rounds, factors });
+        let rows = Some(memory.rows.clone()).filter(|rows| !rows.is_empty());
         if self.pool.len() < POOL_MAX {
             self.pool.push(memory);
         }
         let operation = Operation::Gradient {};
-        Ok(PushOrder { operation, grant: Some(grant), read, scattered, parts })
+        Ok(PushOrder { operation, grant: Some(grant), read, scattered, rows, parts })
     }
 
     /// How the variables of a push travel: as those of the last one, if they are the same.

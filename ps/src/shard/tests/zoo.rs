@@ -54,7 +54,15 @@ fn is_of_memory(bug: Bug) -> bool {
 }
 
 /// Bugs that only a whole cluster shows: the simulator finds them.
-const IN_CLUSTERS: &[Bug] = &[Bug::MeanOfAll, Bug::StaleEpoch, Bug::KeyByReplica];
+const IN_CLUSTERS: &[Bug] = &[
+    Bug::MeanOfAll,
+    Bug::StaleEpoch,
+    Bug::KeyByReplica,
+    Bug::PinIgnored,
+    Bug::RevokedUnseen,
+    Bug::TurnLate,
+    Bug::RoomEarly,
+];
 
 /// Bugs that a process killed between two instructions cannot show.
 const UNSTEPPED: &[Bug] = &[

@@ -1,23 +1,26 @@
 //! Values that come encoded, and gradients that go so.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use pushpull_common::codec::{Codec, Encoding, Encodings};
 use pushpull_common::ids::{GlobalStep, PartitionId, VariableId};
 use pushpull_common::protocol::message::{self, OutcomeIs, Pulled, PulledEncoded};
 use pushpull_common::protocol::{Message, PushState};
-use pushpull_common::tensor::bf16 as Brain;
+use pushpull_common::tensor::{Element, bf16 as Brain};
 use pushpull_common::variable::VariableSpec;
 
 use super::world::{
     Frame, OWNER, World, applied, grant, halves_plan, place, plan, push_answer, shard, welcome,
 };
 use crate::compression::{Compression, Rule};
+use crate::fanout::Plan;
 use crate::params::Buffer;
-use crate::session::{Command, PushOrder, Read, Reply, Rows};
+use crate::session::{Command, OpId, PushOrder, Read, Reply};
+use crate::wanted::Wanted;
 
 /// A session that pulls bf16, and its pull of 6 floats.
-fn pulling() -> (World, crate::session::OpId, Frame) {
+fn pulling() -> (World, OpId, Frame) {
     let plan = plan(1, 6);
     let mut world = World::with(|start| start.values = Some(Encoding::Bf16)).join(&plan);
     let op = world.pull(&plan);
@@ -74,36 +77,50 @@ fn values_of_another_length_break_off_the_connection() {
     }
 }
 
-/// A session that pulls bf16, and its pull of two rows of a trained variable and of one of a plain one.
-fn pulling_rows() -> (World, crate::session::OpId, [Frame; 2]) {
+/// Pulls so many rows of each of two variables, whose rows are of so many bytes.
+fn pull_rows(world: &mut World, plan: &Arc<Plan>, counts: [u64; 2], row_bytes: usize) -> [OpId; 2] {
+    [0, 1].map(|index| {
+        let ids: Vec<u64> = (0..counts[index]).collect();
+        let mut wanted = Wanted::default();
+        wanted.ask(plan, VariableId(index as u32), &ids);
+        let (plan, wanted) = (plan.clone(), Arc::new(wanted));
+        let buffer = Buffer::of_bytes(ids.len() * row_bytes);
+        world.call(Command::PullRows { plan, buffer, wanted, token: None })
+    })
+}
+
+/// What pulls of so many values have found, one behind the other.
+fn found<T: Element>(world: &mut World, ops: [OpId; 2], counts: [usize; 2]) -> Vec<T> {
+    let of = |(op, count)| {
+        let Ok(Reply::Pulled { buffer, .. }) = world.reply(op) else { panic!() };
+        bytemuck::cast_slice::<u8, T>(buffer.bytes())[..count].to_vec()
+    };
+    ops.into_iter().zip(counts).flat_map(of).collect()
+}
+
+/// A session that pulls bf16, and its pulls of two rows of a trained variable and of one of a plain one.
+fn pulling_rows() -> (World, [OpId; 2], [Frame; 2]) {
     let sparse = |name: &str| VariableSpec::f32(name, [4, 3]).unwrap().sparse();
     let plan = place(vec![sparse("trained"), sparse("plain").plain()], 1);
     let mut world = World::with(|start| start.values = Some(Encoding::Bf16)).join(&plan);
-    let ask = |partition: u32, to: std::ops::Range<usize>| {
-        let numbers = bytes::Bytes::from(vec![0; to.len() / 3]);
-        Rows { shard: shard(0), partition: PartitionId(partition), numbers, to }
-    };
-    let rows = vec![ask(0, 0..24), ask(1, 24..36)];
-    let buffer = Buffer::of_bytes(36);
-    let op = world.call(Command::PullRows { plan, buffer, rows, token: None });
+    let ops = pull_rows(&mut world, &plan, [2, 1], 12);
     let short = world.heard(OWNER, "PullRowsEncoded");
     let Message::PullRowsEncoded(asked) = &short.message else { unreachable!() };
     assert_eq!((asked.encoding, asked.pull.partition), (Encoding::Bf16.code(), PartitionId(0)));
     let plain = world.heard(OWNER, "PullRows");
-    (world, op, [short, plain])
+    (world, ops, [short, plain])
 }
 
 const ROWS: message::Rows = message::Rows { version: 1, gradients: 1 };
 
 #[test]
 fn rows_of_trained_variables_are_decoded_into_their_places() {
-    let (mut world, op, [short, plain]) = pulling_rows();
+    let (mut world, ops, [short, plain]) = pulling_rows();
     let rows = [1.0, 2.0, 3.0, 4.0, 5.0, -6.0];
     let body = [7f32, 8.0, 0.1].map(f32::to_le_bytes).concat();
     world.answer_body(&plain, GlobalStep(3), ROWS, &body);
     world.answer_body(&short, GlobalStep(3), ROWS, &bf16(&rows));
-    let Ok(Reply::Pulled { buffer, .. }) = world.reply(op) else { panic!() };
-    let values: &[f32] = &bytemuck::cast_slice(buffer.bytes())[..9];
+    let values: Vec<f32> = found(&mut world, ops, [6, 3]);
     assert_eq!(values, [1.0, 2.0, 3.0, 4.0, 5.0, -6.0, 7.0, 8.0, 0.1]);
 }
 
@@ -133,26 +150,20 @@ fn rows_of_halves_come_as_they_are() {
     let plan = place(vec![sparse("trained"), sparse("plain").plain()], 1);
     let begin = |chosen: Option<Encoding>| {
         let mut world = World::with(|start| start.values = chosen).join(&plan);
-        let ask = |partition: u32, to: std::ops::Range<usize>| {
-            let numbers = bytes::Bytes::from(vec![0; 4 * to.len() / 6]);
-            Rows { shard: shard(0), partition: PartitionId(partition), numbers, to }
-        };
-        let (rows, buffer) = (vec![ask(0, 0..12), ask(1, 12..18)], Buffer::of_bytes(18));
-        let op = world.call(Command::PullRows { plan: plan.clone(), buffer, rows, token: None });
+        let ops = pull_rows(&mut world, &plan, [2, 1], 6);
         let frames = [(); 2].map(|()| world.heard(OWNER, "PullRowsEncoded"));
         for frame in &frames {
             let Message::PullRowsEncoded(asked) = &frame.message else { unreachable!() };
             assert_eq!(asked.encoding, Encoding::Bf16.code());
         }
-        (world, op, frames)
+        (world, ops, frames)
     };
     let rows = [1.0, 2.0, 3.0, 4.0, 5.0, -6.0];
     for chosen in [None, Some(Encoding::F16), Some(Encoding::Bf16)] {
-        let (mut world, op, [trained, plain]) = begin(chosen);
+        let (mut world, ops, [trained, plain]) = begin(chosen);
         world.answer_body(&plain, GlobalStep(3), ROWS, &bf16(&[7.0, 8.0, f32::INFINITY]));
         world.answer_body(&trained, GlobalStep(3), ROWS, &bf16(&rows));
-        let Ok(Reply::Pulled { buffer, .. }) = world.reply(op) else { panic!() };
-        let values: &[Brain] = &bytemuck::cast_slice(buffer.bytes())[..9];
+        let values: Vec<Brain> = found(&mut world, ops, [6, 3]);
         let expected = [1.0, 2.0, 3.0, 4.0, 5.0, -6.0, 7.0, 8.0, f32::INFINITY];
         assert_eq!(values, expected.map(Brain::from_f32));
     }

@@ -74,7 +74,9 @@ fn push(world: &mut World, plan: &Plan, ids: &[u32], buffer: Arc<GradientBuffer>
     let scattered = Some(Scattered { scatter, buffer, rounds, factors });
     let (operation, grant) = (Operation::Gradient {}, Some(grant(1, 0)));
     let (read, parts) = (Read::default(), Vec::new());
-    world.call(Command::Push { order: PushOrder { operation, grant, read, scattered, parts } })
+    world.call(Command::Push {
+        order: PushOrder { operation, grant, read, scattered, rows: None, parts },
+    })
 }
 
 fn named(frame: &Frame) -> (u32, Option<u64>, Vec<(u64, u64)>) {

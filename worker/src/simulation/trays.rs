@@ -1,0 +1,104 @@
+//! Gradients in rooms that shards lend: a room that the session has done with is written at once, as a
+//! caller may begin with the next gradients there.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use pushpull_common::ids::{ShardId, VariableId};
+use pushpull_common::protocol::message::LentTray;
+
+use crate::fanout::Plan;
+use crate::params::Memory;
+use crate::parts::Scattered;
+use crate::runtime::{Trays, map_tray};
+use crate::trays::{Run, TrayId};
+
+/// What lies in a room that nobody sends from: no gradient of any test.
+const JUNK: u8 = 0x6d;
+
+/// The trays that shards have lent, and what is written there.
+#[derive(Debug)]
+pub(super) struct Rooms {
+    plan: Arc<Plan>,
+    runs: Arc<[Run]>,
+    trays: Trays,
+    /// What pushes were written to.
+    pool: Vec<Memory>,
+    /// What each link was lent, for the planted bug.
+    lent: BTreeMap<usize, (LentTray, File)>,
+}
+
+impl Rooms {
+    pub(super) fn new(plan: Arc<Plan>) -> Rooms {
+        let runs = plan.runs(|_| true).into();
+        Rooms { plan, runs, trays: Trays::default(), pool: Vec::new(), lent: BTreeMap::new() }
+    }
+
+    /// The shard of a link has lent a tray.
+    ///
+    /// # Panics
+    /// If it cannot be mapped.
+    pub(super) fn add(
+        &mut self,
+        (link, shard, id): (usize, ShardId, TrayId),
+        lent: LentTray,
+        descriptors: Vec<OwnedFd>,
+    ) {
+        let file = descriptors.first().and_then(|file| file.try_clone().ok());
+        let tray = map_tray(&lent, descriptors).expect("what is lent can be mapped");
+        self.trays.add(link, shard, id, tray);
+        let file = File::from(file.expect("a tray has a descriptor"));
+        self.lent.insert(link, (lent, file));
+    }
+
+    /// The connection of a link is gone, and what it was lent.
+    pub(super) fn remove(&mut self, link: usize) {
+        self.trays.remove(link);
+        self.lent.remove(&link);
+    }
+
+    /// Writes gradients, of which `bytes` has all variables, where shards read them; nothing if none has
+    /// lent a room.
+    pub(super) fn write(&mut self, variables: &[VariableId], bytes: &[u8]) -> Option<Scattered> {
+        let free = self.pool.iter().position(Memory::is_free);
+        let memory = free.map(|free| self.pool.swap_remove(free));
+        let mut memory = memory.unwrap_or_else(|| Memory::new(&self.plan, self.runs.clone()));
+        let (buffer, trays) = (memory.buffer_mut(), &self.trays);
+        buffer.renew(|tray| trays.has(tray), |shard| trays.take(shard));
+        if buffer.rooms() == 0 {
+            return None;
+        }
+        for &id in variables {
+            let range = self.plan.range(id);
+            buffer.slice_mut(range.clone()).copy_from_slice(&bytes[range]);
+        }
+        let scatter = Arc::new(self.plan.scatter(variables.iter().copied()));
+        let (rounds, factors) = (0..scatter.rounds(), BTreeMap::new());
+        let buffer = memory.buffer.clone();
+        self.pool.push(memory);
+        Some(Scattered { scatter, buffer, rounds, factors })
+    }
+
+    /// Writes over everything that nobody sends from any more.
+    pub(super) fn scribble(&mut self) {
+        for memory in self.pool.iter_mut().filter(|memory| memory.is_free()) {
+            for id in 0..self.plan.catalogue().variables().len() as u32 {
+                memory.buffer_mut().slice_mut(self.plan.range(VariableId(id))).fill(JUNK);
+            }
+        }
+    }
+
+    /// Writes over a room that is being pushed, as a caller would who thinks that it is free.
+    pub(super) fn spoil(&self, link: usize, room: u32) {
+        let Some((lent, file)) = self.lent.get(&link) else { return };
+        let place = lent.rooms.items().iter().position(|&number| number == room);
+        if let Some(place) = place {
+            let (stride, start) = (lent.stride, lent.first + place as u64 * lent.stride);
+            let junk = vec![JUNK; stride as usize];
+            file.write_all_at(&junk, start).expect("it is lent to be written");
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! Rows of sparse variables that are asked for: what the servers are asked, and where the answers go.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use pushpull_common::catalogue::Partition;
+use pushpull_common::ids::{PartitionId, ShardId, VariableId};
+use pushpull_common::protocol::limits::PART_BYTES_MAX;
+use pushpull_common::reused::Reused;
+use pushpull_common::rows;
+
+use crate::fanout::Plan;
+use crate::params::Buffer;
+use crate::parts::{Bodies, Body};
+use crate::rows::{number_of, part_of};
+
+/// Rows of one partition, in one request.
+#[derive(Clone, Debug)]
+pub(crate) struct Asked {
+    pub(crate) shard: ShardId,
+    pub(crate) partition: PartitionId,
+    /// Where their numbers within the partition lie, as [`pushpull_common::rows`] has them.
+    numbers: Range<usize>,
+    /// Where they go in the buffer.
+    pub(crate) to: Range<usize>,
+}
+
+/// What is asked of the servers for rows of a variable, and where the answers lie, in memory that is used
+/// again and again.
+#[derive(Debug, Default)]
+pub(crate) struct Wanted {
+    asks: Reused<Asked>,
+    numbers: Reused<u8>,
+    /// Where each row is in the buffer, counted in rows; nothing if they are in their order.
+    places: Reused<u32>,
+    row_bytes: usize,
+    /// The partition of each row, and how many rows come before those of each.
+    parts: Reused<u32>,
+    starts: Reused<usize>,
+}
+
+impl Wanted {
+    /// Asks for these rows of a variable, which have been checked, and for nothing else.
+    pub(crate) fn ask(&mut self, plan: &Plan, variable: VariableId, ids: &[u64]) {
+        let partitions = plan.catalogue().partitions_of(variable);
+        self.empty();
+        self.row_bytes = plan.catalogue().variable(variable).row_bytes() as usize;
+        if let [partition] = partitions {
+            let numbers = ids.iter().map(|&id| number_of(partition, id));
+            rows::encode_numbers(partition, numbers, &mut self.numbers);
+            return self.ask_partition(partition, 0..ids.len());
+        }
+        self.starts.resize(partitions.len() + 1, 0);
+        for &id in ids {
+            let part = part_of(partitions, id);
+            self.parts.push(part as u32);
+            self.starts[part + 1] += 1;
+        }
+        (1..self.starts.len()).for_each(|part| self.starts[part] += self.starts[part - 1]);
+        let each = rows::number_bytes(&partitions[0]) as usize;
+        self.numbers.resize(ids.len() * each, 0);
+        // Where those of each partition begin becomes where they end.
+        for (&id, &part) in ids.iter().zip(&*self.parts) {
+            let place = self.starts[part as usize];
+            self.starts[part as usize] += 1;
+            self.places.push(place as u32);
+            let number = number_of(&partitions[part as usize], id).to_le_bytes();
+            self.numbers[place * each..(place + 1) * each].copy_from_slice(&number[..each]);
+        }
+        let mut start = 0;
+        for (index, partition) in partitions.iter().enumerate() {
+            let end = self.starts[index];
+            self.ask_partition(partition, start..end);
+            start = end;
+        }
+    }
+
+    /// Asks for rows of a partition, which come one behind the other here among all.
+    fn ask_partition(&mut self, partition: &Partition, these: Range<usize>) {
+        // Neither the numbers nor the rows, as the shard keeps them, are more than a body may be.
+        let each = rows::number_bytes(partition) as usize;
+        let most = (PART_BYTES_MAX as usize / each.max(partition.row_bytes() as usize)).max(1);
+        for start in these.clone().step_by(most) {
+            let end = these.end.min(start + most);
+            self.asks.push(Asked {
+                shard: partition.shard,
+                partition: partition.id,
+                numbers: start * each..end * each,
+                to: start * self.row_bytes..end * self.row_bytes,
+            });
+        }
+    }
+
+    fn empty(&mut self) {
+        self.asks.empty();
+        self.numbers.empty();
+        self.places.empty();
+        self.parts.empty();
+        self.starts.empty();
+    }
+
+    /// What is asked for, each in a request of its own.
+    pub(crate) fn asks(&self) -> &[Asked] {
+        &self.asks
+    }
+
+    /// The body of a request.
+    pub(crate) fn body_of(self: &Arc<Self>, which: usize) -> Body {
+        Body::Of { memory: self.clone(), which }
+    }
+
+    /// Puts what was received into the order of the rows that were asked for.
+    fn put(&self, received: &[u8], rows: &mut [u8]) {
+        if self.places.is_empty() {
+            return rows.copy_from_slice(&received[..rows.len()]);
+        }
+        for (row, &place) in rows.chunks_exact_mut(self.row_bytes).zip(&*self.places) {
+            let start = place as usize * self.row_bytes;
+            row.copy_from_slice(&received[start..start + self.row_bytes]);
+        }
+    }
+}
+
+impl Bodies for Wanted {
+    fn body(&self, which: usize) -> (&[u8], usize) {
+        (&self.numbers[self.asks[which].numbers.clone()], 0)
+    }
+}
+
+/// How many are kept: those of pulls that are usually under way at once.
+const KEPT_MAX: usize = 4;
+
+/// Memory that pulls of rows have left.
+#[derive(Debug, Default)]
+pub(crate) struct RowPulls(Mutex<Kept>);
+
+#[derive(Debug, Default)]
+struct Kept {
+    wanted: Vec<Arc<Wanted>>,
+    buffers: Vec<Buffer>,
+}
+
+impl RowPulls {
+    /// What asks for these rows, which have been checked, and a buffer for so many bytes of them.
+    pub(crate) fn ask(
+        &self,
+        plan: &Plan,
+        variable: VariableId,
+        ids: &[u64],
+        bytes: usize,
+    ) -> (Arc<Wanted>, Buffer) {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // A frame that was sent may be forgotten a little later.
+        let free = kept.wanted.iter().position(|wanted| Arc::strong_count(wanted) == 1);
+        let wanted = free.map(|free| kept.wanted.swap_remove(free));
+        let buffer = kept.buffers.pop();
+        drop(kept);
+        let mut wanted = wanted.unwrap_or_default();
+        let mut buffer = buffer.unwrap_or_else(|| Buffer::of_bytes(0));
+        buffer.lend(bytes);
+        match Arc::get_mut(&mut wanted) {
+            Some(wanted) => wanted.ask(plan, variable, ids),
+            None => {
+                let mut anew = Wanted::default();
+                anew.ask(plan, variable, ids);
+                wanted = Arc::new(anew);
+            }
+        }
+        (wanted, buffer)
+    }
+
+    /// Puts the rows that have come into the order that they were asked for in.
+    pub(crate) fn put(&self, wanted: Arc<Wanted>, buffer: Buffer, rows: &mut [u8]) {
+        wanted.put(buffer.bytes(), rows);
+        self.keep(wanted, buffer);
+    }
+
+    /// Keeps the memory of a pull.
+    pub(crate) fn keep(&self, wanted: Arc<Wanted>, buffer: Buffer) {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.wanted.len() < KEPT_MAX {
+            kept.wanted.push(wanted);
+        }
+        if kept.buffers.len() < KEPT_MAX {
+            kept.buffers.push(buffer);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use pushpull_common::catalogue::Catalogue;
+    use pushpull_common::partition::Partitioner;
+    use pushpull_common::placement::{Placement, ShardMap, Strategy as Placing};
+    use pushpull_common::table::TableSpec;
+    use pushpull_common::tensor::DType;
+    use pushpull_common::variable::VariableSpec;
+
+    use super::*;
+
+    fn plan_of(variable: VariableSpec) -> Plan {
+        let map = ShardMap::new([0, 1], 1).unwrap();
+        let variables = vec![variable];
+        let placement = Placement::plan(&variables, &map, &Placing::RoundRobin).unwrap();
+        Plan::new(Arc::new(Catalogue::new(variables, &placement).unwrap()))
+    }
+
+    fn plan(rows: u64, width: u64, parts: u32) -> Plan {
+        let cut = Partitioner::Fixed { shards: parts };
+        plan_of(VariableSpec::f32("rows", [rows, width]).unwrap().sparse().partitioner(cut))
+    }
+
+    #[test]
+    fn rows_of_tables_are_asked_for_by_their_ids() {
+        let cut = Partitioner::Fixed { shards: 3 };
+        let spec = TableSpec::new(1 << 20);
+        let table = VariableSpec::table("t", DType::F32, [2], spec).unwrap().partitioner(cut);
+        let ids = [u64::MAX, 5, 1 << 40, 5, 7, 0];
+        let mut wanted = Wanted::default();
+        wanted.ask(&plan_of(table), VariableId(0), &ids);
+        assert_eq!(wanted.asks().iter().map(|ask| ask.numbers.len()).sum::<usize>(), 6 * 8);
+        let mut asked: Vec<u64> = (wanted.numbers.chunks(8))
+            .map(|id| u64::from_le_bytes(id.try_into().unwrap()))
+            .collect();
+        asked.sort_unstable();
+        assert_eq!(asked, [0, 5, 5, 7, 1 << 40, u64::MAX]);
+    }
+
+    /// Memory is used again once nobody sends from it, and no more is kept than is of use.
+    #[test]
+    fn memory_that_is_left_is_used_again() {
+        let (plan, pulls) = (plan(9, 2, 2), RowPulls::default());
+        let ask = |ids: &[u64]| pulls.ask(&plan, VariableId(0), ids, ids.len() * 8);
+        let (wanted, mut buffer) = ask(&[7, 0]);
+        let at = Arc::as_ptr(&wanted);
+        let sent = wanted.body_of(0);
+        buffer.bytes_mut().copy_from_slice(bytemuck::cast_slice(&[0.0_f32, 1.0, 14.0, 15.0]));
+        let mut rows = [0.0_f32; 4];
+        pulls.put(wanted, buffer, bytemuck::cast_slice_mut(&mut rows));
+        assert_eq!(rows, [14.0, 15.0, 0.0, 1.0]);
+        let (other, buffer) = ask(&[3]);
+        assert!(Arc::as_ptr(&other) != at, "a frame is being sent from it");
+        assert_eq!(sent.concat(), 0_u32.to_le_bytes());
+        drop(sent);
+        let (again, _) = ask(&[3, 4, 5]);
+        assert_eq!(Arc::as_ptr(&again), at);
+        assert_eq!(again.asks().iter().map(|asked| asked.to.len()).sum::<usize>(), 24);
+        pulls.keep(other, buffer);
+        (0..3 * KEPT_MAX).for_each(|_| pulls.keep(Arc::default(), Buffer::of_bytes(8)));
+        let kept = pulls.0.lock().unwrap();
+        assert_eq!((kept.wanted.len(), kept.buffers.len()), (KEPT_MAX, KEPT_MAX));
+    }
+
+    proptest! {
+        /// What is asked for comes back in its order.
+        #[test]
+        fn rows_come_back_in_their_order(
+            ids in prop::collection::vec(0u64..12, 0..30),
+            parts in 1u32..5,
+        ) {
+            let plan = plan(12, 2, parts);
+            let mut wanted = Wanted::default();
+            wanted.ask(&plan, VariableId(0), &[3, 1, 4]);
+            wanted.ask(&plan, VariableId(0), &ids);
+            let mut received = vec![0_u8; ids.len() * 8];
+            for (which, ask) in wanted.asks().iter().enumerate() {
+                let partition = &plan.catalogue().partitions()[ask.partition.0 as usize];
+                prop_assert_eq!(partition.shard, ask.shard);
+                let numbers = wanted.body(which).0.chunks(4).map(|n| u32::from_le_bytes(n.try_into().unwrap()));
+                let rows = numbers.flat_map(|number| {
+                    let row = (partition.rows.start + u64::from(number)) as f32;
+                    [row, row + 0.5]
+                });
+                let rows: Vec<f32> = rows.collect();
+                received[ask.to.clone()].copy_from_slice(bytemuck::cast_slice(&rows));
+            }
+            let mut found = vec![0.0_f32; ids.len() * 2];
+            wanted.put(&received, bytemuck::cast_slice_mut(&mut found));
+            let expected: Vec<f32> = ids.iter().flat_map(|&id| [id as f32, id as f32 + 0.5]).collect();
+            prop_assert_eq!(found, expected);
+        }
+    }
+}
