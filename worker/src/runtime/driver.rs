@@ -81,8 +81,8 @@ pub(crate) struct Waiting<'a> {
 
 impl Waiting<'_> {
     /// Runs the session until a future is ready.
-    pub(crate) fn wait<F: Future>(self, future: F) -> F::Output {
-        self.turn.take();
+    pub(crate) fn wait<F: Future>(mut self, future: F) -> F::Output {
+        self.turn.run();
         self.driver.runtime().block_on(async {
             let since = Instant::now();
             let mut future = pin!(future);

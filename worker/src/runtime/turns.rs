@@ -29,10 +29,12 @@ pub(crate) struct Turns {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct State {
     thread: Doing,
-    /// Callers that run the session, or are about to.
-    callers: u16,
-    /// How many callers have come, by and by.
-    came: u8,
+    /// Callers whose turn it is: if something is open they see to it.
+    callers: u8,
+    /// Those of them that have to wait, and run the session.
+    running: u8,
+    /// How many have, by and by.
+    ran: u8,
     /// What has been asked for and is not done yet.
     open: u32,
 }
@@ -55,13 +57,14 @@ impl State {
             1 => Doing::Rests,
             _ => Doing::IsCalled,
         };
-        let (came, callers, open) = ((word >> 8) as u8, (word >> 16) as u16, (word >> 32) as u32);
-        State { thread, callers, came, open }
+        let [_, ran, callers, running, ..] = word.to_le_bytes();
+        State { thread, callers, running, ran, open: (word >> 32) as u32 }
     }
 
     fn word(self) -> u64 {
-        let State { thread, callers, came, open } = self;
-        thread as u64 | u64::from(came) << 8 | u64::from(callers) << 16 | u64::from(open) << 32
+        let State { thread, callers, running, ran, open } = self;
+        let low = u32::from_le_bytes([thread as u8, ran, callers, running]);
+        u64::from(low) | u64::from(open) << 32
     }
 
     /// Something is open that nobody does.
@@ -78,26 +81,39 @@ impl State {
         (self, forgotten)
     }
 
-    /// A caller comes, and whether it is to run the session: not beside a thread that is at it.
+    /// A caller comes, and whether it is to run the session if it has to wait: not beside a thread that is at it.
     fn come(mut self) -> (State, bool) {
-        let runs = self.thread != Doing::Runs || self.open == 0;
-        let runs = runs && self.callers < u16::MAX;
-        if runs {
+        let its = self.thread != Doing::Runs || self.open == 0;
+        let its = its && self.callers < u8::MAX;
+        if its {
             self.callers += 1;
-            self.came = self.came.wrapping_add(1);
         }
-        (self, runs)
+        (self, its)
     }
 
-    /// A caller goes; whether the thread is to be woken.
+    /// A caller has to wait and runs the session; whether the thread has to let go of it.
+    fn run(mut self) -> (State, bool) {
+        self.running += 1;
+        self.ran = self.ran.wrapping_add(1);
+        (self, self.thread == Doing::Runs)
+    }
+
+    /// A caller goes that has not had to wait; whether the thread is to be woken.
     fn go(mut self) -> (State, bool) {
         self.callers -= 1;
         self.called()
     }
 
-    /// The thread wants to run the session, and whether it may.
+    /// A caller goes that has run the session; whether the thread is to be woken.
+    fn go_on(mut self) -> (State, bool) {
+        self.running -= 1;
+        self.go()
+    }
+
+    /// The thread wants to run the session, and whether it may. Callers that do not have to wait, one after the
+    /// other, do not keep it from that.
     fn begin(mut self) -> (State, bool) {
-        let may = self.callers == 0;
+        let may = self.running == 0;
         self.thread = if may { Doing::Runs } else { Doing::Rests };
         (self, may)
     }
@@ -160,7 +176,7 @@ impl Turns {
 
     /// A caller begins to wait: it is to run the session meanwhile, unless the thread is at it.
     pub(super) fn come(self: &Arc<Turns>) -> Option<Turn> {
-        self.change(State::come).then(|| Turn(self.clone()))
+        self.change(State::come).then(|| Turn { turns: self.clone(), runs: false })
     }
 
     /// Begins the thread's part; whether the session is its to run. The thread calls this and what follows.
@@ -179,17 +195,17 @@ impl Turns {
         }
     }
 
-    /// Rests until it is called, or no caller has come for a while.
+    /// Rests until it is called, or no caller has run the session for a while.
     pub(super) fn rest(&self) {
-        let mut came = self.state().came;
+        let mut ran = self.state().ran;
         loop {
             std::thread::park_timeout(LEASE);
             let state = self.state();
-            let left_alone = state.callers == 0 && state.came == came;
+            let left_alone = state.running == 0 && state.ran == ran;
             if state.thread == Doing::IsCalled || left_alone {
                 return;
             }
-            came = state.came;
+            ran = state.ran;
         }
     }
 }
@@ -206,21 +222,29 @@ impl Drop for Open {
 
 /// A caller's turn, from before it asks for something until it has what it waits for.
 #[derive(Debug)]
-pub(super) struct Turn(Arc<Turns>);
+pub(super) struct Turn {
+    turns: Arc<Turns>,
+    runs: bool,
+}
 
 impl Turn {
-    /// The caller has to wait: the thread, if it has the session, lets go of it.
-    pub(super) fn take(&self) {
-        if self.0.state().thread == Doing::Runs {
-            self.0.release.notify_one();
+    /// The caller has to wait, and runs the session: the thread, if it has that, lets go of it.
+    pub(super) fn run(&mut self) {
+        self.runs = true;
+        if self.turns.change(State::run) {
+            self.turns.release.notify_one();
         }
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        if self.0.change(State::go) {
-            self.0.wake();
+        let gone = match self.runs {
+            true => State::go_on,
+            false => State::go,
+        };
+        if self.turns.change(gone) {
+            self.turns.wake();
         }
     }
 }
@@ -239,6 +263,8 @@ mod tests {
         come: Step<bool>,
         called: Step<bool>,
         go: Step<bool>,
+        go_on: Step<bool>,
+        run: Step<bool>,
         begin: Step<bool>,
         stop: Step<bool>,
     }
@@ -247,6 +273,8 @@ mod tests {
         come: State::come,
         called: State::called,
         go: State::go,
+        go_on: State::go_on,
+        run: State::run,
         begin: State::begin,
         stop: State::stop,
     };
@@ -263,6 +291,8 @@ mod tests {
         Called,
         /// It waits, and runs the session if that is free and it may.
         Waits(bool),
+        /// It has what it waited for.
+        Has,
         Done,
     }
 
@@ -288,15 +318,15 @@ mod tests {
 
     impl World {
         fn new(thread: Doing) -> World {
-            let state = State { thread, callers: 0, came: 0, open: 0 };
+            let state = State { thread, callers: 0, running: 0, ran: 0, open: 0 };
             let (callers, sleeps) = ([At::Outside; CALLERS], thread == Doing::Rests);
             World { state, permit: false, unpark: false, sleeps, holder: None, callers }
         }
 
         fn apply<R>(&mut self, step: Step<R>) -> R {
             let (state, result) = step(self.state);
-            // How many have come is for the clock, which this world does not have.
-            self.state = State { came: 0, ..state };
+            // How many have run it is for the clock, which this world does not have.
+            self.state = State { ran: 0, ..state };
             result
         }
 
@@ -304,7 +334,9 @@ mod tests {
         fn answer(&mut self, caller: usize) {
             self.state.open -= 1;
             self.callers[caller] = match self.callers[caller] {
-                At::Waits(true) => At::Came(true),
+                At::Waits(true) => At::Has,
+                // It was there before it had to wait.
+                At::Called => At::Came(true),
                 _ => At::Done,
             };
         }
@@ -329,11 +361,7 @@ mod tests {
                             let mut gone = self;
                             gone.unpark |= gone.apply(rules.go);
                             gone.callers[caller] = At::Done;
-                            gone.holder = gone.holder.filter(|&holder| holder != caller);
                             worlds.push(gone);
-                        }
-                        if self.holder == Some(caller) {
-                            continue;
                         }
                         world.state.open += 1;
                         world.callers[caller] = At::Asked(runs);
@@ -343,25 +371,28 @@ mod tests {
                         world.callers[caller] = if runs { At::Called } else { At::Waits(false) };
                     }
                     At::Called => {
-                        world.permit |= world.state.thread == Doing::Runs;
+                        world.permit |= world.apply(rules.run);
                         world.callers[caller] = At::Waits(true);
                     }
                     At::Waits(true) if self.holder.is_none() => world.holder = Some(caller),
+                    // It lets go of the session, and then of its turn; another may follow.
+                    At::Has if self.holder == Some(caller) => world.holder = None,
+                    At::Has => {
+                        world.unpark |= world.apply(rules.go_on);
+                        world.callers[caller] = At::Outside;
+                        worlds.push(world);
+                        world.callers[caller] = At::Done;
+                    }
                     At::Waits(_) | At::Done => continue,
                 }
                 worlds.push(world);
             }
-            if let Some(holder) = self.holder {
-                for caller in 0..CALLERS {
-                    if matches!(self.callers[caller], At::Asked(false) | At::Waits(_)) {
-                        let mut world = self;
-                        world.answer(caller);
-                        worlds.push(world);
-                    }
-                }
-                // A caller that has what it wanted lets go of the session, and then of its turn.
-                if holder != THREAD && !matches!(self.callers[holder], At::Waits(_)) {
-                    worlds.push(World { holder: None, ..self });
+            let asks = |at| matches!(at, At::Asked(false) | At::Called | At::Waits(_));
+            for caller in (0..CALLERS).filter(|&caller| asks(self.callers[caller])) {
+                if self.holder.is_some() {
+                    let mut world = self;
+                    world.answer(caller);
+                    worlds.push(world);
                 }
             }
             worlds.extend(self.thread(rules));
@@ -422,13 +453,36 @@ mod tests {
     }
 
     #[test]
+    fn callers_that_never_wait_do_not_keep_the_session_from_its_thread() {
+        let turns = Arc::new(Turns::default());
+        assert!(turns.begin());
+        let mut first = turns.come().unwrap();
+        first.run();
+        assert!(turns.change(State::stop), "it leaves the session to whoever waits");
+        assert!(!turns.begin());
+        drop(first);
+        std::thread::scope(|scope| {
+            let rests = scope.spawn(|| turns.rest());
+            let mut turn = None;
+            while !rests.is_finished() {
+                // One comes before the other goes.
+                turn = turns.come();
+            }
+            assert!(turns.begin());
+            drop(turn);
+        });
+    }
+
+    #[test]
     fn each_rule_is_needed() {
         let forgets: Step<bool> = |state| (state, false);
         let goes: Step<bool> = |state| (State { callers: state.callers - 1, ..state }, false);
+        let goes_on: Step<bool> = |state| (state.go_on().0, false);
         let stops: Step<bool> = |state| (State { thread: Doing::Rests, ..state }, true);
         let broken = [
             ("a call is not heard", Rules { called: forgets, ..RULES }),
             ("a caller goes and leaves something open", Rules { go: goes, ..RULES }),
+            ("a caller that has run the session does", Rules { go_on: goes_on, ..RULES }),
             ("the thread stops for a caller that has gone", Rules { stop: stops, ..RULES }),
         ];
         for (what, rules) in broken {
@@ -439,7 +493,7 @@ mod tests {
     #[test]
     fn the_word_holds_all_that_is_said() {
         for thread in [Doing::Runs, Doing::Rests, Doing::IsCalled] {
-            let state = State { thread, callers: 0xabc, came: 0xde, open: 0xf123_4567 };
+            let state = State { thread, callers: 0xab, running: 3, ran: 0xde, open: 0xf123_4567 };
             assert_eq!(State::of(state.word()), state);
         }
         assert_eq!(State::of(0).thread, Doing::Runs, "a session begins with its thread");
