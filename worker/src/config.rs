@@ -161,8 +161,8 @@ impl WorkerConfig {
         }
     }
 
-    /// Calls `report` from the session's thread every `interval` for which an operation still
-    /// waits for servers that cannot be reached.
+    /// Calls `report` every `interval` for which an operation still waits for servers that cannot be
+    /// reached: from the session's thread, or from the one that waits for it. It must not wait for this worker.
     pub fn on_progress(
         self,
         interval: Duration,

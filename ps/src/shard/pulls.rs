@@ -164,7 +164,7 @@ impl Shard {
             return self.refuse(connection, request, refusal);
         }
         let answer_bytes = rows * partition.row_bytes();
-        let mut numbers = self.spares.numbers.take();
+        let mut numbers = self.spares.numbers.take(header.body_bytes as usize);
         numbers.lend(header.body_bytes as usize);
         let at_least = header.step.0;
         let wait = Wait::Rows { at_least, partition: id, numbers, codec, answer_bytes };
@@ -185,10 +185,10 @@ impl Shard {
 
     fn send_rows(&mut self, entry: Entry) {
         let (connection, request) = (entry.connection, entry.request);
-        let Wait::Rows { partition, numbers, codec, .. } = entry.wait else {
+        let Wait::Rows { partition, numbers, codec, answer_bytes, .. } = entry.wait else {
             return;
         };
-        let mut rows = self.spares.answers.take();
+        let mut rows = self.spares.answers.take(answer_bytes as usize);
         let gathered = self.gather(partition, &numbers, codec, &mut rows);
         self.spares.numbers.keep(numbers);
         if let Err(refusal) = gathered {
@@ -217,9 +217,12 @@ impl Shard {
         // The variables may be others since it was asked.
         let partition =
             store.partition_of_rows(id).ok_or(Refusal::UnknownPartition { partition: id })?;
+        let numbers_bytes = numbers.len() as u64;
         let numbers = Numbers::of(partition, numbers);
         rows::check_any(numbers.clone(), partition)?;
-        let mut plain = codec.map(|_| self.spares.answers.take());
+        let bytes = rows::number_bytes(partition);
+        let bytes = (numbers_bytes / bytes * partition.row_bytes()) as usize;
+        let mut plain = codec.map(|_| self.spares.answers.take(bytes));
         let target = plain.as_deref_mut().unwrap_or(rows);
         match store.table(id) {
             None => store.gather(partition, numbers.map(|row| row as u32), target),

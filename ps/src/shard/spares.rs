@@ -8,6 +8,10 @@ use crate::inbox::Extents;
 /// How many of a kind are kept: as many as a worker has under way at once.
 const KEPT_MAX: usize = 8;
 
+/// How much longer than what is needed one may be, if it is not short.
+const LONGER_MAX: usize = 4;
+const SHORT_BYTES: usize = 4 << 10;
+
 /// What has been left; none is longer than a part of a push, or than the list of partitions.
 #[derive(Debug, Default)]
 pub(super) struct Spares {
@@ -26,9 +30,13 @@ pub(super) struct Spares {
 pub(super) struct Kept(Vec<Reused<u8>>);
 
 impl Kept {
-    /// One that is empty.
-    pub(super) fn take(&mut self) -> Reused<u8> {
-        self.0.pop().unwrap_or_default()
+    /// One that is empty, for so many bytes: the longest that is not much longer. What waits, or is queued, is
+    /// counted by what it says and not by what it could say.
+    pub(super) fn take(&mut self, bytes: usize) -> Reused<u8> {
+        let most = bytes.saturating_mul(LONGER_MAX).max(SHORT_BYTES);
+        let fits = self.0.iter().enumerate().filter(|(_, kept)| kept.capacity() <= most);
+        let longest = fits.max_by_key(|(_, kept)| kept.capacity()).map(|(at, _)| at);
+        longest.map(|at| self.0.swap_remove(at)).unwrap_or_default()
     }
 
     /// Keeps the memory of one.
@@ -37,5 +45,26 @@ impl Kept {
             used.empty();
             self.0.push(used);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_of_what_was_long_does_not_wait_with_what_is_short() {
+        let mut kept = Kept::default();
+        for bytes in [1 << 20, 64 << 10, 100] {
+            let mut used = Reused::default();
+            used.lend(bytes);
+            kept.keep(used);
+        }
+        let mut taken = |bytes| kept.take(bytes).capacity();
+        assert_eq!(taken(1), 100);
+        assert_eq!(taken(1), 0, "what is left is too long");
+        assert_eq!(taken(20 << 10), 64 << 10);
+        assert_eq!(taken(1 << 20), 1 << 20);
+        assert_eq!(taken(1 << 20), 0);
     }
 }

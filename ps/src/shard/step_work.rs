@@ -7,6 +7,7 @@ use pushpull_common::protocol::message::Operation;
 use super::mean::Sum;
 use super::passes::Passes;
 use super::rows::RowChange;
+use super::staleness::TILE_BYTES;
 use super::work::budget_of;
 use super::{Shard, Variables};
 use crate::aggregate::admission::PerPush;
@@ -138,7 +139,9 @@ impl Shard {
             let start = job.done_to.max(group.range.start);
             // As far as the same gradients have it: each has partitions whole.
             let tile = (start / STEP_TILE_BYTES + 1) * STEP_TILE_BYTES;
-            let mut end = group.range.end.min(tile).min(start.saturating_add(budget));
+            // Many gradients are read in one slice, few in whole tiles.
+            let each = (budget / pushes.len().max(1) as u64).max(TILE_BYTES);
+            let mut end = group.range.end.min(tile).min(start.saturating_add(each));
             for Share { ranges, .. } in &pushes {
                 let next = ranges.partition_point(|held| held.end <= start);
                 if let Some(held) = ranges.get(next) {

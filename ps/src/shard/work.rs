@@ -18,6 +18,7 @@ use super::step_work::StepJob;
 use super::trays::{Look, LookJob};
 use super::{Shard, Variables};
 use crate::aggregate::admission::PerPush;
+use crate::config::NonFinite;
 use crate::inbox::{Arrival, Extents};
 use crate::optimizer::{ApplyAt, VariableRules};
 use crate::store::{Change, NoSpareBlock, Store};
@@ -299,9 +300,11 @@ impl Shard {
                 if let Some(piece) = source.piece(range.clone(), &mut self.lent_tile) {
                     range.end = piece.end;
                     let (range, dtype, bytes) = (range.clone(), group.dtype, piece.bytes);
+                    // The client may have changed it between two passes. It is counted in one.
+                    let rejects = looker.policy == NonFinite::Reject;
                     if piece.is_lent
                         && !job.is_seen
-                        && job.passes.changes()
+                        && (rejects || job.passes.changes())
                         && let Err(refusal) = looker.at(store.layout(), dtype, &range, bytes)
                     {
                         store.discard();

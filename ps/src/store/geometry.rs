@@ -81,7 +81,8 @@ impl Geometry {
     /// values do, and each kind is skewed against the ones before it and the values.
     pub(super) fn slots(&self) -> Grid {
         let Grid { stride, count, .. } = self.values();
-        let region = stride.saturating_mul(count).div_ceil(PAGE_BYTES) * PAGE_BYTES;
+        let pages = stride.saturating_mul(count).div_ceil(PAGE_BYTES);
+        let region = pages.saturating_mul(PAGE_BYTES);
         Grid {
             offset: PAGE_BYTES + SKEW_BYTES,
             block_bytes: self.block_bytes,

@@ -47,7 +47,8 @@ impl Driver {
                     }
                 });
             if ended {
-                return;
+                // Connections that were given up let go of their sockets now, whoever still has this.
+                return runtime.block_on(tokio::task::yield_now());
             }
             self.turns.rest();
         }
@@ -56,8 +57,10 @@ impl Driver {
     /// A caller begins to ask for something that it will wait for: it runs the session meanwhile, unless it has a
     /// runtime of its own on this thread, or the session's thread is busy with what others have asked for.
     pub(crate) fn come(&self) -> Option<Waiting<'_>> {
-        if Handle::try_current().is_ok() {
-            return None;
+        match Handle::try_current() {
+            Err(error) if error.is_missing_context() => {}
+            // There is a runtime, or the thread is ending and can run none.
+            _ => return None,
         }
         self.turns.come().map(|turn| Waiting { driver: self, turn })
     }
@@ -204,6 +207,29 @@ mod tests {
         let session = Session::start();
         assert!(session.driver.come().is_none());
         assert_ne!(session.ask().await.unwrap(), std::thread::current().id());
+    }
+
+    #[test]
+    fn a_thread_that_ends_leaves_the_session_to_its_own() {
+        struct Held(Arc<Session>);
+        impl Drop for Held {
+            fn drop(&mut self) {
+                assert!(self.0.driver.come().is_none());
+                let mut asked = self.0.ask();
+                while asked.try_recv().is_err() {
+                    std::thread::yield_now();
+                }
+            }
+        }
+        thread_local!(static HELD: std::cell::OnceCell<Held> = const { std::cell::OnceCell::new() });
+        let session = Arc::new(Session::start());
+        let asks = session.clone();
+        let ending = std::thread::spawn(move || {
+            // What a thread has had first goes last: behind what a runtime keeps there.
+            HELD.with(|held| assert!(held.set(Held(asks.clone())).is_ok()));
+            asks.wait().unwrap();
+        });
+        ending.join().unwrap();
     }
 
     #[test]

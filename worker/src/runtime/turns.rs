@@ -107,14 +107,25 @@ impl State {
     /// A caller goes that has run the session; whether the thread is to be woken.
     fn go_on(mut self) -> (State, bool) {
         self.running -= 1;
-        self.go()
+        let waited_for = self.may_go_on();
+        let (state, forgotten) = self.go();
+        (state, forgotten || waited_for)
+    }
+
+    /// The thread has been called, and nobody keeps it from the session.
+    fn may_go_on(&self) -> bool {
+        self.thread == Doing::IsCalled && self.running == 0
     }
 
     /// The thread wants to run the session, and whether it may. Callers that do not have to wait, one after the
     /// other, do not keep it from that.
     fn begin(mut self) -> (State, bool) {
         let may = self.running == 0;
-        self.thread = if may { Doing::Runs } else { Doing::Rests };
+        self.thread = match self.thread {
+            _ if may => Doing::Runs,
+            Doing::IsCalled => Doing::IsCalled,
+            Doing::Runs | Doing::Rests => Doing::Rests,
+        };
         (self, may)
     }
 
@@ -202,7 +213,7 @@ impl Turns {
             std::thread::park_timeout(LEASE);
             let state = self.state();
             let left_alone = state.running == 0 && state.ran == ran;
-            if state.thread == Doing::IsCalled || left_alone {
+            if state.may_go_on() || left_alone {
                 return;
             }
             ran = state.ran;
@@ -415,7 +426,7 @@ mod tests {
                     return None;
                 }
                 world.unpark = false;
-                world.sleeps = self.state.thread != Doing::IsCalled;
+                world.sleeps = !self.state.may_go_on();
             } else if self.state.thread == Doing::Runs && self.holder.is_none() {
                 world.holder = Some(THREAD);
             } else if self.state.thread != Doing::Runs {

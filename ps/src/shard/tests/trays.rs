@@ -410,6 +410,24 @@ fn nothing_of_a_push_with_nan_counts_however_large_it_is() {
     }
 }
 
+/// What such a rule has added up in its first pass is in all that it changes in its second.
+#[test]
+fn nan_that_is_gone_before_the_second_pass_is_refused_all_the_same() {
+    let variables = vec![VariableSpec::f32("w", [LARGE as u64]).unwrap()];
+    let (mut world, _, line) = near(variables, |config| config.optimizer_for("w", Lamb::default()));
+    let (tray, bytes) = (Tray::new(&mut world, line), 4 * LARGE as u64);
+    tray.put(0, 0, &f32::INFINITY.to_le_bytes());
+    let gradient = Push::gradient(1, world.token(line), tray.room(0));
+    let all = gradient.lent(&[(0, bytes)], Some(bytes));
+    let request = world.send(line, gradient.envelope(), all, &[]);
+    world.slice(0);
+    tray.put(0, 0, &1_f32.to_le_bytes());
+    world.work();
+    let refused = refusal(world.answer(line, request).expect("a push is answered"));
+    assert!(matches!(refused, Refusal::NonFinite { element: 0, .. }), "{refused:?}");
+    assert!(f32s(&world.values(line)).iter().all(|&value| value == 0.0));
+}
+
 #[test]
 fn nan_is_counted_once_or_not_looked_for_as_is_configured() {
     for (policy, counted) in [(NonFinite::Count, 3), (NonFinite::Allow, 0)] {
