@@ -139,8 +139,8 @@ impl Shard {
             let start = job.done_to.max(group.range.start);
             // As far as the same gradients have it: each has partitions whole.
             let tile = (start / STEP_TILE_BYTES + 1) * STEP_TILE_BYTES;
-            // Many gradients are read in one slice, few in whole tiles.
-            let each = (budget / pushes.len().max(1) as u64).max(TILE_BYTES);
+            // Few gradients are read by whole tiles, very many by less; both end between two elements.
+            let each = (budget / pushes.len().max(1) as u64).max(TILE_BYTES) / 8 * 8;
             let mut end = group.range.end.min(tile).min(start.saturating_add(each));
             for Share { ranges, .. } in &pushes {
                 let next = ranges.partition_point(|held| held.end <= start);

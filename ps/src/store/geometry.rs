@@ -167,6 +167,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_is_beyond_all_memory_is_too_much_and_no_fault() {
+        for slots in [0, SLOTS_MAX] {
+            let (block_bytes, undo_bytes) = (BLOCK_BYTES, UNDO_BYTES);
+            let (places, pinned) = (usize::MAX / 4, usize::MAX / 4);
+            let geometry = Geometry { block_bytes, slots, places, pinned, undo_bytes };
+            assert_eq!(geometry.need(), u64::MAX);
+        }
+    }
+
+    #[test]
     fn streams_follow_each_other_and_do_not_meet_at_one_offset_of_a_page() {
         for slots in 1..=SLOTS_MAX {
             let undo_bytes = UNDO_BYTES;

@@ -277,6 +277,33 @@ fn a_gradient_is_measured_by_itself_though_another_was_being_measured_in_its_roo
     assert!(f32s(&values).iter().all(|&value| value == -1.0), "it is not clipped");
 }
 
+/// Slices end between two elements, however many gradients share them.
+#[test]
+fn large_gradients_are_averaged_in_slices() {
+    for replicas in [1_u32, 2, 3, 5] {
+        let w = VariableSpec::f32("w", [LARGE as u64]).unwrap();
+        let mut lent = Lent::with(vec![w], 1, (replicas, replicas), |config| config);
+        let (ramp, bytes) = (|at: usize| (at % 7) as f32, 4 * LARGE as u64);
+        for replica in 0..replicas as usize {
+            let grant = lent.cluster.token(replica);
+            let (line, tray) = (lent.cluster.replicas[replica].lines[0], &lent.trays[replica][0]);
+            let gradient: Vec<f32> = (0..LARGE).map(|at| ramp(at) * (1 + replica) as f32).collect();
+            tray.put(0, 0, &bytes_of(&gradient));
+            let push = Push::gradient(1, grant, tray.room(0));
+            let said = push.lent(&[(0, bytes)], Some(bytes));
+            let request = lent.cluster.world.send(line, push.envelope(), said, &[]);
+            lent.cluster.settle();
+            let answer = lent.cluster.world.answer(line, request);
+            let accepted = |a: &message::PushAnswer| Some(a.outcome) == ACCEPTED(0);
+            assert!(matches!(&answer, Some(Message::PushAnswer(a)) if accepted(a)), "{answer:?}");
+        }
+        let values = lent.cluster.world.values(lent.cluster.replicas[0].lines[0]);
+        let mean = (1..=replicas).sum::<u32>() as f32 / replicas as f32;
+        let differs = |(at, value): (usize, &f32)| *value != -ramp(at) * mean;
+        assert_eq!(f32s(&values).iter().enumerate().position(|of| differs(of)), None);
+    }
+}
+
 #[test]
 fn a_gradient_that_has_no_rows_of_a_variable_is_measured() {
     let dense = VariableSpec::f32("dense", [6]).unwrap();
