@@ -372,7 +372,8 @@ fn who_is_lent_nothing_is_told_why_and_goes_on() {
         World::ready(variables(), Sgd::new(1.0), |config| config.durability(Durability::Power));
     assert!(refused(&mut world, NEAR, 1, member).contains("disk"));
     // Anonymous memory has no descriptor.
-    let (mut world, _) = World::ready(variables(), Sgd::new(1.0), |config| config);
+    let mut world = at(Place::Anonymous, variables(), |config| config);
+    world.begin();
     assert!(refused(&mut world, NEAR, 1, member).contains("lend"));
 }
 
