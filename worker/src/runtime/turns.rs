@@ -131,7 +131,7 @@ impl State {
 
     /// The thread has been asked to let go, and whether it is to: who has asked may be gone.
     fn stop(mut self) -> (State, bool) {
-        let wanted = self.callers > 0;
+        let wanted = self.running > 0;
         if wanted {
             self.thread = Doing::Rests;
         }
@@ -185,7 +185,7 @@ impl Turns {
         self.wake();
     }
 
-    /// A caller begins to wait: it is to run the session meanwhile, unless the thread is at it.
+    /// A caller begins to ask for something that it will wait for: its turn, unless the thread is busy.
     pub(super) fn come(self: &Arc<Turns>) -> Option<Turn> {
         self.change(State::come).then(|| Turn { turns: self.clone(), runs: false })
     }

@@ -300,7 +300,7 @@ fn large_gradients_are_averaged_in_slices() {
         let values = lent.cluster.world.values(lent.cluster.replicas[0].lines[0]);
         let mean = (1..=replicas).sum::<u32>() as f32 / replicas as f32;
         let differs = |(at, value): (usize, &f32)| *value != -ramp(at) * mean;
-        assert_eq!(f32s(&values).iter().enumerate().position(|of| differs(of)), None);
+        assert_eq!(f32s(&values).iter().enumerate().position(differs), None);
     }
 }
 
