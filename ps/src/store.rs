@@ -43,7 +43,7 @@ use rows::range_of;
 pub(crate) use snapshot::{Snapshot, SnapshotMemory};
 #[cfg(test)]
 pub(crate) use undo::reseal as reseal_undo;
-pub(crate) use undo::{Row as UndoneRow, Spot, UNDO_BYTES, Undo};
+pub(crate) use undo::{Row as UndoneRow, Spot, Undo};
 
 /// Up to so many bytes of values and slots a model and its shadows stay in cache, and are written
 /// through it. Non-temporal stores would put out what the next push reads.

@@ -217,11 +217,9 @@ impl Shard {
         // The variables may be others since it was asked.
         let partition =
             store.partition_of_rows(id).ok_or(Refusal::UnknownPartition { partition: id })?;
-        let numbers_bytes = numbers.len() as u64;
         let numbers = Numbers::of(partition, numbers);
         rows::check_any(numbers.clone(), partition)?;
-        let bytes = rows::number_bytes(partition);
-        let bytes = (numbers_bytes / bytes * partition.row_bytes()) as usize;
+        let bytes = numbers.len() * partition.row_bytes() as usize;
         let mut plain = codec.map(|_| self.spares.answers.take(bytes));
         let target = plain.as_deref_mut().unwrap_or(rows);
         match store.table(id) {

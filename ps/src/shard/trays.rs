@@ -1,9 +1,9 @@
 //! Trays: lent to clients, and pushes of which parts lie there already.
 //!
-//! A client changes what lies in its tray whenever it likes. What is looked at for NaN and then applied is one
-//! copy, in asynchronous mode, where that is done as large pushes are applied; small ones, and gradients that
-//! wait for a synchronous step, are looked at before, and a client that writes NaN into its tray after
-//! that harms the training as any wrong gradient of its would.
+//! A client changes what lies in its tray whenever it likes. What is looked at for NaN and then applied, or added
+//! up, is one copy, in asynchronous mode, where that is done as a push is applied; pushes that may be made in
+//! place, and gradients that wait for a synchronous step, are looked at before, and a client that writes NaN
+//! into its tray after that harms the training as any wrong gradient of its would.
 //!
 //! A tray goes with the process that has lent it, and what lies whole there with it. Where each push is
 //! answered once it is applied nothing was promised of that, and its client sends it again; but a
@@ -26,10 +26,6 @@ use crate::arena::LentBytes;
 use crate::config::NonFinite;
 use crate::error::StorageError;
 use crate::inbox::Arrival;
-use crate::store::UNDO_BYTES;
-
-// What is larger than is looked at first is not changed where it lies, where there are no rows.
-const _: () = assert!(UNDO_BYTES as u64 <= SLICE_BYTES);
 
 /// How far what a push has in a tray has been looked at.
 #[derive(Debug, Default)]
