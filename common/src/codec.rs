@@ -120,7 +120,7 @@ impl Codec {
         out: &mut Vec<u8>,
     ) -> Result<(), EncodeError> {
         self.check(values)?;
-        self.encode_checked(blocks, values, out);
+        self.encode_checked(blocks, values, &mut Vec::new(), out);
         Ok(())
     }
 
@@ -138,8 +138,14 @@ impl Codec {
         }
     }
 
-    /// Encodes what `check` allows.
-    fn encode_checked<T: Real>(&self, blocks: Blocks, values: &[T], out: &mut Vec<u8>) {
+    /// Encodes what `check` allows. `scratch` is memory for as many elements, of whatever content.
+    fn encode_checked<T: Real>(
+        &self,
+        blocks: Blocks,
+        values: &[T],
+        scratch: &mut Vec<T>,
+        out: &mut Vec<u8>,
+    ) {
         let start = out.len();
         if self.encoding() != Encoding::Pairs {
             out.resize(start + self.encoding().rows_bytes_max(blocks, T::DTYPE, values.len()), 0);
@@ -149,7 +155,7 @@ impl Codec {
             Codec::Bf16 => half_floats::encode_bf16(values, &mut out[start..]),
             Codec::Int8 => int8::encode(blocks, values, &mut out[start..]),
             Codec::OneBit => one_bit::encode(values, &mut out[start..]),
-            Codec::TopK { fraction } => pairs::encode_top(values, fraction, out),
+            Codec::TopK { fraction } => pairs::encode_top(values, fraction, scratch, out),
             Codec::Threshold { magnitude } => pairs::encode_beyond(values, magnitude, out),
         }
     }

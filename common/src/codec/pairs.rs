@@ -17,21 +17,33 @@ pub(super) const fn bytes(width: usize, pairs: usize) -> usize {
 
 /// Encodes those of at least this magnitude.
 pub(super) fn encode_beyond<T: Real>(values: &[T], magnitude: f64, out: &mut Vec<u8>) {
-    put(values, |value| value.to_f64().abs() >= magnitude, out);
+    let is_sent = |value: T| value.to_f64().abs() >= magnitude;
+    let count = values.iter().filter(|&&value| is_sent(value)).count();
+    put(values, count, is_sent, out);
 }
 
-/// Encodes this share of the largest, without zeros. Of equal ones the first go.
-pub(super) fn encode_top<T: Real>(values: &[T], fraction: f64, out: &mut Vec<u8>) {
+/// Encodes this share of the largest, without zeros. Of equal ones the first go. `order` is memory for
+/// the magnitudes.
+pub(super) fn encode_top<T: Real>(
+    values: &[T],
+    fraction: f64,
+    order: &mut Vec<T>,
+    out: &mut Vec<u8>,
+) {
     let count = ((values.len() as f64 * fraction).ceil() as usize).min(values.len());
     if count == 0 {
-        return put(values, |_| false, out);
+        return put(values, 0, |_| false, out);
     }
-    let mut order: Vec<T::Magnitude> = values.iter().map(|value| value.magnitude()).collect();
+    order.clear();
+    order.extend_from_slice(values);
+    let order: &mut [T::Magnitude] = bytemuck::cast_slice_mut(order);
+    order.iter_mut().zip(values).for_each(|(magnitude, value)| *magnitude = value.magnitude());
     let (_, &mut smallest, larger) = order.select_nth_unstable(values.len() - count);
     // As many of the smallest that are sent as there is room for beside those that are larger.
     let larger = larger.iter().filter(|&&magnitude| magnitude > smallest).count();
     let mut ties = count - larger;
     let zero = T::Magnitude::default();
+    let count = if smallest > zero { count } else { larger };
     let is_sent = |value: T| {
         let magnitude = value.magnitude();
         if magnitude == smallest && magnitude > zero && ties > 0 {
@@ -40,24 +52,28 @@ pub(super) fn encode_top<T: Real>(values: &[T], fraction: f64, out: &mut Vec<u8>
         }
         magnitude > smallest
     };
-    put(values, is_sent, out);
+    put(values, count, is_sent, out);
 }
 
-fn put<T: Real>(values: &[T], mut is_sent: impl FnMut(T) -> bool, out: &mut Vec<u8>) {
+/// Encodes those that are sent, which are so many.
+fn put<T: Real>(values: &[T], count: usize, mut is_sent: impl FnMut(T) -> bool, out: &mut Vec<u8>) {
     let start = out.len();
     let indices = start + HEAD;
-    // Written for every element and kept for those that are sent: a branch that cannot be foreseen
-    // costs more. A stretch has no more elements than a u32 counts.
-    out.resize(indices + INDEX * (values.len() + 1), 0);
-    let mut count = 0;
-    let slots = out[indices..].as_chunks_mut::<INDEX>().0;
-    for (index, &value) in values.iter().enumerate() {
-        slots[count] = (index as u32).to_le_bytes();
-        count += usize::from(is_sent(value));
-    }
     let end = indices + INDEX * count;
-    out.truncate(end);
+    // One more than there are, which is zero again in the end.
+    out.resize(end + INDEX, 0);
+    // A stretch has no more elements than a u32 counts.
     out[start..start + INDEX].copy_from_slice(&(count as u32).to_le_bytes());
+    // Written for every element and kept for those that are sent: a branch that cannot be foreseen
+    // costs more.
+    let slots = out[indices..].as_chunks_mut::<INDEX>().0;
+    let mut sent = 0;
+    for (index, &value) in values.iter().enumerate() {
+        slots[sent] = (index as u32).to_le_bytes();
+        sent += usize::from(is_sent(value));
+    }
+    debug_assert_eq!(sent, count, "they were counted");
+    out.truncate(end);
     pad(start, out);
     for at in (indices..end).step_by(INDEX) {
         let index = index(&out[at..]);

@@ -25,7 +25,7 @@ pub(super) mod sealed {
         /// As bytes, little-endian.
         type Bytes: AsRef<[u8]>;
         /// A magnitude as an integer, of the same order.
-        type Magnitude: Copy + Ord + Default;
+        type Magnitude: Copy + Ord + Default + bytemuck::Pod;
 
         /// 0.
         const ZERO: Self;

@@ -16,7 +16,7 @@ use super::{Blocks, Codec, EncodeError, Real};
 #[derive(Clone, Debug, PartialEq)]
 pub struct Residual<T> {
     left: Vec<T>,
-    /// What the other side makes of a stretch.
+    /// What the other side makes of a stretch, and memory to encode it with.
     decoded: Vec<T>,
 }
 
@@ -29,6 +29,12 @@ impl<T: Real> Residual<T> {
     /// This is left.
     pub fn from_left(left: Vec<T>) -> Residual<T> {
         Residual { left, decoded: Vec::new() }
+    }
+
+    /// Puts what is left of other elements in place of what is left of these, and the other way round:
+    /// for whoever keeps it elsewhere between two stretches. Costs nothing.
+    pub fn swap_left(&mut self, left: &mut Vec<T>) {
+        std::mem::swap(&mut self.left, left);
     }
 
     /// What is left of each element.
@@ -59,7 +65,7 @@ impl<T: Real> Residual<T> {
             *left = if value.is_finite() { sum } else { value };
         }
         let start = out.len();
-        codec.encode_checked(blocks, left, out);
+        codec.encode_checked(blocks, left, &mut self.decoded, out);
         self.decoded.resize(values.len(), T::ZERO);
         codec
             .encoding()
