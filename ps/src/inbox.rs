@@ -292,12 +292,15 @@ impl Inbox {
         self.rooms.iter().any(Option::is_none)
     }
 
-    /// Takes a whole push out of its room, which is free then; and whose it is.
+    /// Takes a whole push out of its room, which is free then, and has nothing of it lie in a tray any more;
+    /// and whose it is.
     pub(crate) fn take(&mut self, number: u32) -> Option<(Option<ClientKey>, Arrival)> {
         let room = self.room_mut(number)?;
         let (holder, arrival) = (room.holder, room.arrival.take());
         self.release(number);
-        Some((holder, arrival?))
+        let mut arrival = arrival?;
+        self.keep(arrival.lent.take_memory());
+        Some((holder, arrival))
     }
 
     /// Whether the client still has this room.
@@ -393,6 +396,9 @@ impl Inbox {
     /// Starts receiving a push into a room. Nothing of it has come.
     pub(crate) fn begin(&mut self, number: u32, mut arrival: Arrival, now: Instant) {
         arrival.extents = self.spares.pop().unwrap_or_default();
+        if self.is_lent(number) {
+            arrival.lent = self.spares.pop().unwrap_or_default();
+        }
         if let Some(room) = self.room_mut(number) {
             room.arrival = Some(arrival);
             room.touched = now;
@@ -432,7 +438,7 @@ impl Inbox {
     /// Gives a room free; one of a tray stays its client's.
     pub(crate) fn release(&mut self, number: u32) {
         let gone = self.room_mut(number).and_then(|room| room.arrival.take());
-        gone.into_iter().for_each(|push| self.keep(push.extents));
+        gone.into_iter().flat_map(|push| [push.extents, push.lent]).for_each(|it| self.keep(it));
         self.release_lent(number);
         for slot in &mut self.rooms {
             if slot.as_ref().is_some_and(|room| room.number == number) {

@@ -530,7 +530,7 @@ wire_struct! {
         /// As in [`PushPart`].
         read: Option<u64>,
         /// Where the parts lie in the shard's variables.
-        ranges: List<Stretch, { limits::PUSH_LENT_RANGES_MAX }, 4>,
+        ranges: List<Stretch, { limits::PUSH_LENT_RANGES_MAX }, { limits::PUSH_LENT_RANGES_FEW }>,
     }
 }
 wire_struct! {

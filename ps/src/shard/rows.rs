@@ -6,7 +6,6 @@ use pushpull_common::catalogue::Partition;
 use pushpull_common::protocol::message::Operation;
 use pushpull_common::reused::Reused;
 use pushpull_common::tensor::DType;
-use smallvec::SmallVec;
 
 use super::mean::{self, Mean};
 use super::staleness::TILE_BYTES;
@@ -29,6 +28,8 @@ pub(super) struct RowWork {
     ids: Reused<u64>,
     /// How many of the pushes have each of the rows that are added up.
     having: Reused<u32>,
+    /// Where all changes: memory for that.
+    whole: Reused<Range<u64>>,
     /// What the change makes.
     version: u64,
     /// The partition under way, and how many of its rows are done.
@@ -135,12 +136,16 @@ impl RowWork {
         let all = self.touched.iter().filter(|touched| matches!(touched.rows, Which::All));
         let all = all
             .map(|Touched { partition, .. }| partition.offset..partition.offset + partition.bytes);
-        let whole: SmallVec<[Range<u64>; 8]> = dense.iter().cloned().chain(all).collect();
+        let mut whole = std::mem::take(&mut self.whole);
+        whole.extend(dense.iter().cloned().chain(all));
         let rows = self.touched.iter().filter_map(|Touched { partition, rows }| match rows {
             Which::Pushed(rows) => Some((partition, &self.numbers[rows.clone()])),
             _ => None,
         });
-        store.begin(&whole, rows, version)
+        let begun = store.begin(&whole, rows, version);
+        whole.empty();
+        self.whole = whole;
+        begun
     }
 
     /// Changes rows as far as the budget goes, in bytes of gradients; whether all are done.

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 use pushpull_common::ids::{GlobalStep, Sequence};
-use pushpull_common::protocol::limits::PUSH_LENT_RANGES_MAX;
+use pushpull_common::protocol::limits::PUSH_LENT_RANGES_FEW;
 use pushpull_common::protocol::message::{self, Operation, PushEncoded, PushLent, PushPart};
 use pushpull_common::protocol::wire::List;
 use pushpull_common::protocol::{Envelope, Message};
@@ -83,7 +83,7 @@ impl Session {
     ) {
         let PushPart { operation, token, generation, room, read, .. } = part;
         let mut left = there.ranges.len();
-        for some in there.ranges.chunks(PUSH_LENT_RANGES_MAX) {
+        for some in there.ranges.chunks(PUSH_LENT_RANGES_FEW) {
             left -= some.len();
             let stretch =
                 |range: &Range<u64>| message::Stretch { start: range.start, end: range.end };
