@@ -7,6 +7,7 @@ use pushpull_common::identity::Identity;
 use pushpull_common::ids::{RequestId, RestoreEpoch, Sequence, ShardId, TokenId};
 use pushpull_common::protocol::message::Heartbeat;
 use pushpull_common::protocol::{Envelope, Header, Message, Refusal};
+use pushpull_common::reused::Reused;
 
 use super::receiving::is_followed;
 use super::short_values::ShortPart;
@@ -102,6 +103,8 @@ pub(super) struct Link {
     pub(super) receiving: Option<Receiving>,
     /// Where the values that are being received go.
     pub(super) spans: Vec<(Span, usize)>,
+    /// What they are received into if they come in a shorter form.
+    pub(super) short_body: Reused<u8>,
     /// What padding is received into.
     pub(super) scratch: Vec<u8>,
 }
@@ -130,6 +133,7 @@ impl Link {
             last_error: String::new(),
             receiving: None,
             spans: Vec::new(),
+            short_body: Reused::default(),
             scratch: Vec::new(),
         }
     }

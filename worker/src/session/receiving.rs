@@ -89,7 +89,10 @@ impl Session {
         }
         self.links[link].receiving = Some(match short {
             None => Receiving::Values { op: id, ask, last },
-            Some(part) => Receiving::ShortValues { op: id, ask, part, last },
+            Some(part) => {
+                self.links[link].short_body.lend(bytes as usize);
+                Receiving::ShortValues { op: id, ask, part, last }
+            }
         });
     }
 
@@ -128,7 +131,7 @@ impl Session {
         match &mut link.receiving {
             None => receive(None),
             Some(Receiving::Answer { body, .. }) => receive(Some(&mut [body])),
-            Some(Receiving::ShortValues { part, .. }) => receive(Some(&mut [&mut part.body])),
+            Some(Receiving::ShortValues { .. }) => receive(Some(&mut [&mut link.short_body])),
             Some(Receiving::Values { op, .. }) => match self.ops.get_mut(op).map(|op| &mut op.kind)
             {
                 Some(OpKind::Pull(pull)) => {

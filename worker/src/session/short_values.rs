@@ -14,16 +14,9 @@ use super::pulls::Pull;
 use super::{OpId, OpKind, Session};
 use crate::fanout::{Plan, Span};
 
-/// A part of an answer whose body is being received.
+/// A part of an answer whose body is being received: what the values are, once they are decoded.
 #[derive(Debug)]
-pub(super) struct ShortPart {
-    target: Target,
-    pub(super) body: Vec<u8>,
-}
-
-/// What the values are, once they are decoded.
-#[derive(Debug)]
-enum Target {
+pub(super) enum ShortPart {
     /// A range of the shard's layout.
     Layout(ShortForm, Range<u64>),
     /// Rows of this type, here in the buffer.
@@ -94,11 +87,14 @@ impl Session {
         part: &ShortPart,
         last: bool,
     ) {
-        let shard = self.links[link].shard;
+        let from = &mut self.links[link];
         let Some(OpKind::Pull(pull)) = self.ops.get_mut(&id).map(|op| &mut op.kind) else {
             return;
         };
-        match part.decode(&pull.plan, shard, pull.base, pull.buffer.bytes_mut()) {
+        let plan = &pull.plan;
+        let spans = &mut from.spans;
+        let to = (pull.base, pull.buffer.bytes_mut());
+        match part.decode(plan, from.shard, &from.short_body, spans, to) {
             Some(()) => self.values_received(now, (id, ask), link, last),
             None => {
                 self.pull_lost(id, link);
@@ -109,7 +105,7 @@ impl Session {
 }
 
 impl ShortPart {
-    /// What a body of so many bytes is to be; `None` if it is not as long as its range makes it.
+    /// What a body of so many bytes is; `None` if it is not as long as its range makes it.
     pub(super) fn new(
         form: ShortForm,
         plan: &Plan,
@@ -121,8 +117,7 @@ impl ShortPart {
         let sound = range.start.is_multiple_of(8)
             && range.end.is_multiple_of(8)
             && layout.encoded_bytes(form, range.clone()) == bytes;
-        let target = Target::Layout(form, range);
-        sound.then(|| ShortPart { target, body: vec![0; bytes as usize] })
+        sound.then_some(ShortPart::Layout(form, range))
     }
 
     /// The same for rows of a type that go there in the buffer.
@@ -133,33 +128,38 @@ impl ShortPart {
         bytes: u64,
     ) -> Option<ShortPart> {
         let sound = encoding.bytes_max(dtype, to.len() / dtype.size()) as u64 == bytes;
-        let target = Target::Rows(encoding, dtype, to);
-        sound.then(|| ShortPart { target, body: vec![0; bytes as usize] })
+        sound.then_some(ShortPart::Rows(encoding, dtype, to))
     }
 
     /// The same for rows that come as the type they are of.
     pub(super) fn halves(own: Encoding, to: Range<usize>, bytes: u64) -> Option<ShortPart> {
         let sound = own.bytes_max(DType::F32, to.len() / 2) as u64 == bytes;
-        sound.then(|| ShortPart { target: Target::Halves(own, to), body: vec![0; bytes as usize] })
+        sound.then_some(ShortPart::Halves(own, to))
     }
 
-    /// `base` is where the buffer begins in one of all variables.
-    fn decode(&self, plan: &Plan, shard: ShardId, base: usize, buffer: &mut [u8]) -> Option<()> {
-        let mut rest = &self.body[..];
-        let (form, range) = match &self.target {
-            Target::Layout(form, range) => (*form, range.clone()),
-            Target::Rows(encoding, dtype, to) => {
+    /// Decodes the body into a buffer, which begins at `base` in one of all variables.
+    fn decode(
+        &self,
+        plan: &Plan,
+        shard: ShardId,
+        body: &[u8],
+        spans: &mut Vec<(Span, usize)>,
+        (base, buffer): (usize, &mut [u8]),
+    ) -> Option<()> {
+        let mut rest = body;
+        let (form, range) = match self {
+            ShortPart::Layout(form, range) => (*form, range.clone()),
+            ShortPart::Rows(encoding, dtype, to) => {
                 let rows = buffer.get_mut(to.clone())?;
                 return encoding.decode_into(Blocks::THROUGH, *dtype, rest, rows).ok();
             }
-            Target::Halves(own, to) => return own.take(rest, buffer.get_mut(to.clone())?).ok(),
+            ShortPart::Halves(own, to) => return own.take(rest, buffer.get_mut(to.clone())?).ok(),
         };
-        let mut spans = Vec::new();
         for piece in plan.catalogue().layout_of(shard)?.pieces(range) {
             let (encoded, tail) = rest.split_at_checked(piece.encoded_bytes(form))?;
             let elements = piece.range.start..piece.range.start + piece.element_bytes() as u64;
             // Elements of one partition are one stretch of the buffer, too.
-            plan.spans(shard, elements, &mut spans)?;
+            plan.spans(shard, elements, spans)?;
             let [(span, bytes)] = spans[..] else { return None };
             let target = match span.behind(base) {
                 Span::Buffer(start) => start..start + bytes,
