@@ -8,6 +8,7 @@ use pushpull_common::ids::VariableId;
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::protocol::message::{Operation, PushPart};
 use pushpull_common::protocol::{Header, Refusal};
+use pushpull_common::reused::Reused;
 use pushpull_common::tensor::DType;
 
 use super::{Detail, Shard};
@@ -31,13 +32,13 @@ pub(super) struct Encoded {
     decoded: usize,
     /// What they are to be multiplied with then.
     factor: f64,
-    /// What it is received into.
-    pub(super) bytes: Vec<u8>,
+    /// What it is received into: nothing, until it is.
+    pub(super) bytes: Reused<u8>,
 }
 
 impl Shard {
-    /// Where the body of a part goes in the shard's layout, and how, if it comes encoded. Nothing is
-    /// allocated for a body that cannot be what it says.
+    /// Where the body of a part goes in the shard's layout, and how, if it comes encoded and can be what it
+    /// says.
     pub(super) fn body_of(
         &self,
         header: &Header,
@@ -97,7 +98,7 @@ impl Shard {
         // With the last elements goes the padding behind them; rows may end wherever they are whole.
         let ends = end == limit || partition.is_sparse();
         let end = if ends { end.next_multiple_of(8) } else { end };
-        let (decoded, bytes) = (decoded as usize, vec![0; header.body_bytes as usize]);
+        let (decoded, bytes) = (decoded as usize, Reused::default());
         let encoded = Encoded { encoding, variable, dtype, blocks, decoded, factor, bytes };
         Ok((part.offset..end, Some(encoded)))
     }

@@ -580,7 +580,7 @@ impl Shard {
                 None => self.save(now, Asker::Connection { connection, request }, bytes),
             },
             Some(Receiving::Rows(entry)) => self.rows_asked(entry),
-            Some(Receiving::Part(part)) => self.part_received(now, &part),
+            Some(Receiving::Part(part)) => self.part_received(now, part),
         }
     }
 

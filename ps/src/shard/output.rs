@@ -118,6 +118,7 @@ pub(crate) struct PulledParts {
     gradients: u64,
     crc: bool,
     short: Option<Short>,
+    made: ShortPart,
 }
 
 /// What the answer to a pull is made in.
@@ -126,6 +127,7 @@ pub(crate) struct PullMemory {
     /// What is asked for.
     pub(crate) ranges: Vec<Range<u64>>,
     pub(crate) snapshot: SnapshotMemory,
+    pub(crate) made: ShortPart,
 }
 
 /// The values of a part that is sent in a shorter form: while it is sent it is held as a copy, and again
@@ -135,20 +137,21 @@ const SHORT_PART_BYTES: u64 = 256 << 10;
 /// The shorter form in which values are sent: made part by part.
 #[derive(Debug)]
 pub(crate) struct Short {
-    catalogue: Arc<Catalogue>,
-    shard: ShardId,
-    form: ShortForm,
-    /// The values of the part under way, side by side, and its body.
+    pub(crate) catalogue: Arc<Catalogue>,
+    pub(crate) shard: ShardId,
+    pub(crate) form: ShortForm,
+}
+
+/// The part under way in that form; kept for the next, as no part is long.
+#[derive(Debug, Default)]
+pub(crate) struct ShortPart {
+    /// Its values, side by side.
     words: Vec<u64>,
     body: Vec<u8>,
 }
 
-impl Short {
-    pub(crate) fn new(catalogue: Arc<Catalogue>, shard: ShardId, form: ShortForm) -> Short {
-        Short { catalogue, shard, form, words: Vec::new(), body: Vec::new() }
-    }
-
-    fn encode(&mut self, snapshot: &Snapshot, range: Range<u64>) {
+impl ShortPart {
+    fn encode(&mut self, short: &Short, snapshot: &Snapshot, range: Range<u64>) {
         self.words.clear();
         self.words.resize(((range.end - range.start) / 8) as usize, 0);
         let mut rest: &mut [u8] = bytemuck::cast_slice_mut(&mut self.words);
@@ -158,9 +161,9 @@ impl Short {
             rest = tail;
         }
         self.body.clear();
-        if let Some(layout) = self.catalogue.layout_of(self.shard) {
+        if let Some(layout) = short.catalogue.layout_of(short.shard) {
             layout
-                .encode_values(self.form, range, &self.words, &mut self.body)
+                .encode_values(short.form, range, &self.words, &mut self.body)
                 .expect("the codecs of values take every element of a part");
         }
     }
@@ -173,11 +176,22 @@ impl PulledParts {
         envelope: Envelope,
         (version, gradients): (u64, u64),
         crc: bool,
-        short: Option<Short>,
+        (short, made): (Option<Short>, ShortPart),
     ) -> Self {
         let next = (0, ranges.first().map_or(0, |range| range.start));
         let finished = false;
-        PulledParts { snapshot, ranges, next, finished, envelope, version, gradients, crc, short }
+        PulledParts {
+            snapshot,
+            ranges,
+            next,
+            finished,
+            envelope,
+            version,
+            gradients,
+            crc,
+            short,
+            made,
+        }
     }
 
     /// Whether the values are sent in a shorter form.
@@ -209,12 +223,12 @@ impl PulledParts {
         self.finished = self.next.0 >= self.ranges.len();
         let PulledParts { version, gradients, finished: last, .. } = *self;
         let part = Pulled { version, gradients, offset: start, last };
-        let (message, bytes): (Message, u64) = match &mut self.short {
+        let (message, bytes): (Message, u64) = match &self.short {
             None => (part.into(), end - start),
             Some(short) => {
-                short.encode(&self.snapshot, start..end);
+                self.made.encode(short, &self.snapshot, start..end);
                 let bytes = end - start;
-                (PulledEncoded { part, bytes }.into(), short.body.len() as u64)
+                (PulledEncoded { part, bytes }.into(), self.made.body.len() as u64)
             }
         };
         let crc = self.crc.then(|| self.checksum(start..end));
@@ -226,19 +240,20 @@ impl PulledParts {
     pub(crate) fn slices<'a>(&'a self, range: Range<u64>, out: &mut Vec<IoSlice<'a>>) {
         match &self.short {
             None => out.extend(self.snapshot.pieces(range).map(IoSlice::new)),
-            Some(short) => out.push(IoSlice::new(&short.body)),
+            Some(_) => out.push(IoSlice::new(&self.made.body)),
         }
     }
 
     fn checksum(&self, range: Range<u64>) -> u32 {
         match &self.short {
             None => self.snapshot.pieces(range).fold(0, crc32c::crc32c_append),
-            Some(short) => crc32c::crc32c(&short.body),
+            Some(_) => crc32c::crc32c(&self.made.body),
         }
     }
 
     /// Lets the values go; what it was made in, for the answer to another pull.
     pub(crate) fn into_memory(self) -> PullMemory {
-        PullMemory { ranges: self.ranges, snapshot: self.snapshot.into_memory() }
+        let snapshot = self.snapshot.into_memory();
+        PullMemory { ranges: self.ranges, snapshot, made: self.made }
     }
 }

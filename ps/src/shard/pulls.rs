@@ -164,7 +164,7 @@ impl Shard {
             return self.refuse(connection, request, refusal);
         }
         let answer_bytes = rows * partition.row_bytes();
-        let mut numbers = self.spares.numbers.take(header.body_bytes as usize);
+        let mut numbers = self.spares.bodies.take(header.body_bytes as usize);
         numbers.lend(header.body_bytes as usize);
         let at_least = header.step.0;
         let wait = Wait::Rows { at_least, partition: id, numbers, codec, answer_bytes };
@@ -190,7 +190,7 @@ impl Shard {
         };
         let mut rows = self.spares.answers.take(answer_bytes as usize);
         let gathered = self.gather(partition, &numbers, codec, &mut rows);
-        self.spares.numbers.keep(numbers);
+        self.spares.bodies.keep(numbers);
         if let Err(refusal) = gathered {
             self.spares.answers.keep(rows);
             return self.refuse(connection, request, refusal);
@@ -242,7 +242,7 @@ impl Shard {
         let Wait::Pull { ranges, form, .. } = entry.wait else {
             return;
         };
-        let memory = self.pulled.pop().unwrap_or_default().snapshot;
+        let PullMemory { snapshot: memory, made, .. } = self.pulled.pop().unwrap_or_default();
         let Some(store) = self.store() else { return };
         let snapshot = store.snapshot_in(&ranges, memory);
         let bytes = |range: &Range<u64>| match form {
@@ -250,7 +250,8 @@ impl Shard {
             Some(form) => store.layout().encoded_bytes(form, range.clone()),
         };
         let bytes = ranges.iter().map(bytes).sum();
-        let short = form.map(|form| Short::new(store.catalogue().clone(), self.id, form));
+        let (catalogue, shard) = (store.catalogue(), self.id);
+        let short = form.map(|form| Short { catalogue: catalogue.clone(), shard, form });
         let all = ranges == store.layout().dense();
         if let Some(client) = entry.client.filter(|_| all) {
             self.keep_what_is_read(client);
@@ -261,7 +262,7 @@ impl Shard {
         let mut envelope = entry.request;
         (envelope.step, envelope.restore_epoch) = (self.step(), self.epoch);
         let counts = (self.version, self.gradients);
-        let parts = PulledParts::new(snapshot, ranges, envelope, counts, crc, short);
+        let parts = PulledParts::new(snapshot, ranges, envelope, counts, crc, (short, made));
         self.outputs.push_back(Output::Stream { connection: entry.connection, parts });
     }
 }

@@ -29,7 +29,7 @@ impl Shard {
             Err(refusal) => ((0..0, None), Some(refusal)),
         };
         let (range, encoded) = body;
-        let incoming = Part {
+        let mut incoming = Part {
             connection,
             client,
             room: part.room,
@@ -49,6 +49,10 @@ impl Shard {
         let placed = self.place(now, connection, client, header, part, &incoming.range);
         match placed {
             Ok(true) if self.has_memory_for(&incoming) => {
+                if let Some(encoded) = &mut incoming.encoded {
+                    encoded.bytes = self.spares.bodies.take(header.body_bytes as usize);
+                    encoded.bytes.lend(header.body_bytes as usize);
+                }
                 self.receive(now, connection, Receiving::Part(incoming), header);
             }
             // The rooms that all share have theirs already.
@@ -216,9 +220,12 @@ impl Shard {
     }
 
     /// The body of a part has come.
-    pub(super) fn part_received(&mut self, now: Instant, part: &Part) {
-        if let Err(refusal) = self.take_part(now, part) {
-            self.refuse_push(now, part, refusal);
+    pub(super) fn part_received(&mut self, now: Instant, part: Part) {
+        if let Err(refusal) = self.take_part(now, &part) {
+            self.refuse_push(now, &part, refusal);
+        }
+        if let Some(encoded) = part.encoded {
+            self.spares.bodies.keep(encoded.bytes);
         }
     }
 
