@@ -59,6 +59,7 @@ const PURE: &[(&str, &[&str])] = &[
     ("worker/src/compression.rs", &[]),
     ("worker/src/compression", &[]),
     ("worker/src/initial.rs", &[]),
+    ("worker/src/own_parts.rs", &[]),
     ("worker/src/lent.rs", &[]),
     ("worker/src/trays.rs", &[]),
 ];
@@ -91,6 +92,7 @@ const MODULES: &[(&str, &[&str])] = &[
     ("worker/src/session", &["crate::runtime", "crate::worker", "crate::client"]),
     ("worker/src/compression.rs", &["crate::session", "crate::runtime", "crate::worker"]),
     ("worker/src/fanout.rs", &["crate::session", "crate::runtime", "crate::worker"]),
+    ("worker/src/own_parts.rs", &["crate::session", "crate::runtime", "crate::worker"]),
     ("worker/src/trays.rs", &["crate::session", "crate::runtime", "crate::worker"]),
 ];
 

@@ -78,11 +78,11 @@ impl Gradients {
     }
 
     fn ids(&self) -> Vec<VariableId> {
-        self.present().chain(self.memory.rows.variables()).collect()
+        self.present().chain(self.memory.rows().variables()).collect()
     }
 
     fn squares_of(&self, id: VariableId) -> f64 {
-        let bytes = match self.memory.rows.of_variable(id) {
+        let bytes = match self.memory.rows().of_variable(id) {
             Some(rows) => rows.values,
             None => self.bytes_of(id),
         };
@@ -227,7 +227,7 @@ mod tests {
         let norm = (25.0 + 2.25 + 4.0 + 9.0_f64).sqrt();
         assert_eq!(gradients.clip_by_global_norm(norm / 2.0).unwrap(), norm);
         let seen = |gradients: &Gradients| -> Vec<f32> {
-            gradients.memory.rows.of_variable(VariableId(0)).unwrap().elements()
+            gradients.memory.rows().of_variable(VariableId(0)).unwrap().elements().into()
         };
         assert_eq!(seen(&gradients), [2.5, -0.75, 1.0, 1.5]);
         gradients.clip_by_value(1.25).unwrap();

@@ -3,21 +3,20 @@
 mod rows;
 mod saved;
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use bytes::Bytes;
 use pushpull_common::catalogue::{Catalogue, Partition};
 use pushpull_common::codec::{Codec, EncodeError, Encoding, Encodings, Real, Residual};
 use pushpull_common::ids::{ShardId, VariableId};
 use pushpull_common::names::Names;
-use pushpull_common::tensor::{DType, Element, bf16, elements_of, f16};
+use pushpull_common::reused::Reused;
+use pushpull_common::tensor::{DType, Element, bf16, f16};
 use pushpull_common::variable::VariableSpec;
 
 use crate::error::{Error, JoinError};
 use crate::fanout::{Plan, stretch_elements};
-use crate::parts::Part;
+use crate::own_parts::Copies;
 use crate::rows::RowsOf;
 use rows::RowResiduals;
 pub use saved::ResidualsError;
@@ -74,6 +73,8 @@ fn can_have(variable: &VariableSpec, codec: Codec) -> bool {
 #[derive(Debug, Default)]
 pub(crate) struct Compression {
     pub(crate) variables: BTreeMap<VariableId, Compressed>,
+    /// Gradients of half types in `f32`.
+    wide: Reused<f32>,
 }
 
 /// One variable's codec.
@@ -138,7 +139,7 @@ impl Compression {
             let left = Left::nothing(variable, row_residual_bytes);
             variables.insert(id, Compressed { codec, left });
         }
-        Ok(Compression { variables })
+        Ok(Compression { variables, wide: Reused::default() })
     }
 
     /// Whether no variable's gradients travel encoded.
@@ -165,7 +166,7 @@ impl Compression {
         let bytes = &bytes[..variable.bytes() as usize];
         let result = match variable.dtype() {
             DType::F64 => compressed.codec.check::<f64>(bytemuck::cast_slice(bytes)),
-            dtype => compressed.codec.check(&singles(dtype, bytes, factor)),
+            dtype => check_singles(&compressed.codec, dtype, bytes, factor),
         };
         result.map_err(|error| Compression::error(plan, id, error))
     }
@@ -181,7 +182,7 @@ impl Compression {
         let Some(Compressed { codec, .. }) = self.variables.get(&id) else { return Ok(()) };
         let result = match plan.catalogue().variable(id).dtype() {
             DType::F64 => codec.check(&rows.elements::<f64>()),
-            dtype => codec.check(&singles(dtype, rows.values, factor)),
+            dtype => check_singles(codec, dtype, rows.values, factor),
         };
         result.map_err(|error| match error {
             EncodeError::NonFinite { element, value, .. } => rows.non_finite(plan, element, value),
@@ -189,57 +190,60 @@ impl Compression {
         })
     }
 
-    /// Encodes the gradient of a variable and keeps what that leaves out; the parts in which it
-    /// travels. `bytes` are all its elements, aligned; those of a half type are multiplied with `factor`.
-    pub(crate) fn parts(
+    /// Encodes the gradient of a variable, if it travels so, and keeps what that leaves out; the parts in which it
+    /// travels are added to `out`. `bytes` are all its elements, aligned; those of a half type are
+    /// multiplied with `factor`.
+    pub(crate) fn encode(
         &mut self,
         plan: &Plan,
         id: VariableId,
         bytes: &[u8],
         factor: f64,
-    ) -> Result<Vec<(ShardId, Vec<Part>)>, Error> {
-        let Some(Compressed { codec, left }) = self.variables.get_mut(&id) else {
-            return Ok(Vec::new());
-        };
+        out: &mut Copies,
+    ) -> Result<(), Error> {
+        let Compression { variables, wide } = self;
+        let Some(Compressed { codec, left }) = variables.get_mut(&id) else { return Ok(()) };
         let variable = plan.catalogue().variable(id);
         let bytes = &bytes[..variable.bytes() as usize];
         let partitions = plan.catalogue().partitions_of(id);
-        let parts = match left {
+        let encoded = match left {
             Left::F32(left) => {
-                let gradient = singles(variable.dtype(), bytes, factor);
-                encode(codec, left, partitions, plan, &gradient)
+                let gradient = singles(variable.dtype(), bytes, factor, wide);
+                encode(codec, left, partitions, plan, gradient, out)
             }
-            Left::F64(left) => encode(codec, left, partitions, plan, bytemuck::cast_slice(bytes)),
+            Left::F64(left) => {
+                encode(codec, left, partitions, plan, bytemuck::cast_slice(bytes), out)
+            }
             Left::RowsF32(_) | Left::RowsF64(_) => unreachable!("rows have parts of their own"),
         };
-        parts.map_err(|error| Compression::error(plan, id, error))
+        encoded.map_err(|error| Compression::error(plan, id, error))
     }
 
     /// Encodes the rows of a partition, and keeps what that leaves out; the parts in which their values
-    /// travel. Those of a half type are multiplied with `factor`.
-    pub(crate) fn rows(
+    /// travel are added to `out`. Those of a half type are multiplied with `factor`.
+    pub(crate) fn encode_rows(
         &mut self,
         plan: &Plan,
         partition: &Partition,
         rows: RowsOf<'_>,
         factor: f64,
-    ) -> Result<Vec<Part>, Error> {
+        out: &mut Copies,
+    ) -> Result<(), Error> {
         let (id, most) = (rows.variable, plan.part_bytes());
-        let Some(Compressed { codec, left }) = self.variables.get_mut(&id) else {
-            return Ok(Vec::new());
-        };
+        let Compression { variables, wide } = self;
+        let Some(Compressed { codec, left }) = variables.get_mut(&id) else { return Ok(()) };
         let dtype = plan.catalogue().variable(id).dtype();
-        let parts = match left {
+        let encoded = match left {
             Left::RowsF32(left) => {
-                let values = singles(dtype, rows.values, factor);
-                left.parts(codec, partition, most, rows.ids, &values)
+                let values = singles(dtype, rows.values, factor, wide);
+                left.encode(codec, partition, most, rows.ids, values, out)
             }
             Left::RowsF64(left) => {
-                left.parts(codec, partition, most, rows.ids, &rows.elements::<f64>())
+                left.encode(codec, partition, most, rows.ids, &rows.elements::<f64>(), out)
             }
             Left::F32(_) | Left::F64(_) => unreachable!("only what is sparse has rows"),
         };
-        parts.map_err(|error| Compression::error(plan, id, error))
+        encoded.map_err(|error| Compression::error(plan, id, error))
     }
 
     fn error(plan: &Plan, id: VariableId, error: EncodeError) -> Error {
@@ -259,19 +263,15 @@ fn encode<T: Real>(
     partitions: &[Partition],
     plan: &Plan,
     gradient: &[T],
-) -> Result<Vec<(ShardId, Vec<Part>)>, EncodeError> {
-    let mut by_shard = Vec::with_capacity(partitions.len());
-    for partition in partitions {
+    out: &mut Copies,
+) -> Result<(), EncodeError> {
+    partitions.iter().try_for_each(|partition| {
         let elements = partition.elements.start as usize..partition.elements.end as usize;
-        let parts = stretches(codec, left, partition, plan.part_bytes(), elements, gradient)?;
-        if !parts.is_empty() {
-            by_shard.push((partition.shard, parts));
-        }
-    }
-    Ok(by_shard)
+        stretches(codec, left, partition, plan.part_bytes(), elements, gradient, out)
+    })
 }
 
-/// The parts in which these elements of a gradient travel, the first of which are the first of what
+/// Adds the parts in which these elements of a gradient travel, the first of which are the first of what
 /// is pushed of a partition; what is left of them has the same places in `left`.
 fn stretches<T: Real>(
     codec: &Codec,
@@ -280,41 +280,85 @@ fn stretches<T: Real>(
     part_bytes: u64,
     elements: Range<usize>,
     gradient: &[T],
-) -> Result<Vec<Part>, EncodeError> {
+    out: &mut Copies,
+) -> Result<(), EncodeError> {
     let encoding = codec.encoding();
-    let (mut parts, mut out) = (Vec::new(), Vec::new());
     let mut start = elements.start;
     while start < elements.end {
         let before = ((start - elements.start) * size_of::<T>()) as u64;
         let blocks = partition.blocks_from(partition.offset + before);
         let most = stretch_elements(encoding, blocks, T::DTYPE, part_bytes);
         let stretch = start..elements.end.min(start + most);
-        out.clear();
-        left.encode(codec, blocks, start, &gradient[stretch.clone()], &mut out)?;
-        // As long as it is: what is kept until it is settled should not be longer.
-        let body = Bytes::copy_from_slice(&out).into();
-        parts.push(Part::stretch(partition, before, stretch.len(), encoding, body));
+        out.add_encoded(partition, before, stretch.len(), encoding, |out| {
+            left.encode(codec, blocks, start, &gradient[stretch.clone()], out)
+        })?;
         start = stretch.end;
     }
-    Ok(parts)
+    Ok(())
 }
 
-/// Elements of `f32`, or of a half type in `f32` and multiplied, as the servers would have them. Those
-/// that do not lie aligned, as rows may, are copied.
-pub(crate) fn singles(dtype: DType, bytes: &[u8], factor: f64) -> Cow<'_, [f32]> {
-    match dtype {
-        DType::F16 => widened::<f16>(bytes, factor).into(),
-        DType::Bf16 => widened::<bf16>(bytes, factor).into(),
-        _ => match bytemuck::try_cast_slice(bytes) {
-            Ok(elements) => elements.into(),
-            Err(_) => elements_of(bytes).into(),
-        },
+/// Elements of `f32`, or of a half type in `f32` and multiplied, as the servers would have them. They are
+/// in `wide` where they cannot be had as they lie.
+fn singles<'a>(dtype: DType, bytes: &'a [u8], factor: f64, wide: &'a mut Reused<f32>) -> &'a [f32] {
+    if let Some(elements) = as_singles(dtype, bytes) {
+        return elements;
+    }
+    wide.lend(bytes.len() / dtype.size());
+    widen(dtype, bytes, factor, wide);
+    wide
+}
+
+/// What is found first in elements that are had so, looked at a few at a time; and how many elements come
+/// before those it was found in.
+pub(crate) fn find_in_singles<R>(
+    dtype: DType,
+    bytes: &[u8],
+    factor: f64,
+    find: impl Fn(&[f32]) -> Option<R>,
+) -> Option<(usize, R)> {
+    const FEW: usize = 256;
+    if let Some(elements) = as_singles(dtype, bytes) {
+        return find(elements).map(|found| (0, found));
+    }
+    let mut few = [0.0; FEW];
+    bytes.chunks(FEW * dtype.size()).enumerate().find_map(|(nth, bytes)| {
+        let few = &mut few[..bytes.len() / dtype.size()];
+        widen(dtype, bytes, factor, few);
+        find(few).map(|found| (nth * FEW, found))
+    })
+}
+
+fn check_singles(
+    codec: &Codec,
+    dtype: DType,
+    bytes: &[u8],
+    factor: f64,
+) -> Result<(), EncodeError> {
+    match find_in_singles(dtype, bytes, factor, |elements| codec.check(elements).err()) {
+        None => Ok(()),
+        Some((first, EncodeError::NonFinite { codec, element, value })) => {
+            Err(EncodeError::NonFinite { codec, element: first + element, value })
+        }
+        Some((_, error)) => Err(error),
     }
 }
 
-fn widened<T: Element + Into<f64>>(bytes: &[u8], factor: f64) -> Vec<f32> {
-    let halves = bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned::<T>);
-    halves.map(|g| (g.into() * factor) as f32).collect()
+fn as_singles(dtype: DType, bytes: &[u8]) -> Option<&[f32]> {
+    (dtype == DType::F32).then(|| bytemuck::try_cast_slice(bytes).ok()).flatten()
+}
+
+/// Elements of a type that `f32` has room for, multiplied.
+fn widen(dtype: DType, bytes: &[u8], factor: f64, out: &mut [f32]) {
+    fn each<T: Element + Into<f64>>(bytes: &[u8], factor: f64, out: &mut [f32]) {
+        for (bytes, out) in bytes.chunks_exact(size_of::<T>()).zip(out) {
+            *out = (bytemuck::pod_read_unaligned::<T>(bytes).into() * factor) as f32;
+        }
+    }
+    match dtype {
+        DType::F16 => each::<f16>(bytes, factor, out),
+        DType::Bf16 => each::<bf16>(bytes, factor, out),
+        _ => each::<f32>(bytes, factor, out),
+    }
 }
 
 #[cfg(test)]
@@ -345,5 +389,25 @@ mod tests {
         assert_eq!(chosen(&[("*", topk), ("rows", int8)]), [topk, int8, None]);
         assert_eq!(chosen(&[("*", int8), ("rows", None)]), [int8, None, None]);
         assert_eq!(chosen(&[("rows", int8), ("*", None)]), [None; 3]);
+    }
+
+    /// What is found among halves is found at its place, however many are looked at at a time.
+    #[test]
+    fn elements_that_are_widened_keep_their_places() {
+        let mut halves = vec![f16::from_f32(2.0); 1_000];
+        halves[700] = f16::from_f32(3.0);
+        let bytes = bytemuck::cast_slice(&halves);
+        let large = |elements: &[f32]| elements.iter().position(|&element| element > 20.0);
+        assert_eq!(find_in_singles(DType::F16, bytes, 8.0, large), Some((512, 188)));
+        assert_eq!(find_in_singles(DType::F16, bytes, 1.0, large), None);
+        halves[999] = f16::INFINITY;
+        let bytes = bytemuck::cast_slice(&halves);
+        let found = check_singles(&Codec::Int8, DType::F16, bytes, 1.0);
+        assert!(matches!(found, Err(EncodeError::NonFinite { element: 999, .. })), "{found:?}");
+        let mut wide = Reused::default();
+        assert_eq!(singles(DType::F16, bytes, 0.5, &mut wide)[699..702], [1.0, 1.5, 1.0]);
+        let own = [1.0_f32, 2.0];
+        let taken = singles(DType::F32, bytemuck::cast_slice(&own), 1.0, &mut wide);
+        assert!(std::ptr::eq(taken.as_ptr(), own.as_ptr()), "they are not copied");
     }
 }

@@ -49,19 +49,29 @@ impl<'a> Initial<'a> {
     }
 }
 
+/// The variable that these elements are all of.
+pub(crate) fn whole<T: Element>(
+    plan: &Plan,
+    name: &str,
+    values: &[T],
+) -> Result<VariableId, ViewError> {
+    let (id, range) = locate::<T>(plan, name)?;
+    if size_of_val(values) != range.len() {
+        let shape = plan.catalogue().variable(id).shape().to_string();
+        let (name, elements) = (name.to_owned(), values.len());
+        return Err(ViewError::Length { name, elements, shape });
+    }
+    Ok(id)
+}
+
 /// Elements for a whole variable as bytes, with the padding that travels behind them.
 pub(crate) fn padded<T: Element>(
     plan: &Plan,
     name: &str,
     values: &[T],
 ) -> Result<(VariableId, Bytes), ViewError> {
-    let (id, range) = locate::<T>(plan, name)?;
+    let id = whole(plan, name, values)?;
     let bytes: &[u8] = bytemuck::cast_slice(values);
-    if bytes.len() != range.len() {
-        let shape = plan.catalogue().variable(id).shape().to_string();
-        let (name, elements) = (name.to_owned(), values.len());
-        return Err(ViewError::Length { name, elements, shape });
-    }
     let mut copy = Vec::with_capacity(bytes.len().next_multiple_of(8));
     copy.extend_from_slice(bytes);
     copy.resize(bytes.len().next_multiple_of(8), 0);

@@ -11,13 +11,14 @@ use pushpull_common::protocol::message::NonFinitePolicy;
 use pushpull_common::tensor::{DType, first_non_finite};
 
 use crate::client::Client;
-use crate::compression::{Compression, singles};
+use crate::compression::{Compression, find_in_singles};
 use crate::error::Error;
 use crate::fanout::Plan;
 use crate::handles::PushHandle;
+use crate::own_parts::{Copies, OwnParts};
 use crate::params::Gradients;
-use crate::parts::{Part, Scatter, Scattered};
-use crate::rows::{Cutting, RowGradients, RowsOf};
+use crate::parts::{Scatter, Scattered};
+use crate::rows::{Cutting, RowsOf};
 use crate::runtime::Caller;
 use crate::session::{Command, PushOrder};
 use crate::trays::{GradientBuffer, Run};
@@ -40,8 +41,8 @@ pub(crate) struct Joined {
     compression: Mutex<Compression>,
     non_finite: NonFinitePolicy,
     owner: ShardId,
-    /// Memory for rows.
-    spare_rows: Mutex<Vec<Arc<RowGradients>>>,
+    /// Memory for what is sent variable by variable.
+    spares: Mutex<Vec<Arc<OwnParts>>>,
 }
 
 impl Joined {
@@ -55,7 +56,7 @@ impl Joined {
             compression: Mutex::new(compression),
             non_finite: client.welcomed.non_finite,
             owner: client.owner,
-            spare_rows: Mutex::default(),
+            spares: Mutex::default(),
         }
     }
 
@@ -177,7 +178,7 @@ impl Joined {
             }
             compression.check(plan, id, bytes, factor)?;
         }
-        for rows in gradients.memory.rows.iter() {
+        for rows in gradients.memory.rows().iter() {
             let factor = gradients.factor(rows.variable);
             check_rows_finite(self.non_finite, plan, rows, factor)?;
             compression.check_rows(plan, rows, factor)?;
@@ -194,30 +195,27 @@ impl Joined {
             && self.plan.catalogue().partitions_of(id).iter().all(|p| p.own.is_none())
     }
 
-    /// The parts of a push that are made for it alone: of rows, which are cut where they lie; and of what
-    /// is encoded.
-    pub(crate) fn own_parts(
-        &self,
-        gradients: &mut Gradients,
-    ) -> Result<Vec<(ShardId, Vec<Part>)>, Error> {
+    /// Makes the parts of a push that are made for it alone: of rows, which are cut where they lie; and of
+    /// what is encoded.
+    pub(crate) fn make_parts(&self, gradients: &mut Gradients) -> Result<(), Error> {
         let (plan, mut compression) = (&self.plan, self.compression());
-        let mut parts: Vec<(ShardId, Vec<Part>)> = Vec::new();
-        let Gradients { memory, factors, .. } = &mut *gradients;
-        let rows = memory.rows_mut();
-        let mut next = rows.variables().next();
+        let factors = &gradients.factors;
+        let factor = |id| factors.get(&id).copied().unwrap_or(1.0);
+        let own = gradients.memory.own_mut();
+        let mut next = own.rows.variables().next();
         while let Some(id) = next {
-            let factor = factors.get(&id).copied().unwrap_or(1.0);
-            parts.extend(cut_rows(plan, &mut compression, rows, id, factor)?);
-            next = rows.variables().find(|other| *other > id);
+            cut_rows(plan, &mut compression, own, id, factor(id))?;
+            next = own.rows.variables().find(|other| *other > id);
         }
-        let none = compression.is_of_none();
-        for id in gradients.present().take_while(|_| !none) {
-            if compression.covers(id) {
-                let bytes = gradients.bytes_of(id);
-                parts.extend(compression.parts(plan, id, bytes, gradients.factor(id))?);
-            }
+        if compression.is_of_none() {
+            return Ok(());
         }
-        Ok(parts)
+        let mut copies = std::mem::take(&mut own.copies);
+        let result = gradients.present().try_for_each(|id| {
+            compression.encode(plan, id, gradients.bytes_of(id), factor(id), &mut copies)
+        });
+        gradients.memory.own_mut().copies = copies;
+        result
     }
 
     /// How the rest of a push travels.
@@ -226,84 +224,76 @@ impl Joined {
         self.plan.scatter(gradients.present().filter(|&id| !compression.covers(id)))
     }
 
-    /// The parts of one variable of a push; `bytes` are its elements with their padding, and `aligned`
-    /// the elements.
+    /// Looks at a variable that is a part of a push, and copies it, or encodes it, as it travels.
     pub(crate) fn variable_parts(
         &self,
         id: VariableId,
-        bytes: &bytes::Bytes,
-        aligned: &[u8],
-    ) -> Result<Vec<(ShardId, Vec<Part>)>, Error> {
+        elements: &[u8],
+        copies: &mut Copies,
+    ) -> Result<(), Error> {
         let (plan, mut compression) = (&self.plan, self.compression());
-        check_finite(self.non_finite, plan, id, bytes, 1.0)?;
-        compression.check(plan, id, aligned, 1.0)?;
+        check_finite(self.non_finite, plan, id, elements, 1.0)?;
+        compression.check(plan, id, elements, 1.0)?;
         if compression.covers(id) {
-            return compression.parts(plan, id, aligned, 1.0);
+            return compression.encode(plan, id, elements, 1.0, copies);
         }
-        let start = plan.range(id).start;
-        Ok(plan
-            .parts([id].into_iter(), |range| bytes.slice(range.start - start..range.end - start)))
+        copies.add_variable(plan, id, elements);
+        Ok(())
     }
 
-    /// Looks at the rows of variables that are a part of a push, and cuts them; the parts of what is
-    /// encoded of them.
-    pub(crate) fn rows_parts(
-        &self,
-        rows: &mut RowGradients,
-        id: VariableId,
-    ) -> Result<Vec<(ShardId, Vec<Part>)>, Error> {
+    /// Looks at the rows of variables that are a part of a push, and cuts them.
+    pub(crate) fn rows_parts(&self, own: &mut OwnParts, id: VariableId) -> Result<(), Error> {
         let (plan, mut compression) = (&self.plan, self.compression());
-        for rows in rows.iter() {
+        for rows in own.rows.iter() {
             check_rows_finite(self.non_finite, plan, rows, 1.0)?;
             compression.check_rows(plan, rows, 1.0)?;
         }
-        cut_rows(plan, &mut compression, rows, id, 1.0)
+        cut_rows(plan, &mut compression, own, id, 1.0)
     }
 
-    /// Memory for rows of a push that is sent variable by variable, without any.
-    pub(crate) fn spare_rows(&self) -> Arc<RowGradients> {
-        let mut spare = self.spare_rows.lock().unwrap_or_else(PoisonError::into_inner);
-        let free = spare.iter().position(|rows| Arc::strong_count(rows) == 1);
-        let rows = free.map(|free| spare.swap_remove(free));
-        drop(spare);
-        let mut rows = rows.unwrap_or_default();
-        match Arc::get_mut(&mut rows) {
+    /// Memory for a variable of a push that is sent variable by variable, without any.
+    pub(crate) fn spare(&self) -> Arc<OwnParts> {
+        let mut spares = self.spares.lock().unwrap_or_else(PoisonError::into_inner);
+        let free = spares.iter().position(|own| Arc::strong_count(own) == 1);
+        let own = free.map(|free| spares.swap_remove(free));
+        drop(spares);
+        let mut own = own.unwrap_or_default();
+        match Arc::get_mut(&mut own) {
             Some(free) => free.empty(),
-            None => rows = Arc::default(),
+            None => own = Arc::default(),
         }
-        rows
+        own
     }
 
-    /// Keeps the memory of such rows, for when they are sent.
-    pub(crate) fn keep_rows(&self, rows: &Arc<RowGradients>) {
-        let mut spare = self.spare_rows.lock().unwrap_or_else(PoisonError::into_inner);
-        if spare.len() < SPARE_ROWS_MAX {
-            spare.push(rows.clone());
+    /// Keeps the memory of such a variable, for when it is sent.
+    pub(crate) fn keep(&self, own: &Arc<OwnParts>) {
+        let mut spares = self.spares.lock().unwrap_or_else(PoisonError::into_inner);
+        if spares.len() < SPARES_MAX {
+            spares.push(own.clone());
         }
     }
 }
 
-/// Cuts the rows of a variable into the parts in which they travel, as far as they travel as they are; the
-/// parts of what is encoded of them.
+/// Cuts the rows of a variable into the parts in which they travel, and encodes them if that is how.
 fn cut_rows(
     plan: &Plan,
     compression: &mut Compression,
-    rows: &mut RowGradients,
+    own: &mut OwnParts,
     id: VariableId,
     factor: f64,
-) -> Result<Vec<(ShardId, Vec<Part>)>, Error> {
+) -> Result<(), Error> {
+    let OwnParts { rows, copies } = own;
     let encoded = compression.covers(id);
     rows.cut(plan, id, Cutting { all: true, values: !encoded, factor });
-    let held = rows.held(plan).take_while(|_| encoded);
-    held.map(|(partition, rows)| {
-        Ok((partition.shard, compression.rows(plan, partition, rows, factor)?))
+    let mut held = rows.held(plan).take_while(|_| encoded);
+    held.try_for_each(|(partition, rows)| {
+        compression.encode_rows(plan, partition, rows, factor, copies)
     })
-    .collect()
 }
 
-/// How many memories for rows are kept: one for each variable of a push that is on its way, if they are
-/// few.
-const SPARE_ROWS_MAX: usize = 16;
+/// How many memories for variables are kept: one for each variable of a push that is on its way, if they
+/// are few.
+const SPARES_MAX: usize = 16;
 
 /// The rounds of a push behind the first, some at a time: so few times that a session that does not keep
 /// up has room for all of them.
@@ -357,8 +347,9 @@ fn first_bad(dtype: DType, bytes: &[u8], factor: f64) -> Option<(usize, f64)> {
     if factor.abs() <= 1.0 {
         return first_non_finite(dtype, bytes);
     }
-    let products = singles(dtype, bytes, factor);
-    first_non_finite(DType::F32, bytemuck::cast_slice(&products))
+    let bad = |products: &[f32]| first_non_finite(DType::F32, bytemuck::cast_slice(products));
+    let found = find_in_singles(dtype, bytes, factor, bad);
+    found.map(|(first, (element, value))| (first + element, value))
 }
 
 #[cfg(test)]

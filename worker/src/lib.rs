@@ -47,6 +47,7 @@ mod joining;
 mod lent;
 mod loss_scale;
 mod outcome;
+mod own_parts;
 mod params;
 mod parts;
 mod pushing;

@@ -11,6 +11,7 @@ use pushpull_common::tensor::Element;
 
 use crate::error::ViewError;
 use crate::fanout::Plan;
+use crate::own_parts::OwnParts;
 use crate::rows::{self, RowGradients};
 use crate::trays::{GradientBuffer, Run};
 
@@ -113,7 +114,7 @@ pub struct Gradients {
 impl Gradients {
     pub(crate) fn new(plan: Arc<Plan>, mut memory: Memory) -> Gradients {
         memory.present.fill(false);
-        memory.rows_mut().empty();
+        memory.own_mut().empty();
         Gradients { plan, memory, factors: BTreeMap::new() }
     }
 
@@ -202,8 +203,8 @@ pub(crate) struct Memory {
     pub(crate) buffer: Arc<GradientBuffer>,
     /// Which variables have a gradient.
     pub(crate) present: Vec<bool>,
-    /// The gradients of sparse variables.
-    pub(crate) rows: Arc<RowGradients>,
+    /// What is made for the push alone: the gradients of sparse variables, and what is encoded.
+    pub(crate) own: Arc<OwnParts>,
 }
 
 impl Memory {
@@ -211,12 +212,12 @@ impl Memory {
     pub(crate) fn new(plan: &Plan, runs: Arc<[Run]>) -> Memory {
         let present = vec![false; plan.catalogue().variables().len()];
         let buffer = Arc::new(GradientBuffer::new(plan, runs));
-        Memory { buffer, present, rows: Arc::default() }
+        Memory { buffer, present, own: Arc::default() }
     }
 
     /// Whether nobody sends from it any more.
     pub(crate) fn is_free(&self) -> bool {
-        Arc::strong_count(&self.buffer) == 1 && Arc::strong_count(&self.rows) == 1
+        Arc::strong_count(&self.buffer) == 1 && Arc::strong_count(&self.own) == 1
     }
 
     pub(crate) fn buffer_mut(&mut self) -> &mut GradientBuffer {
@@ -224,9 +225,17 @@ impl Memory {
         buffer.expect("gradients are made of memory that nobody sends from")
     }
 
+    pub(crate) fn own_mut(&mut self) -> &mut OwnParts {
+        let own = Arc::get_mut(&mut self.own);
+        own.expect("gradients are made of memory that nobody sends from")
+    }
+
+    pub(crate) fn rows(&self) -> &RowGradients {
+        &self.own.rows
+    }
+
     pub(crate) fn rows_mut(&mut self) -> &mut RowGradients {
-        let rows = Arc::get_mut(&mut self.rows);
-        rows.expect("gradients are made of memory that nobody sends from")
+        &mut self.own_mut().rows
     }
 
     pub(crate) fn present(&self) -> impl Iterator<Item = VariableId> + '_ {

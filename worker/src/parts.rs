@@ -150,18 +150,6 @@ impl Stretch {
 }
 
 impl Part {
-    /// A part whose body is a stretch of a partition: so many elements, behind so many bytes of others.
-    pub(crate) fn stretch(
-        partition: &Partition,
-        before: u64,
-        elements: usize,
-        encoding: Encoding,
-        body: Body,
-    ) -> Part {
-        let encoded = Some(Stretch::of(partition, elements, encoding));
-        Part { offset: partition.offset + before, body, encoded }
-    }
-
     /// Its body, and what that is if it is encoded.
     pub(crate) fn body(&self) -> (Body, Option<Stretch>) {
         (self.body.clone(), self.encoded)

@@ -2,17 +2,17 @@
 
 use std::sync::Arc;
 
-use pushpull_common::ids::{Sequence, ShardId, VariableId};
+use pushpull_common::ids::{Sequence, VariableId};
 use pushpull_common::tensor::Element;
 use smallvec::SmallVec;
 
 use crate::error::{Error, ViewError};
-use crate::initial::padded;
+use crate::initial::whole;
 use crate::joined::Joined;
 use crate::outcome::Push;
+use crate::own_parts::OwnParts;
 use crate::params::find;
-use crate::parts::Part;
-use crate::rows::{self, RowGradients};
+use crate::rows;
 use crate::runtime::Open;
 use crate::session::Command;
 use crate::token::Dropped;
@@ -48,18 +48,13 @@ impl Pushing {
     /// it cannot: nobody knows whether the variable is in it, and it will not be finished.
     pub async fn variable<T: Element>(&mut self, name: &str, gradient: &[T]) -> Result<(), Error> {
         self.not_twice(name)?;
-        let (id, bytes) = padded(&self.joined.plan, name, gradient)?;
-        if std::mem::replace(&mut self.interrupted, true) {
-            return Err(Error::Interrupted);
-        }
-        let aligned = bytemuck::cast_slice(gradient);
-        let parts = self.trained(name, id);
-        let parts = parts.and_then(|()| self.joined.variable_parts(id, &bytes, aligned));
-        let result = match parts {
-            Ok(parts) => self.more(None, parts).await,
-            Err(error) => Err(error),
-        };
-        self.has_sent(id, result)
+        let id = whole(&self.joined.plan, name, gradient)?;
+        self.send(id, |pushing, own| {
+            pushing.trained(name, id)?;
+            let elements = bytemuck::cast_slice(gradient);
+            pushing.joined.variable_parts(id, elements, &mut own.copies)
+        })
+        .await
     }
 
     /// Sends the gradient of a sparse variable: rows as [`crate::Gradients::set_rows`] takes them. All
@@ -71,18 +66,38 @@ impl Pushing {
         rows: &[T],
     ) -> Result<(), Error> {
         let id = self.not_twice(name)?;
+        self.send(id, |pushing, own| {
+            let plan = &pushing.joined.plan;
+            rows::check::<T>(plan, name, ids, rows.len())?;
+            pushing.trained(name, id)?;
+            own.rows.set(plan, id, ids, rows)?;
+            pushing.joined.rows_parts(own, id)
+        })
+        .await
+    }
+
+    /// Sends a variable in the parts that `make` makes.
+    async fn send(
+        &mut self,
+        id: VariableId,
+        make: impl FnOnce(&Pushing, &mut OwnParts) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         if std::mem::replace(&mut self.interrupted, true) {
             return Err(Error::Interrupted);
         }
-        let mut spare = self.joined.spare_rows();
-        let result = match self.rows_parts(name, ids, rows, &mut spare) {
-            Ok(parts) => {
-                self.joined.keep_rows(&spare);
-                self.more(Some(spare), parts).await
+        let mut own = self.joined.spare();
+        let free = Arc::get_mut(&mut own).expect("nobody else has memory that is spare");
+        let result = match make(self, free) {
+            Ok(()) => {
+                self.joined.keep(&own);
+                self.more(own).await
             }
             Err(error) => Err(error),
         };
-        self.has_sent(id, result)
+        self.interrupted = false;
+        result?;
+        self.sent.push(id);
+        Ok(())
     }
 
     /// The variable of this name, if it is not in the push yet.
@@ -94,21 +109,6 @@ impl Pushing {
         }
     }
 
-    fn rows_parts<T: Element>(
-        &self,
-        name: &str,
-        ids: &[u64],
-        rows: &[T],
-        spare: &mut Arc<RowGradients>,
-    ) -> Result<Vec<(ShardId, Vec<Part>)>, Error> {
-        let plan = &self.joined.plan;
-        let id = rows::check::<T>(plan, name, ids, rows.len())?;
-        self.trained(name, id)?;
-        let spare = Arc::get_mut(spare).expect("nobody else has memory that is spare");
-        spare.set(plan, id, ids, rows)?;
-        self.joined.rows_parts(spare, id)
-    }
-
     fn trained(&self, name: &str, id: VariableId) -> Result<(), Error> {
         match self.joined.plan.catalogue().variable(id).is_trainable() {
             true => Ok(()),
@@ -116,21 +116,10 @@ impl Pushing {
         }
     }
 
-    async fn more(
-        &self,
-        rows: Option<Arc<RowGradients>>,
-        parts: Vec<(ShardId, Vec<Part>)>,
-    ) -> Result<(), Error> {
+    async fn more(&self, own: Arc<OwnParts>) -> Result<(), Error> {
         let (sequence, Joined { caller, timeout, .. }) = (self.sequence, &*self.joined);
-        let command = Command::More { sequence, rows, parts };
+        let command = Command::More { sequence, own: Some(own), parts: Vec::new() };
         caller.call("push", command, *timeout).await.map(|_| ())
-    }
-
-    fn has_sent(&mut self, id: VariableId, result: Result<(), Error>) -> Result<(), Error> {
-        self.interrupted = false;
-        result?;
-        self.sent.push(id);
-        Ok(())
     }
 
     /// Ends the push and waits for what became of it; as [`crate::Worker::push`].

@@ -1,20 +1,19 @@
 //! Rows of sparse variables that are pushed: each once, cut by partition, in the parts in which they
 //! travel.
 
+use std::borrow::Cow;
 use std::ops::{AddAssign, Range};
-use std::sync::Arc;
 
 use pushpull_common::catalogue::Partition;
-use pushpull_common::ids::{ShardId, VariableId};
+use pushpull_common::ids::VariableId;
 use pushpull_common::reused::Reused;
-use pushpull_common::rows;
 use pushpull_common::table;
 use pushpull_common::tensor::{DType, Element, bf16, elements_of, f16};
 
 use crate::error::{Error, ViewError};
 use crate::fanout::Plan;
+use crate::own_parts::Copies;
 use crate::params::find;
-use crate::parts::{Bodies, Body, Part, Stretch};
 
 /// Checks that a variable has these rows, and that so many elements of a type are as many rows of it.
 pub(crate) fn check<T: Element>(
@@ -74,11 +73,10 @@ pub(crate) struct RowGradients {
     /// In the order of the variables.
     sets: Reused<RowSet>,
     ids: Reused<u64>,
-    /// Rows one behind the other, and indices.
-    bytes: Reused<u8>,
+    /// Rows one behind the other, and indices; and the parts that were made of them.
+    pub(crate) cut: Copies,
     /// What each partition has of the rows that were cut last.
     held: Reused<Held>,
-    parts: Reused<RowPart>,
     /// Numbers of rows, or of partitions, each with a place.
     order: Reused<(u64, u32)>,
     /// A row that is added up.
@@ -103,17 +101,6 @@ struct Held {
     values: Range<usize>,
 }
 
-/// A part in which they travel.
-#[derive(Clone, Debug)]
-struct RowPart {
-    shard: ShardId,
-    offset: u64,
-    body: Range<usize>,
-    /// So many zeros come behind it.
-    padding: usize,
-    encoded: Option<Stretch>,
-}
-
 /// Rows of one variable, each once, in rising order.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowsOf<'a> {
@@ -123,9 +110,10 @@ pub(crate) struct RowsOf<'a> {
 }
 
 impl RowsOf<'_> {
-    /// The elements, which are of this type. Costs a copy: rows need not lie aligned.
-    pub(crate) fn elements<T: Element>(&self) -> Vec<T> {
-        elements_of(self.values)
+    /// The elements, which are of this type. Costs a copy if they do not lie aligned.
+    pub(crate) fn elements<T: Element>(&self) -> Cow<'_, [T]> {
+        bytemuck::try_cast_slice(self.values)
+            .map_or_else(|_| elements_of(self.values).into(), Cow::Borrowed)
     }
 
     /// The error that says which element is NaN or infinite: this one of the values.
@@ -155,17 +143,6 @@ pub(crate) struct Cutting {
 }
 
 impl RowGradients {
-    /// The rows of these numbers alone, in any order, which have been checked.
-    pub(crate) fn of<T: Element>(
-        plan: &Plan,
-        variable: VariableId,
-        ids: &[u64],
-        values: &[T],
-    ) -> Result<RowGradients, ViewError> {
-        let mut rows = RowGradients::default();
-        rows.set(plan, variable, ids, values).map(|()| rows)
-    }
-
     /// Sets the rows of a variable, which have been checked, in place of those it had; those of one number
     /// are added up in their order, halves in `f32`, to be rounded once. An error says that they are more
     /// than a table takes at once, and nothing has changed.
@@ -176,17 +153,18 @@ impl RowGradients {
         ids: &[u64],
         values: &[T],
     ) -> Result<(), ViewError> {
-        let (first_id, first_byte) = (self.ids.len(), self.bytes.len());
+        let (first_id, first_byte) = (self.ids.len(), self.cut.bytes.len());
         self.add_up(ids, values);
         if let Err(error) = self.check_count(plan, variable, first_id) {
             self.ids.truncate(first_id);
-            self.bytes.truncate(first_byte);
+            self.cut.bytes.truncate(first_byte);
             return Err(error);
         }
-        let (ids, values) = (first_id..self.ids.len(), first_byte..self.bytes.len());
+        let (ids, values) = (first_id..self.ids.len(), first_byte..self.cut.bytes.len());
+        let end = self.cut.align();
         self.remove(variable);
         // What was removed lay before.
-        let (by_ids, by_bytes) = (ids.end - self.ids.len(), values.end - self.bytes.len());
+        let (by_ids, by_bytes) = (ids.end - self.ids.len(), end - self.cut.bytes.len());
         let set = RowSet { variable, ids, values }.moved(by_ids, by_bytes);
         let place = self.sets.partition_point(|set| set.variable < variable);
         self.sets.insert(place, set);
@@ -197,7 +175,7 @@ impl RowGradients {
     fn add_up<T: Element>(&mut self, ids: &[u64], values: &[T]) {
         if ids.is_sorted_by(|a, b| a < b) {
             self.ids.extend_from_slice(ids);
-            self.bytes.extend_from_slice(bytemuck::cast_slice(values));
+            self.cut.bytes.extend_from_slice(bytemuck::cast_slice(values));
             return;
         }
         // Sorted by number, then by place.
@@ -207,7 +185,7 @@ impl RowGradients {
         self.order.sort_unstable();
         self.ids.extend(self.order.chunk_by(|a, b| a.0 == b.0).map(|of| of[0].0));
         let width = values.len().checked_div(ids.len()).unwrap_or(0);
-        let (order, sums, out) = (&self.order[..], &mut *self.sums, &mut *self.bytes);
+        let (order, sums, out) = (&self.order[..], &mut *self.sums, &mut *self.cut.bytes);
         match T::DTYPE {
             DType::F32 => sum::<f32, f32>(order, width, values, sums, out, |v| v, |v| v),
             DType::F64 => sum::<f64, f64>(order, width, values, sums, out, |v| v, |v| v),
@@ -246,8 +224,9 @@ impl RowGradients {
     pub(crate) fn remove(&mut self, variable: VariableId) {
         let Some(place) = self.place_of(variable) else { return };
         let RowSet { ids, values, .. } = self.sets.remove(place);
+        let values = values.start..values.end.next_multiple_of(8);
         self.ids.drain(ids.clone());
-        self.bytes.drain(values.clone());
+        self.cut.bytes.drain(values.clone());
         for set in self.sets.iter_mut().filter(|set| set.ids.start >= ids.end) {
             *set = set.clone().moved(ids.len(), values.len());
         }
@@ -257,9 +236,8 @@ impl RowGradients {
     pub(crate) fn empty(&mut self) {
         self.sets.empty();
         self.ids.empty();
-        self.bytes.empty();
+        self.cut.empty();
         self.held.empty();
-        self.parts.empty();
     }
 
     /// Whether no variable has rows.
@@ -281,7 +259,7 @@ impl RowGradients {
         self.sets.iter().map(|RowSet { variable, ids, values }| RowsOf {
             variable: *variable,
             ids: &self.ids[ids.clone()],
-            values: &self.bytes[values.clone()],
+            values: &self.cut.bytes[values.clone()],
         })
     }
 
@@ -297,7 +275,7 @@ impl RowGradients {
         change: impl Fn(T) -> T,
     ) -> bool {
         let Some(place) = self.place_of(variable) else { return false };
-        let values = &mut self.bytes[self.sets[place].values.clone()];
+        let values = &mut self.cut.bytes[self.sets[place].values.clone()];
         for element in values.chunks_exact_mut(size_of::<T>()) {
             let changed = change(bytemuck::pod_read_unaligned(element));
             element.copy_from_slice(bytemuck::bytes_of(&changed));
@@ -314,9 +292,10 @@ impl RowGradients {
             if cutting.all || !held.ids.is_empty() {
                 let partition = &plan.catalogue().partitions()[held.partition];
                 // The numbers first: whoever finds fault with a value can say of which row.
-                self.add_index(plan, partition, held.ids.clone());
+                let numbers = self.ids[held.ids].iter().map(|&id| number_of(partition, id));
+                self.cut.add_index(plan, partition, numbers);
                 if cutting.values {
-                    self.add_values(plan, partition, &held, cutting.factor);
+                    self.cut.add_values(plan, partition, held.values, cutting.factor);
                 }
             }
         }
@@ -329,7 +308,7 @@ impl RowGradients {
     ) -> impl Iterator<Item = (&'a Partition, RowsOf<'a>)> {
         self.held.iter().map(|Held { partition, ids, values }| {
             let partition = &plan.catalogue().partitions()[*partition];
-            let (ids, values) = (&self.ids[ids.clone()], &self.bytes[values.clone()]);
+            let (ids, values) = (&self.ids[ids.clone()], &self.cut.bytes[values.clone()]);
             (partition, RowsOf { variable: partition.variable, ids, values })
         })
     }
@@ -375,80 +354,18 @@ impl RowGradients {
         self.order.sort_unstable();
         let mut next = 0;
         for (index, partition) in partitions.iter().enumerate() {
-            let (first_id, first_byte) = (self.ids.len(), self.bytes.len());
+            let (first_id, first_byte) = (self.ids.len(), self.cut.bytes.len());
             while let Some(&(_, place)) = self.order.get(next).filter(|of| of.0 == index as u64) {
                 let id = self.ids[ids.start + place as usize];
                 self.ids.push(id);
                 let start = values.start + place as usize * row_bytes;
-                self.bytes.extend_from_within(start..start + row_bytes);
+                self.cut.bytes.extend_from_within(start..start + row_bytes);
                 next += 1;
             }
-            let (ids, values) = (first_id..self.ids.len(), first_byte..self.bytes.len());
+            let (ids, values) = (first_id..self.ids.len(), first_byte..self.cut.bytes.len());
+            self.cut.align();
             self.held.push(Held { partition: partition.id.0 as usize, ids, values });
         }
-    }
-
-    /// Adds the parts in which the numbers of rows travel, which are all of this partition.
-    fn add_index(&mut self, plan: &Plan, partition: &Partition, ids: Range<usize>) {
-        let start = self.bytes.len();
-        let numbers = self.ids[ids].iter().map(|&id| number_of(partition, id));
-        rows::encode_index(partition, numbers, &mut self.bytes);
-        let offset = partition.index.unwrap_or(0);
-        let index = start..self.bytes.len();
-        self.add_plain(plan, partition.shard, offset, index, 0);
-    }
-
-    /// Adds those in which their values travel. Those of a half type are multiplied with `factor` there.
-    fn add_values(&mut self, plan: &Plan, partition: &Partition, held: &Held, factor: f64) {
-        let values = held.values.clone();
-        let Some(own) = partition.own else {
-            let bytes = rows::values_bytes(partition, held.ids.len() as u64) as usize;
-            let padding = bytes - values.len();
-            return self.add_plain(plan, partition.shard, partition.offset, values, padding);
-        };
-        for half in plan.half_parts(partition, own, values.len() / 2) {
-            let stretch = Stretch::of(partition, half.values.len() / 2, own);
-            self.parts.push(RowPart {
-                shard: partition.shard,
-                offset: partition.offset + half.before,
-                body: values.start + half.values.start..values.start + half.values.end,
-                padding: half.padding,
-                encoded: Some(Stretch { factor, ..stretch }),
-            });
-        }
-    }
-
-    /// Adds the parts in which bytes travel to a place in what is pushed, with padding behind them.
-    fn add_plain(
-        &mut self,
-        plan: &Plan,
-        shard: ShardId,
-        offset: u64,
-        bytes: Range<usize>,
-        padding: usize,
-    ) {
-        for range in plan.cut((bytes.len() + padding) as u64) {
-            let (start, end) = (range.start as usize, range.end as usize);
-            let held = start.min(bytes.len())..end.min(bytes.len());
-            let (padding, offset) = (end - start - held.len(), offset + range.start);
-            let body = bytes.start + held.start..bytes.start + held.end;
-            self.parts.push(RowPart { shard, offset, body, padding, encoded: None });
-        }
-    }
-
-    /// The parts that were made, with their shards.
-    pub(crate) fn parts(self: &Arc<Self>) -> impl Iterator<Item = (ShardId, Part)> {
-        self.parts.iter().enumerate().map(|(which, part)| {
-            let body = Body::Of { memory: self.clone(), which };
-            (part.shard, Part { offset: part.offset, body, encoded: part.encoded })
-        })
-    }
-}
-
-impl Bodies for RowGradients {
-    fn body(&self, which: usize) -> (&[u8], usize) {
-        let part = &self.parts[which];
-        (&self.bytes[part.body.clone()], part.padding)
     }
 }
 
@@ -504,10 +421,19 @@ mod tests {
     use pushpull_common::catalogue::Catalogue;
     use pushpull_common::partition::Partitioner;
     use pushpull_common::placement::{Placement, ShardMap, Strategy as Placing};
+    use pushpull_common::rows;
     use pushpull_common::table::TableSpec;
     use pushpull_common::variable::VariableSpec;
 
     use super::*;
+    use crate::own_parts::OwnParts;
+
+    /// The rows of these numbers alone.
+    fn rows_of(plan: &Plan, variable: u32, ids: &[u64], values: &[f32]) -> RowGradients {
+        let mut rows = RowGradients::default();
+        rows.set(plan, VariableId(variable), ids, values).unwrap();
+        rows
+    }
 
     const ALL: Cutting = Cutting { all: true, values: true, factor: 1.0 };
 
@@ -550,7 +476,7 @@ mod tests {
         let ids = [u64::MAX, 5, 1 << 40, 5, 7, 0];
         let values: Vec<f32> = (0..12).map(|i| i as f32).collect();
         assert_eq!(check::<f32>(&plan, "t", &ids, 12), Ok(VariableId(0)));
-        let mut set = RowGradients::of(&plan, VariableId(0), &ids, &values).unwrap();
+        let mut set = rows_of(&plan, 0, &ids, &values);
         let summed = [0, 5, 7, 1 << 40, u64::MAX];
         assert_eq!(set.of_variable(VariableId(0)).unwrap().ids, summed);
         let mut told = Vec::new();
@@ -574,9 +500,9 @@ mod tests {
     #[test]
     fn rows_of_one_number_are_added_in_their_order() {
         let values = [1.0_f32, 2.0, 1e8, 0.0, 1.0, 1.0, -1e8, 5.0];
-        let rows = RowGradients::of(&plan(5, 2, 1), VariableId(1), &[3, 1, 3, 1], &values).unwrap();
+        let rows = rows_of(&plan(5, 2, 1), 1, &[3, 1, 3, 1], &values);
         let set = rows.of_variable(VariableId(1)).unwrap();
-        assert_eq!((set.ids, set.elements()), (&[1, 3][..], vec![1e8_f32 - 1e8, 5.0, 2.0, 3.0]));
+        assert_eq!((set.ids, &*set.elements()), (&[1, 3][..], &[1e8_f32 - 1e8, 5.0, 2.0, 3.0][..]));
         let of = |element| match set.non_finite(&plan(5, 2, 1), element, 7.0) {
             Error::NonFinite { element, .. } => element,
             other => panic!("{other}"),
@@ -595,10 +521,10 @@ mod tests {
         ) {
             let plan = plan(12, width, parts);
             let values: Vec<f32> = (0..ids.len() * width as usize).map(|i| i as f32).collect();
-            let mut set = RowGradients::of(&plan, VariableId(1), &ids, &values).unwrap();
+            let mut set = rows_of(&plan, 1, &ids, &values);
             let mut told = std::collections::BTreeMap::new();
             set.cut(&plan, VariableId(1), ALL);
-            let set = Arc::new(set);
+            let set = Arc::new(OwnParts { rows: set, ..OwnParts::default() });
             for partition in plan.catalogue().partitions_of(VariableId(1)) {
                 let bytes = |start: u64, end: u64| -> Vec<u8> {
                     let parts = set.parts().filter(|(shard, part)| {
@@ -675,9 +601,9 @@ mod tests {
             }
         }
         assert!(rows.change::<f32>(VariableId(1), |value| value + 0.5));
-        assert_eq!(rows.of_variable(VariableId(1)).unwrap().elements::<f32>(), [6.5; 3]);
-        assert_eq!(rows.of_variable(VariableId(0)).unwrap().elements::<f32>(), [8.0; 2]);
+        assert_eq!(rows.of_variable(VariableId(1)).unwrap().elements::<f32>(), &[6.5; 3][..]);
+        assert_eq!(rows.of_variable(VariableId(0)).unwrap().elements::<f32>(), &[8.0; 2][..]);
         rows.empty();
-        assert!(rows.is_empty() && rows.variables().next().is_none() && rows.bytes.is_empty());
+        assert!(rows.is_empty() && rows.variables().next().is_none() && rows.cut.bytes.is_empty());
     }
 }

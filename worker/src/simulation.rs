@@ -315,7 +315,7 @@ impl Door {
             Want::More { sequence, variables, bytes } => {
                 let bytes = Bytes::from(bytes);
                 let parts = plan.parts(variables.into_iter(), |range| bytes.slice(range));
-                Command::More { sequence, rows: None, parts }
+                Command::More { sequence, own: None, parts }
             }
             Want::End(sequence) => Command::End { sequence },
             Want::Resume(error) => match error {

@@ -210,7 +210,7 @@ impl Worker {
             let range = plan.range(id);
             own.buffer_mut().slice_mut(range.clone()).copy_from_slice(memory.buffer.slice(range));
         }
-        (own.present, own.rows) = (memory.present, memory.rows);
+        (own.present, own.own) = (memory.present, memory.own);
         own
     }
 

@@ -4,9 +4,10 @@ use std::collections::HashMap;
 
 use pushpull_common::catalogue::Partition;
 use pushpull_common::codec::{Codec, EncodeError, Real, Residual};
+use pushpull_common::reused::Reused;
 
 use super::stretches;
-use crate::parts::Part;
+use crate::own_parts::Copies;
 
 /// The residuals of one variable's rows.
 ///
@@ -22,6 +23,9 @@ pub(crate) struct RowResiduals<T> {
     most: usize,
     young: Generation<T>,
     old: Generation<T>,
+    /// What is left of the rows that are encoded; and memory for that.
+    left: Residual<T>,
+    gathered: Reused<T>,
 }
 
 /// Rows in the order they came.
@@ -41,7 +45,14 @@ impl<T: Real> RowResiduals<T> {
     pub(crate) fn new(width: usize, bytes: u64) -> RowResiduals<T> {
         let row_bytes = (width * size_of::<T>()) as u64 + ROW_OVERHEAD_BYTES;
         let most = (bytes / 2 / row_bytes) as usize;
-        RowResiduals { width, most, young: Generation::new(), old: Generation::new() }
+        RowResiduals::kept(width, most)
+    }
+
+    /// Nothing is left of rows of so many elements; at most so many rows are kept in each generation.
+    fn kept(width: usize, most: usize) -> RowResiduals<T> {
+        let [young, old] = [(); 2].map(|()| Generation::new());
+        let (left, gathered) = (Residual::new(0), Reused::default());
+        RowResiduals { width, most, young, old, left, gathered }
     }
 
     /// The elements of a row.
@@ -51,8 +62,7 @@ impl<T: Real> RowResiduals<T> {
 
     /// The same, with nothing left.
     pub(super) fn emptied(&self) -> RowResiduals<T> {
-        let (width, most) = (self.width, self.most);
-        RowResiduals { width, most, young: Generation::new(), old: Generation::new() }
+        RowResiduals::kept(self.width, self.most)
     }
 
     /// What is left of each row, in an order that [`RowResiduals::keep`] makes the same of.
@@ -62,32 +72,38 @@ impl<T: Real> RowResiduals<T> {
     }
 
     /// Encodes rows of a partition, with what is left of them, and keeps what that leaves out; the
-    /// parts in which their values travel.
-    pub(super) fn parts(
+    /// parts in which their values travel are added to `out`.
+    pub(super) fn encode(
         &mut self,
         codec: &Codec,
         partition: &Partition,
         part_bytes: u64,
         ids: &[u64],
         values: &[T],
-    ) -> Result<Vec<Part>, EncodeError> {
-        let mut left = Residual::from_left(self.gather(ids));
+        out: &mut Copies,
+    ) -> Result<(), EncodeError> {
+        let mut gathered = std::mem::take(&mut self.gathered);
+        self.gather(ids, &mut gathered);
+        self.left.swap_left(&mut gathered);
         let all = 0..values.len();
-        let parts = stretches(codec, &mut left, partition, part_bytes, all, values)?;
-        self.keep(ids.iter().copied().zip(left.left().chunks_exact(self.width)));
-        Ok(parts)
+        let result = stretches(codec, &mut self.left, partition, part_bytes, all, values, out);
+        self.left.swap_left(&mut gathered);
+        if result.is_ok() {
+            self.keep(ids.iter().copied().zip(gathered.chunks_exact(self.width)));
+        }
+        gathered.empty();
+        self.gathered = gathered;
+        result
     }
 
-    /// What is left of these rows, one behind the other.
-    fn gather(&self, ids: &[u64]) -> Vec<T> {
-        let mut left = vec![T::zeroed(); ids.len() * self.width];
-        for (id, row) in ids.iter().zip(left.chunks_exact_mut(self.width)) {
-            let found = self.young.row(*id, self.width).or_else(|| self.old.row(*id, self.width));
-            if let Some(found) = found {
-                row.copy_from_slice(found);
+    /// Appends what is left of these rows, one behind the other.
+    fn gather(&self, ids: &[u64], left: &mut Vec<T>) {
+        for id in ids {
+            match self.young.row(*id, self.width).or_else(|| self.old.row(*id, self.width)) {
+                Some(found) => left.extend_from_slice(found),
+                None => left.extend(std::iter::repeat_n(T::zeroed(), self.width)),
             }
         }
-        left
     }
 
     /// Keeps what is left of rows now.
@@ -103,7 +119,8 @@ impl<T: Real> RowResiduals<T> {
                 continue;
             }
             if self.young.ids.len() == self.most {
-                self.old = std::mem::replace(&mut self.young, Generation::new());
+                std::mem::swap(&mut self.old, &mut self.young);
+                self.young.empty();
             }
             self.young.push(id, row, self.most);
         }
@@ -113,6 +130,13 @@ impl<T: Real> RowResiduals<T> {
 impl<T: Real> Generation<T> {
     fn new() -> Generation<T> {
         Generation { ids: Vec::new(), rows: Vec::new(), places: HashMap::new() }
+    }
+
+    /// Forgets all rows.
+    fn empty(&mut self) {
+        self.ids.clear();
+        self.rows.clear();
+        self.places.clear();
     }
 
     /// Adds a row to fewer than so many.
@@ -147,6 +171,7 @@ fn is_nothing<T: Real>(row: &[T]) -> bool {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
+    use std::sync::Arc;
 
     use proptest::prelude::*;
     use pushpull_common::catalogue::Catalogue;
@@ -155,6 +180,7 @@ mod tests {
 
     use super::*;
     use crate::fanout::Plan;
+    use crate::own_parts::OwnParts;
 
     proptest! {
         /// Of each row, what arrived and what is left make what was given; and what is left is no
@@ -180,9 +206,11 @@ mod tests {
             for step in steps {
                 let ids: Vec<u64> = step.keys().copied().collect();
                 let values = step.into_values().flatten().collect::<Vec<f32>>();
-                let parts = residuals.parts(&codec, partition, part_bytes, &ids, &values).unwrap();
+                let mut own = OwnParts::default();
+                let out = &mut own.copies;
+                residuals.encode(&codec, partition, part_bytes, &ids, &values, out).unwrap();
                 let mut decoded = vec![0f32; values.len()];
-                for part in parts {
+                for (_, part) in Arc::new(own).parts() {
                     let stretch = part.encoded.unwrap();
                     let start = (part.offset - partition.offset) as usize / 4;
                     let target = &mut decoded[start..start + stretch.elements as usize];
@@ -199,7 +227,7 @@ mod tests {
                     add(&mut sums[1], arrived);
                 }
                 for (&id, [given, arrived]) in &sums {
-                    let left = residuals.gather(&[id]);
+                    let left = gathered(&residuals, &[id]);
                     for ((given, arrived), &left) in given.iter().zip(arrived).zip(&left) {
                         let off = (given - arrived - f64::from(left)).abs();
                         prop_assert!(off < 1e-5, "{codec}: row {id} is off by {off:e}");
@@ -215,6 +243,12 @@ mod tests {
         residuals.left().map(|(id, row)| (id, row[0])).collect()
     }
 
+    fn gathered(residuals: &RowResiduals<f32>, ids: &[u64]) -> Vec<f32> {
+        let mut left = Vec::new();
+        residuals.gather(ids, &mut left);
+        left
+    }
+
     fn keep(residuals: &mut RowResiduals<f32>, id: u64, value: f32) {
         residuals.keep([(id, &[value][..])].into_iter());
     }
@@ -224,7 +258,7 @@ mod tests {
         // Two generations of three rows.
         let mut residuals = RowResiduals::<f32>::new(1, 2 * 3 * (4 + ROW_OVERHEAD_BYTES));
         (1..=3).for_each(|id| keep(&mut residuals, id, id as f32));
-        assert_eq!(residuals.gather(&[2, 9, 3]), [2.0, 0.0, 3.0]);
+        assert_eq!(gathered(&residuals, &[2, 9, 3]), [2.0, 0.0, 3.0]);
         keep(&mut residuals, 4, 4.0);
         keep(&mut residuals, 2, 2.5);
         // 1 is taken out, as nothing is left of it.
@@ -234,13 +268,13 @@ mod tests {
         keep(&mut residuals, 6, 6.0);
         assert_eq!(left(&residuals), [(4, 4.0), (2, 2.5), (5, 5.0), (6, 6.0)], "3 is forgotten");
         keep(&mut residuals, 6, 0.0);
-        assert_eq!(residuals.gather(&[6, 5]), [0.0, 5.0]);
+        assert_eq!(gathered(&residuals, &[6, 5]), [0.0, 5.0]);
 
         let mut again = residuals.emptied();
         again.keep(residuals.left());
         assert_eq!(left(&again), left(&residuals));
         let mut none = RowResiduals::<f32>::new(1, 2 * (4 + ROW_OVERHEAD_BYTES) - 1);
         keep(&mut none, 1, 1.0);
-        assert_eq!((left(&none), none.gather(&[1])), (vec![], vec![0.0]));
+        assert_eq!((left(&none), gathered(&none, &[1])), (vec![], vec![0.0]));
     }
 }

@@ -17,9 +17,9 @@ use crate::config::Checksums;
 use crate::error::{Error, SilentShards};
 use crate::fanout::Plan;
 use crate::lent::Lender;
+use crate::own_parts::OwnParts;
 use crate::params::Buffer;
 use crate::parts::{Body, Part, Scattered};
-use crate::rows::RowGradients;
 use crate::trays::TrayId;
 use crate::wanted::Wanted;
 
@@ -62,7 +62,7 @@ pub(crate) enum Command {
     More {
         sequence: Sequence,
         /// Rows that have been cut, before the parts.
-        rows: Option<Arc<RowGradients>>,
+        own: Option<Arc<OwnParts>>,
         parts: Vec<(ShardId, Vec<Part>)>,
     },
     /// That was all of a push; wait for the outcome.
@@ -134,8 +134,8 @@ pub(crate) struct PushOrder {
     pub(crate) read: Read,
     /// What travels by a scatter, behind the parts.
     pub(crate) scattered: Option<Scattered>,
-    /// Rows that have been cut, before the parts.
-    pub(crate) rows: Option<Arc<RowGradients>>,
+    /// What is made for it alone, before the parts.
+    pub(crate) own: Option<Arc<OwnParts>>,
     pub(crate) parts: Vec<(ShardId, Vec<Part>)>,
 }
 
@@ -147,7 +147,7 @@ impl PushOrder {
         read: Read,
         parts: Vec<(ShardId, Vec<Part>)>,
     ) -> PushOrder {
-        PushOrder { operation, grant, read, scattered: None, rows: None, parts }
+        PushOrder { operation, grant, read, scattered: None, own: None, parts }
     }
 }
 

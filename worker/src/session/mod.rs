@@ -194,8 +194,8 @@ impl Session {
                 let begun = self.begin_push(now, order, false);
                 return self.reply(op, begun.map(|sequence| Reply::Begun { sequence }));
             }
-            Command::More { sequence, rows, parts } => {
-                self.more_parts(now, sequence, rows, parts);
+            Command::More { sequence, own, parts } => {
+                self.more_parts(now, sequence, own, parts);
                 return self.reply(op, Ok(Reply::Done));
             }
             Command::Rest { of, scattered, last } => {

@@ -12,8 +12,8 @@ use super::link::{Pending, Status};
 use super::spares::Emptied;
 use super::{OpId, PushOrder, Read, Session};
 use crate::error::Error;
+use crate::own_parts::OwnParts;
 use crate::parts::{Body, InTray, Part, Scattered};
-use crate::rows::RowGradients;
 
 /// How far a push is on one shard.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -138,14 +138,14 @@ impl Session {
         }
         let sequence = Sequence(self.next_sequence);
         self.next_sequence += 1;
-        let PushOrder { operation, grant, read, scattered, rows, parts } = order;
+        let PushOrder { operation, grant, read, scattered, own, parts } = order;
         let synchronous = self.synchronous && operation == (Operation::Gradient {});
         let owner_first = self.owner_first && operation == (Operation::Gradient {});
         let shares = self.spares.lists.take();
         let started_by = None;
         let mut push =
             Push { operation, synchronous, owner_first, grant, read, shares, complete, started_by };
-        self.add_parts(now, &mut push, rows, parts);
+        self.add_parts(now, &mut push, own, parts);
         if let Some(scattered) = scattered {
             self.add_scattered(now, &mut push, &scattered);
         }
@@ -165,10 +165,10 @@ impl Session {
         &mut self,
         now: Instant,
         push: &mut Push,
-        rows: Option<Arc<RowGradients>>,
+        own: Option<Arc<OwnParts>>,
         parts: Vec<(ShardId, Vec<Part>)>,
     ) {
-        for (shard, part) in rows.iter().flat_map(RowGradients::parts) {
+        for (shard, part) in own.iter().flat_map(OwnParts::parts) {
             self.share(now, push, shard).parts.push(part);
         }
         for (shard, parts) in parts {
@@ -226,13 +226,13 @@ impl Session {
         &mut self,
         now: Instant,
         sequence: Sequence,
-        rows: Option<Arc<RowGradients>>,
+        own: Option<Arc<OwnParts>>,
         parts: Vec<(ShardId, Vec<Part>)>,
     ) {
         let Some(mut push) = self.pushes.remove(&sequence) else {
             return;
         };
-        self.add_parts(now, &mut push, rows, parts);
+        self.add_parts(now, &mut push, own, parts);
         self.pushes.insert(sequence, push);
         self.drive_push(now, sequence);
     }

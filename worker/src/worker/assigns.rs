@@ -14,7 +14,8 @@ use crate::fanout::Plan;
 use crate::handles::PushHandle;
 use crate::initial::padded;
 use crate::joined::{check_finite, check_rows_finite};
-use crate::rows::{self, Cutting, RowGradients};
+use crate::own_parts::OwnParts;
+use crate::rows::{self, Cutting};
 use crate::session::{Command, PushOrder, Read};
 
 impl Worker {
@@ -47,17 +48,18 @@ impl Worker {
         if let Some(row) = rows::twice(ids) {
             return Err(ViewError::RowTwice { name: name.to_owned(), row }.into());
         }
-        let mut rows = RowGradients::of(&plan, variable, ids, rows)?;
-        for rows in rows.iter() {
+        let mut own = OwnParts::default();
+        own.rows.set(&plan, variable, ids, rows)?;
+        for rows in own.rows.iter() {
             check_rows_finite(self.client.welcomed.non_finite, &plan, rows, 1.0)?;
         }
         if ids.is_empty() {
             return Ok(());
         }
-        rows.cut(&plan, variable, Cutting { all: false, values: true, factor: 1.0 });
-        let (operation, rows) = (Operation::Assign {}, Some(Arc::new(rows)));
+        own.rows.cut(&plan, variable, Cutting { all: false, values: true, factor: 1.0 });
+        let (operation, own) = (Operation::Assign {}, Some(Arc::new(own)));
         let order = PushOrder::of_parts(operation, None, Read::default(), Vec::new());
-        let order = PushOrder { rows, ..order };
+        let order = PushOrder { own, ..order };
         self.assign_order(order).await.map(|_| ())
     }
 

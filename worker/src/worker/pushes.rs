@@ -69,13 +69,13 @@ impl Worker {
         if !joined.plan.is_same(&gradients.plan) {
             return Err(Error::ForeignBuffer);
         }
-        if gradients.present().next().is_none() && gradients.memory.rows.is_empty() {
+        if gradients.present().next().is_none() && gradients.memory.rows().is_empty() {
             return Err(Error::EmptyPush);
         }
         let scatter = self.scatter_of(joined, &gradients);
         joined.check(&gradients, &scatter)?;
         // Rows first: what a shard may apply as it comes is then the end of the push.
-        let parts = joined.own_parts(&mut gradients)?;
+        joined.make_parts(&mut gradients)?;
         let Some((grant, read)) = token.spend() else {
             return Err(Error::EmptyPush);
         };
@@ -83,12 +83,13 @@ impl Worker {
         let memory = self.own(&joined.plan, &joined.runs, memory);
         let (rounds, buffer) = (0..scatter.rounds(), memory.buffer.clone());
         let scattered = Some(Scattered { scatter, buffer, rounds, factors });
-        let rows = Some(memory.rows.clone()).filter(|rows| !rows.is_empty());
+        let own = Some(memory.own.clone()).filter(|own| !own.is_empty());
         if self.pool.len() < POOL_MAX {
             self.pool.push(memory);
         }
         let operation = Operation::Gradient {};
-        Ok(PushOrder { operation, grant: Some(grant), read, scattered, rows, parts })
+        let order = PushOrder::of_parts(operation, Some(grant), read, Vec::new());
+        Ok(PushOrder { scattered, own, ..order })
     }
 
     /// How the variables of a push travel: as those of the last one, if they are the same.

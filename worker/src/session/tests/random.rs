@@ -385,7 +385,7 @@ impl Test {
                 let parts = self.plan.parts([VariableId(sent)].into_iter(), body);
                 self.begun = Some((sequence, fill, sent + 1));
                 self.covers.insert(fill, sent as usize + 1);
-                self.call(Command::More { sequence, rows: None, parts }, Waits::Nothing, timeout);
+                self.call(Command::More { sequence, own: None, parts }, Waits::Nothing, timeout);
             }
             _ => {}
         }

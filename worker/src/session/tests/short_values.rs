@@ -15,6 +15,7 @@ use super::world::{
 };
 use crate::compression::{Compression, Rule};
 use crate::fanout::Plan;
+use crate::own_parts::OwnParts;
 use crate::params::Buffer;
 use crate::session::{Command, OpId, PushOrder, Read, Reply};
 use crate::wanted::Wanted;
@@ -245,10 +246,12 @@ fn an_encoded_push_is_kept_until_it_is_settled() {
     let gradient: Vec<u8> = [1f32, -2.0, 3.0, 0.5, 7.0, -1.0].map(f32::to_ne_bytes).concat();
     let words: Vec<u64> =
         gradient.as_chunks().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)).collect();
-    let parts = compression.parts(&plan, VariableId(0), bytemuck::cast_slice(&words), 1.0).unwrap();
+    let (mut own, bytes) = (OwnParts::default(), bytemuck::cast_slice(&words));
+    compression.encode(&plan, VariableId(0), bytes, 1.0, &mut own.copies).unwrap();
     let saved = compression.save(plan.catalogue());
     let operation = message::Operation::Gradient {};
-    let order = PushOrder::of_parts(operation, Some(grant(1, 0)), Read::default(), parts);
+    let order = PushOrder::of_parts(operation, Some(grant(1, 0)), Read::default(), Vec::new());
+    let order = PushOrder { own: Some(Arc::new(own)), ..order };
 
     let mut world = World::joined(&plan);
     let op = world.call(Command::Push { order });

@@ -28,7 +28,7 @@ fn begin(world: &mut World, plan: &Plan, token: u64) -> Sequence {
 fn more(world: &mut World, plan: &Plan, sequence: Sequence, variable: u32) {
     let body = |range: std::ops::Range<usize>| Bytes::from(vec![variable as u8; range.len()]);
     let parts = plan.parts([VariableId(variable)].into_iter(), body);
-    let op = world.call(Command::More { sequence, rows: None, parts });
+    let op = world.call(Command::More { sequence, own: None, parts });
     assert!(matches!(world.reply(op), Ok(Reply::Done)));
 }
 

@@ -184,7 +184,7 @@ fn what_is_not_whole_is_given_up_when_the_step_has_passed() {
         let mut frames = Vec::new();
         for (to, parts) in parts.drain(..variables) {
             let link = to.task as usize;
-            let more = world.call(Command::More { sequence, rows: None, parts: vec![(to, parts)] });
+            let more = world.call(Command::More { sequence, own: None, parts: vec![(to, parts)] });
             world.reply(more).unwrap();
             frames.push(last_part(&mut world, link));
         }
@@ -204,7 +204,7 @@ fn what_is_not_whole_is_given_up_when_the_step_has_passed() {
         }
         assert!(world.sent.is_empty(), "the token is spent");
         // The caller, who has gone on with it, is told at the end.
-        let more = world.call(Command::More { sequence, rows: None, parts: Vec::new() });
+        let more = world.call(Command::More { sequence, own: None, parts: Vec::new() });
         world.reply(more).unwrap();
         let end = world.call(Command::End { sequence });
         assert_eq!(outcome(&mut world, end), STALE);
@@ -596,7 +596,7 @@ fn a_streamed_push_ends_with_an_empty_part_where_nothing_was_sent() {
     let begin = world.call(Command::Begin { order });
     let Ok(Reply::Begun { sequence }) = world.reply(begin) else { panic!() };
     let parts = plan.parts([VariableId(2)].into_iter(), |range| Bytes::from(vec![7; range.len()]));
-    let more = world.call(Command::More { sequence, rows: None, parts });
+    let more = world.call(Command::More { sequence, own: None, parts });
     world.reply(more).unwrap();
     assert_eq!(last_part(&mut world, 2).part().whole, None);
     assert!(world.sent.is_empty());

@@ -75,7 +75,7 @@ fn push(world: &mut World, plan: &Plan, ids: &[u32], buffer: Arc<GradientBuffer>
     let (operation, grant) = (Operation::Gradient {}, Some(grant(1, 0)));
     let (read, parts) = (Read::default(), Vec::new());
     world.call(Command::Push {
-        order: PushOrder { operation, grant, read, scattered, rows: None, parts },
+        order: PushOrder { operation, grant, read, scattered, own: None, parts },
     })
 }
 

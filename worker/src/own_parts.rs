@@ -1,0 +1,300 @@
+//! Parts of a push that are made for it alone, in memory that is used again and again.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use pushpull_common::catalogue::Partition;
+use pushpull_common::codec::Encoding;
+use pushpull_common::ids::{ShardId, VariableId};
+use pushpull_common::reused::Reused;
+use pushpull_common::rows;
+
+use crate::fanout::Plan;
+use crate::parts::{Bodies, Body, Part, Stretch};
+use crate::rows::RowGradients;
+
+/// The parts of a push that are made for it alone. They are made; then they are shared with the session,
+/// until it has sent them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct OwnParts {
+    /// The gradients of sparse variables, which travel as they lie.
+    pub(crate) rows: RowGradients,
+    /// What is encoded, and variables that are handed over one by one; behind the rows.
+    pub(crate) copies: Copies,
+}
+
+impl OwnParts {
+    /// Forgets everything.
+    pub(crate) fn empty(&mut self) {
+        self.rows.empty();
+        self.copies.empty();
+    }
+
+    /// Whether there is nothing that has to be sent.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rows.cut.parts.is_empty() && self.copies.parts.is_empty()
+    }
+
+    /// All parts, with their shards.
+    pub(crate) fn parts(self: &Arc<Self>) -> impl Iterator<Item = (ShardId, Part)> {
+        let all = self.rows.cut.parts.iter().chain(&*self.copies.parts);
+        all.enumerate().map(|(which, part)| {
+            let body = Body::Of { memory: self.clone(), which };
+            (part.shard, Part { offset: part.offset, body, encoded: part.encoded })
+        })
+    }
+}
+
+impl Bodies for OwnParts {
+    fn body(&self, which: usize) -> (&[u8], usize) {
+        let rows = &self.rows.cut;
+        match which.checked_sub(rows.parts.len()) {
+            None => rows.body(which),
+            Some(which) => self.copies.body(which),
+        }
+    }
+}
+
+/// Bytes, and parts of a push that are stretches of them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Copies {
+    pub(crate) bytes: Reused<u8>,
+    parts: Reused<OwnPart>,
+}
+
+/// A part in which some of them travel.
+#[derive(Clone, Debug)]
+struct OwnPart {
+    shard: ShardId,
+    offset: u64,
+    body: Range<usize>,
+    /// So many zeros come behind it.
+    padding: usize,
+    encoded: Option<Stretch>,
+}
+
+impl Copies {
+    pub(crate) fn empty(&mut self) {
+        self.bytes.empty();
+        self.parts.empty();
+    }
+
+    /// Ends with zeros up to where elements of every type are aligned; where that is.
+    pub(crate) fn align(&mut self) -> usize {
+        let aligned = self.bytes.len().next_multiple_of(8);
+        self.bytes.resize(aligned, 0);
+        aligned
+    }
+
+    fn body(&self, which: usize) -> (&[u8], usize) {
+        let part = &self.parts[which];
+        (&self.bytes[part.body.clone()], part.padding)
+    }
+
+    /// Appends a variable that is not sparse, and the parts in which it travels as it is.
+    pub(crate) fn add_variable(&mut self, plan: &Plan, id: VariableId, elements: &[u8]) {
+        let size = plan.catalogue().variable(id).dtype().size();
+        for &shard in plan.shards() {
+            // Partitions that follow each other there travel together.
+            let (mut first, mut run) = (self.bytes.len(), 0..0);
+            let partitions = plan.catalogue().partitions_of(id).iter();
+            for partition in partitions.filter(|partition| partition.shard == shard) {
+                let start = self.bytes.len();
+                let [from, to] = [partition.elements.start, partition.elements.end]
+                    .map(|element| element as usize * size);
+                self.bytes.extend_from_slice(&elements[from..to]);
+                if partition.own.is_some() {
+                    self.add_values(plan, partition, start..self.bytes.len(), 1.0);
+                    continue;
+                }
+                let padded = (partition.end() - partition.offset) as usize;
+                self.bytes.resize(start + padded, 0);
+                if run.end != partition.offset {
+                    self.add_plain(plan, shard, run.start, first..start, 0);
+                    (first, run.start) = (start, partition.offset);
+                }
+                run.end = partition.end();
+            }
+            if !run.is_empty() {
+                self.add_plain(plan, shard, run.start, first..self.bytes.len(), 0);
+            }
+        }
+    }
+
+    /// Appends elements that are encoded, as a part of their own: so many of a partition, behind so many
+    /// bytes of others.
+    pub(crate) fn add_encoded<E>(
+        &mut self,
+        partition: &Partition,
+        before: u64,
+        elements: usize,
+        encoding: Encoding,
+        encode: impl FnOnce(&mut Vec<u8>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let start = self.bytes.len();
+        encode(&mut self.bytes)?;
+        self.parts.push(OwnPart {
+            shard: partition.shard,
+            offset: partition.offset + before,
+            body: start..self.bytes.len(),
+            padding: 0,
+            encoded: Some(Stretch::of(partition, elements, encoding)),
+        });
+        Ok(())
+    }
+
+    /// Adds the parts in which elements of a partition travel that lie here. Those of a half type are
+    /// multiplied with `factor` there.
+    pub(crate) fn add_values(
+        &mut self,
+        plan: &Plan,
+        partition: &Partition,
+        values: Range<usize>,
+        factor: f64,
+    ) {
+        let Some(own) = partition.own else {
+            let padding = values.len().next_multiple_of(8) - values.len();
+            return self.add_plain(plan, partition.shard, partition.offset, values, padding);
+        };
+        for half in plan.half_parts(partition, own, values.len() / 2) {
+            let stretch = Stretch::of(partition, half.values.len() / 2, own);
+            self.parts.push(OwnPart {
+                shard: partition.shard,
+                offset: partition.offset + half.before,
+                body: values.start + half.values.start..values.start + half.values.end,
+                padding: half.padding,
+                encoded: Some(Stretch { factor, ..stretch }),
+            });
+        }
+    }
+
+    /// Appends the index of rows of a partition, which rise, and the parts in which it travels.
+    pub(crate) fn add_index(
+        &mut self,
+        plan: &Plan,
+        partition: &Partition,
+        numbers: impl ExactSizeIterator<Item = u64> + Clone,
+    ) {
+        let start = self.bytes.len();
+        rows::encode_index(partition, numbers, &mut self.bytes);
+        let offset = partition.index.unwrap_or(0);
+        let index = start..self.bytes.len();
+        self.add_plain(plan, partition.shard, offset, index, 0);
+    }
+
+    /// Adds the parts in which bytes travel to a place in what is pushed, with padding behind them.
+    fn add_plain(
+        &mut self,
+        plan: &Plan,
+        shard: ShardId,
+        offset: u64,
+        bytes: Range<usize>,
+        padding: usize,
+    ) {
+        for range in plan.cut((bytes.len() + padding) as u64) {
+            let (start, end) = (range.start as usize, range.end as usize);
+            let held = start.min(bytes.len())..end.min(bytes.len());
+            let (padding, offset) = (end - start - held.len(), offset + range.start);
+            let body = bytes.start + held.start..bytes.start + held.end;
+            self.parts.push(OwnPart { shard, offset, body, padding, encoded: None });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::borrow::Cow;
+
+    use proptest::prelude::*;
+    use pushpull_common::tensor::{DType, Shape, bf16};
+    use pushpull_common::variable::VariableSpec;
+
+    use super::*;
+    use crate::params::tests::plan_of;
+    use crate::rows::Cutting;
+
+    /// What each shard is sent where, in order.
+    fn sent(parts: impl Iterator<Item = (ShardId, Part)>) -> Vec<(ShardId, u64, u64, Vec<u8>)> {
+        parts.map(|(shard, part)| (shard, part.offset, part.bytes(), part.body.concat())).collect()
+    }
+
+    proptest! {
+        /// A variable that is handed over by itself travels as it does with all others.
+        #[test]
+        fn a_copied_variable_travels_as_it_would_in_a_whole_push(
+            rows in 0_u64..9,
+            width in 1_u64..5,
+            cut in 1_u32..5,
+            tasks in 1_u32..4,
+            part_bytes in prop_oneof![Just(8_u64), Just(24), Just(1 << 20)],
+            dtype in prop_oneof![Just(DType::F32), Just(DType::F64), Just(DType::Bf16)],
+        ) {
+            let cut = pushpull_common::partition::Partitioner::Fixed { shards: cut };
+            let of = |name: &str| {
+                let shape = Shape::new([rows, width]).unwrap();
+                VariableSpec::new(name, dtype, shape).unwrap().partitioner(cut.clone())
+            };
+            let plan = plan_of(vec![of("before"), of("variable"), of("behind")], tasks);
+            let plan = Arc::into_inner(plan).unwrap().with_parts_of(part_bytes);
+            let id = VariableId(1);
+            let buffer: Vec<u8> = (0..plan.bytes()).map(|place| place as u8 | 1).collect();
+            let mut padded = buffer.clone();
+            padded[plan.range(id).end..].fill(0);
+
+            let body = |range: Range<usize>| padded[range].to_vec().into();
+            let whole = plan.parts([id].into_iter(), body).into_iter();
+            let whole = whole.flat_map(|(shard, parts)| parts.into_iter().map(move |p| (shard, p)));
+            let mut own = OwnParts::default();
+            own.copies.add_variable(&plan, id, &buffer[plan.range(id)]);
+            prop_assert_eq!(sent(Arc::new(own).parts()), sent(whole));
+        }
+    }
+
+    /// Rows of every type lie so that they can be read where they are, whatever lies before them.
+    #[test]
+    fn rows_lie_aligned_behind_those_of_other_types() {
+        let variables = vec![
+            VariableSpec::bf16("halves", [9, 1]).unwrap().sparse(),
+            VariableSpec::f32("singles", [9, 1]).unwrap().sparse(),
+            VariableSpec::new("doubles", DType::F64, Shape::new([9, 1]).unwrap()).unwrap().sparse(),
+        ];
+        let plan = plan_of(variables, 1);
+        let mut own = OwnParts::default();
+        for ids in [&[1, 2, 5][..], &[7], &[3, 4, 6]] {
+            own.rows.set(&plan, VariableId(0), ids, &vec![bf16::ONE; ids.len()]).unwrap();
+            own.rows.set(&plan, VariableId(1), ids, &vec![2.0_f32; ids.len()]).unwrap();
+            own.rows.set(&plan, VariableId(2), ids, &vec![3.0_f64; ids.len()]).unwrap();
+            let singles = own.rows.of_variable(VariableId(1)).unwrap();
+            let doubles = own.rows.of_variable(VariableId(2)).unwrap();
+            assert!(
+                matches!(singles.elements::<f32>(), Cow::Borrowed(all) if all == vec![2.0; ids.len()])
+            );
+            assert!(
+                matches!(doubles.elements::<f64>(), Cow::Borrowed(all) if all == vec![3.0; ids.len()])
+            );
+        }
+        own.rows.remove(VariableId(0));
+        let doubles = own.rows.of_variable(VariableId(2)).unwrap();
+        assert!(matches!(doubles.elements::<f64>(), Cow::Borrowed([3.0, 3.0, 3.0])));
+    }
+
+    /// What is encoded comes behind the rows, and all of it is of one memory.
+    #[test]
+    fn parts_of_rows_come_before_copies() {
+        let rows = VariableSpec::f32("rows", [9, 1]).unwrap().sparse();
+        let plan = plan_of(vec![rows, VariableSpec::f32("dense", [3]).unwrap()], 1);
+        let mut own = OwnParts::default();
+        assert!(own.is_empty());
+        own.copies.add_variable(&plan, VariableId(1), bytemuck::bytes_of(&[1.0_f32, 2.0, 3.0]));
+        assert!(!own.is_empty());
+        own.rows.set(&plan, VariableId(0), &[4], &[5.0_f32]).unwrap();
+        own.rows.cut(&plan, VariableId(0), Cutting { all: true, values: true, factor: 1.0 });
+        let own = Arc::new(own);
+        let bodies: Vec<Vec<u8>> = own.parts().map(|(_, part)| part.body.concat()).collect();
+        let floats = |floats: &[f32]| bytemuck::cast_slice::<f32, u8>(floats).to_vec();
+        assert_eq!(bodies[1..], [floats(&[5.0, 0.0]), floats(&[1.0, 2.0, 3.0, 0.0])]);
+        let mut own = Arc::into_inner(own).unwrap();
+        own.empty();
+        assert!(own.is_empty() && own.copies.bytes.is_empty());
+    }
+}
