@@ -1,0 +1,116 @@
+//! Servers and a worker, as a case has them.
+
+use std::fmt::{self, Display};
+
+use pushpull::blocking::Worker;
+use pushpull::{
+    ClusterSpec, Codec, DType, Element, Mode, Params, Ps, PsConfig, Push, Sgd, TaskId,
+    VariableSpec, WorkerConfig, bf16, f16,
+};
+
+/// One setting: the mode, the transport, how many shards, how many elements its variables have, and how
+/// they travel.
+#[derive(Clone, Copy)]
+pub(crate) struct Case {
+    pub(crate) synchronous: bool,
+    pub(crate) unix: bool,
+    pub(crate) shards: u16,
+    pub(crate) elements: u64,
+    pub(crate) form: Form,
+    /// Steps that are counted.
+    pub(crate) steps: usize,
+}
+
+/// What variables are of, and in which form gradients and values travel.
+#[derive(Clone, Copy)]
+pub(crate) struct Form {
+    pub(crate) name: &'static str,
+    pub(crate) dtype: DType,
+    pub(crate) codec: Option<Codec>,
+    pub(crate) values: Option<Codec>,
+}
+
+pub(crate) const AS_IT_IS: Form =
+    Form { name: "as it is", dtype: DType::F32, codec: None, values: None };
+
+impl Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mode = if self.synchronous { "synchronous" } else { "asynchronous" };
+        let transport = if self.unix { "uds" } else { "tcp" };
+        let Case { shards, elements, form, .. } = self;
+        write!(f, "{}, {mode}, {transport}, {shards} shards, {elements} elements", form.name)
+    }
+}
+
+/// What variables are of.
+pub(crate) trait Number: Element {
+    fn of(value: f32) -> Self;
+}
+
+impl Number for f32 {
+    fn of(value: f32) -> f32 {
+        value
+    }
+}
+
+impl Number for f64 {
+    fn of(value: f32) -> f64 {
+        value.into()
+    }
+}
+
+impl Number for f16 {
+    fn of(value: f32) -> f16 {
+        f16::from_f32(value)
+    }
+}
+
+impl Number for bf16 {
+    fn of(value: f32) -> bf16 {
+        bf16::from_f32(value)
+    }
+}
+
+/// Writes gradients that are others in each step, some of them small: the first thousand elements.
+pub(crate) fn write<T: Number>(gradient: &mut [T], step: usize) {
+    for (place, element) in gradient.iter_mut().enumerate().take(1_000) {
+        let turn = (place * 37 + step * 11) % 101;
+        *element = T::of(turn as f32 / 50.0 - 1.0);
+    }
+}
+
+/// Trains these variables on servers as a case has them.
+pub(crate) fn training<R>(
+    case: &Case,
+    variables: &[VariableSpec],
+    train: impl FnOnce(&mut Worker, &mut Params) -> R,
+) -> R {
+    let directory = tempfile::tempdir().unwrap();
+    let address = match case.unix {
+        true => format!("unix:{}", directory.path().join("ps.sock").display()),
+        false => "127.0.0.1:0".to_owned(),
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let listener = runtime.block_on(Ps::listen(&address)).unwrap();
+    let (ps, workers) = ([listener.address()], ["127.0.0.1:1"]);
+    let cluster = ClusterSpec::builder().job("ps", ps).job("worker", workers).build().unwrap();
+    let mode = match case.synchronous {
+        true => Mode::Synchronous { replicas_to_aggregate: 1, total_num_replicas: 1 },
+        false => Mode::Asynchronous,
+    };
+    let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(1e-3));
+    let server = listener.start(config.mode(mode).shards(case.shards)).unwrap();
+    let config = WorkerConfig::new(cluster, TaskId::worker(0));
+    let config = config.codec("*", case.form.codec).pull_codec(case.form.values);
+    let mut worker = Worker::connect(config).unwrap();
+    let mut params = worker.join(variables, |_| ()).unwrap();
+    let result = train(&mut worker, &mut params);
+    worker.leave().unwrap();
+    runtime.block_on(server.serve(async {})).unwrap();
+    result
+}
+
+/// Checks that a push is a part of what the servers have.
+pub(crate) fn counts(push: &Push) {
+    assert!(matches!(push, Push::Applied { .. } | Push::Accepted { .. }), "{push:?}");
+}

@@ -1,0 +1,126 @@
+//! Steps of rows of sparse variables.
+
+use pushpull::blocking::Worker;
+use pushpull::{DType, Partitioner, Shape, TableSpec, Token, VariableSpec, bf16, f16};
+
+use crate::cluster::{Case, Number, counts, training, write};
+use crate::counting::{WARM_UP, counted};
+
+/// What worker and servers allocate in a step with rows: whole gradients, and variable by variable. Of a
+/// sparse variable, of those that are split, and of tables that have all the rows that are pushed.
+pub(crate) fn per_step(case: &Case) -> [[f64; 2]; 2] {
+    let split = Partitioner::Fixed { shards: u32::from(case.shards) };
+    let (width, dtype) = (case.elements, case.form.dtype);
+    let shape = |extents: &[u64]| Shape::new(extents).unwrap();
+    let rows = |name| VariableSpec::new(name, dtype, shape(&[ROWS, width])).unwrap().sparse();
+    let table = |name, bytes| {
+        let spec = TableSpec::new(bytes);
+        VariableSpec::table(name, dtype, [width], spec).unwrap().partitioner(split.clone())
+    };
+    // So many, with others between, that a push is of many stretches.
+    let mut variables = Vec::from(SPARSE.map(|name| rows(name).partitioner(split.clone())));
+    variables[0] = rows("whole");
+    // One has room for few more: every push is looked at for new ones. The other has room for many.
+    variables[1] = table("table", (48 + width * dtype.master().size() as u64) * ROWS);
+    variables[2] = table("roomy", 1 << 20);
+    let dense = DENSE.map(|name| VariableSpec::new(name, dtype, shape(&[3])).unwrap());
+    dense.into_iter().enumerate().for_each(|(index, dense)| variables.insert(2 * index, dense));
+    training(case, &variables, |worker, _| match dtype {
+        DType::F16 => steps::<f16>(case, worker),
+        DType::Bf16 => steps::<bf16>(case, worker),
+        DType::F64 => steps::<f64>(case, worker),
+        _ => steps::<f32>(case, worker),
+    })
+}
+
+fn steps<T: Number>(case: &Case, worker: &mut Worker) -> [[f64; 2]; 2] {
+    let mut rows = Rows::<T>::new(case.elements as usize);
+    rows.fill(worker);
+    (0..WARM_UP).for_each(|_| rows.step(worker));
+    let whole = counted(case.steps, || rows.step(worker));
+    (0..WARM_UP).for_each(|_| rows.streamed(worker));
+    let streamed = counted(case.steps, || rows.streamed(worker));
+    [whole, streamed]
+}
+
+/// The rows of each of the variables.
+const ROWS: u64 = 300;
+
+/// The most rows that a step has of one.
+const MOST: usize = 64;
+
+const SPARSE: [&str; 9] = ["whole", "table", "roomy", "a", "b", "c", "d", "e", "f"];
+
+/// So many that a tray has more stretches of them than are named in one frame.
+const DENSE: [&str; 9] = ["1", "2", "3", "4", "5", "6", "7", "8", "9"];
+
+/// What steps have of rows: more and fewer, rising or not, some twice.
+struct Rows<T> {
+    width: usize,
+    step: usize,
+    ids: [u64; MOST],
+    values: Vec<T>,
+}
+
+impl<T: Number> Rows<T> {
+    fn new(width: usize) -> Rows<T> {
+        let values = vec![T::of(1.0); ROWS as usize * width];
+        Rows { width, step: 0, ids: [0; MOST], values }
+    }
+
+    /// Gives the table all rows that it will have.
+    fn fill(&self, worker: &mut Worker) {
+        let token = worker.token().unwrap().unwrap();
+        let mut gradients = worker.gradients();
+        let ids: Vec<u64> = (0..ROWS).collect();
+        for name in ["table", "roomy"] {
+            gradients.set_rows(name, &ids, &self.values).unwrap();
+        }
+        worker.push(token, gradients).unwrap();
+    }
+
+    /// How many ids the next step has.
+    fn draw(&mut self) -> usize {
+        self.step += 1;
+        let count = MOST - self.step % 7;
+        let each = if self.step.is_multiple_of(2) { 4 } else { 37 };
+        let start = self.step as u64;
+        for (place, id) in self.ids.iter_mut().enumerate() {
+            *id = (start + place as u64 * each) % ROWS;
+        }
+        self.ids[count - 1] = self.ids[if self.step.is_multiple_of(3) { 0 } else { count - 1 }];
+        count
+    }
+
+    fn pull(&mut self, worker: &mut Worker, token: &Token, count: usize) {
+        for name in SPARSE {
+            let values = &mut self.values[..count * self.width];
+            worker.pull_rows(token, name, &self.ids[..count], values).unwrap();
+        }
+        write(&mut self.values, self.step);
+    }
+
+    fn step(&mut self, worker: &mut Worker) {
+        let (token, count) = (worker.token().unwrap().unwrap(), self.draw());
+        self.pull(worker, &token, count);
+        let mut gradients = worker.gradients();
+        for name in DENSE {
+            gradients.view_mut::<T>(name).unwrap()[0] = T::of(1.0);
+        }
+        for name in SPARSE {
+            let values = &self.values[..count * self.width];
+            gradients.set_rows(name, &self.ids[..count], values).unwrap();
+        }
+        counts(&worker.push(token, gradients).unwrap());
+    }
+
+    fn streamed(&mut self, worker: &mut Worker) {
+        let (token, count) = (worker.token().unwrap().unwrap(), self.draw());
+        self.pull(worker, &token, count);
+        let mut push = worker.begin(token).unwrap();
+        for name in SPARSE {
+            push.rows(name, &self.ids[..count], &self.values[..count * self.width]).unwrap();
+        }
+        counts(&push.finish().unwrap());
+    }
+}
