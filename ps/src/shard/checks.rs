@@ -3,10 +3,11 @@
 use std::ops::Range;
 
 use pushpull_common::catalogue::ShardLayout;
+use pushpull_common::finite::{count_non_finite, first_non_finite};
 use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::message::Operation;
 use pushpull_common::reused::Reused;
-use pushpull_common::tensor::{DType, count_non_finite, first_non_finite};
+use pushpull_common::tensor::DType;
 
 use super::Shard;
 use super::replicas::ClientKey;
