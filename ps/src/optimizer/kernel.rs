@@ -11,7 +11,7 @@
 
 use std::ops::{Add, Div, Mul, Sub};
 
-use super::{Run, Runs, StreamRun};
+use super::{Run, Runs, StreamRun, StreamRuns};
 use crate::arena::fetch;
 
 /// The arithmetic of a rule with so many slots, its hyperparameters rounded to the type of the
@@ -128,21 +128,22 @@ tiers!(StreamRun, streamed, streamed_avx2, f32, f64);
 
 /// The same for runs that come one by one: the loop is chosen once.
 macro_rules! tiers_of_runs {
-    ($($float:ty),*) => {
-        $(impl Elements<$float> for &mut Runs<'_, $float> {
+    ($runs:ident, $plain:ident, $avx2:ident, $($float:ty),*) => {
+        $(impl Elements<$float> for &mut $runs<'_, $float> {
             fn update<R: Rule<$float, S>, const S: usize>(self, rule: R) {
                 const N: usize = LINE_BYTES / size_of::<$float>();
                 #[cfg(target_arch = "x86_64")]
                 if has_avx2() {
                     // SAFETY: the processor has the features that this is compiled for.
-                    return self(&mut |run| unsafe { in_place_avx2::<$float, R, S, N>(rule, run) });
+                    return self(&mut |run| unsafe { $avx2::<$float, R, S, N>(rule, run) });
                 }
-                self(&mut |run| in_place::<$float, R, S, false, N>(rule, run));
+                self(&mut |run| $plain::<$float, R, S, false, N>(rule, run));
             }
         })*
     };
 }
-tiers_of_runs!(f32, f64);
+tiers_of_runs!(Runs, in_place, in_place_avx2, f32, f64);
+tiers_of_runs!(StreamRuns, streamed, streamed_avx2, f32, f64);
 
 #[cfg(target_arch = "x86_64")]
 fn has_avx2() -> bool {
