@@ -23,7 +23,8 @@ pub use error::{CodecError, DecodeError, EncodeError};
 pub use real::Real;
 pub use residual::Residual;
 
-use crate::tensor::{DType, first_non_finite};
+use crate::finite::first_non_finite;
+use crate::tensor::DType;
 
 /// How a gradient is encoded: which of its bits are sent.
 ///

@@ -10,6 +10,7 @@ pub mod catalogue;
 pub mod cluster;
 pub mod codec;
 pub mod device;
+pub mod finite;
 pub mod identity;
 pub mod ids;
 pub mod initializer;

@@ -109,67 +109,6 @@ impl Element for bf16 {
     const DTYPE: DType = DType::Bf16;
 }
 
-/// The first NaN or infinity among elements of this type: its index and value. The bytes need no
-/// alignment; integers are always finite.
-pub fn first_non_finite(dtype: DType, bytes: &[u8]) -> Option<(usize, f64)> {
-    match dtype {
-        DType::F32 => first_bad(bytes, |b| f32::from_ne_bytes(b).into(), is_bad_f32),
-        DType::F64 => first_bad(bytes, f64::from_ne_bytes, is_bad_f64),
-        DType::I64 => None,
-        DType::F16 => first_bad(bytes, |b| f16::from_ne_bytes(b).into(), is_bad_f16),
-        DType::Bf16 => first_bad(bytes, |b| bf16::from_ne_bytes(b).into(), is_bad_bf16),
-    }
-}
-
-/// How many elements of this type are NaN or infinite.
-pub fn count_non_finite(dtype: DType, bytes: &[u8]) -> u64 {
-    match dtype {
-        DType::F32 => bytes.as_chunks().0.iter().filter(|b| is_bad_f32(**b)).count() as u64,
-        DType::F64 => bytes.as_chunks().0.iter().filter(|b| is_bad_f64(**b)).count() as u64,
-        DType::I64 => 0,
-        DType::F16 => bytes.as_chunks().0.iter().filter(|b| is_bad_f16(**b)).count() as u64,
-        DType::Bf16 => bytes.as_chunks().0.iter().filter(|b| is_bad_bf16(**b)).count() as u64,
-    }
-}
-
-fn first_bad<const WIDTH: usize>(
-    bytes: &[u8],
-    value: impl Fn([u8; WIDTH]) -> f64,
-    is_bad: impl Fn([u8; WIDTH]) -> bool,
-) -> Option<(usize, f64)> {
-    const BLOCK: usize = 4096;
-    let (elements, _) = bytes.as_chunks::<WIDTH>();
-    elements.chunks(BLOCK).enumerate().find_map(|(block, elements)| {
-        // Without a branch for each element the compiler makes it wide; almost every block is good.
-        if elements.iter().fold(0, |bad, element| bad | u32::from(is_bad(*element))) == 0 {
-            return None;
-        }
-        let index = elements.iter().position(|element| is_bad(*element))?;
-        Some((block * BLOCK + index, value(elements[index])))
-    })
-}
-
-/// NaN and infinity have all bits of the exponent set.
-fn is_bad_f32(element: [u8; 4]) -> bool {
-    const EXPONENT: u32 = 0x7f80_0000;
-    u32::from_ne_bytes(element) & EXPONENT == EXPONENT
-}
-
-fn is_bad_f64(element: [u8; 8]) -> bool {
-    const EXPONENT: u64 = 0x7ff0_0000_0000_0000;
-    u64::from_ne_bytes(element) & EXPONENT == EXPONENT
-}
-
-fn is_bad_f16(element: [u8; 2]) -> bool {
-    const EXPONENT: u16 = 0x7c00;
-    u16::from_ne_bytes(element) & EXPONENT == EXPONENT
-}
-
-fn is_bad_bf16(element: [u8; 2]) -> bool {
-    const EXPONENT: u16 = 0x7f80;
-    u16::from_ne_bytes(element) & EXPONENT == EXPONENT
-}
-
 /// The extent of a tensor along each axis; a scalar has none.
 ///
 /// A `Shape` that exists has at most [`Shape::RANK_MAX`] axes and at most
@@ -271,41 +210,6 @@ mod tests {
         assert_eq!(Shape::new([1; 9]), Err(ShapeError::Rank { rank: 9 }));
         for extents in [vec![1 << 49], vec![1 << 32, 1 << 32], vec![0, u64::MAX, u64::MAX]] {
             assert_eq!(Shape::new(extents.clone()), Err(ShapeError::TooLarge { extents }));
-        }
-    }
-
-    #[test]
-    fn the_first_bad_element_is_found_wherever_it_is() {
-        let mut values = vec![f32::MAX; 10_000];
-        let bytes = |values: &[f32]| bytemuck::cast_slice::<f32, u8>(values).to_vec();
-        assert_eq!(first_non_finite(DType::F32, &bytes(&values)), None);
-        values[9_999] = f32::NAN;
-        values[8_192] = f32::NEG_INFINITY;
-        let found = first_non_finite(DType::F32, &bytes(&values));
-        assert_eq!(found, Some((8_192, f64::NEG_INFINITY)));
-        assert_eq!(count_non_finite(DType::F32, &bytes(&values)), 2);
-        let wide = [f64::MIN_POSITIVE, 0.0, f64::INFINITY];
-        let wide = bytemuck::cast_slice(&wide);
-        assert_eq!(first_non_finite(DType::F64, wide), Some((2, f64::INFINITY)));
-        assert_eq!(first_non_finite(DType::I64, &[0xff; 80]), None);
-    }
-
-    /// Each of the 65,536 there are, by what the crate says it is.
-    #[test]
-    fn halves_are_finite_or_not() {
-        for bits in 0..=u16::MAX {
-            let bytes = bits.to_ne_bytes();
-            let found = |dtype| {
-                let first = first_non_finite(dtype, &bytes);
-                assert_eq!(count_non_finite(dtype, &bytes), u64::from(first.is_some()));
-                first.map(|(index, value)| (index, value.to_bits()))
-            };
-            let (half, brain) = (f16::from_bits(bits), bf16::from_bits(bits));
-            let expected = |value: f64| (0, value.to_bits());
-            let bad = (!half.is_finite()).then(|| expected(half.into()));
-            assert_eq!(found(DType::F16), bad, "{bits:x}");
-            let bad = (!brain.is_finite()).then(|| expected(brain.into()));
-            assert_eq!(found(DType::Bf16), bad, "{bits:x}");
         }
     }
 

@@ -23,8 +23,8 @@ use crate::layout::PAGE_BYTES;
 use crate::shard::replicas::ClientKey;
 pub(crate) use extents::Extents;
 pub(crate) use rows::Rows;
-pub(crate) use trays::Source;
 use trays::Tray;
+pub(crate) use trays::{Lent, Source, Values};
 pub(crate) use words::{WholeRoom, map_words, whole_rooms};
 
 /// What is known of a push that is being received.

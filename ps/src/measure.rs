@@ -159,7 +159,7 @@ impl StoreUnderTest {
         if self.optimizer.sums_whole_variables() {
             let (optimizer, dtype) = (&*self.optimizer, DType::F32);
             let (change, mut sums) = (Change::Gradient { optimizer, at, dtype }, Sums::default());
-            self.store.add_up(change, whole, bytes, &mut sums);
+            self.store.add_up(change, whole, bytes.into(), &mut sums);
             at = at.with_sums(sums.totals());
         }
         let mut start = 0;
@@ -167,7 +167,7 @@ impl StoreUnderTest {
             let range = start..start + part.len() as u64;
             let (optimizer, dtype) = (&*self.optimizer, DType::F32);
             let change = Change::Gradient { optimizer, at, dtype };
-            let changed = self.store.change(change, range.clone(), part);
+            let changed = self.store.change(change, range.clone(), part.into());
             changed.expect("nobody pins anything");
             start = range.end;
         }

@@ -8,6 +8,7 @@ mod change;
 mod fill;
 mod geometry;
 mod image;
+mod input;
 mod open;
 mod pool;
 mod readers;
@@ -34,6 +35,7 @@ pub(crate) use change::{Change, Stretches, with_slots};
 pub(crate) use geometry::{BLOCK_BYTES, Geometry, SLOTS_MAX};
 use geometry::{pieces_of, places_of};
 pub(crate) use image::{Image, TableOfImage};
+pub(crate) use input::{Give, Input};
 pub(crate) use open::{Plan, idle_undo, undo_rows};
 pub(crate) use pool::NoSpareBlock;
 use pool::Pool;
@@ -167,21 +169,18 @@ impl Store {
         if enough(&mut self.values) && slots { Ok(()) } else { Err(NoSpareBlock) }
     }
 
-    /// Changes a range, which lies within one partition, by bytes of the push.
+    /// Changes a range, which lies within one partition, by what the push has for it.
     pub(crate) fn change(
         &mut self,
         change: Change<'_>,
         range: Range<u64>,
-        input: &[u8],
+        mut input: Input<'_>,
     ) -> Result<(), NoSpareBlock> {
         if !self.in_place {
             return self.change_shadows(change, &range, input);
         }
-        let mut input = input;
         for (place, within) in self.pieces_of(&range) {
-            let (head, rest) = input.split_at(within.len());
-            self.change_home(change, place, within, head);
-            input = rest;
+            self.change_home(change, place, within, &mut input);
         }
         Ok(())
     }
@@ -200,7 +199,7 @@ impl Store {
         }
         let row_bytes = partition.row_bytes() as usize;
         for (&row, input) in rows.iter().zip(input.chunks_exact(row_bytes)) {
-            self.change(change, range_of(partition, row), input)?;
+            self.change(change, range_of(partition, row), input.into())?;
         }
         Ok(())
     }

@@ -6,9 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use pushpull_common::catalogue::Partition;
+use pushpull_common::finite::first_non_finite;
 use pushpull_common::ids::{ShardId, VariableId};
 use pushpull_common::protocol::message::NonFinitePolicy;
-use pushpull_common::tensor::{DType, first_non_finite};
+use pushpull_common::tensor::DType;
 
 use crate::client::Client;
 use crate::compression::{Compression, singles};

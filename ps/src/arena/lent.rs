@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{Ordering, fence};
 
+use pushpull_common::finite::Exponents;
 use pushpull_common::lending::Words;
 
 use super::Memory;
@@ -60,12 +61,13 @@ impl LentBytes {
         Ok((LentBytes(memory.without_file()), descriptor))
     }
 
-    /// Copies what is there from this byte on; of bytes that are written meanwhile, any content.
+    /// Copies what is there from this byte on; of bytes that are written meanwhile, any content. Whether one
+    /// of these exponents is full in what was copied.
     ///
     /// # Panics
     /// If there are not so many.
-    pub(crate) fn copy(&self, from: usize, to: &mut [u8]) {
-        self.0.copy(from, to);
+    pub(crate) fn copy(&self, from: usize, to: &mut [u8], exponents: Exponents) -> bool {
+        self.0.copy(from, to, exponents)
     }
 }
 
@@ -98,7 +100,7 @@ mod tests {
         assert!(file.set_len(4096).is_err() && file.set_len(16384).is_err());
         file.write_all_at(&[7; 16], 8176).unwrap();
         let mut end = [0; 24];
-        bytes.copy(8168, &mut end);
+        assert!(!bytes.copy(8168, &mut end, Exponents::NONE));
         assert_eq!((end[..8].to_vec(), end[8..].to_vec()), (vec![0; 8], vec![7; 16]));
     }
 
@@ -106,6 +108,6 @@ mod tests {
     #[should_panic = "24 bytes at 8169"]
     fn nothing_behind_it_is_copied() {
         let (bytes, _descriptor) = LentBytes::new(8192).unwrap();
-        bytes.copy(8169, &mut [0; 24]);
+        bytes.copy(8169, &mut [0; 24], Exponents::NONE);
     }
 }

@@ -8,6 +8,7 @@
 use std::ops::Range;
 use std::time::Instant;
 
+use pushpull_common::finite::Exponents;
 use pushpull_common::protocol::limits::LENT_ROOMS_MAX;
 
 use super::{Inbox, Room};
@@ -15,9 +16,9 @@ use crate::arena::{Budget, LentBytes, Loan, Memory};
 use crate::error::StorageError;
 use crate::shard::replicas::ClientKey;
 
-/// What is copied out of a tray at a time, at most: small enough to stay in the cache while it is used,
-/// and a whole block of values where those have their usual size, as a block is changed best at once.
-const PIECE_BYTES: u64 = 64 << 10;
+/// What is copied out of a tray at a time where it is only looked at, at most: small enough to stay in the
+/// first cache while it is.
+const PIECE_BYTES: u64 = 8 << 10;
 
 /// The rooms that one client is lent.
 ///
@@ -230,10 +231,33 @@ struct LentPart<'a> {
     ranges: &'a [Range<u64>],
 }
 
-/// Where values of a push lie, and where those end.
-enum Next<'a> {
-    Lent { lent: LentPart<'a>, end: u64 },
-    Own { bytes: &'a [u8], end: u64 },
+/// Values of a push that lie in one place.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Values<'a> {
+    /// In its room.
+    Own(&'a [u8]),
+    /// In the tray.
+    Lent(Lent<'a>),
+}
+
+/// Values in a tray.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lent<'a> {
+    memory: &'a LentBytes,
+    /// Where the next of them lies.
+    at: usize,
+}
+
+impl Lent<'_> {
+    /// Copies the next of them; whether one of these exponents is full in what was copied.
+    ///
+    /// # Panics
+    /// If there is no such memory.
+    pub(crate) fn copy(&mut self, to: &mut [u8], exponents: Exponents) -> bool {
+        let full = self.memory.copy(self.at, to, exponents);
+        self.at += to.len();
+        full
+    }
 }
 
 /// Values of a push.
@@ -242,31 +266,12 @@ pub(crate) struct Piece<'a> {
     pub(crate) bytes: &'a [u8],
     /// Where they end.
     pub(crate) end: u64,
-    pub(crate) is_lent: bool,
 }
 
 impl<'a> Source<'a> {
-    /// Copies the first values of a range of the push that lie in one place, as many as can be had at once; where
-    /// they end. Nothing if the range is empty, or is not of this push.
-    ///
-    /// # Panics
-    /// If there is no room for the range.
-    pub(crate) fn copy(&self, range: Range<u64>, to: &mut [u8]) -> Option<u64> {
-        match self.next(&range)? {
-            Next::Lent { lent, end } => {
-                let bytes = (end - range.start) as usize;
-                lent.memory.copy(lent.start + range.start as usize, &mut to[..bytes]);
-                Some(end)
-            }
-            Next::Own { bytes, end } => {
-                to[..bytes.len()].copy_from_slice(bytes);
-                Some(end)
-            }
-        }
-    }
-
-    /// Where the first values of a range lie, and as far as they lie there.
-    fn next(&self, range: &Range<u64>) -> Option<Next<'a>> {
+    /// The first values of a range of the push that lie in one place, and where they end. Nothing if the range
+    /// is empty, or is not of this push.
+    pub(crate) fn values(&self, range: Range<u64>) -> Option<(Values<'a>, u64)> {
         if range.is_empty() {
             return None;
         }
@@ -276,34 +281,49 @@ impl<'a> Source<'a> {
         });
         match next {
             Some((lent, held)) if held.start <= range.start => {
-                // Pieces end where blocks of values do.
-                let block = (range.start / PIECE_BYTES + 1) * PIECE_BYTES;
-                Some(Next::Lent { lent, end: range.end.min(held.end).min(block) })
+                let at = lent.start + range.start as usize;
+                let values = Values::Lent(Lent { memory: lent.memory, at });
+                Some((values, range.end.min(held.end)))
             }
             next => {
                 let end = next.map_or(range.end, |(_, held)| held.start.min(range.end));
                 let bytes = self.own.get(range.start as usize..end as usize)?;
-                Some(Next::Own { bytes, end })
+                Some((Values::Own(bytes), end))
             }
         }
     }
 
-    /// The first values of a range of the push that lie in one place, as many as can be had at once; what
-    /// is lent is copied, aligned for every type if the range is. Nothing if the range is empty, or
-    /// is not of this push.
+    /// Copies the same; where they end.
+    ///
+    /// # Panics
+    /// If there is no room for the range.
+    pub(crate) fn copy(&self, range: Range<u64>, to: &mut [u8]) -> Option<u64> {
+        let (values, end) = self.values(range.clone())?;
+        let to = &mut to[..(end - range.start) as usize];
+        match values {
+            Values::Lent(mut lent) => _ = lent.copy(to, Exponents::NONE),
+            Values::Own(bytes) => to.copy_from_slice(bytes),
+        }
+        Some(end)
+    }
+
+    /// The same for who looks at them, in pieces where they are lent: those are copied, aligned for every type
+    /// if the range is.
     pub(crate) fn piece<'b>(&self, range: Range<u64>, copy: &'b mut Vec<u64>) -> Option<Piece<'b>>
     where
         'a: 'b,
     {
-        match self.next(&range)? {
-            Next::Lent { lent, end } => {
+        let (values, end) = self.values(range.clone())?;
+        match values {
+            Values::Lent(mut lent) => {
+                let end = end.min((range.start / PIECE_BYTES + 1) * PIECE_BYTES);
                 let bytes = (end - range.start) as usize;
                 copy.resize(copy.len().max(bytes.div_ceil(8)), 0);
                 let bytes = &mut bytemuck::cast_slice_mut(copy)[..bytes];
-                lent.memory.copy(lent.start + range.start as usize, bytes);
-                Some(Piece { bytes, end, is_lent: true })
+                lent.copy(bytes, Exponents::NONE);
+                Some(Piece { bytes, end })
             }
-            Next::Own { bytes, end } => Some(Piece { bytes, end, is_lent: false }),
+            Values::Own(bytes) => Some(Piece { bytes, end }),
         }
     }
 }

@@ -130,6 +130,10 @@ pub struct StreamRun<'a, T> {
 /// Runs that come one by one: called once, with what is to be done with each.
 pub type Runs<'a, T> = dyn FnMut(&mut dyn FnMut(Run<'_, T>)) + 'a;
 
+/// The same of runs whose results are written elsewhere.
+#[doc(hidden)]
+pub type StreamRuns<'a, T> = dyn FnMut(&mut dyn FnMut(StreamRun<'_, T>)) + 'a;
+
 /// A rule that changes variables by gradients, element by element.
 ///
 /// A shard calls it for runs of at most a few thousand elements, in any order and from its own
@@ -148,16 +152,17 @@ pub trait Optimizer: fmt::Debug + Send + Sync + 'static {
     /// Changes a run of a variable of `f64`.
     fn apply_f64(&self, at: ApplyAt, run: Run<'_, f64>);
 
-    /// The same as `apply_f32`, from one place to another; `false` if the rule has no such loop,
-    /// and nothing was done. The rules here have one: it saves a pass over the values.
+    /// The same as `apply_f32` for each of these runs, from one place to another; `false` if the rule has no
+    /// such loop, and the runs were not asked for. The rules here have one: it saves a pass over the
+    /// values.
     #[doc(hidden)]
-    fn stream_f32(&self, _at: ApplyAt, _run: StreamRun<'_, f32>) -> bool {
+    fn stream_runs_f32(&self, _at: ApplyAt, _runs: &mut StreamRuns<'_, f32>) -> bool {
         false
     }
 
     /// The same for `f64`.
     #[doc(hidden)]
-    fn stream_f64(&self, _at: ApplyAt, _run: StreamRun<'_, f64>) -> bool {
+    fn stream_runs_f64(&self, _at: ApplyAt, _runs: &mut StreamRuns<'_, f64>) -> bool {
         false
     }
 
@@ -227,12 +232,12 @@ impl Optimizer for Arc<dyn Optimizer> {
         (**self).apply_f64(at, run);
     }
 
-    fn stream_f32(&self, at: ApplyAt, run: StreamRun<'_, f32>) -> bool {
-        (**self).stream_f32(at, run)
+    fn stream_runs_f32(&self, at: ApplyAt, runs: &mut StreamRuns<'_, f32>) -> bool {
+        (**self).stream_runs_f32(at, runs)
     }
 
-    fn stream_f64(&self, at: ApplyAt, run: StreamRun<'_, f64>) -> bool {
-        (**self).stream_f64(at, run)
+    fn stream_runs_f64(&self, at: ApplyAt, runs: &mut StreamRuns<'_, f64>) -> bool {
+        (**self).stream_runs_f64(at, runs)
     }
 
     fn apply_runs_f32(&self, at: ApplyAt, runs: &mut Runs<'_, f32>) {
@@ -284,21 +289,21 @@ macro_rules! loops {
             self.drive(at, run);
         }
 
-        fn stream_f32(
+        fn stream_runs_f32(
             &self,
             at: $crate::optimizer::ApplyAt,
-            run: $crate::optimizer::StreamRun<'_, f32>,
+            runs: &mut $crate::optimizer::StreamRuns<'_, f32>,
         ) -> bool {
-            self.drive(at, run);
+            self.drive(at, runs);
             true
         }
 
-        fn stream_f64(
+        fn stream_runs_f64(
             &self,
             at: $crate::optimizer::ApplyAt,
-            run: $crate::optimizer::StreamRun<'_, f64>,
+            runs: &mut $crate::optimizer::StreamRuns<'_, f64>,
         ) -> bool {
-            self.drive(at, run);
+            self.drive(at, runs);
             true
         }
 

@@ -3,10 +3,11 @@
 use std::ops::Range;
 
 use pushpull_common::catalogue::ShardLayout;
+use pushpull_common::finite::{count_non_finite, first_non_finite};
 use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::message::Operation;
 use pushpull_common::reused::Reused;
-use pushpull_common::tensor::{DType, count_non_finite, first_non_finite};
+use pushpull_common::tensor::DType;
 
 use super::Shard;
 use super::replicas::ClientKey;
@@ -29,22 +30,42 @@ impl Looker<'_> {
         part: &Range<u64>,
         bytes: &[u8],
     ) -> Result<(), Refusal> {
-        if self.policy == NonFinite::Allow {
-            return Ok(());
+        match self.find(dtype, part.start, bytes) {
+            Some(found) => Err(found.refusal(layout)),
+            None => Ok(()),
         }
-        let Some((index, value)) = first_non_finite(dtype, bytes) else {
-            return Ok(());
-        };
+    }
+
+    /// What is to be refused of values of one type, which lie here in the layout.
+    pub(super) fn find(self, dtype: DType, start: u64, bytes: &[u8]) -> Option<Found> {
+        if self.policy == NonFinite::Allow {
+            return None;
+        }
+        let (index, value) = first_non_finite(dtype, bytes)?;
         if self.policy == NonFinite::Count {
             self.counters.non_finite.add(count_non_finite(dtype, bytes));
-            return Ok(());
+            return None;
         }
         let size = dtype.size() as u64;
-        let at = part.start + index as u64 * size;
+        Some(Found { at: start + index as u64 * size, size, value })
+    }
+}
+
+/// A value that a push must not have.
+#[derive(Clone, Copy)]
+pub(super) struct Found {
+    /// Where it lies in the layout, and how long it is.
+    at: u64,
+    size: u64,
+    value: f64,
+}
+
+impl Found {
+    pub(super) fn refusal(self, layout: &ShardLayout) -> Refusal {
         // What pads a partition is a part of it here: it should have been zeros.
-        let partition = layout.at(at);
-        let element = partition.elements.start + (at - partition.offset) / size;
-        Err(Refusal::NonFinite { variable: partition.variable, element, value })
+        let partition = layout.at(self.at);
+        let element = partition.elements.start + (self.at - partition.offset) / self.size;
+        Refusal::NonFinite { variable: partition.variable, element, value: self.value }
     }
 }
 

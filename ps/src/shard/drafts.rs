@@ -60,9 +60,14 @@ impl Shard {
                 };
                 let change = change_of(rules, push.operation, at, group.partition(store.layout()));
                 let (dtype, tile) = (group.dtype, &mut self.tile);
-                treatment.each(store, dtype, range, bytes, tile, |store, range, bytes| {
-                    store.change(change, range, bytes)
-                })?;
+                treatment.each(
+                    store,
+                    dtype,
+                    range,
+                    bytes.into(),
+                    tile,
+                    |store, range, input| store.change(change, range, input),
+                )?;
             }
             Ok(())
         };

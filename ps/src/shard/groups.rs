@@ -81,10 +81,11 @@ impl Groups {
         some.then(|| layout.touched(range.clone()).find(of)).flatten()
     }
 
-    /// The groups that a range touches.
+    /// The groups that a range touches; an empty one touches none.
     pub(super) fn within(&self, range: Range<u64>) -> impl Iterator<Item = &Group> {
         let first = self.0.partition_point(|group| group.range.end <= range.start);
-        self.0[first..].iter().take_while(move |group| group.range.start < range.end)
+        let end = if range.is_empty() { 0 } else { range.end };
+        self.0[first..].iter().take_while(move |group| group.range.start < end)
     }
 }
 

@@ -39,10 +39,9 @@ impl Mean for f64 {
 }
 
 /// The sum of gradients of one length, each times its factor, added up in the order in which they are
-/// given, and what it is over a count.
+/// given; over a count, once all of them have been.
 pub(super) struct Sum<'a> {
     dtype: DType,
-    /// In words, as it is aligned for every type.
     sum: &'a mut [u8],
     begins: bool,
     /// How many gradients are still to come, and what the sum is divided by with the last of them.
@@ -51,15 +50,8 @@ pub(super) struct Sum<'a> {
 }
 
 impl<'a> Sum<'a> {
-    /// Of so many gradients of so many bytes, over a count.
-    pub(super) fn new(
-        (dtype, bytes): (DType, usize),
-        gradients: usize,
-        over: u32,
-        words: &'a mut Vec<u64>,
-    ) -> Sum<'a> {
-        words.resize(words.len().max(bytes.div_ceil(8)), 0);
-        let sum = &mut bytemuck::cast_slice_mut(words)[..bytes];
+    /// Of so many gradients, over a count, in this memory, which is aligned for their type.
+    pub(super) fn new(dtype: DType, gradients: usize, over: u32, sum: &'a mut [u8]) -> Sum<'a> {
         Sum { dtype, sum, begins: true, left: gradients, over }
     }
 
@@ -85,11 +77,6 @@ impl<'a> Sum<'a> {
     pub(super) fn next(&mut self) {
         self.begins = false;
         self.left -= 1;
-    }
-
-    /// What has come of it, once all gradients have been added.
-    pub(super) fn mean(self) -> &'a [u8] {
-        self.sum
     }
 }
 
@@ -153,7 +140,9 @@ mod tests {
                     let gradients: Vec<Vec<T>> =
                         (0..count).map(|g| (0..37).map(|at| number(g, at)).collect()).collect();
                     let bytes = std::mem::size_of_val(&gradients[0][..]);
-                    let mut sum = Sum::new((dtype, bytes), count, over, &mut words);
+                    words.resize(bytes.div_ceil(8), 0_u64);
+                    let mean: &mut [u8] = &mut bytemuck::cast_slice_mut(&mut words)[..bytes];
+                    let mut sum = Sum::new(dtype, count, over, mean);
                     for (gradient, &factor) in gradients.iter().zip(&factors) {
                         let input: &[u8] = bytemuck::cast_slice(gradient);
                         // It comes in pieces of any length.
@@ -168,7 +157,7 @@ mod tests {
                     }
                     let plain = plain(&gradients, &factors, over);
                     let plain: &[u8] = bytemuck::cast_slice(&plain);
-                    assert!(sum.mean() == plain, "{count} over {over}, {odd:?} times 0.3");
+                    assert!(mean == plain, "{count} over {over}, {odd:?} times 0.3");
                 }
             }
         }

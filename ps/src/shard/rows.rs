@@ -209,7 +209,7 @@ impl RowWork {
                     }
                     Which::All => {
                         let start = partition.offset + start as u64;
-                        store.change(change, start..start + values.len() as u64, values)?;
+                        store.change(change, start..start + values.len() as u64, values.into())?;
                     }
                 }
                 let read = (end - self.done) as u64 * row_bytes * pushes.len() as u64;

@@ -13,7 +13,7 @@ use crate::aggregate::staleness::{StalenessPolicy, compensate};
 use crate::arena::{Budget, Loan};
 use crate::inbox::Arrival;
 use crate::optimizer::ApplyAt;
-use crate::store::{NoSpareBlock, Store};
+use crate::store::{Input, NoSpareBlock, Store};
 
 /// The bytes of a gradient that are computed at a time: they stay in the fastest cache until they
 /// are applied. A multiple of every element's size.
@@ -55,26 +55,26 @@ impl Default for Treatment {
 }
 
 impl Treatment {
-    /// Has a range, which lies within one partition of this type, taken with bytes of the push, or with
-    /// what is made of them, tile by tile.
+    /// Has a range, which lies within one partition of this type, taken with what the push has for it, or with
+    /// what is made of that, tile by tile.
     pub(super) fn each(
         &self,
         store: &mut Store,
         dtype: DType,
         range: Range<u64>,
-        input: &[u8],
+        mut input: Input<'_>,
         tile: &mut Vec<u64>,
-        mut take: impl FnMut(&mut Store, Range<u64>, &[u8]) -> Result<(), NoSpareBlock>,
+        mut take: impl FnMut(&mut Store, Range<u64>, Input<'_>) -> Result<(), NoSpareBlock>,
     ) -> Result<(), NoSpareBlock> {
         let Compensation::By { lambda, read } = &self.compensation else {
             return take(store, range, input);
         };
-        let starts = range.clone().step_by(TILE_BYTES as usize);
-        for (start, input) in starts.zip(input.chunks(TILE_BYTES as usize)) {
+        for start in range.clone().step_by(TILE_BYTES as usize) {
+            let range = start..range.end.min(start + TILE_BYTES);
             tile.resize(tile.len().max(TILE_BYTES as usize / 8), 0);
-            let gradient = &mut bytemuck::cast_slice_mut(tile)[..input.len()];
-            gradient.copy_from_slice(input);
-            let range = start..start + input.len() as u64;
+            let length = (range.end - range.start) as usize;
+            let gradient = &mut bytemuck::cast_slice_mut(tile)[..length];
+            input.fill(gradient);
             let (read, mut done) = (read.bytes(&range), 0);
             for now in store.before(range.clone()) {
                 let piece = done..done + now.len();
@@ -82,7 +82,7 @@ impl Treatment {
                 compensate(dtype, *lambda, gradient, &read[piece.clone()], now);
                 done = piece.end;
             }
-            take(store, range, gradient)?;
+            take(store, range, (&*gradient).into())?;
         }
         Ok(())
     }

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use pushpull_common::protocol::message::Operation;
+use pushpull_common::tensor::DType;
 
 use super::mean::Sum;
 use super::passes::Passes;
@@ -14,12 +15,8 @@ use crate::aggregate::admission::PerPush;
 use crate::aggregate::round::Round;
 use crate::inbox::Source;
 use crate::optimizer::ApplyAt;
-use crate::store::{BLOCK_BYTES, NoSpareBlock};
+use crate::store::{BLOCK_BYTES, Give, Input, NoSpareBlock};
 use crate::zoo::Bug;
-
-/// Of how much the mean is taken at once: of a block, so that each is written once, and in the second cache with
-/// what it is made of.
-const STEP_TILE_BYTES: u64 = BLOCK_BYTES as u64;
 
 /// A step that is applied.
 #[derive(Debug)]
@@ -75,6 +72,30 @@ impl Share<'_> {
             start = piece.end;
         }
         sum.next();
+    }
+}
+
+/// The mean of those gradients of a step that have a variable, made as it is needed.
+struct Mean<'a> {
+    pushes: &'a [Share<'a>],
+    dtype: DType,
+    /// How many gradients have it, and what their sum is divided by.
+    gradients: usize,
+    over: u32,
+    /// Where the next of it belongs in the layout.
+    at: u64,
+    /// For what is copied out of trays.
+    copy: &'a mut Vec<u64>,
+}
+
+impl Give for Mean<'_> {
+    fn give(&mut self, to: &mut [u8]) {
+        let range = self.at..self.at + to.len() as u64;
+        let mut sum = Sum::new(self.dtype, self.gradients, self.over, to);
+        for push in self.pushes.iter().filter(|push| push.has(range.start)) {
+            push.add_to(&mut sum, &range, self.copy);
+        }
+        self.at = range.end;
     }
 }
 
@@ -137,11 +158,14 @@ impl Shard {
                 continue;
             }
             let start = job.done_to.max(group.range.start);
-            // As far as the same gradients have it: each has partitions whole.
-            let tile = (start / STEP_TILE_BYTES + 1) * STEP_TILE_BYTES;
-            // Few gradients are read by whole tiles, very many by less; both end between two elements.
+            // Of few gradients whole blocks are taken, so that each is written once, and of very many less; all
+            // ends between two elements.
             let each = (budget / pushes.len().max(1) as u64).max(TILE_BYTES) / 8 * 8;
-            let mut end = group.range.end.min(tile).min(start.saturating_add(each));
+            let end = start.saturating_add(each);
+            let block = end / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
+            let end = if block > start { block } else { end };
+            // As far as the same gradients have it: each has partitions whole.
+            let mut end = group.range.end.min(end);
             for Share { ranges, .. } in &pushes {
                 let next = ranges.partition_point(|held| held.end <= start);
                 if let Some(held) = ranges.get(next) {
@@ -149,19 +173,17 @@ impl Shard {
                 }
             }
             let range = start..end;
-            let having = || pushes.iter().filter(|push| push.has(start));
-            let gradients = having().count();
+            let gradients = pushes.iter().filter(|push| push.has(start)).count();
             if !range.is_empty() && gradients > 0 {
-                let count = match self.config.rule() {
+                let over = match self.config.rule() {
                     Some(rule) if self.config.zoo.has(Bug::MeanOfAll) => rule.aggregate,
                     _ => gradients as u32,
                 };
-                let bytes = (range.end - range.start) as usize;
-                let of = (partition.dtype, bytes);
-                let mut sum = Sum::new(of, gradients, count, &mut self.tile);
-                having().for_each(|push| push.add_to(&mut sum, &range, &mut self.lent_tile));
-                let how = (rules, operation, at);
-                job.passes.take(store, how, &partition, range.clone(), sum.mean())?;
+                let (dtype, copy) = (partition.dtype, &mut self.lent_tile);
+                let pushes = &pushes[..];
+                let mut mean = Mean { pushes, dtype, gradients, over, at: start, copy };
+                let (how, input) = ((rules, operation, at), Input::Given(&mut mean));
+                job.passes.take(store, how, &partition, range.clone(), input)?;
             }
             let read = (range.end - range.start) * gradients.max(1) as u64;
             budget = budget.saturating_sub(read.next_multiple_of(8).max(8));

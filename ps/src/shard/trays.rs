@@ -12,12 +12,14 @@
 use std::ops::Range;
 use std::time::Instant;
 
+use pushpull_common::finite::Exponents;
 use pushpull_common::protocol::limits::TRAYS_MAX;
 use pushpull_common::protocol::message::{LentTray, Operation, PushLent, PushPart, Stretch};
 use pushpull_common::protocol::wire::List;
 use pushpull_common::protocol::{Envelope, Header, Refusal};
+use pushpull_common::tensor::DType;
 
-use super::checks::Looker;
+use super::checks::{Found, Looker};
 use super::lent::unsupported;
 use super::replicas::{ClientKey, Presence};
 use super::work::{Job, SLICE_BYTES};
@@ -25,7 +27,8 @@ use super::{Part, Shard, answer_to, deadline_of};
 use crate::arena::LentBytes;
 use crate::config::NonFinite;
 use crate::error::StorageError;
-use crate::inbox::Arrival;
+use crate::inbox::{Arrival, Lent, Values};
+use crate::store::{Give, Input};
 
 /// How far what a push has in a tray has been looked at.
 #[derive(Debug, Default)]
@@ -47,6 +50,47 @@ pub(super) struct LookJob {
 impl LookJob {
     pub(super) fn new(room: u32, order: u64) -> LookJob {
         LookJob { room, order, look: Look::default(), refusal: None }
+    }
+}
+
+/// Values in a tray, looked at as they are copied out of it.
+pub(super) struct Seen<'a> {
+    lent: Lent<'a>,
+    looker: Looker<'a>,
+    dtype: DType,
+    /// Those of the type, if they are looked at.
+    exponents: Exponents,
+    /// Where the next of them belongs in the layout.
+    at: u64,
+    found: Option<Found>,
+}
+
+impl<'a> Seen<'a> {
+    /// Values of one type that belong here in the layout, to be looked at or not.
+    pub(super) fn new(
+        (lent, at): (Lent<'a>, u64),
+        dtype: DType,
+        looker: Looker<'a>,
+        looks: bool,
+    ) -> Seen<'a> {
+        let looks = looks && looker.policy != NonFinite::Allow;
+        let exponents = if looks { Exponents::of(dtype) } else { Exponents::NONE };
+        Seen { lent, looker, dtype, exponents, at, found: None }
+    }
+
+    /// The first of them that must not be applied. What was made of it is to be forgotten.
+    pub(super) fn found(&self) -> Option<Found> {
+        self.found
+    }
+}
+
+impl Give for Seen<'_> {
+    fn give(&mut self, to: &mut [u8]) {
+        let full = self.lent.copy(to, self.exponents);
+        if full && self.found.is_none() {
+            self.found = self.looker.find(self.dtype, self.at, to);
+        }
+        self.at += to.len() as u64;
     }
 }
 
@@ -248,14 +292,7 @@ impl Shard {
     }
 
     /// Looks at a slice of what a push has in a tray; whether that was the last of it.
-    pub(super) fn look_at_lent(&mut self, room: u32, look: &mut Look) -> Result<bool, Refusal> {
-        let mut tile = std::mem::take(&mut self.lent_tile);
-        let looked = self.look_slice(room, look, &mut tile);
-        self.lent_tile = tile;
-        looked
-    }
-
-    fn look_slice(&self, room: u32, look: &mut Look, tile: &mut Vec<u64>) -> Result<bool, Refusal> {
+    pub(super) fn look_at_lent(&self, room: u32, look: &mut Look) -> Result<bool, Refusal> {
         let (Some(inbox), Some(store)) = (&self.inbox, self.store()) else { return Ok(true) };
         let (Some(push), Some(source)) = (inbox.arrival(room), inbox.source(room)) else {
             return Ok(true);
@@ -266,18 +303,24 @@ impl Shard {
             if budget == 0 {
                 return Ok(false);
             }
-            let start = look.done_to.max(range.start);
-            let Some(piece) = source.piece(start..range.end, tile) else {
+            let left = look.done_to.max(range.start)..range.end;
+            let Some(group) = self.groups.within(left.clone()).next() else {
                 look.range += 1;
                 continue;
             };
-            for group in self.groups.within(start..piece.end) {
-                let part = group.part_of(&(start..piece.end));
-                let bytes = (part.start - start) as usize..(part.end - start) as usize;
-                looker.at(store.layout(), group.dtype, &part, &piece.bytes[bytes])?;
+            let mut part = group.part_of(&left);
+            part.end = part.end.min(part.start.saturating_add(budget));
+            let bytes = part.end - part.start;
+            if let Some((Values::Lent(lent), _)) = source.values(part.clone()) {
+                let mut seen = Seen::new((lent, part.start), group.dtype, looker, true);
+                Input::Given(&mut seen).each(0..bytes as usize, |_, _| {});
+                if let Some(found) = seen.found() {
+                    return Err(found.refusal(store.layout()));
+                }
             }
-            budget = budget.saturating_sub(piece.end - start);
-            look.done_to = piece.end;
+            // In whole words, so that the next slice begins with an element of any type.
+            budget = budget.saturating_sub(bytes.next_multiple_of(8).max(8));
+            look.done_to = part.end;
         }
         Ok(true)
     }

@@ -15,13 +15,13 @@ use super::replicas::{ClientKey, Presence};
 use super::rows::RowChange;
 use super::staleness::Treatment;
 use super::step_work::StepJob;
-use super::trays::{Look, LookJob};
+use super::trays::{Look, LookJob, Seen};
 use super::{Shard, Variables};
 use crate::aggregate::admission::PerPush;
 use crate::config::NonFinite;
-use crate::inbox::{Arrival, Extents};
+use crate::inbox::{Arrival, Extents, Values};
 use crate::optimizer::{ApplyAt, VariableRules};
-use crate::store::{Change, NoSpareBlock, Store};
+use crate::store::{Change, Input, NoSpareBlock, Store};
 use crate::zoo::Bug;
 
 /// The bytes of values that one slice of work changes: long enough that the slicing costs
@@ -297,24 +297,28 @@ impl Shard {
                 let start = job.done_to.max(group.range.start);
                 let end = group.range.end.min(extent.end).min(start.saturating_add(budget));
                 let mut range = start..end;
-                if let Some(piece) = source.piece(range.clone(), &mut self.lent_tile) {
-                    range.end = piece.end;
-                    let (range, dtype, bytes) = (range.clone(), group.dtype, piece.bytes);
-                    // The client may have changed it between two passes. It is counted in one.
-                    let rejects = looker.policy == NonFinite::Reject;
-                    if piece.is_lent
-                        && !job.is_seen
-                        && (rejects || job.passes.changes())
-                        && let Err(refusal) = looker.at(store.layout(), dtype, &range, bytes)
-                    {
+                if let Some((values, end)) = source.values(range.clone()) {
+                    range.end = end;
+                    let (range, dtype, tile) = (range.clone(), group.dtype, &mut self.tile);
+                    // The client may change it between two passes. It is counted in one.
+                    let looks = looker.policy == NonFinite::Reject || job.passes.changes();
+                    let take = |store: &mut Store, range, input: Input<'_>| {
+                        job.passes.take(store, how, &partition, range, input)
+                    };
+                    let mut seen = None;
+                    let input = match values {
+                        Values::Own(bytes) => bytes.into(),
+                        Values::Lent(lent) => {
+                            let (lent, looks) = ((lent, range.start), looks && !job.is_seen);
+                            Input::Given(seen.insert(Seen::new(lent, dtype, looker, looks)))
+                        }
+                    };
+                    treatment.each(store, dtype, range, input, tile, take)?;
+                    if let Some(found) = seen.and_then(|seen| seen.found()) {
+                        job.refusal = Some(found.refusal(store.layout()));
                         store.discard();
-                        job.refusal = Some(refusal);
                         return Ok(true);
                     }
-                    let take = |store: &mut Store, range, bytes: &[u8]| {
-                        job.passes.take(store, how, &partition, range, bytes)
-                    };
-                    treatment.each(store, dtype, range, bytes, &mut self.tile, take)?;
                 }
                 // In whole words, so that the next slice ends between two elements of any type.
                 let spent = (range.end - range.start).next_multiple_of(8).max(8);

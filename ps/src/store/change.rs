@@ -3,7 +3,6 @@
 use bytemuck::Pod;
 use pushpull_common::tensor::{DType, Element};
 
-use super::SLOTS_MAX;
 use crate::optimizer::{ApplyAt, Optimizer, Run, StreamRun};
 
 /// Calls a function for a number of slots, which most rules have few of: what is done for each of many
@@ -28,7 +27,7 @@ macro_rules! with_slots {
                 $call
             }
             _ => {
-                const $slots: usize = SLOTS_MAX;
+                const $slots: usize = $crate::store::SLOTS_MAX;
                 $call
             }
         }
@@ -61,6 +60,12 @@ pub(crate) enum Change<'a> {
 pub(crate) trait Stretches {
     /// Has each of them changed, with its slots and what the push has for it.
     fn each<T: Pod>(&mut self, change: &mut dyn FnMut(Run<'_, T>));
+}
+
+/// Values that a push changes on their way to another place.
+pub(super) trait Streams {
+    /// Has each stretch of them changed, with its slots and what the push has for it.
+    fn each<T: Pod>(&mut self, change: &mut dyn FnMut(StreamRun<'_, T>));
 }
 
 impl Change<'_> {
@@ -96,52 +101,16 @@ impl Change<'_> {
         }
     }
 
-    /// Writes what they become elsewhere; false if there is no loop for it, and nothing was
-    /// written.
-    pub(super) fn streamed(
-        self,
-        past_cache: bool,
-        values: &[u8],
-        values_out: &mut [u8],
-        slots: &[&[u8]],
-        slots_out: &mut [&mut [u8]],
-        input: &[u8],
-    ) -> bool {
+    /// Writes what values become elsewhere, and what their slots do; false if there is no loop for that,
+    /// and they were not asked for.
+    pub(super) fn stream(self, streams: &mut impl Streams) -> bool {
         let Change::Gradient { optimizer, at, dtype } = self else { return false };
         match dtype {
-            DType::F32 => stream::<f32>(values, values_out, slots, slots_out, input, |run| {
-                optimizer.stream_f32(at, StreamRun { past_cache, ..run })
-            }),
-            DType::F64 => stream::<f64>(values, values_out, slots, slots_out, input, |run| {
-                optimizer.stream_f64(at, StreamRun { past_cache, ..run })
-            }),
+            DType::F32 => optimizer.stream_runs_f32(at, &mut |change| streams.each::<f32>(change)),
+            DType::F64 => optimizer.stream_runs_f64(at, &mut |change| streams.each::<f64>(change)),
             _ => false,
         }
     }
-}
-
-fn stream<T: Element>(
-    values: &[u8],
-    values_out: &mut [u8],
-    slots: &[&[u8]],
-    slots_out: &mut [&mut [u8]],
-    gradient: &[u8],
-    rule: impl FnOnce(StreamRun<'_, T>) -> bool,
-) -> bool {
-    let count = slots.len();
-    let (mut from, mut out): ([&[T]; SLOTS_MAX], [&mut [T]; SLOTS_MAX]) = Default::default();
-    for (index, (slot, slot_out)) in slots.iter().zip(slots_out).enumerate() {
-        from[index] = bytemuck::cast_slice(slot);
-        out[index] = bytemuck::cast_slice_mut(slot_out);
-    }
-    rule(StreamRun {
-        values: bytemuck::cast_slice(values),
-        values_out: bytemuck::cast_slice_mut(values_out),
-        slots: &from[..count],
-        slots_out: &mut out[..count],
-        gradient: bytemuck::cast_slice(gradient),
-        past_cache: false,
-    })
 }
 
 fn add<T: Element>(run: Run<'_, T>, add: impl Fn(T, T) -> T) {

@@ -9,7 +9,7 @@ use pushpull_common::catalogue::Partition;
 use super::change::{Stretches, with_slots};
 use super::geometry::place_of;
 use super::undo::Spot;
-use super::{Change, SLOTS_MAX, Store};
+use super::{Change, Input, Store};
 use crate::arena::Blocks;
 use crate::optimizer::Run;
 use crate::zoo::Bug;
@@ -145,12 +145,10 @@ impl Store {
 
     /// Changes a row that lies in more than one block.
     fn change_in_pieces(&mut self, change: Change<'_>, range: Range<u64>, input: &[u8]) {
-        let mut input = input;
+        let mut input = Input::from(input);
         for (place, within) in self.pieces_of(&range) {
-            let (head, rest) = input.split_at(within.len());
             self.keep(place, within.clone(), change.slots());
-            self.change_home(change, place, within, head);
-            input = rest;
+            self.change_home(change, place, within, &mut input);
         }
     }
 }

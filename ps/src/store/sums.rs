@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use pushpull_common::tensor::{DType, Element};
 
-use super::{Change, SLOTS_MAX, Store};
+use super::{Change, Input, SLOTS_MAX, Store};
 use crate::optimizer::{SumRun, Sums};
 
 impl Store {
@@ -14,22 +14,22 @@ impl Store {
         &self,
         change: Change<'_>,
         range: Range<u64>,
-        input: &[u8],
+        mut input: Input<'_>,
         sums: &mut Sums,
     ) {
-        let mut input = input;
         for (place, within) in self.pieces_of(&range) {
-            let (head, rest) = input.split_at(within.len());
-            let values = &self.values.blocks.read(self.values.home(place))[within.clone()];
+            let values = self.values.blocks.read(self.values.home(place));
             let mut slots: [&[u8]; SLOTS_MAX] = Default::default();
             if let Some(pool) = self.slots.as_ref().filter(|_| change.slots() > 0) {
                 let home = pool.home(place);
                 for (part, slot) in slots.iter_mut().enumerate().take(change.slots()) {
-                    *slot = &pool.blocks.read_part(home, part)[within.clone()];
+                    *slot = pool.blocks.read_part(home, part);
                 }
             }
-            change.add_up(values, &slots[..change.slots()], head, sums);
-            input = rest;
+            input.each(within, |within, bytes| {
+                let slots = slots.map(|slot| slot.get(within.clone()).unwrap_or_default());
+                change.add_up(&values[within], &slots[..change.slots()], bytes, sums);
+            });
         }
     }
 }

@@ -12,7 +12,9 @@ use pushpull_common::variable::VariableSpec;
 
 use super::*;
 use crate::measure::{alone, holding};
-use crate::optimizer::{Adagrad, Adam, ApplyAt, Optimizer, RmsProp, Rules, Run, Sgd, SlotSpec};
+use crate::optimizer::{
+    Adagrad, Adam, ApplyAt, Lamb, Optimizer, RmsProp, Rules, Run, Sgd, SlotSpec, Sums,
+};
 
 const BLOCK: usize = 1024;
 const ELEMENTS: u64 = 3 * BLOCK as u64 / 4;
@@ -82,7 +84,7 @@ impl Rig {
     fn add(&mut self, range: Range<u64>, more: f32) -> Result<(), NoSpareBlock> {
         let bytes = vec![more; (range.end - range.start) as usize / 4];
         let bytes: &[u8] = bytemuck::cast_slice(&bytes);
-        self.change(&[range], |store, range| store.change(ADD, range, bytes))
+        self.change(&[range], |store, range| store.change(ADD, range, bytes.into()))
     }
 
     fn all(&self) -> Vec<f32> {
@@ -143,7 +145,7 @@ fn a_draft_that_is_given_up_was_nothing() {
     rig.store.begin(std::slice::from_ref(&range), std::iter::empty(), 1).unwrap();
     let at = ApplyAt::new(1, 0);
     let rule = Adam::new(0.1);
-    rig.store.change(gradient_of(&rule, at), range, bytes).unwrap();
+    rig.store.change(gradient_of(&rule, at), range, bytes.into()).unwrap();
     rig.store.discard();
     rig.store.check_invariants();
     rig.store.verify(&rig.journal).unwrap();
@@ -155,8 +157,10 @@ fn a_snapshot_is_read_at_any_cut() {
     let mut rig = rig(Sgd::new(1.0), 1);
     let counted: Vec<f32> = (0..ELEMENTS).map(|index| index as f32).collect();
     let bytes: &[u8] = bytemuck::cast_slice(&counted);
-    rig.change(&[0..4 * ELEMENTS], |store, range| store.change(Change::Assign, range, bytes))
-        .unwrap();
+    rig.change(&[0..4 * ELEMENTS], |store, range| {
+        store.change(Change::Assign, range, bytes.into())
+    })
+    .unwrap();
     let block = BLOCK as u64;
     let ranges = [8..16, block - 8..block + 8, 3 * block - 8..3 * block];
     let snapshot = rig.store.snapshot(&ranges);
@@ -194,9 +198,9 @@ fn values_and_slots_are_those_of_the_rule_however_they_are_written() {
         rule.apply_f32(at, Run { values: &mut values[elements], slots, gradient: &gradient });
         let bytes = 4 * range.start..4 * range.end;
         for rig in &mut rigs {
-            let gradient = bytemuck::cast_slice(&gradient);
+            let gradient: &[u8] = bytemuck::cast_slice(&gradient);
             rig.change(std::slice::from_ref(&bytes), |store, range| {
-                store.change(gradient_of(&rule, at), range, gradient)
+                store.change(gradient_of(&rule, at), range, gradient.into())
             })
             .unwrap();
             assert_eq!(rig.all(), values);
@@ -208,6 +212,68 @@ fn values_and_slots_are_those_of_the_rule_however_they_are_written() {
                 }
             }
         }
+    }
+}
+
+/// Gives bytes that lie there, as if they did not.
+struct Giving<'a>(&'a [u8]);
+
+impl Give for Giving<'_> {
+    fn give(&mut self, to: &mut [u8]) {
+        let (head, rest) = self.0.split_at(to.len());
+        to.copy_from_slice(head);
+        self.0 = rest;
+    }
+}
+
+/// With a loop past the cache and without one, with sums over the whole variable, and without a rule.
+#[test]
+fn what_is_given_piece_by_piece_changes_what_it_would_lying_there() {
+    const BLOCK: usize = 8 << 10;
+    let rules: [Arc<dyn Optimizer>; 4] = [
+        Arc::new(Sgd::new(0.1)),
+        Arc::new(Adam::new(0.1)),
+        Arc::new(Lamb::new(0.1)),
+        Arc::new(Started),
+    ];
+    for (rule, past_cache) in rules.iter().flat_map(|rule| [(rule, false), (rule, true)]) {
+        let elements = 3 * BLOCK as u64 / 4;
+        let mut rigs = [(), ()].map(|()| {
+            let (mut store, mut journal) = alone(elements, rule.clone(), BLOCK, 0, true).unwrap();
+            store.past_cache = past_cache;
+            store.seal(&mut journal);
+            journal.commit();
+            Rig { store, journal, version: 0 }
+        });
+        // Whole, over the edges of blocks and of pieces, twice in one block, and in place.
+        let ranges = [0..elements, 2..elements - 2, 500..1600, 2040..2056, 4..6];
+        for (count, range) in (1..).zip(ranges.iter().cycle().take(10)) {
+            let gradient: Vec<f32> =
+                range.clone().map(|i| (i as f32).sin() + count as f32).collect();
+            let (bytes, at) = (bytemuck::cast_slice(&gradient), ApplyAt::new(count, 0));
+            for (rig, is_given) in rigs.iter_mut().zip([false, true]) {
+                rig.change(&[4 * range.start..4 * range.end], |store, range| {
+                    let (mut sums, mut giving) = (Sums::default(), [Giving(bytes), Giving(bytes)]);
+                    let [summed, applied] = giving.each_mut().map(|giving| match is_given {
+                        true => Input::Given(giving),
+                        false => Input::Bytes(bytes),
+                    });
+                    store.add_up(gradient_of(&**rule, at), range.clone(), summed, &mut sums);
+                    let at = at.with_sums(sums.totals());
+                    store.change(gradient_of(&**rule, at), range.clone(), applied)?;
+                    let added = &mut Giving(bytes);
+                    let added = if is_given { Input::Given(added) } else { Input::Bytes(bytes) };
+                    store.change(ADD, range, added)
+                })
+                .unwrap();
+            }
+            let [lying, given] = &rigs;
+            assert_eq!(lying.store.contents(), given.store.contents(), "{rule:?}, {range:?}");
+        }
+        assert!(
+            rigs[0].store.contents()[0].iter().any(|&byte| byte != 0),
+            "{rule:?} did something"
+        );
     }
 }
 
@@ -238,7 +304,7 @@ fn a_slot_may_start_at_any_value() {
     let mut rig = rig(Started, 1);
     let gradient = vec![0; 4 * ELEMENTS as usize];
     rig.change(&[0..4 * ELEMENTS], |store, range| {
-        store.change(gradient_of(&Started, ApplyAt::new(1, 0)), range, &gradient)
+        store.change(gradient_of(&Started, ApplyAt::new(1, 0)), range, gradient[..].into())
     })
     .unwrap();
     assert!(rig.all().iter().all(|&value| value == 0.5));
@@ -294,7 +360,10 @@ fn each_variable_has_the_slots_of_its_own_rule() {
                         let input = bytemuck::cast_slice(&gradient);
                         store.change_rows(change, partition, &rows, input)
                     }
-                    false => store.change(change, range, bytemuck::cast_slice(&gradient)),
+                    false => {
+                        let input: &[u8] = bytemuck::cast_slice(&gradient);
+                        store.change(change, range, input.into())
+                    }
                 })
                 .unwrap();
             }

@@ -2,13 +2,16 @@
 
 use std::ops::Range;
 
+use bytemuck::Pod;
 use pushpull_common::catalogue::Partition;
 
+use super::change::{Streams, with_slots};
 use super::geometry::places_of;
 use super::pool::{NoSpareBlock, Shadow};
 use super::rows::{place_of_row, range_of};
 use super::undo::{Spot, Undo};
-use super::{Change, SLOTS_MAX, Store};
+use super::{Change, Input, SLOTS_MAX, Store};
+use crate::optimizer::StreamRun;
 
 /// These places without those that are named again and again, as by rows that rise.
 pub(super) fn distinct(places: impl Iterator<Item = usize>) -> impl Iterator<Item = usize> {
@@ -135,10 +138,12 @@ impl Store {
         change: Change<'_>,
         place: usize,
         within: Range<usize>,
-        input: &[u8],
+        input: &mut Input<'_>,
     ) {
-        let spot = self.spot_of(place, within.start, change.slots());
-        self.change_spots(change, &[spot], within.len(), input);
+        input.each(within, |within, bytes| {
+            let spot = self.spot_of(place, within.start, change.slots());
+            self.change_spots(change, &[spot], within.len(), bytes);
+        });
     }
 
     /// Changes a range in the shadows of its places.
@@ -150,7 +155,7 @@ impl Store {
         &mut self,
         change: Change<'_>,
         range: &Range<u64>,
-        input: &[u8],
+        mut input: Input<'_>,
     ) -> Result<(), NoSpareBlock> {
         let mut drafts = std::mem::take(&mut self.drafts);
         drafts.clear();
@@ -161,20 +166,17 @@ impl Store {
             drafts.push(Draft { value, slot, within });
             Ok(())
         });
-        let mut input = input;
         for draft in drafts.iter().filter(|_| found.is_ok()) {
-            let (head, rest) = input.split_at(draft.within.len());
-            self.change_shadow(change, draft, head);
-            input = rest;
+            self.change_shadow(change, draft, &mut input);
         }
         self.drafts = drafts;
         found
     }
 
-    fn change_shadow(&mut self, change: Change<'_>, draft: &Draft, input: &[u8]) {
+    fn change_shadow(&mut self, change: Change<'_>, draft: &Draft, input: &mut Input<'_>) {
         let Draft { value, slot, within } = draft.clone();
         let fresh = value.block != value.from && slot.is_none_or(|slot| slot.block != slot.from);
-        if fresh && self.stream(change, value, slot, within.clone(), input) {
+        if fresh && self.stream(change, draft, input) {
             return;
         }
         for (pool, shadow) in [(Some(&mut self.values), Some(value)), (self.slots.as_mut(), slot)] {
@@ -186,33 +188,38 @@ impl Store {
         }
         // There is one whenever slots change.
         let slot = slot.map_or(0, |slot| slot.block);
-        let spot = Spot { value: value.block, slot, start: within.start as u32 };
-        self.change_spots(change, &[spot], within.len(), input);
+        input.each(within, |within, bytes| {
+            let spot = Spot { value: value.block, slot, start: within.start as u32 };
+            self.change_spots(change, &[spot], within.len(), bytes);
+        });
     }
 
     /// Writes what a stretch of a block and of its slots becomes to their new shadows, and what lies
     /// beside the stretch as it was; false if the rule has no loop for that.
-    fn stream(
-        &mut self,
-        change: Change<'_>,
-        value: Shadow,
-        slot: Option<Shadow>,
-        within: Range<usize>,
-        input: &[u8],
-    ) -> bool {
+    fn stream(&mut self, change: Change<'_>, draft: &Draft, input: &mut Input<'_>) -> bool {
+        let Draft { value, slot, within } = draft.clone();
         let (values, values_out) =
             self.values.blocks.read_and_stream::<1>(value.from, value.block, 1, within.clone());
         let ([values], [values_out]) = (values, values_out);
-        let (mut slots, mut slots_out): ([&[u8]; SLOTS_MAX], [&mut [u8]; SLOTS_MAX]) =
-            Default::default();
+        let (mut slots, mut slots_out) = Default::default();
         let mut count = 0;
         if let (Some(pool), Some(slot)) = (&mut self.slots, slot) {
             count = change.slots();
             let within = within.clone();
             (slots, slots_out) = pool.blocks.read_and_stream(slot.from, slot.block, count, within);
         }
-        let (slots, slots_out) = (&slots[..count], &mut slots_out[..count]);
-        if !change.streamed(self.past_cache, values, values_out, slots, slots_out, input) {
+        let (past_cache, start) = (self.past_cache, within.start);
+        let streamed = change.stream(&mut ToShadows {
+            start,
+            values,
+            values_out,
+            count,
+            slots,
+            slots_out,
+            past_cache,
+            input,
+        });
+        if !streamed {
             return false;
         }
         let block_bytes = self.geometry.block_bytes;
@@ -231,5 +238,50 @@ impl Store {
             }
         }
         true
+    }
+}
+
+/// A stretch of a block and of its slots, the same of their shadows, and what a push has for it.
+struct ToShadows<'a, 'i> {
+    /// Where in the block.
+    start: usize,
+    values: &'a [u8],
+    values_out: &'a mut [u8],
+    /// How many slots change.
+    count: usize,
+    slots: [&'a [u8]; SLOTS_MAX],
+    slots_out: [&'a mut [u8]; SLOTS_MAX],
+    past_cache: bool,
+    input: &'a mut Input<'i>,
+}
+
+impl Streams for ToShadows<'_, '_> {
+    fn each<T: Pod>(&mut self, change: &mut dyn FnMut(StreamRun<'_, T>)) {
+        with_slots!(self.count, SLOTS => self.each_with::<T, SLOTS>(change));
+    }
+}
+
+impl ToShadows<'_, '_> {
+    /// [`Streams::each`], for so many slots at most.
+    fn each_with<T: Pod, const SLOTS: usize>(&mut self, change: &mut dyn FnMut(StreamRun<'_, T>)) {
+        let (start, count, past_cache) = (self.start, self.count, self.past_cache);
+        self.input.each(start..start + self.values.len(), |within, bytes| {
+            let within = within.start - start..within.end - start;
+            let mut slots: [&[T]; SLOTS] = [&[]; SLOTS];
+            let mut slots_out: [&mut [T]; SLOTS] = std::array::from_fn(|_| Default::default());
+            let bytes_of = self.slots[..count].iter().zip(&mut self.slots_out);
+            for ((slot, out), (from, to)) in slots.iter_mut().zip(&mut slots_out).zip(bytes_of) {
+                *slot = bytemuck::cast_slice(&from[within.clone()]);
+                *out = bytemuck::cast_slice_mut(&mut to[within.clone()]);
+            }
+            change(StreamRun {
+                values: bytemuck::cast_slice(&self.values[within.clone()]),
+                values_out: bytemuck::cast_slice_mut(&mut self.values_out[within]),
+                slots: &slots[..count],
+                slots_out: &mut slots_out[..count],
+                gradient: bytemuck::cast_slice(bytes),
+                past_cache,
+            });
+        });
     }
 }

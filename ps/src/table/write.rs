@@ -10,7 +10,7 @@ use super::change::Moved;
 use super::records::{head_of, put_head};
 use crate::checkpoint::RowHead;
 use crate::optimizer::Run;
-use crate::store::{Change, SLOTS_MAX, Spot, Stretches, Undo, with_slots};
+use crate::store::{Change, Spot, Stretches, Undo, with_slots};
 use crate::zoo::{Bug, Zoo};
 
 /// What is changed at a time stays in the fastest cache, slots and all.

@@ -7,8 +7,9 @@
 
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::codec::{Real, Residual};
+use pushpull_common::finite::first_non_finite;
 use pushpull_common::ids::VariableId;
-use pushpull_common::tensor::{elements_of, first_non_finite};
+use pushpull_common::tensor::elements_of;
 use thiserror::Error;
 
 use super::rows::RowResiduals;

@@ -1,0 +1,191 @@
+//! Which elements are NaN or infinite.
+
+use half::{bf16, f16};
+
+use crate::tensor::DType;
+
+/// How many bytes are looked at before a bad element among them is searched for.
+const BLOCK_BYTES: usize = 16 << 10;
+
+/// The first NaN or infinity among elements of this type: its index and value. The bytes need no
+/// alignment; integers are always finite, and what is no whole element at the end is passed over.
+///
+/// Goes through the bytes once, at about the speed at which they come out of the second cache.
+pub fn first_non_finite(dtype: DType, bytes: &[u8]) -> Option<(usize, f64)> {
+    let (exponents, size) = (Exponents::of(dtype), dtype.size());
+    let bytes = &bytes[..bytes.len() / size * size];
+    // Almost every block is good.
+    let mut blocks = bytes.chunks(BLOCK_BYTES).enumerate();
+    let (block, bytes) = blocks.find(|(_, bytes)| exponents.are_full_in(bytes))?;
+    let mut elements = bytes.chunks_exact(size).enumerate();
+    let (index, element) = elements.find(|(_, element)| exponents.are_full_in(element))?;
+    Some((block * (BLOCK_BYTES / size) + index, value_of(dtype, element)))
+}
+
+/// How many elements of this type are NaN or infinite.
+pub fn count_non_finite(dtype: DType, bytes: &[u8]) -> u64 {
+    let (exponents, elements) = (Exponents::of(dtype), bytes.chunks_exact(dtype.size()));
+    elements.filter(|element| exponents.are_full_in(element)).count() as u64
+}
+
+/// The exponents of as many elements as 8 bytes hold: all of their bits are set in NaN and infinity, and in
+/// no other number.
+///
+/// For who looks at elements while something else is done with them: what [`Exponents::add`] gives
+/// for all words, put together by `or`, tells by [`Exponents::were_full`].
+#[derive(Clone, Copy, Debug)]
+pub struct Exponents {
+    bits: u64,
+    /// The last bit of each.
+    last: u64,
+}
+
+impl Exponents {
+    /// Nothing: none of them is ever full.
+    pub const NONE: Exponents = Exponents { bits: 0, last: 0 };
+
+    /// Those of elements of a type; integers have none.
+    pub fn of(dtype: DType) -> Exponents {
+        let bits: u64 = match dtype {
+            DType::F32 => 0x7f80_0000_7f80_0000,
+            DType::F64 => 0x7ff0_0000_0000_0000,
+            DType::I64 => return Exponents::NONE,
+            DType::F16 => 0x7c00_7c00_7c00_7c00,
+            DType::Bf16 => 0x7f80_7f80_7f80_7f80,
+        };
+        Exponents { bits, last: bits & !(bits << 1) }
+    }
+
+    /// Adds the last bit of each exponent to what a word has of them. That comes to the bit of the sign where
+    /// all were set, only there, and never to more. So a word is looked at as a whole, and for vectors of
+    /// words there is neither a branch nor an instruction that some processors lack.
+    #[inline(always)]
+    pub fn add(self, word: u64) -> u64 {
+        (word & self.bits) + self.last
+    }
+
+    /// Whether an exponent was full in one of the words that this was added to.
+    #[inline(always)]
+    pub fn were_full(self, sums: u64) -> bool {
+        sums & (self.bits + self.last) != 0
+    }
+
+    /// Whether one is full among these elements.
+    pub fn are_full_in(self, bytes: &[u8]) -> bool {
+        let (lines, rest) = bytes.as_chunks::<64>();
+        let mut sums = [0; 8];
+        for line in lines {
+            let line: [u64; 8] = bytemuck::cast(*line);
+            for (sum, word) in sums.iter_mut().zip(line) {
+                *sum |= self.add(word);
+            }
+        }
+        let rest = rest.chunks(8).map(|part| {
+            let mut word = [0; 8];
+            word[..part.len()].copy_from_slice(part);
+            self.add(u64::from_ne_bytes(word))
+        });
+        self.were_full(sums.into_iter().chain(rest).fold(0, |all, sum| all | sum))
+    }
+}
+
+fn value_of(dtype: DType, element: &[u8]) -> f64 {
+    match dtype {
+        DType::F32 => bytemuck::pod_read_unaligned::<f32>(element).into(),
+        DType::F64 => bytemuck::pod_read_unaligned(element),
+        DType::I64 => bytemuck::pod_read_unaligned::<i64>(element) as f64,
+        DType::F16 => bytemuck::pod_read_unaligned::<f16>(element).into(),
+        DType::Bf16 => bytemuck::pod_read_unaligned::<bf16>(element).into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_bad_element_is_found_wherever_it_is() {
+        let mut values = vec![f32::MAX; 10_000];
+        let bytes = |values: &[f32]| bytemuck::cast_slice::<f32, u8>(values).to_vec();
+        assert_eq!(first_non_finite(DType::F32, &bytes(&values)), None);
+        values[9_999] = f32::NAN;
+        values[8_192] = f32::NEG_INFINITY;
+        let found = first_non_finite(DType::F32, &bytes(&values));
+        assert_eq!(found, Some((8_192, f64::NEG_INFINITY)));
+        assert_eq!(count_non_finite(DType::F32, &bytes(&values)), 2);
+        let wide = [f64::MIN_POSITIVE, 0.0, f64::INFINITY];
+        let wide = bytemuck::cast_slice(&wide);
+        assert_eq!(first_non_finite(DType::F64, wide), Some((2, f64::INFINITY)));
+        assert_eq!(first_non_finite(DType::I64, &[0xff; 80]), None);
+    }
+
+    /// Each place in a line, and before and behind the last of a block.
+    #[test]
+    fn no_place_is_passed_over() {
+        for dtype in [DType::F32, DType::F64, DType::F16, DType::Bf16] {
+            let size = dtype.size();
+            let block = BLOCK_BYTES / size;
+            let elements = 2 * block + 5;
+            let good = vec![0x3f; elements * size];
+            let places = (0..70).chain(block - 2..block + 70).chain(elements - 5..elements);
+            for place in places {
+                // Moved by a byte, as nothing is aligned.
+                let mut bytes = [&[0], &good[..]].concat();
+                let bad = &mut bytes[1 + place * size..][..size];
+                bad.copy_from_slice(match dtype {
+                    DType::F64 => bytemuck::bytes_of(&f64::NEG_INFINITY),
+                    DType::F32 => bytemuck::bytes_of(&f32::NEG_INFINITY),
+                    DType::F16 => bytemuck::bytes_of(&f16::NEG_INFINITY),
+                    _ => bytemuck::bytes_of(&bf16::NEG_INFINITY),
+                });
+                let found = first_non_finite(dtype, &bytes[1..]);
+                assert_eq!(found, Some((place, f64::NEG_INFINITY)), "{dtype}");
+                assert_eq!(count_non_finite(dtype, &bytes[1..]), 1, "{dtype} at {place}");
+                // Half of one is none.
+                let short = &bytes[1..place * size + size];
+                assert_eq!(first_non_finite(dtype, short), None, "{dtype} at {place}");
+            }
+            assert_eq!(first_non_finite(dtype, &good), None);
+        }
+    }
+
+    /// The largest number with any mantissa is finite; only the exponent says what is not.
+    #[test]
+    fn every_exponent_of_wide_numbers_is_told() {
+        for exponent in 0..=u8::MAX {
+            for sign in [0, 1 << 31] {
+                for mantissa in [0, 1, 0x007f_ffff, 0x0040_0000] {
+                    let number = f32::from_bits(sign | u32::from(exponent) << 23 | mantissa);
+                    let found = first_non_finite(DType::F32, &number.to_ne_bytes());
+                    assert_eq!(found.is_none(), number.is_finite(), "{number:?}");
+                }
+            }
+        }
+        for exponent in 0..1 << 11 {
+            for rest in [0, 1, 0x000f_ffff_ffff_ffff, 1 << 63, 0x8008_0000_0000_0000] {
+                let number = f64::from_bits(exponent << 52 | rest);
+                let found = first_non_finite(DType::F64, &number.to_ne_bytes());
+                assert_eq!(found.is_none(), number.is_finite(), "{number:?}");
+            }
+        }
+    }
+
+    /// Each of the 65,536 there are, by what the crate says it is.
+    #[test]
+    fn halves_are_finite_or_not() {
+        for bits in 0..=u16::MAX {
+            let bytes = bits.to_ne_bytes();
+            let found = |dtype| {
+                let first = first_non_finite(dtype, &bytes);
+                assert_eq!(count_non_finite(dtype, &bytes), u64::from(first.is_some()));
+                first.map(|(index, value)| (index, value.to_bits()))
+            };
+            let (half, brain) = (f16::from_bits(bits), bf16::from_bits(bits));
+            let expected = |value: f64| (0, value.to_bits());
+            let bad = (!half.is_finite()).then(|| expected(half.into()));
+            assert_eq!(found(DType::F16), bad, "{bits:x}");
+            let bad = (!brain.is_finite()).then(|| expected(brain.into()));
+            assert_eq!(found(DType::Bf16), bad, "{bits:x}");
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! What a change takes: bytes that lie there, or bytes that are given as they are needed.
+
+use std::ops::Range;
+
+/// How many bytes are given at a time, at most. They stay in the first cache with what they change. A loop
+/// that reads memory for as long and then writes for as long is faster than one that does both at
+/// once; with more than this at a time, or less, it loses that again.
+const CHUNK_BYTES: usize = 2 << 10;
+
+/// Gives bytes in the order in which they are taken.
+pub(crate) trait Give {
+    /// Writes the next bytes, as many as there is room for. Where something is wrong with them, who gives
+    /// them knows it, and gives any.
+    fn give(&mut self, to: &mut [u8]);
+}
+
+/// What a change takes, in order.
+pub(crate) enum Input<'a> {
+    /// It lies there, aligned for its type.
+    Bytes(&'a [u8]),
+    /// It is given.
+    Given(&'a mut dyn Give),
+}
+
+impl<'a> From<&'a [u8]> for Input<'a> {
+    fn from(bytes: &'a [u8]) -> Input<'a> {
+        Input::Bytes(bytes)
+    }
+}
+
+/// What was given last.
+#[repr(align(64))]
+struct Chunk([u8; CHUNK_BYTES]);
+
+impl Input<'_> {
+    /// Writes the next bytes.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub(crate) fn fill(&mut self, to: &mut [u8]) {
+        match self {
+            Input::Bytes(bytes) => to.copy_from_slice(next_of(bytes, to.len())),
+            Input::Given(give) => give.give(to),
+        }
+    }
+
+    /// Has a stretch taken with the next bytes, aligned for every type: at once where they lie there,
+    /// otherwise piece by piece.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub(crate) fn each(&mut self, within: Range<usize>, mut take: impl FnMut(Range<usize>, &[u8])) {
+        let give = match self {
+            Input::Bytes(bytes) => return take(within.clone(), next_of(bytes, within.len())),
+            Input::Given(give) => give,
+        };
+        let mut chunk = Chunk([0; CHUNK_BYTES]);
+        let mut start = within.start;
+        while start < within.end {
+            // The first piece may be short, and those after it start with lines of the cache.
+            let end = within.end.min((start / CHUNK_BYTES + 1) * CHUNK_BYTES);
+            let bytes = &mut chunk.0[..end - start];
+            give.give(bytes);
+            take(start..end, bytes);
+            start = end;
+        }
+    }
+}
+
+fn next_of<'a>(bytes: &mut &'a [u8], length: usize) -> &'a [u8] {
+    let (head, rest) = bytes.split_at(length);
+    *bytes = rest;
+    head
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Gives the bytes that follow each other from some number on.
+    struct Counting(u8);
+
+    impl Give for Counting {
+        fn give(&mut self, to: &mut [u8]) {
+            for byte in to {
+                *byte = self.0;
+                self.0 = self.0.wrapping_add(1);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_given_is_what_lies_there() {
+        let all: Vec<u8> = (0..30_000).map(|at| (at % 256) as u8).collect();
+        for stretches in [
+            vec![0..20_000],
+            vec![0..8, 8..16, 16..5000],
+            vec![2040..2048, 0..2048, 4096..4100, 100..9000],
+            vec![7..7, 1..2047],
+        ] {
+            let taken = |mut input: Input<'_>| {
+                let mut pieces = Vec::new();
+                for within in &stretches {
+                    let (mut at, mut bytes) = (within.start, Vec::new());
+                    input.each(within.clone(), |part, given| {
+                        assert_eq!((part.start, part.len()), (at, given.len()), "in order");
+                        at = part.end;
+                        bytes.extend_from_slice(given);
+                    });
+                    assert_eq!(at, within.end, "all of it");
+                    pieces.push(bytes);
+                }
+                let mut rest = [0; 10];
+                input.fill(&mut rest);
+                (pieces, rest)
+            };
+            let (mut counting, lying) = (Counting(0), taken(Input::Bytes(&all)));
+            assert_eq!(taken(Input::Given(&mut counting)), lying, "{stretches:?}");
+        }
+    }
+
+    /// Each piece but the first starts where a line does that is changed past the cache, and lies aligned
+    /// itself.
+    #[test]
+    fn pieces_start_with_lines() {
+        let mut counting = Counting(0);
+        let mut lengths = Vec::new();
+        Input::Given(&mut counting).each(40..5000, |part, bytes| {
+            assert!(part.start == 40 || part.start.is_multiple_of(64), "{part:?}");
+            assert!(bytes.as_ptr().addr().is_multiple_of(64));
+            lengths.push(bytes.len());
+        });
+        assert_eq!(lengths, [2008, 2048, 904]);
+    }
+}
