@@ -49,6 +49,7 @@ const PURE: &[(&str, &[&str])] = &[
     ("ps/src/store", &[]),
     ("ps/src/table", &[]),
     ("ps/src/introduction.rs", &[]),
+    ("ps/src/runtime/patience.rs", &[]),
     ("ps/src/simulation.rs", &[]),
     ("worker/src/simulation.rs", &[]),
     ("worker/src/session", &[]),

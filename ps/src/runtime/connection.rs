@@ -88,9 +88,13 @@ impl Conversation<'_> {
                 (_, true) => Interest::WRITABLE,
                 _ => Interest::READABLE,
             };
+            self.core.wait_for_peers();
             tokio::select! {
                 biased;
-                ready = self.link.ready(interest) => { ready?; }
+                ready = self.link.ready(interest) => {
+                    ready?;
+                    self.core.peer_goes_on();
+                }
                 () = self.outbox.notify.notified() => {}
             }
         }

@@ -17,6 +17,8 @@ use super::connection;
 use super::link::Detached;
 use super::outbox::{Answered, Outbox, Outgoing};
 use super::owner_link::{self, OwnerWay, Unsent};
+use super::patience::Patience;
+use super::processors::Processors;
 use crate::checkpoint::CheckpointStorage;
 use crate::shard::checkpoints::{News, Order};
 use crate::shard::output::Output;
@@ -68,6 +70,10 @@ pub(super) struct Core {
     flushed: Notify,
     /// Orders that the saver had no room for yet.
     orders_left: RefCell<VecDeque<Order>>,
+    patience: RefCell<Patience>,
+    processors: Processors,
+    /// Peers are expected to go on so soon that the thread is to stay awake.
+    awake: Notify,
 }
 
 /// How a shard's thread reaches the checkpoints.
@@ -101,6 +107,7 @@ impl Core {
     /// Tells the shard what happened, and does what it wants done.
     pub(super) fn handle(&self, input: Input<'_>) {
         let now = Instant::now();
+        self.patience.borrow_mut().work();
         let mut shard = self.shard.borrow_mut();
         shard.handle(now, input);
         // A small push is applied here and now; only the rest of a long one waits its turn.
@@ -278,6 +285,30 @@ impl Core {
         std::future::pending().await
     }
 
+    /// A connection has nothing to do before its peer goes on.
+    pub(super) fn wait_for_peers(&self) {
+        let wanted = || self.processors.are_wanted();
+        if self.patience.borrow_mut().wait(Instant::now(), wanted) {
+            self.awake.notify_one();
+        }
+    }
+
+    /// What a connection waited for is there.
+    pub(super) fn peer_goes_on(&self) {
+        self.patience.borrow_mut().go_on(Instant::now());
+    }
+
+    /// Keeps the thread awake while peers are expected to go on.
+    async fn keep_awake(&self) {
+        loop {
+            self.awake.notified().await;
+            while self.patience.borrow().is_awake(Instant::now()) {
+                // The runtime looks at all sockets, and at the time, before it comes back here.
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+
     fn outbox(&self, connection: u64) -> Option<Rc<Outbox>> {
         self.outboxes.borrow().get(&connection).cloned()
     }
@@ -300,6 +331,7 @@ impl Core {
     }
 
     fn work_slice(&self) -> Work {
+        self.patience.borrow_mut().work();
         let mut shard = self.shard.borrow_mut();
         let now = Instant::now();
         let work = self.note(now, shard.work(now));
@@ -437,6 +469,9 @@ pub(super) fn run(
         flush_due: Notify::new(),
         flushed: Notify::new(),
         orders_left: RefCell::default(),
+        patience: RefCell::default(),
+        processors: Processors::new(),
+        awake: Notify::new(),
     });
     let local = LocalSet::new();
     local.block_on(&runtime, async {
@@ -459,6 +494,7 @@ pub(super) fn run(
             () = keep_owner_link => {}
             () = core.keep_working() => {}
             () = core.keep_ticking() => {}
+            () = core.keep_awake() => {}
             () = core.keep_doing_chores() => {}
             () = core.keep_hearing(news) => {}
             () = serve => {}

@@ -1,0 +1,206 @@
+//! Whether a shard's thread that has nothing to do stays awake for its peers, or sleeps at once.
+//!
+//! To be woken takes some 20 us where the processor has gone to sleep as well; to stay awake takes a processor
+//! that others may want. So it is done only where peers have come again shortly, time after time: those that ask for
+//! the next thing as soon as they have been answered, or that are in the midst of writing or reading. It is not
+//! done for those that compute for a millisecond between two requests, nor where others want the processor.
+
+use std::time::{Duration, Instant};
+
+/// How long the thread stays awake at the most: about twice what it takes to wake it.
+pub(super) const AWAKE: Duration = Duration::from_micros(50);
+
+/// What a wait of a thread that sleeps may take and be short: as long as the thread would have stayed awake, and its
+/// wake, which is waited for as well.
+const SHORT: Duration = Duration::from_micros(80);
+
+/// What is there already when the thread looks was not waited for, and says nothing.
+const THERE: Duration = Duration::from_micros(2);
+
+/// How many short waits make up for one in vain. To stay awake for nothing takes twice of what it gives
+/// otherwise, but takes it from whoever else could use the processor.
+const PAYS: u8 = 16;
+
+/// How long it is believed that others want the processors, or do not: to ask takes 2 us.
+const BELIEVED: Duration = Duration::from_millis(1);
+
+/// What a shard's thread knows of how long it waits for its peers.
+#[derive(Debug, Default)]
+pub(super) struct Patience {
+    /// One more with each short wait, [`PAYS`] less with each other; from 0 to twice that many.
+    short: u8,
+    /// The wait that is on.
+    wait: Option<Wait>,
+    /// Whether others wanted the processors, and when that was asked.
+    wanted: Option<(bool, Instant)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Wait {
+    since: Instant,
+    awake: bool,
+}
+
+impl Patience {
+    /// A peer has been served, and nothing is to be done until one goes on. Whether the thread is to stay awake
+    /// meanwhile; `wanted` says whether others want the processors.
+    pub(super) fn wait(&mut self, now: Instant, wanted: impl FnOnce() -> bool) -> bool {
+        let awake = self.short >= PAYS && !self.is_wanted(now, wanted);
+        self.wait = Some(Wait { since: now, awake });
+        awake
+    }
+
+    fn is_wanted(&mut self, now: Instant, ask: impl FnOnce() -> bool) -> bool {
+        match self.wanted {
+            Some((wanted, asked)) if now.saturating_duration_since(asked) < BELIEVED => wanted,
+            _ => self.wanted.insert((ask(), now)).0,
+        }
+    }
+
+    /// A peer has gone on.
+    pub(super) fn go_on(&mut self, now: Instant) {
+        let Some(wait) = self.wait.take() else { return };
+        let waited = now.saturating_duration_since(wait.since);
+        if waited > if wait.awake { AWAKE } else { SHORT } {
+            self.short = self.short.saturating_sub(PAYS);
+        } else if waited > THERE {
+            self.short = (self.short + 1).min(2 * PAYS);
+        }
+    }
+
+    /// Something else is done: how long that takes says nothing of the peers.
+    pub(super) fn work(&mut self) {
+        self.wait = None;
+    }
+
+    /// Whether the thread is to look for its peers once more, or to sleep.
+    pub(super) fn is_awake(&self, now: Instant) -> bool {
+        // A clock that has gone back is no reason to stay.
+        let waited = |wait: Wait| now.checked_duration_since(wait.since);
+        self.wait.filter(|wait| wait.awake).and_then(waited).is_some_and(|waited| waited < AWAKE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A thread and its peers, in virtual time.
+    struct Told {
+        patience: Patience,
+        now: Instant,
+        /// How long it has been awake, and how often in vain.
+        awake: Duration,
+        vain: u64,
+        short: u64,
+        asked: u64,
+    }
+
+    impl Told {
+        fn new() -> Told {
+            let (patience, now) = (Patience::default(), Instant::now());
+            Told { patience, now, awake: Duration::ZERO, vain: 0, short: 0, asked: 0 }
+        }
+
+        /// A peer goes on after so long; whether the thread was awake meanwhile, and until then.
+        fn after(&mut self, micros: u64, wanted: bool) -> (bool, bool) {
+            let (since, waited) = (self.now, Duration::from_micros(micros));
+            let awake = self.patience.wait(since, || {
+                self.asked += 1;
+                wanted
+            });
+            self.now += waited;
+            let until_then = self.patience.is_awake(self.now);
+            assert!(awake || !until_then, "it sleeps or it does not");
+            assert!(!self.patience.is_awake(since + AWAKE), "never for longer than that");
+            self.awake += if awake { waited.min(AWAKE) } else { Duration::ZERO };
+            self.vain += u64::from(awake && waited > AWAKE);
+            self.short += u64::from(waited <= if awake { AWAKE } else { SHORT });
+            self.patience.go_on(self.now);
+            (awake, until_then)
+        }
+    }
+
+    #[test]
+    fn it_stays_awake_for_those_who_come_shortly_time_after_time() {
+        // How long it is waited for a peer, how often; and how often the thread is awake then.
+        let waits = [
+            (1_000, 50, 0, "who computes between two requests finds it asleep"),
+            (10, 16, 0, "a few short waits do not tell"),
+            (10, 100, 100, "from then on it is awake"),
+            (1_000, 1, 1, "once in vain"),
+            (10, 20, 20, "and that has been paid for before"),
+            (1_000, 3, 2, "but twice are too often"),
+            (10, 16, 0, "as at first"),
+            (10, 1, 1, "and then again"),
+            (1_000, 2, 1, "until they compute"),
+            (1, 100, 0, "what was there already was not waited for"),
+            (70, 17, 1, "which is short where a wake is part of it"),
+            (70, 3, 0, "and was too long without"),
+        ];
+        let mut told = Told::new();
+        for (micros, times, awake, why) in waits {
+            let count = (0..times).filter(|_| told.after(micros, false).0).count();
+            assert_eq!(count, awake, "{why}");
+        }
+    }
+
+    #[test]
+    fn it_sleeps_where_others_want_the_processor_and_asks_once_in_a_while() {
+        let mut told = Told::new();
+        (0..20).for_each(|_| assert!(!told.after(10, true).0));
+        assert_eq!(told.asked, 1, "not before it would stay awake, and not again at once");
+        told.now += BELIEVED;
+        assert_eq!(told.after(10, false), (true, true));
+        assert!(told.after(10, true).0, "what was said is believed for a while");
+        told.now += BELIEVED;
+        assert!(!told.after(10, true).0);
+        assert_eq!(told.asked, 3);
+    }
+
+    #[test]
+    fn what_else_is_done_ends_a_wait_that_then_says_nothing() {
+        let mut told = Told::new();
+        (0..20).for_each(|_| _ = told.after(10, false));
+        for _ in 0..20 {
+            assert!(told.patience.wait(told.now, || false));
+            assert!(told.patience.is_awake(told.now));
+            told.patience.work();
+            assert!(!told.patience.is_awake(told.now));
+            told.now += Duration::from_millis(1);
+            told.patience.go_on(told.now);
+        }
+        assert!(told.after(10, false).0);
+    }
+
+    #[test]
+    fn a_clock_that_jumps_ends_a_wait() {
+        let mut told = Told::new();
+        (0..20).for_each(|_| _ = told.after(10, false));
+        let (before, now) = (told.now, told.now + Duration::from_secs(3600));
+        assert!(told.patience.wait(now, || false));
+        assert!(told.patience.is_awake(now));
+        assert!(!told.patience.is_awake(before), "an hour is not waited for");
+        assert!(!told.patience.is_awake(now + Duration::from_secs(3600)));
+        told.patience.go_on(before);
+        assert!(told.patience.wait(before, || false), "and says nothing of the peer");
+    }
+
+    proptest! {
+        #[test]
+        fn what_it_is_awake_for_in_vain_has_been_paid_for(
+            waits in prop::collection::vec((0_u64..200, 0..8_usize), 0..200),
+        ) {
+            let mut told = Told::new();
+            for (micros, times) in waits {
+                for _ in 0..times {
+                    let (awake, until_then) = told.after(micros, false);
+                    prop_assert!(!awake || until_then == (micros < 50));
+                }
+            }
+            prop_assert!(told.vain * u64::from(PAYS) <= told.short, "{} of {}", told.vain, told.short);
+        }
+    }
+}
