@@ -31,8 +31,8 @@ pub fn count_non_finite(dtype: DType, bytes: &[u8]) -> u64 {
 /// The exponents of as many elements as 8 bytes hold: all of their bits are set in NaN and infinity, and in
 /// no other number.
 ///
-/// For who looks at elements while something else is done with them: what [`Exponents::add`] gives
-/// for all words, put together by `or`, tells by [`Exponents::were_full`].
+/// For who looks at elements while something else is done with them: what [`Exponents::plus_last`]
+/// gives for all words, put together by `or`, tells by [`Exponents::were_full`].
 #[derive(Clone, Copy, Debug)]
 pub struct Exponents {
     bits: u64,
@@ -60,7 +60,7 @@ impl Exponents {
     /// all were set, only there, and never to more. So a word is looked at as a whole, and for vectors of
     /// words there is neither a branch nor an instruction that some processors lack.
     #[inline(always)]
-    pub fn add(self, word: u64) -> u64 {
+    pub fn plus_last(self, word: u64) -> u64 {
         (word & self.bits) + self.last
     }
 
@@ -77,13 +77,13 @@ impl Exponents {
         for line in lines {
             let line: [u64; 8] = bytemuck::cast(*line);
             for (sum, word) in sums.iter_mut().zip(line) {
-                *sum |= self.add(word);
+                *sum |= self.plus_last(word);
             }
         }
         let rest = rest.chunks(8).map(|part| {
             let mut word = [0; 8];
             word[..part.len()].copy_from_slice(part);
-            self.add(u64::from_ne_bytes(word))
+            self.plus_last(u64::from_ne_bytes(word))
         });
         self.were_full(sums.into_iter().chain(rest).fold(0, |all, sum| all | sum))
     }

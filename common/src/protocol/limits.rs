@@ -68,8 +68,7 @@ pub const TRAYS_MAX: usize = 64;
 /// follow each other, with some that travel otherwise between them; a push of more takes several.
 pub const PUSH_LENT_RANGES_MAX: usize = 1024;
 
-/// How many of them a worker names at once: so many need no memory beside the message. Between two of them
-/// lies a variable with frames of its own, as a rule, so that more frames for more ranges are few.
+/// How many of them lie in the message itself, and need no memory beside it.
 pub const PUSH_LENT_RANGES_FEW: usize = 6;
 /// Authentication bytes in a handshake: a nonce and a MAC with room to spare.
 pub const AUTH_BYTES_MAX: usize = 256;

@@ -341,7 +341,7 @@ unsafe fn copy_and_look_wide(source: *const u8, to: &mut [u8], exponents: Expone
         let value: [u64; 4] = bytemuck::cast(value);
         *word = bytemuck::cast(value);
         for (sum, part) in sums.iter_mut().zip(value) {
-            *sum |= exponents.add(part);
+            *sum |= exponents.plus_last(part);
         }
         at += WORD;
     }

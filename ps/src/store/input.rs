@@ -75,6 +75,8 @@ fn next_of<'a>(bytes: &mut &'a [u8], length: usize) -> &'a [u8] {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::single_range_in_vec_init, reason = "one stretch is what is meant")]
+
     use super::*;
 
     /// Gives the bytes that follow each other from some number on.

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 use pushpull_common::ids::{GlobalStep, Sequence};
-use pushpull_common::protocol::limits::PUSH_LENT_RANGES_FEW;
+use pushpull_common::protocol::limits::{PUSH_LENT_RANGES_FEW, PUSH_LENT_RANGES_MAX};
 use pushpull_common::protocol::message::{self, Operation, PushEncoded, PushLent, PushPart};
 use pushpull_common::protocol::wire::List;
 use pushpull_common::protocol::{Envelope, Message};
@@ -13,6 +13,9 @@ use super::Session;
 use super::link::Pending;
 use super::pushes::{Phase, Push, Share};
 use crate::parts::{Body, InTray, Part, Stretch};
+
+/// How many messages name parts few at a time.
+const LENT_FRAMES_MAX: usize = 8;
 
 impl Session {
     /// Sends of a push what there is, or says where it lies.
@@ -83,7 +86,10 @@ impl Session {
     ) {
         let PushPart { operation, token, generation, room, read, .. } = part;
         let mut left = there.ranges.len();
-        for some in there.ranges.chunks(PUSH_LENT_RANGES_FEW) {
+        // A few frames more cost less than memory for one, very many more do not.
+        let few = there.ranges.len() <= LENT_FRAMES_MAX * PUSH_LENT_RANGES_FEW;
+        let at_once = if few { PUSH_LENT_RANGES_FEW } else { PUSH_LENT_RANGES_MAX };
+        for some in there.ranges.chunks(at_once) {
             left -= some.len();
             let stretch =
                 |range: &Range<u64>| message::Stretch { start: range.start, end: range.end };

@@ -260,21 +260,29 @@ fn a_room_that_is_not_free_there_is_not_named_again() {
 #[test]
 fn many_ranges_are_named_in_several_messages_of_which_the_last_is_whole() {
     let variable = |i| VariableSpec::f32(format!("v{i}"), [2]).unwrap();
-    let plan = place((0..50).map(variable).collect(), 1);
-    let mut world = world(&plan, ASYNCHRONOUS);
-    let ids: Vec<u32> = (0..50).step_by(2).collect();
-    let buffer = gradients(&world, &plan, &ids, 3);
-    let op = push(&mut world, &plan, &ids, buffer);
-    let frames = [(); 5].map(|()| world.heard(OWNER, "PushLent"));
-    assert!(world.is_quiet(OWNER));
-    let said = frames.each_ref().map(named);
-    let wholes = said.each_ref().map(|(_, whole, ranges)| (*whole, ranges.len()));
-    assert_eq!(wholes, [(None, 6), (None, 6), (None, 6), (None, 6), (Some(8 * 25), 1)]);
-    let ranges = said.iter().flat_map(|(_, _, ranges)| ranges);
-    assert!(ranges.zip(&ids).all(|(range, &id)| range.0 == 8 * u64::from(id)));
-    assert!(frames.iter().all(|frame| frame.request() == frames[0].request()));
-    world.answer(&frames[4], push_answer(applied(1)));
-    is_applied(&mut world, op);
+    // How many ranges there are, and how many each message names.
+    for (count, expected) in
+        [(6, vec![6]), (25, vec![6, 6, 6, 6, 1]), (48, vec![6; 8]), (1050, vec![1024, 26])]
+    {
+        let plan = place((0..2 * count).map(variable).collect(), 1);
+        let mut world = world(&plan, ASYNCHRONOUS);
+        let ids: Vec<u32> = (0..2 * count).step_by(2).collect();
+        let buffer = gradients(&world, &plan, &ids, 3);
+        let op = push(&mut world, &plan, &ids, buffer);
+        let frames: Vec<_> = expected.iter().map(|_| world.heard(OWNER, "PushLent")).collect();
+        assert!(world.is_quiet(OWNER), "{count}");
+        let said: Vec<_> = frames.iter().map(named).collect();
+        let lengths: Vec<usize> = said.iter().map(|(_, _, ranges)| ranges.len()).collect();
+        assert_eq!(lengths, expected);
+        let (last, before) = said.split_last().unwrap();
+        assert_eq!(last.1, Some(8 * u64::from(count)), "only the last is whole");
+        assert!(before.iter().all(|(_, whole, _)| whole.is_none()));
+        let ranges = said.iter().flat_map(|(_, _, ranges)| ranges);
+        assert!(ranges.zip(&ids).all(|(range, &id)| range.0 == 8 * u64::from(id)));
+        assert!(frames.iter().all(|frame| frame.request() == frames[0].request()));
+        world.answer(frames.last().unwrap(), push_answer(applied(1)));
+        is_applied(&mut world, op);
+    }
 }
 
 #[test]
