@@ -24,8 +24,17 @@ pub fn first_non_finite(dtype: DType, bytes: &[u8]) -> Option<(usize, f64)> {
 
 /// How many elements of this type are NaN or infinite.
 pub fn count_non_finite(dtype: DType, bytes: &[u8]) -> u64 {
-    let (exponents, elements) = (Exponents::of(dtype), bytes.chunks_exact(dtype.size()));
-    elements.filter(|element| exponents.are_full_in(element)).count() as u64
+    let (exponents, size) = (Exponents::of(dtype), dtype.size());
+    let (words, rest) = bytes[..bytes.len() / size * size].as_chunks();
+    let of = |word: [u8; 8]| u64::from(exponents.full_in(u64::from_ne_bytes(word)).count_ones());
+    words.iter().map(|word| of(*word)).sum::<u64>() + of(word_of(rest))
+}
+
+/// A word that begins with these bytes, and goes on with zeros.
+fn word_of(bytes: &[u8]) -> [u8; 8] {
+    let mut word = [0; 8];
+    word[..bytes.len()].copy_from_slice(bytes);
+    word
 }
 
 /// The exponents of as many elements as 8 bytes hold: all of their bits are set in NaN and infinity, and in
@@ -70,6 +79,11 @@ impl Exponents {
         sums & (self.bits + self.last) != 0
     }
 
+    /// A bit for each element of a word whose exponent is full.
+    fn full_in(self, word: u64) -> u64 {
+        self.plus_last(word) & (self.bits + self.last)
+    }
+
     /// Whether one is full among these elements.
     pub fn are_full_in(self, bytes: &[u8]) -> bool {
         let (lines, rest) = bytes.as_chunks::<64>();
@@ -80,11 +94,7 @@ impl Exponents {
                 *sum |= self.plus_last(word);
             }
         }
-        let rest = rest.chunks(8).map(|part| {
-            let mut word = [0; 8];
-            word[..part.len()].copy_from_slice(part);
-            self.plus_last(u64::from_ne_bytes(word))
-        });
+        let rest = rest.chunks(8).map(|part| self.plus_last(u64::from_ne_bytes(word_of(part))));
         self.were_full(sums.into_iter().chain(rest).fold(0, |all, sum| all | sum))
     }
 }

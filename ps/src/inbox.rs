@@ -388,7 +388,8 @@ impl Inbox {
 
     /// Keeps the memory of ranges, for a push to come.
     pub(crate) fn keep(&mut self, mut extents: Extents) {
-        if extents.has_memory() && self.spares.len() < self.rooms.len() {
+        // A push in a tray has two lists.
+        if extents.has_memory() && self.spares.len() < 2 * self.rooms.len() {
             self.spares.push(extents.take_memory());
         }
     }

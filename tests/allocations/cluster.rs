@@ -8,6 +8,8 @@ use pushpull::{
     VariableSpec, WorkerConfig, bf16, f16,
 };
 
+use crate::counting::seen;
+
 /// One setting: the mode, the transport, how many shards, how many elements its variables have, and how
 /// they travel.
 #[derive(Clone, Copy)]
@@ -103,7 +105,7 @@ pub(crate) fn training<R>(
     let config = WorkerConfig::new(cluster, TaskId::worker(0));
     let config = config.codec("*", case.form.codec).pull_codec(case.form.values);
     let mut worker = Worker::connect(config).unwrap();
-    let mut params = worker.join(variables, |_| ()).unwrap();
+    let mut params = seen(|| worker.join(variables, |_| ()).unwrap());
     let result = train(&mut worker, &mut params);
     worker.leave().unwrap();
     runtime.block_on(server.serve(async {})).unwrap();

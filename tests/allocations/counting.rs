@@ -92,6 +92,17 @@ fn count() {
     });
 }
 
+/// Checks that allocations are seen on both sides, where there are some.
+pub(crate) fn seen<R>(run: impl FnOnce() -> R) -> R {
+    COUNTED.iter().for_each(|counted| counted.store(0, Ordering::Relaxed));
+    ARMED.store(1, Ordering::SeqCst);
+    let result = run();
+    ARMED.store(0, Ordering::SeqCst);
+    let counts = [0, 1].map(|side| COUNTED[side].load(Ordering::Relaxed));
+    assert!(counts.iter().all(|&count| count > 0), "none seen: {counts:?}");
+    result
+}
+
 /// What worker and servers allocate while a step is taken so many times, for each. Again if it is something,
 /// a few times: what is kept grows to its end, and what a step takes is taken in all of them.
 pub(crate) fn counted(steps: usize, mut step: impl FnMut()) -> [f64; 2] {

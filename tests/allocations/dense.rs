@@ -6,6 +6,10 @@ use pushpull::{DType, Gradients, Params, Partitioner, Shape, Token, VariableSpec
 use crate::cluster::{Case, Number, counts, training, write};
 use crate::counting::{WARM_UP, counted};
 
+/// Beside the others, so that there are many.
+const TINY: [&str; 16] =
+    ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l", "m", "n", "o", "p"];
+
 /// What worker and servers allocate in a step: verb by verb, as one operation, and with a push that is
 /// handed over variable by variable.
 pub(crate) fn per_step(case: &Case) -> [[f64; 2]; 3] {
@@ -14,11 +18,12 @@ pub(crate) fn per_step(case: &Case) -> [[f64; 2]; 3] {
     let of = |name, elements| {
         VariableSpec::new(name, case.form.dtype, Shape::new([elements]).unwrap()).unwrap()
     };
-    let variables = [
+    let mut variables = vec![
         of("small", 3),
         of("split", case.elements).partitioner(split.clone()),
         of("other", case.elements).partitioner(split),
     ];
+    variables.extend(TINY.iter().map(|name| of(name, 3)));
     training(case, &variables, |worker, params| {
         let mut steps = Steps { worker, params, step: 0 };
         match case.form.dtype {
@@ -72,6 +77,7 @@ impl Steps<'_> {
         push.variable("small", &gradient[..3]).unwrap();
         push.variable("other", gradient).unwrap();
         push.variable("split", gradient).unwrap();
+        TINY.iter().for_each(|name| push.variable(name, &gradient[..3]).unwrap());
         counts(&push.finish().unwrap());
     }
 

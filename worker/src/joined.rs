@@ -1,6 +1,7 @@
 //! What a worker has once it has joined: the variables, how their gradients travel, and the way to the
 //! session. Pushes that are under way share it, so that they borrow nothing of the worker.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -42,8 +43,8 @@ pub(crate) struct Joined {
     compression: Mutex<Compression>,
     non_finite: NonFinitePolicy,
     owner: ShardId,
-    /// Memory for what is sent variable by variable.
-    spares: Mutex<Vec<Arc<OwnParts>>>,
+    /// Memory for what is sent variable by variable: each has its own, as the next push of it is as long.
+    spares: Mutex<BTreeMap<VariableId, Vec<Arc<OwnParts>>>>,
 }
 
 impl Joined {
@@ -252,11 +253,13 @@ impl Joined {
         cut_rows(plan, &mut compression, own, id, 1.0)
     }
 
-    /// Memory for a variable of a push that is sent variable by variable, without any.
-    pub(crate) fn spare(&self) -> Arc<OwnParts> {
+    /// Memory for this variable in a push that is sent variable by variable, without any.
+    pub(crate) fn spare(&self, id: VariableId) -> Arc<OwnParts> {
         let mut spares = self.spares.lock().unwrap_or_else(PoisonError::into_inner);
-        let free = spares.iter().position(|own| Arc::strong_count(own) == 1);
-        let own = free.map(|free| spares.swap_remove(free));
+        let own = spares.get_mut(&id).and_then(|spares| {
+            let free = spares.iter().position(|own| Arc::strong_count(own) == 1)?;
+            Some(spares.swap_remove(free))
+        });
         drop(spares);
         let mut own = own.unwrap_or_default();
         match Arc::get_mut(&mut own) {
@@ -267,8 +270,9 @@ impl Joined {
     }
 
     /// Keeps the memory of such a variable, for when it is sent.
-    pub(crate) fn keep(&self, own: &Arc<OwnParts>) {
+    pub(crate) fn keep(&self, id: VariableId, own: &Arc<OwnParts>) {
         let mut spares = self.spares.lock().unwrap_or_else(PoisonError::into_inner);
+        let spares = spares.entry(id).or_default();
         if spares.len() < SPARES_MAX {
             spares.push(own.clone());
         }
@@ -292,9 +296,8 @@ fn cut_rows(
     })
 }
 
-/// How many memories for variables are kept: one for each variable of a push that is on its way, if they
-/// are few.
-const SPARES_MAX: usize = 16;
+/// How many memories for a variable are kept: that of a push that is on its way, and that of the next.
+const SPARES_MAX: usize = 2;
 
 /// The rounds of a push behind the first, some at a time: so few times that a session that does not keep
 /// up has room for all of them.

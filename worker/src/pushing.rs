@@ -85,11 +85,11 @@ impl Pushing {
         if std::mem::replace(&mut self.interrupted, true) {
             return Err(Error::Interrupted);
         }
-        let mut own = self.joined.spare();
+        let mut own = self.joined.spare(id);
         let free = Arc::get_mut(&mut own).expect("nobody else has memory that is spare");
         let result = match make(self, free) {
             Ok(()) => {
-                self.joined.keep(&own);
+                self.joined.keep(id, &own);
                 self.more(own).await
             }
             Err(error) => Err(error),

@@ -11,6 +11,7 @@
 use std::fs::File;
 use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 
+use bytemuck::Pod;
 use memmap2::{MmapOptions, MmapRaw};
 use pushpull_common::finite::Exponents;
 
@@ -312,9 +313,8 @@ unsafe fn copy_and_look(source: *const u8, to: &mut [u8], exponents: Exponents) 
         // SAFETY: the processor has the feature, and the caller's promise is handed on.
         return unsafe { copy_and_look_wide(source, to, exponents) };
     }
-    // SAFETY: by the caller's promise; what is borrowed for writing is nobody else's.
-    unsafe { std::ptr::copy_nonoverlapping(source, to.as_mut_ptr(), to.len()) };
-    exponents.are_full_in(to)
+    // SAFETY: the caller's promise is handed on.
+    unsafe { copy_by_words::<u64>(source, to, exponents) }
 }
 
 /// The same by words of 32 bytes.
@@ -324,29 +324,39 @@ unsafe fn copy_and_look(source: *const u8, to: &mut [u8], exponents: Exponents) 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 unsafe fn copy_and_look_wide(source: *const u8, to: &mut [u8], exponents: Exponents) -> bool {
-    use std::arch::x86_64::__m256i;
-    const WORD: usize = size_of::<__m256i>();
-    // To where the target is aligned and, mostly, the source.
-    let head = source.align_offset(WORD).min(to.len());
+    // SAFETY: the caller's promise is handed on.
+    unsafe { copy_by_words::<std::arch::x86_64::__m256i>(source, to, exponents) }
+}
+
+/// The same by words of a type, and by bytes where they do not fit. Each is loaded once, which the
+/// compiler must not change: so what is looked at is what is copied.
+///
+/// # Safety
+/// As for [`copy_and_look`].
+#[inline(always)]
+unsafe fn copy_by_words<W: Pod>(source: *const u8, to: &mut [u8], exponents: Exponents) -> bool {
+    // To where the source is aligned.
+    let head = source.align_offset(size_of::<W>()).min(to.len());
     let (first, rest) = to.split_at_mut(head);
-    // SAFETY: the head lies inside the source, by the caller's promise.
-    unsafe { std::ptr::copy_nonoverlapping(source, first.as_mut_ptr(), head) };
+    let mut words = rest.chunks_exact_mut(size_of::<W>());
     let (mut at, mut sums) = (head, [0; 4]);
-    let (words, last) = rest.as_chunks_mut::<WORD>();
-    for word in words {
-        // SAFETY: a word of the source, which it holds, aligned since the head. It is loaded once, and so
-        // what is looked at is what is copied; and the compiler does not make the library's copy of
-        // the loop again.
-        let value = unsafe { source.add(at).cast::<__m256i>().read_volatile() };
-        let value: [u64; 4] = bytemuck::cast(value);
-        *word = bytemuck::cast(value);
-        for (sum, part) in sums.iter_mut().zip(value) {
-            *sum |= exponents.plus_last(part);
+    for word in &mut words {
+        // SAFETY: a word of the source, which holds as many bytes as the target, aligned since the head.
+        let value = unsafe { source.add(at).cast::<W>().read_volatile() };
+        let value = bytemuck::bytes_of(&value);
+        word.copy_from_slice(value);
+        for (sum, part) in sums.iter_mut().zip(value.as_chunks().0) {
+            *sum |= exponents.plus_last(u64::from_ne_bytes(*part));
         }
-        at += WORD;
+        at += size_of::<W>();
     }
-    // SAFETY: what is left of the target is what is left of the source.
-    unsafe { std::ptr::copy_nonoverlapping(source.add(at), last.as_mut_ptr(), last.len()) };
+    let last = words.into_remainder();
+    for (start, bytes) in [(0, &mut *first), (at, &mut *last)] {
+        for (place, byte) in bytes.iter_mut().enumerate() {
+            // SAFETY: a byte of the source, as above.
+            *byte = unsafe { source.add(start + place).read_volatile() };
+        }
+    }
     let ends = exponents.are_full_in(first) || exponents.are_full_in(last);
     ends || exponents.were_full(sums.into_iter().fold(0, |all, sum| all | sum))
 }
@@ -429,6 +439,11 @@ mod tests {
                     assert!(to[length..].iter().all(|&byte| byte == 0), "and no more");
                     let within = full.is_some_and(|full| (start..start + length).contains(&full));
                     assert_eq!(found, within, "{length} at {start}, {full:?}");
+                    let (source, mut by_words) = (&source[start..start + length], [0; 256]);
+                    let words = &mut by_words[..length];
+                    // SAFETY: the source is as long as the target.
+                    let found = unsafe { copy_by_words::<u64>(source.as_ptr(), words, halves) };
+                    assert_eq!((found, by_words), (within, to), "without wide words");
                 }
             }
             assert!(!memory.copy(0, &mut [0; 256], Exponents::NONE));

@@ -18,7 +18,7 @@ use crate::arena::fetch;
 /// elements.
 pub(super) trait Rule<F, const SLOTS: usize>: Copy {
     /// Whether values are fetched some lines at a time before they are changed and written elsewhere. The
-    /// processor fetches ahead by itself, but a loop that waits for memory most of the time gains 3 to 9 %
+    /// processor fetches ahead by itself, but a loop that waits for memory most of the time gains 2 to 9 %
     /// where it reads for a while and then writes for a while; one that computes more loses as much.
     const FETCHES: bool = false;
 

@@ -68,9 +68,12 @@ impl Patience {
         }
     }
 
-    /// Something else is done: how long that takes says nothing of the peers.
-    pub(super) fn work(&mut self) {
-        self.wait = None;
+    /// Something else is done: how long that takes says nothing of the peers, but a wait in vain was one.
+    pub(super) fn work(&mut self, now: Instant) {
+        let Some(wait) = self.wait.take() else { return };
+        if wait.awake && now.saturating_duration_since(wait.since) > AWAKE {
+            self.short = self.short.saturating_sub(PAYS);
+        }
     }
 
     /// Whether the thread is to look for its peers once more, or to sleep.
@@ -167,12 +170,24 @@ mod tests {
         for _ in 0..20 {
             assert!(told.patience.wait(told.now, || false));
             assert!(told.patience.is_awake(told.now));
-            told.patience.work();
+            told.patience.work(told.now);
             assert!(!told.patience.is_awake(told.now));
             told.now += Duration::from_millis(1);
             told.patience.go_on(told.now);
         }
         assert!(told.after(10, false).0);
+    }
+
+    /// As by a tick, long after the thread has gone to sleep.
+    #[test]
+    fn a_wait_in_vain_counts_whatever_ends_it() {
+        let mut told = Told::new();
+        (0..100).for_each(|_| _ = told.after(10, false));
+        for awake in [true, true, false] {
+            assert_eq!(told.patience.wait(told.now, || false), awake);
+            told.now += Duration::from_millis(50);
+            told.patience.work(told.now);
+        }
     }
 
     #[test]

@@ -34,7 +34,8 @@ impl Processors {
 /// How many threads run or wait for a processor, by what [`LOAD`] says.
 fn running(text: &[u8]) -> Option<usize> {
     let threads = std::str::from_utf8(text).ok()?.split_whitespace().nth(3)?;
-    threads.split_once('/')?.0.parse().ok()
+    // Who asks runs: where none is said to, it is not told.
+    threads.split_once('/')?.0.parse().ok().filter(|&running| running > 0)
 }
 
 #[cfg(test)]
@@ -45,7 +46,14 @@ mod tests {
     fn the_threads_that_run_are_read_from_what_the_system_says() {
         assert_eq!(running(b"0.61 0.52 0.48 2/143 901\n"), Some(2));
         assert_eq!(running(b"0.61 0.52 0.48 1200/3143 90144\n"), Some(1200));
-        for strange in [&b""[..], b"0.61 0.52 0.48", b"0.61 0.52 0.48 2", b"0 0 0 x/1 2", b"\xff"] {
+        for strange in [
+            &b""[..],
+            b"0.61 0.52 0.48",
+            b"0.61 0.52 0.48 2",
+            b"0 0 0 x/1 2",
+            b"0 0 0 0/0 0",
+            b"\xff",
+        ] {
             assert_eq!(running(strange), None, "{strange:?}");
         }
     }

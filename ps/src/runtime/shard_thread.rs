@@ -107,7 +107,7 @@ impl Core {
     /// Tells the shard what happened, and does what it wants done.
     pub(super) fn handle(&self, input: Input<'_>) {
         let now = Instant::now();
-        self.patience.borrow_mut().work();
+        self.patience.borrow_mut().work(now);
         let mut shard = self.shard.borrow_mut();
         shard.handle(now, input);
         // A small push is applied here and now; only the rest of a long one waits its turn.
@@ -331,9 +331,9 @@ impl Core {
     }
 
     fn work_slice(&self) -> Work {
-        self.patience.borrow_mut().work();
-        let mut shard = self.shard.borrow_mut();
         let now = Instant::now();
+        self.patience.borrow_mut().work(now);
+        let mut shard = self.shard.borrow_mut();
         let work = self.note(now, shard.work(now));
         self.deliver(&mut shard);
         work

@@ -164,7 +164,7 @@ impl Shard {
             return self.refuse(connection, request, refusal);
         }
         let answer_bytes = rows * partition.row_bytes();
-        let mut numbers = self.spares.bodies.take(header.body_bytes as usize);
+        let mut numbers = self.spares.numbers.take(header.body_bytes as usize);
         numbers.lend(header.body_bytes as usize);
         let at_least = header.step.0;
         let wait = Wait::Rows { at_least, partition: id, numbers, codec, answer_bytes };
@@ -190,7 +190,7 @@ impl Shard {
         };
         let mut rows = self.spares.answers.take(answer_bytes as usize);
         let gathered = self.gather(partition, &numbers, codec, &mut rows);
-        self.spares.bodies.keep(numbers);
+        self.spares.numbers.keep(numbers);
         if let Err(refusal) = gathered {
             self.spares.answers.keep(rows);
             return self.refuse(connection, request, refusal);

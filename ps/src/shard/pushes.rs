@@ -50,7 +50,7 @@ impl Shard {
         match placed {
             Ok(true) if self.has_memory_for(&incoming) => {
                 if let Some(encoded) = &mut incoming.encoded {
-                    encoded.bytes = self.spares.bodies.take(header.body_bytes as usize);
+                    encoded.bytes = self.spares.encoded.take(header.body_bytes as usize);
                     encoded.bytes.lend(header.body_bytes as usize);
                 }
                 self.receive(now, connection, Receiving::Part(incoming), header);
@@ -225,7 +225,7 @@ impl Shard {
             self.refuse_push(now, &part, refusal);
         }
         if let Some(encoded) = part.encoded {
-            self.spares.bodies.keep(encoded.bytes);
+            self.spares.encoded.keep(encoded.bytes);
         }
     }
 

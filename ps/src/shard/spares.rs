@@ -15,8 +15,10 @@ const SHORT_BYTES: usize = 4 << 10;
 /// What has been left; none is longer than a part of a push, or than the list of partitions.
 #[derive(Debug, Default)]
 pub(super) struct Spares {
-    /// What came as bodies: the numbers of rows that were asked for, and what is decoded into its room.
-    pub(super) bodies: Kept,
+    /// The numbers of rows that were asked for.
+    pub(super) numbers: Kept,
+    /// What came encoded, and is decoded into its room.
+    pub(super) encoded: Kept,
     /// Rows that were sent.
     pub(super) answers: Kept,
     /// What a push has changed of what is not sparse.

@@ -30,6 +30,9 @@ use crate::error::StorageError;
 use crate::inbox::{Arrival, Lent, Values};
 use crate::store::{Give, Input};
 
+/// What a group of variables counts for at least, when it is looked at.
+const GROUP_BYTES: u64 = 256;
+
 /// How far what a push has in a tray has been looked at.
 #[derive(Debug, Default)]
 pub(super) struct Look {
@@ -318,8 +321,9 @@ impl Shard {
                     return Err(found.refusal(store.layout()));
                 }
             }
-            // In whole words, so that the next slice begins with an element of any type.
-            budget = budget.saturating_sub(bytes.next_multiple_of(8).max(8));
+            // In whole words, so that the next slice begins with an element of any type; a group takes some
+            // time, however short it is.
+            budget = budget.saturating_sub(bytes.next_multiple_of(8).max(GROUP_BYTES));
             look.done_to = part.end;
         }
         Ok(true)

@@ -30,7 +30,7 @@ impl<'a> From<&'a [u8]> for Input<'a> {
 
 /// What was given last.
 #[repr(align(64))]
-struct Chunk([u8; CHUNK_BYTES]);
+struct Chunk<const BYTES: usize>([u8; BYTES]);
 
 impl Input<'_> {
     /// Writes the next bytes.
@@ -49,16 +49,25 @@ impl Input<'_> {
     ///
     /// # Panics
     /// If there are fewer.
-    pub(crate) fn each(&mut self, within: Range<usize>, mut take: impl FnMut(Range<usize>, &[u8])) {
+    pub(crate) fn each(&mut self, within: Range<usize>, take: impl FnMut(Range<usize>, &[u8])) {
+        self.each_of::<CHUNK_BYTES>(within, take);
+    }
+
+    /// The same in pieces of so many bytes.
+    pub(super) fn each_of<const BYTES: usize>(
+        &mut self,
+        within: Range<usize>,
+        mut take: impl FnMut(Range<usize>, &[u8]),
+    ) {
         let give = match self {
             Input::Bytes(bytes) => return take(within.clone(), next_of(bytes, within.len())),
             Input::Given(give) => give,
         };
-        let mut chunk = Chunk([0; CHUNK_BYTES]);
+        let mut chunk = Chunk([0; BYTES]);
         let mut start = within.start;
         while start < within.end {
             // The first piece may be short, and those after it start with lines of the cache.
-            let end = within.end.min((start / CHUNK_BYTES + 1) * CHUNK_BYTES);
+            let end = within.end.min((start / BYTES + 1) * BYTES);
             let bytes = &mut chunk.0[..end - start];
             give.give(bytes);
             take(start..end, bytes);

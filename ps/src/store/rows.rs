@@ -109,6 +109,24 @@ impl Store {
         });
     }
 
+    /// Changes a stretch of a block where it lies, by the next of the input.
+    pub(super) fn change_spot(
+        &mut self,
+        change: Change<'_>,
+        spot: Spot,
+        bytes: usize,
+        input: &mut Input<'_>,
+    ) {
+        let slots = self.slots.as_mut().filter(|_| change.slots() > 0);
+        change.in_place(&mut InBlock {
+            values: &mut self.values.blocks,
+            slots: slots.map(|pool| (&mut pool.blocks, change.slots())),
+            spot,
+            bytes,
+            input,
+        });
+    }
+
     /// Keeps what rows hold, and those of their slots that change. Meanwhile the next ones are fetched.
     pub(super) fn keep_rows(
         &mut self,
@@ -192,6 +210,29 @@ impl InBlocks<'_> {
                 gradient: bytemuck::cast_slice(input),
             });
         }
+    }
+}
+
+/// A stretch of a block, and what a push has for it.
+struct InBlock<'a, 'i> {
+    values: &'a mut Blocks,
+    /// And how many of them change.
+    slots: Option<(&'a mut Blocks, usize)>,
+    spot: Spot,
+    bytes: usize,
+    input: &'a mut Input<'i>,
+}
+
+impl Stretches for InBlock<'_, '_> {
+    fn each<T: Pod>(&mut self, change: &mut dyn FnMut(Run<'_, T>)) {
+        let InBlock { values, slots, spot, bytes, input } = self;
+        let start = spot.start as usize;
+        input.each(start..start + *bytes, |within, input| {
+            let row_bytes = within.len();
+            let slots = slots.as_mut().map(|(blocks, count)| (&mut **blocks, *count));
+            let spots = &[Spot { start: within.start as u32, ..*spot }];
+            InBlocks { values, slots, spots, row_bytes, input }.each(change);
+        });
     }
 }
 

@@ -7,6 +7,10 @@ use pushpull_common::tensor::{DType, Element};
 use super::{Change, Input, SLOTS_MAX, Store};
 use crate::optimizer::{SumRun, Sums};
 
+/// How much of what is given is added up at a time: a rule reckons some numbers for each piece, and nothing
+/// is written.
+const PIECE_BYTES: usize = 16 << 10;
+
 impl Store {
     /// Adds a range, which lies within one partition and is changed by nothing yet, to the sums that
     /// the rule of this change makes of its variable. The ranges of a variable come in order.
@@ -26,7 +30,7 @@ impl Store {
                     *slot = pool.blocks.read_part(home, part);
                 }
             }
-            input.each(within, |within, bytes| {
+            input.each_of::<PIECE_BYTES>(within, |within, bytes| {
                 let slots = slots.map(|slot| slot.get(within.clone()).unwrap_or_default());
                 change.add_up(&values[within], &slots[..change.slots()], bytes, sums);
             });

@@ -140,10 +140,8 @@ impl Store {
         within: Range<usize>,
         input: &mut Input<'_>,
     ) {
-        input.each(within, |within, bytes| {
-            let spot = self.spot_of(place, within.start, change.slots());
-            self.change_spots(change, &[spot], within.len(), bytes);
-        });
+        let spot = self.spot_of(place, within.start, change.slots());
+        self.change_spot(change, spot, within.len(), input);
     }
 
     /// Changes a range in the shadows of its places.
@@ -188,10 +186,8 @@ impl Store {
         }
         // There is one whenever slots change.
         let slot = slot.map_or(0, |slot| slot.block);
-        input.each(within, |within, bytes| {
-            let spot = Spot { value: value.block, slot, start: within.start as u32 };
-            self.change_spots(change, &[spot], within.len(), bytes);
-        });
+        let spot = Spot { value: value.block, slot, start: within.start as u32 };
+        self.change_spot(change, spot, within.len(), input);
     }
 
     /// Writes what a stretch of a block and of its slots becomes to their new shadows, and what lies
