@@ -12,14 +12,16 @@ use pushpull_common::protocol::message::{
 use pushpull_common::protocol::wire::List;
 use pushpull_common::protocol::{Envelope, Message, PushState, Refusal};
 use pushpull_common::table::TableSpec;
-use pushpull_common::tensor::DType;
+use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
 
 use super::lending::{LARGE, NEAR, all_are, at, large, near};
 use super::peers::{Peer, Push, bytes_of, f32s, f64s, index_of, variables, worker};
 use super::pushes::applied;
+use super::staleness::Client;
 use super::synchronous::synchronous;
 use super::world::{Line, World};
+use crate::aggregate::staleness::StalenessPolicy;
 use crate::arena::Place;
 use crate::config::{NonFinite, PsConfig, Storage};
 use crate::optimizer::{Lamb, Sgd};
@@ -117,6 +119,52 @@ fn what_lies_in_a_tray_is_pushed_again_and_again() {
     let again = push(&mut world, line, &gradient, &[(0, 32)]);
     assert!(matches!(again, Message::PushAnswer(answer) if answer.duplicate));
     assert_eq!(world.values(line), values);
+}
+
+/// Variables that are longer than what is copied at a time, as they come and damped for their delay.
+#[test]
+fn what_lies_in_a_tray_is_applied_as_what_is_sent() {
+    let wide = || VariableSpec::new("d", DType::F64, Shape::new([3001]).unwrap()).unwrap();
+    let variables = || vec![VariableSpec::f32("w", [5001]).unwrap(), wide()];
+    let body = |seed: usize| {
+        let number = |at: usize| ((at * 37 + seed * 11) % 101) as f64 / 50.0 - 1.0;
+        let w: Vec<f32> = (0..5001).map(|at| number(at) as f32).collect();
+        let d: Vec<f64> = (0..3001).map(number).collect();
+        [bytes_of(&w), bytes_of(&d)].concat()
+    };
+    for policy in [StalenessPolicy::default(), StalenessPolicy::Damp] {
+        let mut found = Vec::new();
+        for in_tray in [false, true] {
+            let (mut world, ..) = near(variables(), |config| config.staleness(policy));
+            let (mut a, mut b) = (Client::join(&mut world, 2), Client::join(&mut world, 3));
+            let (stale, fresh) = (a.step(&mut world), b.step(&mut world));
+            b.push(&mut world, &fresh, &[(0, &body(1))]);
+            let line = a.lines[0];
+            if in_tray {
+                let (tray, bytes) = (Tray::new(&mut world, line), body(2).len() as u64);
+                tray.put(0, 0, &body(2));
+                let gradient = Push::gradient(1, stale.grant, tray.room(0));
+                let gradient = Push { read: stale.read[0], ..gradient };
+                assert_eq!(applied(&push(&mut world, line, &gradient, &[(0, bytes)])), 2);
+                let values = world.values(line);
+                // The last but one of what is copied last, once the rest has been applied.
+                tray.put(1, 0, &body(3));
+                tray.put(1, bytes - 16, &bytes_of(&[f64::NAN]));
+                let gradient = Push::gradient(2, world.token(line), tray.room(1));
+                let gradient = Push { read: stale.read[0], ..gradient };
+                let refused = refusal(push(&mut world, line, &gradient, &[(0, bytes)]));
+                let Refusal::NonFinite { variable, element, .. } = refused else {
+                    panic!("{refused:?}");
+                };
+                assert_eq!((variable, element), (VariableId(1), 2999));
+                assert_eq!(world.values(line), values, "nothing of it counts");
+            } else {
+                a.push(&mut world, &stale, &[(0, &body(2))]);
+            }
+            found.push(world.values(line));
+        }
+        assert_eq!(found[0], found[1], "{policy:?}");
+    }
 }
 
 #[test]
