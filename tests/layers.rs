@@ -101,6 +101,7 @@ const MODULES: &[(&str, &[&str])] = &[
 const UNSAFE: &[&str] = &[
     "ps/src/arena/memory.rs",
     "ps/src/arena/blocks.rs",
+    "ps/src/cache.rs",
     // What tests and the simulator see of a crash.
     "ps/src/arena/shelf.rs",
     "ps/src/optimizer/kernel.rs",

@@ -20,6 +20,7 @@
 
 pub mod aggregate;
 mod arena;
+mod cache;
 pub mod checkpoint;
 mod commit;
 mod config;

@@ -16,6 +16,7 @@ use pushpull_common::lending::Geometry;
 use super::memory::{Memory, copy_past_cache};
 #[cfg(test)]
 use super::witness;
+use crate::cache::fetch;
 
 /// Where blocks lie in their memory.
 #[derive(Clone, Copy, Debug)]
@@ -60,28 +61,6 @@ impl Grid {
             places: places as u32,
         }
     }
-}
-
-/// Has the memory that something takes fetched into the cache, as it is read soon.
-#[inline]
-pub(crate) fn fetch<T: ?Sized>(what: &T) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        const LINE_BYTES: usize = 64;
-        let start = std::ptr::from_ref(what).cast::<i8>();
-        let end = start.wrapping_add(size_of_val(what));
-        // It need not start where a line does.
-        let mut line = start.wrapping_sub(start.addr() % LINE_BYTES);
-        while line < end {
-            // SAFETY: a prefetch reads nothing, whatever the address. SSE is part of every x86-64
-            // processor.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(line) };
-            line = line.wrapping_add(LINE_BYTES);
-        }
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = what;
 }
 
 /// Blocks of equal size, lent by number. A block can be pinned: then it is not lent for writing

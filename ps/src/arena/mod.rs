@@ -14,7 +14,7 @@ pub(crate) mod witness;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-pub(crate) use blocks::{Blocks, Crowd, Grid, Pins, fetch};
+pub(crate) use blocks::{Blocks, Crowd, Grid, Pins};
 pub(crate) use budget::{Budget, Loan};
 use folder::io_error;
 pub(crate) use folder::{Folder, StateDirectory, is_locked};

@@ -12,7 +12,7 @@
 use std::ops::{Add, Div, Mul, Sub};
 
 use super::{Run, Runs, StreamRun, StreamRuns};
-use crate::arena::fetch;
+use crate::cache::fetch;
 
 /// The arithmetic of a rule with so many slots, its hyperparameters rounded to the type of the
 /// elements.

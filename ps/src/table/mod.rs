@@ -228,7 +228,7 @@ impl Table {
                 let tag = tag_of(id, self.salt);
                 let page = page_of(tag, self.pages);
                 *looked = Looked { id, tag, page, row: None };
-                crate::arena::fetch(&pages.page(page)[index::home_of(tag)]);
+                crate::cache::fetch(&pages.page(page)[index::home_of(tag)]);
                 count += 1;
             }
             for looked in &mut some[..count] {
