@@ -281,16 +281,13 @@ impl InPlace {
             self.optimizer.sum_f32(at, run, &mut sums);
             at = at.with_sums(sums.totals());
         }
-        let elements = BLOCK_BYTES / 4;
-        for (index, gradient) in gradient.chunks(elements).enumerate() {
-            let mut streams = self.streams.iter_mut().enumerate().map(|(stream, buffer)| {
-                let start = stream * SKEW_BYTES / 4 + index * elements;
-                &mut bytemuck::cast_slice_mut(buffer.bytes_mut())[start..start + gradient.len()]
-            });
-            let values = streams.next().expect("a stream of values");
-            let mut slots: Vec<&mut [f32]> = streams.collect();
-            self.optimizer.apply_f32(at, Run { values, slots: &mut slots, gradient });
-        }
+        let mut streams = self.streams.iter_mut().enumerate().map(|(stream, buffer)| {
+            let start = stream * SKEW_BYTES / 4;
+            &mut bytemuck::cast_slice_mut(buffer.bytes_mut())[start..start + gradient.len()]
+        });
+        let values = streams.next().expect("a stream of values");
+        let mut slots: Vec<&mut [f32]> = streams.collect();
+        self.optimizer.apply_f32(at, Run { values, slots: &mut slots, gradient });
     }
 
     /// The values.

@@ -15,7 +15,7 @@ use crate::aggregate::admission::PerPush;
 use crate::aggregate::round::Round;
 use crate::inbox::Source;
 use crate::optimizer::ApplyAt;
-use crate::store::{BLOCK_BYTES, Give, Input, NoSpareBlock};
+use crate::store::{Give, Input, NoSpareBlock};
 use crate::zoo::Bug;
 
 /// A step that is applied.
@@ -162,7 +162,7 @@ impl Shard {
             // ends between two elements.
             let each = (budget / pushes.len().max(1) as u64).max(TILE_BYTES) / 8 * 8;
             let end = start.saturating_add(each);
-            let block = end / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
+            let block = end - end % store.geometry().block_bytes as u64;
             let end = if block > start { block } else { end };
             // As far as the same gradients have it: each has partitions whole.
             let mut end = group.range.end.min(end);

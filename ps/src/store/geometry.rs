@@ -9,8 +9,17 @@ use crate::arena::{GAP_BYTES, Grid, SKEW_BYTES};
 use crate::layout::PAGE_BYTES;
 use crate::table::Table;
 
-/// The unit of a commit. Small variables share blocks. Any power of two from 8 on would do.
+/// The unit of a commit, unless there are very many. Small variables share blocks. Any power of two from 8 on
+/// would do.
 pub(crate) const BLOCK_BYTES: usize = 64 << 10;
+
+/// From so many blocks on they are made longer: an update that goes through all of them stops at the end of each,
+/// and what the processor fetches ahead begins anew. Rules in blocks of 64 KiB made 0.82 to 0.88 of what
+/// they make in place, in blocks of 256 KiB 0.85 to 0.93, and hardly more in longer ones.
+const BLOCKS_MANY: u64 = 1024;
+
+/// How many times as long they are then.
+const LONGER: usize = 4;
 
 /// The largest block that an arena may have.
 const BLOCK_BYTES_MAX: usize = 1 << 30;
@@ -34,12 +43,15 @@ pub(crate) struct Geometry {
 }
 
 impl Geometry {
+    /// The geometry of a new store, in blocks of so many bytes if there are not very many.
     pub(crate) fn new(
         layout: &ShardLayout,
         slots: usize,
         block_bytes: usize,
         pin_bytes_max: Option<u64>,
     ) -> Geometry {
+        let many = layout.bytes() / block_bytes as u64 >= BLOCKS_MANY;
+        let block_bytes = if many { LONGER * block_bytes } else { block_bytes };
         let places = layout.bytes().div_ceil(block_bytes as u64);
         let pinned = pin_bytes_max.unwrap_or(layout.bytes()).div_ceil(block_bytes as u64);
         let (places, pinned) = (places as usize, pinned.max(1) as usize);

@@ -624,3 +624,16 @@ fn blocks_of_other_sizes_are_refused() {
         assert_eq!(of(bytes), expected, "{bytes} bytes");
     }
 }
+
+/// Very many blocks are longer ones: as many bytes in fewer of them.
+#[test]
+fn blocks_are_longer_where_there_are_very_many() {
+    let of = |elements| {
+        let (store, _) = alone(elements, Arc::new(Sgd::new(1.0)), BLOCK, 0, false).unwrap();
+        (store.geometry().block_bytes, store.geometry().places)
+    };
+    let each = BLOCK as u64 / 4;
+    assert_eq!(of(1023 * each), (BLOCK, 1023));
+    assert_eq!(of(1024 * each), (4 * BLOCK, 256));
+    assert_eq!(of(1024 * each + 1), (4 * BLOCK, 257));
+}
