@@ -53,6 +53,7 @@ const PURE: &[(&str, &[&str])] = &[
     ("ps/src/simulation.rs", &[]),
     ("worker/src/simulation.rs", &[]),
     ("worker/src/session", &[]),
+    ("worker/src/runtime/patience.rs", &[]),
     ("worker/src/fanout.rs", &[]),
     ("worker/src/params.rs", &[]),
     ("worker/src/clipping.rs", &[]),

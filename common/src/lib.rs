@@ -24,3 +24,4 @@ pub mod rows;
 pub mod table;
 pub mod tensor;
 pub mod variable;
+pub mod waits;

@@ -7,6 +7,8 @@
 
 use std::time::{Duration, Instant};
 
+use pushpull_common::waits::Waits;
+
 /// How long the thread stays awake at the most: about twice what it takes to wake it.
 pub(super) const AWAKE: Duration = Duration::from_micros(50);
 
@@ -17,18 +19,13 @@ const SHORT: Duration = Duration::from_micros(80);
 /// What is there already when the thread looks was not waited for, and says nothing.
 const THERE: Duration = Duration::from_micros(2);
 
-/// How many short waits make up for one in vain. To stay awake for nothing takes twice of what it gives
-/// otherwise, but takes it from whoever else could use the processor.
-const PAYS: u8 = 16;
-
 /// How long it is believed that others want the processors, or do not: to ask takes 2 us.
 const BELIEVED: Duration = Duration::from_millis(1);
 
 /// What a shard's thread knows of how long it waits for its peers.
 #[derive(Debug, Default)]
 pub(super) struct Patience {
-    /// One more with each short wait, [`PAYS`] less with each other; from 0 to twice that many.
-    short: u8,
+    waits: Waits,
     /// The wait that is on.
     wait: Option<Wait>,
     /// Whether others wanted the processors, and when that was asked.
@@ -45,7 +42,7 @@ impl Patience {
     /// A peer has been served, and nothing is to be done until one goes on. Whether the thread is to stay awake
     /// meanwhile; `wanted` says whether others want the processors.
     pub(super) fn wait(&mut self, now: Instant, wanted: impl FnOnce() -> bool) -> bool {
-        let awake = self.short >= PAYS && !self.is_wanted(now, wanted);
+        let awake = self.waits.pay() && !self.is_wanted(now, wanted);
         self.wait = Some(Wait { since: now, awake });
         awake
     }
@@ -62,9 +59,9 @@ impl Patience {
         let Some(wait) = self.wait.take() else { return };
         let waited = now.saturating_duration_since(wait.since);
         if waited > if wait.awake { AWAKE } else { SHORT } {
-            self.short = self.short.saturating_sub(PAYS);
+            self.waits.was_in_vain();
         } else if waited > THERE {
-            self.short = (self.short + 1).min(2 * PAYS);
+            self.waits.was_short();
         }
     }
 
@@ -72,7 +69,7 @@ impl Patience {
     pub(super) fn work(&mut self, now: Instant) {
         let Some(wait) = self.wait.take() else { return };
         if wait.awake && now.saturating_duration_since(wait.since) > AWAKE {
-            self.short = self.short.saturating_sub(PAYS);
+            self.waits.was_in_vain();
         }
     }
 
@@ -89,6 +86,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    /// As [`Waits`] has it.
+    const PAYS: u64 = 16;
 
     /// A thread and its peers, in virtual time.
     struct Told {
@@ -215,7 +215,7 @@ mod tests {
                     prop_assert!(!awake || until_then == (micros < 50));
                 }
             }
-            prop_assert!(told.vain * u64::from(PAYS) <= told.short, "{} of {}", told.vain, told.short);
+            prop_assert!(told.vain * PAYS <= told.short, "{} of {}", told.vain, told.short);
         }
     }
 }

@@ -2,17 +2,15 @@
 
 use std::io;
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tokio::runtime::{Builder, Handle, Runtime};
 
+use super::patience::{Patience, Wait};
+use super::processors::Processors;
 use super::turns::{Turn, Turns};
-
-/// How long a caller that runs the session looks for what it waits for before it lets itself be put to sleep:
-/// about what it takes to wake it, and a processor that has gone to sleep with it.
-pub(crate) const AWAKE: Duration = Duration::from_micros(50);
 
 /// Runs a session, on its own thread or on those of callers that wait.
 #[derive(Debug)]
@@ -20,16 +18,23 @@ pub(crate) struct Driver {
     /// There until it is dropped.
     runtime: Option<Runtime>,
     turns: Arc<Turns>,
+    patience: Mutex<Patience>,
+    processors: Processors,
 }
 
 impl Driver {
     pub(super) fn new(turns: Arc<Turns>) -> io::Result<Driver> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
-        Ok(Driver { runtime: Some(runtime), turns })
+        let (patience, processors) = (Mutex::default(), Processors::new());
+        Ok(Driver { runtime: Some(runtime), turns, patience, processors })
     }
 
     fn runtime(&self) -> &Runtime {
         self.runtime.as_ref().expect("it is taken when the driver is dropped, not before")
+    }
+
+    fn patience(&self) -> MutexGuard<'_, Patience> {
+        self.patience.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The life of the session's thread: until the session has ended.
@@ -86,8 +91,10 @@ impl Waiting<'_> {
     /// Runs the session until a future is ready.
     pub(crate) fn wait<F: Future>(mut self, future: F) -> F::Output {
         self.turn.run();
-        self.driver.runtime().block_on(async {
-            let since = Instant::now();
+        let driver = self.driver;
+        let mut wait = Wait::new(Instant::now());
+        let pays = || driver.patience().pays(|| driver.processors.are_wanted());
+        let output = driver.runtime().block_on(async {
             let mut future = pin!(future);
             std::future::poll_fn(|context| {
                 if let Poll::Ready(output) = future.as_mut().poll(context) {
@@ -95,13 +102,15 @@ impl Waiting<'_> {
                 }
                 // The processor is not given up meanwhile: where another computes on it, it would come back when that
                 // has had its slice, milliseconds later, though the answer were there. Whoever sleeps goes first.
-                if since.elapsed() < AWAKE {
+                if wait.is_awake(Instant::now(), pays) {
                     context.waker().wake_by_ref();
                 }
                 Poll::Pending
             })
             .await
-        })
+        });
+        driver.patience().waited(Instant::now(), &wait);
+        output
     }
 }
 

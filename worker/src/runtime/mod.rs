@@ -7,7 +7,9 @@ mod lenders;
 mod link;
 mod links;
 mod outbox;
+mod patience;
 mod post;
+mod processors;
 #[expect(unsafe_code, reason = "memory that another process changes is no slice")]
 mod shared_memory;
 mod thread;
@@ -15,8 +17,9 @@ mod trays;
 mod turns;
 
 pub(crate) use caller::Caller;
-pub(crate) use driver::{AWAKE, Driver};
+pub(crate) use driver::Driver;
 pub(crate) use lenders::Direct;
+pub(crate) use patience::AWAKE;
 pub(crate) use post::Call;
 #[cfg(feature = "simulation")]
 pub(crate) use shared_memory::{Mapped, map, map_tray};
