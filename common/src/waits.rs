@@ -1,8 +1,8 @@
 //! What waits have been like: whether it pays to stay awake for the next, and whether others want the processors
 //! meanwhile.
 
-/// How many waits that were worth staying awake for make up for one in vain. To stay awake for nothing takes twice
-/// of what it gives otherwise, but takes it from whoever else could use the processor.
+/// How many waits that were worth staying awake for make up for one in vain. To stay awake for nothing takes 2 to 8
+/// times what it gives otherwise, and takes it from whoever else could use the processor.
 const PAYS: u8 = 16;
 
 /// How somebody's last waits have been.

@@ -18,6 +18,9 @@ use crate::optimizer::ApplyAt;
 use crate::store::{Give, Input, NoSpareBlock};
 use crate::zoo::Bug;
 
+/// Of how many gradients a block is taken to its end, however many bytes that comes to together.
+const FEW: usize = 16;
+
 /// A step that is applied.
 #[derive(Debug)]
 pub(super) struct StepJob {
@@ -158,12 +161,16 @@ impl Shard {
                 continue;
             }
             let start = job.done_to.max(group.range.start);
-            // Of few gradients whole blocks are taken, so that each is written once, and of very many less; all
-            // ends between two elements.
+            // Of few gradients blocks are taken to their ends, so that each is written once, and of very many less;
+            // all ends between two elements.
             let each = (budget / pushes.len().max(1) as u64).max(TILE_BYTES) / 8 * 8;
             let end = start.saturating_add(each);
-            let block = end - end % store.geometry().block_bytes as u64;
-            let end = if block > start { block } else { end };
+            let block_bytes = store.geometry().block_bytes as u64;
+            let end = match end - end % block_bytes {
+                block if block > start => block,
+                _ if pushes.len() <= FEW => start - start % block_bytes + block_bytes,
+                _ => end,
+            };
             // As far as the same gradients have it: each has partitions whole.
             let mut end = group.range.end.min(end);
             for Share { ranges, .. } in &pushes {

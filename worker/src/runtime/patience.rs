@@ -38,16 +38,16 @@ impl Wait {
         let waited = now.checked_duration_since(self.since).unwrap_or(LONGER);
         if waited >= self.until && !self.sleeps {
             self.sleeps = waited >= LONGER || !pays();
-            self.until = waited.saturating_add(AWAKE);
+            self.until = waited.saturating_add(AWAKE).min(LONGER);
         }
         !self.sleeps
     }
 }
 
 impl Patience {
-    /// Whether it pays to stay awake for longer; `wanted` says whether others want the processors, which takes some 2 us.
-    pub(super) fn pays(&self, wanted: impl FnOnce() -> bool) -> bool {
-        self.0.pay() && !wanted()
+    /// Whether it pays to stay awake for longer, if nobody else wants the processor.
+    pub(super) fn pays(&self) -> bool {
+        self.0.pay()
     }
 
     /// A wait has ended.
@@ -83,10 +83,10 @@ mod tests {
                 let asked = &mut self.asked;
                 let patience = &self.patience;
                 wait.is_awake(now, || {
-                    patience.pays(|| {
+                    patience.pays() && {
                         *asked += 1;
-                        wanted
-                    })
+                        !wanted
+                    }
                 })
             });
             let awake = awake.count() as u64;
@@ -145,7 +145,7 @@ mod tests {
         let mut wait = Wait::new(now);
         let wanted = || asked.replace(asked.get() + 1) == 2;
         let awake = (0..300).take_while(|&at| {
-            wait.is_awake(now + Duration::from_micros(at), || told.patience.pays(wanted))
+            wait.is_awake(now + Duration::from_micros(at), || told.patience.pays() && !wanted())
         });
         assert_eq!(awake.count(), 150);
         assert!(!wait.is_awake(now + Duration::from_micros(301), || unreachable!("it sleeps")));
@@ -156,9 +156,10 @@ mod tests {
         let now = Instant::now() + Duration::from_secs(1);
         let mut wait = Wait::new(now);
         assert!(wait.is_awake(now, || true));
+        assert!(wait.is_awake(now + Duration::from_micros(399), || true));
         assert!(!wait.is_awake(now - Duration::from_millis(1), || true));
         let mut patience = Patience::default();
         (0..100).for_each(|_| patience.waited(now - Duration::from_millis(1), &wait));
-        assert!(!patience.pays(|| false), "and says nothing");
+        assert!(!patience.pays(), "and says nothing");
     }
 }
