@@ -126,8 +126,8 @@ const FILES_WORD: usize = 1;
 const STEP_WORD: usize = 2;
 const SLOTS_WORD: usize = 3;
 
-/// So many rows are looked for side by side: what one waits for from memory, the others do too.
-const SIDE_BY_SIDE: usize = 16;
+/// So many ids lie between two steps of looking for one.
+const AHEAD: usize = 16;
 
 /// An id that is looked for.
 #[derive(Clone, Copy, Debug, Default)]
@@ -210,8 +210,12 @@ impl Table {
         head.map(|(word, value)| (Address::Index(self.number, word), value))
     }
 
-    /// Looks for ids, some side by side, and calls `found_at` with the place of each and where it is. So many
-    /// bytes of the record of each are soon read.
+    /// Looks for ids, and calls `found_at` with the place of each and where it is. So many bytes of the
+    /// record of each are soon read.
+    ///
+    /// An id goes through three steps, [`AHEAD`] other ids apart: the line of the index is fetched that
+    /// its entry is in; that is read, and its record fetched; and the record is read. So memory is
+    /// waited for by many ids at once, and by none for long.
     fn look(
         &self,
         journal: &Journal,
@@ -220,18 +224,24 @@ impl Table {
         mut found_at: impl FnMut(usize, u64, Place),
     ) {
         let pages = self.committed_pages(journal);
-        let mut some = [Looked::default(); SIDE_BY_SIDE];
-        let (mut ids, mut first) = (ids.peekable(), 0);
-        while ids.peek().is_some() {
-            let mut count = 0;
-            for (looked, id) in some.iter_mut().zip(&mut ids) {
-                let tag = tag_of(id, self.salt);
-                let page = page_of(tag, self.pages);
-                *looked = Looked { id, tag, page, row: None };
-                crate::cache::fetch(&pages.page(page)[index::home_of(tag)]);
-                count += 1;
+        let mut some = [Looked::default(); 2 * AHEAD];
+        let (mut ids, mut begun) = (ids.fuse(), 0);
+        for turn in 0_usize.. {
+            if let Some(place) = turn.checked_sub(2 * AHEAD) {
+                if place == begun {
+                    break;
+                }
+                let Looked { id, tag, row, .. } = some[place % (2 * AHEAD)];
+                // Hardly ever is it of another id with the same tag.
+                let its = row.filter(|&record| id_of(self.records.read(record)) == id);
+                let found = match its {
+                    Some(record) => Place::Row { record },
+                    None => self.find(&pages, id, tag),
+                };
+                found_at(place, id, found);
             }
-            for looked in &mut some[..count] {
+            if let Some(place) = turn.checked_sub(AHEAD).filter(|&place| place < begun) {
+                let looked = &mut some[place % (2 * AHEAD)];
                 let row = |entry| matches!(entry, Entry::Row(_));
                 let found = find(pages.page(looked.page), looked.tag, row);
                 if let Some((_, Entry::Row(record))) = found {
@@ -239,16 +249,13 @@ impl Table {
                     looked.row = Some(record);
                 }
             }
-            for (place, &Looked { id, tag, row, .. }) in some[..count].iter().enumerate() {
-                // Hardly ever is it of another id with the same tag.
-                let its = row.filter(|&record| id_of(self.records.read(record)) == id);
-                let found = match its {
-                    Some(record) => Place::Row { record },
-                    None => self.find(&pages, id, tag),
-                };
-                found_at(first + place, id, found);
+            if let Some(id) = ids.next() {
+                let tag = tag_of(id, self.salt);
+                let page = page_of(tag, self.pages);
+                some[turn % (2 * AHEAD)] = Looked { id, tag, page, row: None };
+                crate::cache::fetch(&pages.page(page)[index::home_of(tag)]);
+                begun += 1;
             }
-            first += count;
         }
     }
 

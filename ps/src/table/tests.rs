@@ -201,6 +201,24 @@ fn rows_come_with_pushes_and_stay() {
     assert_eq!((head.step, head.pushes), (9, 2), "it is newer than what was saved at step 9");
 }
 
+/// However many are looked for at once, each is found as it is by itself.
+#[test]
+fn many_ids_are_looked_for_as_each_is() {
+    let mut alone = Alone::new(TableSpec::new(1 << 20));
+    alone.push_ids(1, (0..6 * AHEAD as u64).filter(|id| id % 3 != 0));
+    let each: Vec<(Vec<f32>, u64)> = (0..6 * AHEAD as u64)
+        .map(|id| alone.pull(&[id]))
+        .map(|(mut rows, have)| (rows.remove(0), have))
+        .collect();
+    for count in 0..each.len() {
+        // The last comes first, so that a place is never an id.
+        let ids: Vec<u64> = (0..count as u64).rev().collect();
+        let (rows, have) = alone.pull(&ids);
+        assert!(rows.iter().eq(each[..count].iter().rev().map(|(row, _)| row)), "{count}");
+        assert_eq!(have, each[..count].iter().map(|(_, have)| have).sum::<u64>());
+    }
+}
+
 #[test]
 fn a_change_that_is_given_up_was_nothing() {
     let mut alone = Alone::new(TableSpec::new(1 << 20));
