@@ -263,7 +263,7 @@ impl Records {
     pub(super) fn fetch(&self, record: u32, bytes: usize) {
         let (blocks, block) = self.at(record);
         // Rows of many lines are fetched by the processor itself, once it has seen the first.
-        blocks.fetch(block, 0, 0..bytes.min(512));
+        blocks.fetch(block, 0, 0..bytes.min(1024));
     }
 
     /// The committed index names it now.

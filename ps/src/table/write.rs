@@ -13,8 +13,9 @@ use crate::optimizer::Run;
 use crate::store::{Change, Spot, Stretches, Undo, with_slots};
 use crate::zoo::{Bug, Zoo};
 
-/// What is changed at a time stays in the fastest cache, slots and all.
-const TILE_BYTES: usize = 4 << 10;
+/// The values that are changed at a time: with their slots, what is kept of them, and as much again that
+/// is fetched for the next, they stay in the fastest cache.
+const TILE_BYTES: usize = 2 << 10;
 
 impl Table {
     fn rows_of_a_tile(&self) -> usize {
