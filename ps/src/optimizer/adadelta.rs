@@ -1,10 +1,13 @@
-//! Adadelta (Zeiler, 2012, algorithm 1), as TensorFlow computes it: with a learning rate.
+//! Adadelta, as TensorFlow computes it.
 
 use super::kernel::{Elements, Float, Rule};
 use super::{ApplyAt, Dense, Fault, Optimizer, Schedule, SlotSpec, fraction, loops, positive};
 
 /// Adadelta: `a = r a + (1-r) g^2`, `d = sqrt(u + e) / sqrt(a + e) g`, `w -= lr d`,
 /// `u = r u + (1-r) d^2`.
+///
+/// Source: M. D. Zeiler, "ADADELTA: An Adaptive Learning Rate Method", 2012 (arXiv:1212.5701),
+/// algorithm 1, in the form of TensorFlow's Adadelta, with a learning rate.
 ///
 /// Two slots, both starting at 0: `accum` (`a`), in the unit of the gradient's square, and
 /// `accum_update` (`u`), in that of the value's.

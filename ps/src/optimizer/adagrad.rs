@@ -1,10 +1,13 @@
-//! Adagrad (Duchi, Hazan and Singer, 2011, the diagonal form), as TensorFlow computes it: a start
-//! above zero and no epsilon.
+//! Adagrad, as TensorFlow 1 computes it.
 
 use super::kernel::{Elements, Float, Rule};
 use super::{ApplyAt, Dense, Fault, Optimizer, Schedule, SlotSpec, loops, positive};
 
 /// Adagrad: `a += g^2`, `w -= lr g / sqrt(a)`.
+///
+/// Source: J. Duchi, E. Hazan, Y. Singer, "Adaptive Subgradient Methods for Online Learning and
+/// Stochastic Optimization", 2011 (Journal of Machine Learning Research 12), with diagonal
+/// matrices, in the form of TensorFlow 1's Adagrad.
 ///
 /// One slot, `accumulator`, starting at 0.1, in the unit of the gradient's square. It never falls:
 /// steps only grow smaller.

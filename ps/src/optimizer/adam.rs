@@ -1,11 +1,15 @@
-//! Adam (Kingma and Ba, 2015, algorithm 1 in the form before section 2.1), as TensorFlow computes
-//! it: epsilon stands outside the root.
+//! Adam, as TensorFlow computes it.
 
 use super::kernel::{Elements, Float, Rule};
 use super::{ApplyAt, Dense, Fault, Optimizer, Schedule, SlotSpec, fraction, loops, not_negative};
 
 /// Adam: `m = b1 m + (1-b1) g`, `v = b2 v + (1-b2) g^2`, `w -= a m / (sqrt(v) + e)` with
 /// `a = lr sqrt(1 - b2^t) / (1 - b1^t)`, where `t` counts the gradients the shard has applied.
+///
+/// Source: D. P. Kingma, J. Ba, "Adam: A Method for Stochastic Optimization", 2015
+/// (arXiv:1412.6980), algorithm 1 in the form just before section 2.1, which is that of
+/// TensorFlow's Adam: `e` is the paper's epsilon hat, beside the root of the moment that is not
+/// corrected.
 ///
 /// Two slots, `m` and `v`, both starting at 0.
 ///
@@ -44,9 +48,11 @@ impl Adam {
         Adam { epsilon, ..self }
     }
 
-    /// The same but for pushes of rows, which leave other rows and their moments as they are
-    /// (`LazyAdam` of TensorFlow 1). A row that is seldom pushed then keeps its moments for as
-    /// long, and moves less; `t` counts the gradients of the shard, not of the row.
+    /// The same but for pushes of rows, which leave other rows and their moments as they are. A row
+    /// that is seldom pushed then keeps its moments for as long, and moves less; `t` counts the
+    /// gradients of the shard, not of the row.
+    ///
+    /// Source: TensorFlow 1's `tf.contrib.opt.LazyAdamOptimizer`; the paper has no such rule.
     pub fn lazy(self) -> Self {
         Adam { lazy: true, ..self }
     }

@@ -1,11 +1,14 @@
-//! Adam with decoupled weight decay (Loshchilov and Hutter, 2019, algorithm 2), as Keras computes
-//! it.
+//! Adam with decoupled weight decay, as Keras computes it.
 
 use super::adam::{self, Adam};
 use super::kernel::{Elements, Float, Rule};
 use super::{ApplyAt, Dense, Fault, Optimizer, Schedule, SlotSpec, loops, not_negative};
 
-/// Adam with decoupled weight decay: `w -= lr d w`, then an update of [`Adam`].
+/// Adam with decoupled weight decay: `w -= lr d w`, then an update of [`Adam`],
+/// `w -= a m / (sqrt(v) + e)`, with its `m`, `v` and `a`.
+///
+/// Source: I. Loshchilov, F. Hutter, "Decoupled Weight Decay Regularization", 2019
+/// (arXiv:1711.05101), algorithm 2, in the form of Keras's AdamW.
 ///
 /// Two slots, `m` and `v`, both starting at 0: the decay is no part of the moments.
 ///

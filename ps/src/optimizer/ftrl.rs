@@ -1,5 +1,4 @@
-//! FTRL-Proximal (McMahan and others, 2013, "Ad click prediction: a view from the trenches",
-//! algorithm 1), as TensorFlow computes it.
+//! FTRL-Proximal, as TensorFlow computes it.
 
 use super::kernel::{Elements, Float, Rule};
 use super::{
@@ -16,6 +15,10 @@ use super::{
 /// w  = if |z| > l1 { (sign(z) l1 - z) / (n'^p / lr + 2 L) } else { 0 }
 /// n  = n'
 /// ```
+///
+/// Source: H. B. McMahan and others, "Ad Click Prediction: a View from the Trenches", 2013 (KDD),
+/// algorithm 1, in the form of TensorFlow's Ftrl, from which the shrinkage and powers other than
+/// the root come.
 ///
 /// Two slots: `accum` (`n`), starting at 0.1, in the unit of the gradient's square; `linear` (`z`),
 /// starting at 0, in that of the gradient.
@@ -46,7 +49,8 @@ const fn slots(initial: f64) -> [SlotSpec; 2] {
 
 impl Ftrl {
     /// FTRL at this learning rate, which stays above 0 and has no default, with a power of -0.5, a
-    /// slot that starts at 0.1, and no regularization.
+    /// slot that starts at 0.1, and no regularization. Of a rate that decays exponentially 1e-20 is
+    /// left at the least, as the rule divides by it.
     pub fn new(learning_rate: impl Into<Schedule>) -> Self {
         Ftrl {
             learning_rate: learning_rate.into(),
@@ -93,8 +97,8 @@ impl Ftrl {
     }
 }
 
-/// A smaller rate is 0 as an `f32`, and the rule divides by it.
-const SMALLEST_RATE: f64 = f32::MIN_POSITIVE as f64;
+/// The rule divides by the rate, and what it divides must stay finite as an `f32`.
+const LEAST_RATE: f64 = 1e-20;
 
 impl Optimizer for Ftrl {
     fn kind(&self) -> &'static str {
@@ -108,7 +112,7 @@ impl Optimizer for Ftrl {
     loops!();
 
     fn fault(&self) -> Fault {
-        let (power, lowest) = (self.learning_rate_power, self.learning_rate.lowest());
+        let (power, least) = (self.learning_rate_power, self.learning_rate.least());
         let usable = power.is_finite() && power <= 0.0;
         fault_unless(usable, "learning_rate_power", power, "it must be finite and not above 0")
             .or(not_negative("initial_accumulator", self.slots[0].initial))
@@ -118,17 +122,17 @@ impl Optimizer for Ftrl {
             .or(not_negative("beta", self.beta))
             .or(self.learning_rate.fault())
             .or(fault_unless(
-                lowest >= SMALLEST_RATE,
+                least >= LEAST_RATE,
                 "learning_rate",
-                lowest,
-                "it must stay above 0",
+                least,
+                "it must stay above 0, and be 1e-20 at the least",
             ))
     }
 }
 
 impl Dense for Ftrl {
     fn drive<F: Float>(&self, at: ApplyAt, run: impl Elements<F>) {
-        let rate = self.learning_rate.at(at.step);
+        let rate = self.learning_rate.at(at.step).max(LEAST_RATE);
         let root = Update::<F, true> {
             rate: F::of(rate),
             power: F::of(-self.learning_rate_power),

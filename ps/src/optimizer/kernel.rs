@@ -11,6 +11,7 @@
 
 use std::ops::{Add, Div, Mul, Sub};
 
+use super::sums::{Sums, Terms};
 use super::{Run, Runs, StreamRun, StreamRuns};
 use crate::cache::fetch;
 
@@ -145,6 +146,22 @@ macro_rules! tiers_of_runs {
 tiers_of_runs!(Runs, in_place, in_place_avx2, f32, f64);
 tiers_of_runs!(StreamRuns, streamed, streamed_avx2, f32, f64);
 
+/// Adds the terms of so many elements to sums, with the widest vectors there are.
+pub(super) fn add_up<const N: usize>(sums: &mut Sums, elements: usize, terms: &impl Terms<N>) {
+    #[cfg(target_arch = "x86_64")]
+    if has_avx2() {
+        // SAFETY: the processor has the features that this is compiled for.
+        return unsafe { add_up_avx2(sums, elements, terms) };
+    }
+    sums.add_terms(elements, terms);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+fn add_up_avx2<const N: usize>(sums: &mut Sums, elements: usize, terms: &impl Terms<N>) {
+    sums.add_terms(elements, terms);
+}
+
 #[cfg(target_arch = "x86_64")]
 fn has_avx2() -> bool {
     is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")
@@ -255,7 +272,7 @@ fn store<F: Float, const S: usize, const N: usize>(
 }
 
 #[inline(always)]
-fn line<F, const N: usize>(run: &[F], at: usize) -> &[F; N] {
+pub(super) fn line<F, const N: usize>(run: &[F], at: usize) -> &[F; N] {
     run[at..at + N].try_into().expect("a line of the run")
 }
 
@@ -480,7 +497,36 @@ mod tests {
         check_as::<f64, _, { LINE_BYTES / 8 }>(rule, case);
     }
 
+    /// Terms with operations that a wider tier might round otherwise.
+    struct Quotients<'a>(&'a [f32]);
+
+    impl Terms<2> for Quotients<'_> {
+        #[inline(always)]
+        fn of<const LENGTH: usize>(&self, at: usize) -> [[f64; LENGTH]; 2] {
+            let line: &[f32; LENGTH] = line(self.0, at);
+            let quotients = line.map(|x| f64::from(x * 0.7 / (x.abs().sqrt() + 0.3)));
+            [line.map(|x| f64::from(x) * f64::from(x) + 0.1), quotients]
+        }
+    }
+
     proptest! {
+        /// In whatever runs a variable comes.
+        #[test]
+        fn every_way_adds_up_to_the_same_bits(
+            elements in prop::collection::vec(-1e3_f32..1e3, 0..200),
+            cuts in prop::collection::vec(0_usize..40, 0..10),
+        ) {
+            let (mut widest, mut baseline) = (Sums::default(), Sums::default());
+            let mut rest = &elements[..];
+            for cut in cuts.into_iter().chain([usize::MAX]) {
+                let (run, after) = rest.split_at(cut.min(rest.len()));
+                add_up(&mut widest, run.len(), &Quotients(run));
+                baseline.add(run.len(), |at| Quotients(run).of::<1>(at).map(|[term]| term));
+                rest = after;
+            }
+            prop_assert_eq!(widest.totals().map(f64::to_bits), baseline.totals().map(f64::to_bits));
+        }
+
         #[test]
         fn every_way_computes_the_same_bits(case in cases()) {
             check(&Sgd::new(0.1).weight_decay(0.2), &case);

@@ -1,8 +1,7 @@
-//! LAMB (You and others, 2020, "Large batch optimization for deep learning: training BERT in 76
-//! minutes", algorithm 2), with corrected moments, as TensorFlow Addons computes it.
+//! LAMB, with corrected moments, as TensorFlow Addons computes it.
 
-use super::kernel::{Elements, Float, Rule};
-use super::sums::{SumRun, Sums};
+use super::kernel::{Elements, Float, Rule, add_up, line};
+use super::sums::{SumRun, Sums, Terms};
 use super::{
     ApplyAt, Dense, Fault, Optimizer, Schedule, SlotSpec, adam, fraction, loops, not_negative,
 };
@@ -16,18 +15,22 @@ use super::{
 /// w -= lr |w| / |u| u
 /// ```
 ///
-/// `|w|` and `|u|` are the Euclidean norms over the whole variable, before the update; if the square of
-/// one of them is 0 in the variable's type, or their ratio is not finite, the ratio is 1. `t` counts the gradients that the shard has
-/// applied, 1 for the first.
+/// `|w|` and `|u|` are the Euclidean norms over the whole variable, before the update; if the
+/// square of one of them is 0 in the variable's type, or their ratio is not finite, the ratio is 1.
+/// `t` counts the gradients that the shard has applied, 1 for the first.
 ///
-/// Two slots, `m` and `v`, both starting at 0. The paper's `phi` is the identity here, and the moments
-/// are corrected, as in its algorithm 2 and TensorFlow Addons; NVIDIA's variant divides gradients by
-/// their global norm before that.
+/// Source: Y. You, J. Li, S. Reddi and others, "Large Batch Optimization for Deep Learning:
+/// Training BERT in 76 minutes", 2020 (arXiv:1904.00962), algorithm 2, in the form of TensorFlow
+/// Addons' LAMB.
 ///
-/// The norms need a variable as a whole: one in several parts is refused when it is declared, and so is
-/// one that is sparse, whichever the mode. A push is applied once it is whole, in two passes, of
-/// which the first reads all that the second changes. Biases and the like do better by another rule:
-/// [`crate::PsConfig::optimizer_for`].
+/// Two slots, `m` and `v`, both starting at 0. The paper's `phi` is the identity here, and the
+/// moments are corrected, as in its algorithm 2 and TensorFlow Addons; NVIDIA's variant divides
+/// gradients by their global norm before that.
+///
+/// The norms need a variable as a whole: one in several parts is refused when it is declared, and
+/// so is one that is sparse, whichever the mode. A push is applied once it is whole, in two passes,
+/// of which the first reads all that the second changes. Biases and the like do better by another
+/// rule: [`crate::PsConfig::optimizer_for`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lamb {
     learning_rate: Schedule,
@@ -80,11 +83,7 @@ impl Lamb {
         let (values, gradient) = (run.values, &run.gradient[..run.values.len()]);
         let &[m, v] = run.slots else { unreachable!("a run has the slots that the rule names") };
         let (m, v) = (&m[..values.len()], &v[..values.len()]);
-        sums.add(values.len(), |i| {
-            let (u, _) = direction.of(values[i], [m[i], v[i]], gradient[i]);
-            let (w, u): (f64, f64) = (values[i].into(), u.into());
-            [w * w, u * u]
-        });
+        add_up(sums, values.len(), &Squares { direction, values, m, v, gradient });
     }
 }
 
@@ -168,6 +167,31 @@ impl<F: Float> Direction<F> {
         let v = self.beta2 * v + self.rest2 * (g * g);
         let u = self.corrected * m / (v.sqrt() + self.epsilon);
         (u.plus(self.decay, w), [m, v])
+    }
+}
+
+/// The squares of values, and of where they move.
+struct Squares<'a, F> {
+    direction: Direction<F>,
+    values: &'a [F],
+    m: &'a [F],
+    v: &'a [F],
+    gradient: &'a [F],
+}
+
+impl<F: Float + Into<f64>> Terms<2> for Squares<'_, F> {
+    #[inline(always)]
+    fn of<const LENGTH: usize>(&self, at: usize) -> [[f64; LENGTH]; 2] {
+        let w: &[F; LENGTH] = line(self.values, at);
+        let (m, v): (&[F; LENGTH], &[F; LENGTH]) = (line(self.m, at), line(self.v, at));
+        let g: &[F; LENGTH] = line(self.gradient, at);
+        let [mut values, mut directions] = [[0.0; LENGTH]; 2];
+        for i in 0..LENGTH {
+            let (u, _) = self.direction.of(w[i], [m[i], v[i]], g[i]);
+            let (w, u): (f64, f64) = (w[i].into(), u.into());
+            (values[i], directions[i]) = (w * w, u * u);
+        }
+        [values, directions]
     }
 }
 

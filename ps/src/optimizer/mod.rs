@@ -1,9 +1,11 @@
-//! How a gradient changes a variable: one trait, and one file per rule.
+//! How a gradient changes a variable: one trait, and one file per rule. The doc of each rule has
+//! its formula and its source.
 //!
 //! Each rule computes what TensorFlow's operation of that name does, in the same order, with two
 //! differences in the last digits: `1 - beta` and the like are rounded from `f64` once, where
 //! TensorFlow subtracts in the variable's type, and a reciprocal root is a root and a division.
-//! Defaults are those of the classes of TensorFlow 1; Keras has others.
+//! Defaults are those of the classes of TensorFlow 1; Keras has others. [`AdamW`] follows Keras
+//! and [`Lamb`] TensorFlow Addons, with their defaults.
 
 mod adadelta;
 mod adagrad;

@@ -1,10 +1,16 @@
-//! Momentum (Polyak, 1964) and Nesterov momentum (Sutskever and others, 2013), as TensorFlow
-//! computes them: the learning rate is no part of the slot.
+//! Momentum and Nesterov momentum, as TensorFlow computes them.
 
 use super::kernel::{Elements, Float, Rule};
 use super::{ApplyAt, Dense, Fault, Optimizer, Schedule, SlotSpec, fraction, loops, not_negative};
 
 /// Momentum: `m = u m + g`, `w -= lr m`; with Nesterov's look ahead `w -= lr g + lr u m`.
+///
+/// Source: B. T. Polyak, "Some methods of speeding up the convergence of iteration methods", 1964
+/// (USSR Computational Mathematics and Mathematical Physics 4), and, for the look ahead,
+/// I. Sutskever, J. Martens, G. Dahl, G. Hinton, "On the importance of initialization and momentum
+/// in deep learning", 2013 (ICML), in the form of TensorFlow's Momentum: values are the point at
+/// which the latter takes the gradient, as in Y. Bengio, N. Boulanger-Lewandowski, R. Pascanu,
+/// "Advances in Optimizing Recurrent Networks", 2012 (arXiv:1212.0901).
 ///
 /// One slot, `momentum`, starting at 0, in the unit of the gradient.
 ///
@@ -42,7 +48,11 @@ impl Momentum {
     }
 
     /// Which share of a weight is lost by an update at learning rate 1, not below 0, beside the
-    /// gradient and the slot (Loshchilov and Hutter, 2019, algorithm 1: `w -= lr d w`). Default: 0.
+    /// gradient and the slot: `w -= lr d w`. Default: 0.
+    ///
+    /// Source: I. Loshchilov, F. Hutter, "Decoupled Weight Decay Regularization", 2019
+    /// (arXiv:1711.05101), algorithm 1, which multiplies the decay with a schedule alone: a decay
+    /// `d` of the paper is `d / lr` here, as in [`AdamW`](super::AdamW).
     pub fn weight_decay(self, weight_decay: f64) -> Self {
         Momentum { weight_decay, ..self }
     }

@@ -1,6 +1,4 @@
-//! RMSProp (Tieleman and Hinton, 2012, lecture 6.5), with momentum and centered (Graves, 2013,
-//! section 4.2), as TensorFlow computes it: the slot starts at one, and epsilon stands within the
-//! root.
+//! RMSProp, with momentum and centered, as TensorFlow 1 computes it.
 
 use super::kernel::{Elements, Float, Rule};
 use super::{ApplyAt, Dense, Fault, Optimizer, Schedule, SlotSpec, fraction, loops, positive};
@@ -8,14 +6,20 @@ use super::{ApplyAt, Dense, Fault, Optimizer, Schedule, SlotSpec, fraction, loop
 /// RMSProp: `r += (1-d) (g^2 - r)`, `m = u m + lr g / sqrt(r + e)`, `w -= m`. Centered, with the
 /// gradient's variance for its square: `c += (1-d) (g - c)` and `sqrt(r - c^2 + e)`.
 ///
+/// Source: T. Tieleman, G. Hinton, "Lecture 6.5 - rmsprop: Divide the gradient by a running average
+/// of its recent magnitude", 2012 (Coursera, Neural Networks for Machine Learning), and, centered
+/// and with this momentum, A. Graves, "Generating Sequences With Recurrent Neural Networks", 2013
+/// (arXiv:1308.0850), equations 38 to 41, in the form of TensorFlow 1's RMSProp.
+///
 /// Slots: `rms` (`r`), starting at **1**, in the unit of the gradient's square; `momentum` (`m`),
 /// starting at 0, in that of the value, kept for a momentum of 0 too; centered also `mg` (`c`),
 /// starting at 0, in that of the gradient.
 ///
-/// The lecture starts `rms` at 0, as Keras does; that it starts at 1 here, as in TensorFlow 1,
-/// damps the first steps. The learning rate is a part of `momentum`, other than in
-/// [`Momentum`](super::Momentum). Where rounding makes the variance negative, TensorFlow takes the
-/// root all the same, and gets NaN or a step without bound; here the variance is then 0.
+/// The lecture names neither a start of `rms` nor an epsilon, and Keras starts it at 0; that it
+/// starts at 1 here, as in TensorFlow 1, damps the first steps. The learning rate is a part of
+/// `momentum`, other than in [`Momentum`](super::Momentum). Where rounding makes the variance
+/// negative, TensorFlow takes the root all the same, and gets NaN or a step without bound; here the
+/// variance is then 0.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RmsProp {
     learning_rate: Schedule,

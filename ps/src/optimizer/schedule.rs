@@ -63,15 +63,22 @@ impl Schedule {
     }
 
     /// From the `initial` rate to the `last` along half a cosine of `decay_steps`, and the last from
-    /// then on (Loshchilov and Hutter, 2017, without restarts): TensorFlow's `cosine_decay`, whose
-    /// `alpha` is `last / initial`.
+    /// then on: `last + (initial - last) (1 + cos(pi step / decay_steps)) / 2`. That is
+    /// TensorFlow's `cosine_decay`, whose `alpha` is `last / initial`.
+    ///
+    /// Source: I. Loshchilov, F. Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts",
+    /// 2017 (arXiv:1608.03983), equation 5, without restarts.
     pub fn cosine(initial: f64, last: f64, decay_steps: u64) -> Self {
         Course::Cosine { initial, last, decay_steps }.into()
     }
 
-    /// The same after as many steps in which the rate rises evenly (Goyal and others, 2017, section
-    /// 2.2): from an equal share in the first to all that the schedule begins with in the last.
-    /// The steps of the schedule itself count from there. Default: none.
+    /// The same after as many steps in which the rate rises evenly: `(step + 1) / steps` of what
+    /// the schedule begins with, an equal share in the first and all of it in the last. The steps
+    /// of the schedule itself count from there. Default: none.
+    ///
+    /// Source: P. Goyal and others, "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour",
+    /// 2017 (arXiv:1706.02677), section 2.2, gradual warmup, which begins at the rate for one
+    /// worker and not at an equal share.
     pub fn warm_up(self, steps: u64) -> Self {
         Schedule { warm_up: steps, ..self }
     }
@@ -113,13 +120,13 @@ impl Schedule {
         }
     }
 
-    /// What no rate is below.
-    pub(super) fn lowest(&self) -> f64 {
+    /// The least rate that it names. An exponential one names its first, and falls below that without
+    /// ever being 0.
+    pub(super) fn least(&self) -> f64 {
         match &self.course {
             Course::Constant(rate) => *rate,
             Course::Steps { first, then } => then.iter().map(|then| then.1).fold(*first, f64::min),
-            Course::Exponential { initial, decay_rate, .. } if *decay_rate == 1.0 => *initial,
-            Course::Exponential { .. } => 0.0,
+            Course::Exponential { initial, .. } => *initial,
             Course::Cosine { initial, last, .. } => initial.min(*last),
         }
     }
@@ -157,7 +164,8 @@ mod tests {
         for &(step, expected) in expected {
             let found = schedule.at(step);
             assert!((found - expected).abs() < 1e-15, "{found} at {step}, not {expected}");
-            assert!(found >= schedule.lowest(), "{found} at {step} of {schedule:?}");
+            let falls = matches!(schedule.course, Course::Exponential { .. });
+            assert!(falls || found >= schedule.least(), "{found} at {step} of {schedule:?}");
         }
     }
 

@@ -1,10 +1,16 @@
-//! Gradient descent: `w -= lr (g + d w)`.
+//! Gradient descent.
 
 use super::kernel::{Elements, Float, Rule};
 use super::{ApplyAt, Dense, Fault, Optimizer, Schedule, SlotSpec, loops, not_negative};
 
 /// Gradient descent without slots: `w -= lr (g + d w)`, where the weight decay `d` is 0 unless it is
 /// given. To decay weights and to add the squared weight to the loss (L2) is the same here.
+///
+/// Source: H. Robbins, S. Monro, "A Stochastic Approximation Method", 1951 (Annals of Mathematical
+/// Statistics 22), with the gradient as the function whose zero is sought, in the form of
+/// TensorFlow's GradientDescent, which has no decay. That the decay is L2 is proposition 1 of
+/// I. Loshchilov, F. Hutter, "Decoupled Weight Decay Regularization", 2019 (arXiv:1711.05101),
+/// where the decay is `lr d`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sgd {
     learning_rate: Schedule,

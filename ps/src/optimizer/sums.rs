@@ -23,23 +23,24 @@ impl Sums {
     /// If there are more than [`ApplyAt::SUMS_MAX`] terms.
     #[inline(always)]
     pub fn add<const N: usize>(&mut self, elements: usize, terms: impl Fn(usize) -> [f64; N]) {
+        self.add_terms(elements, &One(terms));
+    }
+
+    /// The same where the terms of several elements are had together.
+    #[inline(always)]
+    pub(super) fn add_terms<const N: usize>(&mut self, elements: usize, terms: &impl Terms<N>) {
         let first = (self.elements % PARTS as u64) as usize;
         let head = elements.min((PARTS - first) % PARTS);
         let end = elements - (elements - head) % PARTS;
-        let (parts, _) = self.parts.split_at_mut(N);
+        let (parts, _) = self.parts.split_first_chunk_mut::<N>().expect("so many sums at most");
         for at in 0..head {
-            let terms = terms(at);
-            parts.iter_mut().zip(terms).for_each(|(parts, term)| parts[first + at] += term);
+            add_to(parts, first + at, terms.of::<1>(at));
         }
         for start in (head..end).step_by(PARTS) {
-            for part in 0..PARTS {
-                let terms = terms(start + part);
-                parts.iter_mut().zip(terms).for_each(|(parts, term)| parts[part] += term);
-            }
+            add_to(parts, 0, terms.of::<PARTS>(start));
         }
         for at in end..elements {
-            let terms = terms(at);
-            parts.iter_mut().zip(terms).for_each(|(parts, term)| parts[at - end] += term);
+            add_to(parts, at - end, terms.of::<1>(at));
         }
         self.elements += elements as u64;
     }
@@ -47,6 +48,43 @@ impl Sums {
     /// What they come to.
     pub fn totals(&self) -> [f64; ApplyAt::SUMS_MAX] {
         self.parts.map(|parts| parts.iter().sum())
+    }
+}
+
+/// Adds terms to parts of sums, from this part on.
+#[inline(always)]
+fn add_to<const N: usize, const LENGTH: usize>(
+    parts: &mut [[f64; PARTS]; N],
+    first: usize,
+    terms: [[f64; LENGTH]; N],
+) {
+    for (parts, terms) in parts.iter_mut().zip(terms) {
+        for (part, term) in parts[first..first + LENGTH].iter_mut().zip(terms) {
+            *part += term;
+        }
+    }
+}
+
+/// What the elements of a run give to sums.
+pub(super) trait Terms<const N: usize> {
+    /// The terms of so many elements, from a place on. Implementations are `#[inline(always)]`: what
+    /// is not inlined is not compiled for AVX2.
+    fn of<const LENGTH: usize>(&self, at: usize) -> [[f64; LENGTH]; N];
+}
+
+/// Terms that are had for one element at a time.
+struct One<T>(T);
+
+impl<const N: usize, T: Fn(usize) -> [f64; N]> Terms<N> for One<T> {
+    #[inline(always)]
+    fn of<const LENGTH: usize>(&self, at: usize) -> [[f64; LENGTH]; N] {
+        let mut lines = [[0.0; LENGTH]; N];
+        for part in 0..LENGTH {
+            for (line, term) in lines.iter_mut().zip((self.0)(at + part)) {
+                line[part] = term;
+            }
+        }
+        lines
     }
 }
 

@@ -72,6 +72,20 @@ fn a_weight_is_zero_until_its_gradients_add_up_to_l1() {
     assert!(values[2] < 0.0 && values[3] < values[2], "{values:?}");
 }
 
+/// A rate that decays for ever never makes a weight infinite, though the rule divides by it.
+#[test]
+fn a_rate_that_decays_is_left_something_to_divide_by() {
+    let rule = Ftrl::new(Schedule::exponential(0.5, 0.5, 10)).beta(1.0);
+    assert_eq!(rule.fault(), None);
+    let (mut value, mut accum, mut linear) = ([0.0_f32], [0.1], [0.0]);
+    for step in [0, 10, 100, 1_000, 100_000, u64::MAX] {
+        let slots: &mut [&mut [f32]] = &mut [&mut accum, &mut linear];
+        let run = Run { values: &mut value, slots, gradient: &[1.0] };
+        rule.apply_f32(ApplyAt::new(1, step), run);
+        assert!(value[0].is_finite() && linear[0].is_finite(), "{value:?} at {step}");
+    }
+}
+
 /// Every rule, at a learning rate.
 const RULES: [fn(Schedule) -> Box<dyn Optimizer>; 12] = [
     |rate| Box::new(Sgd::new(rate)),
