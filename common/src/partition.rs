@@ -84,13 +84,23 @@ impl Partitioner {
     /// Into how many parts a variable of this shape and type is cut: at least 1, at most one per
     /// row. Bytes are those that servers keep.
     pub fn parts(&self, shape: &Shape, dtype: DType) -> Result<u32, PartitionError> {
+        // Neither factor exceeds a shape's bounds, so the product is below 2^52.
+        let row_bytes = shape.row_elements() * dtype.master().size() as u64;
+        self.parts_of_rows(shape, dtype, row_bytes)
+    }
+
+    /// The same where a row counts as so many bytes.
+    pub(crate) fn parts_of_rows(
+        &self,
+        shape: &Shape,
+        dtype: DType,
+        row_bytes: u64,
+    ) -> Result<u32, PartitionError> {
         self.check()?;
         if shape.rank() == 0 {
             return Ok(1);
         }
         let rows = shape.rows();
-        // Neither factor exceeds a shape's bounds, so the product is below 2^52.
-        let row_bytes = shape.row_elements() * dtype.master().size() as u64;
         let parts = match *self {
             Partitioner::None => 1,
             Partitioner::Fixed { shards } => u64::from(shards),

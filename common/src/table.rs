@@ -74,8 +74,9 @@ pub enum Eviction {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TableSpec {
     /// What its rows may take, on all shards together, in bytes: values and slots as servers keep them
-    /// (of `f16` and `bf16` in `f32`), and 40 bytes for each row. Beside that each shard has memory for the rows of one push or, in synchronous mode, of
-    /// one step.
+    /// (of `f16` and `bf16` in `f32`, each stream in whole words of 8 bytes), and
+    /// [`TableSpec::ROW_OVERHEAD_BYTES`] for each row. Beside that each shard has memory for the
+    /// rows of one push or, in synchronous mode, of one step.
     pub bytes_max: u64,
     /// The most rows of one shard in one push. Each room of the inbox has room for so many.
     pub rows_at_once: u32,
@@ -134,8 +135,9 @@ impl TableSpec {
     pub const ROWS_AT_ONCE_MAX: u32 = 1 << 24;
     /// The most pushes that [`Admission::After`] counts.
     pub const PUSHES_MAX: u32 = 1 << 24;
-    /// What a row takes beside its values and slots: its id, its age, its place in the index.
-    pub const ROW_OVERHEAD_BYTES: u64 = 40;
+    /// What a row takes beside its values and slots: 24 bytes for its id and its age, and its entry of
+    /// the index, 21.3 on the average.
+    pub const ROW_OVERHEAD_BYTES: u64 = 48;
 
     /// A table of so many bytes: 65,536 rows at once, every id admitted, no row evicted.
     pub const fn new(bytes_max: u64) -> TableSpec {
@@ -170,6 +172,11 @@ impl TableSpec {
     pub fn expire_after(mut self, steps: u64) -> TableSpec {
         self.expire_after_steps = Some(steps);
         self
+    }
+
+    /// The share of `bytes_max` of so many of the buckets.
+    pub(crate) fn bytes_of(&self, buckets: u64) -> u64 {
+        (u128::from(self.bytes_max) * u128::from(buckets) / u128::from(BUCKETS)) as u64
     }
 
     /// The most rows of a partition that has so many of the buckets, each of so many bytes with its
@@ -233,7 +240,7 @@ mod tests {
         assert_eq!(table.rows_max(BUCKETS, 24), 100);
         assert_eq!(table.rows_max(BUCKETS / 3, 24), 34);
         assert_eq!(table.rows_max(1, 24), 1);
-        assert_eq!(TableSpec::new(u64::MAX).rows_max(BUCKETS, 0), u64::MAX / 40);
+        assert_eq!(TableSpec::new(u64::MAX).rows_max(BUCKETS, 0), u64::MAX / 48);
     }
 
     #[test]
@@ -241,8 +248,8 @@ mod tests {
         let table = TableSpec::new(1 << 20);
         let zeros = |table: TableSpec| table.validate(16, Initializer::Zeros);
         assert_eq!(zeros(table), Ok(()));
-        assert_eq!(zeros(TableSpec::new(56)), Ok(()));
-        assert_eq!(zeros(TableSpec::new(55)), Err(TableError::Bytes { bytes_max: 55, least: 56 }));
+        assert_eq!(zeros(TableSpec::new(64)), Ok(()));
+        assert_eq!(zeros(TableSpec::new(63)), Err(TableError::Bytes { bytes_max: 63, least: 64 }));
         assert_eq!(zeros(table.rows_at_once(0)), Err(TableError::RowsAtOnce { rows: 0 }));
         let never = Admission::After { pushes: 0 };
         assert_eq!(zeros(table.admission(never)), Err(TableError::Pushes { pushes: 0 }));

@@ -284,9 +284,23 @@ impl VariableSpec {
 
     /// Into how many parts the partitioner cuts it. Calls a custom partitioner.
     pub fn parts(&self) -> Result<u32, VariableError> {
-        self.partitioner
-            .parts(&self.shape, self.dtype)
-            .map_err(|source| VariableError::Partitioner { name: self.name.clone(), source })
+        let parts = match self.table {
+            // What its buckets may take, not what as many rows would.
+            Some(table) => {
+                let row_bytes = table.bytes_of(1).max(1);
+                self.partitioner.parts_of_rows(&self.shape, self.dtype, row_bytes)
+            }
+            None => self.partitioner.parts(&self.shape, self.dtype),
+        };
+        parts.map_err(|source| VariableError::Partitioner { name: self.name.clone(), source })
+    }
+
+    /// The bytes of so many of its rows as servers keep them; of a table, what so many buckets may take.
+    pub(crate) fn bytes_of_rows(&self, rows: u64) -> u64 {
+        match self.table {
+            Some(table) => table.bytes_of(rows),
+            None => rows * self.master_row_bytes(),
+        }
     }
 
     /// The bytes of all its elements, as workers hold them; of a table, what its rows may take.

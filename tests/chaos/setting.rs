@@ -90,7 +90,7 @@ impl Setting {
             variables.extend(tables.map(|table| table.expect("a correct variable").sparse()));
         }
         let roomy = TableSpec::new(1 << 26).rows_at_once(8);
-        let row_bytes = 4 * WIDTH + TableSpec::ROW_OVERHEAD_BYTES;
+        let row_bytes = (4 * WIDTH).next_multiple_of(8) + TableSpec::ROW_OVERHEAD_BYTES;
         let tight = TableSpec::new(CACHED_ROWS * row_bytes).rows_at_once(8);
         let tight = tight.eviction(Eviction::LeastRecent);
         for (name, spec) in [(TABLE, roomy), (CACHE, tight)] {

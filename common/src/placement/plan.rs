@@ -132,9 +132,8 @@ impl<'a> Planner<'a> {
         }
         let pinned = self.pinned(variable)?;
         let shape = variable.shape();
-        let row_bytes = shape.row_elements() * variable.dtype().master().size() as u64;
         for (part, rows) in (0u32..).zip(split_rows(shape.rows(), parts)) {
-            let bytes = (rows.end - rows.start) * row_bytes;
+            let bytes = variable.bytes_of_rows(rows.end - rows.start);
             let shard = self.choose(variable, part, bytes, pinned)?;
             let variable = id;
             self.partitions.push(PlacedPartition { variable, part, parts, rows, shard, bytes });

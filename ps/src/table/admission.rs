@@ -16,7 +16,8 @@ pub(super) enum Verdict {
 }
 
 impl Table {
-    /// Whether an id that is here is given a row by so many pushes, if it is known now.
+    /// Whether an id that is here may be given a row by so many pushes. Chance is drawn only when a
+    /// push is made, so that whoever it may admit counts.
     pub(super) fn comes(&self, place: Place, pushes: u32, assigned: bool) -> bool {
         let had = match place {
             Place::Row { .. } => return false,
@@ -26,7 +27,6 @@ impl Table {
         assigned
             || match self.spec.admission {
                 Admission::After { pushes: needed } => had.saturating_add(pushes) >= needed,
-                Admission::Chance { .. } => false,
                 _ => true,
             }
     }

@@ -304,8 +304,8 @@ impl Table {
         have
     }
 
-    /// How many rows would come by pushes that have these ids, which rise and are there once for each
-    /// push; `assigned` says that one of them gives values. Whom chance would admit is not counted.
+    /// How many rows may come by pushes that have these ids, which rise and are there once for each
+    /// push; `assigned` says that one of them gives values.
     pub(crate) fn count_new(&self, journal: &Journal, ids: &[u64], assigned: bool) -> u64 {
         let mut new = 0;
         let each = ids.chunk_by(|a, b| a == b);

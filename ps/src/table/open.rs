@@ -264,7 +264,7 @@ fn sizes_of(catalogue: &Catalogue, partition: &Partition, slots: usize) -> (Shap
     let shape = Shape { dtype, row_bytes: row_bytes as usize, slots };
     let buckets = partition.rows.end - partition.rows.start;
     let table = catalogue.variable(partition.variable).as_table();
-    let bytes = row_bytes * (1 + slots as u64);
+    let bytes = row_bytes.next_multiple_of(8) * (1 + slots as u64);
     let limit = table.map_or(0, |table| table.rows_max(buckets, bytes));
     (shape, limit.min(u64::from(RECORDS_MAX) / 4))
 }

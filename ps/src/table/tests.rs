@@ -22,7 +22,7 @@ use crate::zoo::Zoo;
 
 const WIDTH: usize = 3;
 /// What a row takes: its values, a slot of Adagrad, and the rest.
-const ROW: u64 = 24 + TableSpec::ROW_OVERHEAD_BYTES;
+const ROW: u64 = 32 + TableSpec::ROW_OVERHEAD_BYTES;
 
 impl Table {
     /// Its rows by the last commit, each with its head and slots, by their ids.
@@ -363,6 +363,19 @@ fn rows_are_admitted_by_chance() {
     assert!((240..360).contains(&alone.table.rows()), "{}", alone.table.rows());
     (2..30).for_each(|step| alone.push_ids(step, 0..1000));
     assert!(alone.table.rows() > 995, "every push draws anew");
+}
+
+/// What chance may admit is refused where there may be no room, and not dropped when it is drawn.
+#[test]
+fn whom_chance_may_admit_counts() {
+    let spec = TableSpec::new(100 * ROW).admission(Admission::Chance { probability: 0.5 });
+    let mut alone = Alone::new(spec);
+    assert!(alone.table.refuses());
+    alone.push_ids(1, 0..10);
+    let absent = (0..10).filter(|&id| !alone.has(id)).count() as u64;
+    assert!((1..10).contains(&absent));
+    let ids: Vec<u64> = (0..50).collect();
+    assert_eq!(alone.table.count_new(&alone.journal, &ids, false), absent + 40);
 }
 
 #[test]

@@ -7,6 +7,8 @@ use super::*;
 use crate::device::DeviceSpec;
 use crate::initializer::Initializer;
 use crate::partition::Partitioner;
+use crate::table::TableSpec;
+use crate::tensor::DType;
 
 fn variable(name: &str, extents: &[u64]) -> VariableSpec {
     VariableSpec::f32(name, extents).unwrap()
@@ -81,6 +83,24 @@ fn shards_of_a_task_fill_evenly() {
     assert_eq!(shards, [0, 1, 1, 1, 1, 0]);
     let held = placement.of_shard(ShardId { task: 4, shard: 1 });
     assert_eq!(held.map(|placed| placed.bytes).sum::<u64>(), 4 * 140);
+}
+
+/// A table counts as what it may come to take, not as its buckets' rows.
+#[test]
+fn tables_are_as_large_as_they_may_become() {
+    let table = |name: &str, bytes| {
+        VariableSpec::table(name, DType::F32, [4], TableSpec::new(bytes)).unwrap()
+    };
+    let large = || variable("large", &[1 << 21]);
+    let greedy = |variables: &[VariableSpec]| tasks(variables, &[0, 1], &Strategy::GreedyBytes);
+    // 8 MiB of values beside tables of 64 MiB and 4 KiB, of which both have 1 MiB of buckets.
+    assert_eq!(greedy(&[table("t", 64 << 20), large(), variable("w", &[8])]), [0, 1, 1]);
+    assert_eq!(greedy(&[table("t", 4 << 10), large(), variable("w", &[8])]), [0, 1, 0]);
+    let cut = Partitioner::MaxSize { bytes_max: 16 << 20, shards_max: None };
+    let placed = [table("t", 64 << 20).partitioner(cut)];
+    let placement = Placement::plan(&placed, &map(&[0, 1], 1), &Strategy::RoundRobin).unwrap();
+    let bytes: Vec<u64> = placement.partitions().iter().map(|placed| placed.bytes).collect();
+    assert_eq!(bytes, [16 << 20; 4]);
 }
 
 #[test]
