@@ -153,7 +153,7 @@ fn what_is_wrong_with_rows_is_told_before_anything_is_sent() {
     let sparse = ViewError::Sparse { name: table() };
     assert_eq!(gradients.view_mut::<f32>("table").unwrap_err(), sparse);
     assert_eq!(params.view_mut::<f32>("table").unwrap_err(), sparse);
-    let twice = ViewError::RowTwice { name: table(), row: 4 };
+    let twice = ViewError::RowTwice { name: table(), row: 4, place: 2 };
     let assigned = worker.assign_rows("table", &[4, 1, 4], &[0.0_f32; 9]).unwrap_err();
     assert_eq!(assigned, twice.into());
     let mut values = [0.0_f32; 6];

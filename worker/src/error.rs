@@ -261,12 +261,14 @@ pub enum ViewError {
         limit: u32,
     },
     /// A row is to be given two values.
-    #[error("cannot assign row {row} of {name:?} twice at once")]
+    #[error("cannot assign row {row} of {name:?} twice at once: it is at place {place} again")]
     RowTwice {
         /// The variable.
         name: String,
         /// The row.
         row: u64,
+        /// Where among the numbers it is the second time, from 0.
+        place: usize,
     },
     /// The variable has a gradient in this push already, or is named twice.
     #[error("cannot use {name:?} twice at once")]
@@ -281,12 +283,14 @@ pub enum ViewError {
 #[non_exhaustive]
 pub enum Error {
     /// A row of a table that is pushed or assigned has a NaN or an infinity.
-    #[error("cannot push {value} in row {row} of {variable:?}")]
+    #[error("cannot push {value} in row {row} of {variable:?}, as element {element} of the row")]
     NonFiniteRow {
         /// The table.
         variable: String,
         /// The id of the row.
         row: u64,
+        /// The first bad element of the row.
+        element: usize,
         /// The value.
         value: f64,
     },
@@ -370,6 +374,23 @@ pub enum Error {
         element: usize,
         /// Its value.
         value: f64,
+    },
+    /// More rows of a table than there may be: new ones of one that evicts none, or such as are given
+    /// values. The push has changed nothing on this shard, and may have on others.
+    #[error(
+        "cannot push {more} new rows of {variable:?}: {shard} has {rows} of it, and {limit} at most"
+    )]
+    TableFull {
+        /// The table.
+        variable: String,
+        /// Who has no room.
+        shard: ShardId,
+        /// How many rows it has.
+        rows: u64,
+        /// How many more the push has.
+        more: u64,
+        /// How many there may be.
+        limit: u64,
     },
     /// A gradient cannot be encoded. Nothing was sent.
     #[error("cannot push {variable:?}: {error}")]

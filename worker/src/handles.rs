@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
+use pushpull_common::ids::VariableId;
 use pushpull_common::protocol::Refusal;
 
 use crate::client::PullCall;
@@ -114,20 +115,30 @@ impl Future for VariableHandle<'_> {
     }
 }
 
-/// What a shard has found in a gradient that was left to it, told as it is told of one that was looked
-/// at here. Elements of rows have other numbers there, and stay with the refusal.
+/// What a shard says of a variable by its number, told by its name. Elements of rows have other numbers
+/// there, and stay with the refusal.
 fn named(plan: Option<&Plan>, error: Error) -> Error {
-    let Error::Refused { refusal: Refusal::NonFinite { variable, element, value }, .. } = &error
-    else {
-        return error;
-    };
+    let Error::Refused { shard, ref refusal, .. } = error else { return error };
     let variables = plan.map_or(&[][..], |plan| plan.catalogue().variables());
-    match variables.get(variable.0 as usize).filter(|variable| !variable.is_sparse()) {
-        Some(variable) => Error::NonFinite {
-            variable: variable.name().to_owned(),
-            element: *element as usize,
-            value: *value,
+    let spec = |variable: &VariableId| variables.get(variable.0 as usize);
+    match refusal {
+        Refusal::NonFinite { variable, element, value } => {
+            match spec(variable).filter(|variable| !variable.is_sparse()) {
+                Some(variable) => Error::NonFinite {
+                    variable: variable.name().to_owned(),
+                    element: *element as usize,
+                    value: *value,
+                },
+                None => error,
+            }
+        }
+        &Refusal::TableFull { ref variable, rows, more, limit } => match spec(variable) {
+            Some(variable) => {
+                let variable = variable.name().to_owned();
+                Error::TableFull { variable, shard, rows, more, limit }
+            }
+            None => error,
         },
-        None => error,
+        _ => error,
     }
 }

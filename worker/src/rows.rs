@@ -46,11 +46,11 @@ pub(crate) fn check<T: Element>(
     }
 }
 
-/// The first number that is there twice, if one is.
-pub(crate) fn twice(ids: &[u64]) -> Option<u64> {
-    let mut sorted = ids.to_vec();
+/// The lowest number that is there twice, if one is, and the place where it is the second time.
+pub(crate) fn twice(ids: &[u64]) -> Option<(u64, usize)> {
+    let mut sorted: Vec<(u64, usize)> = ids.iter().copied().zip(0..).collect();
     sorted.sort_unstable();
-    sorted.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0])
+    sorted.windows(2).find(|pair| pair[0].0 == pair[1].0).map(|pair| pair[1])
 }
 
 /// The place of the partition that holds a row of a variable.
@@ -122,7 +122,10 @@ impl RowsOf<'_> {
         let (variable, width) = (spec.name().to_owned(), spec.shape().row_elements() as usize);
         let row = self.ids[element / width];
         match spec.as_table() {
-            Some(_) => Error::NonFiniteRow { variable, row, value },
+            Some(_) => {
+                let element = element % width;
+                Error::NonFiniteRow { variable, row, element, value }
+            }
             None => {
                 let element = row as usize * width + element % width;
                 Error::NonFinite { variable, element, value }
@@ -508,7 +511,7 @@ mod tests {
             other => panic!("{other}"),
         };
         assert_eq!((of(1), of(2)), (3, 6));
-        assert_eq!((twice(&[3, 1, 3]), twice(&[3, 1])), (Some(3), None));
+        assert_eq!((twice(&[3, 1, 3]), twice(&[3, 1])), (Some((3, 2)), None));
     }
 
     proptest! {

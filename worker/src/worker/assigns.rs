@@ -45,8 +45,8 @@ impl Worker {
     ) -> Result<(), Error> {
         let plan = self.joined("assign rows")?.plan.clone();
         let variable = rows::check::<T>(&plan, name, ids, rows.len())?;
-        if let Some(row) = rows::twice(ids) {
-            return Err(ViewError::RowTwice { name: name.to_owned(), row }.into());
+        if let Some((row, place)) = rows::twice(ids) {
+            return Err(ViewError::RowTwice { name: name.to_owned(), row, place }.into());
         }
         let mut own = OwnParts::default();
         own.rows.set(&plan, variable, ids, rows)?;
@@ -60,7 +60,7 @@ impl Worker {
         let (operation, own) = (Operation::Assign {}, Some(Arc::new(own)));
         let order = PushOrder::of_parts(operation, None, Read::default(), Vec::new());
         let order = PushOrder { own, ..order };
-        self.assign_order(order).await.map(|_| ())
+        self.assign_order(order, &plan).await.map(|_| ())
     }
 
     pub(crate) async fn assign_bytes(
@@ -82,13 +82,13 @@ impl Worker {
             return Ok(());
         }
         let order = PushOrder::of_parts(operation, None, Read::default(), parts);
-        self.assign_order(order).await.map(|_| ())
+        self.assign_order(order, plan).await.map(|_| ())
     }
 
-    /// Before the worker has joined, too: the chief gives variables their first values.
-    fn assign_order(&self, order: PushOrder) -> PushHandle {
+    /// Before the worker has joined, too: the chief gives variables their first values then.
+    fn assign_order(&self, order: PushOrder, plan: &Arc<Plan>) -> PushHandle {
         let Client { caller, config, .. } = &self.client;
         let call = caller.call("push", Command::Push { order }, config.timeout);
-        PushHandle::new(call, None)
+        PushHandle::new(call, Some(plan.clone()))
     }
 }
