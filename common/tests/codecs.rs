@@ -278,7 +278,7 @@ proptest! {
 /// What stays small is made good in the end: a gradient far below what a codec sends at once.
 #[test]
 fn nothing_is_lost_for_good() {
-    let mut gradient = vec![1e-4f32; 1000];
+    let mut gradient = vec![1e-3f32; 1000];
     gradient[0] = 1.0;
     for codec in CODECS {
         let mut residual = Residual::new(gradient.len());
@@ -290,8 +290,8 @@ fn nothing_is_lost_for_good() {
                 *sum += f64::from(found);
             }
         }
-        // Given was 1. What is on its way is no more than a threshold, or a few blocks' largest.
-        let late = sum.iter().skip(1).map(|sum| (sum - 1.0).abs()).fold(0.0, f64::max);
+        // Given was 10. What is on its way is no more than a threshold, or a few blocks' largest.
+        let late = sum.iter().skip(1).map(|sum| (sum - 10.0).abs()).fold(0.0, f64::max);
         assert!(late <= 1.0, "{codec}: {late}");
     }
 }

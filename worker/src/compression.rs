@@ -391,6 +391,29 @@ mod tests {
         assert_eq!(chosen(&[("rows", int8), ("*", None)]), [None; 3]);
     }
 
+    /// What a server says it knows when it is met decides, for each variable that it holds.
+    #[test]
+    fn a_codec_that_a_server_does_not_know_is_refused_by_name() {
+        let variables = ["a", "b"].map(|name| VariableSpec::f32(name, [4]).unwrap()).to_vec();
+        let map = ShardMap::new([0, 1], 1).unwrap();
+        let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
+        let catalogue = Catalogue::new(variables, &placement).unwrap();
+        let old = Encodings(1 << Encoding::F16.code());
+        let shards = [0, 1].map(|task| ShardId { task, shard: 0 });
+        let known = BTreeMap::from([(shards[0], Encodings::all()), (shards[1], old)]);
+        let join = |names: &str, codec| {
+            let rules = [Rule { names: names.into(), codec: Some(codec) }];
+            Compression::new(&catalogue, &rules, &known, 0).map(|_| ())
+        };
+        let refused = join("*", Codec::OneBit).unwrap_err();
+        assert!(
+            matches!(&refused, JoinError::UnknownCodec { variable, codec: Codec::OneBit, shard }
+                if variable == "b" && *shard == shards[1]),
+            "{refused}"
+        );
+        assert!(join("a", Codec::OneBit).is_ok() && join("*", Codec::F16).is_ok());
+    }
+
     /// What is found among halves is found at its place, however many are looked at at a time.
     #[test]
     fn elements_that_are_widened_keep_their_places() {
