@@ -5,10 +5,11 @@ use pushpull::{Error, Params};
 
 use crate::history::{Entry, History};
 use crate::setting::{
-    CACHE, CHUNK, ROWS, SHARDS, Setting, TABLE, WIDTH, WORKERS, dense, id, ledger, row, rows, table,
+    CACHE, CACHED_ROWS, CHUNK, ROWS, SHARDS, Setting, TABLE, WIDTH, WORKERS, dense, id, ledger,
+    row, rows, table,
 };
 
-/// What was found. The three counts must be zero.
+/// What was found. The first three counts must be zero.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Verdict {
     /// Pushes that were acknowledged, and are not there.
@@ -17,6 +18,8 @@ pub(crate) struct Verdict {
     pub(crate) duplicated: u64,
     /// Variables, or pairs of them, of which only a part has changed.
     pub(crate) torn: u64,
+    /// Rows that were pushed, and made room for others.
+    pub(crate) evicted: u64,
     /// The first faults, by name.
     pub(crate) names: Vec<String>,
 }
@@ -33,6 +36,7 @@ impl Verdict {
         self.lost += other.lost;
         self.duplicated += other.duplicated;
         self.torn += other.torn;
+        self.evicted += other.evicted;
         other.names.into_iter().for_each(|name| self.name(name));
     }
 
@@ -64,25 +68,37 @@ impl Verdict {
 
     /// The rows of a worker's tables on a shard for a part of its ledger: those of the one that grows
     /// hold what the ledger does; those of the one that has not room for all, too, or were evicted.
+    /// Returns how many of these rows were pushed, and how many the latter has.
     fn tables(
         &mut self,
         reader: &mut Reader,
         (worker, shard, chunk): (u32, usize, u64),
         ledger: &[f32],
-    ) -> Result<(), Error> {
+    ) -> Result<(u64, u64), Error> {
         let ids: Vec<u64> = (chunk * CHUNK..(chunk + 1) * CHUNK).map(id).collect();
         let mut found = vec![0.0_f32; (CHUNK * WIDTH) as usize];
+        let mut cached = 0;
         for kind in [TABLE, CACHE] {
             let name = table(kind, worker, shard);
             reader.pull_rows(&name, &ids, &mut found)?;
             for ((id, row), &entry) in ids.iter().zip(found.chunks(WIDTH as usize)).zip(ledger) {
-                let evicted = kind == CACHE && row.iter().all(|&value| value == 0.0);
-                if !evicted && row.iter().any(|&value| value != entry) {
+                let is_there = row.iter().any(|&value| value != 0.0);
+                cached += u64::from(kind == CACHE && is_there);
+                if (is_there || kind == TABLE) && row.iter().any(|&value| value != entry) {
                     self.torn(format!("row {id} of {name} is {row:?}, the ledger has {entry}"));
                 }
             }
         }
-        Ok(())
+        Ok((ledger.iter().filter(|&&entry| entry != 0.0).count() as u64, cached))
+    }
+
+    /// A row is evicted only where there is no room, and then one for each that comes.
+    fn cache(&mut self, name: &str, (pushed, cached): (u64, u64)) {
+        let expected = pushed.min(CACHED_ROWS);
+        if cached != expected {
+            self.torn(format!("{name} has {cached} of {pushed} rows, not {expected}"));
+        }
+        self.evicted += pushed.saturating_sub(cached);
     }
 
     /// A dense variable: all its elements are equal. Returns what they are.
@@ -112,6 +128,7 @@ pub(crate) fn judge(
             let history = &histories[worker as usize];
             // What each row must hold: a push enters the ledger and changes its row, or does neither.
             let mut made = [0.0_f32; ROWS as usize];
+            let mut cached = (0, 0);
             for chunk in 0..setting.chunks {
                 let name = ledger(worker, chunk, shard);
                 let values = setting.entries(params, &name)?;
@@ -121,8 +138,10 @@ pub(crate) fn judge(
                     entered += f64::from(value);
                     made[row(element as u64) as usize] += value;
                 }
-                verdict.tables(reader, (worker, shard, chunk), &values)?;
+                let found = verdict.tables(reader, (worker, shard, chunk), &values)?;
+                cached = (cached.0 + found.0, cached.1 + found.1);
             }
+            verdict.cache(&table(CACHE, worker, shard), cached);
             let name = rows(worker, shard);
             let ids: Vec<u64> = (0..ROWS).collect();
             let mut table = [0.0_f32; (ROWS * WIDTH) as usize];

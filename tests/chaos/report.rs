@@ -53,6 +53,9 @@ impl Report {
         if self.acknowledged == 0 {
             faults.push("nothing was acknowledged".to_owned());
         }
+        if self.acknowledged >= 1_000 && self.verdict.evicted == 0 {
+            faults.push("no row was evicted".to_owned());
+        }
         faults
     }
 
@@ -70,8 +73,8 @@ impl Report {
         };
         format!(
             "{{\"test\":\"chaos\",\"kills\":{},\"in_flight_at_kill\":{},\"acknowledged\":{},\
-             \"unknown\":{},\"lost\":{},\"duplicated\":{},\"torn\":{},\"recovery_p50_ms\":{},\
-             \"recovery_p99_ms\":{}}}",
+             \"unknown\":{},\"lost\":{},\"duplicated\":{},\"torn\":{},\"evicted\":{},\
+             \"recovery_p50_ms\":{},\"recovery_p99_ms\":{}}}",
             self.kills,
             self.in_flight,
             self.acknowledged,
@@ -79,6 +82,7 @@ impl Report {
             self.verdict.lost,
             self.verdict.duplicated,
             self.verdict.torn,
+            self.verdict.evicted,
             percentile(50),
             percentile(99)
         )

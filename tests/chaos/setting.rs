@@ -164,7 +164,7 @@ pub(crate) fn table(kind: &str, worker: u32, shard: usize) -> String {
 pub(crate) const TABLE: &str = "table";
 /// One that has room for some of them.
 pub(crate) const CACHE: &str = "cache";
-const CACHED_ROWS: u64 = 50;
+pub(crate) const CACHED_ROWS: u64 = 50;
 
 /// The id of the row that belongs to an entry of the ledger.
 pub(crate) fn id(element: u64) -> u64 {
