@@ -164,6 +164,8 @@ pub(super) fn live(life: &Life, shelf: Shelf, mut observer: Observer) -> Arc<PsC
         let (index, values) = (index_of(&ids), numbers(2 * ids.len(), 7.0));
         applied(&world.push_answer(line, &push, &[(3496, &index), (1568, &values)]));
     }
+    let evicted = world.metrics().table_rows_evicted;
+    assert_eq!(evicted > 0, life.crowd, "{evicted} rows were evicted");
     // In parts, which are applied as they come.
     let push = world.gradient(line, 3);
     let parts = [(0, &all[..256]), (256, &all[256..400]), (400, &all[400..])];
