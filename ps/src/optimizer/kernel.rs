@@ -1,4 +1,5 @@
-//! The vector loops, compiled once for the baseline and once for AVX2, chosen at run time.
+//! The vector loops, compiled once for the baseline and once for AVX2, chosen at run time. The
+//! baseline of x86-64 has SSE2, that of AArch64 has NEON.
 //!
 //! A rule says what one element and its slots become. Two drivers take it over runs, a line of
 //! elements at a time: one changes them in place, the other writes what they become to another
