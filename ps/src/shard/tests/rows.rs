@@ -1,5 +1,7 @@
 //! Rows of sparse variables: pulled, pushed, refused, and the same as what is dense.
 
+use std::sync::Arc;
+
 use proptest::prelude::*;
 use pushpull_common::ids::{PartitionId, VariableId};
 use pushpull_common::partition::Partitioner;
@@ -12,7 +14,9 @@ use pushpull_common::variable::VariableSpec;
 use super::peers::{Push, bytes_of, chief, f32s, index_of, worker};
 use super::world::{Line, World};
 use crate::config::PsConfig;
-use crate::optimizer::{Adagrad, Adam, Momentum, Optimizer, Sgd};
+use crate::optimizer::{
+    Adadelta, Adagrad, Adam, AdamW, Ftrl, Momentum, Optimizer, RmsProp, Rules, Sgd,
+};
 
 /// `dense` (6 f32, at 0) and `table` (5 rows of 3 f32, at 24; its index at 88).
 fn variables() -> Vec<VariableSpec> {
@@ -194,30 +198,45 @@ fn tables_in_more_parts_than_there_may_be_are_refused() {
 }
 
 /// A shard whose only variable is `table`, sparse or not, of blocks that its rows straddle.
-fn alone(optimizer: impl Optimizer, rows: u64, sparse: bool) -> (World, Line) {
+fn alone(optimizer: Arc<dyn Optimizer>, rows: u64, sparse: bool) -> (World, Line) {
     let table = VariableSpec::f32("table", [rows, 3]).unwrap();
     let table = if sparse { table.sparse() } else { table };
-    let configure = |config| PsConfig { block_bytes: 64, ..config };
-    let (mut world, _) = World::ready(vec![table], optimizer, configure);
+    let rules = Rules::new(optimizer);
+    let configure = |config| PsConfig { rules: rules.clone(), block_bytes: 64, ..config };
+    let (mut world, _) = World::ready(vec![table], Sgd::new(1.0), configure);
     let line = world.join(0, &mut worker(1));
     (world, line)
 }
 
+/// Every rule that a sparse variable may have.
+fn rules() -> Vec<Arc<dyn Optimizer>> {
+    vec![
+        Arc::new(Sgd::new(0.1).weight_decay(0.2)),
+        Arc::new(Momentum::new(0.1, 0.9)),
+        Arc::new(Momentum::nesterov(0.1, 0.9).l2(0.1)),
+        Arc::new(Adagrad::new(0.1)),
+        Arc::new(Adadelta::new(1.0)),
+        Arc::new(RmsProp::new(0.1).momentum(0.9)),
+        Arc::new(RmsProp::new(0.1).momentum(0.9).centered()),
+        Arc::new(Adam::new(0.1)),
+        Arc::new(Adam::new(0.1).lazy()),
+        Arc::new(AdamW::new(0.1)),
+        Arc::new(Ftrl::new(0.1).l1(0.1).l2_shrinkage(0.05)),
+    ]
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(ProptestConfig::with_cases(64))]
 
     /// Rows that are not in a push count as zeros for a rule that changes all; for the others a push
     /// of all rows is a dense one.
     #[test]
     fn rows_are_as_good_as_a_dense_gradient(
         pushes in prop::collection::vec(prop::collection::btree_set(0_u32..40, 0..40), 1..6),
-        every in any::<bool>(),
+        rule in prop::sample::select(rules()),
     ) {
         const ROWS: u32 = 40;
-        let start = |sparse| match every {
-            false => alone(Adam::new(0.1), ROWS.into(), sparse),
-            true => alone(Adagrad::new(0.1), ROWS.into(), sparse),
-        };
+        let start = |sparse| alone(rule.clone(), ROWS.into(), sparse);
         let ((mut sparse, a), (mut dense, b)) = (start(true), start(false));
         let moves_all = sparse.config.rules.default().moves_absent_rows();
         let index = u64::from(ROWS) * 12;
