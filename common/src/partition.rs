@@ -86,21 +86,20 @@ impl Partitioner {
     pub fn parts(&self, shape: &Shape, dtype: DType) -> Result<u32, PartitionError> {
         // Neither factor exceeds a shape's bounds, so the product is below 2^52.
         let row_bytes = shape.row_elements() * dtype.master().size() as u64;
-        self.parts_of_rows(shape, dtype, row_bytes)
+        self.parts_of(shape, dtype, (shape.rows(), row_bytes))
     }
 
-    /// The same where a row counts as so many bytes.
-    pub(crate) fn parts_of_rows(
+    /// The same where sizes are those of so many rows of so many bytes each.
+    pub(crate) fn parts_of(
         &self,
         shape: &Shape,
         dtype: DType,
-        row_bytes: u64,
+        (rows, row_bytes): (u64, u64),
     ) -> Result<u32, PartitionError> {
         self.check()?;
         if shape.rank() == 0 {
             return Ok(1);
         }
-        let rows = shape.rows();
         let parts = match *self {
             Partitioner::None => 1,
             Partitioner::Fixed { shards } => u64::from(shards),
@@ -115,7 +114,7 @@ impl Partitioner {
         if parts == 0 {
             return Err(self.zero("its result"));
         }
-        let parts = parts.min(rows).max(1);
+        let parts = parts.min(shape.rows()).max(1);
         match u32::try_from(parts) {
             Ok(parts) if parts <= Partitioner::PARTS_MAX => Ok(parts),
             _ => Err(PartitionError::TooMany { parts }),

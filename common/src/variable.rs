@@ -285,11 +285,8 @@ impl VariableSpec {
     /// Into how many parts the partitioner cuts it. Calls a custom partitioner.
     pub fn parts(&self) -> Result<u32, VariableError> {
         let parts = match self.table {
-            // What its buckets may take, not what as many rows would.
-            Some(table) => {
-                let row_bytes = table.bytes_of(1).max(1);
-                self.partitioner.parts_of_rows(&self.shape, self.dtype, row_bytes)
-            }
+            // What it may take, byte by byte, and not what a row for each bucket would.
+            Some(table) => self.partitioner.parts_of(&self.shape, self.dtype, (table.bytes_max, 1)),
             None => self.partitioner.parts(&self.shape, self.dtype),
         };
         parts.map_err(|source| VariableError::Partitioner { name: self.name.clone(), source })

@@ -13,7 +13,7 @@ pub(crate) const MAGIC: [u8; 8] = *b"PUSHPULL";
 
 /// The format of the files. Goes up with every change of what any of them holds; an arena of another
 /// format is refused, and a checkpoint carries its values over.
-pub(crate) const FORMAT: u32 = 9;
+pub(crate) const FORMAT: u32 = 10;
 
 /// What a file holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

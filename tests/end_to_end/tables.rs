@@ -183,6 +183,42 @@ fn tables_are_saved_and_restored_into_any_layout() {
     small.stop();
 }
 
+/// Chance is drawn when a push is made, so that nobody knows before whom it admits: a table takes pushes
+/// until it is full, and none with new rows from then on.
+#[test]
+fn a_table_that_chance_has_filled_refuses_new_rows() {
+    let cluster = Cluster::start(1, 1, Sgd::new(1.0), |config| config);
+    let mut worker = cluster.worker(0);
+    let spec = TableSpec::new(100 * (16 + TableSpec::ROW_OVERHEAD_BYTES)).rows_at_once(1_000);
+    let spec = spec.admission(Admission::Chance { probability: 0.05 });
+    worker.join(&variables(1, spec), |_| ()).unwrap();
+    let mut push = |ids: std::ops::Range<u64>| {
+        let token = worker.token().unwrap().unwrap();
+        let (ids, mut gradients) = (ids.collect::<Vec<u64>>(), worker.gradients());
+        gradients.set_rows("table", &ids, &vec![1.0_f32; 3 * ids.len()])?;
+        worker.push(token, gradients)
+    };
+    let rows = || cluster.handle().metrics().table_rows;
+    for block in 0..100 {
+        let (before, result) = (rows(), push(1_000 * block..1_000 * block + 1_000));
+        let Ok(result) = result else {
+            assert_eq!(before, 100, "it was full");
+            let full = Error::TableFull {
+                variable: "table".to_owned(),
+                shard: ShardId::default(),
+                rows: 100,
+                more: 1_000,
+                limit: 100,
+            };
+            assert_eq!(result, Err(full));
+            assert!(block >= 2, "about 50 of each thousand come");
+            return cluster.stop();
+        };
+        assert!(matches!(result, Push::Applied { .. }));
+    }
+    panic!("{} rows, and nothing is refused", rows());
+}
+
 #[test]
 fn what_a_table_cannot_take_is_refused() {
     let cluster = Cluster::start(1, 1, Sgd::new(1.0), |config| config);

@@ -120,8 +120,8 @@ impl Schedule {
         }
     }
 
-    /// The least rate that it names. An exponential one names its first, and falls below that without
-    /// ever being 0.
+    /// The least rate that it names. An exponential one names its first, and falls from there towards
+    /// 0.
     pub(super) fn least(&self) -> f64 {
         match &self.course {
             Course::Constant(rate) => *rate,

@@ -21,7 +21,7 @@ mod write;
 use pushpull_common::catalogue::Partition;
 use pushpull_common::initializer::{InitialKey, Initializer};
 use pushpull_common::rows::Numbers;
-use pushpull_common::table::{Eviction, TableSpec};
+use pushpull_common::table::{Admission, Eviction, TableSpec};
 use pushpull_common::tensor::DType;
 
 use crate::arena::Loan;
@@ -177,6 +177,11 @@ impl Table {
     /// Whether it refuses rows when it is full.
     pub(crate) fn refuses(&self) -> bool {
         self.spec.eviction == Eviction::Refuse
+    }
+
+    /// Whether chance decides who comes.
+    pub(crate) fn draws(&self) -> bool {
+        matches!(self.spec.admission, Admission::Chance { .. })
     }
 
     /// The memory of its records, in bytes.

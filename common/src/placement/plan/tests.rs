@@ -101,6 +101,11 @@ fn tables_are_as_large_as_they_may_become() {
     let placement = Placement::plan(&placed, &map(&[0, 1], 1), &Strategy::RoundRobin).unwrap();
     let bytes: Vec<u64> = placement.partitions().iter().map(|placed| placed.bytes).collect();
     assert_eq!(bytes, [16 << 20; 4]);
+    let cut = |bytes_max| {
+        let cut = Partitioner::MaxSize { bytes_max, shards_max: None };
+        table("t", 5_000).partitioner(cut).parts()
+    };
+    assert_eq!((cut(5_000), cut(4_999), cut(1)), (Ok(1), Ok(2), Ok(5_000)));
 }
 
 #[test]
