@@ -20,8 +20,10 @@ pub(crate) fn per_step(case: &Case) -> [[f64; 2]; 2] {
     // So many, with others between, that a push is of many stretches.
     let mut variables = Vec::from(SPARSE.map(|name| rows(name).partitioner(split.clone())));
     variables[0] = rows("whole");
-    // One has room for few more: every push is looked at for new ones. The other has room for many.
-    variables[1] = table("table", (48 + width * dtype.master().size() as u64) * ROWS);
+    // One has room for few more: every push is looked at for new ones. Of two shards, either may have
+    // somewhat more than half of them. The other has room for many.
+    let row = (width * dtype.master().size() as u64).next_multiple_of(8);
+    variables[1] = table("table", (row + TableSpec::ROW_OVERHEAD_BYTES) * (ROWS + ROWS / 8));
     variables[2] = table("roomy", 1 << 20);
     let dense = DENSE.map(|name| VariableSpec::new(name, dtype, shape(&[3])).unwrap());
     dense.into_iter().enumerate().for_each(|(index, dense)| variables.insert(2 * index, dense));
