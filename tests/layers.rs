@@ -106,6 +106,8 @@ const UNSAFE: &[&str] = &[
     // What tests and the simulator see of a crash.
     "ps/src/arena/shelf.rs",
     "ps/src/optimizer/kernel.rs",
+    "ps/src/runtime/near.rs",
+    "worker/src/runtime/near.rs",
     "worker/src/runtime/shared_memory.rs",
     "examples/digits/model/gemm.rs",
 ];

@@ -120,7 +120,7 @@ impl Gate {
                 };
                 loop {
                     match listener.accept().await {
-                        Ok((stream, _)) => self.admit(Ok(Link::Unix(stream))),
+                        Ok((stream, _)) => self.admit(Link::unix(stream)),
                         Err(error) => rest_after(error).await,
                     }
                 }

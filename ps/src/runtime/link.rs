@@ -1,6 +1,6 @@
 //! The stream under a connection: TCP or a Unix socket, with one face.
 
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 #[cfg(target_os = "linux")]
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
@@ -11,13 +11,14 @@ use std::time::Duration;
 use tokio::io::{Interest, Ready};
 use tokio::net::{TcpStream, UnixStream};
 
+use super::near::Near;
 use crate::shard::Way;
 
 /// A connected stream.
 #[derive(Debug)]
 pub(super) enum Link {
     Tcp(TcpStream),
-    Unix(UnixStream),
+    Unix(Near),
 }
 
 /// A stream on its way from the accepting thread to a shard's.
@@ -39,6 +40,11 @@ impl Link {
         Ok(Link::Tcp(stream))
     }
 
+    /// Takes a Unix socket that is connected.
+    pub(super) fn unix(stream: UnixStream) -> io::Result<Link> {
+        Near::new(stream.into_std()?).map(Link::Unix)
+    }
+
     /// How the peer has come.
     pub(super) fn way(&self) -> Way {
         match self {
@@ -46,24 +52,21 @@ impl Link {
                 Ok(peer) if !peer.ip().is_loopback() => Way::Remote,
                 _ => Way::Loopback,
             },
-            Link::Unix(stream) => {
-                let us = rustix::process::geteuid().as_raw();
-                Way::Unix { same_user: stream.peer_cred().is_ok_and(|peer| peer.uid() == us) }
-            }
+            Link::Unix(stream) => Way::Unix { same_user: stream.is_of_same_user() },
         }
     }
 
     pub(super) fn detach(self) -> io::Result<Detached> {
         match self {
             Link::Tcp(stream) => stream.into_std().map(Detached::Tcp),
-            Link::Unix(stream) => stream.into_std().map(Detached::Unix),
+            Link::Unix(stream) => Ok(Detached::Unix(stream.into_inner())),
         }
     }
 
     pub(super) fn attach(detached: Detached) -> io::Result<Link> {
         match detached {
             Detached::Tcp(stream) => TcpStream::from_std(stream).map(Link::Tcp),
-            Detached::Unix(stream) => UnixStream::from_std(stream).map(Link::Unix),
+            Detached::Unix(stream) => Near::new(stream).map(Link::Unix),
         }
     }
 
@@ -77,7 +80,7 @@ impl Link {
     pub(super) fn try_read(&self, slices: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         match self {
             Link::Tcp(stream) => stream.try_read_vectored(slices),
-            Link::Unix(stream) => stream.try_read_vectored(slices),
+            Link::Unix(stream) => stream.read(|mut stream| stream.read_vectored(slices)),
         }
     }
 
@@ -95,8 +98,7 @@ impl Link {
         let mut space = vec![MaybeUninit::uninit(); rights.size()];
         let mut control = SendAncillaryBuffer::new(&mut space);
         control.push(rights);
-        let send = || Ok(sendmsg(stream, slices, &mut control, SendFlags::NOSIGNAL)?);
-        stream.try_io(Interest::WRITABLE, send)
+        stream.write(|stream| Ok(sendmsg(stream, slices, &mut control, SendFlags::NOSIGNAL)?))
     }
 
     /// The same where no memory is lent.
@@ -108,7 +110,7 @@ impl Link {
     pub(super) fn try_write(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         match self {
             Link::Tcp(stream) => stream.try_write_vectored(slices),
-            Link::Unix(stream) => stream.try_write_vectored(slices),
+            Link::Unix(stream) => stream.write(|mut stream| stream.write_vectored(slices)),
         }
     }
 }

@@ -8,6 +8,7 @@ mod connection;
 mod handle;
 mod link;
 mod listener;
+mod near;
 mod outbox;
 mod owner_link;
 mod patience;

@@ -59,7 +59,7 @@ pub(super) struct Line {
 impl Line {
     pub(super) async fn connect(address: &str) -> Result<Line, String> {
         let connected = match address.strip_prefix("unix:") {
-            Some(path) => UnixStream::connect(path).await.map(Link::Unix),
+            Some(path) => UnixStream::connect(path).await.and_then(Link::unix),
             None => match TcpStream::connect(address).await {
                 Ok(stream) => Link::tcp(stream),
                 Err(error) => Err(error),

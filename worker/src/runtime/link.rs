@@ -1,6 +1,8 @@
 //! The stream to a shard: TCP or a Unix socket, with one face.
 
-use std::io::{self, IoSlice, IoSliceMut};
+#[cfg(not(target_os = "linux"))]
+use std::io::Read;
+use std::io::{self, IoSlice, IoSliceMut, Write};
 #[cfg(target_os = "linux")]
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
@@ -8,18 +10,20 @@ use std::os::fd::OwnedFd;
 use tokio::io::{Interest, Ready};
 use tokio::net::{TcpStream, UnixStream};
 
+use super::near::Near;
+
 /// A connected stream.
 #[derive(Debug)]
 pub(super) enum Link {
     Tcp(TcpStream),
-    Unix(UnixStream),
+    Unix(Near),
 }
 
 impl Link {
     /// Connects to `host:port` or `unix:/path`.
     pub(super) async fn connect(address: &str) -> io::Result<Link> {
         if let Some(path) = address.strip_prefix("unix:") {
-            return UnixStream::connect(path).await.map(Link::Unix);
+            return Near::new(UnixStream::connect(path).await?.into_std()?).map(Link::Unix);
         }
         // A name is looked up anew each time: a server may come back somewhere else.
         let stream = TcpStream::connect(address).await?;
@@ -55,7 +59,7 @@ impl Link {
     pub(super) fn try_write(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         match self {
             Link::Tcp(stream) => stream.try_write_vectored(slices),
-            Link::Unix(stream) => stream.try_write_vectored(slices),
+            Link::Unix(stream) => stream.write(|mut stream| stream.write_vectored(slices)),
         }
     }
 }
@@ -66,16 +70,15 @@ const DESCRIPTORS_MAX: usize = 4;
 
 #[cfg(target_os = "linux")]
 fn receive(
-    stream: &UnixStream,
+    stream: &Near,
     slices: &mut [IoSliceMut<'_>],
     take: impl FnMut(OwnedFd),
 ) -> io::Result<usize> {
     use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let read = stream.try_io(Interest::READABLE, || {
-        Ok(recvmsg(stream, slices, &mut control, RecvFlags::CMSG_CLOEXEC)?)
-    })?;
+    let read = stream
+        .read(|stream| Ok(recvmsg(stream, slices, &mut control, RecvFlags::CMSG_CLOEXEC)?))?;
     let rights = control.drain().filter_map(|message| match message {
         RecvAncillaryMessage::ScmRights(rights) => Some(rights),
         _ => None,
@@ -87,11 +90,11 @@ fn receive(
 /// The same where none are asked for.
 #[cfg(not(target_os = "linux"))]
 fn receive(
-    stream: &UnixStream,
+    stream: &Near,
     slices: &mut [IoSliceMut<'_>],
     _: impl FnMut(OwnedFd),
 ) -> io::Result<usize> {
-    stream.try_read_vectored(slices)
+    stream.read(|mut stream| stream.read_vectored(slices))
 }
 
 /// Refuses a stream that has met itself. While a server on this host is dead, the system may try to

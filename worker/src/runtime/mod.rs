@@ -6,6 +6,8 @@ mod driver;
 mod lenders;
 mod link;
 mod links;
+#[expect(unsafe_code, reason = "a registration of a descriptor depends on it being open")]
+mod near;
 mod outbox;
 mod patience;
 mod post;

@@ -1,0 +1,98 @@
+//! A Unix socket that wakes nobody because its peer has read.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::io::unix::AsyncFd;
+use tokio::io::{Interest, Ready};
+
+/// How often in a row nothing is left to write, until it is no longer watched whether there is room.
+const ROOMY: u32 = 64;
+
+/// A connected Unix socket.
+///
+/// Whoever waits for anything that a Unix socket may become is woken whenever its peer has read, for it can be
+/// written then; a TCP socket says so only to those whom it had no room for. Where a request is a frame there and one
+/// back each side would be woken twice for it, and the second time the processor is taken from somebody who computes.
+/// So it is waited for room only where there was none lately.
+#[derive(Debug)]
+pub(super) struct Near {
+    stream: AsyncFd<UnixStream>,
+    room: Mutex<Room>,
+}
+
+/// Whether there is room to write.
+#[derive(Debug, Default)]
+struct Room {
+    /// The same socket, while it is watched.
+    watched: Option<Arc<AsyncFd<UnixStream>>>,
+    /// How often nothing was left to write since there was no room.
+    roomy: u32,
+}
+
+impl Near {
+    pub(super) fn new(stream: UnixStream) -> io::Result<Near> {
+        stream.set_nonblocking(true)?;
+        let stream = register(stream, Interest::READABLE)?;
+        Ok(Near { stream, room: Mutex::default() })
+    }
+
+    /// Waits until it may be read, or written, or what of both is asked for.
+    pub(super) async fn ready(&self, interest: Interest) -> io::Result<Ready> {
+        if !interest.is_writable() {
+            self.room().all_is_written();
+            return Ok(self.stream.readable().await?.ready());
+        }
+        let room = self.room().watch(self.stream.get_ref())?;
+        tokio::select! {
+            biased;
+            ready = self.stream.readable(), if interest.is_readable() => Ok(ready?.ready()),
+            ready = room.writable() => Ok(ready?.ready()),
+        }
+    }
+
+    /// Reads, if something may be there.
+    pub(super) fn read<R>(&self, read: impl FnOnce(&UnixStream) -> io::Result<R>) -> io::Result<R> {
+        self.stream.try_io(Interest::READABLE, read)
+    }
+
+    /// Writes, if there may be room.
+    pub(super) fn write<R>(
+        &self,
+        write: impl FnOnce(&UnixStream) -> io::Result<R>,
+    ) -> io::Result<R> {
+        match &self.room().watched {
+            Some(watched) => watched.try_io(Interest::WRITABLE, write),
+            None => write(self.stream.get_ref()),
+        }
+    }
+
+    fn room(&self) -> MutexGuard<'_, Room> {
+        self.room.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Room {
+    fn all_is_written(&mut self) {
+        self.roomy += 1;
+        if self.roomy >= ROOMY {
+            *self = Room::default();
+        }
+    }
+
+    fn watch(&mut self, stream: &UnixStream) -> io::Result<Arc<AsyncFd<UnixStream>>> {
+        self.roomy = 0;
+        if let Some(watched) = &self.watched {
+            return Ok(watched.clone());
+        }
+        let watched = Arc::new(register(stream.try_clone()?, Interest::WRITABLE)?);
+        self.watched = Some(watched.clone());
+        Ok(watched)
+    }
+}
+
+fn register(stream: UnixStream, interest: Interest) -> io::Result<AsyncFd<UnixStream>> {
+    // SAFETY: a socket of the standard library has one descriptor, which is open until it is dropped.
+    Ok(unsafe { AsyncFd::register_with_interest(stream, interest) }?)
+}
