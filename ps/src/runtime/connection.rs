@@ -66,7 +66,7 @@ impl Conversation<'_> {
             }
             self.outbox.flush(&self.link, |answer| self.core.answered(answer))?;
             let closing = self.outbox.closing.get();
-            if closing && self.outbox.is_empty() {
+            if closing && self.outbox.is_idle() {
                 return Ok(());
             }
             let reads = !closing && !self.outbox.is_full();
@@ -82,7 +82,7 @@ impl Conversation<'_> {
                 // What was read may have been answered, or have made the shard close us.
                 self.outbox.flush(&self.link, |answer| self.core.answered(answer))?;
             }
-            let writes = !self.outbox.is_empty();
+            let writes = !self.outbox.is_idle();
             let interest = match (reads, writes) {
                 (true, true) => Interest::READABLE | Interest::WRITABLE,
                 (_, true) => Interest::WRITABLE,
@@ -124,7 +124,7 @@ impl Conversation<'_> {
             }
             // All that has come is answered: whoever waits for that need not wait for us to find out that
             // nothing else has.
-            if !self.outbox.is_empty() && !self.reader.has_begun() {
+            if !self.outbox.is_idle() && !self.reader.has_begun() {
                 self.outbox.flush(&self.link, |answer| self.core.answered(answer))?;
             }
             let link = &self.link;

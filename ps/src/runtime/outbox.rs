@@ -56,6 +56,8 @@ pub(super) struct Outbox {
     queue: RefCell<VecDeque<Outgoing>>,
     /// The bytes of the bodies in it.
     bodies: Cell<usize>,
+    /// What is in it is to be sent now.
+    due: Cell<bool>,
     current: RefCell<Current>,
     /// Memory of heads that are sent.
     heads: RefCell<Vec<Vec<u8>>>,
@@ -89,6 +91,7 @@ impl Outbox {
         Outbox {
             queue: RefCell::default(),
             bodies: Cell::new(0),
+            due: Cell::new(false),
             current: RefCell::default(),
             heads: RefCell::default(),
             notify: Notify::new(),
@@ -100,9 +103,15 @@ impl Outbox {
         }
     }
 
-    pub(super) fn push(&self, outgoing: Outgoing) {
+    /// Takes what is to be sent, with what comes after it or once it is due.
+    pub(super) fn put(&self, outgoing: Outgoing) {
         self.bodies.set(self.bodies.get() + outgoing.body_bytes());
         self.queue.borrow_mut().push_back(outgoing);
+    }
+
+    /// All of it is to be sent now.
+    pub(super) fn send_all(&self) {
+        self.due.set(true);
         self.notify.notify_one();
     }
 
@@ -121,7 +130,7 @@ impl Outbox {
 
     pub(super) fn close(&self) {
         self.closing.set(true);
-        self.notify.notify_one();
+        self.send_all();
     }
 
     pub(super) fn break_off(&self) {
@@ -129,8 +138,9 @@ impl Outbox {
         self.notify.notify_one();
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.queue.borrow().is_empty()
+    /// Whether nothing is to be sent now.
+    pub(super) fn is_idle(&self) -> bool {
+        !self.due.get() || self.queue.borrow().is_empty()
     }
 
     /// Whether so much waits that no more requests are read.
@@ -140,6 +150,9 @@ impl Outbox {
 
     /// Sends as much as the link takes, and hands on each answer to a pull that is sent to its end.
     pub(super) fn flush(&self, link: &Link, mut answered: impl FnMut(Answered)) -> io::Result<()> {
+        if self.is_idle() {
+            return Ok(());
+        }
         let mut queue = self.queue.borrow_mut();
         let mut current = self.current.borrow_mut();
         while let Some(front) = queue.front_mut() {
@@ -177,6 +190,7 @@ impl Outbox {
                 Err(error) => return Err(error),
             }
         }
+        self.due.set(!queue.is_empty());
         Ok(())
     }
 }

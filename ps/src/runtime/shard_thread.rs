@@ -53,6 +53,8 @@ pub(super) struct Core {
     outboxes: RefCell<HashMap<u64, Rc<Outbox>>>,
     next_connection: Cell<u64>,
     work: Notify,
+    /// Of those that have something to send which can wait until no work is left, or until the next tick.
+    unhurried: RefCell<Vec<Rc<Outbox>>>,
     /// Since when an update waits for memory that pulls hold.
     blocked_since: Cell<Option<Instant>>,
     idle: Notify,
@@ -111,15 +113,17 @@ impl Core {
         let mut shard = self.shard.borrow_mut();
         shard.handle(now, input);
         // A small push is applied here and now; only the rest of a long one waits its turn.
+        let mut work = Work::Idle;
         if shard.has_work() {
-            match self.note(now, shard.work(now)) {
+            work = self.note(now, shard.work(now));
+            match work {
                 Work::More => self.work.notify_one(),
                 // Nobody tells when it may go on.
                 Work::Blocked if shard.is_lent() => self.work.notify_one(),
                 _ => {}
             }
         }
-        self.deliver(&mut shard);
+        self.deliver(&mut shard, work);
     }
 
     /// Lends the memory for a body.
@@ -153,8 +157,11 @@ impl Core {
         self.shard.borrow().count_fault();
     }
 
-    fn deliver(&self, shard: &mut Shard) {
+    /// Does what a shard wants done, and has some of it wait while there is work: to be woken for what it can do
+    /// nothing with takes a peer two switches, and may take the processor from who works for it.
+    fn deliver(&self, shard: &mut Shard, work: Work) {
         while let Some(output) = shard.poll_output() {
+            let waits = work == Work::More && output.can_wait();
             match output {
                 Output::Send { connection, envelope, message, body, crc } => {
                     let Some(outbox) = self.outbox(connection) else {
@@ -163,7 +170,11 @@ impl Core {
                     let mut head = outbox.head();
                     let stamp = BodyStamp { bytes: body.len() as u64, crc };
                     encode(&mut head, &envelope, &message, stamp);
-                    outbox.push(Outgoing::Frame { head, body });
+                    outbox.put(Outgoing::Frame { head, body });
+                    match waits && !outbox.is_full() {
+                        true => self.unhurried.borrow_mut().push(outbox),
+                        false => outbox.send_all(),
+                    }
                 }
                 Output::Lent { connection, envelope, message, descriptors } => {
                     let Some(outbox) = self.outbox(connection) else {
@@ -171,11 +182,13 @@ impl Core {
                     };
                     let mut head = outbox.head();
                     encode(&mut head, &envelope, &message, BodyStamp::NONE);
-                    outbox.push(Outgoing::Lent { head, descriptors });
+                    outbox.put(Outgoing::Lent { head, descriptors });
+                    outbox.send_all();
                 }
                 Output::Stream { connection, parts } => {
                     if let Some(outbox) = self.outbox(connection) {
-                        outbox.push(Outgoing::Parts(parts));
+                        outbox.put(Outgoing::Parts(parts));
+                        outbox.send_all();
                     }
                 }
                 Output::Close { connection } => {
@@ -202,6 +215,13 @@ impl Core {
                 }
             }
         }
+        if work != Work::More {
+            self.send_unhurried();
+        }
+    }
+
+    fn send_unhurried(&self) {
+        self.unhurried.borrow_mut().drain(..).for_each(|outbox| outbox.send_all());
     }
 
     /// The frames that wait for the connection to the step owner.
@@ -335,7 +355,7 @@ impl Core {
         self.patience.borrow_mut().work(now);
         let mut shard = self.shard.borrow_mut();
         let work = self.note(now, shard.work(now));
-        self.deliver(&mut shard);
+        self.deliver(&mut shard, work);
         work
     }
 
@@ -383,6 +403,8 @@ impl Core {
         loop {
             interval.tick().await;
             self.handle(Input::Tick);
+            // There may always be work.
+            self.send_unhurried();
             self.give_orders();
             let now = Instant::now();
             self.cut_slowest_pull(now);
@@ -455,6 +477,7 @@ pub(super) fn run(
         outboxes: RefCell::default(),
         next_connection: Cell::new(1),
         work: Notify::new(),
+        unhurried: RefCell::default(),
         blocked_since: Cell::new(None),
         idle: Notify::new(),
         members,
