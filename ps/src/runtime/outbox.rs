@@ -151,6 +151,7 @@ impl Outbox {
     /// Sends as much as the link takes, and hands on each answer to a pull that is sent to its end.
     pub(super) fn flush(&self, link: &Link, mut answered: impl FnMut(Answered)) -> io::Result<()> {
         if self.is_idle() {
+            self.due.set(false);
             return Ok(());
         }
         let mut queue = self.queue.borrow_mut();

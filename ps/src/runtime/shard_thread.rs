@@ -100,7 +100,9 @@ impl Core {
 
     /// Forgets a connection; what it had pinned is free.
     pub(super) fn forget(&self, connection: u64) {
-        self.outboxes.borrow_mut().remove(&connection);
+        if let Some(outbox) = self.outboxes.borrow_mut().remove(&connection) {
+            self.unhurried.borrow_mut().retain(|other| !Rc::ptr_eq(other, &outbox));
+        }
         self.handle(Input::Disconnected { connection });
         self.work.notify_one();
         self.idle.notify_one();
@@ -157,13 +159,11 @@ impl Core {
         self.shard.borrow().count_fault();
     }
 
-    /// Does what a shard wants done, and has some of it wait while there is work: to be woken for what it can do
-    /// nothing with takes a peer two switches, and may take the processor from who works for it.
+    /// Does what a shard wants done; what can wait does while there is work.
     fn deliver(&self, shard: &mut Shard, work: Work) {
         while let Some(output) = shard.poll_output() {
-            let waits = work == Work::More && output.can_wait();
             match output {
-                Output::Send { connection, envelope, message, body, crc } => {
+                Output::Send { connection, envelope, message, body, crc, can_wait } => {
                     let Some(outbox) = self.outbox(connection) else {
                         continue;
                     };
@@ -171,7 +171,7 @@ impl Core {
                     let stamp = BodyStamp { bytes: body.len() as u64, crc };
                     encode(&mut head, &envelope, &message, stamp);
                     outbox.put(Outgoing::Frame { head, body });
-                    match waits && !outbox.is_full() {
+                    match can_wait && work == Work::More && !outbox.is_full() {
                         true => self.unhurried.borrow_mut().push(outbox),
                         false => outbox.send_all(),
                     }
@@ -429,7 +429,10 @@ impl Core {
         let finish = async {
             // An update may wait for a flush, and its answer for another.
             loop {
-                match self.work_slice() {
+                let work = self.work_slice();
+                // Nothing waits for the end of what may take too long.
+                self.send_unhurried();
+                match work {
                     Work::More => tokio::task::yield_now().await,
                     Work::Blocked if self.shard.borrow().is_lent() => {
                         tokio::time::sleep(LOOK).await;

@@ -207,12 +207,26 @@ impl Shard {
         let (step, restore_epoch) = (GlobalStep(committed.step), self.epoch);
         let envelope = Envelope { step, restore_epoch, ..Envelope::default() };
         let (message, body) = (message::Commit { pushes }.into(), Body::EMPTY);
-        self.outputs.push_back(Output::Send { connection, envelope, message, body, crc: None });
+        self.outputs.push_back(Output::Send {
+            connection,
+            envelope,
+            message,
+            body,
+            crc: None,
+            can_wait: false,
+        });
     }
 
     fn say_over(&mut self, connection: u64, token: TokenId) {
         let envelope = Envelope { restore_epoch: self.epoch, ..Envelope::default() };
         let (message, body) = (message::Over { token }.into(), Body::EMPTY);
-        self.outputs.push_back(Output::Send { connection, envelope, message, body, crc: None });
+        self.outputs.push_back(Output::Send {
+            connection,
+            envelope,
+            message,
+            body,
+            crc: None,
+            can_wait: false,
+        });
     }
 }

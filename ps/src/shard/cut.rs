@@ -128,7 +128,14 @@ impl Shard {
         for connection in self.parts.values().copied().collect::<Vec<u64>>() {
             let envelope = Envelope { step, restore_epoch: self.epoch, ..Envelope::default() };
             let (message, body) = (message::KeepCut {}.into(), Body::EMPTY);
-            self.outputs.push_back(Output::Send { connection, envelope, message, body, crc: None });
+            self.outputs.push_back(Output::Send {
+                connection,
+                envelope,
+                message,
+                body,
+                crc: None,
+                can_wait: false,
+            });
         }
         self.keep_cut(now, step);
         self.saves_a_cut = true;

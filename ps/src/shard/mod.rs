@@ -624,7 +624,22 @@ impl Shard {
     ) {
         let (step, restore_epoch) = (self.step(), self.epoch);
         let envelope = Envelope { step, restore_epoch, ..request };
-        self.outputs.push_back(Output::Send { connection, envelope, message, body, crc });
+        self.outputs.push_back(Output::Send {
+            connection,
+            envelope,
+            message,
+            body,
+            crc,
+            can_wait: false,
+        });
+    }
+
+    /// Answers what can wait for another answer to the same client.
+    fn answer_at_leisure(&mut self, connection: u64, request: Envelope, message: Message) {
+        self.answer(connection, request, message);
+        if let Some(Output::Send { can_wait, .. }) = self.outputs.back_mut() {
+            *can_wait = true;
+        }
     }
 
     fn refuse(&mut self, connection: u64, request: Envelope, refusal: Refusal) {

@@ -10,7 +10,7 @@ use pushpull_common::catalogue::{Catalogue, ShortForm};
 use pushpull_common::ids::ShardId;
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::protocol::message::{Pulled, PulledEncoded};
-use pushpull_common::protocol::{BodyStamp, Envelope, Message, Outcome, encode};
+use pushpull_common::protocol::{BodyStamp, Envelope, Message, encode};
 use pushpull_common::reused::Reused;
 
 use super::checkpoints::{Order, ShardRestore, ShardSave};
@@ -32,6 +32,8 @@ pub(crate) enum Output {
         body: Body,
         /// Its checksum, if it has one.
         crc: Option<u32>,
+        /// Whether its peer has nothing to do with it before more comes that it waits for.
+        can_wait: bool,
     },
     /// Send a frame without a body, and these descriptors with its first byte.
     Lent {
@@ -79,16 +81,6 @@ pub(crate) enum Output {
         present: usize,
     },
 }
-
-impl Output {
-    /// Whether its peer has nothing to do with it before more comes: that a gradient takes part in a step is
-    /// known to a replica long before it has what it computes the next one from.
-    pub(crate) fn can_wait(&self) -> bool {
-        let Output::Send { message: Message::PushAnswer(answer), .. } = self else { return false };
-        matches!(answer.outcome, Outcome::Accepted { .. } | Outcome::Held {})
-    }
-}
-
 /// What a frame carries behind its head.
 #[derive(Debug)]
 pub(crate) enum Body {
@@ -264,36 +256,5 @@ impl PulledParts {
     pub(crate) fn into_memory(self) -> PullMemory {
         let snapshot = self.snapshot.into_memory();
         PullMemory { ranges: self.ranges, snapshot, made: self.made }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use pushpull_common::ids::GlobalStep;
-    use pushpull_common::protocol::message::{HeartbeatAnswer, PushAnswer};
-
-    use super::*;
-
-    #[test]
-    fn what_a_replica_can_do_nothing_with_can_wait() {
-        let sends = |message: Message| {
-            let (envelope, body) = (Envelope::default(), Body::Shared(Bytes::new()));
-            Output::Send { connection: 1, envelope, message, body, crc: None }.can_wait()
-        };
-        let answers = |outcome| {
-            let (next, ended) = (None, None);
-            sends(PushAnswer { outcome, duplicate: false, next, ended, room: 0 }.into())
-        };
-        let step = GlobalStep(7);
-        assert!(answers(Outcome::Accepted { step }) && answers(Outcome::Held {}));
-        for outcome in [
-            Outcome::Applied { version: 7, step, staleness: 0 },
-            Outcome::Stale { current: step },
-            Outcome::Withdrawn {},
-        ] {
-            assert!(!answers(outcome), "{outcome:?}");
-        }
-        assert!(!sends(HeartbeatAnswer {}.into()));
-        assert!(!Output::Close { connection: 1 }.can_wait());
     }
 }

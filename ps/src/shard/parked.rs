@@ -144,6 +144,11 @@ impl Parked {
         self.entries.iter().filter(which).count()
     }
 
+    /// Whether a connection waits for something.
+    pub(crate) fn waits(&self, connection: u64) -> bool {
+        self.per_connection.contains_key(&connection)
+    }
+
     pub(crate) fn any(&self, ready: impl FnMut(&Entry) -> bool) -> bool {
         self.entries.iter().any(ready)
     }
@@ -193,7 +198,9 @@ mod tests {
         let order: Vec<u64> = expired.iter().map(|entry| entry.request.sequence.0).collect();
         assert_eq!(order, [0, 2, 4]);
         parked.park(more(7)).unwrap();
+        assert!(parked.waits(7) && parked.waits(8));
         assert_eq!(parked.take_first(|e| matches!(e.wait, Wait::Room)).unwrap().connection, 8);
+        assert!(parked.waits(7) && !parked.waits(8));
         parked.drop_connection(7);
         assert!(!parked.any(|_| true) && parked.per_connection.is_empty());
     }

@@ -247,7 +247,13 @@ impl Shard {
         let room = if present { self.spare_room(now, client) } else { 0 };
         let answer = PushAnswer { outcome, duplicate: false, next: None, ended: None, room };
         let request = Envelope { request, sequence, ..Envelope::default() };
-        self.answer(connection, request, answer.into());
+        // Who has asked for the next token already can do nothing before it comes. Where the step is worked on,
+        // to be told meanwhile takes two switches, and may take the processor from who works for it.
+        let counts = matches!(outcome, Outcome::Accepted { .. } | Outcome::Held {});
+        match counts && self.parked.waits(connection) {
+            true => self.answer_at_leisure(connection, request, answer.into()),
+            false => self.answer(connection, request, answer.into()),
+        }
     }
 
     /// A push that is whole is dropped before it was looked at, and so before anybody was told that it is

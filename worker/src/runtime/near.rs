@@ -3,12 +3,16 @@
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::io::unix::AsyncFd;
 use tokio::io::{Interest, Ready};
 
-/// How often in a row nothing is left to write, until it is no longer watched whether there is room.
+/// How often in a row there is room, until it is no longer watched.
 const ROOMY: u32 = 64;
+
+/// After how long it is tried again to write, where it cannot be watched.
+const TRIED_AGAIN: Duration = Duration::from_millis(1);
 
 /// A connected Unix socket.
 ///
@@ -27,7 +31,7 @@ pub(super) struct Near {
 struct Room {
     /// The same socket, while it is watched.
     watched: Option<Arc<AsyncFd<UnixStream>>>,
-    /// How often nothing was left to write since there was no room.
+    /// How often there was since there was none.
     roomy: u32,
 }
 
@@ -41,15 +45,23 @@ impl Near {
     /// Waits until it may be read, or written, or what of both is asked for.
     pub(super) async fn ready(&self, interest: Interest) -> io::Result<Ready> {
         if !interest.is_writable() {
-            self.room().all_is_written();
             return Ok(self.stream.readable().await?.ready());
         }
-        let room = self.room().watch(self.stream.get_ref())?;
         tokio::select! {
             biased;
             ready = self.stream.readable(), if interest.is_readable() => Ok(ready?.ready()),
-            ready = room.writable() => Ok(ready?.ready()),
+            ready = self.writable() => ready,
         }
+    }
+
+    async fn writable(&self) -> io::Result<Ready> {
+        let watched = self.room().watch(self.stream.get_ref());
+        if let Ok(watched) = watched {
+            return Ok(watched.writable().await?.ready());
+        }
+        // There is no descriptor left to watch it by.
+        tokio::time::sleep(TRIED_AGAIN).await;
+        Ok(Ready::WRITABLE)
     }
 
     /// Reads, if something may be there.
@@ -62,10 +74,13 @@ impl Near {
         &self,
         write: impl FnOnce(&UnixStream) -> io::Result<R>,
     ) -> io::Result<R> {
-        match &self.room().watched {
-            Some(watched) => watched.try_io(Interest::WRITABLE, write),
-            None => write(self.stream.get_ref()),
+        let mut room = self.room();
+        let Some(watched) = &room.watched else { return write(self.stream.get_ref()) };
+        let written = watched.try_io(Interest::WRITABLE, write);
+        if written.is_ok() {
+            room.was_there();
         }
+        written
     }
 
     fn room(&self) -> MutexGuard<'_, Room> {
@@ -74,7 +89,7 @@ impl Near {
 }
 
 impl Room {
-    fn all_is_written(&mut self) {
+    fn was_there(&mut self) {
         self.roomy += 1;
         if self.roomy >= ROOMY {
             *self = Room::default();

@@ -274,6 +274,27 @@ fn a_step_is_the_mean_of_its_gradients_on_every_shard() {
 }
 
 #[test]
+fn what_is_said_of_a_push_can_wait_for_the_token_that_its_replica_has_asked_for() {
+    let mut cluster = Cluster::new(1, synchronous(3, 3), |config| config);
+    let tokens = [0, 1, 2].map(|replica| cluster.token(replica));
+    // It may read more data before it asks.
+    assert_eq!(cluster.push(0, tokens[0], 1.0), ACCEPTED(0));
+    assert_eq!(cluster.world.leisurely, []);
+    for replica in [1, 2] {
+        assert_eq!(cluster.try_token(replica), Ok(None));
+        assert_eq!(cluster.push(replica, tokens[replica], 1.0), ACCEPTED(0));
+    }
+    // Nothing else can: the tokens themselves, above all.
+    let lines = [1, 2].map(|replica: usize| cluster.replicas[replica].lines[0]);
+    assert_eq!(cluster.world.leisurely, lines);
+    cluster.token(0);
+    // That a push was for nothing is worth knowing.
+    cluster.replicas[1].sequence += 1;
+    assert_eq!(cluster.push_to(0, 1, tokens[1], 1.0), STALE(1));
+    assert_eq!(cluster.world.leisurely, lines);
+}
+
+#[test]
 fn a_gradient_that_comes_too_late_is_stale_and_its_worker_goes_on_at_once() {
     for shards in [1, 2] {
         let mut cluster = Cluster::new(shards, synchronous(2, 3), |config| config);

@@ -49,6 +49,8 @@ pub(super) struct World {
     pub(super) counters: Vec<Arc<Counters>>,
     pub(super) catalogue: Arc<Catalogue>,
     pub(super) heard: BTreeMap<Line, Vec<Heard>>,
+    /// Over which lines something was sent that can wait for more.
+    pub(super) leisurely: Vec<Line>,
     /// The descriptors that a line was sent last.
     pub(super) lent: BTreeMap<Line, Vec<OwnedFd>>,
     /// The connections that a shard has closed.
@@ -151,6 +153,7 @@ impl World {
             members: vec![(0, 0); counters.len()],
             counters,
             heard: BTreeMap::new(),
+            leisurely: Vec::new(),
             lent: BTreeMap::new(),
             closed: BTreeSet::new(),
             now,
@@ -512,7 +515,8 @@ impl World {
         while let Some(output) = self.shards[shard].poll_output() {
             let line = |connection| Line { shard, connection };
             match output {
-                Output::Send { connection, envelope, message, body, .. } => {
+                Output::Send { connection, envelope, message, body, can_wait, .. } => {
+                    self.leisurely.extend(can_wait.then(|| line(connection)));
                     let heard = self.heard.entry(line(connection)).or_default();
                     heard.push(Heard::Message { envelope, message, body: body.to_vec() });
                 }
