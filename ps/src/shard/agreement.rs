@@ -9,7 +9,7 @@ use pushpull_common::protocol::{Envelope, Header, Message, message};
 use smallvec::SmallVec;
 
 use super::Shard;
-use super::output::{Body, Output};
+use super::output::Output;
 use crate::aggregate::admission::{Committed, PerPush};
 use crate::aggregate::clipping::Exact;
 
@@ -206,27 +206,13 @@ impl Shard {
         let Some(pushes) = List::of(pushes) else { return };
         let (step, restore_epoch) = (GlobalStep(committed.step), self.epoch);
         let envelope = Envelope { step, restore_epoch, ..Envelope::default() };
-        let (message, body) = (message::Commit { pushes }.into(), Body::EMPTY);
-        self.outputs.push_back(Output::Send {
-            connection,
-            envelope,
-            message,
-            body,
-            crc: None,
-            can_wait: false,
-        });
+        let message = message::Commit { pushes }.into();
+        self.send(connection, envelope, message);
     }
 
     fn say_over(&mut self, connection: u64, token: TokenId) {
         let envelope = Envelope { restore_epoch: self.epoch, ..Envelope::default() };
-        let (message, body) = (message::Over { token }.into(), Body::EMPTY);
-        self.outputs.push_back(Output::Send {
-            connection,
-            envelope,
-            message,
-            body,
-            crc: None,
-            can_wait: false,
-        });
+        let message = message::Over { token }.into();
+        self.send(connection, envelope, message);
     }
 }

@@ -13,7 +13,6 @@ use pushpull_common::ids::GlobalStep;
 use pushpull_common::protocol::{Envelope, message};
 
 use super::checkpoints::Asker;
-use super::output::{Body, Output};
 use super::record::RESTORED_LIMIT;
 use super::{Shard, Variables};
 use crate::checkpoint::{CheckpointName, ClientWindow};
@@ -127,15 +126,7 @@ impl Shard {
         let step = self.step();
         for connection in self.parts.values().copied().collect::<Vec<u64>>() {
             let envelope = Envelope { step, restore_epoch: self.epoch, ..Envelope::default() };
-            let (message, body) = (message::KeepCut {}.into(), Body::EMPTY);
-            self.outputs.push_back(Output::Send {
-                connection,
-                envelope,
-                message,
-                body,
-                crc: None,
-                can_wait: false,
-            });
+            self.send(connection, envelope, message::KeepCut {}.into());
         }
         self.keep_cut(now, step);
         self.saves_a_cut = true;

@@ -622,24 +622,29 @@ impl Shard {
         body: Body,
         crc: Option<u32>,
     ) {
-        let (step, restore_epoch) = (self.step(), self.epoch);
-        let envelope = Envelope { step, restore_epoch, ..request };
-        self.outputs.push_back(Output::Send {
-            connection,
-            envelope,
-            message,
-            body,
-            crc,
-            can_wait: false,
-        });
+        let (envelope, can_wait) = (self.stamped(request), false);
+        let output = Output::Send { connection, envelope, message, body, crc, can_wait };
+        self.outputs.push_back(output);
     }
 
-    /// Answers what can wait for another answer to the same client.
+    /// Answers what can wait for what comes next to the same client.
     fn answer_at_leisure(&mut self, connection: u64, request: Envelope, message: Message) {
-        self.answer(connection, request, message);
-        if let Some(Output::Send { can_wait, .. }) = self.outputs.back_mut() {
-            *can_wait = true;
-        }
+        let (envelope, body) = (self.stamped(request), Body::EMPTY);
+        let (crc, can_wait) = (None, true);
+        let output = Output::Send { connection, envelope, message, body, crc, can_wait };
+        self.outputs.push_back(output);
+    }
+
+    /// Sends what answers nothing.
+    fn send(&mut self, connection: u64, envelope: Envelope, message: Message) {
+        let (body, crc, can_wait) = (Body::EMPTY, None, false);
+        let output = Output::Send { connection, envelope, message, body, crc, can_wait };
+        self.outputs.push_back(output);
+    }
+
+    /// With what every answer tells of the shard.
+    fn stamped(&self, request: Envelope) -> Envelope {
+        Envelope { step: self.step(), restore_epoch: self.epoch, ..request }
     }
 
     fn refuse(&mut self, connection: u64, request: Envelope, refusal: Refusal) {

@@ -81,6 +81,7 @@ pub(crate) enum Output {
         present: usize,
     },
 }
+
 /// What a frame carries behind its head.
 #[derive(Debug)]
 pub(crate) enum Body {

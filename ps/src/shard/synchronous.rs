@@ -247,8 +247,8 @@ impl Shard {
         let room = if present { self.spare_room(now, client) } else { 0 };
         let answer = PushAnswer { outcome, duplicate: false, next: None, ended: None, room };
         let request = Envelope { request, sequence, ..Envelope::default() };
-        // Who has asked for the next token already can do nothing before it comes. Where the step is worked on,
-        // to be told meanwhile takes two switches, and may take the processor from who works for it.
+        // Who has asked already for what comes with the step, the next token or values, can do nothing before
+        // that. To be told while it is worked on takes two switches, and may take the processor from who does.
         let counts = matches!(outcome, Outcome::Accepted { .. } | Outcome::Held {});
         match counts && self.parked.waits(connection) {
             true => self.answer_at_leisure(connection, request, answer.into()),
