@@ -109,6 +109,12 @@ impl Outbox {
         self.queue.borrow_mut().push_back(outgoing);
     }
 
+    /// Takes what is to be sent now, with what came before it.
+    pub(super) fn push(&self, outgoing: Outgoing) {
+        self.put(outgoing);
+        self.send_all();
+    }
+
     /// All of it is to be sent now.
     pub(super) fn send_all(&self) {
         self.due.set(true);
@@ -150,8 +156,7 @@ impl Outbox {
 
     /// Sends as much as the link takes, and hands on each answer to a pull that is sent to its end.
     pub(super) fn flush(&self, link: &Link, mut answered: impl FnMut(Answered)) -> io::Result<()> {
-        if self.is_idle() {
-            self.due.set(false);
+        if !self.due.get() {
             return Ok(());
         }
         let mut queue = self.queue.borrow_mut();
@@ -275,4 +280,48 @@ fn write<'a>(
         }
     }
     Ok(Sent::Some)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use bytes::Bytes;
+    use tokio::net::UnixStream;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_can_wait_goes_with_what_cannot_or_once_it_is_due() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let (link, mut peer) = (Link::unix(ours).unwrap(), theirs.into_std().unwrap());
+        let outbox = Outbox::new();
+        let frame = |text: &[u8]| {
+            let (head, body) = (text.to_vec(), Body::Shared(Bytes::new()));
+            Outgoing::Frame { head, body }
+        };
+        let mut sent = || {
+            outbox.flush(&link, |_| ()).unwrap();
+            let mut bytes = [0; 64];
+            let count = peer.read(&mut bytes).unwrap_or_default();
+            bytes[..count].to_vec()
+        };
+        outbox.put(frame(b"it counts"));
+        assert!(sent().is_empty() && outbox.is_idle(), "nobody is in a hurry");
+        outbox.push(frame(b", go on"));
+        assert!(!outbox.is_idle());
+        assert_eq!(sent(), b"it counts, go on");
+        outbox.put(frame(b"it counts"));
+        assert!(sent().is_empty() && outbox.is_idle(), "what was due has gone");
+        outbox.send_all();
+        assert_eq!(sent(), b"it counts");
+        // As when it has gone with something else meanwhile.
+        outbox.send_all();
+        assert!(sent().is_empty());
+        outbox.put(frame(b"it counts"));
+        assert!(sent().is_empty(), "there was nothing to send when it was due");
+        outbox.close();
+        assert_eq!(sent(), b"it counts");
+        assert!(outbox.is_idle());
+    }
 }

@@ -170,10 +170,12 @@ impl Core {
                     let mut head = outbox.head();
                     let stamp = BodyStamp { bytes: body.len() as u64, crc };
                     encode(&mut head, &envelope, &message, stamp);
-                    outbox.put(Outgoing::Frame { head, body });
-                    match can_wait && work == Work::More && !outbox.is_full() {
-                        true => self.unhurried.borrow_mut().push(outbox),
-                        false => outbox.send_all(),
+                    let frame = Outgoing::Frame { head, body };
+                    if can_wait && work == Work::More && !outbox.is_full() {
+                        outbox.put(frame);
+                        self.unhurried.borrow_mut().push(outbox);
+                    } else {
+                        outbox.push(frame);
                     }
                 }
                 Output::Lent { connection, envelope, message, descriptors } => {
@@ -182,13 +184,11 @@ impl Core {
                     };
                     let mut head = outbox.head();
                     encode(&mut head, &envelope, &message, BodyStamp::NONE);
-                    outbox.put(Outgoing::Lent { head, descriptors });
-                    outbox.send_all();
+                    outbox.push(Outgoing::Lent { head, descriptors });
                 }
                 Output::Stream { connection, parts } => {
                     if let Some(outbox) = self.outbox(connection) {
-                        outbox.put(Outgoing::Parts(parts));
-                        outbox.send_all();
+                        outbox.push(Outgoing::Parts(parts));
                     }
                 }
                 Output::Close { connection } => {
