@@ -22,7 +22,7 @@ pub(super) trait Rule<F, const SLOTS: usize>: Copy {
     /// Whether values are fetched some lines at a time before they are changed and written elsewhere. The
     /// processor fetches ahead by itself, but a loop that waits for memory most of the time gains 1 to 9 %
     /// where it reads for a while and then writes for a while; one that computes more loses as much. They
-    /// are fetched to be read once, which is 1 to 4 % of that.
+    /// are fetched to be read once, which is up to 3 % of that.
     const FETCHES: bool = false;
 
     /// What an element and its slots become by a gradient. Implementations are `#[inline(always)]`:
