@@ -66,10 +66,10 @@ impl Shard {
             ids.empty();
             ids.extend(pushes.iter().flat_map(Rows::numbers));
             ids.sort_unstable();
-            let new = table.count_new(&self.journal, ids, assigned);
+            let more = table.count_new(&self.journal, ids, assigned);
             // Few may be admitted of those that come by chance: only a table without any room refuses them.
-            let sure = if table.draws() && !assigned { new.min(1) } else { new };
-            let (rows, more) = (table.rows(), new);
+            let sure = if table.draws() && !assigned { more.min(1) } else { more };
+            let rows = table.rows();
             if rows + sure > limit {
                 return Err(Refusal::TableFull { variable: partition.variable, rows, more, limit });
             }
