@@ -103,6 +103,7 @@ const UNSAFE: &[&str] = &[
     "ps/src/arena/memory.rs",
     "ps/src/arena/blocks.rs",
     "ps/src/cache.rs",
+    "ps/src/volatile.rs",
     // What tests and the simulator see of a crash.
     "ps/src/arena/shelf.rs",
     "ps/src/optimizer/kernel.rs",

@@ -24,7 +24,7 @@ use crate::shard::replicas::ClientKey;
 pub(crate) use extents::Extents;
 pub(crate) use rows::Rows;
 use trays::Tray;
-pub(crate) use trays::{Lent, Source, Values};
+pub(crate) use trays::{Source, Values};
 pub(crate) use words::{WholeRoom, map_words, whole_rooms};
 
 /// What is known of a push that is being received.

@@ -44,6 +44,7 @@ mod shard;
 pub mod simulation;
 mod store;
 mod table;
+mod volatile;
 mod zoo;
 
 pub use aggregate::mode::{Mode, OnLoss};

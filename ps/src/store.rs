@@ -35,7 +35,7 @@ pub(crate) use change::{Change, Stretches, with_slots};
 pub(crate) use geometry::{BLOCK_BYTES, Geometry, SLOTS_MAX};
 use geometry::{pieces_of, places_of};
 pub(crate) use image::{Image, TableOfImage};
-pub(crate) use input::{Give, Input};
+pub(crate) use input::{Give, Input, Lent};
 pub(crate) use open::{Plan, idle_undo, undo_rows};
 pub(crate) use pool::NoSpareBlock;
 use pool::Pool;

@@ -4,10 +4,10 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{Ordering, fence};
 
-use pushpull_common::finite::Exponents;
 use pushpull_common::lending::Words;
 
 use super::Memory;
+use crate::volatile::Volatile;
 
 /// Words that are lent, all 0 at first.
 #[derive(Debug)]
@@ -46,8 +46,7 @@ impl LentWords {
     }
 }
 
-/// Bytes that another process writes, all 0 at first: they are copied out, and nothing of them is
-/// borrowed.
+/// Bytes that another process writes, all 0 at first: nothing of them is borrowed.
 #[derive(Debug)]
 pub(crate) struct LentBytes(Memory);
 
@@ -61,13 +60,12 @@ impl LentBytes {
         Ok((LentBytes(memory.without_file()), descriptor))
     }
 
-    /// Copies what is there from this byte on; of bytes that are written meanwhile, any content. Whether one
-    /// of these exponents is full in what was copied.
+    /// So many of them, from this one on.
     ///
     /// # Panics
     /// If there are not so many.
-    pub(crate) fn copy(&self, from: usize, to: &mut [u8], exponents: Exponents) -> bool {
-        self.0.copy(from, to, exponents)
+    pub(crate) fn bytes(&self, from: usize, bytes: usize) -> Volatile<'_> {
+        self.0.volatile(from, bytes)
     }
 }
 
@@ -90,6 +88,8 @@ mod tests {
     use std::fs::File;
     use std::os::unix::fs::FileExt;
 
+    use pushpull_common::finite::Exponents;
+
     use super::*;
 
     #[test]
@@ -100,7 +100,7 @@ mod tests {
         assert!(file.set_len(4096).is_err() && file.set_len(16384).is_err());
         file.write_all_at(&[7; 16], 8176).unwrap();
         let mut end = [0; 24];
-        assert!(!bytes.copy(8168, &mut end, Exponents::NONE));
+        assert!(!bytes.bytes(8168, 24).copy(&mut end, Exponents::NONE));
         assert_eq!((end[..8].to_vec(), end[8..].to_vec()), (vec![0; 8], vec![7; 16]));
     }
 
@@ -108,6 +108,6 @@ mod tests {
     #[should_panic = "24 bytes at 8169"]
     fn nothing_behind_it_is_copied() {
         let (bytes, _descriptor) = LentBytes::new(8192).unwrap();
-        bytes.copy(8169, &mut [0; 24], Exponents::NONE);
+        bytes.bytes(8169, 24);
     }
 }

@@ -11,12 +11,11 @@
 use std::fs::File;
 use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 
-use bytemuck::Pod;
 use memmap2::{MmapOptions, MmapRaw};
-use pushpull_common::finite::Exponents;
 
 #[cfg(test)]
 use super::witness;
+use crate::volatile::Volatile;
 
 /// A stretch of memory: anonymous, or a mapped file.
 #[derive(Debug)]
@@ -192,24 +191,15 @@ impl Memory {
         unsafe { std::slice::from_raw_parts_mut(self.map.as_mut_ptr(), self.bytes) }
     }
 
-    /// Copies bytes that another process may be writing: of those that change meanwhile, any content. Whether
-    /// one of these exponents is full in what was copied.
-    ///
-    /// Meant for a few kibibytes at a time.
+    /// Bytes that another process may be writing.
     ///
     /// # Panics
     /// If there are no such bytes.
-    pub(super) fn copy(&self, from: usize, to: &mut [u8], exponents: Exponents) -> bool {
-        assert!(
-            from <= self.bytes && to.len() <= self.bytes - from,
-            "{} bytes at {from}",
-            to.len()
-        );
-        // SAFETY: the assertion keeps the source inside the mapping, which lives as long as `self`. The
-        // target is borrowed, and cannot overlap it: of memory that is copied so nothing is ever
-        // borrowed, which `lent.rs` sees to. Any bytes are a `u8` each; whichever are taken, nothing
-        // that is done with them depends on what they are but the values that are made of them.
-        unsafe { copy_and_look(self.map.as_ptr().add(from), to, exponents) }
+    pub(super) fn volatile(&self, from: usize, bytes: usize) -> Volatile<'_> {
+        assert!(from <= self.bytes && bytes <= self.bytes - from, "{bytes} bytes at {from}");
+        // SAFETY: the assertion keeps them inside the mapping, which lives as long as `self`. Of memory that
+        // is read so nothing is ever borrowed, which `lent.rs` sees to.
+        unsafe { Volatile::new(self.map.as_ptr().add(from), bytes) }
     }
 
     /// A word, by its number.
@@ -299,70 +289,6 @@ pub(crate) fn fence() {
     compiler_fence(Ordering::SeqCst);
 }
 
-/// Copies bytes, and looks at each word while it has it.
-///
-/// With loads and stores: the processor's own instruction for long copies, which the library takes for
-/// them, needs some time to begin, and over pieces of 2 KiB makes half as much.
-///
-/// # Safety
-/// `source` must be valid for reads of as many bytes as there is room for, which nobody else in this
-/// process writes.
-unsafe fn copy_and_look(source: *const u8, to: &mut [u8], exponents: Exponents) -> bool {
-    #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx2") {
-        // SAFETY: the processor has the feature, and the caller's promise is handed on.
-        return unsafe { copy_and_look_wide(source, to, exponents) };
-    }
-    // SAFETY: the caller's promise is handed on.
-    unsafe { copy_by_words::<u64>(source, to, exponents) }
-}
-
-/// The same by words of 32 bytes.
-///
-/// # Safety
-/// As for [`copy_and_look`].
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-unsafe fn copy_and_look_wide(source: *const u8, to: &mut [u8], exponents: Exponents) -> bool {
-    // SAFETY: the caller's promise is handed on.
-    unsafe { copy_by_words::<std::arch::x86_64::__m256i>(source, to, exponents) }
-}
-
-/// The same by words of a type, and by bytes where they do not fit. Each is loaded once, which the
-/// compiler must not change: so what is looked at is what is copied.
-///
-/// # Safety
-/// As for [`copy_and_look`].
-#[inline(always)]
-unsafe fn copy_by_words<W: Pod>(source: *const u8, to: &mut [u8], exponents: Exponents) -> bool {
-    // To where the source is aligned.
-    let head = source.align_offset(size_of::<W>()).min(to.len());
-    let (first, rest) = to.split_at_mut(head);
-    let mut words = rest.chunks_exact_mut(size_of::<W>());
-    let (mut at, mut sums) = (head, [0; 4]);
-    for word in &mut words {
-        // SAFETY: a word of the source, which holds as many bytes as the target, aligned since the head.
-        let value = unsafe { source.add(at).cast::<W>().read_volatile() };
-        let value = bytemuck::bytes_of(&value);
-        word.copy_from_slice(value);
-        for (sum, part) in sums.iter_mut().zip(value.as_chunks().0) {
-            *sum |= exponents.plus_last(u64::from_ne_bytes(*part));
-        }
-        at += size_of::<W>();
-    }
-    let last = words.into_remainder();
-    for (start, bytes) in [(0, &mut *first), (at, &mut *last)] {
-        for (place, byte) in bytes.iter_mut().enumerate() {
-            // SAFETY: a byte of the source, as above.
-            *byte = unsafe { source.add(start + place).read_volatile() };
-        }
-    }
-    // Mostly there are none, and looking at nothing would take a tenth of it all.
-    let ends = !(first.is_empty() && last.is_empty())
-        && (exponents.are_full_in(first) || exponents.are_full_in(last));
-    ends || exponents.were_full(sums.into_iter().fold(0, |all, sum| all | sum))
-}
-
 /// Copies with non-temporal stores where the destination is aligned for them.
 ///
 /// # Safety
@@ -404,8 +330,6 @@ const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 #[cfg(test)]
 mod tests {
-    use pushpull_common::tensor::DType;
-
     use super::*;
 
     #[test]
@@ -420,35 +344,6 @@ mod tests {
                 assert_eq!(&bytes[start..start + length], &source[start..start + length]);
                 assert!(bytes[..start].iter().chain(&bytes[start + length..]).all(|&b| b == 0));
             }
-        }
-    }
-
-    #[test]
-    fn bytes_are_copied_and_looked_at_wherever_they_start_and_end() {
-        let mut memory = Memory::anonymous(256).unwrap();
-        let halves = Exponents::of(DType::F16);
-        for full in (0..256).step_by(2).map(Some).chain([None]) {
-            let mut source: Vec<u8> = (0..=255).map(|byte| byte & 0x3b).collect();
-            if let Some(full) = full {
-                source[full + usize::from(cfg!(target_endian = "little"))] |= 0x7c;
-            }
-            memory.bytes_mut().copy_from_slice(&source);
-            for start in (0..40).step_by(2) {
-                for length in [0, 2, 30, 32, 34, 64, 100, 256 - start] {
-                    let mut to = [0; 256];
-                    let found = memory.copy(start, &mut to[..length], halves);
-                    assert_eq!(to[..length], source[start..start + length]);
-                    assert!(to[length..].iter().all(|&byte| byte == 0), "and no more");
-                    let within = full.is_some_and(|full| (start..start + length).contains(&full));
-                    assert_eq!(found, within, "{length} at {start}, {full:?}");
-                    let (source, mut by_words) = (&source[start..start + length], [0; 256]);
-                    let words = &mut by_words[..length];
-                    // SAFETY: the source is as long as the target.
-                    let found = unsafe { copy_by_words::<u64>(source.as_ptr(), words, halves) };
-                    assert_eq!((found, by_words), (within, to), "without wide words");
-                }
-            }
-            assert!(!memory.copy(0, &mut [0; 256], Exponents::NONE));
         }
     }
 

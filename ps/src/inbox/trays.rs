@@ -1,9 +1,9 @@
 //! Trays: rooms that clients of the same host fill by themselves, in memory that each of them is lent.
 //!
 //! A client may write to its tray at any time. So nothing of it is borrowed: what is looked at, measured
-//! or applied is copied out piece by piece, and is only ever values. What says where something goes,
-//! as the numbers of rows do, comes over the connection into memory of the room's own, which there
-//! is once something comes so.
+//! or applied is copied out piece by piece, or loaded once by the loop that applies it, and is only ever
+//! values. What says where something goes, as the numbers of rows do, comes over the connection into memory
+//! of the room's own, which there is once something comes so.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -15,6 +15,7 @@ use super::{Inbox, Room};
 use crate::arena::{Budget, LentBytes, Loan, Memory};
 use crate::error::StorageError;
 use crate::shard::replicas::ClientKey;
+use crate::volatile::Volatile;
 
 /// What is copied out of a tray at a time where it is only looked at, at most: small enough to stay in the
 /// first cache while it is.
@@ -237,27 +238,7 @@ pub(crate) enum Values<'a> {
     /// In its room.
     Own(&'a [u8]),
     /// In the tray.
-    Lent(Lent<'a>),
-}
-
-/// Values in a tray.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Lent<'a> {
-    memory: &'a LentBytes,
-    /// Where the next of them lies.
-    at: usize,
-}
-
-impl Lent<'_> {
-    /// Copies the next of them; whether one of these exponents is full in what was copied.
-    ///
-    /// # Panics
-    /// If there is no such memory.
-    pub(crate) fn copy(&mut self, to: &mut [u8], exponents: Exponents) -> bool {
-        let full = self.memory.copy(self.at, to, exponents);
-        self.at += to.len();
-        full
-    }
+    Lent(Volatile<'a>),
 }
 
 /// Values of a push.
@@ -281,9 +262,9 @@ impl<'a> Source<'a> {
         });
         match next {
             Some((lent, held)) if held.start <= range.start => {
-                let at = lent.start + range.start as usize;
-                let values = Values::Lent(Lent { memory: lent.memory, at });
-                Some((values, range.end.min(held.end)))
+                let (at, end) = (lent.start + range.start as usize, range.end.min(held.end));
+                let values = lent.memory.bytes(at, (end - range.start) as usize);
+                Some((Values::Lent(values), end))
             }
             next => {
                 let end = next.map_or(range.end, |(_, held)| held.start.min(range.end));
@@ -301,7 +282,7 @@ impl<'a> Source<'a> {
         let (values, end) = self.values(range.clone())?;
         let to = &mut to[..(end - range.start) as usize];
         match values {
-            Values::Lent(mut lent) => _ = lent.copy(to, Exponents::NONE),
+            Values::Lent(lent) => _ = lent.copy(to, Exponents::NONE),
             Values::Own(bytes) => to.copy_from_slice(bytes),
         }
         Some(end)
@@ -315,7 +296,7 @@ impl<'a> Source<'a> {
     {
         let (values, end) = self.values(range.clone())?;
         match values {
-            Values::Lent(mut lent) => {
+            Values::Lent(lent) => {
                 let end = end.min((range.start / PIECE_BYTES + 1) * PIECE_BYTES);
                 let bytes = (end - range.start) as usize;
                 copy.resize(copy.len().max(bytes.div_ceil(8)), 0);

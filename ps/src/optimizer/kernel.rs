@@ -12,9 +12,11 @@
 
 use std::ops::{Add, Div, Mul, Sub};
 
+use super::gradient::{GradientRun, Here, Lent, LentRun, Looking, Mean, Source};
 use super::sums::{Sums, Terms};
 use super::{Run, Runs, StreamRun, StreamRuns};
 use crate::cache::fetch_once;
+use crate::volatile::LINE_BYTES;
 
 /// The arithmetic of a rule with so many slots, its hyperparameters rounded to the type of the
 /// elements.
@@ -95,9 +97,6 @@ macro_rules! float {
 float!(f32);
 float!(f64);
 
-/// A cache line of elements.
-const LINE_BYTES: usize = 64;
-
 /// How many lines of values are fetched at once, before they are changed, by rules that gain by it.
 const AHEAD_LINES: usize = 32;
 
@@ -175,8 +174,7 @@ fn in_place<F: Float, R: Rule<F, S>, const S: usize, const WIDE: bool, const N: 
     run: Run<'_, F>,
 ) {
     let length = run.values.len();
-    let slots: &mut [&mut [F]; S] = run.slots.try_into().expect("the slots of the rule");
-    let mut slots = slots.each_mut().map(|slot| &mut slot[..length]);
+    let mut slots = slots_of::<_, S>(run.slots).each_mut().map(|slot| &mut slot[..length]);
     let (values, gradient) = (&mut run.values[..length], &run.gradient[..length]);
     let whole = length - length % N;
     for at in (0..whole).step_by(N) {
@@ -195,45 +193,114 @@ fn step_in_place<F: Float, R: Rule<F, S>, const S: usize, const N: usize>(
     gradient: &[F],
     at: usize,
 ) {
-    let before = slots.each_ref().map(|slot| &**slot);
-    let (w, s) = step::<F, R, S, N>(rule, values, &before, gradient, at);
-    store(values, slots, at, w, s);
+    let before = slots.each_ref().map(|slot| *line(slot, at));
+    let (w, s) = step::<F, R, S, N>(rule, *line(values, at), before, line(gradient, at));
+    *line_mut(values, at) = w;
+    for (out, line) in slots.iter_mut().zip(s) {
+        *line_mut(out, at) = line;
+    }
+}
+
+/// The slots of a rule with so many.
+#[inline(always)]
+fn slots_of<T, const S: usize>(slots: &mut [T]) -> &mut [T; S] {
+    slots.try_into().expect("the slots of the rule")
 }
 
 #[inline(always)]
 fn streamed<F: Float, R: Rule<F, S>, const S: usize, const WIDE: bool, const N: usize>(
     rule: R,
+    mut run: StreamRun<'_, F>,
+) {
+    match std::mem::replace(&mut run.gradient, GradientRun::Here(&[])) {
+        GradientRun::Here(gradient) => {
+            streamed_from::<F, R, S, WIDE, N>(rule, run, &mut Here::new(gradient));
+        }
+        GradientRun::Lent(LentRun { gradients, at, over, exponents, full }) => {
+            let looking = Looking::new(exponents);
+            let looking = if let (&[gradient], 1) = (gradients, over) {
+                let mut gradient = Lent::new(gradient.behind(at), looking);
+                streamed_from::<F, R, S, WIDE, N>(rule, run, &mut gradient);
+                gradient.looking
+            } else {
+                let mut gradient = Mean::new(gradients, at, over, looking);
+                streamed_from::<F, R, S, WIDE, N>(rule, run, &mut gradient);
+                gradient.looking
+            };
+            *full |= looking.were_full();
+        }
+    }
+}
+
+/// The same with the gradient that is found there.
+#[inline(always)]
+fn streamed_from<F: Float, R: Rule<F, S>, const S: usize, const WIDE: bool, const N: usize>(
+    rule: R,
     run: StreamRun<'_, F>,
+    gradient: &mut impl Source<F, N>,
 ) {
     let length = run.values.len();
     let slots: &[&[F]; S] = run.slots.try_into().expect("the slots of the rule");
-    let slots = slots.map(|slot| &slot[..length]);
-    let out: &mut [&mut [F]; S] = run.slots_out.try_into().expect("the slots of the rule");
-    let mut slots_out = out.each_mut().map(|slot| &mut slot[..length]);
-    let (values, gradient) = (&run.values[..length], &run.gradient[..length]);
-    let values_out = &mut run.values_out[..length];
+    let slots_out = slots_of::<_, S>(run.slots_out);
     // All streams lie alike within their lines, or are written through the cache.
-    let aligned = |slice: &[F]| slice.as_ptr().align_offset(LINE_BYTES);
-    let head = aligned(values_out).min(length);
-    let past_cache =
-        run.past_cache && slots_out.iter().all(|slot| aligned(slot).min(length) == head);
-    let end = length - (length - head) % N;
-    for at in (0..head).chain(end..length) {
-        let (w, s) = step::<F, R, S, 1>(rule, values, &slots, gradient, at);
-        store(values_out, &mut slots_out, at, w, s);
-    }
-    for at in (head..end).step_by(N) {
-        if R::FETCHES && (at - head).is_multiple_of(AHEAD_LINES * N) {
-            fetch_once(&values[at..(at + AHEAD_LINES * N).min(end)]);
+    let aligned = |slice: &[F]| slice.as_ptr().align_offset(LINE_BYTES).min(length);
+    let head = aligned(run.values_out);
+    let past_cache = run.past_cache && slots_out.iter().all(|slot| aligned(slot) == head);
+    let count = (length - head) / N;
+    for at in (0..head).chain(head + count * N..length) {
+        let s = slots.map(|slot| slot[at]);
+        let (value, after) = rule.step(run.values[at], s, gradient.element(at));
+        run.values_out[at] = value;
+        for (out, slot) in slots_out.iter_mut().zip(after) {
+            out[at] = slot;
         }
-        let (w, s) = step::<F, R, S, N>(rule, values, &slots, gradient, at);
-        if past_cache {
-            stream_line::<F, WIDE, N>(line_mut(values_out, at), &w);
-            for (out, line) in slots_out.iter_mut().zip(&s) {
-                stream_line::<F, WIDE, N>(line_mut(out, at), line);
-            }
-        } else {
-            store(values_out, &mut slots_out, at, w, s);
+    }
+    gradient.seek(head, count);
+    let lines = StreamLines {
+        values: &run.values[head..].as_chunks().0[..count],
+        values_out: &mut run.values_out[head..].as_chunks_mut().0[..count],
+        slots: slots.map(|slot| &slot[head..].as_chunks().0[..count]),
+        slots_out: slots_out.each_mut().map(|out| &mut out[head..].as_chunks_mut().0[..count]),
+    };
+    match past_cache {
+        true => stream_lines::<F, R, S, WIDE, true, N>(rule, lines, gradient),
+        false => stream_lines::<F, R, S, WIDE, false, N>(rule, lines, gradient),
+    }
+}
+
+/// The whole lines of a run whose result is written elsewhere. All are as many.
+struct StreamLines<'a, F, const S: usize, const N: usize> {
+    values: &'a [[F; N]],
+    values_out: &'a mut [[F; N]],
+    slots: [&'a [[F; N]]; S],
+    slots_out: [&'a mut [[F; N]]; S],
+}
+
+/// Nothing is checked for each line, nor chosen: where the streams stay in the second cache, that takes as
+/// long as all the rest.
+#[inline(always)]
+fn stream_lines<
+    F: Float,
+    R: Rule<F, S>,
+    const S: usize,
+    const WIDE: bool,
+    const PAST_CACHE: bool,
+    const N: usize,
+>(
+    rule: R,
+    lines: StreamLines<'_, F, S, N>,
+    gradient: &mut impl Source<F, N>,
+) {
+    let StreamLines { values, values_out, slots, mut slots_out } = lines;
+    for (line, w) in values.iter().enumerate() {
+        if R::FETCHES && line.is_multiple_of(AHEAD_LINES) {
+            fetch_once(&values[line..values.len().min(line + AHEAD_LINES)]);
+        }
+        let s = slots.map(|slot| slot[line]);
+        let (w, s) = step(rule, *w, s, &gradient.line::<WIDE>(line));
+        put_line::<F, WIDE, PAST_CACHE, N>(&mut values_out[line], w);
+        for (out, s) in slots_out.iter_mut().zip(s) {
+            put_line::<F, WIDE, PAST_CACHE, N>(&mut out[line], s);
         }
     }
 }
@@ -242,13 +309,10 @@ fn streamed<F: Float, R: Rule<F, S>, const S: usize, const WIDE: bool, const N: 
 #[inline(always)]
 fn step<F: Float, R: Rule<F, S>, const S: usize, const N: usize>(
     rule: R,
-    values: &[F],
-    slots: &[&[F]; S],
-    gradient: &[F],
-    at: usize,
+    mut w: [F; N],
+    mut s: [[F; N]; S],
+    g: &[F; N],
 ) -> ([F; N], [[F; N]; S]) {
-    let (mut w, mut s) = (*line(values, at), slots.map(|slot| *line(slot, at)));
-    let g: &[F; N] = line(gradient, at);
     for i in 0..N {
         let (value, slots) = rule.step(w[i], s.each_ref().map(|slot| slot[i]), g[i]);
         w[i] = value;
@@ -260,20 +324,6 @@ fn step<F: Float, R: Rule<F, S>, const S: usize, const N: usize>(
 }
 
 #[inline(always)]
-fn store<F: Float, const S: usize, const N: usize>(
-    values: &mut [F],
-    slots: &mut [&mut [F]; S],
-    at: usize,
-    w: [F; N],
-    s: [[F; N]; S],
-) {
-    *line_mut(values, at) = w;
-    for (out, line) in slots.iter_mut().zip(s) {
-        *line_mut(out, at) = line;
-    }
-}
-
-#[inline(always)]
 pub(super) fn line<F, const N: usize>(run: &[F], at: usize) -> &[F; N] {
     run[at..at + N].try_into().expect("a line of the run")
 }
@@ -281,6 +331,17 @@ pub(super) fn line<F, const N: usize>(run: &[F], at: usize) -> &[F; N] {
 #[inline(always)]
 fn line_mut<F, const N: usize>(run: &mut [F], at: usize) -> &mut [F; N] {
     (&mut run[at..at + N]).try_into().expect("a line of the run")
+}
+
+#[inline(always)]
+fn put_line<F: Float, const WIDE: bool, const PAST_CACHE: bool, const N: usize>(
+    out: &mut [F; N],
+    line: [F; N],
+) {
+    match PAST_CACHE {
+        true => stream_line::<F, WIDE, N>(out, &line),
+        false => *out = line,
+    }
 }
 
 /// Writes a line past the cache; `WIDE` says that the processor has AVX.
@@ -318,12 +379,15 @@ fn stream_line<F: Float, const WIDE: bool, const N: usize>(out: &mut [F; N], lin
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use pushpull_common::finite::Exponents;
+    use pushpull_common::tensor::DType;
 
     use super::*;
     use crate::optimizer::{
         Adadelta, Adagrad, Adam, AdamW, ApplyAt, Dense, Ftrl, Lamb, Momentum, Optimizer, RmsProp,
         Sgd,
     };
+    use crate::volatile::Volatile;
 
     /// A run that is changed by the loop of the baseline, in lines of so many elements.
     struct Baseline<const N: usize, R>(R);
@@ -426,7 +490,7 @@ mod tests {
     fn carried<F: Float>(
         case: &Case,
         streams: &[Vec<F>],
-        gradient: &[F],
+        gradient: GradientRun<'_, F>,
         change: impl FnOnce(StreamRun<'_, F>),
     ) -> Vec<Vec<F>> {
         let mut placed = Placed::all(case, &vec![vec![F::default(); case.length]; streams.len()]);
@@ -444,6 +508,37 @@ mod tests {
         });
         crate::arena::fence();
         taken(placed, case.length)
+    }
+
+    /// The same by the mean of gradients that lie in memory that is lent, behind 64 bytes of something else;
+    /// whether an exponent was full.
+    fn carried_from_lent<F: Float>(
+        case: &Case,
+        streams: &[Vec<F>],
+        gradients: &[Vec<F>],
+        change: impl FnOnce(StreamRun<'_, F>),
+    ) -> (Vec<Vec<F>>, bool) {
+        let before = LINE_BYTES / size_of::<F>();
+        let lie = |gradient: &Vec<F>| {
+            let all = [&vec![F::of(f64::NAN); before][..], gradient].concat();
+            Placed::new(case, 0, &all)
+        };
+        let (mut placed, mut full) = (gradients.iter().map(lie).collect::<Vec<_>>(), false);
+        let volatile = |placed: &mut Placed<F>| {
+            let bytes: &[u8] = bytemuck::cast_slice(placed.slice(before + case.length));
+            // SAFETY: they live until the end of this, and nobody writes them.
+            unsafe { Volatile::new(bytes.as_ptr(), bytes.len()) }
+        };
+        let dtype = if size_of::<F>() == 4 { DType::F32 } else { DType::F64 };
+        let lent = LentRun {
+            gradients: &placed.iter_mut().map(volatile).collect::<Vec<_>>(),
+            at: LINE_BYTES,
+            over: gradients.len() as u32,
+            exponents: Exponents::of(dtype),
+            full: &mut full,
+        };
+        let found = carried(case, streams, GradientRun::Lent(lent), change);
+        (found, full)
     }
 
     fn check_as<F, D, const N: usize>(rule: &D, case: &Case)
@@ -487,10 +582,37 @@ mod tests {
             ("in place, baseline", changed(case, &streams, &gradient, baseline)),
             ("in place", changed(case, &streams, &gradient, dispatched)),
             ("in runs", changed(case, &streams, &gradient, in_runs)),
-            ("elsewhere, baseline", carried(case, &streams, &gradient, across)),
-            ("elsewhere", carried(case, &streams, &gradient, across_dispatched)),
+            ("elsewhere, baseline", carried(case, &streams, GradientRun::Here(&gradient), across)),
+            ("elsewhere", carried(case, &streams, GradientRun::Here(&gradient), across_dispatched)),
         ] {
             assert_eq!(bits(&found), reference, "{rule:?} {way}, {case:?}");
+        }
+        // The same, and the mean of some.
+        let mut gradients = vec![gradient];
+        for count in 1..4 {
+            let length = 0..case.length;
+            let sum = |at: usize| {
+                let each = gradients.iter().map(|gradient| gradient[at]);
+                each.reduce(|sum, more| sum + more).unwrap() / F::of(count.into())
+            };
+            let singly = |run: Run<'_, F>| rule.drive(at, Baseline::<1, _>(run));
+            let mean: Vec<F> = length.map(sum).collect();
+            let mean = bits(&changed(case, &streams, &mean, singly));
+            let (found, full) = carried_from_lent(case, &streams, &gradients, across);
+            assert_eq!((bits(&found), full), (mean.clone(), false), "{rule:?} baseline, {case:?}");
+            let (found, full) = carried_from_lent(case, &streams, &gradients, across_dispatched);
+            assert_eq!((bits(&found), full), (mean, false), "{rule:?} of {count}, {case:?}");
+            // Wherever one is that is no number.
+            if let Some(at) = (seed as usize).checked_rem(case.length) {
+                let mut wrong = gradients.clone();
+                let number = if seed & 64 == 0 { f64::NAN } else { f64::NEG_INFINITY };
+                wrong[(seed >> 8) as usize % gradients.len()][at] = F::of(number);
+                let (_, full) = carried_from_lent(case, &streams, &wrong, across);
+                assert!(full, "baseline, {at} of {case:?}");
+                let (_, full) = carried_from_lent(case, &streams, &wrong, across_dispatched);
+                assert!(full, "{at} of {case:?}");
+            }
+            gradients.push(numbers(&mut seed, case.length));
         }
     }
 

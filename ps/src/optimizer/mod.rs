@@ -14,6 +14,7 @@ mod adamw;
 mod ftrl;
 #[cfg(test)]
 mod golden;
+mod gradient;
 mod kernel;
 mod lamb;
 mod momentum;
@@ -35,6 +36,7 @@ pub use adagrad::Adagrad;
 pub use adam::Adam;
 pub use adamw::AdamW;
 pub use ftrl::Ftrl;
+pub(crate) use gradient::{GradientRun, LENT_MAX, LentRun};
 pub use lamb::Lamb;
 pub use momentum::Momentum;
 pub use rmsprop::RmsProp;
@@ -124,7 +126,7 @@ pub struct StreamRun<'a, T> {
     /// What they become.
     pub slots_out: &'a mut [&'a mut [T]],
     /// The gradient.
-    pub gradient: &'a [T],
+    pub(crate) gradient: GradientRun<'a, T>,
     /// Whether the result is written past the cache: nobody reads it soon.
     pub past_cache: bool,
 }

@@ -55,12 +55,17 @@ impl Looker<'_> {
 #[derive(Clone, Copy)]
 pub(super) struct Found {
     /// Where it lies in the layout, and how long it is.
-    at: u64,
+    pub(super) at: u64,
     size: u64,
-    value: f64,
+    pub(super) value: f64,
 }
 
 impl Found {
+    /// One of several that has been changed meanwhile: the first of them is named.
+    pub(super) fn gone(dtype: DType, at: u64) -> Found {
+        Found { at, size: dtype.size() as u64, value: f64::NAN }
+    }
+
     pub(super) fn refusal(self, layout: &ShardLayout) -> Refusal {
         // What pads a partition is a part of it here: it should have been zeros.
         let partition = layout.at(self.at);

@@ -2,8 +2,10 @@
 
 use std::ops::Range;
 
+use pushpull_common::finite::Exponents;
 use pushpull_common::protocol::message::Operation;
 use pushpull_common::tensor::DType;
+use smallvec::SmallVec;
 
 use super::mean::Sum;
 use super::passes::Passes;
@@ -13,9 +15,10 @@ use super::work::budget_of;
 use super::{Shard, Variables};
 use crate::aggregate::admission::PerPush;
 use crate::aggregate::round::Round;
-use crate::inbox::Source;
-use crate::optimizer::ApplyAt;
-use crate::store::{Give, Input, NoSpareBlock};
+use crate::inbox::{Source, Values};
+use crate::optimizer::{ApplyAt, LENT_MAX};
+use crate::store::{Give, Input, Lent, NoSpareBlock};
+use crate::volatile::Volatile;
 use crate::zoo::Bug;
 
 /// Of how many gradients a block is taken to its end, however many bytes that comes to together.
@@ -85,8 +88,11 @@ struct Mean<'a> {
     /// How many gradients have it, and what their sum is divided by.
     gradients: usize,
     over: u32,
-    /// Where the next of it belongs in the layout.
+    /// Where it begins in the layout, and where the next of it belongs.
+    start: u64,
     at: u64,
+    /// The gradients, if they are few, all lie in trays, and none is multiplied.
+    lent: SmallVec<[Volatile<'a>; LENT_MAX]>,
     /// For what is copied out of trays.
     copy: &'a mut Vec<u64>,
 }
@@ -100,6 +106,34 @@ impl Give for Mean<'_> {
         }
         self.at = range.end;
     }
+
+    fn lent(&self) -> Option<Lent<'_>> {
+        let at = (self.at - self.start) as usize;
+        // They have been looked at.
+        let lent = Lent { gradients: &self.lent, at, over: self.over, exponents: Exponents::NONE };
+        (!self.lent.is_empty()).then_some(lent)
+    }
+
+    fn taken(&mut self, bytes: usize, _full: bool) {
+        self.at += bytes as u64;
+    }
+}
+
+/// The gradients of those pushes that have a range, if they are few, all of it lies in trays, and none is
+/// multiplied; nothing otherwise.
+fn lent_of<'a>(pushes: &[Share<'a>], range: &Range<u64>) -> SmallVec<[Volatile<'a>; LENT_MAX]> {
+    let mut lent = SmallVec::new();
+    for push in pushes.iter().filter(|push| push.has(range.start)) {
+        match push.source.values(range.clone()) {
+            Some((Values::Lent(values), end))
+                if end == range.end && push.factor == 1.0 && lent.len() < LENT_MAX =>
+            {
+                lent.push(values);
+            }
+            _ => return SmallVec::new(),
+        }
+    }
+    lent
 }
 
 impl Shard {
@@ -137,7 +171,7 @@ impl Shard {
                 return Err(blocked);
             }
         }
-        let at = ApplyAt::new(self.gradients + 1, step);
+        let apply_at = ApplyAt::new(self.gradients + 1, step);
         let mut budget = budget_of(store);
         loop {
             if job.done_to >= store.layout().bytes() {
@@ -188,8 +222,9 @@ impl Shard {
                 };
                 let (dtype, copy) = (partition.dtype, &mut self.lent_tile);
                 let pushes = &pushes[..];
-                let mut mean = Mean { pushes, dtype, gradients, over, at: start, copy };
-                let (how, input) = ((rules, operation, at), Input::Given(&mut mean));
+                let (lent, at) = (lent_of(pushes, &range), start);
+                let mut mean = Mean { pushes, dtype, gradients, over, start, at, lent, copy };
+                let (how, input) = ((rules, operation, apply_at), Input::Given(&mut mean));
                 job.passes.take(store, how, &partition, range.clone(), input)?;
             }
             let read = (range.end - range.start) * gradients.max(1) as u64;
@@ -197,7 +232,7 @@ impl Shard {
             job.done_to = end;
         }
         let (factors, reduction) = (&job.factors[..], self.config.sparse_reduction);
-        let change = RowChange { rules, operation, at, reduction, factors };
+        let change = RowChange { rules, operation, at: apply_at, reduction, factors };
         self.rows.slice(store, inbox, rooms, change, &mut budget, &mut self.tile)
     }
 }

@@ -1,7 +1,7 @@
 //! Trays: lent to clients, and pushes of which parts lie there already.
 //!
 //! A client changes what lies in its tray whenever it likes. What is looked at for NaN and then applied, or added
-//! up, is one copy, in asynchronous mode, where that is done as a push is applied; pushes that may be made in
+//! up, is the same, in asynchronous mode, where that is done as a push is applied; pushes that may be made in
 //! place, and gradients that wait for a synchronous step, are looked at before, and a client that writes NaN
 //! into its tray after that harms the training as any wrong gradient of its would.
 //!
@@ -27,11 +27,15 @@ use super::{Part, Shard, answer_to, deadline_of};
 use crate::arena::LentBytes;
 use crate::config::NonFinite;
 use crate::error::StorageError;
-use crate::inbox::{Arrival, Lent, Values};
-use crate::store::{Give, Input};
+use crate::inbox::{Arrival, Values};
+use crate::store::{Give, Input, Lent};
+use crate::volatile::Volatile;
 
 /// What a group of variables counts for at least, when it is looked at.
 const GROUP_BYTES: u64 = 256;
+
+/// How much of a tray is searched at a time for what is to be refused; a multiple of every element's size.
+const FOUND_BYTES: usize = 4 << 10;
 
 /// How far what a push has in a tray has been looked at.
 #[derive(Debug, Default)]
@@ -56,29 +60,30 @@ impl LookJob {
     }
 }
 
-/// Values in a tray, looked at as they are copied out of it.
+/// Values in a tray, looked at as they are taken out of it.
 pub(super) struct Seen<'a> {
-    lent: Lent<'a>,
+    gradient: Volatile<'a>,
+    done: usize,
     looker: Looker<'a>,
     dtype: DType,
     /// Those of the type, if they are looked at.
     exponents: Exponents,
-    /// Where the next of them belongs in the layout.
-    at: u64,
+    /// Where they begin in the layout.
+    start: u64,
     found: Option<Found>,
 }
 
 impl<'a> Seen<'a> {
     /// Values of one type that belong here in the layout, to be looked at or not.
     pub(super) fn new(
-        (lent, at): (Lent<'a>, u64),
+        (gradient, start): (Volatile<'a>, u64),
         dtype: DType,
         looker: Looker<'a>,
         looks: bool,
     ) -> Seen<'a> {
         let looks = looks && looker.policy != NonFinite::Allow;
         let exponents = if looks { Exponents::of(dtype) } else { Exponents::NONE };
-        Seen { lent, looker, dtype, exponents, at, found: None }
+        Seen { gradient, done: 0, looker, dtype, exponents, start, found: None }
     }
 
     /// The first of them that must not be applied. What was made of it is to be forgotten.
@@ -87,13 +92,45 @@ impl<'a> Seen<'a> {
     }
 }
 
+impl Seen<'_> {
+    /// Where the next of them belongs in the layout.
+    fn at(&self) -> u64 {
+        self.start + self.done as u64
+    }
+
+    /// Which of so many of the next is to be refused, as one is that has been taken. If its client has
+    /// changed it since, the first of them is named for it.
+    fn find_again(&self, bytes: usize) -> Option<Found> {
+        let mut tile = [0; FOUND_BYTES];
+        let found = (0..bytes).step_by(FOUND_BYTES).find_map(|from| {
+            let tile = &mut tile[..FOUND_BYTES.min(bytes - from)];
+            self.gradient.behind(self.done + from).copy(tile, Exponents::NONE);
+            self.looker.find(self.dtype, self.at() + from as u64, tile)
+        });
+        let is_refused = self.looker.policy == NonFinite::Reject;
+        found.or_else(|| is_refused.then(|| Found::gone(self.dtype, self.at())))
+    }
+}
+
 impl Give for Seen<'_> {
     fn give(&mut self, to: &mut [u8]) {
-        let full = self.lent.copy(to, self.exponents);
+        let full = self.gradient.behind(self.done).copy(to, self.exponents);
         if full && self.found.is_none() {
-            self.found = self.looker.find(self.dtype, self.at, to);
+            self.found = self.looker.find(self.dtype, self.at(), to);
         }
-        self.at += to.len() as u64;
+        self.done += to.len();
+    }
+
+    fn lent(&self) -> Option<Lent<'_>> {
+        let gradients = std::slice::from_ref(&self.gradient);
+        Some(Lent { gradients, at: self.done, over: 1, exponents: self.exponents })
+    }
+
+    fn taken(&mut self, bytes: usize, full: bool) {
+        if full && self.found.is_none() {
+            self.found = self.find_again(bytes);
+        }
+        self.done += bytes;
     }
 }
 

@@ -2,6 +2,11 @@
 
 use std::ops::Range;
 
+use pushpull_common::finite::Exponents;
+
+use crate::optimizer::LentRun;
+use crate::volatile::{LINE_BYTES, Volatile};
+
 /// How many bytes are given at a time, at most. They stay in the first cache with what they change. A loop
 /// that reads memory for as long and then writes for as long is faster than one that does both at
 /// once; with more than this at a time, or less, it loses that again.
@@ -12,6 +17,33 @@ pub(crate) trait Give {
     /// Writes the next bytes, as many as there is room for. Where something is wrong with them, who gives
     /// them knows it, and gives any.
     fn give(&mut self, to: &mut [u8]);
+
+    /// The next bytes, if they can be taken from memory that is lent.
+    fn lent(&self) -> Option<Lent<'_>> {
+        None
+    }
+
+    /// So many of them have been taken there; whether one of the exponents was full.
+    fn taken(&mut self, _bytes: usize, _full: bool) {}
+}
+
+/// Bytes that are taken from memory that is lent: a gradient, or the mean of some, which lie from the same
+/// byte of each on.
+pub(crate) struct Lent<'a> {
+    pub(crate) gradients: &'a [Volatile<'a>],
+    pub(crate) at: usize,
+    /// What their sum is divided by.
+    pub(crate) over: u32,
+    /// Which exponents are to be looked at.
+    pub(crate) exponents: Exponents,
+}
+
+impl Lent<'_> {
+    /// Whether they lie so far behind a line of the cache.
+    fn lie(&self, behind_line: usize) -> bool {
+        let mut gradients = self.gradients.iter();
+        gradients.all(|gradient| gradient.behind(self.at).offset_in(LINE_BYTES) == behind_line)
+    }
 }
 
 /// What a change takes, in order.
@@ -26,6 +58,12 @@ impl<'a> From<&'a [u8]> for Input<'a> {
     fn from(bytes: &'a [u8]) -> Input<'a> {
         Input::Bytes(bytes)
     }
+}
+
+/// What a stretch takes.
+pub(super) enum Next<'a> {
+    Bytes(&'a [u8]),
+    Lent(LentRun<'a>),
 }
 
 /// What was given last.
@@ -53,7 +91,25 @@ impl Input<'_> {
         self.each_of::<CHUNK_BYTES>(within, take);
     }
 
-    /// The same in pieces of so many bytes.
+    /// The same for who takes bytes where they lie, too, if that is alike within the lines of the cache: those
+    /// that are lent come at once.
+    pub(super) fn each_next(
+        &mut self,
+        within: Range<usize>,
+        mut take: impl FnMut(Range<usize>, Next<'_>),
+    ) {
+        if let Input::Given(give) = self
+            && let Some(lent) = give.lent().filter(|lent| lent.lie(within.start % LINE_BYTES))
+        {
+            let (mut full, Lent { gradients, at, over, exponents }) = (false, lent);
+            let lent = LentRun { gradients, at, over, exponents, full: &mut full };
+            take(within.clone(), Next::Lent(lent));
+            return give.taken(within.len(), full);
+        }
+        self.each(within, |within, bytes| take(within, Next::Bytes(bytes)));
+    }
+
+    /// [`Input::each`] in pieces of so many bytes.
     pub(super) fn each_of<const BYTES: usize>(
         &mut self,
         within: Range<usize>,
@@ -127,6 +183,54 @@ mod tests {
             };
             let (mut counting, lying) = (Counting(0), taken(Input::Bytes(&all)));
             assert_eq!(taken(Input::Given(&mut counting)), lying, "{stretches:?}");
+        }
+    }
+
+    /// Gives zeros, and lends as many as there are from some byte of a line on.
+    #[cfg(target_os = "linux")]
+    struct Lending {
+        memory: Volatile<'static>,
+        taken: Vec<(usize, bool)>,
+    }
+
+    #[cfg(target_os = "linux")]
+    impl Give for Lending {
+        fn give(&mut self, to: &mut [u8]) {
+            to.fill(0);
+        }
+
+        fn lent(&self) -> Option<Lent<'_>> {
+            let gradients = std::slice::from_ref(&self.memory);
+            Some(Lent { gradients, at: 64, over: 1, exponents: Exponents::NONE })
+        }
+
+        fn taken(&mut self, bytes: usize, full: bool) {
+            self.taken.push((bytes, full));
+        }
+    }
+
+    /// By loops that load whole lines.
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn what_is_lent_is_taken_there_if_it_lies_alike_within_lines() {
+        let memory = Box::leak(Box::new(crate::arena::LentBytes::new(16384).unwrap().0));
+        for (lies, starts, is_taken_there) in [(8, 8, true), (8, 136, true), (8, 0, false)] {
+            let memory = memory.bytes(lies, 10_000);
+            let mut lending = Lending { memory, taken: Vec::new() };
+            let mut pieces = Vec::new();
+            Input::Given(&mut lending).each_next(starts..starts + 5000, |part, next| {
+                if let Next::Lent(lent) = &next {
+                    assert_eq!((lent.gradients.len(), lent.at, lent.over), (1, 64, 1));
+                }
+                if let Next::Lent(LentRun { full, .. }) = next {
+                    *full = true;
+                    pieces.push(part);
+                }
+            });
+            let (all, none) =
+                ((vec![starts..starts + 5000], vec![(5000, true)]), Default::default());
+            let expected = if is_taken_there { all } else { none };
+            assert_eq!((pieces, lending.taken), expected, "{lies}, {starts}");
         }
     }
 

@@ -7,11 +7,12 @@ use pushpull_common::catalogue::Partition;
 
 use super::change::{Streams, with_slots};
 use super::geometry::places_of;
+use super::input::Next;
 use super::pool::{NoSpareBlock, Shadow};
 use super::rows::{place_of_row, range_of};
 use super::undo::{Spot, Undo};
 use super::{Change, Input, SLOTS_MAX, Store};
-use crate::optimizer::StreamRun;
+use crate::optimizer::{GradientRun, StreamRun};
 
 /// These places without those that are named again and again, as by rows that rise.
 pub(super) fn distinct(places: impl Iterator<Item = usize>) -> impl Iterator<Item = usize> {
@@ -261,7 +262,7 @@ impl ToShadows<'_, '_> {
     /// [`Streams::each`], for so many slots at most.
     fn each_with<T: Pod, const SLOTS: usize>(&mut self, change: &mut dyn FnMut(StreamRun<'_, T>)) {
         let (start, count, past_cache) = (self.start, self.count, self.past_cache);
-        self.input.each(start..start + self.values.len(), |within, bytes| {
+        self.input.each_next(start..start + self.values.len(), |within, next| {
             let within = within.start - start..within.end - start;
             let mut slots: [&[T]; SLOTS] = [&[]; SLOTS];
             let mut slots_out: [&mut [T]; SLOTS] = std::array::from_fn(|_| Default::default());
@@ -270,12 +271,16 @@ impl ToShadows<'_, '_> {
                 *slot = bytemuck::cast_slice(&from[within.clone()]);
                 *out = bytemuck::cast_slice_mut(&mut to[within.clone()]);
             }
+            let gradient = match next {
+                Next::Bytes(bytes) => GradientRun::Here(bytemuck::cast_slice(bytes)),
+                Next::Lent(lent) => GradientRun::Lent(lent),
+            };
             change(StreamRun {
                 values: bytemuck::cast_slice(&self.values[within.clone()]),
                 values_out: bytemuck::cast_slice_mut(&mut self.values_out[within]),
                 slots: &slots[..count],
                 slots_out: &mut slots_out[..count],
-                gradient: bytemuck::cast_slice(bytes),
+                gradient,
                 past_cache,
             });
         });

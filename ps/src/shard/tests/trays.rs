@@ -22,10 +22,14 @@ use super::staleness::Client;
 use super::synchronous::synchronous;
 use super::world::{Line, World};
 use crate::aggregate::staleness::StalenessPolicy;
-use crate::arena::Place;
+use crate::arena::{LentBytes, Place};
 use crate::config::{NonFinite, PsConfig, Storage};
+use crate::metrics::Counters;
 use crate::optimizer::{Lamb, Sgd};
 use crate::shard::Way;
+use crate::shard::checks::Looker;
+use crate::shard::trays::Seen;
+use crate::store::Give;
 
 /// A tray that somebody has been lent.
 pub(super) struct Tray {
@@ -745,4 +749,30 @@ fn the_token_of_what_is_lost_with_its_client_and_its_server_goes_to_others() {
     world.tick();
     world.restart(0).unwrap();
     assert_eq!(owner(&world), 0);
+}
+
+/// What was refused as it was applied need not be there when it is looked for.
+#[test]
+#[cfg(target_os = "linux")]
+fn nan_that_is_gone_when_it_is_looked_for_is_refused_all_the_same() {
+    let counters = Counters::default();
+    let (memory, descriptor) = LentBytes::new(16384).unwrap();
+    let file = File::from(descriptor);
+    file.write_all_at(&f32::INFINITY.to_le_bytes(), 12_000).unwrap();
+    for (policy, there, found) in [
+        (NonFinite::Reject, 12_000, Some((12_000, f64::INFINITY))),
+        (NonFinite::Reject, 0, Some((8_000, f64::NAN))),
+        (NonFinite::Count, 12_000, None),
+        (NonFinite::Count, 0, None),
+    ] {
+        let looker = Looker { policy, counters: &counters };
+        let gradient = memory.bytes(0, if there == 0 { 12_000 } else { 16_384 });
+        let mut seen = Seen::new((gradient, 0), DType::F32, looker, true);
+        seen.taken(8_000, false);
+        assert!(seen.found().is_none());
+        seen.taken(if there == 0 { 4_000 } else { 8_384 }, true);
+        let is = seen.found().map(|found| (found.at as usize, found.value.to_bits()));
+        assert_eq!(is, found.map(|(at, value)| (at, value.to_bits())), "{policy:?}, {there}");
+    }
+    assert_eq!(counters.non_finite.read(), 1);
 }

@@ -280,10 +280,16 @@ fn a_gradient_is_measured_by_itself_though_another_was_being_measured_in_its_roo
 /// Slices end between two elements, however many gradients share them.
 #[test]
 fn large_gradients_are_averaged_in_slices() {
-    for replicas in [1_u32, 2, 3, 5] {
+    let ramp = |at: usize| (at % 7) as f32;
+    let norm = (0..LARGE).map(|at| f64::from(ramp(at)).powi(2)).sum::<f64>().sqrt();
+    for (replicas, clips) in [1_u32, 2, 3, 5].into_iter().flat_map(|n| [(n, false), (n, true)]) {
         let w = VariableSpec::f32("w", [LARGE as u64]).unwrap();
-        let mut lent = Lent::with(vec![w], 1, (replicas, replicas), |config| config);
-        let (ramp, bytes) = (|at: usize| (at % 7) as f32, 4 * LARGE as u64);
+        let clip = |config: PsConfig| match clips {
+            true => config.clip_by_global_norm(norm),
+            false => config,
+        };
+        let (mut lent, bytes) =
+            (Lent::with(vec![w], 1, (replicas, replicas), clip), 4 * LARGE as u64);
         for replica in 0..replicas as usize {
             let grant = lent.cluster.token(replica);
             let (line, tray) = (lent.cluster.replicas[replica].lines[0], &lent.trays[replica][0]);
@@ -298,8 +304,10 @@ fn large_gradients_are_averaged_in_slices() {
             assert!(matches!(&answer, Some(Message::PushAnswer(a)) if accepted(a)), "{answer:?}");
         }
         let values = lent.cluster.world.values(lent.cluster.replicas[0].lines[0]);
-        let mean = (1..=replicas).sum::<u32>() as f32 / replicas as f32;
-        let differs = |(at, value): (usize, &f32)| *value != -ramp(at) * mean;
+        // Each of those that are clipped is as large as the first.
+        let sum = if clips { replicas } else { (1..=replicas).sum() };
+        let (mean, most) = (sum as f32 / replicas as f32, if clips { 1e-5 } else { 0.0 });
+        let differs = |(at, value): (usize, &f32)| (*value + ramp(at) * mean).abs() > most;
         assert_eq!(f32s(&values).iter().enumerate().position(differs), None);
     }
 }
