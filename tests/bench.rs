@@ -85,6 +85,14 @@ fn several_replicas_variables_and_shards_are_measured_and_drawn() {
 }
 
 #[test]
+fn what_lent_memory_leaves_for_a_push_is_measured_beside_it() {
+    let rows = rows(&bench(&["--json", "--transport", "shm", "--sizes", "64KiB"]));
+    let names: Vec<&str> = rows.iter().map(|row| row["name"].as_str().unwrap()).collect();
+    let expected = ["pull", "push", "handed", "push_copied"].map(|row| format!("{row}_shm_64KiB"));
+    assert_eq!(names, expected);
+}
+
+#[test]
 fn daemons_are_measured_as_processes() {
     let sizes = ["--memory-size", "2MiB", "--stalled-size", "8MiB", "--restart-sizes", "1MiB,2MiB"];
     let small = [&["--json"][..], &sizes].concat();

@@ -78,6 +78,7 @@ const MODULES: &[(&str, &[&str])] = &[
         "ps/src/arena",
         &["crate::shard", "crate::store", "crate::inbox", "crate::commit", "crate::runtime"],
     ),
+    ("ps/src/volatile.rs", &["crate::arena", "crate::optimizer", "crate::store", "crate::shard"]),
     ("ps/src/layout.rs", &["crate::arena", "crate::commit", "crate::shard", "crate::runtime"]),
     ("ps/src/commit.rs", &["crate::shard", "crate::store", "crate::inbox", "crate::runtime"]),
     ("ps/src/commit", &["crate::shard", "crate::store", "crate::inbox", "crate::runtime"]),

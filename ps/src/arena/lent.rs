@@ -1,4 +1,5 @@
-//! Memory that another process has mapped, too: reached by words, each in one piece, or copied from.
+//! Memory that another process has mapped, too: reached by words, each in one piece, or loaded as
+//! bytes that may change meanwhile.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -106,7 +107,7 @@ mod tests {
 
     #[test]
     #[should_panic = "24 bytes at 8169"]
-    fn nothing_behind_it_is_copied() {
+    fn nothing_behind_it_is_reached() {
         let (bytes, _descriptor) = LentBytes::new(8192).unwrap();
         bytes.bytes(8169, 24);
     }

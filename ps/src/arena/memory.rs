@@ -180,7 +180,7 @@ impl Memory {
         // SAFETY: the mapping is `bytes` long and lives as long as `self`. Only this process writes it:
         // it is anonymous, or a file of mode 0600 in a locked directory of mode 0700, which no other
         // program is to touch. Whom it is lent to by `to_read` maps it for reading; what is lent by
-        // `to_write` is reached by words, or copied (`lent.rs`). Writing needs `&mut self`.
+        // `to_write` is reached by words, or loaded by `Volatile` (`lent.rs`). Writing needs `&mut self`.
         unsafe { std::slice::from_raw_parts(self.map.as_ptr(), self.bytes) }
     }
 

@@ -210,13 +210,11 @@ impl Looking {
 struct Part<'a> {
     all: Volatile<'a>,
     lines: VolatileLines<'a>,
-    /// With which element they begin.
-    at: usize,
 }
 
 impl<'a> Part<'a> {
     fn new(all: Volatile<'a>) -> Part<'a> {
-        Part { all, lines: VolatileLines::NONE, at: 0 }
+        Part { all, lines: VolatileLines::NONE }
     }
 
     #[inline(always)]
@@ -228,10 +226,8 @@ impl<'a> Part<'a> {
 
     #[inline(always)]
     fn seek<F: Float, const N: usize>(&mut self, at: usize, lines: usize) {
-        self.at = at;
-        if size_of::<[F; N]>() == LINE_BYTES {
-            self.lines = self.all.lines(at * size_of::<F>(), lines);
-        }
+        const { assert!(size_of::<[F; N]>() == LINE_BYTES, "a line of the cache") };
+        self.lines = self.all.lines(at * size_of::<F>(), lines);
     }
 
     #[inline(always)]
@@ -240,14 +236,12 @@ impl<'a> Part<'a> {
         line: usize,
         looking: &mut Looking,
     ) -> [F; N] {
-        if size_of::<[F; N]>() != LINE_BYTES {
-            // Of the test that takes elements one by one.
-            return std::array::from_fn(|i| self.element(self.at + line * N + i, looking));
-        }
         let words = self.words::<WIDE>(line);
         looking.at_line(words);
         let mut elements = [F::default(); N];
-        bytemuck::cast_slice_mut(&mut elements).copy_from_slice(&words);
+        // As bytes: whether an array lies aligned for words is looked at when it runs, for each line.
+        bytemuck::cast_slice_mut::<F, u8>(&mut elements)
+            .copy_from_slice(bytemuck::bytes_of(&words));
         elements
     }
 

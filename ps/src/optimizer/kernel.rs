@@ -276,8 +276,8 @@ struct StreamLines<'a, F, const S: usize, const N: usize> {
     slots_out: [&'a mut [[F; N]]; S],
 }
 
-/// Nothing is checked for each line, nor chosen: where the streams stay in the second cache, that takes as
-/// long as all the rest.
+/// What can be is checked and chosen before, not for each line: where the streams stay in the second cache,
+/// that takes as long as all the rest.
 #[inline(always)]
 fn stream_lines<
     F: Float,
@@ -384,8 +384,8 @@ mod tests {
 
     use super::*;
     use crate::optimizer::{
-        Adadelta, Adagrad, Adam, AdamW, ApplyAt, Dense, Ftrl, Lamb, Momentum, Optimizer, RmsProp,
-        Sgd,
+        Adadelta, Adagrad, Adam, AdamW, ApplyAt, Dense, Ftrl, LENT_MAX, Lamb, Momentum, Optimizer,
+        RmsProp, Sgd,
     };
     use crate::volatile::Volatile;
 
@@ -589,7 +589,7 @@ mod tests {
         }
         // The same, and the mean of some.
         let mut gradients = vec![gradient];
-        for count in 1..4 {
+        for count in 1..=LENT_MAX as u32 {
             let length = 0..case.length;
             let sum = |at: usize| {
                 let each = gradients.iter().map(|gradient| gradient[at]);

@@ -1,4 +1,5 @@
-//! What a change takes: bytes that lie there, or bytes that are given as they are needed.
+//! What a change takes: bytes that lie there, or bytes that are given as they are needed, or taken from memory
+//! that is lent.
 
 use std::ops::Range;
 

@@ -3,17 +3,17 @@
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use pushpull::Sgd;
-use pushpull::measure::InPlace;
+use pushpull::measure::{InPlace, StoreUnderTest};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-use super::Transport;
 use super::bed::RATE;
+use super::{Failure, Transport};
 
 /// The short message of a round trip.
 const SHORT: usize = 32;
@@ -146,7 +146,8 @@ fn wait(turns: &mut u32) {
 const OVER: u64 = u64::MAX;
 
 impl SharedWord {
-    pub(crate) fn start() -> SharedWord {
+    /// The other thread does something before it answers.
+    pub(crate) fn start(mut answer: impl FnMut() + Send + 'static) -> SharedWord {
         let word = Arc::new(AtomicU64::new(0));
         let shared = word.clone();
         // It answers odd numbers with even ones.
@@ -156,6 +157,7 @@ impl SharedWord {
                 match shared.load(Ordering::Acquire) {
                     OVER => return,
                     asked if asked % 2 == 1 => {
+                        answer();
                         shared.store(asked + 1, Ordering::Release);
                         turns = 0;
                     }
@@ -229,6 +231,37 @@ impl Applying {
         self.values.push(std::hint::black_box(&self.gradient));
         std::hint::black_box(&mut self.values);
         start.elapsed()
+    }
+}
+
+/// What one thread writes and another has the store apply, which is asked by a shared word: a push without
+/// its messages.
+pub(crate) struct Handing {
+    word: SharedWord,
+    /// Each of them has it while the other waits.
+    gradient: Arc<Mutex<Vec<f32>>>,
+}
+
+impl Handing {
+    pub(crate) fn start(bytes: usize) -> Result<Handing, Failure> {
+        let elements = bytes / 4;
+        let mut store = StoreUnderTest::new(elements as u64, Arc::new(Sgd::new(RATE)))?;
+        let gradient = Arc::new(Mutex::new(vec![0.0; elements]));
+        let handed = gradient.clone();
+        let word = SharedWord::start(move || {
+            if let Ok(gradient) = handed.lock() {
+                store.push(&gradient);
+            }
+        });
+        Ok(Handing { word, gradient })
+    }
+
+    /// One gradient, which is written before, as a worker's is.
+    pub(crate) fn once(&mut self) -> Result<Duration, Failure> {
+        let mut gradient = self.gradient.lock().map_err(|_| "the store has panicked")?;
+        gradient.fill(1.0);
+        drop(gradient);
+        Ok(self.word.once())
     }
 }
 

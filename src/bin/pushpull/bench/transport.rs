@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::bed::{At, Model, TestBed, at_once};
-use super::ceiling::{Applying, Copying, PingPong, RoundTrip, SharedWord, Way};
+use super::ceiling::{Applying, Copying, Handing, PingPong, RoundTrip, SharedWord, Way};
 use super::report::{Report, Row, Unit};
 use super::turns::{Pace, take_turns};
 use super::{Failure, Options, Transport, bytes_of};
@@ -101,7 +101,7 @@ impl Rows<'_> {
         let ours = || bed.turn(Way::Pull, 1);
         let ((ours, ceiling), beside) = match self.transport {
             Transport::Shm => {
-                let mut ceiling = SharedWord::start();
+                let mut ceiling = SharedWord::start(|| ());
                 (take_turns(pace, ours, || Ok(ceiling.once()))?, "a shared word, two threads")
             }
             transport => {
@@ -129,8 +129,21 @@ impl Rows<'_> {
             |ceiling| Ok(ceiling.once()),
             "the rule in place",
         )?;
+        if self.replicas == 1 {
+            self.handed()?;
+        }
         self.bed.use_up_rooms();
         self.beside_round_trips("push_copied", Way::Push)
+    }
+
+    /// What a push would be without its messages.
+    fn handed(&mut self) -> Result<(), Failure> {
+        let (mut handing, mut applying) = (Handing::start(self.bytes)?, Applying::new(self.bytes)?);
+        let (ours, ceiling) = take_turns(self.pace, || handing.once(), || Ok(applying.once()))?;
+        let (name, unit) = (format!("handed{}", self.end), Unit::Throughput);
+        let (amount, beside) = (self.bytes as u64, "the rule in place");
+        self.report.row(Row { name, unit, amount, ours, ceiling, beside })?;
+        Ok(())
     }
 
     fn beside_round_trips(&mut self, verb: &str, way: Way) -> Result<(), Failure> {
