@@ -2,44 +2,30 @@
 
 use std::io;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use tokio::io::unix::AsyncFd;
 use tokio::io::{Interest, Ready};
 
-/// How often in a row there is room, until it is no longer watched.
-const ROOMY: u32 = 64;
-
-/// After how long it is tried again to write, where it cannot be watched.
-const TRIED_AGAIN: Duration = Duration::from_millis(1);
+use room::Room;
 
 /// A connected Unix socket.
 ///
 /// Whoever waits for anything that a Unix socket may become is woken whenever its peer has read, for it can be
 /// written then; a TCP socket says so only to those whom it had no room for. Where a request is a frame there and one
 /// back each side would be woken twice for it, and the second time the processor is taken from somebody who computes.
-/// So it is waited for room only where there was none lately.
+/// So it is watched for room only while somebody waits for some.
 #[derive(Debug)]
 pub(super) struct Near {
     stream: AsyncFd<UnixStream>,
-    room: Mutex<Room>,
-}
-
-/// Whether there is room to write.
-#[derive(Debug, Default)]
-struct Room {
-    /// The same socket, while it is watched.
-    watched: Option<Arc<AsyncFd<UnixStream>>>,
-    /// How often there was since there was none.
-    roomy: u32,
+    room: Room,
 }
 
 impl Near {
     pub(super) fn new(stream: UnixStream) -> io::Result<Near> {
         stream.set_nonblocking(true)?;
-        let stream = register(stream, Interest::READABLE)?;
-        Ok(Near { stream, room: Mutex::default() })
+        // SAFETY: a socket of the standard library has one descriptor, which is open until it is dropped.
+        let stream = unsafe { AsyncFd::register_with_interest(stream, room::BESIDE) }?;
+        Ok(Near { stream, room: Room::default() })
     }
 
     pub(super) fn into_inner(self) -> UnixStream {
@@ -67,18 +53,8 @@ impl Near {
         tokio::select! {
             biased;
             ready = self.stream.readable(), if interest.is_readable() => Ok(ready?.ready()),
-            ready = self.writable() => ready,
+            ready = self.room.wait(&self.stream) => ready,
         }
-    }
-
-    async fn writable(&self) -> io::Result<Ready> {
-        let watched = self.room().watch(self.stream.get_ref());
-        if let Ok(watched) = watched {
-            return Ok(watched.writable().await?.ready());
-        }
-        // There is no descriptor left to watch it by.
-        tokio::time::sleep(TRIED_AGAIN).await;
-        Ok(Ready::WRITABLE)
     }
 
     /// Reads, if something may be there.
@@ -91,47 +67,144 @@ impl Near {
         &self,
         write: impl FnOnce(&UnixStream) -> io::Result<R>,
     ) -> io::Result<R> {
-        let mut room = self.room();
-        let Some(watched) = &room.watched else { return write(self.stream.get_ref()) };
-        let written = watched.try_io(Interest::WRITABLE, write);
-        if written.is_ok() {
-            room.was_there();
-        }
-        written
-    }
-
-    fn room(&self) -> MutexGuard<'_, Room> {
-        self.room.lock().unwrap_or_else(PoisonError::into_inner)
+        self.room.write(&self.stream, write)
     }
 }
 
-impl Room {
-    fn was_there(&mut self) {
-        self.roomy += 1;
-        if self.roomy >= ROOMY {
-            *self = Room::default();
-        }
+#[cfg(target_os = "linux")]
+mod room {
+    use std::io;
+    use std::mem::MaybeUninit;
+    use std::os::fd::OwnedFd;
+    use std::os::unix::net::UnixStream;
+    use std::sync::OnceLock;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
+
+    use rustix::event::Timespec;
+    use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+    use rustix::io::retry_on_intr;
+    use tokio::io::unix::AsyncFd;
+    use tokio::io::{Interest, Ready};
+
+    /// What the socket itself is watched for.
+    pub(super) const BESIDE: Interest = Interest::READABLE;
+
+    /// After how long it is tried again to write, where there is no descriptor left to watch by.
+    const TRIED_AGAIN: Duration = Duration::from_millis(1);
+
+    /// Room to write, waited for by a descriptor of its own: one that watches the socket, for room alone and only when
+    /// told to, and tells once. Made when there is none for the first time, it costs a call to be told again, where a
+    /// second registration of the socket with tokio would allocate whenever there is no room, and tell of every read
+    /// of the peer until it is undone.
+    #[derive(Debug, Default)]
+    pub(super) struct Room {
+        watch: OnceLock<AsyncFd<OwnedFd>>,
+        /// Whether it has been told to watch and has told nothing since.
+        told: AtomicBool,
     }
 
-    fn watch(&mut self, stream: &UnixStream) -> io::Result<Arc<AsyncFd<UnixStream>>> {
-        self.roomy = 0;
-        if let Some(watched) = &self.watched {
-            return Ok(watched.clone());
+    impl Room {
+        /// Waits until there may be some.
+        pub(super) async fn wait(&self, stream: &AsyncFd<UnixStream>) -> io::Result<Ready> {
+            let Ok(watch) = self.watch(stream.get_ref()) else {
+                tokio::time::sleep(TRIED_AGAIN).await;
+                return Ok(Ready::WRITABLE);
+            };
+            if !self.told.load(Ordering::Relaxed) {
+                self.tell(watch, stream.get_ref(), EventFlags::OUT)?;
+            }
+            loop {
+                let mut ready = watch.readable().await?;
+                let told = retry_on_intr(|| {
+                    let mut events = [const { MaybeUninit::uninit() }; 1];
+                    let (events, _) = epoll::wait(watch, &mut events, Some(&Timespec::default()))?;
+                    Ok(!events.is_empty())
+                })?;
+                ready.clear_ready();
+                if told {
+                    self.told.store(false, Ordering::Relaxed);
+                    return Ok(Ready::WRITABLE);
+                }
+            }
         }
-        let watched = Arc::new(register(stream.try_clone()?, Interest::WRITABLE)?);
-        self.watched = Some(watched.clone());
-        Ok(watched)
+
+        pub(super) fn write<R>(
+            &self,
+            stream: &AsyncFd<UnixStream>,
+            write: impl FnOnce(&UnixStream) -> io::Result<R>,
+        ) -> io::Result<R> {
+            let stream = stream.get_ref();
+            let written = write(stream)?;
+            // Who waited was woken by something else, and then there was room.
+            if self.told.load(Ordering::Relaxed)
+                && let Some(watch) = self.watch.get()
+            {
+                self.tell(watch, stream, EventFlags::empty())?;
+            }
+            Ok(written)
+        }
+
+        fn watch(&self, stream: &UnixStream) -> io::Result<&AsyncFd<OwnedFd>> {
+            if let Some(watch) = self.watch.get() {
+                return Ok(watch);
+            }
+            let watch = epoll::create(CreateFlags::CLOEXEC)?;
+            epoll::add(&watch, stream, EventData::new_u64(0), EventFlags::ONESHOT)?;
+            // SAFETY: it is one descriptor, open until it is dropped.
+            let watch = unsafe { AsyncFd::register_with_interest(watch, Interest::READABLE) }?;
+            Ok(self.watch.get_or_init(|| watch))
+        }
+
+        /// Tells it to watch for this once, or for nothing any more.
+        fn tell(
+            &self,
+            watch: &AsyncFd<OwnedFd>,
+            stream: &UnixStream,
+            flags: EventFlags,
+        ) -> io::Result<()> {
+            epoll::modify(watch, stream, EventData::new_u64(0), flags | EventFlags::ONESHOT)?;
+            self.told.store(!flags.is_empty(), Ordering::Relaxed);
+            Ok(())
+        }
     }
 }
 
-fn register(stream: UnixStream, interest: Interest) -> io::Result<AsyncFd<UnixStream>> {
-    // SAFETY: a socket of the standard library has one descriptor, which is open until it is dropped.
-    Ok(unsafe { AsyncFd::register_with_interest(stream, interest) }?)
+/// Elsewhere nothing is watched but the socket.
+#[cfg(not(target_os = "linux"))]
+mod room {
+    use std::io;
+    use std::os::unix::net::UnixStream;
+
+    use tokio::io::unix::AsyncFd;
+    use tokio::io::{Interest, Ready};
+
+    pub(super) const BESIDE: Interest = Interest::READABLE.add(Interest::WRITABLE);
+
+    #[derive(Debug, Default)]
+    pub(super) struct Room;
+
+    impl Room {
+        pub(super) async fn wait(&self, stream: &AsyncFd<UnixStream>) -> io::Result<Ready> {
+            Ok(stream.writable().await?.ready())
+        }
+
+        pub(super) fn write<R>(
+            &self,
+            stream: &AsyncFd<UnixStream>,
+            write: impl FnOnce(&UnixStream) -> io::Result<R>,
+        ) -> io::Result<R> {
+            stream.try_io(Interest::WRITABLE, write)
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
+    use std::time::Duration;
+
+    use tokio::runtime::Handle;
 
     use super::*;
 
@@ -139,29 +212,56 @@ mod tests {
         tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
     }
 
+    /// Waits for an answer, and maybe for room beside it, of which there is none.
+    async fn read_answer(near: &Near, interest: Interest) {
+        loop {
+            assert!(near.ready(interest).await.unwrap().is_readable());
+            match near.read(|mut stream| stream.read(&mut [0; 64])) {
+                Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
+                Ok(bytes) => break assert_eq!(bytes, 9),
+            }
+        }
+    }
+
+    /// How often one sleeps until a peer that reads what is sent to it, and then answers, has answered.
+    async fn sleeps_until_an_answer(near: &Near, theirs: UnixStream) -> (u64, UnixStream) {
+        let sleeps = || Handle::current().metrics().worker_park_count(0);
+        // What a new descriptor is told first.
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        let before = sleeps();
+        let peer = std::thread::spawn(move || {
+            drain(&theirs);
+            std::thread::sleep(Duration::from_millis(50));
+            (&theirs).write_all(b"an answer").unwrap();
+            theirs
+        });
+        read_answer(near, Interest::READABLE).await;
+        (sleeps() - before, peer.join().unwrap())
+    }
+
     #[test]
     fn a_peer_that_reads_wakes_nobody() {
-        let runtime = runtime();
-        let sleeps = || runtime.metrics().worker_park_count(0);
-        let (ours, mut theirs) = UnixStream::pair().unwrap();
-        runtime.block_on(async {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        runtime().block_on(async {
             let near = Near::new(ours).unwrap();
-            // What a new descriptor is told first.
-            tokio::time::sleep(Duration::from_millis(10)).await;
-            let before = sleeps();
             near.write(|mut stream| stream.write_all(b"a request")).unwrap();
-            let peer = std::thread::spawn(move || {
-                theirs.read_exact(&mut [0; 9]).unwrap();
-                std::thread::sleep(Duration::from_millis(50));
-                theirs.write_all(b"an answer").unwrap();
-                theirs
-            });
-            assert!(near.ready(Interest::READABLE).await.unwrap().is_readable());
-            assert_eq!(near.read(|mut stream| stream.read(&mut [0; 64])).unwrap(), 9);
-            assert_eq!(sleeps() - before, 1, "asleep until the answer comes");
-            drop(peer.join().unwrap());
+            assert_eq!(sleeps_until_an_answer(&near, theirs).await.0, 1);
         });
     }
+
+    /// Writes until there is no room.
+    fn fill(near: &Near) {
+        while near.write(|mut stream| stream.write(&[1; 4096])).is_ok() {}
+    }
+
+    /// Reads all there is.
+    fn drain(mut theirs: &UnixStream) {
+        theirs.set_nonblocking(true).unwrap();
+        while theirs.read(&mut [0; 4096]).is_ok() {}
+        theirs.set_nonblocking(false).unwrap();
+    }
+
+    const EITHER: Interest = Interest::READABLE.add(Interest::WRITABLE);
 
     #[test]
     fn who_waits_for_room_goes_on_when_there_is_some() {
@@ -172,7 +272,6 @@ mod tests {
             while read < all {
                 read += theirs.read(&mut bytes).unwrap();
             }
-            theirs.write_all(b"an answer").unwrap();
             theirs
         });
         runtime().block_on(async {
@@ -184,26 +283,59 @@ mod tests {
                     Ok(count) => written += count,
                     Err(error) => {
                         assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
-                        let ready = near.ready(Interest::READABLE | Interest::WRITABLE).await;
-                        assert!(ready.unwrap().is_writable());
+                        assert!(near.ready(EITHER).await.unwrap().is_writable());
                         waits += 1;
                     }
                 }
             }
             assert!(waits > 0, "there was room for all of it");
-            let ready = near.ready(Interest::READABLE | Interest::WRITABLE).await.unwrap();
-            assert!(ready.is_readable() || ready.is_writable());
-            assert!(near.room().watched.is_some());
-            near.ready(Interest::READABLE).await.unwrap();
-            assert_eq!(near.read(|mut stream| stream.read(&mut [0; 64])).unwrap(), 9);
-            for _ in 0..ROOMY {
-                while near.write(|mut stream| stream.write(b"more")).is_err() {
-                    near.ready(Interest::WRITABLE).await.unwrap();
-                }
-            }
-            assert!(near.room().watched.is_none(), "there has been room for long");
         });
         drop(peer.join().unwrap());
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn who_has_waited_for_room_is_not_told_of_it_later() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        runtime().block_on(async {
+            let near = Near::new(ours).unwrap();
+            for answered in [false, true] {
+                fill(&near);
+                if answered {
+                    // What is waited for beside room comes first, when room has been asked for.
+                    let peer = std::thread::spawn(move || {
+                        std::thread::sleep(Duration::from_millis(20));
+                        theirs.write_all(b"an answer").unwrap();
+                        theirs
+                    });
+                    read_answer(&near, EITHER).await;
+                    theirs = peer.join().unwrap();
+                    drain(&theirs);
+                } else {
+                    drain(&theirs);
+                    assert!(near.ready(EITHER).await.unwrap().is_writable());
+                }
+                near.write(|mut stream| stream.write_all(b"a request")).unwrap();
+                let sleeps;
+                (sleeps, theirs) = sleeps_until_an_answer(&near, theirs).await;
+                assert_eq!(sleeps, 1, "answered first: {answered}");
+            }
+        });
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_peer_that_is_gone_is_told_to_who_waits_for_room() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        runtime().block_on(async {
+            let near = Near::new(ours).unwrap();
+            fill(&near);
+            let gone = std::thread::spawn(move || drop(theirs));
+            near.ready(Interest::WRITABLE).await.unwrap();
+            let error = near.write(|mut stream| stream.write(b"more")).unwrap_err();
+            assert_ne!(error.kind(), io::ErrorKind::WouldBlock, "{error}");
+            gone.join().unwrap();
+        });
     }
 
     #[test]
