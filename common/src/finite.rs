@@ -42,7 +42,7 @@ fn word_of(bytes: &[u8]) -> [u8; 8] {
 ///
 /// For who looks at elements while something else is done with them: what [`Exponents::plus_last`]
 /// gives for all words, put together by `or`, tells by [`Exponents::were_full`].
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exponents {
     bits: u64,
     /// The last bit of each.

@@ -333,6 +333,13 @@ impl Store {
         pieces_of(range, self.geometry.block_bytes)
     }
 
+    /// Whether a change is under way in shadows.
+    #[cfg(any(test, fuzzing, feature = "simulation"))]
+    pub(crate) fn is_drafted(&self) -> bool {
+        let mut pools = std::iter::once(&self.values).chain(&self.slots);
+        pools.any(|pool| pool.drafted().next().is_some())
+    }
+
     /// Asserts the invariants; for tests and the simulator.
     #[cfg(any(test, fuzzing, feature = "simulation"))]
     pub(crate) fn check_invariants(&self) {

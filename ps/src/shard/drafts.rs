@@ -78,6 +78,11 @@ impl Shard {
 
     pub(super) fn give_draft_up(&mut self) {
         self.draft = None;
+        self.discard_change();
+    }
+
+    /// Forgets what a change has made that has not come to its end.
+    pub(super) fn discard_change(&mut self) {
         if let Variables::Ready(store) = &mut self.variables {
             store.discard();
         }

@@ -7,6 +7,7 @@
 //! does a slice of an update, so that small requests stay alive beside it.
 
 mod agreement;
+mod ahead;
 pub(crate) mod changed;
 pub(crate) mod checkpoints;
 mod checks;

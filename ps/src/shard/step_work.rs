@@ -24,6 +24,9 @@ use crate::zoo::Bug;
 /// Of how many gradients a block is taken to its end, however many bytes that comes to together.
 const FEW: usize = 16;
 
+/// How many bytes are looked at at a time; a multiple of every element's size.
+const LOOK_BYTES: usize = 2 << 10;
+
 /// A step that is applied.
 #[derive(Debug)]
 pub(super) struct StepJob {
@@ -34,12 +37,28 @@ pub(super) struct StepJob {
     passes: Passes,
     /// How far it is applied, in bytes of the shard's variables.
     done_to: u64,
+    /// Whether its gradients, which lie in trays, are looked at as they are taken.
+    looks: bool,
+    /// One of them may be refused, or could not be looked at: what was made of them is to be forgotten.
+    pub(super) in_doubt: bool,
 }
 
 impl StepJob {
     /// The step that is made of the pushes in these rooms, in this order, each times its factor.
     pub(super) fn new(rooms: PerPush<u32>, factors: PerPush<f64>) -> StepJob {
-        StepJob { rooms, factors, begun: false, passes: Passes::default(), done_to: 0 }
+        let (begun, passes, done_to) = (false, Passes::default(), 0);
+        StepJob { rooms, factors, begun, passes, done_to, looks: false, in_doubt: false }
+    }
+
+    /// The same of whole gradients in trays that have not all been looked at.
+    pub(super) fn looking(rooms: PerPush<u32>) -> StepJob {
+        let factors = rooms.iter().map(|_| 1.0).collect();
+        StepJob { looks: true, ..StepJob::new(rooms, factors) }
+    }
+
+    /// Whether it is made of the same, in the same order.
+    pub(super) fn is_same(&self, other: &StepJob) -> bool {
+        (&self.rooms, &self.factors) == (&other.rooms, &other.factors)
     }
 
     /// Whether it is under way.
@@ -93,6 +112,9 @@ struct Mean<'a> {
     at: u64,
     /// The gradients, if they are few, all lie in trays, and none is multiplied.
     lent: SmallVec<[Volatile<'a>; LENT_MAX]>,
+    /// Those exponents of theirs that are looked at, and whether one was full.
+    exponents: Exponents,
+    full: bool,
     /// For what is copied out of trays.
     copy: &'a mut Vec<u64>,
 }
@@ -104,18 +126,35 @@ impl Give for Mean<'_> {
         for push in self.pushes.iter().filter(|push| push.has(range.start)) {
             push.add_to(&mut sum, &range, self.copy);
         }
+        self.look(to.len());
         self.at = range.end;
     }
 
     fn lent(&self) -> Option<Lent<'_>> {
         let at = (self.at - self.start) as usize;
-        // They have been looked at.
-        let lent = Lent { gradients: &self.lent, at, over: self.over, exponents: Exponents::NONE };
+        let lent = Lent { gradients: &self.lent, at, over: self.over, exponents: self.exponents };
         (!self.lent.is_empty()).then_some(lent)
     }
 
-    fn taken(&mut self, bytes: usize, _full: bool) {
+    fn taken(&mut self, bytes: usize, full: bool) {
+        self.full |= full;
         self.at += bytes as u64;
+    }
+}
+
+impl Mean<'_> {
+    /// Looks at so many of the next bytes of each gradient, which were not taken where they lie: few.
+    fn look(&mut self, bytes: usize) {
+        if self.exponents == Exponents::NONE {
+            return;
+        }
+        let (at, mut tile) = ((self.at - self.start) as usize, [0; LOOK_BYTES]);
+        for gradient in &self.lent {
+            for from in (0..bytes).step_by(LOOK_BYTES) {
+                let tile = &mut tile[..LOOK_BYTES.min(bytes - from)];
+                self.full |= gradient.behind(at + from).copy(tile, self.exponents);
+            }
+        }
     }
 }
 
@@ -223,9 +262,26 @@ impl Shard {
                 let (dtype, copy) = (partition.dtype, &mut self.lent_tile);
                 let pushes = &pushes[..];
                 let (lent, at) = (lent_of(pushes, &range), start);
-                let mut mean = Mean { pushes, dtype, gradients, over, start, at, lent, copy };
+                let exponents = if job.looks { Exponents::of(dtype) } else { Exponents::NONE };
+                let unseen = job.looks && lent.is_empty();
+                let mut mean = Mean {
+                    pushes,
+                    dtype,
+                    gradients,
+                    over,
+                    start,
+                    at,
+                    lent,
+                    exponents,
+                    full: false,
+                    copy,
+                };
                 let (how, input) = ((rules, operation, apply_at), Input::Given(&mut mean));
                 job.passes.take(store, how, &partition, range.clone(), input)?;
+                if mean.full || unseen {
+                    job.in_doubt = true;
+                    return Ok(true);
+                }
             }
             let read = (range.end - range.start) * gradients.max(1) as u64;
             budget = budget.saturating_sub(read.next_multiple_of(8).max(8));

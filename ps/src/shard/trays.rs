@@ -19,6 +19,7 @@ use pushpull_common::protocol::wire::List;
 use pushpull_common::protocol::{Envelope, Header, Refusal};
 use pushpull_common::tensor::DType;
 
+use super::ahead::Ahead;
 use super::checks::{Found, Looker};
 use super::lent::unsupported;
 use super::replicas::{ClientKey, Presence};
@@ -52,11 +53,19 @@ pub(super) struct LookJob {
     order: u64,
     look: Look,
     refusal: Option<Refusal>,
+    ahead: Ahead,
 }
 
 impl LookJob {
     pub(super) fn new(room: u32, order: u64) -> LookJob {
-        LookJob { room, order, look: Look::default(), refusal: None }
+        let (look, refusal, ahead) = (Look::default(), None, Ahead::default());
+        LookJob { room, order, look, refusal, ahead }
+    }
+
+    /// Whether values are changed meanwhile.
+    #[cfg(any(test, fuzzing, feature = "simulation"))]
+    pub(super) fn has_begun(&self) -> bool {
+        self.ahead.has_begun()
     }
 }
 
@@ -309,6 +318,9 @@ impl Shard {
             // It has been dropped, and its room may hold another.
             return true;
         }
+        if let Some(done) = self.work_ahead(job.room, &mut job.ahead) {
+            return done;
+        }
         match self.look_at_lent(job.room, &mut job.look) {
             Ok(done) => done,
             Err(refusal) => {
@@ -320,15 +332,15 @@ impl Shard {
 
     /// What a gradient has in a tray has been looked at: now it is held, or refused.
     pub(super) fn looked(&mut self, now: Instant, job: LookJob) {
-        let Some(inbox) = &mut self.inbox else { return };
         // It may have been dropped meanwhile, and its room hold another.
-        if !inbox.set_unseen(job.room, job.order, false) {
-            return;
-        }
+        let inbox = self.inbox.as_mut();
+        let is_there = inbox.is_some_and(|inbox| inbox.set_unseen(job.room, job.order, false));
         match job.refusal {
+            _ if !is_there => {}
             None => self.push_held(now, job.room),
             Some(refusal) => self.refuse_whole(now, job.room, refusal),
         }
+        self.catch_up(now, job.ahead);
     }
 
     /// Looks at a slice of what a push has in a tray; whether that was the last of it.

@@ -130,8 +130,9 @@ impl Job {
         match self {
             Job::Push(job) => job.begun,
             Job::Step(job) => job.has_begun(),
-            // They change nothing.
-            Job::Look(_) | Job::Measure(_) => false,
+            Job::Look(job) => job.has_begun(),
+            // It changes nothing.
+            Job::Measure(_) => false,
             Job::Initialize(job) => job.begun,
         }
     }

@@ -2,6 +2,7 @@
 
 mod accounts;
 mod actors;
+mod ahead;
 mod arenas;
 mod bounds;
 mod chiefs;

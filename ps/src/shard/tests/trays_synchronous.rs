@@ -16,10 +16,10 @@ use crate::shard::Input;
 use crate::shard::work::Work;
 
 /// A cluster whose replicas have trays.
-struct Lent {
-    cluster: Cluster,
+pub(super) struct Lent {
+    pub(super) cluster: Cluster,
     /// By replica and shard.
-    trays: Vec<Vec<Tray>>,
+    pub(super) trays: Vec<Vec<Tray>>,
 }
 
 impl Lent {
@@ -27,7 +27,7 @@ impl Lent {
         Lent::with(variables(), shards, (take, of), configure)
     }
 
-    fn with(
+    pub(super) fn with(
         variables: Vec<VariableSpec>,
         shards: u16,
         (take, of): (u32, u32),
