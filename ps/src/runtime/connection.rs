@@ -88,7 +88,7 @@ impl Conversation<'_> {
                 (_, true) => Interest::WRITABLE,
                 _ => Interest::READABLE,
             };
-            self.core.wait_for_peers();
+            self.core.wait_for_peers(writes || self.is_half());
             tokio::select! {
                 biased;
                 ready = self.link.ready(interest) => {
@@ -104,7 +104,7 @@ impl Conversation<'_> {
         let before = self.reader.bytes();
         let turn = self.read_frames();
         // A frame that is half here must get on; one that is not begun may take its time.
-        let half = self.in_body || self.reader.has_begun();
+        let half = self.is_half();
         let progress = self.reader.bytes() != before;
         match (half, self.outbox.half_since.get()) {
             (false, _) => self.outbox.half_since.set(None),
@@ -112,6 +112,11 @@ impl Conversation<'_> {
             (true, _) => self.outbox.half_since.set(Some(Instant::now())),
         }
         turn
+    }
+
+    /// Whether a frame is here in part.
+    fn is_half(&self) -> bool {
+        self.in_body || self.reader.has_begun()
     }
 
     fn read_frames(&mut self) -> Result<Turn, ReadError> {

@@ -2,8 +2,9 @@
 //!
 //! To be woken takes some 20 us where the processor has gone to sleep as well; to stay awake takes a processor
 //! that others may want. So it is done only where peers have come again shortly, time after time: those that ask for
-//! the next thing as soon as they have been answered, or that are in the midst of writing or reading. It is not
-//! done for those that compute for a millisecond between two requests, nor where others want the processor.
+//! the next thing as soon as they have been answered, or that are in the midst of writing or reading, which is counted by
+//! itself: who computes before a large request sends all of it at once. It is not done for those that compute for a
+//! millisecond between two requests, nor where others want the processor.
 
 use std::time::{Duration, Instant};
 
@@ -25,7 +26,9 @@ const BELIEVED: Duration = Duration::from_millis(1);
 /// What a shard's thread knows of how long it waits for its peers.
 #[derive(Debug, Default)]
 pub(super) struct Patience {
-    waits: Waits,
+    /// Those for a next request, and those for the rest of what has come or gone in part.
+    requests: Waits,
+    rests: Waits,
     /// The wait that is on.
     wait: Option<Wait>,
     /// Whether others wanted the processors, and when that was asked.
@@ -36,15 +39,22 @@ pub(super) struct Patience {
 struct Wait {
     since: Instant,
     awake: bool,
+    /// For the rest of something.
+    rest: bool,
 }
 
 impl Patience {
-    /// A peer has been served, and nothing is to be done until one goes on. Whether the thread is to stay awake
-    /// meanwhile; `wanted` says whether others want the processors.
-    pub(super) fn wait(&mut self, now: Instant, wanted: impl FnOnce() -> bool) -> bool {
-        let awake = self.waits.pay() && !self.is_wanted(now, wanted);
-        self.wait = Some(Wait { since: now, awake });
+    /// A peer has been served, and nothing is to be done until one goes on: with the rest of what it is in the midst
+    /// of, or with something else. Whether the thread is to stay awake meanwhile; `wanted` says whether others want the
+    /// processors.
+    pub(super) fn wait(&mut self, now: Instant, rest: bool, wanted: impl FnOnce() -> bool) -> bool {
+        let awake = self.waits(rest).pay() && !self.is_wanted(now, wanted);
+        self.wait = Some(Wait { since: now, awake, rest });
         awake
+    }
+
+    fn waits(&mut self, rest: bool) -> &mut Waits {
+        if rest { &mut self.rests } else { &mut self.requests }
     }
 
     fn is_wanted(&mut self, now: Instant, ask: impl FnOnce() -> bool) -> bool {
@@ -59,9 +69,9 @@ impl Patience {
         let Some(wait) = self.wait.take() else { return };
         let waited = now.saturating_duration_since(wait.since);
         if waited > if wait.awake { AWAKE } else { SHORT } {
-            self.waits.was_in_vain();
+            self.waits(wait.rest).was_in_vain();
         } else if waited > THERE {
-            self.waits.was_short();
+            self.waits(wait.rest).was_short();
         }
     }
 
@@ -69,7 +79,7 @@ impl Patience {
     pub(super) fn work(&mut self, now: Instant) {
         let Some(wait) = self.wait.take() else { return };
         if wait.awake && now.saturating_duration_since(wait.since) > AWAKE {
-            self.waits.was_in_vain();
+            self.waits(wait.rest).was_in_vain();
         }
     }
 
@@ -107,10 +117,16 @@ mod tests {
             Told { patience, now, awake: Duration::ZERO, vain: 0, short: 0, asked: 0 }
         }
 
-        /// A peer goes on after so long; whether the thread was awake meanwhile, and until then.
+        /// A peer goes on after so long, with something else; whether the thread was awake meanwhile, and until
+        /// then.
         fn after(&mut self, micros: u64, wanted: bool) -> (bool, bool) {
+            self.goes_on(micros, false, wanted)
+        }
+
+        /// The same, maybe with the rest of what it is in the midst of.
+        fn goes_on(&mut self, micros: u64, rest: bool, wanted: bool) -> (bool, bool) {
             let (since, waited) = (self.now, Duration::from_micros(micros));
-            let awake = self.patience.wait(since, || {
+            let awake = self.patience.wait(since, rest, || {
                 self.asked += 1;
                 wanted
             });
@@ -150,6 +166,24 @@ mod tests {
         }
     }
 
+    /// As of who computes for a while and then sends more than the sockets take at once.
+    #[test]
+    fn the_rest_of_a_large_request_is_waited_for_though_the_request_was_not() {
+        let mut told = Told::new();
+        let request = |told: &mut Told| {
+            let awake = told.after(1_000, false).0;
+            (awake, (0..6).filter(|_| told.goes_on(10, true, false).0).count())
+        };
+        let asleep = [request(&mut told), request(&mut told)];
+        assert_eq!(asleep, [(false, 0); 2], "a few short waits do not tell");
+        let awake = (0..100).map(|_| request(&mut told));
+        assert_eq!(awake.skip(1).position(|it| it != (false, 6)), None);
+        // One that stops in the midst of it twice is not waited for.
+        let stops = [true, true, false].map(|_| told.goes_on(1_000, true, false).0);
+        assert_eq!(stops, [true, true, false]);
+        assert_eq!(request(&mut told), (false, 0));
+    }
+
     #[test]
     fn it_sleeps_where_others_want_the_processor_and_asks_once_in_a_while() {
         let mut told = Told::new();
@@ -168,7 +202,7 @@ mod tests {
         let mut told = Told::new();
         (0..20).for_each(|_| _ = told.after(10, false));
         for _ in 0..20 {
-            assert!(told.patience.wait(told.now, || false));
+            assert!(told.patience.wait(told.now, false, || false));
             assert!(told.patience.is_awake(told.now));
             told.patience.work(told.now);
             assert!(!told.patience.is_awake(told.now));
@@ -184,7 +218,7 @@ mod tests {
         let mut told = Told::new();
         (0..100).for_each(|_| _ = told.after(10, false));
         for awake in [true, true, false] {
-            assert_eq!(told.patience.wait(told.now, || false), awake);
+            assert_eq!(told.patience.wait(told.now, false, || false), awake);
             told.now += Duration::from_millis(50);
             told.patience.work(told.now);
         }
@@ -195,23 +229,23 @@ mod tests {
         let mut told = Told::new();
         (0..20).for_each(|_| _ = told.after(10, false));
         let (before, now) = (told.now, told.now + Duration::from_secs(3600));
-        assert!(told.patience.wait(now, || false));
+        assert!(told.patience.wait(now, false, || false));
         assert!(told.patience.is_awake(now));
         assert!(!told.patience.is_awake(before), "an hour is not waited for");
         assert!(!told.patience.is_awake(now + Duration::from_secs(3600)));
         told.patience.go_on(before);
-        assert!(told.patience.wait(before, || false), "and says nothing of the peer");
+        assert!(told.patience.wait(before, false, || false), "and says nothing of the peer");
     }
 
     proptest! {
         #[test]
         fn what_it_is_awake_for_in_vain_has_been_paid_for(
-            waits in prop::collection::vec((0_u64..200, 0..8_usize), 0..200),
+            waits in prop::collection::vec((0_u64..200, any::<bool>(), 0..8_usize), 0..200),
         ) {
             let mut told = Told::new();
-            for (micros, times) in waits {
+            for (micros, rest, times) in waits {
                 for _ in 0..times {
-                    let (awake, until_then) = told.after(micros, false);
+                    let (awake, until_then) = told.goes_on(micros, rest, false);
                     prop_assert!(!awake || until_then == (micros < 50));
                 }
             }

@@ -305,10 +305,10 @@ impl Core {
         std::future::pending().await
     }
 
-    /// A connection has nothing to do before its peer goes on.
-    pub(super) fn wait_for_peers(&self) {
+    /// A connection has nothing to do before its peer goes on: with the rest of something, or with something else.
+    pub(super) fn wait_for_peers(&self, rest: bool) {
         let wanted = || self.processors.are_wanted();
-        if self.patience.borrow_mut().wait(Instant::now(), wanted) {
+        if self.patience.borrow_mut().wait(Instant::now(), rest, wanted) {
             self.awake.notify_one();
         }
     }
