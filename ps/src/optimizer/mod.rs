@@ -143,6 +143,7 @@ pub type StreamRuns<'a, T> = dyn FnMut(&mut dyn FnMut(StreamRun<'_, T>)) + 'a;
 /// A shard calls it for runs of at most a few thousand elements, in any order and from its own
 /// thread; the result for an element must depend on that element, its slots, its gradient and
 /// [`ApplyAt`] alone, which has sums over the whole variable for rules that add some up. Hyperparameters are `f64`; the rule rounds them once to the variable's type.
+/// It must take any gradient: one with NaN may be refused only once it has been applied, and what came of it is forgotten then.
 pub trait Optimizer: fmt::Debug + Send + Sync + 'static {
     /// The rule's name, such as `adam`. All ps tasks of a cluster must use the same.
     fn kind(&self) -> &'static str;

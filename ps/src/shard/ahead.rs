@@ -90,9 +90,11 @@ impl Shard {
     /// is due now, it is done.
     pub(super) fn catch_up(&mut self, now: Instant, ahead: Ahead) {
         let Some(Step { job, orders }) = ahead.step else { return };
-        match self.jobs.front() {
+        // Behind what changes nothing.
+        let next = self.jobs.iter().position(|job| !matches!(job, Job::Look(_) | Job::Measure(_)));
+        match next.and_then(|next| self.jobs.get(next)) {
             Some(Job::Step(due)) if due.is_same(&job) && self.orders_of(&due.rooms) == orders => {
-                self.jobs.pop_front();
+                self.jobs.retain(|job| !matches!(job, Job::Step(_)));
                 self.rows.leave();
                 self.step_applied(now, &job.rooms);
             }

@@ -191,9 +191,9 @@ impl Pool {
         }
     }
 
-    /// Forgets every shadow.
+    /// Forgets every shadow. Whoever was the first to take one is again.
     pub(crate) fn discard(&mut self) {
-        for place in self.drafted.drain(..) {
+        for place in self.drafted.drain(..).rev() {
             self.spare.extend(self.shadows[place as usize].take());
         }
     }

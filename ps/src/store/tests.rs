@@ -138,18 +138,27 @@ fn a_few_bytes_are_changed_in_place_unless_somebody_reads_them() {
 
 #[test]
 fn a_draft_that_is_given_up_was_nothing() {
-    let mut rig = rig(Adam::new(0.1), 1);
     let range = 0..4 * ELEMENTS;
     let gradient = vec![1_f32; ELEMENTS as usize];
     let bytes: &[u8] = bytemuck::cast_slice(&gradient);
-    rig.store.begin(std::slice::from_ref(&range), std::iter::empty(), 1).unwrap();
-    let at = ApplyAt::new(1, 0);
-    let rule = Adam::new(0.1);
-    rig.store.change(gradient_of(&rule, at), range, bytes.into()).unwrap();
-    rig.store.discard();
-    rig.store.check_invariants();
-    rig.store.verify(&rig.journal).unwrap();
-    assert!(rig.all().iter().all(|&value| value == 0.0));
+    let (at, rule) = (ApplyAt::new(1, 0), Adam::new(0.1));
+    let change =
+        |store: &mut Store, range| store.change(gradient_of(&rule, at), range, bytes.into());
+    let homes = [0, 1, 2].map(|discarded| {
+        let mut rig = rig(Adam::new(0.1), 1);
+        for _ in 0..discarded {
+            rig.store.begin(std::slice::from_ref(&range), std::iter::empty(), 1).unwrap();
+            change(&mut rig.store, range.clone()).unwrap();
+            rig.store.discard();
+            rig.store.check_invariants();
+            rig.store.verify(&rig.journal).unwrap();
+            assert!(rig.all().iter().all(|&value| value == 0.0));
+        }
+        rig.change(std::slice::from_ref(&range), change).unwrap();
+        [0, 1, 2].map(|place| rig.store.values.home(place))
+    });
+    // Nor does it turn the order round in which blocks are written.
+    assert!(homes.iter().all(|it| *it == homes[0]), "{homes:?}");
 }
 
 #[test]
@@ -636,4 +645,97 @@ fn blocks_are_longer_where_there_are_very_many() {
     assert_eq!(of(1023 * each), (BLOCK, 1023));
     assert_eq!(of(1024 * each), (4 * BLOCK, 256));
     assert_eq!(of(1024 * each + 1), (4 * BLOCK, 257));
+}
+
+/// Gradients in memory that is lent.
+#[cfg(target_os = "linux")]
+mod lent {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+
+    use pushpull_common::finite::Exponents;
+
+    use super::*;
+    use crate::arena::LentBytes;
+    use crate::optimizer::{Adadelta, AdamW, Ftrl, Momentum};
+    use crate::volatile::Volatile;
+
+    const BYTES: usize = 4 * ELEMENTS as usize;
+
+    /// Lends gradients, and gives nothing in any other way.
+    struct Lending<'a> {
+        gradients: Vec<Volatile<'a>>,
+        at: usize,
+    }
+
+    impl Give for Lending<'_> {
+        fn give(&mut self, to: &mut [u8]) {
+            panic!("{} bytes at {} were not taken where they lie", to.len(), self.at);
+        }
+
+        fn lent(&self) -> Option<Lent<'_>> {
+            let over = self.gradients.len() as u32;
+            let exponents = Exponents::of(DType::F32);
+            Some(Lent { gradients: &self.gradients, at: self.at, over, exponents })
+        }
+
+        fn taken(&mut self, bytes: usize, full: bool) {
+            assert!(!full, "there is no NaN");
+            self.at += bytes;
+        }
+    }
+
+    fn gradient(of: usize) -> Vec<f32> {
+        (0..ELEMENTS as usize).map(|at| ((at * 7 + of) % 13) as f32 - 6.0).collect()
+    }
+
+    fn lend(gradient: &[f32]) -> LentBytes {
+        let (lent, descriptor) = LentBytes::new(BYTES).unwrap();
+        File::from(descriptor).write_all_at(bytemuck::cast_slice(gradient), 0).unwrap();
+        lent
+    }
+
+    /// By the loop that loads it, and however many gradients a mean is of.
+    #[test]
+    fn every_rule_takes_what_is_lent_where_it_lies() {
+        let rules: [Arc<dyn Optimizer>; 11] = [
+            Arc::new(Sgd::new(0.5)),
+            Arc::new(Momentum::new(0.5, 0.9)),
+            Arc::new(Momentum::nesterov(0.5, 0.9)),
+            Arc::new(Adagrad::new(0.5)),
+            Arc::new(Adadelta::new(0.5)),
+            Arc::new(RmsProp::new(0.5)),
+            Arc::new(RmsProp::new(0.5).centered()),
+            Arc::new(Adam::new(0.5)),
+            Arc::new(AdamW::new(0.5)),
+            Arc::new(Lamb::new(0.5)),
+            Arc::new(Ftrl::new(0.5)),
+        ];
+        let at = ApplyAt::new(1, 0);
+        for (rule, count) in rules.iter().flat_map(|rule| (1..=4).map(move |n| (rule, n))) {
+            let files: Vec<LentBytes> = (0..count).map(|of| lend(&gradient(of))).collect();
+            let sum = (1..count).fold(gradient(0), |sum, of| {
+                sum.iter().zip(gradient(of)).map(|(sum, more)| sum + more).collect()
+            });
+            let mean: Vec<f32> = sum.iter().map(|sum| sum / count as f32).collect();
+            let changed = |mut input: Input<'_>| {
+                let mut rig = rig(rule.clone(), 1);
+                rig.change(&[0..BYTES as u64], |store, range| {
+                    let input = match &mut input {
+                        Input::Bytes(bytes) => Input::Bytes(bytes),
+                        Input::Given(give) => Input::Given(&mut **give),
+                    };
+                    store.change(gradient_of(&**rule, at), range, input)
+                })
+                .unwrap();
+                rig.store.contents()
+            };
+            let gradients = files.iter().map(|file| file.bytes(0, BYTES)).collect();
+            let mut lending = Lending { gradients, at: 0 };
+            let lent = changed(Input::Given(&mut lending));
+            assert_eq!(lending.at, BYTES, "{rule:?} of {count}");
+            assert!(lent == changed(bytemuck::cast_slice(&mean).into()), "{rule:?} of {count}");
+            assert!(lent[0].iter().any(|&byte| byte != 0), "{rule:?} did something");
+        }
+    }
 }

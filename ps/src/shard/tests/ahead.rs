@@ -215,6 +215,27 @@ fn another_gradient_that_completes_the_step_first_is_in_it() {
     }
 }
 
+/// A backup replica's lies in a tray, too, and waits to be looked at: what was applied is not applied again.
+#[test]
+fn what_comes_behind_it_and_too_late_takes_nothing_back() {
+    let counted = [false, true].map(|late| {
+        let mut lent = replicas(2, 3, |config| config);
+        let grants = [0, 1, 2].map(|replica| lent.cluster.token(replica));
+        lent.say(0, 0, grants[0], &all(1.0));
+        lent.slices();
+        let last = lent.say(1, 0, grants[1], &all(3.0));
+        assert_eq!(lent.cluster.world.slice(0), Work::More);
+        let backup = late.then(|| lent.say(2, 0, grants[2], &all(100.0)));
+        let slices = lent.slices();
+        assert_eq!((lent.heard(1, last), lent.value()), (accepted(0), -2.0));
+        if let Some(backup) = backup {
+            assert_eq!(lent.heard(2, backup), STALE(1).map(Ok));
+        }
+        slices
+    });
+    assert!(counted[1] <= counted[0] + 1, "{counted:?}");
+}
+
 /// Its replica takes it back, and has another in the same room, in the tray or sent.
 #[test]
 fn what_is_withdrawn_meanwhile_is_not_in_the_step() {
