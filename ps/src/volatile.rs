@@ -23,11 +23,17 @@ impl<'a> Volatile<'a> {
     /// So many bytes.
     ///
     /// # Safety
-    /// They must be valid for reads as long as this lives, and nothing in this process may write or borrow
-    /// them. Another process may write them: any bytes are a `u8`, and a value of what else is loaded, so
+    /// They must be valid for reads as long as this lives, and nothing in this process may write them, or borrow
+    /// them if anybody writes them. Another process may write them: any bytes are a `u8`, and a value of what else is loaded, so
     /// nothing that is done with them depends on what they are but the values that are made of them.
     pub(crate) unsafe fn new(start: *const u8, bytes: usize) -> Self {
         Volatile { start, bytes, memory: PhantomData }
+    }
+
+    /// Bytes of this process, which nobody changes: for what takes bytes where they lie.
+    pub(crate) fn of(bytes: &'a [u8]) -> Self {
+        // SAFETY: they are borrowed for as long as this lives, so nobody writes them.
+        unsafe { Volatile::new(bytes.as_ptr(), bytes.len()) }
     }
 
     /// Those behind the first so many.

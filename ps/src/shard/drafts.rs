@@ -2,10 +2,15 @@
 
 use std::ops::Range;
 
+use pushpull_common::protocol::Refusal;
+
+use super::checks::Looker;
 use super::staleness::Treatment;
+use super::trays::Seen;
 use super::work::change_of;
 use super::{Shard, Variables};
-use crate::store::{NoSpareBlock, Store};
+use crate::store::{Input, NoSpareBlock, Store};
+use crate::volatile::Volatile;
 
 /// A push that is applied as its parts come.
 #[derive(Debug)]
@@ -16,13 +21,18 @@ pub(super) struct Draft {
 }
 
 impl Shard {
-    /// A part of a push has come: applies it while it is in cache, if nothing stands in the way.
-    /// `may_begin` says that it is the first of several. Whatever comes between, the whole of the
-    /// push lies in the inbox and can be applied from there.
-    pub(super) fn apply_on_arrival(&mut self, room: u32, range: &Range<u64>, may_begin: bool) {
+    /// A part of a push has come: applies it while it is in cache, if nothing stands in the way, and looks at it
+    /// as it does; whether it has. `may_begin` says that it is the first of several. Whatever comes between, the
+    /// whole of the push lies in the inbox and can be applied from there.
+    pub(super) fn apply_on_arrival(
+        &mut self,
+        room: u32,
+        range: &Range<u64>,
+        may_begin: bool,
+    ) -> Result<bool, Refusal> {
         if self.round.is_some() {
             // A gradient waits for its step; what else comes is small.
-            return;
+            return Ok(false);
         }
         let numbers =
             |store: &Store| store.layout().touched_by_index(range.clone()).next().is_some();
@@ -32,24 +42,25 @@ impl Shard {
             if self.draft.as_ref().is_some_and(|draft| draft.room == room) {
                 self.give_draft_up();
             }
-            return;
+            return Ok(false);
         }
         let free = self.draft.is_none() && self.jobs.is_empty() && may_begin;
         let begun = free.then(|| self.treatment_of(room));
         let (Some(inbox), Variables::Ready(store)) = (&self.inbox, &mut self.variables) else {
-            return;
+            return Ok(false);
         };
         if let Some(treatment) = begun {
             store.discard();
             self.draft = Some(Draft { room, treatment });
         }
         let Some(draft) = self.draft.as_ref().filter(|draft| draft.room == room) else {
-            return;
+            return Ok(false);
         };
         let Some(push) = inbox.arrival(room) else {
-            return;
+            return Ok(false);
         };
         let (treatment, at) = (&draft.treatment, draft.treatment.at);
+        let looker = Looker { policy: self.config.non_finite, counters: &self.counters };
         let rules = &self.rules;
         let mut apply = || {
             store.can_change(std::iter::once(range.clone()))?;
@@ -60,19 +71,32 @@ impl Shard {
                 };
                 let change = change_of(rules, push.operation, at, group.partition(store.layout()));
                 let (dtype, tile) = (group.dtype, &mut self.tile);
+                let mut seen = Seen::new((Volatile::of(bytes), range.start), dtype, looker, true);
                 treatment.each(
                     store,
                     dtype,
                     range,
-                    bytes.into(),
+                    Input::Given(&mut seen),
                     tile,
                     |store, range, input| store.change(change, range, input),
                 )?;
+                if let Some(found) = seen.found() {
+                    return Ok(Some(found));
+                }
             }
-            Ok(())
+            Ok(None)
         };
-        if let Err(NoSpareBlock) = apply() {
-            self.give_draft_up();
+        match apply() {
+            Ok(None) => Ok(true),
+            Ok(Some(found)) => {
+                let refusal = found.refusal(store.layout());
+                self.give_draft_up();
+                Err(refusal)
+            }
+            Err(NoSpareBlock) => {
+                self.give_draft_up();
+                Ok(false)
+            }
         }
     }
 

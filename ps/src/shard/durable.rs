@@ -363,7 +363,10 @@ impl Shard {
         };
         let due: Vec<u32> = whole.into_iter().filter(|room| !waits(room)).collect();
         self.inbox = Some(inbox);
-        self.jobs.extend(due.into_iter().map(Job::push));
+        // Nobody knows any more what has been looked at.
+        let job = |room| Job::push(room, !self.is_looked_at_as_applied(room));
+        let jobs: Vec<Job> = due.into_iter().map(job).collect();
+        self.jobs.extend(jobs);
         self.take_up_held(now);
         Ok(())
     }

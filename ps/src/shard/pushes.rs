@@ -246,7 +246,7 @@ impl Shard {
                 self.decode_part(room, range, encoded)?;
             }
         }
-        self.look_for_non_finite(room, range)?;
+        let mut is_seen = true;
         if let Some(inbox) = &mut self.inbox
             && !range.is_empty()
         {
@@ -254,20 +254,25 @@ impl Shard {
             let first = inbox.arrival(room).is_some_and(|push| push.bytes == 0);
             let first = first && !inbox.is_lent(room);
             inbox.add(room, range.clone(), now);
-            self.apply_on_arrival(room, range, first && part.whole.is_none());
+            is_seen = !(first && part.whole.is_some() && self.is_looked_at_as_applied(room));
+            let drafts = first && part.whole.is_none();
+            if is_seen && !self.apply_on_arrival(room, range, drafts)? {
+                self.look_for_non_finite(room, range)?;
+            }
         }
         match part.whole {
             None => Ok(()),
-            Some(named) => self.came_whole(now, part, named),
+            Some(named) => self.came_whole(now, part, named, is_seen),
         }
     }
 
-    /// All parts of a push are here.
+    /// All parts of a push are here, and those that lie in its own room have been looked at or not.
     pub(super) fn came_whole(
         &mut self,
         now: Instant,
         part: &Part,
         named: u64,
+        own_is_seen: bool,
     ) -> Result<(), Refusal> {
         let (client, room) = (part.client, part.room);
         let mut ids = std::mem::take(&mut self.spares.ids);
@@ -289,7 +294,7 @@ impl Shard {
         match waits {
             true if self.has_unseen(room) => self.begin_look(room),
             true => self.push_held(now, room),
-            false => self.jobs.push_back(Job::push(room)),
+            false => self.jobs.push_back(Job::push(room, own_is_seen)),
         }
         Ok(())
     }

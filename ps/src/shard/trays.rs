@@ -229,7 +229,7 @@ impl Shard {
         }
         match part.whole {
             None => Ok(()),
-            Some(named) => self.came_whole(now, incoming, named),
+            Some(named) => self.came_whole(now, incoming, named, true),
         }
     }
 
@@ -286,6 +286,16 @@ impl Shard {
     /// Whether what a push has in a tray is looked at before any of it is applied: where values may be
     /// changed where they lie, which is not given up. Else it is looked at as it is applied.
     pub(super) fn is_looked_at_first(&self, room: u32) -> bool {
+        self.may_stay(room) && self.has_unseen(room)
+    }
+
+    /// Whether what is sent in one part is looked at as it is applied, and not before.
+    pub(super) fn is_looked_at_as_applied(&self, room: u32) -> bool {
+        !self.is_synchronous() && !self.may_stay(room)
+    }
+
+    /// Whether what a push changes may not be given up.
+    fn may_stay(&self, room: u32) -> bool {
         let (Some(store), Some(inbox)) = (self.store(), &self.inbox) else { return false };
         let by_rows = store.layout().sparse().len() > 0;
         let small = inbox.arrival(room).is_some_and(|push| {
@@ -293,7 +303,7 @@ impl Shard {
             let bytes = push.extents.ranges().iter().map(|range| range.end - range.start);
             store.may_change_in_place(bytes.fold(0, u64::saturating_add))
         });
-        (by_rows || small) && self.has_unseen(room)
+        by_rows || small
     }
 
     /// Has what a gradient that is whole has in a tray looked at, before it is held.

@@ -22,6 +22,7 @@ use crate::config::NonFinite;
 use crate::inbox::{Arrival, Extents, Values};
 use crate::optimizer::{ApplyAt, VariableRules};
 use crate::store::{Change, Input, NoSpareBlock, Store};
+use crate::volatile::Volatile;
 use crate::zoo::Bug;
 
 /// The bytes of values that one slice of work changes: long enough that the slicing costs
@@ -58,10 +59,11 @@ pub(super) struct PushJob {
     /// The extent of it under way, and how far it is applied, in bytes of the shard's variables.
     extent: usize,
     done_to: u64,
-    /// What of it lies in a tray, if that is looked at before it has begun; whether it has been; and
-    /// why it is not applied, if it is not.
+    /// What of it lies in a tray, if that is looked at before it has begun; whether it has been, and what lies in
+    /// its own room; and why it is not applied, if it is not.
     look: Look,
     is_seen: bool,
+    own_is_seen: bool,
     refusal: Option<Refusal>,
 }
 
@@ -80,7 +82,8 @@ pub(super) struct InitializeJob {
 }
 
 impl Job {
-    pub(super) fn push(room: u32) -> Job {
+    /// What of it lies in its own room has been looked at, or is as it is applied.
+    pub(super) fn push(room: u32, own_is_seen: bool) -> Job {
         Job::Push(PushJob {
             room,
             begun: false,
@@ -91,6 +94,7 @@ impl Job {
             done_to: 0,
             look: Look::default(),
             is_seen: false,
+            own_is_seen,
             refusal: None,
         })
     }
@@ -307,12 +311,15 @@ impl Shard {
                         job.passes.take(store, how, &partition, range, input)
                     };
                     let mut seen = None;
+                    let look = |values, is_seen: bool| {
+                        Seen::new((values, range.start), dtype, looker, looks && !is_seen)
+                    };
                     let input = match values {
-                        Values::Own(bytes) => bytes.into(),
-                        Values::Lent(lent) => {
-                            let (lent, looks) = ((lent, range.start), looks && !job.is_seen);
-                            Input::Given(seen.insert(Seen::new(lent, dtype, looker, looks)))
+                        Values::Own(bytes) if job.own_is_seen => bytes.into(),
+                        Values::Own(bytes) => {
+                            Input::Given(seen.insert(look(Volatile::of(bytes), false)))
                         }
+                        Values::Lent(lent) => Input::Given(seen.insert(look(lent, job.is_seen))),
                     };
                     treatment.each(store, dtype, range, input, tile, take)?;
                     if let Some(found) = seen.and_then(|seen| seen.found()) {

@@ -229,6 +229,69 @@ fn the_other_policies_take_bad_values() {
     }
 }
 
+/// In parts of a block and a half each, or in one: the loop that applies them looks at them. Where other work is due none
+/// is applied as it comes.
+#[test]
+fn what_is_applied_as_it_comes_is_looked_at_once() {
+    const ELEMENTS: usize = 3 * (96 << 10) / 4 + 2;
+    const PART: usize = (96 << 10) / 4;
+    let places = [0, 1, PART - 1, PART, 2 * PART + 1_000, ELEMENTS - 1];
+    let cases = places.into_iter().flat_map(|place| [(place, false), (place, true)]);
+    for ((place, busy), part) in cases.flat_map(|case| [(case, PART), (case, ELEMENTS)]) {
+        for policy in [NonFinite::Reject, NonFinite::Count] {
+            let w = VariableSpec::f32("w", [ELEMENTS as u64]).unwrap();
+            let plain = VariableSpec::f32("plain", [4]).unwrap().plain();
+            let configure = |config: crate::PsConfig| config.non_finite(policy);
+            let (mut world, _) = World::ready(vec![w, plain], Sgd::new(1.0), configure);
+            let (line, other) = (world.join(0, &mut worker(1)), world.join(0, &mut worker(2)));
+            let push = |world: &mut World, sequence, gradient: &[f32]| {
+                let grant = world.token(line);
+                let push = Push::gradient(sequence, grant, world.room(line));
+                if busy {
+                    let assign = Push::plain(sequence, Operation::Assign {}, world.room(other));
+                    let offset = world.shards[0].store().unwrap().layout().partitions()[1].offset;
+                    world.push(other, &assign, &[(offset, &[0; 16])]);
+                }
+                let body = bytes_of(gradient);
+                let parts: Vec<(u64, &[u8])> =
+                    (0..).step_by(4 * part).zip(body.chunks(4 * part)).collect();
+                let mut refused = Vec::new();
+                for (index, (offset, part)) in parts.iter().enumerate() {
+                    let whole = (index + 1 == parts.len()).then_some(body.len() as u64);
+                    let said = push.part(*offset, whole);
+                    let request = world.send(line, push.envelope(), said, part);
+                    world.work();
+                    if let Some(Message::Refused(message)) = world.answer(line, request) {
+                        refused.push(message.refusal);
+                    }
+                }
+                refused
+            };
+            let mut gradient = vec![1.0; ELEMENTS];
+            gradient[place] = f32::NEG_INFINITY;
+            let refused = push(&mut world, 1, &gradient);
+            let values = f32s(&world.values(line));
+            match policy {
+                NonFinite::Reject => {
+                    let element = place as u64;
+                    let value = f64::NEG_INFINITY;
+                    let expected = Refusal::NonFinite { variable: VariableId(0), element, value };
+                    assert_eq!(refused, [expected], "busy: {busy}");
+                    assert!(values.iter().all(|&value| value == 0.0), "nothing of it counts");
+                    assert_eq!(push(&mut world, 2, &vec![1.0; ELEMENTS]), []);
+                    let values = f32s(&world.values(line));
+                    assert!(values[..ELEMENTS].iter().all(|&value| value == -1.0));
+                }
+                _ => {
+                    assert_eq!(refused, []);
+                    assert_eq!(world.metrics().non_finite, 1, "{place}, busy: {busy}");
+                    assert_eq!((values[place], values[place ^ 1]), (f32::INFINITY, -1.0));
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn sequences_outside_the_window_are_refused() {
     let (mut world, line) = ready(NonFinite::Reject);
