@@ -292,6 +292,31 @@ fn what_is_applied_as_it_comes_is_looked_at_once() {
     }
 }
 
+/// What is changed where it lies cannot be given up, so what was taken in under another policy stands; more than that is
+/// looked at as it is applied.
+#[test]
+fn what_lay_whole_under_a_policy_that_took_it_does_no_harm_under_one_that_does_not() {
+    for elements in [4, 80 << 10] {
+        let w = VariableSpec::f32("w", [elements as u64]).unwrap();
+        let take = |config: crate::PsConfig| config.non_finite(NonFinite::Allow);
+        let (mut world, _) = World::ready(vec![w], Sgd::new(1.0), take);
+        let line = world.join(0, &mut worker(1));
+        let grant = world.token(line);
+        let push = Push::gradient(1, grant, world.room(line));
+        let mut gradient = vec![1_f32; elements];
+        gradient[1] = f32::INFINITY;
+        world.push(line, &push, &[(0, &bytes_of(&gradient))]);
+        let refuse = crate::PsConfig::clone(&world.config).non_finite(NonFinite::Reject);
+        world.config = refuse.into();
+        world.restart(0).unwrap();
+        world.work();
+        let line = world.join(0, &mut worker(1));
+        let values = f32s(&world.values(line));
+        let expected = if elements == 4 { (-1.0, f32::NEG_INFINITY) } else { (0.0, 0.0) };
+        assert_eq!((values[0], values[1]), expected, "{elements} elements");
+    }
+}
+
 #[test]
 fn sequences_outside_the_window_are_refused() {
     let (mut world, line) = ready(NonFinite::Reject);
