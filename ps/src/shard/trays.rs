@@ -291,7 +291,8 @@ impl Shard {
 
     /// Whether what is sent in one part is looked at as it is applied, and not before.
     pub(super) fn is_looked_at_as_applied(&self, room: u32) -> bool {
-        !self.is_synchronous() && !self.may_stay(room)
+        let looks = self.config.non_finite != NonFinite::Allow;
+        looks && !self.is_synchronous() && !self.may_stay(room)
     }
 
     /// Whether what a push changes may not be given up.
@@ -301,7 +302,7 @@ impl Shard {
         let small = inbox.arrival(room).is_some_and(|push| {
             // What the change is begun with: no more and no less.
             let bytes = push.extents.ranges().iter().map(|range| range.end - range.start);
-            store.may_change_in_place(bytes.fold(0, u64::saturating_add))
+            store.is_small(bytes.fold(0, u64::saturating_add))
         });
         by_rows || small
     }
@@ -407,6 +408,7 @@ impl Shard {
             self.return_token_of(&push);
             self.decide(now);
         }
+        self.give_parked_rooms(now);
         self.grant_parked_tokens(now);
     }
 

@@ -76,8 +76,13 @@ impl Store {
 
     /// Whether a change of so many bytes of values may be made where they lie; one of more never is.
     pub(crate) fn may_change_in_place(&self, bytes: u64) -> bool {
+        !self.power && self.is_small(bytes)
+    }
+
+    /// The same but for what is configured, which may be something else when these files are opened again.
+    pub(crate) fn is_small(&self, bytes: u64) -> bool {
         let streams = 1 + self.geometry.slots as u64;
-        !self.power && bytes.saturating_mul(streams) <= self.geometry.undo_bytes as u64
+        bytes.saturating_mul(streams) <= self.geometry.undo_bytes as u64
     }
 
     /// What keeping these ranges and rows takes at most, however many rows are kept at a time; and the

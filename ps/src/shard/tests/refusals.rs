@@ -2,13 +2,13 @@
 
 use pushpull_common::ids::{PartitionId, Sequence, VariableId};
 use pushpull_common::partition::Partitioner;
-use pushpull_common::protocol::message::Operation;
+use pushpull_common::protocol::message::{self, Operation};
 use pushpull_common::protocol::{Message, Refusal};
 use pushpull_common::variable::VariableSpec;
 
 use super::peers::{Push, bytes_of, f32s, variables, worker};
 use super::world::{Line, World};
-use crate::config::NonFinite;
+use crate::config::{Durability, NonFinite};
 use crate::optimizer::Sgd;
 
 const ADD: Operation = Operation::AssignAdd {};
@@ -292,6 +292,23 @@ fn what_is_applied_as_it_comes_is_looked_at_once() {
     }
 }
 
+/// The work on a push that is refused by it gives the room to who waits.
+#[test]
+fn a_room_of_what_is_refused_as_it_is_applied_goes_to_who_waits_for_it() {
+    const ELEMENTS: usize = 80 << 10;
+    let w = VariableSpec::f32("w", [ELEMENTS as u64]).unwrap();
+    let (mut world, _) = World::ready(vec![w], Sgd::new(1.0), |config| config.inbox_pushes(1));
+    let (line, other) = (world.join(0, &mut worker(1)), world.join(0, &mut worker(2)));
+    let grant = world.token(line);
+    let push = Push::gradient(1, grant, world.room(line));
+    let request = world.push(line, &push, &[(0, &bytes_of(&[f32::NAN; ELEMENTS]))]);
+    let waits = world.say(other, message::Reserve {}.into());
+    assert!(world.answer(other, waits).is_none(), "there is one room");
+    world.work();
+    assert!(matches!(world.answer(line, request), Some(Message::Refused(_))));
+    assert!(matches!(world.answer(other, waits), Some(Message::Room(_))));
+}
+
 /// What is changed where it lies cannot be given up, so what was taken in under another policy stands; more than that is
 /// looked at as it is applied.
 #[test]
@@ -315,6 +332,24 @@ fn what_lay_whole_under_a_policy_that_took_it_does_no_harm_under_one_that_does_n
         let expected = if elements == 4 { (-1.0, f32::NEG_INFINITY) } else { (0.0, 0.0) };
         assert_eq!((values[0], values[1]), expected, "{elements} elements");
     }
+}
+
+/// What is small enough to be changed where it lies is looked at before it lies whole, though against the loss of power
+/// nothing is: the process that applies it may be one that is not configured so.
+#[test]
+fn what_lay_whole_against_the_loss_of_power_is_refused_where_it_would_be_changed_in_place() {
+    let w = VariableSpec::f32("w", [4]).unwrap();
+    let power = |config: crate::PsConfig| config.durability(Durability::Power);
+    let (mut world, _) = World::ready(vec![w], Sgd::new(1.0), power);
+    let line = world.join(0, &mut worker(1));
+    let grant = world.token(line);
+    let push = Push::gradient(1, grant, world.room(line));
+    world.push(line, &push, &[(0, &bytes_of(&[1.0, f32::NAN, 1.0, 1.0]))]);
+    world.config = crate::PsConfig::clone(&world.config).durability(Durability::Process).into();
+    world.restart(0).unwrap();
+    world.work();
+    let line = world.join(0, &mut worker(1));
+    assert_eq!(f32s(&world.values(line)), [0.0; 4]);
 }
 
 #[test]
