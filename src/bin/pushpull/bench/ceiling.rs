@@ -133,13 +133,15 @@ pub(crate) struct SharedWord {
     other: Option<JoinHandle<()>>,
 }
 
-/// Waits a little; where the other thread may have no core, it is given this one.
-fn wait(turns: &mut u32) {
-    *turns += 1;
-    match *turns % 1000 {
-        0 => std::thread::yield_now(),
-        _ => std::hint::spin_loop(),
+/// Waits a little; where the other thread may have no core, it is given this one. Whether it was.
+fn wait(turns: &mut u32) -> bool {
+    *turns = turns.wrapping_add(1);
+    let gives = turns.is_multiple_of(1000);
+    match gives {
+        true => std::thread::yield_now(),
+        false => std::hint::spin_loop(),
     }
+    gives
 }
 
 /// The word once there will be no more questions.
@@ -161,7 +163,7 @@ impl SharedWord {
                         shared.store(asked + 1, Ordering::Release);
                         turns = 0;
                     }
-                    _ => wait(&mut turns),
+                    _ => _ = wait(&mut turns),
                 }
             }
         });
@@ -169,15 +171,17 @@ impl SharedWord {
     }
 
     /// One question and its answer.
-    pub(crate) fn once(&mut self) -> Duration {
+    pub(crate) fn once(&mut self) -> Result<Duration, Failure> {
         let start = Instant::now();
         let asked = self.word.load(Ordering::Relaxed) + 1;
         self.word.store(asked, Ordering::Release);
         let mut turns = 0;
         while self.word.load(Ordering::Acquire) == asked {
-            wait(&mut turns);
+            if wait(&mut turns) && self.other.as_ref().is_none_or(JoinHandle::is_finished) {
+                return Err("the thread that answers has panicked".into());
+            }
         }
-        start.elapsed()
+        Ok(start.elapsed())
     }
 }
 
@@ -261,7 +265,7 @@ impl Handing {
         let mut gradient = self.gradient.lock().map_err(|_| "the store has panicked")?;
         gradient.fill(1.0);
         drop(gradient);
-        Ok(self.word.once())
+        self.word.once()
     }
 }
 
@@ -365,4 +369,22 @@ impl Drop for PingPong {
 
 fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_panics_is_not_waited_for() {
+        let mut asked = 0;
+        let mut word = SharedWord::start(move || {
+            asked += 1;
+            assert!(asked < 3, "enough was asked");
+        });
+        assert!(word.once().is_ok());
+        assert!(word.once().is_ok());
+        assert!(word.once().is_err());
+        assert!(word.once().is_err(), "nor asked again");
+    }
 }

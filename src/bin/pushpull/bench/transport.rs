@@ -102,7 +102,7 @@ impl Rows<'_> {
         let ((ours, ceiling), beside) = match self.transport {
             Transport::Shm => {
                 let mut ceiling = SharedWord::start(|| ());
-                (take_turns(pace, ours, || Ok(ceiling.once()))?, "a shared word, two threads")
+                (take_turns(pace, ours, || ceiling.once())?, "a shared word, two threads")
             }
             transport => {
                 let mut ceiling = PingPong::start(transport)?;
