@@ -1,5 +1,4 @@
-//! What waits have been like: whether it pays to stay awake for the next, and whether others want the processors
-//! meanwhile.
+//! What waits have been like: whether it pays to stay awake for the next.
 
 /// How many waits that were worth staying awake for make up for one in vain. To stay awake for nothing takes 2 to 8
 /// times what it gives otherwise, and takes it from whoever else could use the processor.
@@ -29,25 +28,6 @@ impl Waits {
     }
 }
 
-/// Where Linux says, among other things, how many threads run or wait for a processor: `0.61 0.52 0.48 2/143 901`.
-pub const LOAD: &str = "/proc/loadavg";
-
-/// Whether more threads want a processor than these, the one that asks among them; they do where it is not told. `read`
-/// gives the beginning of what [`LOAD`] says, and its length.
-pub fn are_wanted(processors: usize, read: impl FnOnce(&mut [u8]) -> Option<usize>) -> bool {
-    let mut text = [0; 64];
-    let length = read(&mut text);
-    let running = length.and_then(|length| running(text.get(..length)?));
-    running.is_none_or(|running| running > processors)
-}
-
-/// How many threads run or wait for a processor, by what [`LOAD`] says.
-fn running(text: &[u8]) -> Option<usize> {
-    let threads = std::str::from_utf8(text).ok()?.split_whitespace().nth(3)?;
-    // Who asks runs: where none is said to, it is not told.
-    threads.split_once('/')?.0.parse().ok().filter(|&running| running > 0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -71,37 +51,6 @@ mod tests {
                 if short { waits.was_short() } else { waits.was_in_vain() }
             }
             assert_eq!(waits.pay(), pays, "{why}");
-        }
-    }
-
-    #[test]
-    fn the_threads_that_run_are_read_from_what_the_system_says() {
-        assert_eq!(running(b"0.61 0.52 0.48 2/143 901\n"), Some(2));
-        assert_eq!(running(b"0.61 0.52 0.48 1200/3143 90144\n"), Some(1200));
-        for strange in [
-            &b""[..],
-            b"0.61 0.52 0.48",
-            b"0.61 0.52 0.48 2",
-            b"0 0 0 x/1 2",
-            b"0 0 0 0/0 0",
-            b"\xff",
-        ] {
-            assert_eq!(running(strange), None, "{strange:?}");
-        }
-    }
-
-    #[test]
-    fn where_nothing_is_said_the_processors_are_wanted() {
-        assert!(are_wanted(usize::MAX, |_| None));
-        assert!(are_wanted(usize::MAX, |_| Some(0)));
-        assert!(are_wanted(usize::MAX, |text| Some(text.len() + 1)));
-        let said = b"0.61 0.52 0.48 2/143 901\n";
-        for (count, wanted) in [(1, true), (2, false), (3, false)] {
-            let read = |text: &mut [u8]| {
-                text[..said.len()].copy_from_slice(said);
-                Some(said.len())
-            };
-            assert_eq!(are_wanted(count, read), wanted, "of {count}");
         }
     }
 }

@@ -8,10 +8,10 @@ use std::os::fd::OwnedFd;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
+use pushpull_runtime::Near;
 use tokio::io::{Interest, Ready};
 use tokio::net::{TcpStream, UnixStream};
 
-use super::near::Near;
 use crate::shard::Way;
 
 /// A connected stream.

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use pushpull_common::protocol::message::Hello;
 use pushpull_common::protocol::{BodyStamp, FrameReader, Header, encode};
+use pushpull_runtime::Processors;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::LocalSet;
@@ -18,7 +19,6 @@ use super::link::Detached;
 use super::outbox::{Answered, Outbox, Outgoing};
 use super::owner_link::{self, OwnerWay, Unsent};
 use super::patience::Patience;
-use super::processors::Processors;
 use crate::checkpoint::CheckpointStorage;
 use crate::shard::checkpoints::{News, Order};
 use crate::shard::output::Output;
@@ -496,7 +496,7 @@ pub(super) fn run(
         flushed: Notify::new(),
         orders_left: RefCell::default(),
         patience: RefCell::default(),
-        processors: Processors::new(),
+        processors: Processors::here(),
         awake: Notify::new(),
     });
     let local = LocalSet::new();

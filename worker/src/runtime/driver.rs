@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Instant;
 
+use pushpull_runtime::Processors;
 use tokio::runtime::{Builder, Handle, Runtime};
 
 use super::patience::{Patience, Wait};
-use super::processors::Processors;
 use super::turns::{Turn, Turns};
 
 /// Runs a session, on its own thread or on those of callers that wait.
@@ -25,7 +25,7 @@ pub(crate) struct Driver {
 impl Driver {
     pub(super) fn new(turns: Arc<Turns>) -> io::Result<Driver> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
-        let (patience, processors) = (Mutex::default(), Processors::new());
+        let (patience, processors) = (Mutex::default(), Processors::here());
         Ok(Driver { runtime: Some(runtime), turns, patience, processors })
     }
 

@@ -7,10 +7,9 @@ use std::io::{self, IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 
+use pushpull_runtime::Near;
 use tokio::io::{Interest, Ready};
 use tokio::net::{TcpStream, UnixStream};
-
-use super::near::Near;
 
 /// A connected stream.
 #[derive(Debug)]

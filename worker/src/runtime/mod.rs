@@ -6,12 +6,9 @@ mod driver;
 mod lenders;
 mod link;
 mod links;
-#[expect(unsafe_code, reason = "a registration of a descriptor depends on it being open")]
-mod near;
 mod outbox;
 mod patience;
 mod post;
-mod processors;
 #[expect(unsafe_code, reason = "memory that another process changes is no slice")]
 mod shared_memory;
 mod thread;

@@ -15,38 +15,52 @@ use room::Room;
 /// back each side would be woken twice for it, and the second time the processor is taken from somebody who computes.
 /// So it is watched for room only while somebody waits for some.
 #[derive(Debug)]
-pub(super) struct Near {
+pub struct Near {
     stream: AsyncFd<UnixStream>,
     room: Room,
 }
 
 impl Near {
-    pub(super) fn new(stream: UnixStream) -> io::Result<Near> {
+    /// Takes a socket that is connected, which a runtime of tokio drives from now on: the one that it is called in.
+    ///
+    /// # Errors
+    ///
+    /// When the system does not let it be watched.
+    ///
+    /// # Panics
+    ///
+    /// Outside of a runtime that drives sockets and time.
+    pub fn new(stream: UnixStream) -> io::Result<Near> {
         stream.set_nonblocking(true)?;
         // SAFETY: a socket of the standard library has one descriptor, which is open until it is dropped.
         let stream = unsafe { AsyncFd::register_with_interest(stream, room::BESIDE) }?;
         Ok(Near { stream, room: Room::default() })
     }
 
-    pub(super) fn into_inner(self) -> UnixStream {
+    /// The socket, which no runtime drives any more.
+    pub fn into_inner(self) -> UnixStream {
         self.stream.into_inner()
     }
 
     /// Whether the process at the other end is of our user.
     #[cfg(target_os = "linux")]
-    pub(super) fn is_of_same_user(&self) -> bool {
+    pub fn is_of_same_user(&self) -> bool {
         let us = rustix::process::geteuid();
         rustix::net::sockopt::socket_peercred(&self.stream).is_ok_and(|peer| peer.uid == us)
     }
 
     /// The same where it makes no difference: no memory is lent.
     #[cfg(not(target_os = "linux"))]
-    pub(super) fn is_of_same_user(&self) -> bool {
+    pub fn is_of_same_user(&self) -> bool {
         false
     }
 
-    /// Waits until it may be read, or written, or what of both is asked for.
-    pub(super) async fn ready(&self, interest: Interest) -> io::Result<Ready> {
+    /// Waits until it may be read, or written, or what of both is asked for. One task at a time may wait for room.
+    ///
+    /// # Errors
+    ///
+    /// When the system no longer watches it.
+    pub async fn ready(&self, interest: Interest) -> io::Result<Ready> {
         if !interest.is_writable() {
             return Ok(self.stream.readable().await?.ready());
         }
@@ -58,15 +72,20 @@ impl Near {
     }
 
     /// Reads, if something may be there.
-    pub(super) fn read<R>(&self, read: impl FnOnce(&UnixStream) -> io::Result<R>) -> io::Result<R> {
+    ///
+    /// # Errors
+    ///
+    /// What `read` gives, and [`io::ErrorKind::WouldBlock`] where nothing is there.
+    pub fn read<R>(&self, read: impl FnOnce(&UnixStream) -> io::Result<R>) -> io::Result<R> {
         self.stream.try_io(Interest::READABLE, read)
     }
 
     /// Writes, if there may be room.
-    pub(super) fn write<R>(
-        &self,
-        write: impl FnOnce(&UnixStream) -> io::Result<R>,
-    ) -> io::Result<R> {
+    ///
+    /// # Errors
+    ///
+    /// What `write` gives, and [`io::ErrorKind::WouldBlock`] where there is no room.
+    pub fn write<R>(&self, write: impl FnOnce(&UnixStream) -> io::Result<R>) -> io::Result<R> {
         self.room.write(&self.stream, write)
     }
 }
