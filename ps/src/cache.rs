@@ -14,6 +14,41 @@ pub(crate) fn fetch_once<T: ?Sized>(what: &T) {
     fetch_as::<true, T>(what);
 }
 
+/// Whether a loop that reads some streams in order and writes others past the cache gains by fetching what it
+/// reads itself: on a Zen 5 it gains 1 to 9 %, on a Zen 4 it loses up to 8 %, and on a Xeon of 2021 a quarter.
+/// Processors that nobody has measured fetch by themselves. Tests have it fetched everywhere, as what is asked
+/// for must lie within what is read.
+pub(crate) fn streams_gain_by_fetching() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::sync::LazyLock;
+        static IS_ZEN_5: LazyLock<bool> =
+            LazyLock::new(|| vendor_and_family() == (*b"AuthenticAMD", 0x1a));
+        cfg!(test) || *IS_ZEN_5
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
+
+/// Who has made the processor, and which family of theirs it is.
+#[cfg(target_arch = "x86_64")]
+fn vendor_and_family() -> ([u8; 12], u32) {
+    use std::arch::x86_64::__cpuid;
+    // SAFETY: every x86-64 processor has the instruction, and these two leaves of it. Newer compilers know.
+    #[allow(unused_unsafe)]
+    let (vendor, signature) = unsafe { (__cpuid(0), __cpuid(1).eax) };
+    let mut name = [0; 12];
+    for (bytes, register) in name.chunks_exact_mut(4).zip([vendor.ebx, vendor.edx, vendor.ecx]) {
+        bytes.copy_from_slice(&register.to_le_bytes());
+    }
+    // What does not fit into the family's four bits is added to them.
+    let family = match (signature >> 8) & 0xf {
+        0xf => 0xf + ((signature >> 20) & 0xff),
+        family => family,
+    };
+    (name, family)
+}
+
 #[inline]
 fn fetch_as<const ONCE: bool, T: ?Sized>(what: &T) {
     #[cfg(target_arch = "x86_64")]
@@ -38,4 +73,25 @@ fn fetch_as<const ONCE: bool, T: ?Sized>(what: &T) {
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = what;
+}
+
+#[cfg(all(test, target_arch = "x86_64", target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_processor_is_the_one_that_the_kernel_names() {
+        let text = std::fs::read_to_string("/proc/cpuinfo").expect("what the kernel says of it");
+        let value_of = |name: &str| {
+            let (_, value) = text
+                .lines()
+                .filter_map(|line| line.split_once(':'))
+                .find(|(key, _)| key.trim() == name)
+                .unwrap_or_else(|| panic!("{name} in /proc/cpuinfo"));
+            value.trim()
+        };
+        let (vendor, family) = vendor_and_family();
+        assert_eq!(std::str::from_utf8(&vendor), Ok(value_of("vendor_id")));
+        assert_eq!(family.to_string(), value_of("cpu family"));
+    }
 }

@@ -15,16 +15,17 @@ use std::ops::{Add, Div, Mul, Sub};
 use super::gradient::{GradientRun, Here, Lent, LentRun, Looking, Mean, Source};
 use super::sums::{Sums, Terms};
 use super::{Run, Runs, StreamRun, StreamRuns};
-use crate::cache::fetch_once;
+use crate::cache::{fetch_once, streams_gain_by_fetching};
 use crate::volatile::LINE_BYTES;
 
 /// The arithmetic of a rule with so many slots, its hyperparameters rounded to the type of the
 /// elements.
 pub(super) trait Rule<F, const SLOTS: usize>: Copy {
-    /// Whether values are fetched some lines at a time before they are changed and written elsewhere. The
-    /// processor fetches ahead by itself, but a loop that waits for memory most of the time gains 1 to 9 %
-    /// where it reads for a while and then writes for a while; one that computes more loses as much. They
-    /// are fetched to be read once, which is up to 3 % of that.
+    /// Whether values are fetched some lines at a time before they are changed and written elsewhere, on
+    /// processors where [that gains anything](streams_gain_by_fetching). They fetch ahead by themselves, but a
+    /// loop that waits for memory most of the time gains 1 to 9 % there where it reads for a while and then
+    /// writes for a while; one that computes more loses as much. Values are fetched to be read once, which is
+    /// up to 3 % of that.
     const FETCHES: bool = false;
 
     /// What an element and its slots become by a gradient. Implementations are `#[inline(always)]`:
@@ -292,8 +293,9 @@ fn stream_lines<
     gradient: &mut impl Source<F, N>,
 ) {
     let StreamLines { values, values_out, slots, mut slots_out } = lines;
+    let fetches = R::FETCHES && streams_gain_by_fetching();
     for (line, w) in values.iter().enumerate() {
-        if R::FETCHES && line.is_multiple_of(AHEAD_LINES) {
+        if fetches && line.is_multiple_of(AHEAD_LINES) {
             fetch_once(&values[line..values.len().min(line + AHEAD_LINES)]);
         }
         let s = slots.map(|slot| slot[line]);
