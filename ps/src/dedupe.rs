@@ -1,6 +1,6 @@
 //! What a shard remembers of a client's pushes, so that a resend is answered and not applied.
 
-use pushpull_common::ids::{GlobalStep, Sequence};
+use pushpull_common::ids::{GlobalStep, Sequence, TokenId};
 use pushpull_common::protocol::limits::WINDOW;
 use pushpull_common::protocol::{Outcome, PushState};
 
@@ -16,8 +16,17 @@ use crate::zoo::{Bug, Zoo};
 #[derive(Clone, Debug)]
 pub(crate) struct Window {
     newest: u64,
-    entries: Box<[Option<(u64, Outcome)>]>,
+    entries: Box<[Option<Entry>]>,
     zoo: Zoo,
+}
+
+/// A push that is settled.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    sequence: u64,
+    outcome: Outcome,
+    /// The token that it was applied under, on a shard that does not own the step; 0 for none.
+    token: TokenId,
 }
 
 impl Window {
@@ -34,8 +43,8 @@ impl Window {
             return PushState::TooOld { oldest: self.oldest() };
         }
         match self.entry(sequence.0) {
-            Some((settled, outcome)) if *settled == sequence.0 => {
-                PushState::Settled { outcome: *outcome }
+            Some(entry) if entry.sequence == sequence.0 => {
+                PushState::Settled { outcome: entry.outcome }
             }
             _ => PushState::Unknown {},
         }
@@ -52,12 +61,18 @@ impl Window {
     /// # Panics
     /// If the push is settled already: `state` is asked before a push is taken.
     pub(crate) fn settle(&mut self, sequence: Sequence, outcome: Outcome) {
+        self.settle_under(TokenId(0), sequence, outcome);
+    }
+
+    /// The same of a gradient that is applied under a token which this shard has not granted.
+    pub(crate) fn settle_under(&mut self, token: TokenId, sequence: Sequence, outcome: Outcome) {
         match self.state(sequence) {
             PushState::TooOld { .. } => return,
             state => assert_eq!(state, PushState::Unknown {}, "push {sequence} settles once"),
         }
         self.newest = self.newest.max(sequence.0);
-        self.entries[(sequence.0 % WINDOW) as usize] = Some((sequence.0, outcome));
+        let entry = Entry { sequence: sequence.0, outcome, token };
+        self.entries[(sequence.0 % WINDOW) as usize] = Some(entry);
         if self.zoo.has(Bug::EvictLiveOutcome) {
             self.entries[(sequence.0.wrapping_sub(EVICTED) % WINDOW) as usize] = None;
         }
@@ -67,7 +82,11 @@ impl Window {
     pub(crate) fn encode(&self) -> impl Iterator<Item = u64> {
         let entries = self.entries.iter().flat_map(|entry| match entry {
             None => [0; 4],
-            Some((sequence, outcome)) => match *outcome {
+            Some(Entry { sequence, outcome, token }) => match *outcome {
+                // Who counts the steps keeps no token, and the others count none.
+                Outcome::Applied { version, .. } if token.0 != 0 => {
+                    [*sequence, 6 | token.0 << 8, version, 0]
+                }
                 Outcome::Applied { version, step, staleness } => {
                     [*sequence, 1 | staleness << 8, version, step.0]
                 }
@@ -90,6 +109,7 @@ impl Window {
             if sequence == 0 {
                 continue;
             }
+            let mut token = TokenId(0);
             let outcome = match (entry[1] & 0xff, entry[1] >> 8) {
                 (1, staleness) => {
                     Outcome::Applied { version: entry[2], step: GlobalStep(entry[3]), staleness }
@@ -98,6 +118,11 @@ impl Window {
                 (3, 0) => Outcome::Stale { current: GlobalStep(entry[3]) },
                 (4, 0) => Outcome::Withdrawn {},
                 (5, 0) => Outcome::Held {},
+                (6, under @ 1..) => {
+                    token = TokenId(under);
+                    let (version, step, staleness) = (entry[2], GlobalStep(0), 0);
+                    Outcome::Applied { version, step, staleness }
+                }
                 _ => return None,
             };
             if sequence % WINDOW != index as u64 || sequence > newest {
@@ -105,10 +130,15 @@ impl Window {
             }
             // One that has left the window since is of no more use.
             if sequence >= oldest {
-                window.entries[index] = Some((sequence, outcome));
+                window.entries[index] = Some(Entry { sequence, outcome, token });
             }
         }
         Some(window)
+    }
+
+    /// Whether a gradient was applied under this token, as far as is remembered.
+    pub(crate) fn has_applied(&self, token: TokenId) -> bool {
+        token.0 != 0 && self.entries.iter().flatten().any(|entry| entry.token == token)
     }
 
     /// The newest sequence that is settled; 0 if none is.
@@ -120,12 +150,13 @@ impl Window {
     pub(crate) fn settled(&self) -> impl Iterator<Item = (u64, Outcome)> {
         let oldest = self.oldest();
         let mut settled: Vec<(u64, Outcome)> =
-            self.entries.iter().flatten().copied().filter(|&(at, _)| at >= oldest).collect();
+            self.entries.iter().flatten().map(|entry| (entry.sequence, entry.outcome)).collect();
+        settled.retain(|&(at, _)| at >= oldest);
         settled.sort_by_key(|&(sequence, _)| sequence);
         settled.into_iter()
     }
 
-    fn entry(&self, sequence: u64) -> Option<&(u64, Outcome)> {
+    fn entry(&self, sequence: u64) -> Option<&Entry> {
         self.entries[(sequence % WINDOW) as usize].as_ref()
     }
 }

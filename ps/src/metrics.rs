@@ -126,6 +126,9 @@ counters! {
     members_lost,
     /// Tokens taken back from members that were lost, left, or held them too long.
     tokens_taken_back,
+    /// Clients that were given up, by the step owner: one shard had applied their push, and the step
+    /// owner never got its share.
+    clients_retired,
     /// Connections closed because the peer broke the protocol or stalled.
     connections_faulted,
 }

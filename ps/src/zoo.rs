@@ -71,6 +71,11 @@ bugs! {
     RevokedUnseen,
     /// What a commit has changed is shown to readers in lent memory only with the next one.
     TurnLate,
+    /// A token of a lost client is taken back in asynchronous mode before the other shards were asked.
+    TakeBackUnasked,
+    /// A client that has connected anew sends a push to every shard at once, without the step owner's
+    /// word: no bug of a server, and planted in the simulator's clients.
+    OwnerNotAsked,
     /// A client writes its next gradients into a room of a tray before the push there is settled: no bug of
     /// a server, and planted in the simulator's clients.
     RoomEarly,

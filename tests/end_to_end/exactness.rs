@@ -1,9 +1,10 @@
 //! Sums that come out exactly, however many push at once.
 
 use std::thread;
+use std::time::Duration;
 
 use pushpull::blocking::{Reader, Worker};
-use pushpull::{Push, Sgd, WorkerConfig};
+use pushpull::{Error, Push, Refusal, Sgd, WorkerConfig};
 
 use super::cluster::{Cluster, vector};
 
@@ -57,6 +58,51 @@ fn the_last_step_is_exact_over_several_shards_and_tasks() {
     let cluster = Cluster::start(2, 5, Sgd::new(1.0), |config| config.shards(2).last_step(503));
     // 300,000 elements are two parts of a megabyte.
     assert_eq!(sum_of_ones(&cluster, 5, 300_000, 503), -503.0);
+    cluster.stop();
+}
+
+#[test]
+fn a_gradient_whose_token_has_run_out_counts_on_no_shard() {
+    let (tasks, last_step) = (2, 40);
+    let cluster = Cluster::start(tasks, 2, Sgd::new(1.0), |config| {
+        config.shards(2).last_step(last_step).token_timeout(Some(Duration::from_millis(200)))
+    });
+    let names = ["a", "b", "c", "d"];
+    let variables = names.map(|name| vector(name, 100));
+    let gradients = |worker: &Worker| {
+        let mut gradients = worker.gradients();
+        for name in names {
+            gradients.view_mut::<f32>(name).unwrap().fill(1.0);
+        }
+        gradients
+    };
+    let mut slow = cluster.worker(0);
+    let mut params = slow.join(&variables, |_| ()).unwrap();
+    let token = slow.token().unwrap().unwrap();
+    slow.pull(&token, &mut params).unwrap();
+    // The last step is promised to the slow one, and made by the other once its token has run out.
+    let mut fast = cluster.worker(1);
+    let mut pulled = fast.join(&variables, |_| ()).unwrap();
+    while let Some(token) = fast.token().unwrap() {
+        fast.pull(&token, &mut pulled).unwrap();
+        let gradients = gradients(&fast);
+        assert!(matches!(fast.push(token, gradients).unwrap(), Push::Applied { .. }));
+    }
+    let late = gradients(&slow);
+    let refused = slow.push(token, late).unwrap_err();
+    assert!(matches!(refused, Error::Refused { refusal: Refusal::Token { .. }, .. }), "{refused}");
+    for server in &cluster.servers {
+        for (shard, metrics) in server.handle().metrics_by_shard().into_iter().enumerate() {
+            assert_eq!(metrics.gradients_applied, last_step, "shard {shard}");
+        }
+    }
+    let mut reader = Reader::connect(cluster.config(0)).unwrap();
+    let mut params = reader.params();
+    reader.pull(&mut params).unwrap();
+    for name in names {
+        let values = params.view::<f32>(name).unwrap();
+        assert!(values.iter().all(|value| *value == -(last_step as f32)), "{name}: {values:?}");
+    }
     cluster.stop();
 }
 

@@ -123,6 +123,8 @@ pub(crate) struct World {
     next_connection: u64,
     /// How many there have been between two.
     made: BTreeMap<String, u64>,
+    /// Workers that the step owner's earlier processes have given up.
+    retired: u64,
     /// The connection of each shard to the step owner's, and when it was last heard.
     to_owner: BTreeMap<ShardId, (u64, Instant)>,
     /// Work that is due.
@@ -152,6 +154,7 @@ impl World {
             connections: BTreeMap::new(),
             next_connection: 1,
             made: BTreeMap::new(),
+            retired: 0,
             to_owner: BTreeMap::new(),
             working: BTreeSet::new(),
             checker,

@@ -27,6 +27,8 @@ const SHOWN: &[Bug] = &[
     Bug::RevokedUnseen,
     Bug::TurnLate,
     Bug::RoomEarly,
+    Bug::TakeBackUnasked,
+    Bug::OwnerNotAsked,
 ];
 
 /// By so many seeds a bug must have been found.

@@ -338,9 +338,12 @@ pub enum Error {
         /// The other's identity, shortened.
         right_hash: String,
     },
-    /// Another worker has taken this one's task: a restart of it; or another chief this one's place.
+    /// Another worker has taken this one's task: a restart of it; or another chief this one's place. Or this
+    /// worker was silent for three leases with a push half made, and the step owner has given it up.
     /// Stop this one.
-    #[error("cannot go on: a newer worker has taken this one's place")]
+    #[error(
+        "cannot go on: a newer worker has taken this one's place, or it was given up as dead with a push half made"
+    )]
     Fenced,
     /// The variables have been set back to an earlier step: a checkpoint was restored, because a
     /// server had lost its state. What this session held of the later steps is void: its tokens, and

@@ -670,8 +670,8 @@ wire_struct! {
     }
 }
 wire_struct! {
-    /// Shard to step owner: it has applied as many steps as the header's step says (synchronous
-    /// mode). Said again after a reconnect.
+    /// Shard to step owner: it takes part, and has applied as many steps as the header's step says (in
+    /// synchronous mode). Said again after a reconnect, and from time to time.
     StepApplied {
         /// The shard.
         shard: ShardId,
@@ -696,6 +696,30 @@ wire_struct! {
     /// Step owner to shard: keep what is here after the step in the header, for a checkpoint of which
     /// it will be asked for its part (synchronous mode).
     KeepCut {}
+}
+
+wire_struct! {
+    /// Step owner to shard: it wants this token back (asynchronous mode). A shard that has not applied its
+    /// push closes the client's connection, so that nothing that is under way there arrives. May be
+    /// said again.
+    Recall {
+        /// The token.
+        token: TokenId,
+        /// The epoch of the client that holds it.
+        client: ClientEpoch,
+    }
+}
+wire_struct! {
+    /// Shard to step owner: the answer to [`Recall`].
+    Recalled {
+        /// The token.
+        token: TokenId,
+        /// The shard.
+        shard: ShardId,
+        /// Whether the push of the token has been applied here, or lies whole and will be. If not, it
+        /// is applied only once the step owner has told its client that it has.
+        applied: bool,
+    }
 }
 
 macro_rules! messages {
@@ -817,4 +841,6 @@ messages! {
     62 => Commit, body 0;
     63 => Over, body 0;
     64 => KeepCut, body 0;
+    65 => Recall, body 0;
+    66 => Recalled, body 0;
 }

@@ -275,6 +275,8 @@ fn between_servers(add: &mut impl FnMut(&str, Message)) {
     add("Commit", Commit { pushes }.into());
     add("Over", Over { token }.into());
     add("KeepCut", KeepCut {}.into());
+    add("Recall", Recall { token, client }.into());
+    add("Recalled", Recalled { token, shard, applied: true }.into());
 }
 
 /// The kinds that may have a body, once without a checksum and once with one.

@@ -36,6 +36,7 @@ pub(crate) mod exhaustive;
 pub(crate) mod mode;
 pub(crate) mod pace;
 mod real;
+pub(crate) mod recall;
 pub(crate) mod round;
 mod sparse_accumulator;
 pub(crate) mod staleness;

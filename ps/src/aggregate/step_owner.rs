@@ -9,14 +9,32 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use pushpull_common::ids::{GlobalStep, TokenId};
+use pushpull_common::ids::{ClientEpoch, GlobalStep, ShardId, TokenId};
 use pushpull_common::protocol::message::EndReason;
 use smallvec::SmallVec;
 
 use super::admission::{Admission, Asked, Grant, PerPush, Verdict};
 use super::pace::{Pace, Progress};
+use super::recall::Recalls;
 use crate::shard::changed::Changed;
 use crate::shard::replicas::ClientKey;
+
+/// Token numbers stay below this: one is packed beside other bits where it is kept.
+pub(crate) const TOKEN_LIMIT: u64 = 1 << 56;
+
+/// The generation of a token: a number made of the token and of the epoch of the client that it is
+/// granted to.
+///
+/// Every shard can make it, so that a shard which grants no tokens refuses a gradient whose client has
+/// made its token up or has it from another client. It is no secret.
+pub(crate) fn generation_of(token: TokenId, holder: ClientEpoch) -> u32 {
+    // The finalizer of SplitMix64 (Steele, Lea and Flood, 2014) spreads both over all bits.
+    let mut mixed = token.0 ^ holder.0.rotate_left(32);
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    // Without a token the generation is 0.
+    ((mixed >> 32) as u32).max(1)
+}
 
 /// A token that is out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +80,8 @@ pub(crate) struct StepOwner {
     /// The holders whose tokens have changed since the last commit.
     changed: Changed,
     token_timeout: Option<Duration>,
+    /// In asynchronous mode, where there are other shards.
+    recalls: Recalls,
     /// In synchronous mode.
     admission: Option<Admission>,
     /// In asynchronous mode, if nobody may run far ahead of the others.
@@ -93,6 +113,7 @@ impl StepOwner {
             held: BTreeMap::new(),
             changed: Changed::default(),
             token_timeout,
+            recalls: Recalls::default(),
             admission,
             pace: None,
             reject_older: None,
@@ -214,6 +235,7 @@ impl StepOwner {
 
     fn take_back(&mut self, token: u64) -> Option<Out> {
         let out = self.out.remove(&token)?;
+        self.recalls.end(token);
         if let Some(tokens) = self.held.get_mut(&out.holder) {
             tokens.retain(|other| *other != token);
             if tokens.is_empty() {
@@ -246,9 +268,9 @@ impl StepOwner {
         self.out.len()
     }
 
-    /// Whether a token is out to this client.
+    /// Whether a token is out to this client, and not being recalled from it.
     pub(crate) fn has_out(&self, holder: ClientKey) -> bool {
-        self.held.contains_key(&holder)
+        self.tokens_of(holder).any(|issued| !self.recalls.has(issued.token))
     }
 
     /// Who holds the tokens that are out, each once.
@@ -257,19 +279,27 @@ impl StepOwner {
     }
 
     /// The token that a client was given and does not know of: the answer to it was lost. Those
-    /// for which `kept` says so are no such: an older self of the client has pushed under them.
+    /// for which `kept` says so are no such: an older self of the client has pushed under them. Nor are
+    /// those that are being recalled: the client could not know that they are.
     pub(crate) fn lost_answer(
         &self,
         holder: ClientKey,
         newest: TokenId,
         kept: impl Fn(TokenId) -> bool,
     ) -> Option<Issued> {
-        let unknown = |issued: &Issued| issued.token > newest && !kept(issued.token);
+        let unknown = |issued: &Issued| {
+            issued.token > newest && !kept(issued.token) && !self.recalls.has(issued.token)
+        };
         self.tokens_of(holder).find(unknown)
     }
 
-    /// Asks for a token.
-    pub(crate) fn request(&mut self, holder: ClientKey, now: Instant) -> Request {
+    /// Asks for a token, for the self of the client that has this epoch.
+    pub(crate) fn request(
+        &mut self,
+        holder: ClientKey,
+        epoch: ClientEpoch,
+        now: Instant,
+    ) -> Request {
         let asked = match &mut self.admission {
             Some(admission) => admission.ask(holder),
             None => self.ask_alone(holder),
@@ -281,7 +311,8 @@ impl StepOwner {
             Asked::Ended => return Request::Ended(EndReason::LastStep {}),
         };
         self.next_token = token.0 + 1;
-        let issued = Issued { token, generation: 1, step: GlobalStep(self.step) };
+        let generation = generation_of(token, epoch);
+        let issued = Issued { token, generation, step: GlobalStep(self.step) };
         self.give_out(holder, issued, now);
         Request::Granted(issued)
     }
@@ -356,11 +387,56 @@ impl StepOwner {
     /// Takes back all tokens of a client that has left or is lost; how many there were. Tokens
     /// for which `keep` says so stay: their push is whole and belongs to the server.
     pub(crate) fn drop_client(&mut self, gone: ClientKey, keep: impl Fn(TokenId) -> bool) -> usize {
+        self.leave(gone);
+        self.take_back_all(|out| out.holder == gone && !keep(out.issued.token))
+    }
+
+    /// Nobody is held back by a client that has left or is lost.
+    pub(crate) fn leave(&mut self, gone: ClientKey) {
         if let Some(pace) = &mut self.pace {
             pace.leave(gone);
             self.changed.insert(gone);
         }
-        self.take_back_all(|out| out.holder == gone && !keep(out.issued.token))
+    }
+
+    /// Begins to recall the tokens whose holder is gone, and those that have been out for longer than the
+    /// timeout, except those for which `keep` says so. Those that are recalled anew.
+    pub(crate) fn recall(
+        &mut self,
+        now: Instant,
+        gone: impl Fn(ClientKey) -> bool,
+        keep: impl Fn(TokenId) -> bool,
+    ) -> Vec<TokenId> {
+        let expired = |out: &Out| {
+            let held = now.saturating_duration_since(out.since);
+            self.token_timeout.is_some_and(|timeout| held >= timeout)
+        };
+        let due = |out: &&Out| (expired(out) || gone(out.holder)) && !keep(out.issued.token);
+        let mut due: Vec<TokenId> =
+            self.out.values().filter(due).map(|out| out.issued.token).collect();
+        due.retain(|&token| self.recalls.begin(token, now));
+        due
+    }
+
+    /// The tokens that are being recalled.
+    pub(crate) fn recalls(&self) -> &Recalls {
+        &self.recalls
+    }
+
+    /// A shard says whether it has applied the push of a token that is being recalled.
+    pub(crate) fn recall_answered(&mut self, token: TokenId, shard: ShardId, applied: bool) {
+        self.recalls.answered(token, shard, applied);
+    }
+
+    /// Takes back the recalled tokens that these shards have all said to be free, except those for
+    /// which `keep` says so; how many there were.
+    pub(crate) fn take_back_free(
+        &mut self,
+        shards: &[ShardId],
+        keep: impl Fn(TokenId) -> bool,
+    ) -> usize {
+        let free: Vec<TokenId> = self.recalls.free(shards).filter(|&token| !keep(token)).collect();
+        free.iter().filter_map(|token| self.take_back(token.0)).count()
     }
 
     /// Takes back the tokens that have been out for longer than the timeout, except those for
@@ -384,6 +460,7 @@ impl StepOwner {
         for out in self.out.values_mut() {
             out.since = (out.since + pause).min(now);
         }
+        self.recalls.excuse(pause, now);
     }
 
     /// Ends the training: no more tokens. Tokens that are out may still be spent.
@@ -405,6 +482,8 @@ impl StepOwner {
             assert!(self.step + self.out.len() as u64 <= last);
         }
         assert!(self.out.keys().all(|&token| token < self.next_token));
+        let recalled = self.recalls.tokens().all(|token| self.out.contains_key(&token.0));
+        assert!(recalled, "what is recalled is out");
         let held: usize = self.held.values().map(|tokens| tokens.len()).sum();
         assert_eq!(held, self.out.len(), "every token has one holder");
     }
@@ -442,6 +521,7 @@ mod tests {
 
     const A: ClientKey = ClientKey(0);
     const B: ClientKey = ClientKey(1);
+    const EPOCH: ClientEpoch = ClientEpoch(3);
 
     fn granted(request: Request) -> Issued {
         match request {
@@ -454,11 +534,11 @@ mod tests {
     fn the_last_step_is_exact_and_tokens_out_are_promised() {
         let now = Instant::now();
         let mut owner = StepOwner::new(Some(3), None, None);
-        let first = granted(owner.request(A, now));
-        let second = granted(owner.request(B, now));
+        let first = granted(owner.request(A, EPOCH, now));
+        let second = granted(owner.request(B, EPOCH, now));
         assert_eq!(owner.spend(first.token, GlobalStep(0)), 0);
-        granted(owner.request(A, now));
-        assert_eq!(owner.request(A, now), Request::Wait);
+        granted(owner.request(A, EPOCH, now));
+        assert_eq!(owner.request(A, EPOCH, now), Request::Wait);
         assert_eq!(
             owner.spend(second.token, GlobalStep(0)),
             1,
@@ -467,10 +547,13 @@ mod tests {
         owner.check_invariants();
         // A is lost: its token's step is promised to somebody else.
         assert_eq!(owner.drop_client(A, |_| false), 1);
-        let last = granted(owner.request(B, now));
-        assert!(!owner.holds(A, last.token, 1) && owner.holds(B, last.token, 1));
+        let last = granted(owner.request(B, EPOCH, now));
+        assert!(
+            !owner.holds(A, last.token, last.generation)
+                && owner.holds(B, last.token, last.generation)
+        );
         owner.spend(last.token, last.step);
-        assert_eq!(owner.request(A, now), Request::Ended(EndReason::LastStep {}));
+        assert_eq!(owner.request(A, EPOCH, now), Request::Ended(EndReason::LastStep {}));
         assert_eq!(owner.step(), GlobalStep(3));
         owner.check_invariants();
     }
@@ -479,25 +562,29 @@ mod tests {
     fn a_token_held_too_long_goes_back_and_its_push_is_refused() {
         let start = Instant::now();
         let mut owner = StepOwner::new(Some(1), Some(Duration::from_secs(10)), None);
-        let issued = granted(owner.request(A, start));
+        let issued = granted(owner.request(A, EPOCH, start));
         let later = start + Duration::from_secs(9);
         assert_eq!(owner.expire(later, |_| false), 0);
         let later = start + Duration::from_secs(10);
         assert_eq!(owner.expire(later, |token| token == issued.token), 0, "its push is whole");
         assert_eq!(owner.expire(later, |_| false), 1);
         assert!(!owner.holds(A, issued.token, issued.generation));
-        assert_ne!(granted(owner.request(B, later)).token, issued.token, "ids are not reused");
+        assert_ne!(
+            granted(owner.request(B, EPOCH, later)).token,
+            issued.token,
+            "ids are not reused"
+        );
     }
 
     #[test]
     fn finishing_ends_tokens_at_once_but_not_those_that_are_out() {
         let now = Instant::now();
         let mut owner = StepOwner::new(None, None, None);
-        let issued = granted(owner.request(A, now));
+        let issued = granted(owner.request(A, EPOCH, now));
         owner.finish();
-        assert_eq!(owner.request(B, now), Request::Ended(EndReason::Finished {}));
-        assert!(owner.holds(A, issued.token, 1));
-        assert!(!owner.give_back(B, issued.token, 1));
+        assert_eq!(owner.request(B, EPOCH, now), Request::Ended(EndReason::Finished {}));
+        assert!(owner.holds(A, issued.token, issued.generation));
+        assert!(!owner.give_back(B, issued.token, issued.generation));
         assert_eq!(owner.spend(issued.token, issued.step), 0);
     }
 
@@ -509,7 +596,7 @@ mod tests {
             (0..4, _) => {
                 let ahead = owner.is_ahead(who);
                 let counted = owner.pace().is_some_and(|pace| pace.of(who).counts);
-                let asked = owner.request(who, now);
+                let asked = owner.request(who, EPOCH, now);
                 assert!(!counted || ahead == (asked == Request::Wait), "{who:?}: {asked:?}");
             }
             (4..7, Some(issued)) => _ = owner.spend(issued.token, issued.step),

@@ -263,9 +263,8 @@ fn open_shard(
     }
 }
 
-/// How a shard that takes part in synchronous steps reaches their owner, if that is another.
+/// How a shard reaches the step owner, if that is another.
 fn owner_way(config: &PsConfig, identity: &Identity, own: &str, shard: u16) -> Option<OwnerWay> {
-    config.rule()?;
     let owner = config.cluster.step_owner().filter(|_| !(config.owns_step() && shard == 0))?;
     Some(OwnerWay {
         introduction: Introduction { task: config.task.clone(), identity: identity.clone() },

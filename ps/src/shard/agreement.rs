@@ -40,7 +40,7 @@ impl Shard {
     }
 
     /// The place of a shard among those that take part, and how it is reached from now on.
-    fn takes_part(&mut self, connection: u64, shard: ShardId) -> Option<usize> {
+    pub(super) fn takes_part(&mut self, connection: u64, shard: ShardId) -> Option<usize> {
         let index = self.index_of(shard).filter(|_| shard != self.id)?;
         let speaks_for = self.parts.iter().find(|(_, other)| **other == connection);
         if speaks_for.is_some_and(|(other, _)| *other != shard) {
@@ -64,11 +64,14 @@ impl Shard {
 
     pub(super) fn tell_owner_again(&mut self, now: Instant) {
         let due = self.told_owner.is_none_or(|last| now >= last + self.config.lease / 5);
-        if !due || !self.owner_is_up || self.round.is_none() || !self.is_ready() {
+        if !due || !self.owner_is_up || !self.is_ready() {
             return;
         }
         self.told_owner = Some(now);
         self.report_applied();
+        if self.round.is_none() {
+            return;
+        }
         let tokens: Vec<TokenId> =
             self.inbox.iter().flat_map(|inbox| inbox.whole_tokens()).collect();
         for token in tokens {
@@ -93,7 +96,7 @@ impl Shard {
         self.tell_owner(message::StepApplied { shard: self.id }.into());
     }
 
-    fn tell_owner(&mut self, message: Message) {
+    pub(super) fn tell_owner(&mut self, message: Message) {
         if self.owner.is_none() && self.owner_is_up {
             let (step, restore_epoch) = (self.step(), self.epoch);
             let envelope = Envelope { step, restore_epoch, ..Envelope::default() };
@@ -123,6 +126,7 @@ impl Shard {
                 self.begin_step();
             }
             Message::KeepCut(_) => self.keep_cut(now, header.step),
+            Message::Recall(recall) => self.recall(now, recall.token, recall.client),
             Message::Over(over) => {
                 let room = self.inbox.as_ref().and_then(|i| i.whole_room_of(over.token.0));
                 if let Some(room) = room {

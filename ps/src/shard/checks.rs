@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use pushpull_common::catalogue::ShardLayout;
 use pushpull_common::finite::{count_non_finite, first_non_finite};
+use pushpull_common::ids::TokenId;
 use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::message::Operation;
 use pushpull_common::reused::Reused;
@@ -11,6 +12,7 @@ use pushpull_common::tensor::DType;
 
 use super::Shard;
 use super::replicas::ClientKey;
+use crate::aggregate::step_owner::{TOKEN_LIMIT, generation_of};
 use crate::config::NonFinite;
 use crate::metrics::Counters;
 
@@ -90,6 +92,15 @@ impl Shard {
         Ok(())
     }
 
+    /// Whether a client can hold a token, as far as a shard knows that does not own the step: it was made
+    /// for this client, and no other push has been applied under it.
+    fn may_be_held(&self, client: ClientKey, token: TokenId, generation: u32) -> bool {
+        let client = self.replicas.client(client);
+        token.0 < TOKEN_LIMIT
+            && generation == generation_of(token, client.epoch)
+            && !client.window.has_applied(token)
+    }
+
     /// Checks a push whose last part has come. `ids` is memory for ids.
     pub(super) fn check_whole(
         &self,
@@ -122,9 +133,12 @@ impl Shard {
         self.check_tables(room, ids)?;
         let (token, generation) = (push.token, push.generation);
         let gradient = push.operation == Operation::Gradient {};
-        // In synchronous mode a token that is over makes a push stale, and not wrong.
-        let held = self.is_synchronous()
-            || self.owner.as_ref().is_none_or(|o| o.holds(client, token, generation));
+        let held = match &self.owner {
+            // In synchronous mode a token that is over makes a push stale, and not wrong.
+            _ if self.is_synchronous() => true,
+            Some(owner) => owner.holds(client, token, generation),
+            None => self.may_be_held(client, token, generation),
+        };
         // Two pushes under one token would make two steps of one promise.
         let spent = inbox.whole_tokens().any(|other| other == token);
         if gradient && (token.0 == 0 || !held || spent) {

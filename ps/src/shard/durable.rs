@@ -148,6 +148,7 @@ impl Shard {
             backups: Backups::default(),
             parts: BTreeMap::new(),
             told: None,
+            asked_for_recalls: None,
             owner_is_up: false,
             told_owner: None,
             short_since: None,
@@ -330,7 +331,9 @@ impl Shard {
                 .and_then(|whole| self.check_whole_rooms(whole, record.stage, first))
                 .map_err(|fault| corrupt(Kind::Tables, fault))?,
         };
-        self.return_tokens_of_the_gone(&whole);
+        let gradients = whole.iter().map(|room| &room.arrival);
+        let gradients = gradients.filter(|push| push.operation == Operation::Gradient {});
+        let kept: BTreeSet<TokenId> = gradients.map(|push| push.token).collect();
         let whole = inbox
             .restore(whole, &layout, integrity, now)
             .map_err(|fault| corrupt(Kind::Inbox, fault))?;
@@ -357,6 +360,7 @@ impl Shard {
         self.variables = if ready { Variables::Ready(store) } else { Variables::Declared(store) };
         self.rules = rules;
         self.shards_are_known();
+        self.return_tokens_of_the_gone(now, &kept);
         let waits = |room: &u32| {
             let push = inbox.arrival(*room);
             self.is_synchronous() && push.is_some_and(|p| p.operation == Operation::Gradient {})
@@ -395,13 +399,16 @@ impl Shard {
     }
 
     /// Takes back the tokens of clients that are gone, but for those of their pushes that lie whole: the
-    /// others lay whole, too, in a tray or in rooms that are those of an image, and are lost.
-    fn return_tokens_of_the_gone(&mut self, whole: &[WholeRoom]) {
+    /// others lay whole, too, in a tray or in rooms that are those of an image, and are lost. Where other
+    /// shards may have applied their shares, they are asked first.
+    fn return_tokens_of_the_gone(&mut self, now: Instant, kept: &BTreeSet<TokenId>) {
+        let asks = !self.shards_to_ask().is_empty();
         let Some(owner) = &mut self.owner else { return };
-        let gradients = whole.iter().map(|room| &room.arrival);
-        let gradients = gradients.filter(|push| push.operation == Operation::Gradient {});
-        let kept: BTreeSet<TokenId> = gradients.map(|push| push.token).collect();
         let gone = |holder| self.replicas.client(holder).presence != Presence::Present;
+        if asks {
+            owner.recall(now, gone, |token| kept.contains(&token));
+            return;
+        }
         let lost =
             owner.outstanding().filter(|&(token, holder)| gone(holder) && !kept.contains(&token));
         let lost: BTreeSet<ClientKey> = lost.map(|(_, holder)| holder).collect();

@@ -59,7 +59,7 @@ impl Shard {
         );
     }
 
-    /// Every token is held by a member, or its push is whole; no two pushes spend one.
+    /// Every token is held by a member, or being recalled, or its push is whole; no two pushes spend one.
     fn check_tokens(&self) {
         let Some(owner) = &self.owner else { return };
         let mut whole = BTreeSet::new();
@@ -68,7 +68,8 @@ impl Shard {
         }
         for (token, holder) in owner.outstanding() {
             let present = self.replicas.client(holder).presence == Presence::Present;
-            assert!(present || whole.contains(&token), "token {token} is lost");
+            let recalled = owner.recalls().has(token);
+            assert!(present || recalled || whole.contains(&token), "token {token} is lost");
         }
         let mut known: BTreeSet<TokenId> = owner.outstanding().map(|(token, _)| token).collect();
         let admitted = owner.admission().into_iter().flat_map(|a| a.admitted());

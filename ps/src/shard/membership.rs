@@ -29,9 +29,11 @@ impl Shard {
         self.end_waits_for_the_missing(now);
         self.tell_owner_again(now);
         self.end_waits_for_cuts(now);
+        self.recall_tokens(now);
         // In synchronous mode a push that is whole here and not everywhere helps nobody.
         let kept = if self.is_synchronous() { PerPush::new() } else { self.whole_tokens() };
-        if let Some(owner) = &mut self.owner {
+        let asks = !self.shards_to_ask().is_empty();
+        if let Some(owner) = self.owner.as_mut().filter(|_| !asks) {
             let expired = owner.expire(now, |token| kept.contains(&token));
             self.counters.tokens_taken_back.add(expired as u64);
             if expired > 0 {
@@ -108,7 +110,8 @@ impl Shard {
 
     /// Drops what belongs to a client that has left, is lost, or is fenced by a newer self:
     /// its tokens and rooms go to others. Pushes that are whole stay; in synchronous mode, if they
-    /// are admitted.
+    /// are admitted. In asynchronous mode the other shards are asked for its tokens first, unless they
+    /// are of a self that has been fenced and can push no more.
     pub(super) fn drop_client(&mut self, now: Instant, client: ClientKey, fenced: bool) {
         // What it waits for would come to nobody, and never come back.
         self.parked.take(|entry| {
@@ -119,6 +122,12 @@ impl Shard {
         }
         self.backups.drop_client(client);
         self.replica_goes(now, client, fenced);
+        if !fenced && !self.shards_to_ask().is_empty() {
+            self.owner.iter_mut().for_each(|owner| owner.leave(client));
+            self.recall_tokens(now);
+            self.grant_parked_tokens(now);
+            return self.give_parked_rooms(now);
+        }
         let kept = self.whole_tokens();
         if let Some(owner) = &mut self.owner {
             let returned = owner.drop_client(client, |token| kept.contains(&token));

@@ -35,6 +35,7 @@ pub(crate) mod poison;
 pub(crate) mod power;
 mod pulls;
 mod pushes;
+mod recalls;
 pub(crate) mod record;
 pub(crate) mod reopenable;
 pub(crate) mod replicas;
@@ -261,6 +262,8 @@ pub(crate) struct Shard {
     /// they were told is committed.
     parts: BTreeMap<ShardId, u64>,
     told: Option<u64>,
+    /// When the others were last asked for all tokens that are recalled.
+    asked_for_recalls: Option<Instant>,
     /// On the others: whether there is a connection to the step owner, and when it was told last.
     owner_is_up: bool,
     told_owner: Option<Instant>,
@@ -416,9 +419,10 @@ impl Shard {
             Message::AwaitReady(_) | Message::FetchCatalogue(_) => true,
             Message::Lend(_) => role != Role::Peer {},
             message if chief::is_for_chiefs(message) => role == Role::Chief {},
-            Message::SaveShard(_) | Message::Held(_) | Message::StepApplied(_) => {
-                role == Role::Peer {}
-            }
+            Message::SaveShard(_)
+            | Message::Held(_)
+            | Message::StepApplied(_)
+            | Message::Recalled(_) => role == Role::Peer {},
             Message::TokenRequest(_)
             | Message::ReturnToken(_)
             | Message::Reserve(_)
@@ -535,6 +539,7 @@ impl Shard {
             (Message::StepApplied(applied), _) => {
                 self.shard_has_applied(now, connection, applied.shard, header.step.0);
             }
+            (Message::Recalled(answer), _) => self.recall_answered(now, connection, &answer),
             (Message::Finish(_), _) => self.finish(now, connection, request),
             (Message::Leave(_), Some(client)) => self.leave(now, connection, client, request),
             (message, _) => {

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 use pushpull_common::ids::{GlobalStep, Sequence, VariableId};
-use pushpull_common::protocol::message::{Operation, OutcomeIs, PushAnswer, PushPart};
+use pushpull_common::protocol::message::{Operation, OutcomeIs, PushAnswer, PushPart, Role};
 use pushpull_common::protocol::{Envelope, Header, Outcome, PushState, Refusal};
 
 use super::encoded::Form;
@@ -123,7 +123,13 @@ impl Shard {
         let assigns = matches!(part.operation, Operation::Assign {});
         match &self.variables {
             Variables::Ready(_) => {}
-            Variables::Declared(_) if assigns && !self.is_initializing() => {}
+            Variables::Declared(_) if assigns && !self.is_initializing() => {
+                // The first values are the chief's to give.
+                let role = self.conversations.get(&connection).map(|talk| talk.role);
+                if let Some(role) = role.filter(|&role| role != Role::Chief {}) {
+                    return Err(Refusal::Role { role: role.code(), kind: header.kind });
+                }
+            }
             _ => return Err(Refusal::NotInitialized {}),
         }
         let Some(inbox) = &mut self.inbox else {

@@ -225,6 +225,25 @@ impl Replicas {
         Ok(Admitted { key, epoch, fenced, replaced })
     }
 
+    /// Ends the present self of a client, which is fenced from now on: its epoch is older than that of
+    /// its task. Returns its connection.
+    pub(crate) fn retire(&mut self, key: ClientKey) -> Option<u64> {
+        self.newest_epoch += 1;
+        self.changed.insert(key);
+        let client = &mut self.clients[key.0 as usize];
+        client.epoch = ClientEpoch(self.newest_epoch);
+        // Nobody has been given this epoch, and nobody's hello may be taken for its holder's.
+        client.incarnation = Incarnation(!client.incarnation.0);
+        client.presence = Presence::Lost;
+        client.window = Window::new(self.zoo);
+        client.connection.take()
+    }
+
+    /// The client that has this epoch.
+    pub(crate) fn of_epoch(&self, epoch: ClientEpoch) -> Option<ClientKey> {
+        self.keys().find(|&key| self.client(key).epoch == epoch)
+    }
+
     /// The client of a task, if it has ever joined.
     pub(crate) fn find(&self, task: &TaskId) -> Option<ClientKey> {
         self.by_task.get(task).copied()

@@ -47,7 +47,8 @@ impl Shard {
 
     fn ask_owner(&mut self, now: Instant, entry: &Entry) -> Option<Request> {
         let client = entry.client?;
-        Some(self.owner.as_mut()?.request(client, now))
+        let epoch = self.replicas.client(client).epoch;
+        Some(self.owner.as_mut()?.request(client, epoch, now))
     }
 
     fn answer_token(&mut self, now: Instant, entry: &Entry, request: Request) {
@@ -82,7 +83,8 @@ impl Shard {
         // Another token that is out to it may be one whose answer was lost: the client finds out by
         // naming the newest it knows, which a newer one from here would hide.
         let owner = self.owner.as_mut().filter(|owner| !owner.has_out(client));
-        match owner.map(|owner| owner.request(client, now)) {
+        let epoch = self.replicas.client(client).epoch;
+        match owner.map(|owner| owner.request(client, epoch, now)) {
             Some(Request::Granted(issued)) => {
                 let Issued { token, generation, step } = issued;
                 (Some(Grant { token, generation, step, room: 0 }), None)

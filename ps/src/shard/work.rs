@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use pushpull_common::catalogue::Partition;
-use pushpull_common::ids::RestoreEpoch;
+use pushpull_common::ids::{RestoreEpoch, TokenId};
 use pushpull_common::protocol::message::{Operation, PushAnswer};
 use pushpull_common::protocol::{Envelope, Outcome, Refusal};
 
@@ -431,7 +431,10 @@ impl Shard {
         outcome: Outcome,
     ) {
         let entry = self.replicas.client_mut(client);
-        entry.window.settle(push.sequence, outcome);
+        // Whoever counts the steps knows its tokens.
+        let spends = push.operation == (Operation::Gradient {}) && self.owner.is_none();
+        let token = if spends { push.token } else { TokenId(0) };
+        entry.window.settle_under(token, push.sequence, outcome);
         let (Some(connection), Some(whole)) = (entry.connection, push.whole) else {
             return;
         };

@@ -25,8 +25,7 @@ struct Push {
     variables: Vec<bool>,
     /// The step that it made, if its worker was told.
     step: Option<u64>,
-    refused_by: Option<ShardId>,
-    /// It was withdrawn, or too old: no shard counts it.
+    /// It was refused, withdrawn, or too old: no shard counts it.
     dropped: bool,
 }
 
@@ -72,8 +71,8 @@ impl Asynchronous {
         let before = self.numbers.insert(push.token, self.pushes.len());
         assert!(before.is_none(), "token {} is given out twice", push.token);
         let variables = push.gradient.iter().map(Option::is_some).collect();
-        let (read, step, refused_by) = (push.read.0, None, None);
-        self.pushes.push(Push { read, variables, step, refused_by, dropped: false });
+        let (read, step) = (push.read.0, None);
+        self.pushes.push(Push { read, variables, step, dropped: false });
     }
 
     pub(super) fn settled(&mut self, token: u64, outcome: Outcome) {
@@ -107,9 +106,8 @@ impl Asynchronous {
 
     pub(super) fn refused(&mut self, token: u64, shard: ShardId) {
         let push = &mut self.pushes[self.numbers[&token]];
-        push.refused_by = Some(shard);
-        // Where the owner is asked first, no other shard takes what it refuses.
-        push.dropped |= shard == self.owner && self.reject_older.is_some();
+        assert!(push.step.is_none(), "token {token} has made a step, and is refused by {shard}");
+        push.dropped = true;
     }
 
     pub(super) fn withdrawn(&mut self, token: u64) {
@@ -149,7 +147,6 @@ impl Asynchronous {
                     );
                 }
                 assert!(!push.dropped, "push {number} was dropped, and counts on {shard}");
-                assert_ne!(push.refused_by, Some(shard), "push {number} was refused there");
             }
             let lost: Vec<&usize> = pulled.known[&shard].difference(&has).collect();
             assert!(lost.is_empty(), "{shard} has lost the pushes {lost:?}");

@@ -76,6 +76,16 @@ impl World {
         }
     }
 
+    /// How many workers the step owner has given up, each with a push that other shards have applied.
+    pub(super) fn retired(&self) -> u64 {
+        let hosts = self.tasks.iter().flat_map(|task| &task.shards);
+        let now = hosts.map(|host| match host {
+            Host::Up(door) => door.metrics().clients_retired,
+            Host::Down(_) => 0,
+        });
+        self.retired + now.sum::<u64>()
+    }
+
     pub(super) fn work(&mut self, shard: ShardId) {
         let now = self.now;
         self.with_shard(shard, |door| {
@@ -145,6 +155,7 @@ impl World {
             self.working.remove(&id);
             let host = &mut self.tasks[task as usize].shards[index as usize];
             if let Host::Up(door) = std::mem::replace(host, Host::Down(Files::default())) {
+                self.retired += door.metrics().clients_retired;
                 *host = Host::Down(door.kill());
             }
             // Its own connection to the step owner's shard, and those of others to it.

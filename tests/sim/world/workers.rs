@@ -42,6 +42,10 @@ impl World {
         if self.setting.zoo.bug() == Some(pushpull_ps::Bug::RoomEarly) {
             door.spoil_rooms();
         }
+        #[cfg(feature = "zoo")]
+        if self.setting.zoo.bug() == Some(pushpull_ps::Bug::OwnerNotAsked) {
+            door.never_ask_owner();
+        }
         self.processes.push(Process {
             door,
             trainer,
@@ -168,10 +172,16 @@ impl World {
         }
         // Of two that have never been welcome, the last to say hello is the newer one.
         let of_task = self.processes.iter().filter(|other| other.trainer.task == task);
+        let is_alone = of_task.count() == 1;
         assert!(
-            !fenced || of_task.count() > 1,
+            !(fenced && is_alone) || self.retired() > 0,
             "process {number} of worker {task} is fenced by nobody"
         );
+        let lives = |other: &Process| other.trainer.task == task && other.is_alive;
+        if fenced && !self.processes.iter().any(lives) {
+            let delay = self.processes[number].chance.millis(300, 3000);
+            self.after(delay, Event::Start(task));
+        }
     }
 }
 

@@ -89,6 +89,7 @@ impl Session {
         let synchronous = self.synchronous;
         self.welcomed = Some(Welcomed { shards_per_task, non_finite, synchronous, encodings });
         self.links[index].status = Status::Up;
+        self.welcomed_at(index);
         self.drive(now);
     }
 

@@ -81,6 +81,11 @@ pub(super) struct Link {
     pub(super) pending: BTreeMap<RequestId, Pending>,
     next_request: u64,
     attempts: u32,
+    /// The first request of the step owner that was sent after the shard had welcomed this session, and the
+    /// first token that was granted to such a one: it is known of those from there on that they were granted
+    /// while this connection stood.
+    pub(super) welcomed_before: RequestId,
+    pub(super) granted_since: Option<TokenId>,
     /// Room reserved on the shard for the next push; 0 for none.
     pub(super) room: u32,
     pub(super) crc: bool,
@@ -118,6 +123,8 @@ impl Link {
             pending: BTreeMap::new(),
             next_request: 1,
             attempts: 0,
+            welcomed_before: RequestId(0),
+            granted_since: None,
             room: 0,
             crc: false,
             near: false,
@@ -136,6 +143,11 @@ impl Link {
             short_body: Reused::default(),
             scratch: Vec::new(),
         }
+    }
+
+    /// The number of the next request.
+    pub(super) fn next_request(&self) -> RequestId {
+        RequestId(self.next_request)
     }
 
     pub(super) fn is_silent(&self) -> bool {
@@ -206,6 +218,7 @@ impl Session {
         // The server may be another that comes back, and its numbers may mean other rooms. Asking
         // for room tells the old one's number again, if it is the old one.
         (link.room, link.tray) = (0, None);
+        link.granted_since = None;
         let pending = std::mem::take(&mut link.pending);
         // An answer whose body was cut off is no answer.
         match link.receiving.take() {
@@ -371,12 +384,14 @@ impl Session {
             }
             (Pending::Lend, message) => self.lend_answered(now, index, message),
             (Pending::LendTray, message) => self.tray_answered(now, index, message),
-            (Pending::Token, message) => self.token_answered(now, index, message),
+            (Pending::Token, message) => {
+                self.token_answered(now, index, header.request, message);
+            }
             (Pending::Pull(op, ask), message) => {
                 self.pull_answered(now, (op, ask), index, &header, message);
             }
             (Pending::Reserve(sequence) | Pending::Push(sequence), message) => {
-                self.push_answered(now, sequence, index, message);
+                self.push_answered(now, sequence, index, header.request, message);
             }
             (Pending::PushState(sequence), message) => {
                 self.push_state_answered(now, sequence, index, message);

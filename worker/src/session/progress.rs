@@ -28,10 +28,7 @@ impl Session {
             OpKind::Token => self.owner_link().into_iter().collect(),
             OpKind::Pull(pull) => BTreeSet::from_iter(pull.unanswered()).into_iter().collect(),
             OpKind::Push { sequence, .. } => match self.pushes.get(sequence) {
-                Some(push) if push.waits_for(self.owner_link()) => {
-                    self.owner_link().into_iter().collect()
-                }
-                Some(push) => push.unsettled().collect(),
+                Some(push) => self.awaited_by(push),
                 None => all_links(),
             },
         };

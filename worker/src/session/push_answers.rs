@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use pushpull_common::ids::Sequence;
+use pushpull_common::ids::{RequestId, Sequence};
 use pushpull_common::protocol::message::PushAnswer;
 use pushpull_common::protocol::{Message, Outcome, PushState, Refusal};
 
@@ -16,10 +16,11 @@ impl Session {
         now: Instant,
         sequence: Sequence,
         link: usize,
+        request: RequestId,
         message: Message,
     ) {
         if let Message::PushAnswer(answer) = &message {
-            self.take_extras(now, link, answer);
+            self.take_extras(now, link, request, answer);
         }
         let is_owner = self.links[link].shard == self.start.owner;
         let Some(push) = self.pushes.get_mut(&sequence) else {
@@ -70,12 +71,12 @@ impl Session {
     }
 
     /// The next token and room, which come with the answer to a push.
-    fn take_extras(&mut self, now: Instant, link: usize, answer: &PushAnswer) {
+    fn take_extras(&mut self, now: Instant, link: usize, request: RequestId, answer: &PushAnswer) {
         if answer.room != 0 {
             self.links[link].room = answer.room;
         }
         if let Some(grant) = answer.next {
-            self.tokens.add(grant, now);
+            self.granted(now, request, grant);
         }
         if answer.ended.is_some() {
             self.tokens.end();

@@ -29,7 +29,7 @@ impl Session {
         let (operation, grant, synchronous) = (push.operation, push.grant, push.synchronous);
         // Where another has to say first that it is taken, it is not whole before: what there is goes
         // ahead, and an empty last part follows.
-        let may_end = push.may_end_on(push.shares[index].link, self.owner_link());
+        let may_end = self.may_end_on(push, push.shares[index].link);
         let complete = push.complete && may_end;
         let deadline_ms = if synchronous { self.patience(now, sequence) } else { 0 };
         let step = grant.map_or(GlobalStep(0), |grant| grant.step).max(push.read.step);
@@ -60,6 +60,9 @@ impl Session {
             let deadline_ms = if last { deadline_ms } else { 0 };
             let envelope = Envelope { sequence, step, deadline_ms, ..Envelope::default() };
             share.sent = behind;
+            if message.next {
+                self.tokens.asks();
+            }
             if last {
                 (share.phase, share.whole, share.asked) = (Phase::Sent, true, Some(now));
             }

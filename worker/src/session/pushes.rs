@@ -64,9 +64,8 @@ pub(super) struct Push {
     pub(super) operation: Operation,
     /// A gradient in synchronous mode: the step owner decides for all shards.
     pub(super) synchronous: bool,
-    /// A gradient that may be too old for the step owner: the other shards are told that it is whole
-    /// once the owner has applied it (asynchronous mode).
-    owner_first: bool,
+    /// A gradient in asynchronous mode: what the step owner does not apply, no shard may apply.
+    follows_owner: bool,
     pub(super) grant: Option<Grant>,
     pub(super) read: Read,
     pub(super) shares: Vec<Share>,
@@ -82,28 +81,24 @@ impl Push {
         open.map(|share| share.link)
     }
 
-    /// What the step owner has said of it.
-    fn word_of(&self, owner: Option<usize>) -> Option<&Result<Outcome, Refusal>> {
+    /// Whether the step owner has applied it; nothing while it has said nothing.
+    fn is_applied_by(&self, owner: Option<usize>) -> Option<bool> {
         self.shares.iter().find_map(|share| match &share.phase {
-            Phase::Settled(word) if Some(share.link) == owner => Some(word),
+            Phase::Settled(word) if Some(share.link) == owner => {
+                Some(matches!(word, Ok(Outcome::Applied { .. })))
+            }
             _ => None,
         })
     }
 
-    /// Whether the other shards wait for the step owner's word.
-    pub(super) fn waits_for(&self, owner: Option<usize>) -> bool {
-        self.owner_first && self.word_of(owner).is_none()
-    }
-
     /// Whether the step owner does not take it: then no shard does.
     pub(super) fn is_not_taken_by(&self, owner: Option<usize>) -> bool {
-        let applied = |word: &Result<Outcome, Refusal>| matches!(word, Ok(Outcome::Applied { .. }));
-        self.owner_first && self.word_of(owner).is_some_and(|word| !applied(word))
+        self.follows_owner && self.is_applied_by(owner) == Some(false)
     }
 
-    /// Whether a shard may be told that it is whole.
-    pub(super) fn may_end_on(&self, link: usize, owner: Option<usize>) -> bool {
-        Some(link) == owner || !(self.waits_for(owner) || self.is_not_taken_by(owner))
+    /// Whether some shard may hold all of its share and has not said what became of it.
+    pub(super) fn is_whole_somewhere(&self) -> bool {
+        self.shares.iter().any(|share| share.whole && !matches!(share.phase, Phase::Settled(_)))
     }
 
     /// Whether some shard may have counted it, so that the others must.
@@ -140,11 +135,19 @@ impl Session {
         self.next_sequence += 1;
         let PushOrder { operation, grant, read, scattered, own, parts } = order;
         let synchronous = self.synchronous && operation == (Operation::Gradient {});
-        let owner_first = self.owner_first && operation == (Operation::Gradient {});
+        let follows_owner = !self.synchronous && operation == (Operation::Gradient {});
         let shares = self.spares.lists.take();
         let started_by = None;
-        let mut push =
-            Push { operation, synchronous, owner_first, grant, read, shares, complete, started_by };
+        let mut push = Push {
+            operation,
+            synchronous,
+            follows_owner,
+            grant,
+            read,
+            shares,
+            complete,
+            started_by,
+        };
         self.add_parts(now, &mut push, own, parts);
         if let Some(scattered) = scattered {
             self.add_scattered(now, &mut push, &scattered);
@@ -262,6 +265,11 @@ impl Session {
             return;
         }
         let envelope = Envelope { sequence, ..Envelope::default() };
+        let begins = matches!(share.phase, Phase::Roomless | Phase::Sending);
+        if begins && push.is_not_taken_by(self.owner_link()) {
+            return;
+        }
+        let share = &mut push.shares[index];
         match share.phase {
             Phase::InDoubt => {
                 share.phase = Phase::Asking;
@@ -294,6 +302,29 @@ impl Session {
             Phase::Sending => self.send_parts(now, sequence, push, index),
             _ => {}
         }
+    }
+
+    /// Whether a shard may be told that a push is whole, and so may apply it.
+    ///
+    /// A gradient goes to all shards at once where its token was granted after the shard had welcomed
+    /// this session: before the owner takes such a token back it has the shard close the connection.
+    /// Over a connection that is newer than the token, the owner's word comes first; and always where
+    /// the owner may find a gradient too old.
+    pub(super) fn may_end_on(&self, push: &Push, link: usize) -> bool {
+        let owner = self.owner_link();
+        if !push.follows_owner || Some(link) == owner {
+            return true;
+        }
+        push.is_applied_by(owner).unwrap_or_else(|| {
+            let granted_since = self.links[link].granted_since;
+            let granted = push.grant.zip(granted_since);
+            !self.owner_first && granted.is_some_and(|(grant, since)| grant.token >= since)
+        })
+    }
+
+    /// The shards whose answers a push waits for now.
+    pub(super) fn awaited_by(&self, push: &Push) -> Vec<usize> {
+        push.unsettled().filter(|&link| self.may_end_on(push, link)).collect()
     }
 
     /// The caller has given a push up. If no shard can hold it whole it is withdrawn; if one may,

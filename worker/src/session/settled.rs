@@ -24,7 +24,8 @@ impl Session {
             true => self.is_decided(push),
             false => {
                 let settled = push.complete && push.unsettled().next().is_none();
-                settled || push.is_not_taken_by(self.owner_link())
+                let not_taken = push.is_not_taken_by(self.owner_link());
+                settled || (not_taken && !push.is_whole_somewhere())
             }
         };
         if !done {

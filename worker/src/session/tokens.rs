@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use pushpull_common::ids::TokenId;
+use pushpull_common::ids::{RequestId, TokenId};
 use pushpull_common::protocol::message::{ReturnToken, TokenRequest};
 use pushpull_common::protocol::{Envelope, Grant, Message};
 
-use super::link::{Pending, Status};
+use super::link::{Link, Pending, Status};
 use super::requests::deadline_ms;
 use super::{OpId, Reply, Session};
 use crate::parts::Body;
@@ -74,6 +74,8 @@ pub(super) struct Tokens {
     doubts: usize,
     /// There will be no more.
     ended: bool,
+    /// Whether any has ever been asked for.
+    asked: bool,
 }
 
 impl Tokens {
@@ -122,6 +124,11 @@ impl Tokens {
         new
     }
 
+    /// One is asked for, by itself or with a push.
+    pub(super) fn asks(&mut self) {
+        self.asked = true;
+    }
+
     pub(super) fn end(&mut self) {
         self.ended = true;
     }
@@ -150,13 +157,20 @@ impl Session {
         }
         let Some(op) = self.ops.get(&id) else { return };
         self.tokens.requested = Some(id);
+        self.tokens.asks();
         let envelope =
             Envelope { deadline_ms: deadline_ms(now, op.deadline), ..Envelope::default() };
         let request = TokenRequest { newest: self.tokens.newest };
         self.send(now, link, Pending::Token, envelope, request, Body::Empty);
     }
 
-    pub(super) fn token_answered(&mut self, now: Instant, link: usize, message: Message) {
+    pub(super) fn token_answered(
+        &mut self,
+        now: Instant,
+        link: usize,
+        request: RequestId,
+        message: Message,
+    ) {
         let asked = self.tokens.requested.take();
         match message {
             Message::Granted(granted) => {
@@ -164,7 +178,7 @@ impl Session {
                     self.links[link].room = granted.grant.room;
                 }
                 self.tokens.doubts = self.tokens.doubts.saturating_sub(1);
-                self.tokens.add(granted.grant, now);
+                self.granted(now, request, granted.grant);
                 // A synchronous step begins when every shard has applied those before.
                 let under_way = granted.grant.step;
                 self.applying.retain(|(step, _)| *step >= under_way);
@@ -180,6 +194,31 @@ impl Session {
             message => return self.unexpected(now, link, &message),
         }
         self.drive(now);
+    }
+
+    /// A token has come, which answers this request of the step owner.
+    pub(super) fn granted(&mut self, now: Instant, request: RequestId, grant: Grant) {
+        self.tokens.add(grant, now);
+        let unknown = |link: &&mut Link| link.granted_since.is_none() && link.status == Status::Up;
+        for link in self.links.iter_mut().filter(unknown) {
+            // Tokens are numbered in the order in which they are granted.
+            link.granted_since = (request >= link.welcomed_before).then_some(grant.token);
+        }
+    }
+
+    /// A shard has welcomed this session: tokens that are asked for from now on are granted after it.
+    pub(super) fn welcomed_at(&mut self, index: usize) {
+        let next = self.owner_link().map(|owner| self.links[owner].next_request());
+        let link = &mut self.links[index];
+        link.welcomed_before = next.unwrap_or_default();
+        link.granted_since = (!self.tokens.asked).then_some(TokenId(0));
+    }
+
+    /// Takes every token for one that was granted while all connections stood: a bug that the simulator
+    /// plants.
+    #[cfg(feature = "simulation")]
+    pub(crate) fn trust_connections(&mut self) {
+        self.links.iter_mut().for_each(|link| link.granted_since = Some(TokenId(0)));
     }
 
     /// Gives a token back, once the owner can be told.

@@ -29,6 +29,7 @@ mod power;
 mod pulls;
 mod pushes;
 mod random;
+mod recalls;
 mod refusals;
 mod resends;
 mod restores;

@@ -38,7 +38,8 @@ fn an_assignment_cannot_hold_on_to_a_token() {
     let room = world.room(b);
     let push = Push { grant, ..Push::plain(1, Operation::Assign {}, room) };
     world.push(b, &push, &[(32, &[0; 16])]);
-    let returned = world.say(a, message::ReturnToken { token: grant.token, generation: 1 }.into());
+    let (token, generation) = (grant.token, grant.generation);
+    let returned = world.say(a, message::ReturnToken { token, generation }.into());
     assert!(matches!(world.answer(a, returned), Some(Message::Returned(_))));
 }
 
@@ -59,19 +60,45 @@ fn a_gradient_needs_a_token() {
 }
 
 #[test]
-fn a_shard_that_does_not_own_the_step_takes_the_token_on_trust() {
-    let (mut world, lines) = World::ready(variables(), Sgd::new(1.0), |config| config.shards(2));
-    let bytes = world.values(lines[1]).len() as u64;
-    let grant = world.token(lines[0]);
-    let none = Grant { token: TokenId(0), ..grant };
-    for (sequence, grant, taken) in [(1, none, false), (2, grant, true)] {
-        let room = world.room(lines[1]);
-        let push = Push::gradient(sequence, grant, room);
-        let answer = world.push_answer(lines[1], &push, &[(0, &[])]);
-        assert_eq!(matches!(answer, Message::PushAnswer(_)), taken, "{answer:?}");
+fn a_shard_that_does_not_own_the_step_knows_whose_a_token_is_and_whether_it_is_spent() {
+    let (mut world, lines) =
+        World::ready(variables(), Sgd::new(1.0), |config| config.shards(2).inbox_pushes(3));
+    let before = world.values(lines[1]);
+    let (mut b0, mut b1) = (worker(1), worker(1));
+    let other = world.join(0, &mut b0);
+    b1.epoch = b0.epoch;
+    let other = [other, world.join(1, &mut b1)];
+    let (grant, of_other) = (world.token(lines[0]), world.token(other[0]));
+    let made_up = Grant { token: TokenId(99), ..grant };
+    let huge = Grant { token: TokenId(u64::MAX), ..grant };
+    let none = Grant { token: TokenId(0), generation: 0, ..grant };
+    let push = |world: &mut World, line: Line, sequence: u64, grant: Grant| {
+        let room = world.room(line);
+        world.push_answer(
+            line,
+            &Push::gradient(sequence, grant, room),
+            &[(0, &bytes_of(&[1_f64; 2]))],
+        )
+    };
+    let mut sequence = 0;
+    for wrong in [none, made_up, huge, of_other, Grant { generation: 1, ..grant }] {
+        sequence += 1;
+        let answer = push(&mut world, lines[1], sequence, wrong);
+        let Message::Refused(refused) = answer else { panic!("{wrong:?}: {answer:?}") };
+        assert!(matches!(refused.refusal, Refusal::Token { .. }), "{}", refused.refusal);
+        assert_eq!(world.values(lines[1]), before, "a refusal changes nothing");
     }
-    assert!(bytes > 0, "it holds something");
-    assert_eq!((world.metrics().gradients_applied, world.metrics().global_step), (1, 0));
+    let answer = push(&mut world, lines[1], 10, grant);
+    assert!(matches!(answer, Message::PushAnswer(_)), "{answer:?}");
+    let answer = push(&mut world, other[1], 1, of_other);
+    assert!(matches!(answer, Message::PushAnswer(_)), "{answer:?}");
+    // Spent is spent, for the next process, too.
+    world.restart(1).unwrap();
+    let mut first = super::peers::chief();
+    first.epoch = pushpull_common::ids::ClientEpoch(1);
+    let again = world.join(1, &mut first);
+    let answer = push(&mut world, again, 11, grant);
+    assert!(matches!(answer, Message::Refused(_)), "{answer:?}");
 }
 
 #[test]

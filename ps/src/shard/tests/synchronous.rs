@@ -17,7 +17,7 @@ const LEASE: Duration = Duration::from_secs(5);
 
 /// A worker task and its lines to all shards.
 pub(super) struct Replica {
-    peer: Peer,
+    pub(super) peer: Peer,
     pub(super) lines: Vec<Line>,
     pub(super) sequence: u64,
     newest: u64,
@@ -53,7 +53,10 @@ impl Cluster {
         let first = Replica { peer: chief(), lines, sequence: 0, newest: 0 };
         let mut cluster = Cluster { world, links: vec![None; shards], replicas: vec![first] };
         (1..shards).for_each(|shard| cluster.link(shard));
-        let Mode::Synchronous { total_num_replicas, .. } = mode else { unreachable!() };
+        let total_num_replicas = match mode {
+            Mode::Synchronous { total_num_replicas, .. } => total_num_replicas,
+            Mode::Asynchronous => 3,
+        };
         (1..total_num_replicas).for_each(|task| cluster.add(task));
         cluster.settle();
         cluster
@@ -66,7 +69,7 @@ impl Cluster {
     }
 
     /// A replica says hello to every shard.
-    fn connect(&mut self, replica: usize) {
+    pub(super) fn connect(&mut self, replica: usize) {
         let shards = 0..self.links.len();
         let peer = &mut self.replicas[replica].peer;
         let lines = shards.map(|shard| self.world.join(shard, peer)).collect();
@@ -75,7 +78,7 @@ impl Cluster {
     }
 
     /// A replica's process is killed and started again.
-    fn restart(&mut self, replica: usize) {
+    pub(super) fn restart(&mut self, replica: usize) {
         for line in std::mem::take(&mut self.replicas[replica].lines) {
             self.world.disconnect(line);
         }
@@ -95,7 +98,7 @@ impl Cluster {
     }
 
     /// Kills the process of a shard and starts it again; everybody connects anew.
-    fn kill_shard(&mut self, shard: usize) {
+    pub(super) fn kill_shard(&mut self, shard: usize) {
         self.world.restart(shard).unwrap();
         for replica in &mut self.replicas {
             if let Some(line) = replica.lines.get_mut(shard) {

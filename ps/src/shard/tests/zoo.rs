@@ -62,6 +62,8 @@ const IN_CLUSTERS: &[Bug] = &[
     Bug::RevokedUnseen,
     Bug::TurnLate,
     Bug::RoomEarly,
+    Bug::TakeBackUnasked,
+    Bug::OwnerNotAsked,
 ];
 
 /// Bugs that a process killed between two instructions cannot show.

@@ -1,13 +1,14 @@
-//! Gradients that the step owner may find too old: the other shards wait for its word.
+//! Gradients that the step owner may not take, because it finds them too old or their token has run
+//! out: the other shards wait for its word.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
-use pushpull_common::ids::GlobalStep;
+use pushpull_common::ids::{GlobalStep, TokenId};
 use pushpull_common::protocol::message::{self, ModeIs, OutcomeIs, Role, Withdraw};
 use pushpull_common::protocol::{Message, Outcome, PushState, Refusal};
 
-use super::world::{Frame, OWNER, World, applied, plan, push_answer, refused};
+use super::world::{Frame, OWNER, World, applied, grant, order, plan, push_answer, refused};
 use crate::error::Error;
 use crate::fanout::Plan;
 use crate::session::{Command, OpId, Reply};
@@ -116,4 +117,120 @@ fn no_shard_hears_that_the_worker_leaves_before_it_has_what_others_have() {
     world.answer(&last, push_answer(applied(1)));
     world.heard(OWNER, "Leave");
     world.heard(1, "Leave");
+}
+
+/// A session of two shards that has been granted token 1, which it asked for.
+fn with_token(plan: &Arc<Plan>) -> World {
+    let mut world = World::joined(plan);
+    ask(&mut world, 1);
+    world
+}
+
+/// Asks for a token, and is granted this one.
+fn ask(world: &mut World, token: u64) {
+    let op = world.call(Command::Token);
+    let request = world.heard(OWNER, "TokenRequest");
+    world.answer(&request, message::Granted { grant: grant(token, 0) });
+    assert!(matches!(world.reply(op), Ok(Reply::Token(Some(grant))) if grant.token.0 == token));
+}
+
+/// Whether a push under this token is whole on the other shard before the owner has answered.
+fn is_sent_at_once(world: &mut World, plan: &Plan, token: u64) -> bool {
+    let op = world.push(plan, token);
+    let owner = parts(world, OWNER).pop().unwrap();
+    assert!(owner.part().whole.is_some());
+    let other = parts(world, 1);
+    let at_once = other.last().is_some_and(|last| last.part().whole.is_some());
+    world.answer(&owner, push_answer(applied(5)));
+    let last =
+        if at_once { other.into_iter().next_back().unwrap() } else { world.heard(1, "PushPart") };
+    assert!(last.part().whole.is_some());
+    world.answer(&last, push_answer(applied(1)));
+    assert_eq!(outcome(world, op), applied(5));
+    at_once
+}
+
+#[test]
+fn a_token_that_is_older_than_a_connection_is_the_owners_word_first() {
+    let plan = plan(2, 2);
+    let mut world = with_token(&plan);
+    assert!(is_sent_at_once(&mut world, &plan, 1));
+    ask(&mut world, 2);
+    // The owner may have taken it back since, and had the shard close the connection.
+    world.reconnect(1);
+    assert!(!is_sent_at_once(&mut world, &plan, 2));
+    // This one was asked for after the welcome.
+    ask(&mut world, 3);
+    assert!(is_sent_at_once(&mut world, &plan, 3));
+}
+
+#[test]
+fn a_token_that_was_on_its_way_is_older_than_a_connection() {
+    let plan = plan(2, 2);
+    let mut world = with_token(&plan);
+    let op = world.call(Command::Token);
+    let request = world.heard(OWNER, "TokenRequest");
+    world.reconnect(1);
+    world.answer(&request, message::Granted { grant: grant(2, 0) });
+    world.reply(op).unwrap();
+    assert!(!is_sent_at_once(&mut world, &plan, 2));
+}
+
+#[test]
+fn a_token_that_comes_with_an_answer_is_granted_when_that_was_asked_for() {
+    let plan = plan(2, 2);
+    for reconnects in [false, true] {
+        let mut world = with_token(&plan);
+        world.reconnect(1);
+        let op = world.push(&plan, 1);
+        let owner = parts(&mut world, OWNER).pop().unwrap();
+        assert!(owner.part().next);
+        if reconnects {
+            world.reconnect(1);
+        }
+        let answer = message::PushAnswer { next: Some(grant(2, 0)), ..push_answer(applied(5)) };
+        world.answer(&owner, answer);
+        while let Some(frame) = world.sent.pop_front() {
+            match frame.message {
+                Message::Reserve(_) => world.answer(&frame, message::Room { room: 1 }),
+                Message::PushPart(ref part) if part.whole.is_some() => {
+                    world.answer(&frame, push_answer(applied(1)));
+                }
+                _ => {}
+            }
+        }
+        assert_eq!(outcome(&mut world, op), applied(5));
+        assert_eq!(is_sent_at_once(&mut world, &plan, 2), !reconnects);
+    }
+}
+
+#[test]
+fn a_token_that_the_owner_takes_back_is_pushed_on_no_shard() {
+    let plan = plan(2, 2);
+    let gone = Refusal::Token { token: TokenId(1), generation: 1 };
+    let mut world = with_token(&plan);
+    let op = world.push(&plan, 1);
+    let owner = parts(&mut world, OWNER).pop().unwrap();
+    let other = parts(&mut world, 1).pop().unwrap();
+    assert!(other.part().whole.is_some(), "it goes everywhere at once");
+    // The owner has had the other shard close the connection before that arrived.
+    world.cut(1);
+    world.answer(&owner, refused(gone.clone()));
+    assert!(world.waits(op), "the other shard may have it");
+    world.wait_for_connect(1);
+    world.accept(1);
+    let asked = world.heard(1, "OutcomeQuery");
+    world.answer(&asked, OutcomeIs { state: PushState::Unknown {} });
+    let refused = world.reply(op);
+    assert!(matches!(refused, Err(Error::Refused { refusal, .. }) if refusal == gone));
+    assert!(world.is_quiet(1), "nothing is sent again");
+}
+
+#[test]
+fn what_is_assigned_needs_no_word_of_the_owner() {
+    let plan = plan(2, 2);
+    let mut world = with_token(&plan);
+    world.reconnect(1);
+    world.call(Command::Push { order: order(&plan, None, 1) });
+    assert!(parts(&mut world, 1).pop().unwrap().part().whole.is_some());
 }

@@ -125,8 +125,8 @@ fn merged(
     let plan = plan(2, 4);
     let mut world = World::joined(&plan);
     let op = world.push(&plan, 1);
-    for (link, result) in [owner, other].into_iter().enumerate() {
-        let part = world.give_room(link, 1).remove(0);
+    let parts = [OWNER, 1].map(|link| world.give_room(link, 1).remove(0));
+    for (part, result) in parts.into_iter().zip([owner, other]) {
         assert!(world.waits(op), "all shards are waited for");
         match result {
             Ok(step) => world.answer(&part, push_answer(applied(step))),

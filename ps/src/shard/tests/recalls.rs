@@ -1,0 +1,209 @@
+//! Tokens that are taken back in asynchronous mode: no shard applies a gradient that the step owner
+//! refuses. Time is virtual.
+
+use std::time::Duration;
+
+use pushpull_common::protocol::message::{self, EndReason};
+use pushpull_common::protocol::{Grant, Message, Outcome, Refusal};
+
+use super::synchronous::Cluster;
+use crate::aggregate::mode::Mode;
+use crate::config::PsConfig;
+
+const LEASE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Two shards and three replicas, of which the second is the one that tests are about.
+fn cluster(configure: impl Fn(PsConfig) -> PsConfig) -> Cluster {
+    Cluster::new(2, Mode::Asynchronous, |config| configure(config).inbox_pushes(3))
+}
+
+/// How many gradients each shard has applied.
+fn applied(cluster: &mut Cluster) -> [u64; 2] {
+    let applied = |shard: usize| cluster.world.counters[shard].gradients_applied.read();
+    [applied(0), applied(1)]
+}
+
+fn taken_back(cluster: &Cluster) -> u64 {
+    cluster.world.metrics().tokens_taken_back
+}
+
+/// Pushes to one shard by the second replica, under its next number.
+fn push_to(cluster: &mut Cluster, shard: usize, grant: Grant) -> Result<Outcome, Refusal> {
+    let (line, sequence) = (cluster.replicas[1].lines[shard], cluster.replicas[1].sequence);
+    let room = cluster.world.room(line);
+    let push = super::peers::Push::gradient(sequence, grant, room);
+    let body = match shard {
+        0 => super::peers::bytes_of(&[1_f32; 3]),
+        _ => super::peers::bytes_of(&[1_f64; 2]),
+    };
+    let request = cluster.world.push(line, &push, &[(0, &body)]);
+    cluster.settle();
+    match cluster.world.answer(line, request) {
+        Some(Message::PushAnswer(answer)) => Ok(answer.outcome),
+        Some(Message::Refused(refused)) => Err(refused.refusal),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_lost_clients_token_is_taken_back_once_the_other_shard_has_closed_its_connection() {
+    let mut cluster = cluster(|config| config);
+    let grant = cluster.token(1);
+    let other = cluster.replicas[1].lines[1];
+    // It lives, as far as the other shard knows: it is stopped between two writes, or cut off from one.
+    let alive = [cluster.replicas[0].lines.clone(), vec![other]].concat();
+    cluster.world.pass(LEASE, &alive);
+    assert!(!cluster.world.closed.contains(&other) && taken_back(&cluster) == 0);
+    cluster.settle();
+    assert!(cluster.world.closed.contains(&other), "what is under way there cannot arrive");
+    assert_eq!(taken_back(&cluster), 1);
+    // It goes on, and asks the owner first.
+    cluster.connect(1);
+    cluster.replicas[1].sequence = 1;
+    let refusal = push_to(&mut cluster, 0, grant).unwrap_err();
+    assert!(matches!(refusal, Refusal::Token { .. }), "{refusal}");
+    assert_eq!(applied(&mut cluster), [0, 0]);
+}
+
+#[test]
+fn a_push_that_another_shard_has_applied_keeps_its_token() {
+    let mut cluster = cluster(|config| config.last_step(1));
+    let grant = cluster.token(1);
+    cluster.replicas[1].sequence = 1;
+    assert!(matches!(push_to(&mut cluster, 1, grant), Ok(Outcome::Applied { .. })));
+    // Its connection to the owner is cut for longer than its lease.
+    cluster.pass(LEASE * 2, &[0, 2]);
+    assert_eq!((taken_back(&cluster), cluster.world.metrics().members_lost), (0, 2));
+    assert_eq!(cluster.try_token(0), Ok(None), "the last step is promised");
+    cluster.connect(1);
+    assert!(
+        matches!(push_to(&mut cluster, 0, grant), Ok(Outcome::Applied { step, .. }) if step.0 == 1)
+    );
+    assert_eq!(applied(&mut cluster), [1, 1]);
+    let ended = message::Ended { reason: EndReason::LastStep {} }.into();
+    assert_eq!(cluster.try_token(2), Err(ended));
+}
+
+#[test]
+fn a_token_is_not_taken_back_while_a_shard_cannot_be_asked() {
+    let mut cluster = cluster(|config| config);
+    cluster.token(1);
+    let link = cluster.links[1].take().unwrap();
+    cluster.world.disconnect(link);
+    cluster.pass(LEASE * 4, &[0, 2]);
+    assert_eq!((taken_back(&cluster), cluster.world.metrics().clients_retired), (0, 0));
+    cluster.link(1);
+    cluster.pass(LEASE, &[0, 2]);
+    assert_eq!(taken_back(&cluster), 1);
+}
+
+#[test]
+fn who_computes_for_longer_than_a_token_may_be_held_counts_nowhere() {
+    let mut cluster = cluster(|config| config.token_timeout(Some(TIMEOUT)));
+    let grant = cluster.token(1);
+    let other = cluster.replicas[1].lines[1];
+    cluster.pass(TIMEOUT, &[0, 1, 2]);
+    assert_eq!((taken_back(&cluster), cluster.world.metrics().members_lost), (1, 0));
+    assert!(cluster.world.closed.contains(&other), "it connects anew");
+    cluster.connect(1);
+    cluster.replicas[1].sequence = 1;
+    assert!(matches!(push_to(&mut cluster, 0, grant), Err(Refusal::Token { .. })));
+    assert_eq!(applied(&mut cluster), [0, 0]);
+    // What it asks for now is a new one.
+    let next = cluster.token(1);
+    assert!(next.token > grant.token);
+    assert!(push_to(&mut cluster, 0, next).is_ok() && push_to(&mut cluster, 1, next).is_ok());
+}
+
+#[test]
+fn a_client_that_comes_back_is_not_given_a_token_again_that_is_being_recalled() {
+    let mut cluster = cluster(|config| config);
+    let grant = cluster.token(1);
+    let link = cluster.links[1].take().unwrap();
+    cluster.world.disconnect(link);
+    cluster.pass(LEASE * 2, &[0, 2]);
+    cluster.connect(1);
+    // It says that it knows of no token.
+    let line = cluster.replicas[1].lines[0];
+    let request = cluster.world.say(line, message::TokenRequest { newest: 0.into() }.into());
+    let Some(Message::Granted(granted)) = cluster.world.answer(line, request) else {
+        panic!("there are more")
+    };
+    assert!(granted.grant.token > grant.token);
+}
+
+#[test]
+fn a_client_that_has_died_with_its_push_half_made_is_given_up() {
+    let mut cluster = cluster(|config| config.last_step(1));
+    let grant = cluster.token(1);
+    cluster.replicas[1].sequence = 1;
+    assert!(push_to(&mut cluster, 1, grant).is_ok());
+    cluster.pass(LEASE, &[0, 2]);
+    assert_eq!(taken_back(&cluster), 0, "its worker may come back");
+    cluster.pass(LEASE * 3, &[0, 2]);
+    assert_eq!(cluster.world.metrics().clients_retired, 1);
+    // Its step is somebody else's, and nobody waits for ever.
+    let last = cluster.token(2);
+    assert_eq!(
+        cluster.push(2, last, 1.0),
+        Some(Outcome::Applied { version: 1, step: 1.into(), staleness: 0 })
+    );
+    // Should it live, it is told that it cannot go on; a new self of it can.
+    let peer = cluster.replicas[1].peer.clone();
+    let refusal = cluster.world.try_join(0, &mut peer.clone()).unwrap_err();
+    assert!(matches!(refusal, Refusal::Fenced { .. }), "{refusal}");
+    cluster.restart(1);
+}
+
+#[test]
+fn a_newer_self_of_a_client_makes_its_tokens_free_at_once() {
+    let mut cluster = cluster(|config| config.last_step(1));
+    let grant = cluster.token(1);
+    cluster.replicas[1].sequence = 1;
+    assert!(push_to(&mut cluster, 1, grant).is_ok());
+    cluster.restart(1);
+    assert_eq!(taken_back(&cluster), 1);
+    cluster.token(1);
+}
+
+#[test]
+fn who_leaves_is_asked_about_as_well() {
+    let mut cluster = cluster(|config| config.last_step(1));
+    cluster.token(1);
+    let other = cluster.replicas[1].lines[1];
+    let line = cluster.replicas[1].lines[0];
+    assert!(matches!(cluster.world.ask(line, message::Leave {}.into()), Message::Left(_)));
+    cluster.settle();
+    assert!(cluster.world.closed.contains(&other));
+    assert_eq!(taken_back(&cluster), 1);
+    cluster.token(0);
+}
+
+#[test]
+fn the_next_process_of_the_owner_asks_again() {
+    let mut cluster = cluster(|config| config.last_step(1));
+    let grant = cluster.token(1);
+    cluster.replicas[1].sequence = 1;
+    assert!(push_to(&mut cluster, 1, grant).is_ok());
+    let link = cluster.links[1].take().unwrap();
+    cluster.world.disconnect(link);
+    cluster.pass(LEASE, &[0, 2]);
+    cluster.kill_shard(0);
+    cluster.pass(LEASE / 2, &[0, 2]);
+    assert_eq!(taken_back(&cluster), 0);
+    cluster.connect(1);
+    assert!(push_to(&mut cluster, 0, grant).is_ok());
+    assert_eq!(applied(&mut cluster), [1, 1]);
+}
+
+#[test]
+fn the_next_process_of_another_shard_knows_what_it_has_applied() {
+    let mut cluster = cluster(|config| config.last_step(1));
+    let grant = cluster.token(1);
+    cluster.replicas[1].sequence = 1;
+    assert!(push_to(&mut cluster, 1, grant).is_ok());
+    cluster.kill_shard(1);
+    cluster.pass(LEASE * 2, &[0, 2]);
+    assert_eq!(taken_back(&cluster), 0);
+}
