@@ -23,6 +23,7 @@ mod liars;
 mod members;
 mod model;
 mod numbers;
+mod page;
 mod peers;
 mod policies;
 mod power;

@@ -1,0 +1,297 @@
+//! What `docs/protocol.md` promises a client that knows nothing else, where no other story tells it.
+
+use std::collections::BTreeMap;
+
+use pushpull_common::cluster::ClusterSpec;
+use pushpull_common::codec::Encoding;
+use pushpull_common::ids::{
+    GlobalStep, PartitionId, RequestId, RestoreEpoch, Sequence, TaskId, TokenId,
+};
+use pushpull_common::protocol::message::{self, CheckpointId, Hello, Operation, Pull, PullRows};
+use pushpull_common::protocol::message::{Role, Selection};
+use pushpull_common::protocol::wire::{List, Text};
+use pushpull_common::protocol::{Envelope, Grant, Message, Outcome, Refusal};
+use pushpull_common::tensor::DType;
+use pushpull_common::variable::VariableSpec;
+
+use super::peers::{Peer, Push, bytes_of, chief, f32s, index_of, pack, variables, worker};
+use super::world::{Line, World};
+use crate::checkpoint::LocalDirectory;
+use crate::config::{Checkpoints, PsConfig};
+use crate::optimizer::Sgd;
+use crate::shard::replicas::CLIENTS_MAX;
+use crate::shard::{Input, Way};
+
+const PAGE: &str = include_str!("../../../../docs/protocol.md");
+
+/// The rows of the page's table whose head begins so, by their first cell.
+fn table(head: &str) -> BTreeMap<&'static str, Vec<&'static str>> {
+    let behind = PAGE.split_once(head).expect("the page has the table").1;
+    let rows = behind.lines().skip(2).take_while(|line| line.starts_with('|'));
+    let cells = rows.map(|row| row.trim_matches('|').split('|').map(str::trim).collect());
+    cells.map(|cells: Vec<&str>| (cells[0], cells)).collect()
+}
+
+/// When the page says that a request is refused with `NotInitialized`.
+fn refused_while(request: &str) -> &'static str {
+    let name = format!("`{request}`");
+    let rows = table("\n| request | refused so while |");
+    let row = rows.into_iter().find(|(names, _)| names.split(", ").any(|it| it == name));
+    row.map_or("never", |(_, cells)| cells[1])
+}
+
+fn restore(name: &str) -> Message {
+    let (epoch, step) = (RestoreEpoch(1), GlobalStep(1));
+    let checkpoint = CheckpointId { name: Text::clipped(name), epoch, step };
+    message::Restore { checkpoint, epoch: RestoreEpoch(9) }.into()
+}
+
+/// Requests that a chief may say, without those that are never answered as long as there are no values.
+fn requests() -> Vec<Message> {
+    let pull = || Pull { selection: Selection::All {} };
+    let rows = || PullRows { partition: PartitionId(0) };
+    let gradient = Push::plain(1, Operation::Gradient {}, 1).part(0, None);
+    let encoded = Push::plain(1, Operation::Gradient {}, 1).encoded((1, 1), 0, None);
+    let ranges = List::default();
+    let (operation, token, generation, room) = (Operation::Gradient {}, TokenId(1), 1, 1);
+    let (whole, next, read) = (None, false, None);
+    let lent = message::PushLent { operation, token, generation, room, whole, next, read, ranges };
+    vec![
+        message::Heartbeat {}.into(),
+        message::Lend { wants: 1 }.into(),
+        message::LendTray {}.into(),
+        message::FetchCatalogue {}.into(),
+        message::FindCheckpoint {}.into(),
+        message::TokenRequest { newest: TokenId(u64::MAX) }.into(),
+        message::ReturnToken { token, generation }.into(),
+        message::Reserve {}.into(),
+        gradient,
+        encoded,
+        lent.into(),
+        message::OutcomeQuery {}.into(),
+        pull().into(),
+        rows().into(),
+        message::PullEncoded { pull: pull(), encoding: 0 }.into(),
+        message::PullRowsEncoded { pull: rows(), encoding: 1 }.into(),
+        restore("another"),
+        message::Initialize { epoch: RestoreEpoch(0) }.into(),
+    ]
+}
+
+/// Compares what is refused in a state with what the page says of these requests, which has these rows
+/// for the state.
+fn check(world: &mut World, line: Line, state: &str, requests: Vec<Message>, causes: &[&str]) {
+    for (message, sequence) in requests.into_iter().zip(1..) {
+        let name = message.name();
+        let expected = causes.contains(&refused_while(name));
+        let envelope = Envelope { sequence: Sequence(sequence), ..Envelope::default() };
+        // What is wrong with a part that is encoded is said first.
+        let body = if name == "PushEncoded" { Encoding::F16.bytes_max(DType::F32, 1) } else { 0 };
+        let request = world.announce(line, envelope, message, body);
+        world.work();
+        let answer = world.answer(line, request);
+        let refused = matches!(
+            &answer,
+            Some(Message::Refused(refused)) if refused.refusal == Refusal::NotInitialized {}
+        );
+        assert_eq!(refused, expected, "{name}, {state}: {answer:?}");
+    }
+}
+
+const UNDECLARED: &str = "nothing is declared";
+const UNDECLARED_OR_RESTORING: &str = "nothing is declared, or a checkpoint is being restored";
+const UNDECLARED_OR_ANOTHER: &str =
+    "nothing is declared, or another checkpoint or epoch is being restored";
+const RESTORING: &str = "a checkpoint is being restored";
+const NO_VALUES: &str = "the variables have no values";
+const NO_VALUES_FOR_PUSHES: &str = "the variables have no values; but an `assign` is taken from `Declare` on, until `Initialize` has begun";
+
+#[test]
+fn what_is_refused_without_values_is_what_the_page_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = Checkpoints::new(LocalDirectory::create(folder.path()).unwrap());
+    let configure = |config: PsConfig| config.checkpoints(checkpoints.clone());
+    let mut world = World::bare(variables(), Sgd::new(1.0), configure);
+    let line = world.join(0, &mut chief());
+    let undeclared = [
+        UNDECLARED,
+        UNDECLARED_OR_RESTORING,
+        UNDECLARED_OR_ANOTHER,
+        NO_VALUES,
+        NO_VALUES_FOR_PUSHES,
+    ];
+    check(&mut world, line, "nothing is declared", requests(), &undeclared);
+
+    let catalogue = world.catalogue.clone();
+    world.declare(line, &catalogue);
+    // The chief restores a checkpoint that is not there, at the end of this: values are gone then.
+    let request = world.say(line, restore("one"));
+    assert_eq!(world.answer(line, request), None, "it is being read");
+    let restoring = [
+        UNDECLARED_OR_RESTORING,
+        UNDECLARED_OR_ANOTHER,
+        RESTORING,
+        NO_VALUES,
+        NO_VALUES_FOR_PUSHES,
+    ];
+    check(&mut world, line, "a checkpoint is being restored", requests(), &restoring);
+    let declared = world.declare(line, &catalogue);
+    let refused = message::Refused { refusal: Refusal::NotInitialized {} };
+    assert_eq!(declared, refused.into(), "`Declare` is refused: {}", refused_while("Declare"));
+    assert_eq!(refused_while("Declare"), RESTORING);
+
+    let mut world = World::bare(variables(), Sgd::new(1.0), configure);
+    let line = world.join(0, &mut chief());
+    world.declare(line, &catalogue);
+    let mut declared = requests();
+    declared.retain(|message| !matches!(message, Message::Restore(_)));
+    let causes = [NO_VALUES, NO_VALUES_FOR_PUSHES];
+    check(&mut world, line, "declared", declared, &causes);
+
+    let (mut world, lines) = World::ready(variables(), Sgd::new(1.0), |config| config);
+    check(&mut world, lines[0], "ready", requests(), &[]);
+}
+
+#[test]
+fn a_token_that_is_returned_twice_is_not_held_the_second_time() {
+    let (mut world, lines) = World::ready(variables(), Sgd::new(1.0), |config| config.shards(2));
+    let Grant { token, generation, .. } = world.token(lines[0]);
+    let back = || -> Message { message::ReturnToken { token, generation }.into() };
+    let refused = Refusal::Token { token, generation };
+    assert_eq!(world.refused(lines[1], back()), refused, "it is no step owner");
+    assert!(matches!(world.ask(lines[0], back()), Message::Returned(_)));
+    assert_eq!(world.refused(lines[0], back()), refused);
+}
+
+#[test]
+fn a_room_has_one_number_until_a_part_is_in_it() {
+    let (mut world, lines) = World::ready(variables(), Sgd::new(1.0), |c| c.inbox_pushes(3));
+    let line = lines[0];
+    let newest = TokenId(0);
+    let Message::Granted(granted) = world.ask(line, message::TokenRequest { newest }.into()) else {
+        panic!("a token is free")
+    };
+    let room = granted.grant.room;
+    assert!(room != 0 && world.room(line) == room && world.room(line) == room);
+    let push = Push::gradient(1, granted.grant, room);
+    world.send(line, push.envelope(), push.part(0, None), &bytes_of(&[1_f32; 3]));
+    let other = world.room(line);
+    assert!(other != room && world.room(line) == other, "the first is in use");
+}
+
+#[test]
+fn nothing_that_an_assign_says_of_a_token_is_looked_at() {
+    let mut world = World::bare(variables(), Sgd::new(1.0), |config| config);
+    let line = world.join(0, &mut chief());
+    let catalogue = world.catalogue.clone();
+    world.declare(line, &catalogue);
+    let worker = world.join(0, &mut worker(1));
+    let grant = Grant { token: TokenId(77), generation: 7, step: GlobalStep(99), room: 0 };
+    let mut assign = |line: Line, sequence: u64, value: f32, told: Grant| {
+        let push = Push::plain(sequence, Operation::Assign {}, world.room(line));
+        let push = Push { grant: told, read: Some(5), ..push };
+        match world.push_answer(line, &push, &[(0, &bytes_of(&[value; 3]))]) {
+            Message::PushAnswer(answer) => answer.outcome,
+            other => panic!("not assigned but {other:?}"),
+        }
+    };
+    let applied = |version| Outcome::Applied { version, step: GlobalStep(0), staleness: 0 };
+    assert_eq!(assign(worker, 1, 2.0, grant), applied(1), "before `Initialize`, by a worker");
+    let none = Grant { token: TokenId(0), generation: 0, step: GlobalStep(0), room: 0 };
+    assert_eq!(assign(worker, 2, 3.0, none), applied(2));
+    world.ask(line, message::Initialize { epoch: RestoreEpoch(1) }.into());
+    assert_eq!(f32s(&world.values(line))[..3], [3.0; 3]);
+}
+
+#[test]
+fn an_index_may_come_before_its_rows_or_behind_them() {
+    let variables = || {
+        let table = |name| VariableSpec::f32(name, [6, 2]).unwrap().sparse();
+        vec![table("a"), VariableSpec::f32("b", [2]).unwrap(), table("c")]
+    };
+    // `a` at 0, `b` at 48, `c` at 56; their indices at 104 and 136.
+    let (index, rows) = (index_of(&[1_u32, 4]), bytes_of(&[-1_f32, -2.0, -3.0, -4.0]));
+    let dense = bytes_of(&[-5_f32, -6.0]);
+    let none = index_of::<u32>(&[]);
+    let parts = [(0, &rows[..]), (48, &dense[..]), (104, &index[..]), (136, &none[..])];
+    for order in [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1], [1, 3, 0, 2]] {
+        let (mut world, lines) = World::ready(variables(), Sgd::new(1.0), |config| config);
+        let push = world.gradient(lines[0], 1);
+        let answer = world.push_answer(lines[0], &push, &order.map(|part| parts[part]));
+        assert!(matches!(answer, Message::PushAnswer(_)), "{order:?}: {answer:?}");
+        let values = f32s(&world.values(lines[0]));
+        let mut expected = [0.0; 26];
+        expected[2..4].copy_from_slice(&[1.0, 2.0]);
+        expected[8..10].copy_from_slice(&[3.0, 4.0]);
+        expected[12..14].copy_from_slice(&[5.0, 6.0]);
+        assert_eq!(values[..26], expected, "{order:?}");
+    }
+}
+
+#[test]
+fn a_shard_that_owns_no_step_tells_none() {
+    let (mut world, _) = World::ready(variables(), Sgd::new(1.0), |config| config.shards(2));
+    let mut peer = worker(1);
+    let lines = [world.join(0, &mut peer), world.join(1, &mut peer)];
+    // `d` and `n` lie on the other shard; the owner's share may be without a part.
+    for sequence in 1..=2 {
+        let grant = world.token(lines[0]);
+        let outcomes = lines.map(|line| {
+            let push = Push::gradient(sequence, grant, world.room(line));
+            let bytes = bytes_of(&[1_f32; 3]);
+            let body = if line.shard == 0 { bytes } else { bytes_of(&[1_f64; 2]) };
+            match world.push_answer(line, &push, &[(0, &body)]) {
+                Message::PushAnswer(answer) => answer.outcome,
+                other => panic!("not applied but {other:?}"),
+            }
+        });
+        let applied = |step| {
+            let step = GlobalStep(step);
+            Outcome::Applied { version: sequence, step, staleness: 0 }
+        };
+        assert_eq!(outcomes, [applied(sequence), applied(0)]);
+    }
+}
+
+#[test]
+fn of_a_hello_the_epoch_seen_counts_and_the_headers_does_not() {
+    let (mut world, _) = World::ready(variables(), Sgd::new(1.0), |config| config);
+    let (request, restore_epoch) = (RequestId(500), RestoreEpoch(77));
+    let envelope = Envelope { request, restore_epoch, ..Envelope::default() };
+    let (header, said) = pack(&envelope, &worker(1).hello(0).into(), 0);
+    let Message::Hello(hello) = said else { unreachable!() };
+    let line = Line { shard: 0, connection: 900 };
+    let way = Way::Unix { same_user: true };
+    let connected =
+        Input::Connected { connection: line.connection, hello: &hello, header: &header, way };
+    world.input(0, connected);
+    assert!(matches!(world.answer(line, request), Some(Message::Welcome(_))));
+
+    let seen = |peer: Peer| Hello { seen_epoch: RestoreEpoch(9), ..peer.hello(0) };
+    let refusal = world.greet(0, seen(worker(2)), false).unwrap_err();
+    let (found, current, step) = (RestoreEpoch(9), RestoreEpoch(1), GlobalStep(0));
+    assert_eq!(refusal, Refusal::RestoreEpoch { found, current, step });
+    let reader = Peer { role: Role::Reader {}, ..worker(3) };
+    world.greet(0, seen(reader), false).unwrap();
+}
+
+#[test]
+fn the_bounds_of_a_server_are_those_on_the_page() {
+    let cluster = ClusterSpec::builder().job("ps", ["a:1"]).build().unwrap();
+    let config = PsConfig::new(cluster, TaskId::ps(0), Sgd::new(0.1));
+    let seconds = |time: std::time::Duration| format!("{} s", time.as_secs_f64());
+    let expected = BTreeMap::from([
+        ("`half_open_max`", config.half_open_max.to_string()),
+        ("`handshake_timeout`", seconds(config.handshake_timeout)),
+        ("`connections_max`", config.connections_max.to_string()),
+        ("`lease`", seconds(config.lease)),
+        ("`stall_timeout`", seconds(config.stall_timeout)),
+        ("`token_timeout`", seconds(config.token_timeout.unwrap())),
+        ("`inbox_pushes`", config.inbox_pushes.to_string()),
+        ("`CLIENTS_MAX`", CLIENTS_MAX.to_string()),
+    ]);
+    let told = table("\n| bound | unless configured |");
+    let told: BTreeMap<&str, String> =
+        told.into_iter().map(|(name, cells)| (name, cells[1].replace(',', ""))).collect();
+    assert_eq!(told, expected);
+}
