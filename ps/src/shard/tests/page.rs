@@ -201,6 +201,7 @@ fn nothing_that_an_assign_says_of_a_token_is_looked_at() {
     assert_eq!(assign(worker, 2, 3.0, none), applied(2));
     world.ask(line, message::Initialize { epoch: RestoreEpoch(1) }.into());
     assert_eq!(f32s(&world.values(line))[..3], [3.0; 3]);
+    assert!(!world.closed.contains(&worker), "`Restore` alone closes connections");
 }
 
 #[test]
