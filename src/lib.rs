@@ -68,10 +68,10 @@ pub use pushpull_common::tensor::{DType, Element, Shape, bf16, f16};
 pub use pushpull_common::variable::{VariableError, VariableSpec};
 pub use pushpull_ps::{
     Adadelta, Adagrad, Adam, AdamW, CheckpointError, CheckpointStorage, Checkpoints, Durability,
-    Ftrl, Handle, Lamb, ListenError, Listener, LocalDirectory, Metrics, Mode, Momentum, NonFinite,
-    OnLoss, Optimizer, Ps, PsConfig, Retention, RmsProp, SaveError, Schedule, ServeError, Sgd,
-    StalenessHistogram, StalenessPolicy, StartError, Storage, StorageError, aggregate, inspect,
-    optimizer,
+    Event, Ftrl, Handle, Lamb, ListenError, Listener, LocalDirectory, Metrics, Mode, Momentum,
+    NonFinite, OnLoss, Optimizer, Ps, PsConfig, Retention, RmsProp, SaveError, SaveStatus,
+    Schedule, ServeError, Sgd, StalenessHistogram, StalenessPolicy, StartError, Storage,
+    StorageError, aggregate, inspect, optimizer,
 };
 pub use pushpull_worker::{
     Checksums, ClipError, ConnectError, Error, Gradients, Initial, JoinError, LossScale,

@@ -283,6 +283,61 @@ impl Server {
     }
 }
 
+/// The daemon tells of saves that fail, and one whose stderr is closed serves all the same.
+#[test]
+fn the_daemon_says_that_saves_fail_while_it_serves_and_when_it_ends() {
+    let server = Server { folder: tempfile::tempdir().unwrap() };
+    let checkpoints = server.path("checkpoints");
+    for closed in [false, true] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pushpull-ps"));
+        command
+            .args(["--ps-hosts", &server.address(), "--worker-hosts", "127.0.0.1:1"])
+            .args(["--bytes-max", "67108864", "--checkpoint-dir", &checkpoints])
+            .args(["--checkpoint-every-ms", "20"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut daemon = Process { name: "daemon", child: command.spawn().unwrap() };
+        let mut stderr = Some(BufReader::new(daemon.child.stderr.take().unwrap()));
+        if closed {
+            stderr = None;
+        }
+        let mut worker = server.worker();
+        worker.join(&slotted(), |_| ()).unwrap();
+        // A file in the place of the directory, as whoever is root may write anywhere.
+        std::fs::remove_dir_all(&checkpoints).unwrap();
+        std::fs::write(&checkpoints, "no directory").unwrap();
+        train(&mut worker, 0..2);
+        let start = Instant::now();
+        // What is told on stderr is told to nobody where that is closed: a save by hand tells the time.
+        let failed = loop {
+            assert!(start.elapsed() < LONG, "no save fails");
+            match worker.save(b"") {
+                Ok(_) => {}
+                Err(error) => break error.to_string(),
+            }
+        };
+        assert!(failed.contains(&checkpoints), "{failed}");
+        if let Some(stderr) = &mut stderr {
+            let mut line = String::new();
+            stderr.read_line(&mut line).unwrap();
+            assert!(line.starts_with("pushpull-ps: cannot save a checkpoint: "), "{line}");
+            assert!(line.contains(&checkpoints) && line.contains("in a row"), "{line}");
+        }
+        train(&mut worker, 2..4);
+        rustix::process::kill_process(rustix_pid(&daemon.child), rustix::process::Signal::TERM)
+            .unwrap();
+        let (status, output) = daemon.finish();
+        assert!(status.success(), "{status}: {output}");
+        let last = output.lines().last().unwrap_or_default();
+        assert!(
+            last.contains("saves of checkpoints failed") && last.contains(&checkpoints),
+            "{output}"
+        );
+        std::fs::remove_file(&checkpoints).unwrap();
+    }
+}
+
 const SLOTTED: [&str; 2] = ["w", "b"];
 
 fn slotted() -> [VariableSpec; 4] {

@@ -18,6 +18,7 @@ use crate::aggregate::clipping::Exact;
 use crate::aggregate::mode::{Mode, OnLoss};
 use crate::aggregate::staleness::StalenessPolicy;
 use crate::checkpoint::{CheckpointStorage, Retention};
+use crate::event::{Event, EventSink};
 use crate::optimizer::{Optimizer, Rules};
 use crate::store::{BLOCK_BYTES, CACHED_BYTES_MAX};
 use crate::zoo::Zoo;
@@ -148,6 +149,7 @@ pub struct PsConfig {
     pub(crate) durability: Durability,
     pub(crate) integrity_full: bool,
     pub(crate) shared_memory: bool,
+    pub(crate) events: EventSink,
     /// The address of a Unix socket where memory is lent; nothing if there is none.
     pub(crate) nearby: String,
     pub(crate) block_bytes: usize,
@@ -193,6 +195,7 @@ impl PsConfig {
             durability: Durability::Process,
             integrity_full: false,
             shared_memory: true,
+            events: EventSink::default(),
             nearby: String::new(),
             block_bytes: BLOCK_BYTES,
             cached_bytes_max: CACHED_BYTES_MAX,
@@ -406,6 +409,14 @@ impl PsConfig {
     /// Linux alone. Default true.
     pub fn shared_memory(self, lent: bool) -> Self {
         PsConfig { shared_memory: lent, ..self }
+    }
+
+    /// Calls this function with each [`Event`]: what the person who runs the server must be told. Called on the
+    /// server's threads, which wait for it: hand the event to a thread of your own if it may take long. A
+    /// panic of it is caught, and ends nothing. Called again, the last function counts. Default: nobody is
+    /// told, and [`crate::Metrics`] alone count.
+    pub fn on_event(self, told: impl Fn(&Event) + Send + Sync + 'static) -> Self {
+        PsConfig { events: EventSink::new(told), ..self }
     }
 
     /// Why nobody is lent memory of this task, if nobody is.

@@ -13,12 +13,12 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use crate::arena::{Folder, Place, file_name, is_locked};
+use crate::arena::{Folder, Place, SaveNote, file_name, is_locked};
 use crate::error::StorageError;
 use crate::layout::Kind;
 pub use found::{
-    ArenaIs, ClientIs, FileIs, Inspection, Presence, ShardInspection, ShardState, VariableIs,
-    VariablesAre, Verdict, WholePushIs,
+    ArenaIs, ClientIs, FileIs, Inspection, Presence, SavesFailing, ShardInspection, ShardState,
+    VariableIs, VariablesAre, Verdict, WholePushIs,
 };
 use look::Look;
 
@@ -57,7 +57,9 @@ pub fn inspect(path: impl AsRef<Path>) -> Result<Inspection, InspectError> {
     }
     let live = is_locked(directory);
     let shards = folders.iter().map(|folder| look(folder, live)).collect::<Result<_, _>>()?;
-    Ok(Inspection { path: path.to_owned(), live, shards })
+    let saves_failing = SaveNote::of(directory).read();
+    let saves_failing = saves_failing.map(|(in_a_row, cause)| SavesFailing { in_a_row, cause });
+    Ok(Inspection { path: path.to_owned(), live, saves_failing, shards })
 }
 
 /// The folders of the shards, by their numbers.

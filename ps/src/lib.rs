@@ -26,6 +26,7 @@ mod commit;
 mod config;
 mod dedupe;
 mod error;
+mod event;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 mod inbox;
@@ -53,8 +54,9 @@ pub use aggregate::{Accumulator, Reduction, SparseAccumulator, SparseReduction, 
 pub use checkpoint::{CheckpointError, CheckpointStorage, LocalDirectory, Retention};
 pub use config::{Checkpoints, Durability, NonFinite, PsConfig, Storage};
 pub use error::{ListenError, SaveError, ServeError, StartError, StorageError};
+pub use event::Event;
 pub use inspect::inspect;
-pub use metrics::{Metrics, StalenessHistogram};
+pub use metrics::{Metrics, SaveStatus, StalenessHistogram};
 pub use optimizer::{
     Adadelta, Adagrad, Adam, AdamW, Ftrl, Lamb, Momentum, Optimizer, RmsProp, Schedule, Sgd,
 };

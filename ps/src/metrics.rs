@@ -1,11 +1,14 @@
 //! Counters: each shard counts for itself, and a reader adds them up.
 
 mod histogram;
+mod saves;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use histogram::Histogram;
 pub use histogram::StalenessHistogram;
+pub(crate) use saves::SaveRecord;
+pub use saves::SaveStatus;
 
 /// One number that only grows.
 #[derive(Debug, Default)]
@@ -120,8 +123,14 @@ counters! {
     checkpoints_saved,
     /// Saves that have failed, for whomever they were.
     saves_failed,
+    /// Saves that have failed since one succeeded, or since the start; 0 if the last did not fail. A gauge: see
+    /// [`crate::Handle::saves`] for the cause, and for how long ago that was.
+    saves_failed_in_a_row,
     /// Checkpoints that were saved, while older ones that need not be kept could not be deleted.
     retentions_failed,
+    /// Checkpoints that were not sound, and were passed over when the newest sound one was looked for: counted by
+    /// each search, on the step owner.
+    checkpoints_passed_over,
     /// Members lost by silence.
     members_lost,
     /// Tokens taken back from members that were lost, left, or held them too long.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use pushpull::blocking::{Reader, Worker};
 use pushpull::checkpoint::{ReadFile, StorageFault, WriteFile, export, list};
 use pushpull::{
-    Adam, CheckpointStorage, Checkpoints, ClusterSpec, Error, LocalDirectory, Mode, Params,
+    Adam, CheckpointStorage, Checkpoints, ClusterSpec, Error, Event, LocalDirectory, Mode, Params,
     Partitioner, Ps, PsConfig, Retention, Sgd, ShardId, Storage, TaskId, VariableSpec,
     WorkerConfig,
 };
@@ -114,11 +114,13 @@ fn a_checkpoint_fits_any_number_of_partitions_shards_and_tasks() {
 struct Server {
     folder: tempfile::TempDir,
     ps: Option<Ps>,
+    events: Arc<Mutex<Vec<Event>>>,
 }
 
 impl Server {
     fn start() -> Server {
-        let mut server = Server { folder: tempfile::tempdir().unwrap(), ps: None };
+        let mut server =
+            Server { folder: tempfile::tempdir().unwrap(), ps: None, events: Arc::default() };
         server.restart();
         server
     }
@@ -137,8 +139,10 @@ impl Server {
         }
         let cluster = self.spec();
         let address = cluster.task_address("ps", 0).unwrap().to_owned();
+        let events = self.events.clone();
         let config = PsConfig::new(cluster, TaskId::ps(0), Adam::new(0.25))
-            .checkpoints(Checkpoints::new(storage(&self.checkpoints())));
+            .checkpoints(Checkpoints::new(storage(&self.checkpoints())))
+            .on_event(move |event| events.lock().unwrap().push(event.clone()));
         self.ps = Some(block_on(Ps::listen(&address)).unwrap().start(config).unwrap());
     }
 
@@ -240,6 +244,14 @@ fn a_damaged_checkpoint_is_passed_over_for_the_one_before() {
     let mut chief = server.worker(0);
     chief.join(&variables(1), |_| ()).unwrap();
     assert_eq!(chief.restored().unwrap().step, 2);
+    let handle = server.ps.as_ref().unwrap().handle();
+    assert_eq!(handle.metrics().checkpoints_passed_over, 1);
+    let told = server.events.lock().unwrap();
+    let [Event::CheckpointPassedOver { checkpoint, cause, taken, .. }] = &told[..] else {
+        panic!("{told:?}")
+    };
+    assert_eq!((&**checkpoint, taken.as_deref()), ("ckpt-1-4", Some("ckpt-1-2")));
+    assert!(cause.contains("shard-0-0.safetensors"), "{cause}");
 }
 
 #[test]
@@ -337,6 +349,55 @@ fn a_server_saves_by_itself_and_only_what_is_new() {
     assert_eq!((newest.name, &newest.user[..]), (by_hand, &b"by hand"[..]));
     cluster.stop();
     clock.stop();
+}
+
+#[test]
+fn automatic_saves_that_fail_are_told_until_their_directory_is_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let (directory, state) = (folder.path().join("checkpoints"), folder.path().join("state"));
+    let events = Arc::new(Mutex::new(Vec::new()));
+    let cluster = Cluster::start(1, 1, Adam::new(0.25), |config| {
+        let (every, told) = (Duration::from_millis(30), events.clone());
+        let state = Storage::Directory { state: state.clone(), bytes_max: 1 << 26 };
+        config
+            .storage(state)
+            .checkpoints(Checkpoints::new(storage(&directory)).every(every))
+            .on_event(move |event| told.lock().unwrap().push(event.clone()))
+    });
+    let mut worker = cluster.worker(0);
+    worker.join(&variables(1), |_| ()).unwrap();
+    train(&mut worker, 0..1);
+    wait_for_more_than(0, &cluster);
+    assert_eq!(cluster.handle().saves().failed_in_a_row, 0);
+    // A file in the place of the directory, as whoever is root may write anywhere.
+    std::fs::remove_dir_all(&directory).unwrap();
+    std::fs::write(&directory, "no directory").unwrap();
+    train(&mut worker, 1..2);
+    let since = Instant::now();
+    while cluster.handle().metrics().saves_failed_in_a_row < 2 {
+        assert!(since.elapsed() < LONG, "no save fails");
+        std::thread::yield_now();
+    }
+    let saves = cluster.handle().saves();
+    assert_eq!(saves.newest.as_deref(), Some("ckpt-1-1"));
+    assert!(saves.since_success.is_some() && saves.failed_in_a_row >= 2, "{saves:?}");
+    let cause = saves.last_error.unwrap();
+    assert!(cause.contains(&directory.display().to_string()), "{cause}");
+    let noted = pushpull::inspect(&state).unwrap().saves_failing.unwrap();
+    assert!(noted.in_a_row >= 2 && noted.cause == cause, "{noted:?}");
+    // Once it is gone it is made again, without a restart.
+    std::fs::remove_file(&directory).unwrap();
+    let saved = cluster.handle().metrics().checkpoints_saved;
+    wait_for_more_than(saved, &cluster);
+    assert_eq!(cluster.handle().saves().failed_in_a_row, 0);
+    cluster.stop();
+    assert_eq!(pushpull::inspect(&state).unwrap().saves_failing, None);
+    let names: Vec<_> =
+        std::fs::read_dir(&directory).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(names, ["ckpt-1-2"]);
+    let kinds: Vec<&str> = events.lock().unwrap().iter().map(Event::kind).collect();
+    assert!(kinds.starts_with(&["save-failed", "save-failed"]), "{kinds:?}");
+    assert_eq!(kinds.last(), Some(&"saves-resumed"), "{kinds:?}");
 }
 
 /// Two replicas train over two ps tasks, without a pause, while checkpoints are saved: each element

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use super::reserve;
+use super::{SaveNote, reserve};
 use crate::error::StorageError;
 use crate::private;
 
@@ -55,6 +55,11 @@ impl StateDirectory {
 }
 
 impl StateDirectory {
+    /// Where it is noted that saves of checkpoints fail.
+    pub(crate) fn save_note(&self) -> SaveNote {
+        SaveNote::of(&self.path)
+    }
+
     /// Puts a shard's folder aside, in the place of one that was put aside before: what it holds is of
     /// no more use to a server, but perhaps to a person.
     pub(crate) fn set_aside(&self, shard: u16) -> Result<(), StorageError> {

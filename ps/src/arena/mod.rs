@@ -5,6 +5,7 @@ mod budget;
 mod folder;
 mod lent;
 mod memory;
+mod save_note;
 #[cfg(any(test, feature = "simulation"))]
 #[cfg_attr(not(test), allow(dead_code, reason = "tests ask more of it than the simulator"))]
 pub(crate) mod shelf;
@@ -20,6 +21,7 @@ use folder::io_error;
 pub(crate) use folder::{Folder, StateDirectory, is_locked};
 pub(crate) use lent::{LentBytes, LentWords};
 pub(crate) use memory::{Memory, fence};
+pub(crate) use save_note::SaveNote;
 
 use crate::error::StorageError;
 use crate::layout::{Fault, Kind, PAGE_BYTES, Page, Stamp, TEXT_AT};

@@ -14,37 +14,63 @@ use crate::private;
 
 /// A directory that holds checkpoints.
 ///
-/// It and what is in it belong to one user. No name and no link leads out of it: files are opened
-/// step by step below the directory as it was when it was opened, and links are not followed.
-/// Several ps tasks may use one directory that all their machines mount.
+/// It and what is in it belong to one user, which is checked whenever something is done in it. No name and no
+/// link leads out of it: files are opened step by step below the directory, and links are not followed.
+/// The directory is opened anew each time, so that one that was removed, replaced or mounted meanwhile is used
+/// as it is now. Several ps tasks may use one directory that all their machines mount.
 #[derive(Debug)]
 pub struct LocalDirectory {
+    /// From the root of the file system.
     path: PathBuf,
-    root: File,
+    /// Whether it is created again if it is gone.
+    creates: bool,
 }
 
 impl LocalDirectory {
-    /// Opens a directory, or creates it with mode 0700, with those above it.
+    /// Opens a directory, or creates it with mode 0700, with those above it. If it is removed later, it is
+    /// created again when something is done in it.
     pub fn create(path: impl Into<PathBuf>) -> Result<LocalDirectory, StorageFault> {
-        let path = path.into();
-        let created = DirBuilder::new().recursive(true).mode(0o700).create(&path);
-        created.map_err(|source| StorageFault::new("create", path.display(), source))?;
-        LocalDirectory::open(path)
+        LocalDirectory::at(path.into(), true)
     }
 
     /// Opens a directory. Fails if it is not there, belongs to somebody else, or lets others write.
     pub fn open(path: impl Into<PathBuf>) -> Result<LocalDirectory, StorageFault> {
-        let path = path.into();
+        LocalDirectory::at(path.into(), false)
+    }
+
+    fn at(path: PathBuf, creates: bool) -> Result<LocalDirectory, StorageFault> {
+        // The process may work in another directory later.
+        let path = std::path::absolute(&path)
+            .map_err(|source| StorageFault::new("open", path.display(), source))?;
+        let directory = LocalDirectory { path, creates };
+        directory.root()?;
+        Ok(directory)
+    }
+
+    /// The directory as it is now.
+    fn root(&self) -> Result<File, StorageFault> {
+        let path = &self.path;
         let fault = |source| StorageFault::new("open", path.display(), source);
-        let root = File::open(&path).map_err(fault)?;
+        let mut options = OpenOptions::new();
+        options.read(true).custom_flags(OFlags::DIRECTORY.bits() as i32);
+        let root = match options.open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && self.creates => {
+                let created = DirBuilder::new().recursive(true).mode(0o700).create(path);
+                created.map_err(|source| StorageFault::new("create", path.display(), source))?;
+                options.open(path)
+            }
+            opened => opened,
+        };
+        let root = root.map_err(fault)?;
         let metadata = root.metadata().map_err(fault)?;
         private::check(&metadata).map_err(|reason| fault(io::Error::other(reason)))?;
-        Ok(LocalDirectory { path, root })
+        Ok(root)
     }
 
     fn folder(&self, folder: &str) -> Result<File, StorageFault> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        self.on("open", &[folder], || rustix::fs::openat(&self.root, folder, flags, Mode::empty()))
+        let root = self.root()?;
+        self.on("open", &[folder], || rustix::fs::openat(&root, folder, flags, Mode::empty()))
             .map(File::from)
     }
 
@@ -70,11 +96,13 @@ impl LocalDirectory {
 
 impl CheckpointStorage for LocalDirectory {
     fn list(&self, folder: Option<&str>) -> Result<Vec<String>, StorageFault> {
-        let opened = folder.map(|folder| self.folder(folder)).transpose()?;
+        let directory = match folder {
+            Some(folder) => self.folder(folder)?,
+            None => self.root()?,
+        };
         let names: Vec<&str> = folder.into_iter().collect();
-        let directory = opened.as_ref().unwrap_or(&self.root);
         let entries = self.on("list", &names, || {
-            Dir::read_from(directory)?
+            Dir::read_from(&directory)?
                 .map(|entry| entry.map(|entry| entry.file_name().to_string_lossy().into_owned()))
                 .collect::<rustix::io::Result<Vec<String>>>()
         })?;
@@ -83,7 +111,8 @@ impl CheckpointStorage for LocalDirectory {
     }
 
     fn create_folder(&self, folder: &str) -> Result<(), StorageFault> {
-        self.on("create", &[folder], || rustix::fs::mkdirat(&self.root, folder, Mode::RWXU))
+        let root = self.root()?;
+        self.on("create", &[folder], || rustix::fs::mkdirat(&root, folder, Mode::RWXU))
     }
 
     fn create(&self, folder: &str, file: &str) -> Result<Box<dyn WriteFile>, StorageFault> {
@@ -114,7 +143,8 @@ impl CheckpointStorage for LocalDirectory {
 
     fn rename_folder(&self, from: &str, to: &str) -> Result<(), StorageFault> {
         // Renaming a directory fails when the new name is that of one with files in it.
-        self.on("rename", &[from, to], || rustix::fs::renameat(&self.root, from, &self.root, to))
+        let root = self.root()?;
+        self.on("rename", &[from, to], || rustix::fs::renameat(&root, from, &root, to))
     }
 
     fn remove_folder(&self, folder: &str) -> Result<(), StorageFault> {
@@ -124,15 +154,14 @@ impl CheckpointStorage for LocalDirectory {
                 rustix::fs::unlinkat(&parent, file.as_str(), AtFlags::empty())
             })?;
         }
-        self.on("remove", &[folder], || {
-            rustix::fs::unlinkat(&self.root, folder, AtFlags::REMOVEDIR)
-        })
+        let root = self.root()?;
+        self.on("remove", &[folder], || rustix::fs::unlinkat(&root, folder, AtFlags::REMOVEDIR))
     }
 
     fn sync(&self, folder: Option<&str>) -> Result<(), StorageFault> {
         match folder {
             Some(folder) => sync_to_disk(&self.folder(folder)?, &self.path.join(folder)),
-            None => sync_to_disk(&self.root, &self.path),
+            None => sync_to_disk(&self.root()?, &self.path),
         }
     }
 }

@@ -29,7 +29,7 @@ impl CheckpointName {
     }
 
     /// The folder that the files are written to before the checkpoint is published.
-    pub(super) fn temporary(&self) -> String {
+    pub(crate) fn temporary(&self) -> String {
         format!("{self}{TEMPORARY}")
     }
 

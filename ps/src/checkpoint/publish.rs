@@ -43,18 +43,20 @@ impl Published {
 }
 
 impl Save {
-    /// Begins a save of this step, under a name that no save has had.
+    /// Begins a save of this step, under a name that no save has had: none of those that are there, nor
+    /// `failed`, which has been removed.
     pub(crate) fn begin(
         storage: Arc<dyn CheckpointStorage>,
         epoch: RestoreEpoch,
         step: GlobalStep,
+        failed: Option<CheckpointName>,
     ) -> Result<Save, CheckpointError> {
         let mut name = CheckpointName::new(epoch, step, 0);
         let folders = storage.list(None)?;
         let temporary: Vec<CheckpointName> =
             folders.iter().filter_map(|folder| CheckpointName::of_temporary(folder)).collect();
         let published = folders.iter().filter_map(|folder| folder.parse().ok());
-        for other in published.chain(temporary.iter().copied()) {
+        for other in published.chain(temporary.iter().copied()).chain(failed) {
             if name.is_same_step(&other) {
                 name.revision = name.revision.max(other.revision.saturating_add(1));
             }

@@ -13,6 +13,9 @@ pub struct Inspection {
     pub path: PathBuf,
     /// Whether a server holds its lock.
     pub live: bool,
+    /// If the last checkpoint that the server has tried to save was not saved: what it has noted of that. Says
+    /// nothing about the state.
+    pub saves_failing: Option<SavesFailing>,
     /// Its shards, in order.
     pub shards: Vec<ShardInspection>,
 }
@@ -27,6 +30,16 @@ impl Inspection {
             sound && (decides || shard.poisoned.is_none())
         })
     }
+}
+
+/// Saves of checkpoints that have failed, one after the other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SavesFailing {
+    /// How many.
+    pub in_a_row: u64,
+    /// Why the last has failed.
+    pub cause: String,
 }
 
 /// The arena of one shard.

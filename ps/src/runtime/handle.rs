@@ -1,14 +1,15 @@
 //! A running server, seen from outside.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use pushpull_common::protocol::limits::USER_BLOB_BYTES_MAX;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::saver::Wish;
 use crate::error::SaveError;
-use crate::metrics::{Counters, Metrics};
+use crate::metrics::{Counters, Metrics, SaveRecord, SaveStatus};
 
 /// A handle on a running server; cheap to clone.
 #[derive(Clone, Debug)]
@@ -17,6 +18,7 @@ pub struct Handle {
     pub(super) stop: CancellationToken,
     pub(super) counters: Arc<[Arc<Counters>]>,
     pub(super) wishes: Option<mpsc::Sender<Wish>>,
+    pub(super) saves: watch::Receiver<SaveRecord>,
 }
 
 impl Handle {
@@ -62,6 +64,12 @@ impl Handle {
         wishes.send((user.to_vec(), done)).await.map_err(|_| stopping())?;
         let saved = wait.await.map_err(|_| stopping())?;
         saved.map(|id| id.name.as_str().to_owned()).map_err(|reason| SaveError { reason })
+    }
+
+    /// How the saving of checkpoints goes, automatic saves included: whether the last ones have failed, and
+    /// why. Nothing is known on a task that does not own the step.
+    pub fn saves(&self) -> SaveStatus {
+        self.saves.borrow().status(Instant::now())
     }
 
     /// What the server has done so far, summed over its shards. Costs one load per counter.

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::{GlobalStep, RestoreEpoch, ShardId};
@@ -13,8 +13,8 @@ use tokio::task::JoinSet;
 
 use super::peer::save_shard;
 use crate::checkpoint::{
-    CheckpointError, CheckpointName, CheckpointStorage, Contents, Retention, Save, ShardEntry,
-    Training, newest_good, retain,
+    CheckpointError, CheckpointName, CheckpointStorage, Contents, Refused, Retention, Save,
+    ShardEntry, Training, newest_good, retain,
 };
 use crate::introduction::Introduction;
 use crate::optimizer::Rules;
@@ -32,6 +32,11 @@ pub(super) struct Publisher {
     pub(super) owner: ShardId,
 }
 
+/// How often it is tried to remove what a failed save has written, and the pause between: a shard that has
+/// not noticed yet that nobody waits for its part may create one more file at that moment.
+const REMOVALS_MAX: u32 = 5;
+const REMOVAL_PAUSE: Duration = Duration::from_millis(100);
+
 /// A checkpoint that is there.
 #[derive(Debug)]
 pub(super) struct Published {
@@ -40,14 +45,51 @@ pub(super) struct Published {
     pub(super) retained: Result<(), String>,
 }
 
+/// A save that came to nothing.
+#[derive(Debug)]
+pub(super) struct FailedSave {
+    pub(super) cause: String,
+    /// The name that its shards were told. No other save may have it, as one that is late could write there.
+    pub(super) begun: Option<CheckpointName>,
+}
+
+impl From<String> for FailedSave {
+    fn from(cause: String) -> FailedSave {
+        FailedSave { cause, begun: None }
+    }
+}
+
+/// What a search for the newest sound checkpoint came to.
+#[derive(Clone, Debug)]
+pub(super) struct Search {
+    /// It; nothing if there is no checkpoint at all.
+    pub(super) newest: Result<Option<CheckpointId>, String>,
+    /// The newer ones, which are not sound: each by its name, and what is wrong with it.
+    pub(super) passed_over: Vec<(String, String)>,
+}
+
 impl Publisher {
-    /// The newest checkpoint that is sound. Reads all of it.
-    pub(super) async fn find(self: Arc<Self>) -> Result<Option<CheckpointId>, String> {
-        blocking(move || {
-            let newest = newest_good(&self.storage)?;
-            Ok(newest.map(|(opened, _)| identify(opened.manifest().checkpoint)))
-        })
-        .await
+    /// The newest checkpoint that is sound, and those that are newer and are not. Reads all of it.
+    pub(super) async fn find(self: Arc<Self>) -> Search {
+        let searched = blocking(move || {
+            Ok(match newest_good(&self.storage) {
+                Ok(None) => Search { newest: Ok(None), passed_over: Vec::new() },
+                Ok(Some((opened, refused))) => {
+                    let newest = Ok(Some(identify(opened.manifest().checkpoint)));
+                    Search { newest, passed_over: passed_over(&refused) }
+                }
+                Err(error) => {
+                    let passed_over = match &error {
+                        CheckpointError::NoneGood { refused } => passed_over(refused),
+                        _ => Vec::new(),
+                    };
+                    Search { newest: Err(error.to_string()), passed_over }
+                }
+            })
+        });
+        searched
+            .await
+            .unwrap_or_else(|panic| Search { newest: Err(panic), passed_over: Vec::new() })
     }
 
     /// Saves a checkpoint of all shards. Dropped, or when one shard's part fails, it closes its
@@ -56,11 +98,50 @@ impl Publisher {
         self: Arc<Self>,
         user: Vec<u8>,
         catalogue: Arc<Catalogue>,
-        epoch: RestoreEpoch,
-        step: GlobalStep,
-    ) -> Result<Published, String> {
+        (epoch, step): (RestoreEpoch, GlobalStep),
+        failed: Option<CheckpointName>,
+    ) -> Result<Published, FailedSave> {
         let storage = self.storage.clone();
-        let save = blocking(move || Save::begin(storage, epoch, step)).await?;
+        let save = blocking(move || Save::begin(storage, epoch, step, failed)).await?;
+        let name = save.name();
+        match self.clone().finish(save, user, catalogue, epoch).await {
+            Ok(published) => Ok(published),
+            Err(cause) => {
+                let cause = match self.remove_temporary(name).await {
+                    Ok(()) => cause,
+                    Err(left) => format!("{cause}; its files are left: {left}"),
+                };
+                Err(FailedSave { cause, begun: Some(name) })
+            }
+        }
+    }
+
+    /// Removes what has been written of a save that has failed, by all shards.
+    async fn remove_temporary(&self, name: CheckpointName) -> Result<(), String> {
+        let mut left = String::new();
+        for _ in 0..REMOVALS_MAX {
+            let storage = self.storage.clone();
+            let removed = blocking(move || match storage.remove_folder(&name.temporary()) {
+                Err(fault) if fault.is_not_found() => Ok(()),
+                removed => removed.map_err(CheckpointError::from),
+            });
+            match removed.await {
+                Ok(()) => return Ok(()),
+                Err(error) => left = error,
+            }
+            tokio::time::sleep(REMOVAL_PAUSE).await;
+        }
+        Err(left)
+    }
+
+    /// Has all shards write their parts, and publishes them.
+    async fn finish(
+        self: Arc<Self>,
+        save: Save,
+        user: Vec<u8>,
+        catalogue: Arc<Catalogue>,
+        epoch: RestoreEpoch,
+    ) -> Result<Published, String> {
         let shards = self.have_parts_saved(&catalogue, save.name(), epoch).await?;
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let contents = Contents {
@@ -114,6 +195,11 @@ async fn blocking<T: Send + 'static>(
 ) -> Result<T, String> {
     let done = tokio::task::spawn_blocking(work).await;
     done.map_err(|panic| panic.to_string())?.map_err(|error| error.to_string())
+}
+
+fn passed_over(refused: &[Refused]) -> Vec<(String, String)> {
+    let each = refused.iter();
+    each.map(|refused| (refused.checkpoint.clone(), refused.reason.to_string())).collect()
 }
 
 fn identify(name: CheckpointName) -> CheckpointId {

@@ -11,13 +11,15 @@ use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::{GlobalStep, RestoreEpoch};
 use pushpull_common::protocol::Envelope;
 use pushpull_common::protocol::message::CheckpointId;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, Interval, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
-use super::publisher::{Published, Publisher};
-use crate::checkpoint::GiveUp;
-use crate::metrics::Counters;
+use super::publisher::{FailedSave, Published, Publisher, Search};
+use crate::arena::SaveNote;
+use crate::checkpoint::{CheckpointName, GiveUp};
+use crate::event::{Event, EventSink};
+use crate::metrics::{Counters, SaveRecord};
 use crate::shard::checkpoints::{Asker, DUE, News, Order};
 
 /// A wish of somebody in this process, who waits for what comes of it.
@@ -28,6 +30,11 @@ pub(super) struct Saver {
     pub(super) publisher: Arc<Publisher>,
     pub(super) every: Option<Duration>,
     pub(super) counters: Arc<Counters>,
+    /// How the saves go, for those who ask the server's handle.
+    pub(super) record: watch::Sender<SaveRecord>,
+    /// The same in the state directory, if there is one, for those who look into it.
+    pub(super) note: Option<SaveNote>,
+    pub(super) events: EventSink,
     pub(super) orders: mpsc::Receiver<Order>,
     pub(super) wishes: mpsc::Receiver<Wish>,
     pub(super) news: mpsc::Sender<News>,
@@ -68,13 +75,15 @@ struct Desk {
     /// Whoever has asked in this process, by ticket.
     tickets: BTreeMap<u64, oneshot::Sender<Result<CheckpointId, String>>>,
     next_ticket: u64,
-    saving: Option<(Asker, Task<Result<Published, String>>)>,
+    saving: Option<(Asker, Task<Result<Published, FailedSave>>)>,
     saves: VecDeque<WantedSave>,
     finding: Option<Finding>,
     /// Who has come since the search under way may be out of date.
     finders: Vec<Finder>,
     /// What was saved last.
     saved: Option<(RestoreEpoch, GlobalStep)>,
+    /// The name of the last save that has begun and failed.
+    failed: Option<CheckpointName>,
 }
 
 type Task<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -92,7 +101,7 @@ struct WantedSave {
 }
 
 struct Finding {
-    task: Task<Result<Option<CheckpointId>, String>>,
+    task: Task<Search>,
     finders: Vec<Finder>,
     /// Whether a checkpoint was published since it began.
     outdated: bool,
@@ -109,6 +118,7 @@ impl Desk {
             finding: None,
             finders: Vec::new(),
             saved: None,
+            failed: None,
         }
     }
 
@@ -150,6 +160,12 @@ impl Desk {
                 self.want(WantedSave { asker, user, catalogue, epoch, step, of_cuts })
             }
             Order::Tell { ticket, result } => {
+                if ticket == DUE
+                    && let Err(cause) = &result
+                {
+                    // The shard has not even begun: nobody else would hear of it.
+                    self.count_failure(cause);
+                }
                 if let Some(done) = self.tickets.remove(&ticket) {
                     // Whoever asked may not wait any more.
                     let _ = done.send(result);
@@ -202,20 +218,20 @@ impl Desk {
             // Training went on while it waited. What the shards have now is of this step at least.
             step = step.max(GlobalStep(self.saver.counters.global_step.read()));
         }
-        let save = self.saver.publisher.clone().save(user, catalogue, epoch, step);
+        let publisher = self.saver.publisher.clone();
+        let save = publisher.save(user, catalogue, (epoch, step), self.failed);
         self.saving = Some((asker, Box::pin(save)));
     }
 
-    fn saved(&mut self, asker: Asker, result: Result<Published, String>) -> News {
+    fn saved(&mut self, asker: Asker, result: Result<Published, FailedSave>) -> News {
         self.saving = None;
-        let counters = &self.saver.counters;
         match &result {
-            Err(_) => counters.saves_failed.add(1),
+            Err(FailedSave { cause, begun }) => {
+                self.failed = begun.or(self.failed);
+                self.count_failure(cause);
+            }
             Ok(Published { checkpoint, retained }) => {
-                if retained.is_err() {
-                    counters.retentions_failed.add(1);
-                }
-                counters.checkpoints_saved.add(1);
+                self.succeeded(checkpoint, retained);
                 self.saved = Some((checkpoint.epoch, checkpoint.step));
                 if let Some(finding) = &mut self.finding {
                     finding.outdated = true;
@@ -223,7 +239,44 @@ impl Desk {
             }
         }
         self.begin_save();
-        News::Saved { asker, result: result.map(|published| published.checkpoint) }
+        let result = result.map(|published| published.checkpoint);
+        News::Saved { asker, result: result.map_err(|failed| failed.cause) }
+    }
+
+    /// A save has failed: counted, told, and noted.
+    fn count_failure(&mut self, cause: &str) {
+        let mut in_a_row = 0;
+        self.saver.record.send_modify(|record| in_a_row = record.failed(cause));
+        self.saver.counters.saves_failed.add(1);
+        self.saver.counters.saves_failed_in_a_row.set(in_a_row);
+        let status = self.saver.record.borrow().status(std::time::Instant::now());
+        let since_success = status.since_success;
+        self.saver.events.tell(&Event::SaveFailed {
+            cause: cause.to_owned(),
+            in_a_row,
+            since_success,
+        });
+        if let Some(note) = &self.saver.note {
+            note.write(in_a_row, cause);
+        }
+    }
+
+    fn succeeded(&mut self, checkpoint: &CheckpointId, retained: &Result<(), String>) {
+        let Saver { record, counters, events, note, .. } = &self.saver;
+        let (mut failed, name) = (0, checkpoint.name.as_str());
+        record.send_modify(|record| failed = record.saved(std::time::Instant::now(), name));
+        counters.checkpoints_saved.add(1);
+        counters.saves_failed_in_a_row.set(0);
+        if failed > 0 {
+            events.tell(&Event::SavesResumed { checkpoint: name.to_owned(), failed });
+        }
+        // One that an earlier process has left goes, too.
+        note.iter().for_each(SaveNote::remove);
+        if let Err(cause) = retained {
+            counters.retentions_failed.add(1);
+            let (checkpoint, cause) = (name.to_owned(), cause.clone());
+            events.tell(&Event::RetentionFailed { checkpoint, cause });
+        }
     }
 
     fn find(&mut self, finder: Finder) -> Option<News> {
@@ -249,7 +302,9 @@ impl Desk {
         }
     }
 
-    async fn found(&mut self, result: Result<Option<CheckpointId>, String>) {
+    async fn found(&mut self, search: Search) {
+        let Search { newest: result, passed_over } = search;
+        self.tell_passed_over(&result, passed_over);
         let Some(Finding { mut finders, outdated, .. }) = self.finding.take() else { return };
         if outdated && result.is_err() {
             // It may have looked at what the newer checkpoint has superseded.
@@ -262,19 +317,36 @@ impl Desk {
     }
 }
 
+impl Desk {
+    /// Checkpoints that are not sound were passed over: counted and told.
+    fn tell_passed_over(
+        &self,
+        newest: &Result<Option<CheckpointId>, String>,
+        passed_over: Vec<(String, String)>,
+    ) {
+        let taken = newest.as_ref().ok().and_then(Option::as_ref);
+        let taken = taken.map(|taken| taken.name.as_str().to_owned());
+        self.saver.counters.checkpoints_passed_over.add(passed_over.len() as u64);
+        for (checkpoint, cause) in passed_over {
+            let event = Event::CheckpointPassedOver { checkpoint, cause, taken: taken.clone() };
+            self.saver.events.tell(&event);
+        }
+    }
+}
+
 // What a loop waits for: each for ever if there is no such thing, and nothing is lost when another
 // comes first.
 
 async fn saved(
-    saving: &mut Option<(Asker, Task<Result<Published, String>>)>,
-) -> (Asker, Result<Published, String>) {
+    saving: &mut Option<(Asker, Task<Result<Published, FailedSave>>)>,
+) -> (Asker, Result<Published, FailedSave>) {
     match saving {
         Some((asker, task)) => (*asker, task.await),
         None => std::future::pending().await,
     }
 }
 
-async fn found(finding: &mut Option<Finding>) -> Result<Option<CheckpointId>, String> {
+async fn found(finding: &mut Option<Finding>) -> Search {
     match finding {
         Some(finding) => (&mut finding.task).await,
         None => std::future::pending().await,

@@ -26,7 +26,7 @@ use crate::checkpoint::GiveUp;
 use crate::config::{Durability, PsConfig, Storage};
 use crate::error::{ListenError, ServeError, StartError, StorageError};
 use crate::introduction::Introduction;
-use crate::metrics::Counters;
+use crate::metrics::{Counters, SaveRecord};
 use crate::shard::Shard;
 use crate::shard::durable::{Life, Parts};
 
@@ -154,8 +154,11 @@ impl Listener {
         let (wishes, wished) = mpsc::channel(ORDERS_MAX);
         let wishes = saves.is_some().then_some(wishes);
         let counted = counters.clone();
-        let handle = Handle { addresses, stop: stop.clone(), counters: counted, wishes };
+        let (record, saved) = watch::channel(SaveRecord::default());
+        let handle =
+            Handle { addresses, stop: stop.clone(), counters: counted, wishes, saves: saved };
         let (end, ended) = mpsc::channel(1);
+        let note = state.as_ref().map(StateDirectory::save_note);
         let mut ps = Ps { handle, threads: Vec::new(), ended, _state: state };
 
         let mut saver = None;
@@ -178,6 +181,9 @@ impl Listener {
             let saver = Saver {
                 publisher: Arc::new(publisher),
                 every: checkpoints.every,
+                record,
+                note,
+                events: config.events.clone(),
                 counters: counters[0].clone(),
                 orders,
                 wishes: wished,

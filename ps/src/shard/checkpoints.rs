@@ -264,7 +264,10 @@ impl Shard {
             News::Wished { ticket, user } => self.save(now, Asker::Ticket(ticket), user),
             News::Saved { asker, result } => {
                 self.saves_a_cut = false;
-                self.saved(asker, result);
+                // The saver knows of those that are due by themselves.
+                if !asker.is_due() {
+                    self.saved(asker, result);
+                }
                 self.begin_wished_save(now);
             }
         }

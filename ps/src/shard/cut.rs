@@ -106,7 +106,7 @@ impl Shard {
     pub(super) fn wish_for_save(&mut self, now: Instant, asker: Asker, user: Vec<u8>) {
         // A save that is due by itself has its turn again in its next period.
         if asker.is_due() && (self.saves_a_cut || !self.wishes.is_empty()) {
-            return self.saved(asker, Err("another checkpoint is wished for".to_owned()));
+            return;
         }
         if self.wishes.len() == WISHES_MAX {
             let error = format!("cannot save now: {WISHES_MAX} saves wait already");
@@ -154,6 +154,8 @@ impl Shard {
     fn drop_wishes(&mut self, reason: &str, which: impl Fn(&Asker) -> bool) {
         for wish in std::mem::take(&mut self.wishes) {
             match which(&wish.asker) {
+                // It has its turn again in its next period.
+                true if wish.asker.is_due() => {}
                 true => self.saved(wish.asker, Err(reason.to_owned())),
                 false => self.wishes.push_back(wish),
             }

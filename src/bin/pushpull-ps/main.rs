@@ -1,6 +1,7 @@
 //! The daemon: flags to a `PsConfig`, signals to a shutdown future. There is no second path:
 //! whatever it does, an embedder can do.
 
+mod events;
 mod rule;
 mod schedule;
 mod training;
@@ -11,6 +12,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::{Parser, ValueEnum};
+use events::Printer;
 use pushpull::{
     Checkpoints, ClusterSpec, Durability, LocalDirectory, Mode, NonFinite, OnLoss, Ps, PsConfig,
     Retention, StalenessPolicy, StartError, Storage, StorageError, TaskId,
@@ -206,10 +208,14 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return complain(EXIT_CONFIGURATION, &error),
     };
-    runtime.block_on(async {
+    let printer = match Printer::start() {
+        Ok(printer) => printer,
+        Err(error) => return complain(EXIT_CONFIGURATION, &error),
+    };
+    let code = runtime.block_on(async {
         let began = Instant::now();
         let started = loop {
-            match start(&options).await {
+            match start(&options, &printer).await {
                 // A process that was killed holds the lock until its memory is torn down.
                 Err(error) if is_locked(&*error) && began.elapsed() < LOCK_PATIENCE => {
                     tokio::time::sleep(Duration::from_millis(5)).await;
@@ -238,11 +244,22 @@ fn main() -> ExitCode {
                     let (task, histogram) = (options.task_index, &metrics.staleness);
                     println!("pushpull-ps: task {task}: staleness {mean:.2} on average, {histogram}");
                 }
+                let saves = handle.saves();
+                if let Some(error) = &saves.last_error {
+                    let (task, failed) = (options.task_index, saves.failed_in_a_row);
+                    let newest = saves.newest.as_deref().unwrap_or("none since the start");
+                    println!(
+                        "pushpull-ps: task {task}: the last {failed} saves of checkpoints failed, \
+                         the newest saved is {newest}: {error}"
+                    );
+                }
                 ExitCode::SUCCESS
             }
             Err(error) => complain(EXIT_SERVING, &error),
         }
-    })
+    });
+    printer.finish();
+    code
 }
 
 fn complain(code: u8, error: &dyn fmt::Display) -> ExitCode {
@@ -250,11 +267,11 @@ fn complain(code: u8, error: &dyn fmt::Display) -> ExitCode {
     ExitCode::from(code)
 }
 
-async fn start(options: &Options) -> Result<Ps, Box<dyn std::error::Error>> {
+async fn start(options: &Options, printer: &Printer) -> Result<Ps, Box<dyn std::error::Error>> {
     let cluster = cluster(options)?;
     let own = cluster.task_address("ps", options.task_index)?.to_owned();
     let address = options.listen.as_ref().unwrap_or(&own);
-    let mut config = config(options, cluster)?;
+    let mut config = config(options, cluster)?.on_event(printer.told());
     let mut listener = match options.insecure {
         true => {
             eprintln!("pushpull-ps: insecure: whoever reaches {address} can change the variables");

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 use pushpull::inspect::{
-    ArenaIs, ClientIs, Inspection, Presence, ShardInspection, ShardState, VariableIs, VariablesAre,
-    Verdict,
+    ArenaIs, ClientIs, Inspection, Presence, SavesFailing, ShardInspection, ShardState, VariableIs,
+    VariablesAre, Verdict,
 };
 use serde_json::{Value, json};
 
@@ -45,6 +45,9 @@ fn page_of(found: &Inspection) -> Result<String, std::fmt::Error> {
     let mut page = String::new();
     let state = if found.live { "a server is running on it" } else { "no server is running on it" };
     writeln!(page, "{}: {state}", found.path.display())?;
+    if let Some(SavesFailing { in_a_row, cause, .. }) = &found.saves_failing {
+        writeln!(page, "CHECKPOINTS FAIL: the last {in_a_row} were not saved: {cause}")?;
+    }
     for shard in &found.shards {
         writeln!(page, "\n{}", shard.path.display())?;
         if let Some(arena) = &shard.arena {
@@ -180,6 +183,10 @@ fn json_of(found: &Inspection) -> Value {
         "path": found.path.display().to_string(),
         "live": found.live,
         "sound": found.is_sound(),
+        "saves_failing": found.saves_failing.as_ref().map(|saves| json!({
+            "in_a_row": saves.in_a_row,
+            "cause": saves.cause,
+        })),
         "shards": found.shards.iter().map(json_of_shard).collect::<Vec<_>>(),
     })
 }

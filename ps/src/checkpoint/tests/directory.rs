@@ -72,6 +72,37 @@ fn nothing_leads_out_of_a_directory() {
 }
 
 #[test]
+fn a_directory_that_was_removed_is_made_again_and_one_in_its_place_is_used() {
+    let temporary = tempfile::tempdir().unwrap();
+    let path = temporary.path().join("checkpoints");
+    let (storage, catalogue) = (open(&path), place(variables(2), 2, 1));
+    save(&storage, &catalogue, 1).unwrap();
+    fs::remove_dir_all(&path).unwrap();
+    save(&storage, &catalogue, 2).unwrap();
+    assert_eq!(storage.list(None).unwrap(), ["ckpt-1-2"]);
+    assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o700);
+    fs::remove_dir_all(&path).unwrap();
+    fs::create_dir(&path).unwrap();
+    save(&storage, &catalogue, 3).unwrap();
+    // What was opened to look into is not made.
+    let looked_into: Arc<dyn CheckpointStorage> = Arc::new(LocalDirectory::open(&path).unwrap());
+    assert_eq!(looked_into.list(None).unwrap(), ["ckpt-1-3"]);
+    fs::remove_dir_all(&path).unwrap();
+    assert!(looked_into.list(None).unwrap_err().is_not_found() && !path.exists());
+    // A file there is none, and whom the directory belongs to is asked each time.
+    fs::write(&path, "no directory").unwrap();
+    let error = save(&storage, &catalogue, 4).unwrap_err().to_string();
+    assert!(error.contains(&path.display().to_string()), "{error}");
+    fs::remove_file(&path).unwrap();
+    fs::create_dir(&path).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).unwrap();
+    let error = save(&storage, &catalogue, 4).unwrap_err().to_string();
+    assert!(error.contains("lets others write"), "{error}");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();
+    save(&storage, &catalogue, 4).unwrap();
+}
+
+#[test]
 fn an_export_is_what_the_format_says() {
     let temporary = tempfile::tempdir().unwrap();
     let storage = open(&temporary.path().join("checkpoints"));

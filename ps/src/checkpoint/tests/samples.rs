@@ -118,7 +118,7 @@ pub(super) fn save_with(
     step: u64,
     zoo: Zoo,
 ) -> Result<Published, CheckpointError> {
-    let save = Save::begin(storage.clone(), RestoreEpoch(1), GlobalStep(step))?;
+    let save = Save::begin(storage.clone(), RestoreEpoch(1), GlobalStep(step), None)?;
     let shards = catalogue
         .shards()
         .map(|id| {

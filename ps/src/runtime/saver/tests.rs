@@ -42,6 +42,9 @@ impl Office {
             publisher: Arc::new(publisher),
             every: None,
             counters: Arc::default(),
+            record: watch::channel(SaveRecord::default()).0,
+            note: None,
+            events: EventSink::default(),
             orders: ordered,
             wishes: wished,
             news: tell,
@@ -228,7 +231,7 @@ fn what_is_due_is_saved_once_and_what_is_asked_for_always() {
         assert!(desk.saves.is_empty());
     }
     // A save that has failed has saved nothing.
-    desk.saved(Asker::Ticket(DUE), Err("a disk is full".to_owned()));
+    desk.saved(Asker::Ticket(DUE), Err("a disk is full".to_owned().into()));
     assert_eq!(counters.saves_failed.read(), 1);
     assert_eq!(desk.saved, Some((RestoreEpoch(1), GlobalStep(3))));
 }
@@ -254,4 +257,96 @@ fn who_asks_after_a_checkpoint_is_published_is_not_answered_from_before() {
     let asked = |finders: &[Finder]| finders.iter().map(|finder| finder.0).collect::<Vec<_>>();
     assert_eq!(asked(&desk.finding.as_ref().unwrap().finders), [1]);
     assert_eq!(asked(&desk.finders), [2], "a search of its own");
+}
+
+/// What a desk tells whoever runs the server, from now on.
+fn heard(desk: &mut Desk) -> Arc<std::sync::Mutex<Vec<Event>>> {
+    let events = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let told = events.clone();
+    desk.saver.events = EventSink::new(move |event| told.lock().unwrap().push(event.clone()));
+    events
+}
+
+#[test]
+fn saves_that_fail_are_told_counted_and_noted_until_one_succeeds() {
+    let directory = tempfile::tempdir().unwrap();
+    let (_office, mut desk) = Office::new([]);
+    let note = SaveNote::of(directory.path());
+    desk.saver.note = Some(note.clone());
+    let events = heard(&mut desk);
+    let status = desk.saver.record.subscribe();
+    let counters = desk.saver.counters.clone();
+    desk.saved(Asker::Ticket(DUE), Err("the disk is full".to_owned().into()));
+    // One that the shard has given up before the saver heard of it.
+    let result = Err("it has waited 60s".to_owned());
+    assert!(desk.order(Order::Tell { ticket: DUE, result }).is_none());
+    assert_eq!((counters.saves_failed.read(), counters.saves_failed_in_a_row.read()), (2, 2));
+    assert_eq!(note.read(), Some((2, "it has waited 60s".to_owned())));
+    let now = std::time::Instant::now();
+    assert_eq!(status.borrow().status(now).last_error.as_deref(), Some("it has waited 60s"));
+    desk.saved(Asker::Ticket(DUE), Ok(published(1, 3, Err("read-only".to_owned()))));
+    assert_eq!((counters.saves_failed.read(), counters.saves_failed_in_a_row.read()), (2, 0));
+    assert_eq!((note.read(), status.borrow().status(now).failed_in_a_row), (None, 0));
+    let failed = |cause: &str, in_a_row| Event::SaveFailed {
+        cause: cause.to_owned(),
+        in_a_row,
+        since_success: None,
+    };
+    let checkpoint = "ckpt-1-3".to_owned();
+    let expected = [
+        failed("the disk is full", 1),
+        failed("it has waited 60s", 2),
+        Event::SavesResumed { checkpoint: checkpoint.clone(), failed: 2 },
+        Event::RetentionFailed { checkpoint, cause: "read-only".to_owned() },
+    ];
+    assert_eq!(*events.lock().unwrap(), expected);
+}
+
+#[tokio::test]
+async fn a_save_that_fails_leaves_no_files() {
+    let (shard, address) = listen().await;
+    let (mut office, desk) = Office::new([address.clone(), address]);
+    let storage = desk.saver.publisher.storage.clone();
+    tokio::spawn(desk.serve());
+    office.save(1).await;
+    let parts = (accept(&shard).await, accept(&shard).await);
+    let temporary = "ckpt-1-10.tmp";
+    // What the shards have written so far.
+    storage.create(temporary, "shard-0-0.safetensors").unwrap().write(b"half").unwrap();
+    storage.create(temporary, "shard-1-0.safetensors").unwrap();
+    drop(parts);
+    let (_, error) = office.saved().await;
+    assert!(error.contains("has not saved its part") && !error.contains("left"), "{error}");
+    assert_eq!(storage.list(None).unwrap(), ["ckpt-1-9"]);
+    // A shard that is late finds no folder, as the next save has another name.
+    office.save(2).await;
+    let _parts = (accept(&shard).await, accept(&shard).await);
+    let mut folders = storage.list(None).unwrap();
+    folders.sort();
+    assert_eq!(folders, ["ckpt-1-10.1.tmp", "ckpt-1-9"]);
+}
+
+#[tokio::test]
+async fn a_checkpoint_that_is_passed_over_is_told_and_counted() {
+    let (mut office, mut desk) = Office::new([]);
+    let (events, counters) = (heard(&mut desk), desk.saver.counters.clone());
+    let storage = desk.saver.publisher.storage.clone();
+    tokio::spawn(desk.serve());
+    storage.create_folder("ckpt-1-12").unwrap();
+    office.find(1).await;
+    assert_eq!(office.found().await, (1, Some("ckpt-1-9".to_owned())));
+    assert_eq!(counters.checkpoints_passed_over.read(), 1);
+    let told = std::mem::take(&mut *events.lock().unwrap());
+    let [Event::CheckpointPassedOver { checkpoint, cause, taken }] = &told[..] else {
+        panic!("{told:?}")
+    };
+    assert_eq!((&**checkpoint, taken.as_deref()), ("ckpt-1-12", Some("ckpt-1-9")));
+    assert!(cause.contains("MANIFEST"), "{cause}");
+    // No sound one is left.
+    storage.remove_folder("ckpt-1-9").unwrap();
+    office.find(2).await;
+    let News::Found { result: Err(error), .. } = office.news().await else { panic!() };
+    assert!(error.contains("ckpt-1-12"), "{error}");
+    let told = events.lock().unwrap();
+    assert!(matches!(&told[..], [Event::CheckpointPassedOver { taken: None, .. }]), "{told:?}");
 }

@@ -74,7 +74,7 @@ fn it_is_of_the_step_that_all_had_applied_whatever_is_applied_since() {
     let (a, b) = (cluster.token(0), cluster.token(1));
     assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(1));
     assert_eq!(wish(&mut cluster), [1]);
-    let save = Save::begin(storage, RestoreEpoch(1), GlobalStep(1)).unwrap();
+    let save = Save::begin(storage, RestoreEpoch(1), GlobalStep(1), None).unwrap();
     let early = part(&mut cluster, 1, &save);
     assert_eq!(cluster.push(1, b, 3.0), ACCEPTED(1));
     step(&mut cluster, 2);
@@ -124,7 +124,7 @@ fn a_shard_that_has_gone_on_without_being_told_says_so() {
     assert_eq!(wish(&mut cluster), [0]);
     cluster.link(1);
     step(&mut cluster, 0);
-    let save = Save::begin(storage, RestoreEpoch(1), GlobalStep(0)).unwrap();
+    let save = Save::begin(storage, RestoreEpoch(1), GlobalStep(0), None).unwrap();
     assert_eq!(part(&mut cluster, 0, &save).gradients, 0);
     let name = Text::clipped(save.name().to_string());
     let line = asker(&mut cluster, 1);
@@ -166,6 +166,26 @@ fn saves_that_are_due_do_not_pile_up() {
     let news = News::Saved { asker: Asker::Ticket(DUE), result: Err("no disk".to_owned()) };
     cluster.world.input(0, Input::News(news));
     assert_eq!(ordered(&mut cluster), [1], "and the one that was asked for");
+}
+
+#[test]
+fn the_saver_hears_of_a_save_that_is_due_and_never_begins() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut cluster = one_behind(folder.path());
+    for _ in 0..2 {
+        let wished = News::Wished { ticket: DUE, user: Vec::new() };
+        cluster.world.input(0, Input::News(wished));
+    }
+    cluster.pass(Duration::from_secs(61), &[0, 1]);
+    let told: Vec<String> = std::mem::take(&mut cluster.world.orders)
+        .into_iter()
+        .filter_map(|(_, order)| match order {
+            Order::Tell { ticket: DUE, result } => Some(result.unwrap_err()),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(told[0].contains("it has waited 60s"), "{told:?}");
 }
 
 #[test]

@@ -53,7 +53,7 @@ fn save_forged(
     forge: impl Fn(&mut Contents),
 ) -> CheckpointId {
     let (epoch, step) = (RestoreEpoch(1), GlobalStep(step));
-    let save = Save::begin(storage.clone(), epoch, step).unwrap();
+    let save = Save::begin(storage.clone(), epoch, step, None).unwrap();
     let name = Text::clipped(save.name().to_string());
     let line = world.join(0, &mut Peer { role: Role::Peer {}, ..worker(9) });
     let request = world.say(line, message::SaveShard { name: name.clone() }.into());
@@ -216,7 +216,7 @@ fn given_up(reads: bool, give_up: impl Fn(&mut World, Line)) -> String {
     let folder = tempfile::tempdir().unwrap();
     let (mut world, chief_line, storage) = world_of(folder.path(), 1 << 20);
     let gate = Gate::new(storage.clone());
-    let save = Save::begin(storage.clone(), RestoreEpoch(1), GlobalStep(0)).unwrap();
+    let save = Save::begin(storage.clone(), RestoreEpoch(1), GlobalStep(0), None).unwrap();
     let name = Text::clipped(save.name().to_string());
     let peer = world.join(0, &mut Peer { role: Role::Peer {}, ..worker(9) });
     let gated: Arc<dyn CheckpointStorage> = Arc::new(gate.clone());
@@ -271,7 +271,7 @@ fn what_is_written_for_an_asker_that_is_gone_is_given_up() {
 fn a_shard_pins_nothing_while_what_it_has_written_is_read_back() {
     let folder = tempfile::tempdir().unwrap();
     let (mut world, _, storage) = world(folder.path());
-    let save = Save::begin(storage.clone(), RestoreEpoch(1), GlobalStep(0)).unwrap();
+    let save = Save::begin(storage.clone(), RestoreEpoch(1), GlobalStep(0), None).unwrap();
     let name = Text::clipped(save.name().to_string());
     let peer = world.join(0, &mut Peer { role: Role::Peer {}, ..worker(9) });
     world.say(peer, message::SaveShard { name }.into());

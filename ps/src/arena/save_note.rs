@@ -1,0 +1,89 @@
+//! A note in the state directory that saves of checkpoints fail, for those who look into it.
+
+use std::fs::OpenOptions;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+/// The file's name in a state directory.
+const NAME: &str = "saves-failing";
+
+/// The longest cause that is kept or read, in bytes.
+const CAUSE_BYTES_MAX: usize = 4096;
+
+/// Where it is written how many saves in a row have failed, and why the last did.
+///
+/// The file is there only while saves fail. It decides nothing, and a state directory that has no space for it
+/// is no fault of its own.
+#[derive(Clone, Debug)]
+pub(crate) struct SaveNote(PathBuf);
+
+impl SaveNote {
+    /// That of a state directory.
+    pub(crate) fn of(directory: &Path) -> SaveNote {
+        SaveNote(directory.join(NAME))
+    }
+
+    /// So many saves in a row have failed, the last for this reason.
+    pub(crate) fn write(&self, in_a_row: u64, cause: &str) {
+        let most = CAUSE_BYTES_MAX.min(cause.len());
+        let end = (0..=most).rev().find(|&at| cause.is_char_boundary(at)).unwrap_or(0);
+        let cause = &cause[..end];
+        let write = || -> io::Result<()> {
+            // Not into what another has put there.
+            self.remove();
+            let mut file =
+                OpenOptions::new().write(true).create_new(true).mode(0o600).open(&self.0)?;
+            writeln!(file, "{in_a_row}\n{cause}")
+        };
+        // Those who run the server are told by an event in any case.
+        let _ = write();
+    }
+
+    /// Saves do not fail any more.
+    pub(crate) fn remove(&self) {
+        // Mostly it is not there.
+        let _ = std::fs::remove_file(&self.0);
+    }
+
+    /// How many saves in a row have failed, and why the last did; `None` if none has.
+    pub(crate) fn read(&self) -> Option<(u64, String)> {
+        let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
+        let mut options = OpenOptions::new();
+        options.read(true).custom_flags(flags.bits() as i32);
+        let file = options.open(&self.0).ok()?;
+        let mut text = Vec::new();
+        file.take(32 + CAUSE_BYTES_MAX as u64).read_to_end(&mut text).ok()?;
+        let text = String::from_utf8_lossy(&text);
+        let (count, cause) = text.split_once('\n')?;
+        Some((count.parse().ok()?, cause.trim_end().to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_noted_is_read_until_it_is_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        let note = SaveNote::of(directory.path());
+        assert_eq!(note.read(), None);
+        note.write(1, "the disk is full");
+        note.write(3, "cannot open it:\nit is gone");
+        assert_eq!(note.read(), Some((3, "cannot open it:\nit is gone".to_owned())));
+        note.write(4, &"ä".repeat(CAUSE_BYTES_MAX));
+        assert_eq!(note.read().unwrap().1, "ä".repeat(CAUSE_BYTES_MAX / 2));
+        note.remove();
+        assert_eq!(note.read(), None);
+        std::fs::write(directory.path().join(NAME), b"\xff\xff").unwrap();
+        assert_eq!(note.read(), None);
+    }
+
+    #[test]
+    fn a_note_that_cannot_be_written_is_none() {
+        let note = SaveNote::of(Path::new("/proc/self/nowhere"));
+        note.write(1, "the disk is full");
+        assert_eq!(note.read(), None);
+    }
+}
