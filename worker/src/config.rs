@@ -161,8 +161,12 @@ impl WorkerConfig {
         }
     }
 
-    /// Calls `report` every `interval` for which an operation still waits for servers that cannot be
-    /// reached: from the session's thread, or from the one that waits for it. It must not wait for this worker.
+    /// Calls `report` every `interval` for which an operation still waits, with the servers that hold it up:
+    /// those that cannot be reached, that are connected and have not answered a heartbeat for longer than a
+    /// lease, or that wait for storage. While a token is awaited in synchronous mode it is told as well for which
+    /// replicas and shards the step owner waits: the owner is asked once in each interval, and at most ten times a
+    /// second. Called from the session's thread, or from the one that waits for it. It must not wait for this
+    /// worker.
     pub fn on_progress(
         self,
         interval: Duration,

@@ -105,6 +105,8 @@ pub(super) struct Link {
     pub(super) last_sent: Instant,
     pub(super) last_heard: Instant,
     pub(super) last_error: String,
+    /// Why the shard cannot go on with what it was sent, by its last answer to a heartbeat; empty if it can.
+    pub(super) trouble: String,
     pub(super) receiving: Option<Receiving>,
     /// Where the values that are being received go.
     pub(super) spans: Vec<(Span, usize)>,
@@ -138,6 +140,7 @@ impl Link {
             last_sent: now,
             last_heard: now,
             last_error: String::new(),
+            trouble: String::new(),
             receiving: None,
             spans: Vec::new(),
             short_body: Reused::default(),
@@ -152,6 +155,17 @@ impl Link {
 
     pub(super) fn is_silent(&self) -> bool {
         self.wanted && self.status != Status::Up
+    }
+
+    /// Whether the connection stands and the shard does not answer: a heartbeat has had no answer for longer
+    /// than a lease. It is stopped or cut off, or what was sent before has not reached it yet.
+    pub(super) fn is_unresponsive(&self, now: Instant) -> bool {
+        let silence = now.saturating_duration_since(self.last_heard);
+        self.status == Status::Up && silence > self.lease && self.awaits_heartbeat()
+    }
+
+    fn awaits_heartbeat(&self) -> bool {
+        self.pending.values().any(|pending| *pending == Pending::Heartbeat)
     }
 
     /// How often the shard must hear from us: every fifth of the lease.
@@ -215,6 +229,7 @@ impl Session {
         link.attempts = link.attempts.saturating_add(1);
         link.status = Status::Down { retry_at: Some(now + pause) };
         link.last_error = error;
+        link.trouble.clear();
         // The server may be another that comes back, and its numbers may mean other rooms. Asking
         // for room tells the old one's number again, if it is the old one.
         (link.room, link.tray) = (0, None);
@@ -311,7 +326,7 @@ impl Session {
             Status::Up if now >= link.last_sent + link.heartbeat() => {}
             _ => return,
         }
-        let unanswered = link.pending.values().any(|pending| *pending == Pending::Heartbeat);
+        let unanswered = link.awaits_heartbeat();
         let silence = now.saturating_duration_since(link.last_heard);
         // A shard answers a heartbeat as soon as it reads it, whatever else it does. One that has not
         // for two leases is stopped or cut off, even if the transport does not say so. Behind a push
@@ -363,7 +378,15 @@ impl Session {
                 let error = self.refused("go on", index, refused.refusal);
                 self.fail(error);
             }
-            (Pending::Heartbeat, Message::HeartbeatAnswer(_) | Message::Refused(_)) => {}
+            (Pending::Heartbeat, Message::HeartbeatAnswer(_)) => {
+                self.links[index].trouble.clear();
+            }
+            // Nothing was refused: it says why what waits there may wait for long.
+            (Pending::Heartbeat, Message::Refused(refused)) => {
+                if let Refusal::Storage { detail } = refused.refusal {
+                    self.links[index].trouble = detail.to_string();
+                }
+            }
             (Pending::Withdraw(request), Message::PushAnswer(_) | Message::Refused(_)) => {
                 if let Some(request) = request {
                     self.links[index].pending.remove(&request);

@@ -65,6 +65,10 @@ pub(super) struct Tokens {
     newest: TokenId,
     /// The operation whose request is unanswered; it may have given up since.
     requested: Option<OpId>,
+    /// How long that request waits, in milliseconds, if it is for a part of the operation's time only.
+    asked_in_part: Option<u32>,
+    /// For whom the last such request has waited.
+    awaited: Option<String>,
     /// Tokens on their way back, and whether that has been sent over the present connection. The
     /// owner counts on a token as long as it is not back, so this is said until it is answered.
     returning: Vec<(Grant, bool)>,
@@ -82,6 +86,19 @@ impl Tokens {
     /// A request for a token, by itself or with a push, was lost.
     pub(super) fn lost(&mut self) {
         self.doubts += 1;
+    }
+
+    pub(super) fn asked_in_part(&self) -> Option<u32> {
+        self.asked_in_part
+    }
+
+    pub(super) fn wait_for(&mut self, awaited: String) {
+        self.awaited = Some(awaited);
+    }
+
+    /// For whom a token waits, as the step owner has said last.
+    pub(super) fn awaited(&self) -> Option<&str> {
+        self.awaited.as_deref()
     }
 
     /// The request for a token alone was lost.
@@ -158,8 +175,10 @@ impl Session {
         let Some(op) = self.ops.get(&id) else { return };
         self.tokens.requested = Some(id);
         self.tokens.asks();
-        let envelope =
-            Envelope { deadline_ms: deadline_ms(now, op.deadline), ..Envelope::default() };
+        let wait_ms = self.token_wait_ms(now, op.deadline);
+        let is_part = wait_ms < deadline_ms(now, op.deadline);
+        self.tokens.asked_in_part = is_part.then_some(wait_ms);
+        let envelope = Envelope { deadline_ms: wait_ms, ..Envelope::default() };
         let request = TokenRequest { newest: self.tokens.newest };
         self.send(now, link, Pending::Token, envelope, request, Body::Empty);
     }
@@ -174,6 +193,7 @@ impl Session {
         let asked = self.tokens.requested.take();
         match message {
             Message::Granted(granted) => {
+                self.tokens.awaited = None;
                 if granted.grant.room != 0 {
                     self.links[link].room = granted.grant.room;
                 }
@@ -186,8 +206,10 @@ impl Session {
             Message::Ended(_) => self.tokens.end(),
             Message::Refused(refused) => {
                 // The request carried the deadline of whoever made it: others ask anew.
-                if let Some(id) = asked {
-                    let error = self.refused("take a token", link, refused.refusal);
+                if let Some(id) = asked.filter(|_| !self.token_goes_on(now, link, &refused.refusal))
+                {
+                    let refusal = self.of_the_whole_wait(now, id, refused.refusal);
+                    let error = self.refused("take a token", link, refusal);
                     self.finish(id, Err(error));
                 }
             }

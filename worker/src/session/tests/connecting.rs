@@ -8,7 +8,7 @@ use pushpull_common::protocol::message::{CatalogueState, Role};
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{Message, Refusal, message};
 
-use super::world::{OWNER, World, ms, plan, refused, shard, welcome};
+use super::world::{OWNER, World, grant, ms, order, plan, refused, shard, welcome};
 use crate::error::Error;
 use crate::session::{Command, Reply};
 
@@ -111,6 +111,93 @@ fn progress_is_told_at_the_interval_while_a_server_is_silent() {
     assert_eq!(world.progress.len(), 2, "the new operation has not waited for an interval");
     world.pass(Duration::from_secs(1));
     assert!(world.waits(pull) && world.progress.len() == 3);
+}
+
+#[test]
+fn a_server_that_is_connected_and_does_not_answer_for_a_lease_is_told() {
+    let plan = plan(2, 1);
+    let mut world = World::joined(&plan);
+    world.beats = false;
+    // Behind a push, whose bytes a slow network may have yet to carry, it is not cut off for long.
+    let push = world.push(&plan, 1);
+    for link in [OWNER, 1] {
+        world.give_room(link, 1);
+    }
+    world.pass(Duration::from_secs(25));
+    assert!(world.waits(push) && world.closed.is_empty());
+    let times: Vec<u64> = world.progress.iter().map(|(at, _)| at.as_secs()).collect();
+    assert_eq!(times, [10, 20]);
+    let shards = |at: usize| world.progress[at].1.0.iter().map(|silent| silent.shard);
+    assert!(shards(0).eq([shard(0), shard(1)]));
+    let last = &world.progress[0].1.0[0].last;
+    assert!(
+        last.starts_with("connected, and unresponsive: no answer to a heartbeat for"),
+        "{last}"
+    );
+}
+
+#[test]
+fn one_server_that_does_not_answer_is_told_though_others_do() {
+    let plan = plan(2, 1);
+    let mut world = World::joined(&plan);
+    world.beats = false;
+    let token = world.call(Command::Token);
+    world.heard(OWNER, "TokenRequest");
+    for _ in 0..10 {
+        world.pass(Duration::from_secs(1));
+        while !world.is_quiet(OWNER) {
+            let beat = world.heard(OWNER, "Heartbeat");
+            world.answer(&beat, message::HeartbeatAnswer {});
+        }
+    }
+    assert!(world.waits(token));
+    let [(_, silent)] = &world.progress[..] else { panic!("{:?}", world.progress) };
+    assert_eq!(silent.0.iter().map(|silent| silent.shard).collect::<Vec<_>>(), [shard(1)]);
+    // It answers again: nobody is silent.
+    let beat = world.heard(1, "Heartbeat");
+    world.answer(&beat, message::HeartbeatAnswer {});
+    world.beats = true;
+    world.pass(Duration::from_secs(25));
+    assert_eq!(world.progress.len(), 1);
+}
+
+#[test]
+fn what_a_server_says_that_waits_for_storage_is_told_until_it_goes_on() {
+    let plan = plan(1, 1);
+    let mut world = World::joined(&plan);
+    world.beats = false;
+    let push = world.call_within(
+        Command::Push { order: order(&plan, Some(grant(1, 0)), 1) },
+        Duration::from_secs(15),
+    );
+    world.give_room(OWNER, 1);
+    let cause = "cannot reserve space for /state/rows-1: no space left on device";
+    let storage = || refused(Refusal::Storage { detail: Detail::clipped(cause) });
+    let beats = |world: &mut World, stuck: bool| {
+        for _ in 0..10 {
+            world.pass(Duration::from_secs(1));
+            while !world.is_quiet(OWNER) {
+                let beat = world.heard(OWNER, "Heartbeat");
+                match stuck {
+                    true => world.answer(&beat, storage()),
+                    false => world.answer(&beat, message::HeartbeatAnswer {}),
+                }
+            }
+        }
+    };
+    beats(&mut world, true);
+    let [(_, silent)] = &world.progress[..] else { panic!("{:?}", world.progress) };
+    assert_eq!(silent.0[0].last, format!("connected, waits: {cause}"));
+    beats(&mut world, true);
+    let error = world.reply(push).unwrap_err();
+    assert!(matches!(error, Error::Timeout { .. }) && error.to_string().contains(cause), "{error}");
+    // The push is under way all the same, and nobody is told any more once there is space.
+    beats(&mut world, false);
+    let token = world.call(Command::Token);
+    world.heard(OWNER, "TokenRequest");
+    beats(&mut world, false);
+    assert!(world.waits(token));
+    assert_eq!(world.progress.len(), 1);
 }
 
 #[test]

@@ -607,3 +607,68 @@ fn a_streamed_push_ends_with_an_empty_part_where_nothing_was_sent() {
     assert_eq!(world.parts(2)[0].part().whole, Some(8));
     assert!(world.waits(end));
 }
+
+/// What the step owner says that has let a request for a token wait for so long.
+fn waits_for(waited_ms: u64, awaited: &str) -> Message {
+    refused(Refusal::Deadline { waited_ms, awaited: Detail::clipped(awaited) }).into()
+}
+
+#[test]
+fn a_wait_for_a_token_tells_who_is_missing_at_each_interval() {
+    let plan = plan(2, 1);
+    let mut world = joined(&plan);
+    let token = world.call(Command::Token);
+    for round in 1..=3 {
+        let request = world.heard(OWNER, "TokenRequest");
+        assert_eq!(request.envelope.deadline_ms, 10_000);
+        world.pass(Duration::from_secs(10));
+        assert_eq!(world.progress.len(), round - 1, "nobody is silent");
+        world.answer(&request, waits_for(10_020, "step 4; /job:worker/task:1 (lost)"));
+        assert!(world.waits(token));
+        let (_, silent) = world.progress.last().unwrap();
+        let [owner] = &silent.0[..] else { panic!("{silent}") };
+        assert_eq!(owner.shard, shard(0));
+        assert!(owner.last.ends_with("; step 4; /job:worker/task:1 (lost)"), "{owner}");
+        assert_eq!(world.progress.len(), round);
+    }
+    let request = world.heard(OWNER, "TokenRequest");
+    world.answer(&request, message::Granted { grant: grant(7, 0) });
+    assert!(matches!(world.reply(token), Ok(Reply::Token(Some(_)))));
+}
+
+#[test]
+fn a_wait_for_a_token_ends_with_its_own_deadline_or_as_the_servers_say() {
+    let plan = plan(2, 1);
+    let mut world = joined(&plan);
+    let token = world.call_within(Command::Token, Duration::from_secs(15));
+    let request = world.heard(OWNER, "TokenRequest");
+    world.pass(Duration::from_secs(10));
+    world.answer(&request, waits_for(10_000, "step 4"));
+    let last = world.heard(OWNER, "TokenRequest");
+    assert_eq!(last.envelope.deadline_ms, 4_950);
+    world.pass(ms(4_950));
+    world.answer(&last, waits_for(4_950, "step 5"));
+    let Err(Error::Refused { refusal: Refusal::Deadline { waited_ms, awaited }, .. }) =
+        world.reply(token)
+    else {
+        panic!("it goes on")
+    };
+    assert_eq!((waited_ms, awaited.as_str()), (14_950, "step 5"), "all of it has been waited");
+    // The policy for replicas that are lost says that nobody waits.
+    let token = world.call(Command::Token);
+    let request = world.heard(OWNER, "TokenRequest");
+    world.answer(&request, waits_for(30, "step 5; /job:worker/task:1 (lost)"));
+    assert!(matches!(world.reply(token), Err(Error::Refused { .. })));
+}
+
+#[test]
+fn a_wait_for_a_token_is_asked_for_once_where_nobody_hears_of_progress() {
+    let plan = plan(2, 1);
+    let mode = ModeIs::Synchronous { replicas_to_aggregate: 2, total_num_replicas: 2 };
+    let mut world = World::with(|start| start.progress_interval = None);
+    world.mode = mode;
+    let mut world = world.join(&plan);
+    world.call(Command::Token);
+    let request = world.heard(OWNER, "TokenRequest");
+    assert_eq!(request.envelope.deadline_ms, 59_950);
+}
