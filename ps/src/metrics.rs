@@ -109,6 +109,11 @@ counters! {
     table_rows_turned_away,
     /// Rows that were evicted: expired, or for want of room.
     table_rows_evicted,
+    /// Times that a table or an index could not grow, for want of space or of `bytes_max`; see
+    /// [`crate::Event::GrowthFailed`]. Each attempt counts.
+    growths_failed,
+    /// Shards that wait for such memory now, and apply nothing meanwhile. A gauge.
+    shards_waiting_to_grow,
     /// NaN and infinite elements taken, with the policy `Count`.
     non_finite,
     /// Pulls that clients have made from memory that they were lent, as they say themselves; not among

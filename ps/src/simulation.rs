@@ -392,7 +392,7 @@ impl Door {
         match work {
             Work::Idle => Worked::Idle,
             Work::More => Worked::More,
-            Work::Blocked | Work::Flushing => Worked::Blocked,
+            Work::Blocked | Work::Flushing | Work::Growing => Worked::Blocked,
         }
     }
 
@@ -427,7 +427,7 @@ impl Door {
                 Output::ToOwner { envelope, message } => {
                     Event::ToOwner { frame: frame_of(&envelope, &message, &[]) }
                 }
-                Output::Members { .. } => continue,
+                Output::Members { .. } | Output::Event(_) => continue,
                 Output::Lent { connection, envelope, message, descriptors } => {
                     let frame = frame_of(&envelope, &message, &[]);
                     Event::Lent { connection, frame, descriptors }

@@ -9,6 +9,7 @@ mod clipping;
 mod cluster;
 mod codecs;
 mod exactness;
+mod growth;
 mod half_rows;
 mod halves;
 mod hostile;

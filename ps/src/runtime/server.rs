@@ -202,7 +202,8 @@ impl Listener {
             let (stop, stall_timeout) = (stop.clone(), config.stall_timeout);
             let saver = saver.take().filter(|_| index == 0);
             let owner = owner_way(&config, &identity, ps.handle.address(), index as u16);
-            let ways = Ways { storage: storage.clone(), saver, owner };
+            let events = config.events.clone();
+            let ways = Ways { storage: storage.clone(), saver, owner, events };
             ps.spawn(format!("ps-{}-shard-{index}", config.task.index), &end, move || {
                 shard_thread::run(shard, arrivals, member_sender, stall_timeout, ways, &stop)
             })?;

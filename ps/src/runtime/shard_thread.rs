@@ -20,6 +20,7 @@ use super::outbox::{Answered, Outbox, Outgoing};
 use super::owner_link::{self, OwnerWay, Unsent};
 use super::patience::Patience;
 use crate::checkpoint::CheckpointStorage;
+use crate::event::EventSink;
 use crate::shard::checkpoints::{News, Order};
 use crate::shard::output::Output;
 use crate::shard::power::Flush;
@@ -61,6 +62,7 @@ pub(super) struct Core {
     members: watch::Sender<Members>,
     stall_timeout: Duration,
     storage: Option<Arc<dyn CheckpointStorage>>,
+    events: EventSink,
     orders: Option<mpsc::Sender<Order>>,
     /// Frames for the step owner, in synchronous mode.
     unsent: RefCell<Unsent>,
@@ -86,6 +88,7 @@ pub(super) struct Ways {
     pub(super) saver: Option<(mpsc::Sender<Order>, mpsc::Receiver<News>)>,
     /// In synchronous mode, on the others.
     pub(super) owner: Option<OwnerWay>,
+    pub(super) events: EventSink,
 }
 
 impl Core {
@@ -209,6 +212,7 @@ impl Core {
                     self.unsent.borrow_mut().add(&envelope, &message);
                     self.to_owner.notify_one();
                 }
+                Output::Event(event) => self.events.tell(&event),
                 // Nobody may be listening any more, while the server stops.
                 Output::Members { joined, present } => {
                     self.members.send_replace((joined, present));
@@ -486,6 +490,7 @@ pub(super) fn run(
         members,
         stall_timeout,
         storage: ways.storage,
+        events: ways.events,
         orders,
         unsent: RefCell::default(),
         to_owner: Notify::new(),

@@ -180,6 +180,7 @@ impl Shard {
             version: 0,
             gradients: 0,
             assigned: BTreeSet::new(),
+            growth: None,
             members: (0, 0),
             counters,
             outputs: VecDeque::new(),

@@ -30,6 +30,7 @@ impl Shard {
         self.tell_owner_again(now);
         self.end_waits_for_cuts(now);
         self.recall_tokens(now);
+        self.forget_growth(now);
         // In synchronous mode a push that is whole here and not everywhere helps nobody.
         let kept = if self.is_synchronous() { PerPush::new() } else { self.whole_tokens() };
         let asks = !self.shards_to_ask().is_empty();
@@ -49,7 +50,7 @@ impl Shard {
         self.count_direct_pulls();
         for entry in self.parked.expire(now) {
             let waited_ms = now.saturating_duration_since(entry.since).as_millis() as u64;
-            let awaited = Detail::clipped(match &entry.wait {
+            let awaited = match &entry.wait {
                 Wait::Ready => "the chief to initialize the variables".to_owned(),
                 Wait::Token => {
                     self.awaited_step(now).unwrap_or_else(|| self.awaited_tokens(now, entry.client))
@@ -58,7 +59,8 @@ impl Shard {
                 Wait::Pull { at_least, .. } | Wait::Rows { at_least, .. } => {
                     self.awaited_values(now, *at_least)
                 }
-            });
+            };
+            let awaited = Detail::clipped(self.with_growth(awaited));
             self.refuse(entry.connection, entry.request, Refusal::Deadline { waited_ms, awaited });
         }
     }

@@ -18,6 +18,7 @@ pub(crate) mod durable;
 mod encoded;
 pub(crate) mod generation;
 mod groups;
+mod growth;
 mod handshake;
 #[cfg(any(test, fuzzing, feature = "simulation"))]
 mod invariants;
@@ -79,6 +80,7 @@ use cut::{Cut, Wish};
 use drafts::Draft;
 use encoded::{Encoded, Form};
 use groups::Groups;
+use growth::AwaitedGrowth;
 pub(crate) use handshake::Way;
 use output::{Body, Output, PullMemory};
 use parked::{Entry, Parked, Wait};
@@ -292,6 +294,8 @@ pub(crate) struct Shard {
     gradients: u64,
     /// Partitions that were given values before the shard was initialized.
     assigned: BTreeSet<PartitionId>,
+    /// Since memory that must be made cannot be had.
+    growth: Option<AwaitedGrowth>,
     members: (usize, usize),
     counters: Arc<Counters>,
     outputs: VecDeque<Output>,
@@ -467,9 +471,10 @@ impl Shard {
         let deadline = deadline_of(now, header);
         let entry = |wait| Entry { connection, client, request, since: now, deadline, wait };
         match (message, client) {
-            (Message::Heartbeat(_), _) => {
-                self.answer(connection, request, message::HeartbeatAnswer {}.into());
-            }
+            (Message::Heartbeat(_), _) => match self.growth_refusal() {
+                None => self.answer(connection, request, message::HeartbeatAnswer {}.into()),
+                Some(refusal) => self.refuse(connection, request, refusal),
+            },
             (Message::Lend(asked), _) => self.lend(connection, request, kind, asked.wants),
             (Message::Declare(declare), _) => {
                 let bytes = vec![0; header.body_bytes as usize];

@@ -15,6 +15,7 @@ use pushpull_common::reused::Reused;
 
 use super::checkpoints::{Order, ShardRestore, ShardSave};
 use super::power::Flush;
+use crate::event::Event;
 use crate::store::{Snapshot, SnapshotMemory};
 
 /// One thing a shard wants done.
@@ -73,6 +74,8 @@ pub(crate) enum Output {
         /// What.
         message: Message,
     },
+    /// Tell whoever runs the server.
+    Event(Event),
     /// The number of members has changed.
     Members {
         /// How many have ever joined.

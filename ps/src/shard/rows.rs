@@ -15,7 +15,7 @@ use crate::aggregate::admission::PerPush;
 use crate::commit::Journal;
 use crate::inbox::{Inbox, Rows};
 use crate::optimizer::{ApplyAt, VariableRules};
-use crate::store::{NoSpareBlock, Store};
+use crate::store::{NoSpareBlock, Stalled, Store};
 use crate::table::Table;
 
 /// The rows that the push or the step under way changes, and how far it has come with them. It is the
@@ -121,7 +121,7 @@ impl RowWork {
         dense: &[Range<u64>],
         (step, version): (u64, u64),
         operation: Operation,
-    ) -> Result<(), NoSpareBlock> {
+    ) -> Result<(), Stalled> {
         self.version = version;
         // Of those, too, that this change does not touch.
         store.tables_mut().iter_mut().for_each(Table::discard);
@@ -145,7 +145,7 @@ impl RowWork {
         let begun = store.begin(&whole, rows, version);
         whole.empty();
         self.whole = whole;
-        begun
+        Ok(begun?)
     }
 
     /// Changes rows as far as the budget goes, in bytes of gradients; whether all are done.

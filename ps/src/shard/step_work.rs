@@ -17,7 +17,7 @@ use crate::aggregate::admission::PerPush;
 use crate::aggregate::round::Round;
 use crate::inbox::{Source, Values};
 use crate::optimizer::{ApplyAt, LENT_MAX};
-use crate::store::{Give, Input, Lent, NoSpareBlock};
+use crate::store::{Give, Input, Lent, Stalled};
 use crate::volatile::Volatile;
 use crate::zoo::Bug;
 
@@ -178,7 +178,7 @@ fn lent_of<'a>(pushes: &[Share<'a>], range: &Range<u64>) -> SmallVec<[Volatile<'
 impl Shard {
     /// A slice of a synchronous step: the mean of its gradients, added up in the order of their
     /// admission, is one gradient. A variable's mean is over the gradients that have it.
-    pub(super) fn work_on_step(&mut self, job: &mut StepJob) -> Result<bool, NoSpareBlock> {
+    pub(super) fn work_on_step(&mut self, job: &mut StepJob) -> Result<bool, Stalled> {
         let (Some(inbox), Variables::Ready(store)) = (&self.inbox, &mut self.variables) else {
             return Ok(true);
         };
@@ -289,6 +289,6 @@ impl Shard {
         }
         let (factors, reduction) = (&job.factors[..], self.config.sparse_reduction);
         let change = RowChange { rules, operation, at: apply_at, reduction, factors };
-        self.rows.slice(store, inbox, rooms, change, &mut budget, &mut self.tile)
+        Ok(self.rows.slice(store, inbox, rooms, change, &mut budget, &mut self.tile)?)
     }
 }

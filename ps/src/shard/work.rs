@@ -21,7 +21,7 @@ use crate::aggregate::admission::PerPush;
 use crate::config::NonFinite;
 use crate::inbox::{Arrival, Extents, Values};
 use crate::optimizer::{ApplyAt, VariableRules};
-use crate::store::{Change, Input, NoSpareBlock, Store};
+use crate::store::{Change, Input, Stalled, Store};
 use crate::volatile::Volatile;
 use crate::zoo::Bug;
 
@@ -153,6 +153,8 @@ pub(crate) enum Work {
     Blocked,
     /// There is more to do once an image is on the disk.
     Flushing,
+    /// There is more to do once memory that must be made can be had: see [`Shard::growth_failed`].
+    Growing,
 }
 
 impl Shard {
@@ -164,6 +166,9 @@ impl Shard {
     /// Does a slice of the work that is due.
     pub(crate) fn work(&mut self, now: Instant) -> Work {
         self.persist_late();
+        if self.awaits_growth(now) {
+            return Work::Growing;
+        }
         let Some(mut job) = self.jobs.pop_front() else {
             return Work::Idle;
         };
@@ -181,7 +186,11 @@ impl Shard {
             Job::Initialize(initialize) => Ok(self.work_on_initialize(initialize)),
         };
         match result {
-            Err(NoSpareBlock) => {
+            Err(Stalled::Growth(error)) => {
+                self.jobs.push_front(job);
+                return self.growth_failed(now, &error);
+            }
+            Err(Stalled::NoSpareBlock) => {
                 self.jobs.push_front(job);
                 if self.waits_for_image() {
                     // Blocks are free again when it is on the disk; nobody is to blame.
@@ -191,8 +200,12 @@ impl Shard {
                 self.give_up_saving();
                 return Work::Blocked;
             }
-            Ok(false) => self.jobs.push_front(job),
+            Ok(false) => {
+                self.jobs.push_front(job);
+                self.growth_succeeded(now);
+            }
             Ok(true) => {
+                self.growth_succeeded(now);
                 match job {
                     Job::Push(PushJob { room, refusal: Some(refusal), .. }) => {
                         self.refuse_whole(now, room, refusal);
@@ -225,7 +238,7 @@ impl Shard {
     }
 
     /// A slice of an update; whether it is done.
-    fn work_on_push(&mut self, job: &mut PushJob) -> Result<bool, NoSpareBlock> {
+    fn work_on_push(&mut self, job: &mut PushJob) -> Result<bool, Stalled> {
         if !job.begun && !job.is_seen && self.is_looked_at_first(job.room) {
             match self.look_at_lent(job.room, &mut job.look) {
                 Ok(false) => return Ok(false),
@@ -339,7 +352,7 @@ impl Shard {
         }
         let (operation, reduction) = (push.operation, self.config.sparse_reduction);
         let change = RowChange { rules, operation, at, reduction, factors: &[] };
-        self.rows.slice(store, inbox, &rooms, change, &mut budget, &mut self.tile)
+        Ok(self.rows.slice(store, inbox, &rooms, change, &mut budget, &mut self.tile)?)
     }
 
     fn work_on_initialize(&mut self, job: &mut InitializeJob) -> bool {

@@ -9,10 +9,32 @@ use pushpull_common::lending::Counts;
 
 use super::readers::{Readers, Span};
 use crate::arena::{Blocks, Pins};
+use crate::error::StorageError;
 
 /// All spare blocks are pinned: the change goes on when a pull has been sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NoSpareBlock;
+
+/// Why a change cannot begin or go on now. Nothing is lost: it is tried again.
+#[derive(Debug)]
+pub(crate) enum Stalled {
+    /// Memory that is there is pinned: see [`NoSpareBlock`].
+    NoSpareBlock,
+    /// Memory that must be made cannot be had. The change has not begun.
+    Growth(Box<StorageError>),
+}
+
+impl From<NoSpareBlock> for Stalled {
+    fn from(NoSpareBlock: NoSpareBlock) -> Stalled {
+        Stalled::NoSpareBlock
+    }
+}
+
+impl From<StorageError> for Stalled {
+    fn from(error: StorageError) -> Stalled {
+        Stalled::Growth(Box::new(error))
+    }
+}
 
 /// Blocks by their place in the variables, over blocks by their place in memory.
 ///

@@ -3,7 +3,7 @@
 use pushpull_common::catalogue::Partition;
 use pushpull_common::ids::PartitionId;
 
-use super::{Change, NoSpareBlock, Store};
+use super::{Change, Store};
 use crate::arena::{Arena, Budget};
 use crate::commit::Journal;
 use crate::error::StorageError;
@@ -47,9 +47,9 @@ impl Store {
     }
 
     /// Makes sure that a transaction has room for what was begun of all tables together.
-    pub(crate) fn make_room_for_tables(&self, journal: &mut Journal) -> Result<(), NoSpareBlock> {
+    pub(crate) fn make_room_for_tables(&self, journal: &mut Journal) -> Result<(), StorageError> {
         let words = self.tables.iter().map(Table::drafted_words).sum();
-        journal.make_room(words).map_err(|_| NoSpareBlock)
+        journal.make_room(words)
     }
 
     /// Settles where the rows of tables will be that the change under way changes, which makes

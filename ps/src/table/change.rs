@@ -16,7 +16,7 @@ use crate::checkpoint::RowHead;
 use crate::commit::{Journal, index_bytes};
 use crate::error::StorageError;
 use crate::layout::Kind;
-use crate::store::NoSpareBlock;
+use crate::store::Stalled;
 
 /// A change under way.
 #[derive(Debug, Default)]
@@ -74,15 +74,15 @@ impl Drafted {
 
 impl Table {
     /// Prepares the change of the rows of these ids, which rise, by the push that makes `version` at
-    /// a global step. What was drafted of another change is forgotten. An error says that there is
-    /// no memory for it now, and nothing was done.
+    /// a global step. What was drafted of another change is forgotten. An error says why
+    /// there is no memory for it now, and nothing was done.
     pub(crate) fn begin(
         &mut self,
         journal: &mut Journal,
         ids: &[u64],
         (step, version): (u64, u64),
         assigned: bool,
-    ) -> Result<(), NoSpareBlock> {
+    ) -> Result<(), Stalled> {
         self.discard();
         self.step = self.step.max(step);
         self.have_spare(ids.len())?;
@@ -117,11 +117,11 @@ impl Table {
         let pages = drafted.page_count as usize;
         drafted.step = self.step;
         self.draft = Some(drafted);
-        let room = self.have_pages(journal, pages).map_err(|_| NoSpareBlock);
+        let room = self.have_pages(journal, pages);
         if room.is_err() {
             self.discard();
         }
-        room
+        Ok(room?)
     }
 
     /// Whether it is known where the rows of the change under way will be, if there is one.
@@ -159,14 +159,14 @@ impl Table {
     }
 
     /// Makes sure that so many records can be written.
-    fn have_spare(&mut self, rows: usize) -> Result<(), NoSpareBlock> {
+    fn have_spare(&mut self, rows: usize) -> Result<(), Stalled> {
         while self.records.spare() < rows {
             // While a checkpoint reads what was, there may be twice as many as otherwise.
             let most = (2 * self.limit).saturating_add(rows as u64);
             if self.records.count() >= most {
-                return Err(NoSpareBlock);
+                return Err(Stalled::NoSpareBlock);
             }
-            self.records.grow().map_err(|_| NoSpareBlock)?;
+            self.records.grow()?;
         }
         Ok(())
     }

@@ -202,8 +202,12 @@ impl Records {
         let Files { arena, generation, table, .. } = &self.files;
         let part = Part::OfTable(*table, number);
         // A process may have been killed, or refused space, while it made it.
-        arena.place.remove(&part.file_name(Kind::Rows, *generation))?;
-        let memory = arena.create_part(Kind::Rows, *generation, part, bytes)?;
+        let name = part.file_name(Kind::Rows, *generation);
+        arena.place.remove(&name)?;
+        let memory = arena.create_part(Kind::Rows, *generation, part, bytes).inspect_err(|_| {
+            // It is made again in any case; until then others need what space it has.
+            let _ = arena.place.remove(&name);
+        })?;
         self.add_file(memory)
     }
 

@@ -102,7 +102,7 @@ impl Alone {
     }
 
     /// Begins a push of these rows, which rise.
-    fn begin(&mut self, step: u64, rows: &[(u64, f32)]) -> Result<(), crate::store::NoSpareBlock> {
+    fn begin(&mut self, step: u64, rows: &[(u64, f32)]) -> Result<(), crate::store::Stalled> {
         let ids: Vec<u64> = rows.iter().map(|(id, _)| *id).collect();
         self.table.begin(&mut self.journal, &ids, (step, self.version + 1), false)?;
         self.journal.make_room(self.table.drafted_words()).unwrap();

@@ -13,6 +13,7 @@ mod crash_model;
 mod cuts;
 mod encoded;
 mod encoded_rows;
+mod growth;
 mod handshakes;
 mod images;
 mod join;

@@ -55,6 +55,8 @@ pub(super) struct World {
     pub(super) lent: BTreeMap<Line, Vec<OwnedFd>>,
     /// The connections that a shard has closed.
     pub(super) closed: BTreeSet<Line>,
+    /// What whoever runs the shards was told.
+    pub(super) events: Vec<(usize, crate::event::Event)>,
     /// The last numbers of members, by shard.
     pub(super) members: Vec<(usize, usize)>,
     pub(super) now: Instant,
@@ -150,6 +152,7 @@ impl World {
             boots: 100,
             boot: life.boot,
             catalogue: place(variables, config.shards),
+            events: Vec::new(),
             members: vec![(0, 0); counters.len()],
             counters,
             heard: BTreeMap::new(),
@@ -265,6 +268,11 @@ impl World {
     /// The bytes of memory that nobody has taken.
     pub(super) fn left(&self) -> u64 {
         self.budget.left()
+    }
+
+    /// Takes all memory that nobody has taken, until what this returns is dropped.
+    pub(super) fn fill(&self) -> crate::arena::Loan {
+        self.budget.take(self.budget.left()).expect("so much is left")
     }
 
     pub(super) fn metrics(&self) -> Metrics {
@@ -539,6 +547,7 @@ impl World {
                 Output::RestoreShard(restore) => self.restores.push((shard, *restore)),
                 Output::Order(order) => self.orders.push((shard, order)),
                 Output::Members { joined, present } => self.members[shard] = (joined, present),
+                Output::Event(event) => self.events.push((shard, event)),
             }
         }
         if let Some(observer) = &mut self.observer {

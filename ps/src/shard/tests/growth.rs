@@ -1,0 +1,113 @@
+//! Tables that cannot grow: the push waits, everybody is told why, and it is applied once there is space.
+
+use std::time::Duration;
+
+use pushpull_common::ids::ShardId;
+use pushpull_common::protocol::{Envelope, Message, Refusal, message};
+use pushpull_common::table::TableSpec;
+use pushpull_common::tensor::DType;
+use pushpull_common::variable::VariableSpec;
+
+use super::peers::{Push, bytes_of, index_of, worker};
+use super::world::{Line, World};
+use crate::event::Event;
+use crate::optimizer::Sgd;
+use crate::shard::work::Work;
+use crate::shard::{Input, TICK};
+
+/// `users` (rows of 2 f32) by itself, with no records yet.
+fn ready() -> (World, Line) {
+    let users = TableSpec::new(1 << 20).rows_at_once(4);
+    let users = VariableSpec::table("users", DType::F32, [2], users).unwrap();
+    let (mut world, _) = World::ready(vec![users], Sgd::new(1.0), |config| config.inbox_pushes(2));
+    let line = world.join(0, &mut worker(1));
+    (world, line)
+}
+
+/// Sends a gradient for one row, whole.
+fn push(world: &mut World, line: Line, sequence: u64, id: u64) -> pushpull_common::ids::RequestId {
+    let gradient: Push = world.gradient(line, sequence);
+    let layout = world.catalogue.layout(ShardId { task: 0, shard: 0 });
+    let table = &layout.tables()[0];
+    let (index_at, rows_at) = (table.index.unwrap(), table.offset);
+    let (index, row) = (index_of(&[id]), bytes_of(&[5_f32, 6.0]));
+    world.push(line, &gradient, &[(index_at, &index), (rows_at, &row)])
+}
+
+fn heartbeat(world: &mut World, line: Line) -> Message {
+    let request = world.say(line, message::Heartbeat {}.into());
+    world.answer(line, request).expect("a heartbeat is answered")
+}
+
+#[test]
+fn a_push_waits_for_space_and_is_applied_once_there_is_some() {
+    let (mut world, line) = ready();
+    let taken = world.fill();
+    let request = push(&mut world, line, 1, 77);
+    assert_eq!(world.work(), Work::Growing);
+    assert_eq!(world.answer(line, request), None, "it is neither applied nor refused");
+    let metrics = world.metrics();
+    assert_eq!((metrics.growths_failed, metrics.shards_waiting_to_grow), (1, 1));
+    let [(0, Event::GrowthFailed { shard, cause })] = &world.events[..] else {
+        panic!("{:?}", world.events)
+    };
+    assert_eq!(*shard, ShardId { task: 0, shard: 0 });
+    assert!(cause.contains("0 bytes of bytes_max are left"), "{cause}");
+    let cause = cause.clone();
+    // It is tried again every second, and told once.
+    for _ in 0..TICKS_OF_A_SECOND - 1 {
+        world.now += TICK;
+        world.input(0, Input::Tick);
+        assert_eq!(world.slice(0), Work::Growing);
+    }
+    assert_eq!(world.metrics().growths_failed, 1);
+    world.now += TICK;
+    assert_eq!((world.slice(0), world.metrics().growths_failed), (Work::Growing, 2));
+    assert_eq!(world.events.len(), 1);
+    // Whoever says anything is told why it waits.
+    let Message::Refused(refused) = heartbeat(&mut world, line) else { panic!("not told") };
+    let Refusal::Storage { detail } = &refused.refusal else { panic!("{refused:?}") };
+    assert_eq!(detail.as_str(), cause);
+    drop(taken);
+    world.now += Duration::from_secs(1);
+    assert_eq!(world.work(), Work::Idle);
+    let Some(Message::PushAnswer(_)) = world.answer(line, request) else { panic!("not applied") };
+    assert_eq!(world.metrics().table_rows, 1);
+    assert_eq!(world.metrics().shards_waiting_to_grow, 0);
+    let waited = Duration::from_secs(2);
+    let resumed = Event::GrowthResumed { shard: ShardId::default(), waited };
+    assert_eq!(world.events.last(), Some(&(0, resumed)));
+    assert!(matches!(heartbeat(&mut world, line), Message::HeartbeatAnswer(_)));
+}
+
+#[test]
+fn waits_behind_a_push_that_cannot_grow_name_the_cause() {
+    let (mut world, line) = ready();
+    let _taken = world.fill();
+    push(&mut world, line, 1, 77);
+    push(&mut world, line, 2, 78);
+    assert_eq!(world.work(), Work::Growing);
+    // Both rooms are taken by pushes that are not applied.
+    let envelope = Envelope { deadline_ms: 500, ..Envelope::default() };
+    let request = world.send(line, envelope, message::Reserve {}.into(), &[]);
+    assert_eq!(world.answer(line, request), None);
+    world.now += Duration::from_millis(500);
+    world.tick();
+    let Some(Message::Refused(refused)) = world.answer(line, request) else { panic!("not told") };
+    let Refusal::Deadline { awaited, .. } = refused.refusal else { panic!("{refused:?}") };
+    assert!(awaited.as_str().contains("cannot grow: cannot reserve"), "{awaited}");
+}
+
+#[test]
+fn a_push_that_waits_for_space_survives_the_process() {
+    let (mut world, line) = ready();
+    let taken = world.fill();
+    push(&mut world, line, 1, 77);
+    assert_eq!(world.work(), Work::Growing);
+    drop(taken);
+    world.restart(0).unwrap();
+    assert_eq!(world.work(), Work::Idle);
+    assert_eq!((world.metrics().table_rows, world.metrics().gradients_applied), (1, 1));
+}
+
+const TICKS_OF_A_SECOND: u32 = 20;

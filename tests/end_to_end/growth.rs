@@ -1,0 +1,84 @@
+//! A table that cannot grow: training waits, everybody is told why, and it goes on without a restart.
+
+use std::cell::Cell;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use pushpull::blocking::Worker;
+use pushpull::{
+    DType, Event, Partitioner, Push, Sgd, Storage, TableSpec, VariableSpec, WorkerConfig,
+};
+
+use super::cluster::{Cluster, LONG};
+
+/// Returns once `found` finds something.
+fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
+    let since = Instant::now();
+    loop {
+        if let Some(found) = found() {
+            return found;
+        }
+        assert!(since.elapsed() < LONG, "{what} does not come");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_table_that_cannot_grow_holds_a_push_and_says_why_until_it_can() {
+    let folder = tempfile::tempdir().unwrap();
+    let (events, index) = (Arc::new(Mutex::new(Vec::new())), Cell::new(0));
+    let cluster = Cluster::start(2, 1, Sgd::new(1.0), |config| {
+        let state = folder.path().join(format!("state-{}", index.replace(index.get() + 1)));
+        let events = events.clone();
+        config
+            .storage(Storage::Directory { state, bytes_max: 1 << 28 })
+            .lease(Duration::from_millis(500))
+            .on_event(move |event| events.lock().unwrap().push(event.clone()))
+    });
+    let told = Arc::new(Mutex::new(String::new()));
+    let heard = told.clone();
+    let config: WorkerConfig =
+        cluster.config(0).on_progress(Duration::from_millis(100), move |silent| {
+            *heard.lock().unwrap() = silent.to_string();
+        });
+    let mut worker = Worker::connect(config).unwrap();
+    let table = VariableSpec::table("table", DType::F32, [3], TableSpec::new(1 << 20)).unwrap();
+    worker.join(&[table.partitioner(Partitioner::Fixed { shards: 2 })], |_| ()).unwrap();
+    // What a full file system would say cannot be had here without being root: something else that has the
+    // name of the file which the table grows by is as much in the way.
+    let blocked = folder.path().join("state-1/shard-0/rows-1-0-0");
+    assert!(!blocked.exists(), "the first row makes it");
+    std::fs::create_dir(&blocked).unwrap();
+
+    let ids: Vec<u64> = (1..=64).collect();
+    let token = worker.token().unwrap().unwrap();
+    let mut gradients = worker.gradients();
+    gradients.set_rows("table", &ids, &[1.0_f32; 192]).unwrap();
+    let pushing = std::thread::spawn(move || {
+        let pushed = worker.push(token, gradients);
+        (worker, pushed)
+    });
+    let path = blocked.display().to_string();
+    wait_for("the worker's progress", || told.lock().unwrap().contains(&path).then_some(()));
+    let cause = wait_for("the event", || match events.lock().unwrap().first()? {
+        Event::GrowthFailed { shard, cause, .. } => Some((shard.task, cause.clone())),
+        other => panic!("{other:?}"),
+    });
+    assert!(cause.0 == 1 && cause.1.contains(&path), "{cause:?}");
+    let metrics = |task: usize| cluster.servers[task].handle().metrics();
+    assert_eq!(metrics(1).shards_waiting_to_grow, 1);
+    assert!(!pushing.is_finished(), "it waits");
+
+    std::fs::remove_dir(&blocked).unwrap();
+    let (mut worker, pushed) = pushing.join().unwrap();
+    assert!(matches!(pushed, Ok(Push::Applied { .. })), "{pushed:?}");
+    assert_eq!((metrics(0).gradients_applied, metrics(1).gradients_applied), (1, 1));
+    assert_eq!(metrics(0).table_rows + metrics(1).table_rows, 64);
+    assert_eq!((metrics(1).shards_waiting_to_grow, metrics(0).growths_failed), (0, 0));
+    wait_for("the second event", || {
+        let events = events.lock().unwrap();
+        matches!(events.last(), Some(Event::GrowthResumed { .. })).then_some(())
+    });
+    worker.leave().unwrap();
+    cluster.stop();
+}
