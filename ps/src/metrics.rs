@@ -143,6 +143,11 @@ counters! {
     /// Clients that were given up, by the step owner: one shard had applied their push, and the step
     /// owner never got its share.
     clients_retired,
+    /// Connections to the step owner that shards of this task have lost, in synchronous mode; see
+    /// [`crate::Event::OwnerLost`].
+    owner_connections_lost,
+    /// Shards that have no connection to the step owner now, though they have had one. A gauge.
+    shards_without_owner,
     /// Connections closed because the peer broke the protocol or stalled.
     connections_faulted,
 }

@@ -191,6 +191,22 @@ impl Admission {
         if all { behind.all(|behind| behind) } else { behind.any(|behind| behind) }
     }
 
+    /// The shards that have not said that they have applied every step, by their places.
+    pub(crate) fn shards_behind(&self) -> impl Iterator<Item = usize> {
+        let behind = self.applied.iter().enumerate().filter(|&(_, &steps)| steps < self.step);
+        behind.map(|(shard, _)| shard)
+    }
+
+    /// The shards that have not said that they hold a push which others hold, by their places; and how many such
+    /// pushes each lacks.
+    pub(crate) fn shards_lacking(&self) -> impl Iterator<Item = (usize, usize)> {
+        let partly = |out: &&Out| out.held.iter().any(Option::is_some);
+        let lacked = move |shard: usize| {
+            self.out.values().filter(partly).filter(|out| out.held[shard].is_none()).count()
+        };
+        (0..self.shards).map(move |shard| (shard, lacked(shard))).filter(|&(_, lacked)| lacked > 0)
+    }
+
     /// Whether this replica is there.
     pub(crate) fn is_live(&self, replica: ClientKey) -> bool {
         self.live.contains_key(&replica)

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use super::peer::Line;
 use super::shard_thread::Core;
+use crate::event::Event;
 use crate::introduction::Introduction;
 use crate::shard::Input;
 
@@ -21,6 +22,8 @@ pub(super) struct OwnerWay {
     pub(super) introduction: Introduction,
     pub(super) address: String,
     pub(super) shard: ShardId,
+    /// The shard that goes there.
+    pub(super) own: ShardId,
     /// Silence for so long is the end of a connection.
     pub(super) lease: Duration,
 }
@@ -61,20 +64,61 @@ const BACK_OFF: (Duration, Duration) = (Duration::from_millis(10), Duration::fro
 /// Keeps the connection, and makes it anew when it is lost.
 pub(super) async fn keep(core: Rc<Core>, way: OwnerWay) {
     let mut limit = BACK_OFF.0;
+    let mut absence = Absence::new(way.own, way.lease, Instant::now());
     loop {
-        if let Ok(line) = connect(&way).await {
-            limit = BACK_OFF.0;
-            core.unsent().borrow_mut().clear();
-            core.handle(Input::OwnerLink { up: true });
-            core.handle(Input::Tick);
-            // However it ends, the next one begins.
-            let _ = serve(&core, line, way.lease).await;
-            core.handle(Input::OwnerLink { up: false });
+        let ended = match connect(&way).await {
+            Err(cause) => Err(cause),
+            Ok(line) => {
+                limit = BACK_OFF.0;
+                core.tell(absence.ends(Instant::now()));
+                core.unsent().borrow_mut().clear();
+                core.handle(Input::OwnerLink { up: true });
+                core.handle(Input::Tick);
+                // However it ends, the next one begins.
+                let ended = serve(&core, line, way.lease).await;
+                absence = Absence::new(way.own, way.lease, Instant::now());
+                core.handle(Input::OwnerLink { up: false });
+                ended
+            }
+        };
+        if let Err(cause) = ended {
+            core.tell(absence.lasts(Instant::now(), cause));
         }
         // Full jitter: many shards that lose one owner do not come back at once.
         let share = RandomState::new().hash_one(0_u8) % 1000;
         tokio::time::sleep(limit * share as u32 / 1000).await;
         limit = (limit * 2).min(BACK_OFF.1);
+    }
+}
+
+/// A time without a connection. It is told once it has lasted for a lease: a step owner that is started anew is
+/// back before, and one that ends with the training is not missed.
+#[derive(Debug)]
+struct Absence {
+    shard: ShardId,
+    lease: Duration,
+    since: Instant,
+    told: bool,
+}
+
+impl Absence {
+    fn new(shard: ShardId, lease: Duration, since: Instant) -> Absence {
+        Absence { shard, lease, since, told: false }
+    }
+
+    /// There is still no connection, for this cause.
+    fn lasts(&mut self, now: Instant, cause: String) -> Option<Event> {
+        if self.told || now.saturating_duration_since(self.since) < self.lease {
+            return None;
+        }
+        self.told = true;
+        Some(Event::OwnerLost { shard: self.shard, cause })
+    }
+
+    /// There is a connection.
+    fn ends(&mut self, now: Instant) -> Option<Event> {
+        let away = now.saturating_duration_since(self.since);
+        std::mem::take(&mut self.told).then_some(Event::OwnerFound { shard: self.shard, away })
     }
 }
 
@@ -111,5 +155,27 @@ async fn serve(core: &Rc<Core>, mut line: Line, lease: Duration) -> Result<(), S
         }
         let sent = tokio::time::timeout(lease, line.send(&frames)).await;
         sent.map_err(|_| "it does not read")?.map_err(|error| error.to_string())?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_absence_is_told_once_it_has_lasted_for_a_lease_and_when_it_ends() {
+        let (shard, lease) = (ShardId { task: 1, shard: 2 }, Duration::from_secs(5));
+        let start = Instant::now();
+        let mut absence = Absence::new(shard, lease, start);
+        let cause = || "it is silent".to_owned();
+        assert_eq!(absence.lasts(start + lease / 2, cause()), None);
+        let told = absence.lasts(start + lease, cause());
+        assert_eq!(told, Some(Event::OwnerLost { shard, cause: cause() }));
+        assert_eq!(absence.lasts(start + 2 * lease, cause()), None, "it is told once");
+        let found = absence.ends(start + 3 * lease);
+        assert_eq!(found, Some(Event::OwnerFound { shard, away: 3 * lease }));
+        // One that nobody was told of ends in silence.
+        let mut short = Absence::new(shard, lease, start);
+        assert_eq!((short.lasts(start, cause()), short.ends(start + lease)), (None, None));
     }
 }

@@ -277,6 +277,7 @@ fn owner_way(config: &PsConfig, identity: &Identity, own: &str, shard: u16) -> O
         introduction: Introduction { task: config.task.clone(), identity: identity.clone() },
         address: peers(config, own).get(&owner.index)?.clone(),
         shard: ShardId { task: owner.index, shard: 0 },
+        own: ShardId { task: config.task.index, shard },
         lease: config.lease,
     })
 }

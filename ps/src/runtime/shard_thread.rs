@@ -80,7 +80,7 @@ pub(super) struct Core {
     awake: Notify,
 }
 
-/// How a shard's thread reaches the checkpoints.
+/// How a shard's thread reaches the checkpoints, the step owner and whoever runs the server.
 #[derive(Debug, Default)]
 pub(super) struct Ways {
     pub(super) storage: Option<Arc<dyn CheckpointStorage>>,
@@ -156,6 +156,11 @@ impl Core {
         if self.shard.borrow().has_work() {
             self.work.notify_one();
         }
+    }
+
+    /// Tells whoever runs the server.
+    pub(super) fn tell(&self, event: Option<crate::event::Event>) {
+        event.iter().for_each(|event| self.events.tell(event));
     }
 
     pub(super) fn fault(&self) {

@@ -40,13 +40,19 @@ impl Shard {
     }
 
     /// The place of a shard among those that take part, and how it is reached from now on.
-    pub(super) fn takes_part(&mut self, connection: u64, shard: ShardId) -> Option<usize> {
+    pub(super) fn takes_part(
+        &mut self,
+        now: Instant,
+        connection: u64,
+        shard: ShardId,
+    ) -> Option<usize> {
         let index = self.index_of(shard).filter(|_| shard != self.id)?;
         let speaks_for = self.parts.iter().find(|(_, other)| **other == connection);
         if speaks_for.is_some_and(|(other, _)| *other != shard) {
             return None;
         }
         self.parts.insert(shard, connection);
+        self.parts_heard.insert(shard, now);
         Some(index)
     }
 
@@ -57,7 +63,10 @@ impl Shard {
 
     /// The step owner forgets what it was told when it is started anew, and may not have been of the
     /// same restore epoch: it is told again when there is a connection, and from time to time.
-    pub(super) fn owner_link(&mut self, up: bool) {
+    pub(super) fn owner_link(&mut self, now: Instant, up: bool) {
+        self.owner_lost = (!up).then_some(now);
+        self.counters.owner_connections_lost.add(u64::from(self.owner_is_up && !up));
+        self.counters.shards_without_owner.set(u64::from(!up));
         self.owner_is_up = up;
         self.told_owner = None;
     }
@@ -144,7 +153,7 @@ impl Shard {
         if squares < 0.0 {
             return;
         }
-        let Some(index) = self.takes_part(connection, shard) else { return };
+        let Some(index) = self.takes_part(now, connection, shard) else { return };
         let holder = self.owner.as_ref().and_then(|owner| owner.holder_of(token));
         if holder.is_some_and(|holder| self.replicas.client(holder).epoch != client) {
             // Somebody has pushed there under a token that is another's.
@@ -167,7 +176,7 @@ impl Shard {
         shard: ShardId,
         steps: u64,
     ) {
-        let Some(index) = self.takes_part(connection, shard) else { return };
+        let Some(index) = self.takes_part(now, connection, shard) else { return };
         let Some(admission) = self.admission_mut() else {
             return;
         };

@@ -150,6 +150,8 @@ impl Shard {
             told: None,
             asked_for_recalls: None,
             owner_is_up: false,
+            owner_lost: None,
+            parts_heard: BTreeMap::new(),
             told_owner: None,
             short_since: None,
             first_join: None,

@@ -55,7 +55,7 @@ impl Shard {
                 Wait::Token => {
                     self.awaited_step(now).unwrap_or_else(|| self.awaited_tokens(now, entry.client))
                 }
-                Wait::Room => "room in the inbox".to_owned(),
+                Wait::Room => self.awaited_room(now),
                 Wait::Pull { at_least, .. } | Wait::Rows { at_least, .. } => {
                     self.awaited_values(now, *at_least)
                 }

@@ -57,10 +57,47 @@ impl Shard {
     pub(super) fn awaited_values(&self, now: Instant, step: u64) -> String {
         let found = match (self.awaited_step(now), &self.round) {
             (Some(awaited), _) => format!("; {awaited}"),
-            (None, Some(round)) => format!("; this shard has applied {}", round.step()),
+            (None, Some(round)) => {
+                let owner = self.without_owner(now);
+                format!("; this shard has applied {}{owner}", round.step())
+            }
             (None, None) => String::new(),
         };
         format!("global step {step}{found}")
+    }
+
+    /// What room in the inbox waits for, in words.
+    pub(super) fn awaited_room(&self, now: Instant) -> String {
+        format!("room in the inbox{}", self.without_owner(now))
+    }
+
+    /// That this shard cannot reach the step owner, and so makes no step, in words; nothing if it can.
+    fn without_owner(&self, now: Instant) -> String {
+        let cut_off = self.is_synchronous() && self.owner.is_none() && !self.owner_is_up;
+        match self.owner_lost {
+            _ if !cut_off => String::new(),
+            None => format!("; {} has not reached the step owner yet", self.id),
+            Some(since) => {
+                let away = now.saturating_duration_since(since).as_millis();
+                format!("; {} has had no connection to the step owner for {away} ms", self.id)
+            }
+        }
+    }
+
+    /// On the step owner: a shard, by its place among those that take part, and when it was heard of last.
+    fn last_word_of_shard(&self, now: Instant, at: usize) -> Option<String> {
+        let shard = *self.taking_part().get(at)?;
+        if shard == self.id {
+            return Some(self.with_growth(format!("{shard} itself")));
+        }
+        let link = if self.parts.contains_key(&shard) { "" } else { "not connected, " };
+        Some(match self.parts_heard.get(&shard) {
+            None => format!("{shard} ({link}not heard from yet)"),
+            Some(&heard) => {
+                let silent = now.saturating_duration_since(heard).as_millis();
+                format!("{shard} ({link}heard from {silent} ms ago)")
+            }
+        })
     }
 
     /// A replica, and when it was heard of last.
@@ -99,9 +136,13 @@ impl Shard {
     /// What a request for a token waits for, in words.
     pub(crate) fn awaited_step(&self, now: Instant) -> Option<String> {
         let admission = self.admission()?;
-        if admission.is_applying() {
+        if admission.is_applying() || admission.is_behind() {
             let step = admission.step() - 1;
-            return Some(format!("step {step} to be applied by every shard"));
+            let behind =
+                admission.shards_behind().filter_map(|at| self.last_word_of_shard(now, at));
+            let behind = behind.collect::<Vec<String>>().join(", ");
+            let behind = if behind.is_empty() { behind } else { format!("; not yet by {behind}") };
+            return Some(format!("step {step} to be applied by every shard{behind}"));
         }
         let given: Vec<ClientKey> = admission.admitted().iter().map(|g| g.holder).collect();
         // Whoever has left is missing where nobody does without, whatever it has given.
@@ -111,7 +152,13 @@ impl Shard {
             let gone = presence != Presence::Present && short;
             gone || (presence != Presence::Left && !given.contains(client))
         });
-        let missing: Vec<String> = missing.map(|client| self.last_word_of(now, client)).collect();
+        // A gradient that a shard does not speak of is not its worker's fault.
+        let shards = admission.shards_lacking().filter_map(|(at, lacked)| {
+            let shard = self.last_word_of_shard(now, at)?;
+            Some(format!("{shard}, which has not said that it holds {lacked} that others hold"))
+        });
+        let missing = missing.map(|client| self.last_word_of(now, client));
+        let missing: Vec<String> = shards.chain(missing).collect();
         let (step, count, goal) = (admission.step(), given.len(), admission.goal());
         let seen = u32::try_from(self.replicas.keys().count()).unwrap_or(u32::MAX);
         let total = self.config.rule().map_or(0, |rule| rule.total);

@@ -266,8 +266,12 @@ pub(crate) struct Shard {
     told: Option<u64>,
     /// When the others were last asked for all tokens that are recalled.
     asked_for_recalls: Option<Instant>,
+    /// When those shards said something last.
+    parts_heard: BTreeMap<ShardId, Instant>,
     /// On the others: whether there is a connection to the step owner, and when it was told last.
     owner_is_up: bool,
+    /// Since when there is none any more.
+    owner_lost: Option<Instant>,
     told_owner: Option<Instant>,
     /// Since when a synchronous step lacks replicas.
     short_since: Option<Instant>,
@@ -329,7 +333,7 @@ impl Shard {
             }
             Input::ShardRestored(restored) => self.restored(now, *restored),
             Input::Flushed(result) => self.flushed(result),
-            Input::OwnerLink { up } => self.owner_link(up),
+            Input::OwnerLink { up } => self.owner_link(now, up),
             Input::Owner { header, message } => self.hear_owner(now, header, message),
             Input::Tick => self.tick(now),
         }

@@ -105,7 +105,7 @@ impl Shard {
         answer: &message::Recalled,
     ) {
         let message::Recalled { token, shard, applied } = *answer;
-        if self.takes_part(connection, shard).is_none() {
+        if self.takes_part(now, connection, shard).is_none() {
             return;
         }
         let shards = self.shards_to_ask();

@@ -897,3 +897,89 @@ fn whoever_is_gone_is_named_though_it_left_or_has_given_its_gradient_or_never_ca
     let awaited = told(&mut cluster);
     assert!(awaited.contains("1 not seen yet"), "{awaited}");
 }
+
+/// What a replica is told that asks for a token in vain, after so long.
+fn told_after(cluster: &mut Cluster, replica: usize, time: Duration) -> String {
+    let line = cluster.replicas[replica].lines[0];
+    let newest = TokenId(cluster.replicas[replica].newest);
+    let deadline_ms = u32::try_from(time.as_millis()).unwrap();
+    let envelope = Envelope { deadline_ms, ..Envelope::default() };
+    let ask = message::TokenRequest { newest }.into();
+    let request = cluster.world.send(line, envelope, ask, &[]);
+    cluster.pass(time, &[0, 1]);
+    let Some(Message::Refused(refused)) = cluster.world.answer(line, request) else {
+        panic!("nobody is told")
+    };
+    let Refusal::Deadline { awaited, .. } = refused.refusal else { panic!("{refused:?}") };
+    awaited.to_string()
+}
+
+/// Cuts a shard off from the step owner's.
+fn cut_off(cluster: &mut Cluster, shard: usize) {
+    let line = cluster.links[shard].take().unwrap();
+    cluster.world.disconnect(line);
+    cluster.world.input(shard, Input::OwnerLink { up: false });
+}
+
+#[test]
+fn a_shard_whose_word_is_missing_is_named_before_workers_that_have_given_theirs() {
+    let mut cluster = Cluster::new(2, synchronous(2, 2), |config| config);
+    let (a, b) = (cluster.token(0), cluster.token(1));
+    cluster.pass(Duration::from_secs(1), &[0, 1]);
+    cut_off(&mut cluster, 1);
+    for (replica, grant) in [(0, a), (1, b)] {
+        cluster.replicas[replica].sequence += 1;
+        assert_eq!(cluster.push_to(1, replica, grant, 1.0), Some(Outcome::Held {}));
+        assert_eq!(cluster.push_to(0, replica, grant, 1.0), None);
+    }
+    let told = told_after(&mut cluster, 0, Duration::from_secs(3));
+    let shard = "/job:ps/task:0/shard:1 (not connected, heard from 3";
+    let (first, second) = (told.find(shard), told.find("/job:worker"));
+    assert!(first.is_some() && first < second, "{told}");
+    assert!(told.contains("has not said that it holds 2 that others hold"), "{told}");
+    // Once its word is there, nobody is missing.
+    cluster.link(1);
+    assert_eq!(cluster.values(1), (-1.0, -1.0));
+}
+
+#[test]
+fn a_shard_that_has_not_said_that_it_has_applied_a_step_is_named() {
+    let mut cluster = Cluster::new(2, synchronous(2, 2), |config| config);
+    let (a, b) = (cluster.token(0), cluster.token(1));
+    cluster.push(0, a, 1.0);
+    cluster.replicas[1].sequence += 1;
+    assert_eq!(cluster.push_to(1, 1, b, 1.0), Some(Outcome::Held {}));
+    // It hears nothing of the commit.
+    cut_off(&mut cluster, 1);
+    cluster.push_to(0, 1, b, 1.0);
+    let told = told_after(&mut cluster, 0, Duration::from_secs(3));
+    assert!(told.starts_with("step 0 to be applied by every shard; not yet by "), "{told}");
+    assert!(told.contains("/job:ps/task:0/shard:1 (not connected, heard from 3"), "{told}");
+    assert!(!told.contains("/job:worker"), "{told}");
+}
+
+#[test]
+fn a_shard_without_the_step_owner_says_so_to_those_who_wait_there() {
+    let mut cluster = Cluster::new(2, synchronous(2, 2), |config| config);
+    cut_off(&mut cluster, 1);
+    let metrics = cluster.world.metrics();
+    assert_eq!((metrics.owner_connections_lost, metrics.shards_without_owner), (1, 1));
+    let line = cluster.replicas[0].lines[1];
+    let envelope = Envelope {
+        deadline_ms: 2000,
+        step: pushpull_common::ids::GlobalStep(1),
+        ..Envelope::default()
+    };
+    let pull = message::Pull { selection: message::Selection::All {} };
+    let request = cluster.world.send(line, envelope, pull.into(), &[]);
+    cluster.pass(Duration::from_secs(2), &[0, 1]);
+    let Some(Message::Refused(refused)) = cluster.world.answer(line, request) else {
+        panic!("nobody is told")
+    };
+    let Refusal::Deadline { awaited, .. } = refused.refusal else { panic!("{refused:?}") };
+    let expected = "global step 1; this shard has applied 0; /job:ps/task:0/shard:1 has had no \
+                    connection to the step owner for 2000 ms";
+    assert_eq!(awaited.as_str(), expected);
+    cluster.link(1);
+    assert_eq!(cluster.world.metrics().shards_without_owner, 0);
+}
