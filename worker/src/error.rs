@@ -345,17 +345,20 @@ pub enum Error {
         "cannot go on: a newer worker has taken this one's place, or it was given up as dead with a push half made"
     )]
     Fenced,
-    /// The variables have been set back to an earlier step: a checkpoint was restored, because a
-    /// server had lost its state. What this session held of the later steps is void: its tokens, and
-    /// pushes that were not answered; those that were answered are lost as well, as far as they are
-    /// newer than the checkpoint.
+    /// A checkpoint was restored, because a server had lost its state. What this session held of
+    /// later steps is void: its tokens, and pushes that were not answered; those that were answered
+    /// are lost as well, as far as they are newer than the checkpoint.
     ///
-    /// Pull the data readers back to where they were at `to_step`, connect and join anew.
-    #[error("cannot go on: the variables were set back from step {from_step} to step {to_step}")]
+    /// Set the data readers to where they were at `to_step`, connect and join anew.
+    #[error(
+        "cannot go on: a checkpoint was restored, training goes on from step {to_step}, and the \
+         newest step this worker had seen was {from_step}"
+    )]
     RolledBack {
-        /// The newest step that this session has heard of.
+        /// The newest step that this session has heard of. Below `to_step` if other workers had gone
+        /// on since, and the checkpoint was saved after that.
         from_step: u64,
-        /// The step from which the training goes on.
+        /// The step from which the training goes on: that of the checkpoint.
         to_step: u64,
     },
     /// A server was restarted and has lost its variables, and nobody has restored them yet: what a
@@ -457,4 +460,19 @@ pub enum Error {
         /// What was being done.
         doing: &'static str,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Error;
+
+    #[test]
+    fn a_restore_is_told_by_its_step_whichever_is_higher() {
+        for (from_step, to_step) in [(448, 372), (372, 448), (7, 7)] {
+            let said = Error::RolledBack { from_step, to_step }.to_string();
+            assert!(said.contains(&format!("goes on from step {to_step},")), "{said}");
+            assert!(said.contains(&format!("had seen was {from_step}")), "{said}");
+            assert!(!said.contains("back"), "{said}");
+        }
+    }
 }
