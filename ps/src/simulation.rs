@@ -13,9 +13,7 @@ use std::time::{Duration, Instant};
 
 use pushpull_common::ids::{RequestId, ShardId};
 use pushpull_common::protocol::message;
-use pushpull_common::protocol::{
-    BodyPoll, BodyStamp, Envelope, FrameReader, Message, Poll, encode,
-};
+use pushpull_common::protocol::{BodyStamp, Envelope, FrameReader, Message, Poll, encode};
 
 use crate::arena::shelf::Shelf;
 use crate::arena::{Budget, Place};
@@ -23,6 +21,7 @@ use crate::config::PsConfig;
 use crate::introduction::Introduction;
 use crate::metrics::{Counters, Metrics};
 use crate::shard::durable::{Life, Parts};
+use crate::shard::frames::{Came, Frames, Hears};
 use crate::shard::output::{Output, PulledParts};
 use crate::shard::work::Work;
 use crate::shard::{Input, Shard, Way};
@@ -127,10 +126,27 @@ pub struct Door {
 /// What is read from a connection.
 #[derive(Debug, Default)]
 struct Stream {
+    /// Up to the hello.
     reader: FrameReader,
-    greeted: bool,
-    in_body: bool,
+    /// From there on.
+    frames: Option<Frames>,
     closing: bool,
+}
+
+/// The shard as its connections find it, at a time.
+struct Hearing<'a> {
+    door: &'a mut Door,
+    now: Instant,
+}
+
+impl Hears for Hearing<'_> {
+    fn hear(&mut self, input: Input<'_>) {
+        self.door.handle(self.now, input);
+    }
+
+    fn with_body<R>(&mut self, connection: u64, receive: impl FnOnce(Option<&mut [u8]>) -> R) -> R {
+        receive(self.door.shard.body_target(connection))
+    }
 }
 
 impl Values {
@@ -247,33 +263,19 @@ impl Door {
             if stream.closing {
                 return true;
             }
-            if stream.in_body {
-                let before = stream.reader.bytes();
-                let polled = match self.shard.body_target(connection) {
-                    Some(target) => stream.reader.poll_body(&mut source, target),
-                    None => stream.reader.skip_body(&mut source),
-                };
-                match polled {
+            if let Some(frames) = &mut stream.frames {
+                match frames.next(&mut source, &mut Hearing { door: self, now }) {
                     Err(_) => return false,
-                    Ok(BodyPoll::Done) => {
-                        stream.in_body = false;
-                        self.handle(now, Input::Body { connection });
-                    }
-                    Ok(BodyPoll::Pending) => {
-                        if stream.reader.bytes() != before {
-                            self.handle(now, Input::Progress { connection });
-                        }
-                        return true;
-                    }
+                    Ok(Came::Blocked | Came::Closed) => return true,
+                    Ok(Came::Whole) => continue,
                 }
-                continue;
             }
             match stream.reader.poll(&mut source) {
                 Err(_) => return false,
                 Ok(Poll::Pending | Poll::Closed) => return true,
-                Ok(Poll::Frame(header, Message::Hello(hello))) if !stream.greeted => {
-                    stream.greeted = true;
-                    stream.reader.open();
+                Ok(Poll::Frame(header, Message::Hello(hello))) => {
+                    let reader = std::mem::take(&mut stream.reader);
+                    stream.frames = Some(Frames::new(connection, reader));
                     let (hello, header) = (&hello, &header);
                     let way = match (hello.incarnation.0 % 2 == 1, self.lends) {
                         (true, _) => Way::Remote,
@@ -282,12 +284,7 @@ impl Door {
                     };
                     self.handle(now, Input::Connected { connection, hello, header, way });
                 }
-                Ok(Poll::Frame(..)) if !stream.greeted => return false,
-                Ok(Poll::Frame(header, message)) => {
-                    stream.in_body = header.body_bytes > 0;
-                    let header = &header;
-                    self.handle(now, Input::Message { connection, header, message });
-                }
+                Ok(Poll::Frame(..)) => return false,
             }
         }
     }
@@ -298,7 +295,7 @@ impl Door {
 
     /// A connection is gone.
     pub fn disconnect(&mut self, now: Instant, connection: u64) {
-        if self.connections.remove(&connection).is_some_and(|stream| stream.greeted) {
+        if self.connections.remove(&connection).is_some_and(|stream| stream.frames.is_some()) {
             self.handle(now, Input::Disconnected { connection });
         }
     }

@@ -22,6 +22,7 @@ use super::patience::Patience;
 use crate::checkpoint::CheckpointStorage;
 use crate::event::EventSink;
 use crate::shard::checkpoints::{News, Order};
+use crate::shard::frames::Hears;
 use crate::shard::output::Output;
 use crate::shard::power::Flush;
 use crate::shard::work::Work;
@@ -129,15 +130,6 @@ impl Core {
             }
         }
         self.deliver(&mut shard, work);
-    }
-
-    /// Lends the memory for a body.
-    pub(super) fn with_body<R>(
-        &self,
-        connection: u64,
-        receive: impl FnOnce(Option<&mut [u8]>) -> R,
-    ) -> R {
-        receive(self.shard.borrow_mut().body_target(connection))
     }
 
     /// The answer to a pull has been sent: an update that waited for memory may go on.
@@ -468,6 +460,16 @@ impl Core {
         while self.shard.borrow().is_flushing() {
             self.flushed.notified().await;
         }
+    }
+}
+
+impl Hears for &Core {
+    fn hear(&mut self, input: Input<'_>) {
+        self.handle(input);
+    }
+
+    fn with_body<R>(&mut self, connection: u64, receive: impl FnOnce(Option<&mut [u8]>) -> R) -> R {
+        receive(self.shard.borrow_mut().body_target(connection))
     }
 }
 

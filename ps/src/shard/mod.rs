@@ -16,6 +16,7 @@ mod cut;
 mod drafts;
 pub(crate) mod durable;
 mod encoded;
+pub(crate) mod frames;
 pub(crate) mod generation;
 mod groups;
 mod growth;
@@ -114,7 +115,7 @@ pub(crate) enum Input<'a> {
         /// What it says.
         message: Message,
     },
-    /// Bytes of a body have come, but not all.
+    /// Bytes of a frame have come, but not all of it.
     Progress {
         /// Over this connection.
         connection: u64,

@@ -1,13 +1,18 @@
 //! Who is here: leases, leaving, coming back.
 
+use std::io::{self, IoSliceMut, Read};
 use std::time::Duration;
 
-use pushpull_common::protocol::message::{self, Role};
-use pushpull_common::protocol::{Message, Refusal};
+use pushpull_common::ids::PartitionId;
+use pushpull_common::protocol::message::{self, Role, Selection};
+use pushpull_common::protocol::wire::List;
+use pushpull_common::protocol::{BodyStamp, Envelope, FrameReader, Message, Refusal, encode};
 
 use super::peers::{Push, variables, worker};
-use super::world::World;
+use super::world::{Line, World};
 use crate::optimizer::Sgd;
+use crate::shard::Input;
+use crate::shard::frames::{Came, Frames, Hears};
 
 const LEASE: Duration = Duration::from_secs(5);
 
@@ -45,6 +50,71 @@ fn bytes_of_a_body_keep_a_client_alive_and_those_of_a_ghost_do_not() {
     world.pass(LEASE / 2, &[]);
     world.body_until(line, &[0; 16], 8);
     world.pass(LEASE / 2, &[]);
+    assert_eq!(world.members[0].1, 0);
+}
+
+/// A shard of a world, as a connection finds it.
+struct Hearing<'a> {
+    world: &'a mut World,
+    shard: usize,
+}
+
+impl Hears for Hearing<'_> {
+    fn hear(&mut self, input: Input<'_>) {
+        self.world.input(self.shard, input);
+    }
+
+    fn with_body<R>(&mut self, connection: u64, receive: impl FnOnce(Option<&mut [u8]>) -> R) -> R {
+        receive(self.world.shards[self.shard].body_target(connection))
+    }
+}
+
+/// Bytes come over a line; what the last read came to.
+fn come(world: &mut World, line: Line, frames: &mut Frames, bytes: &[u8]) -> Came {
+    let mut rest = bytes;
+    let mut source = |slices: &mut [IoSliceMut<'_>]| match rest.is_empty() {
+        true => Err(io::ErrorKind::WouldBlock.into()),
+        false => rest.read_vectored(slices),
+    };
+    frames.next(&mut source, &mut Hearing { world, shard: line.shard }).unwrap()
+}
+
+#[test]
+fn every_byte_of_a_header_a_meta_and_a_body_renews_the_lease() {
+    let partitions = List::new((0..1000).map(PartitionId).collect()).unwrap();
+    let large = message::Pull { selection: Selection::Partitions { partitions } }.into();
+    let (mut world, _) =
+        World::ready(variables(), Sgd::new(1.0), |config| config.token_timeout(None));
+    let line = world.join(0, &mut worker(1));
+    let push = Push::gradient(1, world.token(line), world.room(line));
+    let part = push.part(0, Some(16));
+    let mut frames = Frames::new(line.connection, FrameReader::new());
+    // Each comes in pieces of so many bytes, and a piece within each lease.
+    for (message, body, piece) in [(large, 0, 250), (part, 16, 1)] {
+        let (mut bytes, stamp) = (Vec::new(), BodyStamp::plain(body));
+        encode(&mut bytes, &push.envelope(), &message, stamp);
+        bytes.resize(bytes.len() + body as usize, 0);
+        let pieces = bytes.chunks(piece).len();
+        assert!(pieces > 10, "{pieces}");
+        let whole: usize = bytes
+            .chunks(piece)
+            .map(|piece| {
+                world.pass(LEASE - Duration::from_millis(50), &[]);
+                let came = come(&mut world, line, &mut frames, piece);
+                assert!(!world.closed.contains(&line), "{} of {message:?}", frames.bytes());
+                usize::from(came == Came::Whole)
+            })
+            .sum();
+        assert_eq!(whole, if body > 0 { 2 } else { 1 });
+    }
+    assert_eq!(world.members[0].1, 1, "the chief is lost, the sender is not");
+    assert_eq!(world.metrics().tokens_taken_back, 0, "its token is its own still");
+    // Half a header is no more than a byte: who stops there is lost.
+    let mut bytes = Vec::new();
+    encode(&mut bytes, &Envelope::default(), &message::Heartbeat {}.into(), BodyStamp::NONE);
+    assert_eq!(come(&mut world, line, &mut frames, &bytes[..40]), Came::Blocked);
+    world.pass(LEASE, &[]);
+    assert!(world.closed.contains(&line));
     assert_eq!(world.members[0].1, 0);
 }
 
