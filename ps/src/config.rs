@@ -143,7 +143,7 @@ pub struct PsConfig {
     pub(crate) handshake_timeout: Duration,
     pub(crate) stall_timeout: Duration,
     pub(crate) connections_max: usize,
-    pub(crate) half_open_max: usize,
+    pub(crate) waiting_connections_max: usize,
     pub(crate) exit_when_done: Option<Duration>,
     pub(crate) checkpoints: Option<Checkpoints>,
     pub(crate) durability: Durability,
@@ -162,6 +162,8 @@ impl PsConfig {
     pub const SHARDS_MAX: u16 = 256;
     /// The most whole pushes a shard may have room for.
     pub const INBOX_PUSHES_MAX: usize = limits::STEP_PUSHES_MAX;
+    /// The most connections without a hello that may be kept: more than a process may have descriptors.
+    pub const WAITING_CONNECTIONS_MAX: usize = 65_536;
 
     /// A server for this task of the cluster, whose variables are trained by this optimizer.
     pub fn new(cluster: ClusterSpec, task: TaskId, optimizer: impl Optimizer) -> Self {
@@ -189,7 +191,7 @@ impl PsConfig {
             handshake_timeout: Duration::from_secs(5),
             stall_timeout: Duration::from_secs(30),
             connections_max: 4096,
-            half_open_max: 64,
+            waiting_connections_max: 1024,
             exit_when_done: None,
             checkpoints: None,
             durability: Durability::Process,
@@ -348,7 +350,8 @@ impl PsConfig {
         PsConfig { pin_bytes_max: Some(bytes), ..self }
     }
 
-    /// By when a peer must have completed its handshake, however slowly it sends. Default 5 s.
+    /// By when a peer must have said hello, however slowly it sends; the connection is closed then. 100 ms
+    /// to 10 minutes. Default 5 s.
     pub fn handshake_timeout(self, timeout: Duration) -> Self {
         PsConfig { handshake_timeout: timeout, ..self }
     }
@@ -365,10 +368,15 @@ impl PsConfig {
         PsConfig { connections_max: connections, ..self }
     }
 
-    /// Connections of the task that have not completed their handshake; more are closed at once.
-    /// Default 64.
-    pub fn half_open_max(self, connections: usize) -> Self {
-        PsConfig { half_open_max: connections, ..self }
+    /// Connections of the task that have not said hello yet. When one more comes, the oldest goes of the
+    /// address that has most of them, the newcomer counted; all that come through Unix sockets are of one
+    /// address, and so is a network of 64 bits of IPv6. Each costs a descriptor and a few KiB; where the process
+    /// has none left, one goes as well. [`crate::Metrics`] counts what was evicted.
+    ///
+    /// A client that has said hello is never evicted. A limit above the clients that connect at once also
+    /// keeps those that have not come to say it yet. 1 to [`PsConfig::WAITING_CONNECTIONS_MAX`]. Default 1024.
+    pub fn waiting_connections_max(self, connections: usize) -> Self {
+        PsConfig { waiting_connections_max: connections, ..self }
     }
 
     /// Where checkpoints are kept, and how often one is saved. All ps tasks of a cluster must be given

@@ -150,6 +150,14 @@ counters! {
     shards_without_owner,
     /// Connections closed because the peer broke the protocol or stalled.
     connections_faulted,
+    /// Connections closed before their hello, as others came
+    /// ([`crate::PsConfig::waiting_connections_max`]) or descriptors were lacking. Counted by the task: this
+    /// one and the two that follow are on its first shard.
+    waiting_evicted,
+    /// Connections closed because their hello had not come in time ([`crate::PsConfig::handshake_timeout`]).
+    waiting_timed_out,
+    /// Connections closed because what came first was no hello.
+    waiting_faulted,
 }
 
 #[cfg(test)]

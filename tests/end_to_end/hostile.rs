@@ -50,7 +50,7 @@ fn every_hostile_frame_ends_its_connection_and_nothing_else() {
 
 #[test]
 fn a_crowd_that_says_nothing_leaves_room_for_those_who_do() {
-    let cluster = Cluster::sgd(1, |config| config.half_open_max(8));
+    let cluster = Cluster::sgd(1, |config| config.waiting_connections_max(8));
     let address = cluster.handle().address().to_owned();
     let crowd: Vec<TcpStream> = (0..100).map(|_| TcpStream::connect(&address).unwrap()).collect();
     drop(crowd);

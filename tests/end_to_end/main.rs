@@ -16,6 +16,7 @@ mod hostile;
 #[cfg(target_os = "linux")]
 mod lent;
 mod lifecycle;
+mod newcomers;
 mod overlap;
 mod proxy;
 mod reconnect;

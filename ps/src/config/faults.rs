@@ -37,10 +37,21 @@ impl PsConfig {
         if let Some((value, reason)) = self.staleness_fault() {
             return setting("staleness", value, reason);
         }
-        let connections =
-            [("connections_max", self.connections_max), ("half_open_max", self.half_open_max)];
-        if let Some((name, _)) = connections.into_iter().find(|&(_, limit)| limit == 0) {
-            return setting(name, "0".into(), "nobody could connect");
+        if self.connections_max == 0 {
+            return setting("connections_max", "0".into(), "nobody could connect");
+        }
+        let waiting = self.waiting_connections_max;
+        if !(1..=PsConfig::WAITING_CONNECTIONS_MAX).contains(&waiting) {
+            return setting(
+                "waiting_connections_max",
+                waiting.to_string(),
+                "it must be 1 to 65536",
+            );
+        }
+        let handshake = self.handshake_timeout;
+        if !(Duration::from_millis(100)..=Duration::from_secs(600)).contains(&handshake) {
+            let reason = "it must be 100 ms to 10 minutes";
+            return setting("handshake_timeout", format!("{handshake:?}"), reason);
         }
         if self.durability == Durability::Power && matches!(self.storage, Storage::Memory { .. }) {
             let reason = "it needs a state directory";
@@ -179,7 +190,7 @@ mod tests {
     #[test]
     fn what_cannot_run_is_refused_by_name() {
         type Change = fn(PsConfig) -> PsConfig;
-        let changes: [(Change, &str); 26] = [
+        let changes: [(Change, &str); 29] = [
             (|c| c.shards(0), "shards"),
             (|c| c.shards(257), "shards"),
             (|c| c.inbox_pushes(0), "inbox_pushes"),
@@ -196,7 +207,10 @@ mod tests {
             (|c| c.mode(synchronous(2, 3)).clip_by_global_norm(f64::NAN), "clip_by_global_norm"),
             (|c| c.lease(Duration::from_millis(99)), "lease"),
             (|c| c.connections_max(0), "connections_max"),
-            (|c| c.half_open_max(0), "half_open_max"),
+            (|c| c.waiting_connections_max(0), "waiting_connections_max"),
+            (|c| c.waiting_connections_max(65_537), "waiting_connections_max"),
+            (|c| c.handshake_timeout(Duration::from_millis(99)), "handshake_timeout"),
+            (|c| c.handshake_timeout(Duration::from_secs(601)), "handshake_timeout"),
             (|c| trained_by(c, Sgd::new(f64::NAN)), "learning_rate"),
             (|c| c.optimizer_for("w", Sgd::new(-1.0)), "learning_rate"),
             (|c| c.rate_for("w", f64::INFINITY), "rate_for"),

@@ -1,10 +1,11 @@
 //! The accepting thread: it takes sockets, reads each peer's hello under one absolute deadline,
 //! and hands the socket to the shard the peer wants. Nobody who has not said hello costs a shard
-//! anything.
+//! anything, and nobody who is silent keeps another out.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::io::{self, IoSliceMut};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use pushpull_common::protocol::decode::ReadError;
@@ -12,13 +13,23 @@ use pushpull_common::protocol::message::Hello;
 use pushpull_common::protocol::{FrameReader, Header, Message, Poll, ProtocolError};
 use tokio::io::Interest;
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::LocalSet;
 use tokio_util::sync::CancellationToken;
 
 use super::link::Link;
 use super::listener::Endpoint;
 use super::shard_thread::{Arrived, Members};
+use super::waiting::{Host, Waiting};
+use crate::metrics::Counters;
+
+/// How long a connection that is evicted has left to be found not silent: its hello may have come and
+/// not have been looked at yet.
+const LAST_LOOK: Duration = Duration::from_millis(1);
+
+/// How long accepting rests after a failure: spinning would only take time from those whose connections
+/// will free what is lacking, and the backlog keeps the peers.
+const REST: Duration = Duration::from_millis(50);
 
 /// What the accepting thread is given.
 pub(super) struct Acceptor {
@@ -26,7 +37,9 @@ pub(super) struct Acceptor {
     pub(super) shards: Vec<mpsc::Sender<Arrived>>,
     pub(super) members: Vec<watch::Receiver<Members>>,
     pub(super) handshake_timeout: Duration,
-    pub(super) half_open_max: usize,
+    pub(super) waiting_connections_max: usize,
+    /// What is counted of connections that belong to no shard.
+    pub(super) counters: Arc<Counters>,
     pub(super) exit_when_done: Option<Duration>,
     pub(super) stop: CancellationToken,
 }
@@ -40,8 +53,9 @@ pub(super) fn run(acceptor: Acceptor) -> io::Result<()> {
         let gate = Rc::new(Gate {
             shards: acceptor.shards,
             handshake_timeout: acceptor.handshake_timeout,
-            half_open: Cell::new(0),
-            half_open_max: acceptor.half_open_max,
+            waiting: RefCell::new(Waiting::new(acceptor.waiting_connections_max)),
+            taken: Notify::new(),
+            counters: acceptor.counters,
         });
         for endpoint in acceptor.endpoints {
             tokio::task::spawn_local(gate.clone().accept(endpoint));
@@ -87,18 +101,37 @@ async fn any_changed(members: &mut [watch::Receiver<Members>]) {
 struct Gate {
     shards: Vec<mpsc::Sender<Arrived>>,
     handshake_timeout: Duration,
-    half_open: Cell<usize>,
-    half_open_max: usize,
+    /// With each, what tells it that it is evicted.
+    waiting: RefCell<Waiting<Rc<Notify>>>,
+    /// A shard has taken one of them.
+    taken: Notify,
+    counters: Arc<Counters>,
 }
 
-/// Counts a peer that has not said hello for as long as it has not.
-struct HalfOpen(Rc<Gate>);
+/// A connection's place among those that wait, for as long as it does.
+struct Place {
+    gate: Rc<Gate>,
+    host: Host,
+    number: u64,
+    evicted: Rc<Notify>,
+    greeted: Cell<bool>,
+}
 
-impl Drop for HalfOpen {
+impl Drop for Place {
     fn drop(&mut self) {
-        self.0.half_open.set(self.0.half_open.get() - 1);
+        let mut waiting = self.gate.waiting.borrow_mut();
+        match self.greeted.get() {
+            true => {
+                waiting.taken();
+                self.gate.taken.notify_waiters();
+            }
+            false => waiting.gone(self.host, self.number),
+        }
     }
 }
+
+/// A hello, and the reader behind it.
+type Greeting = (FrameReader, Header, Hello);
 
 impl Gate {
     async fn accept(self: Rc<Self>, endpoint: Endpoint) {
@@ -108,9 +141,10 @@ impl Gate {
                     return;
                 };
                 loop {
+                    self.room().await;
                     match listener.accept().await {
-                        Ok((stream, _)) => self.admit(Link::tcp(stream)),
-                        Err(error) => rest_after(error).await,
+                        Ok((stream, from)) => self.admit(Link::tcp(stream), Host::of(from.ip())),
+                        Err(error) => self.rest_after(&error).await,
                     }
                 }
             }
@@ -119,30 +153,39 @@ impl Gate {
                     return;
                 };
                 loop {
+                    self.room().await;
                     match listener.accept().await {
-                        Ok((stream, _)) => self.admit(Link::unix(stream)),
-                        Err(error) => rest_after(error).await,
+                        Ok((stream, _)) => self.admit(Link::unix(stream), Host::Local),
+                        Err(error) => self.rest_after(&error).await,
                     }
                 }
             }
         }
     }
 
-    fn admit(self: &Rc<Self>, link: io::Result<Link>) {
+    /// Waits while all places are those of clients that have said hello. The backlog keeps the others.
+    async fn room(&self) {
+        loop {
+            let taken = self.taken.notified();
+            if self.waiting.borrow().has_room() {
+                return;
+            }
+            taken.await;
+        }
+    }
+
+    fn admit(self: &Rc<Self>, link: io::Result<Link>, host: Host) {
         // A socket that cannot be prepared is a peer that has gone already.
         let Ok(link) = link else { return };
-        if self.half_open.get() >= self.half_open_max {
-            return;
+        let evicted = Rc::new(Notify::new());
+        let (number, oldest) = self.waiting.borrow_mut().arrive(host, evicted.clone());
+        if let Some(oldest) = oldest {
+            oldest.notify_one();
         }
-        self.half_open.set(self.half_open.get() + 1);
-        let counted = HalfOpen(self.clone());
+        let place = Place { gate: self.clone(), host, number, evicted, greeted: Cell::new(false) };
         tokio::task::spawn_local(async move {
-            let gate = counted.0.clone();
-            // One deadline over the whole handshake, however the bytes drip.
-            let hello = tokio::time::timeout(gate.handshake_timeout, read_hello(&link)).await;
-            let Ok(Ok((reader, header, hello))) = hello else {
-                return;
-            };
+            let Some((reader, header, hello)) = place.hello(&link).await else { return };
+            let gate = &place.gate;
             let way = link.way();
             let Ok(stream) = link.detach() else { return };
             let shard = gate.shards.get(usize::from(hello.shard.shard)).or(gate.shards.first());
@@ -152,9 +195,55 @@ impl Gate {
             }
         });
     }
+
+    /// After a failed accept. Where descriptors are lacking, a silent connection gives its own up: if all
+    /// were theirs, nobody could come before they time out.
+    async fn rest_after(&self, error: &io::Error) {
+        let lacking = [rustix::io::Errno::MFILE, rustix::io::Errno::NFILE]
+            .map(|errno| errno.raw_os_error())
+            .into_iter()
+            .any(|errno| error.raw_os_error() == Some(errno));
+        let evicted = if lacking { self.waiting.borrow_mut().evict() } else { None };
+        match evicted {
+            Some(evicted) => {
+                evicted.notify_one();
+                tokio::time::sleep(2 * LAST_LOOK).await;
+            }
+            None => tokio::time::sleep(REST).await,
+        }
+    }
 }
 
-async fn read_hello(link: &Link) -> Result<(FrameReader, Header, Hello), ReadError> {
+impl Place {
+    /// The hello of this connection, unless it does not come in time or is none.
+    async fn hello(&self, link: &Link) -> Option<Greeting> {
+        let (gate, counters) = (&self.gate, &self.gate.counters);
+        let mut hello = std::pin::pin!(read_hello(link));
+        // One deadline over the whole handshake, however the bytes drip.
+        let deadline = tokio::time::timeout(gate.handshake_timeout, hello.as_mut());
+        let (said, late) = tokio::select! {
+            biased;
+            said = deadline => (said, &counters.waiting_timed_out),
+            () = self.evicted.notified() => {
+                (tokio::time::timeout(LAST_LOOK, hello).await, &counters.waiting_evicted)
+            }
+        };
+        match said {
+            Ok(Ok(greeting)) => {
+                // One that was evicted has no place any more.
+                self.greeted.set(gate.waiting.borrow_mut().greet(self.host, self.number));
+                return Some(greeting);
+            }
+            // It has gone by itself.
+            Ok(Err(ReadError::Io(_))) => {}
+            Ok(Err(_)) => counters.waiting_faulted.add(1),
+            Err(_) => late.add(1),
+        }
+        None
+    }
+}
+
+async fn read_hello(link: &Link) -> Result<Greeting, ReadError> {
     let mut reader = FrameReader::new();
     loop {
         let mut source = |slices: &mut [IoSliceMut<'_>]| link.try_read(slices);
@@ -171,10 +260,4 @@ async fn read_hello(link: &Link) -> Result<(FrameReader, Header, Hello), ReadErr
             }
         }
     }
-}
-
-/// After a failed accept: out of descriptors, say. The backlog keeps the peers; spinning would
-/// only take time from those whose connections will free some.
-async fn rest_after(_error: io::Error) {
-    tokio::time::sleep(Duration::from_millis(50)).await;
 }

@@ -11,6 +11,10 @@ use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use crate::error::ListenError;
 
+/// Connections that the system completes and keeps until they are accepted; it takes fewer where
+/// `somaxconn` is lower. One that finds it full tries again after a second.
+const BACKLOG: i32 = 4096;
+
 /// Bound addresses on which nobody is served yet.
 #[derive(Debug)]
 pub struct Listener {
@@ -109,7 +113,7 @@ fn bind_resolved(address: SocketAddr) -> io::Result<Endpoint> {
     socket.set_reuse_address(true)?;
     socket.set_nonblocking(true)?;
     socket.bind(&address.into())?;
-    socket.listen(1024)?;
+    socket.listen(BACKLOG)?;
     let listener: TcpListener = socket.into();
     let bound = listener.local_addr()?;
     Ok(Endpoint::Tcp(listener, bound))

@@ -16,6 +16,7 @@ mod publisher;
 mod saver;
 mod server;
 mod shard_thread;
+mod waiting;
 
 pub use handle::Handle;
 pub use listener::Listener;

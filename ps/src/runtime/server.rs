@@ -213,7 +213,8 @@ impl Listener {
             shards: senders,
             members,
             handshake_timeout: config.handshake_timeout,
-            half_open_max: config.half_open_max,
+            waiting_connections_max: config.waiting_connections_max,
+            counters: counters[0].clone(),
             exit_when_done: config.exit_when_done,
             stop,
         };

@@ -122,6 +122,13 @@ struct Options {
     /// What happens to NaN and infinities in a push.
     #[arg(long, value_enum, default_value_t = OnNonFinite::Reject)]
     non_finite: OnNonFinite,
+    /// By when a peer must have said hello.
+    #[arg(long, default_value_t = 5000)]
+    handshake_timeout_ms: u64,
+    /// How many connections that have not said hello are kept. When one more comes, the oldest goes of the
+    /// address that has most of them.
+    #[arg(long, default_value_t = 1024)]
+    waiting_connections_max: usize,
     /// How many whole pushes each shard has room for.
     #[arg(long, default_value_t = 4)]
     inbox_pushes: usize,
@@ -321,6 +328,8 @@ fn config(options: &Options, cluster: ClusterSpec) -> Result<PsConfig, String> {
         })
         .lease(Duration::from_millis(options.lease_ms))
         .token_timeout((!token_timeout.is_zero()).then_some(token_timeout))
+        .handshake_timeout(Duration::from_millis(options.handshake_timeout_ms))
+        .waiting_connections_max(options.waiting_connections_max)
         .inbox_pushes(options.inbox_pushes)
         .integrity_full(options.integrity_full)
         .shared_memory(!options.no_shared_memory)
