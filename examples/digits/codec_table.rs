@@ -8,6 +8,7 @@ use pushpull::Codec;
 
 use super::data::Split;
 use super::options::Options;
+use super::output::tell;
 use super::train::Failure;
 use super::{Run, train_here};
 
@@ -61,7 +62,7 @@ pub(crate) fn write(options: &Options, split: &Split, path: &Path) -> Result<(),
         let time = median(&runs, |run| 1e3 * run.took.as_secs_f64() / run.outcome.steps as f64);
         let accuracy = median(&runs, |run| run.outcome.accuracy);
         writeln!(table, "| {text} | {bytes:.0} | {share:.3} | {time:.2} | {accuracy:.4} |")?;
-        eprintln!("{text}: {bytes:.0} bytes, {accuracy:.4}");
+        tell(format_args!("{text}: {bytes:.0} bytes, {accuracy:.4}"));
     }
     fs::write(path, format!("{before}{begin}{table}<!-- end -->{after}"))?;
     Ok(())

@@ -8,6 +8,7 @@ mod codec_table;
 mod data;
 mod model;
 mod options;
+mod output;
 mod picture;
 mod progress;
 mod random;
@@ -21,6 +22,7 @@ use pushpull::{Adam, ClusterSpec, Listener, Ps, PsConfig, TaskId};
 
 use data::Split;
 use options::{Job, Options, Replicas};
+use output::{say, tell};
 use train::{Failure, Outcome};
 
 fn main() -> ExitCode {
@@ -34,7 +36,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("digits: {error}");
+            tell(format_args!("digits: {error}"));
             ExitCode::FAILURE
         }
     }
@@ -124,7 +126,8 @@ fn serve(options: &Options, task: TaskId, cluster: ClusterSpec) -> Result<(), Fa
             true => Ps::listen_insecure(address).await?,
             false => Ps::listen(address).await?,
         };
-        println!("{task} serves on {}", listener.address());
+        // It serves whether anybody reads that or not.
+        let _ = say(format_args!("{task} serves on {}", listener.address()));
         let mut config = server(options, &cluster, task.index);
         if options.exit_when_done {
             config = config.exit_when_done(Duration::from_secs(options.exit_grace));
@@ -134,7 +137,7 @@ fn serve(options: &Options, task: TaskId, cluster: ClusterSpec) -> Result<(), Fa
             let _ = tokio::signal::ctrl_c().await;
         };
         listener.start(config)?.serve(interrupted).await?;
-        println!("{task} is done");
+        let _ = say(format_args!("{task} is done"));
         Ok(())
     })
 }
@@ -168,14 +171,14 @@ fn server(options: &Options, cluster: &ClusterSpec, task: u32) -> PsConfig {
 /// Prints the loss curve, and as last line one JSON object.
 fn report(options: &Options, split: &Split, run: &Run) -> Result<(), Failure> {
     let outcome = &run.outcome;
-    println!("{}", picture::curve(&outcome.losses, 60, 10));
+    say(format_args!("{}", picture::curve(&outcome.losses, 60, 10)))?;
     let mode = match options.synchronous {
         None => "\"asynchronous\"".to_owned(),
         Some(Replicas { aggregate, .. }) => {
             format!("\"synchronous\",\"replicas_to_aggregate\":{aggregate}")
         }
     };
-    println!(
+    say(format_args!(
         "{{\"example\":\"digits\",\"mode\":{mode},\"workers\":{},\"ps\":{},\"steps\":{},\
          \"test\":{},\"accuracy\":{:.4},\"seconds\":{:.2}}}",
         run.workers,
@@ -184,6 +187,6 @@ fn report(options: &Options, split: &Split, run: &Run) -> Result<(), Failure> {
         split.test.rows(),
         outcome.accuracy,
         run.took.as_secs_f64(),
-    );
+    ))?;
     Ok(())
 }

@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use super::output::tell;
+
 /// Shows progress on standard error, so that results on standard output stay clean. It may be
 /// shared between threads, and steps may arrive out of order.
 #[derive(Debug)]
@@ -36,7 +38,7 @@ impl Progress {
             }
             bar.set_message(format!("{loss:.4}"));
         } else if let Some(line) = self.line(step, loss) {
-            eprintln!("{line}");
+            tell(format_args!("{line}"));
         }
     }
 

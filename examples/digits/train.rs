@@ -12,6 +12,7 @@ use pushpull::{
 use super::data::{Batch, Batches, Split};
 use super::model::{Mlp, NAMES};
 use super::options::Options;
+use super::output::{say, tell};
 use super::progress::Progress;
 
 /// Whatever went wrong, from whichever thread.
@@ -38,7 +39,7 @@ pub(crate) fn run(
     // Round robin would put both large matrices on one server.
     let config = WorkerConfig::new(cluster.clone(), task.clone())
         .placement(Strategy::GreedyBytes)
-        .on_progress(Duration::from_secs(5), |silent| eprintln!("waiting for {silent}"));
+        .on_progress(Duration::from_secs(5), |silent| tell(format_args!("waiting for {silent}")));
     let encoded = match options.codec {
         Some(codec) => config.clone().codec("*", codec),
         None => config.clone(),
@@ -59,7 +60,7 @@ pub(crate) fn run(
 
     let is_chief = worker.is_chief();
     if is_chief && let Some(placement) = worker.placement() {
-        println!("{}", placement.table());
+        say(format_args!("{}", placement.table()))?;
     }
     let progress = is_chief.then(|| Progress::new(options.steps));
     let mut losses = Vec::new();

@@ -7,6 +7,8 @@ mod inspect;
 mod output;
 mod saved;
 
+use std::error::Error;
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -30,19 +32,31 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let done = match Options::parse().command {
-        Command::Bench(options) => bench::run(&options),
-        Command::Export(options) => export::run(&options),
-        Command::Inspect(options) => inspect::run(&options),
+    let done = match Options::try_parse() {
+        Ok(options) => run(&options.command).map(|()| ExitCode::SUCCESS),
+        // Which is how help and version are said, too.
+        Err(error) => {
+            let code = u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from);
+            error.print().map(|()| code).map_err(|error| output::unwritten(&error).into())
+        }
     };
     match done {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         // Whoever reads the output has read enough.
         Err(error) if is_broken_pipe(&*error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("pushpull: {error}");
+            // Nobody is left to tell if that cannot be written either.
+            let _ = writeln!(std::io::stderr(), "pushpull: {error}");
             ExitCode::FAILURE
         }
+    }
+}
+
+fn run(command: &Command) -> Result<(), Box<dyn Error>> {
+    match command {
+        Command::Bench(options) => bench::run(options),
+        Command::Export(options) => export::run(options),
+        Command::Inspect(options) => inspect::run(options),
     }
 }
 
