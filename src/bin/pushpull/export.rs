@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
-use pushpull::LocalDirectory;
 use pushpull::checkpoint::export_since;
+use pushpull::{CheckpointError, LocalDirectory};
 
 /// What to export.
 #[derive(Debug, Args)]
@@ -31,6 +31,10 @@ pub(crate) struct Options {
 pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let storage = Arc::new(LocalDirectory::open(&options.directory)?);
     let Options { checkpoint, to, slots, since, .. } = options;
-    export_since(storage, checkpoint.as_deref(), to, *slots, *since)?;
+    let exported = export_since(storage, checkpoint.as_deref(), to, *slots, *since);
+    exported.map_err(|error| match (&error, checkpoint) {
+        (CheckpointError::NotFound { .. }, Some(name)) => format!("--checkpoint {name}: {error}"),
+        _ => error.to_string(),
+    })?;
     Ok(())
 }

@@ -33,7 +33,8 @@ impl Model {
         let elements = self.bytes / 4;
         if self.variables > elements {
             let Model { bytes, variables } = self;
-            return Err(format!("cannot divide {bytes} bytes into {variables} variables").into());
+            let fault = format!("--variables {variables}: {bytes} bytes have fewer elements");
+            return Err(fault.into());
         }
         let more = elements % self.variables;
         let length = |place| (elements / self.variables + usize::from(place < more)) as u64;

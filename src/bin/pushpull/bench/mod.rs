@@ -41,6 +41,7 @@ pub(crate) struct Options {
     #[arg(
         long,
         value_delimiter = ',',
+        value_parser = size,
         default_values = ["64B", "4KiB", "64KiB", "1MiB", "4MiB", "64MiB"]
     )]
     sizes: Vec<String>,
@@ -62,16 +63,16 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = bed::RATE, requires = "address")]
     learning_rate: f64,
     /// The size of the variable of the suite `apply`.
-    #[arg(long, default_value = "256MiB")]
+    #[arg(long, value_parser = size, default_value = "256MiB")]
     apply_size: String,
     /// The sizes of the state of the suite `restart`.
-    #[arg(long, value_delimiter = ',', default_values = ["64MiB", "1GiB", "4GiB"])]
+    #[arg(long, value_delimiter = ',', value_parser = size, default_values = ["64MiB", "1GiB", "4GiB"])]
     restart_sizes: Vec<String>,
     /// The size of the values of the suite `memory`.
-    #[arg(long, default_value = "256MiB")]
+    #[arg(long, value_parser = size, default_value = "256MiB")]
     memory_size: String,
     /// What a reader of the suite `memory` asks for before it stops reading.
-    #[arg(long, default_value = "1GiB")]
+    #[arg(long, value_parser = size, default_value = "1GiB")]
     stalled_size: String,
     /// The largest number of variables of the suite `scale`.
     #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
@@ -80,7 +81,7 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=4_000))]
     scale_connections: u32,
     /// The size of the variable of the suite `checkpoint`.
-    #[arg(long, default_value = "256MiB")]
+    #[arg(long, value_parser = size, default_value = "256MiB")]
     checkpoint_size: String,
     /// Rounds in which ours and the ceiling take turns; figures are medians over them.
     #[arg(long, default_value_t = 7, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(5..=1000))]
@@ -231,6 +232,11 @@ fn quick(options: &Options, report: &mut Report) -> Result<(), Failure> {
     rows::run(&[16], pace, report)?;
     mlp::run(Transport::Shm, pace, report)?;
     restart::run(&["64MiB".to_owned()], pace.rounds, report)
+}
+
+/// A size on the command line, as it was said.
+fn size(said: &str) -> Result<String, String> {
+    bytes_of(said).map(|_| said.to_owned()).map_err(|error| error.to_string())
 }
 
 /// Reads a size as it is said to people.

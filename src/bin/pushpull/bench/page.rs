@@ -14,7 +14,7 @@ const END: &str = "<!-- figures: end -->";
 /// Replaces the figures of a page by those of this run: the machine, the command, and a table.
 pub(crate) fn write(path: &Path, lines: &[Line]) -> Result<(), Failure> {
     let page = fs::read_to_string(path)
-        .map_err(|error| format!("cannot read the page {}: {error}", path.display()))?;
+        .map_err(|error| format!("--page {}: cannot read it: {error}", path.display()))?;
     let command: Vec<String> = std::env::args().skip(1).collect();
     let figures = format!(
         "On {}, by `pushpull {}`:\n\n{}",
@@ -23,7 +23,7 @@ pub(crate) fn write(path: &Path, lines: &[Line]) -> Result<(), Failure> {
         table(lines)
     );
     let replaced = replaced(&page, &figures)
-        .ok_or_else(|| format!("cannot find {BEGIN} and {END} on {}", path.display()))?;
+        .ok_or_else(|| format!("--page {}: it has no {BEGIN} and {END}", path.display()))?;
     Ok(fs::write(path, replaced)?)
 }
 
