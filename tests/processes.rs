@@ -427,7 +427,10 @@ fn the_daemon_says_what_is_wrong_and_exits_with_2() {
         (&["--cluster", "{\"ps\": 5}"], "ps"),
         (&["--ps-hosts", "127.0.0.1:7", "--optimizer", "adagrad", "--momentum", "0.9"], "adagrad"),
         (&["--ps-hosts", "127.0.0.1:7", "--optimizer-for", "w*=adagard"], "adagard"),
-        (&["--ps-hosts", "127.0.0.1:7", "--rate-for", "w*=-0.5"], "rate_for = -0.5 for \"w*\""),
+        (
+            &["--ps-hosts", "127.0.0.1:7", "--rate-for", "w*=-0.5"],
+            "--rate-for 'w*=-0.5': it must be",
+        ),
     ];
     for (arguments, expected) in cases {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pushpull-ps"));

@@ -88,7 +88,7 @@ impl PsConfig {
         if let OnLoss::Shrink { min } = self.on_loss
             && !(1..=aggregate).contains(&min)
         {
-            let reason = "it must be 1 to replicas_to_aggregate";
+            let reason = "it must be 1 to the gradients that a step takes";
             return Some(("on_loss.min", min.to_string(), reason));
         }
         if self.durability == Durability::Power {

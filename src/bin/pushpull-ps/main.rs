@@ -1,25 +1,32 @@
 //! The daemon: flags to a `PsConfig`, signals to a shutdown future. There is no second path:
 //! whatever it does, an embedder can do.
 
+mod complaint;
+mod ending;
 mod events;
+mod output;
 mod rule;
 mod schedule;
 mod training;
 
-use std::fmt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use clap::{Parser, ValueEnum};
-use events::Printer;
+use clap::{CommandFactory, FromArgMatches, Parser, ValueEnum};
 use pushpull::{
     Checkpoints, ClusterSpec, Durability, LocalDirectory, Mode, NonFinite, OnLoss, Ps, PsConfig,
-    Retention, StalenessPolicy, StartError, Storage, StorageError, TaskId,
+    Retention, StalenessPolicy, Storage, TaskId,
 };
+
+use complaint::{Complaint, Typed, takes_negative};
+use ending::{Signals, Worked};
+use events::Printer;
+use output::{complain, say};
 use training::TrainingOptions;
 
-/// A parameter server of a cluster.
+/// A parameter server of a cluster. It ends on SIGINT and SIGTERM, and on SIGHUP unless that is ignored when it
+/// starts, as under nohup: pushes that are whole are finished first.
 #[derive(Debug, Parser)]
 #[command(name = "pushpull-ps", version)]
 struct Options {
@@ -195,13 +202,12 @@ fn staleness(text: &str) -> Result<StalenessPolicy, String> {
     policy.ok_or_else(|| "expected ignore, damp, compensate, or compensate:LAMBDA".to_owned())
 }
 
-/// How long the state of a predecessor that is going is waited for.
-const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+/// How long the address, the socket and the state of a predecessor that is going are waited for: a process
+/// that was killed has them until its memory is torn down.
+const HANDOVER: Duration = Duration::from_secs(5);
 
-fn is_locked(error: &(dyn std::error::Error + 'static)) -> bool {
-    let error = error.downcast_ref::<StartError>();
-    matches!(error, Some(StartError::Storage(StorageError::Locked { .. })))
-}
+/// How often it is tried meanwhile.
+const AGAIN: Duration = Duration::from_millis(5);
 
 /// The exit code of a daemon that was told to do something it cannot do.
 const EXIT_CONFIGURATION: u8 = 2;
@@ -209,111 +215,148 @@ const EXIT_CONFIGURATION: u8 = 2;
 const EXIT_SERVING: u8 = 1;
 
 fn main() -> ExitCode {
-    let options = Options::parse();
+    let parsed = Options::command().mut_args(takes_negative).try_get_matches();
+    let parsed = parsed.and_then(|typed| Ok((Options::from_arg_matches(&typed)?, Typed(typed))));
+    let (options, typed) = match parsed {
+        Ok(parsed) => parsed,
+        // Which is how help and version are said, too.
+        Err(error) => {
+            let code = u8::try_from(error.exit_code()).unwrap_or(EXIT_CONFIGURATION);
+            let said = error.print();
+            return ExitCode::from(said.map_or(EXIT_SERVING, |()| code));
+        }
+    };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = match runtime {
-        Ok(runtime) => runtime,
-        Err(error) => return complain(EXIT_CONFIGURATION, &error),
-    };
-    let printer = match Printer::start() {
-        Ok(printer) => printer,
-        Err(error) => return complain(EXIT_CONFIGURATION, &error),
-    };
-    let code = runtime.block_on(async {
-        let began = Instant::now();
-        let started = loop {
-            match start(&options, &printer).await {
-                // A process that was killed holds the lock until its memory is torn down.
-                Err(error) if is_locked(&*error) && began.elapsed() < LOCK_PATIENCE => {
-                    tokio::time::sleep(Duration::from_millis(5)).await;
-                }
-                started => break started,
-            }
-        };
-        let ps = match started {
-            Ok(ps) => ps,
-            Err(error) => return complain(EXIT_CONFIGURATION, &*error),
-        };
-        println!("pushpull-ps: task {} serves on {}", options.task_index, ps.handle().address());
-        let handle = ps.handle();
-        match ps.serve(signalled()).await {
-            Ok(()) => {
-                let metrics = handle.metrics();
-                println!(
-                    "pushpull-ps: task {} is done at step {}: {} gradients, {} pulls, {} duplicates",
-                    options.task_index,
-                    metrics.global_step,
-                    metrics.gradients_applied,
-                    metrics.pulls,
-                    metrics.duplicates
-                );
-                if let Some(mean) = metrics.staleness.mean() {
-                    let (task, histogram) = (options.task_index, &metrics.staleness);
-                    println!("pushpull-ps: task {task}: staleness {mean:.2} on average, {histogram}");
-                }
-                let saves = handle.saves();
-                if let Some(error) = &saves.last_error {
-                    let (task, failed) = (options.task_index, saves.failed_in_a_row);
-                    let newest = saves.newest.as_deref().unwrap_or("none since the start");
-                    println!(
-                        "pushpull-ps: task {task}: the last {failed} saves of checkpoints failed, \
-                         the newest saved is {newest}: {error}"
-                    );
-                }
-                ExitCode::SUCCESS
-            }
-            Err(error) => complain(EXIT_SERVING, &error),
+    let ended = match (runtime, Printer::start()) {
+        (Ok(runtime), Ok(printer)) => {
+            let ended = runtime.block_on(run(&options, &typed, &printer));
+            drop(runtime);
+            printer.finish();
+            ended
         }
-    });
-    printer.finish();
-    code
+        (Err(error), _) | (_, Err(error)) => Err((EXIT_CONFIGURATION, error.to_string().into())),
+    };
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err((code, complaint)) => {
+            complain(&complaint);
+            ExitCode::from(code)
+        }
+    }
 }
 
-fn complain(code: u8, error: &dyn fmt::Display) -> ExitCode {
-    eprintln!("pushpull-ps: {error}");
-    ExitCode::from(code)
+/// Serves until it is told to end; the exit code of what went wrong, and what that was.
+async fn run(options: &Options, typed: &Typed, printer: &Printer) -> Result<(), (u8, Complaint)> {
+    let configuration = |complaint| (EXIT_CONFIGURATION, complaint);
+    let mut signals = Signals::watch().map_err(|error| configuration(error.to_string().into()))?;
+    let cluster = cluster(options, typed).map_err(configuration)?;
+    let owns_step = cluster.step_owner().is_some_and(|owner| owner.index == options.task_index);
+    let worked =
+        Worked { task: options.task_index, owns_step, synchronous: options.synchronous.is_some() };
+    let start = async || start(options, typed, &cluster, printer).await;
+    let ps = start_in_time(start, &mut signals).await.map_err(configuration)?;
+    let (task, handle) = (options.task_index, ps.handle());
+    if options.insecure {
+        let address = handle.address();
+        complain(&format_args!("insecure: whoever reaches {address} can change the variables"));
+    }
+    say(format_args!("task {task} serves on {}", handle.address()));
+    let served = ps.serve(signals.any()).await;
+    served.map_err(|error| (EXIT_SERVING, error.to_string().into()))?;
+    let metrics = handle.metrics();
+    say(format_args!("{}", worked.said(&metrics, &handle.metrics_by_shard())));
+    if let Some(mean) = metrics.staleness.mean() {
+        let histogram = &metrics.staleness;
+        say(format_args!("task {task}: staleness {mean:.2} on average, {histogram}"));
+    }
+    let saves = handle.saves();
+    if let Some(error) = &saves.last_error {
+        let newest = saves.newest.as_deref().unwrap_or("none since the start");
+        say(format_args!(
+            "task {task}: the last {} saves of checkpoints failed, the newest saved is {newest}: {error}",
+            saves.failed_in_a_row
+        ));
+    }
+    Ok(())
 }
 
-async fn start(options: &Options, printer: &Printer) -> Result<Ps, Box<dyn std::error::Error>> {
-    let cluster = cluster(options)?;
-    let own = cluster.task_address("ps", options.task_index)?.to_owned();
-    let address = options.listen.as_ref().unwrap_or(&own);
-    let mut config = config(options, cluster)?.on_event(printer.told());
-    let mut listener = match options.insecure {
-        true => {
-            eprintln!("pushpull-ps: insecure: whoever reaches {address} can change the variables");
-            Ps::listen_insecure(address).await?
+/// Starts as soon as a predecessor that is going has gone, if it goes in time.
+async fn start_in_time(
+    start: impl AsyncFn() -> Result<Ps, Complaint>,
+    signals: &mut Signals,
+) -> Result<Ps, Complaint> {
+    let (began, mut told) = (Instant::now(), false);
+    loop {
+        let complaint = match start().await {
+            Err(complaint) if complaint.may_pass && began.elapsed() < HANDOVER => complaint,
+            started => return started,
+        };
+        if !told {
+            told = true;
+            let most = HANDOVER.as_secs();
+            complain(&format_args!("waits for up to {most} s, as it may pass: {complaint}"));
         }
-        false => Ps::listen(address).await?,
+        tokio::select! {
+            () = tokio::time::sleep(AGAIN) => {}
+            () = signals.any() => return Err(complaint),
+        }
+    }
+}
+
+async fn start(
+    options: &Options,
+    typed: &Typed,
+    cluster: &ClusterSpec,
+    printer: &Printer,
+) -> Result<Ps, Complaint> {
+    let own = cluster.task_address("ps", options.task_index);
+    let own = own.map_err(|error| typed.blame("--task-index", &error))?;
+    let hosts = if options.cluster.is_some() { "--cluster" } else { "--ps-hosts" };
+    let (flag, address) = match &options.listen {
+        Some(address) => ("--listen", &**address),
+        None => (hosts, own),
     };
+    let mut config = config(options, cluster.clone())?.on_event(printer.told());
+    let listener = match options.insecure {
+        true => Ps::listen_insecure(address).await,
+        false => Ps::listen(address).await,
+    };
+    let mut listener = listener.map_err(|error| typed.cannot_listen(flag, &error))?;
     if let Some(path) = &options.unix_socket {
-        listener = listener.also(Ps::listen(&format!("unix:{}", path.display())).await?);
+        let near = Ps::listen(&format!("unix:{}", path.display())).await;
+        let near = near.map_err(|error| typed.cannot_listen("--unix-socket", &error))?;
+        listener = listener.also(near);
     }
     if let Some(directory) = &options.checkpoint_dir {
         let mut retention = Retention::default();
         retention.max_to_keep = options.max_to_keep;
         retention.keep_every_hours = options.keep_every_hours;
-        let checkpoints = Checkpoints::new(LocalDirectory::create(directory)?).retention(retention);
+        let storage = LocalDirectory::create(directory)
+            .map_err(|error| typed.blame("--checkpoint-dir", &error))?;
+        let checkpoints = Checkpoints::new(storage).retention(retention);
         config = config.checkpoints(match options.checkpoint_every_ms {
             0 => checkpoints,
             millis => checkpoints.every(Duration::from_millis(millis)),
         });
     }
-    Ok(listener.start(config)?)
+    listener.start(config).map_err(|error| typed.cannot_start(&error))
 }
 
-fn cluster(options: &Options) -> Result<ClusterSpec, pushpull::ClusterError> {
-    match &options.cluster {
-        Some(text) if text.trim_start().starts_with('{') => ClusterSpec::from_json(text),
-        Some(text) => text.parse(),
-        None => {
-            let cluster = ClusterSpec::builder().job("ps", &options.ps_hosts);
-            match options.worker_hosts.is_empty() {
-                true => cluster.build(),
-                false => cluster.job("worker", &options.worker_hosts).build(),
-            }
-        }
+fn cluster(options: &Options, typed: &Typed) -> Result<ClusterSpec, Complaint> {
+    if let Some(text) = &options.cluster {
+        let cluster = match text.trim_start().starts_with('{') {
+            true => ClusterSpec::from_json(text),
+            false => text.parse(),
+        };
+        return cluster.map_err(|error| typed.blame("--cluster", &error));
     }
+    let servers = || ClusterSpec::builder().job("ps", &options.ps_hosts);
+    let alone = servers().build().map_err(|error| typed.blame("--ps-hosts", &error))?;
+    if options.worker_hosts.is_empty() {
+        return Ok(alone);
+    }
+    let both = servers().job("worker", &options.worker_hosts).build();
+    both.map_err(|error| typed.blame("--worker-hosts", &error))
 }
 
 fn config(options: &Options, cluster: ClusterSpec) -> Result<PsConfig, String> {
@@ -373,18 +416,6 @@ fn config(options: &Options, cluster: ClusterSpec) -> Result<PsConfig, String> {
         config = config.exit_when_done(Duration::from_millis(options.exit_grace_ms));
     }
     Ok(config)
-}
-
-/// Returns on SIGINT or SIGTERM.
-async fn signalled() {
-    use tokio::signal::unix::{SignalKind, signal};
-    let Ok(mut terminate) = signal(SignalKind::terminate()) else {
-        return std::future::pending().await;
-    };
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = tokio::signal::ctrl_c() => {}
-    }
 }
 
 #[cfg(test)]

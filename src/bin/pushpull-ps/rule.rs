@@ -7,6 +7,7 @@ use pushpull::{
     Adadelta, Adagrad, Adam, AdamW, Ftrl, Lamb, Momentum, Optimizer, RmsProp, Schedule, Sgd,
 };
 
+use super::complaint::flag_called;
 use super::schedule::Course;
 
 /// A hyperparameter that is not given is the rule's default.
@@ -115,11 +116,12 @@ impl RuleOptions {
     /// The rule.
     ///
     /// # Errors
-    /// If a flag is given that the rule does not take: it would say something that is not so.
+    /// If a flag is given that the rule does not take: it would say something that is not so. If one
+    /// has a value that it cannot have.
     pub(crate) fn optimizer(&self) -> Result<Arc<dyn Optimizer>, String> {
         self.check()?;
         let rate = self.rate();
-        Ok(match self.optimizer {
+        let rule: Arc<dyn Optimizer> = match self.optimizer {
             Rule::Sgd => Arc::new(self.sgd(rate)),
             Rule::Momentum => Arc::new(self.momentum(rate, Momentum::new)),
             Rule::Nesterov => Arc::new(self.momentum(rate, Momentum::nesterov)),
@@ -131,7 +133,26 @@ impl RuleOptions {
             Rule::Adamw => Arc::new(self.adamw(rate)),
             Rule::Lamb => Arc::new(self.lamb(rate)),
             Rule::Ftrl => Arc::new(self.ftrl(rate)),
-        })
+        };
+        match rule.fault() {
+            None => Ok(rule),
+            Some((name, value, reason)) => {
+                Err(format!("{} {value}: {reason}", self.flag_of(name, value)))
+            }
+        }
+    }
+
+    /// The flag that gives a hyperparameter of the rule this value.
+    fn flag_of(&self, name: &str, value: f64) -> String {
+        let is_first_rate = self.learning_rate == value || self.learning_rate.is_nan();
+        match name {
+            "decay" => "--rho".to_owned(),
+            "learning_rate" if is_first_rate => "--learning-rate".to_owned(),
+            "learning_rate" | "steps" | "decay_rate" | "decay_steps" => {
+                "--schedule with".to_owned()
+            }
+            name => flag_called(name),
+        }
     }
 
     fn rate(&self) -> Schedule {
@@ -283,6 +304,26 @@ mod tests {
                     assert!(error.contains(name) && error.contains(flag), "{error}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_value_that_cannot_be_is_told_by_its_flag() {
+        let momentum = ["--optimizer", "momentum", "--momentum"];
+        for (line, expected) in [
+            (&["--learning-rate=-1"][..], "--learning-rate -1: "),
+            (&["--learning-rate=nan"], "--learning-rate NaN: "),
+            (&["--schedule=cosine:-1/5"], "--schedule with -1: "),
+            (&["--schedule=cosine:0/0"], "--schedule with 0: "),
+            (&["--schedule=steps:9=0.5,3=0.1"], "--schedule with 3: steps must rise"),
+            (&["--schedule=staircase:2/5"], "--schedule with 2: "),
+            (&[&momentum[..], &["1"]].concat(), "--momentum 1: "),
+            (&["--optimizer=rmsprop", "--rho=1"], "--rho 1: "),
+            (&["--optimizer=adam", "--beta1=2"], "--beta1 2: "),
+            (&["--optimizer=ftrl", "--learning-rate-power=1"], "--learning-rate-power 1: "),
+        ] {
+            let error = parsed(line.iter().copied()).unwrap().optimizer().unwrap_err();
+            assert!(error.starts_with(expected), "{error}");
         }
     }
 

@@ -2,9 +2,10 @@
 
 use std::str::FromStr;
 
-use clap::{Args, Parser};
+use clap::{Args, CommandFactory, FromArgMatches, Parser};
 use pushpull::{ClusterSpec, PsConfig, TaskId};
 
+use super::complaint::takes_negative;
 use super::rule::RuleOptions;
 
 /// A rule for all variables, and others for some.
@@ -67,12 +68,14 @@ impl FromStr for RuleFor {
     fn from_str(text: &str) -> Result<Self, String> {
         let (names, rule) = text.split_once('=').ok_or("no '=' behind the names")?;
         let line = ["--optimizer-for", "--optimizer"].into_iter().chain(rule.split_whitespace());
-        let line = Line::try_parse_from(line).map_err(|error| {
+        let line = Line::command().mut_args(takes_negative).try_get_matches_from(line);
+        let line = line.and_then(|line| Line::from_arg_matches(&line)).map_err(|error| {
             // Without the usage, which is that of another line.
             let said = error.to_string();
             let said = said.lines().take_while(|line| !line.is_empty()).map(str::trim);
             said.collect::<Vec<_>>().join(" ").trim_start_matches("error: ").to_owned()
         })?;
+        line.rule.optimizer()?;
         Ok(RuleFor { names: names.to_owned(), rule: line.rule })
     }
 }
@@ -126,6 +129,7 @@ mod tests {
             ("--optimizer-for=emb", "no '=' behind the names"),
             ("--optimizer-for=emb=adagard", "adagard"),
             ("--optimizer-for=emb=momentum", "--momentum"),
+            ("--optimizer-for=emb=adam --epsilon -1", "--epsilon -1: "),
             ("--optimizer-for=emb=adagrad --rho 0.5", "--optimizer adagrad does not take --rho"),
             ("--rate-for=0.5", "no '=' behind the names"),
             ("--rate-for=emb=half", "\"half\""),

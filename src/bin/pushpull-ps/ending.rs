@@ -1,0 +1,99 @@
+//! How the daemon ends: by which signals, and what it says of its work then.
+
+use std::io;
+use std::task::Poll;
+
+use pushpull::Metrics;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// The signals on which the daemon ends, watched from its start on.
+pub(crate) struct Signals(Vec<Signal>);
+
+impl Signals {
+    /// SIGINT, SIGTERM, and SIGHUP unless that is ignored already, as it is under `nohup`.
+    pub(crate) fn watch() -> io::Result<Signals> {
+        let mut kinds = vec![SignalKind::interrupt(), SignalKind::terminate()];
+        // Where the system does not tell, the signal stays as it is.
+        let status = std::fs::read_to_string("/proc/self/status");
+        if status.is_ok_and(|status| !ignores_hangup(&status)) {
+            kinds.push(SignalKind::hangup());
+        }
+        kinds.into_iter().map(signal).collect::<Result<_, _>>().map(Signals)
+    }
+
+    /// Returns when one of them has come.
+    pub(crate) async fn any(&mut self) {
+        std::future::poll_fn(|context| {
+            let came = self.0.iter_mut().any(|signal| signal.poll_recv(context).is_ready());
+            if came { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+    }
+}
+
+/// Whether a process ignores SIGHUP, by what Linux says of it: a mask of signals, the first of which is
+/// SIGHUP. One that says nothing of it is taken to ignore it.
+fn ignores_hangup(status: &str) -> bool {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_none_or(|mask| mask & 1 == 1)
+}
+
+/// Whose work it was.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Worked {
+    pub(crate) task: u32,
+    pub(crate) owns_step: bool,
+    pub(crate) synchronous: bool,
+}
+
+impl Worked {
+    /// What was done, by what each shard has counted.
+    pub(crate) fn said(self, all: &Metrics, shards: &[Metrics]) -> String {
+        let Worked { task, owns_step, synchronous } = self;
+        let step = if owns_step { format!(" at step {}", all.global_step) } else { String::new() };
+        // Every shard applies every step; the step owner alone admits gradients.
+        let steps = shards.iter().map(|shard| shard.steps_applied).max().unwrap_or(0);
+        let applied = match (synchronous, owns_step) {
+            (false, _) => format!("{} gradients", all.gradients_applied),
+            (true, false) => format!("{steps} steps applied"),
+            (true, true) => {
+                format!("{steps} steps applied, {} gradients admitted", all.gradients_admitted)
+            }
+        };
+        let (pulls, duplicates) = (all.pulls, all.duplicates);
+        format!("task {task} is done{step}: {applied}, {pulls} pulls, {duplicates} duplicates")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_applied_is_said_in_the_words_of_the_mode() {
+        let mut shards = [Metrics::default(), Metrics::default()];
+        (shards[0].steps_applied, shards[1].steps_applied) = (7, 8);
+        let mut all = Metrics::default();
+        (all.global_step, all.steps_applied, all.gradients_admitted) = (20, 15, 16);
+        (all.gradients_applied, all.pulls, all.duplicates) = (3, 4, 1);
+        let said =
+            |owns_step, synchronous| Worked { task: 5, owns_step, synchronous }.said(&all, &shards);
+        let end = "4 pulls, 1 duplicates";
+        assert_eq!(
+            said(true, true),
+            format!("task 5 is done at step 20: 8 steps applied, 16 gradients admitted, {end}")
+        );
+        assert_eq!(said(false, true), format!("task 5 is done: 8 steps applied, {end}"));
+        assert_eq!(said(true, false), format!("task 5 is done at step 20: 3 gradients, {end}"));
+        assert_eq!(said(false, false), format!("task 5 is done: 3 gradients, {end}"));
+    }
+
+    #[test]
+    fn a_mask_says_whether_the_hangup_is_ignored() {
+        let status = |mask| format!("Name:\tx\nSigIgn:\t{mask}\nSigCgt:\t0000000000000001\n");
+        assert!(ignores_hangup(&status("0000000000001001")));
+        assert!(!ignores_hangup(&status("0000000000001000")));
+        assert!(ignores_hangup("Name:\tx\n"));
+    }
+}

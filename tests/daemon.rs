@@ -1,0 +1,391 @@
+//! The daemon as a process: what it says of its command line, what it prints and to whom, and how it ends.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::net::TcpListener;
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use pushpull::blocking::Worker;
+use pushpull::{ClusterSpec, TaskId, VariableSpec, WorkerConfig};
+use rustix::process::Signal;
+
+/// Generous: it only ends a hang.
+const LONG: Duration = Duration::from_secs(120);
+
+const DAEMON: &str = env!("CARGO_BIN_EXE_pushpull-ps");
+
+/// A process that is ended with the test, and its command line.
+struct Process(Child, String);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It has ended by itself unless the test has failed.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Process {
+    fn start(command: &mut Command) -> Process {
+        let line = format!("{command:?}");
+        Process(command.stdin(Stdio::null()).spawn().unwrap(), line)
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = rustix::process::Pid::from_raw(self.0.id().cast_signed()).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    /// Waits for the process to end by itself: its status, what it printed and what it complained of, as far as
+    /// these are pipes that nobody has taken.
+    fn finish(&mut self) -> (ExitStatus, String, String) {
+        let start = Instant::now();
+        let status = loop {
+            match self.0.try_wait().unwrap() {
+                Some(status) => break status,
+                None => assert!(start.elapsed() < LONG, "{:?} does not end", self.1),
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        let (mut output, mut complaints) = (String::new(), String::new());
+        if let Some(mut pipe) = self.0.stdout.take() {
+            pipe.read_to_string(&mut output).unwrap();
+        }
+        if let Some(mut pipe) = self.0.stderr.take() {
+            pipe.read_to_string(&mut complaints).unwrap();
+        }
+        (status, output, complaints)
+    }
+}
+
+/// An address that nobody listens on: bound and given up again.
+fn free_address() -> String {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+}
+
+fn daemon(address: &str) -> Command {
+    let mut command = Command::new(DAEMON);
+    command.args(["--ps-hosts", address, "--worker-hosts", "127.0.0.1:1", "--last-step", "5"]);
+    command
+}
+
+/// Trains to the last step.
+fn train(address: &str) {
+    let cluster = ClusterSpec::builder().job("ps", [address]).job("worker", ["127.0.0.1:1"]);
+    let config = WorkerConfig::new(cluster.build().unwrap(), TaskId::worker(0));
+    let mut worker = Worker::connect(config).unwrap();
+    worker.join(&[VariableSpec::f32("w", [10]).unwrap()], |_| ()).unwrap();
+    while let Some(token) = worker.token().unwrap() {
+        let mut gradients = worker.gradients();
+        gradients.view_mut::<f32>("w").unwrap().fill(1.0);
+        worker.push(token, gradients).unwrap();
+    }
+}
+
+/// A bad value of each flag, with what the flag needs beside it.
+const BAD: &[(&str, &str, &[&str])] = &[
+    ("--ps-hosts", "nowhere", &[]),
+    ("--worker-hosts", "127.0.0.1:1,127.0.0.1:1", &[]),
+    ("--cluster", "ps=nowhere", &[]),
+    ("--task-index", "3", &[]),
+    ("--listen", "nowhere", &[]),
+    ("--listen", "0.0.0.0:0", &[]),
+    ("--unix-socket", "/dev/null/socket", &[]),
+    ("--shards", "0", &[]),
+    ("--shards", "257", &[]),
+    ("--shards", "-1", &[]),
+    ("--state-dir", "/dev/null", &[]),
+    ("--durability", "eternal", &[]),
+    ("--durability", "power", &[]),
+    ("--checkpoint-dir", "/dev/null", &[]),
+    ("--checkpoint-every-ms", "9", &["--checkpoint-dir"]),
+    ("--max-to-keep", "-5", &[]),
+    ("--keep-every-hours", "x", &[]),
+    ("--bytes-max", "16GiB", &[]),
+    ("--optimizer", "adagard", &[]),
+    ("--optimizer-for", "w*=adagard", &[]),
+    ("--optimizer-for", "w*=adam --epsilon -1", &[]),
+    ("--rate-for", "w*=-0.5", &[]),
+    ("--rate-for", "w*", &[]),
+    ("--learning-rate", "-1", &[]),
+    ("--learning-rate", "NaN", &[]),
+    ("--schedule", "sine:0/10", &[]),
+    ("--warm-up", "-1", &[]),
+    ("--momentum", "1", &["--optimizer=momentum"]),
+    ("--rho", "-1", &["--optimizer=rmsprop"]),
+    ("--beta1", "1", &["--optimizer=adam"]),
+    ("--beta2", "1", &["--optimizer=adam"]),
+    ("--epsilon", "-1", &["--optimizer=adam"]),
+    ("--weight-decay", "-1", &["--optimizer=adamw"]),
+    ("--initial-accumulator", "0", &["--optimizer=adagrad"]),
+    ("--learning-rate-power", "1", &["--optimizer=ftrl"]),
+    ("--l1", "-1", &["--optimizer=ftrl"]),
+    ("--l2", "-1", &["--optimizer=ftrl"]),
+    ("--l2-shrinkage", "-1", &["--optimizer=ftrl"]),
+    ("--beta", "-1", &["--optimizer=ftrl"]),
+    ("--last-step", "-1", &[]),
+    ("--synchronous", "0/4", &[]),
+    ("--synchronous", "2000/2000", &[]),
+    ("--synchronous", "2/3", &["--deterministic"]),
+    ("--staleness", "damp:1", &[]),
+    ("--on-loss", "shrink:3", &["--synchronous=2/2"]),
+    ("--on-loss", "wait:-1", &["--synchronous=2/2"]),
+    ("--join-timeout-ms", "-1", &["--synchronous=2/2"]),
+    ("--clip-by-global-norm", "0", &["--synchronous=2/2"]),
+    ("--wait-ahead", "0", &[]),
+    ("--reject-older", "-1", &[]),
+    ("--lease-ms", "99", &[]),
+    ("--token-timeout-ms", "10s", &[]),
+    ("--non-finite", "ignore", &[]),
+    ("--handshake-timeout-ms", "0", &[]),
+    ("--waiting-connections-max", "0", &[]),
+    ("--inbox-pushes", "0", &[]),
+    ("--pin-bytes-max", "-1", &[]),
+    ("--exit-grace-ms", "-1", &[]),
+];
+
+#[test]
+fn a_value_that_cannot_be_is_told_by_its_flag_as_it_was_typed() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = folder.path().to_str().unwrap();
+    for &(flag, value, beside) in BAD {
+        let mut command = Command::new(DAEMON);
+        let mut arguments = vec![];
+        if !["--ps-hosts", "--cluster"].contains(&flag) {
+            arguments.extend(["--ps-hosts", "127.0.0.1:7"]);
+        }
+        if flag != "--listen" {
+            arguments.extend(["--listen", "127.0.0.1:0"]);
+        }
+        for &argument in beside {
+            arguments.push(argument);
+            arguments.extend((argument == "--checkpoint-dir").then_some(checkpoints));
+        }
+        command.args(&arguments).args([flag, value]).stderr(Stdio::piped());
+        let (status, _, said) = Process::start(&mut command).finish();
+        assert_eq!(status.code(), Some(2), "{flag} {value}: {said}");
+        let first = said.lines().next().unwrap_or_default();
+        let by_us = first.strip_prefix("pushpull-ps: ");
+        let by_us = by_us.is_some_and(|said| said.starts_with(flag) && said.contains(value));
+        let by_parser = first.contains(&format!("error: invalid value '{value}' for '{flag} <"));
+        assert!(by_us || by_parser, "{flag} {value}: {said}");
+    }
+}
+
+#[test]
+fn there_is_a_bad_value_of_every_flag_that_takes_one() {
+    let help = Command::new(DAEMON).arg("--help").output().unwrap();
+    let help = String::from_utf8(help.stdout).unwrap();
+    let flags = help.lines().filter_map(|line| line.trim().strip_prefix("--"));
+    let flags: Vec<&str> = flags.filter_map(|flag| Some(flag.split_once(" <")?.0)).collect();
+    assert!(flags.len() > 40, "{flags:?}");
+    for flag in flags {
+        let is_listed = BAD.iter().any(|(bad, ..)| bad.strip_prefix("--") == Some(flag));
+        assert!(is_listed, "--{flag} has no bad value here");
+    }
+}
+
+/// The same of the tool.
+#[test]
+fn a_value_that_the_tool_cannot_take_is_told_by_its_flag() {
+    let folder = tempfile::tempdir().unwrap();
+    let empty = folder.path().to_str().unwrap();
+    let bench = |flag, value| vec!["bench", flag, value];
+    let export = vec!["export", empty, "--to", "/dev/null", "--checkpoint", "none"];
+    let few = ["--sizes", "8B", "--rounds", "5", "--round-ms", "1"];
+    let lines = [
+        bench("--sizes", "4kb"),
+        bench("--apply-size", "12B"),
+        bench("--restart-sizes", "0B"),
+        bench("--memory-size", "x"),
+        bench("--stalled-size", "9GiB"),
+        bench("--checkpoint-size", "8"),
+        bench("--rounds", "4"),
+        bench("--round-ms", "0"),
+        bench("--replicas", "257"),
+        bench("--suite", "all"),
+        bench("--transport", "ipx"),
+        [&["bench"][..], &few, &["--variables", "9"]].concat(),
+        export,
+    ];
+    for line in lines {
+        let said = Command::new(env!("CARGO_BIN_EXE_pushpull")).args(&line).output().unwrap();
+        let complaint = String::from_utf8(said.stderr).unwrap();
+        let (flag, value) = (line[line.len() - 2], line[line.len() - 1]);
+        let by_us = complaint.starts_with(&format!("pushpull: {flag} {value}: "));
+        let by_parser = complaint.contains(&format!("invalid value '{value}' for '{flag} <"));
+        assert!(!said.status.success() && (by_us || by_parser), "{line:?}: {complaint}");
+    }
+}
+
+/// What nothing can be written to: a device that is full, and a pipe that nobody reads.
+fn unwritable() -> [Stdio; 2] {
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    [full.into(), writer.into()]
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_daemon_serves_to_the_end_though_nothing_it_prints_can_be_written() {
+    for (out, error) in unwritable().into_iter().zip(unwritable()) {
+        let address = free_address();
+        let mut daemon = Process::start(daemon(&address).stdout(out).stderr(error));
+        train(&address);
+        daemon.signal(Signal::TERM);
+        let (status, ..) = daemon.finish();
+        assert!(status.success(), "{status}");
+    }
+}
+
+/// A server of the example, which `cargo test` builds beside the tests.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_server_of_the_example_serves_though_nothing_it_prints_can_be_written() {
+    let tests = std::env::current_exe().unwrap();
+    let profile = tests.parent().and_then(|deps| deps.parent()).unwrap();
+    let path: PathBuf = profile.join("examples").join("digits");
+    assert!(path.exists(), "{} is missing: run cargo build --examples", path.display());
+    for (out, error) in unwritable().into_iter().zip(unwritable()) {
+        let address = free_address();
+        let mut command = Command::new(&path);
+        command.args(["--ps-hosts", &address, "--worker-hosts", "127.0.0.1:1"]);
+        command.args(["--job-name", "ps", "--steps", "5"]);
+        let mut server = Process::start(command.stdout(out).stderr(error));
+        train(&address);
+        server.signal(Signal::INT);
+        let (status, ..) = server.finish();
+        assert!(status.success(), "{status}");
+    }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_tool_says_that_its_output_cannot_be_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let state = folder.path().join("state");
+    let address = free_address();
+    let mut running = daemon(&address);
+    running.args(["--state-dir", state.to_str().unwrap(), "--bytes-max", "16777216"]);
+    let mut running = Process::start(running.stdout(Stdio::null()));
+    train(&address);
+    running.signal(Signal::TERM);
+    assert!(running.finish().0.success());
+    let tool = env!("CARGO_BIN_EXE_pushpull");
+    for arguments in [&["inspect", state.to_str().unwrap()][..], &["--help"], &["--version"]] {
+        let [full, closed] = unwritable();
+        let mut command = Command::new(tool);
+        command.args(arguments).stdout(full).stderr(Stdio::piped());
+        let (status, _, said) = Process::start(&mut command).finish();
+        assert_eq!(status.code(), Some(1), "{arguments:?}: {said}");
+        assert!(said.starts_with("pushpull: cannot write"), "{arguments:?}: {said}");
+        // Whoever reads it has read enough.
+        command.stdout(closed);
+        let (status, _, said) = Process::start(&mut command).finish();
+        assert!(status.success() && said.is_empty(), "{arguments:?}: {status}, {said}");
+    }
+}
+
+#[test]
+fn the_daemon_ends_as_cleanly_on_any_of_its_signals() {
+    for signal in [Signal::HUP, Signal::INT, Signal::TERM] {
+        let address = free_address();
+        let mut daemon = Process::start(daemon(&address).stdout(Stdio::piped()));
+        train(&address);
+        daemon.signal(signal);
+        let (status, output, _) = daemon.finish();
+        assert!(status.success(), "{signal:?}: {status}, {output}");
+        assert!(output.contains("is done at step 5: 5 gradients"), "{signal:?}: {output}");
+    }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_hangup_that_is_ignored_when_the_daemon_starts_stays_ignored() {
+    let address = free_address();
+    let mut command = Command::new("sh");
+    command.args(["-c", "trap '' HUP; exec \"$@\"", "sh", DAEMON]);
+    command.args(["--ps-hosts", &address, "--worker-hosts", "127.0.0.1:1", "--last-step", "5"]);
+    let mut daemon = Process::start(command.stdout(Stdio::piped()));
+    let mut lines = BufReader::new(daemon.0.stdout.take().unwrap()).lines();
+    assert!(lines.next().unwrap().unwrap().contains("serves on"));
+    daemon.signal(Signal::HUP);
+    train(&address);
+    daemon.signal(Signal::TERM);
+    let (status, ..) = daemon.finish();
+    let last = lines.next().unwrap().unwrap();
+    assert!(status.success() && last.contains("5 gradients"), "{status}: {last}");
+}
+
+#[test]
+fn the_last_line_of_synchronous_training_says_what_was_applied() {
+    let address = free_address();
+    let mut daemon = daemon(&address);
+    daemon.args(["--synchronous", "1/1", "--shards", "2"]);
+    let mut daemon = Process::start(daemon.stdout(Stdio::piped()));
+    train(&address);
+    daemon.signal(Signal::TERM);
+    let (status, output, _) = daemon.finish();
+    assert!(status.success(), "{status}: {output}");
+    let expected = "is done at step 5: 5 steps applied, 5 gradients admitted, ";
+    assert!(output.lines().last().unwrap_or_default().contains(expected), "{output}");
+}
+
+/// Something that holds an address, until it is dropped.
+type Holder = Box<dyn Send>;
+
+#[test]
+fn an_address_that_another_process_still_holds_is_waited_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let near = folder.path().join("ps.sock");
+    let far = free_address();
+    let holders: [(String, Holder); 2] = [
+        (format!("unix:{}", near.display()), Box::new(UnixListener::bind(&near).unwrap())),
+        (far.clone(), Box::new(TcpListener::bind(&far).unwrap())),
+    ];
+    for (address, holder) in holders {
+        let mut daemon =
+            Process::start(daemon(&address).stdout(Stdio::piped()).stderr(Stdio::piped()));
+        let mut complaints = BufReader::new(daemon.0.stderr.take().unwrap()).lines();
+        let waits = complaints.next().unwrap().unwrap();
+        assert!(waits.contains("waits") && waits.contains(&address), "{waits}");
+        drop(holder);
+        train(&address);
+        daemon.signal(Signal::TERM);
+        let (status, output, _) = daemon.finish();
+        assert!(status.success() && output.contains("5 gradients"), "{status}: {output}");
+        assert!(complaints.next().is_none(), "it is said once");
+    }
+}
+
+#[test]
+fn an_address_that_stays_in_use_is_told_after_a_while() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let mut daemon = Process::start(daemon(&address).stderr(Stdio::piped()));
+    let (status, _, said) = daemon.finish();
+    assert_eq!(status.code(), Some(2), "{said}");
+    let last = said.lines().last().unwrap_or_default();
+    let expected =
+        format!("pushpull-ps: --ps-hosts {address}: cannot listen on {address}: it is in use");
+    assert_eq!(last, expected);
+}
+
+#[test]
+fn a_signal_ends_the_wait_for_an_address() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let mut daemon = Process::start(daemon(&address).stderr(Stdio::piped()));
+    let mut complaints = BufReader::new(daemon.0.stderr.take().unwrap()).lines();
+    complaints.next().unwrap().unwrap();
+    daemon.signal(Signal::TERM);
+    let (status, ..) = daemon.finish();
+    assert_eq!(status.code(), Some(2));
+    assert!(complaints.next().unwrap().unwrap().contains("in use"));
+}
