@@ -453,8 +453,7 @@ impl Inbox {
         if let Some(room) = self.lent_room(number) {
             return room.own_bytes()?.get(range.start as usize..range.end as usize);
         }
-        let start = PAGE_BYTES + self.slot(number)? * self.stride;
-        self.memory.bytes().get(start + range.start as usize..start + range.end as usize)
+        self.memory.bytes().get(self.place_of(number, &range)?)
     }
 
     /// The same for receiving into.
@@ -463,8 +462,15 @@ impl Inbox {
             let own = self.lent_room_mut(number)?.own_bytes_mut()?;
             return own.get_mut(range.start as usize..range.end as usize);
         }
+        let place = self.place_of(number, &range)?;
+        self.memory.bytes_mut().get_mut(place)
+    }
+
+    /// Where a range of a room lies in the memory, if it lies within the room.
+    fn place_of(&self, number: u32, range: &Range<u64>) -> Option<Range<usize>> {
         let start = PAGE_BYTES + self.slot(number)? * self.stride;
-        self.memory.bytes_mut().get_mut(start + range.start as usize..start + range.end as usize)
+        let at = |offset: u64| usize::try_from(offset).ok().filter(|&at| at <= self.stride);
+        Some(start + at(range.start)?..start + at(range.end)?)
     }
 
     fn slot(&self, number: u32) -> Option<usize> {

@@ -134,6 +134,15 @@ pub enum JoinError {
         /// The name, or how names begin.
         names: String,
     },
+    /// A server says a restore epoch after which there is no other: it is not one of this system's, or its
+    /// state is damaged.
+    #[error("cannot join: {shard} says restore epoch {epoch}, and none can follow it")]
+    NoEpoch {
+        /// The shard.
+        shard: ShardId,
+        /// The epoch.
+        epoch: u32,
+    },
     /// The worker has joined already.
     #[error("cannot join twice")]
     Twice,

@@ -91,6 +91,7 @@ impl<'a, F: FnOnce(&mut Initial<'_>)> Chief<'a, F> {
             Begin::Restore { checkpoint, epoch } => self.restore(checkpoint, epoch).await,
             Begin::Initialize { shards, epoch } => self.initialize(&shards, epoch).await,
             Begin::Lost { shard } => Err(Error::StateLost { shard }.into()),
+            Begin::NoEpoch { shard, epoch } => Err(JoinError::NoEpoch { shard, epoch: epoch.0 }),
         }
     }
 

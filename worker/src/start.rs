@@ -29,6 +29,8 @@ pub(crate) enum Begin {
     Initialize { shards: Vec<ShardId>, epoch: RestoreEpoch },
     /// Some shards hold what others have lost, and there is no checkpoint: the first that has.
     Lost { shard: ShardId },
+    /// A shard, or the checkpoint that the step owner knows, says an epoch after which there is none.
+    NoEpoch { shard: ShardId, epoch: RestoreEpoch },
 }
 
 /// The epoch in which all shards live, if they do: their state is kept.
@@ -44,9 +46,18 @@ pub(crate) fn living(found: &[Found]) -> Option<RestoreEpoch> {
 /// the owner: that is ready then and nothing is trained, and the rest is initialized as it would have
 /// been. Any other mixture is a shard that has lost what the others still have.
 pub(crate) fn begin(found: &[Found], checkpoint: Option<CheckpointId>) -> Begin {
-    let epochs = found.iter().map(|found| found.epoch);
-    let newest = epochs.chain(checkpoint.iter().map(|checkpoint| checkpoint.epoch)).max();
-    let next = RestoreEpoch(newest.unwrap_or_default().0.saturating_add(1));
+    let epochs = found.iter().map(|found| (found.epoch, found.shard));
+    let of_checkpoint = checkpoint.iter().zip(found).map(|(it, owner)| (it.epoch, owner.shard));
+    let newest = epochs.chain(of_checkpoint).max_by_key(|&(epoch, _)| epoch);
+    let next = match newest {
+        None => RestoreEpoch(1),
+        // No shard begins with the last number there is.
+        Some((epoch, shard)) => match epoch.0.checked_add(1).filter(|&next| next < u32::MAX) {
+            Some(next) => RestoreEpoch(next),
+            None => return Begin::NoEpoch { shard, epoch },
+        },
+    };
+    let newest = newest.map(|(epoch, _)| epoch);
     if let Some(checkpoint) = checkpoint {
         return Begin::Restore { checkpoint, epoch: next };
     }
@@ -105,6 +116,7 @@ mod tests {
                 format!("initialize {} in {epoch}", tasks.join(" "))
             }
             Begin::Lost { shard } => format!("lost {}", shard.task),
+            Begin::NoEpoch { shard, epoch } => format!("none after {epoch} of {}", shard.task),
         }
     }
 
@@ -162,6 +174,20 @@ mod tests {
     }
 
     #[test]
+    fn an_epoch_after_which_there_is_none_is_named_with_who_says_it() {
+        let (last, most) = (u32::MAX, u32::MAX - 1);
+        let cases = [
+            (format!("D{last}"), None, format!("none after {last} of 0")),
+            (format!("D0 R{most}"), Some(3), format!("none after {most} of 1")),
+            ("D0 R1".to_owned(), Some(last), format!("none after {last} of 0")),
+            (format!("D{} D0", most - 1), None, format!("initialize 0 1 in {most}")),
+        ];
+        for (text, epoch, expected) in cases {
+            assert_eq!(told(begin(&found(&text), epoch.map(checkpoint))), expected, "{text}");
+        }
+    }
+
+    #[test]
     fn whatever_is_found_the_epoch_that_begins_is_new_to_whom_it_is_told() {
         let words: Vec<String> =
             (0..3).flat_map(|epoch| ["R", "D"].map(|state| format!("{state}{epoch}"))).collect();
@@ -176,7 +202,7 @@ mod tests {
                     Begin::Initialize { shards, epoch } => {
                         shards.into_iter().map(|shard| (shard, epoch)).collect()
                     }
-                    Begin::Lost { .. } => continue,
+                    Begin::Lost { .. } | Begin::NoEpoch { .. } => continue,
                 };
                 let old = |shard| found.iter().find(|found| found.shard == shard).unwrap().epoch;
                 assert!(told.iter().all(|&(shard, epoch)| epoch > old(shard)), "{a} {b}");

@@ -47,11 +47,16 @@ impl Shard {
     ) -> Result<(Range<u64>, Option<Encoded>), Refusal> {
         let Some(form) = form else {
             // A part without a body lies nowhere, whatever it says.
-            let range = match header.body_bytes {
-                0 => 0..0,
-                bytes => part.offset..part.offset.saturating_add(bytes),
+            let bytes = header.body_bytes;
+            if bytes == 0 {
+                return Ok((0..0, None));
+            }
+            // Clamped, its end would make an empty range of a body that is none.
+            let Some(end) = part.offset.checked_add(bytes) else {
+                let limit = self.store().map_or(0, |store| store.layout().push_bytes());
+                return Err(Refusal::Range { offset: part.offset, bytes, limit });
             };
-            return Ok((range, None));
+            return Ok((part.offset..end, None));
         };
         let store = self.store().ok_or(Refusal::NotInitialized {})?;
         let layout = store.layout();

@@ -27,12 +27,17 @@ impl Table {
     ) {
         let Some(steps) = self.spec.expire_after_steps else { return };
         let each = u64::from(draft.count().div_ceil(PUSHES_A_ROUND));
-        for page in version.wrapping_mul(each)..version.wrapping_mul(each) + each {
-            let page = (page % u64::from(draft.count())) as u32;
+        let count = u64::from(draft.count());
+        // Reduced before it is multiplied: a version goes up to 2^56.
+        let first = version % count * each % count;
+        for page in first..first + each {
+            let page = (page % count) as u32;
             let rows = draft.page(page).iter().map(|&word| Entry::of(word));
             let expired = |&record: &u32| {
                 let head = head_of(self.records.read(record));
-                head.step.saturating_add(steps) < self.step && ids.binary_search(&head.id).is_err()
+                // What no step comes after does not expire.
+                let expires = head.step.checked_add(steps);
+                expires.is_some_and(|last| last < self.step) && ids.binary_search(&head.id).is_err()
             };
             let rows = rows.filter_map(|entry| match entry {
                 Entry::Row(record) => Some(record),

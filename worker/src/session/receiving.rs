@@ -52,9 +52,10 @@ impl Session {
                 pull.part(ask, shard, pulled, bytes, spans)
             }
             Message::PulledEncoded(PulledEncoded { part, bytes: covered }) => {
-                let range = part.offset..part.offset.saturating_add(*covered);
                 pull.part(ask, shard, part, *covered, spans).and_then(|()| {
                     let form = form.ok_or("values in a form nobody asked for")?;
+                    let end = part.offset.checked_add(*covered);
+                    let range = part.offset..end.ok_or("values beyond the shard's variables")?;
                     short = ShortPart::new(form, &plan, shard, range, bytes);
                     short.is_some().then_some(()).ok_or("values of another length")
                 })

@@ -37,16 +37,17 @@ impl Worker {
         if !joined.plan.is_same(&params.plan) {
             return Err(Error::ForeignBuffer);
         }
-        let next = GlobalStep(token.step() + 1);
+        let next = step_behind(&token);
         let synchronous = self.client.welcomed.synchronous;
         let push = self.push(token, gradients);
         let lent = self.client.caller.lenders().lend(joined.plan.shards());
-        if !synchronous && (lent || joined.plan.shards() != [self.client.owner]) {
-            // Another shard than the step owner would send values without what has just been pushed, and
-            // so would be those that are read where they lie.
+        // Another shard than the step owner would send values without what has just been pushed, and
+        // so would be those that are read where they lie.
+        let ahead = synchronous || !(lent || joined.plan.shards() != [self.client.owner]);
+        let Some(next) = next.filter(|_| ahead) else {
             let push = push.await?;
             return Ok(Stepped { push, next: self.next(push, None, None, params).await });
-        }
+        };
         // What is lent is read where it lies, once there is a token for it.
         let pull = (!lent).then(|| self.client.pull_for(params, Some(next)));
         // In asynchronous mode it comes with the answer to the push.
@@ -96,6 +97,11 @@ impl Worker {
         }
         Ok(next)
     }
+}
+
+/// The step after that of a token; none after the last number there is, which a server may say.
+fn step_behind(token: &Token) -> Option<GlobalStep> {
+    token.step().checked_add(1).map(GlobalStep)
 }
 
 /// Whether values of a step are those to go on with under a token, behind a push: in asynchronous mode
@@ -246,6 +252,17 @@ mod tests {
             push.answer(Ok(Reply::Pushed { outcome: Outcome::Accepted { step: GlobalStep(4) } }));
             assert_eq!(wakes.0.load(Ordering::Relaxed), 2);
             assert!(ahead.poll(&mut context, &mut params).is_ready());
+        }
+    }
+
+    /// A server says any number.
+    #[test]
+    fn no_step_follows_the_last_number_there_is() {
+        for (step, next) in [(4, Some(5)), (u64::MAX - 1, Some(u64::MAX)), (u64::MAX, None)] {
+            let grant = Grant { token: TokenId(2), generation: 1, step: GlobalStep(step), room: 0 };
+            let (caller, _orders) = Caller::alone();
+            let token = token_of(&caller, Reply::Token(Some(grant))).unwrap().unwrap();
+            assert_eq!(step_behind(&token), next.map(GlobalStep));
         }
     }
 

@@ -81,7 +81,7 @@ fn parts_out_of_place_are_refused_once_and_the_rest_is_passed_over() {
         ("inside", GRADIENT, vec![(8, 8, None), (16, 16, Some(24))], range(8, 8, 0)),
         ("beyond", ADD, vec![(48, 16, Some(16))], range(48, 16, 56)),
         ("far beyond", ADD, vec![(1 << 60, 8, Some(8))], range(1 << 60, 8, 56)),
-        ("overflow", ADD, vec![(u64::MAX - 3, 8, None)], range(u64::MAX - 3, 3, 56)),
+        ("overflow", ADD, vec![(u64::MAX - 3, 8, None)], range(u64::MAX - 3, 8, 56)),
         ("no word", GRADIENT, vec![(0, 12, None), (16, 16, None)], range(0, 12, 56)),
         ("unaligned", GRADIENT, vec![(1, 8, None), (16, 16, None)], range(1, 8, 56)),
         ("plain", GRADIENT, vec![(0, 56, Some(56))], operation(2, plain)),
@@ -105,6 +105,28 @@ fn parts_out_of_place_are_refused_once_and_the_rest_is_passed_over() {
     // There is only one room, and it was free each time; the sequence is as good as new.
     assert_eq!(world.values(line), [0; 56]);
     assert!(refusals(&mut world, line, ADD, &[(32, 24, None)]).is_empty());
+}
+
+/// A shard that does not own the step asks for no token before the push is whole.
+#[test]
+fn a_part_that_ends_beyond_the_last_address_is_refused_by_every_shard() {
+    let (mut world, lines) =
+        World::ready(variables(), Sgd::new(1.0), |config| config.shards(2).inbox_pushes(1));
+    let mut sequence = 0;
+    for &line in &lines {
+        let limit = world.shards[line.shard].store().unwrap().layout().push_bytes();
+        for operation in [GRADIENT, ADD, Operation::Assign {}] {
+            for offset in [u64::MAX, u64::MAX - 7, 1 << 63] {
+                sequence += 1;
+                let push = Push::plain(sequence, operation, world.room(line));
+                let request = world.send(line, push.envelope(), push.part(offset, None), &[0; 8]);
+                let Some(Message::Refused(refused)) = world.answer(line, request) else {
+                    panic!("{operation:?} at {offset} is taken")
+                };
+                assert_eq!(refused.refusal, Refusal::Range { offset, bytes: 8, limit });
+            }
+        }
+    }
 }
 
 #[test]
