@@ -1,6 +1,6 @@
 //! The typed no: why a request was not done, naming the culprit and the value.
 
-use super::limits::DETAIL_BYTES_MAX;
+use super::limits::{DETAIL_BYTES_MAX, JOB_BYTES_MAX};
 use super::wire::{Text, wire_enum};
 use crate::ids::{
     ClientEpoch, GlobalStep, PartitionId, RestoreEpoch, Sequence, ShardId, TokenId, VariableId,
@@ -245,6 +245,22 @@ wire_enum! {
             /// Why not.
             detail: Detail,
         },
+        /// A client epoch that the step owner cannot have given to this client.
+        31 => UnknownEpoch {
+            /// The epoch in the hello.
+            epoch: ClientEpoch,
+            /// The newest that this client can have; 0 if it has none.
+            newest: ClientEpoch,
+        },
+        /// A job or a task that the cluster of the server does not have, or not in this role.
+        32 => UnknownTask {
+            /// The job in the hello.
+            job: Text<JOB_BYTES_MAX>,
+            /// The task's index in the hello.
+            task: u32,
+            /// What the cluster has.
+            detail: Detail,
+        },
     }
 }
 
@@ -344,6 +360,13 @@ impl std::fmt::Display for Refusal {
                     "{:?} cannot be trained as the server is configured: {detail}",
                     variable.as_str()
                 )
+            }
+            Refusal::UnknownEpoch { epoch, newest } => write!(
+                f,
+                "client epoch {epoch} was not given to this client, whose epoch is at most {newest}"
+            ),
+            Refusal::UnknownTask { job, task, detail } => {
+                write!(f, "task {task} of job {:?} does not belong here: {detail}", job.as_str())
             }
             Refusal::Encoding { variable, encoding, detail } => {
                 write!(f, "encoding {encoding} of variable {variable} is not taken: {detail}")

@@ -7,7 +7,7 @@ use pushpull_common::ids::{
 };
 use pushpull_common::protocol::message::*;
 use pushpull_common::protocol::refusal::{Detail, Refusal};
-use pushpull_common::protocol::wire::{List, Reader, Wire};
+use pushpull_common::protocol::wire::{List, Reader, Text, Wire};
 use pushpull_common::protocol::{Outcome, ProtocolError, PushState};
 
 /// A sum type whose variants can be listed.
@@ -121,7 +121,11 @@ variants! {
         "table_full" => Refusal::TableFull {
             variable: VariableId(18), rows: 90, more: 11, limit: 100,
         },
-        "untrainable" => Refusal::Untrainable { variable: detail("emb*"), detail: detail("no") };
+        "untrainable" => Refusal::Untrainable { variable: detail("emb*"), detail: detail("no") },
+        "unknown_epoch" => Refusal::UnknownEpoch { epoch: ClientEpoch(9), newest: ClientEpoch(2) },
+        "unknown_task" => Refusal::UnknownTask {
+            job: Text::clipped("worker"), task: 7, detail: detail("tasks 0-3"),
+        };
 }
 
 /// What `named` lists, for the types whose samples stand in other messages.

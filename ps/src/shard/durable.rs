@@ -96,6 +96,7 @@ impl Shard {
             }
             None => Shard::create(parts, place, life)?,
         };
+        shard.replicas.begin(now);
         // Rooms of earlier lives are not given out again: somebody may still name them.
         shard.lives += 1;
         shard.next_room = (shard.lives as u32 & 0xfff) << 20 | 1;

@@ -3,6 +3,20 @@
 //! What is read has been verified against its checksums, but is believed no further than that: a
 //! number that no shard can have reached is refused here, so that nothing behind this file adds one
 //! to the last number there is.
+//!
+//! What a shard can write it can read: each bound here is one that the running shard keeps.
+//!
+//! | what | bound | kept by |
+//! | --- | --- | --- |
+//! | versions, gradients, steps, tokens, generations, lives, gradients made | `COUNT_LIMIT` | each goes up by one at a time; a checkpoint's are below `RESTORED_LIMIT`, see `checkpoints` |
+//! | the epoch of a client, the newest, the chief's | `EPOCH_LIMIT` | [`Replicas::admit`](super::replicas::Replicas::admit): what is minted and what is taken |
+//! | restore epochs | `u32` | `initialize` and `restore` refuse the last |
+//! | clients | `CLIENTS_MAX` | [`Replicas::admit`](super::replicas::Replicas::admit) |
+//! | rooms | `INBOX_PUSHES_MAX` | `PsConfig::check` |
+//! | tokens of a client | `TOKENS_PER_CLIENT_MAX` | `token_request`; who holds one gets no other with an answer |
+//! | the name of a job | `JOB_BYTES_MAX` | the type of the field in `Hello` |
+//! | the window of a client | one entry for each sequence of it | [`Window::settle`]: a sequence is never 0, see `place` and [`Window::state`] |
+//! | admitted pushes | tokens from 1, each once; factors above 0, up to 1 | `Admission::ask` numbers tokens; `clipping::factor` |
 
 use pushpull_common::ids::{ClientEpoch, GlobalStep, Incarnation, RestoreEpoch, TaskId, TokenId};
 use pushpull_common::protocol::limits::{JOB_BYTES_MAX, TOKENS_PER_CLIENT_MAX};
@@ -343,7 +357,157 @@ pub(crate) fn decode_admitted(words: &[u64], clients: usize) -> Result<Vec<Admit
 
 #[cfg(test)]
 mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+    use pushpull_common::ids::Sequence;
+    use pushpull_common::protocol::{Outcome, PushState};
+
     use super::*;
+    use crate::aggregate::clipping;
+
+    /// What goes up by one at a time, from what a checkpoint may say.
+    fn count() -> impl Strategy<Value = u64> {
+        prop_oneof![0..4_u64, RESTORED_LIMIT - 2..RESTORED_LIMIT + 2, 0..COUNT_LIMIT]
+    }
+
+    /// What is minted, or taken.
+    fn epoch() -> impl Strategy<Value = u64> {
+        prop_oneof![0..4_u64, EPOCH_LIMIT - 4..EPOCH_LIMIT, 0..EPOCH_LIMIT]
+    }
+
+    fn any_record() -> impl Strategy<Value = ShardRecord> {
+        let steps = (count(), count(), any::<bool>());
+        let steps =
+            steps.prop_map(|(step, next_token, finished)| Steps { step, next_token, finished });
+        let stage = prop_oneof![Just(Stage::Absent), Just(Stage::Declared), Just(Stage::Ready)];
+        let sizes = (0..=CLIENTS_MAX, 0..=PsConfig::INBOX_PUSHES_MAX, count());
+        let memory = (0..=1_usize << 40, 0..=1_usize << 40, 0..=1_usize << 40, any::<bool>());
+        let restored = (any::<u32>(), count(), any::<bool>());
+        let of_steps = (count(), any::<u32>(), any::<bool>());
+        let counts = (count(), count(), steps, epoch(), epoch());
+        let variables = (stage, count(), any::<[u8; 32]>());
+        let all = (counts, variables, sizes, memory, restored, of_steps);
+        all.prop_map(|(counts, variables, sizes, memory, restored, of_steps)| {
+            let (version, gradients, steps, newest_epoch, chief) = counts;
+            let (stage, generation, digest) = variables;
+            let (clients, rooms, lives) = sizes;
+            let (block_bytes, pinned, slots, integrity) = memory;
+            let (restore_epoch, restored_step, from_image) = restored;
+            let (applied, goal, applying) = of_steps;
+            ShardRecord {
+                version,
+                gradients,
+                steps,
+                newest_epoch,
+                chief: ClientEpoch(chief),
+                stage,
+                generation,
+                digest,
+                clients,
+                rooms,
+                lives,
+                block_bytes,
+                pinned,
+                slots,
+                integrity,
+                restore_epoch: RestoreEpoch(restore_epoch),
+                restored_step: GlobalStep(restored_step),
+                from_image,
+                applied,
+                goal,
+                applying,
+            }
+        })
+    }
+
+    fn outcome() -> impl Strategy<Value = Outcome> {
+        let step = || count().prop_map(GlobalStep);
+        prop_oneof![
+            (count(), step(), count()).prop_map(|(version, step, staleness)| Outcome::Applied {
+                version,
+                step,
+                staleness
+            }),
+            step().prop_map(|step| Outcome::Accepted { step }),
+            step().prop_map(|current| Outcome::Stale { current }),
+            Just(Outcome::Withdrawn {}),
+            Just(Outcome::Held {}),
+        ]
+    }
+
+    /// A window after pushes with any numbers, near and far.
+    fn window() -> impl Strategy<Value = Window> {
+        let near = prop_oneof![1..200_u64, u64::MAX - 100..=u64::MAX, any::<u64>()];
+        vec((near, outcome()), 0..100).prop_map(|pushes| {
+            let mut window = Window::new(Zoo::default());
+            for (sequence, outcome) in pushes {
+                // As a shard does before it settles a push.
+                if matches!(window.state(Sequence(sequence)), PushState::Unknown {}) {
+                    window.settle(Sequence(sequence), outcome);
+                }
+            }
+            window
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn every_record_that_a_shard_can_reach_is_read_as_it_was_written(record in any_record()) {
+            prop_assert_eq!(ShardRecord::decode(&record.encode()), Ok(record));
+        }
+
+        #[test]
+        fn every_client_that_a_shard_can_have_is_read_as_it_was_written(
+            (job, index) in (".{0,64}", any::<u32>()),
+            (epoch, incarnation, presence) in (epoch(), any::<u64>(), 0..3_usize),
+            window in window(),
+            tokens in vec((count(), any::<u32>(), count()), 0..=TOKENS_PER_CLIENT_MAX),
+            (made, counts) in (count(), any::<bool>()),
+        ) {
+            let job = pushpull_common::protocol::wire::Text::<JOB_BYTES_MAX>::clipped(&job);
+            let task = TaskId::new(job.as_str(), index);
+            let presence = [Presence::Present, Presence::Left, Presence::Lost][presence];
+            let (epoch, incarnation) = (ClientEpoch(epoch), Incarnation(incarnation));
+            let remembered = Remembered { task: task.clone(), epoch, incarnation, presence, window };
+            let settled: Vec<_> = remembered.window.settled().collect();
+            let newest = remembered.window.newest();
+            let tokens: Vec<Issued> = tokens
+                .into_iter()
+                .map(|(token, generation, step)| {
+                    Issued { token: TokenId(token), generation, step: GlobalStep(step) }
+                })
+                .collect();
+            let progress = Progress { made, counts };
+            let client = Client::remembered(remembered, std::time::Instant::now());
+            let words = encode_client(&client, tokens.iter().copied(), progress);
+            let read = decode_client(0, &words, Zoo::default());
+            prop_assert!(read.is_ok(), "{:?}", read.err());
+            let (found, found_tokens, found_progress) = read.unwrap();
+            prop_assert_eq!(found.task, task);
+            prop_assert_eq!((found.epoch, found.incarnation), (epoch, incarnation));
+            prop_assert_eq!((found.presence, found.window.newest()), (presence, newest));
+            prop_assert_eq!(found.window.settled().collect::<Vec<_>>(), settled);
+            prop_assert_eq!((found_tokens, found_progress), (tokens, progress));
+        }
+
+        #[test]
+        fn whatever_is_admitted_is_read_as_it_was_written(
+            pushes in vec((0..9_u32, any::<f64>(), any::<f64>()), 0..9),
+            bound in prop_oneof![Just(f64::MIN_POSITIVE), Just(f64::MAX), 1e-9..1e9],
+        ) {
+            let admitted: Vec<Admitted> = (1..)
+                .zip(pushes)
+                .map(|(token, (holder, a, b))| {
+                    // Other shards say any norms, but for negative ones, which are not taken.
+                    let squares = [a, b].map(|it| if it < 0.0 { -it } else { it }).map(Exact::from);
+                    let factor = clipping::factor(bound.into(), squares.into_iter());
+                    Admitted { token, holder: ClientKey(holder), factor }
+                })
+                .collect();
+            let words: Vec<u64> = encode_admitted(&admitted, 9).collect();
+            prop_assert_eq!(decode_admitted(&words, 9), Ok(admitted));
+        }
+    }
 
     #[test]
     fn a_shard_reads_as_it_was_written() {

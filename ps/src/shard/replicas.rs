@@ -49,6 +49,14 @@ pub(crate) struct Remembered {
     pub(crate) window: Window,
 }
 
+impl Client {
+    /// One that an earlier process knew, whose lease starts now.
+    pub(crate) fn remembered(client: Remembered, now: Instant) -> Client {
+        let Remembered { task, epoch, incarnation, presence, window } = client;
+        Client { task, epoch, incarnation, presence, window, connection: None, heard: now }
+    }
+}
+
 /// What a handshake made of a client.
 #[derive(Debug)]
 pub(crate) struct Admitted {
@@ -62,12 +70,22 @@ pub(crate) struct Admitted {
 
 /// All clients that a shard has met.
 ///
-/// Invariants: one entry per task; an entry's epoch never falls; epochs minted here rise.
+/// Invariants: one entry per task; an entry's epoch never falls; epochs minted here rise; every epoch is
+/// below [`EPOCH_LIMIT`], so that what is written can be read.
+///
+/// Only the step owner knows which epochs were given out. It takes no other. A shard that gives none out
+/// cannot tell a lie from a client that it has not met, so a liar that names a high epoch fences the task
+/// whose name it uses there, and as a chief all chiefs. The lie ends by itself: epochs follow the time in
+/// milliseconds, such a shard takes none that is more than [`EPOCHS_AHEAD`] above its own, and a client that
+/// starts after that is given a higher one.
 #[derive(Debug)]
 pub(crate) struct Replicas {
     clients: Vec<Client>,
     by_task: HashMap<TaskId, ClientKey>,
     newest_epoch: u64,
+    /// What epochs begin at in this life of the server, and when that began.
+    epoch_base: u64,
+    born: Option<Instant>,
     /// The clients that may have changed since the last commit.
     changed: Changed,
     lease: Duration,
@@ -80,17 +98,25 @@ pub(crate) struct Replicas {
 /// it holds the outcomes of the client's pushes.
 pub(crate) const CLIENTS_MAX: usize = 16_384;
 
-/// Nobody has minted epochs from here on, and taking one in would leave none to mint.
+/// Epochs are below this.
 pub(super) const EPOCH_LIMIT: u64 = 1 << 63;
+
+/// How far above its own time in milliseconds the epochs lie that a shard takes which mints none: a day. The clocks
+/// of hosts that are further apart are wrong.
+pub(super) const EPOCHS_AHEAD: u64 = 24 * 60 * 60 * 1000;
 
 impl Replicas {
     /// No clients yet. Epochs minted here begin above `epoch_base`, which must be higher in each
     /// life of the server than all epochs of the lives before: other shards may remember those.
     pub(crate) fn new(lease: Duration, epoch_base: u64, zoo: Zoo) -> Self {
+        // No clock says half of it; one that does must leave some to mint.
+        let epoch_base = epoch_base.min(EPOCH_LIMIT / 2);
         Replicas {
             clients: Vec::new(),
             by_task: HashMap::new(),
             newest_epoch: epoch_base,
+            epoch_base,
+            born: None,
             changed: Changed::default(),
             lease,
             last_tick: None,
@@ -102,12 +128,10 @@ impl Replicas {
     /// Puts back a client that an earlier process knew, whose lease starts anew. Clients are put
     /// back in the order of their keys; false if its task is there already.
     pub(crate) fn restore(&mut self, client: Remembered, now: Instant) -> bool {
-        let Remembered { task, epoch, incarnation, presence, window } = client;
         let key = ClientKey(self.clients.len() as u32);
-        self.newest_epoch = self.newest_epoch.max(epoch.0);
-        let (connection, heard) = (None, now);
-        let known = self.by_task.insert(task.clone(), key);
-        self.clients.push(Client { task, epoch, incarnation, presence, window, connection, heard });
+        self.newest_epoch = self.newest_epoch.max(client.epoch.0);
+        let known = self.by_task.insert(client.task.clone(), key);
+        self.clients.push(Client::remembered(client, now));
         known.is_none()
     }
 
@@ -147,6 +171,40 @@ impl Replicas {
         self.newest_epoch
     }
 
+    /// This life of the server begins: from now on epochs follow the time.
+    pub(crate) fn begin(&mut self, now: Instant) {
+        self.born = Some(now);
+    }
+
+    /// The epoch of this time: so many milliseconds above what epochs begin at in this life.
+    fn epoch_of(&self, now: Instant) -> u64 {
+        let since = self.born.map(|born| now.saturating_duration_since(born)).unwrap_or_default();
+        let since = u64::try_from(since.as_millis()).unwrap_or(EPOCH_LIMIT);
+        self.epoch_base.saturating_add(since).min(EPOCH_LIMIT - 1)
+    }
+
+    /// A new epoch, above every one before.
+    fn mint(&mut self, now: Instant) -> Result<ClientEpoch, Refusal> {
+        let next = (self.newest_epoch + 1).max(self.epoch_of(now));
+        if next >= EPOCH_LIMIT {
+            let what = Detail::clipped("client epochs");
+            return Err(Refusal::Busy { what, limit: EPOCH_LIMIT });
+        }
+        self.newest_epoch = next;
+        Ok(ClientEpoch(next))
+    }
+
+    /// The newest epoch that a task may bring which has none here, or an older one.
+    fn newest_for(&self, known: Option<ClientKey>, mint: bool, now: Instant) -> u64 {
+        match (mint, known) {
+            (false, _) => self.epoch_of(now).saturating_add(EPOCHS_AHEAD).min(EPOCH_LIMIT - 1),
+            // What it was given last is what is known here.
+            (true, Some(key)) => self.client(key).epoch.0,
+            // It may have been given one by a server that has lost its state since.
+            (true, None) => self.newest_epoch,
+        }
+    }
+
     /// Does not mint what an earlier process may have minted.
     pub(crate) fn mint_above(&mut self, epoch: u64) {
         self.newest_epoch = self.newest_epoch.max(epoch);
@@ -176,18 +234,18 @@ impl Replicas {
             client.incarnation == incarnation || self.zoo.has(Bug::NoIncarnation)
         });
         let current_epoch = current.map_or(ClientEpoch(0), |client| client.epoch);
+        let newest = ClientEpoch(self.newest_for(known, mint, now));
         let epoch = match (epoch.0, same) {
-            (EPOCH_LIMIT.., _) => {
-                return Err(Refusal::Fenced { epoch, current: current_epoch });
-            }
             (0, true) => current_epoch,
-            (0, false) if mint => {
-                self.newest_epoch += 1;
-                ClientEpoch(self.newest_epoch)
-            }
+            (0, false) if mint => self.mint(now)?,
             (1.., _) if epoch < current_epoch && self.zoo.has(Bug::StaleEpoch) => epoch,
             _ if epoch < current_epoch || epoch.0 == 0 || (epoch == current_epoch && !same) => {
                 return Err(Refusal::Fenced { epoch, current: current_epoch });
+            }
+            _ if epoch > newest => return Err(Refusal::UnknownEpoch { epoch, newest }),
+            // Each is given out once.
+            _ if mint && known.is_none() && self.clients.iter().any(|c| c.epoch == epoch) => {
+                return Err(Refusal::UnknownEpoch { epoch, newest: ClientEpoch(0) });
             }
             _ => epoch,
         };
@@ -332,7 +390,8 @@ mod tests {
         let ghost = admit(&mut replicas, 10, 1, now).unwrap_err();
         assert!(matches!(ghost, Refusal::Fenced { current: ClientEpoch(2), .. }));
         let liar = admit(&mut replicas, 12, u64::MAX, now).unwrap_err();
-        assert!(matches!(liar, Refusal::Fenced { current: ClientEpoch(2), .. }));
+        let (epoch, newest) = (ClientEpoch(u64::MAX), ClientEpoch(2));
+        assert_eq!(liar, Refusal::UnknownEpoch { epoch, newest });
         assert_eq!(admit(&mut replicas, 12, 0, now).unwrap().epoch, ClientEpoch(3));
     }
 

@@ -5,7 +5,7 @@ use pushpull_common::ids::{ClientEpoch, GlobalStep, RestoreEpoch, ShardId};
 use pushpull_common::protocol::message::{self, BodyCrc, CatalogueState, Role};
 use pushpull_common::protocol::{Message, Refusal, version};
 
-use super::peers::{identity, variables, worker};
+use super::peers::{Peer, identity, variables, worker};
 use super::world::World;
 use crate::config::PsConfig;
 use crate::optimizer::Sgd;
@@ -81,9 +81,74 @@ pub(super) fn a_ghost_is_fenced(zoo: Zoo) {
     let ghost = world.try_join(0, &mut first).unwrap_err();
     assert_eq!(ghost, Refusal::Fenced { epoch: ClientEpoch(1), current: ClientEpoch(2) });
     let mut liar = first.restarted().restarted();
-    liar.epoch = ClientEpoch(u64::MAX);
-    assert!(matches!(world.try_join(0, &mut liar), Err(Refusal::Fenced { .. })));
+    for epoch in [3, 1 << 32, (1 << 63) - 1, 1 << 63, u64::MAX].map(ClientEpoch) {
+        liar.epoch = epoch;
+        let refusal = world.try_join(0, &mut liar).unwrap_err();
+        assert_eq!(refusal, Refusal::UnknownEpoch { epoch, newest: ClientEpoch(2) });
+    }
     assert_eq!(world.join(0, &mut first.restarted().restarted()).shard, 0, "epochs go on");
+}
+
+/// An epoch that nobody minted would have been minted above, and written where it is never read.
+#[test]
+fn an_epoch_that_was_never_minted_does_no_harm_to_the_files_of_any_shard() {
+    let last = (1 << 63) - 1;
+    for role in [Role::Worker {}, Role::Chief {}] {
+        let mut world = World::bare(variables(), Sgd::new(1.0), |config| config.shards(2));
+        let mut honest = worker(1);
+        world.join(0, &mut honest);
+        for shard in [0, 1] {
+            // A task that is known there, and one that is not.
+            for task in [1, 2] {
+                for epoch in [last, last - 1, 1 << 62, 1 << 48].map(ClientEpoch) {
+                    let mut liar = Peer { role, epoch, ..worker(task).restarted() };
+                    liar.epoch = epoch;
+                    let refusal = world.try_join(shard, &mut liar).unwrap_err();
+                    let named = |newest: ClientEpoch| newest < epoch;
+                    let right = matches!(refusal, Refusal::UnknownEpoch { epoch: found, newest }
+                        if found == epoch && named(newest));
+                    assert!(right, "{refusal}");
+                }
+            }
+            world.restart(shard).unwrap();
+        }
+        world.join(0, &mut worker(3));
+        [0, 1].map(|shard| world.restart(shard).unwrap());
+        // What an earlier life has minted is taken still.
+        [0, 1].map(|shard| world.join(shard, &mut honest));
+    }
+}
+
+/// A shard that mints no epochs believes a liar; but only for a day after it has lied.
+#[test]
+fn a_lie_about_an_epoch_shuts_its_task_out_for_a_day_at_most() {
+    let mut world = World::bare(variables(), Sgd::new(1.0), |config| config.shards(2));
+    let mut honest = worker(1);
+    [0, 1].map(|shard| world.join(shard, &mut honest));
+    let ahead = ClientEpoch(super::super::replicas::EPOCHS_AHEAD);
+    let mut liar = Peer { epoch: ahead, ..worker(1).restarted() };
+    world.join(1, &mut liar);
+    // No other task has anything to do with that.
+    let mut other = worker(2);
+    [0, 1].map(|shard| world.join(shard, &mut other));
+    let refusal = world.try_join(1, &mut honest).unwrap_err();
+    assert!(matches!(refusal, Refusal::Fenced { current, .. } if current == ahead), "{refusal}");
+    world.now += std::time::Duration::from_millis(ahead.0 + 1);
+    let mut restarted = honest.restarted();
+    [0, 1].map(|shard| world.join(shard, &mut restarted));
+    assert!(restarted.epoch > ahead);
+}
+
+/// The epoch of a client is no other's: it says at other shards whose a push is.
+#[test]
+fn an_epoch_that_was_given_to_another_task_is_refused_by_the_owner() {
+    let mut world = bare();
+    let mut first = worker(1);
+    world.join(0, &mut first);
+    let mut liar = Peer { epoch: first.epoch, ..worker(2) };
+    let refusal = world.try_join(0, &mut liar).unwrap_err();
+    let (epoch, newest) = (first.epoch, ClientEpoch(0));
+    assert_eq!(refusal, Refusal::UnknownEpoch { epoch, newest });
 }
 
 #[test]
