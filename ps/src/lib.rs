@@ -18,6 +18,8 @@
 //! The decisions live in pure state machines (`shard`, `inbox`, `store`, `aggregate`, `dedupe`);
 //! `runtime` drives them with sockets, threads and clocks. Nothing here knows the worker.
 
+#[cfg(any(test, all(fuzzing, feature = "simulation")))]
+pub mod adversary;
 pub mod aggregate;
 mod arena;
 mod cache;

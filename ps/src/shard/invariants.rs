@@ -3,12 +3,48 @@
 use std::collections::BTreeSet;
 
 use pushpull_common::ids::TokenId;
+#[cfg(any(test, fuzzing))]
+use pushpull_common::ids::{ClientEpoch, Incarnation, TaskId};
 
 use super::Shard;
 use super::parked::Wait;
+#[cfg(any(test, fuzzing))]
+use super::record::ShardRecord;
 use super::replicas::Presence;
 
+/// What a shard is after a kill as it was before: its own words, its clients and what each has settled
+/// last, and its values.
+#[cfg(any(test, fuzzing))]
+#[derive(Debug, PartialEq)]
+pub(crate) struct DurableState {
+    record: ShardRecord,
+    clients: Vec<(TaskId, ClientEpoch, Incarnation, Presence, u64)>,
+    values: Vec<u8>,
+    table_rows: Vec<u64>,
+}
+
 impl Shard {
+    /// What is to be there after a kill, if no work is due.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn durable_state(&self) -> DurableState {
+        // Lives are counted; what a step takes follows from who is there.
+        let (lives, goal, applying) = (0, 0, false);
+        let record = ShardRecord { lives, goal, applying, ..self.record() };
+        let clients = self.replicas.keys().map(|key| {
+            let client = self.replicas.client(key);
+            // What is held of a step may be settled as it is taken up.
+            let newest = if self.round.is_some() { 0 } else { client.window.newest() };
+            (client.task.clone(), client.epoch, client.incarnation, client.presence, newest)
+        });
+        let clients = clients.collect();
+        let store = self.store().filter(|_| self.is_ready());
+        let pieces = store.into_iter().flat_map(|store| store.before(0..store.layout().bytes()));
+        let values = pieces.flatten().copied().collect();
+        let tables = self.store().into_iter().flat_map(|store| store.tables());
+        let table_rows = tables.map(|table| table.rows()).collect();
+        DurableState { record, clients, values, table_rows }
+    }
+
     /// Asserts the invariants.
     pub(crate) fn check_invariants(&self) {
         if let Some(store) = self.store() {

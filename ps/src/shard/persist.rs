@@ -56,7 +56,7 @@ impl Shard {
         }
     }
 
-    fn record(&self) -> ShardRecord {
+    pub(super) fn record(&self) -> ShardRecord {
         let mut record = ShardRecord {
             version: self.version,
             gradients: self.gradients,

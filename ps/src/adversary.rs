@@ -1,0 +1,773 @@
+//! A shard whose peers say anything that can be said: valid messages with any number in every field, from
+//! any role, in any order, between ticks, lost connections and kills.
+//!
+//! [`play`] reads its input as choices, so that a fuzzer and a property test drive the same code. A peer
+//! is mostly honest, or nothing would ever lie whole anywhere, and gets a field wrong now and then. The
+//! shard's invariants are asserted after every input. A shard that is killed opens again, and has the
+//! values and the counts that it had.
+
+mod choices;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pushpull_common::catalogue::{Catalogue, Partition};
+use pushpull_common::cluster::ClusterSpec;
+use pushpull_common::identity::Identity;
+use pushpull_common::ids::{
+    ClientEpoch, GlobalStep, Incarnation, PartitionId, RequestId, RestoreEpoch, Sequence, ShardId,
+    TaskId, TokenId,
+};
+use pushpull_common::placement::{Placement, ShardMap, Strategy};
+use pushpull_common::protocol::message::{
+    self, BodyCrc, CheckpointId, Hello, Operation, PushEncoded, PushLent, PushPart, Role,
+    Selection, Stretch,
+};
+use pushpull_common::protocol::wire::{List, Text};
+use pushpull_common::protocol::{BodyStamp, Envelope, Header, Message, encode, version};
+use pushpull_common::table::TableSpec;
+use pushpull_common::tensor::{DType, Shape};
+use pushpull_common::variable::VariableSpec;
+use pushpull_common::{rows, table};
+
+use crate::aggregate::mode::Mode;
+use crate::aggregate::staleness::StalenessPolicy;
+use crate::arena::shelf::Shelf;
+use crate::arena::{Budget, Place};
+use crate::config::{NonFinite, PsConfig};
+use crate::metrics::Counters;
+use crate::optimizer::{Adam, Sgd};
+use crate::shard::durable::{Life, Parts};
+use crate::shard::output::{Output, PulledParts};
+use crate::shard::work::Work;
+use crate::shard::{Input, Shard, TICK, Way};
+use choices::{Choices, Numbers};
+
+/// The memory that the shard may use.
+const BYTES_MAX: u64 = 16 << 20;
+
+/// Bytes of a block, so that small variables have several.
+const BLOCK_BYTES: usize = 256;
+
+/// More outputs than one input can ever cause with so few connections.
+const OUTPUTS_MAX: usize = 4096;
+
+/// Inputs that are played of what is read: a longer one says nothing more.
+const ACTIONS_MAX: usize = 400;
+
+/// The lease of a member.
+const LEASE: Duration = Duration::from_millis(500);
+
+/// A connection as its peer knows it.
+#[derive(Clone, Copy, Debug)]
+struct Line {
+    connection: u64,
+    /// The next sequence of its pushes.
+    next: u64,
+    /// A body is due: its length, and how much has come.
+    body: Option<(usize, usize)>,
+}
+
+/// A shard, and what its peers know.
+struct Play<'a> {
+    choices: Choices<'a>,
+    shard: Shard,
+    shelf: Shelf,
+    config: Arc<PsConfig>,
+    id: ShardId,
+    catalogue: Arc<Catalogue>,
+    now: Instant,
+    lines: Vec<Line>,
+    next_connection: u64,
+    next_request: u64,
+    streams: Vec<PulledParts>,
+    known: Numbers,
+}
+
+/// Plays what these choices say against a shard.
+///
+/// # Panics
+/// If a shard breaks its invariants, asks for a body in memory of another length, or cannot be opened again
+/// as it was.
+pub fn play(input: &[u8]) {
+    let mut play = Play::new(Choices::new(input));
+    if play.choices.one_in(8) {
+        // Nobody has declared anything.
+    } else {
+        play.begin();
+    }
+    for _ in 0..ACTIONS_MAX {
+        if play.choices.is_empty() {
+            break;
+        }
+        play.act();
+        play.listen();
+    }
+    play.reopen();
+}
+
+fn variables(choices: &mut Choices<'_>) -> Vec<VariableSpec> {
+    let shape = |extents: &[u64]| Shape::new(extents.to_vec()).expect("a small shape");
+    let of = |name, dtype, extents| {
+        VariableSpec::new(name, dtype, shape(extents)).expect("a small variable")
+    };
+    let mut variables = vec![
+        of("w", DType::F32, &[3]),
+        of("d", DType::F64, &[2]),
+        of("ledger", DType::F32, &[4]).plain(),
+        of("n", DType::I64, &[1]),
+        of("long", DType::F32, &[150]),
+    ];
+    if choices.one_in(2) {
+        variables.push(of("h", DType::Bf16, &[5]));
+        variables.push(of("rows", DType::F32, &[6, 2]).sparse());
+    }
+    if choices.one_in(4) {
+        let spec = TableSpec::new(64 << 10).rows_at_once(4);
+        variables.push(VariableSpec::table("ids", DType::F32, [2], spec).expect("a small table"));
+    }
+    variables
+}
+
+fn config(choices: &mut Choices<'_>, shards: u16) -> PsConfig {
+    let cluster = ClusterSpec::builder().job("ps", ["localhost:1"]).build();
+    let cluster = cluster.expect("one task with an address is a cluster");
+    let config = match choices.one_in(3) {
+        true => PsConfig::new(cluster, TaskId::ps(0), Adam::new(0.1)),
+        false => PsConfig::new(cluster, TaskId::ps(0), Sgd::new(1.0)),
+    };
+    let policies = [NonFinite::Reject, NonFinite::Count, NonFinite::Allow];
+    let mut config = config
+        .shards(shards)
+        .lease(LEASE)
+        .token_timeout(choices.one_in(2).then_some(3 * LEASE))
+        .inbox_pushes(1 + choices.below(3))
+        .connections_max(6)
+        .non_finite(policies[choices.below(3)])
+        .integrity_full(choices.one_in(4));
+    config.block_bytes = BLOCK_BYTES;
+    config.last_step = choices.one_in(4).then(|| choices.below(8) as u64 + 1);
+    if choices.one_in(2) {
+        let total = 1 + choices.below(3) as u32;
+        let aggregate = 1 + choices.below(total as usize) as u32;
+        let mode =
+            Mode::Synchronous { replicas_to_aggregate: aggregate, total_num_replicas: total };
+        config = config.mode(mode).deterministic(aggregate == total && choices.one_in(3));
+        if choices.one_in(3) {
+            config = config.clip_by_global_norm(0.5);
+        }
+    } else {
+        config.wait_ahead = choices.one_in(4).then_some(1);
+        config.reject_older = choices.one_in(4).then(|| choices.below(2) as u64);
+        if choices.one_in(4) {
+            config.staleness = StalenessPolicy::DelayCompensation { lambda: 0.5 };
+        }
+    }
+    config.check().expect("the settings are sound");
+    config
+}
+
+impl<'a> Play<'a> {
+    fn new(mut choices: Choices<'a>) -> Play<'a> {
+        let shards = 1 + u16::from(choices.one_in(2));
+        let id = ShardId { task: 0, shard: choices.below(usize::from(shards)) as u16 };
+        let config = Arc::new(config(&mut choices, shards));
+        let variables = variables(&mut choices);
+        let map = ShardMap::new([0], shards).expect("one task");
+        let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin);
+        let placement = placement.expect("small variables have their places");
+        let catalogue = Catalogue::new(variables, &placement).expect("a small catalogue");
+        let shelf = Shelf::default();
+        let now = Instant::now();
+        let shard = open(&config, id, &shelf, now);
+        Play {
+            choices,
+            shard,
+            shelf,
+            config,
+            id,
+            catalogue: Arc::new(catalogue),
+            now,
+            lines: Vec::new(),
+            next_connection: 1,
+            next_request: 1,
+            streams: Vec::new(),
+            known: Numbers::default(),
+        }
+    }
+
+    /// An honest chief comes, and declares and initializes the variables.
+    fn begin(&mut self) {
+        let epoch = if self.id.shard == 0 { 0 } else { 1 };
+        let hello = Hello { client_epoch: ClientEpoch(epoch), ..self.hello(Role::Chief {}, 0) };
+        self.connect(&hello, Way::Remote);
+        let catalogue = self.catalogue.clone();
+        let declare = message::Declare { digest: catalogue.digest() };
+        self.say(0, Envelope::default(), declare.into(), catalogue.encode());
+        let initialize = message::Initialize { epoch: RestoreEpoch(1) };
+        self.say(0, Envelope::default(), initialize.into(), &[]);
+        self.settle();
+    }
+
+    fn act(&mut self) {
+        match self.choices.below(32) {
+            0..3 => self.come(),
+            3 => self.disconnect(),
+            4 => self.pass(),
+            5..9 => self.settle(),
+            9 => {
+                self.shard.work(self.now);
+            }
+            10 => self.streams.clear(),
+            11 => self.reopen(),
+            12 => self.hear_owner(),
+            13 | 14 => self.continue_body(),
+            15..22 => self.push(),
+            _ => self.say_anything(),
+        }
+    }
+
+    fn hello(&self, role: Role, task: u32) -> Hello {
+        Hello {
+            version_oldest: version::OLDEST,
+            version_newest: version::NEWEST,
+            role,
+            job: Text::clipped("worker"),
+            task,
+            shard: self.id,
+            incarnation: Incarnation(100 + u64::from(task)),
+            client_epoch: ClientEpoch(0),
+            seen_epoch: RestoreEpoch(0),
+            seen_step: GlobalStep(0),
+            catalogue: None,
+            body_crc: BodyCrc::Auto {},
+            identity: Identity::new().to_wire(),
+            auth: List::default(),
+        }
+    }
+
+    /// Somebody says hello.
+    fn come(&mut self) {
+        let roles = [Role::Worker {}, Role::Chief {}, Role::Reader {}, Role::Peer {}];
+        let role = roles[[0, 0, 0, 1, 1, 2, 3, 3][self.choices.below(8)]];
+        let task = self.choices.below(4) as u32;
+        let mut hello = self.hello(role, task);
+        if self.choices.one_in(3) {
+            hello.incarnation = Incarnation(self.number());
+        }
+        // The epoch that it was given, as a rule; on a shard that gives none out, some.
+        let epoch = match self.choices.below(4) {
+            0 => 0,
+            1 => u64::from(task) + 1,
+            2 => self.choices.of(&self.known.epochs),
+            _ => self.number(),
+        };
+        hello.client_epoch = ClientEpoch(epoch);
+        if self.choices.one_in(16) {
+            let (epoch, step) = (self.number() as u32, self.number());
+            (hello.seen_epoch, hello.seen_step) = (RestoreEpoch(epoch), GlobalStep(step));
+            hello.task = self.number() as u32;
+        }
+        if self.choices.one_in(16) {
+            hello.catalogue = Some(self.catalogue.digest());
+            hello.shard.shard = self.number() as u16;
+        }
+        let near = self.choices.one_in(4);
+        self.connect(&hello, if near { Way::Unix { same_user: true } } else { Way::Remote });
+    }
+
+    fn connect(&mut self, hello: &Hello, way: Way) {
+        let connection = self.next_connection;
+        self.next_connection += 1;
+        let envelope = self.envelope(Envelope::default());
+        let Some((header, Message::Hello(hello))) = framed(&envelope, &hello.clone().into(), 0)
+        else {
+            return;
+        };
+        self.lines.push(Line { connection, next: 1, body: None });
+        let (hello, header) = (&hello, &header);
+        self.shard.handle(self.now, Input::Connected { connection, hello, header, way });
+        self.listen();
+    }
+
+    fn disconnect(&mut self) {
+        if let Some(index) = self.line() {
+            let Line { connection, .. } = self.lines.swap_remove(index);
+            self.shard.handle(self.now, Input::Disconnected { connection });
+        }
+    }
+
+    fn pass(&mut self) {
+        let times = [TICK, TICK, LEASE / 2, LEASE, 4 * LEASE];
+        let time = times[self.choices.below(times.len())];
+        self.now += time;
+        // Told in time, or only at the end: the process was stopped.
+        let ticks = if self.choices.one_in(2) { 1 } else { 2 };
+        for _ in 0..ticks {
+            self.shard.handle(self.now, Input::Tick);
+        }
+    }
+
+    /// Does all the work there is.
+    fn settle(&mut self) {
+        while self.shard.has_work() {
+            match self.shard.work(self.now) {
+                Work::Blocked => self.streams.clear(),
+                Work::Idle | Work::More | Work::Flushing => {}
+            }
+            self.listen();
+        }
+    }
+
+    /// What the step owner says to a shard that is another's.
+    fn hear_owner(&mut self) {
+        if self.id.shard == 0 || self.config.rule().is_none() {
+            return;
+        }
+        self.shard.handle(self.now, Input::OwnerLink { up: self.choices.one_in(4) });
+        let token = TokenId(self.choices.of(&self.known.tokens));
+        let message: Message = match self.choices.below(4) {
+            0 => message::Over { token }.into(),
+            1 => message::KeepCut {}.into(),
+            _ => {
+                let count = self.choices.below(4);
+                let factors = [1.0, 1.0, 0.5, 0.0, f64::NAN, f64::MIN_POSITIVE];
+                let pushes: Vec<(TokenId, f64)> = (0..count)
+                    .map(|_| {
+                        let token = TokenId(self.choices.of(&self.known.tokens));
+                        (token, factors[self.choices.below(factors.len())])
+                    })
+                    .collect();
+                message::Commit { pushes: List::new(pushes).expect("a few") }.into()
+            }
+        };
+        let step = match self.choices.one_in(3) {
+            true => self.number(),
+            false => self.shard.step().0,
+        };
+        let envelope = Envelope {
+            step: GlobalStep(step),
+            restore_epoch: RestoreEpoch(1),
+            ..Envelope::default()
+        };
+        if let Some((header, message)) = framed(&envelope, &message, 0) {
+            self.shard.handle(self.now, Input::Owner { header: &header, message });
+        }
+    }
+
+    /// A push as an honest client makes it, but for what is wrong with it.
+    fn push(&mut self) {
+        let Some(index) = self.line() else { return };
+        let operations = [Operation::Gradient {}, Operation::Assign {}, Operation::AssignAdd {}];
+        let operation = operations[[0, 0, 0, 0, 1, 2][self.choices.below(6)]];
+        if self.choices.one_in(2) {
+            let newest = TokenId(u64::MAX);
+            self.say(index, Envelope::default(), message::TokenRequest { newest }.into(), &[]);
+        }
+        if !self.choices.one_in(4) {
+            self.say(index, Envelope::default(), message::Reserve {}.into(), &[]);
+        }
+        let token = self.known.tokens.last().copied().unwrap_or(1);
+        let token = if self.choices.one_in(6) { self.number() } else { token };
+        let room = self.known.rooms.last().copied().unwrap_or(1);
+        let room = if self.choices.one_in(6) { self.number() } else { room } as u32;
+        let step = self.shard.step().0;
+        let step = if self.choices.one_in(6) { self.number() } else { step };
+        let sequence = self.sequence(index);
+        let generation = if self.choices.one_in(16) { self.number() as u32 } else { 1 };
+        let read = self.choices.one_in(3).then(|| self.number());
+        let next = self.choices.one_in(3);
+        let parts = self.parts(operation);
+        let total: u64 = parts.iter().map(|(_, body)| body.len() as u64).sum();
+        let count = parts.len();
+        let stops = self.choices.one_in(6).then(|| self.choices.below(count + 1));
+        let lent = self.choices.one_in(4);
+        for (at, (offset, body)) in parts.into_iter().enumerate() {
+            if stops == Some(at) {
+                return;
+            }
+            let last = at + 1 == count;
+            let named = if self.choices.one_in(12) { self.number() } else { total };
+            let whole = last.then_some(named);
+            let offset = if self.choices.one_in(12) { self.number() } else { offset };
+            let end = offset.wrapping_add(body.len() as u64);
+            let (token, next) = (TokenId(token), last && next);
+            let part = PushPart { operation, token, generation, room, offset, whole, next, read };
+            let envelope = Envelope {
+                sequence: Sequence(sequence),
+                step: GlobalStep(step),
+                ..Envelope::default()
+            };
+            if lent {
+                let ranges = List::new(vec![Stretch { start: offset, end }]).expect("one");
+                let PushPart { operation, token, generation, room, whole, next, read, .. } = part;
+                let lent =
+                    PushLent { operation, token, generation, room, whole, next, read, ranges };
+                self.say(index, envelope, lent.into(), &[]);
+            } else {
+                self.say(index, envelope, part.into(), &body);
+            }
+        }
+    }
+
+    /// The parts of an honest push: where each begins, and its body.
+    fn parts(&mut self, operation: Operation) -> Vec<(u64, Vec<u8>)> {
+        let catalogue = self.catalogue.clone();
+        let layout = catalogue.layout(self.id);
+        let chosen = self.choices.byte();
+        let mut parts = Vec::new();
+        for (index, partition) in layout.all().iter().enumerate() {
+            let fits = match operation {
+                Operation::Gradient {} => partition.trainable,
+                Operation::AssignAdd {} => !partition.trainable,
+                _ => true,
+            };
+            let takes = chosen >> (index % 8) & 1 == 0;
+            if !fits || !takes || partition.bytes == 0 {
+                continue;
+            }
+            if !partition.is_sparse() {
+                let bytes = (partition.end() - partition.offset) as usize;
+                parts.push((partition.offset, self.content(bytes)));
+                continue;
+            }
+            let Some(at) = partition.index else { continue };
+            let numbers = self.rows_of(partition);
+            let mut body = Vec::new();
+            rows::encode_index(partition, numbers.iter().copied(), &mut body);
+            parts.push((at, body));
+            let bytes = rows::values_bytes(partition, numbers.len() as u64) as usize;
+            if bytes > 0 {
+                parts.push((partition.offset, self.content(bytes)));
+            }
+        }
+        if parts.is_empty() {
+            parts.push((0, Vec::new()));
+        }
+        parts
+    }
+
+    /// Some rows of a partition, rising.
+    fn rows_of(&mut self, partition: &Partition) -> Vec<u64> {
+        let count = self.choices.below(4) as u64;
+        match partition.is_table() {
+            true => (0..)
+                .filter(|&id| partition.rows.contains(&table::bucket(id)))
+                .take(count as usize)
+                .collect(),
+            false => (0..count.min(partition.row_count())).collect(),
+        }
+    }
+
+    /// A body: numbers, zeros, or what is none.
+    fn content(&mut self, bytes: usize) -> Vec<u8> {
+        let word = match self.choices.below(6) {
+            0 => 0,
+            1 => u64::MAX,
+            2 => self.number(),
+            _ => u64::from_le_bytes(bytemuck::cast([1.0_f32, 1.0])),
+        };
+        let words = std::iter::repeat_n(word.to_le_bytes(), bytes.div_ceil(8));
+        words.flatten().take(bytes).collect()
+    }
+
+    /// A message of any kind, with any number in any field.
+    fn say_anything(&mut self) {
+        let Some(index) = self.line() else { return };
+        let mut body = Vec::new();
+        if self.choices.one_in(2) {
+            let bytes = [0, 4, 8, 12, 16, 24, 600][self.choices.below(7)];
+            body = self.content(bytes);
+        }
+        let encoding = self.choices.below(8) as u8;
+        let partition = PartitionId(match self.choices.one_in(4) {
+            true => self.number() as u32,
+            false => self.choices.below(8) as u32,
+        });
+        let message: Message = match self.choices.below(30) {
+            0 => message::Heartbeat {}.into(),
+            1 => message::Pull { selection: self.selection(partition) }.into(),
+            2 => {
+                let pull = message::Pull { selection: self.selection(partition) };
+                message::PullEncoded { pull, encoding }.into()
+            }
+            3 => message::PullRows { partition }.into(),
+            4 => {
+                let pull = message::PullRows { partition };
+                message::PullRowsEncoded { pull, encoding }.into()
+            }
+            5 => message::AwaitReady {}.into(),
+            6 => message::FetchCatalogue {}.into(),
+            7 => message::Lend { wants: self.number() }.into(),
+            8 => message::LendTray {}.into(),
+            9 => {
+                if self.choices.one_in(2) {
+                    body = self.catalogue.encode().to_vec();
+                }
+                message::Declare { digest: self.catalogue.digest() }.into()
+            }
+            10 => message::Initialize { epoch: RestoreEpoch(self.number() as u32) }.into(),
+            11 => message::FindCheckpoint {}.into(),
+            12 => {
+                let (epoch, of, step) = (self.number() as u32, self.number() as u32, self.number());
+                let checkpoint = CheckpointId {
+                    name: Text::clipped("ckpt"),
+                    epoch: RestoreEpoch(of),
+                    step: GlobalStep(step),
+                };
+                message::Restore { checkpoint, epoch: RestoreEpoch(epoch) }.into()
+            }
+            13 => message::Save {}.into(),
+            14 => message::SaveShard { name: Text::clipped("ckpt") }.into(),
+            15 => message::TokenRequest { newest: TokenId(self.number()) }.into(),
+            16 => {
+                let token = TokenId(self.choices.of(&self.known.tokens));
+                message::ReturnToken { token, generation: 1 }.into()
+            }
+            17 => {
+                let (token, generation) = (TokenId(self.number()), self.number() as u32);
+                message::ReturnToken { token, generation }.into()
+            }
+            18 => message::Reserve {}.into(),
+            19 => self.any_part().into(),
+            20 => {
+                let part = self.any_part();
+                let elements = match self.choices.one_in(2) {
+                    true => self.number() as u32,
+                    false => (body.len() / 2) as u32,
+                };
+                let factor = [1.0, 0.5, 0.0, f64::NAN, f64::INFINITY][self.choices.below(5)];
+                PushEncoded { part, encoding, elements, factor }.into()
+            }
+            21 => {
+                let part = self.any_part();
+                let count = self.choices.below(4);
+                let ranges =
+                    (0..count).map(|_| Stretch { start: self.number(), end: self.number() });
+                let ranges = List::new(ranges.collect()).expect("a few");
+                let PushPart { operation, token, generation, room, whole, next, read, .. } = part;
+                PushLent { operation, token, generation, room, whole, next, read, ranges }.into()
+            }
+            22 => message::Withdraw {}.into(),
+            23 => message::OutcomeQuery {}.into(),
+            24 if self.choices.one_in(4) => message::Finish {}.into(),
+            25 => message::Leave {}.into(),
+            26 | 27 => {
+                let token = match self.choices.one_in(4) {
+                    true => self.number(),
+                    false => self.choices.of(&self.known.tokens),
+                };
+                let squares = [0.0, 1.0, -1.0, f64::NAN, f64::INFINITY][self.choices.below(5)];
+                let client = ClientEpoch(self.choices.of(&self.known.epochs));
+                let shard = ShardId { task: 0, shard: self.choices.below(3) as u16 };
+                message::Held { token: TokenId(token), client, shard, squares }.into()
+            }
+            28 => {
+                let shard = ShardId { task: 0, shard: self.choices.below(3) as u16 };
+                message::StepApplied { shard }.into()
+            }
+            _ => message::Over { token: TokenId(self.number()) }.into(),
+        };
+        let sequence = match self.choices.one_in(3) {
+            true => self.number(),
+            false => self.sequence(index),
+        };
+        let step = match self.choices.one_in(2) {
+            true => self.number(),
+            false => self.shard.step().0,
+        };
+        let epoch = if self.choices.one_in(16) { self.number() as u32 } else { 0 };
+        let deadlines = [0, 1, 100, u32::MAX];
+        let envelope = Envelope {
+            sequence: Sequence(sequence),
+            step: GlobalStep(step),
+            restore_epoch: RestoreEpoch(epoch),
+            deadline_ms: deadlines[self.choices.below(deadlines.len())],
+            ..Envelope::default()
+        };
+        if Message::body_limit(message.kind()) == Some(0) {
+            body.clear();
+        }
+        self.say(index, envelope, message, &body);
+    }
+
+    fn any_part(&mut self) -> PushPart {
+        let operations = [Operation::Gradient {}, Operation::Assign {}, Operation::AssignAdd {}];
+        PushPart {
+            operation: operations[self.choices.below(3)],
+            token: TokenId(self.number()),
+            generation: if self.choices.one_in(2) { 1 } else { self.number() as u32 },
+            room: match self.choices.one_in(3) {
+                true => self.number() as u32,
+                false => self.choices.of(&self.known.rooms) as u32,
+            },
+            offset: self.number(),
+            whole: self.choices.one_in(2).then(|| self.number()),
+            next: self.choices.one_in(2),
+            read: self.choices.one_in(2).then(|| self.number()),
+        }
+    }
+
+    fn selection(&mut self, partition: PartitionId) -> Selection {
+        match self.choices.below(4) {
+            0 => Selection::All {},
+            1 => Selection::Dense {},
+            _ => {
+                let partitions = vec![partition, PartitionId(partition.0.wrapping_add(1))];
+                Selection::Partitions { partitions: List::new(partitions).expect("two") }
+            }
+        }
+    }
+
+    /// The next sequence of a line's pushes, or the one before.
+    fn sequence(&mut self, index: usize) -> u64 {
+        let again = self.choices.one_in(4);
+        let line = &mut self.lines[index];
+        line.next += u64::from(!again);
+        line.next
+    }
+
+    fn number(&mut self) -> u64 {
+        self.choices.number(&self.known)
+    }
+
+    /// A line over which something may be said.
+    fn line(&mut self) -> Option<usize> {
+        let count = self.lines.len();
+        (count > 0).then(|| self.choices.below(count))
+    }
+
+    fn envelope(&mut self, envelope: Envelope) -> Envelope {
+        let request = RequestId(self.next_request);
+        self.next_request += 1;
+        Envelope { request, ..envelope }
+    }
+
+    /// Sends a message with its body, of which the end may come later or never.
+    fn say(&mut self, index: usize, envelope: Envelope, message: Message, body: &[u8]) {
+        let Some(line) = self.lines.get(index).copied().filter(|line| line.body.is_none()) else {
+            return;
+        };
+        let envelope = self.envelope(envelope);
+        let Some((header, message)) = framed(&envelope, &message, body.len()) else { return };
+        let connection = line.connection;
+        if header.body_bytes > 0 {
+            self.lines[index].body = Some((body.len(), 0));
+        }
+        self.shard.handle(self.now, Input::Message { connection, header: &header, message });
+        let now = if self.choices.one_in(12) { body.len() / 2 } else { body.len() };
+        if header.body_bytes > 0 {
+            self.receive(index, connection, &body[..now]);
+        }
+        self.listen();
+    }
+
+    /// More of a body comes.
+    fn continue_body(&mut self) {
+        let due = self.lines.iter().position(|line| line.body.is_some());
+        let Some(index) = due else { return };
+        let Line { connection, body, .. } = self.lines[index];
+        let (bytes, taken) = body.unwrap_or_default();
+        self.receive(index, connection, &vec![0; bytes - taken]);
+    }
+
+    /// These bytes of the body that is due come, as the runtime takes them in.
+    fn receive(&mut self, index: usize, connection: u64, bytes: &[u8]) {
+        let line = self.lines.get_mut(index).filter(|line| line.connection == connection);
+        let Some(Line { body: Some((length, taken)), .. }) = line else { return };
+        if let Some(target) = self.shard.body_target(connection) {
+            assert_eq!(target.len(), *length, "the target is as long as the body");
+            target[*taken..*taken + bytes.len()].copy_from_slice(bytes);
+        }
+        *taken += bytes.len();
+        if taken == length {
+            self.lines[index].body = None;
+            self.shard.handle(self.now, Input::Body { connection });
+        } else if !bytes.is_empty() {
+            self.shard.handle(self.now, Input::Progress { connection });
+        }
+    }
+
+    /// Takes what the shard wants done.
+    fn listen(&mut self) {
+        for count in 0.. {
+            assert!(count < OUTPUTS_MAX, "the outputs of one input are bounded");
+            let Some(output) = self.shard.poll_output() else { break };
+            match output {
+                Output::Send { envelope, message, body, .. } => {
+                    let said = framed(&envelope, &message, body.len());
+                    assert!(said.is_some(), "what a server says can be said: {message:?}");
+                    self.known.learn(&message);
+                }
+                Output::Stream { parts, .. } => self.streams.push(parts),
+                Output::Close { connection } => {
+                    if let Some(at) = self.lines.iter().position(|l| l.connection == connection) {
+                        self.lines.swap_remove(at);
+                        self.shard.handle(self.now, Input::Disconnected { connection });
+                    }
+                }
+                Output::Lent { message, .. } => self.known.learn(&message),
+                Output::Members { joined, present } => assert!(present <= joined),
+                Output::RestoreShard(_) | Output::SaveShard(_) | Output::Flush(_) => {
+                    unreachable!("no checkpoints are kept, and nothing on a disk")
+                }
+                Output::ToOwner { .. } | Output::Order(_) => {}
+            }
+        }
+    }
+
+    /// The process is killed, and another opens what it left.
+    fn reopen(&mut self) {
+        let settles = self.choices.one_in(2);
+        if settles {
+            self.settle();
+        }
+        // What was being changed is not what is found.
+        let before = (!self.shard.has_work()).then(|| self.shard.durable_state());
+        self.streams.clear();
+        self.lines.clear();
+        self.shelf = Shelf::with(self.shelf.contents());
+        self.shard = open(&self.config, self.id, &self.shelf, self.now);
+        if let Some(before) = before {
+            let after = self.shard.durable_state();
+            assert!(before == after, "{before:?} is not {after:?}");
+        }
+        self.shard.check_invariants();
+        self.listen();
+    }
+}
+
+/// Opens the shard that is on this shelf, or makes one there.
+fn open(config: &Arc<PsConfig>, id: ShardId, shelf: &Shelf, now: Instant) -> Shard {
+    let (identity, counters) = (Arc::new(Identity::new()), Arc::<Counters>::default());
+    let budget = Budget::new(BYTES_MAX);
+    let parts = Parts { id, config: config.clone(), identity, budget, counters };
+    let life = Life { boot: [0; 16], arena: 1, epoch_base: 0 };
+    let opened = Shard::open(parts, Place::Shelf(shelf.clone()), life, now);
+    opened.unwrap_or_else(|error| panic!("what a shard has written it reads: {error}"))
+}
+
+/// A message as it arrives: encoded and decoded; nothing if it cannot be said.
+fn framed(envelope: &Envelope, message: &Message, body: usize) -> Option<(Header, Message)> {
+    let mut bytes = Vec::new();
+    encode(&mut bytes, envelope, message, BodyStamp::plain(body as u64));
+    let header = Header::take(bytes.first_chunk()?).ok()?;
+    let message = Message::take(header.kind, &bytes[Header::BYTES..]).ok()?;
+    Some((header, message))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(300))]
+
+        #[test]
+        fn a_shard_takes_whatever_can_be_said_and_opens_again(
+            input in proptest::collection::vec(any::<u8>(), 0..3000),
+        ) {
+            super::play(&input);
+        }
+    }
+}

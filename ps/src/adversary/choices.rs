@@ -1,0 +1,132 @@
+//! Choices that an input makes, and the numbers that peers know.
+
+use pushpull_common::protocol::{Grant, Message};
+
+/// Numbers at which something begins or ends.
+const EDGES: [u64; 22] = [
+    0,
+    1,
+    2,
+    8,
+    16,
+    63,
+    64,
+    65,
+    1 << 20,
+    (1 << 20) + 1,
+    u32::MAX as u64,
+    1 << 32,
+    (1 << 55) - 1,
+    1 << 55,
+    1 << 56,
+    1 << 62,
+    (1 << 63) - 1,
+    1 << 63,
+    u64::MAX - 15,
+    u64::MAX - 7,
+    u64::MAX - 1,
+    u64::MAX,
+];
+
+/// Numbers of one kind that are remembered: the newest.
+const KNOWN_MAX: usize = 8;
+
+/// Bytes, read as choices; 0 for ever behind the last.
+pub(super) struct Choices<'a> {
+    bytes: &'a [u8],
+}
+
+/// The numbers that a shard has said.
+#[derive(Debug, Default)]
+pub(super) struct Numbers {
+    pub(super) tokens: Vec<u64>,
+    pub(super) rooms: Vec<u64>,
+    pub(super) epochs: Vec<u64>,
+}
+
+impl<'a> Choices<'a> {
+    pub(super) fn new(bytes: &'a [u8]) -> Choices<'a> {
+        Choices { bytes }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    pub(super) fn byte(&mut self) -> u8 {
+        let Some((&first, rest)) = self.bytes.split_first() else { return 0 };
+        self.bytes = rest;
+        first
+    }
+
+    /// A number below this one, which is at most 256.
+    pub(super) fn below(&mut self, limit: usize) -> usize {
+        usize::from(self.byte()) % limit.max(1)
+    }
+
+    /// Whether something happens that does so once in so many times; never once nothing is left.
+    pub(super) fn one_in(&mut self, times: usize) -> bool {
+        !self.is_empty() && self.below(times) == times - 1
+    }
+
+    /// One of these, or 1 if there are none.
+    pub(super) fn of(&mut self, numbers: &[u64]) -> u64 {
+        let count = numbers.len();
+        if count == 0 { 1 } else { numbers[self.below(count)] }
+    }
+
+    /// Any number: one that means something to a shard, or is near one, or none.
+    pub(super) fn number(&mut self, known: &Numbers) -> u64 {
+        let number = match self.below(8) {
+            0 => return u64::from_le_bytes(std::array::from_fn(|_| self.byte())),
+            1 => self.of(&known.tokens),
+            2 => self.of(&known.rooms),
+            3 => self.of(&known.epochs),
+            4 => u64::from(self.byte()),
+            _ => EDGES[self.below(EDGES.len())],
+        };
+        match self.below(8) {
+            0 => number.wrapping_add(1),
+            1 => number.wrapping_sub(1),
+            _ => number,
+        }
+    }
+}
+
+impl Numbers {
+    /// Remembers what a shard has said.
+    pub(super) fn learn(&mut self, message: &Message) {
+        match message {
+            Message::Welcome(welcome) => learn(&mut self.epochs, welcome.client_epoch.0),
+            Message::Granted(granted) => self.learn_grant(granted.grant),
+            Message::Room(room) => learn(&mut self.rooms, room.room.into()),
+            Message::LentTray(lent) => {
+                lent.rooms.items().iter().for_each(|&room| learn(&mut self.rooms, room.into()));
+            }
+            Message::PushAnswer(answer) => {
+                if answer.room != 0 {
+                    learn(&mut self.rooms, answer.room.into());
+                }
+                if let Some(grant) = answer.next {
+                    self.learn_grant(grant);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn learn_grant(&mut self, grant: Grant) {
+        learn(&mut self.tokens, grant.token.0);
+        if grant.room != 0 {
+            learn(&mut self.rooms, grant.room.into());
+        }
+    }
+}
+
+fn learn(numbers: &mut Vec<u64>, number: u64) {
+    numbers.retain(|&known| known != number);
+    numbers.push(number);
+    if numbers.len() > KNOWN_MAX {
+        numbers.remove(0);
+    }
+}
