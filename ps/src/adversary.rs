@@ -314,6 +314,8 @@ impl<'a> Play<'a> {
             match self.shard.work(self.now) {
                 Work::Blocked => self.streams.clear(),
                 Work::Idle | Work::More | Work::Flushing => {}
+                // There is memory to be had; it is tried again later.
+                Work::Growing => return self.listen(),
             }
             self.listen();
         }
@@ -321,12 +323,15 @@ impl<'a> Play<'a> {
 
     /// What the step owner says to a shard that is another's.
     fn hear_owner(&mut self) {
-        if self.id.shard == 0 || self.config.rule().is_none() {
+        if self.id.shard == 0 {
             return;
         }
         self.shard.handle(self.now, Input::OwnerLink { up: self.choices.one_in(4) });
         let token = TokenId(self.choices.of(&self.known.tokens));
-        let message: Message = match self.choices.below(4) {
+        let client = ClientEpoch(self.choices.of(&self.known.epochs));
+        let message: Message = match self.choices.below(5) {
+            _ if self.config.rule().is_none() => message::Recall { token, client }.into(),
+            4 => message::Recall { token, client }.into(),
             0 => message::Over { token }.into(),
             1 => message::KeepCut {}.into(),
             _ => {
@@ -484,7 +489,7 @@ impl<'a> Play<'a> {
             true => self.number() as u32,
             false => self.choices.below(8) as u32,
         });
-        let message: Message = match self.choices.below(30) {
+        let message: Message = match self.choices.below(31) {
             0 => message::Heartbeat {}.into(),
             1 => message::Pull { selection: self.selection(partition) }.into(),
             2 => {
@@ -565,6 +570,11 @@ impl<'a> Play<'a> {
             28 => {
                 let shard = ShardId { task: 0, shard: self.choices.below(3) as u16 };
                 message::StepApplied { shard }.into()
+            }
+            29 => {
+                let token = TokenId(self.choices.of(&self.known.tokens));
+                let shard = ShardId { task: 0, shard: self.choices.below(3) as u16 };
+                message::Recalled { token, shard, applied: self.choices.one_in(2) }.into()
             }
             _ => message::Over { token: TokenId(self.number()) }.into(),
         };
@@ -711,7 +721,7 @@ impl<'a> Play<'a> {
                 Output::RestoreShard(_) | Output::SaveShard(_) | Output::Flush(_) => {
                     unreachable!("no checkpoints are kept, and nothing on a disk")
                 }
-                Output::ToOwner { .. } | Output::Order(_) => {}
+                Output::ToOwner { .. } | Output::Order(_) | Output::Event(_) => {}
             }
         }
     }

@@ -282,7 +282,7 @@ fn the_bounds_of_a_server_are_those_on_the_page() {
     let config = PsConfig::new(cluster, TaskId::ps(0), Sgd::new(0.1));
     let seconds = |time: std::time::Duration| format!("{} s", time.as_secs_f64());
     let expected = BTreeMap::from([
-        ("`half_open_max`", config.half_open_max.to_string()),
+        ("`waiting_connections_max`", config.waiting_connections_max.to_string()),
         ("`handshake_timeout`", seconds(config.handshake_timeout)),
         ("`connections_max`", config.connections_max.to_string()),
         ("`lease`", seconds(config.lease)),
