@@ -5,7 +5,11 @@
 //! older one says as a chief, whether that is an older self of the same task or another task's, nor
 //! goes on with what it was having restored. What it had asked for before was before. The fence is
 //! durable, so that a restart does not let an older chief in. A task that is not the chief becomes it
-//! once the lease of the one before has run out, or that has left.
+//! once the lease of the one before has run out, or that has left, and under a new epoch: a client that has
+//! come as a worker under its epoch does not come as the chief under the same, nor the other way round.
+//!
+//! A shard that is not the step owner knows the fence, and no lease that counts: it takes whoever brings a
+//! higher epoch than the chief's for the next chief, unless it has met that as a worker.
 
 use std::time::Instant;
 
@@ -13,7 +17,7 @@ use pushpull_common::ids::{ClientEpoch, TaskId};
 use pushpull_common::protocol::message::{Hello, Operation, Role};
 use pushpull_common::protocol::{Message, Refusal};
 
-use super::replicas::Presence;
+use super::replicas::{ClientKey, Presence};
 use super::{Detail, Shard};
 use crate::zoo::Bug;
 
@@ -42,30 +46,43 @@ pub(super) fn is_for_chiefs(message: &Message) -> bool {
 }
 
 impl Shard {
-    /// Whether a task may come in as the chief.
+    /// Whether a client may come in with this role: as the chief it must be the one there is, or come in
+    /// place of one that is gone, under an epoch of its own.
     pub(super) fn check_chief(
         &self,
         now: Instant,
         hello: &Hello,
         task: &TaskId,
     ) -> Result<(), Refusal> {
-        if hello.role != (Role::Chief {}) {
-            return Ok(());
-        }
-        let same = self.replicas.find(task).map(|key| self.replicas.client(key));
-        let same = same.filter(|client| client.incarnation == hello.incarnation);
-        let epoch = match (hello.client_epoch, same) {
-            // Its welcome was lost.
-            (ClientEpoch(0), Some(client)) => client.epoch,
-            (epoch, _) => epoch,
+        let as_chief = hello.role == (Role::Chief {});
+        let known = self.replicas.find(task);
+        // The same process under the epoch that it was given; if it says none, its welcome was lost.
+        let same = known.filter(|&key| {
+            let client = self.replicas.client(key);
+            let epochs = [ClientEpoch(0), client.epoch];
+            client.incarnation == hello.incarnation && epochs.contains(&hello.client_epoch)
+        });
+        let epoch = match (same, hello.client_epoch) {
+            (Some(key), _) if self.is_chief(key) == as_chief => return Ok(()),
+            (Some(key), _) if as_chief => self.replicas.client(key).epoch,
+            // An epoch stands for one role: shards that have met it in the other would not know.
+            (Some(_), _) => return Err(wrong_role(hello.role)),
+            (None, _) if !as_chief => return Ok(()),
+            (None, epoch) => epoch,
         };
         if epoch != ClientEpoch(0) {
-            return self.fence(epoch);
+            self.fence(epoch)?;
+            if same.is_some() {
+                return Err(wrong_role(hello.role));
+            }
+            if epoch == self.chief && !self.config.zoo.has(Bug::StaleChief) {
+                // It is another's.
+                return Err(Refusal::Fenced { epoch, current: self.chief });
+            }
         }
         // A new one, of which the step owner knows whether there is room for it.
         let current = self.replicas.keys().find(|&key| {
-            let client = self.replicas.client(key);
-            client.epoch == self.chief && client.presence == Presence::Present
+            self.is_chief(key) && self.replicas.client(key).presence == Presence::Present
         });
         match current.filter(|&key| self.owner.is_some() && self.task_of(key) != task) {
             None => Ok(()),
@@ -76,10 +93,16 @@ impl Shard {
         }
     }
 
+    /// Whether this client is the newest chief. Others may have its epoch where none is minted.
+    fn is_chief(&self, key: ClientKey) -> bool {
+        let is_it = self.chief_client.is_none_or(|chief| chief == key);
+        is_it && self.chief != ClientEpoch(0) && self.replicas.client(key).epoch == self.chief
+    }
+
     /// A chief of this epoch has come: what an older one has begun is given up.
-    pub(super) fn chief_is(&mut self, epoch: ClientEpoch) {
+    pub(super) fn chief_is(&mut self, key: ClientKey, epoch: ClientEpoch) {
         if epoch > self.chief {
-            self.chief = epoch;
+            (self.chief, self.chief_client) = (epoch, Some(key));
             self.give_up_restoring("another chief has come");
             self.drop_wishes_of_chiefs("another chief has come");
         }
@@ -98,4 +121,10 @@ impl Shard {
             false => Ok(()),
         }
     }
+}
+
+/// The refusal for a client that comes in another role than it came in before.
+fn wrong_role(role: Role) -> Refusal {
+    let hello = 1;
+    Refusal::Role { role: role.code(), kind: hello }
 }

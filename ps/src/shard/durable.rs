@@ -142,6 +142,7 @@ impl Shard {
             id,
             replicas: Replicas::new(config.lease, life.epoch_base, config.zoo),
             chief: ClientEpoch(0),
+            chief_client: None,
             owner,
             round,
             tile: Vec::new(),
@@ -252,7 +253,7 @@ impl Shard {
         (self.lives, self.generation) = (record.lives, record.generation);
         (self.epoch, self.restored_step) = (record.restore_epoch, record.restored_step);
         self.replicas.mint_above(record.newest_epoch);
-        self.chief = record.chief;
+        (self.chief, self.chief_client) = (record.chief, record.chief_client);
         if let Some(owner) = &mut self.owner {
             owner.restore(record.steps);
             self.counters.global_step.set(record.steps.step);

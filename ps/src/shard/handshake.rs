@@ -162,7 +162,7 @@ impl Shard {
             self.drop_client(now, admitted.key, true);
         }
         if hello.role == (Role::Chief {}) {
-            self.chief_is(admitted.epoch);
+            self.chief_is(admitted.key, admitted.epoch);
         }
         self.replica_joins(now, admitted.key);
         Ok(admitted)

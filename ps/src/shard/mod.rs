@@ -252,6 +252,8 @@ pub(crate) struct Shard {
     replicas: Replicas,
     /// The epoch of the newest chief; those of older ones are fenced.
     chief: ClientEpoch,
+    /// Which client that is; none where it is not known, as in arenas of before.
+    chief_client: Option<ClientKey>,
     owner: Option<StepOwner>,
     /// In synchronous mode.
     round: Option<Round>,

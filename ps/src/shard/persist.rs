@@ -63,6 +63,7 @@ impl Shard {
             steps: self.owner.as_ref().map(StepOwner::steps).unwrap_or_default(),
             newest_epoch: self.replicas.newest_epoch(),
             chief: self.chief,
+            chief_client: self.chief_client,
             stage: match &self.variables {
                 Variables::Absent => Stage::Absent,
                 Variables::Declared(_) => Stage::Declared,

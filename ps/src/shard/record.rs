@@ -58,6 +58,8 @@ pub(crate) struct ShardRecord {
     pub(crate) newest_epoch: u64,
     /// That of the newest chief.
     pub(crate) chief: ClientEpoch,
+    /// Which client that is, if it is known.
+    pub(crate) chief_client: Option<ClientKey>,
     pub(crate) stage: Stage,
     /// Counts the declarations of variables.
     pub(crate) generation: u64,
@@ -122,6 +124,7 @@ enum Word {
     Goal,
     Applying,
     Chief,
+    ChiefClient,
     /// How many of them there are.
     Count,
 }
@@ -166,6 +169,7 @@ impl ShardRecord {
         set(Word::Goal, self.goal.into());
         set(Word::Applying, self.applying.into());
         set(Word::Chief, self.chief.0);
+        set(Word::ChiefClient, self.chief_client.map_or(0, |key| u64::from(key.0) + 1));
         for (index, bytes) in self.digest.chunks_exact(8).enumerate() {
             let bytes = bytes.try_into().expect("chunks of eight");
             words[Word::Digest as usize + index] = u64::from_le_bytes(bytes);
@@ -196,6 +200,15 @@ impl ShardRecord {
             // Clients bring epochs of their own, up to that limit; more are minted above them.
             newest_epoch: below(Word::NewestEpoch, EPOCH_LIMIT + COUNT_LIMIT, "an epoch")?,
             chief: ClientEpoch(below(Word::Chief, EPOCH_LIMIT + COUNT_LIMIT, "a chief's epoch")?),
+            chief_client: match load(Word::ChiefClient) {
+                0 => None,
+                // Which of the clients there are.
+                _ => {
+                    let clients = load(Word::Clients).saturating_add(1);
+                    let key = below(Word::ChiefClient, clients, "the number of a client")?;
+                    Some(ClientKey(key as u32 - 1))
+                }
+            },
             stage: match below(Word::Stage, 3, "a stage of the variables")? {
                 0 => Stage::Absent,
                 1 => Stage::Declared,
@@ -391,6 +404,8 @@ mod tests {
             let (version, gradients, steps, newest_epoch, chief) = counts;
             let (stage, generation, digest) = variables;
             let (clients, rooms, lives) = sizes;
+            let chief_client = (chief % 2 == 1).then(|| ClientKey((chief >> 1) as u32));
+            let chief_client = chief_client.filter(|key| (key.0 as usize) < clients);
             let (block_bytes, pinned, slots, integrity) = memory;
             let (restore_epoch, restored_step, from_image) = restored;
             let (applied, goal, applying) = of_steps;
@@ -400,6 +415,7 @@ mod tests {
                 steps,
                 newest_epoch,
                 chief: ClientEpoch(chief),
+                chief_client,
                 stage,
                 generation,
                 digest,
@@ -518,6 +534,7 @@ mod tests {
             steps,
             newest_epoch: 5,
             chief: ClientEpoch(17),
+            chief_client: Some(ClientKey(6)),
             stage: Stage::Ready,
             generation: 6,
             digest: std::array::from_fn(|i| i as u8),

@@ -132,3 +132,119 @@ fn a_restart_of_a_shard_lets_no_older_chief_in() {
         world.join(shard, &mut second);
     }
 }
+
+/// Tries to come in as the chief; what it is refused with.
+fn refused_as_chief(world: &mut World, shard: usize, peer: &Peer) -> Refusal {
+    let mut peer = Peer { role: Role::Chief {}, ..peer.clone() };
+    world.try_join(shard, &mut peer).unwrap_err()
+}
+
+fn is_wrong_role(refusal: &Refusal, role: Role) -> bool {
+    *refusal == Refusal::Role { role: role.code(), kind: 1 }
+}
+
+/// A worker that is there says hello again, with its own incarnation, and its epoch or none.
+#[test]
+fn a_worker_does_not_become_the_chief_under_the_epoch_that_it_has() {
+    for restarts in [false, true] {
+        // The worker was given its epoch before the chief, or after it.
+        for older in [false, true] {
+            let configure = |config: PsConfig| config.shards(2).lease(LEASE);
+            let mut world = World::bare(variables(), Sgd::new(1.0), configure);
+            let (mut first, mut worker) = (chief(), worker(7));
+            for shard in [0, 1] {
+                if older {
+                    world.join(shard, &mut worker);
+                }
+                world.join(shard, &mut first);
+                if !older {
+                    world.join(shard, &mut worker);
+                }
+            }
+            assert_eq!(worker.epoch < first.epoch, older);
+            if restarts {
+                [0, 1].into_iter().for_each(|shard| world.restart(shard).unwrap());
+            }
+            for shard in [0, 1] {
+                for epoch in [worker.epoch, 0.into()] {
+                    let refusal =
+                        refused_as_chief(&mut world, shard, &Peer { epoch, ..worker.clone() });
+                    let right = match older {
+                        true => is_fenced(&refusal, &first),
+                        false => is_wrong_role(&refusal, Role::Chief {}),
+                    };
+                    assert!(right, "{refusal}");
+                }
+                // The chief goes on, over another connection.
+                let line = world.join(shard, &mut first);
+                let catalogue = world.catalogue.clone();
+                let declared = world.declare(line, &catalogue);
+                assert!(matches!(declared, Message::Declared(_)), "{declared:?}");
+                // And the worker as a worker.
+                world.join(shard, &mut worker);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_chief_does_not_become_a_worker_under_the_epoch_that_it_has() {
+    let (mut world, first, _, _) = world(Zoo::default());
+    for shard in [0, 1] {
+        for epoch in [first.epoch, 0.into()] {
+            let mut worker = Peer { role: Role::Worker {}, epoch, ..first.clone() };
+            let refusal = world.try_join(shard, &mut worker).unwrap_err();
+            assert!(is_wrong_role(&refusal, Role::Worker {}), "{refusal}");
+        }
+    }
+}
+
+/// Beside a living chief another task names an epoch: the chief's, a higher one, or an old one.
+#[test]
+fn no_epoch_that_a_task_names_makes_it_the_chief_beside_a_living_one() {
+    let (mut world, mut first, _, second) = world(Zoo::default());
+    let mut restarted = first.restarted();
+    [0, 1].into_iter().for_each(|shard| _ = world.join(shard, &mut restarted));
+    // Its older self, and what that was given.
+    let old = first.epoch;
+    first = restarted;
+    let named = |epoch| Peer { epoch, ..second.clone() };
+    for epoch in [old, first.epoch] {
+        for shard in [0, 1] {
+            let refusal = refused_as_chief(&mut world, shard, &named(epoch));
+            assert!(is_fenced(&refusal, &first), "{epoch} at {shard}: {refusal}");
+        }
+    }
+    for epoch in [first.epoch.0 + 1, 1 << 40, u64::MAX] {
+        let refusal = refused_as_chief(&mut world, 0, &named(epoch.into()));
+        let kept = matches!(refusal, Refusal::Busy { .. } | Refusal::UnknownEpoch { .. });
+        assert!(kept, "{epoch}: {refusal}");
+    }
+    // Nor is a worker that has the chief's epoch where none is minted, before and after a restart.
+    let mut liar = Peer { epoch: first.epoch, ..worker(8) };
+    world.join(1, &mut liar);
+    let refusal = refused_as_chief(&mut world, 1, &liar);
+    assert!(is_wrong_role(&refusal, Role::Chief {}), "{refusal}");
+    world.restart(1).unwrap();
+    let refusal = refused_as_chief(&mut world, 1, &liar);
+    assert!(is_wrong_role(&refusal, Role::Chief {}), "{refusal}");
+    world.join(1, &mut first);
+}
+
+/// The step owner finds that the chief is gone; the next is given a higher epoch than all before.
+#[test]
+fn who_follows_a_chief_that_is_gone_is_given_an_epoch_above_all_others() {
+    let (mut world, first, lines, mut second) = world(Zoo::default());
+    let mut others: Vec<Peer> = (1..4).map(worker).collect();
+    others.iter_mut().for_each(|other| _ = world.join(0, other));
+    world.ask(lines[0], message::Leave {}.into());
+    // Not under an epoch that it has as a worker, though nobody is there.
+    let refusal = refused_as_chief(&mut world, 0, &others[0]);
+    assert!(is_wrong_role(&refusal, Role::Chief {}), "{refusal}");
+    world.join(0, &mut second);
+    let newest = others.iter().map(|other| other.epoch).max().unwrap();
+    assert!(second.epoch > newest && second.epoch > first.epoch);
+    // The one that has left comes again as what it is now: one that was replaced.
+    let refusal = refused_as_chief(&mut world, 0, &first);
+    assert!(is_fenced(&refusal, &second), "{refusal}");
+}

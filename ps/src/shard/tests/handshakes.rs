@@ -113,9 +113,9 @@ fn an_epoch_that_was_never_minted_does_no_harm_to_the_files_of_any_shard() {
             world.restart(shard).unwrap();
         }
         world.join(0, &mut worker(3));
-        [0, 1].iter().for_each(|&shard| _ = world.restart(shard).unwrap());
+        [0, 1].into_iter().for_each(|shard| _ = world.restart(shard).unwrap());
         // What an earlier life has minted is taken still.
-        [0, 1].iter().for_each(|&shard| _ = world.join(shard, &mut honest));
+        [0, 1].into_iter().for_each(|shard| _ = world.join(shard, &mut honest));
     }
 }
 
@@ -124,18 +124,18 @@ fn an_epoch_that_was_never_minted_does_no_harm_to_the_files_of_any_shard() {
 fn a_lie_about_an_epoch_shuts_its_task_out_for_a_day_at_most() {
     let mut world = World::bare(variables(), Sgd::new(1.0), |config| config.shards(2));
     let mut honest = worker(1);
-    [0, 1].iter().for_each(|&shard| _ = world.join(shard, &mut honest));
+    [0, 1].into_iter().for_each(|shard| _ = world.join(shard, &mut honest));
     let ahead = ClientEpoch(super::super::replicas::EPOCHS_AHEAD);
     let mut liar = Peer { epoch: ahead, ..worker(1).restarted() };
     world.join(1, &mut liar);
     // No other task has anything to do with that.
     let mut other = worker(2);
-    [0, 1].iter().for_each(|&shard| _ = world.join(shard, &mut other));
+    [0, 1].into_iter().for_each(|shard| _ = world.join(shard, &mut other));
     let refusal = world.try_join(1, &mut honest).unwrap_err();
     assert!(matches!(refusal, Refusal::Fenced { current, .. } if current == ahead), "{refusal}");
     world.now += std::time::Duration::from_millis(ahead.0 + 1);
     let mut restarted = honest.restarted();
-    [0, 1].iter().for_each(|&shard| _ = world.join(shard, &mut restarted));
+    [0, 1].into_iter().for_each(|shard| _ = world.join(shard, &mut restarted));
     assert!(restarted.epoch > ahead);
 }
 
