@@ -150,6 +150,7 @@ pub struct PsConfig {
     pub(crate) integrity_full: bool,
     pub(crate) shared_memory: bool,
     pub(crate) events: EventSink,
+    pub(crate) elastic_workers: bool,
     /// The address of a Unix socket where memory is lent; nothing if there is none.
     pub(crate) nearby: String,
     pub(crate) block_bytes: usize,
@@ -198,6 +199,7 @@ impl PsConfig {
             integrity_full: false,
             shared_memory: true,
             events: EventSink::default(),
+            elastic_workers: false,
             nearby: String::new(),
             block_bytes: BLOCK_BYTES,
             cached_bytes_max: CACHED_BYTES_MAX,
@@ -425,6 +427,13 @@ impl PsConfig {
     /// told, and [`crate::Metrics`] alone count.
     pub fn on_event(self, told: impl Fn(&Event) + Send + Sync + 'static) -> Self {
         PsConfig { events: EventSink::new(told), ..self }
+    }
+
+    /// Whether workers come that the cluster does not list: of a job that it has beside `ps`, with any index. A
+    /// cluster that lists no tasks but those of `ps` says nothing of workers, and any are let in. Default
+    /// false: others than those that are listed are refused, and a shard has no more clients than those.
+    pub fn elastic_workers(self, elastic: bool) -> Self {
+        PsConfig { elastic_workers: elastic, ..self }
     }
 
     /// Why nobody is lent memory of this task, if nobody is.

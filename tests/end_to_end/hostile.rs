@@ -1,9 +1,187 @@
 //! Hostile bytes on the wire: the connection ends, the server does not.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{ErrorKind, IoSliceMut, Read, Write};
 use std::net::{Shutdown, TcpStream};
 
+use pushpull::ShardId;
+use pushpull::common::identity::Identity;
+use pushpull::common::ids::{ClientEpoch, Incarnation, RestoreEpoch, Sequence, TokenId};
+use pushpull::common::protocol::message::{self, BodyCrc, Hello, Operation, PushPart, Role};
+use pushpull::common::protocol::wire::{List, Text};
+use pushpull::common::protocol::{
+    BodyPoll, BodyStamp, Envelope, FrameReader, Message, Poll, Refusal, encode, version,
+};
+
 use super::cluster::{Cluster, LONG, vector};
+
+/// Somebody who speaks the protocol and says what it likes.
+struct Stranger {
+    stream: TcpStream,
+    reader: FrameReader,
+}
+
+impl Stranger {
+    /// Says hello to the one shard of a server; what it is answered.
+    fn greet(
+        address: &str,
+        role: Role,
+        (job, task): (&str, u32),
+        (incarnation, epoch): (u64, u64),
+    ) -> (Stranger, Message) {
+        let hello = Hello {
+            version_oldest: version::OLDEST,
+            version_newest: version::NEWEST,
+            role,
+            job: Text::clipped(job),
+            task,
+            shard: ShardId { task: 0, shard: 0 },
+            incarnation: Incarnation(incarnation),
+            client_epoch: ClientEpoch(epoch),
+            seen_epoch: RestoreEpoch(0),
+            seen_step: 0.into(),
+            catalogue: None,
+            body_crc: BodyCrc::Off {},
+            identity: Identity::new().to_wire(),
+            auth: List::default(),
+        };
+        let stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        let mut stranger = Stranger { stream, reader: FrameReader::new() };
+        let answer = stranger.ask(hello.into(), &[]);
+        (stranger, answer)
+    }
+
+    /// Says something with a body; what is answered.
+    fn ask(&mut self, message: Message, body: &[u8]) -> Message {
+        let mut frame = Vec::new();
+        let envelope = Envelope { sequence: Sequence(1), ..Envelope::default() };
+        encode(&mut frame, &envelope, &message, BodyStamp::plain(body.len() as u64));
+        self.stream.write_all(&frame).unwrap();
+        self.stream.write_all(body).unwrap();
+        let stream = &mut self.stream;
+        let mut source = |slices: &mut [IoSliceMut<'_>]| stream.read_vectored(slices);
+        match self.reader.poll(&mut source).unwrap() {
+            Poll::Frame(header, message) => {
+                if header.body_bytes > 0 {
+                    assert_eq!(self.reader.skip_body(&mut source).unwrap(), BodyPoll::Done);
+                }
+                message
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn refused(&mut self, message: Message, body: &[u8]) -> Refusal {
+        refusal(self.ask(message, body))
+    }
+}
+
+fn refusal(message: Message) -> Refusal {
+    match message {
+        Message::Refused(refused) => refused.refusal,
+        other => panic!("not refused but {other:?}"),
+    }
+}
+
+/// The epoch that a welcome brings.
+fn epoch(message: &Message) -> u64 {
+    match message {
+        Message::Welcome(welcome) => welcome.client_epoch.0,
+        other => panic!("not welcome but {other:?}"),
+    }
+}
+
+#[test]
+fn a_second_chief_cannot_assign_initialize_or_finish() {
+    let cluster = Cluster::sgd(3, |config| config);
+    let address = cluster.handle().address().to_owned();
+    let mut chief = cluster.worker(0);
+    let variables = [vector("w", 4)];
+    let mut params = chief.join(&variables, |_| ()).unwrap();
+    let mut worker = cluster.worker(1);
+    worker.join(&variables, |_| ()).unwrap();
+    let (as_chief, task) = (Role::Chief {}, ("worker", 2));
+    // It comes as a worker, and is one.
+    let (mut stranger, welcome) = Stranger::greet(&address, Role::Worker {}, task, (7, 0));
+    let own = epoch(&welcome);
+    for named in [own, 0] {
+        let (_, answer) = Stranger::greet(&address, as_chief, task, (7, named));
+        assert_eq!(refusal(answer), Refusal::Role { role: as_chief.code(), kind: 1 });
+    }
+    // As another process, under no epoch, or one that nobody was given.
+    let (_, answer) = Stranger::greet(&address, as_chief, task, (8, 0));
+    assert!(matches!(refusal(answer), Refusal::Busy { limit: 1, .. }));
+    for named in [own + 1, 1 << 62, (1 << 63) - 1, u64::MAX] {
+        let (_, answer) = Stranger::greet(&address, as_chief, task, (8, named));
+        let refusal = refusal(answer);
+        let kept = matches!(refusal, Refusal::Busy { .. } | Refusal::UnknownEpoch { .. });
+        assert!(kept, "{named}: {refusal}");
+    }
+    // What it says as the worker that it is comes to nothing.
+    for message in [
+        Message::from(message::Initialize { epoch: RestoreEpoch(9) }),
+        message::Finish {}.into(),
+        message::Declare { digest: [0; 32] }.into(),
+    ] {
+        let name = message.name();
+        let refusal = stranger.refused(message, &[]);
+        assert!(matches!(refusal, Refusal::Role { role: 1, .. }), "{name}: {refusal}");
+    }
+    // An assignment is anybody's, and a chief's only before the first values: but no part of it may end
+    // beyond the last address.
+    let Message::Room(room) = stranger.ask(message::Reserve {}.into(), &[]) else { panic!() };
+    let part = PushPart {
+        operation: Operation::AssignAdd {},
+        token: TokenId(0),
+        generation: 0,
+        room: room.room,
+        offset: u64::MAX,
+        whole: Some(8),
+        next: false,
+        read: None,
+    };
+    let refusal = stranger.refused(part.into(), &[1; 8]);
+    assert!(matches!(refusal, Refusal::Range { offset: u64::MAX, bytes: 8, .. }), "{refusal}");
+    // Nobody's training has ended, and the values are those of the chief.
+    let token = chief.token().unwrap().unwrap();
+    chief.pull(&token, &mut params).unwrap();
+    assert_eq!(params.view::<f32>("w").unwrap(), [0.0; 4]);
+    let mut gradients = chief.gradients();
+    gradients.view_mut::<f32>("w").unwrap().fill(1.0);
+    chief.push(token, gradients).unwrap();
+    assert!(worker.token().unwrap().is_some());
+    cluster.stop();
+}
+
+#[test]
+fn who_is_not_of_the_cluster_is_refused_and_told_what_it_has() {
+    let cluster = Cluster::sgd(2, |config| config);
+    let address = cluster.handle().address().to_owned();
+    let (worker, peer) = (Role::Worker {}, Role::Peer {});
+    for (role, job, task) in [
+        (worker, "worker", 2),
+        (Role::Chief {}, "worker", u32::MAX),
+        (worker, "nobody", 0),
+        (worker, "ps", 0),
+        (peer, "ps", 1),
+        (peer, "worker", 0),
+    ] {
+        let (_, answer) = Stranger::greet(&address, role, (job, task), (1, 0));
+        let Refusal::UnknownTask { job: named, task: index, detail } = refusal(answer) else {
+            panic!("{role:?} {job} {task}")
+        };
+        assert_eq!((named.as_str(), index), (job, task));
+        assert!(!detail.as_str().is_empty());
+    }
+    let (_, answer) = Stranger::greet(&address, worker, ("worker", 1), (1, 0));
+    epoch(&answer);
+    cluster.stop();
+    let cluster = Cluster::sgd(2, |config| config.elastic_workers(true));
+    let address = cluster.handle().address().to_owned();
+    let (_, answer) = Stranger::greet(&address, worker, ("worker", 9), (1, 0));
+    epoch(&answer);
+    cluster.stop();
+}
 
 /// Sends bytes and waits for the server to close.
 fn send(address: &str, bytes: &[u8], name: &str) {

@@ -19,6 +19,9 @@ use super::{Conversation, Shard, Variables, answer_to};
 use crate::aggregate::mode::Mode;
 use crate::config::NonFinite;
 
+/// The job of the parameter servers.
+const PS: &str = "ps";
+
 /// The way a peer has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
@@ -67,6 +70,7 @@ impl Shard {
         if let Some(refusal) = self.identity.refusal(&Identity::from_wire(&hello.identity)) {
             return Err(refusal);
         }
+        self.check_task(hello)?;
         if let (Some(client), Some(store)) = (hello.catalogue, self.store())
             && client != store.catalogue().digest()
         {
@@ -131,6 +135,36 @@ impl Shard {
             identity: self.identity.to_wire(),
             auth: List::default(),
         })
+    }
+
+    /// Whether the cluster has whoever says hello. Readers have no place in it.
+    fn check_task(&self, hello: &Hello) -> Result<(), Refusal> {
+        let (cluster, job) = (&self.config.cluster, hello.job.as_str());
+        let unknown = |detail: String| {
+            let (job, task, detail) = (hello.job.clone(), hello.task, Detail::clipped(detail));
+            Err(Refusal::UnknownTask { job, task, detail })
+        };
+        let has = |job: &str| cluster.num_tasks(job).is_ok_and(|tasks| tasks > 0);
+        match hello.role {
+            Role::Worker {} | Role::Chief {} if job == PS => {
+                unknown("the tasks of the job ps are no workers".to_owned())
+            }
+            Role::Worker {} | Role::Chief {} => {
+                let lists_workers = cluster.jobs().any(|job| job != PS && has(job));
+                match cluster.task_address(job, hello.task) {
+                    Ok(_) => Ok(()),
+                    Err(_) if !lists_workers => Ok(()),
+                    Err(_) if self.config.elastic_workers && has(job) => Ok(()),
+                    Err(error) => unknown(error.to_string()),
+                }
+            }
+            Role::Peer {} if job != PS => unknown("peers are the tasks of the job ps".to_owned()),
+            Role::Peer {} => match cluster.task_address(PS, hello.task) {
+                Ok(_) => Ok(()),
+                Err(error) => unknown(error.to_string()),
+            },
+            _ => Ok(()),
+        }
     }
 
     fn admit_client(

@@ -33,9 +33,14 @@ struct Options {
     /// The addresses of the parameter servers: host:port or unix:/path, separated by commas.
     #[arg(long, value_delimiter = ',', required_unless_present = "cluster")]
     ps_hosts: Vec<String>,
-    /// The addresses of the workers; they are only names, nobody connects to a worker.
+    /// The addresses of the workers; they are only names, nobody connects to a worker. Workers that are not
+    /// listed are refused, if any are.
     #[arg(long, value_delimiter = ',')]
     worker_hosts: Vec<String>,
+    /// Lets workers in that the cluster does not list: any index of a job that it has. A cluster that lists no
+    /// workers at all lets any in.
+    #[arg(long)]
+    elastic_workers: bool,
     /// The cluster as text, such as "ps=a:1,b:1;worker=c:1", or as JSON; for sparse jobs.
     #[arg(long, conflicts_with_all = ["ps_hosts", "worker_hosts"])]
     cluster: Option<String>,
@@ -376,6 +381,7 @@ fn config(options: &Options, cluster: ClusterSpec) -> Result<PsConfig, String> {
         .inbox_pushes(options.inbox_pushes)
         .integrity_full(options.integrity_full)
         .shared_memory(!options.no_shared_memory)
+        .elastic_workers(options.elastic_workers)
         .durability(match options.durability {
             Survives::Process => Durability::Process,
             Survives::Power => Durability::Power,

@@ -3,6 +3,7 @@
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{ClientEpoch, GlobalStep, RestoreEpoch, ShardId};
 use pushpull_common::protocol::message::{self, BodyCrc, CatalogueState, Role};
+use pushpull_common::protocol::wire::Text;
 use pushpull_common::protocol::{Message, Refusal, version};
 
 use super::peers::{Peer, identity, variables, worker};
@@ -204,4 +205,68 @@ fn roles_are_checked_for_every_message() {
     assert_eq!(world.values(reader).len(), 56, "it may read");
     let left = world.refused(worker, message::Left {}.into());
     assert!(matches!(left, Refusal::Role { kind: 53, .. }), "{left}");
+}
+
+/// A world whose cluster lists these tasks, and perhaps takes others.
+fn listed(cluster: &str, elastic: bool) -> World {
+    World::bare(variables(), Sgd::new(1.0), |config| {
+        let cluster = cluster.parse().unwrap();
+        PsConfig { cluster, ..config }.elastic_workers(elastic)
+    })
+}
+
+/// Which of the tasks are let in, by what they say they are.
+#[test]
+fn only_tasks_that_the_cluster_has_are_let_in() {
+    let (only, dense) = ("ps=a:1", "ps=a:1,b:1;worker=c:1,d:1");
+    let sparse = "ps=a:1;worker=3@c:1;evaluator=d:1";
+    let (worker, chief, peer) = (Role::Worker {}, Role::Chief {}, Role::Peer {});
+    let table = [
+        // A cluster that lists no workers says nothing of them.
+        (only, false, worker, "worker", 7, true),
+        (only, false, chief, "anything", 1 << 31, true),
+        (only, false, worker, "ps", 0, false),
+        (dense, false, worker, "worker", 1, true),
+        (dense, false, chief, "worker", 0, true),
+        (dense, false, worker, "worker", 2, false),
+        (dense, false, chief, "worker", u32::MAX, false),
+        (dense, false, worker, "chief", 0, false),
+        (dense, false, worker, "", 0, false),
+        (sparse, false, worker, "worker", 3, true),
+        (sparse, false, worker, "worker", 0, false),
+        (sparse, false, worker, "evaluator", 0, true),
+        // An elastic one has more tasks of its jobs, and no others.
+        (dense, true, worker, "worker", 2, true),
+        (dense, true, worker, "chief", 0, false),
+        (dense, true, worker, "ps", 0, false),
+        (dense, false, peer, "ps", 1, true),
+        // Another shard of the same task.
+        (dense, false, peer, "ps", 0, true),
+        (dense, true, peer, "ps", 2, false),
+        (dense, false, peer, "worker", 0, false),
+        (only, false, peer, "worker", 0, false),
+        // Readers have no place in a cluster.
+        (dense, false, Role::Reader {}, "notebook", 9, true),
+    ];
+    for (cluster, elastic, role, job, task, welcome) in table {
+        let mut world = listed(cluster, elastic);
+        let mut hello = worker_of(task).hello(0);
+        (hello.role, hello.job) = (role, Text::clipped(job));
+        match world.greet(0, hello, false) {
+            Ok(_) => assert!(welcome, "{cluster}: {role:?} {job} {task}"),
+            Err(Refusal::UnknownTask { job: named, task: index, detail }) => {
+                assert!(!welcome, "{cluster}: {role:?} {job} {task}: {}", detail.as_str());
+                assert_eq!((named.as_str(), index), (job, task));
+                assert_eq!(world.members, [(0, 0)]);
+            }
+            Err(other) => panic!("{cluster}: {role:?} {job} {task}: {other}"),
+        }
+    }
+    let mut world = listed(dense, false);
+    let refusal = world.try_join(0, &mut worker_of(2)).unwrap_err().to_string();
+    assert!(refusal.contains("task 2 of job \"worker\"") && refusal.contains("0-1"), "{refusal}");
+}
+
+fn worker_of(task: u32) -> Peer {
+    super::peers::worker(task)
 }
