@@ -35,8 +35,8 @@ const BYTES_MAX: u64 = 16 << 20;
 /// Bytes of a block, so that small variables have several.
 const BLOCK_BYTES: usize = 256;
 
-/// Lives are so far apart that no epoch of one is one of the next.
-const EPOCHS_A_LIFE: u64 = 1 << 20;
+/// Lives are two minutes apart: longer than most last, and hundreds of them are less than a day.
+const EPOCHS_A_LIFE: u64 = 1 << 17;
 
 /// A shard's files, as a killed process leaves them.
 #[derive(Debug, Default)]

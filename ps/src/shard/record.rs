@@ -404,8 +404,8 @@ mod tests {
             let (version, gradients, steps, newest_epoch, chief) = counts;
             let (stage, generation, digest) = variables;
             let (clients, rooms, lives) = sizes;
-            let chief_client = (chief % 2 == 1).then(|| ClientKey((chief >> 1) as u32));
-            let chief_client = chief_client.filter(|key| (key.0 as usize) < clients);
+            let key = (chief % (clients as u64 + 1)).checked_sub(1);
+            let chief_client = key.map(|key| ClientKey(key as u32));
             let (block_bytes, pinned, slots, integrity) = memory;
             let (restore_epoch, restored_step, from_image) = restored;
             let (applied, goal, applying) = of_steps;

@@ -114,7 +114,7 @@ fn an_epoch_that_was_never_minted_does_no_harm_to_the_files_of_any_shard() {
             world.restart(shard).unwrap();
         }
         world.join(0, &mut worker(3));
-        [0, 1].into_iter().for_each(|shard| _ = world.restart(shard).unwrap());
+        [0, 1].into_iter().for_each(|shard| world.restart(shard).unwrap());
         // What an earlier life has minted is taken still.
         [0, 1].into_iter().for_each(|shard| _ = world.join(shard, &mut honest));
     }
