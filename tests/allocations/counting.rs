@@ -123,8 +123,8 @@ pub(crate) fn counted(steps: usize, mut step: impl FnMut()) -> [f64; 2] {
     least
 }
 
-/// Steps that fill what is kept.
-pub(crate) const WARM_UP: usize = 100;
+/// Steps that fill most of what is kept; rounds that are counted fill the rest.
+pub(crate) const WARM_UP: usize = 25;
 
 /// How often steps are counted at the most.
 const ROUNDS_MAX: usize = 5;

@@ -17,9 +17,10 @@ use pushpull::{Codec, DType};
 #[test]
 fn a_step_allocates_nothing() {
     let _alone = alone();
+    println!("up to {} steps of each kind are counted in a round", counted_steps(1_000));
     let mut told = Told::default();
     // In one part for each shard, and in several.
-    for (elements, steps) in [(1_001, 1_000), (150_001, 200)] {
+    for (elements, steps) in [(1_001, counted_steps(1_000)), (150_001, counted_steps(200))] {
         for case in cases(elements, steps) {
             told.add(&case, &dense::per_step(&case));
         }
@@ -31,7 +32,7 @@ fn a_step_allocates_nothing() {
 fn a_step_with_rows_allocates_nothing() {
     let _alone = alone();
     let mut told = Told::default();
-    for case in cases(8, 300) {
+    for case in cases(8, counted_steps(300)) {
         told.add(&case, &rows::per_step(&case));
     }
     told.end();
@@ -100,6 +101,18 @@ fn a_step_with_rows_in_another_form_allocates_nothing() {
     }
     told.end();
 }
+
+/// How many steps are counted: these in a thorough run, and otherwise as many as show an allocation that
+/// not every step makes.
+fn counted_steps(thorough: usize) -> usize {
+    match std::env::var_os("PUSHPULL_THOROUGH") {
+        Some(_) => thorough,
+        None => STEPS.min(thorough),
+    }
+}
+
+/// One allocation in so many steps is borne ([`ONCE_IN_A_WHILE`]).
+const STEPS: usize = 100;
 
 fn cases(elements: u64, steps: usize) -> impl Iterator<Item = Case> {
     let modes = [(false, 1), (false, 2), (true, 1), (true, 2)].into_iter();

@@ -1,4 +1,5 @@
-//! The corruption matrix of an arena: every byte, length, place and absence of every file.
+//! The corruption matrix of an arena: every byte, length, place and absence of every file. Of the bytes
+//! behind the first of each page, one in five unless the run is thorough.
 //!
 //! Whatever is done to a file, the shard that opens it refuses it with an error that names the file,
 //! the place and what must be there, or has taken up exactly what was there before. Nothing is
@@ -9,7 +10,7 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::arenas::{Decoded, Files, images, lived, shared, world};
-use super::random::{Random, TellSeed};
+use super::random::{Random, TellSeed, is_thorough};
 use super::world::{LIFE, World};
 use crate::arena::{GAP_BYTES, SKEW_BYTES};
 use crate::error::StorageError;
@@ -74,12 +75,15 @@ impl Matrix {
         self.change(file, &format!("bits {bits:#x} of byte {at}"), |bytes| bytes[at] ^= bits);
     }
 
-    /// Flips a bit of each of these bytes, one by one; all bits where a page starts.
+    /// Flips a bit of each of these bytes, one by one, or of a sample of them; all bits where a page
+    /// starts.
     fn flip_each(&mut self, file: &str, range: Range<usize>, random: &mut Random) {
+        let every = if is_thorough() { 1 } else { SAMPLE };
         for at in range {
             match at % PAGE_BYTES {
                 0..HEADER_BYTES => (0..8).for_each(|bit| self.flip(file, at, 1 << bit)),
-                _ => self.flip(file, at, 1 << random.below(8)),
+                _ if random.one_in(every) => self.flip(file, at, 1 << random.below(8)),
+                _ => {}
             }
         }
     }
@@ -210,6 +214,8 @@ impl Matrix {
 const BULK: [&str; 3] = ["values", "slots", "inbox"];
 /// The digits of a generation.
 const DIGITS: &[char] = &['-', '0', '1', '2', '3', '4', '5', '6', '7', '8', '9'];
+/// One in so many bytes is flipped by itself, unless the run is thorough.
+const SAMPLE: u64 = 5;
 /// So many bytes of a page have every bit flipped.
 const HEADER_BYTES: usize = 64;
 

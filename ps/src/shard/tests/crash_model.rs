@@ -13,7 +13,7 @@ use std::time::Instant;
 use super::crash_life::{self, Life};
 use super::images::Images;
 use super::kept::{Files, Kept, open_on};
-use super::random::Random;
+use super::random::{Random, is_thorough};
 use crate::arena::shelf::Shelf;
 use crate::arena::witness::{self, Event};
 use crate::config::PsConfig;
@@ -22,9 +22,10 @@ use crate::optimizer::{Adam, Optimizer, Sgd};
 use crate::zoo::Zoo;
 
 /// One in so many images has its recovery watched in turn; more of those from which a recovery has
-/// something to do.
-const NESTED: u64 = 96;
-const NESTED_AT_WORK: u64 = 12;
+/// something to do. A thorough run, and one that looks for planted bugs, watches four times as many.
+const NESTED: u64 = 384;
+const NESTED_AT_WORK: u64 = 48;
+const THOROUGH: u64 = 4;
 
 /// What was seen.
 #[derive(Clone, Copy, Debug, Default)]
@@ -74,7 +75,9 @@ impl Judge {
         );
         drop(shard);
         let at_work = is_at_work(files);
-        if self.random.one_in(if at_work { NESTED_AT_WORK } else { NESTED }) {
+        let times = if at_work { NESTED_AT_WORK } else { NESTED };
+        let all = cfg!(feature = "zoo") || is_thorough();
+        if self.random.one_in(times / if all { THOROUGH } else { 1 }) {
             self.crash_the_recovery(files, &kept);
         }
     }

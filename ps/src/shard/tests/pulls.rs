@@ -13,6 +13,9 @@ use crate::shard::work::Work;
 /// Five slices of values.
 const LARGE: usize = 5 << 18;
 
+/// More than all versions that a test has pinned at once.
+const PINNED_FREELY: u64 = 64 << 20;
+
 fn large(pin_bytes: u64) -> (World, Line, Line) {
     let w = VariableSpec::f32("w", [LARGE as u64]).unwrap();
     let (mut world, _) =
@@ -87,7 +90,7 @@ fn a_pull_waits_for_the_step_it_names_on_the_owner_only() {
 
 #[test]
 fn a_pull_sees_all_of_a_push_or_nothing() {
-    let (mut world, a, b) = large(u64::from(u32::MAX));
+    let (mut world, a, b) = large(PINNED_FREELY);
     push_large(&mut world, a, 1);
     push_large(&mut world, a, 2);
     let mut slices = 0;
@@ -113,7 +116,7 @@ fn a_pull_sees_all_of_a_push_or_nothing() {
 
 #[test]
 fn what_is_being_sent_does_not_change_while_pushes_are_applied() {
-    let (mut world, a, b) = large(u64::from(u32::MAX));
+    let (mut world, a, b) = large(PINNED_FREELY);
     world.pull(b, 0);
     let before = world.streamed(b).unwrap();
     push_large(&mut world, a, 1);

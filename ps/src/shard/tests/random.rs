@@ -26,6 +26,11 @@ impl Random {
     }
 }
 
+/// Whether suites take all that they have, and not the sample that is enough between two changes.
+pub(super) fn is_thorough() -> bool {
+    std::env::var_os("PUSHPULL_THOROUGH").is_some()
+}
+
 /// Prints its seed if the test fails while it lives.
 pub(super) struct TellSeed(pub(super) u64);
 
