@@ -3,13 +3,17 @@
 use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, ExitStatus};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::chance::Chance;
+use crate::links::Links;
 use crate::probe;
 use crate::process::{BLINK, PATIENCE, Process};
-use crate::setting::{Setting, worker_hosts};
+use crate::setting::{
+    ADAM_RATE, LEASE, MOMENTUM, MOMENTUM_RATE, Setting, TOKEN_TIMEOUT, worker_hosts,
+};
 use pushpull::common::protocol::message::Selection;
 
 /// Where the servers of a cluster listen.
@@ -48,14 +52,15 @@ fn free_ports(count: usize, chance: &mut Chance) -> Vec<String> {
 #[derive(Debug)]
 pub(crate) struct Daemons {
     setting: Setting,
+    links: Option<Arc<Links>>,
     running: Vec<Option<Process>>,
 }
 
 impl Daemons {
     /// Starts a server for each task.
-    pub(crate) fn start(setting: &Setting) -> Daemons {
+    pub(crate) fn start(setting: &Setting, links: Option<Arc<Links>>) -> Daemons {
         let running = setting.hosts.iter().map(|_| None).collect();
-        let mut daemons = Daemons { setting: setting.clone(), running };
+        let mut daemons = Daemons { setting: setting.clone(), links, running };
         (0..daemons.tasks()).for_each(|task| _ = daemons.restart(task));
         daemons
     }
@@ -67,13 +72,27 @@ impl Daemons {
     /// Starts a server on whatever state there is; when that was.
     pub(crate) fn restart(&mut self, task: usize) -> Instant {
         let setting = &self.setting;
-        let mut command = Command::new(env!("CARGO_BIN_EXE_pushpull-ps"));
+        let hosts = match &self.links {
+            Some(links) => links.of_server(task, &setting.hosts[task]),
+            None => setting.hosts.clone(),
+        };
+        // A write beyond the limit of a file is an error then, as on a full disk, and not a signal.
+        let mut command = Command::new("sh");
         command
-            .args(["--ps-hosts", &setting.hosts.join(",")])
+            .args(["-c", "trap '' XFSZ; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_pushpull-ps")])
+            .args(["--ps-hosts", &hosts.join(",")])
             .args(["--worker-hosts", &worker_hosts().join(",")])
             .args(["--task-index", &task.to_string()])
             .args(["--shards", &setting.shards_per_task().to_string()])
             .args(["--optimizer", "sgd", "--learning-rate", "1"])
+            .arg(format!("--optimizer-for=adam=adam --learning-rate {ADAM_RATE}"))
+            .arg(format!(
+                "--optimizer-for=momentum/*=momentum --learning-rate {MOMENTUM_RATE} --momentum {MOMENTUM}"
+            ))
+            .arg("--integrity-full")
+            .arg("--checkpoint-dir")
+            .arg(self.checkpoints())
+            .args(["--checkpoint-every-ms", CHECKPOINT_EVERY_MS])
             .args(["--bytes-max", &BYTES_MAX.to_string()])
             .arg("--state-dir")
             .arg(self.state(task));
@@ -81,6 +100,14 @@ impl Daemons {
             let mode = format!("{}/{}", setting.gradients_per_step(), crate::setting::WORKERS);
             let min = format!("shrink:{}", setting.gradients_per_step());
             command.args(["--synchronous", &mode, "--on-loss", &min]);
+        }
+        if setting.expires {
+            command
+                .args(["--lease-ms", &LEASE.as_millis().to_string()])
+                .args(["--token-timeout-ms", &TOKEN_TIMEOUT.as_millis().to_string()]);
+        }
+        if self.links.is_some() {
+            command.arg("--no-shared-memory");
         }
         let log = setting.folder.join(format!("ps-{task}.log"));
         let now = Instant::now();
@@ -93,6 +120,55 @@ impl Daemons {
         let mut process = self.running[task].take().expect("it runs");
         process.strike();
         process.bury();
+    }
+
+    /// Stops a server, or lets it go on.
+    pub(crate) fn stop_for_now(&self, task: usize) {
+        self.process(task).stop();
+    }
+
+    pub(crate) fn go_on(&self, task: usize) {
+        self.process(task).go_on();
+    }
+
+    /// Lets all servers write files of at most so many bytes.
+    pub(crate) fn limit_files(&self, bytes: Option<u64>) {
+        self.running.iter().flatten().for_each(|process| process.limit_files(bytes));
+    }
+
+    fn process(&self, task: usize) -> &Process {
+        self.running[task].as_ref().expect("it runs")
+    }
+
+    /// Waits until a server that has just been started answers, or has ended by itself and must be
+    /// started anew.
+    pub(crate) fn await_answers_or_end(&mut self, task: usize) -> Option<ExitStatus> {
+        let (since, cluster) = (Instant::now(), self.setting.cluster());
+        loop {
+            let mut shards = self.setting.shards_of(task);
+            let answers = |shard| probe::answers(&cluster, shard, Selection::All {});
+            if shards.all(|shard| matches!(answers(shard), Ok(true))) {
+                return None;
+            }
+            if let Some(status) = self.running[task].as_mut().expect("it runs").has_ended() {
+                self.running[task] = None;
+                return Some(status);
+            }
+            assert!(since.elapsed() < PATIENCE, "ps {task} neither answers nor ends");
+            std::thread::sleep(BLINK);
+        }
+    }
+
+    /// Waits for a server to end that has nothing to serve.
+    pub(crate) fn await_end(&mut self, task: usize) -> ExitStatus {
+        let (since, mut process) = (Instant::now(), self.running[task].take().expect("it runs"));
+        loop {
+            if let Some(status) = process.has_ended() {
+                return status;
+            }
+            assert!(since.elapsed() < PATIENCE, "ps {task} serves what it cannot have");
+            std::thread::sleep(BLINK);
+        }
     }
 
     /// Waits until all shards of a server have answered a request; for how long, from `since`.
@@ -145,10 +221,19 @@ impl Daemons {
         (0..self.tasks()).all(holds)
     }
 
-    fn state(&self, task: usize) -> PathBuf {
+    /// The state directory of a task.
+    pub(crate) fn state(&self, task: usize) -> PathBuf {
         self.setting.folder.join(format!("state-{task}"))
     }
+
+    /// The directory for checkpoints.
+    pub(crate) fn checkpoints(&self) -> PathBuf {
+        self.setting.folder.join("checkpoints")
+    }
 }
+
+/// So often the servers save by themselves.
+const CHECKPOINT_EVERY_MS: &str = "250";
 
 /// What a server may use: the variables, four whole pushes and copies, many times over.
 const BYTES_MAX: u64 = 1 << 30;

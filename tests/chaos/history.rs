@@ -5,6 +5,8 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
+use crate::setting::SHARDS;
+
 /// The writing end. A line is one write, so it is there whole however the worker dies.
 #[derive(Debug)]
 pub(crate) struct Log(File);
@@ -34,6 +36,16 @@ impl Log {
         self.line(&format!("stale {push}"))
     }
 
+    /// A push was refused because its token was another's by then: it is nowhere.
+    pub(crate) fn refused(&mut self, push: u64) -> io::Result<()> {
+        self.line(&format!("refused {push}"))
+    }
+
+    /// A checkpoint was restored: what is there of earlier pushes is what it had.
+    pub(crate) fn restored(&mut self) -> io::Result<()> {
+        self.line("restored")
+    }
+
     /// The worker has seen what must not be, or has failed.
     pub(crate) fn fault(&mut self, what: &str) -> io::Result<()> {
         self.line(&format!("fault {}", what.replace('\n', " ")))
@@ -44,8 +56,8 @@ impl Log {
     }
 }
 
-/// What pushes have come to at one element of a ledger. More than one push meets there only in
-/// runs that are longer than the ledger.
+/// What pushes since the last restore have come to at one element of a ledger. More than one push meets
+/// there only in runs that are longer than the ledger.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) invoked: u64,
@@ -68,6 +80,12 @@ pub(crate) struct History {
     pub(crate) acknowledged: u64,
     /// Pushes that came too late for their synchronous step.
     pub(crate) stale: u64,
+    /// Pushes that were refused, as their tokens had expired.
+    pub(crate) refused: u64,
+    /// Pushes from here on were begun after the last restore.
+    pub(crate) restored_at: u64,
+    /// What the last restore has found, for each element and on each shard.
+    pub(crate) base: Vec<[f32; SHARDS]>,
     pub(crate) faults: Vec<String>,
 }
 
@@ -75,9 +93,21 @@ impl History {
     /// Of a log that need not be there yet.
     pub(crate) fn of(path: PathBuf, elements: u64) -> History {
         let entries = vec![Entry::default(); elements as usize];
-        let (file, partial, faults) = (None, Vec::new(), Vec::new());
-        let (open, starts, invoked, acknowledged, stale) = (None, 0, 0, 0, 0);
-        History { path, file, partial, entries, open, starts, invoked, acknowledged, stale, faults }
+        History {
+            path,
+            file: None,
+            partial: Vec::new(),
+            base: vec![[0.0; SHARDS]; entries.len()],
+            entries,
+            open: None,
+            starts: 0,
+            invoked: 0,
+            acknowledged: 0,
+            stale: 0,
+            refused: 0,
+            restored_at: 0,
+            faults: Vec::new(),
+        }
     }
 
     /// Reads what has been written since.
@@ -108,7 +138,15 @@ impl History {
             }
             "invoke" => self.invoke(number(rest)),
             "ok" => self.acknowledge(number(rest)),
-            "stale" => self.forget(number(rest)),
+            "stale" => {
+                self.stale += 1;
+                self.forget(number(rest));
+            }
+            "refused" => {
+                self.refused += 1;
+                self.forget(number(rest));
+            }
+            "restored" => self.restored(),
             _ => self.faults.push(rest.to_owned()),
         }
     }
@@ -126,11 +164,23 @@ impl History {
         self.entry(push).acknowledged += 1;
     }
 
-    /// A push that came too late must not be there.
+    /// A push that came too late, or was refused, must not be there.
     pub(crate) fn forget(&mut self, push: u64) {
-        assert_eq!(self.open.take(), Some(push), "what is stale was open");
-        self.stale += 1;
+        assert_eq!(self.open.take(), Some(push), "what is refused was open");
         self.entry(push).invoked -= 1;
+    }
+
+    /// Whether this is the only push that its element has had since the ledger was begun, and it was begun
+    /// after the last restore.
+    pub(crate) fn is_first_there(&self, push: u64) -> bool {
+        push >= self.restored_at && push < self.entries.len() as u64
+    }
+
+    /// What is there now is told in the base.
+    fn restored(&mut self) {
+        self.restored_at = self.invoked;
+        self.open = None;
+        self.entries.fill(Entry::default());
     }
 
     fn entry(&mut self, push: u64) -> &mut Entry {

@@ -1,20 +1,28 @@
-//! Servers and workers of a training are killed without warning, again and again. Nothing that was
-//! acknowledged is lost, nothing counts twice, nothing is torn, and the training goes on. In one of
-//! the clusters steps are synchronous, and each takes exactly two whole gradients.
+//! Servers and workers of a training are killed without warning, stopped, cut off from each other, and lose
+//! their disks and their files, again and again. Nothing that was acknowledged is lost, nothing counts
+//! twice, nothing is torn or applied on some shards alone, and the training goes on. In half of the
+//! clusters steps are synchronous, and each takes exactly two whole gradients.
 //!
-//! Every push adds one to all elements of a dense variable on each of two shards, and one at its
-//! own place in a ledger beside it. Workers write down what they begin and what is acknowledged, so
-//! that at the end every push can be looked up.
+//! Every push adds one to all elements of a dense variable on each of four shards, and one at its
+//! own place in a ledger beside it; rows, tables that grow, partitioned variables, and the slots of Adam and
+//! of momentum must be what the ledger makes of them, to the bit. Workers write down what they begin and
+//! what is acknowledged or refused, so that at the end every push can be looked up.
 //!
-//! `cargo test --release --test chaos`. `PUSHPULL_CHAOS_KILLS=N` kills N servers in place of 200, and three quarters of that
-//! with synchronous steps;
-//! with 0 only workers are killed. `PUSHPULL_SEED=N` draws the same kills again, though what they
-//! meet is up to the machine. The last line is one JSON object.
+//! A push that was refused is on no shard. One whose worker was killed before it was told may be on some of
+//! the shards in asynchronous mode; in synchronous mode it is on all or on none.
+//!
+//! `cargo test --release --test chaos`. `PUSHPULL_CHAOS_KILLS=N` kills N servers in each mode in place of 8, with N/2 stops of
+//! workers and servers, N/2 cuts and N/4 stalls of links between any two tasks, N/10 faults of disks, N/10 damaged
+//! files, and N/20 restores; with 0 only workers are killed. `PUSHPULL_CHAOS_ONLY=NAME` leaves all clusters but
+//! one out. `PUSHPULL_SEED=N` draws the same faults again, though what they meet is up to the machine. The
+//! last line is one JSON object.
 
 mod chance;
 mod daemons;
+mod damage;
 mod history;
 mod ledger;
+mod links;
 mod place;
 #[path = "../../src/bin/pushpull/bench/probe.rs"]
 mod probe;
@@ -31,10 +39,10 @@ use chance::Chance;
 use daemons::Transport;
 use place::Place;
 use report::Report;
-use rounds::Plan;
+use rounds::{Counts, Plan};
 
-/// How many servers are killed, if nobody says otherwise.
-const KILLS: u64 = 200;
+/// How many servers are killed in each mode, if nobody says otherwise.
+const KILLS: u64 = 8;
 
 /// How many workers are killed in each cluster, if no server is.
 const WORKER_ROUNDS: u64 = 20;
@@ -52,10 +60,16 @@ fn main() -> ExitCode {
     let seed = number("PUSHPULL_SEED").unwrap_or_else(Chance::any_seed);
     let kills = number("PUSHPULL_CHAOS_KILLS").unwrap_or(KILLS);
     let mut place = Place::new();
-    println!("chaos: PUSHPULL_SEED={seed}, {kills} kills, in {}", place.path().display());
+    let path = place.path().display();
+    println!("chaos: PUSHPULL_SEED={seed} PUSHPULL_CHAOS_KILLS={kills}, in {path}");
+    if rustix::process::geteuid().is_root() {
+        println!("SKIPPED: no directory is made read-only, as that hinders no superuser");
+    }
     let mut chance = Chance::new(seed);
     let mut report = Report::default();
-    for plan in plans(kills) {
+    let only = std::env::var("PUSHPULL_CHAOS_ONLY").ok();
+    let is_wanted = |plan: &Plan| only.as_ref().is_none_or(|only| only == plan.name);
+    for plan in plans(kills).into_iter().filter(is_wanted) {
         report.add(rounds::run(&plan, place.path(), &mut chance));
     }
     let faults = report.faults();
@@ -70,29 +84,43 @@ fn main() -> ExitCode {
     if faults.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Both ways to have two shards, and both transports; and synchronous steps. Behind Unix sockets values
-/// are read in lent memory.
-fn plans(kills: u64) -> [Plan; 3] {
+/// For each mode a cluster behind Unix sockets, where values are read and gradients are written in lent
+/// memory, and one whose tasks reach each other through links that can be cut.
+fn plans(kills: u64) -> [Plan; 4] {
     let worker_rounds = if kills == 0 { WORKER_ROUNDS } else { 0 };
+    // As many as come to a whole number, but some of each.
+    let part = |of: u64| if kills == 0 { 0 } else { (kills / of).max(1) };
     let one = Plan {
         name: "one-task",
         tasks: 1,
         transport: Transport::Unix,
+        has_links: false,
         synchronous: false,
-        kills: kills.div_ceil(2),
+        counts: Counts { kills: part(2), stops: part(8), ..Counts::default() },
         worker_rounds,
     };
-    let two = Plan { name: "two-tasks", tasks: 2, transport: Transport::Tcp, ..one };
-    // In turns a chief and another worker die with a server: at least 50 of each by default.
-    let kills_of_synchronous = kills * 3 / 4;
-    let synchronous = Plan {
-        name: "synchronous",
-        transport: Transport::Unix,
-        synchronous: true,
-        kills: kills_of_synchronous,
-        ..two
+    let links = Plan {
+        name: "links",
+        tasks: 4,
+        transport: Transport::Tcp,
+        has_links: true,
+        counts: Counts {
+            kills: part(2),
+            stops: part(2),
+            cuts: part(2),
+            stalls: part(4),
+            disk_faults: part(10),
+            damages: part(10),
+            restores: part(20),
+        },
+        ..one
     };
-    [one, Plan { kills: kills / 2, ..two }, synchronous]
+    [
+        one,
+        links,
+        Plan { name: "synchronous", tasks: 2, synchronous: true, ..one },
+        Plan { name: "synchronous-links", synchronous: true, ..links },
+    ]
 }
 
 /// Whether the runner's arguments choose this test, as they would one of its own harness.

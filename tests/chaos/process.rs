@@ -5,8 +5,10 @@ use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Resource, Rlimit, Signal};
+
 /// How long anything may take that everything is there for. Generous: it only ends a hang.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How long a loop that waits for something outside of this process lies still in between.
 pub(crate) const BLINK: Duration = Duration::from_micros(200);
@@ -42,9 +44,36 @@ impl Process {
 
     /// Asks it to end, as one asks daemons.
     pub(crate) fn ask_to_end(&self) {
-        let pid = rustix::process::Pid::from_raw(self.child.id().cast_signed());
-        let pid = pid.expect("a child has a number");
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("a living child");
+        self.signal(Signal::TERM);
+    }
+
+    /// SIGSTOP: it does nothing until it goes on, and keeps its connections.
+    pub(crate) fn stop(&self) {
+        self.signal(Signal::STOP);
+    }
+
+    pub(crate) fn go_on(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    fn signal(&self, signal: Signal) {
+        rustix::process::kill_process(self.pid(), signal).expect("a living child");
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_raw(self.child.id().cast_signed()).expect("a child has a number")
+    }
+
+    /// Lets it write files of at most so many bytes: what is longer is as on a disk that is full.
+    pub(crate) fn limit_files(&self, bytes: Option<u64>) {
+        let limit = Rlimit { current: bytes, maximum: None };
+        rustix::process::prlimit(Some(self.pid()), Resource::Fsize, limit)
+            .expect("the limits of a child can be changed");
+    }
+
+    /// How it has ended, if it has.
+    pub(crate) fn has_ended(&mut self) -> Option<ExitStatus> {
+        self.ended()
     }
 
     /// Waits for it to end well.

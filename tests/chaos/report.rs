@@ -1,14 +1,33 @@
 //! The figures of a run, and its last line.
 
+use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::damage::Name;
 use crate::ledger::Verdict;
+use crate::rounds::Counts;
 
 /// What was done, and what was found.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
-    /// Servers killed.
+    /// Servers killed, in rounds that are about that.
     pub(crate) kills: u64,
+    /// Servers killed with or after something else, or before they have answered.
+    pub(crate) kills_beside: u64,
+    /// Workers and servers stopped for a while.
+    pub(crate) stops: u64,
+    pub(crate) cuts: u64,
+    pub(crate) stalls: u64,
+    pub(crate) disk_faults: u64,
+    /// State files damaged, and how many of them were refused. The others were not in use, or were
+    /// recovered.
+    pub(crate) damages: u64,
+    pub(crate) damages_refused: u64,
+    pub(crate) damages_of_checkpoints: u64,
+    pub(crate) restores: u64,
+    /// Checkpoints that were seen, with the folders of their clusters.
+    pub(crate) checkpoints: BTreeSet<(PathBuf, Name)>,
     /// How many of those had pushes under way that nobody had acknowledged.
     pub(crate) in_flight: u64,
     pub(crate) worker_kills: u64,
@@ -19,6 +38,8 @@ pub(crate) struct Report {
     pub(crate) unknown: u64,
     /// Pushes that came too late for their synchronous step.
     pub(crate) stale: u64,
+    /// Pushes that were refused, as their tokens had expired or their workers had been taken for lost.
+    pub(crate) refused: u64,
     /// From the exec of a killed server's next life to the first answer of its last shard.
     pub(crate) recoveries: Vec<Duration>,
     pub(crate) verdict: Verdict,
@@ -30,6 +51,17 @@ const IN_FLIGHT_PERCENT: u64 = 90;
 impl Report {
     pub(crate) fn add(&mut self, other: Report) {
         self.kills += other.kills;
+        self.kills_beside += other.kills_beside;
+        self.stops += other.stops;
+        self.cuts += other.cuts;
+        self.stalls += other.stalls;
+        self.disk_faults += other.disk_faults;
+        self.damages += other.damages;
+        self.damages_refused += other.damages_refused;
+        self.damages_of_checkpoints += other.damages_of_checkpoints;
+        self.restores += other.restores;
+        self.checkpoints.extend(other.checkpoints);
+        self.refused += other.refused;
         self.in_flight += other.in_flight;
         self.worker_kills += other.worker_kills;
         self.acknowledged += other.acknowledged;
@@ -40,11 +72,42 @@ impl Report {
         self.verdict.add(other.verdict);
     }
 
+    /// What has been done.
+    pub(crate) fn counts(&self) -> Counts {
+        Counts {
+            kills: self.kills,
+            stops: self.stops,
+            cuts: self.cuts,
+            stalls: self.stalls,
+            disk_faults: self.disk_faults,
+            damages: self.damages,
+            restores: self.restores,
+        }
+    }
+
+    /// What was done to one cluster, for people.
+    pub(crate) fn told(&self) -> String {
+        let (servers, workers) = (self.kills + self.kills_beside, self.worker_kills);
+        let (damages, pushes) = (self.damages + self.damages_of_checkpoints, self.acknowledged);
+        format!(
+            "{servers} servers and {workers} workers killed, {} stops, {} cuts, {} stalls, {} disk faults, \
+             {damages} damages, {} restores, {pushes} pushes acknowledged, {} unknown, {} stale, {} refused",
+            self.stops,
+            self.cuts,
+            self.stalls,
+            self.disk_faults,
+            self.restores,
+            self.unknown,
+            self.stale,
+            self.refused
+        )
+    }
+
     /// What the run fails for.
     pub(crate) fn faults(&self) -> Vec<String> {
         let mut faults = self.verdict.names.clone();
         if !self.verdict.is_clean() && faults.is_empty() {
-            faults.push("something is lost, duplicated or torn".to_owned());
+            faults.push("something is lost, duplicated, torn or half applied".to_owned());
         }
         if self.in_flight * 100 < self.kills * IN_FLIGHT_PERCENT {
             let (in_flight, kills) = (self.in_flight, self.kills);
@@ -72,16 +135,30 @@ impl Report {
             }
         };
         format!(
-            "{{\"test\":\"chaos\",\"kills\":{},\"in_flight_at_kill\":{},\"acknowledged\":{},\
-             \"unknown\":{},\"lost\":{},\"duplicated\":{},\"torn\":{},\"evicted\":{},\
+            "{{\"test\":\"chaos\",\"kills\":{},\"in_flight_at_kill\":{},\"worker_kills\":{},\
+             \"stops\":{},\"cuts\":{},\"stalls\":{},\"disk_faults\":{},\"damages\":{},\"refused_damages\":{},\
+             \"checkpoints\":{},\"restores\":{},\"acknowledged\":{},\"unknown\":{},\"stale\":{},\"refused\":{},\
+             \"lost\":{},\"duplicated\":{},\"torn\":{},\"half_applied\":{},\"evicted\":{},\
              \"recovery_p50_ms\":{},\"recovery_p99_ms\":{}}}",
-            self.kills,
+            self.kills + self.kills_beside,
             self.in_flight,
+            self.worker_kills,
+            self.stops,
+            self.cuts,
+            self.stalls,
+            self.disk_faults,
+            self.damages + self.damages_of_checkpoints,
+            self.damages_refused + self.damages_of_checkpoints,
+            self.checkpoints.len(),
+            self.restores,
             self.acknowledged,
             self.unknown,
+            self.stale,
+            self.refused,
             self.verdict.lost,
             self.verdict.duplicated,
             self.verdict.torn,
+            self.verdict.half_applied,
             self.verdict.evicted,
             percentile(50),
             percentile(99)

@@ -1,15 +1,17 @@
 //! What the test and its workers agree on: the cluster, and the variables with their places.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use pushpull::{
-    ClusterSpec, DType, Eviction, Params, ShardId, TableSpec, VariableSpec, ViewError, f16,
+    ClusterSpec, DType, Eviction, Params, Partitioner, ShardId, TableSpec, VariableSpec, ViewError,
+    f16,
 };
 
 /// How many workers train.
 pub(crate) const WORKERS: u32 = 3;
 /// How many shards there are in all.
-pub(crate) const SHARDS: usize = 2;
+pub(crate) const SHARDS: usize = 4;
 /// Elements of one ledger variable, the part of a ledger that one push sends.
 pub(crate) const CHUNK: u64 = 1024;
 /// The rows of a sparse variable of a worker on a shard, each of so many elements. A push has one of
@@ -20,15 +22,26 @@ pub(crate) const WIDTH: u64 = 3;
 /// and applying it takes long enough for kills to land in the middle.
 const DENSE: u64 = 256 << 10;
 
+/// Elements of a quarter of the dense variable that is partitioned and has slots.
+pub(crate) const QUARTER: u64 = 1000;
+/// How long a worker may be silent, and how long it may hold a token, in clusters whose tasks are stopped
+/// and whose links are cut.
+pub(crate) const LEASE: Duration = Duration::from_millis(1_000);
+pub(crate) const TOKEN_TIMEOUT: Duration = Duration::from_millis(1_800);
+/// Longer than both, as it is measured by a server that looks only now and then.
+pub(crate) const TOO_LONG: Duration = Duration::from_millis(2_500);
+
 /// One cluster with its variables.
 #[derive(Clone, Debug)]
 pub(crate) struct Setting {
-    /// The addresses of the servers, one for each task.
+    /// The addresses of the servers, one for each task: as they listen, or as a worker finds them.
     pub(crate) hosts: Vec<String>,
     /// How many ledger variables each worker has on each shard.
     pub(crate) chunks: u64,
     /// Whether steps are synchronous: of two gradients, those of the fastest two of the workers.
     pub(crate) synchronous: bool,
+    /// Whether leases and tokens are short, and workers at times compute for longer than that.
+    pub(crate) expires: bool,
     /// The folder for logs.
     pub(crate) folder: PathBuf,
 }
@@ -49,8 +62,8 @@ impl Setting {
     }
 
     pub(crate) fn shard(&self, index: usize) -> ShardId {
-        let per_task = usize::from(self.shards_per_task());
-        ShardId { task: (index / per_task) as u32, shard: (index % per_task) as u16 }
+        let tasks = self.hosts.len();
+        ShardId { task: (index % tasks) as u32, shard: (index / tasks) as u16 }
     }
 
     pub(crate) fn cluster(&self) -> ClusterSpec {
@@ -102,6 +115,17 @@ impl Setting {
                 variables.extend(tables.map(|table| table.expect("a correct variable")));
             }
         }
+        // In quarters, one on each shard.
+        let quarters = Partitioner::Fixed { shards: SHARDS as u32 };
+        let split = |name: String, rows| VariableSpec::f32(name, [SHARDS as u64 * rows]);
+        let mut partitioned = vec![split(ADAM.to_owned(), QUARTER)];
+        for worker in 0..WORKERS {
+            partitioned.push(split(sums(worker), ROWS));
+            let rows = VariableSpec::f32(heavy_rows(worker), [SHARDS as u64 * ROWS, WIDTH]);
+            partitioned.push(rows.map(VariableSpec::sparse));
+        }
+        let partitioned = partitioned.into_iter().map(|spec| spec.expect("a correct variable"));
+        variables.extend(partitioned.map(|spec| spec.partitioner(quarters.clone())));
         variables
     }
 
@@ -143,6 +167,28 @@ pub(crate) fn worker_hosts() -> Vec<String> {
 /// The variable of a shard whose elements are all equal: how many pushes it has applied.
 pub(crate) fn dense(shard: usize) -> String {
     format!("dense/{shard}")
+}
+
+/// A variable in quarters whose elements are all pushed each time, with the slots of Adam.
+pub(crate) const ADAM: &str = "adam";
+pub(crate) const ADAM_RATE: f64 = 0.125;
+
+/// A worker's variable in quarters: how many of its pushes have each row.
+pub(crate) fn sums(worker: u32) -> String {
+    format!("sums/{worker}")
+}
+
+/// A worker's sparse variable in quarters, whose rows have a slot of momentum. A push has one row of each
+/// quarter.
+pub(crate) fn heavy_rows(worker: u32) -> String {
+    format!("momentum/{worker}")
+}
+pub(crate) const MOMENTUM_RATE: f64 = 1.0;
+pub(crate) const MOMENTUM: f64 = 0.5;
+
+/// The rows of all quarters for a row of one.
+pub(crate) fn in_quarters(row: u64) -> [u64; SHARDS] {
+    std::array::from_fn(|quarter| quarter as u64 * ROWS + row)
 }
 
 /// A part of a worker's ledger on a shard.

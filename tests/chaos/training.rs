@@ -6,22 +6,23 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use pushpull::blocking::Worker;
-use pushpull::{Params, Push, TaskId, Token, WorkerConfig, f16};
+use pushpull::{Params, Push, Refusal, TaskId, Token, WorkerConfig, f16};
 
 use crate::history::{Entry, History, Log};
 use crate::ledger::Verdict;
 use crate::setting::{
-    CACHE, CHUNK, SHARDS, Setting, TABLE, WIDTH, dense, id, ledger, row, rows, table,
+    ADAM, CACHE, CHUNK, QUARTER, ROWS, SHARDS, Setting, TABLE, TOO_LONG, WIDTH, dense, heavy_rows,
+    id, in_quarters, ledger, row, rows, sums, table,
 };
 
 /// The first argument of a worker's process.
 pub(crate) const ROLE: &str = "--chaos-worker";
 
-/// The arguments of a worker's process.
-pub(crate) fn arguments(setting: &Setting, worker: u32) -> Vec<OsString> {
-    let hosts = setting.hosts.join(",");
-    let mode = setting.synchronous.to_string();
-    let numbers = [worker.to_string(), setting.chunks.to_string(), mode, hosts];
+/// The arguments of a worker's process, which finds the servers at these addresses.
+pub(crate) fn arguments(setting: &Setting, worker: u32, hosts: &[String]) -> Vec<OsString> {
+    let (mode, expires) = (setting.synchronous.to_string(), setting.expires.to_string());
+    let hosts = hosts.join(",");
+    let numbers = [worker.to_string(), setting.chunks.to_string(), mode, expires, hosts];
     let mut arguments = vec![OsString::from(ROLE)];
     arguments.extend(numbers.map(OsString::from));
     arguments.push(setting.folder.clone().into());
@@ -32,6 +33,9 @@ pub(crate) fn arguments(setting: &Setting, worker: u32) -> Vec<OsString> {
 /// one under way and not a worker that pulls.
 const PULL_EVERY: u64 = 4;
 
+/// One push in so many is computed for longer than a token is good for, if tokens are short.
+const SLOW_EVERY: u64 = 61;
+
 /// The gradient of a row.
 const ONE_ROW: [f32; WIDTH as usize] = [-1.0; WIDTH as usize];
 
@@ -40,14 +44,14 @@ pub(crate) fn run(arguments: &[String]) -> ExitCode {
     // A test that is itself killed leaves no workers behind.
     let kill = Some(rustix::process::Signal::KILL);
     rustix::process::set_parent_process_death_signal(kill).expect("the system knows this");
-    let [worker, chunks, synchronous, hosts, folder] = arguments else {
-        eprintln!("a worker has five arguments, not {arguments:?}");
+    let [worker, chunks, synchronous, expires, hosts, folder] = arguments else {
+        eprintln!("a worker has six arguments, not {arguments:?}");
         return ExitCode::from(2);
     };
     let hosts = hosts.split(',').map(str::to_owned).collect();
     let chunks = chunks.parse().expect("a number of chunks");
-    let synchronous = synchronous == "true";
-    let setting = Setting { hosts, chunks, synchronous, folder: PathBuf::from(folder) };
+    let (synchronous, expires) = (synchronous == "true", expires == "true");
+    let setting = Setting { hosts, chunks, synchronous, expires, folder: PathBuf::from(folder) };
     let worker = worker.parse().expect("the index of a worker");
     let mut log = Log::open(&setting.history(worker)).expect("a history can be written");
     match Training::new(&setting, worker, &mut log).and_then(|mut training| training.run()) {
@@ -99,21 +103,30 @@ impl<'a> Training<'a> {
                 }
                 self.look(push)?;
             }
+            if self.setting.expires && (push + 20 * u64::from(self.worker)) % SLOW_EVERY == 30 {
+                // What takes so long is a computation, and the servers hear of this worker meanwhile.
+                std::thread::sleep(TOO_LONG);
+            }
             // Both ways of pushing take their turn.
             let pushed = match push % 5 {
-                0 => self.push_in_pieces(token, push)?,
-                _ => self.push(token, push)?,
+                0 => self.push_in_pieces(token, push),
+                _ => self.push(token, push),
             };
             match (pushed, self.setting.synchronous) {
-                (Push::Applied { .. }, false) | (Push::Accepted { .. }, true) => {
+                (Ok(Push::Applied { .. }), false) | (Ok(Push::Accepted { .. }), true) => {
                     self.log.acknowledged(push)?;
                     self.history.acknowledge(push);
                 }
-                (Push::Stale { .. }, true) => {
+                (Ok(Push::Stale { .. }), true) => {
                     self.log.stale(push)?;
                     self.history.forget(push);
                 }
-                (other, _) => return Err(format!("push {push} came to {other:?}").into()),
+                (Err(error), _) if self.setting.expires && is_expiry(&*error) => {
+                    self.log.refused(push)?;
+                    self.history.forget(push);
+                }
+                (Ok(other), _) => return Err(format!("push {push} came to {other:?}").into()),
+                (Err(error), _) => return Err(error),
             }
         }
         Ok(())
@@ -136,6 +149,10 @@ impl<'a> Training<'a> {
     fn push(&mut self, token: Token, push: u64) -> Result<Push, Box<dyn Error>> {
         let (chunk, element) = self.setting.entry(push);
         let mut gradients = self.session.gradients();
+        gradients.view_mut::<f32>(ADAM)?.fill(-1.0);
+        let ids = in_quarters(row(push));
+        gradients.view_mut(&sums(self.worker))?.copy_from_slice(&at_rows(ids));
+        gradients.set_rows(&heavy_rows(self.worker), &ids, &ROW_OF_EACH)?;
         for shard in 0..SHARDS {
             gradients.view_mut::<f32>(&dense(shard))?.fill(-1.0);
             let name = ledger(self.worker, chunk, shard);
@@ -162,6 +179,10 @@ impl<'a> Training<'a> {
         self.log.invoke(push)?;
         self.history.invoke(push);
         let mut pushing = self.session.begin(token)?;
+        let ids = in_quarters(row(push));
+        pushing.variable(ADAM, &[-1.0_f32; SHARDS * QUARTER as usize])?;
+        pushing.variable(&sums(self.worker), &at_rows(ids))?;
+        pushing.rows(&heavy_rows(self.worker), &ids, &ROW_OF_EACH)?;
         for shard in 0..SHARDS {
             let name = ledger(self.worker, chunk, shard);
             match self.setting.has_halves() {
@@ -182,13 +203,12 @@ impl<'a> Training<'a> {
     /// has what this worker was last told is there.
     fn look(&mut self, push: u64) -> Result<(), Box<dyn Error>> {
         let mut verdict = Verdict::default();
-        let (chunk, element) = self.setting.entry(push.saturating_sub(1));
-        let last = match push {
-            0 => Entry::default(),
-            push => {
-                let elements = self.setting.ledger_elements();
-                self.history.entries[((push - 1) % elements) as usize]
-            }
+        let before = push.saturating_sub(1);
+        let (chunk, element) = self.setting.entry(before);
+        let last = match self.history.is_first_there(before) {
+            true => self.history.entries[before as usize],
+            // What there is of earlier pushes is known at the end.
+            false => Entry { invoked: u64::MAX, acknowledged: 0 },
         };
         for shard in 0..SHARDS {
             let name = dense(shard);
@@ -210,6 +230,22 @@ impl<'a> Training<'a> {
     }
 }
 
+/// Whether a push was refused because its token is not this worker's any more.
+fn is_expiry(error: &(dyn Error + 'static)) -> bool {
+    let error = error.downcast_ref::<pushpull::Error>();
+    matches!(error, Some(pushpull::Error::Refused { refusal: Refusal::Token { .. }, .. }))
+}
+
+/// The gradient of a row of each quarter.
+const ROW_OF_EACH: [f32; SHARDS * WIDTH as usize] = [-1.0; SHARDS * WIDTH as usize];
+
+/// The gradient of these elements, one of each quarter.
+fn at_rows(ids: [u64; SHARDS]) -> [f32; SHARDS * ROWS as usize] {
+    let mut gradient = [0.0; SHARDS * ROWS as usize];
+    ids.iter().for_each(|&id| gradient[id as usize] = -1.0);
+    gradient
+}
+
 /// A gradient of one at one place. The memory is that of earlier pushes.
 fn enter<T: Copy>(gradient: &mut [T], element: usize, zero: T, one: T) {
     gradient.fill(zero);
@@ -219,11 +255,14 @@ fn enter<T: Copy>(gradient: &mut [T], element: usize, zero: T, one: T) {
 /// The variables must lie where their names say, or the judge would compare apples and pears.
 fn check_places(setting: &Setting, session: &Worker) -> Result<(), Box<dyn Error>> {
     let placement = session.placement().ok_or("a worker that has joined has a placement")?;
-    for (index, variable) in setting.variables().iter().enumerate() {
-        let shard = setting.shard(index % SHARDS);
-        let placed = placement.of_variable(pushpull::VariableId(index as u32));
-        if !matches!(placed, [partition] if partition.shard == shard) {
-            return Err(format!("{} is not on {shard}: {placed:?}", variable.name()).into());
+    let mut index = 0;
+    for (id, variable) in setting.variables().iter().enumerate() {
+        for placed in placement.of_variable(pushpull::VariableId(id as u32)) {
+            let shard = setting.shard(index % SHARDS);
+            if placed.shard != shard {
+                return Err(format!("{} is not on {shard}: {placed:?}", variable.name()).into());
+            }
+            index += 1;
         }
     }
     Ok(())

@@ -1,9 +1,11 @@
 //! The workers, as the test sees them: processes of this binary, and what they write down.
 
 use std::process::Command;
+use std::sync::Arc;
 use std::time::Instant;
 
-use crate::history::History;
+use crate::history::{History, Log};
+use crate::links::Links;
 use crate::process::{BLINK, PATIENCE, Process};
 use crate::setting::{SHARDS, Setting, WORKERS};
 use crate::training;
@@ -16,18 +18,61 @@ const LENT_MAX: usize = 2 * 4 * SHARDS;
 #[derive(Debug)]
 pub(crate) struct Workers {
     setting: Setting,
+    links: Option<Arc<Links>>,
     running: Vec<Process>,
     pub(crate) histories: Vec<History>,
 }
 
 impl Workers {
-    pub(crate) fn start(setting: &Setting) -> Workers {
+    pub(crate) fn start(setting: &Setting, links: Option<Arc<Links>>) -> Workers {
         let history = |worker| History::of(setting.history(worker), setting.ledger_elements());
-        Workers {
-            setting: setting.clone(),
-            running: (0..WORKERS).map(|worker| start(setting, worker)).collect(),
-            histories: (0..WORKERS).map(history).collect(),
+        let histories = (0..WORKERS).map(history).collect();
+        let mut workers =
+            Workers { setting: setting.clone(), links, running: Vec::new(), histories };
+        workers.start_all();
+        workers
+    }
+
+    /// Starts the processes of all workers.
+    pub(crate) fn start_all(&mut self) {
+        self.running = (0..WORKERS).map(|worker| self.start_one(worker)).collect();
+    }
+
+    fn start_one(&self, worker: u32) -> Process {
+        let hosts = match &self.links {
+            Some(links) => links.of_worker(worker as usize),
+            None => self.setting.hosts.clone(),
+        };
+        let mut command = Command::new(std::env::current_exe().expect("this binary has a path"));
+        command.args(training::arguments(&self.setting, worker, &hosts));
+        let log = self.setting.folder.join(format!("worker-{worker}.log"));
+        Process::start(format!("worker {worker}"), &mut command, log)
+    }
+
+    /// Kills all workers; what they had under way has no answer, and gets none.
+    pub(crate) fn kill_all(&mut self) {
+        self.running.iter_mut().for_each(Process::strike);
+        self.running.drain(..).for_each(Process::bury);
+        self.catch_up();
+        self.histories.iter_mut().for_each(|history| history.open = None);
+    }
+
+    /// Writes down, while no worker lives, that a checkpoint was restored.
+    pub(crate) fn note_restore(&mut self) {
+        for worker in 0..WORKERS {
+            let log = Log::open(&self.setting.history(worker));
+            log.and_then(|mut log| log.restored()).expect("a history can be written");
         }
+        self.catch_up();
+    }
+
+    /// Stops a worker, or lets it go on.
+    pub(crate) fn stop(&self, worker: usize) {
+        self.running[worker].stop();
+    }
+
+    pub(crate) fn go_on(&self, worker: usize) {
+        self.running[worker].go_on();
     }
 
     /// Kills a worker and starts it anew under its name: a new self that servers must not take
@@ -39,7 +84,7 @@ impl Workers {
         killed.bury();
         self.catch_up();
         self.histories[worker].open = None;
-        self.running.push(start(&self.setting, worker as u32));
+        self.running.push(self.start_one(worker as u32));
         let last = self.running.len() - 1;
         self.running.swap(worker, last);
     }
@@ -48,6 +93,17 @@ impl Workers {
     pub(crate) fn have_open_pushes(&mut self) -> bool {
         self.catch_up();
         self.histories.iter().any(|history| history.open.is_some())
+    }
+
+    /// Waits until a worker has a push under way.
+    pub(crate) fn await_open_push_of(&mut self, worker: usize) {
+        let since = Instant::now();
+        while self.histories[worker].open.is_none() {
+            self.assert_alive();
+            assert!(since.elapsed() < PATIENCE, "worker {worker} pushes nothing in {PATIENCE:?}");
+            std::thread::sleep(BLINK);
+            self.catch_up();
+        }
     }
 
     /// Waits until a push is under way.
@@ -104,7 +160,7 @@ impl Workers {
         self.histories
     }
 
-    fn catch_up(&mut self) {
+    pub(crate) fn catch_up(&mut self) {
         for (worker, history) in self.histories.iter_mut().enumerate() {
             history.catch_up();
             if let Some(fault) = history.faults.first() {
@@ -112,11 +168,4 @@ impl Workers {
             }
         }
     }
-}
-
-fn start(setting: &Setting, worker: u32) -> Process {
-    let mut command = Command::new(std::env::current_exe().expect("this binary has a path"));
-    command.args(training::arguments(setting, worker));
-    let log = setting.folder.join(format!("worker-{worker}.log"));
-    Process::start(format!("worker {worker}"), &mut command, log)
 }

@@ -1,0 +1,112 @@
+//! What happens to files: a bit that is another one, a directory that is a file, a list of checkpoints.
+
+use std::fmt::{self, Display};
+use std::fs::{self, OpenOptions, Permissions};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use crate::chance::Chance;
+
+/// A bit of a file that was flipped.
+#[derive(Debug)]
+pub(crate) struct Flip {
+    file: PathBuf,
+    at: u64,
+    bit: u8,
+}
+
+impl Display for Flip {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a flip of bit {} of byte {} of {}", self.bit, self.at, self.file.display())
+    }
+}
+
+impl Flip {
+    fn flip(&self) {
+        let file = OpenOptions::new().read(true).write(true).open(&self.file).expect("a file");
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, self.at).expect("a byte of the file");
+        byte[0] ^= 1 << self.bit;
+        file.write_all_at(&byte, self.at).expect("a byte of the file");
+    }
+
+    /// Flips it back.
+    pub(crate) fn undo(&self) {
+        self.flip();
+    }
+}
+
+/// Flips a bit of a file of this folder: of each file as likely as of another, and in half of all cases of
+/// its first pages, which are those that say most.
+pub(crate) fn flip_in(folder: &Path, chance: &mut Chance) -> Flip {
+    let mut files: Vec<(PathBuf, u64)> = fs::read_dir(folder)
+        .expect("a folder can be read")
+        .map(|entry| entry.expect("an entry of a folder"))
+        .map(|entry| (entry.path(), entry.metadata().expect("a file has a length").len()))
+        .filter(|&(_, bytes)| bytes > 0)
+        .collect();
+    files.sort();
+    let (file, bytes) = files.swap_remove(chance.below(files.len() as u64) as usize);
+    let within = if chance.once_in(2) { bytes.min(FIRST_BYTES) } else { bytes };
+    let flip = Flip { file, at: chance.below(within), bit: chance.below(8) as u8 };
+    flip.flip();
+    flip
+}
+
+/// The first pages of a file.
+const FIRST_BYTES: u64 = 16 << 10;
+
+/// The name of a checkpoint, in the order of their age.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Name {
+    epoch: u64,
+    step: u64,
+    revision: u64,
+}
+
+impl Name {
+    fn of(text: &str) -> Option<Name> {
+        let (epoch, rest) = text.strip_prefix("ckpt-")?.split_once('-')?;
+        let (step, revision) = rest.split_once('.').unwrap_or((rest, "0"));
+        let number = |text: &str| text.parse().ok();
+        Some(Name { epoch: number(epoch)?, step: number(step)?, revision: number(revision)? })
+    }
+}
+
+impl Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ckpt-{}-{}", self.epoch, self.step)?;
+        match self.revision {
+            0 => Ok(()),
+            revision => write!(f, ".{revision}"),
+        }
+    }
+}
+
+/// The checkpoints that are published; none if there is no such directory.
+pub(crate) fn checkpoints(directory: &Path) -> Vec<Name> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    entries.filter_map(|entry| Name::of(entry.file_name().to_str()?)).collect()
+}
+
+/// The newest checkpoint.
+pub(crate) fn newest(directory: &Path) -> Option<Name> {
+    checkpoints(directory).into_iter().max()
+}
+
+/// Puts a file where a directory is.
+pub(crate) fn replace(directory: &Path, aside: &Path) {
+    fs::rename(directory, aside).expect("a directory can be moved");
+    fs::write(directory, "no directory").expect("a file can be written");
+}
+
+/// Puts the directory back where there is a file.
+pub(crate) fn put_back(directory: &Path, aside: &Path) {
+    fs::remove_file(directory).expect("a file can be removed");
+    fs::rename(aside, directory).expect("a directory can be moved");
+}
+
+/// Says who may do what with a directory.
+pub(crate) fn permit(directory: &Path, mode: u32) {
+    fs::set_permissions(directory, Permissions::from_mode(mode)).expect("it is ours");
+}
