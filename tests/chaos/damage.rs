@@ -36,21 +36,30 @@ impl Flip {
     }
 }
 
-/// Flips a bit of a file of this folder: of each file as likely as of another, and in half of all cases of
-/// its first pages, which are those that say most.
+/// Flips a bit of a file below this folder: of each file as likely as of another, and in half of all cases
+/// of its first pages, which are those that say most.
 pub(crate) fn flip_in(folder: &Path, chance: &mut Chance) -> Flip {
-    let mut files: Vec<(PathBuf, u64)> = fs::read_dir(folder)
-        .expect("a folder can be read")
-        .map(|entry| entry.expect("an entry of a folder"))
-        .map(|entry| (entry.path(), entry.metadata().expect("a file has a length").len()))
-        .filter(|&(_, bytes)| bytes > 0)
-        .collect();
+    let mut files = Vec::new();
+    collect_files(folder, &mut files);
     files.sort();
     let (file, bytes) = files.swap_remove(chance.below(files.len() as u64) as usize);
     let within = if chance.once_in(2) { bytes.min(FIRST_BYTES) } else { bytes };
     let flip = Flip { file, at: chance.below(within), bit: chance.below(8) as u8 };
     flip.flip();
     flip
+}
+
+/// The files below a folder that have bytes, with their lengths.
+fn collect_files(folder: &Path, files: &mut Vec<(PathBuf, u64)>) {
+    for entry in fs::read_dir(folder).expect("a folder can be read") {
+        let entry = entry.expect("an entry of a folder");
+        let of_it = entry.metadata().expect("a file has a length");
+        match of_it.is_dir() {
+            true => collect_files(&entry.path(), files),
+            false if of_it.len() > 0 => files.push((entry.path(), of_it.len())),
+            false => {}
+        }
+    }
 }
 
 /// The first pages of a file.
