@@ -57,7 +57,7 @@ impl Verdict {
     }
 
     /// One element of a ledger: every acknowledged push once, every other one at most once.
-    pub(crate) fn element(&mut self, value: f32, entry: Entry, name: impl Fn() -> String) {
+    fn element(&mut self, value: f32, entry: Entry, name: impl Fn() -> String) {
         if value.fract() != 0.0 || value < 0.0 {
             return self.torn(format!("{} is {value}", name()));
         }
@@ -74,7 +74,7 @@ impl Verdict {
     /// One element of a ledger, as all shards have it, since the last restore: on each every acknowledged
     /// push once, every other one at most once, and none that was refused. All have the same, unless
     /// it is of a worker that was killed, in asynchronous mode.
-    fn everywhere(
+    pub(crate) fn everywhere(
         &mut self,
         values: [f32; SHARDS],
         entry: Entry,
@@ -138,16 +138,19 @@ impl Verdict {
     }
 }
 
+/// What each element of the ledgers is on each shard, by worker.
+pub(crate) type Found = Vec<Vec<[f32; SHARDS]>>;
+
 /// Judges the values of a cluster in which nothing moves any more. With `floors`, a checkpoint has just
 /// been restored: what was acknowledged before it was begun is there, and all else that was begun may be.
-/// Returns also what each element of the ledgers is on each shard, by worker.
+/// Returns also what there is in the ledgers.
 pub(crate) fn judge(
     setting: &Setting,
     params: &Params,
     reader: &mut Reader,
     histories: &[History],
     floors: Option<&[Vec<Entry>]>,
-) -> Result<(Verdict, Vec<Vec<[f32; SHARDS]>>), Error> {
+) -> Result<(Verdict, Found), Error> {
     let mut verdict = Verdict::default();
     let mut found = vec![vec![[0.0; SHARDS]; setting.ledger_elements() as usize]; WORKERS as usize];
     for worker in 0..WORKERS {

@@ -12,11 +12,11 @@ use crate::chance::Chance;
 use crate::daemons::{Daemons, Transport};
 use crate::damage;
 use crate::history::{Entry, History};
-use crate::ledger::{Verdict, judge};
+use crate::ledger::{Found, Verdict, judge};
 use crate::links::{Cut, Link, Links, Stall};
 use crate::process::{BLINK, PATIENCE};
 use crate::report::Report;
-use crate::setting::{LEASE, SHARDS, Setting, TOO_LONG, WORKERS};
+use crate::setting::{LEASE, Setting, TOO_LONG, WORKERS};
 use crate::workers::Workers;
 
 /// What one cluster is like, and what is done to it.
@@ -181,8 +181,8 @@ impl Rounds<'_> {
         self.count(victims.len() as u64);
         let other = 1 + self.chance.below(u64::from(WORKERS) - 1) as usize;
         match plan.synchronous {
-            true => self.kill_worker(if round % 2 == 0 { 0 } else { other }),
-            false if round % WORKER_KILL_EVERY == 0 => self.kill_a_worker(),
+            true => self.kill_worker(if round.is_multiple_of(2) { 0 } else { other }),
+            false if round.is_multiple_of(WORKER_KILL_EVERY) => self.kill_a_worker(),
             false => {}
         }
         victims.into_iter().for_each(|task| self.revive(task));
@@ -377,7 +377,7 @@ impl Rounds<'_> {
     /// All servers lose their state, and the chief has them restore a checkpoint: the newest, or the one
     /// before it if the newest is damaged. What was acknowledged before it was begun is there.
     fn restore(&mut self) {
-        let is_damaged = self.report.restores % 2 == 0;
+        let is_damaged = self.report.restores.is_multiple_of(2);
         self.workers.catch_up();
         let floors: Vec<Vec<Entry>> =
             self.workers.histories.iter().map(|history| history.entries.clone()).collect();
@@ -529,7 +529,7 @@ fn read_and_judge(
     setting: &Setting,
     histories: &[History],
     floors: Option<&[Vec<Entry>]>,
-) -> (Verdict, Vec<Vec<[f32; SHARDS]>>) {
+) -> (Verdict, Found) {
     let config = WorkerConfig::new(setting.cluster(), TaskId::worker(WORKERS));
     let mut reader = Reader::connect(config).expect("a reader connects to servers that are up");
     let mut params = reader.params();

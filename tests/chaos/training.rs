@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use pushpull::blocking::Worker;
 use pushpull::{Params, Push, Refusal, TaskId, Token, WorkerConfig, f16};
 
-use crate::history::{Entry, History, Log};
+use crate::history::{History, Log};
 use crate::ledger::Verdict;
 use crate::setting::{
     ADAM, CACHE, CHUNK, QUARTER, ROWS, SHARDS, Setting, TABLE, TOO_LONG, WIDTH, dense, heavy_rows,
@@ -205,12 +205,10 @@ impl<'a> Training<'a> {
         let mut verdict = Verdict::default();
         let before = push.saturating_sub(1);
         let (chunk, element) = self.setting.entry(before);
-        let last = match self.history.is_first_there(before) {
-            true => self.history.entries[before as usize],
-            // What there is of earlier pushes is known at the end.
-            false => Entry { invoked: u64::MAX, acknowledged: 0 },
-        };
-        for shard in 0..SHARDS {
+        // What there is of earlier ones is known at the end.
+        let last = self.history.entries[(before % self.setting.ledger_elements()) as usize];
+        let mut entered = [0.0; SHARDS];
+        for (shard, entered) in entered.iter_mut().enumerate() {
             let name = dense(shard);
             let pushes = verdict.uniform(self.params.view(&name)?, &name);
             if pushes < self.seen[shard] {
@@ -220,8 +218,11 @@ impl<'a> Training<'a> {
             }
             self.seen[shard] = pushes;
             let name = ledger(self.worker, chunk, shard);
-            let value = self.setting.entries(&self.params, &name)?[element];
-            verdict.element(value, last, || format!("{name}[{element}]"));
+            *entered = self.setting.entries(&self.params, &name)?[element];
+        }
+        if self.history.is_first_there(before) {
+            let name = || format!("ledger/{}[{before}]", self.worker);
+            verdict.everywhere(entered, last, self.setting.synchronous, name);
         }
         match verdict.is_clean() {
             true => Ok(()),
