@@ -138,9 +138,12 @@ impl fmt::Display for Event {
     }
 }
 
+/// What is called with each event.
+type Callback = dyn Fn(&Event) + Send + Sync;
+
 /// Who is told of events.
 #[derive(Clone, Default)]
-pub(crate) struct EventSink(Option<Arc<dyn Fn(&Event) + Send + Sync>>);
+pub(crate) struct EventSink(Option<Arc<Callback>>);
 
 impl EventSink {
     /// This function is told.

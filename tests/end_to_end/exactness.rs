@@ -69,7 +69,7 @@ fn a_gradient_whose_token_has_run_out_counts_on_no_shard() {
     });
     let names = ["a", "b", "c", "d"];
     let variables = names.map(|name| vector(name, 100));
-    let gradients = |worker: &Worker| {
+    let gradients = |worker: &mut Worker| {
         let mut gradients = worker.gradients();
         for name in names {
             gradients.view_mut::<f32>(name).unwrap().fill(1.0);
@@ -85,10 +85,10 @@ fn a_gradient_whose_token_has_run_out_counts_on_no_shard() {
     let mut pulled = fast.join(&variables, |_| ()).unwrap();
     while let Some(token) = fast.token().unwrap() {
         fast.pull(&token, &mut pulled).unwrap();
-        let gradients = gradients(&fast);
+        let gradients = gradients(&mut fast);
         assert!(matches!(fast.push(token, gradients).unwrap(), Push::Applied { .. }));
     }
-    let late = gradients(&slow);
+    let late = gradients(&mut slow);
     let refused = slow.push(token, late).unwrap_err();
     assert!(matches!(refused, Error::Refused { refusal: Refusal::Token { .. }, .. }), "{refused}");
     for server in &cluster.servers {

@@ -70,7 +70,7 @@ fn a_table_that_cannot_grow_holds_a_push_and_says_why_until_it_can() {
     assert!(!pushing.is_finished(), "it waits");
 
     std::fs::remove_dir(&blocked).unwrap();
-    let (mut worker, pushed) = pushing.join().unwrap();
+    let (worker, pushed) = pushing.join().unwrap();
     assert!(matches!(pushed, Ok(Push::Applied { .. })), "{pushed:?}");
     assert_eq!((metrics(0).gradients_applied, metrics(1).gradients_applied), (1, 1));
     assert_eq!(metrics(0).table_rows + metrics(1).table_rows, 64);
