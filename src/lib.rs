@@ -75,8 +75,8 @@ pub use pushpull_ps::{
 };
 pub use pushpull_worker::{
     Checksums, ClipError, ConnectError, Error, Gradients, Initial, JoinError, LossScale,
-    LossScaleError, Params, PullHandle, Pulled, Push, PushHandle, Pushing, Reader, ReaderError,
-    ResidualsError, Restored, SavedCheckpoint, Silent, SilentShards, Stepped, Token,
+    LossScaleError, Params, PassedOver, PullHandle, Pulled, Push, PushHandle, Pushing, Reader,
+    ReaderError, ResidualsError, Restored, SavedCheckpoint, Silent, SilentShards, Stepped, Token,
     VariableHandle, ViewError, Worker, WorkerConfig, blocking,
 };
 

@@ -243,7 +243,11 @@ fn a_damaged_checkpoint_is_passed_over_for_the_one_before() {
     drop(chief);
     let mut chief = server.worker(0);
     chief.join(&variables(1), |_| ()).unwrap();
-    assert_eq!(chief.restored().unwrap().step, 2);
+    let restored = chief.restored().unwrap();
+    assert_eq!(restored.step, 2);
+    let [passed_over] = &restored.passed_over[..] else { panic!("{restored:?}") };
+    assert_eq!(passed_over.checkpoint, "ckpt-1-4");
+    assert!(passed_over.cause.contains("shard-0-0.safetensors"), "{restored:?}");
     let handle = server.ps.as_ref().unwrap().handle();
     assert_eq!(handle.metrics().checkpoints_passed_over, 1);
     let told = server.events.lock().unwrap();

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use pushpull_common::ids::{RestoreEpoch, ShardId, VariableId};
@@ -13,9 +14,12 @@ use crate::client::{Client, Deadline, all, has_moved_on};
 use crate::error::{Error, JoinError};
 use crate::fanout::Plan;
 use crate::initial::Initial;
-use crate::outcome::Restored;
+use crate::outcome::{PassedOver, Restored};
 use crate::start::{self, Begin, Found};
 use crate::worker::Worker;
+
+/// How long is waited for the names of checkpoints that were passed over.
+const ASKING: Duration = Duration::from_secs(5);
 
 /// A chief that joins.
 ///
@@ -105,6 +109,20 @@ impl<'a, F: FnOnce(&mut Initial<'_>)> Chief<'a, F> {
         }
     }
 
+    /// Which checkpoints were passed over. Nothing depends on it: a server that does not know the question closes
+    /// the connection, and is not asked for long.
+    async fn passed_over(&self) -> Vec<PassedOver> {
+        let (doing, owner) = ("ask for damaged checkpoints", self.client().owner);
+        let query = message::PassedOverQuery {};
+        let answer = self.client().request(doing, owner, query, Bytes::new(), ASKING).await;
+        let Ok((Message::PassedOverAre(answer), _)) = answer else { return Vec::new() };
+        let each = answer.checkpoints.items().iter().map(|passed_over| PassedOver {
+            checkpoint: passed_over.name.to_string(),
+            cause: passed_over.cause.to_string(),
+        });
+        each.collect()
+    }
+
     /// The owner is the first, so that nobody is granted a token of the old epoch any more.
     async fn restore(
         &mut self,
@@ -112,7 +130,8 @@ impl<'a, F: FnOnce(&mut Initial<'_>)> Chief<'a, F> {
         epoch: RestoreEpoch,
     ) -> Result<(), JoinError> {
         let (name, step) = (checkpoint.name.to_string(), checkpoint.step.0);
-        self.restored = Some(Restored { name, step, epoch: epoch.0 });
+        let passed_over = self.passed_over().await;
+        self.restored = Some(Restored { name, step, epoch: epoch.0, passed_over });
         let restore = message::Restore { checkpoint, epoch };
         let doing = "restore the variables";
         let owner = self.client().owner;

@@ -73,7 +73,7 @@ pub use error::{
 pub use handles::{PullHandle, PushHandle, VariableHandle};
 pub use initial::Initial;
 pub use loss_scale::LossScale;
-pub use outcome::{Pulled, Push, Restored, SavedCheckpoint, Stepped};
+pub use outcome::{PassedOver, Pulled, Push, Restored, SavedCheckpoint, Stepped};
 pub use params::{Gradients, Params};
 pub use pushing::Pushing;
 pub use reader::{Reader, ReaderError};

@@ -101,6 +101,19 @@ pub struct Restored {
     pub step: u64,
     /// The restore epoch that has begun: higher each time.
     pub epoch: u32,
+    /// Newer checkpoints, which are not sound and were passed over; the newest first, 16 at most. Empty where a
+    /// server does not tell.
+    pub passed_over: Vec<PassedOver>,
+}
+
+/// A checkpoint that is not sound, and was passed over for an older one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PassedOver {
+    /// The name of its folder.
+    pub checkpoint: String,
+    /// What is wrong with it: the file, what is there, and what was expected.
+    pub cause: String,
 }
 
 impl Push {

@@ -46,6 +46,8 @@ pub const JOB_BYTES_MAX: usize = 64;
 pub const CHECKPOINT_NAME_BYTES_MAX: usize = 64;
 /// What a checkpoint may keep for its user: positions of data readers, not data.
 pub const USER_BLOB_BYTES_MAX: u64 = 1 << 20;
+/// The most checkpoints that one answer names as passed over, newest first: as many as anybody reads.
+pub const PASSED_OVER_MAX: usize = 16;
 /// The longest name of a variable.
 pub const NAME_BYTES_MAX: usize = 256;
 /// The longest name of an identity field.

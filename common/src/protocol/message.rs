@@ -3,7 +3,7 @@
 use super::error::ProtocolError;
 use super::limits;
 use super::outcome::{Grant, Outcome, PushState};
-use super::refusal::Refusal;
+use super::refusal::{Detail, Refusal};
 use super::wire::{List, Reader, Text, Wire, wire_enum, wire_struct};
 use crate::codec::Encodings;
 use crate::ids::{
@@ -165,6 +165,17 @@ wire_struct! {
         epoch: RestoreEpoch,
         /// The global step it holds.
         step: GlobalStep,
+    }
+}
+
+wire_struct! {
+    /// A checkpoint that is not sound, and was passed over for an older one.
+    #[derive(Eq)]
+    PassedOver {
+        /// The name of its folder.
+        name: Text<{ limits::CHECKPOINT_NAME_BYTES_MAX }>,
+        /// What is wrong with it.
+        cause: Detail,
     }
 }
 
@@ -354,6 +365,18 @@ wire_struct! {
     CheckpointFound {
         /// It; nothing if there is none, or the servers keep no checkpoints.
         checkpoint: Option<CheckpointId>,
+    }
+}
+wire_struct! {
+    /// Asks the step owner which checkpoints were passed over when the newest sound one was looked for last
+    /// (chief).
+    PassedOverQuery {}
+}
+wire_struct! {
+    /// The checkpoints that are newer than the newest sound one and were passed over.
+    PassedOverAre {
+        /// The newest of them, newest first.
+        checkpoints: List<PassedOver, { limits::PASSED_OVER_MAX }>,
     }
 }
 wire_struct! {
@@ -812,6 +835,8 @@ messages! {
     22 => Ended, body 0;
     23 => ReturnToken, body 0;
     24 => Returned, body 0;
+    25 => PassedOverQuery, body 0;
+    26 => PassedOverAre, body 0;
     30 => Reserve, body 0;
     31 => Room, body 0;
     32 => PushPart, body limits::PART_BYTES_MAX;

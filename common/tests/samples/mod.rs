@@ -162,6 +162,12 @@ fn variables(add: &mut impl FnMut(&str, Message)) {
     for (name, checkpoint) in [("none", None), ("one", Some(checkpoint()))] {
         add(&format!("CheckpointFound {name}"), CheckpointFound { checkpoint }.into());
     }
+    add("PassedOverQuery", PassedOverQuery {}.into());
+    let damaged = PassedOver { name: text("ckpt-4-18"), cause: text("cannot trust it") };
+    for (name, checkpoints) in [("none", vec![]), ("one", vec![damaged])] {
+        let checkpoints = List::new(checkpoints).expect("one is few");
+        add(&format!("PassedOverAre {name}"), PassedOverAre { checkpoints }.into());
+    }
     add("Restore", Restore { checkpoint: checkpoint(), epoch: RestoreEpoch(5) }.into());
     add("Save", Save {}.into());
     add("Saved", Saved { checkpoint: checkpoint() }.into());

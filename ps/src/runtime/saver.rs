@@ -10,7 +10,9 @@ use std::time::Duration;
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::{GlobalStep, RestoreEpoch};
 use pushpull_common::protocol::Envelope;
-use pushpull_common::protocol::message::CheckpointId;
+use pushpull_common::protocol::limits::PASSED_OVER_MAX;
+use pushpull_common::protocol::message::{CheckpointId, PassedOver};
+use pushpull_common::protocol::wire::Text;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, Interval, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
@@ -287,7 +289,7 @@ impl Desk {
         if finders.len() >= FINDERS_MAX {
             let (connection, request) = finder;
             let result = Err(format!("cannot look for checkpoints: {FINDERS_MAX} ask already"));
-            return Some(News::Found { connection, request, result });
+            return Some(News::Found { connection, request, result, passed_over: Vec::new() });
         }
         finders.push(finder);
         self.begin_find();
@@ -304,7 +306,7 @@ impl Desk {
 
     async fn found(&mut self, search: Search) {
         let Search { newest: result, passed_over } = search;
-        self.tell_passed_over(&result, passed_over);
+        self.tell_passed_over(&result, &passed_over);
         let Some(Finding { mut finders, outdated, .. }) = self.finding.take() else { return };
         if outdated && result.is_err() {
             // It may have looked at what the newer checkpoint has superseded.
@@ -312,7 +314,8 @@ impl Desk {
         }
         self.begin_find();
         for (connection, request) in finders {
-            self.tell(News::Found { connection, request, result: result.clone() }).await;
+            let (result, passed_over) = (result.clone(), named(&passed_over));
+            self.tell(News::Found { connection, request, result, passed_over }).await;
         }
     }
 }
@@ -322,16 +325,26 @@ impl Desk {
     fn tell_passed_over(
         &self,
         newest: &Result<Option<CheckpointId>, String>,
-        passed_over: Vec<(String, String)>,
+        passed_over: &[(String, String)],
     ) {
         let taken = newest.as_ref().ok().and_then(Option::as_ref);
         let taken = taken.map(|taken| taken.name.as_str().to_owned());
         self.saver.counters.checkpoints_passed_over.add(passed_over.len() as u64);
-        for (checkpoint, cause) in passed_over {
+        for (checkpoint, cause) in passed_over.iter().cloned() {
             let event = Event::CheckpointPassedOver { checkpoint, cause, taken: taken.clone() };
             self.saver.events.tell(&event);
         }
     }
+}
+
+/// Checkpoints that were passed over, as an answer names them.
+fn named(passed_over: &[(String, String)]) -> Vec<PassedOver> {
+    let newest = passed_over.iter().take(PASSED_OVER_MAX);
+    let each = newest.map(|(name, cause)| PassedOver {
+        name: Text::clipped(&**name),
+        cause: Text::clipped(&**cause),
+    });
+    each.collect()
 }
 
 // What a loop waits for: each for ever if there is no such thing, and nothing is lost when another

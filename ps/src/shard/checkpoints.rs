@@ -9,7 +9,9 @@ use std::time::Instant;
 
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::{GlobalStep, RestoreEpoch, ShardId};
-use pushpull_common::protocol::message::{self, CheckpointId};
+use pushpull_common::protocol::limits::PASSED_OVER_MAX;
+use pushpull_common::protocol::message::{self, CheckpointId, PassedOver};
+use pushpull_common::protocol::wire::List;
 use pushpull_common::protocol::{Envelope, Refusal};
 
 use super::cut::Cut;
@@ -94,6 +96,8 @@ pub(crate) enum News {
         request: Envelope,
         /// What there is, or why it cannot be told.
         result: Result<Option<CheckpointId>, String>,
+        /// Those that are newer and not sound, newest first: at most as many as an answer names.
+        passed_over: Vec<PassedOver>,
     },
     /// Somebody in this process wants a checkpoint.
     Wished {
@@ -258,7 +262,8 @@ pub(super) struct Restoring {
 impl Shard {
     pub(super) fn hear_saver(&mut self, now: Instant, news: News) {
         match news {
-            News::Found { connection, request, result } => {
+            News::Found { connection, request, result, passed_over } => {
+                self.passed_over = passed_over;
                 self.checkpoint_found(connection, request, result);
             }
             News::Wished { ticket, user } => self.save(now, Asker::Ticket(ticket), user),
@@ -297,6 +302,13 @@ impl Shard {
             }
             Err(error) => self.refuse_storage(connection, request, &error),
         }
+    }
+
+    /// Says which checkpoints were passed over when the newest sound one was looked for last.
+    pub(super) fn tell_passed_over(&mut self, connection: u64, request: Envelope) {
+        let newest = self.passed_over.iter().take(PASSED_OVER_MAX).cloned();
+        let checkpoints = List::of(newest).expect("no more are taken");
+        self.answer(connection, request, message::PassedOverAre { checkpoints }.into());
     }
 
     /// Asks for a checkpoint of all shards.

@@ -39,6 +39,7 @@ pub(super) fn is_for_chiefs(message: &Message) -> bool {
         Message::Declare(_)
             | Message::Initialize(_)
             | Message::FindCheckpoint(_)
+            | Message::PassedOverQuery(_)
             | Message::Restore(_)
             | Message::Save(_)
             | Message::Finish(_)

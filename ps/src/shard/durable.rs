@@ -185,6 +185,7 @@ impl Shard {
             gradients: 0,
             assigned: BTreeSet::new(),
             growth: None,
+            passed_over: Vec::new(),
             members: (0, 0),
             counters,
             outputs: VecDeque::new(),

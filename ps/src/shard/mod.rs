@@ -293,6 +293,8 @@ pub(crate) struct Shard {
     saves_a_cut: bool,
     wishes: VecDeque<Wish>,
     restoring: Option<Restoring>,
+    /// On the step owner: what was passed over when the newest sound checkpoint was looked for last.
+    passed_over: Vec<message::PassedOver>,
     /// If what is answered is to survive the loss of power.
     power: Option<Power>,
     /// Pushes applied, of every kind.
@@ -493,6 +495,7 @@ impl Shard {
                 self.initialize(now, connection, request, asked.epoch);
             }
             (Message::FindCheckpoint(_), _) => self.find_checkpoint(connection, request),
+            (Message::PassedOverQuery(_), _) => self.tell_passed_over(connection, request),
             (Message::Restore(restore), _) => self.restore(now, connection, request, restore),
             (Message::Save(_), _) => {
                 let bytes = vec![0; header.body_bytes as usize];

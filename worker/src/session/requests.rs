@@ -31,6 +31,7 @@ impl Request {
             Message::AwaitReady(_) => "wait for the chief to initialize the variables",
             Message::FetchCatalogue(_) => "fetch the catalogue",
             Message::FindCheckpoint(_) => "look for a checkpoint",
+            Message::PassedOverQuery(_) => "ask for damaged checkpoints",
             Message::Restore(_) => "restore the variables",
             Message::Save(_) => "save a checkpoint",
             Message::Finish(_) => "finish the training",
@@ -59,6 +60,7 @@ impl Request {
                     Message::Ready(_),
                 )
                 | (Message::FindCheckpoint(_), Message::CheckpointFound(_))
+                | (Message::PassedOverQuery(_), Message::PassedOverAre(_))
                 | (Message::Save(_), Message::Saved(_))
                 | (Message::FetchCatalogue(_), Message::CatalogueIs(_))
                 | (Message::Finish(_), Message::Finished(_))

@@ -59,6 +59,9 @@ fn join(servers: &[Server; 2]) -> Joined {
     })?;
     let restored = worker.restored();
     assert!(restored.is_none_or(|restored| restored.name == "c"));
+    let passed_over = restored.and_then(|restored| restored.passed_over.first());
+    assert_eq!(passed_over.is_some(), restored.is_some());
+    assert!(passed_over.is_none_or(|passed_over| passed_over.checkpoint == "ckpt-9-9"));
     Ok((filled, restored.map(|restored| (restored.step, restored.epoch))))
 }
 

@@ -167,6 +167,14 @@ impl State {
                 self.asked.push("find".to_owned());
                 message::CheckpointFound { checkpoint: self.checkpoint.clone() }.into()
             }
+            Message::PassedOverQuery(_) => {
+                let damaged = message::PassedOver {
+                    name: Text::clipped("ckpt-9-9"),
+                    cause: Text::clipped("cannot trust ckpt-9-9/MANIFEST"),
+                };
+                let checkpoints = List::new(vec![damaged]).unwrap();
+                message::PassedOverAre { checkpoints }.into()
+            }
             Message::Initialize(asked) => self.begin("initialize", asked.epoch, GlobalStep(0)),
             Message::Restore(asked) => {
                 let (name, step) = (asked.checkpoint.name.as_str(), asked.checkpoint.step);
