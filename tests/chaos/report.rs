@@ -45,8 +45,9 @@ pub(crate) struct Report {
     pub(crate) verdict: Verdict,
 }
 
-/// The share of kills that must find a push under way, in percent.
-const IN_FLIGHT_PERCENT: u64 = 90;
+/// The share of kills that must find a push under way, in percent: one that is seen may be answered before
+/// its server is dead.
+const IN_FLIGHT_PERCENT: u64 = 50;
 
 impl Report {
     pub(crate) fn add(&mut self, other: Report) {
