@@ -252,6 +252,9 @@ impl<'a> Play<'a> {
         let role = roles[[0, 0, 0, 1, 1, 2, 3, 3][self.choices.below(8)]];
         let task = self.choices.below(4) as u32;
         let mut hello = self.hello(role, task);
+        if role == (Role::Peer {}) {
+            (hello.job, hello.task) = (Text::clipped("ps"), 0);
+        }
         if self.choices.one_in(3) {
             hello.incarnation = Incarnation(self.number());
         }

@@ -97,12 +97,17 @@ impl Peer {
     }
 
     pub(super) fn hello(&self, shard: usize) -> Hello {
+        // Another shard of the one ps task there is.
+        let (job, task) = match self.role {
+            Role::Peer {} => ("ps", 0),
+            _ => ("worker", self.task),
+        };
         Hello {
             version_oldest: version::OLDEST,
             version_newest: version::NEWEST,
             role: self.role,
-            job: Text::clipped("worker"),
-            task: self.task,
+            job: Text::clipped(job),
+            task,
             shard: ShardId { task: 0, shard: shard as u16 },
             incarnation: Incarnation(self.incarnation),
             client_epoch: self.epoch,
