@@ -69,9 +69,9 @@ pub use pushpull_common::variable::{VariableError, VariableSpec};
 pub use pushpull_ps::{
     Adadelta, Adagrad, Adam, AdamW, CheckpointError, CheckpointStorage, Checkpoints, Durability,
     Event, Ftrl, Handle, Lamb, ListenError, Listener, LocalDirectory, Metrics, Mode, Momentum,
-    NonFinite, OnLoss, Optimizer, Ps, PsConfig, Retention, RmsProp, SaveError, SaveStatus,
-    Schedule, ServeError, Sgd, StalenessHistogram, StalenessPolicy, StartError, Storage,
-    StorageError, aggregate, inspect, optimizer,
+    NonFinite, OnLoss, Optimizer, Overflowed, Ps, PsConfig, Retention, RmsProp, SaveError,
+    SaveStatus, Schedule, ServeError, Sgd, StalenessHistogram, StalenessPolicy, StartError,
+    Storage, StorageError, aggregate, inspect, optimizer,
 };
 pub use pushpull_worker::{
     Checksums, ClipError, ConnectError, Error, Gradients, Initial, JoinError, LossScale,

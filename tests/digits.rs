@@ -10,6 +10,8 @@
 mod data;
 #[path = "../examples/digits/model/mod.rs"]
 mod model;
+#[path = "../examples/digits/output.rs"]
+mod output;
 #[path = "../examples/digits/picture.rs"]
 mod picture;
 #[path = "../examples/digits/progress.rs"]

@@ -100,16 +100,23 @@ pub enum Durability {
     Power,
 }
 
-/// What happens to a NaN or an infinity in a push.
+/// What happens to a NaN or an infinity in a push, and to a push of finite elements that would make a
+/// value one, as a gradient times a large rate may be.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NonFinite {
     /// The push is refused, naming the variable and the first bad element.
+    ///
+    /// One that would make a value NaN or infinite is refused as well, and changes nothing, where one shard can
+    /// say so for the whole push: in asynchronous mode, if it is the only shard of the cluster. With several
+    /// shards others may have applied their parts, and a synchronous step has been decided for all of them: then
+    /// it is taken, counted in [`crate::Metrics::overflows`], and the first value is named in
+    /// [`crate::Metrics::first_overflow`]. So it is where rows of a table that grows are changed where they lie.
     #[default]
     Reject,
     /// The push is taken and counted in the metrics.
     Count,
-    /// Nobody looks; saves one pass over each push while it is in cache.
+    /// Nobody looks; saves one pass over each push while it is in cache. Nothing is counted.
     Allow,
 }
 
@@ -478,6 +485,14 @@ impl PsConfig {
             .with("optimizer_for", self.rules.exceptions())
             .with("mode", mode)
             .with("clips", if self.clip_by_global_norm.is_some() { "by global norm" } else { "" })
+    }
+
+    /// Whether a push that would make values infinite or NaN is refused: by the policy, where the shard that
+    /// notices it is the only one that has the push.
+    pub(crate) fn refuses_overflows(&self) -> bool {
+        let is_alone = self.shards == 1 && self.cluster.num_tasks("ps") == Ok(1);
+        let asynchronous = self.mode == Mode::Asynchronous;
+        is_alone && asynchronous && self.non_finite == NonFinite::Reject
     }
 
     /// What synchronous steps are made of, if steps are synchronous.

@@ -58,7 +58,7 @@ pub use config::{Checkpoints, Durability, NonFinite, PsConfig, Storage};
 pub use error::{ListenError, SaveError, ServeError, StartError, StorageError};
 pub use event::Event;
 pub use inspect::inspect;
-pub use metrics::{Metrics, SaveStatus, StalenessHistogram};
+pub use metrics::{Metrics, Overflowed, SaveStatus, StalenessHistogram};
 pub use optimizer::{
     Adadelta, Adagrad, Adam, AdamW, Ftrl, Lamb, Momentum, Optimizer, RmsProp, Schedule, Sgd,
 };

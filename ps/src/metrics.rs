@@ -3,6 +3,7 @@
 mod histogram;
 mod saves;
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use histogram::Histogram;
@@ -29,6 +30,25 @@ impl Counter {
     }
 }
 
+/// A value that an update has made infinite or NaN.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Overflowed {
+    /// Its variable.
+    pub variable: String,
+    /// The element, counted over the whole variable; of a table that grows, within its row.
+    pub element: u64,
+    /// What it became: `inf`, `-inf` or `NaN`.
+    pub value: String,
+}
+
+impl std::fmt::Display for Overflowed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Overflowed { variable, element, value } = self;
+        write!(f, "element {element} of {variable:?} became {value}")
+    }
+}
+
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
         /// What one shard counts.
@@ -36,6 +56,8 @@ macro_rules! counters {
         pub(crate) struct Counters {
             $(pub(crate) $name: Counter,)*
             pub(crate) staleness: Histogram,
+            /// What the first of `overflows` was.
+            pub(crate) first_overflow: OnceLock<Overflowed>,
         }
 
         /// What a server has done so far: one of its shards, or all of them added up. Counted by the
@@ -46,6 +68,9 @@ macro_rules! counters {
             $($(#[$doc])* pub $name: u64,)*
             /// How stale the gradients were, in asynchronous mode.
             pub staleness: StalenessHistogram,
+            /// The first value of all that an update has made infinite or NaN, if one has: of the first shard
+            /// that has one.
+            pub first_overflow: Option<Overflowed>,
         }
 
         impl Metrics {
@@ -54,6 +79,8 @@ macro_rules! counters {
                 for shard in shards {
                     $(sum.$name += shard.$name.read();)*
                     shard.staleness.add_to(&mut sum.staleness);
+                    let first = shard.first_overflow.get();
+                    sum.first_overflow = sum.first_overflow.or_else(|| first.cloned());
                 }
                 sum
             }
@@ -116,6 +143,12 @@ counters! {
     shards_waiting_to_grow,
     /// NaN and infinite elements taken, with the policy `Count`.
     non_finite,
+    /// Updates that have made a value infinite or NaN though what was pushed was finite: pushes, and
+    /// synchronous steps. One over several shards counts on each that has such a value. Rows of tables that
+    /// are changed where they lie count whenever they are changed and hold one. Not with the policy `Allow`.
+    overflows,
+    /// Pushes refused because they would have: see [`crate::NonFinite::Reject`].
+    overflows_refused,
     /// Pulls that clients have made from memory that they were lent, as they say themselves; not among
     /// the others.
     direct_pulls,
@@ -170,7 +203,13 @@ mod tests {
         shards[0].global_step.set(7);
         shards[0].pulls.add(2);
         shards[1].pulls.add(3);
-        let expected = Metrics { global_step: 7, pulls: 5, ..Metrics::default() };
+        let overflowed =
+            |element| Overflowed { variable: "w".to_owned(), element, value: "inf".to_owned() };
+        let (first, last) = (overflowed(7), overflowed(8));
+        assert!(shards[1].first_overflow.set(first.clone()).is_ok());
+        assert!(shards[1].first_overflow.set(last).is_err(), "it is the first");
+        let first_overflow = Some(first);
+        let expected = Metrics { global_step: 7, pulls: 5, first_overflow, ..Metrics::default() };
         assert_eq!(Metrics::sum(&shards), expected);
     }
 }

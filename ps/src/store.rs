@@ -10,6 +10,7 @@ mod geometry;
 mod image;
 mod input;
 mod open;
+mod overflow;
 mod pool;
 mod readers;
 mod rows;
@@ -37,6 +38,7 @@ use geometry::{pieces_of, places_of};
 pub(crate) use image::{Image, TableOfImage};
 pub(crate) use input::{Give, Input, Lent};
 pub(crate) use open::{Plan, idle_undo, undo_rows};
+pub(crate) use overflow::Overflow;
 use pool::Pool;
 pub(crate) use pool::{NoSpareBlock, Stalled};
 pub(crate) use readers::VALUES;
@@ -70,6 +72,8 @@ pub(crate) struct Store {
     tables: Vec<Table>,
     /// Whether the change under way is made where the values lie.
     in_place: bool,
+    /// What the change under way has made that is not finite.
+    overflow: Option<Overflow>,
     /// The places that it touches then, each once.
     touched: Vec<usize>,
     /// Memory for where a change is written.
@@ -284,6 +288,7 @@ impl Store {
 
     fn discard_blocks(&mut self) {
         assert!(!self.is_in_place(), "a change in place is not given up");
+        self.overflow = None;
         self.values.discard();
         self.slots.iter_mut().for_each(Pool::discard);
     }

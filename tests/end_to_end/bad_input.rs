@@ -288,6 +288,38 @@ fn push_bad(worker: &mut Worker) -> Result<Push, Error> {
     worker.push(token, gradients)
 }
 
+#[test]
+fn a_rate_that_would_make_a_value_infinite_is_told_by_one_server_and_counted_by_two() {
+    for servers in [1, 2] {
+        let cluster = Cluster::start(servers, 1, Sgd::new(1e30), |config| config);
+        let mut worker = cluster.worker(0);
+        let variables = [vector("small", 3), vector("large", 50_000)];
+        let mut params = worker.join(&variables, |_| ()).unwrap();
+        for (name, element) in [("small", 2), ("large", 49_999)] {
+            let token = worker.token().unwrap().unwrap();
+            let mut gradients = worker.gradients();
+            gradients.view_mut::<f32>(name).unwrap()[element] = -1e10;
+            let pushed = worker.push(token, gradients);
+            if servers == 2 {
+                assert!(matches!(pushed, Ok(Push::Applied { .. })), "{pushed:?}");
+                continue;
+            }
+            let (variable, value) = (name.to_owned(), f64::INFINITY);
+            assert_eq!(pushed, Err(Error::Overflow { variable, element, value }));
+            let token = worker.token().unwrap().unwrap();
+            worker.pull(&token, &mut params).unwrap();
+            assert!(params.view::<f32>(name).unwrap().iter().all(|&value| value == 0.0));
+            drop(token);
+        }
+        let metrics: Vec<_> =
+            cluster.servers.iter().map(|server| server.handle().metrics()).collect();
+        let counted = metrics.iter().map(|metrics| metrics.overflows).sum::<u64>();
+        let refused = metrics.iter().map(|metrics| metrics.overflows_refused).sum::<u64>();
+        assert_eq!((counted, refused), if servers == 1 { (0, 2) } else { (2, 0) });
+        cluster.stop();
+    }
+}
+
 /// Which element of `w` an error says is bad.
 fn bad_element(result: Result<Push, Error>) -> usize {
     match result {

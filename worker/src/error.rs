@@ -390,6 +390,18 @@ pub enum Error {
         /// Its value.
         value: f64,
     },
+    /// The gradient is finite, and would have made a value NaN or infinite: the learning rate may be too
+    /// large. The push has changed nothing, and its token goes back. Told by a cluster of one shard in
+    /// asynchronous mode; elsewhere the servers count it in their metrics.
+    #[error("cannot push: element {element} of {variable:?} would become {value}")]
+    Overflow {
+        /// The variable.
+        variable: String,
+        /// The first such element.
+        element: usize,
+        /// What it would become.
+        value: f64,
+    },
     /// More rows of a table than there may be: new ones of one that evicts none, or such as are given
     /// values. The push has changed nothing on this shard, and may have on others.
     #[error(

@@ -132,6 +132,16 @@ fn named(plan: Option<&Plan>, error: Error) -> Error {
                 None => error,
             }
         }
+        Refusal::Overflow { variable, element, value } => {
+            match spec(variable).filter(|variable| !variable.is_sparse()) {
+                Some(variable) => Error::Overflow {
+                    variable: variable.name().to_owned(),
+                    element: *element as usize,
+                    value: *value,
+                },
+                None => error,
+            }
+        }
         &Refusal::TableFull { ref variable, rows, more, limit } => match spec(variable) {
             Some(variable) => {
                 let variable = variable.name().to_owned();

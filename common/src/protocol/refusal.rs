@@ -261,6 +261,15 @@ wire_enum! {
             /// What the cluster has.
             detail: Detail,
         },
+        /// A push of finite elements that would make a value NaN or infinite, with the policy `reject`.
+        33 => Overflow {
+            /// The variable.
+            variable: VariableId,
+            /// The first such element, counted over the whole variable.
+            element: u64,
+            /// What it would become.
+            value: f64,
+        },
     }
 }
 
@@ -306,6 +315,9 @@ impl std::fmt::Display for Refusal {
             }
             Refusal::NonFinite { variable, element, value } => {
                 write!(f, "element {element} of variable {variable} is {value}")
+            }
+            Refusal::Overflow { variable, element, value } => {
+                write!(f, "element {element} of variable {variable} would become {value}")
             }
             Refusal::NoRoom { room } => write!(f, "room {room} was given to another push"),
             Refusal::Deadline { waited_ms, awaited } => {

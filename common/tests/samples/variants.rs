@@ -125,6 +125,9 @@ variants! {
         "unknown_epoch" => Refusal::UnknownEpoch { epoch: ClientEpoch(9), newest: ClientEpoch(2) },
         "unknown_task" => Refusal::UnknownTask {
             job: Text::clipped("worker"), task: 7, detail: detail("tasks 0-3"),
+        },
+        "overflow" => Refusal::Overflow {
+            variable: VariableId(18), element: 19, value: f64::NEG_INFINITY,
         };
 }
 

@@ -53,6 +53,11 @@ pub(super) trait Float:
     + Mul<Output = Self>
     + Div<Output = Self>
 {
+    /// The bits of a number without its sign, which rise with it.
+    type Magnitude: Copy + Default + Ord;
+    /// Those of an infinity; more are those of NaN.
+    const INFINITE: Self::Magnitude;
+
     /// A number rounded to this type.
     fn of(number: f64) -> Self;
     /// The root.
@@ -61,6 +66,8 @@ pub(super) trait Float:
     fn pow(self, exponent: Self) -> Self;
     /// The number without its sign.
     fn abs(self) -> Self;
+    /// Its bits without the sign.
+    fn magnitude(self) -> Self::Magnitude;
 
     /// The number and `factor` times another; the same bits as before if the factor is 0, however
     /// large the other is.
@@ -71,8 +78,11 @@ pub(super) trait Float:
 }
 
 macro_rules! float {
-    ($float:ident) => {
+    ($float:ident, $bits:ident) => {
         impl Float for $float {
+            type Magnitude = $bits;
+            const INFINITE: $bits = $float::INFINITY.to_bits().cast_signed();
+
             #[inline(always)]
             fn of(number: f64) -> Self {
                 number as $float
@@ -92,11 +102,16 @@ macro_rules! float {
             fn abs(self) -> Self {
                 $float::abs(self)
             }
+
+            #[inline(always)]
+            fn magnitude(self) -> $bits {
+                $float::abs(self).to_bits().cast_signed()
+            }
         }
     };
 }
-float!(f32);
-float!(f64);
+float!(f32, i32);
+float!(f64, i64);
 
 /// How many lines of values are fetched at once, before they are changed, by rules that gain by it.
 const AHEAD_LINES: usize = 32;
@@ -233,6 +248,34 @@ fn streamed<F: Float, R: Rule<F, S>, const S: usize, const WIDE: bool, const N: 
     }
 }
 
+/// Looks at what is written: the most of each place of a line. Integers are compared, which takes nothing from
+/// what computes, and no longer where numbers are tiny.
+struct Written<F: Float, const N: usize>([F::Magnitude; N]);
+
+impl<F: Float, const N: usize> Written<F, N> {
+    #[inline(always)]
+    fn nothing() -> Self {
+        Written([F::Magnitude::default(); N])
+    }
+
+    #[inline(always)]
+    fn line(&mut self, line: &[F; N]) {
+        for (most, value) in self.0.iter_mut().zip(line) {
+            *most = (*most).max(value.magnitude());
+        }
+    }
+
+    #[inline(always)]
+    fn element(&mut self, value: F) {
+        self.0[0] = self.0[0].max(value.magnitude());
+    }
+
+    #[inline(always)]
+    fn is_finite(&self) -> bool {
+        self.0.iter().all(|&most| most < F::INFINITE)
+    }
+}
+
 /// The same with the gradient that is found there.
 #[inline(always)]
 fn streamed_from<F: Float, R: Rule<F, S>, const S: usize, const WIDE: bool, const N: usize>(
@@ -248,10 +291,12 @@ fn streamed_from<F: Float, R: Rule<F, S>, const S: usize, const WIDE: bool, cons
     let head = aligned(run.values_out);
     let past_cache = run.past_cache && slots_out.iter().all(|slot| aligned(slot) == head);
     let count = (length - head) / N;
+    let mut written = Written::<F, N>::nothing();
     for at in (0..head).chain(head + count * N..length) {
         let s = slots.map(|slot| slot[at]);
         let (value, after) = rule.step(run.values[at], s, gradient.element(at));
         run.values_out[at] = value;
+        written.element(value);
         for (out, slot) in slots_out.iter_mut().zip(after) {
             out[at] = slot;
         }
@@ -263,10 +308,11 @@ fn streamed_from<F: Float, R: Rule<F, S>, const S: usize, const WIDE: bool, cons
         slots: slots.map(|slot| &slot[head..].as_chunks().0[..count]),
         slots_out: slots_out.each_mut().map(|out| &mut out[head..].as_chunks_mut().0[..count]),
     };
-    match past_cache {
+    let lines_written = match past_cache {
         true => stream_lines::<F, R, S, WIDE, true, N>(rule, lines, gradient),
         false => stream_lines::<F, R, S, WIDE, false, N>(rule, lines, gradient),
-    }
+    };
+    *run.overflowed |= !(written.is_finite() && lines_written.is_finite());
 }
 
 /// The whole lines of a run whose result is written elsewhere. All are as many.
@@ -278,7 +324,7 @@ struct StreamLines<'a, F, const S: usize, const N: usize> {
 }
 
 /// What can be is checked and chosen before, not for each line: where the streams stay in the second cache,
-/// that takes as long as all the rest.
+/// that takes as long as all the rest. What is written is looked at while it is at hand.
 #[inline(always)]
 fn stream_lines<
     F: Float,
@@ -291,20 +337,23 @@ fn stream_lines<
     rule: R,
     lines: StreamLines<'_, F, S, N>,
     gradient: &mut impl Source<F, N>,
-) {
+) -> Written<F, N> {
     let StreamLines { values, values_out, slots, mut slots_out } = lines;
     let fetches = R::FETCHES && streams_gain_by_fetching();
+    let mut written = Written::nothing();
     for (line, w) in values.iter().enumerate() {
         if fetches && line.is_multiple_of(AHEAD_LINES) {
             fetch_once(&values[line..values.len().min(line + AHEAD_LINES)]);
         }
         let s = slots.map(|slot| slot[line]);
         let (w, s) = step(rule, *w, s, &gradient.line::<WIDE>(line));
+        written.line(&w);
         put_line::<F, WIDE, PAST_CACHE, N>(&mut values_out[line], w);
         for (out, s) in slots_out.iter_mut().zip(s) {
             put_line::<F, WIDE, PAST_CACHE, N>(&mut out[line], s);
         }
     }
+    written
 }
 
 /// What a line and its slots become.
@@ -495,6 +544,7 @@ mod tests {
         gradient: GradientRun<'_, F>,
         change: impl FnOnce(StreamRun<'_, F>),
     ) -> Vec<Vec<F>> {
+        let mut overflowed = false;
         let mut placed = Placed::all(case, &vec![vec![F::default(); case.length]; streams.len()]);
         let mut slices = placed.iter_mut().map(|stream| stream.slice(case.length));
         let values_out = slices.next().unwrap();
@@ -507,9 +557,14 @@ mod tests {
             slots_out: &mut slots_out,
             gradient,
             past_cache: case.past_cache,
+            overflowed: &mut overflowed,
         });
         crate::arena::fence();
-        taken(placed, case.length)
+        let taken = taken(placed, case.length);
+        // What is no number stays none, times whatever.
+        let finite = taken[0].iter().all(|&value| value * F::default() == F::default());
+        assert_eq!(overflowed, !finite, "{case:?}");
+        taken
     }
 
     /// The same by the mean of gradients that lie in memory that is lent, behind 64 bytes of something else;

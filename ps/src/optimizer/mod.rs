@@ -129,6 +129,8 @@ pub struct StreamRun<'a, T> {
     pub(crate) gradient: GradientRun<'a, T>,
     /// Whether the result is written past the cache: nobody reads it soon.
     pub past_cache: bool,
+    /// Set if a value is not finite that is written.
+    pub(crate) overflowed: &'a mut bool,
 }
 
 /// Runs that come one by one: called once, with what is to be done with each.

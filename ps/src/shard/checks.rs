@@ -10,11 +10,12 @@ use pushpull_common::protocol::message::Operation;
 use pushpull_common::reused::Reused;
 use pushpull_common::tensor::DType;
 
-use super::Shard;
 use super::replicas::ClientKey;
+use super::{Shard, Variables};
 use crate::aggregate::step_owner::{TOKEN_LIMIT, generation_of};
 use crate::config::NonFinite;
-use crate::metrics::Counters;
+use crate::metrics::{Counters, Overflowed};
+use crate::store::Overflow;
 
 /// Who looks for NaN and infinities, by the policy.
 #[derive(Clone, Copy)]
@@ -76,7 +77,31 @@ impl Found {
     }
 }
 
+/// The refusal of a push that would make this of a value.
+pub(super) fn overflow_refusal(overflow: Overflow) -> Refusal {
+    let Overflow { variable, element, value } = overflow;
+    Refusal::Overflow { variable, element, value }
+}
+
 impl Shard {
+    /// An update is made: counts and names what it has made infinite or NaN.
+    pub(super) fn count_overflow(&mut self) {
+        let (Variables::Declared(store) | Variables::Ready(store)) = &mut self.variables else {
+            return;
+        };
+        let Some(overflow) = store.take_overflow() else { return };
+        if self.config.non_finite == NonFinite::Allow {
+            return;
+        }
+        self.counters.overflows.add(1);
+        self.counters.first_overflow.get_or_init(|| {
+            let variable = store.catalogue().variables().get(overflow.variable.0 as usize);
+            let variable = variable.map_or_else(String::new, |variable| variable.name().to_owned());
+            let value = overflow.value.to_string();
+            Overflowed { variable, element: overflow.element, value }
+        });
+    }
+
     /// Looks at a part for NaN and infinities, by the policy, while it is in cache.
     pub(super) fn look_for_non_finite(&self, room: u32, range: &Range<u64>) -> Result<(), Refusal> {
         let (Some(inbox), Some(store)) = (&self.inbox, self.store()) else {

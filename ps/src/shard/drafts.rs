@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use pushpull_common::protocol::Refusal;
 
-use super::checks::Looker;
+use super::checks::{Looker, overflow_refusal};
 use super::staleness::Treatment;
 use super::trays::Seen;
 use super::work::change_of;
@@ -61,7 +61,7 @@ impl Shard {
         };
         let (treatment, at) = (&draft.treatment, draft.treatment.at);
         let looker = Looker { policy: self.config.non_finite, counters: &self.counters };
-        let rules = &self.rules;
+        let (rules, refuses) = (&self.rules, self.config.refuses_overflows());
         let mut apply = || {
             store.can_change(std::iter::once(range.clone()))?;
             for group in self.groups.within(range.clone()) {
@@ -81,15 +81,18 @@ impl Shard {
                     |store, range, input| store.change(change, range, input),
                 )?;
                 if let Some(found) = seen.found() {
-                    return Ok(Some(found));
+                    return Ok(Some(found.refusal(store.layout())));
+                }
+                if let Some(overflow) = store.overflow().filter(|_| refuses) {
+                    self.counters.overflows_refused.add(1);
+                    return Ok(Some(overflow_refusal(overflow)));
                 }
             }
             Ok(None)
         };
         match apply() {
             Ok(None) => Ok(true),
-            Ok(Some(found)) => {
-                let refusal = found.refusal(store.layout());
+            Ok(Some(refusal)) => {
                 self.give_draft_up();
                 Err(refusal)
             }

@@ -193,6 +193,7 @@ impl Shard {
 
     /// The step is applied: its pushes make room.
     pub(super) fn step_applied(&mut self, now: Instant, rooms: &[u32]) {
+        self.count_overflow();
         self.publish();
         self.version += 1;
         self.gradients += 1;

@@ -7,7 +7,7 @@ use pushpull_common::ids::{RestoreEpoch, TokenId};
 use pushpull_common::protocol::message::{Operation, PushAnswer};
 use pushpull_common::protocol::{Envelope, Outcome, Refusal};
 
-use super::checks::Looker;
+use super::checks::{Looker, overflow_refusal};
 use super::measuring::MeasureJob;
 use super::passes::Passes;
 use super::record::RESTORED_LIMIT;
@@ -286,6 +286,7 @@ impl Shard {
                 return Err(blocked);
             }
         }
+        let refuses = self.config.refuses_overflows();
         let (treatment, at) = (&job.treatment, job.treatment.at);
         let how = (rules, push.operation, at);
         let mut budget = budget_of(store);
@@ -342,6 +343,13 @@ impl Shard {
                         store.discard();
                         return Ok(true);
                     }
+                    if let Some(overflow) = store.overflow().filter(|_| refuses)
+                        && store.give_up()
+                    {
+                        job.refusal = Some(overflow_refusal(overflow));
+                        self.counters.overflows_refused.add(1);
+                        return Ok(true);
+                    }
                 }
                 // In whole words, so that the next slice ends between two elements of any type.
                 let spent = (range.end - range.start).next_multiple_of(8).max(8);
@@ -352,7 +360,15 @@ impl Shard {
         }
         let (operation, reduction) = (push.operation, self.config.sparse_reduction);
         let change = RowChange { rules, operation, at, reduction, factors: &[] };
-        Ok(self.rows.slice(store, inbox, &rooms, change, &mut budget, &mut self.tile)?)
+        let done = self.rows.slice(store, inbox, &rooms, change, &mut budget, &mut self.tile)?;
+        if let Some(overflow) = store.overflow().filter(|_| refuses)
+            && store.give_up()
+        {
+            job.refusal = Some(overflow_refusal(overflow));
+            self.counters.overflows_refused.add(1);
+            return Ok(true);
+        }
+        Ok(done)
     }
 
     fn work_on_initialize(&mut self, job: &mut InitializeJob) -> bool {
@@ -386,6 +402,7 @@ impl Shard {
         let Some((client, mut push)) = inbox.take(job.room) else {
             return;
         };
+        self.count_overflow();
         if !self.config.zoo.has(Bug::SequenceBeforeFlip) {
             self.publish();
         }

@@ -77,6 +77,14 @@ impl Change<'_> {
         }
     }
 
+    /// The type of values that it computes, which may not be finite though what they are computed from is.
+    pub(crate) fn written(self) -> Option<DType> {
+        match self {
+            Change::Gradient { dtype, .. } | Change::Add { dtype } => Some(dtype),
+            Change::Assign => None,
+        }
+    }
+
     /// Changes values where they lie.
     pub(crate) fn in_place(self, values: &mut impl Stretches) {
         match self {

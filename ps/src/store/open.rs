@@ -126,6 +126,7 @@ impl Store {
             undo,
             tables,
             in_place,
+            overflow: None,
             touched: Vec::new(),
             drafts: Vec::new(),
             moved: Vec::new(),
@@ -138,6 +139,15 @@ impl Store {
             loan,
             zoo,
         }
+    }
+
+    /// Puts back what was kept for the change in place under way, as the next process would if this one were
+    /// killed now. False if it cannot be read.
+    pub(super) fn put_back_kept(&mut self) -> bool {
+        let Ok(rows) = self.undo.kept() else { return false };
+        self.put_back(rows);
+        self.values.readers.change_taken_back();
+        true
     }
 
     /// Puts back what rows held; they are rows of this store, whose checksum is right.

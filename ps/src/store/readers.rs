@@ -102,6 +102,15 @@ impl Readers {
         free
     }
 
+    /// A change of values where they lie was taken back: all is as it was shown.
+    pub(super) fn change_taken_back(&mut self) {
+        if let Some(lending) = &mut self.0
+            && lending.board.is_changing()
+        {
+            lending.board.publish(lending.board.counts());
+        }
+    }
+
     /// A change is committed: what its blocks hold, and what that is of, is for all to see.
     pub(super) fn show(&mut self, counts: Counts, homes: &[u32]) {
         let Some(lending) = &mut self.0 else { return };

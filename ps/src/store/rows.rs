@@ -62,11 +62,16 @@ impl Store {
             std::mem::swap(&mut tile.spots, &mut tile.next);
             let count = tile.spots.len().max(1);
             let (head, rest) = input.split_at(count * row_bytes);
+            let changed = &rows[..count];
             (rows, input) = (&rows[count..], rest);
             self.find(partition, rows, change, &mut tile.next);
             match tile.spots.is_empty() {
                 true => self.change_in_pieces(change, range_of(partition, first), head),
-                false => self.change_tile(change, row_bytes, head, &tile),
+                false => {
+                    self.change_tile(change, row_bytes, head, &tile);
+                    let starts = changed.iter().map(|&row| range_of(partition, row).start);
+                    self.look_at_rows(change, starts, &tile.spots, row_bytes);
+                }
             }
         }
         self.tile = tile;

@@ -80,7 +80,9 @@ impl Store {
         places: std::ops::Range<usize>,
         input: &[u8],
     ) {
-        self.tables[table].change_rows(change, places, input, &mut self.undo, self.zoo);
+        let (undo, zoo) = (&mut self.undo, self.zoo);
+        let found = self.tables[table].change_rows(change, places, input, undo, zoo);
+        self.note_overflow_of(table, found);
     }
 
     /// The table that a partition is.

@@ -133,6 +133,18 @@ impl Undo {
         self.end = end;
     }
 
+    /// What the rows of the last tile held of the first stream, by its numbers.
+    pub(super) fn last(&self, rows: usize, row_bytes: usize, streams: usize) -> &[u8] {
+        let start = self.end - Undo::need(rows, row_bytes, streams);
+        let kept = start + HEAD_BYTES + rows * SPOT_BYTES;
+        &self.memory.bytes()[kept..kept + rows * row_bytes]
+    }
+
+    /// The rows that were kept for the change under way, which is not committed.
+    pub(super) fn kept(&self) -> Result<Vec<Row>, Fault> {
+        self.rows(self.version.saturating_sub(1))
+    }
+
     /// Says that the rows that were kept are about to be changed.
     pub(crate) fn prepare(&mut self) {
         // Whoever finds this word finds all of the tiles: they were written as words are, in order.

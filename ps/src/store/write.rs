@@ -8,6 +8,7 @@ use pushpull_common::catalogue::Partition;
 use super::change::{Streams, with_slots};
 use super::geometry::places_of;
 use super::input::Next;
+use super::overflow::first_made;
 use super::pool::{NoSpareBlock, Shadow};
 use super::rows::{place_of_row, range_of};
 use super::undo::{Spot, Undo};
@@ -147,7 +148,12 @@ impl Store {
         input: &mut Input<'_>,
     ) {
         let spot = self.spot_of(place, within.start, change.slots());
+        let start = (place * self.geometry.block_bytes + within.start) as u64;
+        let looks = self.looks_at(change, spot.value, &within);
         self.change_spot(change, spot, within.len(), input);
+        if looks {
+            self.look_at(change, (spot.value, start), within, None);
+        }
     }
 
     /// Changes a range in the shadows of its places.
@@ -170,17 +176,26 @@ impl Store {
             drafts.push(Draft { value, slot, within });
             Ok(())
         });
+        let mut start = range.start;
         for draft in drafts.iter().filter(|_| found.is_ok()) {
-            self.change_shadow(change, draft, &mut input);
+            self.change_shadow(change, draft, start, &mut input);
+            start += draft.within.len() as u64;
         }
         self.drafts = drafts;
         found
     }
 
-    fn change_shadow(&mut self, change: Change<'_>, draft: &Draft, input: &mut Input<'_>) {
+    /// Changes a stretch, which lies here in the layout, in the shadow of its place.
+    fn change_shadow(
+        &mut self,
+        change: Change<'_>,
+        draft: &Draft,
+        start: u64,
+        input: &mut Input<'_>,
+    ) {
         let Draft { value, slot, within } = draft.clone();
         let fresh = value.block != value.from && slot.is_none_or(|slot| slot.block != slot.from);
-        if fresh && self.stream(change, draft, input) {
+        if fresh && self.stream(change, draft, start, input) {
             return;
         }
         for (pool, shadow) in [(Some(&mut self.values), Some(value)), (self.slots.as_mut(), slot)] {
@@ -194,11 +209,20 @@ impl Store {
         let slot = slot.map_or(0, |slot| slot.block);
         let spot = Spot { value: value.block, slot, start: within.start as u32 };
         self.change_spot(change, spot, within.len(), input);
+        // Whatever else of the block this change has made lies in the shadow only.
+        let home = self.values.home(start as usize / self.geometry.block_bytes);
+        self.look_at(change, (value.block, start), within, Some(home));
     }
 
     /// Writes what a stretch of a block and of its slots becomes to their new shadows, and what lies
     /// beside the stretch as it was; false if the rule has no loop for that.
-    fn stream(&mut self, change: Change<'_>, draft: &Draft, input: &mut Input<'_>) -> bool {
+    fn stream(
+        &mut self,
+        change: Change<'_>,
+        draft: &Draft,
+        start: u64,
+        input: &mut Input<'_>,
+    ) -> bool {
         let Draft { value, slot, within } = draft.clone();
         let (values, values_out) =
             self.values.blocks.read_and_stream::<1>(value.from, value.block, 1, within.clone());
@@ -210,20 +234,27 @@ impl Store {
             let within = within.clone();
             (slots, slots_out) = pool.blocks.read_and_stream(slot.from, slot.block, count, within);
         }
-        let (past_cache, start) = (self.past_cache, within.start);
-        let streamed = change.stream(&mut ToShadows {
-            start,
+        let mut shadows = ToShadows {
+            start: within.start,
             values,
             values_out,
             count,
             slots,
             slots_out,
-            past_cache,
+            past_cache: self.past_cache,
+            overflowed: None,
             input,
-        });
-        if !streamed {
+        };
+        if !change.stream(&mut shadows) {
             return false;
         }
+        let found = shadows.overflowed.clone().and_then(|within| {
+            let before = &shadows.values[within.clone()];
+            let after = &shadows.values_out[within.clone()];
+            let (behind, value) = first_made(change.written()?, Some(before), after)?;
+            Some((within.start + behind, value))
+        });
+        self.note_overflow(start, found);
         let block_bytes = self.geometry.block_bytes;
         for rest in [0..within.start, within.end..block_bytes] {
             self.values.blocks.stream_from(value.from, value.block, 0, rest.clone());
@@ -254,6 +285,8 @@ struct ToShadows<'a, 'i> {
     slots: [&'a [u8]; SLOTS_MAX],
     slots_out: [&'a mut [u8]; SLOTS_MAX],
     past_cache: bool,
+    /// What of the stretch has values that may not be finite now.
+    overflowed: Option<Range<usize>>,
     input: &'a mut Input<'i>,
 }
 
@@ -280,14 +313,20 @@ impl ToShadows<'_, '_> {
                 Next::Bytes(bytes) => GradientRun::Here(bytemuck::cast_slice(bytes)),
                 Next::Lent(lent) => GradientRun::Lent(lent),
             };
+            let mut overflowed = false;
             change(StreamRun {
                 values: bytemuck::cast_slice(&self.values[within.clone()]),
-                values_out: bytemuck::cast_slice_mut(&mut self.values_out[within]),
+                values_out: bytemuck::cast_slice_mut(&mut self.values_out[within.clone()]),
                 slots: &slots[..count],
                 slots_out: &mut slots_out[..count],
                 gradient,
                 past_cache,
+                overflowed: &mut overflowed,
             });
+            if overflowed {
+                let first = self.overflowed.as_ref().map_or(within.start, |first| first.start);
+                self.overflowed = Some(first..within.end);
+            }
         });
     }
 }

@@ -4,6 +4,8 @@
 use std::ops::Range;
 
 use bytemuck::Pod;
+use pushpull_common::finite::{Exponents, first_non_finite};
+use pushpull_common::tensor::DType;
 
 use super::Table;
 use super::change::Moved;
@@ -23,7 +25,8 @@ impl Table {
     }
 
     /// Changes some rows of those that were named at the beginning, and that are settled, by rows of the
-    /// push that lie one behind the other. What is changed where it lies is kept.
+    /// push that lie one behind the other. What is changed where it lies is kept. Where in a row the first
+    /// value is that is not finite then, and what it is, if it was computed.
     pub(crate) fn change_rows(
         &mut self,
         change: Change<'_>,
@@ -31,8 +34,9 @@ impl Table {
         input: &[u8],
         undo: &mut Undo,
         zoo: Zoo,
-    ) {
-        let Some(drafted) = self.draft.take() else { return };
+    ) -> Option<(usize, f64)> {
+        let drafted = self.draft.take()?;
+        let mut found = None;
         let each = self.rows_of_a_tile();
         let rows = &drafted.rows[places];
         let inputs = input.chunks(each * self.records.shape.row_bytes);
@@ -44,8 +48,22 @@ impl Table {
             self.keep_rows(rows_now, undo, zoo);
             let slots_changed = change.slots();
             change.in_place(&mut InRecords { table: self, rows: rows_now, slots_changed, input });
+            found = found.or_else(|| self.first_non_finite(change.written()?, rows_now));
         }
         self.draft = Some(drafted);
+        found
+    }
+
+    /// The first value of rows that is not finite, by where it is in its row.
+    fn first_non_finite(&self, dtype: DType, rows: &[Moved]) -> Option<(usize, f64)> {
+        let (values, exponents) = (self.records.shape.stream(0), Exponents::of(dtype));
+        let mut rows = rows.iter().filter_map(|row| row.to);
+        rows.find_map(|row| {
+            let values = &self.records.read(row)[values.clone()];
+            let (index, value) =
+                exponents.are_full_in(values).then(|| first_non_finite(dtype, values))??;
+            Some((index * dtype.size(), value))
+        })
     }
 
     fn fetch_rows(&self, rows: &[Moved]) {

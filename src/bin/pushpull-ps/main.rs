@@ -131,7 +131,9 @@ struct Options {
     /// How long a worker may hold a token; 0 for ever.
     #[arg(long, default_value_t = 600_000)]
     token_timeout_ms: u64,
-    /// What happens to NaN and infinities in a push.
+    /// What happens to NaN and infinities in a push, and to a push of finite elements that would make a value
+    /// one. Such a push is refused by a single shard without --synchronous, and else counted and told at
+    /// the end.
     #[arg(long, value_enum, default_value_t = OnNonFinite::Reject)]
     non_finite: OnNonFinite,
     /// By when a peer must have said hello.
@@ -270,6 +272,10 @@ async fn run(options: &Options, typed: &Typed, printer: &Printer) -> Result<(), 
     served.map_err(|error| (EXIT_SERVING, error.to_string().into()))?;
     let metrics = handle.metrics();
     say(format_args!("{}", worked.said(&metrics, &handle.metrics_by_shard())));
+    if let Some(first) = &metrics.first_overflow {
+        let overflows = metrics.overflows;
+        say(format_args!("task {task}: {overflows} updates overflowed, the first: {first}"));
+    }
     if let Some(mean) = metrics.staleness.mean() {
         let histogram = &metrics.staleness;
         say(format_args!("task {task}: staleness {mean:.2} on average, {histogram}"));

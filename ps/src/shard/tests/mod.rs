@@ -24,6 +24,7 @@ mod liars;
 mod members;
 mod model;
 mod numbers;
+mod overflows;
 mod page;
 mod peers;
 mod policies;

@@ -610,7 +610,7 @@ fn a_streamed_push_ends_with_an_empty_part_where_nothing_was_sent() {
 
 /// What the step owner says that has let a request for a token wait for so long.
 fn waits_for(waited_ms: u64, awaited: &str) -> Message {
-    refused(Refusal::Deadline { waited_ms, awaited: Detail::clipped(awaited) }).into()
+    refused(Refusal::Deadline { waited_ms, awaited: Detail::clipped(awaited) })
 }
 
 #[test]
