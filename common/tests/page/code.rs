@@ -20,7 +20,7 @@ macro_rules! values {
 }
 
 /// The limits by their names.
-const VALUES: [(&str, u64); 25] = values!(
+const VALUES: &[(&str, u64)] = &values!(
     PART_BYTES_MAX,
     CATALOGUE_BYTES_MAX,
     META_BYTES_MAX,
@@ -32,6 +32,7 @@ const VALUES: [(&str, u64); 25] = values!(
     STEP_PUSHES_MAX,
     JOB_BYTES_MAX,
     CHECKPOINT_NAME_BYTES_MAX,
+    PASSED_OVER_MAX,
     USER_BLOB_BYTES_MAX,
     NAME_BYTES_MAX,
     IDENTITY_NAME_BYTES_MAX,
