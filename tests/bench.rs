@@ -141,7 +141,7 @@ fn what_cannot_be_measured_is_refused() {
     for (arguments, reason) in [
         (&["--rounds", "4"][..], "4 is not in 5..=1000"),
         (&["--sizes", "64kb"], "say 64B, 4KiB, 4MiB or 1GiB"),
-        (&["--sizes", "64B", "--variables", "17"], "cannot divide 64 bytes into 17 variables"),
+        (&["--sizes", "64B", "--variables", "17"], "--variables 17: 64 bytes have fewer elements"),
         (&["--learning-rate", "1"], "--address"),
     ] {
         let error = failure(&bench(arguments));

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use pushpull_common::ids::ShardId;
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{Envelope, Refusal};
 
@@ -90,14 +91,19 @@ impl Shard {
         if shard == self.id {
             return Some(self.with_growth(format!("{shard} itself")));
         }
+        Some(self.last_word_of_other(now, shard))
+    }
+
+    /// On the step owner: another shard, and when it was heard of last.
+    pub(super) fn last_word_of_other(&self, now: Instant, shard: ShardId) -> String {
         let link = if self.parts.contains_key(&shard) { "" } else { "not connected, " };
-        Some(match self.parts_heard.get(&shard) {
+        match self.parts_heard.get(&shard) {
             None => format!("{shard} ({link}not heard from yet)"),
             Some(&heard) => {
                 let silent = now.saturating_duration_since(heard).as_millis();
                 format!("{shard} ({link}heard from {silent} ms ago)")
             }
-        })
+        }
     }
 
     /// A replica, and when it was heard of last.

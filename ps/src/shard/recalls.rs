@@ -63,6 +63,22 @@ impl Shard {
         }
     }
 
+    /// Which shards have still to say whether they have applied the pushes of tokens that are recalled, in
+    /// words; nothing if none has.
+    pub(super) fn awaited_recalls(&self, now: Instant) -> Option<String> {
+        let recalls = self.owner.as_ref()?.recalls();
+        let shards = self.shards_to_ask();
+        let awaits =
+            |shard: &&ShardId| recalls.tokens().any(|token| recalls.awaits(token, **shard));
+        let silent: Vec<String> = shards
+            .iter()
+            .filter(awaits)
+            .map(|&shard| self.last_word_of_other(now, shard))
+            .collect();
+        (!silent.is_empty())
+            .then(|| format!("the word of {} on tokens to be taken back", silent.join(", ")))
+    }
+
     fn take_back_free_tokens(&mut self, now: Instant, shards: &[ShardId]) {
         let kept = self.whole_tokens();
         let Some(owner) = &mut self.owner else { return };

@@ -171,6 +171,11 @@ impl Shard {
         }
         let holders: Vec<String> =
             owner.holders().map(|client| self.task_of(client).to_string()).collect();
-        format!("the last {} tokens, held by {}", owner.tokens_out(), holders.join(", "))
+        let tokens =
+            format!("the last {} tokens, held by {}", owner.tokens_out(), holders.join(", "));
+        match self.awaited_recalls(now) {
+            Some(awaited) => format!("{awaited}; {tokens}"),
+            None => tokens,
+        }
     }
 }

@@ -180,7 +180,7 @@ fn a_room_has_one_number_until_a_part_is_in_it() {
 }
 
 #[test]
-fn nothing_that_an_assign_says_of_a_token_is_looked_at() {
+fn nothing_that_an_assign_says_of_a_token_is_looked_at_and_first_values_are_the_chiefs() {
     let mut world = World::bare(variables(), Sgd::new(1.0), |config| config);
     let line = world.join(0, &mut chief());
     let catalogue = world.catalogue.clone();
@@ -191,14 +191,17 @@ fn nothing_that_an_assign_says_of_a_token_is_looked_at() {
         let push = Push::plain(sequence, Operation::Assign {}, world.room(line));
         let push = Push { grant: told, read: Some(5), ..push };
         match world.push_answer(line, &push, &[(0, &bytes_of(&[value; 3]))]) {
-            Message::PushAnswer(answer) => answer.outcome,
-            other => panic!("not assigned but {other:?}"),
+            Message::PushAnswer(answer) => Ok(answer.outcome),
+            Message::Refused(refused) => Err(refused.refusal),
+            other => panic!("{other:?}"),
         }
     };
     let applied = |version| Outcome::Applied { version, step: GlobalStep(0), staleness: 0 };
-    assert_eq!(assign(worker, 1, 2.0, grant), applied(1), "before `Initialize`, by a worker");
+    let refused = assign(worker, 1, 2.0, grant).unwrap_err();
+    assert!(matches!(refused, Refusal::Role { role: 1, kind: 32 }), "{refused}");
+    assert_eq!(assign(line, 1, 2.0, grant), Ok(applied(1)));
     let none = Grant { token: TokenId(0), generation: 0, step: GlobalStep(0), room: 0 };
-    assert_eq!(assign(worker, 2, 3.0, none), applied(2));
+    assert_eq!(assign(line, 2, 3.0, none), Ok(applied(2)));
     world.ask(line, message::Initialize { epoch: RestoreEpoch(1) }.into());
     assert_eq!(f32s(&world.values(line))[..3], [3.0; 3]);
     assert!(!world.closed.contains(&worker), "`Restore` alone closes connections");

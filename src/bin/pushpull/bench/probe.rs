@@ -128,7 +128,8 @@ fn hello(cluster: &ClusterSpec, shard: ShardId) -> Hello {
         version_oldest: version::OLDEST,
         version_newest: version::NEWEST,
         role: Role::Reader {},
-        job: Text::clipped("probe"),
+        // A member must be of the cluster.
+        job: Text::clipped("worker"),
         task: 0,
         shard,
         incarnation: Incarnation(1),
