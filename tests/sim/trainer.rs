@@ -370,6 +370,10 @@ impl Trainer {
         };
         match (self.phase.clone(), error) {
             (_, Error::Fenced) => self.phase = Phase::Fenced,
+            // It would be refused for ever: nobody has an epoch that was not given to it.
+            (_, Error::Refused { refusal: refusal @ Refusal::UnknownEpoch { .. }, .. }) => {
+                panic!("worker {} is refused: {refusal}", self.task)
+            }
             (Phase::Pushing(_), error @ Error::Timeout { sequence: Some(_), .. }) => {
                 self.resumed += 1;
                 self.ask(now, door, Want::Resume(error));

@@ -361,7 +361,8 @@ impl World {
             version_oldest: version::OLDEST,
             version_newest: version::NEWEST,
             role,
-            job: Text::clipped("worker"),
+            // A peer is a task of the servers.
+            job: Text::clipped(if role == (Role::Peer {}) { "ps" } else { "worker" }),
             task,
             shard: ShardId::default(),
             incarnation: Incarnation(incarnation),

@@ -102,7 +102,7 @@ impl Shard {
         holders.dedup();
         for client in holders {
             self.counters.clients_retired.add(1);
-            if let Some(connection) = self.replicas.retire(client) {
+            if let Some(connection) = self.replicas.retire(client, now) {
                 self.outputs.push_back(Output::Close { connection });
                 self.drop_line(now, connection, client);
             }

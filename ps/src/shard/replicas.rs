@@ -285,11 +285,11 @@ impl Replicas {
 
     /// Ends the present self of a client, which is fenced from now on: its epoch is older than that of
     /// its task. Returns its connection.
-    pub(crate) fn retire(&mut self, key: ClientKey) -> Option<u64> {
-        self.newest_epoch += 1;
+    pub(crate) fn retire(&mut self, key: ClientKey, now: Instant) -> Option<u64> {
+        let Ok(epoch) = self.mint(now) else { return None };
         self.changed.insert(key);
         let client = &mut self.clients[key.0 as usize];
-        client.epoch = ClientEpoch(self.newest_epoch);
+        client.epoch = epoch;
         // Nobody has been given this epoch, and nobody's hello may be taken for its holder's.
         client.incarnation = Incarnation(!client.incarnation.0);
         client.presence = Presence::Lost;

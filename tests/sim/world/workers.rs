@@ -178,7 +178,8 @@ impl World {
             "process {number} of worker {task} is fenced by nobody"
         );
         let lives = |other: &Process| other.trainer.task == task && other.is_alive;
-        if fenced && !self.processes.iter().any(lives) {
+        let is_given_up = fenced && self.retired() > 0;
+        if is_given_up && !self.processes.iter().any(lives) {
             let delay = self.processes[number].chance.millis(300, 3000);
             self.after(delay, Event::Start(task));
         }
