@@ -109,7 +109,7 @@ impl Daemons {
         if self.links.is_some() {
             command.arg("--no-shared-memory");
         }
-        let log = setting.folder.join(format!("ps-{task}.log"));
+        let log = self.log(task);
         let now = Instant::now();
         self.running[task] = Some(Process::start(format!("ps {task}"), &mut command, log));
         now
@@ -201,6 +201,20 @@ impl Daemons {
                 std::thread::sleep(BLINK);
             }
         }
+    }
+
+    /// How many panics the servers have logged, dead ones included.
+    pub(crate) fn panics(&self) -> u64 {
+        let panics = |task| {
+            let log = fs::read(self.log(task)).expect("a server has a log");
+            String::from_utf8_lossy(&log).matches("panicked").count() as u64
+        };
+        (0..self.tasks()).map(panics).sum()
+    }
+
+    /// The output of all lives of a server.
+    fn log(&self, task: usize) -> PathBuf {
+        self.setting.folder.join(format!("ps-{task}.log"))
     }
 
     pub(crate) fn assert_alive(&mut self) {

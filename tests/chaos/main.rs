@@ -14,7 +14,7 @@
 //! `cargo test --release --test chaos`. `PUSHPULL_CHAOS_KILLS=N` kills N servers in each mode in place of 8, with N/2 stops of
 //! workers and servers, N/2 cuts and N/4 stalls of links between any two tasks, N/10 faults of disks, N/10 damaged
 //! files, and N/20 restores; with 0 only workers are killed. `PUSHPULL_CHAOS_ONLY=NAME` leaves all clusters but
-//! one out. `PUSHPULL_SEED=N` draws the same faults again, though what they meet is up to the machine. The
+//! one out. `PUSHPULL_CHAOS_SECONDS=S` lets the faults of each cluster go on for S seconds at least. `PUSHPULL_SEED=N` draws the same faults again, though what they meet is up to the machine. The
 //! last line is one JSON object.
 
 mod chance;
@@ -34,6 +34,7 @@ mod training;
 mod workers;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use chance::Chance;
 use daemons::Transport;
@@ -98,6 +99,7 @@ fn plans(kills: u64) -> [Plan; 4] {
         synchronous: false,
         counts: Counts { kills: part(2), stops: part(8), ..Counts::default() },
         worker_rounds,
+        lasts: Duration::from_secs(number("PUSHPULL_CHAOS_SECONDS").unwrap_or(0)),
     };
     let links = Plan {
         name: "links",

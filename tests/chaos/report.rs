@@ -42,6 +42,8 @@ pub(crate) struct Report {
     pub(crate) refused: u64,
     /// From the exec of a killed server's next life to the first answer of its last shard.
     pub(crate) recoveries: Vec<Duration>,
+    /// Panics that servers have logged.
+    pub(crate) panics: u64,
     pub(crate) verdict: Verdict,
 }
 
@@ -63,6 +65,7 @@ impl Report {
         self.restores += other.restores;
         self.checkpoints.extend(other.checkpoints);
         self.refused += other.refused;
+        self.panics += other.panics;
         self.in_flight += other.in_flight;
         self.worker_kills += other.worker_kills;
         self.acknowledged += other.acknowledged;
@@ -114,6 +117,9 @@ impl Report {
             let (in_flight, kills) = (self.in_flight, self.kills);
             faults.push(format!("only {in_flight} of {kills} kills had a push under way"));
         }
+        if self.panics > 0 {
+            faults.push(format!("servers have logged {} panics", self.panics));
+        }
         if self.acknowledged == 0 {
             faults.push("nothing was acknowledged".to_owned());
         }
@@ -139,7 +145,7 @@ impl Report {
             "{{\"test\":\"chaos\",\"kills\":{},\"in_flight_at_kill\":{},\"worker_kills\":{},\
              \"stops\":{},\"cuts\":{},\"stalls\":{},\"disk_faults\":{},\"damages\":{},\"refused_damages\":{},\
              \"checkpoints\":{},\"restores\":{},\"acknowledged\":{},\"unknown\":{},\"stale\":{},\"refused\":{},\
-             \"lost\":{},\"duplicated\":{},\"torn\":{},\"half_applied\":{},\"evicted\":{},\
+             \"lost\":{},\"duplicated\":{},\"torn\":{},\"half_applied\":{},\"evicted\":{},\"panics\":{},\
              \"recovery_p50_ms\":{},\"recovery_p99_ms\":{}}}",
             self.kills + self.kills_beside,
             self.in_flight,
@@ -161,6 +167,7 @@ impl Report {
             self.verdict.torn,
             self.verdict.half_applied,
             self.verdict.evicted,
+            self.panics,
             percentile(50),
             percentile(99)
         )

@@ -32,6 +32,8 @@ pub(crate) struct Plan {
     pub(crate) counts: Counts,
     /// In how many rounds, if no server is killed, a worker is.
     pub(crate) worker_rounds: u64,
+    /// How long the rounds go on at least, whatever the counts.
+    pub(crate) lasts: Duration,
 }
 
 /// How much of what is done to a cluster.
@@ -110,14 +112,21 @@ pub(crate) fn run(plan: &Plan, folder: &Path, chance: &mut Chance) -> Report {
     let invoked: u64 = histories.iter().map(|history| history.invoked).sum();
     report.unknown = invoked - report.acknowledged - report.stale - report.refused;
     report.verdict.add(judge_now_and_later(plan, &setting, &mut daemons, &histories));
+    report.panics = daemons.panics();
     println!("{}: {seconds:.1} s, {}", plan.name, report.told());
     report
 }
 
 /// Ledgers for so many pushes that hardly two meet at one element in a run of the usual length.
 fn chunks(plan: &Plan) -> u64 {
-    (4 + (plan.counts.all().iter().sum::<u64>() + plan.worker_rounds) / 12).min(40)
+    if !plan.lasts.is_zero() {
+        return CHUNKS_MAX;
+    }
+    (4 + (plan.counts.all().iter().sum::<u64>() + plan.worker_rounds) / 12).min(CHUNKS_MAX)
 }
+
+/// The most ledgers of a worker on a shard.
+const CHUNKS_MAX: u64 = 40;
 
 /// A cluster, and what has been done to it so far.
 struct Rounds<'a> {
@@ -132,16 +141,20 @@ struct Rounds<'a> {
 impl Rounds<'_> {
     /// Does all that the plan has, in an order that is drawn.
     fn all(&mut self, plan: &Plan) {
-        let mut round = 0;
+        let (since, mut round) = (Instant::now(), 0);
         loop {
             let done = self.report.counts().all();
-            let left: Vec<u64> = plan
+            let mut left: Vec<u64> = plan
                 .counts
                 .all()
                 .iter()
                 .zip(done)
                 .map(|(all, done)| all.saturating_sub(done))
                 .collect();
+            let is_over_counts = left.iter().all(|&left| left == 0);
+            if is_over_counts && since.elapsed() < plan.lasts {
+                left = plan.counts.all().to_vec();
+            }
             let total: u64 = left.iter().sum();
             if total == 0 {
                 return;
@@ -162,12 +175,13 @@ impl Rounds<'_> {
                 5 => self.damage(),
                 _ => self.restore(),
             }
-            let hasty = self.chance.once_in(HASTY_EVERY) && total > 1;
+            let hasty = self.chance.once_in(HASTY_EVERY) && total > 1 && !is_over_counts;
             if !hasty {
                 self.await_progress();
             }
             self.pause(PAUSE_US_MAX);
             self.note_checkpoints();
+            self.report.panics = self.daemons.panics();
         }
     }
 
