@@ -1,7 +1,7 @@
 //! The saving thread of the step owner's task: who waits for a checkpoint, to be saved or to be
 //! found, and when one is due.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -45,10 +45,6 @@ pub(super) struct Saver {
     pub(super) stop: CancellationToken,
 }
 
-/// Saves that wait for the one under way: each may hold 1 MiB of a user. Who comes when so many
-/// wait is told so at once.
-const SAVES_WAITING_MAX: usize = 16;
-
 /// Askers for the newest checkpoint; they share the reading of it.
 const FINDERS_MAX: usize = 1024;
 
@@ -70,15 +66,14 @@ pub(super) fn run(saver: Saver) -> io::Result<()> {
 
 /// Who waits for what.
 ///
-/// Invariants: one save is under way at a time, and one search; saves wait only while one is under
-/// way. A search answers those only who asked before a checkpoint was published beside it.
+/// Invariants: one save is under way at a time, as the shard orders the next when it has heard of this
+/// one; and one search. A search answers those only who asked before a checkpoint was published beside it.
 struct Desk {
     saver: Saver,
     /// Whoever has asked in this process, by ticket.
     tickets: BTreeMap<u64, oneshot::Sender<Result<CheckpointId, String>>>,
     next_ticket: u64,
     saving: Option<(Asker, Task<Result<Published, FailedSave>>)>,
-    saves: VecDeque<WantedSave>,
     finding: Option<Finding>,
     /// Who has come since the search under way may be out of date.
     finders: Vec<Finder>,
@@ -93,13 +88,13 @@ type Task<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 /// A connection, and the request that came over it.
 type Finder = (u64, Envelope);
 
+/// What [`Order::Save`] has.
 struct WantedSave {
     asker: Asker,
     user: Vec<u8>,
     catalogue: Arc<Catalogue>,
     epoch: RestoreEpoch,
     step: GlobalStep,
-    of_cuts: bool,
 }
 
 struct Finding {
@@ -116,7 +111,6 @@ impl Desk {
             tickets: BTreeMap::new(),
             next_ticket: DUE + 1,
             saving: None,
-            saves: VecDeque::new(),
             finding: None,
             finders: Vec::new(),
             saved: None,
@@ -158,8 +152,8 @@ impl Desk {
     fn order(&mut self, order: Order) -> Option<News> {
         match order {
             Order::Find { connection, request } => self.find((connection, request)),
-            Order::Save { asker, user, catalogue, epoch, step, of_cuts } => {
-                self.want(WantedSave { asker, user, catalogue, epoch, step, of_cuts })
+            Order::Save { asker, user, catalogue, epoch, step } => {
+                self.begin_save(WantedSave { asker, user, catalogue, epoch, step })
             }
             Order::Tell { ticket, result } => {
                 if ticket == DUE
@@ -191,38 +185,20 @@ impl Desk {
         due.then(|| News::Wished { ticket: DUE, user: Vec::new() })
     }
 
-    fn want(&mut self, wanted: WantedSave) -> Option<News> {
-        if wanted.asker == Asker::Ticket(DUE) {
-            // The step has not moved: nothing was trained since. Who asks for a save has it in
-            // any case, as the user's bytes are new, and what was assigned moves no step.
-            let nothing_new = self.saved == Some((wanted.epoch, wanted.step));
-            if nothing_new || self.saving.is_some() {
-                let result = Err("no checkpoint is due".to_owned());
-                return Some(News::Saved { asker: wanted.asker, result });
-            }
+    /// Begins it, or says why there is nothing to be saved.
+    fn begin_save(&mut self, wanted: WantedSave) -> Option<News> {
+        let WantedSave { asker, user, catalogue, epoch, step } = wanted;
+        // The step has not moved: nothing was trained since. Who asks for a save has it in
+        // any case, as the user's bytes are new, and what was assigned moves no step.
+        if asker.is_due() && self.saved == Some((epoch, step)) {
+            let result = Err("no checkpoint is due".to_owned());
+            return Some(News::Saved { asker, result });
         }
-        if self.saves.len() >= SAVES_WAITING_MAX {
-            let result = Err(format!("cannot save now: {SAVES_WAITING_MAX} saves wait already"));
-            return Some(News::Saved { asker: wanted.asker, result });
-        }
-        self.saves.push_back(wanted);
-        self.begin_save();
-        None
-    }
-
-    fn begin_save(&mut self) {
-        if self.saving.is_some() {
-            return;
-        }
-        let Some(wanted) = self.saves.pop_front() else { return };
-        let WantedSave { asker, user, catalogue, epoch, mut step, of_cuts } = wanted;
-        if !of_cuts {
-            // Training went on while it waited. What the shards have now is of this step at least.
-            step = step.max(GlobalStep(self.saver.counters.global_step.read()));
-        }
+        debug_assert!(self.saving.is_none(), "one is ordered at a time");
         let publisher = self.saver.publisher.clone();
         let save = publisher.save(user, catalogue, (epoch, step), self.failed);
         self.saving = Some((asker, Box::pin(save)));
+        None
     }
 
     fn saved(&mut self, asker: Asker, result: Result<Published, FailedSave>) -> News {
@@ -240,7 +216,6 @@ impl Desk {
                 }
             }
         }
-        self.begin_save();
         let result = result.map(|published| published.checkpoint);
         News::Saved { asker, result: result.map_err(|failed| failed.cause) }
     }

@@ -46,7 +46,7 @@ pub(crate) const DUE: u64 = 0;
 
 impl Asker {
     /// Whether it is the clock.
-    pub(super) fn is_due(self) -> bool {
+    pub(crate) fn is_due(self) -> bool {
         self == Asker::Ticket(DUE)
     }
 }
@@ -71,10 +71,8 @@ pub(crate) enum Order {
         catalogue: Arc<Catalogue>,
         /// The restore epoch.
         epoch: RestoreEpoch,
-        /// The global step.
+        /// The global step, of which there is a cut.
         step: GlobalStep,
-        /// Whether the shards have kept what they had at that step, and no other will do.
-        of_cuts: bool,
     },
     /// Tell who has this ticket what came of its checkpoint.
     Tell {
@@ -268,12 +266,11 @@ impl Shard {
             }
             News::Wished { ticket, user } => self.save(now, Asker::Ticket(ticket), user),
             News::Saved { asker, result } => {
-                self.saves_a_cut = false;
                 // The saver knows of those that are due by themselves.
                 if !asker.is_due() {
                     self.saved(asker, result);
                 }
-                self.begin_wished_save(now);
+                self.end_save_of_cut(now);
             }
         }
     }
@@ -322,18 +319,14 @@ impl Shard {
         if !refusal.is_empty() {
             return self.saved(asker, Err(refusal));
         }
-        match self.is_synchronous() {
-            true => self.wish_for_save(now, asker, user),
-            false => self.order_save(asker, user),
-        }
+        self.wish_for_save(now, asker, user);
     }
 
-    /// Has the saver save what all shards have, or have kept.
+    /// Has the saver save what shards have kept, or have when they are asked.
     pub(super) fn order_save(&mut self, asker: Asker, user: Vec<u8>) {
         let Some(catalogue) = self.store().map(|store| store.catalogue().clone()) else { return };
         let (epoch, step) = (self.epoch, self.step());
-        let of_cuts = self.is_synchronous();
-        let order = Order::Save { asker, user, catalogue, epoch, step, of_cuts };
+        let order = Order::Save { asker, user, catalogue, epoch, step };
         self.outputs.push_back(Output::Order(order));
     }
 

@@ -1,6 +1,7 @@
 //! Cuts: what a shard's part of a checkpoint is made of, which its values at one moment are.
 //!
-//! In asynchronous mode each shard cuts when it is asked for its part. In synchronous mode all cut
+//! In asynchronous mode the step owner cuts as it orders the save, and its cut is of the step that the
+//! checkpoint is named by; each other shard cuts when it is asked for its part. In synchronous mode all cut
 //! after the same step: the step owner tells them over the connections on which it also tells what is
 //! committed, at a time when all have applied that step and none can have applied the next. A shard
 //! keeps its cut until it is asked for its part, and training goes on meanwhile.
@@ -66,7 +67,7 @@ impl Shard {
     /// What is to be written to this checkpoint, or why there is nothing.
     pub(super) fn take_cut(&mut self, now: Instant, name: CheckpointName) -> Result<Cut, String> {
         let step = GlobalStep(name.global_step);
-        if self.is_synchronous() {
+        if self.counts_steps() {
             let kept = self.kept_cut.take_if(|cut| cut.step == step);
             // What is still of that step has what was assigned since, too.
             if self.step() != step {
@@ -81,28 +82,34 @@ impl Shard {
 
     /// The step owner wants what is here after this step to be kept.
     pub(super) fn keep_cut(&mut self, now: Instant, step: GlobalStep) {
-        if self.is_synchronous() && self.step() == step {
+        if self.counts_steps() && self.step() == step {
             self.kept_cut = self.cut(now, step);
         }
     }
 
-    /// Forgets a cut that nobody has asked for, and tells those whose moment has not come.
+    /// Whether this shard knows of which step its values are: in asynchronous mode the step owner alone does.
+    fn counts_steps(&self) -> bool {
+        self.is_synchronous() || self.owner.is_some()
+    }
+
+    /// Forgets a cut that nobody has asked for, and tells those whose moment has not come. While a
+    /// checkpoint is being saved the others wait for however long that takes.
     pub(super) fn end_waits_for_cuts(&mut self, now: Instant) {
         let late = |since: Instant| now.saturating_duration_since(since) >= PATIENCE;
         self.kept_cut.take_if(|cut| late(cut.since));
+        if self.saves_a_cut {
+            return;
+        }
         while self.wishes.front().is_some_and(|wish| late(wish.since))
             && let Some(wish) = self.wishes.pop_front()
         {
-            let awaited = match self.saves_a_cut {
-                true => "the checkpoint that is being saved".to_owned(),
-                false => self.awaited_step(now).unwrap_or_default(),
-            };
+            let awaited = self.awaited_step(now).unwrap_or_default();
             self.saved(wish.asker, Err(format!("it has waited {PATIENCE:?} for {awaited}")));
         }
     }
 
-    /// On the step owner, in synchronous mode: a checkpoint is wished for, and saved when every shard
-    /// has applied the same steps and the one before is saved.
+    /// On the step owner: a checkpoint is wished for, and saved when the one before is saved and, in
+    /// synchronous mode, every shard has applied the same steps.
     pub(super) fn wish_for_save(&mut self, now: Instant, asker: Asker, user: Vec<u8>) {
         // A save that is due by itself has its turn again in its next period.
         if asker.is_due() && (self.saves_a_cut || !self.wishes.is_empty()) {
@@ -118,19 +125,30 @@ impl Shard {
 
     /// Has all shards cut, if there is a wish and this is the moment.
     pub(super) fn begin_wished_save(&mut self, now: Instant) {
-        let applied = self.admission().is_some_and(|admission| !admission.is_behind());
-        if self.saves_a_cut || !applied {
+        let is_behind = self.admission().is_some_and(|admission| admission.is_behind());
+        if self.saves_a_cut || is_behind {
             return;
         }
         let Some(Wish { asker, user, .. }) = self.wishes.pop_front() else { return };
         let step = self.step();
-        for connection in self.parts.values().copied().collect::<Vec<u64>>() {
-            let envelope = Envelope { step, restore_epoch: self.epoch, ..Envelope::default() };
-            self.send(connection, envelope, message::KeepCut {}.into());
+        if self.is_synchronous() {
+            for connection in self.parts.values().copied().collect::<Vec<u64>>() {
+                let envelope = Envelope { step, restore_epoch: self.epoch, ..Envelope::default() };
+                self.send(connection, envelope, message::KeepCut {}.into());
+            }
         }
         self.keep_cut(now, step);
         self.saves_a_cut = true;
         self.order_save(asker, user);
+    }
+
+    /// The checkpoint that was being saved is there or is not, and the next has its turn.
+    pub(super) fn end_save_of_cut(&mut self, now: Instant) {
+        self.saves_a_cut = false;
+        // The saver may have had no use for it.
+        self.kept_cut = None;
+        self.wishes.iter_mut().for_each(|wish| wish.since = now);
+        self.begin_wished_save(now);
     }
 
     /// Nothing of the past is to be saved: another restore epoch begins.
@@ -160,5 +178,11 @@ impl Shard {
                 false => self.wishes.push_back(wish),
             }
         }
+    }
+
+    /// Keeps what is here for a checkpoint of any step.
+    #[cfg(test)]
+    pub(super) fn keep_cut_as_of(&mut self, now: Instant, step: GlobalStep) {
+        self.kept_cut = self.cut(now, step).map(|cut| Cut { step, ..cut });
     }
 }

@@ -1,4 +1,4 @@
-//! Saves that wait, searches that are shared, and what is not saved again.
+//! Saves, searches that are shared, and what is not saved again.
 
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{ShardId, TaskId};
@@ -57,16 +57,12 @@ impl Office {
     fn wanted(&self, ticket: u64, epoch: u32, step: u64) -> WantedSave {
         let (epoch, step) = (RestoreEpoch(epoch), GlobalStep(step));
         let (asker, catalogue) = (Asker::Ticket(ticket), self.catalogue.clone());
-        WantedSave { asker, user: Vec::new(), catalogue, epoch, step, of_cuts: false }
+        WantedSave { asker, user: Vec::new(), catalogue, epoch, step }
     }
 
     async fn save(&self, ticket: u64) {
-        let WantedSave { asker, user, catalogue, epoch, step, of_cuts } =
-            self.wanted(ticket, 1, 10);
-        self.orders
-            .send(Order::Save { asker, user, catalogue, epoch, step, of_cuts })
-            .await
-            .unwrap();
+        let WantedSave { asker, user, catalogue, epoch, step } = self.wanted(ticket, 1, 10);
+        self.orders.send(Order::Save { asker, user, catalogue, epoch, step }).await.unwrap();
     }
 
     async fn find(&self, connection: u64) {
@@ -115,27 +111,6 @@ async fn the_newest_checkpoint_is_found_while_another_is_saved() {
     let _says_nothing = accept(&shard).await;
     office.find(7).await;
     assert_eq!(office.found().await, (7, Some("ckpt-1-9".to_owned())));
-}
-
-#[tokio::test]
-async fn saves_come_one_at_a_time_and_only_so_many_wait() {
-    let (shard, address) = listen().await;
-    let (mut office, desk) = Office::new([address.clone(), address]);
-    tokio::spawn(desk.serve());
-    let last = 2 + SAVES_WAITING_MAX as u64;
-    for ticket in 1..=last {
-        office.save(ticket).await;
-    }
-    let (asker, error) = office.saved().await;
-    assert_eq!((asker, &*error), (Asker::Ticket(last), "cannot save now: 16 saves wait already"));
-    for ticket in 1..last {
-        // Both of its parts fail, and then it is the next one's turn.
-        let parts = (accept(&shard).await, accept(&shard).await);
-        drop(parts);
-        let (asker, error) = office.saved().await;
-        assert_eq!(asker, Asker::Ticket(ticket));
-        assert!(error.contains("has not saved its part"), "{error}");
-    }
 }
 
 #[tokio::test]
@@ -226,9 +201,8 @@ fn what_is_due_is_saved_once_and_what_is_asked_for_always() {
     let cases = [((DUE, 1, 3), false), ((DUE, 1, 4), true), ((DUE, 2, 3), true), ((6, 1, 3), true)];
     for ((ticket, epoch, step), begins) in cases {
         // The shard hears in any case that its order is carried out.
-        assert_eq!(desk.want(office.wanted(ticket, epoch, step)).is_none(), begins);
+        assert_eq!(desk.begin_save(office.wanted(ticket, epoch, step)).is_none(), begins);
         assert_eq!(desk.saving.take().is_some(), begins, "{ticket} {epoch} {step}");
-        assert!(desk.saves.is_empty());
     }
     // A save that has failed has saved nothing.
     desk.saved(Asker::Ticket(DUE), Err("a disk is full".to_owned().into()));
@@ -242,10 +216,8 @@ fn nothing_is_due_before_there_is_something_new_nor_while_a_save_is_under_way() 
     assert!(desk.due().is_none(), "nothing is trained");
     desk.saver.counters.global_step.set(3);
     assert!(matches!(desk.due(), Some(News::Wished { ticket: DUE, .. })));
-    desk.want(office.wanted(6, 1, 3));
+    desk.begin_save(office.wanted(6, 1, 3));
     assert!(desk.due().is_none(), "one is under way");
-    // One that was due before that began.
-    assert!(desk.want(office.wanted(DUE, 1, 4)).is_some() && desk.saves.is_empty());
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! A checkpoint of synchronous shards is of one step, while training goes on.
+//! A checkpoint of synchronous shards is of one step, while training goes on; of asynchronous ones the
+//! step owner's part is.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,11 +7,12 @@ use std::time::Duration;
 use pushpull_common::ids::{GlobalStep, RestoreEpoch};
 use pushpull_common::protocol::message::{self, CheckpointId, Role};
 use pushpull_common::protocol::wire::Text;
-use pushpull_common::protocol::{Message, Refusal};
+use pushpull_common::protocol::{Message, Outcome, Refusal};
 
 use super::peers::{Peer, worker};
 use super::synchronous::{ACCEPTED, Cluster, synchronous};
 use super::world::Line;
+use crate::aggregate::mode::Mode;
 use crate::checkpoint::{CheckpointStorage, Contents, LocalDirectory, Save, ShardEntry, Training};
 use crate::config::Checkpoints;
 use crate::shard::Input;
@@ -18,10 +20,14 @@ use crate::shard::checkpoints::{Asker, DUE, News, Order};
 
 /// Two shards and two replicas, with a place for checkpoints.
 fn cluster(folder: &std::path::Path) -> (Cluster, Arc<dyn CheckpointStorage>) {
+    cluster_of(folder, synchronous(2, 2))
+}
+
+fn cluster_of(folder: &std::path::Path, mode: Mode) -> (Cluster, Arc<dyn CheckpointStorage>) {
     let storage = || LocalDirectory::create(folder).unwrap();
     let checkpoints = Checkpoints::new(storage());
     let configure = |config: crate::config::PsConfig| config.checkpoints(checkpoints.clone());
-    let mut cluster = Cluster::new(2, synchronous(2, 2), configure);
+    let mut cluster = Cluster::new(2, mode, configure);
     let storage: Arc<dyn CheckpointStorage> = Arc::new(storage());
     cluster.world.storage = Some(storage.clone());
     (cluster, storage)
@@ -81,13 +87,19 @@ fn it_is_of_the_step_that_all_had_applied_whatever_is_applied_since() {
     assert_eq!(cluster.values(3), (-6.0, -6.0));
     let late = part(&mut cluster, 0, &save);
     assert_eq!((early.gradients, late.gradients), (1, 1));
-    let training = Training::by_one(&cluster.world.catalogue, "sgd", &[]);
-    let (shards, user) = (vec![late, early], Vec::new());
-    let contents = Contents { saved_unix_ms: 1, training, shards, user };
+    publish_and_restore(&mut cluster, save, vec![late, early]);
+    assert_eq!(cluster.values(1), (-2.0, -2.0), "both are of the first step");
+}
+
+/// Publishes a checkpoint of these parts, and has every shard restore it.
+fn publish_and_restore(cluster: &mut Cluster, save: Save, shards: Vec<ShardEntry>) {
     let catalogue = cluster.world.catalogue.clone();
-    let name = Text::clipped(save.name().to_string());
+    let training = Training::by_one(&catalogue, "sgd", &[]);
+    let name = save.name();
+    let (epoch, step) = (RestoreEpoch(name.restore_epoch), GlobalStep(name.global_step));
+    let name = Text::clipped(name.to_string());
+    let contents = Contents { saved_unix_ms: 1, training, shards, user: Vec::new() };
     save.publish(&catalogue, contents).unwrap();
-    let (epoch, step) = (RestoreEpoch(1), GlobalStep(1));
     let checkpoint = CheckpointId { name, epoch, step };
     for line in cluster.replicas[0].lines.clone() {
         cluster.world.declare(line, &catalogue);
@@ -97,7 +109,62 @@ fn it_is_of_the_step_that_all_had_applied_whatever_is_applied_since() {
         cluster.world.finish_restores();
         assert!(matches!(cluster.world.answer(line, request), Some(Message::Ready(_))));
     }
-    assert_eq!(cluster.values(1), (-2.0, -2.0), "both are of the first step");
+}
+
+/// An update by an asynchronous worker of all its shards.
+fn update(cluster: &mut Cluster) {
+    let grant = cluster.token(0);
+    assert!(matches!(cluster.push(0, grant, 1.0), Some(Outcome::Applied { .. })));
+}
+
+#[test]
+fn the_step_owners_part_of_an_asynchronous_one_has_the_updates_that_its_step_counts() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut cluster, storage) = cluster_of(folder.path(), Mode::Asynchronous);
+    update(&mut cluster);
+    assert_eq!(wish(&mut cluster), [1]);
+    update(&mut cluster);
+    let save = Save::begin(storage, RestoreEpoch(1), GlobalStep(1), None).unwrap();
+    let parts = vec![part(&mut cluster, 0, &save), part(&mut cluster, 1, &save)];
+    let gradients: Vec<u64> = parts.iter().map(|part| part.gradients).collect();
+    assert_eq!(gradients, [1, 2], "another shard saves what it has when it is asked");
+    publish_and_restore(&mut cluster, save, parts);
+    cluster.replicas[0].sequence += 1;
+    let line = cluster.replicas[0].lines[0];
+    let request = cluster.world.say(line, message::TokenRequest { newest: 0.into() }.into());
+    let Some(Message::Granted(granted)) = cluster.world.answer(line, request) else {
+        panic!("there are more")
+    };
+    assert_eq!(granted.grant.step, GlobalStep(1));
+}
+
+#[test]
+fn asynchronous_saves_come_one_at_a_time_and_only_so_many_wait() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut cluster, _) = cluster_of(folder.path(), Mode::Asynchronous);
+    update(&mut cluster);
+    assert_eq!(wish(&mut cluster), [1]);
+    for ticket in 1..=17 {
+        let wished = News::Wished { ticket, user: Vec::new() };
+        cluster.world.input(0, Input::News(wished));
+    }
+    let mut told = Vec::new();
+    for (_, order) in std::mem::take(&mut cluster.world.orders) {
+        let Order::Tell { ticket, result: Err(error) } = order else { panic!("{order:?}") };
+        told.push((ticket, error));
+    }
+    assert_eq!(told, [(17, "cannot save now: 16 saves wait already".to_owned())]);
+    // However long the first takes: that it goes on is the saver's business.
+    cluster.pass(Duration::from_secs(100), &[0, 1]);
+    update(&mut cluster);
+    for _ in 1..=16 {
+        assert_eq!(ordered(&mut cluster), [] as [u64; 0]);
+        let news = News::Saved { asker: Asker::Ticket(100), result: Err("no disk".to_owned()) };
+        cluster.world.input(0, Input::News(news));
+        let orders = std::mem::take(&mut cluster.world.orders);
+        let saves = orders.iter().filter(|(_, order)| matches!(order, Order::Save { .. }));
+        assert_eq!(saves.count(), 1, "{orders:?}");
+    }
 }
 
 #[test]

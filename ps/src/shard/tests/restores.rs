@@ -56,6 +56,8 @@ fn save_forged(
     let save = Save::begin(storage.clone(), epoch, step, None).unwrap();
     let name = Text::clipped(save.name().to_string());
     let line = world.join(0, &mut Peer { role: Role::Peer {}, ..worker(9) });
+    let now = world.now;
+    world.shards[0].keep_cut_as_of(now, step);
     let request = world.say(line, message::SaveShard { name: name.clone() }.into());
     let entry = world.answer_body(line, request);
     let entry: ShardEntry = serde_json::from_slice(&entry).unwrap();
