@@ -8,8 +8,9 @@
 //! of momentum must be what the ledger makes of them, to the bit. Workers write down what they begin and
 //! what is acknowledged or refused, so that at the end every push can be looked up.
 //!
-//! A push that was refused is on no shard. One whose worker was killed before it was told may be on some of
-//! the shards in asynchronous mode; in synchronous mode it is on all or on none.
+//! A push that was refused is on no shard. One whose worker was killed before it was told, or was given up
+//! after three leases away, may be on some of the shards in asynchronous mode; in synchronous mode it is on
+//! all or on none.
 //!
 //! `cargo test --release --test chaos`. `PUSHPULL_CHAOS_KILLS=N` kills N servers in each mode in place of 8, with N/2 stops of
 //! workers and servers, N/2 cuts and N/4 stalls of links between any two tasks, N/10 faults of disks, N/10 damaged

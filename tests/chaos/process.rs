@@ -78,11 +78,16 @@ impl Process {
 
     /// Waits for it to end well.
     pub(crate) fn finish(mut self) {
+        let status = self.await_end();
+        assert!(status.success(), "{} has ended with {status}", self.name);
+    }
+
+    /// Waits for it to end by itself.
+    pub(crate) fn await_end(&mut self) -> ExitStatus {
         let deadline = Instant::now() + PATIENCE;
         loop {
             if let Some(status) = self.ended() {
-                assert!(status.success(), "{} has ended with {status}", self.name);
-                return;
+                return status;
             }
             assert!(Instant::now() < deadline, "{} does not end in {PATIENCE:?}", self.name);
             std::thread::sleep(BLINK);

@@ -33,6 +33,8 @@ pub(crate) struct Report {
     pub(crate) worker_kills: u64,
     /// Of those, workers that were the chief.
     pub(crate) chief_kills: u64,
+    /// Workers that have ended because the servers had given them up with a push half made.
+    pub(crate) given_up: u64,
     pub(crate) acknowledged: u64,
     /// Pushes that were begun, and never acknowledged because their worker was killed.
     pub(crate) unknown: u64,
@@ -68,6 +70,7 @@ impl Report {
         self.panics += other.panics;
         self.in_flight += other.in_flight;
         self.worker_kills += other.worker_kills;
+        self.given_up += other.given_up;
         self.acknowledged += other.acknowledged;
         self.chief_kills += other.chief_kills;
         self.unknown += other.unknown;
@@ -95,7 +98,7 @@ impl Report {
         let (damages, pushes) = (self.damages + self.damages_of_checkpoints, self.acknowledged);
         format!(
             "{servers} servers and {workers} workers killed, {} stops, {} cuts, {} stalls, {} disk faults, \
-             {damages} damages, {} restores, {pushes} pushes acknowledged, {} unknown, {} stale, {} refused",
+             {damages} damages, {} restores, {pushes} pushes acknowledged, {} unknown, {} stale, {} refused, {} workers given up",
             self.stops,
             self.cuts,
             self.stalls,
@@ -103,7 +106,8 @@ impl Report {
             self.restores,
             self.unknown,
             self.stale,
-            self.refused
+            self.refused,
+            self.given_up
         )
     }
 
@@ -116,6 +120,12 @@ impl Report {
         if self.in_flight * 100 < self.kills * IN_FLIGHT_PERCENT {
             let (in_flight, kills) = (self.in_flight, self.kills);
             faults.push(format!("only {in_flight} of {kills} kills had a push under way"));
+        }
+        // Hardly any fault lasts that long.
+        let faults_of_links = self.stops + self.cuts + self.stalls;
+        if self.given_up * 4 > faults_of_links {
+            let given_up = self.given_up;
+            faults.push(format!("{given_up} workers were given up after {faults_of_links} faults"));
         }
         if self.panics > 0 {
             faults.push(format!("servers have logged {} panics", self.panics));
@@ -143,13 +153,14 @@ impl Report {
         };
         format!(
             "{{\"test\":\"chaos\",\"kills\":{},\"in_flight_at_kill\":{},\"worker_kills\":{},\
-             \"stops\":{},\"cuts\":{},\"stalls\":{},\"disk_faults\":{},\"damages\":{},\"refused_damages\":{},\
+             \"given_up\":{},\"stops\":{},\"cuts\":{},\"stalls\":{},\"disk_faults\":{},\"damages\":{},\"refused_damages\":{},\
              \"checkpoints\":{},\"restores\":{},\"acknowledged\":{},\"unknown\":{},\"stale\":{},\"refused\":{},\
              \"lost\":{},\"duplicated\":{},\"torn\":{},\"half_applied\":{},\"evicted\":{},\"panics\":{},\
              \"recovery_p50_ms\":{},\"recovery_p99_ms\":{}}}",
             self.kills + self.kills_beside,
             self.in_flight,
             self.worker_kills,
+            self.given_up,
             self.stops,
             self.cuts,
             self.stalls,

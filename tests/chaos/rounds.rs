@@ -104,7 +104,8 @@ pub(crate) fn run(plan: &Plan, folder: &Path, chance: &mut Chance) -> Report {
     let seconds = since.elapsed().as_secs_f64();
     rounds.note_checkpoints();
     let Rounds { mut daemons, workers, mut report, .. } = rounds;
-    let histories = workers.finish();
+    let (histories, given_up) = workers.finish();
+    report.given_up = given_up;
     daemons.await_memory_back();
     report.acknowledged = histories.iter().map(|history| history.acknowledged).sum();
     report.stale = histories.iter().map(|history| history.stale).sum();

@@ -15,6 +15,9 @@ use crate::setting::{
     id, in_quarters, ledger, row, rows, sums, table,
 };
 
+/// The exit code of a worker that the servers have given up with a push half made.
+pub(crate) const GIVEN_UP: i32 = 3;
+
 /// The first argument of a worker's process.
 pub(crate) const ROLE: &str = "--chaos-worker";
 
@@ -56,6 +59,9 @@ pub(crate) fn run(arguments: &[String]) -> ExitCode {
     let mut log = Log::open(&setting.history(worker)).expect("a history can be written");
     match Training::new(&setting, worker, &mut log).and_then(|mut training| training.run()) {
         Ok(()) => ExitCode::SUCCESS,
+        Err(error) if matches!(of_session(&*error), Some(pushpull::Error::Fenced)) => {
+            ExitCode::from(GIVEN_UP as u8)
+        }
         Err(error) => {
             log.fault(&format!("failed: {error}")).expect("a history can be written");
             ExitCode::FAILURE
@@ -231,10 +237,16 @@ impl<'a> Training<'a> {
     }
 }
 
+fn of_session<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a pushpull::Error> {
+    error.downcast_ref()
+}
+
 /// Whether a push was refused because its token is not this worker's any more.
 fn is_expiry(error: &(dyn Error + 'static)) -> bool {
-    let error = error.downcast_ref::<pushpull::Error>();
-    matches!(error, Some(pushpull::Error::Refused { refusal: Refusal::Token { .. }, .. }))
+    matches!(
+        of_session(error),
+        Some(pushpull::Error::Refused { refusal: Refusal::Token { .. }, .. })
+    )
 }
 
 /// The gradient of a row of each quarter.

@@ -21,14 +21,16 @@ pub(crate) struct Workers {
     links: Option<Arc<Links>>,
     running: Vec<Process>,
     pub(crate) histories: Vec<History>,
+    /// How many have ended because the servers had given them up, and were started anew.
+    pub(crate) given_up: u64,
 }
 
 impl Workers {
     pub(crate) fn start(setting: &Setting, links: Option<Arc<Links>>) -> Workers {
         let history = |worker| History::of(setting.history(worker), setting.ledger_elements());
         let histories = (0..WORKERS).map(history).collect();
-        let mut workers =
-            Workers { setting: setting.clone(), links, running: Vec::new(), histories };
+        let (setting, running) = (setting.clone(), Vec::new());
+        let mut workers = Workers { setting, links, running, histories, given_up: 0 };
         workers.start_all();
         workers
     }
@@ -51,6 +53,7 @@ impl Workers {
 
     /// Kills all workers; what they had under way has no answer, and gets none.
     pub(crate) fn kill_all(&mut self) {
+        self.assert_alive();
         self.running.iter_mut().for_each(Process::strike);
         self.running.drain(..).for_each(Process::bury);
         self.catch_up();
@@ -78,15 +81,19 @@ impl Workers {
     /// Kills a worker and starts it anew under its name: a new self that servers must not take
     /// for the old one.
     pub(crate) fn kill_and_restart(&mut self, worker: usize) {
-        let mut killed = self.running.swap_remove(worker);
+        self.assert_alive();
+        let mut killed = self.running.remove(worker);
         killed.strike();
         // The new self reads what the old one has written, so that one has to be gone.
         killed.bury();
+        self.restart(worker);
+    }
+
+    /// Starts a worker that is gone, and has been taken out.
+    fn restart(&mut self, worker: usize) {
         self.catch_up();
         self.histories[worker].open = None;
-        self.running.push(self.start_one(worker as u32));
-        let last = self.running.len() - 1;
-        self.running.swap(worker, last);
+        self.running.insert(worker, self.start_one(worker as u32));
     }
 
     /// Whether a push is under way that nobody has acknowledged.
@@ -144,20 +151,37 @@ impl Workers {
         }
     }
 
+    /// All are, but one that was away for three leases with a push half made: the servers have given
+    /// it up, and whoever runs it starts it anew.
     pub(crate) fn assert_alive(&mut self) {
-        self.running.iter_mut().for_each(Process::assert_alive);
+        for worker in 0..self.running.len() {
+            let ended = self.running[worker].has_ended();
+            if ended.and_then(|status| status.code()) == Some(training::GIVEN_UP) {
+                self.given_up += 1;
+                self.running.remove(worker);
+                self.restart(worker);
+            }
+            self.running[worker].assert_alive();
+        }
     }
 
-    /// Has them end after the push they are at, and waits for that; what they have written.
-    pub(crate) fn finish(mut self) -> Vec<History> {
+    /// Has them end after the push they are at, and waits for that; what they have written, and how many
+    /// were given up.
+    pub(crate) fn finish(mut self) -> (Vec<History>, u64) {
+        self.assert_alive();
         for worker in &self.running {
             let lent = worker.lent_memories();
             assert!(lent <= LENT_MAX, "a worker has {lent} memories mapped, of servers long gone");
         }
         std::fs::write(self.setting.stop_file(), "").expect("the stop file can be written");
-        self.running.drain(..).for_each(Process::finish);
+        for mut worker in self.running.drain(..) {
+            match worker.await_end().code() {
+                Some(training::GIVEN_UP) => self.given_up += 1,
+                _ => worker.finish(),
+            }
+        }
         self.catch_up();
-        self.histories
+        (self.histories, self.given_up)
     }
 
     pub(crate) fn catch_up(&mut self) {
