@@ -5,4 +5,6 @@
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|input: &[u8]| pushpull_ps::adversary::play(input));
+fuzz_target!(|input: &[u8]| {
+    pushpull_ps::adversary::play(input);
+});

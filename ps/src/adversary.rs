@@ -32,6 +32,7 @@ use pushpull_common::{rows, table};
 
 use crate::aggregate::mode::Mode;
 use crate::aggregate::staleness::StalenessPolicy;
+use crate::aggregate::step_owner::generation_of;
 use crate::arena::shelf::Shelf;
 use crate::arena::{Budget, Place};
 use crate::config::{NonFinite, PsConfig};
@@ -62,6 +63,8 @@ const LEASE: Duration = Duration::from_millis(500);
 #[derive(Clone, Copy, Debug)]
 struct Line {
     connection: u64,
+    /// The epoch that its client was welcomed with.
+    epoch: ClientEpoch,
     /// The next sequence of its pushes.
     next: u64,
     /// A body is due: its length, and how much has come.
@@ -82,14 +85,17 @@ struct Play<'a> {
     next_request: u64,
     streams: Vec<PulledParts>,
     known: Numbers,
+    /// Of all lives of the shard.
+    counters: Arc<Counters>,
 }
 
-/// Plays what these choices say against a shard.
+/// Plays what these choices say against a shard; how many gradients it has applied, and whether it owns the
+/// step.
 ///
 /// # Panics
 /// If a shard breaks its invariants, asks for a body in memory of another length, or cannot be opened again
 /// as it was.
-pub fn play(input: &[u8]) {
+pub fn play(input: &[u8]) -> (u64, bool) {
     let mut play = Play::new(Choices::new(input));
     if play.choices.one_in(8) {
         // Nobody has declared anything.
@@ -104,6 +110,7 @@ pub fn play(input: &[u8]) {
         play.listen();
     }
     play.reopen();
+    (play.counters.gradients_applied.read(), play.id.shard == 0)
 }
 
 fn variables(choices: &mut Choices<'_>) -> Vec<VariableSpec> {
@@ -179,8 +186,10 @@ impl<'a> Play<'a> {
         let catalogue = Catalogue::new(variables, &placement).expect("a small catalogue");
         let shelf = Shelf::default();
         let now = Instant::now();
-        let shard = open(&config, id, &shelf, now);
+        let counters = Arc::<Counters>::default();
+        let shard = open(&config, id, &shelf, &counters, now);
         Play {
+            counters,
             choices,
             shard,
             shelf,
@@ -287,7 +296,7 @@ impl<'a> Play<'a> {
         else {
             return;
         };
-        self.lines.push(Line { connection, next: 1, body: None });
+        self.lines.push(Line { connection, epoch: hello.client_epoch, next: 1, body: None });
         let (hello, header) = (&hello, &header);
         self.shard.handle(self.now, Input::Connected { connection, hello, header, way });
         self.listen();
@@ -375,14 +384,18 @@ impl<'a> Play<'a> {
         if !self.choices.one_in(4) {
             self.say(index, Envelope::default(), message::Reserve {}.into(), &[]);
         }
-        let token = self.known.tokens.last().copied().unwrap_or(1);
+        let known = self.known.tokens.last().copied();
+        let token = known.unwrap_or_else(|| 1 + self.choices.below(16) as u64);
         let token = if self.choices.one_in(6) { self.number() } else { token };
         let room = self.known.rooms.last().copied().unwrap_or(1);
         let room = if self.choices.one_in(6) { self.number() } else { room } as u32;
         let step = self.shard.step().0;
         let step = if self.choices.one_in(6) { self.number() } else { step };
         let sequence = self.sequence(index);
-        let generation = if self.choices.one_in(16) { self.number() as u32 } else { 1 };
+        let generation = match self.choices.one_in(16) {
+            true => self.number() as u32,
+            false => self.generation(index, token),
+        };
         let read = self.choices.one_in(3).then(|| self.number());
         let next = self.choices.one_in(3);
         let parts = self.parts(operation);
@@ -529,17 +542,18 @@ impl<'a> Play<'a> {
             14 => message::SaveShard { name: Text::clipped("ckpt") }.into(),
             15 => message::TokenRequest { newest: TokenId(self.number()) }.into(),
             16 => {
-                let token = TokenId(self.choices.of(&self.known.tokens));
-                message::ReturnToken { token, generation: 1 }.into()
+                let token = self.choices.of(&self.known.tokens);
+                let generation = self.generation(index, token);
+                message::ReturnToken { token: TokenId(token), generation }.into()
             }
             17 => {
                 let (token, generation) = (TokenId(self.number()), self.number() as u32);
                 message::ReturnToken { token, generation }.into()
             }
             18 => message::Reserve {}.into(),
-            19 => self.any_part().into(),
+            19 => self.any_part(index).into(),
             20 => {
-                let part = self.any_part();
+                let part = self.any_part(index);
                 let elements = match self.choices.one_in(2) {
                     true => self.number() as u32,
                     false => (body.len() / 2) as u32,
@@ -548,7 +562,7 @@ impl<'a> Play<'a> {
                 PushEncoded { part, encoding, elements, factor }.into()
             }
             21 => {
-                let part = self.any_part();
+                let part = self.any_part(index);
                 let count = self.choices.below(4);
                 let ranges =
                     (0..count).map(|_| Stretch { start: self.number(), end: self.number() });
@@ -604,12 +618,21 @@ impl<'a> Play<'a> {
         self.say(index, envelope, message, &body);
     }
 
-    fn any_part(&mut self) -> PushPart {
+    /// The generation under which the client of a line holds a token, if it does.
+    fn generation(&self, index: usize, token: u64) -> u32 {
+        generation_of(TokenId(token), self.lines[index].epoch)
+    }
+
+    fn any_part(&mut self, index: usize) -> PushPart {
         let operations = [Operation::Gradient {}, Operation::Assign {}, Operation::AssignAdd {}];
+        let token = self.number();
         PushPart {
             operation: operations[self.choices.below(3)],
-            token: TokenId(self.number()),
-            generation: if self.choices.one_in(2) { 1 } else { self.number() as u32 },
+            token: TokenId(token),
+            generation: match self.choices.one_in(2) {
+                true => self.generation(index, token),
+                false => self.number() as u32,
+            },
             room: match self.choices.one_in(3) {
                 true => self.number() as u32,
                 false => self.choices.of(&self.known.rooms) as u32,
@@ -707,10 +730,14 @@ impl<'a> Play<'a> {
             assert!(count < OUTPUTS_MAX, "the outputs of one input are bounded");
             let Some(output) = self.shard.poll_output() else { break };
             match output {
-                Output::Send { envelope, message, body, .. } => {
+                Output::Send { connection, envelope, message, body, .. } => {
                     let said = framed(&envelope, &message, body.len());
                     assert!(said.is_some(), "what a server says can be said: {message:?}");
                     self.known.learn(&message);
+                    let line = self.lines.iter_mut().find(|line| line.connection == connection);
+                    if let (Some(line), Message::Welcome(welcome)) = (line, &message) {
+                        line.epoch = welcome.client_epoch;
+                    }
                 }
                 Output::Stream { parts, .. } => self.streams.push(parts),
                 Output::Close { connection } => {
@@ -740,7 +767,7 @@ impl<'a> Play<'a> {
         self.streams.clear();
         self.lines.clear();
         self.shelf = Shelf::with(self.shelf.contents());
-        self.shard = open(&self.config, self.id, &self.shelf, self.now);
+        self.shard = open(&self.config, self.id, &self.shelf, &self.counters, self.now);
         if let Some(before) = before {
             let after = self.shard.durable_state();
             assert!(before == after, "{before:?} is not {after:?}");
@@ -751,8 +778,14 @@ impl<'a> Play<'a> {
 }
 
 /// Opens the shard that is on this shelf, or makes one there.
-fn open(config: &Arc<PsConfig>, id: ShardId, shelf: &Shelf, now: Instant) -> Shard {
-    let (identity, counters) = (Arc::new(Identity::new()), Arc::<Counters>::default());
+fn open(
+    config: &Arc<PsConfig>,
+    id: ShardId,
+    shelf: &Shelf,
+    counters: &Arc<Counters>,
+    now: Instant,
+) -> Shard {
+    let (identity, counters) = (Arc::new(Identity::new()), counters.clone());
     let budget = Budget::new(BYTES_MAX);
     let parts = Parts { id, config: config.clone(), identity, budget, counters };
     let life = Life { boot: [0; 16], arena: 1, epoch_base: 0 };
@@ -772,15 +805,32 @@ fn framed(envelope: &Envelope, message: &Message, body: usize) -> Option<(Header
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use proptest::strategy::ValueTree;
+    use proptest::test_runner::TestRunner;
+
+    fn inputs() -> impl Strategy<Value = Vec<u8>> {
+        proptest::collection::vec(any::<u8>(), 0..3000)
+    }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(300))]
 
         #[test]
-        fn a_shard_takes_whatever_can_be_said_and_opens_again(
-            input in proptest::collection::vec(any::<u8>(), 0..3000),
-        ) {
+        fn a_shard_takes_whatever_can_be_said_and_opens_again(input in inputs()) {
             super::play(&input);
         }
+    }
+
+    /// What is refused at the door shows nothing of the rooms behind it.
+    #[test]
+    fn pushes_come_through_on_the_step_owner_and_on_other_shards() {
+        let mut runner = TestRunner::deterministic();
+        let mut applied = [0, 0];
+        for _ in 0..300 {
+            let input = inputs().new_tree(&mut runner).expect("bytes").current();
+            let (gradients, owns_the_step) = super::play(&input);
+            applied[usize::from(!owns_the_step)] += gradients;
+        }
+        assert!(applied.iter().all(|&applied| applied >= 10), "{applied:?}");
     }
 }
