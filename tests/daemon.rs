@@ -144,6 +144,7 @@ const BAD: &[(&str, &str, &[&str])] = &[
     ("--non-finite", "ignore", &[]),
     ("--handshake-timeout-ms", "0", &[]),
     ("--waiting-connections-max", "0", &[]),
+    ("--connections-max", "0", &[]),
     ("--inbox-pushes", "0", &[]),
     ("--pin-bytes-max", "-1", &[]),
     ("--exit-grace-ms", "-1", &[]),

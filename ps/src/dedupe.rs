@@ -17,8 +17,12 @@ use crate::zoo::{Bug, Zoo};
 pub(crate) struct Window {
     newest: u64,
     entries: Box<[Option<Entry>]>,
+    /// Which entries have changed since they were saved last, one bit for each.
+    unsaved: u64,
     zoo: Zoo,
 }
+
+const _: () = assert!(WINDOW == u64::BITS as u64);
 
 /// A push that is settled.
 #[derive(Clone, Copy, Debug)]
@@ -29,12 +33,32 @@ struct Entry {
     token: TokenId,
 }
 
+impl Entry {
+    fn words(self) -> [u64; 4] {
+        let Entry { sequence, outcome, token } = self;
+        match outcome {
+            // Who counts the steps keeps no token, and the others count none.
+            Outcome::Applied { version, .. } if token.0 != 0 => {
+                [sequence, 6 | token.0 << 8, version, 0]
+            }
+            Outcome::Applied { version, step, staleness } => {
+                [sequence, 1 | staleness << 8, version, step.0]
+            }
+            Outcome::Accepted { step } => [sequence, 2, 0, step.0],
+            Outcome::Stale { current } => [sequence, 3, 0, current.0],
+            Outcome::Withdrawn {} => [sequence, 4, 0, 0],
+            Outcome::Held {} => [sequence, 5, 0, 0],
+        }
+    }
+}
+
 impl Window {
     /// The words that a window takes in the arena.
     pub(crate) const WORDS: usize = 1 + 4 * WINDOW as usize;
 
     pub(crate) fn new(zoo: Zoo) -> Self {
-        Window { newest: 0, entries: vec![None; WINDOW as usize].into(), zoo }
+        // Its words in the arena are another window's.
+        Window { newest: 0, entries: vec![None; WINDOW as usize].into(), unsaved: u64::MAX, zoo }
     }
 
     /// What is known of a push; `Unknown` for one that may still come.
@@ -71,32 +95,39 @@ impl Window {
             state => assert_eq!(state, PushState::Unknown {}, "push {sequence} settles once"),
         }
         self.newest = self.newest.max(sequence.0);
-        let entry = Entry { sequence: sequence.0, outcome, token };
-        self.entries[(sequence.0 % WINDOW) as usize] = Some(entry);
+        self.put(sequence.0, Some(Entry { sequence: sequence.0, outcome, token }));
         if self.zoo.has(Bug::EvictLiveOutcome) {
-            self.entries[(sequence.0.wrapping_sub(EVICTED) % WINDOW) as usize] = None;
+            self.put(sequence.0.wrapping_sub(EVICTED), None);
         }
     }
 
-    /// The window as words, [`Window::WORDS`] of them: the newest, then four for each entry.
-    pub(crate) fn encode(&self) -> impl Iterator<Item = u64> {
-        let entries = self.entries.iter().flat_map(|entry| match entry {
-            None => [0; 4],
-            Some(Entry { sequence, outcome, token }) => match *outcome {
-                // Who counts the steps keeps no token, and the others count none.
-                Outcome::Applied { version, .. } if token.0 != 0 => {
-                    [*sequence, 6 | token.0 << 8, version, 0]
-                }
-                Outcome::Applied { version, step, staleness } => {
-                    [*sequence, 1 | staleness << 8, version, step.0]
-                }
-                Outcome::Accepted { step } => [*sequence, 2, 0, step.0],
-                Outcome::Stale { current } => [*sequence, 3, 0, current.0],
-                Outcome::Withdrawn {} => [*sequence, 4, 0, 0],
-                Outcome::Held {} => [*sequence, 5, 0, 0],
-            },
-        });
-        std::iter::once(self.newest).chain(entries)
+    fn put(&mut self, sequence: u64, entry: Option<Entry>) {
+        let index = sequence % WINDOW;
+        self.entries[index as usize] = entry;
+        self.unsaved |= 1 << index;
+    }
+
+    /// Saves the words that may have changed since this was last called, each with its place among the
+    /// [`Window::WORDS`]: the newest, then four for each entry.
+    pub(crate) fn save(&mut self, mut put: impl FnMut(usize, u64)) {
+        put(0, self.newest);
+        let mut unsaved = std::mem::take(&mut self.unsaved);
+        while unsaved != 0 {
+            let index = unsaved.trailing_zeros() as usize;
+            unsaved &= unsaved - 1;
+            let words = self.entries[index].map_or([0; 4], Entry::words);
+            for (word, value) in words.into_iter().enumerate() {
+                put(1 + 4 * index + word, value);
+            }
+        }
+    }
+
+    /// All words.
+    #[cfg(test)]
+    pub(crate) fn words(&self) -> Vec<u64> {
+        let mut words = vec![0; Window::WORDS];
+        Window { unsaved: u64::MAX, ..self.clone() }.save(|word, value| words[word] = value);
+        words
     }
 
     /// A window from its words; `None` if they cannot be a window's.
@@ -194,7 +225,7 @@ pub(crate) mod tests {
                 newest = newest.max(sequence);
             }
             if round % 97 == 0 {
-                let words: Vec<u64> = window.encode().collect();
+                let words: Vec<u64> = window.words();
                 window = Window::decode(&words, zoo).unwrap();
             }
             for &sequence in settled.range(newest.saturating_sub(WINDOW - 1)..) {
@@ -237,7 +268,7 @@ pub(crate) mod tests {
         for (sequence, outcome) in (1..200).step_by(3).zip(outcomes.into_iter().cycle()) {
             window.settle(Sequence(sequence), outcome);
         }
-        let words: Vec<u64> = window.encode().collect();
+        let words: Vec<u64> = window.words();
         assert_eq!(words.len(), Window::WORDS);
         let read = Window::decode(&words, Zoo::default()).unwrap();
         for sequence in 1..300 {

@@ -12,9 +12,9 @@ use crate::links::Links;
 use crate::probe;
 use crate::process::{BLINK, PATIENCE, Process};
 use crate::setting::{
-    ADAM_RATE, LEASE, MOMENTUM, MOMENTUM_RATE, Setting, TOKEN_TIMEOUT, worker_hosts,
+    ADAM_RATE, LEASE, MOMENTUM, MOMENTUM_RATE, SHARDS, Setting, TOKEN_TIMEOUT, worker_hosts,
 };
-use pushpull::common::protocol::message::Selection;
+use pushpull::common::protocol::message::{Role, Selection};
 
 /// Where the servers of a cluster listen.
 #[derive(Clone, Copy, Debug)]
@@ -94,6 +94,7 @@ impl Daemons {
             .arg(self.checkpoints())
             .args(["--checkpoint-every-ms", CHECKPOINT_EVERY_MS])
             .args(["--bytes-max", &BYTES_MAX.to_string()])
+            .args(["--connections-max", &CONNECTIONS_MAX.to_string()])
             .arg("--state-dir")
             .arg(self.state(task));
         if setting.synchronous {
@@ -203,6 +204,30 @@ impl Daemons {
         }
     }
 
+    /// How many connections fewer than they may the servers keep, while nobody trains; waits for those that
+    /// are gone to be noticed.
+    pub(crate) fn slots_lost(&self) -> u64 {
+        let cluster = self.setting.cluster();
+        let lost = |index| {
+            let shard = self.setting.shard(index);
+            // Each other shard has a connection to the step owner.
+            let peers = if index == 0 { SHARDS - 1 } else { 0 };
+            let since = Instant::now();
+            loop {
+                let open = || probe::Line::open(&cluster, shard, Role::Reader {});
+                let mut lines = Vec::new();
+                while let Some(line) = open().expect("a server that is up answers a hello") {
+                    lines.push(line);
+                }
+                let lost = CONNECTIONS_MAX.saturating_sub(peers + lines.len());
+                if lost == 0 || since.elapsed() > PATIENCE {
+                    return lost as u64;
+                }
+            }
+        };
+        (0..SHARDS).map(lost).sum()
+    }
+
     /// How many panics the servers have logged, dead ones included.
     pub(crate) fn panics(&self) -> u64 {
         let panics = |task| {
@@ -248,6 +273,9 @@ impl Daemons {
 
 /// So often the servers save by themselves.
 const CHECKPOINT_EVERY_MS: &str = "250";
+
+/// Connections that a shard keeps: so few that one which were never given back would be missed soon.
+const CONNECTIONS_MAX: usize = 64;
 
 /// What a server may use: the variables, four whole pushes and copies, many times over.
 const BYTES_MAX: u64 = 1 << 30;

@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::damage::Name;
 use crate::ledger::Verdict;
 use crate::rounds::Counts;
+use crate::strangers::Said;
 
 /// What was done, and what was found.
 #[derive(Debug, Default)]
@@ -46,6 +47,11 @@ pub(crate) struct Report {
     pub(crate) recoveries: Vec<Duration>,
     /// Panics that servers have logged.
     pub(crate) panics: u64,
+    /// Whether strangers came, and what they did.
+    pub(crate) had_strangers: bool,
+    pub(crate) strangers: Said,
+    /// Connections that servers no longer have room for, and nobody has.
+    pub(crate) slots_lost: u64,
     pub(crate) verdict: Verdict,
 }
 
@@ -68,6 +74,9 @@ impl Report {
         self.checkpoints.extend(other.checkpoints);
         self.refused += other.refused;
         self.panics += other.panics;
+        self.had_strangers |= other.had_strangers;
+        self.strangers.add(other.strangers);
+        self.slots_lost += other.slots_lost;
         self.in_flight += other.in_flight;
         self.worker_kills += other.worker_kills;
         self.given_up += other.given_up;
@@ -98,7 +107,7 @@ impl Report {
         let (damages, pushes) = (self.damages + self.damages_of_checkpoints, self.acknowledged);
         format!(
             "{servers} servers and {workers} workers killed, {} stops, {} cuts, {} stalls, {} disk faults, \
-             {damages} damages, {} restores, {pushes} pushes acknowledged, {} unknown, {} stale, {} refused, {} workers given up",
+             {damages} damages, {} restores, {pushes} pushes acknowledged, {} unknown, {} stale, {} refused, {} workers given up, {} messages and {} rooms of {} strangers",
             self.stops,
             self.cuts,
             self.stalls,
@@ -107,7 +116,10 @@ impl Report {
             self.unknown,
             self.stale,
             self.refused,
-            self.given_up
+            self.given_up,
+            self.strangers.messages,
+            self.strangers.rooms,
+            self.strangers.connections
         )
     }
 
@@ -129,6 +141,14 @@ impl Report {
         }
         if self.panics > 0 {
             faults.push(format!("servers have logged {} panics", self.panics));
+        }
+        if self.slots_lost > 0 {
+            faults.push(format!("servers have lost {} slots for connections", self.slots_lost));
+        }
+        // What is refused at the door says nothing of the house.
+        let Said { connections, welcomed, messages, .. } = self.strangers;
+        if self.had_strangers && (welcomed * 4 < connections || messages == 0) {
+            faults.push(format!("of {connections} strangers {welcomed} said {messages} messages"));
         }
         if self.acknowledged == 0 {
             faults.push("nothing was acknowledged".to_owned());
@@ -156,6 +176,7 @@ impl Report {
              \"given_up\":{},\"stops\":{},\"cuts\":{},\"stalls\":{},\"disk_faults\":{},\"damages\":{},\"refused_damages\":{},\
              \"checkpoints\":{},\"restores\":{},\"acknowledged\":{},\"unknown\":{},\"stale\":{},\"refused\":{},\
              \"lost\":{},\"duplicated\":{},\"torn\":{},\"half_applied\":{},\"evicted\":{},\"panics\":{},\
+             \"strange_connections\":{},\"strange_messages\":{},\"slots_lost\":{},\
              \"recovery_p50_ms\":{},\"recovery_p99_ms\":{}}}",
             self.kills + self.kills_beside,
             self.in_flight,
@@ -179,6 +200,9 @@ impl Report {
             self.verdict.half_applied,
             self.verdict.evicted,
             self.panics,
+            self.strangers.connections,
+            self.strangers.messages,
+            self.slots_lost,
             percentile(50),
             percentile(99)
         )

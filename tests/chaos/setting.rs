@@ -159,9 +159,9 @@ impl Setting {
     }
 }
 
-/// Nobody connects to a worker: its address is only a name.
+/// Nobody connects to a worker: its address is only a name. There is one more than train.
 pub(crate) fn worker_hosts() -> Vec<String> {
-    (1..=WORKERS).map(|port| format!("127.0.0.1:{port}")).collect()
+    (1..=WORKERS + 1).map(|port| format!("127.0.0.1:{port}")).collect()
 }
 
 /// The variable of a shard whose elements are all equal: how many pushes it has applied.

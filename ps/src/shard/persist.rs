@@ -3,7 +3,10 @@
 //! The words are a function of the shard's tables. After each input those that differ are
 //! committed in one transaction, before anything that was answered leaves the shard. So nothing is
 //! promised that is not kept, and no place in the shard has to say what it changed but the tables
-//! themselves.
+//! themselves: which clients have, and which entries of their windows.
+
+use pushpull_common::protocol::limits::TOKENS_PER_CLIENT_MAX;
+use smallvec::SmallVec;
 
 use super::durable::GROWTH;
 use super::record::{self, CLIENT_WORDS, ShardRecord, Stage};
@@ -138,11 +141,12 @@ impl Shard {
     fn stage_client(&mut self, key: ClientKey) {
         let pace = self.owner.as_ref().and_then(StepOwner::pace);
         let progress = pace.map(|pace| pace.of(key)).unwrap_or_default();
-        let client = self.replicas.client(key);
-        let words = record::encode_client(client, self.tokens_of(key), progress);
+        let tokens: SmallVec<[Issued; TOKENS_PER_CLIENT_MAX]> =
+            self.tokens_of(key).take(TOKENS_PER_CLIENT_MAX).collect();
         let first = record::first_of_client(key.0 as usize);
-        for (index, value) in words.into_iter().enumerate() {
-            self.journal.stage(Address::Control(first + index), value);
-        }
+        let (client, journal) = (self.replicas.to_be_saved(key), &mut self.journal);
+        record::save_client(client, &tokens, progress, |word, value| {
+            journal.stage(Address::Control(first + word), value);
+        });
     }
 }

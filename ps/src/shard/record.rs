@@ -20,7 +20,6 @@
 
 use pushpull_common::ids::{ClientEpoch, GlobalStep, Incarnation, RestoreEpoch, TaskId, TokenId};
 use pushpull_common::protocol::limits::{JOB_BYTES_MAX, TOKENS_PER_CLIENT_MAX};
-use smallvec::SmallVec;
 
 use super::replicas::{CLIENTS_MAX, Client, ClientKey, EPOCH_LIMIT, Presence, Remembered};
 use crate::aggregate::admission::Admitted;
@@ -257,36 +256,39 @@ pub(crate) fn first_of_client(client: usize) -> usize {
     (1 + client) * CELL_WORDS
 }
 
-/// A client, the tokens it holds and how far it is, as words.
-pub(crate) fn encode_client(
-    client: &Client,
-    tokens: impl Iterator<Item = Issued>,
+/// Saves a client, the tokens it holds and how far it is: each of its words that may have changed, with its
+/// place among its [`CLIENT_WORDS`].
+pub(crate) fn save_client(
+    client: &mut Client,
+    tokens: &[Issued],
     progress: Progress,
-) -> SmallVec<[u64; CLIENT_WORDS]> {
-    let mut words = SmallVec::new();
-    words.push(match client.presence {
+    mut put: impl FnMut(usize, u64),
+) {
+    let job = client.task.job.as_bytes();
+    let presence = match client.presence {
         Presence::Present => 1,
         Presence::Left => 2,
         Presence::Lost => 3,
-    });
-    words.extend([client.epoch.0, client.incarnation.0]);
-    let job = client.task.job.as_bytes();
-    words.push(u64::from(client.task.index) | (job.len() as u64) << 32);
+    };
+    let index_and_length = u64::from(client.task.index) | (job.len() as u64) << 32;
+    let head = [presence, client.epoch.0, client.incarnation.0, index_and_length];
+    head.into_iter().enumerate().for_each(|(word, value)| put(word, value));
     let mut padded = [0; JOB_BYTES_MAX];
     padded[..job.len()].copy_from_slice(job);
-    for bytes in padded.chunks_exact(8) {
-        words.push(u64::from_le_bytes(bytes.try_into().expect("chunks of eight")));
+    for (word, bytes) in (JOB..).zip(padded.chunks_exact(8)) {
+        put(word, u64::from_le_bytes(bytes.try_into().expect("chunks of eight")));
     }
-    let tokens: SmallVec<[Issued; TOKENS_PER_CLIENT_MAX]> =
-        tokens.take(TOKENS_PER_CLIENT_MAX).collect();
-    words.push(tokens.len() as u64);
-    for issued in tokens {
-        words.extend([issued.token.0, issued.generation.into(), issued.step.0]);
+    put(TOKENS, tokens.len() as u64);
+    for place in 0..TOKENS_PER_CLIENT_MAX {
+        let words = tokens
+            .get(place)
+            .map_or([0; 3], |issued| [issued.token.0, issued.generation.into(), issued.step.0]);
+        for (word, value) in (TOKENS + 1 + 3 * place..).zip(words) {
+            put(word, value);
+        }
     }
-    words.resize(WINDOW, 0);
-    words.extend(client.window.encode());
-    words.push(progress.made << 1 | u64::from(progress.counts));
-    words
+    client.window.save(|word, value| put(WINDOW + word, value));
+    put(PROGRESS, progress.made << 1 | u64::from(progress.counts));
 }
 
 /// The client of this number, its tokens and how far it is, from its [`CLIENT_WORDS`].
@@ -494,8 +496,9 @@ mod tests {
                 })
                 .collect();
             let progress = Progress { made, counts };
-            let client = Client::remembered(remembered, std::time::Instant::now());
-            let words = encode_client(&client, tokens.iter().copied(), progress);
+            let mut client = Client::remembered(remembered, std::time::Instant::now());
+            let mut words = vec![0; CLIENT_WORDS];
+            save_client(&mut client, &tokens, progress, |word, value| words[word] = value);
             let read = decode_client(0, &words, Zoo::default());
             prop_assert!(read.is_ok(), "{:?}", read.err());
             let (found, found_tokens, found_progress) = read.unwrap();

@@ -311,6 +311,11 @@ impl Replicas {
         &self.clients[key.0 as usize]
     }
 
+    /// A client whose words are saved: it has not changed by that.
+    pub(crate) fn to_be_saved(&mut self, key: ClientKey) -> &mut Client {
+        &mut self.clients[key.0 as usize]
+    }
+
     pub(crate) fn client_mut(&mut self, key: ClientKey) -> &mut Client {
         self.changed.insert(key);
         &mut self.clients[key.0 as usize]

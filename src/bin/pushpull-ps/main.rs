@@ -143,6 +143,9 @@ struct Options {
     /// address that has most of them.
     #[arg(long, default_value_t = 1024)]
     waiting_connections_max: usize,
+    /// How many connections that have said hello each shard keeps; who comes then is told that it is busy.
+    #[arg(long, default_value_t = 4096)]
+    connections_max: usize,
     /// How many whole pushes each shard has room for.
     #[arg(long, default_value_t = 4)]
     inbox_pushes: usize,
@@ -384,6 +387,7 @@ fn config(options: &Options, cluster: ClusterSpec) -> Result<PsConfig, String> {
         .token_timeout((!token_timeout.is_zero()).then_some(token_timeout))
         .handshake_timeout(Duration::from_millis(options.handshake_timeout_ms))
         .waiting_connections_max(options.waiting_connections_max)
+        .connections_max(options.connections_max)
         .inbox_pushes(options.inbox_pushes)
         .integrity_full(options.integrity_full)
         .shared_memory(!options.no_shared_memory)

@@ -120,13 +120,13 @@ impl Shard {
     fn kept_of(&self, key: ClientKey) -> Client {
         let client = self.replicas.client(key);
         // As it would be read: what has left the window is of no more use.
-        let window: Vec<u64> = client.window.encode().collect();
+        let window: Vec<u64> = client.window.words();
         let window = Window::decode(&window, Zoo::default()).expect("a window");
         let (task, epoch) = (&client.task, client.epoch);
         let name = format!("{task} {epoch:?} {:?} {:?}", client.incarnation, client.presence);
         let tokens = self.owner.iter().flat_map(|owner| owner.tokens_of(key));
         let tokens = tokens.map(|token| format!("{token:?}")).collect();
-        Client { name, window: window.encode().collect(), tokens }
+        Client { name, window: window.words(), tokens }
     }
 }
 

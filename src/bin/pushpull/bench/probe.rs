@@ -52,14 +52,24 @@ impl Line {
         shard: ShardId,
         role: Role,
     ) -> io::Result<Option<Line>> {
-        let address = cluster.task_address("ps", shard.task).map_err(io::Error::other)?;
+        Line::greet(cluster, &Hello { role, ..hello(cluster, shard) }, PATIENCE)
+    }
+
+    /// The same with any hello, for whose shard it is. Whoever waits for an answer does so for as long as
+    /// this.
+    pub(crate) fn greet(
+        cluster: &ClusterSpec,
+        hello: &Hello,
+        patience: Duration,
+    ) -> io::Result<Option<Line>> {
+        let address = cluster.task_address("ps", hello.shard.task).map_err(io::Error::other)?;
         let stream = match address.strip_prefix("unix:") {
             Some(path) => Stream::Unix(UnixStream::connect(path)?),
             None => Stream::Tcp(TcpStream::connect(address)?),
         };
-        stream.limit()?;
+        stream.limit(patience)?;
         let mut line = Line { stream, reader: FrameReader::new(), requests: 0 };
-        line.send(Hello { role, ..hello(cluster, shard) }.into(), &[])?;
+        line.send(hello.clone().into(), &[])?;
         if !matches!(line.next()?, Message::Welcome(_)) {
             return Ok(None);
         }
@@ -69,10 +79,20 @@ impl Line {
 
     /// Sends a message.
     pub(crate) fn send(&mut self, message: Message, body: &[u8]) -> io::Result<()> {
+        self.send_in(Envelope::default(), &message, body)
+    }
+
+    /// Sends a message in this envelope, under the next request id.
+    pub(crate) fn send_in(
+        &mut self,
+        envelope: Envelope,
+        message: &Message,
+        body: &[u8],
+    ) -> io::Result<()> {
         self.requests += 1;
-        let envelope = Envelope { request: RequestId(self.requests), ..Envelope::default() };
+        let envelope = Envelope { request: RequestId(self.requests), ..envelope };
         let mut frame = Vec::new();
-        encode(&mut frame, &envelope, &message, BodyStamp::plain(body.len() as u64));
+        encode(&mut frame, &envelope, message, BodyStamp::plain(body.len() as u64));
         frame.extend_from_slice(body);
         match &mut self.stream {
             Stream::Tcp(stream) => stream.write_all(&frame),
@@ -105,13 +125,13 @@ enum Stream {
 }
 
 impl Stream {
-    fn limit(&self) -> io::Result<()> {
+    fn limit(&self, patience: Duration) -> io::Result<()> {
         match self {
             Stream::Tcp(stream) => {
                 stream.set_nodelay(true)?;
-                stream.set_read_timeout(Some(PATIENCE))
+                stream.set_read_timeout(Some(patience))
             }
-            Stream::Unix(stream) => stream.set_read_timeout(Some(PATIENCE)),
+            Stream::Unix(stream) => stream.set_read_timeout(Some(patience)),
         }
     }
 
@@ -123,7 +143,8 @@ impl Stream {
     }
 }
 
-fn hello(cluster: &ClusterSpec, shard: ShardId) -> Hello {
+/// What a reader says first.
+pub(crate) fn hello(cluster: &ClusterSpec, shard: ShardId) -> Hello {
     Hello {
         version_oldest: version::OLDEST,
         version_newest: version::NEWEST,
