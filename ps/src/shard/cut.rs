@@ -96,10 +96,10 @@ impl Shard {
     /// checkpoint is being saved the others wait for however long that takes.
     pub(super) fn end_waits_for_cuts(&mut self, now: Instant) {
         let late = |since: Instant| now.saturating_duration_since(since) >= PATIENCE;
-        self.kept_cut.take_if(|cut| late(cut.since));
         if self.saves_a_cut {
             return;
         }
+        self.kept_cut.take_if(|cut| late(cut.since));
         while self.wishes.front().is_some_and(|wish| late(wish.since))
             && let Some(wish) = self.wishes.pop_front()
         {

@@ -190,8 +190,11 @@ impl Shard {
                 power.failed = Some(error.clone());
                 self.jobs.clear();
                 self.draft = None;
-                // What was not made durable is not answered. Whoever asks again is told why.
-                power.held.clear();
+                // What was not made durable is not answered. Whoever asks again is told why. The saver hears
+                // its orders, and that nothing can be saved from here.
+                let orders = power.held.drain(..).map(|(_, output)| output);
+                let orders = orders.filter(|output| matches!(output, Output::Order(_)));
+                self.outputs.extend(orders);
                 self.stage_poison(&error);
                 let connections: Vec<u64> = self.conversations.keys().copied().collect();
                 for connection in connections {

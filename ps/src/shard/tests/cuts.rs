@@ -141,7 +141,7 @@ fn the_step_owners_part_of_an_asynchronous_one_has_the_updates_that_its_step_cou
 #[test]
 fn asynchronous_saves_come_one_at_a_time_and_only_so_many_wait() {
     let folder = tempfile::tempdir().unwrap();
-    let (mut cluster, _) = cluster_of(folder.path(), Mode::Asynchronous);
+    let (mut cluster, storage) = cluster_of(folder.path(), Mode::Asynchronous);
     update(&mut cluster);
     assert_eq!(wish(&mut cluster), [1]);
     for ticket in 1..=17 {
@@ -154,9 +154,11 @@ fn asynchronous_saves_come_one_at_a_time_and_only_so_many_wait() {
         told.push((ticket, error));
     }
     assert_eq!(told, [(17, "cannot save now: 16 saves wait already".to_owned())]);
-    // However long the first takes: that it goes on is the saver's business.
+    // However long the first takes: that it goes on is the saver's business, and its cut is kept.
     cluster.pass(Duration::from_secs(100), &[0, 1]);
     update(&mut cluster);
+    let save = Save::begin(storage, RestoreEpoch(1), GlobalStep(1), None).unwrap();
+    assert_eq!(part(&mut cluster, 0, &save).gradients, 1);
     for _ in 1..=16 {
         assert_eq!(ordered(&mut cluster), [] as [u64; 0]);
         let news = News::Saved { asker: Asker::Ticket(100), result: Err("no disk".to_owned()) };

@@ -18,7 +18,8 @@ use crate::config::{Durability, PsConfig};
 use crate::error::StorageError;
 use crate::layout::{Kind, PAGE_BYTES, Stamp};
 use crate::optimizer::Sgd;
-use crate::shard::Shard;
+use crate::shard::checkpoints::{News, Order};
+use crate::shard::{Input, Shard};
 use crate::zoo::Zoo;
 
 const ELEMENTS: u64 = 4000;
@@ -259,6 +260,18 @@ fn a_flush_that_fails_ends_pushes_for_good() {
         assert!(detail.as_str().contains("the disk is gone"), "{detail}");
     }
     assert_eq!(f32s(&world.values(line)).len(), ELEMENTS as usize, "but it can be read");
+}
+
+#[test]
+fn the_saver_has_its_orders_though_a_flush_fails() {
+    let (mut world, line) = world(Zoo::default());
+    push(&mut world, line, 1);
+    let wished = News::Wished { ticket: 7, user: Vec::new() };
+    world.input(0, Input::News(wished));
+    assert!(world.orders.is_empty(), "an image is waited for");
+    world.fail_flush("the disk is gone");
+    let orders = std::mem::take(&mut world.orders);
+    assert!(matches!(orders[..], [(_, Order::Tell { ticket: 7, .. })]), "{orders:?}");
 }
 
 #[test]
