@@ -117,6 +117,7 @@ impl Session {
                 // the last part, once more, asks for the answer.
                 PushState::Receiving { bytes } => {
                     let has_all = share.whole && bytes == share.bytes();
+                    share.whole = has_all;
                     share.sent = if has_all { share.parts.len() } else { 0 };
                     share.phase = Phase::Sending;
                 }

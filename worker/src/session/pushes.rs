@@ -265,7 +265,7 @@ impl Session {
             return;
         }
         let envelope = Envelope { sequence, ..Envelope::default() };
-        let begins = matches!(share.phase, Phase::Roomless | Phase::Sending);
+        let begins = matches!(share.phase, Phase::Roomless | Phase::Sending) && !share.whole;
         if begins && push.is_not_taken_by(self.owner_link()) {
             return;
         }
@@ -313,6 +313,10 @@ impl Session {
     pub(super) fn may_end_on(&self, push: &Push, link: usize) -> bool {
         let owner = self.owner_link();
         if !push.follows_owner || Some(link) == owner {
+            return true;
+        }
+        // What it has whole it may have applied. To say so again asks for the answer.
+        if push.shares.iter().any(|share| share.link == link && share.whole) {
             return true;
         }
         push.is_applied_by(owner).unwrap_or_else(|| {

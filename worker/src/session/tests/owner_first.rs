@@ -227,6 +227,27 @@ fn a_token_that_the_owner_takes_back_is_pushed_on_no_shard() {
 }
 
 #[test]
+fn a_shard_that_has_a_push_whole_is_asked_for_its_answer_whatever_the_owner_has_said() {
+    let plan = plan(2, 2);
+    let mut world = with_token(&plan);
+    let op = world.push(&plan, 1);
+    let owner = parts(&mut world, OWNER).pop().unwrap();
+    let whole = parts(&mut world, 1).pop().unwrap().part().whole.unwrap();
+    // A table of the owner is full, and the other shard waits for its own to grow.
+    world.answer(&owner, refused(Refusal::NotInitialized {}));
+    world.cut(1);
+    world.wait_for_connect(1);
+    world.accept(1);
+    let asked = world.heard(1, "OutcomeQuery");
+    world.answer(&asked, OutcomeIs { state: PushState::Receiving { bytes: whole } });
+    let last = world.heard(1, "PushPart");
+    assert_eq!((last.part().whole, last.body.len()), (Some(whole), 0));
+    assert!(world.waits(op));
+    world.answer(&last, push_answer(applied(1)));
+    assert!(matches!(world.reply(op), Err(Error::Refused { .. })));
+}
+
+#[test]
 fn what_is_assigned_needs_no_word_of_the_owner() {
     let plan = plan(2, 2);
     let mut world = with_token(&plan);
