@@ -80,6 +80,12 @@ impl Recalls {
         self.0.iter().filter(move |(_, recall)| free(recall)).map(|(&token, _)| TokenId(token))
     }
 
+    /// Some holders are here: what they owe is not overdue.
+    pub(crate) fn put_off(&mut self, now: Instant, which: impl Fn(TokenId) -> bool) {
+        let put_off = self.0.iter_mut().filter(|&(&token, _)| which(TokenId(token)));
+        put_off.for_each(|(_, recall)| recall.since = now);
+    }
+
     /// The tokens whose push has been applied elsewhere, and has not come here for so long.
     pub(crate) fn overdue(&self, now: Instant, limit: Duration) -> impl Iterator<Item = TokenId> {
         let overdue = move |recall: &Recall| {

@@ -418,6 +418,12 @@ impl StepOwner {
         due
     }
 
+    /// The holders of some tokens that are recalled are here: what they owe is not overdue.
+    pub(crate) fn put_off_recalls(&mut self, now: Instant, is_here: impl Fn(ClientKey) -> bool) {
+        let holder = |token: TokenId| self.out.get(&token.0).map(|out| out.holder);
+        self.recalls.put_off(now, |token| holder(token).is_some_and(&is_here));
+    }
+
     /// The tokens that are being recalled.
     pub(crate) fn recalls(&self) -> &Recalls {
         &self.recalls

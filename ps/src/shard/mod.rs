@@ -399,6 +399,10 @@ impl Shard {
         let kind = message.kind();
         if let Some(client) = client {
             let current = self.replicas.client(client);
+            if current.connection.is_none() {
+                // This shard has let go of it, and its end waits for an image to be on the disk.
+                return;
+            }
             if current.connection != Some(connection) {
                 // Another connection of the same task has taken over: an older self, or an older
                 // line of the same.

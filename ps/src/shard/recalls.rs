@@ -89,10 +89,13 @@ impl Shard {
         }
     }
 
-    /// Gives up clients whose push some shard has applied and whose own share does not come: they have
-    /// died with it. A self that comes back nevertheless is told that it is fenced.
+    /// Gives up clients whose push some shard has applied and who stay away: they have died with it. A self
+    /// that comes back nevertheless is told that it is fenced. Who is here may wait for room as long as it takes.
     fn retire_the_overdue(&mut self, now: Instant) {
-        let Some(owner) = &self.owner else { return };
+        let Some(owner) = &mut self.owner else { return };
+        let replicas = &self.replicas;
+        owner.put_off_recalls(now, |client| replicas.client(client).presence == Presence::Present);
+        let owner = &*owner;
         let comes = |token: TokenId| {
             self.inbox.as_ref().is_some_and(|inbox| !inbox.rooms_of(token.0).is_empty())
         };
@@ -133,16 +136,18 @@ impl Shard {
     /// On another shard: the step owner wants a token back. If its push has not been applied here, what
     /// may be on its way over the client's connection must not arrive.
     pub(super) fn recall(&mut self, now: Instant, token: TokenId, epoch: ClientEpoch) {
-        let holder = self.replicas.of_epoch(epoch);
-        let window = holder.map(|client| &self.replicas.client(client).window);
-        let applied =
-            self.is_whole(token) || window.is_some_and(|window| window.has_applied(token));
-        if !applied
-            && let Some(client) = holder
-            && let Some(connection) = self.replicas.client_mut(client).connection.take()
-        {
-            self.outputs.push_back(Output::Close { connection });
-            self.drop_line(now, connection, client);
+        // On a shard that mints none, more than one client may say that an epoch is theirs.
+        let holders: SmallVec<[ClientKey; 2]> = self.replicas.of_epoch(epoch).collect();
+        let has_applied = |&client: &ClientKey| {
+            let window = &self.replicas.client(client).window;
+            window.has_applied(token)
+        };
+        let applied = self.is_whole(token) || holders.iter().any(has_applied);
+        for client in holders.into_iter().filter(|_| !applied) {
+            if let Some(connection) = self.replicas.client_mut(client).connection.take() {
+                self.outputs.push_back(Output::Close { connection });
+                self.drop_line(now, connection, client);
+            }
         }
         self.tell_owner(message::Recalled { token, shard: self.id, applied }.into());
     }

@@ -297,9 +297,9 @@ impl Replicas {
         client.connection.take()
     }
 
-    /// The client that has this epoch.
-    pub(crate) fn of_epoch(&self, epoch: ClientEpoch) -> Option<ClientKey> {
-        self.keys().find(|&key| self.client(key).epoch == epoch)
+    /// The clients that have this epoch.
+    pub(crate) fn of_epoch(&self, epoch: ClientEpoch) -> impl Iterator<Item = ClientKey> {
+        self.keys().filter(move |&key| self.client(key).epoch == epoch)
     }
 
     /// The client of a task, if it has ever joined.

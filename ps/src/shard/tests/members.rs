@@ -6,7 +6,7 @@ use std::time::Duration;
 use pushpull_common::ids::PartitionId;
 use pushpull_common::protocol::message::{self, Role, Selection};
 use pushpull_common::protocol::wire::List;
-use pushpull_common::protocol::{BodyStamp, Envelope, FrameReader, Message, Refusal, encode};
+use pushpull_common::protocol::{BodyStamp, Envelope, FrameReader, Message, encode};
 
 use super::peers::{Push, variables, worker};
 use super::world::{Line, World};
@@ -152,8 +152,9 @@ fn who_was_lost_or_has_left_may_come_back_and_its_pushes_are_known() {
         if lost {
             world.pass(LEASE, &[]);
             assert!(world.closed.contains(&line));
-            let fenced = world.refused(line, message::Heartbeat {}.into());
-            assert!(matches!(fenced, Refusal::Fenced { .. }));
+            // What comes before the connection has ended is not heard, and no reason to give up.
+            let late = world.say(line, message::TokenRequest { newest: 0.into() }.into());
+            assert_eq!(world.answer(line, late), None);
         } else {
             world.ask(line, message::Leave {}.into());
             assert!(matches!(world.ask(line, message::Leave {}.into()), Message::Left(_)));

@@ -136,6 +136,26 @@ fn a_client_that_comes_back_is_not_given_a_token_again_that_is_being_recalled() 
 }
 
 #[test]
+fn a_client_that_is_back_and_waits_is_not_given_up() {
+    let mut cluster = cluster(|config| config.last_step(1));
+    let grant = cluster.token(1);
+    cluster.replicas[1].sequence = 1;
+    assert!(push_to(&mut cluster, 1, grant).is_ok());
+    cluster.pass(LEASE * 2, &[0, 2]);
+    assert_eq!(cluster.world.metrics().members_lost, 2);
+    cluster.connect(1);
+    // The owner has no room for its share, for however long.
+    cluster.pass(LEASE * 10, &[0, 1, 2]);
+    assert_eq!(cluster.world.metrics().clients_retired, 0);
+    // It goes again, and has as long as any other.
+    cluster.pass(LEASE * 2, &[0, 2]);
+    assert_eq!(cluster.world.metrics().clients_retired, 0);
+    cluster.connect(1);
+    assert!(push_to(&mut cluster, 0, grant).is_ok());
+    assert_eq!(applied(&mut cluster), [1, 1]);
+}
+
+#[test]
 fn a_client_that_has_died_with_its_push_half_made_is_given_up() {
     let mut cluster = cluster(|config| config.last_step(1));
     let grant = cluster.token(1);
