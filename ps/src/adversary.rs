@@ -341,7 +341,8 @@ impl<'a> Play<'a> {
         self.shard.handle(self.now, Input::OwnerLink { up: self.choices.one_in(4) });
         let token = TokenId(self.choices.of(&self.known.tokens));
         let client = ClientEpoch(self.choices.of(&self.known.epochs));
-        let message: Message = match self.choices.below(5) {
+        let message: Message = match self.choices.below(6) {
+            5 => message::ChiefIs { client }.into(),
             _ if self.config.rule().is_none() => message::Recall { token, client }.into(),
             4 => message::Recall { token, client }.into(),
             0 => message::Over { token }.into(),

@@ -744,6 +744,13 @@ wire_struct! {
         applied: bool,
     }
 }
+wire_struct! {
+    /// Step owner to shard: the newest chief has this epoch; 0 if there has been none.
+    ChiefIs {
+        /// The epoch of the client.
+        client: ClientEpoch,
+    }
+}
 
 macro_rules! messages {
     ($($kind:literal => $name:ident, body $limit:expr;)*) => {
@@ -868,4 +875,5 @@ messages! {
     64 => KeepCut, body 0;
     65 => Recall, body 0;
     66 => Recalled, body 0;
+    67 => ChiefIs, body 0;
 }

@@ -283,6 +283,7 @@ fn between_servers(add: &mut impl FnMut(&str, Message)) {
     add("KeepCut", KeepCut {}.into());
     add("Recall", Recall { token, client }.into());
     add("Recalled", Recalled { token, shard, applied: true }.into());
+    add("ChiefIs", ChiefIs { client }.into());
 }
 
 /// The kinds that may have a body, once without a checksum and once with one.

@@ -51,9 +51,21 @@ impl Shard {
         if speaks_for.is_some_and(|(other, _)| *other != shard) {
             return None;
         }
-        self.parts.insert(shard, connection);
         self.parts_heard.insert(shard, now);
+        if self.parts.insert(shard, connection) != Some(connection) {
+            self.say_chief(connection);
+        }
         Some(index)
+    }
+
+    fn say_chief(&mut self, connection: u64) {
+        self.send(connection, Envelope::default(), message::ChiefIs { client: self.chief }.into());
+    }
+
+    /// Tells the other shards that another chief has come.
+    pub(super) fn tell_chief(&mut self) {
+        let connections: SmallVec<[u64; 8]> = self.parts.values().copied().collect();
+        connections.into_iter().for_each(|connection| self.say_chief(connection));
     }
 
     /// A connection over which a shard took part is gone.
@@ -69,6 +81,7 @@ impl Shard {
         self.counters.shards_without_owner.set(u64::from(!up));
         self.owner_is_up = up;
         self.told_owner = None;
+        self.chief_told = None;
     }
 
     pub(super) fn tell_owner_again(&mut self, now: Instant) {
@@ -115,6 +128,11 @@ impl Shard {
 
     /// The step owner says something.
     pub(super) fn hear_owner(&mut self, now: Instant, header: &Header, message: Message) {
+        if let Message::ChiefIs(chief) = message {
+            // Of whatever restore epoch: the next one is the chief's to begin.
+            self.chief_told = Some(chief.client);
+            return;
+        }
         if header.restore_epoch != self.epoch || self.poisoned().is_some() {
             return;
         }

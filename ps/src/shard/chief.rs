@@ -9,7 +9,8 @@
 //! come as a worker under its epoch does not come as the chief under the same, nor the other way round.
 //!
 //! A shard that is not the step owner knows the fence, and no lease that counts: it takes whoever brings a
-//! higher epoch than the chief's for the next chief, unless it has met that as a worker.
+//! higher epoch than the chief's for the next chief, unless it has met that as a worker. While it is connected
+//! to the step owner, that tells it how high the epoch of a chief can be.
 
 use std::time::Instant;
 
@@ -81,6 +82,11 @@ impl Shard {
                 return Err(Refusal::Fenced { epoch, current: self.chief });
             }
         }
+        if self.owner.is_none() && self.chief_told.is_some_and(|told| epoch > told) {
+            // The step owner's word of it may be on its way.
+            let what = format!("chiefs, as the step owner has told of none with epoch {epoch}");
+            return Err(Refusal::Busy { what: Detail::clipped(what), limit: 1 });
+        }
         // A new one, of which the step owner knows whether there is room for it.
         let current = self.replicas.keys().find(|&key| {
             self.is_chief(key) && self.replicas.client(key).presence == Presence::Present
@@ -106,6 +112,7 @@ impl Shard {
             (self.chief, self.chief_client) = (epoch, Some(key));
             self.give_up_restoring("another chief has come");
             self.drop_wishes_of_chiefs("another chief has come");
+            self.tell_chief();
         }
     }
 

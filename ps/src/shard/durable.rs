@@ -177,6 +177,7 @@ impl Shard {
             draft: None,
             saving: None,
             kept_cut: None,
+            chief_told: None,
             saves_a_cut: false,
             wishes: VecDeque::new(),
             restoring: None,

@@ -7,10 +7,12 @@ use pushpull_common::protocol::message::{self, Operation, Role};
 use pushpull_common::protocol::{Envelope, Message, Refusal};
 
 use super::peers::{Peer, Push, bytes_of, chief, variables, worker};
+use super::synchronous::Cluster;
 use super::world::{Line, World};
+use crate::aggregate::mode::Mode;
 use crate::config::PsConfig;
 use crate::optimizer::Sgd;
-use crate::shard::TICK;
+use crate::shard::{Input, TICK};
 use crate::zoo::Zoo;
 
 const LEASE: Duration = Duration::from_secs(5);
@@ -247,4 +249,32 @@ fn who_follows_a_chief_that_is_gone_is_given_an_epoch_above_all_others() {
     // The one that has left comes again as what it is now: one that was replaced.
     let refusal = refused_as_chief(&mut world, 0, &first);
     assert!(is_fenced(&refusal, &second), "{refusal}");
+}
+
+#[test]
+fn a_shard_that_has_the_owners_word_takes_no_chief_that_the_owner_does_not_know() {
+    let mut cluster = Cluster::new(2, Mode::Asynchronous, |config| config.lease(LEASE));
+    // A task that the cluster has and nobody runs names an epoch that nobody was given.
+    let lie = cluster.replicas[0].peer.epoch.0 + 100;
+    let mut liar = Peer { role: Role::Chief {}, epoch: lie.into(), ..worker(9) };
+    let refusal = cluster.world.try_join(1, &mut liar).unwrap_err();
+    let Refusal::Busy { what, .. } = &refusal else { panic!("{refusal}") };
+    let said = format!("chiefs, as the step owner has told of none with epoch {lie}");
+    assert_eq!(what.as_str(), said);
+    // The chief is what it was, there and at the owner.
+    let line = cluster.replicas[0].lines[1];
+    let catalogue = cluster.world.catalogue.clone();
+    let answer = cluster.world.declare(line, &catalogue);
+    assert!(matches!(answer, Message::Declared(_)), "{answer:?}");
+    // The next chief is told of before it comes.
+    cluster.leave(0);
+    let mut next = Peer { role: Role::Chief {}, ..worker(7) };
+    cluster.world.join(0, &mut next);
+    cluster.settle();
+    cluster.world.join(1, &mut next);
+    // Without a connection to the owner there is nobody to ask.
+    let link = cluster.links[1].take().unwrap();
+    cluster.world.disconnect(link);
+    cluster.world.input(1, Input::OwnerLink { up: false });
+    cluster.world.join(1, &mut liar);
 }

@@ -70,11 +70,13 @@ impl Cluster {
 
     /// A replica says hello to every shard.
     pub(super) fn connect(&mut self, replica: usize) {
-        let shards = 0..self.links.len();
-        let peer = &mut self.replicas[replica].peer;
-        let lines = shards.map(|shard| self.world.join(shard, peer)).collect();
-        self.replicas[replica].lines = lines;
-        self.settle();
+        self.replicas[replica].lines.clear();
+        for shard in 0..self.links.len() {
+            let Replica { peer, lines, .. } = &mut self.replicas[replica];
+            lines.push(self.world.join(shard, peer));
+            // The step owner tells the others of a chief.
+            self.settle();
+        }
     }
 
     /// A replica's process is killed and started again.
