@@ -144,7 +144,7 @@ impl Shard {
         let tokens: SmallVec<[Issued; TOKENS_PER_CLIENT_MAX]> =
             self.tokens_of(key).take(TOKENS_PER_CLIENT_MAX).collect();
         let first = record::first_of_client(key.0 as usize);
-        let (client, journal) = (self.replicas.to_be_saved(key), &mut self.journal);
+        let (client, journal) = (self.replicas.client_to_save(key), &mut self.journal);
         record::save_client(client, &tokens, progress, |word, value| {
             journal.stage(Address::Control(first + word), value);
         });

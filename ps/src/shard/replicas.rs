@@ -312,7 +312,7 @@ impl Replicas {
     }
 
     /// A client whose words are saved: it has not changed by that.
-    pub(crate) fn to_be_saved(&mut self, key: ClientKey) -> &mut Client {
+    pub(crate) fn client_to_save(&mut self, key: ClientKey) -> &mut Client {
         &mut self.clients[key.0 as usize]
     }
 
