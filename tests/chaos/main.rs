@@ -14,7 +14,7 @@
 //!
 //! `cargo test --release --test chaos`. `PUSHPULL_CHAOS_KILLS=N` kills N servers in each mode in place of 8, with N/2 stops of
 //! workers and servers, N/2 cuts and N/4 stalls of links between any two tasks, N/10 faults of disks, N/10 damaged
-//! files, and N/20 restores, and N/2 servers in two clusters that strangers come to, who say anything that can
+//! files and N/20 restores; and N/2 servers in each of two clusters that strangers come to, who say anything that can
 //! be said; with 0 only workers are killed. `PUSHPULL_CHAOS_ONLY=NAME` leaves all clusters but
 //! one out. `PUSHPULL_CHAOS_SECONDS=S` lets the faults of each cluster go on for S seconds at least. `PUSHPULL_SEED=N` draws the same faults again, though what they meet is up to the machine. The
 //! last line is one JSON object.
