@@ -57,7 +57,7 @@ impl Window {
     pub(crate) const WORDS: usize = 1 + 4 * WINDOW as usize;
 
     pub(crate) fn new(zoo: Zoo) -> Self {
-        // Its words in the arena are another window's.
+        // The arena still holds another window's words.
         Window { newest: 0, entries: vec![None; WINDOW as usize].into(), unsaved: u64::MAX, zoo }
     }
 
@@ -215,7 +215,7 @@ pub(crate) mod tests {
     /// Pushes settle in any order within the window, and now and then it is read anew.
     fn every_outcome_is_known_as_long_as_its_push_may_come(zoo: Zoo) {
         let (mut window, mut settled) = (Window::new(zoo), std::collections::BTreeSet::new());
-        let mut newest = 0_u64;
+        let (mut newest, mut saved) = (0_u64, vec![0; Window::WORDS]);
         for round in 0..2000_u64 {
             // Steps that visit a window of sequences in no order.
             let sequence = 1 + round / 2 + round * 37 % (WINDOW - 1);
@@ -224,9 +224,13 @@ pub(crate) mod tests {
                 window.settle(Sequence(sequence), DONE);
                 newest = newest.max(sequence);
             }
+            if round % 7 == 0 {
+                window.save(|word, value| saved[word] = value);
+                assert_eq!(saved, window.words(), "what has changed is all that differs");
+            }
             if round % 97 == 0 {
-                let words: Vec<u64> = window.words();
-                window = Window::decode(&words, zoo).unwrap();
+                window.save(|word, value| saved[word] = value);
+                window = Window::decode(&saved, zoo).unwrap();
             }
             for &sequence in settled.range(newest.saturating_sub(WINDOW - 1)..) {
                 let state = window.state(Sequence(sequence));

@@ -8,9 +8,9 @@
 //! once the lease of the one before has run out, or that has left, and under a new epoch: a client that has
 //! come as a worker under its epoch does not come as the chief under the same, nor the other way round.
 //!
-//! A shard that is not the step owner knows the fence, and no lease that counts: it takes whoever brings a
+//! A shard that does not own the step knows the fence, and no lease that counts: it takes whoever brings a
 //! higher epoch than the chief's for the next chief, unless it has met that as a worker. While it is connected
-//! to the step owner, that tells it how high the epoch of a chief can be.
+//! to the step owner it takes nobody but the chief that the owner has told it of last.
 
 use std::time::Instant;
 
@@ -124,8 +124,10 @@ impl Shard {
     }
 
     fn fence(&self, epoch: ClientEpoch) -> Result<(), Refusal> {
-        match epoch < self.chief && !self.config.zoo.has(Bug::StaleChief) {
-            true => Err(Refusal::Fenced { epoch, current: self.chief }),
+        // The step owner may have told of a chief that has not come here yet.
+        let current = self.chief.max(self.chief_told.unwrap_or_default());
+        match epoch < current && !self.config.zoo.has(Bug::StaleChief) {
+            true => Err(Refusal::Fenced { epoch, current }),
             false => Ok(()),
         }
     }

@@ -290,7 +290,8 @@ pub(crate) struct Shard {
     draft: Option<Draft>,
     /// The part of a checkpoint that is being written, and the ways to give it up.
     saving: Option<Saving>,
-    /// What is kept for a checkpoint of a step that may have passed, in synchronous mode.
+    /// What is kept for a checkpoint of a step that may have passed: in synchronous mode on every shard, in
+    /// asynchronous mode on the step owner.
     kept_cut: Option<Cut>,
     /// On the step owner: whether one is being saved, and those that wait for the right moment.
     saves_a_cut: bool,
@@ -403,7 +404,7 @@ impl Shard {
         if let Some(client) = client {
             let current = self.replicas.client(client);
             if current.connection.is_none() {
-                // This shard has let go of it, and its end waits for an image to be on the disk.
+                // Its end is queued, and may wait for an image. `Fenced` would end a session that lives.
                 return;
             }
             if current.connection != Some(connection) {

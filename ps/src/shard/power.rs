@@ -190,11 +190,13 @@ impl Shard {
                 power.failed = Some(error.clone());
                 self.jobs.clear();
                 self.draft = None;
-                // What was not made durable is not answered. Whoever asks again is told why. The saver hears
-                // its orders, and that nothing can be saved from here.
-                let orders = power.held.drain(..).map(|(_, output)| output);
-                let orders = orders.filter(|output| matches!(output, Output::Order(_)));
-                self.outputs.extend(orders);
+                // What was not made durable is not answered. Whoever asks again is told why. What is said in this
+                // process goes out: who has asked the saver would wait for ever.
+                let within = |output: &Output| {
+                    matches!(output, Output::Order(_) | Output::Event(_) | Output::Members { .. })
+                };
+                let held = power.held.drain(..).map(|(_, output)| output);
+                self.outputs.extend(held.filter(within));
                 self.stage_poison(&error);
                 let connections: Vec<u64> = self.conversations.keys().copied().collect();
                 for connection in connections {

@@ -102,6 +102,7 @@ impl Shard {
         let overdue = owner.recalls().overdue(now, self.config.lease * 2);
         let holders = overdue.filter(|&token| !comes(token)).filter_map(|t| owner.holder_of(t));
         let mut holders: Vec<ClientKey> = holders.collect();
+        holders.sort_unstable();
         holders.dedup();
         for client in holders {
             self.counters.clients_retired.add(1);

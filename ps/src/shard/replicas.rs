@@ -311,7 +311,7 @@ impl Replicas {
         &self.clients[key.0 as usize]
     }
 
-    /// A client whose words are saved: it has not changed by that.
+    /// A client to be saved, which does not change by that.
     pub(crate) fn client_to_save(&mut self, key: ClientKey) -> &mut Client {
         &mut self.clients[key.0 as usize]
     }

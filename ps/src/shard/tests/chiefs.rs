@@ -271,6 +271,12 @@ fn a_shard_that_has_the_owners_word_takes_no_chief_that_the_owner_does_not_know(
     let mut next = Peer { role: Role::Chief {}, ..worker(7) };
     cluster.world.join(0, &mut next);
     cluster.settle();
+    // The one before is fenced from then on.
+    let old = cluster.replicas[0].peer.clone();
+    let line = cluster.world.join(1, &mut old.clone());
+    let initialize = message::Initialize { epoch: RestoreEpoch(9) };
+    let refusal = cluster.world.refused(line, initialize.into());
+    assert!(is_fenced(&refusal, &next), "{refusal}");
     cluster.world.join(1, &mut next);
     // Without a connection to the owner there is nobody to ask.
     let link = cluster.links[1].take().unwrap();
