@@ -66,8 +66,8 @@ pub(super) fn run(saver: Saver) -> io::Result<()> {
 
 /// Who waits for what.
 ///
-/// Invariants: one save is under way at a time, as the shard orders the next when it has heard of this
-/// one; and one search. A search answers those only who asked before a checkpoint was published beside it.
+/// Invariants: at most one save is under way, because the shard orders the next after the result of this
+/// one; and at most one search. A search answers those only who asked before a checkpoint was published beside it.
 struct Desk {
     saver: Saver,
     /// Whoever has asked in this process, by ticket.
@@ -87,15 +87,6 @@ type Task<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// A connection, and the request that came over it.
 type Finder = (u64, Envelope);
-
-/// What [`Order::Save`] has.
-struct WantedSave {
-    asker: Asker,
-    user: Vec<u8>,
-    catalogue: Arc<Catalogue>,
-    epoch: RestoreEpoch,
-    step: GlobalStep,
-}
 
 struct Finding {
     task: Task<Search>,
@@ -153,7 +144,7 @@ impl Desk {
         match order {
             Order::Find { connection, request } => self.find((connection, request)),
             Order::Save { asker, user, catalogue, epoch, step } => {
-                self.begin_save(WantedSave { asker, user, catalogue, epoch, step })
+                self.begin_save(asker, user, catalogue, (epoch, step))
             }
             Order::Tell { ticket, result } => {
                 if ticket == DUE
@@ -185,18 +176,23 @@ impl Desk {
         due.then(|| News::Wished { ticket: DUE, user: Vec::new() })
     }
 
-    /// Begins it, or says why there is nothing to be saved.
-    fn begin_save(&mut self, wanted: WantedSave) -> Option<News> {
-        let WantedSave { asker, user, catalogue, epoch, step } = wanted;
+    /// Begins a save, or returns the answer that nothing is to be saved.
+    fn begin_save(
+        &mut self,
+        asker: Asker,
+        user: Vec<u8>,
+        catalogue: Arc<Catalogue>,
+        of: (RestoreEpoch, GlobalStep),
+    ) -> Option<News> {
         // The step has not moved: nothing was trained since. Who asks for a save has it in
         // any case, as the user's bytes are new, and what was assigned moves no step.
-        if asker.is_due() && self.saved == Some((epoch, step)) {
+        if asker.is_due() && self.saved == Some(of) {
             let result = Err("no checkpoint is due".to_owned());
             return Some(News::Saved { asker, result });
         }
         debug_assert!(self.saving.is_none(), "one is ordered at a time");
         let publisher = self.saver.publisher.clone();
-        let save = publisher.save(user, catalogue, (epoch, step), self.failed);
+        let save = publisher.save(user, catalogue, of, self.failed);
         self.saving = Some((asker, Box::pin(save)));
         None
     }

@@ -54,15 +54,14 @@ impl Office {
         (Office { orders, news, _wishes: wishes, gate, catalogue }, desk)
     }
 
-    fn wanted(&self, ticket: u64, epoch: u32, step: u64) -> WantedSave {
+    fn order(&self, ticket: u64, epoch: u32, step: u64) -> Order {
         let (epoch, step) = (RestoreEpoch(epoch), GlobalStep(step));
         let (asker, catalogue) = (Asker::Ticket(ticket), self.catalogue.clone());
-        WantedSave { asker, user: Vec::new(), catalogue, epoch, step }
+        Order::Save { asker, user: Vec::new(), catalogue, epoch, step }
     }
 
     async fn save(&self, ticket: u64) {
-        let WantedSave { asker, user, catalogue, epoch, step } = self.wanted(ticket, 1, 10);
-        self.orders.send(Order::Save { asker, user, catalogue, epoch, step }).await.unwrap();
+        self.orders.send(self.order(ticket, 1, 10)).await.unwrap();
     }
 
     async fn find(&self, connection: u64) {
@@ -201,7 +200,7 @@ fn what_is_due_is_saved_once_and_what_is_asked_for_always() {
     let cases = [((DUE, 1, 3), false), ((DUE, 1, 4), true), ((DUE, 2, 3), true), ((6, 1, 3), true)];
     for ((ticket, epoch, step), begins) in cases {
         // The shard hears in any case that its order is carried out.
-        assert_eq!(desk.begin_save(office.wanted(ticket, epoch, step)).is_none(), begins);
+        assert_eq!(desk.order(office.order(ticket, epoch, step)).is_none(), begins);
         assert_eq!(desk.saving.take().is_some(), begins, "{ticket} {epoch} {step}");
     }
     // A save that has failed has saved nothing.
@@ -216,7 +215,7 @@ fn nothing_is_due_before_there_is_something_new_nor_while_a_save_is_under_way() 
     assert!(desk.due().is_none(), "nothing is trained");
     desk.saver.counters.global_step.set(3);
     assert!(matches!(desk.due(), Some(News::Wished { ticket: DUE, .. })));
-    desk.begin_save(office.wanted(6, 1, 3));
+    desk.order(office.order(6, 1, 3));
     assert!(desk.due().is_none(), "one is under way");
 }
 
