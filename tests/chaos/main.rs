@@ -14,8 +14,8 @@
 //!
 //! `cargo test --release --test chaos`. `PUSHPULL_CHAOS_KILLS=N` kills N servers in each mode in place of 8, with N/2 stops of
 //! workers and servers, N/2 cuts and N/4 stalls of links between any two tasks, N/10 faults of disks, N/10 damaged
-//! files and N/20 restores; and N/2 servers in each of two clusters that strangers come to, who say anything that can
-//! be said; with 0 only workers are killed. `PUSHPULL_CHAOS_ONLY=NAME` leaves all clusters but
+//! files and N/20 restores. Hostile clients connect to two further clusters, of which N/2 servers each are killed.
+//! With 0 only workers are killed. `PUSHPULL_CHAOS_ONLY=NAME` leaves all clusters but
 //! one out. `PUSHPULL_CHAOS_SECONDS=S` lets the faults of each cluster go on for S seconds at least. `PUSHPULL_SEED=N` draws the same faults again, though what they meet is up to the machine. The
 //! last line is one JSON object.
 
@@ -23,6 +23,7 @@ mod chance;
 mod daemons;
 mod damage;
 mod history;
+mod hostile;
 mod ledger;
 mod links;
 mod place;
@@ -35,7 +36,6 @@ mod rounds;
 #[allow(dead_code, reason = "the golden frames look at more of a sample than its message")]
 mod samples;
 mod setting;
-mod strangers;
 mod training;
 mod workers;
 
@@ -92,7 +92,7 @@ fn main() -> ExitCode {
 }
 
 /// For each mode a cluster behind Unix sockets, where values are read and gradients are written in lent
-/// memory, one whose tasks reach each other through links that can be cut, and one with strangers.
+/// memory, one whose tasks reach each other through links that can be cut, and one with hostile clients.
 fn plans(kills: u64) -> [Plan; 6] {
     let worker_rounds = if kills == 0 { WORKER_ROUNDS } else { 0 };
     // As many as come to a whole number, but some of each.
@@ -102,7 +102,7 @@ fn plans(kills: u64) -> [Plan; 6] {
         tasks: 1,
         transport: Transport::Unix,
         has_links: false,
-        has_strangers: false,
+        is_attacked: false,
         synchronous: false,
         counts: Counts { kills: part(2), stops: part(8), ..Counts::default() },
         worker_rounds,
@@ -124,21 +124,21 @@ fn plans(kills: u64) -> [Plan; 6] {
         },
         ..one
     };
-    let strangers = Plan {
-        name: "strangers",
+    let hostile = Plan {
+        name: "hostile",
         tasks: 2,
         transport: Transport::Tcp,
-        has_strangers: true,
+        is_attacked: true,
         counts: Counts { kills: part(2), ..Counts::default() },
         ..one
     };
     [
         one,
         links,
-        strangers,
+        hostile,
         Plan { name: "synchronous", tasks: 2, synchronous: true, ..one },
         Plan { name: "synchronous-links", synchronous: true, ..links },
-        Plan { name: "synchronous-strangers", synchronous: true, ..strangers },
+        Plan { name: "synchronous-hostile", synchronous: true, ..hostile },
     ]
 }
 

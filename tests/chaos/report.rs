@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::damage::Name;
+use crate::hostile::Said;
 use crate::ledger::Verdict;
 use crate::rounds::Counts;
-use crate::strangers::Said;
 
 /// What was done, and what was found.
 #[derive(Debug, Default)]
@@ -47,9 +47,8 @@ pub(crate) struct Report {
     pub(crate) recoveries: Vec<Duration>,
     /// Panics that servers have logged.
     pub(crate) panics: u64,
-    /// Whether strangers came, and what they did.
-    pub(crate) had_strangers: bool,
-    pub(crate) strangers: Said,
+    /// What hostile clients did.
+    pub(crate) hostile: Said,
     /// Connections that servers no longer have room for, and nobody has.
     pub(crate) slots_lost: u64,
     pub(crate) verdict: Verdict,
@@ -74,8 +73,7 @@ impl Report {
         self.checkpoints.extend(other.checkpoints);
         self.refused += other.refused;
         self.panics += other.panics;
-        self.had_strangers |= other.had_strangers;
-        self.strangers.add(other.strangers);
+        self.hostile.add(other.hostile);
         self.slots_lost += other.slots_lost;
         self.in_flight += other.in_flight;
         self.worker_kills += other.worker_kills;
@@ -107,7 +105,7 @@ impl Report {
         let (damages, pushes) = (self.damages + self.damages_of_checkpoints, self.acknowledged);
         format!(
             "{servers} servers and {workers} workers killed, {} stops, {} cuts, {} stalls, {} disk faults, \
-             {damages} damages, {} restores, {pushes} pushes acknowledged, {} unknown, {} stale, {} refused, {} workers given up, {} messages and {} rooms of {} strangers",
+             {damages} damages, {} restores, {pushes} pushes acknowledged, {} unknown, {} stale, {} refused, {} workers given up, {} hostile messages over {} connections",
             self.stops,
             self.cuts,
             self.stalls,
@@ -117,9 +115,8 @@ impl Report {
             self.stale,
             self.refused,
             self.given_up,
-            self.strangers.messages,
-            self.strangers.rooms,
-            self.strangers.connections
+            self.hostile.messages,
+            self.hostile.connections
         )
     }
 
@@ -144,11 +141,6 @@ impl Report {
         }
         if self.slots_lost > 0 {
             faults.push(format!("servers have lost {} slots for connections", self.slots_lost));
-        }
-        // What is refused at the door says nothing of the house.
-        let Said { connections, welcomed, messages, .. } = self.strangers;
-        if self.had_strangers && (welcomed * 4 < connections || messages == 0) {
-            faults.push(format!("of {connections} strangers {welcomed} said {messages} messages"));
         }
         if self.acknowledged == 0 {
             faults.push("nothing was acknowledged".to_owned());
@@ -176,7 +168,7 @@ impl Report {
              \"given_up\":{},\"stops\":{},\"cuts\":{},\"stalls\":{},\"disk_faults\":{},\"damages\":{},\"refused_damages\":{},\
              \"checkpoints\":{},\"restores\":{},\"acknowledged\":{},\"unknown\":{},\"stale\":{},\"refused\":{},\
              \"lost\":{},\"duplicated\":{},\"torn\":{},\"half_applied\":{},\"evicted\":{},\"panics\":{},\
-             \"strange_connections\":{},\"strange_messages\":{},\"slots_lost\":{},\
+             \"hostile_connections\":{},\"hostile_messages\":{},\"slots_lost\":{},\
              \"recovery_p50_ms\":{},\"recovery_p99_ms\":{}}}",
             self.kills + self.kills_beside,
             self.in_flight,
@@ -200,8 +192,8 @@ impl Report {
             self.verdict.half_applied,
             self.verdict.evicted,
             self.panics,
-            self.strangers.connections,
-            self.strangers.messages,
+            self.hostile.connections,
+            self.hostile.messages,
             self.slots_lost,
             percentile(50),
             percentile(99)

@@ -12,12 +12,12 @@ use crate::chance::Chance;
 use crate::daemons::{Daemons, Transport};
 use crate::damage;
 use crate::history::{Entry, History};
+use crate::hostile::HostileClients;
 use crate::ledger::{Found, Verdict, judge};
 use crate::links::{Cut, Link, Links, Stall};
 use crate::process::{BLINK, PATIENCE};
 use crate::report::Report;
 use crate::setting::{LEASE, Setting, TOO_LONG, WORKERS};
-use crate::strangers::Strangers;
 use crate::workers::Workers;
 
 /// What one cluster is like, and what is done to it.
@@ -28,8 +28,8 @@ pub(crate) struct Plan {
     pub(crate) transport: Transport,
     /// Whether each pair of tasks has a link that can be cut. Then leases and tokens are short.
     pub(crate) has_links: bool,
-    /// Whether strangers come, who say anything that can be said.
-    pub(crate) has_strangers: bool,
+    /// Whether hostile clients send valid messages with mutated numbers.
+    pub(crate) is_attacked: bool,
     /// Whether steps are synchronous. Then a worker is killed with each server, in turns the chief.
     pub(crate) synchronous: bool,
     pub(crate) counts: Counts,
@@ -77,8 +77,8 @@ const UNAIMED_EVERY: u64 = 16;
 /// A kill comes so late, at most, after the training was seen to go on.
 const PAUSE_US_MAX: u64 = 40_000;
 
-/// The same where strangers come, who need a while to get anywhere.
-const STRANGERS_US_MAX: u64 = 600_000;
+/// The longest pause where hostile clients connect: a server must live long enough to give them rooms.
+const ATTACKED_US_MAX: u64 = 600_000;
 
 /// A server that is killed before it answers lives so long, at most.
 const STILLBORN_US_MAX: u64 = 8_000;
@@ -104,15 +104,16 @@ pub(crate) fn run(plan: &Plan, folder: &Path, chance: &mut Chance) -> Report {
     };
     // What is killed is a training; that servers die before there are variables is another test.
     rounds.workers.await_all();
-    let strangers = plan.has_strangers.then(|| Strangers::start(&setting, rounds.chance));
+    let hostile = plan.is_attacked.then(|| HostileClients::start(&setting, rounds.chance));
     let since = Instant::now();
     rounds.all(plan);
     rounds.kill_workers(plan.worker_rounds);
     let seconds = since.elapsed().as_secs_f64();
     rounds.note_checkpoints();
     let Rounds { mut daemons, workers, mut report, .. } = rounds;
-    if let Some(strangers) = strangers {
-        (report.had_strangers, report.strangers) = (true, strangers.finish());
+    if let Some(hostile) = hostile {
+        report.hostile = hostile.finish();
+        report.hostile.assert_deep(plan.synchronous);
     }
     let (histories, given_up) = workers.finish();
     report.given_up = given_up;
@@ -191,7 +192,7 @@ impl Rounds<'_> {
             if !hasty {
                 self.await_progress();
             }
-            self.pause(if plan.has_strangers { STRANGERS_US_MAX } else { PAUSE_US_MAX });
+            self.pause(if plan.is_attacked { ATTACKED_US_MAX } else { PAUSE_US_MAX });
             self.note_checkpoints();
             self.report.panics = self.daemons.panics();
         }

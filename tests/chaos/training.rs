@@ -15,7 +15,7 @@ use crate::setting::{
     id, in_quarters, ledger, row, rows, sums, table,
 };
 
-/// The exit code of a worker that the servers have given up with a push half made.
+/// The exit code of a worker that the step owner has retired.
 pub(crate) const GIVEN_UP: i32 = 3;
 
 /// The first argument of a worker's process.

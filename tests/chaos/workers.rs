@@ -8,7 +8,7 @@ use crate::history::{History, Log};
 use crate::links::Links;
 use crate::process::{BLINK, PATIENCE, Process};
 use crate::setting::{SHARDS, Setting, WORKERS};
-use crate::training;
+use crate::training::{self, GIVEN_UP};
 
 /// What a worker may have mapped that servers lend: of each shard a board, a desk, values and a tray, and
 /// those of its server before while a reconnect is under way.
@@ -21,7 +21,7 @@ pub(crate) struct Workers {
     links: Option<Arc<Links>>,
     running: Vec<Process>,
     pub(crate) histories: Vec<History>,
-    /// How many have ended because the servers had given them up, and were started anew.
+    /// Workers that ended because the step owner had retired them.
     pub(crate) given_up: u64,
 }
 
@@ -53,7 +53,7 @@ impl Workers {
 
     /// Kills all workers; what they had under way has no answer, and gets none.
     pub(crate) fn kill_all(&mut self) {
-        self.assert_alive();
+        self.keep_running();
         self.running.iter_mut().for_each(Process::strike);
         self.running.drain(..).for_each(Process::bury);
         self.catch_up();
@@ -81,7 +81,7 @@ impl Workers {
     /// Kills a worker and starts it anew under its name: a new self that servers must not take
     /// for the old one.
     pub(crate) fn kill_and_restart(&mut self, worker: usize) {
-        self.assert_alive();
+        self.keep_running();
         let mut killed = self.running.remove(worker);
         killed.strike();
         // The new self reads what the old one has written, so that one has to be gone.
@@ -89,7 +89,7 @@ impl Workers {
         self.restart(worker);
     }
 
-    /// Starts a worker that is gone, and has been taken out.
+    /// Starts a worker whose old process has ended and was removed from `running`.
     fn restart(&mut self, worker: usize) {
         self.catch_up();
         self.histories[worker].open = None;
@@ -106,7 +106,7 @@ impl Workers {
     pub(crate) fn await_open_push_of(&mut self, worker: usize) {
         let since = Instant::now();
         while self.histories[worker].open.is_none() {
-            self.assert_alive();
+            self.keep_running();
             assert!(since.elapsed() < PATIENCE, "worker {worker} pushes nothing in {PATIENCE:?}");
             std::thread::sleep(BLINK);
             self.catch_up();
@@ -117,7 +117,7 @@ impl Workers {
     pub(crate) fn await_open_push(&mut self) {
         let since = Instant::now();
         while !self.have_open_pushes() {
-            self.assert_alive();
+            self.keep_running();
             assert!(since.elapsed() < PATIENCE, "nobody pushes anything in {PATIENCE:?}");
             std::thread::sleep(BLINK);
         }
@@ -132,7 +132,7 @@ impl Workers {
     pub(crate) fn await_more_than(&mut self, acknowledged: u64) {
         let since = Instant::now();
         while self.acknowledged() <= acknowledged {
-            self.assert_alive();
+            self.keep_running();
             let open: Vec<_> = self.histories.iter().map(|history| history.open).collect();
             assert!(since.elapsed() < PATIENCE, "no progress in {PATIENCE:?}, open are {open:?}");
             std::thread::sleep(BLINK);
@@ -143,7 +143,7 @@ impl Workers {
     pub(crate) fn await_all(&mut self) {
         let since = Instant::now();
         while !self.histories.iter().all(|history| history.acknowledged > 0) {
-            self.assert_alive();
+            self.keep_running();
             self.catch_up();
             let done: Vec<_> = self.histories.iter().map(|history| history.acknowledged).collect();
             assert!(since.elapsed() < PATIENCE, "the training does not begin: {done:?}");
@@ -151,12 +151,12 @@ impl Workers {
         }
     }
 
-    /// All are, but one that was away for three leases with a push half made: the servers have given
-    /// it up, and whoever runs it starts it anew.
-    pub(crate) fn assert_alive(&mut self) {
+    /// Restarts workers that the step owner retired after three leases away with a push half made, as a
+    /// supervisor would, and asserts that no other has ended.
+    pub(crate) fn keep_running(&mut self) {
         for worker in 0..self.running.len() {
             let ended = self.running[worker].has_ended();
-            if ended.and_then(|status| status.code()) == Some(training::GIVEN_UP) {
+            if ended.and_then(|status| status.code()) == Some(GIVEN_UP) {
                 self.given_up += 1;
                 self.running.remove(worker);
                 self.restart(worker);
@@ -168,7 +168,7 @@ impl Workers {
     /// Has them end after the push they are at, and waits for that; what they have written, and how many
     /// were given up.
     pub(crate) fn finish(mut self) -> (Vec<History>, u64) {
-        self.assert_alive();
+        self.keep_running();
         for worker in &self.running {
             let lent = worker.lent_memories();
             assert!(lent <= LENT_MAX, "a worker has {lent} memories mapped, of servers long gone");
@@ -176,7 +176,7 @@ impl Workers {
         std::fs::write(self.setting.stop_file(), "").expect("the stop file can be written");
         for mut worker in self.running.drain(..) {
             match worker.await_end().code() {
-                Some(training::GIVEN_UP) => self.given_up += 1,
+                Some(GIVEN_UP) => self.given_up += 1,
                 _ => worker.finish(),
             }
         }

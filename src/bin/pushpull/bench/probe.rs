@@ -55,19 +55,19 @@ impl Line {
         Line::greet(cluster, &Hello { role, ..hello(cluster, shard) }, PATIENCE)
     }
 
-    /// The same with any hello, for whose shard it is. Whoever waits for an answer does so for as long as
-    /// this.
+    /// Connects to the shard that `hello` names; nothing if the shard does not welcome it. `timeout` limits
+    /// each read.
     pub(crate) fn greet(
         cluster: &ClusterSpec,
         hello: &Hello,
-        patience: Duration,
+        timeout: Duration,
     ) -> io::Result<Option<Line>> {
         let address = cluster.task_address("ps", hello.shard.task).map_err(io::Error::other)?;
         let stream = match address.strip_prefix("unix:") {
             Some(path) => Stream::Unix(UnixStream::connect(path)?),
             None => Stream::Tcp(TcpStream::connect(address)?),
         };
-        stream.limit(patience)?;
+        stream.limit(timeout)?;
         let mut line = Line { stream, reader: FrameReader::new(), requests: 0 };
         line.send(hello.clone().into(), &[])?;
         if !matches!(line.next()?, Message::Welcome(_)) {
@@ -125,13 +125,13 @@ enum Stream {
 }
 
 impl Stream {
-    fn limit(&self, patience: Duration) -> io::Result<()> {
+    fn limit(&self, timeout: Duration) -> io::Result<()> {
         match self {
             Stream::Tcp(stream) => {
                 stream.set_nodelay(true)?;
-                stream.set_read_timeout(Some(patience))
+                stream.set_read_timeout(Some(timeout))
             }
-            Stream::Unix(stream) => stream.set_read_timeout(Some(patience)),
+            Stream::Unix(stream) => stream.set_read_timeout(Some(timeout)),
         }
     }
 
@@ -143,7 +143,7 @@ impl Stream {
     }
 }
 
-/// What a reader says first.
+/// The hello of a reader.
 pub(crate) fn hello(cluster: &ClusterSpec, shard: ShardId) -> Hello {
     Hello {
         version_oldest: version::OLDEST,

@@ -1,9 +1,8 @@
-//! Strangers: clients that say anything that can be said, beside a training, over connections of their own.
+//! Hostile clients: they send valid messages with mutated numbers to the shards of a training cluster.
 //!
-//! They come as readers and, to an asynchronous training, as a worker that the cluster has and nobody
-//! runs; at times as tasks that it does not have. What they say is valid messages with other numbers in
-//! them, to any shard, in any order, with bodies of any length. What would count by the rules is left
-//! out: they assign nothing, and no push of theirs is ever whole.
+//! A client connects as a reader or, in an asynchronous cluster, as a worker that the cluster lists and
+//! nobody runs; one in eight names a task that the cluster may not have. Messages come in any order, with
+//! bodies of any length. A client never assigns and never completes a push, so that the ledgers stay exact.
 
 use std::io;
 use std::sync::Arc;
@@ -26,16 +25,16 @@ use crate::process::BLINK;
 use crate::samples;
 use crate::setting::{SHARDS, Setting, WORKERS};
 
-/// How many there are at a time.
-const STRANGERS: u64 = 2;
+/// Clients at a time.
+const CLIENTS: u64 = 2;
 
-/// How long one waits for an answer, which may never come.
-const PATIENCE: Duration = Duration::from_millis(50);
+/// The read timeout of a client: many of its messages have no answer.
+const READ_TIMEOUT: Duration = Duration::from_millis(50);
 
-/// Messages that one sends over a connection, at most.
+/// The most messages of one round over a connection.
 const MESSAGES_MAX: u64 = 16;
 
-/// Numbers at which something begins or ends.
+/// Limits of the protocol and of integers, and their neighbours.
 const EDGES: [u64; 14] = [
     0,
     1,
@@ -53,17 +52,17 @@ const EDGES: [u64; 14] = [
     u64::MAX,
 ];
 
-/// What strangers have done.
+/// Counts of what hostile clients did.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Said {
     /// Connections whose hello was answered.
     pub(crate) connections: u64,
-    /// Those that were welcomed.
+    /// Connections that were welcomed.
     pub(crate) welcomed: u64,
-    /// What was sent behind a hello.
+    /// Messages sent after the hello.
     pub(crate) messages: u64,
-    /// Rooms for pushes that were given to them.
-    pub(crate) rooms: u64,
+    /// Rooms that servers gave for pushes.
+    rooms: u64,
 }
 
 impl Said {
@@ -73,20 +72,30 @@ impl Said {
         self.messages += other.messages;
         self.rooms += other.rooms;
     }
+
+    /// Asserts that the clients got past the hello, and with pushes past the token: only then do their
+    /// numbers reach the code behind.
+    pub(crate) fn assert_deep(&self, synchronous: bool) {
+        let welcomed = self.welcomed * 4 >= self.connections && self.messages > 0;
+        assert!(
+            welcomed && (synchronous || self.rooms > 0),
+            "hostile clients got nowhere: {self:?}"
+        );
+    }
 }
 
-/// Those of one cluster.
+/// The hostile clients of one cluster.
 #[derive(Debug)]
-pub(crate) struct Strangers {
+pub(crate) struct HostileClients {
     stop: Arc<AtomicBool>,
     running: Vec<JoinHandle<Said>>,
 }
 
-impl Strangers {
-    pub(crate) fn start(setting: &Setting, chance: &mut Chance) -> Strangers {
+impl HostileClients {
+    pub(crate) fn start(setting: &Setting, chance: &mut Chance) -> HostileClients {
         let stop = Arc::new(AtomicBool::new(false));
         let start = |seed| {
-            let stranger = Stranger {
+            let client = HostileClient {
                 setting: setting.clone(),
                 cluster: setting.cluster(),
                 chance: Chance::new(seed),
@@ -94,43 +103,43 @@ impl Strangers {
                 said: Said::default(),
             };
             let stop = stop.clone();
-            std::thread::spawn(move || stranger.run(&stop))
+            std::thread::spawn(move || client.run(&stop))
         };
-        let running = (0..STRANGERS).map(|_| start(chance.below(u64::MAX))).collect();
-        Strangers { stop, running }
+        let running = (0..CLIENTS).map(|_| start(chance.below(u64::MAX))).collect();
+        HostileClients { stop, running }
     }
 
-    /// Ends them; what they have done.
+    /// Stops the clients and returns their counts.
     pub(crate) fn finish(self) -> Said {
         self.stop.store(true, Ordering::Relaxed);
         let mut all = Said::default();
-        for stranger in self.running {
-            all.add(stranger.join().expect("a stranger does not panic"));
+        for client in self.running {
+            all.add(client.join().expect("a client does not panic"));
         }
         all
     }
 }
 
-/// One of them.
-struct Stranger {
+/// One hostile client.
+struct HostileClient {
     setting: Setting,
     cluster: ClusterSpec,
     chance: Chance,
-    /// What can be said.
+    /// A sample of every message.
     messages: Vec<Message>,
     said: Said,
 }
 
-/// What a server has given to one.
+/// What a server gave to a client over one connection.
 #[derive(Debug, Default)]
 struct Given {
     grant: Option<Grant>,
     room: u32,
-    /// The number of the push that one makes.
+    /// The sequence of the push under way.
     sequence: u64,
 }
 
-impl Stranger {
+impl HostileClient {
     fn run(mut self, stop: &AtomicBool) -> Said {
         while !stop.load(Ordering::Relaxed) {
             // Servers are killed meanwhile, and break off with whoever says what makes no sense.
@@ -145,7 +154,7 @@ impl Stranger {
     fn visit(&mut self) -> io::Result<()> {
         let shard = self.setting.shard(self.chance.below(SHARDS as u64) as usize);
         let hello = self.hello(shard);
-        let line = Line::greet(&self.cluster, &hello, PATIENCE)?;
+        let line = Line::greet(&self.cluster, &hello, READ_TIMEOUT)?;
         self.said.connections += 1;
         let Some(mut line) = line else { return Ok(()) };
         self.said.welcomed += 1;
