@@ -89,8 +89,8 @@ struct Play<'a> {
     counters: Arc<Counters>,
 }
 
-/// Plays what these choices say against a shard; how many gradients it has applied, and whether it owns the
-/// step.
+/// Plays the choices of an input against a shard. Returns how many gradients the shard applied, and whether
+/// it owns the step.
 ///
 /// # Panics
 /// If a shard breaks its invariants, asks for a body in memory of another length, or cannot be opened again
@@ -822,7 +822,7 @@ mod tests {
         }
     }
 
-    /// What is refused at the door shows nothing of the rooms behind it.
+    /// A shard that refused every push would hide the code behind its checks.
     #[test]
     fn pushes_come_through_on_the_step_owner_and_on_other_shards() {
         let mut runner = TestRunner::deterministic();

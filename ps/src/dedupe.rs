@@ -17,7 +17,7 @@ use crate::zoo::{Bug, Zoo};
 pub(crate) struct Window {
     newest: u64,
     entries: Box<[Option<Entry>]>,
-    /// Which entries have changed since they were saved last, one bit for each.
+    /// The entries that have changed since the last [`Window::save`], one bit each.
     unsaved: u64,
     zoo: Zoo,
 }
@@ -107,8 +107,8 @@ impl Window {
         self.unsaved |= 1 << index;
     }
 
-    /// Saves the words that may have changed since this was last called, each with its place among the
-    /// [`Window::WORDS`]: the newest, then four for each entry.
+    /// Passes each word that may have changed since the last call to `put`, with its index below
+    /// [`Window::WORDS`]: the newest sequence, then four words for each entry.
     pub(crate) fn save(&mut self, mut put: impl FnMut(usize, u64)) {
         put(0, self.newest);
         let mut unsaved = std::mem::take(&mut self.unsaved);

@@ -80,7 +80,7 @@ impl Recalls {
         self.0.iter().filter(move |(_, recall)| free(recall)).map(|(&token, _)| TokenId(token))
     }
 
-    /// Some holders are here: what they owe is not overdue.
+    /// Restarts the time limit of some recalls: their holders are present.
     pub(crate) fn put_off(&mut self, now: Instant, which: impl Fn(TokenId) -> bool) {
         let put_off = self.0.iter_mut().filter(|&(&token, _)| which(TokenId(token)));
         put_off.for_each(|(_, recall)| recall.since = now);

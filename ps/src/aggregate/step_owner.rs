@@ -418,7 +418,7 @@ impl StepOwner {
         due
     }
 
-    /// The holders of some tokens that are recalled are here: what they owe is not overdue.
+    /// Restarts the time limit of recalls whose holders are present.
     pub(crate) fn put_off_recalls(&mut self, now: Instant, is_here: impl Fn(ClientKey) -> bool) {
         let holder = |token: TokenId| self.out.get(&token.0).map(|out| out.holder);
         self.recalls.put_off(now, |token| holder(token).is_some_and(&is_here));

@@ -129,7 +129,7 @@ impl Shard {
     /// The step owner says something.
     pub(super) fn hear_owner(&mut self, now: Instant, header: &Header, message: Message) {
         if let Message::ChiefIs(chief) = message {
-            // Of whatever restore epoch: the next one is the chief's to begin.
+            // Valid in any restore epoch: the chief begins the next one.
             self.chief_told = Some(chief.client);
             return;
         }

@@ -8,9 +8,9 @@
 //! once the lease of the one before has run out, or that has left, and under a new epoch: a client that has
 //! come as a worker under its epoch does not come as the chief under the same, nor the other way round.
 //!
-//! A shard that does not own the step knows the fence, and no lease that counts: it takes whoever brings a
-//! higher epoch than the chief's for the next chief, unless it has met that as a worker. While it is connected
-//! to the step owner it takes nobody but the chief that the owner has told it of last.
+//! A shard that does not own the step checks the fencing epoch and no lease. It accepts a chief with a higher
+//! epoch, unless a worker has that epoch. While it is connected to the step owner, it accepts only the
+//! epoch of the last `ChiefIs`.
 
 use std::time::Instant;
 
@@ -83,7 +83,7 @@ impl Shard {
             }
         }
         if self.owner.is_none() && self.chief_told.is_some_and(|told| epoch > told) {
-            // The step owner's word of it may be on its way.
+            // The next `ChiefIs` may be under way.
             let what = format!("chiefs, as the step owner has told of none with epoch {epoch}");
             return Err(Refusal::Busy { what: Detail::clipped(what), limit: 1 });
         }
@@ -124,7 +124,7 @@ impl Shard {
     }
 
     fn fence(&self, epoch: ClientEpoch) -> Result<(), Refusal> {
-        // The step owner may have told of a chief that has not come here yet.
+        // The chief of the last `ChiefIs` may not have connected to this shard yet.
         let current = self.chief.max(self.chief_told.unwrap_or_default());
         match epoch < current && !self.config.zoo.has(Bug::StaleChief) {
             true => Err(Refusal::Fenced { epoch, current }),

@@ -1,7 +1,7 @@
 //! Cuts: what a shard's part of a checkpoint is made of, which its values at one moment are.
 //!
-//! In asynchronous mode the step owner cuts as it orders the save, and its cut is of the step that the
-//! checkpoint is named by; each other shard cuts when it is asked for its part. In synchronous mode all cut
+//! In asynchronous mode the step owner cuts when it orders the save, so that its part has exactly the step
+//! in the checkpoint's name. Each other shard cuts when it is asked for its part. In synchronous mode all cut
 //! after the same step: the step owner tells them over the connections on which it also tells what is
 //! committed, at a time when all have applied that step and none can have applied the next. A shard
 //! keeps its cut until it is asked for its part, and training goes on meanwhile.
@@ -87,13 +87,13 @@ impl Shard {
         }
     }
 
-    /// Whether this shard knows of which step its values are: in asynchronous mode the step owner alone does.
+    /// Whether this shard knows the step of its values. In asynchronous mode only the step owner does.
     fn counts_steps(&self) -> bool {
         self.is_synchronous() || self.owner.is_some()
     }
 
-    /// Forgets a cut that nobody has asked for, and tells those whose moment has not come. While a
-    /// checkpoint is being saved the others wait for however long that takes.
+    /// Drops a cut and refuses saves that have waited for too long. Nothing expires on the step owner while a
+    /// save is under way.
     pub(super) fn end_waits_for_cuts(&mut self, now: Instant) {
         let late = |since: Instant| now.saturating_duration_since(since) >= PATIENCE;
         if self.saves_a_cut {
@@ -108,8 +108,8 @@ impl Shard {
         }
     }
 
-    /// On the step owner: a checkpoint is wished for, and saved when the one before is saved and, in
-    /// synchronous mode, every shard has applied the same steps.
+    /// Queues a save on the step owner. It begins when the previous save has ended and, in synchronous mode,
+    /// every shard has applied the same steps.
     pub(super) fn wish_for_save(&mut self, now: Instant, asker: Asker, user: Vec<u8>) {
         // A save that is due by itself has its turn again in its next period.
         if asker.is_due() && (self.saves_a_cut || !self.wishes.is_empty()) {
@@ -142,10 +142,10 @@ impl Shard {
         self.order_save(asker, user);
     }
 
-    /// The checkpoint that was being saved is there or is not, and the next has its turn.
+    /// Ends the save under way and begins the next.
     pub(super) fn end_save_of_cut(&mut self, now: Instant) {
         self.saves_a_cut = false;
-        // The saver may have had no use for it.
+        // The saver may not have asked for it.
         self.kept_cut = None;
         self.wishes.iter_mut().for_each(|wish| wish.since = now);
         self.begin_wished_save(now);

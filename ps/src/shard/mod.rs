@@ -267,8 +267,7 @@ pub(crate) struct Shard {
     /// they were told is committed.
     parts: BTreeMap<ShardId, u64>,
     told: Option<u64>,
-    /// On the other shards: the epoch of the newest chief, as the step owner has told over the connection there
-    /// is.
+    /// The epoch of the last `ChiefIs` over the present connection to the step owner. None on the step owner.
     chief_told: Option<ClientEpoch>,
     /// When the others were last asked for all tokens that are recalled.
     asked_for_recalls: Option<Instant>,

@@ -190,8 +190,8 @@ impl Shard {
                 power.failed = Some(error.clone());
                 self.jobs.clear();
                 self.draft = None;
-                // What was not made durable is not answered. Whoever asks again is told why. What is said in this
-                // process goes out: who has asked the saver would wait for ever.
+                // Answers that are not durable are dropped; a client that asks again is told why. Orders,
+                // events and counts stay: a caller of the saver would wait for ever.
                 let within = |output: &Output| {
                     matches!(output, Output::Order(_) | Output::Event(_) | Output::Members { .. })
                 };

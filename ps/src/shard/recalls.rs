@@ -89,8 +89,8 @@ impl Shard {
         }
     }
 
-    /// Gives up clients whose push some shard has applied and who stay away: they have died with it. A self
-    /// that comes back nevertheless is told that it is fenced. Who is here may wait for room as long as it takes.
+    /// Retires clients that stay away although a shard has applied their push. A client that comes back after
+    /// that is fenced. A present client may wait for room without a limit.
     fn retire_the_overdue(&mut self, now: Instant) {
         let Some(owner) = &mut self.owner else { return };
         let replicas = &self.replicas;

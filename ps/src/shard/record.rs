@@ -256,8 +256,7 @@ pub(crate) fn first_of_client(client: usize) -> usize {
     (1 + client) * CELL_WORDS
 }
 
-/// Saves a client, the tokens it holds and how far it is: each of its words that may have changed, with its
-/// place among its [`CLIENT_WORDS`].
+/// Passes each word of a client that may have changed to `put`, with its index below [`CLIENT_WORDS`].
 pub(crate) fn save_client(
     client: &mut Client,
     tokens: &[Issued],

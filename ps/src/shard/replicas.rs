@@ -311,7 +311,7 @@ impl Replicas {
         &self.clients[key.0 as usize]
     }
 
-    /// A client to be saved, which does not change by that.
+    /// Returns a client to be saved, without marking it changed.
     pub(crate) fn client_to_save(&mut self, key: ClientKey) -> &mut Client {
         &mut self.clients[key.0 as usize]
     }

@@ -143,7 +143,7 @@ struct Options {
     /// address that has most of them.
     #[arg(long, default_value_t = 1024)]
     waiting_connections_max: usize,
-    /// How many connections that have said hello each shard keeps; who comes then is told that it is busy.
+    /// The most connections of each shard after their hello. A shard refuses the next with Busy.
     #[arg(long, default_value_t = 4096)]
     connections_max: usize,
     /// How many whole pushes each shard has room for.
