@@ -122,6 +122,12 @@ impl Window {
         }
     }
 
+    /// Passes each word that [`Window::save`] takes for saved, with its index.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn saved(&self, put: impl FnMut(usize, u64)) {
+        Window { unsaved: !self.unsaved, ..self.clone() }.save(put);
+    }
+
     /// All words.
     #[cfg(test)]
     pub(crate) fn words(&self) -> Vec<u64> {

@@ -62,6 +62,8 @@ impl Shard {
         self.check_waits();
         self.check_held();
         self.check_tokens();
+        #[cfg(any(test, fuzzing))]
+        self.check_windows_are_saved();
     }
 
     /// Nobody waits for what is there.

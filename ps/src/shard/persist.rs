@@ -138,6 +138,18 @@ impl Shard {
         self.owner.iter().flat_map(move |owner| owner.tokens_of(client))
     }
 
+    /// Asserts that the arena has every word of a window that is taken for saved.
+    #[cfg(any(test, fuzzing))]
+    pub(super) fn check_windows_are_saved(&self) {
+        for key in self.replicas.keys() {
+            let first = record::first_of_window(key.0 as usize);
+            self.replicas.client(key).window.saved(|word, value| {
+                let found = self.journal.load(Address::Control(first + word));
+                assert_eq!(found, value, "word {word} of the window of {key:?}");
+            });
+        }
+    }
+
     fn stage_client(&mut self, key: ClientKey) {
         let pace = self.owner.as_ref().and_then(StepOwner::pace);
         let progress = pace.map(|pace| pace.of(key)).unwrap_or_default();

@@ -256,6 +256,12 @@ pub(crate) fn first_of_client(client: usize) -> usize {
     (1 + client) * CELL_WORDS
 }
 
+/// The control word that a client's window begins at.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn first_of_window(client: usize) -> usize {
+    first_of_client(client) + WINDOW
+}
+
 /// Passes each word of a client that may have changed to `put`, with its index below [`CLIENT_WORDS`].
 pub(crate) fn save_client(
     client: &mut Client,
