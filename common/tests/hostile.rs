@@ -322,7 +322,7 @@ fn part() -> PushPart {
         operation: Operation::Gradient {},
         token: TokenId(1),
         generation: 1,
-        room: 1,
+        push_slot: 1,
         offset: 0,
         whole: None,
         next: false,
@@ -447,8 +447,8 @@ fn each_is_refused_with_its_error_however_it_comes() {
                 assert!(found.starts_with(expected), "{name}: {found}, not {expected}");
                 let meta =
                     if opened { limits::META_BYTES_MAX } else { limits::HANDSHAKE_META_BYTES_MAX };
-                let room = (Header::BYTES + meta as usize).max(limits::READ_BUFFER_BYTES);
-                assert!(drip.widest <= room, "{name}: {} bytes at once", drip.widest);
+                let push_slot = (Header::BYTES + meta as usize).max(limits::READ_BUFFER_BYTES);
+                assert!(drip.widest <= push_slot, "{name}: {} bytes at once", drip.widest);
             }
         }
     }

@@ -388,8 +388,8 @@ impl<'a> Play<'a> {
         let known = self.known.tokens.last().copied();
         let token = known.unwrap_or_else(|| 1 + self.choices.below(16) as u64);
         let token = if self.choices.one_in(6) { self.number() } else { token };
-        let room = self.known.rooms.last().copied().unwrap_or(1);
-        let room = if self.choices.one_in(6) { self.number() } else { room } as u32;
+        let push_slot = self.known.push_slots.last().copied().unwrap_or(1);
+        let push_slot = if self.choices.one_in(6) { self.number() } else { push_slot } as u32;
         let step = self.shard.step().0;
         let step = if self.choices.one_in(6) { self.number() } else { step };
         let sequence = self.sequence(index);
@@ -414,7 +414,8 @@ impl<'a> Play<'a> {
             let offset = if self.choices.one_in(12) { self.number() } else { offset };
             let end = offset.wrapping_add(body.len() as u64);
             let (token, next) = (TokenId(token), last && next);
-            let part = PushPart { operation, token, generation, room, offset, whole, next, read };
+            let part =
+                PushPart { operation, token, generation, push_slot, offset, whole, next, read };
             let envelope = Envelope {
                 sequence: Sequence(sequence),
                 step: GlobalStep(step),
@@ -422,9 +423,10 @@ impl<'a> Play<'a> {
             };
             if lent {
                 let ranges = List::new(vec![Stretch { start: offset, end }]).expect("one");
-                let PushPart { operation, token, generation, room, whole, next, read, .. } = part;
+                let PushPart { operation, token, generation, push_slot, whole, next, read, .. } =
+                    part;
                 let lent =
-                    PushLent { operation, token, generation, room, whole, next, read, ranges };
+                    PushLent { operation, token, generation, push_slot, whole, next, read, ranges };
                 self.say(index, envelope, lent.into(), &[]);
             } else {
                 self.say(index, envelope, part.into(), &body);
@@ -568,8 +570,10 @@ impl<'a> Play<'a> {
                 let ranges =
                     (0..count).map(|_| Stretch { start: self.number(), end: self.number() });
                 let ranges = List::new(ranges.collect()).expect("a few");
-                let PushPart { operation, token, generation, room, whole, next, read, .. } = part;
-                PushLent { operation, token, generation, room, whole, next, read, ranges }.into()
+                let PushPart { operation, token, generation, push_slot, whole, next, read, .. } =
+                    part;
+                PushLent { operation, token, generation, push_slot, whole, next, read, ranges }
+                    .into()
             }
             22 => message::Withdraw {}.into(),
             23 => message::OutcomeQuery {}.into(),
@@ -634,9 +638,9 @@ impl<'a> Play<'a> {
                 true => self.generation(index, token),
                 false => self.number() as u32,
             },
-            room: match self.choices.one_in(3) {
+            push_slot: match self.choices.one_in(3) {
                 true => self.number() as u32,
-                false => self.choices.of(&self.known.rooms) as u32,
+                false => self.choices.of(&self.known.push_slots) as u32,
             },
             offset: self.number(),
             whole: self.choices.one_in(2).then(|| self.number()),

@@ -244,7 +244,7 @@ impl Journal {
     }
 
     /// How many more words the transaction has room for.
-    pub(crate) fn room(&self) -> usize {
+    pub(crate) fn push_slot(&self) -> usize {
         // Each word may need its cell's checksum beside it.
         ((self.intent.len() / 8 - PAIRS) / 4).saturating_sub(self.staged.len() + NUMBERS)
     }

@@ -511,18 +511,18 @@ impl PsConfig {
             total,
             floor,
             ordered: self.deterministic,
-            rooms: 0,
+            push_slots: 0,
             last_step: self.last_step,
             clip: self.clip_by_global_norm.map(Exact::from),
         };
         // With so many nobody ever waits for one.
-        let rooms = u64::from(rule.share()) * u64::from(total);
-        Some(Rule { rooms: usize::try_from(rooms).unwrap_or(usize::MAX), ..rule })
+        let push_slots = u64::from(rule.share()) * u64::from(total);
+        Some(Rule { push_slots: usize::try_from(push_slots).unwrap_or(usize::MAX), ..rule })
     }
 
     /// Whole pushes that each shard has room for.
-    pub(crate) fn rooms(&self) -> usize {
-        self.inbox_pushes.saturating_add(self.rule().map_or(0, |rule| rule.rooms))
+    pub(crate) fn push_slots(&self) -> usize {
+        self.inbox_pushes.saturating_add(self.rule().map_or(0, |rule| rule.push_slots))
     }
 
     /// Whether this task owns the step: the ps task with the lowest index.

@@ -25,7 +25,7 @@ pub(crate) use extents::Extents;
 pub(crate) use rows::Rows;
 use trays::Tray;
 pub(crate) use trays::{Source, Values};
-pub(crate) use words::{WholeRoom, map_words, whole_rooms};
+pub(crate) use words::{WholeSlot, map_words, whole_slots};
 
 /// What is known of a push that is being received.
 #[derive(Debug)]
@@ -74,7 +74,7 @@ impl WholePush {
 }
 
 #[derive(Debug)]
-struct Room {
+struct PushSlot {
     number: u32,
     /// Whose it is; nobody's once an older self of the client, whose push lies whole, is fenced.
     holder: Option<ClientKey>,
@@ -93,7 +93,7 @@ struct Room {
 pub(crate) struct Inbox {
     memory: Memory,
     stride: usize,
-    rooms: Vec<Option<Room>>,
+    push_slots: Vec<Option<PushSlot>>,
     /// The bytes of a room of a tray.
     lent_stride: usize,
     trays: Vec<Tray>,
@@ -117,14 +117,14 @@ pub(crate) fn is_for_trainable(operation: Operation) -> Option<bool> {
 
 impl Inbox {
     /// The bytes that so many rooms for pushes of up to the whole layout take.
-    pub(crate) fn need(layout: &ShardLayout, rooms: usize) -> u64 {
+    pub(crate) fn need(layout: &ShardLayout, push_slots: usize) -> u64 {
         // Whole pages, so that rooms do not share one.
-        layout.push_bytes().next_multiple_of(4096).saturating_mul(rooms as u64)
+        layout.push_bytes().next_multiple_of(4096).saturating_mul(push_slots as u64)
     }
 
     /// The bytes of its file behind the first page.
-    pub(crate) fn file_bytes(layout: &ShardLayout, rooms: usize) -> u64 {
-        Inbox::need(layout, rooms)
+    pub(crate) fn file_bytes(layout: &ShardLayout, push_slots: usize) -> u64 {
+        Inbox::need(layout, push_slots)
     }
 
     /// An empty inbox of so many rooms. It numbers them from `next_number` on: an inbox that takes
@@ -132,41 +132,44 @@ impl Inbox {
     pub(crate) fn new(
         memory: Memory,
         layout: &ShardLayout,
-        rooms: usize,
+        push_slots: usize,
         next_number: u32,
     ) -> Inbox {
         let stride = Inbox::need(layout, 1) as usize;
         let lent_stride = layout.bytes().next_multiple_of(4096) as usize;
-        let rooms = (0..rooms).map(|_| None).collect();
+        let push_slots = (0..push_slots).map(|_| None).collect();
         let (trays, spares, next_order) = (Vec::new(), Vec::new(), 1);
-        Inbox { memory, stride, rooms, lent_stride, trays, next_number, next_order, spares }
+        Inbox { memory, stride, push_slots, lent_stride, trays, next_number, next_order, spares }
     }
 
     /// A free room for this client, which asks for one, if there is one. It is the client's for
     /// long enough to begin its push: clients that ask in turns would take it from each other
     /// for ever.
     pub(crate) fn reserve(&mut self, holder: ClientKey, now: Instant) -> Option<u32> {
-        self.room_for(holder, true, now)
+        self.slot_for(holder, true, now)
     }
 
     /// A free room for this client, which has not asked for one and may lose it to one that does.
     pub(crate) fn offer(&mut self, holder: ClientKey, now: Instant) -> Option<u32> {
-        self.room_for(holder, false, now)
+        self.slot_for(holder, false, now)
     }
 
-    fn room_for(&mut self, holder: ClientKey, asked: bool, now: Instant) -> Option<u32> {
-        let unused = |room: &&mut Room| room.holder == Some(holder) && room.arrival.is_none();
-        if let Some(room) = self.rooms.iter_mut().flatten().find(unused) {
+    fn slot_for(&mut self, holder: ClientKey, asked: bool, now: Instant) -> Option<u32> {
+        let unused = |push_slot: &&mut PushSlot| {
+            push_slot.holder == Some(holder) && push_slot.arrival.is_none()
+        };
+        if let Some(push_slot) = self.push_slots.iter_mut().flatten().find(unused) {
             // The client has lost count of it, as after a reconnect; it never hoards.
-            if asked && !room.asked {
-                (room.asked, room.touched) = (true, now);
+            if asked && !push_slot.asked {
+                (push_slot.asked, push_slot.touched) = (true, now);
             }
-            return Some(room.number);
+            return Some(push_slot.number);
         }
-        let slot = self.rooms.iter().position(Option::is_none)?;
+        let slot = self.push_slots.iter().position(Option::is_none)?;
         let number = self.next_number;
         let holder = Some(holder);
-        self.rooms[slot] = Some(Room { number, holder, asked, touched: now, arrival: None });
+        self.push_slots[slot] =
+            Some(PushSlot { number, holder, asked, touched: now, arrival: None });
         self.skip_taken_numbers();
         Some(number)
     }
@@ -174,13 +177,15 @@ impl Inbox {
     /// Takes back the room that has lain unused for longest and was not asked for, if there is
     /// one.
     pub(crate) fn reclaim_offered(&mut self) -> bool {
-        let unused = self.rooms.iter().enumerate().filter_map(|(slot, room)| {
-            let offered = room.as_ref().filter(|room| room.arrival.is_none() && !room.asked);
-            offered.map(|room| (room.touched, slot))
+        let unused = self.push_slots.iter().enumerate().filter_map(|(slot, push_slot)| {
+            let offered = push_slot
+                .as_ref()
+                .filter(|push_slot| push_slot.arrival.is_none() && !push_slot.asked);
+            offered.map(|push_slot| (push_slot.touched, slot))
         });
         match unused.min() {
             Some((_, slot)) => {
-                self.rooms[slot] = None;
+                self.push_slots[slot] = None;
                 true
             }
             None => false,
@@ -191,13 +196,13 @@ impl Inbox {
     /// A room that was asked for and not used for so long is no longer its client's alone.
     pub(crate) fn reclaim_stalled(&mut self, now: Instant, limit: Duration) -> usize {
         let mut count = 0;
-        for slot in &mut self.rooms {
-            let Some(room) = slot else { continue };
-            if now.saturating_duration_since(room.touched) < limit {
+        for slot in &mut self.push_slots {
+            let Some(push_slot) = slot else { continue };
+            if now.saturating_duration_since(push_slot.touched) < limit {
                 continue;
             }
-            match &room.arrival {
-                None => room.asked = false,
+            match &push_slot.arrival {
+                None => push_slot.asked = false,
                 Some(push) if push.whole.is_some() => {}
                 Some(_) => {
                     *slot = None;
@@ -210,8 +215,8 @@ impl Inbox {
 
     /// This server was paused: nobody could make progress for so long.
     pub(crate) fn excuse(&mut self, pause: Duration, now: Instant) {
-        for room in self.all_mut() {
-            room.touched = (room.touched + pause).min(now);
+        for push_slot in self.all_mut() {
+            push_slot.touched = (push_slot.touched + pause).min(now);
         }
     }
 
@@ -219,11 +224,11 @@ impl Inbox {
     /// there were. The rooms stay the client's until somebody else asks.
     pub(crate) fn give_up(&mut self, holder: ClientKey) -> usize {
         let mut count = 0;
-        for room in self.all_mut() {
-            let whole = room.arrival.as_ref().is_some_and(|push| push.whole.is_some());
-            if room.holder == Some(holder) && !whole {
-                count += usize::from(room.arrival.take().is_some());
-                room.asked = false;
+        for push_slot in self.all_mut() {
+            let whole = push_slot.arrival.as_ref().is_some_and(|push| push.whole.is_some());
+            if push_slot.holder == Some(holder) && !whole {
+                count += usize::from(push_slot.arrival.take().is_some());
+                push_slot.asked = false;
             }
         }
         self.end_tray(holder);
@@ -233,10 +238,10 @@ impl Inbox {
     /// Takes back every room of a client except those whose push is whole: that push belongs to
     /// the server, whatever becomes of its worker.
     pub(crate) fn drop_client(&mut self, holder: ClientKey) {
-        for slot in &mut self.rooms {
-            let gone = slot.as_ref().is_some_and(|room| {
-                let whole = room.arrival.as_ref().is_some_and(|push| push.whole.is_some());
-                room.holder == Some(holder) && !whole
+        for slot in &mut self.push_slots {
+            let gone = slot.as_ref().is_some_and(|push_slot| {
+                let whole = push_slot.arrival.as_ref().is_some_and(|push| push.whole.is_some());
+                push_slot.holder == Some(holder) && !whole
             });
             if gone {
                 *slot = None;
@@ -248,17 +253,17 @@ impl Inbox {
     /// Takes the whole pushes of a client from it: they belong to a self that has been fenced,
     /// and its successor numbers its own pushes anew.
     pub(crate) fn orphan_whole(&mut self, holder: ClientKey) {
-        for room in self.all_mut() {
-            let whole = room.arrival.as_ref().is_some_and(|push| push.whole.is_some());
-            if whole && room.holder == Some(holder) {
-                room.holder = None;
+        for push_slot in self.all_mut() {
+            let whole = push_slot.arrival.as_ref().is_some_and(|push| push.whole.is_some());
+            if whole && push_slot.holder == Some(holder) {
+                push_slot.holder = None;
             }
         }
     }
 
     /// The tokens that whole pushes will spend.
     pub(crate) fn whole_tokens(&self) -> impl Iterator<Item = TokenId> {
-        let pushes = self.all().filter_map(|room| room.arrival.as_ref());
+        let pushes = self.all().filter_map(|push_slot| push_slot.arrival.as_ref());
         let spends = |push: &&Arrival| {
             push.whole.is_some() && matches!(push.operation, Operation::Gradient {})
         };
@@ -266,8 +271,8 @@ impl Inbox {
     }
 
     /// How many rooms there are, without those of trays.
-    pub(crate) fn rooms(&self) -> usize {
-        self.rooms.len()
+    pub(crate) fn push_slots(&self) -> usize {
+        self.push_slots.len()
     }
 
     /// Numbers rooms from here on, past those that are taken.
@@ -277,7 +282,7 @@ impl Inbox {
     }
 
     fn skip_taken_numbers(&mut self) {
-        while self.next_number == 0 || self.room(self.next_number).is_some() {
+        while self.next_number == 0 || self.push_slot(self.next_number).is_some() {
             self.next_number = self.next_number.wrapping_add(1);
         }
     }
@@ -289,14 +294,14 @@ impl Inbox {
 
     /// Whether a room is free.
     pub(crate) fn has_free(&self) -> bool {
-        self.rooms.iter().any(Option::is_none)
+        self.push_slots.iter().any(Option::is_none)
     }
 
     /// Takes a whole push out of its room, which is free then, and has nothing of it lie in a tray any more;
     /// and whose it is.
     pub(crate) fn take(&mut self, number: u32) -> Option<(Option<ClientKey>, Arrival)> {
-        let room = self.room_mut(number)?;
-        let (holder, arrival) = (room.holder, room.arrival.take());
+        let push_slot = self.push_slot_mut(number)?;
+        let (holder, arrival) = (push_slot.holder, push_slot.arrival.take());
         self.release(number);
         let mut arrival = arrival?;
         self.keep(arrival.lent.take_memory());
@@ -305,51 +310,59 @@ impl Inbox {
 
     /// Whether the client still has this room.
     pub(crate) fn holds(&self, holder: ClientKey, number: u32) -> bool {
-        self.room(number).is_some_and(|room| room.holder == Some(holder))
+        self.push_slot(number).is_some_and(|push_slot| push_slot.holder == Some(holder))
     }
 
     /// The room in which this push is being received, or lies whole.
     pub(crate) fn find(&self, holder: ClientKey, sequence: Sequence) -> Option<u32> {
-        let matches = |room: &&Room| {
-            room.holder == Some(holder)
-                && room.arrival.as_ref().is_some_and(|push| push.sequence == sequence)
+        let matches = |push_slot: &&PushSlot| {
+            push_slot.holder == Some(holder)
+                && push_slot.arrival.as_ref().is_some_and(|push| push.sequence == sequence)
         };
-        self.all().find(matches).map(|room| room.number)
+        self.all().find(matches).map(|push_slot| push_slot.number)
     }
 
     /// The rooms in which pushes lie whole.
-    pub(crate) fn whole_rooms(&self) -> impl Iterator<Item = u32> {
-        let whole = |room: &&Room| room.arrival.as_ref().is_some_and(|push| push.whole.is_some());
-        self.all().filter(whole).map(|room| room.number)
+    pub(crate) fn whole_slots(&self) -> impl Iterator<Item = u32> {
+        let whole = |push_slot: &&PushSlot| {
+            push_slot.arrival.as_ref().is_some_and(|push| push.whole.is_some())
+        };
+        self.all().filter(whole).map(|push_slot| push_slot.number)
     }
 
     /// Whose a room is.
     pub(crate) fn holder(&self, number: u32) -> Option<ClientKey> {
-        self.room(number)?.holder
+        self.push_slot(number)?.holder
     }
 
     /// The room in which the gradient of this token lies whole.
-    pub(crate) fn whole_room_of(&self, token: u64) -> Option<u32> {
+    pub(crate) fn whole_push_slot_of(&self, token: u64) -> Option<u32> {
         let is_it = |push: &Arrival| push.token.0 == token && push.whole.is_some();
-        self.gradients().find(|(_, push)| is_it(push)).map(|(room, _)| room)
+        self.gradients().find(|(_, push)| is_it(push)).map(|(push_slot, _)| push_slot)
     }
 
     /// The rooms of what is called the gradient of this token, whole or on its way.
-    pub(crate) fn rooms_of(&self, token: u64) -> Vec<u32> {
-        self.gradients().filter(|(_, push)| push.token.0 == token).map(|(room, _)| room).collect()
+    pub(crate) fn push_slots_of(&self, token: u64) -> Vec<u32> {
+        self.gradients()
+            .filter(|(_, push)| push.token.0 == token)
+            .map(|(push_slot, _)| push_slot)
+            .collect()
     }
 
     /// The rooms of the gradients that were computed before this step was begun.
     pub(crate) fn gradients_before(&self, step: u64) -> Vec<u32> {
-        self.gradients().filter(|(_, push)| push.step.0 < step).map(|(room, _)| room).collect()
+        self.gradients()
+            .filter(|(_, push)| push.step.0 < step)
+            .map(|(push_slot, _)| push_slot)
+            .collect()
     }
 
     /// The whole gradients for whose answer nobody waits any longer than until now, or at all if
     /// `all` says so; nobody waits for it after this.
     pub(crate) fn take_waits(&mut self, now: Instant, all: bool) -> Vec<(u32, WholePush)> {
         let mut ended = Vec::new();
-        for room in self.all_mut() {
-            let Some(push) = &mut room.arrival else { continue };
+        for push_slot in self.all_mut() {
+            let Some(push) = &mut push_slot.arrival else { continue };
             let gradient = matches!(push.operation, Operation::Gradient {});
             let due = |whole: &WholePush| {
                 let late = whole.deadline.is_some_and(|deadline| deadline <= now);
@@ -357,31 +370,33 @@ impl Inbox {
             };
             if let Some(whole) = push.whole.filter(due) {
                 push.whole = Some(WholePush::unheard());
-                ended.push((room.number, whole));
+                ended.push((push_slot.number, whole));
             }
         }
         ended
     }
 
     fn gradients(&self) -> impl Iterator<Item = (u32, &Arrival)> {
-        let pushes = self.all().filter_map(|room| Some((room.number, room.arrival.as_ref()?)));
+        let pushes = self
+            .all()
+            .filter_map(|push_slot| Some((push_slot.number, push_slot.arrival.as_ref()?)));
         pushes.filter(|(_, push)| matches!(push.operation, Operation::Gradient {}))
     }
 
     /// The push in a room.
     pub(crate) fn arrival(&self, number: u32) -> Option<&Arrival> {
-        self.room(number)?.arrival.as_ref()
+        self.push_slot(number)?.arrival.as_ref()
     }
 
     /// The pushes that there are, by their rooms.
     #[cfg(test)]
     pub(crate) fn arrivals(&self) -> impl Iterator<Item = (u32, &Arrival)> {
-        self.all().filter_map(|room| Some((room.number, room.arrival.as_ref()?)))
+        self.all().filter_map(|push_slot| Some((push_slot.number, push_slot.arrival.as_ref()?)))
     }
 
     /// What the squares of the gradient in a room come to is known: the token that it spends.
     pub(crate) fn set_squares(&mut self, number: u32, squares: f64) -> Option<TokenId> {
-        let push = self.room_mut(number)?.arrival.as_mut()?;
+        let push = self.push_slot_mut(number)?.arrival.as_mut()?;
         push.squares = Some(squares);
         Some(push.token)
     }
@@ -389,7 +404,7 @@ impl Inbox {
     /// Keeps the memory of ranges, for a push to come.
     pub(crate) fn keep(&mut self, mut extents: Extents) {
         // A push in a tray has two lists.
-        if extents.has_memory() && self.spares.len() < 2 * self.rooms.len() {
+        if extents.has_memory() && self.spares.len() < 2 * self.push_slots.len() {
             self.spares.push(extents.take_memory());
         }
     }
@@ -400,17 +415,17 @@ impl Inbox {
         if self.is_lent(number) {
             arrival.lent = self.spares.pop().unwrap_or_default();
         }
-        if let Some(room) = self.room_mut(number) {
-            room.arrival = Some(arrival);
-            room.touched = now;
+        if let Some(push_slot) = self.push_slot_mut(number) {
+            push_slot.arrival = Some(arrival);
+            push_slot.touched = now;
         }
     }
 
     /// A part has come whole.
     pub(crate) fn add(&mut self, number: u32, part: Range<u64>, now: Instant) {
-        if let Some(room) = self.room_mut(number) {
-            room.touched = now;
-            if let Some(arrival) = &mut room.arrival {
+        if let Some(push_slot) = self.push_slot_mut(number) {
+            push_slot.touched = now;
+            if let Some(arrival) = &mut push_slot.arrival {
                 arrival.bytes += part.end - part.start;
                 arrival.extents.add(part);
             }
@@ -419,15 +434,17 @@ impl Inbox {
 
     /// Bytes of a part have come.
     pub(crate) fn touch(&mut self, number: u32, now: Instant) {
-        if let Some(room) = self.room_mut(number) {
-            room.touched = now;
+        if let Some(push_slot) = self.push_slot_mut(number) {
+            push_slot.touched = now;
         }
     }
 
     /// The push in this room is whole.
     pub(crate) fn set_whole(&mut self, number: u32, whole: WholePush) {
         let order = self.next_order;
-        if let Some(arrival) = self.room_mut(number).and_then(|room| room.arrival.as_mut()) {
+        if let Some(arrival) =
+            self.push_slot_mut(number).and_then(|push_slot| push_slot.arrival.as_mut())
+        {
             arrival.whole = Some(whole);
             if arrival.order == 0 {
                 arrival.order = order;
@@ -438,11 +455,11 @@ impl Inbox {
 
     /// Gives a room free; one of a tray stays its client's.
     pub(crate) fn release(&mut self, number: u32) {
-        let gone = self.room_mut(number).and_then(|room| room.arrival.take());
+        let gone = self.push_slot_mut(number).and_then(|push_slot| push_slot.arrival.take());
         gone.into_iter().flat_map(|push| [push.extents, push.lent]).for_each(|it| self.keep(it));
         self.release_lent(number);
-        for slot in &mut self.rooms {
-            if slot.as_ref().is_some_and(|room| room.number == number) {
+        for slot in &mut self.push_slots {
+            if slot.as_ref().is_some_and(|push_slot| push_slot.number == number) {
                 *slot = None;
             }
         }
@@ -450,16 +467,16 @@ impl Inbox {
 
     /// The bytes of a range of the push in a room, none of which lies in a tray.
     pub(crate) fn bytes(&self, number: u32, range: Range<u64>) -> Option<&[u8]> {
-        if let Some(room) = self.lent_room(number) {
-            return room.own_bytes()?.get(range.start as usize..range.end as usize);
+        if let Some(push_slot) = self.buffer_slot(number) {
+            return push_slot.own_bytes()?.get(range.start as usize..range.end as usize);
         }
         self.memory.bytes().get(self.place_of(number, &range)?)
     }
 
     /// The same for receiving into.
     pub(crate) fn bytes_mut(&mut self, number: u32, range: Range<u64>) -> Option<&mut [u8]> {
-        if self.lent_room(number).is_some() {
-            let own = self.lent_room_mut(number)?.own_bytes_mut()?;
+        if self.buffer_slot(number).is_some() {
+            let own = self.buffer_slot_mut(number)?.own_bytes_mut()?;
             return own.get_mut(range.start as usize..range.end as usize);
         }
         let place = self.place_of(number, &range)?;
@@ -474,24 +491,29 @@ impl Inbox {
     }
 
     fn slot(&self, number: u32) -> Option<usize> {
-        self.rooms.iter().position(|room| room.as_ref().is_some_and(|r| r.number == number))
+        self.push_slots
+            .iter()
+            .position(|push_slot| push_slot.as_ref().is_some_and(|r| r.number == number))
     }
 
-    fn room(&self, number: u32) -> Option<&Room> {
-        self.all().find(|room| room.number == number)
+    fn push_slot(&self, number: u32) -> Option<&PushSlot> {
+        self.all().find(|push_slot| push_slot.number == number)
     }
 
-    fn room_mut(&mut self, number: u32) -> Option<&mut Room> {
-        self.all_mut().find(|room| room.number == number)
+    fn push_slot_mut(&mut self, number: u32) -> Option<&mut PushSlot> {
+        self.all_mut().find(|push_slot| push_slot.number == number)
     }
 
     /// All rooms, those of trays last.
-    fn all(&self) -> impl Iterator<Item = &Room> {
-        self.rooms.iter().flatten().chain(self.trays.iter().flat_map(Tray::rooms))
+    fn all(&self) -> impl Iterator<Item = &PushSlot> {
+        self.push_slots.iter().flatten().chain(self.trays.iter().flat_map(Tray::push_slots))
     }
 
-    fn all_mut(&mut self) -> impl Iterator<Item = &mut Room> {
-        self.rooms.iter_mut().flatten().chain(self.trays.iter_mut().flat_map(Tray::rooms_mut))
+    fn all_mut(&mut self) -> impl Iterator<Item = &mut PushSlot> {
+        self.push_slots
+            .iter_mut()
+            .flatten()
+            .chain(self.trays.iter_mut().flat_map(Tray::push_slots_mut))
     }
 
     /// Asserts the invariants; for tests, the simulator and the fuzzer.
@@ -500,12 +522,20 @@ impl Inbox {
         let mut numbers = std::collections::BTreeSet::new();
         let mut pushes = std::collections::BTreeSet::new();
         self.check_trays();
-        for room in self.all() {
-            assert!(room.number != 0 && numbers.insert(room.number), "two rooms {}", room.number);
-            let whole = room.arrival.as_ref().is_some_and(|push| push.whole.is_some());
-            assert!(room.holder.is_some() || whole, "room {} is nobody's", room.number);
-            if let (Some(holder), Some(push)) = (room.holder, &room.arrival) {
-                assert!(pushes.insert((holder, push.sequence)), "a push has two rooms");
+        for push_slot in self.all() {
+            assert!(
+                push_slot.number != 0 && numbers.insert(push_slot.number),
+                "two push slots {}",
+                push_slot.number
+            );
+            let whole = push_slot.arrival.as_ref().is_some_and(|push| push.whole.is_some());
+            assert!(
+                push_slot.holder.is_some() || whole,
+                "push slot {} is nobody's",
+                push_slot.number
+            );
+            if let (Some(holder), Some(push)) = (push_slot.holder, &push_slot.arrival) {
+                assert!(pushes.insert((holder, push.sequence)), "a push has two push slots");
                 let bytes: u64 = push.extents.ranges().iter().map(|r| r.end - r.start).sum();
                 assert_eq!(push.bytes, bytes, "bytes are counted once");
             }

@@ -78,7 +78,7 @@ bugs! {
     OwnerNotAsked,
     /// A client writes its next gradients into a room of a tray before the push there is settled: no bug of
     /// a server, and planted in the simulator's clients.
-    RoomEarly,
+    SlotEarly,
 }
 
 /// Which bug is planted, if any.

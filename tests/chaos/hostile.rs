@@ -62,7 +62,7 @@ pub(crate) struct Said {
     /// Messages sent after the hello.
     pub(crate) messages: u64,
     /// Rooms that servers gave for pushes.
-    rooms: u64,
+    push_slots: u64,
 }
 
 impl Said {
@@ -70,7 +70,7 @@ impl Said {
         self.connections += other.connections;
         self.welcomed += other.welcomed;
         self.messages += other.messages;
-        self.rooms += other.rooms;
+        self.push_slots += other.push_slots;
     }
 
     /// Asserts that the clients got past the hello, and with pushes past the token: only then do their
@@ -78,7 +78,7 @@ impl Said {
     pub(crate) fn assert_deep(&self, synchronous: bool) {
         let welcomed = self.welcomed * 4 >= self.connections && self.messages > 0;
         assert!(
-            welcomed && (synchronous || self.rooms > 0),
+            welcomed && (synchronous || self.push_slots > 0),
             "hostile clients got nowhere: {self:?}"
         );
     }
@@ -134,7 +134,7 @@ struct HostileClient {
 #[derive(Debug, Default)]
 struct Given {
     grant: Option<Grant>,
-    room: u32,
+    push_slot: u32,
     /// The sequence of the push under way.
     sequence: u64,
 }
@@ -177,7 +177,7 @@ impl HostileClient {
             };
             line.send_in(self.envelope(&given), &message, &body)?;
             self.said.messages += 1;
-            if given.room != 0 && self.chance.once_in(4) {
+            if given.push_slot != 0 && self.chance.once_in(4) {
                 // Another push in another room.
                 given.sequence += 1;
                 line.send(Reserve {}.into(), &[])?;
@@ -193,9 +193,9 @@ impl HostileClient {
     fn hear(&mut self, line: &mut Line, given: &mut Given) -> io::Result<()> {
         match line.next()? {
             Message::Granted(granted) => given.grant = Some(granted.grant),
-            Message::Room(room) => {
-                given.room = room.room;
-                self.said.rooms += 1;
+            Message::Reserved(push_slot) => {
+                given.push_slot = push_slot.push_slot;
+                self.said.push_slots += 1;
             }
             _ => {}
         }
@@ -233,7 +233,7 @@ impl HostileClient {
     fn message(&mut self, given: &Given) -> Message {
         let any = self.chance.below(self.messages.len() as u64) as usize;
         let mut message = self.messages[any].clone();
-        if given.room != 0 && !self.chance.once_in(4) {
+        if given.push_slot != 0 && !self.chance.once_in(4) {
             let is_push = |message: &&Message| {
                 matches!(
                     message,
@@ -316,7 +316,7 @@ fn tame(part: &mut PushPart, held: Option<&Given>) {
     if let Some(grant) = given.grant {
         (part.token, part.generation) = (grant.token, grant.generation);
     }
-    if given.room != 0 {
-        part.room = given.room;
+    if given.push_slot != 0 {
+        part.push_slot = given.push_slot;
     }
 }

@@ -129,12 +129,14 @@ fn a_second_chief_cannot_assign_initialize_or_finish() {
     }
     // An assignment is anybody's, and a chief's only before the first values: but no part of it may end
     // beyond the last address.
-    let Message::Room(room) = stranger.ask(message::Reserve {}.into(), &[]) else { panic!() };
+    let Message::Reserved(push_slot) = stranger.ask(message::Reserve {}.into(), &[]) else {
+        panic!()
+    };
     let part = PushPart {
         operation: Operation::AssignAdd {},
         token: TokenId(0),
         generation: 0,
-        room: room.room,
+        push_slot: push_slot.push_slot,
         offset: u64::MAX,
         whole: Some(8),
         next: false,

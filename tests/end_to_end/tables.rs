@@ -177,8 +177,8 @@ fn tables_are_saved_and_restored_into_any_layout() {
     let small = start(1, 1);
     let mut worker = small.worker(0);
     let refused = worker.join(&variables(1, TableSpec::new(1 << 12)), |_| ()).unwrap_err();
-    let room = "there is room for 51 rows";
-    assert!(refused.to_string().contains(room), "{refused}");
+    let refusal = "there is room for 51 rows";
+    assert!(refused.to_string().contains(refusal), "{refused}");
     drop(worker);
     small.stop();
 }

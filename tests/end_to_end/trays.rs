@@ -249,7 +249,7 @@ fn gradients_that_are_dropped_leave_their_memory_and_more_than_there_is_room_for
     for push in pushes {
         assert!(matches!(push.wait().unwrap(), Push::Applied { .. }));
     }
-    assert_eq!(cluster.handle().metrics().direct_pushes - before, 2, "there are two rooms");
+    assert_eq!(cluster.handle().metrics().direct_pushes - before, 2, "there are two push slots");
     assert_eq!(value(&mut worker, &mut params), -10.0);
     (0..4).for_each(|_| push(&mut worker, 0.5));
     assert_eq!(cluster.handle().metrics().direct_pushes - before, 6);

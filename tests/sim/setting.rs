@@ -173,7 +173,7 @@ impl Setting {
     fn mode(&self) -> String {
         match (self.asynchronous, self.deterministic) {
             (true, _) => format!(
-                "asynchronous with {} rooms, ahead {:?}, older {:?}",
+                "asynchronous with {} push slots, ahead {:?}, older {:?}",
                 self.inbox_pushes, self.wait_ahead, self.reject_older
             ),
             (_, true) => format!(

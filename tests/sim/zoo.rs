@@ -26,7 +26,7 @@ const SHOWN: &[Bug] = &[
     Bug::PinIgnored,
     Bug::RevokedUnseen,
     Bug::TurnLate,
-    Bug::RoomEarly,
+    Bug::SlotEarly,
     Bug::TakeBackUnasked,
     Bug::OwnerNotAsked,
 ];

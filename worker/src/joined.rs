@@ -121,7 +121,7 @@ impl Joined {
             && compression.is_of_none()
             && self.plan.shards() != [self.owner]
             && scatter.rounds() >= LARGE_ROUNDS
-            && buffer.rooms() == 0
+            && buffer.push_slots() == 0
     }
 
     /// Looks for NaN and infinities in what shards get in one round.

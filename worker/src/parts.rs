@@ -264,11 +264,11 @@ impl Scattered {
     /// come behind so many others.
     pub(crate) fn in_tray(&self, shard: usize, behind: usize) -> Option<InTray> {
         let ShardCuts { shard, wholes, whole, .. } = &self.scatter.shards[shard];
-        let room = self.buffer.room_of(*shard)?;
+        let push_slot = self.buffer.push_slot_of(*shard)?;
         let all = self.rounds == (0..self.scatter.rounds()) && *wholes > 0;
         all.then(|| InTray {
-            tray: room.tray,
-            room: room.number,
+            tray: push_slot.tray,
+            push_slot: push_slot.number,
             ranges: whole.clone(),
             parts: behind..behind + wholes,
             buffer: self.buffer.clone(),
@@ -280,7 +280,7 @@ impl Scattered {
 #[derive(Clone, Debug)]
 pub(crate) struct InTray {
     pub(crate) tray: TrayId,
-    pub(crate) room: u32,
+    pub(crate) push_slot: u32,
     /// Ranges of the shard's layout.
     pub(crate) ranges: Arc<[Range<u64>]>,
     /// The parts that would be sent in place of them.

@@ -36,7 +36,7 @@ use crate::session::{
 };
 use crate::start::{self, Begin, Found};
 use near::{Lenders, Reading, Step};
-use trays::Rooms;
+use trays::BufferSlots;
 
 /// What a training loop wants done.
 #[derive(Clone, Debug)]
@@ -154,9 +154,9 @@ pub struct Door {
     /// What was passed over each link and not taken yet, in the order of the answers that it belongs to.
     passed: BTreeMap<usize, VecDeque<Vec<OwnedFd>>>,
     lenders: Lenders,
-    rooms: Rooms,
+    push_slots: BufferSlots,
     /// Rooms are written while they are being pushed: a bug that the simulator plants.
-    spoils_rooms: bool,
+    spoils_push_slots: bool,
     /// Pushes go to every shard at once, however new its connection is: another.
     never_asks_owner: bool,
     /// How many frames have named gradients where they lie.
@@ -201,8 +201,8 @@ impl Door {
         let plan = Arc::new(Plan::new(catalogue).with_parts_of(part_bytes));
         Door {
             session: Session::new(start),
-            rooms: Rooms::new(plan.clone()),
-            spoils_rooms: false,
+            push_slots: BufferSlots::new(plan.clone()),
+            spoils_push_slots: false,
             never_asks_owner: false,
             named: 0,
             plan,
@@ -301,7 +301,7 @@ impl Door {
             Want::Push { grant, read, variables, bytes } => {
                 let (operation, grant) = (Operation::Gradient {}, Some(grant));
                 let read = Read { step: read, gradients: self.read.clone() };
-                let scattered = self.rooms.write(&variables, &bytes);
+                let scattered = self.push_slots.write(&variables, &bytes);
                 let bytes = Bytes::from(bytes);
                 let parts = match scattered {
                     Some(_) => Vec::new(),
@@ -398,8 +398,8 @@ impl Door {
     }
 
     /// Has rooms written while they are being pushed, as a bug would.
-    pub fn spoil_rooms(&mut self) {
-        self.spoils_rooms = true;
+    pub fn spoil_push_slots(&mut self) {
+        self.spoils_push_slots = true;
     }
 
     /// Has pushes sent to every shard without the step owner's word, as a bug would.
@@ -430,7 +430,7 @@ impl Door {
     pub fn disconnected(&mut self, now: Instant, link: usize, error: &str) {
         self.links.remove(&link);
         self.lenders.remove(link);
-        self.rooms.remove(link);
+        self.push_slots.remove(link);
         self.handle(now, Input::Disconnected { link, error: error.to_owned() });
     }
 
@@ -535,14 +535,14 @@ impl Door {
                 Output::Disconnect { link } => {
                     self.links.remove(&link);
                     self.lenders.remove(link);
-                    self.rooms.remove(link);
+                    self.push_slots.remove(link);
                     Event::Disconnect { link }
                 }
                 Output::Send { link, envelope, message, body, crc } => {
                     if let Message::PushLent(lent) = &message {
                         self.named += 1;
-                        if self.spoils_rooms {
-                            self.rooms.spoil(link, lent.room);
+                        if self.spoils_push_slots {
+                            self.push_slots.spoil(link, lent.push_slot);
                         }
                     }
                     let body = body.concat();
@@ -567,13 +567,13 @@ impl Door {
                 }
                 Output::LentTray { link, shard, tray, lent } => {
                     let descriptors = self.take_passed(link);
-                    self.rooms.add((link, shard, tray), lent, descriptors);
+                    self.push_slots.add((link, shard, tray), lent, descriptors);
                     continue;
                 }
             };
             self.events.push_back(event);
         }
-        self.rooms.scribble();
+        self.push_slots.scribble();
     }
 }
 

@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     fn token(returns: &Arc<Returns>) -> Token {
-        let grant = Grant { token: TokenId(4), generation: 1, step: GlobalStep(30), room: 0 };
+        let grant = Grant { token: TokenId(4), generation: 1, step: GlobalStep(30), push_slot: 0 };
         Token::new(grant, returns.clone())
     }
 

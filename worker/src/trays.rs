@@ -17,19 +17,19 @@ use crate::params::Buffer;
 pub(crate) struct TrayId(pub(crate) u64);
 
 /// What is lent to write gradients into. In this process nobody else has any of it.
-pub(crate) trait RoomMemory: Debug + Send + Sync {
+pub(crate) trait SlotMemory: Debug + Send + Sync {
     fn bytes(&self) -> &[u8];
     fn bytes_mut(&mut self) -> &mut [u8];
 }
 
 /// A room of a tray, for as long as this is kept.
 #[derive(Debug)]
-pub(crate) struct Room {
+pub(crate) struct BufferSlot {
     pub(crate) shard: ShardId,
     pub(crate) tray: TrayId,
     /// What names it to its shard.
     pub(crate) number: u32,
-    pub(crate) memory: Box<dyn RoomMemory>,
+    pub(crate) memory: Box<dyn SlotMemory>,
 }
 
 /// Variables that lie one behind the other both in a buffer and on their shard, as it keeps them.
@@ -51,14 +51,14 @@ pub(crate) struct GradientBuffer {
     /// In rising order.
     runs: Arc<[Run]>,
     /// At most one of a shard.
-    rooms: Vec<Room>,
+    push_slots: Vec<BufferSlot>,
 }
 
 impl GradientBuffer {
     /// For gradients of a plan of which these may lie in rooms.
     pub(crate) fn new(plan: &Plan, runs: Arc<[Run]>) -> GradientBuffer {
         // The system gives memory that is never touched no pages.
-        GradientBuffer { heap: Buffer::new(plan), runs, rooms: Vec::new() }
+        GradientBuffer { heap: Buffer::new(plan), runs, push_slots: Vec::new() }
     }
 
     /// Whether it was made for these runs, which are those of one worker.
@@ -67,13 +67,13 @@ impl GradientBuffer {
     }
 
     /// How many rooms it has.
-    pub(crate) fn rooms(&self) -> usize {
-        self.rooms.len()
+    pub(crate) fn push_slots(&self) -> usize {
+        self.push_slots.len()
     }
 
     /// Its room on a shard.
-    pub(crate) fn room_of(&self, shard: ShardId) -> Option<&Room> {
-        self.rooms.iter().find(|room| room.shard == shard)
+    pub(crate) fn push_slot_of(&self, shard: ShardId) -> Option<&BufferSlot> {
+        self.push_slots.iter().find(|push_slot| push_slot.shard == shard)
     }
 
     /// Gives back the rooms of trays that are lent no longer, and takes one of each shard that has none
@@ -81,20 +81,20 @@ impl GradientBuffer {
     pub(crate) fn renew(
         &mut self,
         is_lent: impl Fn(TrayId) -> bool,
-        take: impl Fn(ShardId) -> Option<Room>,
+        take: impl Fn(ShardId) -> Option<BufferSlot>,
     ) {
-        self.rooms.retain(|room| is_lent(room.tray));
+        self.push_slots.retain(|push_slot| is_lent(push_slot.tray));
         let runs = self.runs.clone();
         for (index, run) in runs.iter().enumerate() {
             let first = index == 0 || runs[index - 1].shard != run.shard;
-            if !first || self.room_of(run.shard).is_some() {
+            if !first || self.push_slot_of(run.shard).is_some() {
                 continue;
             }
             let of_shard = runs[index..].iter().take_while(|other| other.shard == run.shard);
             let end = of_shard.map(Run::end_there).max().unwrap_or(0);
             // A room that is too small is none.
-            let fits = |room: &Room| room.memory.bytes().len() as u64 >= end;
-            self.rooms.extend(take(run.shard).filter(fits));
+            let fits = |push_slot: &BufferSlot| push_slot.memory.bytes().len() as u64 >= end;
+            self.push_slots.extend(take(run.shard).filter(fits));
         }
     }
 
@@ -102,14 +102,14 @@ impl GradientBuffer {
     pub(crate) fn slice(&self, range: Range<usize>) -> &[u8] {
         match self.place(&range) {
             (0, place) => &self.heap.bytes()[place],
-            (room, place) => &self.rooms[room - 1].memory.bytes()[place],
+            (push_slot, place) => &self.push_slots[push_slot - 1].memory.bytes()[place],
         }
     }
 
     pub(crate) fn slice_mut(&mut self, range: Range<usize>) -> &mut [u8] {
         match self.place(&range) {
             (0, place) => &mut self.heap.bytes_mut()[place],
-            (room, place) => &mut self.rooms[room - 1].memory.bytes_mut()[place],
+            (push_slot, place) => &mut self.push_slots[push_slot - 1].memory.bytes_mut()[place],
         }
     }
 
@@ -121,9 +121,9 @@ impl GradientBuffer {
         let places = ranges.map(|range| self.place(&range));
         let mut slices = std::array::from_fn(|_| &mut [][..]);
         divide(self.heap.bytes_mut(), 0, &places, &mut slices);
-        for (index, room) in self.rooms.iter_mut().enumerate() {
+        for (index, push_slot) in self.push_slots.iter_mut().enumerate() {
             if places.iter().any(|(memory, _)| *memory == index + 1) {
-                divide(room.memory.bytes_mut(), index + 1, &places, &mut slices);
+                divide(push_slot.memory.bytes_mut(), index + 1, &places, &mut slices);
             }
         }
         slices
@@ -134,10 +134,10 @@ impl GradientBuffer {
         let next = self.runs.partition_point(|run| run.here.end <= range.start);
         let run = self.runs.get(next).filter(|run| run.here.start <= range.start);
         let Some(run) = run else { return (0, range.clone()) };
-        let room = self.rooms.iter().position(|room| room.shard == run.shard);
-        let Some(room) = room else { return (0, range.clone()) };
+        let push_slot = self.push_slots.iter().position(|push_slot| push_slot.shard == run.shard);
+        let Some(push_slot) = push_slot else { return (0, range.clone()) };
         let start = run.there as usize + (range.start - run.here.start);
-        (room + 1, start..start + range.len())
+        (push_slot + 1, start..start + range.len())
     }
 }
 
@@ -178,7 +178,7 @@ mod tests {
     use crate::params::tests::plan_of;
     use crate::params::{Gradients, Memory};
 
-    impl RoomMemory for Buffer {
+    impl SlotMemory for Buffer {
         fn bytes(&self) -> &[u8] {
             Buffer::bytes(self)
         }
@@ -208,16 +208,16 @@ mod tests {
 
     const NAMES: [&str; 8] = ["a", "b", "none", "c", "split", "d", "e", "f"];
 
-    fn room(shard: ShardId, bytes: usize) -> Room {
+    fn push_slot(shard: ShardId, bytes: usize) -> BufferSlot {
         let memory = Box::new(Buffer::of_bytes(bytes));
-        Room { shard, tray: TrayId(shard.task.into()), number: 1 + shard.task, memory }
+        BufferSlot { shard, tray: TrayId(shard.task.into()), number: 1 + shard.task, memory }
     }
 
-    fn gradients(plan: &Arc<Plan>, rooms: bool) -> Gradients {
+    fn gradients(plan: &Arc<Plan>, push_slots: bool) -> Gradients {
         let mut memory = Memory::new(plan, plan.runs(|_| true).into());
-        if rooms {
-            memory.buffer_mut().renew(|_| true, |shard| Some(room(shard, 1 << 10)));
-            assert_eq!(memory.buffer.rooms(), 2);
+        if push_slots {
+            memory.buffer_mut().renew(|_| true, |shard| Some(push_slot(shard, 1 << 10)));
+            assert_eq!(memory.buffer.push_slots(), 2);
         }
         Gradients::new(plan.clone(), memory)
     }
@@ -225,8 +225,8 @@ mod tests {
     #[test]
     fn gradients_are_the_same_whatever_memory_they_lie_in() {
         let plan = plan();
-        let results = [false, true].map(|rooms| {
-            let mut gradients = gradients(&plan, rooms);
+        let results = [false, true].map(|push_slots| {
+            let mut gradients = gradients(&plan, push_slots);
             let views = gradients.views_mut::<f32, 8>(NAMES).unwrap();
             let mut next = (1..).map(|value| value as f32);
             views.into_iter().flatten().zip(&mut next).for_each(|(g, value)| *g = value);
@@ -251,7 +251,7 @@ mod tests {
         }
         let mut found = 0;
         for &shard in plan.shards() {
-            let room = gradients.memory.buffer.room_of(shard).unwrap();
+            let push_slot = gradients.memory.buffer.push_slot_of(shard).unwrap();
             let mut expected = vec![0; 1 << 10];
             for partition in plan.catalogue().layout(shard).partitions() {
                 let name = plan.catalogue().variable(partition.variable).name();
@@ -263,7 +263,7 @@ mod tests {
                 let elements = expected[start..start + partition.bytes as usize].chunks_mut(4);
                 elements.for_each(|element| element.copy_from_slice(&bytes));
             }
-            assert!(room.memory.bytes() == expected, "{shard}");
+            assert!(push_slot.memory.bytes() == expected, "{shard}");
         }
         assert_eq!(found, NAMES.len() - 1);
     }
@@ -283,7 +283,7 @@ mod tests {
         let scattered = Scattered { scatter, buffer, rounds, factors };
         for (index, shard) in scattered.shards().enumerate() {
             let there = scattered.in_tray(index, 2).unwrap();
-            assert_eq!((there.tray, there.room), (TrayId(shard.task.into()), 1 + shard.task));
+            assert_eq!((there.tray, there.push_slot), (TrayId(shard.task.into()), 1 + shard.task));
             let parts: Vec<_> = scattered.parts(index).collect();
             let (named, rest) = parts.split_at(there.parts.end - 2);
             assert_eq!(there.parts.start, 2);
@@ -310,16 +310,19 @@ mod tests {
         let [first, second] = [plan.shards()[0], plan.shards()[1]];
         let mut buffer = GradientBuffer::new(&plan, plan.runs(|_| true).into());
         buffer.renew(|_| true, |_| None);
-        assert_eq!(buffer.rooms(), 0);
-        buffer.renew(|_| true, |shard| Some(room(shard, if shard == first { 8 } else { 1 << 10 })));
-        assert!(buffer.room_of(first).is_none(), "it does not hold what would lie there");
+        assert_eq!(buffer.push_slots(), 0);
+        buffer.renew(
+            |_| true,
+            |shard| Some(push_slot(shard, if shard == first { 8 } else { 1 << 10 })),
+        );
+        assert!(buffer.push_slot_of(first).is_none(), "it does not hold what would lie there");
         let take = |shard| {
             assert_eq!(shard, first, "it has the other");
-            Some(room(shard, 1 << 10))
+            Some(push_slot(shard, 1 << 10))
         };
         buffer.renew(|_| true, take);
-        assert_eq!(buffer.rooms(), 2);
+        assert_eq!(buffer.push_slots(), 2);
         buffer.renew(|tray| tray != TrayId(second.task.into()), |_| None);
-        assert!(buffer.room_of(first).is_some() && buffer.room_of(second).is_none());
+        assert!(buffer.push_slot_of(first).is_some() && buffer.push_slot_of(second).is_none());
     }
 }

@@ -191,7 +191,8 @@ impl Worker {
     fn memory(&mut self, plan: &Plan, runs: &Arc<[Run]>) -> Memory {
         // One with rooms before one without: there are no more rooms than those.
         let free = self.pool.iter().enumerate().filter(|(_, memory)| memory.is_free());
-        let free = free.max_by_key(|(_, memory)| memory.buffer.rooms()).map(|(index, _)| index);
+        let free =
+            free.max_by_key(|(_, memory)| memory.buffer.push_slots()).map(|(index, _)| index);
         let memory = free.map(|free| self.pool.swap_remove(free));
         let mut memory = memory.unwrap_or_else(|| Memory::new(plan, runs.clone()));
         let trays = self.client.caller.trays();

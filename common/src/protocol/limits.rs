@@ -62,7 +62,7 @@ pub const NEARBY_BYTES_MAX: usize = 112;
 /// some to spare.
 pub const LENDS_MAX: u32 = 8;
 /// Rooms of a tray: one is filled while what lies in the other is applied.
-pub const LENT_ROOMS_MAX: usize = 2;
+pub const BUFFER_SLOTS_MAX: usize = 2;
 /// Trays that a shard has lent at a time: one for each worker of its host, of which there are no more than
 /// there are cores. Each is memory for two pushes, and a descriptor.
 pub const TRAYS_MAX: usize = 64;

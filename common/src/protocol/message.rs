@@ -208,7 +208,7 @@ wire_struct! {
         body_crc: BodyCrc,
         /// What must agree, as far as the client knows it.
         identity: IdentityFields,
-        /// Room for authentication; empty in this version.
+        /// Reserved for authentication; empty in this version.
         auth: List<u8, { limits::AUTH_BYTES_MAX }>,
     }
 }
@@ -247,7 +247,7 @@ wire_struct! {
         nearby: Text<{ limits::NEARBY_BYTES_MAX }>,
         /// What must agree, as the server knows it.
         identity: IdentityFields,
-        /// Room for authentication; empty in this version.
+        /// Reserved for authentication; empty in this version.
         auth: List<u8, { limits::AUTH_BYTES_MAX }>,
     }
 }
@@ -326,7 +326,7 @@ wire_struct! {
         stride: u64,
         /// What names its rooms, one behind the other, in pushes. They are this client's until the
         /// connection ends. In each the shard's variables have their places, as the layout says.
-        rooms: List<u32, { limits::LENT_ROOMS_MAX }>,
+        push_slots: List<u32, { limits::BUFFER_SLOTS_MAX }>,
     }
 }
 
@@ -476,10 +476,10 @@ wire_struct! {
     Reserve {}
 }
 wire_struct! {
-    /// Room for one whole push.
-    Room {
+    /// A push slot, reserved for one whole push.
+    Reserved {
         /// Names the room in the push that uses it.
-        room: u32,
+        push_slot: u32,
     }
 }
 wire_struct! {
@@ -493,7 +493,7 @@ wire_struct! {
         /// The token's generation.
         generation: u32,
         /// The room it uses.
-        room: u32,
+        push_slot: u32,
         /// Where the body starts in the shard's variables, in bytes.
         offset: u64,
         /// On the last part, the bytes of all parts: the push is whole. Only the answer to the
@@ -545,7 +545,7 @@ wire_struct! {
         /// The token's generation.
         generation: u32,
         /// The room it uses, which is one of the tray.
-        room: u32,
+        push_slot: u32,
         /// As in [`PushPart`].
         whole: Option<u64>,
         /// As in [`PushPart`].
@@ -568,7 +568,7 @@ wire_struct! {
         /// Why there is no next token, once training has ended.
         ended: Option<EndReason>,
         /// The room reserved for this client's next push; 0 for none.
-        room: u32,
+        push_slot: u32,
     }
 }
 wire_struct! {
@@ -845,7 +845,7 @@ messages! {
     25 => PassedOverQuery, body 0;
     26 => PassedOverAre, body 0;
     30 => Reserve, body 0;
-    31 => Room, body 0;
+    31 => Reserved, body 0;
     32 => PushPart, body limits::PART_BYTES_MAX;
     33 => PushAnswer, body 0;
     34 => Withdraw, body 0;

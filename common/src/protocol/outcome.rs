@@ -71,6 +71,6 @@ wire_struct! {
         /// The global step at which it was granted.
         step: GlobalStep,
         /// The room reserved on this shard for the push that spends it; 0 for none.
-        room: u32,
+        push_slot: u32,
     }
 }

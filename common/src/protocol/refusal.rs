@@ -98,9 +98,9 @@ wire_enum! {
             value: f64,
         },
         /// The room the client counted on has been given to another; it asks again.
-        12 => NoRoom {
+        12 => PushSlotTaken {
             /// The room in the request.
-            room: u32,
+            push_slot: u32,
         },
         /// The deadline of a wait has passed.
         13 => Deadline {
@@ -319,7 +319,9 @@ impl std::fmt::Display for Refusal {
             Refusal::Overflow { variable, element, value } => {
                 write!(f, "element {element} of variable {variable} would become {value}")
             }
-            Refusal::NoRoom { room } => write!(f, "room {room} was given to another push"),
+            Refusal::PushSlotTaken { push_slot } => {
+                write!(f, "push slot {push_slot} was given to another push")
+            }
             Refusal::Deadline { waited_ms, awaited } => {
                 write!(f, "waited {waited_ms} ms for {awaited}")
             }

@@ -40,7 +40,7 @@ const VALUES: &[(&str, u64)] = &values!(
     IDENTITY_FIELDS_MAX,
     NEARBY_BYTES_MAX,
     LENDS_MAX,
-    LENT_ROOMS_MAX,
+    BUFFER_SLOTS_MAX,
     TRAYS_MAX,
     PUSH_LENT_RANGES_MAX,
     PUSH_LENT_RANGES_FEW,
@@ -113,7 +113,7 @@ fn parted(text: &str) -> Vec<String> {
     parts
 }
 
-/// Fields such as `token: TokenId, room: u32,` as `token: u64, room: u32`.
+/// Fields such as `token: TokenId, push_slot: u32,` as `token: u64, push_slot: u32`.
 fn fields(inner: &str) -> String {
     let field = |field: String| {
         let (name, form) = field.split_once(':').unwrap_or_else(|| panic!("{field:?} has a type"));

@@ -58,7 +58,7 @@ fn quoted(cell: &str) -> &str {
     quoted.unwrap_or_else(|| panic!("{cell:?} stands between accents"))
 }
 
-/// Fields such as ``token `u64`, room `u32` `` as `token: u64, room: u32`.
+/// Fields such as ``token `u64`, push_slot `u32` `` as `token: u64, room: u32`.
 fn fields(cell: &str) -> String {
     let mut fields = Vec::new();
     let mut rest = cell;

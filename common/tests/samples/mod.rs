@@ -147,8 +147,8 @@ fn lent() -> Lent {
 }
 
 fn lent_tray() -> LentTray {
-    let rooms = List::new(vec![21, 22]).expect("2 are few");
-    LentTray { bytes: 0x1009, first: 0x100a, stride: 0x100b, rooms }
+    let push_slots = List::new(vec![21, 22]).expect("2 are few");
+    LentTray { bytes: 0x1009, first: 0x100a, stride: 0x100b, push_slots }
 }
 
 fn variables(add: &mut impl FnMut(&str, Message)) {
@@ -209,11 +209,11 @@ fn tokens(add: &mut impl FnMut(&str, Message)) {
     add("ReturnToken", ReturnToken { token: TokenId(11), generation: 12 }.into());
     add("Returned", Returned {}.into());
     add("Reserve", Reserve {}.into());
-    add("Room", Room { room: 14 }.into());
+    add("Reserved", Reserved { push_slot: 14 }.into());
 }
 
 fn grant() -> Grant {
-    Grant { token: TokenId(11), generation: 12, step: GlobalStep(13), room: 14 }
+    Grant { token: TokenId(11), generation: 12, step: GlobalStep(13), push_slot: 14 }
 }
 
 fn pushes(add: &mut impl FnMut(&str, Message)) {
@@ -229,7 +229,7 @@ fn pushes(add: &mut impl FnMut(&str, Message)) {
     for (name, outcome) in variants::outcomes() {
         add(&format!("PushAnswer {name}"), PushAnswer { outcome, ..answer() }.into());
     }
-    add("PushAnswer next", PushAnswer { next: Some(grant()), room: 15, ..answer() }.into());
+    add("PushAnswer next", PushAnswer { next: Some(grant()), push_slot: 15, ..answer() }.into());
     for (name, reason) in EndReason::named() {
         let ended = Some(reason);
         add(&format!("PushAnswer ended {name}"), PushAnswer { ended, ..answer() }.into());
@@ -247,7 +247,7 @@ fn part() -> PushPart {
         operation: Operation::Gradient {},
         token: TokenId(11),
         generation: 12,
-        room: 14,
+        push_slot: 14,
         offset: 4096,
         whole: None,
         next: false,
@@ -260,15 +260,15 @@ fn encoded() -> PushEncoded {
 }
 
 fn push_lent() -> PushLent {
-    let PushPart { operation, token, generation, room, whole, next, .. } = part();
+    let PushPart { operation, token, generation, push_slot, whole, next, .. } = part();
     let ranges = [Stretch { start: 0, end: 4096 }, Stretch { start: 8192, end: 8200 }];
     let ranges = List::new(ranges.to_vec()).expect("2 are few");
-    PushLent { operation, token, generation, room, whole, next, read: Some(5), ranges }
+    PushLent { operation, token, generation, push_slot, whole, next, read: Some(5), ranges }
 }
 
 fn answer() -> PushAnswer {
     let outcome = variants::outcomes().swap_remove(0).1;
-    PushAnswer { outcome, duplicate: false, next: None, ended: None, room: 0 }
+    PushAnswer { outcome, duplicate: false, next: None, ended: None, push_slot: 0 }
 }
 
 fn between_servers(add: &mut impl FnMut(&str, Message)) {

@@ -89,7 +89,7 @@ variants! {
         "non_finite" => Refusal::NonFinite {
             variable: VariableId(18), element: 19, value: f64::INFINITY,
         },
-        "no_room" => Refusal::NoRoom { room: 14 },
+        "push_slot_taken" => Refusal::PushSlotTaken { push_slot: 14 },
         "deadline" => Refusal::Deadline { waited_ms: 1500, awaited: detail("a token") },
         "busy" => Refusal::Busy { what: detail("connections"), limit: 4096 },
         "unsupported" => Refusal::Unsupported { kind: 60, detail: detail("no") },

@@ -36,7 +36,7 @@ pub(crate) enum Action {
     Token { by: u8, deadline: u8, newest: Number },
     Return { by: u8, token: u8 },
     Reserve { by: u8, deadline: u8 },
-    Push { by: u8, sequence: Choice, operation: u8, token: u8, room: u8, plan: Plan },
+    Push { by: u8, sequence: Choice, operation: u8, token: u8, push_slot: u8, plan: Plan },
     Body { by: u8, bytes: u16 },
     Withdraw { by: u8, sequence: Choice },
     Query { by: u8, sequence: Choice },
@@ -172,7 +172,7 @@ struct Line {
 struct Client {
     next: u64,
     grants: Vec<Grant>,
-    rooms: Vec<u32>,
+    push_slots: Vec<u32>,
 }
 
 pub(crate) struct World {
@@ -270,8 +270,8 @@ impl World {
                 self.ask(by, 0, ReturnToken { token, generation });
             }
             Action::Reserve { by, deadline } => self.ask(by, deadline, Reserve {}),
-            Action::Push { by, sequence, operation, token, room, plan } => {
-                self.push(by, sequence, operation, token, room, &plan);
+            Action::Push { by, sequence, operation, token, push_slot, plan } => {
+                self.push(by, sequence, operation, token, push_slot, &plan);
             }
             Action::Body { by, bytes } => self.body(by, usize::from(bytes)),
             Action::Withdraw { by, sequence } => {
@@ -398,16 +398,16 @@ impl World {
         self.say(by, envelope(sequence, step, 0), message, vec![0x40; body]);
     }
 
-    fn push(&mut self, by: u8, sequence: Choice, operation: u8, token: u8, room: u8, plan: &Plan) {
+    fn push(&mut self, by: u8, sequence: Choice, operation: u8, token: u8, push_slot: u8, plan: &Plan) {
         let sequence = self.sequence(by, sequence);
         let Some(line) = self.line(by).filter(|line| line.rest.is_empty()) else {
             return;
         };
         let connection = line.connection;
         let (token, generation, step) = self.token(by, token);
-        let room = self
+        let push_slot = self
             .client(by)
-            .and_then(|client| client.rooms.iter().rev().nth(usize::from(room % 64) / 16).copied());
+            .and_then(|client| client.push_slots.iter().rev().nth(usize::from(push_slot % 64) / 16).copied());
         let operation = match operation % 8 {
             0 => Operation::Assign {},
             1 => Operation::AssignAdd {},
@@ -447,7 +447,7 @@ impl World {
                 operation,
                 token,
                 generation,
-                room: room.unwrap_or(0),
+                push_slot: push_slot.unwrap_or(0),
                 offset: range.start,
                 whole: last.then_some(total + plan.excess()),
                 next: last && plan.next,
@@ -599,11 +599,11 @@ impl World {
             match message {
                 Message::Granted(granted) => {
                     client.grants.push(granted.grant);
-                    client.rooms.push(granted.grant.room);
+                    client.push_slots.push(granted.grant.push_slot);
                 }
-                Message::Room(room) => client.rooms.push(room.room),
+                Message::Reserved(push_slot) => client.push_slots.push(push_slot.push_slot),
                 Message::PushAnswer(answer) => {
-                    client.rooms.push(answer.room);
+                    client.push_slots.push(answer.push_slot);
                     client.grants.extend(answer.next);
                     self.settled(key, answer.outcome);
                 }

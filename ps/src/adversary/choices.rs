@@ -40,7 +40,7 @@ pub(super) struct Choices<'a> {
 #[derive(Debug, Default)]
 pub(super) struct Numbers {
     pub(super) tokens: Vec<u64>,
-    pub(super) rooms: Vec<u64>,
+    pub(super) push_slots: Vec<u64>,
     pub(super) epochs: Vec<u64>,
 }
 
@@ -80,7 +80,7 @@ impl<'a> Choices<'a> {
         let number = match self.below(8) {
             0 => return u64::from_le_bytes(std::array::from_fn(|_| self.byte())),
             1 => self.of(&known.tokens),
-            2 => self.of(&known.rooms),
+            2 => self.of(&known.push_slots),
             3 => self.of(&known.epochs),
             4 => u64::from(self.byte()),
             _ => EDGES[self.below(EDGES.len())],
@@ -99,13 +99,16 @@ impl Numbers {
         match message {
             Message::Welcome(welcome) => learn(&mut self.epochs, welcome.client_epoch.0),
             Message::Granted(granted) => self.learn_grant(granted.grant),
-            Message::Room(room) => learn(&mut self.rooms, room.room.into()),
+            Message::Reserved(push_slot) => learn(&mut self.push_slots, push_slot.push_slot.into()),
             Message::LentTray(lent) => {
-                lent.rooms.items().iter().for_each(|&room| learn(&mut self.rooms, room.into()));
+                lent.push_slots
+                    .items()
+                    .iter()
+                    .for_each(|&push_slot| learn(&mut self.push_slots, push_slot.into()));
             }
             Message::PushAnswer(answer) => {
-                if answer.room != 0 {
-                    learn(&mut self.rooms, answer.room.into());
+                if answer.push_slot != 0 {
+                    learn(&mut self.push_slots, answer.push_slot.into());
                 }
                 if let Some(grant) = answer.next {
                     self.learn_grant(grant);
@@ -117,8 +120,8 @@ impl Numbers {
 
     fn learn_grant(&mut self, grant: Grant) {
         learn(&mut self.tokens, grant.token.0);
-        if grant.room != 0 {
-            learn(&mut self.rooms, grant.room.into());
+        if grant.push_slot != 0 {
+            learn(&mut self.push_slots, grant.push_slot.into());
         }
     }
 }

@@ -33,7 +33,7 @@ pub(crate) struct Rule {
     pub(crate) ordered: bool,
     /// Tokens out and pushes admitted at a time: every shard has a room for each. No fewer than
     /// `aggregate`, as pushes lie in their rooms until the step is applied.
-    pub(crate) rooms: usize,
+    pub(crate) push_slots: usize,
     /// No step is begun after this one.
     pub(crate) last_step: Option<u64>,
     /// Gradients of a larger norm, over all shards, are scaled down to this.
@@ -114,7 +114,7 @@ struct Out {
 ///
 /// Invariants: what is admitted stays admitted; tokens are out only while no shard has the step
 /// before still to apply; a holder has at most [`Rule::share`] tokens and admitted pushes in a step;
-/// tokens out and admitted pushes are at most [`Rule::rooms`].
+/// tokens out and admitted pushes are at most [`Rule::push_slots`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Admission {
     rule: Rule,
@@ -350,7 +350,7 @@ impl Admission {
             return Asked::Wait;
         }
         let has = self.given_to(replica);
-        let free = self.out.len() + self.admitted.len() < self.rule.rooms;
+        let free = self.out.len() + self.admitted.len() < self.rule.push_slots;
         if has >= self.rule.share() as usize || !free {
             return Asked::Wait;
         }
@@ -507,7 +507,7 @@ impl Admission {
         if self.admitted.len() as u32 > self.rule.aggregate {
             return Err(format!("{:?} are admitted", self.admitted));
         }
-        if self.admitted.len() + out.len() > self.rule.rooms {
+        if self.admitted.len() + out.len() > self.rule.push_slots {
             return Err(format!("{:?} and {out:?} have no room", self.admitted));
         }
         for holder in self.live.keys() {

@@ -83,7 +83,7 @@ struct World {
     ghosts: Vec<Ghost>,
     /// The tokens whose pushes were accepted for a step that some shard has still to apply.
     accepted: BTreeSet<(u64, u64)>,
-    rooms: usize,
+    push_slots: usize,
     faults: Faults,
     slow: bool,
 }
@@ -151,9 +151,9 @@ impl World {
         let shard = Shard { whole: BTreeSet::new(), round: Round::new(0, zoo) };
         let mut replicas = vec![Replica::Idle; setting.replicas];
         replicas.resize(setting.replicas + setting.late, Replica::Absent);
-        let (faults, slow, rooms) = (setting.faults, setting.slow, rule.rooms);
+        let (faults, slow, push_slots) = (setting.faults, setting.slow, rule.push_slots);
         let (shards, ghosts, accepted) = (vec![shard; shards], Vec::new(), BTreeSet::new());
-        World { owner, shards, replicas, ghosts, accepted, rooms, faults, slow }
+        World { owner, shards, replicas, ghosts, accepted, push_slots, faults, slow }
     }
 
     /// What can happen here.
@@ -347,7 +347,7 @@ impl World {
     }
 
     fn has_room(&self, shard: usize) -> bool {
-        self.shards[shard].whole.len() < self.rooms
+        self.shards[shard].whole.len() < self.push_slots
     }
 
     /// A shard says that it holds a push, and drops it if it is told that it is over.
@@ -518,8 +518,16 @@ const NONE: Faults =
 
 fn rule(aggregate: u32, total: u32, steps: u64) -> Rule {
     let share = aggregate.div_ceil(total);
-    let rooms = (share * total) as usize;
-    Rule { aggregate, total, floor: 0, ordered: false, rooms, last_step: Some(steps), clip: None }
+    let push_slots = (share * total) as usize;
+    Rule {
+        aggregate,
+        total,
+        floor: 0,
+        ordered: false,
+        push_slots,
+        last_step: Some(steps),
+        clip: None,
+    }
 }
 
 fn settings(zoo: Zoo) -> Vec<Setting> {
@@ -561,7 +569,7 @@ fn settings(zoo: Zoo) -> Vec<Setting> {
         },
         Setting {
             name: "one room for two replicas",
-            rule: Rule { rooms: 1, ..rule(1, 2, 2) },
+            rule: Rule { push_slots: 1, ..rule(1, 2, 2) },
             faults: Faults { losses: 1, owner_kills: 1, timeouts: 1, ..kill },
             ..plain
         },
@@ -624,7 +632,7 @@ pub(crate) fn suite(zoo: Zoo) -> usize {
 fn a_dead_end_is_found() {
     // With fewer rooms than gradients in a step, admitted pushes fill them all.
     let setting = settings(Zoo::default())[0];
-    let setting = Setting { rule: Rule { rooms: 1, ..setting.rule }, ..setting };
+    let setting = Setting { rule: Rule { push_slots: 1, ..setting.rule }, ..setting };
     let broken = explore(&setting).unwrap_err();
     assert!(broken.contains("nothing is due"), "{broken}");
 }

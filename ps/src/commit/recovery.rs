@@ -75,9 +75,10 @@ impl Journal {
                 return Err(Fault::at(STATE * 8, what));
             }
         }
-        let (count, room) = (self.intent.load(COUNT), (self.intent.len() / 8 - PAIRS) / 2);
-        let count = usize::try_from(count).ok().filter(|&count| count <= room);
-        let count = count.ok_or_else(|| Fault::at(COUNT * 8, format!("at most {room} words")))?;
+        let (count, push_slot) = (self.intent.load(COUNT), (self.intent.len() / 8 - PAIRS) / 2);
+        let count = usize::try_from(count).ok().filter(|&count| count <= push_slot);
+        let count =
+            count.ok_or_else(|| Fault::at(COUNT * 8, format!("at most {push_slot} words")))?;
         let pair =
             |i: usize| (self.intent.load(PAIRS + 2 * i), self.intent.load(PAIRS + 2 * i + 1));
         let sum = self.sum(state, (0..count).map(pair));

@@ -82,7 +82,7 @@ impl PsConfig {
         if aggregate == 0 || total == 0 {
             return Some(("mode", mode, "both numbers must be at least 1"));
         }
-        if self.rooms() > PsConfig::INBOX_PUSHES_MAX {
+        if self.push_slots() > PsConfig::INBOX_PUSHES_MAX {
             return Some(("mode", mode, "a step may take at most 1024 gradients, with backups"));
         }
         if let OnLoss::Shrink { min } = self.on_loss

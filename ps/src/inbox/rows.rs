@@ -81,7 +81,7 @@ impl Inbox {
     /// as it says, and their numbers rise and are its own.
     pub(crate) fn check_rows(&self, number: u32, layout: &ShardLayout) -> Result<(), Refusal> {
         let Some(push) = self.arrival(number) else {
-            return Err(Refusal::NoRoom { room: number });
+            return Err(Refusal::PushSlotTaken { push_slot: number });
         };
         for partition in layout.sparse().filter(|partition| push.extents.touches(partition)) {
             let all = index_of(partition, partition.row_count());

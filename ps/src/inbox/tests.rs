@@ -13,9 +13,9 @@ const B: ClientKey = ClientKey(1);
 impl Inbox {
     /// What is kept of the pushes that lie whole, in the order they came, and their bodies.
     pub(crate) fn kept(&self) -> Vec<(String, Vec<u8>)> {
-        let mut rooms: Vec<&Room> = self.rooms.iter().flatten().collect();
-        rooms.sort_by_key(|room| room.arrival.as_ref().map(|push| push.order));
-        let whole = rooms.into_iter().filter_map(|room| {
+        let mut push_slots: Vec<&PushSlot> = self.push_slots.iter().flatten().collect();
+        push_slots.sort_by_key(|push_slot| push_slot.arrival.as_ref().map(|push| push.order));
+        let whole = push_slots.into_iter().filter_map(|push_slot| {
             let Arrival {
                 sequence,
                 operation,
@@ -31,9 +31,9 @@ impl Inbox {
                 bytes,
                 whole,
                 order,
-            } = room.arrival.as_ref()?;
+            } = push_slot.arrival.as_ref()?;
             whole.as_ref()?;
-            let (number, holder) = (room.number, room.holder);
+            let (number, holder) = (push_slot.number, push_slot.holder);
             let push = format!(
                 "{order}: {sequence:?} of {holder:?} in room {number}, {operation:?} under \
                  {token:?}.{generation} at {step:?}, {bytes} bytes at {extents:?}"
@@ -57,10 +57,10 @@ fn layout(bytes: &[u64]) -> ShardLayout {
     Catalogue::new(variables, &placement).unwrap().layout(ShardId::default())
 }
 
-fn inbox(rooms: usize) -> Inbox {
+fn inbox(push_slots: usize) -> Inbox {
     let layout = layout(&[16]);
-    let bytes = PAGE_BYTES + Inbox::file_bytes(&layout, rooms) as usize;
-    Inbox::new(Memory::anonymous(bytes).unwrap(), &layout, rooms, 1)
+    let bytes = PAGE_BYTES + Inbox::file_bytes(&layout, push_slots) as usize;
+    Inbox::new(Memory::anonymous(bytes).unwrap(), &layout, push_slots, 1)
 }
 
 fn arrival(sequence: u64) -> Arrival {

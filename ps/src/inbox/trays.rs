@@ -9,9 +9,9 @@ use std::ops::Range;
 use std::time::Instant;
 
 use pushpull_common::finite::Exponents;
-use pushpull_common::protocol::limits::LENT_ROOMS_MAX;
+use pushpull_common::protocol::limits::BUFFER_SLOTS_MAX;
 
-use super::{Inbox, Room};
+use super::{Inbox, PushSlot};
 use crate::arena::{Budget, LentBytes, Loan, Memory};
 use crate::error::StorageError;
 use crate::shard::replicas::ClientKey;
@@ -30,18 +30,18 @@ pub(super) struct Tray {
     /// Whose it is, until its connection ends.
     lent_to: Option<ClientKey>,
     memory: LentBytes,
-    rooms: [Option<LentRoom>; LENT_ROOMS_MAX],
+    push_slots: [Option<BufferSlot>; BUFFER_SLOTS_MAX],
     _loan: Loan,
 }
 
 #[derive(Debug)]
-pub(super) struct LentRoom {
-    room: Room,
+pub(super) struct BufferSlot {
+    push_slot: PushSlot,
     /// For what comes over the connection.
     own: Option<(Memory, Loan)>,
 }
 
-impl LentRoom {
+impl BufferSlot {
     pub(super) fn own_bytes(&self) -> Option<&[u8]> {
         self.own.as_ref().map(|(memory, _)| memory.bytes())
     }
@@ -51,17 +51,17 @@ impl LentRoom {
     }
 
     fn is_whole(&self) -> bool {
-        self.room.arrival.as_ref().is_some_and(|push| push.whole.is_some())
+        self.push_slot.arrival.as_ref().is_some_and(|push| push.whole.is_some())
     }
 }
 
 impl Tray {
-    pub(super) fn rooms(&self) -> impl Iterator<Item = &Room> {
-        self.rooms.iter().flatten().map(|lent| &lent.room)
+    pub(super) fn push_slots(&self) -> impl Iterator<Item = &PushSlot> {
+        self.push_slots.iter().flatten().map(|lent| &lent.push_slot)
     }
 
-    pub(super) fn rooms_mut(&mut self) -> impl Iterator<Item = &mut Room> {
-        self.rooms.iter_mut().flatten().map(|lent| &mut lent.room)
+    pub(super) fn push_slots_mut(&mut self) -> impl Iterator<Item = &mut PushSlot> {
+        self.push_slots.iter_mut().flatten().map(|lent| &mut lent.push_slot)
     }
 }
 
@@ -69,7 +69,7 @@ impl Inbox {
     /// The bytes of a tray, and from the start of one of its rooms to that of the next.
     pub(crate) fn tray_bytes(&self) -> (u64, u64) {
         let stride = self.lent_stride as u64;
-        (stride.saturating_mul(LENT_ROOMS_MAX as u64), stride)
+        (stride.saturating_mul(BUFFER_SLOTS_MAX as u64), stride)
     }
 
     /// How many trays there are, with those whose clients are gone and have left whole pushes.
@@ -90,13 +90,14 @@ impl Inbox {
         (memory, loan): (LentBytes, Loan),
         now: Instant,
     ) -> Vec<u32> {
-        let mut tray = Tray { lent_to: Some(client), memory, rooms: [None, None], _loan: loan };
+        let mut tray =
+            Tray { lent_to: Some(client), memory, push_slots: [None, None], _loan: loan };
         let mut numbers = Vec::new();
-        for slot in &mut tray.rooms {
+        for slot in &mut tray.push_slots {
             let number = self.next_number;
             let (holder, asked, arrival) = (Some(client), true, None);
-            let room = Room { number, holder, asked, touched: now, arrival };
-            *slot = Some(LentRoom { room, own: None });
+            let push_slot = PushSlot { number, holder, asked, touched: now, arrival };
+            *slot = Some(BufferSlot { push_slot, own: None });
             numbers.push(number);
             self.next_number = number.wrapping_add(1);
             self.skip_taken_numbers();
@@ -109,25 +110,25 @@ impl Inbox {
     pub(super) fn end_tray(&mut self, client: ClientKey) {
         for tray in self.trays.iter_mut().filter(|tray| tray.lent_to == Some(client)) {
             tray.lent_to = None;
-            for slot in &mut tray.rooms {
+            for slot in &mut tray.push_slots {
                 if slot.as_ref().is_some_and(|lent| !lent.is_whole()) {
                     *slot = None;
                 }
             }
         }
-        self.trays.retain(|tray| tray.rooms().next().is_some());
+        self.trays.retain(|tray| tray.push_slots().next().is_some());
     }
 
     /// Whether a room is one of a tray.
     pub(crate) fn is_lent(&self, number: u32) -> bool {
-        self.lent_room(number).is_some()
+        self.buffer_slot(number).is_some()
     }
 
     /// Makes sure that what comes of a push over the connection has a place. Costs nothing for a room that
     /// is none of a tray.
     pub(crate) fn have_own(&mut self, number: u32, budget: &Budget) -> Result<(), StorageError> {
         let bytes = self.stride;
-        if let Some(lent) = self.lent_room_mut(number).filter(|lent| lent.own.is_none()) {
+        if let Some(lent) = self.buffer_slot_mut(number).filter(|lent| lent.own.is_none()) {
             let loan = budget.take(bytes as u64)?;
             let memory = Memory::anonymous(bytes).map_err(|source| {
                 let path = "memory for parts of a push".into();
@@ -141,71 +142,77 @@ impl Inbox {
     /// These bytes of the push in a room lie in the tray.
     pub(crate) fn add_lent(&mut self, number: u32, part: Range<u64>, now: Instant) {
         self.add(number, part.clone(), now);
-        if let Some(push) = self.room_mut(number).and_then(|room| room.arrival.as_mut()) {
+        if let Some(push) =
+            self.push_slot_mut(number).and_then(|push_slot| push_slot.arrival.as_mut())
+        {
             push.lent.add(part);
         }
     }
 
     /// What lies in the tray is to be looked at, or has been; false if it is no longer there.
     pub(crate) fn set_unseen(&mut self, number: u32, order: u64, unseen: bool) -> bool {
-        let push = self.room_mut(number).and_then(|room| room.arrival.as_mut());
+        let push = self.push_slot_mut(number).and_then(|push_slot| push_slot.arrival.as_mut());
         let push = push.filter(|push| push.order == order);
         push.map(|push| push.unseen = unseen).is_some()
     }
 
     /// Where the values of the push in a room are read.
     pub(crate) fn source(&self, number: u32) -> Option<Source<'_>> {
-        let lends = |tray: &Tray| tray.rooms().any(|room| room.number == number);
+        let lends = |tray: &Tray| tray.push_slots().any(|push_slot| push_slot.number == number);
         let Some(tray) = self.trays.iter().find(|tray| lends(tray)) else {
             return Some(Source { own: self.bytes(number, 0..self.stride as u64)?, lent: None });
         };
-        let mut rooms = tray.rooms.iter().enumerate();
-        let (place, room) = rooms.find_map(|(place, slot)| {
-            let lent = slot.as_ref().filter(|lent| lent.room.number == number)?;
+        let mut push_slots = tray.push_slots.iter().enumerate();
+        let (place, push_slot) = push_slots.find_map(|(place, slot)| {
+            let lent = slot.as_ref().filter(|lent| lent.push_slot.number == number)?;
             Some((place, lent))
         })?;
-        let ranges = room.room.arrival.as_ref()?.lent.ranges();
+        let ranges = push_slot.push_slot.arrival.as_ref()?.lent.ranges();
         let start = place * self.lent_stride;
         let lent = Some(LentPart { memory: &tray.memory, start, ranges });
-        Some(Source { own: room.own_bytes().unwrap_or_default(), lent })
+        Some(Source { own: push_slot.own_bytes().unwrap_or_default(), lent })
     }
 
-    pub(super) fn lent_room(&self, number: u32) -> Option<&LentRoom> {
-        let mut rooms = self.trays.iter().flat_map(|tray| tray.rooms.iter().flatten());
-        rooms.find(|lent| lent.room.number == number)
+    pub(super) fn buffer_slot(&self, number: u32) -> Option<&BufferSlot> {
+        let mut push_slots = self.trays.iter().flat_map(|tray| tray.push_slots.iter().flatten());
+        push_slots.find(|lent| lent.push_slot.number == number)
     }
 
-    pub(super) fn lent_room_mut(&mut self, number: u32) -> Option<&mut LentRoom> {
-        let mut rooms = self.trays.iter_mut().flat_map(|tray| tray.rooms.iter_mut().flatten());
-        rooms.find(|lent| lent.room.number == number)
+    pub(super) fn buffer_slot_mut(&mut self, number: u32) -> Option<&mut BufferSlot> {
+        let mut push_slots =
+            self.trays.iter_mut().flat_map(|tray| tray.push_slots.iter_mut().flatten());
+        push_slots.find(|lent| lent.push_slot.number == number)
     }
 
     /// A room of a tray is done with its push.
     pub(super) fn release_lent(&mut self, number: u32) {
-        let Some(room) = self.lent_room_mut(number) else { return };
-        room.room.arrival = None;
+        let Some(push_slot) = self.buffer_slot_mut(number) else { return };
+        push_slot.push_slot.arrival = None;
         for tray in self.trays.iter_mut().filter(|tray| tray.lent_to.is_none()) {
-            tray.rooms.iter_mut().for_each(|slot| {
-                _ = slot.take_if(|lent| lent.room.number == number);
+            tray.push_slots.iter_mut().for_each(|slot| {
+                _ = slot.take_if(|lent| lent.push_slot.number == number);
             });
         }
-        self.trays.retain(|tray| tray.rooms().next().is_some());
+        self.trays.retain(|tray| tray.push_slots().next().is_some());
     }
 
     /// Asserts the invariants of trays.
     #[cfg(any(test, fuzzing, feature = "simulation"))]
     pub(super) fn check_trays(&self) {
         for tray in &self.trays {
-            let rooms = || tray.rooms.iter().flatten();
-            assert!(rooms().next().is_some(), "a tray is kept for something");
+            let push_slots = || tray.push_slots.iter().flatten();
+            assert!(push_slots().next().is_some(), "a tray is kept for something");
             match tray.lent_to {
                 Some(client) => {
-                    assert_eq!(rooms().count(), LENT_ROOMS_MAX, "a tray is lent whole");
-                    assert!(tray.rooms().all(|room| room.holder == Some(client)), "to one client");
+                    assert_eq!(push_slots().count(), BUFFER_SLOTS_MAX, "a tray is lent whole");
+                    assert!(
+                        tray.push_slots().all(|push_slot| push_slot.holder == Some(client)),
+                        "to one client"
+                    );
                 }
-                None => assert!(rooms().all(LentRoom::is_whole), "what nobody fills goes"),
+                None => assert!(push_slots().all(BufferSlot::is_whole), "what nobody fills goes"),
             }
-            for push in tray.rooms().filter_map(|room| room.arrival.as_ref()) {
+            for push in tray.push_slots().filter_map(|push_slot| push_slot.arrival.as_ref()) {
                 let of =
                     |ranges: &[Range<u64>]| ranges.iter().map(|r| r.end - r.start).sum::<u64>();
                 let within = push.lent.ranges().iter();

@@ -12,18 +12,18 @@ use pushpull_common::protocol::message::Operation;
 use smallvec::{SmallVec, smallvec};
 
 use super::extents::Extents;
-use super::{Arrival, Inbox, Room, WholePush, is_for_trainable};
+use super::{Arrival, Inbox, PushSlot, WholePush, is_for_trainable};
 use crate::commit::{Address, Journal, offset_of};
 use crate::layout::{Fault, PAGE_BYTES};
 use crate::shard::replicas::ClientKey;
 
 /// The words of a room in the tables that are neither the map of its partitions nor the numbers of
 /// rows.
-const ROOM_WORDS: usize = 10;
+const SLOT_WORDS: usize = 10;
 
 /// A room in which a push lies whole, as its words say.
 #[derive(Debug)]
-pub(crate) struct WholeRoom {
+pub(crate) struct WholeSlot {
     /// Which of the rooms it is.
     pub(crate) slot: usize,
     pub(crate) number: u32,
@@ -36,16 +36,16 @@ pub(crate) struct WholeRoom {
 /// Reads what lies whole in so many rooms, the first of whose words is `first`, on a shard that
 /// knows so many clients. What is read is what a push can be: its parts are of the layout, its
 /// bytes are theirs, and no two are one.
-pub(crate) fn whole_rooms(
+pub(crate) fn whole_slots(
     journal: &Journal,
     layout: &ShardLayout,
     first: usize,
-    rooms: usize,
+    push_slots: usize,
     clients: usize,
-) -> Result<Vec<WholeRoom>, Fault> {
-    let words = room_words(layout);
-    let mut whole: Vec<WholeRoom> = Vec::new();
-    for slot in 0..rooms {
+) -> Result<Vec<WholeSlot>, Fault> {
+    let words = slot_words(layout);
+    let mut whole: Vec<WholeSlot> = Vec::new();
+    for slot in 0..push_slots {
         let at = |word: usize| Address::Tables(first + slot * words + word);
         let load = |word: usize| journal.load(at(word));
         let fault = |word: usize, what: &str| Fault::at(offset_of(at(word)), what);
@@ -66,9 +66,9 @@ pub(crate) fn whole_rooms(
             3 => Operation::AssignAdd {},
             _ => return Err(fault(4, "an operation")),
         };
-        let map: Vec<u64> = (ROOM_WORDS..words).map(load).collect();
+        let map: Vec<u64> = (SLOT_WORDS..words).map(load).collect();
         let extents = extents_of(&map, layout)
-            .ok_or_else(|| fault(ROOM_WORDS, "rows that their partition has"))?;
+            .ok_or_else(|| fault(SLOT_WORDS, "rows that their partition has"))?;
         let bytes: u64 = extents.ranges().iter().map(|range| range.end - range.start).sum();
         if bytes != load(8) {
             return Err(fault(8, "the bytes of the partitions of a push"));
@@ -95,25 +95,25 @@ pub(crate) fn whole_rooms(
             // Nobody listens any more; whoever asks again is answered.
             whole: Some(WholePush::unheard()),
         };
-        let number = number.ok_or_else(|| fault(2, "the number of a room"))?;
-        let same = |other: &WholeRoom| {
+        let number = number.ok_or_else(|| fault(2, "the number of a push slot"))?;
+        let same = |other: &WholeSlot| {
             let push = (other.holder, other.arrival.sequence);
             other.number == number
                 || other.arrival.order == order
                 || (holder.is_some() && push == (holder, arrival.sequence))
         };
         if arrival.sequence.0 == 0 || whole.iter().any(same) {
-            return Err(fault(0, "a push that lies in no other room"));
+            return Err(fault(0, "a push that lies in no other push slot"));
         }
-        whole.push(WholeRoom { slot, number, holder, arrival, crc: load(9) });
+        whole.push(WholeSlot { slot, number, holder, arrival, crc: load(9) });
     }
     Ok(whole)
 }
 
 /// The words of a room: the map behind the first, and then how many rows a push has of each sparse
 /// partition.
-fn room_words(layout: &ShardLayout) -> usize {
-    ROOM_WORDS + map_words(layout) + layout.sparse().len()
+fn slot_words(layout: &ShardLayout) -> usize {
+    SLOT_WORDS + map_words(layout) + layout.sparse().len()
 }
 
 /// The words of a map that has a bit for each partition.
@@ -123,8 +123,8 @@ pub(crate) fn map_words(layout: &ShardLayout) -> usize {
 
 impl Inbox {
     /// The words of the tables that say what lies whole in so many rooms.
-    pub(crate) fn table_words(layout: &ShardLayout, rooms: usize) -> usize {
-        rooms * room_words(layout)
+    pub(crate) fn table_words(layout: &ShardLayout, push_slots: usize) -> usize {
+        push_slots * slot_words(layout)
     }
 
     /// Stages what lies whole in the rooms, with the checksums of their bodies if those are
@@ -136,16 +136,18 @@ impl Inbox {
         first: usize,
         integrity: bool,
     ) {
-        let words = room_words(layout);
-        for (slot, room) in self.rooms.iter().enumerate() {
+        let words = slot_words(layout);
+        for (slot, push_slot) in self.push_slots.iter().enumerate() {
             let at = |word: usize| Address::Tables(first + slot * words + word);
-            let whole = room.as_ref().and_then(|room| Some((room, room.arrival.as_ref()?)));
+            let whole = push_slot
+                .as_ref()
+                .and_then(|push_slot| Some((push_slot, push_slot.arrival.as_ref()?)));
             let whole = whole.filter(|(_, push)| push.whole.is_some());
-            let Some((room, push)) = whole else {
+            let Some((push_slot, push)) = whole else {
                 journal.stage(at(0), 0);
                 continue;
             };
-            let holder = room.holder.map_or(0, |holder| u64::from(holder.0) + 1);
+            let holder = push_slot.holder.map_or(0, |holder| u64::from(holder.0) + 1);
             journal.stage(at(1), holder);
             // A push that is whole does not change any more.
             if journal.load(at(0)) == push.order {
@@ -158,7 +160,7 @@ impl Inbox {
             };
             let fixed = [
                 push.order,
-                room.number.into(),
+                push_slot.number.into(),
                 push.sequence.0,
                 operation,
                 push.token.0,
@@ -170,10 +172,11 @@ impl Inbox {
             for (word, value) in [0, 2, 3, 4, 5, 6, 7, 8, 9].into_iter().zip(fixed) {
                 journal.stage(at(word), value);
             }
-            let rows = layout.sparse().map(|p| self.rows(room.number, p).map_or(0, |r| r.len()));
+            let rows =
+                layout.sparse().map(|p| self.rows(push_slot.number, p).map_or(0, |r| r.len()));
             let map = map_of(&push.extents, layout).into_iter();
             for (word, value) in map.chain(rows.map(|rows| rows as u64)).enumerate() {
-                journal.stage(at(ROOM_WORDS + word), value);
+                journal.stage(at(SLOT_WORDS + word), value);
             }
         }
     }
@@ -182,13 +185,13 @@ impl Inbox {
     /// their checksums if they have some; returns the rooms in the order their pushes came.
     pub(crate) fn restore(
         &mut self,
-        whole: Vec<WholeRoom>,
+        whole: Vec<WholeSlot>,
         layout: &ShardLayout,
         integrity: bool,
         now: Instant,
     ) -> Result<Vec<u32>, Fault> {
         let mut order = Vec::new();
-        for WholeRoom { slot, number, holder, arrival, crc } in whole {
+        for WholeSlot { slot, number, holder, arrival, crc } in whole {
             order.push((arrival.order, number));
             self.next_order = self.next_order.max(arrival.order + 1);
             let found = if integrity { self.body_crc(slot, &arrival.extents) } else { crc };
@@ -197,7 +200,8 @@ impl Inbox {
                 return Err(Fault::at(PAGE_BYTES + slot * self.stride, what));
             }
             let arrival = Some(arrival);
-            self.rooms[slot] = Some(Room { number, holder, asked: false, touched: now, arrival });
+            self.push_slots[slot] =
+                Some(PushSlot { number, holder, asked: false, touched: now, arrival });
             self.check_rows(number, layout).map_err(|refusal| {
                 let what = format!("rows of a push, and not those of which it is said: {refusal}");
                 Fault::at(PAGE_BYTES + slot * self.stride, what)
@@ -209,10 +213,10 @@ impl Inbox {
 
     /// The checksum of what lies in these extents of a room.
     fn body_crc(&self, slot: usize, extents: &Extents) -> u64 {
-        let room = &self.memory.bytes()[PAGE_BYTES + slot * self.stride..];
+        let push_slot = &self.memory.bytes()[PAGE_BYTES + slot * self.stride..];
         let extents = extents.ranges().iter();
         let crc = extents.fold(0, |crc, extent| {
-            crc32c::crc32c_append(crc, &room[extent.start as usize..extent.end as usize])
+            crc32c::crc32c_append(crc, &push_slot[extent.start as usize..extent.end as usize])
         });
         crc.into()
     }

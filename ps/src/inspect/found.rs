@@ -129,7 +129,7 @@ pub struct ShardState {
     /// Whether blocks and bodies have checksums.
     pub integrity: bool,
     /// The rooms of the inbox.
-    pub rooms: usize,
+    pub push_slots: usize,
 }
 
 /// A variable, as far as this shard holds it.
@@ -189,7 +189,7 @@ pub struct ClientIs {
 #[non_exhaustive]
 pub struct WholePushIs {
     /// Its room.
-    pub room: u32,
+    pub push_slot: u32,
     /// Whose it is; `None` if its client has started anew since.
     pub client: Option<TaskId>,
     /// Its number.

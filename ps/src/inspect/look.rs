@@ -15,7 +15,7 @@ use super::found::{
 use crate::arena::{Arena, Budget, Place, file_name};
 use crate::commit::{Address, CELL_WORDS, Journal, table_bytes};
 use crate::error::StorageError;
-use crate::inbox::{Inbox, WholeRoom, map_words, whole_rooms};
+use crate::inbox::{Inbox, WholeSlot, map_words, whole_slots};
 use crate::layout::{FORMAT, Fault, Kind, PAGE_BYTES, Page};
 use crate::optimizer::SlotSpec;
 use crate::runtime::boot;
@@ -224,16 +224,16 @@ impl Look<'_> {
         if !has_tables {
             return None;
         }
-        let words = table_words(&geometry, &layout, record.rooms);
+        let words = table_words(&geometry, &layout, record.push_slots);
         self.note(journal.check_tables(generation, table_bytes(words + tables)))?;
         self.note(journal.verify_tables(generation))?;
         let first = geometry.table_words() + map_words(&layout);
-        let whole = whole_rooms(journal, &layout, first, record.rooms, record.clients);
+        let whole = whole_slots(journal, &layout, first, record.push_slots, record.clients);
         let whole = self.fault(Kind::Tables, generation, whole)?;
         self.whole(&whole);
-        let bytes = Some(Inbox::file_bytes(&layout, record.rooms));
+        let bytes = Some(Inbox::file_bytes(&layout, record.push_slots));
         if let Some(memory) = self.note(arena.open(Kind::Inbox, generation, bytes)) {
-            let mut inbox = Inbox::new(memory, &layout, record.rooms, 1);
+            let mut inbox = Inbox::new(memory, &layout, record.push_slots, 1);
             let bodies = inbox.restore(whole, &layout, record.integrity, std::time::Instant::now());
             self.fault(Kind::Inbox, generation, bodies);
         }
@@ -306,21 +306,21 @@ impl Look<'_> {
         }
     }
 
-    fn whole(&mut self, whole: &[WholeRoom]) {
-        let mut whole: Vec<&WholeRoom> = whole.iter().collect();
-        whole.sort_by_key(|room| room.arrival.order);
+    fn whole(&mut self, whole: &[WholeSlot]) {
+        let mut whole: Vec<&WholeSlot> = whole.iter().collect();
+        whole.sort_by_key(|push_slot| push_slot.arrival.order);
         let clients = &self.found.clients;
-        let pushes = whole.into_iter().map(|room| WholePushIs {
-            room: room.number,
-            client: room.holder.map(|holder| clients[holder.0 as usize].task.clone()),
-            sequence: room.arrival.sequence.0,
-            operation: match room.arrival.operation {
+        let pushes = whole.into_iter().map(|push_slot| WholePushIs {
+            push_slot: push_slot.number,
+            client: push_slot.holder.map(|holder| clients[holder.0 as usize].task.clone()),
+            sequence: push_slot.arrival.sequence.0,
+            operation: match push_slot.arrival.operation {
                 Operation::Gradient {} => "gradient",
                 Operation::AssignAdd {} => "assign_add",
                 _ => "assign",
             },
-            token: room.arrival.token.0,
-            bytes: room.arrival.bytes,
+            token: push_slot.arrival.token.0,
+            bytes: push_slot.arrival.bytes,
         });
         self.found.whole = pushes.collect();
     }
@@ -359,7 +359,7 @@ fn state_of(record: &ShardRecord) -> ShardState {
         block_bytes: record.block_bytes,
         slots: record.slots,
         integrity: record.integrity,
-        rooms: record.rooms,
+        push_slots: record.push_slots,
     }
 }
 

@@ -141,7 +141,7 @@ impl Gate {
                     return;
                 };
                 loop {
-                    self.room().await;
+                    self.push_slot().await;
                     match listener.accept().await {
                         Ok((stream, from)) => self.admit(Link::tcp(stream), Host::of(from.ip())),
                         Err(error) => self.rest_after(&error).await,
@@ -153,7 +153,7 @@ impl Gate {
                     return;
                 };
                 loop {
-                    self.room().await;
+                    self.push_slot().await;
                     match listener.accept().await {
                         Ok((stream, _)) => self.admit(Link::unix(stream), Host::Local),
                         Err(error) => self.rest_after(&error).await,
@@ -164,7 +164,7 @@ impl Gate {
     }
 
     /// Waits while all places are those of clients that have said hello. The backlog keeps the others.
-    async fn room(&self) {
+    async fn push_slot(&self) {
         loop {
             let taken = self.taken.notified();
             if self.waiting.borrow().has_room() {

@@ -104,9 +104,11 @@ impl Shard {
     /// Tells the step owner that a push is held here, if what must be told of it is known.
     pub(super) fn report_held(&mut self, token: TokenId) {
         let inbox = self.inbox.as_ref();
-        let room = inbox.and_then(|inbox| inbox.whole_room_of(token.0));
-        let Some(squares) = room.and_then(|room| self.squares_of(room)) else { return };
-        let holder = inbox.zip(room).and_then(|(inbox, room)| inbox.holder(room));
+        let push_slot = inbox.and_then(|inbox| inbox.whole_push_slot_of(token.0));
+        let Some(squares) = push_slot.and_then(|push_slot| self.squares_of(push_slot)) else {
+            return;
+        };
+        let holder = inbox.zip(push_slot).and_then(|(inbox, push_slot)| inbox.holder(push_slot));
         // What an older self has left is no client's, and spends no token.
         let epoch = |client| self.replicas.client(client).epoch;
         let client = holder.map_or(ClientEpoch(0), epoch);
@@ -155,10 +157,11 @@ impl Shard {
             Message::KeepCut(_) => self.keep_cut(now, header.step),
             Message::Recall(recall) => self.recall(now, recall.token, recall.client),
             Message::Over(over) => {
-                let room = self.inbox.as_ref().and_then(|i| i.whole_room_of(over.token.0));
-                if let Some(room) = room {
-                    self.answer_unseen(now, room);
-                    self.release(now, room);
+                let push_slot =
+                    self.inbox.as_ref().and_then(|i| i.whole_push_slot_of(over.token.0));
+                if let Some(push_slot) = push_slot {
+                    self.answer_unseen(now, push_slot);
+                    self.release(now, push_slot);
                 }
             }
             _ => {}

@@ -40,11 +40,11 @@ impl Ahead {
 impl Shard {
     /// A slice of the step that the gradient in this room completes, if there is one: whether it is done.
     /// None, too, where something may be wrong with it.
-    pub(super) fn work_ahead(&mut self, room: u32, ahead: &mut Ahead) -> Option<bool> {
+    pub(super) fn work_ahead(&mut self, push_slot: u32, ahead: &mut Ahead) -> Option<bool> {
         if !std::mem::replace(&mut ahead.known, true) {
-            ahead.step = self.step_completed_by(room).map(|rooms| {
-                let orders = self.orders_of(&rooms);
-                Step { job: StepJob::looking(rooms), orders }
+            ahead.step = self.step_completed_by(push_slot).map(|push_slots| {
+                let orders = self.orders_of(&push_slots);
+                Step { job: StepJob::looking(push_slots), orders }
             });
         }
         let job = &mut ahead.step.as_mut()?.job;
@@ -61,29 +61,29 @@ impl Shard {
 
     /// The rooms of the step that the gradient in this one completes, if they can be looked at as they are
     /// taken, by a change that can be forgotten.
-    fn step_completed_by(&self, room: u32) -> Option<PerPush<u32>> {
-        if self.is_looked_at_first(room) {
+    fn step_completed_by(&self, push_slot: u32) -> Option<PerPush<u32>> {
+        if self.is_looked_at_first(push_slot) {
             return None;
         }
         let inbox = self.inbox.as_ref()?;
-        let token = inbox.arrival(room)?.token;
+        let token = inbox.arrival(push_slot)?.token;
         let tokens = self.admission()?.completes(self.index_of(self.id)?, token.0)?;
-        let room_of = |&other: &u64| match other == token.0 {
-            true => Some(room),
-            false => inbox.whole_room_of(other),
+        let push_slot_of = |&other: &u64| match other == token.0 {
+            true => Some(push_slot),
+            false => inbox.whole_push_slot_of(other),
         };
-        let rooms: PerPush<u32> = tokens.iter().map(room_of).collect::<Option<_>>()?;
-        let lies_there = |&room: &u32| {
-            inbox.arrival(room).is_some_and(|push| push.lent.ranges() == push.extents.ranges())
+        let push_slots: PerPush<u32> = tokens.iter().map(push_slot_of).collect::<Option<_>>()?;
+        let lies_there = |&push_slot: &u32| {
+            inbox.arrival(push_slot).is_some_and(|push| push.lent.ranges() == push.extents.ranges())
         };
-        let few = rooms.len() <= LENT_MAX && rooms.iter().all(lies_there);
-        few.then_some(rooms)
+        let few = push_slots.len() <= LENT_MAX && push_slots.iter().all(lies_there);
+        few.then_some(push_slots)
     }
 
     /// Which pushes lie in these rooms, of all that came whole.
-    fn orders_of(&self, rooms: &[u32]) -> PerPush<u64> {
-        let order = |&room| self.inbox.as_ref()?.arrival(room).map(|push| push.order);
-        rooms.iter().filter_map(order).collect()
+    fn orders_of(&self, push_slots: &[u32]) -> PerPush<u64> {
+        let order = |&push_slot| self.inbox.as_ref()?.arrival(push_slot).map(|push| push.order);
+        push_slots.iter().filter_map(order).collect()
     }
 
     /// The gradient that was looked at is held, or dropped: if the step that was applied ahead is the one that
@@ -93,10 +93,12 @@ impl Shard {
         // Behind what changes nothing.
         let next = self.jobs.iter().position(|job| !matches!(job, Job::Look(_) | Job::Measure(_)));
         match next.and_then(|next| self.jobs.get(next)) {
-            Some(Job::Step(due)) if due.is_same(&job) && self.orders_of(&due.rooms) == orders => {
+            Some(Job::Step(due))
+                if due.is_same(&job) && self.orders_of(&due.push_slots) == orders =>
+            {
                 self.jobs.retain(|job| !matches!(job, Job::Step(_)));
                 self.rows.leave();
-                self.step_applied(now, &job.rooms);
+                self.step_applied(now, &job.push_slots);
             }
             _ => self.forget_ahead(),
         }

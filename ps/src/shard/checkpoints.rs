@@ -516,7 +516,7 @@ impl Shard {
         }
         self.forget_variables()?;
         let made = self.make_variables(catalogue);
-        self.give_parked_rooms(now);
+        self.give_parked_push_slots(now);
         made
     }
 

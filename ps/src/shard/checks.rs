@@ -103,14 +103,18 @@ impl Shard {
     }
 
     /// Looks at a part for NaN and infinities, by the policy, while it is in cache.
-    pub(super) fn look_for_non_finite(&self, room: u32, range: &Range<u64>) -> Result<(), Refusal> {
+    pub(super) fn look_for_non_finite(
+        &self,
+        push_slot: u32,
+        range: &Range<u64>,
+    ) -> Result<(), Refusal> {
         let (Some(inbox), Some(store)) = (&self.inbox, self.store()) else {
             return Ok(());
         };
         let look = Looker { policy: self.config.non_finite, counters: &self.counters };
         for group in self.groups.within(range.clone()) {
             let part = group.part_of(range);
-            if let Some(bytes) = inbox.bytes(room, part.clone()) {
+            if let Some(bytes) = inbox.bytes(push_slot, part.clone()) {
                 look.at(store.layout(), group.dtype, &part, bytes)?;
             }
         }
@@ -130,15 +134,15 @@ impl Shard {
     pub(super) fn check_whole(
         &self,
         client: ClientKey,
-        room: u32,
+        push_slot: u32,
         named: u64,
         ids: &mut Reused<u64>,
     ) -> Result<(), Refusal> {
         let (Some(inbox), Some(store)) = (&self.inbox, self.store()) else {
             return Err(Refusal::NotInitialized {});
         };
-        let Some(push) = inbox.arrival(room) else {
-            return Err(Refusal::NoRoom { room });
+        let Some(push) = inbox.arrival(push_slot) else {
+            return Err(Refusal::PushSlotTaken { push_slot });
         };
         if push.bytes != named {
             return Err(Refusal::Length { named, received: push.bytes });
@@ -154,8 +158,8 @@ impl Shard {
                 });
             }
         }
-        inbox.check_rows(room, store.layout())?;
-        self.check_tables(room, ids)?;
+        inbox.check_rows(push_slot, store.layout())?;
+        self.check_tables(push_slot, ids)?;
         let (token, generation) = (push.token, push.generation);
         let gradient = push.operation == Operation::Gradient {};
         let held = match &self.owner {

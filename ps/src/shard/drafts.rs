@@ -15,7 +15,7 @@ use crate::volatile::Volatile;
 /// A push that is applied as its parts come.
 #[derive(Debug)]
 pub(super) struct Draft {
-    pub(super) room: u32,
+    pub(super) push_slot: u32,
     /// Since its first part.
     pub(super) treatment: Treatment,
 }
@@ -26,7 +26,7 @@ impl Shard {
     /// whole of the push lies in the inbox and can be applied from there.
     pub(super) fn apply_on_arrival(
         &mut self,
-        room: u32,
+        push_slot: u32,
         range: &Range<u64>,
         may_begin: bool,
     ) -> Result<bool, Refusal> {
@@ -39,24 +39,24 @@ impl Shard {
         let waits = self.groups.within(range.clone()).any(|group| group.waits);
         if waits || self.store().is_some_and(numbers) {
             // Which rows they are, or what their sums are, is known once the push is whole.
-            if self.draft.as_ref().is_some_and(|draft| draft.room == room) {
+            if self.draft.as_ref().is_some_and(|draft| draft.push_slot == push_slot) {
                 self.give_draft_up();
             }
             return Ok(false);
         }
         let free = self.draft.is_none() && self.jobs.is_empty() && may_begin;
-        let begun = free.then(|| self.treatment_of(room));
+        let begun = free.then(|| self.treatment_of(push_slot));
         let (Some(inbox), Variables::Ready(store)) = (&self.inbox, &mut self.variables) else {
             return Ok(false);
         };
         if let Some(treatment) = begun {
             store.discard();
-            self.draft = Some(Draft { room, treatment });
+            self.draft = Some(Draft { push_slot, treatment });
         }
-        let Some(draft) = self.draft.as_ref().filter(|draft| draft.room == room) else {
+        let Some(draft) = self.draft.as_ref().filter(|draft| draft.push_slot == push_slot) else {
             return Ok(false);
         };
-        let Some(push) = inbox.arrival(room) else {
+        let Some(push) = inbox.arrival(push_slot) else {
             return Ok(false);
         };
         let (treatment, at) = (&draft.treatment, draft.treatment.at);
@@ -66,7 +66,8 @@ impl Shard {
             store.can_change(std::iter::once(range.clone()))?;
             for group in self.groups.within(range.clone()) {
                 let range = group.part_of(range);
-                let Some(bytes) = inbox.bytes(room, range.clone()).filter(|b| !b.is_empty()) else {
+                let Some(bytes) = inbox.bytes(push_slot, range.clone()).filter(|b| !b.is_empty())
+                else {
                     continue;
                 };
                 let change = change_of(rules, push.operation, at, group.partition(store.layout()));
@@ -117,8 +118,8 @@ impl Shard {
 
     /// Forgets the draft of a push that will not come whole.
     pub(super) fn drop_stale_draft(&mut self) {
-        let Some(room) = self.draft.as_ref().map(|draft| draft.room) else { return };
-        let stale = self.inbox.as_ref().is_none_or(|inbox| inbox.arrival(room).is_none());
+        let Some(push_slot) = self.draft.as_ref().map(|draft| draft.push_slot) else { return };
+        let stale = self.inbox.as_ref().is_none_or(|inbox| inbox.arrival(push_slot).is_none());
         if stale {
             self.give_draft_up();
         }

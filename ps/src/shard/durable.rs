@@ -29,7 +29,7 @@ use crate::arena::{Arena, Budget, Place, file_name};
 use crate::commit::{Address, CELL_WORDS, Journal, has_seen_no_commit, offset_of, table_bytes};
 use crate::config::{Durability, PsConfig};
 use crate::error::StorageError;
-use crate::inbox::{Inbox, WholeRoom, map_words, whole_rooms};
+use crate::inbox::{Inbox, WholeSlot, map_words, whole_slots};
 use crate::layout::{Fault, Kind, PAGE_BYTES, Page, Stamp};
 use crate::metrics::Counters;
 use crate::optimizer::VariableRules;
@@ -99,9 +99,9 @@ impl Shard {
         shard.replicas.begin(now);
         // Rooms of earlier lives are not given out again: somebody may still name them.
         shard.lives += 1;
-        shard.next_room = (shard.lives as u32 & 0xfff) << 20 | 1;
+        shard.next_push_slot = (shard.lives as u32 & 0xfff) << 20 | 1;
         if let Some(inbox) = &mut shard.inbox {
-            inbox.number_from(shard.next_room);
+            inbox.number_from(shard.next_push_slot);
         }
         shard.persist();
         Ok(shard)
@@ -169,7 +169,7 @@ impl Shard {
             restored_step: GlobalStep(0),
             generation: 0,
             lives: 0,
-            next_room: 1,
+            next_push_slot: 1,
             inbox: None,
             parked: Parked::default(),
             conversations: HashMap::new(),
@@ -299,7 +299,7 @@ impl Shard {
         record: &ShardRecord,
         now: Instant,
     ) -> Result<(), StorageError> {
-        let &ShardRecord { generation, rooms, integrity, .. } = record;
+        let &ShardRecord { generation, push_slots, integrity, .. } = record;
         let place = self.arena.place.clone();
         let corrupt = |kind, fault| place.corrupt(&file_name(kind, generation), fault);
         let catalogue = open_catalogue(&self.arena, record)?;
@@ -312,15 +312,15 @@ impl Shard {
             let what = format!("blocks for these variables, with {slots} slots");
             self.arena.place.corrupt(&file_name(Kind::Control, 0), Fault::at(PAGE_BYTES, what))
         })?;
-        let words = table_words(&geometry, &layout, rooms);
+        let words = table_words(&geometry, &layout, push_slots);
         let tables = layout.tables().len();
         self.journal.check_tables(generation, table_bytes(words + tables))?;
         self.journal.verify_tables(generation)?;
         self.journal.check_intent(transaction_words(words, tables))?;
-        let loan = self.budget.take(need(&geometry, &layout, rooms))?;
-        let bytes = Inbox::file_bytes(&layout, rooms);
+        let loan = self.budget.take(need(&geometry, &layout, push_slots))?;
+        let bytes = Inbox::file_bytes(&layout, push_slots);
         let memory = self.arena.open(Kind::Inbox, generation, Some(bytes))?;
-        let mut inbox = Inbox::new(memory, &layout, rooms, 1);
+        let mut inbox = Inbox::new(memory, &layout, push_slots, 1);
         let first = geometry.table_words();
         for (index, partition) in layout.partitions().iter().enumerate() {
             let bits = self.journal.load(Address::Tables(first + index / 64));
@@ -329,16 +329,16 @@ impl Shard {
             }
         }
         let first = first + map_words(&layout);
-        let admitted = first + Inbox::table_words(&layout, rooms);
+        let admitted = first + Inbox::table_words(&layout, push_slots);
         self.take_up_admitted(record, admitted).map_err(|fault| corrupt(Kind::Tables, fault))?;
         // The rooms of an image may have been used again since: what lay in them was not answered.
         let whole = match record.from_image {
             true => Vec::new(),
-            false => whole_rooms(&self.journal, &layout, first, rooms, record.clients)
-                .and_then(|whole| self.check_whole_rooms(whole, record.stage, first))
+            false => whole_slots(&self.journal, &layout, first, push_slots, record.clients)
+                .and_then(|whole| self.check_whole_slots(whole, record.stage, first))
                 .map_err(|fault| corrupt(Kind::Tables, fault))?,
         };
-        let gradients = whole.iter().map(|room| &room.arrival);
+        let gradients = whole.iter().map(|push_slot| &push_slot.arrival);
         let gradients = gradients.filter(|push| push.operation == Operation::Gradient {});
         let kept: BTreeSet<TokenId> = gradients.map(|push| push.token).collect();
         let whole = inbox
@@ -368,14 +368,14 @@ impl Shard {
         self.rules = rules;
         self.shards_are_known();
         self.return_tokens_of_the_gone(now, &kept);
-        let waits = |room: &u32| {
-            let push = inbox.arrival(*room);
+        let waits = |push_slot: &u32| {
+            let push = inbox.arrival(*push_slot);
             self.is_synchronous() && push.is_some_and(|p| p.operation == Operation::Gradient {})
         };
-        let due: Vec<u32> = whole.into_iter().filter(|room| !waits(room)).collect();
+        let due: Vec<u32> = whole.into_iter().filter(|push_slot| !waits(push_slot)).collect();
         self.inbox = Some(inbox);
         // Nobody knows any more what has been looked at.
-        let job = |room| Job::push(room, !self.is_looked_at_as_applied(room));
+        let job = |push_slot| Job::push(push_slot, !self.is_looked_at_as_applied(push_slot));
         let jobs: Vec<Job> = due.into_iter().map(job).collect();
         self.jobs.extend(jobs);
         self.take_up_held(now);
@@ -387,7 +387,7 @@ impl Shard {
         if self.admission().is_none() {
             return Ok(());
         }
-        let words = 0..record::admitted_words(record.rooms);
+        let words = 0..record::admitted_words(record.push_slots);
         let words: Vec<u64> =
             words.map(|word| self.journal.load(Address::Tables(first + word))).collect();
         let admitted = record::decode_admitted(&words, record.clients).map_err(|word| {
@@ -425,19 +425,19 @@ impl Shard {
     }
 
     /// Whether the whole pushes are ones that the clients, the tokens and the variables allow.
-    fn check_whole_rooms(
+    fn check_whole_slots(
         &self,
-        whole: Vec<WholeRoom>,
+        whole: Vec<WholeSlot>,
         stage: Stage,
         first: usize,
-    ) -> Result<Vec<WholeRoom>, Fault> {
+    ) -> Result<Vec<WholeSlot>, Fault> {
         let mut spent = BTreeSet::new();
         let admission = self.admission();
         let admitted = |token| {
             let admitted = admission.map(Admission::admitted).unwrap_or_default();
             admitted.iter().any(|grant| grant.token == token)
         };
-        for WholeRoom { arrival: push, holder, .. } in &whole {
+        for WholeSlot { arrival: push, holder, .. } in &whole {
             let window = holder.map(|holder| &self.replicas.client(holder).window);
             let settled = window.is_some_and(|window| {
                 let state = window.state(push.sequence);

@@ -111,14 +111,15 @@ impl Shard {
     /// Decodes the body of a part into its place.
     pub(super) fn decode_part(
         &mut self,
-        room: u32,
+        push_slot: u32,
         range: &Range<u64>,
         encoded: &Encoded,
     ) -> Result<(), Refusal> {
-        let target = self.inbox.as_mut().and_then(|inbox| inbox.bytes_mut(room, range.clone()));
+        let target =
+            self.inbox.as_mut().and_then(|inbox| inbox.bytes_mut(push_slot, range.clone()));
         let (elements, padding) = target
             .and_then(|target| target.split_at_mut_checked(encoded.decoded))
-            .ok_or(Refusal::NoRoom { room })?;
+            .ok_or(Refusal::PushSlotTaken { push_slot })?;
         padding.fill(0);
         let Encoded { encoding, dtype, blocks, bytes, .. } = encoded;
         let decoded = encoding.decode_into(*blocks, *dtype, bytes, elements);

@@ -24,9 +24,9 @@ impl Shard {
     pub(super) fn make_variables(&mut self, catalogue: Arc<Catalogue>) -> Result<(), StorageError> {
         let layout = catalogue.layout(self.id);
         let rules = self.config.rules.of_variables(&catalogue);
-        let (rooms, geometry) = (self.config.rooms(), self.geometry(&layout, &rules));
-        let loan = self.budget.take(need(&geometry, &layout, rooms))?;
-        let words = table_words(&geometry, &layout, rooms);
+        let (push_slots, geometry) = (self.config.push_slots(), self.geometry(&layout, &rules));
+        let loan = self.budget.take(need(&geometry, &layout, push_slots))?;
+        let words = table_words(&geometry, &layout, push_slots);
         let (generation, tables) = (self.generation + 1, layout.tables().len());
         for kind in OF_A_GENERATION {
             // A process may have been killed, or refused space, while it made them.
@@ -35,9 +35,9 @@ impl Shard {
         let encoded = catalogue.encode();
         let mut memory = self.arena.create(Kind::Catalogue, generation, encoded.len() as u64)?;
         memory.write(PAGE_BYTES, encoded);
-        let bytes = Inbox::file_bytes(&layout, rooms);
+        let bytes = Inbox::file_bytes(&layout, push_slots);
         let inbox = self.arena.create(Kind::Inbox, generation, bytes)?;
-        let inbox = Inbox::new(inbox, &layout, rooms, self.next_room);
+        let inbox = Inbox::new(inbox, &layout, push_slots, self.next_push_slot);
         let memory = self.arena.create(Kind::Tables, generation, table_bytes(words + tables))?;
         // Pages that a loss of power has kept from the disk must be found.
         let integrity = self.config.integrity_full || self.power.is_some();
@@ -72,7 +72,7 @@ impl Shard {
         self.variables = Variables::Absent;
         self.backups.clear();
         if let Some(inbox) = self.inbox.take() {
-            self.next_room = inbox.next_number();
+            self.next_push_slot = inbox.next_number();
         }
         self.assigned.clear();
         self.persist();
@@ -103,9 +103,9 @@ impl Shard {
     pub(super) fn need(&self, catalogue: &Catalogue) -> u64 {
         let (layout, rules) =
             (catalogue.layout(self.id), self.config.rules.of_variables(catalogue));
-        let stored = need(&self.geometry(&layout, &rules), &layout, self.config.rooms());
+        let stored = need(&self.geometry(&layout, &rules), &layout, self.config.push_slots());
         // Tables take their memory as they grow; that there will be some is known now.
-        let together = if self.is_synchronous() { self.config.rooms() as u64 } else { 1 };
+        let together = if self.is_synchronous() { self.config.push_slots() as u64 } else { 1 };
         let tables = layout
             .tables()
             .iter()
@@ -115,15 +115,15 @@ impl Shard {
 }
 
 /// The words of the tables of a shard.
-pub(crate) fn table_words(geometry: &Geometry, layout: &ShardLayout, rooms: usize) -> usize {
-    let inbox = map_words(layout) + Inbox::table_words(layout, rooms);
-    geometry.table_words() + inbox + admitted_words(rooms)
+pub(crate) fn table_words(geometry: &Geometry, layout: &ShardLayout, push_slots: usize) -> usize {
+    let inbox = map_words(layout) + Inbox::table_words(layout, push_slots);
+    geometry.table_words() + inbox + admitted_words(push_slots)
 }
 
 /// The bytes of memory that the variables of a layout take, with all that belongs to them.
-pub(super) fn need(geometry: &Geometry, layout: &ShardLayout, rooms: usize) -> u64 {
-    let tables = table_bytes(table_words(geometry, layout, rooms));
-    geometry.need().saturating_add(Inbox::need(layout, rooms)).saturating_add(tables)
+pub(super) fn need(geometry: &Geometry, layout: &ShardLayout, push_slots: usize) -> u64 {
+    let tables = table_bytes(table_words(geometry, layout, push_slots));
+    geometry.need().saturating_add(Inbox::need(layout, push_slots)).saturating_add(tables)
 }
 
 /// The names of the files of a store's tables.

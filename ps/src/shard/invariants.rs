@@ -68,10 +68,13 @@ impl Shard {
 
     /// Nobody waits for what is there.
     fn check_waits(&self) {
-        let waits_for_room = self.parked.any(|entry| matches!(entry.wait, Wait::Room));
+        let waits_for_push_slot = self.parked.any(|entry| matches!(entry.wait, Wait::PushSlot));
         if let Some(inbox) = &self.inbox {
             inbox.check_invariants();
-            assert!(!(waits_for_room && inbox.has_free()), "a room is free and somebody waits");
+            assert!(
+                !(waits_for_push_slot && inbox.has_free()),
+                "a push slot is free and somebody waits"
+            );
         }
         let none_for = |client| self.owner.as_ref().is_some_and(|owner| owner.has_none_for(client));
         let in_vain = |entry: &super::Entry| {

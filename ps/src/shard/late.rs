@@ -46,12 +46,12 @@ impl Shard {
         part: &Part,
         token: TokenId,
     ) {
-        let (sequence, room) = (part.request.sequence, part.room);
+        let (sequence, push_slot) = (part.request.sequence, part.push_slot);
         if let Some(inbox) = &mut self.inbox
-            && inbox.find(client, sequence) == Some(room)
+            && inbox.find(client, sequence) == Some(push_slot)
         {
-            inbox.release(room);
-            self.give_parked_rooms(now);
+            inbox.release(push_slot);
+            self.give_parked_push_slots(now);
         }
         if part.whole.is_none() {
             return;
@@ -64,18 +64,18 @@ impl Shard {
 
     /// Drops a gradient that is whole, if other steps have been made since that leave it too old to be
     /// applied.
-    pub(super) fn drop_if_too_old(&mut self, now: Instant, room: u32) -> bool {
+    pub(super) fn drop_if_too_old(&mut self, now: Instant, push_slot: u32) -> bool {
         let (Some(owner), Some(inbox)) = (&self.owner, &mut self.inbox) else { return false };
-        let too_old = inbox.arrival(room).is_some_and(|push| {
+        let too_old = inbox.arrival(push_slot).is_some_and(|push| {
             push.operation == Operation::Gradient {} && owner.is_too_old(push.token, push.step)
         });
         if !too_old {
             return false;
         }
-        let Some((client, push)) = inbox.take(room) else { return false };
+        let Some((client, push)) = inbox.take(push_slot) else { return false };
         self.drop_stale_draft();
         let outcome = self.too_late(push.token);
-        self.give_parked_rooms(now);
+        self.give_parked_push_slots(now);
         if let Some(client) = client {
             self.settle_and_answer(now, client, &push, outcome);
         }

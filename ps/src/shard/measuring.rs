@@ -12,7 +12,7 @@ use crate::optimizer::Sums;
 /// The squares of a gradient's elements, added up slice by slice in the order of the layout.
 #[derive(Debug)]
 pub(super) struct MeasureJob {
-    room: u32,
+    push_slot: u32,
     /// Which push it is of those that came whole.
     order: u64,
     /// The partition under way, and how many bytes of what the push has of it are done.
@@ -22,16 +22,16 @@ pub(super) struct MeasureJob {
 }
 
 impl MeasureJob {
-    pub(super) fn new(room: u32, order: u64) -> MeasureJob {
-        MeasureJob { room, order, partition: 0, done: 0, sums: Sums::default() }
+    pub(super) fn new(push_slot: u32, order: u64) -> MeasureJob {
+        MeasureJob { push_slot, order, partition: 0, done: 0, sums: Sums::default() }
     }
 }
 
 impl Shard {
     /// What the squares of the gradient in a room come to here; `None` if that is still to be added
     /// up.
-    pub(super) fn squares_of(&self, room: u32) -> Option<f64> {
-        let push = self.inbox.as_ref()?.arrival(room)?;
+    pub(super) fn squares_of(&self, push_slot: u32) -> Option<f64> {
+        let push = self.inbox.as_ref()?.arrival(push_slot)?;
         match self.config.clip_by_global_norm {
             None => (!push.unseen).then_some(0.0),
             Some(_) => push.squares,
@@ -49,15 +49,15 @@ impl Shard {
     fn measure_slice(&self, job: &mut MeasureJob, tile: &mut Vec<u64>) -> bool {
         let (Some(inbox), Some(store)) = (&self.inbox, self.store()) else { return true };
         // It may have been dropped meanwhile, and its room hold another.
-        let push = inbox.arrival(job.room).filter(|push| push.order == job.order);
-        let (Some(push), Some(source)) = (push, inbox.source(job.room)) else {
+        let push = inbox.arrival(job.push_slot).filter(|push| push.order == job.order);
+        let (Some(push), Some(source)) = (push, inbox.source(job.push_slot)) else {
             return true;
         };
         let mut budget = SLICE_BYTES as usize;
         while let Some(partition) = store.layout().all().get(job.partition) {
             let range = partition.offset..partition.offset + partition.bytes;
             let bytes = match partition.is_sparse() {
-                true => inbox.rows(job.room, partition).map(|rows| rows.values.len()),
+                true => inbox.rows(job.push_slot, partition).map(|rows| rows.values.len()),
                 false => {
                     let has = push.extents.bytes_within(range.clone()) > 0;
                     has.then_some(partition.bytes as usize)
@@ -94,10 +94,10 @@ impl Shard {
         let [squares, ..] = job.sums.totals();
         let Some(inbox) = &mut self.inbox else { return };
         // The room may hold another.
-        if inbox.arrival(job.room).is_none_or(|push| push.order != job.order) {
+        if inbox.arrival(job.push_slot).is_none_or(|push| push.order != job.order) {
             return;
         }
-        let Some(token) = inbox.set_squares(job.room, squares) else { return };
+        let Some(token) = inbox.set_squares(job.push_slot, squares) else { return };
         let own = self.index_of(self.id);
         match self.admission_mut().zip(own) {
             // One that is over has been dropped.

@@ -46,7 +46,7 @@ impl Shard {
             let stalled = inbox.reclaim_stalled(now, self.config.lease);
             self.counters.pushes_dropped.add(stalled as u64);
         }
-        self.give_parked_rooms(now);
+        self.give_parked_push_slots(now);
         self.count_direct_pulls();
         for entry in self.parked.expire(now) {
             let waited_ms = now.saturating_duration_since(entry.since).as_millis() as u64;
@@ -55,7 +55,7 @@ impl Shard {
                 Wait::Token => {
                     self.awaited_step(now).unwrap_or_else(|| self.awaited_tokens(now, entry.client))
                 }
-                Wait::Room => self.awaited_room(now),
+                Wait::PushSlot => self.awaited_push_slot(now),
                 Wait::Pull { at_least, .. } | Wait::Rows { at_least, .. } => {
                     self.awaited_values(now, *at_least)
                 }
@@ -95,7 +95,7 @@ impl Shard {
         if let Some(inbox) = &mut self.inbox {
             self.counters.pushes_dropped.add(inbox.give_up(client) as u64);
         }
-        self.give_parked_rooms(now);
+        self.give_parked_push_slots(now);
     }
 
     pub(super) fn leave(
@@ -117,7 +117,7 @@ impl Shard {
     pub(super) fn drop_client(&mut self, now: Instant, client: ClientKey, fenced: bool) {
         // What it waits for would come to nobody, and never come back.
         self.parked.take(|entry| {
-            entry.client == Some(client) && matches!(entry.wait, Wait::Token | Wait::Room)
+            entry.client == Some(client) && matches!(entry.wait, Wait::Token | Wait::PushSlot)
         });
         if let Some(inbox) = &mut self.inbox {
             inbox.drop_client(client);
@@ -128,7 +128,7 @@ impl Shard {
             self.owner.iter_mut().for_each(|owner| owner.leave(client));
             self.recall_tokens(now);
             self.grant_parked_tokens(now);
-            return self.give_parked_rooms(now);
+            return self.give_parked_push_slots(now);
         }
         let kept = self.whole_tokens();
         if let Some(owner) = &mut self.owner {
@@ -136,7 +136,7 @@ impl Shard {
             self.counters.tokens_taken_back.add(returned as u64);
         }
         self.grant_parked_tokens(now);
-        self.give_parked_rooms(now);
+        self.give_parked_push_slots(now);
     }
 
     pub(super) fn report_members(&mut self) {

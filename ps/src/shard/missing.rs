@@ -68,8 +68,8 @@ impl Shard {
     }
 
     /// What room in the inbox waits for, in words.
-    pub(super) fn awaited_room(&self, now: Instant) -> String {
-        format!("room in the inbox{}", self.without_owner(now))
+    pub(super) fn awaited_push_slot(&self, now: Instant) -> String {
+        format!("a push slot{}", self.without_owner(now))
     }
 
     /// That this shard cannot reach the step owner, and so makes no step, in words; nothing if it can.
@@ -121,9 +121,10 @@ impl Shard {
     /// Answers those whose pushes are held and not decided, if they wait no longer; the pushes stay.
     fn end_waits_of_pushes(&mut self, now: Instant, all: bool) {
         let ended = self.inbox.as_mut().map(|inbox| inbox.take_waits(now, all));
-        for (room, whole) in ended.unwrap_or_default() {
+        for (push_slot, whole) in ended.unwrap_or_default() {
             let Some(inbox) = &self.inbox else { return };
-            let (Some(push), Some(client)) = (inbox.arrival(room), inbox.holder(room)) else {
+            let (Some(push), Some(client)) = (inbox.arrival(push_slot), inbox.holder(push_slot))
+            else {
                 continue;
             };
             if self.replicas.client(client).connection != Some(whole.connection) {

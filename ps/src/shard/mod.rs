@@ -36,12 +36,12 @@ mod persist;
 pub(crate) mod poison;
 pub(crate) mod power;
 mod pulls;
+mod push_slots;
 mod pushes;
 mod recalls;
 pub(crate) mod record;
 pub(crate) mod reopenable;
 pub(crate) mod replicas;
-mod rooms;
 mod rows;
 mod spares;
 mod staleness;
@@ -182,7 +182,7 @@ enum Receiving {
 struct Part {
     connection: u64,
     client: ClientKey,
-    room: u32,
+    push_slot: u32,
     /// Where it lies in the shard's layout; empty for a part without a body.
     range: Range<u64>,
     request: Envelope,
@@ -247,7 +247,7 @@ pub(crate) struct Shard {
     /// How many processes have opened the arena.
     lives: u64,
     /// The number of the next inbox's first room.
-    next_room: u32,
+    next_push_slot: u32,
     inbox: Option<Inbox>,
     replicas: Replicas,
     /// The epoch of the newest chief; those of older ones are fenced.
@@ -385,9 +385,9 @@ impl Shard {
             Some(Receiving::Rows(Entry { wait: Wait::Rows { numbers, .. }, .. })) => Some(numbers),
             Some(Receiving::Rows(_)) => None,
             Some(Receiving::Part(Part { encoded: Some(encoded), .. })) => Some(&mut encoded.bytes),
-            Some(Receiving::Part(Part { client, room, range, .. })) => {
-                let inbox = self.inbox.as_mut().filter(|inbox| inbox.holds(*client, *room))?;
-                inbox.bytes_mut(*room, range.clone())
+            Some(Receiving::Part(Part { client, push_slot, range, .. })) => {
+                let inbox = self.inbox.as_mut().filter(|inbox| inbox.holds(*client, *push_slot))?;
+                inbox.bytes_mut(*push_slot, range.clone())
             }
         }
     }
@@ -531,7 +531,7 @@ impl Shard {
             (Message::ReturnToken(token), Some(client)) => {
                 self.return_token(now, connection, client, request, &token);
             }
-            (Message::Reserve(_), Some(_)) => self.reserve(now, entry(Wait::Room)),
+            (Message::Reserve(_), Some(_)) => self.reserve(now, entry(Wait::PushSlot)),
             (Message::PushPart(part), Some(client)) => {
                 self.part(now, connection, client, header, &part, None);
             }
@@ -580,10 +580,10 @@ impl Shard {
         {
             self.replicas.heard(client, now);
         }
-        if let Some(Receiving::Part(Part { room, .. })) = &conversation.receiving
+        if let Some(Receiving::Part(Part { push_slot, .. })) = &conversation.receiving
             && let Some(inbox) = &mut self.inbox
         {
-            inbox.touch(*room, now);
+            inbox.touch(*push_slot, now);
         }
     }
 
@@ -599,7 +599,7 @@ impl Shard {
                     Some(refusal) => self.refuse(connection, request, refusal),
                     None => {
                         self.declare(connection, request, digest, &bytes);
-                        self.give_parked_rooms(now);
+                        self.give_parked_push_slots(now);
                     }
                 }
             }

@@ -21,8 +21,8 @@ pub(crate) enum Wait {
     Ready,
     /// A token.
     Token,
-    /// Room in the inbox.
-    Room,
+    /// A push slot.
+    PushSlot,
     /// Values of at least a step.
     Pull {
         /// The step.
@@ -190,7 +190,7 @@ mod tests {
             request: Envelope::default(),
             since: now,
             deadline: None,
-            wait: Wait::Room,
+            wait: Wait::PushSlot,
         };
         assert_eq!(parked.park(more(7)), Err(TooMany));
         parked.park(more(8)).unwrap();
@@ -199,7 +199,7 @@ mod tests {
         assert_eq!(order, [0, 2, 4]);
         parked.park(more(7)).unwrap();
         assert!(parked.waits(7) && parked.waits(8));
-        assert_eq!(parked.take_first(|e| matches!(e.wait, Wait::Room)).unwrap().connection, 8);
+        assert_eq!(parked.take_first(|e| matches!(e.wait, Wait::PushSlot)).unwrap().connection, 8);
         assert!(parked.waits(7) && !parked.waits(8));
         parked.drop_connection(7);
         assert!(!parked.any(|_| true) && parked.per_connection.is_empty());

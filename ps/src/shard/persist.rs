@@ -43,7 +43,7 @@ impl Shard {
         changed.sort_by_key(|&client| self.tokens_of(client).count());
         for &client in &changed {
             // Losing very many members at once takes more than one transaction; each is true.
-            if self.journal.room() < CLIENT_WORDS {
+            if self.journal.push_slot() < CLIENT_WORDS {
                 let made = self.journal.commit();
                 self.count_commit(made);
             }
@@ -74,7 +74,7 @@ impl Shard {
             },
             generation: self.generation,
             clients: self.replicas.counts().0,
-            rooms: self.inbox.as_ref().map_or(0, Inbox::rooms),
+            push_slots: self.inbox.as_ref().map_or(0, Inbox::push_slots),
             lives: self.lives,
             restore_epoch: self.epoch,
             restored_step: self.restored_step,
@@ -105,8 +105,8 @@ impl Shard {
             let first = store.geometry().table_words() + map_words(store.layout());
             inbox.stage(&mut self.journal, store.layout(), first, store.has_integrity());
             if let Some(admission) = self.owner.as_ref().and_then(StepOwner::admission) {
-                let first = first + Inbox::table_words(store.layout(), inbox.rooms());
-                let words = record::encode_admitted(admission.admitted(), inbox.rooms());
+                let first = first + Inbox::table_words(store.layout(), inbox.push_slots());
+                let words = record::encode_admitted(admission.admitted(), inbox.push_slots());
                 for (index, value) in words.enumerate() {
                     self.journal.stage(Address::Tables(first + index), value);
                 }

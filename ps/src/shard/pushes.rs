@@ -32,7 +32,7 @@ impl Shard {
         let mut incoming = Part {
             connection,
             client,
-            room: part.room,
+            push_slot: part.push_slot,
             range,
             encoded,
             request: answer_to(header),
@@ -56,7 +56,11 @@ impl Shard {
                 self.receive(now, connection, Receiving::Part(incoming), header);
             }
             // The rooms that all share have theirs already.
-            Ok(true) => self.refuse_push(now, &incoming, Refusal::NoRoom { room: part.room }),
+            Ok(true) => self.refuse_push(
+                now,
+                &incoming,
+                Refusal::PushSlotTaken { push_slot: part.push_slot },
+            ),
             Ok(false) => {}
             Err(refusal) => self.refuse_push(now, &incoming, refusal),
         }
@@ -75,7 +79,7 @@ impl Shard {
         let Some(conversation) = self.conversations.get_mut(&connection) else {
             return false;
         };
-        if conversation.refused == Some((sequence, part.room)) {
+        if conversation.refused == Some((sequence, part.push_slot)) {
             if part.whole.is_some() {
                 conversation.refused = None;
             }
@@ -98,7 +102,7 @@ impl Shard {
             _ => {}
         }
         let whole_here = self.inbox.as_ref().is_some_and(|inbox| {
-            let push = inbox.find(client, sequence).and_then(|room| inbox.arrival(room));
+            let push = inbox.find(client, sequence).and_then(|push_slot| inbox.arrival(push_slot));
             push.is_some_and(|push| push.whole.is_some())
         });
         if !whole_here && self.comes_too_late(client, header.step, part) {
@@ -139,26 +143,29 @@ impl Shard {
             let (oldest, newest) = (Sequence(1), Sequence(u64::MAX));
             return Err(Refusal::Window { sequence, oldest, newest });
         }
-        match inbox.find(client, sequence).and_then(|room| Some((room, inbox.arrival(room)?))) {
+        match inbox
+            .find(client, sequence)
+            .and_then(|push_slot| Some((push_slot, inbox.arrival(push_slot)?)))
+        {
             // It came whole over an earlier connection and is about to be applied.
-            Some((room, push)) if push.whole.is_some() => {
+            Some((push_slot, push)) if push.whole.is_some() => {
                 if part.whole.is_some() {
                     let (request, next) = (header.request, part.next);
                     let deadline = deadline_of(now, header);
                     inbox.set_whole(
-                        room,
+                        push_slot,
                         WholePush { connection, request, next, since: Some(now), deadline },
                     );
                 }
                 return Ok(false);
             }
-            Some((room, _)) if room == part.room => {}
+            Some((push_slot, _)) if push_slot == part.push_slot => {}
             // One push has one room.
-            Some((_, _)) => return Err(Refusal::NoRoom { room: part.room }),
+            Some((_, _)) => return Err(Refusal::PushSlotTaken { push_slot: part.push_slot }),
             None => {
-                let unused = inbox.arrival(part.room).is_none();
-                if !inbox.holds(client, part.room) || !unused {
-                    return Err(Refusal::NoRoom { room: part.room });
+                let unused = inbox.arrival(part.push_slot).is_none();
+                if !inbox.holds(client, part.push_slot) || !unused {
+                    return Err(Refusal::PushSlotTaken { push_slot: part.push_slot });
                 }
                 let arrival = Arrival {
                     sequence,
@@ -179,7 +186,7 @@ impl Shard {
                     order: 0,
                     squares: None,
                 };
-                inbox.begin(part.room, arrival, now);
+                inbox.begin(part.push_slot, arrival, now);
             }
         }
         match range.is_empty() {
@@ -193,7 +200,9 @@ impl Shard {
         let (Some(inbox), Some(store)) = (&self.inbox, self.store()) else {
             return Err(Refusal::NotInitialized {});
         };
-        let push = inbox.arrival(part.room).ok_or(Refusal::NoRoom { room: part.room })?;
+        let push = inbox
+            .arrival(part.push_slot)
+            .ok_or(Refusal::PushSlotTaken { push_slot: part.push_slot })?;
         let (layout, is_ready) = (store.layout(), self.is_ready());
         push.extents.check(range, layout).map_err(|misplaced| Refusal::Range {
             offset: range.start,
@@ -236,20 +245,21 @@ impl Shard {
     }
 
     fn take_part(&mut self, now: Instant, part: &Part) -> Result<(), Refusal> {
-        let (client, room, range) = (part.client, part.room, &part.range);
+        let (client, push_slot, range) = (part.client, part.push_slot, &part.range);
         if let Some(refusal) = self.poisoned() {
             return Err(refusal);
         }
-        let held = |inbox: &Inbox| inbox.holds(client, room) && inbox.arrival(room).is_some();
+        let held =
+            |inbox: &Inbox| inbox.holds(client, push_slot) && inbox.arrival(push_slot).is_some();
         if !self.inbox.as_ref().is_some_and(held) {
             // The room was taken back while the body was under way.
-            return Err(Refusal::NoRoom { room });
+            return Err(Refusal::PushSlotTaken { push_slot });
         }
         match &part.encoded {
             None => self.counters.push_bytes.add(range.end - range.start),
             Some(encoded) => {
                 self.counters.push_bytes.add(encoded.bytes.len() as u64);
-                self.decode_part(room, range, encoded)?;
+                self.decode_part(push_slot, range, encoded)?;
             }
         }
         let mut is_seen = true;
@@ -257,13 +267,13 @@ impl Shard {
             && !range.is_empty()
         {
             // Beside parts that lie in a tray it is applied once it is whole, as those are.
-            let first = inbox.arrival(room).is_some_and(|push| push.bytes == 0);
-            let first = first && !inbox.is_lent(room);
-            inbox.add(room, range.clone(), now);
-            is_seen = !(first && part.whole.is_some() && self.is_looked_at_as_applied(room));
+            let first = inbox.arrival(push_slot).is_some_and(|push| push.bytes == 0);
+            let first = first && !inbox.is_lent(push_slot);
+            inbox.add(push_slot, range.clone(), now);
+            is_seen = !(first && part.whole.is_some() && self.is_looked_at_as_applied(push_slot));
             let drafts = first && part.whole.is_none();
-            if is_seen && !self.apply_on_arrival(room, range, drafts)? {
-                self.look_for_non_finite(room, range)?;
+            if is_seen && !self.apply_on_arrival(push_slot, range, drafts)? {
+                self.look_for_non_finite(push_slot, range)?;
             }
         }
         match part.whole {
@@ -280,48 +290,48 @@ impl Shard {
         named: u64,
         own_is_seen: bool,
     ) -> Result<(), Refusal> {
-        let (client, room) = (part.client, part.room);
+        let (client, push_slot) = (part.client, part.push_slot);
         let mut ids = std::mem::take(&mut self.spares.ids);
-        let checked = self.check_whole(client, room, named, &mut ids);
+        let checked = self.check_whole(client, push_slot, named, &mut ids);
         self.spares.ids = ids;
         checked?;
-        self.count_direct_push(room);
+        self.count_direct_push(push_slot);
         let gradient = |push: &Arrival| push.operation == Operation::Gradient {};
         let waits = self.is_synchronous()
-            && self.inbox.as_ref().and_then(|inbox| inbox.arrival(room)).is_some_and(gradient);
+            && self.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot)).is_some_and(gradient);
         if let Some(inbox) = &mut self.inbox {
             let (connection, request) = (part.connection, part.request.request);
             let (next, deadline) = (part.next, part.deadline);
             inbox.set_whole(
-                room,
+                push_slot,
                 WholePush { connection, request, next, since: Some(now), deadline },
             );
         }
         match waits {
-            true if self.has_unseen(room) => self.begin_look(room),
-            true => self.push_held(now, room),
-            false => self.jobs.push_back(Job::push(room, own_is_seen)),
+            true if self.has_unseen(push_slot) => self.begin_look(push_slot),
+            true => self.push_held(now, push_slot),
+            false => self.jobs.push_back(Job::push(push_slot, own_is_seen)),
         }
         Ok(())
     }
 
     /// Refuses a push and gives it up: its room goes to others, its other parts are passed over.
     pub(super) fn refuse_push(&mut self, now: Instant, part: &Part, refusal: Refusal) {
-        let (room, sequence) = (part.room, part.request.sequence);
+        let (push_slot, sequence) = (part.push_slot, part.request.sequence);
         self.counters.pushes_dropped.add(1);
         if let Some(inbox) = &mut self.inbox
-            && inbox.holds(part.client, room)
+            && inbox.holds(part.client, push_slot)
             && inbox
-                .arrival(room)
+                .arrival(push_slot)
                 .is_none_or(|push| push.sequence == sequence && push.whole.is_none())
         {
-            inbox.release(room);
+            inbox.release(push_slot);
         }
         if let Some(conversation) = self.conversations.get_mut(&part.connection) {
-            conversation.refused = part.whole.is_none().then_some((sequence, room));
+            conversation.refused = part.whole.is_none().then_some((sequence, push_slot));
         }
         self.refuse(part.connection, part.request, refusal);
-        self.give_parked_rooms(now);
+        self.give_parked_push_slots(now);
     }
 
     pub(super) fn answer_push(
@@ -331,7 +341,7 @@ impl Shard {
         outcome: Outcome,
         duplicate: bool,
     ) {
-        let answer = PushAnswer { outcome, duplicate, next: None, ended: None, room: 0 };
+        let answer = PushAnswer { outcome, duplicate, next: None, ended: None, push_slot: 0 };
         self.answer(connection, request, answer.into());
     }
 
@@ -343,19 +353,19 @@ impl Shard {
         request: Envelope,
     ) {
         let sequence = request.sequence;
-        let room = self.inbox.as_ref().and_then(|inbox| inbox.find(client, sequence));
-        let whole = room.is_some_and(|room| {
-            let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(room));
+        let push_slot = self.inbox.as_ref().and_then(|inbox| inbox.find(client, sequence));
+        let whole = push_slot.is_some_and(|push_slot| {
+            let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
             push.is_some_and(|push| push.whole.is_some())
         });
         let settled = self.replicas.client(client).window.state(sequence);
         if whole && !matches!(settled, PushState::Settled { .. }) {
             // Too late: it is the server's, and what becomes of it answers this request.
-            if let (Some(room), Some(inbox)) = (room, &mut self.inbox) {
+            if let (Some(push_slot), Some(inbox)) = (push_slot, &mut self.inbox) {
                 let request = request.request;
                 let (next, deadline) = (false, None);
                 inbox.set_whole(
-                    room,
+                    push_slot,
                     WholePush { connection, request, next, since: Some(now), deadline },
                 );
             }
@@ -375,9 +385,9 @@ impl Shard {
                 Outcome::Withdrawn {}
             }
         };
-        if let (Some(room), Some(inbox)) = (room.filter(|_| !whole), &mut self.inbox) {
-            inbox.release(room);
-            self.give_parked_rooms(now);
+        if let (Some(push_slot), Some(inbox)) = (push_slot.filter(|_| !whole), &mut self.inbox) {
+            inbox.release(push_slot);
+            self.give_parked_push_slots(now);
         }
         self.answer_push(connection, request, outcome, false);
     }

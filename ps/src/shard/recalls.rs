@@ -97,7 +97,7 @@ impl Shard {
         owner.put_off_recalls(now, |client| replicas.client(client).presence == Presence::Present);
         let owner = &*owner;
         let comes = |token: TokenId| {
-            self.inbox.as_ref().is_some_and(|inbox| !inbox.rooms_of(token.0).is_empty())
+            self.inbox.as_ref().is_some_and(|inbox| !inbox.push_slots_of(token.0).is_empty())
         };
         let overdue = owner.recalls().overdue(now, self.config.lease * 2);
         let holders = overdue.filter(|&token| !comes(token)).filter_map(|t| owner.holder_of(t));

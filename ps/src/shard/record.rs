@@ -67,7 +67,7 @@ pub(crate) struct ShardRecord {
     /// How many clients have a cell each behind this one.
     pub(crate) clients: usize,
     /// The rooms of the inbox.
-    pub(crate) rooms: usize,
+    pub(crate) push_slots: usize,
     /// How many processes have opened the arena.
     pub(crate) lives: u64,
     /// The bytes of a block.
@@ -110,7 +110,7 @@ enum Word {
     /// Four words.
     Digest,
     Clients = 12,
-    Rooms,
+    PushSlots,
     Lives,
     BlockBytes,
     Pinned,
@@ -155,7 +155,7 @@ impl ShardRecord {
         set(Word::Stage, self.stage as u64);
         set(Word::Generation, self.generation);
         set(Word::Clients, self.clients as u64);
-        set(Word::Rooms, self.rooms as u64);
+        set(Word::PushSlots, self.push_slots as u64);
         set(Word::Lives, self.lives);
         set(Word::BlockBytes, self.block_bytes as u64);
         set(Word::Pinned, self.pinned as u64);
@@ -216,7 +216,7 @@ impl ShardRecord {
             generation: count(Word::Generation, "a generation")?,
             digest: digest.try_into().expect("four words"),
             clients: size(Word::Clients, CLIENTS_MAX, "a count of clients")?,
-            rooms: size(Word::Rooms, PsConfig::INBOX_PUSHES_MAX, "a count of rooms")?,
+            push_slots: size(Word::PushSlots, PsConfig::INBOX_PUSHES_MAX, "a count of push slots")?,
             lives: count(Word::Lives, "a count of lives")?,
             // What these can be depends on each other and on the layout: the store says.
             block_bytes: size(Word::BlockBytes, 1 << 40, "the bytes of a block")?,
@@ -340,16 +340,19 @@ pub(crate) fn decode_client(
 }
 
 /// The words of what is admitted to a synchronous step, where there are so many rooms.
-pub(crate) fn admitted_words(rooms: usize) -> usize {
-    3 * rooms
+pub(crate) fn admitted_words(push_slots: usize) -> usize {
+    3 * push_slots
 }
 
 /// What is admitted to the synchronous step under way, as words: for each push its token, its
 /// replica, and what its gradient is multiplied by.
-pub(crate) fn encode_admitted(admitted: &[Admitted], rooms: usize) -> impl Iterator<Item = u64> {
+pub(crate) fn encode_admitted(
+    admitted: &[Admitted],
+    push_slots: usize,
+) -> impl Iterator<Item = u64> {
     let pushes = admitted.iter();
     let words = pushes.flat_map(|p| [p.token, u64::from(p.holder.0) + 1, p.factor.bits()]);
-    words.chain(std::iter::repeat(0)).take(admitted_words(rooms))
+    words.chain(std::iter::repeat(0)).take(admitted_words(push_slots))
 }
 
 /// The reverse, for a shard that knows so many clients; an error is the place of the wrong word.
@@ -410,7 +413,7 @@ mod tests {
         all.prop_map(|(counts, variables, sizes, memory, restored, of_steps)| {
             let (version, gradients, steps, newest_epoch, chief) = counts;
             let (stage, generation, digest) = variables;
-            let (clients, rooms, lives) = sizes;
+            let (clients, push_slots, lives) = sizes;
             let key = (chief % (clients as u64 + 1)).checked_sub(1);
             let chief_client = key.map(|key| ClientKey(key as u32));
             let (block_bytes, pinned, slots, integrity) = memory;
@@ -427,7 +430,7 @@ mod tests {
                 generation,
                 digest,
                 clients,
-                rooms,
+                push_slots,
                 lives,
                 block_bytes,
                 pinned,
@@ -547,7 +550,7 @@ mod tests {
             generation: 6,
             digest: std::array::from_fn(|i| i as u8),
             clients: 7,
-            rooms: 8,
+            push_slots: 8,
             lives: 9,
             block_bytes: 10,
             pinned: 11,

@@ -70,14 +70,14 @@ impl RowWork {
     /// Finds what the pushes in these rooms change together.
     pub(super) fn find(
         &mut self,
-        (inbox, rooms): (&Inbox, &[u32]),
+        (inbox, push_slots): (&Inbox, &[u32]),
         store: &Store,
         operation: Operation,
         rules: &VariableRules,
     ) {
         self.leave();
         for partition in store.layout().sparse().filter(|partition| !partition.is_table()) {
-            let pushes = pushes_of(inbox, rooms, &[], partition);
+            let pushes = pushes_of(inbox, push_slots, &[], partition);
             if pushes.is_empty() {
                 continue;
             }
@@ -95,7 +95,7 @@ impl RowWork {
         }
         // Tables come last: once their rows are changed where they lie, nothing comes between.
         for (table, partition) in store.layout().tables().iter().enumerate() {
-            let pushes = pushes_of(inbox, rooms, &[], partition);
+            let pushes = pushes_of(inbox, push_slots, &[], partition);
             if !pushes.is_empty() {
                 let ids = pushes.iter().flat_map(Rows::numbers);
                 let rows = Which::Ids(table, union(&mut self.ids, ids, pushes.len()));
@@ -153,14 +153,14 @@ impl RowWork {
         &mut self,
         store: &mut Store,
         inbox: &Inbox,
-        rooms: &[u32],
+        push_slots: &[u32],
         change: RowChange<'_>,
         budget: &mut u64,
         tile: &mut Vec<u64>,
     ) -> Result<bool, NoSpareBlock> {
         while let Some(Touched { partition, rows }) = self.touched.get(self.at) {
             let row_bytes = partition.row_bytes();
-            let pushes = pushes_of(inbox, rooms, change.factors, partition);
+            let pushes = pushes_of(inbox, push_slots, change.factors, partition);
             let count = match rows {
                 Which::Pushed(rows) => rows.len(),
                 Which::All => partition.row_count() as usize,
@@ -230,13 +230,13 @@ impl RowWork {
 /// What the pushes in these rooms have of a partition, in their order, with their factors.
 fn pushes_of<'a>(
     inbox: &'a Inbox,
-    rooms: &[u32],
+    push_slots: &[u32],
     factors: &[f64],
     partition: &Partition,
 ) -> PerPush<Rows<'a>> {
     let factors = factors.iter().copied().chain(std::iter::repeat(1.0));
-    let having = |(&room, factor)| Some(inbox.rows(room, partition)?.times(factor));
-    rooms.iter().zip(factors).filter_map(having).collect()
+    let having = |(&push_slot, factor)| Some(inbox.rows(push_slot, partition)?.times(factor));
+    push_slots.iter().zip(factors).filter_map(having).collect()
 }
 
 /// Appends the rows that some of so many pushes have, rising; where they are.

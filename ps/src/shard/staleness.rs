@@ -156,8 +156,8 @@ impl Backups {
 
 impl Shard {
     /// How the push in a room is to be taken, if it is applied next.
-    pub(super) fn treatment_of(&self, room: u32) -> Treatment {
-        let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(room));
+    pub(super) fn treatment_of(&self, push_slot: u32) -> Treatment {
+        let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
         let Some(push) = push.filter(|push| push.operation == Operation::Gradient {}) else {
             return Treatment::default();
         };
@@ -167,7 +167,7 @@ impl Shard {
         let at = at.at_rate(policy.rate(staleness.unwrap_or(0)));
         let compensation = match policy {
             StalenessPolicy::DelayCompensation { lambda } if staleness != Some(0) => {
-                let client = self.inbox.as_ref().and_then(|inbox| inbox.holder(room));
+                let client = self.inbox.as_ref().and_then(|inbox| inbox.holder(push_slot));
                 match self.backups.of(client, push.read) {
                     Some(read) => Compensation::By { lambda, read: read.clone() },
                     None => Compensation::Lacking,

@@ -31,7 +31,7 @@ const LOOK_BYTES: usize = 2 << 10;
 #[derive(Debug)]
 pub(super) struct StepJob {
     /// Of its pushes, in their order, and what their gradients are multiplied by.
-    pub(super) rooms: PerPush<u32>,
+    pub(super) push_slots: PerPush<u32>,
     factors: PerPush<f64>,
     begun: bool,
     passes: Passes,
@@ -45,20 +45,20 @@ pub(super) struct StepJob {
 
 impl StepJob {
     /// The step that is made of the pushes in these rooms, in this order, each times its factor.
-    pub(super) fn new(rooms: PerPush<u32>, factors: PerPush<f64>) -> StepJob {
+    pub(super) fn new(push_slots: PerPush<u32>, factors: PerPush<f64>) -> StepJob {
         let (begun, passes, done_to) = (false, Passes::default(), 0);
-        StepJob { rooms, factors, begun, passes, done_to, looks: false, in_doubt: false }
+        StepJob { push_slots, factors, begun, passes, done_to, looks: false, in_doubt: false }
     }
 
     /// The same of whole gradients in trays that have not all been looked at.
-    pub(super) fn looking(rooms: PerPush<u32>) -> StepJob {
-        let factors = rooms.iter().map(|_| 1.0).collect();
-        StepJob { looks: true, ..StepJob::new(rooms, factors) }
+    pub(super) fn looking(push_slots: PerPush<u32>) -> StepJob {
+        let factors = push_slots.iter().map(|_| 1.0).collect();
+        StepJob { looks: true, ..StepJob::new(push_slots, factors) }
     }
 
     /// Whether it is made of the same, in the same order.
     pub(super) fn is_same(&self, other: &StepJob) -> bool {
-        (&self.rooms, &self.factors) == (&other.rooms, &other.factors)
+        (&self.push_slots, &self.factors) == (&other.push_slots, &other.factors)
     }
 
     /// Whether it is under way.
@@ -182,14 +182,14 @@ impl Shard {
         let (Some(inbox), Variables::Ready(store)) = (&self.inbox, &mut self.variables) else {
             return Ok(true);
         };
-        let rooms = &job.rooms;
+        let push_slots = &job.push_slots;
         // Looked up once: there may be many of them.
-        let pushes: PerPush<Share<'_>> = rooms
+        let pushes: PerPush<Share<'_>> = push_slots
             .iter()
             .zip(&job.factors)
-            .filter_map(|(&room, &factor)| {
-                let ranges = inbox.arrival(room)?.extents.ranges();
-                Some(Share { ranges, source: inbox.source(room)?, factor })
+            .filter_map(|(&push_slot, &factor)| {
+                let ranges = inbox.arrival(push_slot)?.extents.ranges();
+                Some(Share { ranges, source: inbox.source(push_slot)?, factor })
             })
             .collect();
         let (operation, rules) = (Operation::Gradient {}, &self.rules);
@@ -200,7 +200,7 @@ impl Shard {
             let ranges: PerPush<&[Range<u64>]> = pushes.iter().map(|push| push.ranges).collect();
             let dense = &mut self.spares.dense;
             dense.unite(&ranges, store.layout());
-            self.rows.find((inbox, rooms), store, operation, rules);
+            self.rows.find((inbox, push_slots), store, operation, rules);
             job.passes = Passes::new(store.layout(), rules, operation);
             let (at, journal) = ((step, self.version + 1), &mut self.journal);
             let begun = self.rows.begin(store, journal, dense.ranges(), at, operation);
@@ -289,6 +289,6 @@ impl Shard {
         }
         let (factors, reduction) = (&job.factors[..], self.config.sparse_reduction);
         let change = RowChange { rules, operation, at: apply_at, reduction, factors };
-        Ok(self.rows.slice(store, inbox, rooms, change, &mut budget, &mut self.tile)?)
+        Ok(self.rows.slice(store, inbox, push_slots, change, &mut budget, &mut self.tile)?)
     }
 }

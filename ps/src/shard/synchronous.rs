@@ -56,12 +56,11 @@ impl Shard {
     pub(super) fn take_up_held(&mut self, now: Instant) {
         let tokens: Vec<_> = self.inbox.iter().flat_map(|inbox| inbox.whole_tokens()).collect();
         if self.config.clip_by_global_norm.is_some() {
-            let rooms = self
-                .inbox
-                .iter()
-                .flat_map(|inbox| tokens.iter().filter_map(|token| inbox.whole_room_of(token.0)));
-            for room in rooms.collect::<Vec<u32>>() {
-                self.begin_measure(room);
+            let push_slots = self.inbox.iter().flat_map(|inbox| {
+                tokens.iter().filter_map(|token| inbox.whole_push_slot_of(token.0))
+            });
+            for push_slot in push_slots.collect::<Vec<u32>>() {
+                self.begin_measure(push_slot);
             }
         }
         let measured = self.config.clip_by_global_norm.is_none();
@@ -78,16 +77,18 @@ impl Shard {
     }
 
     /// The push in this room is whole, and takes part in a step.
-    pub(super) fn push_held(&mut self, now: Instant, room: u32) {
-        let Some(push) = self.inbox.as_ref().and_then(|inbox| inbox.arrival(room)) else { return };
+    pub(super) fn push_held(&mut self, now: Instant, push_slot: u32) {
+        let Some(push) = self.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot)) else {
+            return;
+        };
         let (token, generation, step) = (push.token, push.generation, push.step);
-        let holder = self.inbox.as_ref().and_then(|inbox| inbox.holder(room));
+        let holder = self.inbox.as_ref().and_then(|inbox| inbox.holder(push_slot));
         if let (Some(round), Some(inbox)) = (&mut self.round, &self.inbox) {
             round.whole(inbox.whole_tokens().map(|token| token.0));
         }
-        let squares = self.squares_of(room);
+        let squares = self.squares_of(push_slot);
         if squares.is_none() {
-            self.begin_measure(room);
+            self.begin_measure(push_slot);
         }
         let own = self.index_of(self.id);
         let passed = self.round.as_ref().is_some_and(|round| step.0 < round.step());
@@ -96,9 +97,9 @@ impl Shard {
                 true => Outcome::Stale { current: self.step() },
                 false => Outcome::Held {},
             };
-            self.settle_push(now, room, outcome);
+            self.settle_push(now, push_slot, outcome);
             if passed {
-                self.release(now, room);
+                self.release(now, push_slot);
             } else {
                 self.report_held(token);
             }
@@ -117,8 +118,8 @@ impl Shard {
         });
         if !(out && held) {
             let current = GlobalStep(self.committed_steps());
-            self.settle_push(now, room, Outcome::Stale { current });
-            self.release(now, room);
+            self.settle_push(now, push_slot, Outcome::Stale { current });
+            self.release(now, push_slot);
         }
         self.decide(now);
     }
@@ -147,20 +148,21 @@ impl Shard {
         match verdict {
             Verdict::Admitted { step } => {
                 self.counters.gradients_admitted.add(1);
-                let room = self.inbox.as_ref().and_then(|inbox| inbox.whole_room_of(grant.token));
-                if let Some(room) = room {
-                    self.settle_push(now, room, Outcome::Accepted { step: GlobalStep(step) });
+                let push_slot =
+                    self.inbox.as_ref().and_then(|inbox| inbox.whole_push_slot_of(grant.token));
+                if let Some(push_slot) = push_slot {
+                    self.settle_push(now, push_slot, Outcome::Accepted { step: GlobalStep(step) });
                 }
             }
             Verdict::Over => {
                 self.tell_over(grant.token);
                 // Whole, or on its way.
-                let rooms = self.inbox.as_ref().map(|inbox| inbox.rooms_of(grant.token));
-                for room in rooms.unwrap_or_default() {
+                let push_slots = self.inbox.as_ref().map(|inbox| inbox.push_slots_of(grant.token));
+                for push_slot in push_slots.unwrap_or_default() {
                     self.counters.gradients_stale.add(1);
                     let current = GlobalStep(self.committed_steps());
-                    self.settle_push(now, room, Outcome::Stale { current });
-                    self.release(now, room);
+                    self.settle_push(now, push_slot, Outcome::Stale { current });
+                    self.release(now, push_slot);
                 }
             }
         }
@@ -182,17 +184,17 @@ impl Shard {
         let (Some(round), Some(inbox)) = (&self.round, &self.inbox) else { return };
         let under_way = self.jobs.iter().any(|job| matches!(job, Job::Step(_)));
         if let Some(tokens) = round.due().filter(|_| !under_way) {
-            let rooms: PerPush<u32> =
-                tokens.iter().filter_map(|&token| inbox.whole_room_of(token)).collect();
+            let push_slots: PerPush<u32> =
+                tokens.iter().filter_map(|&token| inbox.whole_push_slot_of(token)).collect();
             // What was admitted lies whole here; a step without it would be another one.
-            if rooms.len() == tokens.len() {
-                self.jobs.push_back(Job::step(rooms, round.factors().collect()));
+            if push_slots.len() == tokens.len() {
+                self.jobs.push_back(Job::step(push_slots, round.factors().collect()));
             }
         }
     }
 
     /// The step is applied: its pushes make room.
-    pub(super) fn step_applied(&mut self, now: Instant, rooms: &[u32]) {
+    pub(super) fn step_applied(&mut self, now: Instant, push_slots: &[u32]) {
         self.count_overflow();
         self.publish();
         self.version += 1;
@@ -202,18 +204,18 @@ impl Shard {
         let step = round.step();
         self.counters.steps_applied.add(1);
         if let Some(inbox) = &mut self.inbox {
-            rooms.iter().for_each(|&room| inbox.release(room));
+            push_slots.iter().for_each(|&push_slot| inbox.release(push_slot));
         }
         // With them go those that were not admitted: their step has passed, too.
         let passed = self.inbox.iter().flat_map(|inbox| inbox.gradients_before(step));
-        for room in passed.collect::<Vec<u32>>() {
-            let whole = self.inbox.as_ref().and_then(|inbox| inbox.arrival(room)?.whole);
+        for push_slot in passed.collect::<Vec<u32>>() {
+            let whole = self.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot)?.whole);
             if whole.is_none() {
                 self.counters.pushes_dropped.add(1);
             }
-            self.answer_unseen(now, room);
+            self.answer_unseen(now, push_slot);
             if let Some(inbox) = &mut self.inbox {
-                inbox.release(room);
+                inbox.release(push_slot);
             }
         }
         let own = self.index_of(self.id);
@@ -224,14 +226,16 @@ impl Shard {
             self.counters.global_step.set(step);
         }
         self.report_applied();
-        self.give_parked_rooms(now);
+        self.give_parked_push_slots(now);
         self.decide(now);
     }
 
     /// Settles a push that is whole in its client's window, and answers whoever waits for it.
-    fn settle_push(&mut self, now: Instant, room: u32, outcome: Outcome) {
+    fn settle_push(&mut self, now: Instant, push_slot: u32, outcome: Outcome) {
         let Some(inbox) = &self.inbox else { return };
-        let (Some(push), Some(client)) = (inbox.arrival(room), inbox.holder(room)) else { return };
+        let (Some(push), Some(client)) = (inbox.arrival(push_slot), inbox.holder(push_slot)) else {
+            return;
+        };
         let (sequence, Some(whole)) = (push.sequence, push.whole) else { return };
         let entry = self.replicas.client_mut(client);
         if matches!(entry.window.state(sequence), PushState::Unknown {}) {
@@ -240,13 +244,13 @@ impl Shard {
         let present = entry.presence == Presence::Present;
         let WholePush { connection, request, .. } = whole;
         // It is answered once.
-        self.inbox.iter_mut().for_each(|inbox| inbox.set_whole(room, WholePush::unheard()));
+        self.inbox.iter_mut().for_each(|inbox| inbox.set_whole(push_slot, WholePush::unheard()));
         if entry.connection != Some(connection) {
             // It was asked for over a connection that is gone; whoever asks again is answered.
             return;
         }
-        let room = if present { self.spare_room(now, client) } else { 0 };
-        let answer = PushAnswer { outcome, duplicate: false, next: None, ended: None, room };
+        let push_slot = if present { self.free_push_slot(now, client) } else { 0 };
+        let answer = PushAnswer { outcome, duplicate: false, next: None, ended: None, push_slot };
         let request = Envelope { request, sequence, ..Envelope::default() };
         // Who has asked already for what comes with the step, the next token or values, can do nothing before
         // that. To be told while it is worked on takes two switches, and may take the processor from who does.
@@ -259,19 +263,19 @@ impl Shard {
 
     /// A push that is whole is dropped before it was looked at, and so before anybody was told that it is
     /// held: its step is over.
-    pub(super) fn answer_unseen(&mut self, now: Instant, room: u32) {
-        let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(room));
+    pub(super) fn answer_unseen(&mut self, now: Instant, push_slot: u32) {
+        let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
         if push.is_some_and(|push| push.unseen) {
             let current = GlobalStep(self.committed_steps());
-            self.settle_push(now, room, Outcome::Stale { current });
+            self.settle_push(now, push_slot, Outcome::Stale { current });
         }
     }
 
-    pub(super) fn release(&mut self, now: Instant, room: u32) {
+    pub(super) fn release(&mut self, now: Instant, push_slot: u32) {
         if let Some(inbox) = &mut self.inbox {
-            inbox.release(room);
+            inbox.release(push_slot);
         }
-        self.give_parked_rooms(now);
+        self.give_parked_push_slots(now);
     }
 
     /// A replica is there, for the step owner to count on.
@@ -311,7 +315,7 @@ impl Shard {
         let due = self.round.as_ref().and_then(|round| round.due());
         let job = self.jobs.iter().any(|job| matches!(job, Job::Step(_)));
         assert_eq!(due.is_some(), job, "a step that is due is worked on");
-        let pushes = self.jobs.iter().filter_map(|job| inbox.arrival(job.room()?));
+        let pushes = self.jobs.iter().filter_map(|job| inbox.arrival(job.push_slot()?));
         let by_itself = |push: &Arrival| push.operation == Operation::Gradient {};
         assert!(!pushes.into_iter().any(by_itself), "a gradient is applied by itself");
     }

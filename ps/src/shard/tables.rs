@@ -41,13 +41,17 @@ impl Shard {
     /// Whether tables that evict nothing have room for the new rows of a push whose last part has
     /// come, beside those of the pushes that came before it; and whether any table has for rows that
     /// are given values. `ids` is memory for ids.
-    pub(super) fn check_tables(&self, room: u32, ids: &mut Reused<u64>) -> Result<(), Refusal> {
+    pub(super) fn check_tables(
+        &self,
+        push_slot: u32,
+        ids: &mut Reused<u64>,
+    ) -> Result<(), Refusal> {
         let (Some(inbox), Some(store)) = (&self.inbox, self.store()) else { return Ok(()) };
-        let operation = inbox.arrival(room).map(|push| push.operation);
+        let operation = inbox.arrival(push_slot).map(|push| push.operation);
         let assigned = operation.is_some_and(|operation| operation != Operation::Gradient {});
         for table in store.tables() {
             let partition = table.partition();
-            let Some(rows) = inbox.rows(room, partition) else { continue };
+            let Some(rows) = inbox.rows(push_slot, partition) else { continue };
             let (more, limit) = (rows.len() as u64, table.limit());
             if assigned && more > limit {
                 let (variable, rows) = (partition.variable, table.rows());
@@ -56,8 +60,9 @@ impl Shard {
             if !table.refuses() {
                 continue;
             }
-            let due = inbox.whole_rooms().filter(|&other| other != room).chain([room]);
-            let pushes: PerPush<_> = due.filter_map(|room| inbox.rows(room, partition)).collect();
+            let due = inbox.whole_slots().filter(|&other| other != push_slot).chain([push_slot]);
+            let pushes: PerPush<_> =
+                due.filter_map(|push_slot| inbox.rows(push_slot, partition)).collect();
             // Only where there may be too many are they looked for.
             let most: u64 = pushes.iter().map(|rows| rows.len() as u64).sum();
             if table.rows() + most <= table.limit() {

@@ -66,7 +66,7 @@ impl Shard {
     /// The grant for a token, with room for its push if some is free and nobody waits for it.
     pub(super) fn grant(&mut self, now: Instant, client: ClientKey, issued: Issued) -> Grant {
         let Issued { token, generation, step } = issued;
-        Grant { token, generation, step, room: self.spare_room(now, client) }
+        Grant { token, generation, step, push_slot: self.free_push_slot(now, client) }
     }
 
     /// A token for a client whose push has just been applied, or why there will be none.
@@ -87,7 +87,7 @@ impl Shard {
         match owner.map(|owner| owner.request(client, epoch, now)) {
             Some(Request::Granted(issued)) => {
                 let Issued { token, generation, step } = issued;
-                (Some(Grant { token, generation, step, room: 0 }), None)
+                (Some(Grant { token, generation, step, push_slot: 0 }), None)
             }
             Some(Request::Ended(reason)) => (None, Some(reason)),
             Some(Request::Wait) | None => (None, None),

@@ -48,7 +48,7 @@ pub(super) struct Look {
 /// Looks at what a gradient that is to be held has in a tray.
 #[derive(Debug)]
 pub(super) struct LookJob {
-    room: u32,
+    push_slot: u32,
     /// Which push it is of those that came whole.
     order: u64,
     look: Look,
@@ -57,9 +57,9 @@ pub(super) struct LookJob {
 }
 
 impl LookJob {
-    pub(super) fn new(room: u32, order: u64) -> LookJob {
+    pub(super) fn new(push_slot: u32, order: u64) -> LookJob {
         let (look, refusal, ahead) = (Look::default(), None, Ahead::default());
-        LookJob { room, order, look, refusal, ahead }
+        LookJob { push_slot, order, look, refusal, ahead }
     }
 
     /// Whether values are changed meanwhile.
@@ -174,9 +174,9 @@ impl Shard {
         let loan = self.budget.take(bytes).map_err(does_not_fit)?;
         let (memory, descriptor) = LentBytes::new(bytes as usize)
             .map_err(|error| unsupported(kind, &format!("cannot lend memory: {error}")))?;
-        let rooms = inbox.lend_tray(client, (memory, loan), now);
-        let rooms = List::new(rooms).expect("a tray has no more rooms than can be told");
-        let tray = LentTray { bytes, first: 0, stride, rooms };
+        let push_slots = inbox.lend_tray(client, (memory, loan), now);
+        let push_slots = List::new(push_slots).expect("a tray has no more rooms than can be told");
+        let tray = LentTray { bytes, first: 0, stride, push_slots };
         self.send_lent(connection, request, tray.into(), vec![descriptor]);
         Ok(())
     }
@@ -190,12 +190,13 @@ impl Shard {
         header: &Header,
         lent: &PushLent,
     ) {
-        let PushLent { operation, token, generation, room, whole, next, read, .. } = *lent;
-        let part = PushPart { operation, token, generation, room, offset: 0, whole, next, read };
+        let PushLent { operation, token, generation, push_slot, whole, next, read, .. } = *lent;
+        let part =
+            PushPart { operation, token, generation, push_slot, offset: 0, whole, next, read };
         let incoming = Part {
             connection,
             client,
-            room,
+            push_slot,
             range: 0..0,
             encoded: None,
             request: answer_to(header),
@@ -253,11 +254,11 @@ impl Shard {
         if let Some(limit) = limit {
             return Err(Refusal::Range { offset: range.start, bytes, limit });
         }
-        let room = part.room;
-        let inbox = self.inbox.as_mut().filter(|inbox| inbox.is_lent(room));
-        let inbox = inbox.ok_or(Refusal::NoRoom { room })?;
+        let push_slot = part.push_slot;
+        let inbox = self.inbox.as_mut().filter(|inbox| inbox.is_lent(push_slot));
+        let inbox = inbox.ok_or(Refusal::PushSlotTaken { push_slot })?;
         self.counters.push_bytes.add(bytes);
-        inbox.add_lent(room, range, now);
+        inbox.add_lent(push_slot, range, now);
         Ok(())
     }
 
@@ -265,41 +266,41 @@ impl Shard {
     /// for.
     pub(super) fn has_memory_for(&mut self, part: &Part) -> bool {
         let inbox = self.inbox.as_mut().filter(|_| !part.range.is_empty());
-        inbox.is_none_or(|inbox| inbox.have_own(part.room, &self.budget).is_ok())
+        inbox.is_none_or(|inbox| inbox.have_own(part.push_slot, &self.budget).is_ok())
     }
 
     /// A push has come whole.
-    pub(super) fn count_direct_push(&self, room: u32) {
-        let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(room));
+    pub(super) fn count_direct_push(&self, push_slot: u32) {
+        let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
         if push.is_some_and(|push| !push.lent.ranges().is_empty()) {
             self.counters.direct_pushes.add(1);
         }
     }
 
     /// Whether a push has something in a tray that has to be looked at.
-    pub(super) fn has_unseen(&self, room: u32) -> bool {
-        let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(room));
+    pub(super) fn has_unseen(&self, push_slot: u32) -> bool {
+        let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
         let lent = push.is_some_and(|push| !push.lent.ranges().is_empty());
         lent && self.config.non_finite != NonFinite::Allow
     }
 
     /// Whether what a push has in a tray is looked at before any of it is applied: where values may be
     /// changed where they lie, which is not given up. Else it is looked at as it is applied.
-    pub(super) fn is_looked_at_first(&self, room: u32) -> bool {
-        self.may_stay(room) && self.has_unseen(room)
+    pub(super) fn is_looked_at_first(&self, push_slot: u32) -> bool {
+        self.may_stay(push_slot) && self.has_unseen(push_slot)
     }
 
     /// Whether what is sent in one part is looked at as it is applied, and not before.
-    pub(super) fn is_looked_at_as_applied(&self, room: u32) -> bool {
+    pub(super) fn is_looked_at_as_applied(&self, push_slot: u32) -> bool {
         let looks = self.config.non_finite != NonFinite::Allow;
-        looks && !self.is_synchronous() && !self.may_stay(room)
+        looks && !self.is_synchronous() && !self.may_stay(push_slot)
     }
 
     /// Whether what a push changes may not be given up.
-    fn may_stay(&self, room: u32) -> bool {
+    fn may_stay(&self, push_slot: u32) -> bool {
         let (Some(store), Some(inbox)) = (self.store(), &self.inbox) else { return false };
         let by_rows = store.layout().sparse().len() > 0;
-        let small = inbox.arrival(room).is_some_and(|push| {
+        let small = inbox.arrival(push_slot).is_some_and(|push| {
             // What the change is begun with: no more and no less.
             let bytes = push.extents.ranges().iter().map(|range| range.end - range.start);
             store.is_small(bytes.fold(0, u64::saturating_add))
@@ -308,31 +309,31 @@ impl Shard {
     }
 
     /// Has what a gradient that is whole has in a tray looked at, before it is held.
-    pub(super) fn begin_look(&mut self, room: u32) {
+    pub(super) fn begin_look(&mut self, push_slot: u32) {
         let Some(inbox) = &mut self.inbox else { return };
-        let Some(order) = inbox.arrival(room).map(|push| push.order) else { return };
-        inbox.set_unseen(room, order, true);
-        self.jobs.push_back(Job::look(room, order));
+        let Some(order) = inbox.arrival(push_slot).map(|push| push.order) else { return };
+        inbox.set_unseen(push_slot, order, true);
+        self.jobs.push_back(Job::look(push_slot, order));
     }
 
     /// Has the squares of a gradient that is whole added up.
-    pub(super) fn begin_measure(&mut self, room: u32) {
-        let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(room));
+    pub(super) fn begin_measure(&mut self, push_slot: u32) {
+        let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
         let order = push.map(|push| push.order);
-        self.jobs.extend(order.map(|order| Job::measure(room, order)));
+        self.jobs.extend(order.map(|order| Job::measure(push_slot, order)));
     }
 
     /// A slice of the work on a gradient; whether it is done.
     pub(super) fn work_on_look(&mut self, job: &mut LookJob) -> bool {
-        let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(job.room));
+        let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(job.push_slot));
         if push.is_none_or(|push| push.order != job.order) {
             // It has been dropped, and its room may hold another.
             return true;
         }
-        if let Some(done) = self.work_ahead(job.room, &mut job.ahead) {
+        if let Some(done) = self.work_ahead(job.push_slot, &mut job.ahead) {
             return done;
         }
-        match self.look_at_lent(job.room, &mut job.look) {
+        match self.look_at_lent(job.push_slot, &mut job.look) {
             Ok(done) => done,
             Err(refusal) => {
                 job.refusal = Some(refusal);
@@ -345,19 +346,19 @@ impl Shard {
     pub(super) fn looked(&mut self, now: Instant, job: LookJob) {
         // It may have been dropped meanwhile, and its room hold another.
         let inbox = self.inbox.as_mut();
-        let is_there = inbox.is_some_and(|inbox| inbox.set_unseen(job.room, job.order, false));
+        let is_there = inbox.is_some_and(|inbox| inbox.set_unseen(job.push_slot, job.order, false));
         match job.refusal {
             _ if !is_there => {}
-            None => self.push_held(now, job.room),
-            Some(refusal) => self.refuse_whole(now, job.room, refusal),
+            None => self.push_held(now, job.push_slot),
+            Some(refusal) => self.refuse_whole(now, job.push_slot, refusal),
         }
         self.catch_up(now, job.ahead);
     }
 
     /// Looks at a slice of what a push has in a tray; whether that was the last of it.
-    pub(super) fn look_at_lent(&self, room: u32, look: &mut Look) -> Result<bool, Refusal> {
+    pub(super) fn look_at_lent(&self, push_slot: u32, look: &mut Look) -> Result<bool, Refusal> {
         let (Some(inbox), Some(store)) = (&self.inbox, self.store()) else { return Ok(true) };
-        let (Some(push), Some(source)) = (inbox.arrival(room), inbox.source(room)) else {
+        let (Some(push), Some(source)) = (inbox.arrival(push_slot), inbox.source(push_slot)) else {
             return Ok(true);
         };
         let looker = Looker { policy: self.config.non_finite, counters: &self.counters };
@@ -391,8 +392,9 @@ impl Shard {
 
     /// Refuses a push that is whole, before anything of it counts. Its token is its client's still, and
     /// goes to others if that is gone.
-    pub(super) fn refuse_whole(&mut self, now: Instant, room: u32, refusal: Refusal) {
-        let Some((client, push)) = self.inbox.as_mut().and_then(|inbox| inbox.take(room)) else {
+    pub(super) fn refuse_whole(&mut self, now: Instant, push_slot: u32, refusal: Refusal) {
+        let Some((client, push)) = self.inbox.as_mut().and_then(|inbox| inbox.take(push_slot))
+        else {
             return;
         };
         self.counters.pushes_dropped.add(1);
@@ -408,7 +410,7 @@ impl Shard {
             self.return_token_of(&push);
             self.decide(now);
         }
-        self.give_parked_rooms(now);
+        self.give_parked_push_slots(now);
         self.grant_parked_tokens(now);
     }
 

@@ -49,7 +49,7 @@ pub(super) enum Job {
 
 #[derive(Debug)]
 pub(super) struct PushJob {
-    room: u32,
+    push_slot: u32,
     begun: bool,
     /// Since it has begun.
     treatment: Treatment,
@@ -83,9 +83,9 @@ pub(super) struct InitializeJob {
 
 impl Job {
     /// What of it lies in its own room has been looked at, or is as it is applied.
-    pub(super) fn push(room: u32, own_is_seen: bool) -> Job {
+    pub(super) fn push(push_slot: u32, own_is_seen: bool) -> Job {
         Job::Push(PushJob {
-            room,
+            push_slot,
             begun: false,
             treatment: Treatment::default(),
             passes: Passes::default(),
@@ -105,25 +105,25 @@ impl Job {
     }
 
     /// Of the gradient in this room, which came whole as this one of all.
-    pub(super) fn measure(room: u32, order: u64) -> Job {
-        Job::Measure(MeasureJob::new(room, order))
+    pub(super) fn measure(push_slot: u32, order: u64) -> Job {
+        Job::Measure(MeasureJob::new(push_slot, order))
     }
 
     /// The same.
-    pub(super) fn look(room: u32, order: u64) -> Job {
-        Job::Look(LookJob::new(room, order))
+    pub(super) fn look(push_slot: u32, order: u64) -> Job {
+        Job::Look(LookJob::new(push_slot, order))
     }
 
     /// The step that is made of the pushes in these rooms, in this order, each times its factor.
-    pub(super) fn step(rooms: PerPush<u32>, factors: PerPush<f64>) -> Job {
-        Job::Step(StepJob::new(rooms, factors))
+    pub(super) fn step(push_slots: PerPush<u32>, factors: PerPush<f64>) -> Job {
+        Job::Step(StepJob::new(push_slots, factors))
     }
 
     /// The room of the push that it applies by itself.
     #[cfg(any(test, fuzzing, feature = "simulation"))]
-    pub(super) fn room(&self) -> Option<u32> {
+    pub(super) fn push_slot(&self) -> Option<u32> {
         match self {
-            Job::Push(job) => Some(job.room),
+            Job::Push(job) => Some(job.push_slot),
             _ => None,
         }
     }
@@ -174,7 +174,7 @@ impl Shard {
         };
         if let Job::Push(push) = &job
             && !push.begun
-            && self.drop_if_too_old(now, push.room)
+            && self.drop_if_too_old(now, push.push_slot)
         {
             return self.job_done();
         }
@@ -207,13 +207,13 @@ impl Shard {
             Ok(true) => {
                 self.growth_succeeded(now);
                 match job {
-                    Job::Push(PushJob { room, refusal: Some(refusal), .. }) => {
-                        self.refuse_whole(now, room, refusal);
+                    Job::Push(PushJob { push_slot, refusal: Some(refusal), .. }) => {
+                        self.refuse_whole(now, push_slot, refusal);
                     }
                     Job::Push(push) => self.push_applied(now, push),
                     Job::Step(step) => {
                         self.rows.leave();
-                        self.step_applied(now, &step.rooms);
+                        self.step_applied(now, &step.push_slots);
                     }
                     Job::Look(look) => self.looked(now, look),
                     Job::Measure(measure) => self.measured(now, &measure),
@@ -239,8 +239,8 @@ impl Shard {
 
     /// A slice of an update; whether it is done.
     fn work_on_push(&mut self, job: &mut PushJob) -> Result<bool, Stalled> {
-        if !job.begun && !job.is_seen && self.is_looked_at_first(job.room) {
-            match self.look_at_lent(job.room, &mut job.look) {
+        if !job.begun && !job.is_seen && self.is_looked_at_first(job.push_slot) {
+            match self.look_at_lent(job.push_slot, &mut job.look) {
                 Ok(false) => return Ok(false),
                 Ok(true) => job.is_seen = true,
                 Err(refusal) => {
@@ -251,11 +251,12 @@ impl Shard {
         }
         if !job.begun {
             // Applied as it came, and nothing was committed since: there is nothing left to do.
-            if let Some(draft) = self.draft.take().filter(|draft| draft.room == job.room) {
+            if let Some(draft) = self.draft.take().filter(|draft| draft.push_slot == job.push_slot)
+            {
                 (job.begun, job.treatment) = (true, draft.treatment);
                 return Ok(true);
             }
-            job.treatment = self.treatment_of(job.room);
+            job.treatment = self.treatment_of(job.push_slot);
         }
         let Some(inbox) = &self.inbox else {
             return Ok(true);
@@ -263,17 +264,19 @@ impl Shard {
         let (Variables::Declared(store) | Variables::Ready(store)) = &mut self.variables else {
             return Ok(true);
         };
-        let (Some(push), Some(source)) = (inbox.arrival(job.room), inbox.source(job.room)) else {
+        let (Some(push), Some(source)) =
+            (inbox.arrival(job.push_slot), inbox.source(job.push_slot))
+        else {
             return Ok(true);
         };
         let looker = Looker { policy: self.config.non_finite, counters: &self.counters };
-        let (rooms, rules) = ([job.room], &self.rules);
+        let (push_slots, rules) = ([job.push_slot], &self.rules);
         let known = self.owner.as_ref().map(|owner| owner.step().0);
         if !job.begun {
             job.begun = true;
             job.dense = std::mem::take(&mut self.spares.dense);
             job.dense.unite(&[push.extents.ranges()], store.layout());
-            self.rows.find((inbox, &rooms), store, push.operation, rules);
+            self.rows.find((inbox, &push_slots), store, push.operation, rules);
             job.passes = Passes::new(store.layout(), rules, push.operation);
             // Who does not count the steps believes what a client says, within reason.
             let step = known.unwrap_or(push.step.0.min(RESTORED_LIMIT));
@@ -360,7 +363,8 @@ impl Shard {
         }
         let (operation, reduction) = (push.operation, self.config.sparse_reduction);
         let change = RowChange { rules, operation, at, reduction, factors: &[] };
-        let done = self.rows.slice(store, inbox, &rooms, change, &mut budget, &mut self.tile)?;
+        let done =
+            self.rows.slice(store, inbox, &push_slots, change, &mut budget, &mut self.tile)?;
         if let Some(overflow) = store.overflow().filter(|_| refuses)
             && store.give_up()
         {
@@ -399,7 +403,7 @@ impl Shard {
     /// An update is done: settles it, frees its room, and answers.
     fn push_applied(&mut self, now: Instant, job: PushJob) {
         let Some(inbox) = &mut self.inbox else { return };
-        let Some((client, mut push)) = inbox.take(job.room) else {
+        let Some((client, mut push)) = inbox.take(job.push_slot) else {
             return;
         };
         self.count_overflow();
@@ -428,7 +432,7 @@ impl Shard {
             }
         }
         let outcome = Outcome::Applied { version: self.version, step: self.step(), staleness };
-        self.give_parked_rooms(now);
+        self.give_parked_push_slots(now);
         self.rows.leave();
         self.spares.dense = job.dense;
         if let Some(client) = client {
@@ -477,8 +481,8 @@ impl Shard {
             true => self.next_token(now, client),
             false => (None, None),
         };
-        let room = if present { self.spare_room(now, client) } else { 0 };
-        let answer = PushAnswer { outcome, duplicate: false, next, ended, room };
+        let push_slot = if present { self.free_push_slot(now, client) } else { 0 };
+        let answer = PushAnswer { outcome, duplicate: false, next, ended, push_slot };
         let (request, sequence) = (whole.request, push.sequence);
         let request = Envelope { request, sequence, ..Envelope::default() };
         self.answer(connection, request, answer.into());

@@ -117,11 +117,11 @@ impl Table {
         let pages = drafted.page_count as usize;
         drafted.step = self.step;
         self.draft = Some(drafted);
-        let room = self.have_pages(journal, pages);
-        if room.is_err() {
+        let push_slot = self.have_pages(journal, pages);
+        if push_slot.is_err() {
             self.discard();
         }
-        Ok(room?)
+        Ok(push_slot?)
     }
 
     /// Whether it is known where the rows of the change under way will be, if there is one.
@@ -285,7 +285,10 @@ impl Table {
             let differ = page.iter().zip(before).enumerate().filter(|(_, (now, was))| now != was);
             changed.extend(differ.map(|(place, (&now, _))| (number, place, now)));
         }
-        debug_assert!(journal.room() >= changed.len(), "room was made for all tables together");
+        debug_assert!(
+            journal.push_slot() >= changed.len(),
+            "room was made for all tables together"
+        );
         for (page, place, word) in changed.drain(..) {
             journal.stage(self.address(page, place), u64::from_le(word));
         }

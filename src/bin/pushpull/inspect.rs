@@ -65,8 +65,8 @@ fn page_of(found: &Inspection) -> Result<String, std::fmt::Error> {
             let client = push.client.as_ref().map_or("an older self".into(), ToString::to_string);
             writeln!(
                 page,
-                "  whole      push {} of {client}: {}, {} bytes, token {}, room {}",
-                push.sequence, push.operation, push.bytes, push.token, push.room
+                "  whole      push {} of {client}: {}, {} bytes, token {}, push slot {}",
+                push.sequence, push.operation, push.bytes, push.token, push.push_slot
             )?;
         }
         write_files(&mut page, shard)?;
@@ -118,7 +118,12 @@ fn write_state(page: &mut String, state: &ShardState, shard: &ShardInspection) -
     if let Some(number) = shard.newest_image {
         writeln!(page, "  image      {number}")?;
     }
-    writeln!(page, "  inbox      {} of {} rooms hold whole pushes", shard.whole.len(), state.rooms)
+    writeln!(
+        page,
+        "  inbox      {} of {} push slots hold whole pushes",
+        shard.whole.len(),
+        state.push_slots
+    )
 }
 
 fn write_variables(page: &mut String, variables: &[VariableIs]) -> std::fmt::Result {
@@ -200,7 +205,7 @@ fn json_of_shard(shard: &ShardInspection) -> Value {
         "variables": shard.variables.iter().map(json_of_variable).collect::<Vec<_>>(),
         "clients": shard.clients.iter().map(json_of_client).collect::<Vec<_>>(),
         "whole": shard.whole.iter().map(|push| json!({
-            "room": push.room,
+            "push_slot": push.push_slot,
             "client": push.client.as_ref().map(ToString::to_string),
             "sequence": push.sequence,
             "operation": push.operation,
@@ -253,7 +258,7 @@ fn json_of_state(state: &ShardState) -> Value {
         "block_bytes": state.block_bytes,
         "slots": state.slots,
         "integrity": state.integrity,
-        "rooms": state.rooms,
+        "push_slots": state.push_slots,
     })
 }
 

@@ -39,8 +39,8 @@ impl World {
             self.setting.part_bytes,
         );
         #[cfg(feature = "zoo")]
-        if self.setting.zoo.bug() == Some(pushpull_ps::Bug::RoomEarly) {
-            door.spoil_rooms();
+        if self.setting.zoo.bug() == Some(pushpull_ps::Bug::SlotEarly) {
+            door.spoil_push_slots();
         }
         #[cfg(feature = "zoo")]
         if self.setting.zoo.bug() == Some(pushpull_ps::Bug::OwnerNotAsked) {

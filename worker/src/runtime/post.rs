@@ -290,7 +290,7 @@ mod tests {
     use crate::session::{PushOrder, Read};
 
     fn grant() -> Grant {
-        Grant { token: TokenId(1), generation: 1, step: GlobalStep(0), room: 0 }
+        Grant { token: TokenId(1), generation: 1, step: GlobalStep(0), push_slot: 0 }
     }
 
     fn posted(command: Command, returns: &Arc<Returns>) -> (Posted, Call) {

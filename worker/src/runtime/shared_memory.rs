@@ -14,7 +14,7 @@ use memmap2::{MmapOptions, MmapRaw};
 use pushpull_common::lending::{DESK_WORDS, Geometry, Reader, Words, board_words};
 use pushpull_common::protocol::message::{Lent, LentTray};
 
-use crate::trays::RoomMemory;
+use crate::trays::SlotMemory;
 
 /// A whole file of somebody else's, mapped.
 #[derive(Debug)]
@@ -102,20 +102,20 @@ pub(crate) fn map(lent: &Lent, descriptors: Vec<OwnedFd>) -> io::Result<Reader<M
 #[derive(Debug)]
 pub(crate) struct MappedTray {
     map: MmapRaw,
-    room_bytes: usize,
+    slot_bytes: usize,
     /// Where each room starts, and what names it to the shard.
-    rooms: Vec<(usize, u32)>,
+    push_slots: Vec<(usize, u32)>,
     /// Those that nobody has.
     free: Mutex<Vec<usize>>,
 }
 
 /// Maps what has come with a [`LentTray`], once it is known to be what that says.
 pub(crate) fn map_tray(lent: &LentTray, descriptors: Vec<OwnedFd>) -> io::Result<MappedTray> {
-    let LentTray { bytes, first, stride, rooms } = lent;
-    let rooms = rooms.items();
-    let end = stride.checked_mul(rooms.len() as u64).and_then(|all| all.checked_add(*first));
+    let LentTray { bytes, first, stride, push_slots } = lent;
+    let push_slots = push_slots.items();
+    let end = stride.checked_mul(push_slots.len() as u64).and_then(|all| all.checked_add(*first));
     let aligned = first.is_multiple_of(ALIGNED) && stride.is_multiple_of(ALIGNED) && *stride > 0;
-    if !aligned || end.is_none_or(|end| end > *bytes) || rooms.contains(&0) {
+    if !aligned || end.is_none_or(|end| end > *bytes) || push_slots.contains(&0) {
         return Err(io::Error::other("rooms that do not lie in what is lent"));
     }
     let files: Vec<File> = descriptors.into_iter().map(File::from).collect();
@@ -124,10 +124,10 @@ pub(crate) fn map_tray(lent: &LentTray, descriptors: Vec<OwnedFd>) -> io::Result
     };
     let Mapped { map, .. } = Mapped::new(file, *bytes, true)?;
     let start = |index: usize| *first as usize + index * *stride as usize;
-    let rooms: Vec<(usize, u32)> =
-        rooms.iter().enumerate().map(|(index, &number)| (start(index), number)).collect();
-    let free = Mutex::new((0..rooms.len()).rev().collect());
-    Ok(MappedTray { map, room_bytes: *stride as usize, rooms, free })
+    let push_slots: Vec<(usize, u32)> =
+        push_slots.iter().enumerate().map(|(index, &number)| (start(index), number)).collect();
+    let free = Mutex::new((0..push_slots.len()).rev().collect());
+    Ok(MappedTray { map, slot_bytes: *stride as usize, push_slots, free })
 }
 
 /// Where rooms may start: elements of every type are aligned there.
@@ -135,25 +135,25 @@ const ALIGNED: u64 = 4096;
 
 impl MappedTray {
     /// A room that nobody has, and what names it to the shard.
-    pub(super) fn take(self: &Arc<Self>) -> Option<(MappedRoom, u32)> {
+    pub(super) fn take(self: &Arc<Self>) -> Option<(MappedSlot, u32)> {
         let index = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop()?;
-        let (start, number) = self.rooms[index];
-        Some((MappedRoom { tray: self.clone(), index, start }, number))
+        let (start, number) = self.push_slots[index];
+        Some((MappedSlot { tray: self.clone(), index, start }, number))
     }
 }
 
 /// A room of a tray. There is never another of the same: it was taken from those that nobody has, and is
 /// back there once it is dropped.
 #[derive(Debug)]
-pub(crate) struct MappedRoom {
+pub(crate) struct MappedSlot {
     tray: Arc<MappedTray>,
     index: usize,
     start: usize,
 }
 
-impl RoomMemory for MappedRoom {
+impl SlotMemory for MappedSlot {
     fn bytes(&self) -> &[u8] {
-        let (start, length) = (self.start, self.tray.room_bytes);
+        let (start, length) = (self.start, self.tray.slot_bytes);
         // SAFETY: `map_tray` has seen that the room lies in the mapping, which lives as long as the tray and so
         // as `self`. In this process only `self` leads to these bytes, and to change them takes `&mut
         // self`. The process that has lent them maps them too, and by the protocol only reads them: what is
@@ -164,7 +164,7 @@ impl RoomMemory for MappedRoom {
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
-        let (start, length) = (self.start, self.tray.room_bytes);
+        let (start, length) = (self.start, self.tray.slot_bytes);
         // SAFETY: as in `bytes`. `&mut self` is the only way to them in this process as long as the slice
         // lives. The other only reads them, and knows that what it reads may be changing: it is values to
         // it, and never an index or a length.
@@ -172,7 +172,7 @@ impl RoomMemory for MappedRoom {
     }
 }
 
-impl Drop for MappedRoom {
+impl Drop for MappedSlot {
     fn drop(&mut self) {
         self.tray.free.lock().unwrap_or_else(PoisonError::into_inner).push(self.index);
     }
@@ -232,8 +232,8 @@ mod tests {
     }
 
     fn tray() -> LentTray {
-        let rooms = List::new(vec![7, 9]).unwrap();
-        LentTray { bytes: 3 * 4096, first: 4096, stride: 4096, rooms }
+        let push_slots = List::new(vec![7, 9]).unwrap();
+        LentTray { bytes: 3 * 4096, first: 4096, stride: 4096, push_slots }
     }
 
     #[test]
@@ -248,7 +248,7 @@ mod tests {
             LentTray { stride: 0, ..tray() },
             LentTray { stride: 2048, ..tray() },
             LentTray { stride: 1 << 63, ..tray() },
-            LentTray { rooms: List::new(vec![7, 0]).unwrap(), ..tray() },
+            LentTray { push_slots: List::new(vec![7, 0]).unwrap(), ..tray() },
         ] {
             assert!(map_tray(&wrong, vec![file(3 * 4096)]).is_err(), "{wrong:?}");
         }

@@ -6,7 +6,7 @@ use pushpull_common::ids::ShardId;
 
 use super::links::OfLinks;
 use super::shared_memory::MappedTray;
-use crate::trays::{Room, TrayId};
+use crate::trays::{BufferSlot, TrayId};
 
 /// Trays, for as long as the connections last over which they were lent. The session's thread adds and
 /// removes them, callers take rooms.
@@ -37,9 +37,9 @@ impl Trays {
     }
 
     /// A room of a shard's tray that nobody has.
-    pub(crate) fn take(&self, shard: ShardId) -> Option<Room> {
+    pub(crate) fn take(&self, shard: ShardId) -> Option<BufferSlot> {
         let lent = self.0.of(shard)?;
         let (memory, number) = lent.tray.take()?;
-        Some(Room { shard, tray: lent.id, number, memory: Box::new(memory) })
+        Some(BufferSlot { shard, tray: lent.id, number, memory: Box::new(memory) })
     }
 }

@@ -86,8 +86,8 @@ pub(super) struct Link {
     /// while this connection stood.
     pub(super) welcomed_before: RequestId,
     pub(super) granted_since: Option<TokenId>,
-    /// Room reserved on the shard for the next push; 0 for none.
-    pub(super) room: u32,
+    /// The push slot reserved on the shard for the next push; 0 for none.
+    pub(super) push_slot: u32,
     pub(super) crc: bool,
     /// Whether the shard may lend its memory, and whether it has been asked.
     pub(super) near: bool,
@@ -127,7 +127,7 @@ impl Link {
             attempts: 0,
             welcomed_before: RequestId(0),
             granted_since: None,
-            room: 0,
+            push_slot: 0,
             crc: false,
             near: false,
             asked_to_lend: false,
@@ -232,7 +232,7 @@ impl Session {
         link.trouble.clear();
         // The server may be another that comes back, and its numbers may mean other rooms. Asking
         // for room tells the old one's number again, if it is the old one.
-        (link.room, link.tray) = (0, None);
+        (link.push_slot, link.tray) = (0, None);
         link.granted_since = None;
         let pending = std::mem::take(&mut link.pending);
         // An answer whose body was cut off is no answer.

@@ -24,8 +24,8 @@ impl Session {
         }
         let is_owner = self.links[link].shard == self.start.owner;
         let Some(push) = self.pushes.get_mut(&sequence) else {
-            if let Message::Room(room) = message {
-                self.links[link].room = room.room;
+            if let Message::Reserved(push_slot) = message {
+                self.links[link].push_slot = push_slot.push_slot;
             }
             return self.drive(now);
         };
@@ -34,8 +34,8 @@ impl Session {
             return;
         };
         match message {
-            Message::Room(room) if share.phase == Phase::Reserving => {
-                share.room = room.room;
+            Message::Reserved(push_slot) if share.phase == Phase::Reserving => {
+                share.push_slot = push_slot.push_slot;
                 share.phase = Phase::Sending;
             }
             Message::PushAnswer(answer)
@@ -48,12 +48,12 @@ impl Session {
                 // Another push was given the room: ask again, and send all again. A request for room
                 // that was answered meanwhile may have told the same room; parts that went into it
                 // now would be taken for the rest of those refused, and passed over.
-                Refusal::NoRoom { room } => {
+                Refusal::PushSlotTaken { push_slot } => {
                     // One of a tray would be as little free again, at once.
                     share.in_tray = share.in_tray.take().filter(|_| !share.names);
                     share.start_over();
-                    if self.links[link].room == room {
-                        self.links[link].room = 0;
+                    if self.links[link].push_slot == push_slot {
+                        self.links[link].push_slot = 0;
                     }
                 }
                 Refusal::Deadline { awaited, .. }
@@ -72,8 +72,8 @@ impl Session {
 
     /// The next token and room, which come with the answer to a push.
     fn take_extras(&mut self, now: Instant, link: usize, request: RequestId, answer: &PushAnswer) {
-        if answer.room != 0 {
-            self.links[link].room = answer.room;
+        if answer.push_slot != 0 {
+            self.links[link].push_slot = answer.push_slot;
         }
         if let Some(grant) = answer.next {
             self.granted(now, request, grant);

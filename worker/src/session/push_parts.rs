@@ -46,7 +46,7 @@ impl Session {
                 operation,
                 token: grant.map_or_else(Default::default, |grant| grant.token),
                 generation: grant.map_or(0, |grant| grant.generation),
-                room: share.room,
+                push_slot: share.push_slot,
                 offset: part.map_or(0, |part| part.offset),
                 whole: last.then_some(total),
                 // A synchronous step has none to give before it is applied everywhere.
@@ -87,7 +87,7 @@ impl Session {
         part: PushPart,
         there: &InTray,
     ) {
-        let PushPart { operation, token, generation, room, read, .. } = part;
+        let PushPart { operation, token, generation, push_slot, read, .. } = part;
         let mut left = there.ranges.len();
         // A few frames more cost less than memory for one, very many more do not.
         let few = there.ranges.len() <= LENT_FRAMES_MAX * PUSH_LENT_RANGES_FEW;
@@ -101,7 +101,8 @@ impl Session {
             let (whole, next) = (part.whole.filter(|_| left == 0), part.next && left == 0);
             let deadline_ms = if left == 0 { envelope.deadline_ms } else { 0 };
             let envelope = Envelope { deadline_ms, ..envelope };
-            let lent = PushLent { operation, token, generation, room, whole, next, read, ranges };
+            let lent =
+                PushLent { operation, token, generation, push_slot, whole, next, read, ranges };
             self.send_of_push(now, share, envelope, lent, Body::Empty);
         }
     }

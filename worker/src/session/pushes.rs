@@ -49,7 +49,7 @@ pub(super) struct Share {
     pub(super) names: bool,
     /// How many of the parts have been sent over the present connection.
     pub(super) sent: usize,
-    pub(super) room: u32,
+    pub(super) push_slot: u32,
     pub(super) request: Option<RequestId>,
     /// When the last part was sent, with the deadlines of those who waited then.
     pub(super) asked: Option<Instant>,
@@ -280,11 +280,11 @@ impl Session {
                 let tray = self.links[link].tray;
                 let there = share.in_tray.as_ref().filter(|there| Some(there.tray) == tray);
                 share.names = there.is_some();
-                share.room = match there {
-                    Some(there) => there.room,
-                    None => std::mem::take(&mut self.links[link].room),
+                share.push_slot = match there {
+                    Some(there) => there.push_slot,
+                    None => std::mem::take(&mut self.links[link].push_slot),
                 };
-                if share.room != 0 {
+                if share.push_slot != 0 {
                     share.phase = Phase::Sending;
                     self.send_parts(now, sequence, push, index);
                 } else {

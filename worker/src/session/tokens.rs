@@ -194,8 +194,8 @@ impl Session {
         match message {
             Message::Granted(granted) => {
                 self.tokens.awaited = None;
-                if granted.grant.room != 0 {
-                    self.links[link].room = granted.grant.room;
+                if granted.grant.push_slot != 0 {
+                    self.links[link].push_slot = granted.grant.push_slot;
                 }
                 self.tokens.doubts = self.tokens.doubts.saturating_sub(1);
                 self.granted(now, request, granted.grant);

@@ -21,7 +21,7 @@ const JUNK: u8 = 0x6d;
 
 /// The trays that shards have lent, and what is written there.
 #[derive(Debug)]
-pub(super) struct Rooms {
+pub(super) struct BufferSlots {
     plan: Arc<Plan>,
     runs: Arc<[Run]>,
     trays: Trays,
@@ -31,10 +31,10 @@ pub(super) struct Rooms {
     lent: BTreeMap<usize, (LentTray, File)>,
 }
 
-impl Rooms {
-    pub(super) fn new(plan: Arc<Plan>) -> Rooms {
+impl BufferSlots {
+    pub(super) fn new(plan: Arc<Plan>) -> BufferSlots {
         let runs = plan.runs(|_| true).into();
-        Rooms { plan, runs, trays: Trays::default(), pool: Vec::new(), lent: BTreeMap::new() }
+        BufferSlots { plan, runs, trays: Trays::default(), pool: Vec::new(), lent: BTreeMap::new() }
     }
 
     /// The shard of a link has lent a tray.
@@ -68,7 +68,7 @@ impl Rooms {
         let mut memory = memory.unwrap_or_else(|| Memory::new(&self.plan, self.runs.clone()));
         let (buffer, trays) = (memory.buffer_mut(), &self.trays);
         buffer.renew(|tray| trays.has(tray), |shard| trays.take(shard));
-        if buffer.rooms() == 0 {
+        if buffer.push_slots() == 0 {
             return None;
         }
         for &id in variables {
@@ -92,9 +92,9 @@ impl Rooms {
     }
 
     /// Writes over a room that is being pushed, as a caller would who thinks that it is free.
-    pub(super) fn spoil(&self, link: usize, room: u32) {
+    pub(super) fn spoil(&self, link: usize, push_slot: u32) {
         let Some((lent, file)) = self.lent.get(&link) else { return };
-        let place = lent.rooms.items().iter().position(|&number| number == room);
+        let place = lent.push_slots.items().iter().position(|&number| number == push_slot);
         if let Some(place) = place {
             let (stride, start) = (lent.stride, lent.first + place as u64 * lent.stride);
             let junk = vec![JUNK; stride as usize];

@@ -220,7 +220,7 @@ mod tests {
     /// from then on the push alone is waited for, and has to wake.
     #[test]
     fn a_push_wakes_whoever_does_not_wait_for_values_any_more() {
-        let grant = |step| Grant { token: TokenId(2), generation: 1, step, room: 0 };
+        let grant = |step| Grant { token: TokenId(2), generation: 1, step, push_slot: 0 };
         let same_step = || Ok(Reply::Token(Some(grant(GlobalStep(4)))));
         let none = || Err(Error::Fenced);
         for granted in [&same_step as &dyn Fn() -> Result<Reply, Error>, &none] {
@@ -259,7 +259,8 @@ mod tests {
     #[test]
     fn no_step_follows_the_last_number_there_is() {
         for (step, next) in [(4, Some(5)), (u64::MAX - 1, Some(u64::MAX)), (u64::MAX, None)] {
-            let grant = Grant { token: TokenId(2), generation: 1, step: GlobalStep(step), room: 0 };
+            let grant =
+                Grant { token: TokenId(2), generation: 1, step: GlobalStep(step), push_slot: 0 };
             let (caller, _orders) = Caller::alone();
             let token = token_of(&caller, Reply::Token(Some(grant))).unwrap().unwrap();
             assert_eq!(step_behind(&token), next.map(GlobalStep));

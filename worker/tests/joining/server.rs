@@ -180,14 +180,14 @@ impl State {
                 let (name, step) = (asked.checkpoint.name.as_str(), asked.checkpoint.step);
                 self.begin(&format!("restore {name}"), asked.epoch, step)
             }
-            Message::Reserve(_) => message::Room { room: 1 }.into(),
+            Message::Reserve(_) => message::Reserved { push_slot: 1 }.into(),
             Message::OutcomeQuery(_) => message::OutcomeIs { state: PushState::Unknown {} }.into(),
             Message::PushPart(part) => {
                 part.whole?;
                 self.asked.push("assign".to_owned());
                 let outcome = Outcome::Applied { version: 1, step: self.step, staleness: 0 };
                 let (next, ended) = (None, None);
-                message::PushAnswer { outcome, duplicate: false, next, ended, room: 0 }.into()
+                message::PushAnswer { outcome, duplicate: false, next, ended, push_slot: 0 }.into()
             }
             Message::Pull(_) => {
                 let layout = self.catalogue.as_ref().unwrap().layout(ShardId { task, shard: 0 });

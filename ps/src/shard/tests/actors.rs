@@ -31,7 +31,7 @@ pub(super) struct Actor {
     pub(super) asked: Option<RequestId>,
     pub(super) token: Option<Grant>,
     pub(super) reserving: Option<RequestId>,
-    pub(super) room: u32,
+    pub(super) push_slot: u32,
     pub(super) pending: Option<Pending>,
     /// The pushes that are settled, each to be sent again out of the blue. All are in the window:
     /// a life has fewer than that.
@@ -47,7 +47,7 @@ pub(super) fn actor(task: u32) -> Actor {
         asked: None,
         token: None,
         reserving: None,
-        room: 0,
+        push_slot: 0,
         pending: None,
         settled: Vec::new(),
     }
@@ -57,8 +57,8 @@ impl Actor {
     pub(super) fn take(&mut self, grant: Grant) {
         self.newest = self.newest.max(grant.token);
         self.token = Some(grant);
-        if grant.room != 0 {
-            self.room = grant.room;
+        if grant.push_slot != 0 {
+            self.push_slot = grant.push_slot;
         }
     }
 }

@@ -36,7 +36,7 @@ impl Lent {
         let (line, sequence) = (it.lines[0], it.sequence);
         let tray = &self.trays[replica][0];
         tray.put(place, 0, &bytes_of(gradient));
-        let push = Push::gradient(sequence, grant, tray.room(place));
+        let push = Push::gradient(sequence, grant, tray.push_slot(place));
         let said = push.lent(&[(0, BYTES)], Some(BYTES));
         self.cluster.world.send(line, push.envelope(), said, &[])
     }
@@ -199,8 +199,8 @@ fn another_gradient_that_completes_the_step_first_is_in_it() {
         // It is sent, and so held as soon as it is here.
         lent.cluster.replicas[2].sequence += 1;
         let line = lent.cluster.replicas[2].lines[0];
-        let room = lent.cluster.world.room(line);
-        let push = Push::gradient(1, grants[2], room);
+        let push_slot = lent.cluster.world.push_slot(line);
+        let push = Push::gradient(1, grants[2], push_slot);
         let gradient = bytes_of(&all(5.0));
         let request = lent.cluster.world.push(line, &push, &parts(&gradient, 0, BYTES));
         lent.slices();
@@ -258,7 +258,7 @@ fn what_is_withdrawn_meanwhile_is_not_in_the_step() {
         let request = match sends {
             false => lent.say(1, 0, granted.grant, &all(3.0)),
             true => {
-                let push = Push::gradient(2, granted.grant, lent.trays[1][0].room(0));
+                let push = Push::gradient(2, granted.grant, lent.trays[1][0].push_slot(0));
                 let gradient = bytes_of(&all(3.0));
                 lent.cluster.world.push(line, &push, &parts(&gradient, 0, BYTES))
             }
@@ -285,7 +285,7 @@ fn what_is_assigned_meanwhile_is_assigned() {
         it.sequence += 1;
         let (line, tray) = (it.lines[0], &lent.trays[0][0]);
         tray.put(1, BYTES, &bytes_of(&[7_f32; PLAIN as usize / 4]));
-        let push = Push::plain(it.sequence, Operation::Assign {}, tray.room(1));
+        let push = Push::plain(it.sequence, Operation::Assign {}, tray.push_slot(1));
         let said = push.lent(&[(BYTES, BYTES + PLAIN)], Some(PLAIN));
         let assigned = lent.cluster.world.send(line, push.envelope(), said, &[]);
         lent.slices();
@@ -334,14 +334,14 @@ fn a_step_that_is_applied_at_once_is_the_step() {
                 .collect();
             let tray = &lent.trays[replica][0];
             tray.put(0, 0, &gradient);
-            let push = Push::gradient(step + 1, a, tray.room(0));
+            let push = Push::gradient(step + 1, a, tray.push_slot(0));
             let line = lent.cluster.replicas[replica].lines[0];
             let said = push.lent(&extents, Some(bytes));
             let request = lent.cluster.world.send(line, push.envelope(), said, &[]);
             lent.slices();
             assert_eq!(lent.heard(replica, request), accepted(step));
             let line = sent.cluster.replicas[replica].lines[0];
-            let push = Push::gradient(step + 1, b, sent.cluster.world.room(line));
+            let push = Push::gradient(step + 1, b, sent.cluster.world.push_slot(line));
             let parts: Vec<_> =
                 extents.iter().flat_map(|&(start, end)| parts(&gradient, start, end)).collect();
             let request = sent.cluster.world.push(line, &push, &parts);

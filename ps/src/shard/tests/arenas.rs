@@ -56,14 +56,14 @@ pub(super) fn lived(world: &mut World) -> Line {
     let body = bytes_of(&gradient);
     for sequence in 1..=3 {
         for line in lines {
-            let (grant, room) = (world.token(line), world.room(line));
-            let push = Push::gradient(sequence, grant, room);
+            let (grant, push_slot) = (world.token(line), world.push_slot(line));
+            let push = Push::gradient(sequence, grant, push_slot);
             world.push_answer(line, &push, &[(0, &body)]);
         }
     }
     world.token(lines[0]);
-    let (grant, room) = (world.token(lines[1]), world.room(lines[1]));
-    let push = Push::gradient(4, grant, room);
+    let (grant, push_slot) = (world.token(lines[1]), world.push_slot(lines[1]));
+    let push = Push::gradient(4, grant, push_slot);
     world.push(lines[1], &push, &[(0, &body)]);
     lines[0]
 }
@@ -75,8 +75,8 @@ pub(super) fn shared(files: BTreeMap<String, Vec<u8>>) -> Files {
 
 /// A few bytes are added to a plain variable, where they lie.
 fn touch(world: &mut World, line: Line, sequence: u64) {
-    let room = world.room(line);
-    let push = Push::plain(sequence, Operation::AssignAdd {}, room);
+    let push_slot = world.push_slot(line);
+    let push = Push::plain(sequence, Operation::AssignAdd {}, push_slot);
     let body = bytes_of(&[7_i64]);
     let answer = world.push_answer(line, &push, &[(TRAINED as u64 + 16, &body)]);
     assert!(matches!(answer, Message::PushAnswer(_)), "{answer:?}");

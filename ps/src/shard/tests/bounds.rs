@@ -50,8 +50,8 @@ impl Workers {
 
     fn begin(&mut self, who: usize, grant: Grant, next: bool) -> Push {
         self.sequences[who] += 1;
-        let room = self.world.room(self.lines[who]);
-        Push { next, ..Push::gradient(self.sequences[who], grant, room) }
+        let push_slot = self.world.push_slot(self.lines[who]);
+        Push { next, ..Push::gradient(self.sequences[who], grant, push_slot) }
     }
 
     fn push_for(&mut self, who: usize, grant: Grant, next: bool) -> message::PushAnswer {

@@ -58,8 +58,8 @@ pub(super) fn an_older_chief_is_fenced(zoo: Zoo) {
         let refusal = world.refused(old, message);
         assert!(is_fenced(&refusal, &second), "{name}: {refusal}");
     }
-    let room = world.room(old);
-    let assign = Push::plain(1, Operation::Assign {}, room);
+    let push_slot = world.push_slot(old);
+    let assign = Push::plain(1, Operation::Assign {}, push_slot);
     let answer = world.push_answer(old, &assign, &[(0, &bytes_of(&[1.0_f64, 1.0]))]);
     let Message::Refused(refused) = answer else { panic!("a first value is taken: {answer:?}") };
     assert!(is_fenced(&refused.refusal, &second), "{}", refused.refusal);

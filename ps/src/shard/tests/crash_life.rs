@@ -127,9 +127,9 @@ pub(super) fn live(life: &Life, shelf: Shelf, mut observer: Observer) -> Arc<PsC
     assert!(matches!(world.declare(line, &catalogue), Message::Declared(_)));
 
     // Some are given values before all are: in blocks of their own, and in place.
-    let sums = Push::plain(1, Operation::Assign {}, world.room(line));
+    let sums = Push::plain(1, Operation::Assign {}, world.push_slot(line));
     applied(&world.push_answer(line, &sums, &[(616, &numbers(36, 1.0))]));
-    let n = Push::plain(2, Operation::Assign {}, world.room(line));
+    let n = Push::plain(2, Operation::Assign {}, world.push_slot(line));
     applied(&world.push_answer(line, &n, &[(760, &bytes_of(&[7_i64]))]));
     assert!(matches!(
         world.ask(line, message::Initialize { epoch: RestoreEpoch(1) }.into()),
@@ -146,7 +146,7 @@ pub(super) fn live(life: &Life, shelf: Shelf, mut observer: Observer) -> Arc<PsC
     };
     // A few bytes, which are changed where they lie.
     let grant = answer.next.expect("there is no end");
-    let push = Push::gradient(2, grant, answer.room);
+    let push = Push::gradient(2, grant, answer.push_slot);
     applied(&world.push_answer(line, &push, &[(600, &numbers(4, 3.0))]));
     // Rows, where they lie, one of which two blocks hold; and all of them.
     for (sequence, rows) in [(8, vec![1_u32, 2, 12, 38]), (9, (0..40).collect())] {
@@ -173,7 +173,7 @@ pub(super) fn live(life: &Life, shelf: Shelf, mut observer: Observer) -> Arc<PsC
     // In parts whose draft comes to nothing: another push is whole before it.
     let slow = world.gradient(line, 4);
     world.send(line, slow.envelope(), slow.part(0, None), &all[..256]);
-    let quick = Push::plain(5, Operation::AssignAdd {}, world.room(line));
+    let quick = Push::plain(5, Operation::AssignAdd {}, world.push_slot(line));
     applied(&world.push_answer(line, &quick, &[(616, &numbers(36, 4.0))]));
     let rest = slow.part(256, Some(616));
     let request = world.send(line, slow.envelope(), rest, &all[256..]);

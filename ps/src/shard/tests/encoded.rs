@@ -94,8 +94,8 @@ fn refused(policy: NonFinite, message: impl Fn(&Push) -> Message, body: &[u8]) -
         other => panic!("not refused but {other:?}"),
     };
     // Nothing of it is left: the next push, in the only room there is, is applied alone.
-    let room = world.room(line);
-    let next = Push { sequence: 2, room, ..push };
+    let push_slot = world.push_slot(line);
+    let next = Push { sequence: 2, push_slot, ..push };
     let body = bytes_of(&[1f32, 1.0, 1.0]);
     assert!(is_applied(Some(world.push_answer(line, &next, &[(0, &body)]))));
     assert_eq!(f32s(&world.values(line)[..12]), [-1.0; 3]);
@@ -194,9 +194,9 @@ fn halves_may_come_and_go_in_two_bytes_or_four() {
         world.answer(line, request)
     };
     let brains = encode(Codec::Bf16, &[1f32, -2.5, 2f32.powi(-20)]);
-    let assign = Push::plain(1, Operation::Assign {}, world.room(line));
+    let assign = Push::plain(1, Operation::Assign {}, world.push_slot(line));
     assert!(is_applied(send(&mut world, assign, Some((of_brains, 3)), 8, 16, &brains)));
-    let add = Push::plain(2, Operation::AssignAdd {}, world.room(line));
+    let add = Push::plain(2, Operation::AssignAdd {}, world.push_slot(line));
     let halves = encode(Codec::F16, &[0.1f32, 65504.0]);
     assert!(is_applied(send(&mut world, add, Some((of_plain, 2)), 24, 8, &halves)));
     let push = world.gradient(line, 3);
@@ -212,7 +212,7 @@ fn halves_may_come_and_go_in_two_bytes_or_four() {
     world.work();
     assert!(is_applied(world.answer(line, request)));
     // Not in the type of another variable, unless it is a gradient.
-    let assign = Push::plain(4, Operation::Assign {}, world.room(line));
+    let assign = Push::plain(4, Operation::Assign {}, world.push_slot(line));
     let refused = send(&mut world, assign, Some((of_plain, 3)), 8, 16, &brains);
     assert!(matches!(refused, Some(Message::Refused(_))), "{refused:?}");
 

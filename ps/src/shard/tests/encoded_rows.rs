@@ -161,9 +161,9 @@ fn rows_that_are_not_what_they_say_are_refused_by_name() {
             Message::Refused(refused) => refused.refusal,
             other => panic!("not refused but {other:?}"),
         };
-        let room = world.room(line);
+        let push_slot = world.push_slot(line);
         let grant = world.token(line);
-        let push = Push::gradient(2, grant, room);
+        let push = Push::gradient(2, grant, push_slot);
         let (index, values) = (index_of(&[0_u32, 1]), bytes_of(&[1f32; 6]));
         let answer = world.push_answer(line, &push, &[(ROWS.1, &index), (ROWS.0, &values)]);
         assert!(is_applied(&answer), "{answer:?}");
@@ -210,7 +210,7 @@ fn rows_that_are_not_what_they_say_are_refused_by_name() {
     assert_eq!(variable, VariableId(0));
 
     let (mut world, line) = ready();
-    let assign = Push::plain(1, Operation::Assign {}, world.room(line));
+    let assign = Push::plain(1, Operation::Assign {}, world.push_slot(line));
     let index = index_of(&[1_u32, 4]);
     let parts = [(0, int8, 6, &body[..], Some(24))];
     let answer = send(&mut world, line, &assign, (ROWS.1, &index), &parts);
@@ -237,7 +237,7 @@ fn rows_of_halves_come_and_go_in_two_bytes_or_four() {
     let body = encode(Codec::F16, 0, &values);
     let rounded = decode(Codec::F16, 0, &values);
     // Assigned, and a gradient of f32 that an f16 has no room for.
-    let assign = Push::plain(1, Operation::Assign {}, world.room(line));
+    let assign = Push::plain(1, Operation::Assign {}, world.push_slot(line));
     let answer = send(&mut world, line, &assign, (ROWS.1, &index), &[(0, f16, 6, &body, Some(24))]);
     assert!(is_applied(&answer), "{answer:?}");
     let push = world.gradient(line, 2);
@@ -276,7 +276,7 @@ fn rows_of_halves_come_and_go_in_two_bytes_or_four() {
         assert_eq!(variable, VariableId(partition));
         assert!(detail.as_str().contains("come as what they are"), "{detail}");
     }
-    let assign = Push::plain(4, Operation::Assign {}, world.room(line));
+    let assign = Push::plain(4, Operation::Assign {}, world.push_slot(line));
     let answer =
         send(&mut world, line, &assign, (ROWS.1, &index), &[(0, bf16, 6, &body, Some(24))]);
     let Message::Refused(refused) = answer else { panic!("not refused but {answer:?}") };

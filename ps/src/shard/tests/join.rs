@@ -153,13 +153,13 @@ fn what_was_assigned_before_is_not_initialized() {
     assert!(matches!(refused, Some(Message::Refused(_))), "nothing is declared: {refused:?}");
     world.declare(line, &catalogue);
 
-    let room = world.room(line);
-    let gradient = Push { operation: Operation::Gradient {}, room, ..push };
+    let push_slot = world.push_slot(line);
+    let gradient = Push { operation: Operation::Gradient {}, push_slot, ..push };
     let answer = world.push_answer(line, &gradient, &[(8, &[0; 8])]);
     let Message::Refused(refused) = answer else { panic!("no values to train yet") };
     assert_eq!(refused.refusal, Refusal::NotInitialized {});
-    let room = world.room(line);
-    let push = Push { room, ..push };
+    let push_slot = world.push_slot(line);
+    let push = Push { push_slot, ..push };
     // The assignment waits for its turn when the initialization is asked for.
     let assigned = world.push(line, &push, &[(8, &bytes_of(&[5_f32, 6.0]))]);
     let ready = world.say(line, message::Initialize { epoch: RestoreEpoch(1) }.into());

@@ -126,14 +126,14 @@ impl Client {
 
 fn push_large(world: &mut World, line: Line, sequence: u64) -> Work {
     let body = bytes_of(&vec![1_f32; LARGE]);
-    let push = Push::gradient(sequence, world.token(line), world.room(line));
+    let push = Push::gradient(sequence, world.token(line), world.push_slot(line));
     let parts: Vec<(u64, &[u8])> = (0_u64..).step_by(1 << 20).zip(body.chunks(1 << 20)).collect();
     world.push(line, &push, &parts);
     world.work()
 }
 
 fn push_small(world: &mut World, line: Line, sequence: u64) {
-    let push = Push::gradient(sequence, world.token(line), world.room(line));
+    let push = Push::gradient(sequence, world.token(line), world.push_slot(line));
     world.push_answer(line, &push, &[(0, &bytes_of(&[1_f32, 2.0, 3.0]))]);
 }
 

@@ -118,12 +118,12 @@ fn work(world: &mut World) {
         let Ok(line) = world.try_join(0, &mut worker(task).restarted()) else { continue };
         let newest = pushpull_common::ids::TokenId(u64::MAX);
         let token = world.say(line, message::TokenRequest { newest }.into());
-        let room = world.say(line, message::Reserve {}.into());
+        let push_slot = world.say(line, message::Reserve {}.into());
         world.work();
         if let Some(Message::Granted(granted)) = world.answer(line, token)
-            && let Some(Message::Room(room)) = world.answer(line, room)
+            && let Some(Message::Reserved(push_slot)) = world.answer(line, push_slot)
         {
-            let push = Push::gradient(1, granted.grant, room.room);
+            let push = Push::gradient(1, granted.grant, push_slot.push_slot);
             world.push(line, &push, &[(0, &bytes_of(&[1.0_f32; 110]))]);
         }
         world.work();

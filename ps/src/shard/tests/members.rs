@@ -39,7 +39,7 @@ fn bytes_of_a_body_keep_a_client_alive_and_those_of_a_ghost_do_not() {
     let (mut world, _) = World::ready(variables(), Sgd::new(1.0), |config| config);
     let mut peer = worker(1);
     let line = world.join(0, &mut peer);
-    let push = Push::gradient(1, world.token(line), world.room(line));
+    let push = Push::gradient(1, world.token(line), world.push_slot(line));
     world.announce(line, push.envelope(), push.part(0, Some(16)), 16);
     for end in 1..5 {
         world.pass(LEASE - Duration::from_millis(50), &[]);
@@ -86,7 +86,7 @@ fn every_byte_of_a_header_a_meta_and_a_body_renews_the_lease() {
     let (mut world, _) =
         World::ready(variables(), Sgd::new(1.0), |config| config.token_timeout(None));
     let line = world.join(0, &mut worker(1));
-    let push = Push::gradient(1, world.token(line), world.room(line));
+    let push = Push::gradient(1, world.token(line), world.push_slot(line));
     let part = push.part(0, Some(16));
     let mut frames = Frames::new(line.connection, FrameReader::new());
     // Each comes in pieces of so many bytes, and a piece within each lease.
@@ -122,7 +122,7 @@ fn every_byte_of_a_header_a_meta_and_a_body_renews_the_lease() {
 fn a_pause_of_this_server_loses_nobody() {
     let (mut world, _) = World::ready(variables(), Sgd::new(1.0), |config| config);
     let line = world.join(0, &mut worker(1));
-    let push = Push::gradient(1, world.token(line), world.room(line));
+    let push = Push::gradient(1, world.token(line), world.push_slot(line));
     world.send(line, push.envelope(), push.part(0, None), &[0; 16]);
     world.tick();
     world.now += Duration::from_secs(3600);
@@ -146,7 +146,7 @@ fn who_was_lost_or_has_left_may_come_back_and_its_pushes_are_known() {
         let (mut world, _) = World::ready(variables(), Sgd::new(1.0), |config| config);
         let mut peer = worker(1);
         let line = world.join(0, &mut peer);
-        let push = Push::gradient(1, world.token(line), world.room(line));
+        let push = Push::gradient(1, world.token(line), world.push_slot(line));
         world.push_answer(line, &push, &[(0, &[0; 16])]);
         let unspent = world.token(line);
         if lost {
@@ -165,7 +165,7 @@ fn who_was_lost_or_has_left_may_come_back_and_its_pushes_are_known() {
         let request = world.push(line, &push, &[(0, &[0; 16])]);
         let Some(Message::PushAnswer(answer)) = world.answer(line, request) else { panic!() };
         assert!(answer.duplicate);
-        let push = Push::gradient(2, unspent, world.room(line));
+        let push = Push::gradient(2, unspent, world.push_slot(line));
         let answer = world.push_answer(line, &push, &[(0, &[0; 16])]);
         assert!(matches!(answer, Message::Refused(_)), "its token went back: {answer:?}");
     }
@@ -176,7 +176,7 @@ fn a_whole_push_of_a_lost_client_is_known_when_it_comes_back() {
     let (mut world, _) = World::ready(variables(), Sgd::new(1.0), |config| config);
     let mut peer = worker(1);
     let line = world.join(0, &mut peer);
-    let push = Push::gradient(1, world.token(line), world.room(line));
+    let push = Push::gradient(1, world.token(line), world.push_slot(line));
     world.push(line, &push, &[(0, &[0; 16])]);
     world.pass(LEASE, &[]);
     let line = world.join(0, &mut peer);

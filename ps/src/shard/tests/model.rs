@@ -47,11 +47,11 @@ impl Model {
             VariableSpec::f32("dense", [DENSE as u64]).unwrap(),
             VariableSpec::f32("ledger", [LEDGER as u64]).unwrap(),
         ];
-        let rooms = 1 + random.below(3) as usize;
+        let push_slots = 1 + random.below(3) as usize;
         let last_step = 3 + random.below(30);
         let (mut world, lines) = World::ready(variables, Sgd::new(1.0), |config| {
             let timeout = Some(Duration::from_secs(3));
-            let config = config.last_step(last_step).lease(LEASE).inbox_pushes(rooms);
+            let config = config.last_step(last_step).lease(LEASE).inbox_pushes(push_slots);
             // Small blocks, so that pushes span several and rows are few in them.
             let config = config.token_timeout(timeout).integrity_full(true);
             PsConfig { block_bytes: 256, zoo, ..config }
@@ -115,13 +115,13 @@ impl Model {
             return self.connect(index);
         };
         if let Some(pending) = &mut actor.pending {
-            if pending.push.room == 0 {
-                match actor.room {
+            if pending.push.push_slot == 0 {
+                match actor.push_slot {
                     0 if actor.reserving.is_none() => {
                         actor.reserving = Some(self.world.say(line, message::Reserve {}.into()));
                     }
                     0 => {}
-                    room => (pending.push.room, actor.room) = (room, 0),
+                    push_slot => (pending.push.push_slot, actor.push_slot) = (push_slot, 0),
                 }
                 return;
             }
@@ -186,13 +186,13 @@ impl Model {
     }
 
     fn forget_line(&mut self, index: usize) {
-        let keeps_room = self.random.one_in(2);
+        let keeps_push_slot = self.random.one_in(2);
         let actor = &mut self.actors[index];
         (actor.line, actor.asked, actor.reserving) = (None, None, None);
         if let Some(pending) = &mut actor.pending {
             (pending.sent, pending.request) = (0, None);
-            if !keeps_room {
-                (pending.push.room, actor.room) = (0, 0);
+            if !keeps_push_slot {
+                (pending.push.push_slot, actor.push_slot) = (0, 0);
             }
         }
     }
@@ -217,7 +217,7 @@ impl Model {
         let left = self.world.say(line, message::Leave {}.into());
         // It may have been lost before.
         self.world.answer(line, left).expect("a farewell is answered");
-        (actor.token, actor.room) = (None, 0);
+        (actor.token, actor.push_slot) = (None, 0);
         self.disconnect(index);
     }
 
@@ -298,8 +298,8 @@ impl Model {
             && let Some(answer) = self.world.answer(line, reserving)
         {
             actor.reserving = None;
-            if let Message::Room(room) = answer {
-                actor.room = room.room;
+            if let Message::Reserved(push_slot) = answer {
+                actor.push_slot = push_slot.push_slot;
             }
         }
         if let Some(pending) = &actor.pending
@@ -326,14 +326,14 @@ impl Model {
                 };
                 known.insert(pending.entry);
                 actor.settled.push(pending.push);
-                actor.room = answer.room;
+                actor.push_slot = answer.push_slot;
                 if let Some(grant) = answer.next {
                     actor.take(grant);
                 }
             }
             Message::Refused(refused) => match refused.refusal {
-                Refusal::NoRoom { .. } => {
-                    (pending.push.room, pending.sent, pending.request) = (0, 0, None);
+                Refusal::PushSlotTaken { .. } => {
+                    (pending.push.push_slot, pending.sent, pending.request) = (0, 0, None);
                     actor.pending = Some(pending);
                 }
                 Refusal::Token { .. } => {

@@ -24,8 +24,8 @@ fn a_second_gradient_from_the_same_values_is_one_step_stale() {
     for (line, grant, gradient, value, step, expected) in
         [(a, token_a, read[0], 0.9, 1, 0), (b, token_b, read[1], 0.8, 2, 1)]
     {
-        let room = world.room(line);
-        let push = Push::gradient(1, grant, room);
+        let push_slot = world.push_slot(line);
+        let push = Push::gradient(1, grant, push_slot);
         let answer = world.push_answer(line, &push, &[(0, &bytes_of(&[gradient]))]);
         let Message::PushAnswer(answer) = answer else { panic!("{answer:?}") };
         let step = GlobalStep(step);
@@ -45,16 +45,16 @@ fn staleness_counts_from_the_values_that_were_read() {
     let early = world.token(line);
     for sequence in 1..=5 {
         let grant = world.token(line);
-        let room = world.room(line);
-        world.push_answer(line, &Push::gradient(sequence, grant, room), &[(0, &body)]);
+        let push_slot = world.push_slot(line);
+        world.push_answer(line, &Push::gradient(sequence, grant, push_slot), &[(0, &body)]);
     }
     let late = world.token(line);
     // The step it says it has read is believed between the grant and now.
     for (sequence, grant, read, staleness) in
         [(6, early, 3, 2), (7, late, 0, 1), (8, world.token(line), 99, 0)]
     {
-        let room = world.room(line);
-        let mut push = Push::gradient(sequence, grant, room);
+        let push_slot = world.push_slot(line);
+        let mut push = Push::gradient(sequence, grant, push_slot);
         push.grant.step = GlobalStep(read);
         let answer = world.push_answer(line, &push, &[(0, &body)]);
         let Message::PushAnswer(answer) = answer else { panic!("{answer:?}") };
@@ -73,8 +73,8 @@ fn two_clients_with_a_thousand_pushes_each_lose_nothing() {
     for sequence in 1..=1000 {
         let pushed = lines.map(|line| {
             let grant = world.token(line);
-            let room = world.room(line);
-            (line, world.push(line, &Push::gradient(sequence, grant, room), &[(0, &body)]))
+            let push_slot = world.push_slot(line);
+            (line, world.push(line, &Push::gradient(sequence, grant, push_slot), &[(0, &body)]))
         });
         world.work();
         for (line, request) in pushed {
@@ -94,11 +94,11 @@ fn adam_counts_the_gradients_of_the_shard_and_not_its_assignments() {
     let adam = Adam::new(0.1).betas(0.8, 0.99).epsilon(1e-4);
     let (mut world, _) = World::ready(vec![w], adam, |config| config);
     let line = world.join(0, &mut worker(1));
-    let assign = Push::plain(1, Operation::Assign {}, world.room(line));
+    let assign = Push::plain(1, Operation::Assign {}, world.push_slot(line));
     world.push_answer(line, &assign, &[(0, &bytes_of(&[1.0, -2.0, 0.5]))]);
     let gradients = [[0.1, -0.2, 0.3], [0.4, 0.0, -0.1], [-0.3, 0.25, 0.5]];
     for (sequence, gradient) in (2..).zip(gradients) {
-        let push = Push::gradient(sequence, world.token(line), world.room(line));
+        let push = Push::gradient(sequence, world.token(line), world.push_slot(line));
         world.push_answer(line, &push, &[(0, &bytes_of(&gradient))]);
     }
     let expected = [0.798_294_049_247_721_8, -1.864_735_732_434_199, 0.292_449_336_757_202_75];

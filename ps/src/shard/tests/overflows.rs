@@ -137,20 +137,20 @@ fn a_push_that_would_make_a_value_infinite_changes_nothing_and_names_it() {
             (false, true, 39_999, 1),
         ] {
             let (mut world, line) = begin();
-            let (grant, mut room) = (world.token(line), world.room(line));
+            let (grant, mut push_slot) = (world.token(line), world.push_slot(line));
             let before = state(&mut world, line);
             for sequence in 1..3 {
-                let push = Push::gradient(sequence, grant, room);
+                let push = Push::gradient(sequence, grant, push_slot);
                 let answer = pushed(&mut world, line, &push, &dense(small, big, at));
                 let expected = (variable, at as u64, f64::INFINITY);
                 assert_eq!(refusal(answer), expected, "rule {rule}, {small}, {big}");
                 assert!(state(&mut world, line) == before, "rule {rule}, {small}, {big}, {at}");
-                room = world.room(line);
+                push_slot = world.push_slot(line);
             }
             let metrics = world.metrics();
             assert_eq!((metrics.overflows_refused, metrics.overflows), (2, 0));
             // The token is its client's still, and a smaller gradient is taken.
-            let push = Push::gradient(3, grant, room);
+            let push = Push::gradient(3, grant, push_slot);
             let answer = pushed(&mut world, line, &push, &[(0, bytes_of(&[UNIT; 6]))]);
             assert!(matches!(answer, Message::PushAnswer(_)), "{answer:?}");
             assert_eq!(f32s(&world.select(line, &[0]).unwrap()), [-1.0; 6]);
@@ -178,8 +178,8 @@ fn rows_and_sums_that_overflow_are_refused_too() {
     let (mut world, _) = World::ready(super::peers::variables(), Sgd::new(RATE), |config| config);
     let line = world.join(0, &mut worker(1));
     for (sequence, refused) in [(1, false), (2, true)] {
-        let room = world.room(line);
-        let add = Push::plain(sequence, Operation::AssignAdd {}, room);
+        let push_slot = world.push_slot(line);
+        let add = Push::plain(sequence, Operation::AssignAdd {}, push_slot);
         let answer = pushed(&mut world, line, &add, &[(32, bytes_of(&[f32::MIN; 4]))]);
         match refused {
             false => assert!(matches!(answer, Message::PushAnswer(_)), "{answer:?}"),
@@ -244,7 +244,7 @@ fn of_several_shards_none_refuses_and_each_counts() {
         matches!(answer.outcome, Outcome::Applied { .. })
     };
     assert!(applied(&answer), "{answer:?}");
-    let push = Push { room: world.room(lines[1]), ..push };
+    let push = Push { push_slot: world.push_slot(lines[1]), ..push };
     let answer = pushed(&mut world, lines[1], &push, &[(0, bytes_of(&[f64::MAX, -1.0]))]);
     assert!(applied(&answer), "{answer:?}");
     let metrics = world.metrics();

@@ -53,9 +53,10 @@ fn requests() -> Vec<Message> {
     let gradient = Push::plain(1, Operation::Gradient {}, 1).part(0, None);
     let encoded = Push::plain(1, Operation::Gradient {}, 1).encoded((1, 1), 0, None);
     let ranges = List::default();
-    let (operation, token, generation, room) = (Operation::Gradient {}, TokenId(1), 1, 1);
+    let (operation, token, generation, push_slot) = (Operation::Gradient {}, TokenId(1), 1, 1);
     let (whole, next, read) = (None, false, None);
-    let lent = message::PushLent { operation, token, generation, room, whole, next, read, ranges };
+    let lent =
+        message::PushLent { operation, token, generation, push_slot, whole, next, read, ranges };
     vec![
         message::Heartbeat {}.into(),
         message::Lend { wants: 1 }.into(),
@@ -171,12 +172,14 @@ fn a_room_has_one_number_until_a_part_is_in_it() {
     let Message::Granted(granted) = world.ask(line, message::TokenRequest { newest }.into()) else {
         panic!("a token is free")
     };
-    let room = granted.grant.room;
-    assert!(room != 0 && world.room(line) == room && world.room(line) == room);
-    let push = Push::gradient(1, granted.grant, room);
+    let push_slot = granted.grant.push_slot;
+    assert!(
+        push_slot != 0 && world.push_slot(line) == push_slot && world.push_slot(line) == push_slot
+    );
+    let push = Push::gradient(1, granted.grant, push_slot);
     world.send(line, push.envelope(), push.part(0, None), &bytes_of(&[1_f32; 3]));
-    let other = world.room(line);
-    assert!(other != room && world.room(line) == other, "the first is in use");
+    let other = world.push_slot(line);
+    assert!(other != push_slot && world.push_slot(line) == other, "the first is in use");
 }
 
 #[test]
@@ -186,9 +189,9 @@ fn nothing_that_an_assign_says_of_a_token_is_looked_at_and_first_values_are_the_
     let catalogue = world.catalogue.clone();
     world.declare(line, &catalogue);
     let worker = world.join(0, &mut worker(1));
-    let grant = Grant { token: TokenId(77), generation: 7, step: GlobalStep(99), room: 0 };
+    let grant = Grant { token: TokenId(77), generation: 7, step: GlobalStep(99), push_slot: 0 };
     let mut assign = |line: Line, sequence: u64, value: f32, told: Grant| {
-        let push = Push::plain(sequence, Operation::Assign {}, world.room(line));
+        let push = Push::plain(sequence, Operation::Assign {}, world.push_slot(line));
         let push = Push { grant: told, read: Some(5), ..push };
         match world.push_answer(line, &push, &[(0, &bytes_of(&[value; 3]))]) {
             Message::PushAnswer(answer) => Ok(answer.outcome),
@@ -200,7 +203,7 @@ fn nothing_that_an_assign_says_of_a_token_is_looked_at_and_first_values_are_the_
     let refused = assign(worker, 1, 2.0, grant).unwrap_err();
     assert!(matches!(refused, Refusal::Role { role: 1, kind: 32 }), "{refused}");
     assert_eq!(assign(line, 1, 2.0, grant), Ok(applied(1)));
-    let none = Grant { token: TokenId(0), generation: 0, step: GlobalStep(0), room: 0 };
+    let none = Grant { token: TokenId(0), generation: 0, step: GlobalStep(0), push_slot: 0 };
     assert_eq!(assign(line, 2, 3.0, none), Ok(applied(2)));
     world.ask(line, message::Initialize { epoch: RestoreEpoch(1) }.into());
     assert_eq!(f32s(&world.values(line))[..3], [3.0; 3]);
@@ -241,7 +244,7 @@ fn a_shard_that_owns_no_step_tells_none() {
     for sequence in 1..=2 {
         let grant = world.token(lines[0]);
         let outcomes = lines.map(|line| {
-            let push = Push::gradient(sequence, grant, world.room(line));
+            let push = Push::gradient(sequence, grant, world.push_slot(line));
             let bytes = bytes_of(&[1_f32; 3]);
             let body = if line.shard == 0 { bytes } else { bytes_of(&[1_f64; 2]) };
             match world.push_answer(line, &push, &[(0, &body)]) {

@@ -33,7 +33,7 @@ pub(super) struct Push {
     pub(super) sequence: u64,
     pub(super) operation: Operation,
     pub(super) grant: Grant,
-    pub(super) room: u32,
+    pub(super) push_slot: u32,
     pub(super) next: bool,
     /// The gradients in the values that it was computed from.
     pub(super) read: Option<u64>,
@@ -122,15 +122,15 @@ impl Peer {
 }
 
 impl Push {
-    pub(super) fn gradient(sequence: u64, grant: Grant, room: u32) -> Push {
+    pub(super) fn gradient(sequence: u64, grant: Grant, push_slot: u32) -> Push {
         let operation = Operation::Gradient {};
-        Push { sequence, operation, grant, room, next: false, read: None }
+        Push { sequence, operation, grant, push_slot, next: false, read: None }
     }
 
-    pub(super) fn plain(sequence: u64, operation: Operation, room: u32) -> Push {
+    pub(super) fn plain(sequence: u64, operation: Operation, push_slot: u32) -> Push {
         let (token, step) = (TokenId(0), GlobalStep(0));
-        let grant = Grant { token, generation: 0, step, room: 0 };
-        Push { sequence, operation, grant, room, next: false, read: None }
+        let grant = Grant { token, generation: 0, step, push_slot: 0 };
+        Push { sequence, operation, grant, push_slot, next: false, read: None }
     }
 
     pub(super) fn part(&self, offset: u64, whole: Option<u64>) -> Message {
@@ -138,7 +138,7 @@ impl Push {
             operation: self.operation,
             token: self.grant.token,
             generation: self.grant.generation,
-            room: self.room,
+            push_slot: self.push_slot,
             offset,
             whole,
             next: whole.is_some() && self.next,

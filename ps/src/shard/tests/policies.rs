@@ -158,7 +158,7 @@ fn every_element_of_a_large_push_is_compensated_by_its_own_values() {
         let (a, mut b) = (Client::join(&mut world, 1), Client::join(&mut world, 2));
         let (stale, fresh) = (a.step(&mut world), b.step(&mut world));
         b.push(&mut world, &fresh, &[(0, &body(1))]);
-        let push = Push::gradient(1, stale.grant, world.room(a.lines[0]));
+        let push = Push::gradient(1, stale.grant, world.push_slot(a.lines[0]));
         let (body, mut parts) = (body(2), Vec::new());
         for (index, &start) in [0].iter().chain(&cuts).enumerate() {
             let end = cuts.get(index).copied().unwrap_or(body.len());
@@ -197,7 +197,7 @@ fn one_by_one(
     let client = Client::join(&mut world, 1);
     for (sequence, (narrow, wide)) in (1..).zip(gradients) {
         let Step { grant, read, .. } = client.step(&mut world);
-        let push = Push::gradient(sequence, grant, world.room(client.lines[0]));
+        let push = Push::gradient(sequence, grant, world.push_slot(client.lines[0]));
         let push = Push { read: read[0], ..push };
         let (narrow, wide) = (bytes_of(narrow), bytes_of(wide));
         let both = [&narrow[..], &wide[..]].concat();

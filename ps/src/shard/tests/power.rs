@@ -37,10 +37,10 @@ fn world(zoo: Zoo) -> (World, Line) {
 /// Pushes ones to all elements, and holds the disk up.
 fn push(world: &mut World, line: Line, sequence: u64) -> pushpull_common::ids::RequestId {
     let grant = world.token(line);
-    let room = world.room(line);
+    let push_slot = world.push_slot(line);
     let body = bytes_of(&vec![-1_f32; ELEMENTS as usize]);
     world.holds_flushes = true;
-    let request = world.push(line, &Push::gradient(sequence, grant, room), &[(0, &body)]);
+    let request = world.push(line, &Push::gradient(sequence, grant, push_slot), &[(0, &body)]);
     world.work();
     request
 }
@@ -147,11 +147,11 @@ pub(super) fn cuts(seeds: std::ops::Range<u64>, zoo: Zoo) -> (usize, usize) {
             peers = peers.map(|peer| peer.restarted());
             let lines = [0, 1].map(|index| world.join(0, &mut peers[index]));
             for sequence in 1..=1 + random.below(5) {
-                let begun = lines.map(|line| (line, world.token(line), world.room(line)));
+                let begun = lines.map(|line| (line, world.token(line), world.push_slot(line)));
                 world.holds_flushes = true;
-                let asked = begun.map(|(line, grant, room)| {
+                let asked = begun.map(|(line, grant, push_slot)| {
                     let body = bytes_of(&vec![-1_f32; ELEMENTS as usize]);
-                    let push = Push::gradient(sequence, grant, room);
+                    let push = Push::gradient(sequence, grant, push_slot);
                     let request = world.push(line, &push, &[(0, &body)]);
                     world.work();
                     if random.one_in(2) {
@@ -177,12 +177,12 @@ pub(super) fn cuts(seeds: std::ops::Range<u64>, zoo: Zoo) -> (usize, usize) {
                 // on with what lies whole in its inbox.
                 world.flush();
                 world.holds_flushes = false;
-                let begun = lines.map(|line| (line, world.token(line), world.room(line)));
+                let begun = lines.map(|line| (line, world.token(line), world.push_slot(line)));
                 world.holds_flushes = true;
                 let body = bytes_of(&vec![-1_f32; ELEMENTS as usize]);
-                for (line, grant, room) in begun {
+                for (line, grant, push_slot) in begun {
                     world.work();
-                    world.push(line, &Push::gradient(900, grant, room), &[(0, &body)]);
+                    world.push(line, &Push::gradient(900, grant, push_slot), &[(0, &body)]);
                 }
                 world.restart(0).unwrap();
                 world.work();

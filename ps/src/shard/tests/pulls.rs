@@ -27,7 +27,7 @@ fn large(pin_bytes: u64) -> (World, Line, Line) {
 fn push_large(world: &mut World, line: Line, sequence: u64) {
     let body = bytes_of(&vec![1_f32; LARGE]);
     let grant = world.token(line);
-    let push = Push::gradient(sequence, grant, world.room(line));
+    let push = Push::gradient(sequence, grant, world.push_slot(line));
     let parts: Vec<(u64, &[u8])> = (0_u64..).step_by(1 << 20).zip(body.chunks(1 << 20)).collect();
     world.push(line, &push, &parts);
 }
@@ -43,7 +43,7 @@ fn all_are(bytes: &[u8], value: f32) {
 fn a_selection_is_sent_in_its_order_and_an_unknown_one_refused() {
     let (mut world, _) = World::ready(variables(), Sgd::new(1.0), |config| config);
     let line = world.join(0, &mut worker(1));
-    let push = Push::gradient(1, world.token(line), world.room(line));
+    let push = Push::gradient(1, world.token(line), world.push_slot(line));
     world.push_answer(line, &push, &[(0, &bytes_of(&[1_f32, 2.0, 3.0]))]);
     let w = bytes_of(&[-1_f32, -2.0, -3.0]);
     assert_eq!(world.select(line, &[0]).unwrap(), w);
@@ -79,7 +79,7 @@ fn a_pull_waits_for_the_step_it_names_on_the_owner_only() {
     let pull = message::Pull { selection: Selection::All {} };
     let hasty = world.send(lines[0], deadline, pull.into(), &[]);
     assert!(world.streamed(lines[0]).is_none());
-    let push = Push::gradient(1, world.token(lines[0]), world.room(lines[0]));
+    let push = Push::gradient(1, world.token(lines[0]), world.push_slot(lines[0]));
     world.push_answer(lines[0], &push, &[(0, &[])]);
     assert!(world.streamed(lines[0]).is_some() && world.streamed(lines[0]).is_none());
     world.pass(std::time::Duration::from_millis(100), &lines);

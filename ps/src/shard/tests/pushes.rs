@@ -105,8 +105,8 @@ fn plain_variables_add_and_integers_wrap() {
         (4, Operation::AssignAdd {}, 32, bytes_of(&[1_f32; 4])),
         (5, Operation::Assign {}, 0, bytes_of(&[9_f32; 3])),
     ] {
-        let room = world.room(line);
-        let push = Push::plain(sequence, operation, room);
+        let push_slot = world.push_slot(line);
+        let push = Push::plain(sequence, operation, push_slot);
         assert_eq!(applied(&world.push_answer(line, &push, &[(offset, &body)])), sequence);
     }
     let values = world.values(line);
@@ -161,8 +161,8 @@ fn the_answer_brings_the_next_token_and_a_room() {
         panic!()
     };
     let next = answer.next.expect("there is no end");
-    assert!(answer.room != 0 && next.token > push.grant.token);
-    let push = Push::gradient(2, next, answer.room);
+    assert!(answer.push_slot != 0 && next.token > push.grant.token);
+    let push = Push::gradient(2, next, answer.push_slot);
     applied(&world.push_answer(line, &push, &[(0, &[0; 16])]));
 }
 
@@ -201,7 +201,7 @@ fn what_is_withdrawn_in_time_is_never_applied_and_its_room_is_free() {
     let settled = PushState::Settled { outcome: Outcome::Withdrawn {} };
     assert_eq!(state(&mut world, line, 3), settled);
     // The token is not spent, and a push that never came can be withdrawn as well.
-    let push = Push { room: world.room(line), sequence: 4, ..push };
+    let push = Push { push_slot: world.push_slot(line), sequence: 4, ..push };
     world.send(line, about(9), message::Withdraw {}.into(), &[]);
     assert_eq!(applied(&world.push_answer(line, &push, &[(0, &[0; 16])])), 1);
     assert_eq!(state(&mut world, line, 9), settled);

@@ -31,8 +31,8 @@ fn taken_back(cluster: &Cluster) -> u64 {
 /// Pushes to one shard by the second replica, under its next number.
 fn push_to(cluster: &mut Cluster, shard: usize, grant: Grant) -> Result<Outcome, Refusal> {
     let (line, sequence) = (cluster.replicas[1].lines[shard], cluster.replicas[1].sequence);
-    let room = cluster.world.room(line);
-    let push = super::peers::Push::gradient(sequence, grant, room);
+    let push_slot = cluster.world.push_slot(line);
+    let push = super::peers::Push::gradient(sequence, grant, push_slot);
     let body = match shard {
         0 => super::peers::bytes_of(&[1_f32; 3]),
         _ => super::peers::bytes_of(&[1_f64; 2]),

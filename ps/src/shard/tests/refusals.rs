@@ -29,8 +29,8 @@ fn refusals(
     parts: &[(u64, usize, Option<u64>)],
 ) -> Vec<Refusal> {
     let grant = world.token(line);
-    let room = world.room(line);
-    let push = Push { operation, ..Push::gradient(1, grant, room) };
+    let push_slot = world.push_slot(line);
+    let push = Push { operation, ..Push::gradient(1, grant, push_slot) };
     let mut requests = Vec::new();
     for &(offset, bytes, whole) in parts {
         let body = vec![0; bytes];
@@ -47,8 +47,8 @@ fn refusals(
 #[test]
 fn parts_of_one_push_do_the_same() {
     let (mut world, line) = ready(NonFinite::Reject);
-    let (grant, room) = (world.token(line), world.room(line));
-    let gradient = Push::gradient(1, grant, room);
+    let (grant, push_slot) = (world.token(line), world.push_slot(line));
+    let gradient = Push::gradient(1, grant, push_slot);
     world.send(line, gradient.envelope(), gradient.part(0, None), &[0; 16]);
     let assign = Push { operation: Operation::Assign {}, ..gradient };
     let request = world.send(line, assign.envelope(), assign.part(16, Some(32)), &[0; 16]);
@@ -118,7 +118,7 @@ fn a_part_that_ends_beyond_the_last_address_is_refused_by_every_shard() {
         for operation in [GRADIENT, ADD, Operation::Assign {}] {
             for offset in [u64::MAX, u64::MAX - 7, 1 << 63] {
                 sequence += 1;
-                let push = Push::plain(sequence, operation, world.room(line));
+                let push = Push::plain(sequence, operation, world.push_slot(line));
                 let request = world.send(line, push.envelope(), push.part(offset, None), &[0; 8]);
                 let Some(Message::Refused(refused)) = world.answer(line, request) else {
                     panic!("{operation:?} at {offset} is taken")
@@ -133,13 +133,13 @@ fn a_part_that_ends_beyond_the_last_address_is_refused_by_every_shard() {
 fn a_refused_room_goes_to_who_waits_for_it() {
     let (mut world, line) = ready(NonFinite::Reject);
     let other = world.join(0, &mut worker(2));
-    let push = Push::plain(1, ADD, world.room(line));
+    let push = Push::plain(1, ADD, world.push_slot(line));
     world.send(line, push.envelope(), push.part(32, None), &[0; 16]);
     let waiting = world.say(other, pushpull_common::protocol::message::Reserve {}.into());
     assert_eq!(world.answer(other, waiting), None);
     let request = world.send(line, push.envelope(), push.part(32, None), &[0; 16]);
     assert!(matches!(world.answer(line, request), Some(Message::Refused(_))));
-    assert!(matches!(world.answer(other, waiting), Some(Message::Room(_))));
+    assert!(matches!(world.answer(other, waiting), Some(Message::Reserved(_))));
 }
 
 #[test]
@@ -150,7 +150,7 @@ fn after_its_last_part_a_refused_push_is_no_longer_passed_over() {
         let first = world.send(line, push.envelope(), push.part(32, None), &[0; 16]);
         let last = world.send(line, push.envelope(), push.part(48, Some(24)), &[0; 8]);
         let Some(Message::Refused(refused)) = world.answer(line, first) else { panic!() };
-        assert_eq!(refused.refusal, Refusal::NoRoom { room: 77 });
+        assert_eq!(refused.refusal, Refusal::PushSlotTaken { push_slot: 77 });
         assert_eq!(world.answer(line, last), None);
     }
 }
@@ -163,7 +163,7 @@ fn bad_values_beside_padding_are_refused_and_named() {
     for (word, named) in [(2, (0, 2)), (3, (0, 3)), (4, (1, 0)), (6, (1, 2))] {
         let (mut world, line) = World::ready(variables.clone(), Sgd::new(1.0), |config| config);
         let grant = world.token(line[0]);
-        let push = Push::gradient(1, grant, world.room(line[0]));
+        let push = Push::gradient(1, grant, world.push_slot(line[0]));
         let mut gradient = [1_f32; 8];
         gradient[word] = f32::NAN;
         let body = bytes_of(&gradient);
@@ -196,8 +196,8 @@ fn bad_values_are_refused_and_named() {
             let mut gradient = vec![1_f32; 6];
             gradient[at] = value;
             let grant = world.token(lines[0]);
-            let room = world.room(line);
-            let push = Push::gradient(1, grant, room);
+            let push_slot = world.push_slot(line);
+            let push = Push::gradient(1, grant, push_slot);
             let body = bytes_of(&gradient);
             let offset = partition.offset;
             // In two parts: the element is counted over the whole variable all the same.
@@ -224,14 +224,14 @@ fn bad_values_are_refused_and_named() {
 fn doubles_are_looked_at_and_integers_are_not() {
     let (mut world, line) = ready(NonFinite::Reject);
     let grant = world.token(line);
-    let push = Push::gradient(1, grant, world.room(line));
+    let push = Push::gradient(1, grant, world.push_slot(line));
     let answer = world.push_answer(line, &push, &[(16, &bytes_of(&[0.0, f64::NAN]))]);
     let Message::Refused(refused) = answer else { panic!("{answer:?}") };
     let named = matches!(refused.refusal, Refusal::NonFinite { element: 1, variable, .. }
         if variable == VariableId(1));
     assert!(named, "{}", refused.refusal);
     // The bits of a NaN are a number like any other.
-    let push = Push::plain(2, ADD, world.room(line));
+    let push = Push::plain(2, ADD, world.push_slot(line));
     let answer = world.push_answer(line, &push, &[(48, &bytes_of(&[f64::NAN]))]);
     assert!(matches!(answer, Message::PushAnswer(_)), "{answer:?}");
 }
@@ -241,7 +241,7 @@ fn the_other_policies_take_bad_values() {
     for (policy, counted) in [(NonFinite::Count, 2), (NonFinite::Allow, 0)] {
         let (mut world, line) = ready(policy);
         let grant = world.token(line);
-        let push = Push::gradient(1, grant, world.room(line));
+        let push = Push::gradient(1, grant, world.push_slot(line));
         let body = bytes_of(&[f32::NAN, 1.0, f32::INFINITY]);
         let answer = world.push_answer(line, &push, &[(0, &body)]);
         assert!(matches!(answer, Message::PushAnswer(_)), "{answer:?}");
@@ -268,9 +268,10 @@ fn what_is_applied_as_it_comes_is_looked_at_once() {
             let (line, other) = (world.join(0, &mut worker(1)), world.join(0, &mut worker(2)));
             let push = |world: &mut World, sequence, gradient: &[f32]| {
                 let grant = world.token(line);
-                let push = Push::gradient(sequence, grant, world.room(line));
+                let push = Push::gradient(sequence, grant, world.push_slot(line));
                 if busy {
-                    let assign = Push::plain(sequence, Operation::Assign {}, world.room(other));
+                    let assign =
+                        Push::plain(sequence, Operation::Assign {}, world.push_slot(other));
                     let offset = world.shards[0].store().unwrap().layout().partitions()[1].offset;
                     world.push(other, &assign, &[(offset, &[0; 16])]);
                 }
@@ -322,13 +323,13 @@ fn a_room_of_what_is_refused_as_it_is_applied_goes_to_who_waits_for_it() {
     let (mut world, _) = World::ready(vec![w], Sgd::new(1.0), |config| config.inbox_pushes(1));
     let (line, other) = (world.join(0, &mut worker(1)), world.join(0, &mut worker(2)));
     let grant = world.token(line);
-    let push = Push::gradient(1, grant, world.room(line));
+    let push = Push::gradient(1, grant, world.push_slot(line));
     let request = world.push(line, &push, &[(0, &bytes_of(&[f32::NAN; ELEMENTS]))]);
     let waits = world.say(other, message::Reserve {}.into());
-    assert!(world.answer(other, waits).is_none(), "there is one room");
+    assert!(world.answer(other, waits).is_none(), "there is one push slot");
     world.work();
     assert!(matches!(world.answer(line, request), Some(Message::Refused(_))));
-    assert!(matches!(world.answer(other, waits), Some(Message::Room(_))));
+    assert!(matches!(world.answer(other, waits), Some(Message::Reserved(_))));
 }
 
 /// What was taken in under another policy is looked at as it is applied, or what comes of it is, where it is changed where
@@ -341,7 +342,7 @@ fn what_lay_whole_under_a_policy_that_took_it_does_no_harm_under_one_that_does_n
         let (mut world, _) = World::ready(vec![w], Sgd::new(1.0), take);
         let line = world.join(0, &mut worker(1));
         let grant = world.token(line);
-        let push = Push::gradient(1, grant, world.room(line));
+        let push = Push::gradient(1, grant, world.push_slot(line));
         let mut gradient = vec![1_f32; elements];
         gradient[1] = f32::INFINITY;
         world.push(line, &push, &[(0, &bytes_of(&gradient))]);
@@ -364,7 +365,7 @@ fn what_lay_whole_against_the_loss_of_power_is_refused_where_it_would_be_changed
     let (mut world, _) = World::ready(vec![w], Sgd::new(1.0), power);
     let line = world.join(0, &mut worker(1));
     let grant = world.token(line);
-    let push = Push::gradient(1, grant, world.room(line));
+    let push = Push::gradient(1, grant, world.push_slot(line));
     world.push(line, &push, &[(0, &bytes_of(&[1.0, f32::NAN, 1.0, 1.0]))]);
     world.config = crate::PsConfig::clone(&world.config).durability(Durability::Process).into();
     world.restart(0).unwrap();
@@ -377,7 +378,7 @@ fn what_lay_whole_against_the_loss_of_power_is_refused_where_it_would_be_changed
 fn sequences_outside_the_window_are_refused() {
     let (mut world, line) = ready(NonFinite::Reject);
     let push = |world: &mut World, sequence| {
-        let push = Push::plain(sequence, ADD, world.room(line));
+        let push = Push::plain(sequence, ADD, world.push_slot(line));
         world.push_answer(line, &push, &[(48, &bytes_of(&[1_i64]))])
     };
     let window = |answer: Message, wanted: u64, first: u64| {

@@ -47,12 +47,12 @@ fn a_resend_after_the_answer_was_lost_is_a_duplicate() {
     let line = world.join(0, &mut peer);
     // Whatever room it names, and in how many parts it comes.
     let half = ones();
-    for (room, parts) in [
-        (push.room, vec![(0, &half[..])]),
+    for (push_slot, parts) in [
+        (push.push_slot, vec![(0, &half[..])]),
         (0, vec![(0, &half[..8]), (8, &half[8..])]),
-        (world.room(line), vec![(0, &half[..])]),
+        (world.push_slot(line), vec![(0, &half[..])]),
     ] {
-        let again = Push { room, ..push };
+        let again = Push { push_slot, ..push };
         let answer = world.push_answer(line, &again, &parts);
         assert_eq!(outcome(Some(answer)), (first, true));
     }
@@ -63,7 +63,8 @@ fn a_resend_after_the_answer_was_lost_is_a_duplicate() {
 #[test]
 fn a_push_cut_off_in_the_middle_starts_anew() {
     let body = ones();
-    for (lost_whole_part, new_room) in [(false, false), (false, true), (true, false), (true, true)]
+    for (lost_whole_part, new_push_slot) in
+        [(false, false), (false, true), (true, false), (true, true)]
     {
         let (mut world, mut peer, line) = ready();
         let push = world.gradient(line, 1);
@@ -79,8 +80,8 @@ fn a_push_cut_off_in_the_middle_starts_anew() {
         let known = world.answer(line, request);
         let state = PushState::Unknown {};
         assert_eq!(known, Some(message::OutcomeIs { state }.into()), "given up");
-        let room = if new_room { world.room(line) } else { push.room };
-        let push = Push { room, ..push };
+        let push_slot = if new_push_slot { world.push_slot(line) } else { push.push_slot };
+        let push = Push { push_slot, ..push };
         let answer = world.push_answer(line, &push, &[(0, &body[..8]), (8, &body[8..])]);
         assert!(!outcome(Some(answer)).1);
         applied_once(&mut world, line);
@@ -171,9 +172,9 @@ fn a_push_that_newer_ones_overtake_while_it_waits_is_applied_once() {
     let ledger = bytes_of(&[1_f32; 4]);
     let operation = Operation::AssignAdd {};
     // 5 is begun, and its last body under way, when 100 is applied.
-    let late = Push::plain(5, operation, world.room(line));
+    let late = Push::plain(5, operation, world.push_slot(line));
     world.send(line, late.envelope(), late.part(32, None), &ledger[..8]);
-    let newer = Push::plain(100, operation, world.room(line));
+    let newer = Push::plain(100, operation, world.push_slot(line));
     world.push(line, &newer, &[(32, &ledger)]);
     let request = world.announce(line, late.envelope(), late.part(40, Some(16)), 8);
     world.work();
@@ -186,7 +187,7 @@ fn a_push_that_newer_ones_overtake_while_it_waits_is_applied_once() {
     assert!(matches!(answer, Some(Message::Refused(_))), "too old to tell: {answer:?}");
     // And both whole, the newer one first.
     for sequence in [300, 200] {
-        let push = Push::plain(sequence, operation, world.room(line));
+        let push = Push::plain(sequence, operation, world.push_slot(line));
         world.push(line, &push, &[(32, &ledger)]);
     }
     world.work();
@@ -198,10 +199,10 @@ fn one_push_has_one_room() {
     let (mut world, _, line) = ready();
     let operation = Operation::AssignAdd {};
     let ledger = bytes_of(&[1_f32; 4]);
-    let push = Push::plain(1, operation, world.room(line));
+    let push = Push::plain(1, operation, world.push_slot(line));
     world.send(line, push.envelope(), push.part(32, None), &ledger[..8]);
-    let other = Push { room: world.room(line), ..push };
-    assert_ne!(push.room, other.room);
+    let other = Push { push_slot: world.push_slot(line), ..push };
+    assert_ne!(push.push_slot, other.push_slot);
     let elsewhere = world.push(line, &other, &[(32, &ledger)]);
     let last = world.send(line, push.envelope(), push.part(40, Some(16)), &ledger[8..]);
     world.work();

@@ -35,9 +35,9 @@ fn world_of(folder: &std::path::Path, elements: u64) -> (World, Line, Arc<dyn Ch
 }
 
 fn push(world: &mut World, line: Line, sequence: u64) {
-    let (grant, room) = (world.token(line), world.room(line));
+    let (grant, push_slot) = (world.token(line), world.push_slot(line));
     let body = bytes_of(&[-1_f32; ELEMENTS as usize]);
-    world.push_answer(line, &Push::gradient(sequence, grant, room), &[(0, &body)]);
+    world.push_answer(line, &Push::gradient(sequence, grant, push_slot), &[(0, &body)]);
 }
 
 /// Saves a checkpoint of the one shard.

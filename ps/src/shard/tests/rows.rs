@@ -175,7 +175,7 @@ fn rows_take_no_first_values_from_the_chief() {
     let line = world.join(0, &mut chief());
     let catalogue = world.catalogue.clone();
     world.declare(line, &catalogue);
-    let push = Push::plain(1, Operation::Assign {}, world.room(line));
+    let push = Push::plain(1, Operation::Assign {}, world.push_slot(line));
     let answer = world.push_answer(line, &push, &[(INDEX, &index_of::<u32>(&[]))]);
     let Message::Refused(refused) = answer else { panic!("not refused but {answer:?}") };
     assert!(matches!(refused.refusal, Refusal::Operation { variable: VariableId(1), .. }));

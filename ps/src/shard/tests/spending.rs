@@ -20,10 +20,10 @@ fn two_pushes_under_one_token_are_one_step() {
     let (mut world, a, _) = ready(|config| config.last_step(1).inbox_pushes(2));
     let grant = world.token(a);
     let body = bytes_of(&[1_f32, 1.0, 1.0]);
-    let room = world.room(a);
-    let first = world.push(a, &Push::gradient(1, grant, room), &[(0, &body)]);
-    let room = world.room(a);
-    let second = world.push(a, &Push::gradient(2, grant, room), &[(0, &body)]);
+    let push_slot = world.push_slot(a);
+    let first = world.push(a, &Push::gradient(1, grant, push_slot), &[(0, &body)]);
+    let push_slot = world.push_slot(a);
+    let second = world.push(a, &Push::gradient(2, grant, push_slot), &[(0, &body)]);
     world.work();
     assert!(matches!(world.answer(a, first), Some(Message::PushAnswer(_))));
     let Some(Message::Refused(refused)) = world.answer(a, second) else { panic!("spent") };
@@ -35,8 +35,8 @@ fn two_pushes_under_one_token_are_one_step() {
 fn an_assignment_cannot_hold_on_to_a_token() {
     let (mut world, a, b) = ready(|config| config.last_step(1));
     let grant = world.token(a);
-    let room = world.room(b);
-    let push = Push { grant, ..Push::plain(1, Operation::Assign {}, room) };
+    let push_slot = world.push_slot(b);
+    let push = Push { grant, ..Push::plain(1, Operation::Assign {}, push_slot) };
     world.push(b, &push, &[(32, &[0; 16])]);
     let (token, generation) = (grant.token, grant.generation);
     let returned = world.say(a, message::ReturnToken { token, generation }.into());
@@ -50,8 +50,8 @@ fn a_gradient_needs_a_token() {
     let none = Grant { token: TokenId(0), ..grant };
     let older = Grant { generation: grant.generation + 1, ..grant };
     for (sequence, line, grant) in [(1, a, none), (2, a, older), (3, b, grant)] {
-        let room = world.room(line);
-        let push = Push::gradient(sequence, grant, room);
+        let push_slot = world.push_slot(line);
+        let push = Push::gradient(sequence, grant, push_slot);
         let answer = world.push_answer(line, &push, &[(0, &[0; 16])]);
         let Message::Refused(refused) = answer else { panic!("{answer:?}") };
         assert!(matches!(refused.refusal, Refusal::Token { .. }), "{}", refused.refusal);
@@ -73,10 +73,10 @@ fn a_shard_that_does_not_own_the_step_knows_whose_a_token_is_and_whether_it_is_s
     let huge = Grant { token: TokenId(u64::MAX), ..grant };
     let none = Grant { token: TokenId(0), generation: 0, ..grant };
     let push = |world: &mut World, line: Line, sequence: u64, grant: Grant| {
-        let room = world.room(line);
+        let push_slot = world.push_slot(line);
         world.push_answer(
             line,
-            &Push::gradient(sequence, grant, room),
+            &Push::gradient(sequence, grant, push_slot),
             &[(0, &bytes_of(&[1_f64; 2]))],
         )
     };
@@ -107,8 +107,8 @@ fn an_answer_with_a_newer_token_never_hides_a_lost_one() {
     let first = world.token_after(a, TokenId(0));
     // The answer with the second token is lost: the client knows of the first alone.
     let lost = world.token_after(a, first.token);
-    let room = world.room(a);
-    let push = Push::gradient(1, first, room);
+    let push_slot = world.push_slot(a);
+    let push = Push::gradient(1, first, push_slot);
     let Message::PushAnswer(answer) = world.push_answer(a, &push, &[(0, &bytes_of(&[1_f32; 3]))])
     else {
         panic!("not applied")

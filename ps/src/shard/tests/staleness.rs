@@ -67,8 +67,8 @@ impl Client {
         self.sequence += 1;
         for &(shard, body) in parts {
             let line = self.lines[shard];
-            let room = world.room(line);
-            let push = Push::gradient(self.sequence, step.grant, room);
+            let push_slot = world.push_slot(line);
+            let push = Push::gradient(self.sequence, step.grant, push_slot);
             world.push(line, &Push { read: step.read[shard], ..push }, &[(0, body)]);
         }
     }
@@ -150,7 +150,7 @@ fn a_gradient_that_another_overtakes_in_the_middle_is_one_staler() {
     let mut world = World::ready(vec![ones("a", 4)], Sgd::new(0.5), |config| config).0;
     let (a, mut b) = (Client::join(&mut world, 1), Client::join(&mut world, 2));
     let (slow, fast) = (a.step(&mut world), b.step(&mut world));
-    let push = Push::gradient(1, slow.grant, world.room(a.lines[0]));
+    let push = Push::gradient(1, slow.grant, world.push_slot(a.lines[0]));
     let push = Push { read: slow.read[0], ..push };
     let half = bytes_of(&[1_f64, 1.0]);
     // The first part is applied as it comes, as of staleness 0.

@@ -146,13 +146,13 @@ impl Case {
             Left::Committed(..) => images[images.len() / 2].clone(),
             Left::Prepared(..) => images[images.len() - 1].clone(),
         };
-        (without_room(files), config)
+        (without_push_slot(files), config)
     }
 }
 
 /// The files without the control words that are only room for more clients: a recovery would spend
 /// most of its instructions on their checksums.
-fn without_room(mut files: Files) -> Files {
+fn without_push_slot(mut files: Files) -> Files {
     let control = files.get_mut("control").expect("every shard has it");
     *control = Content::of(&control.to_vec()[..(1 + 1 + CLIENTS) * PAGE_BYTES]);
     files

@@ -188,7 +188,7 @@ impl Cluster {
     ) -> Option<Outcome> {
         let (line, sequence) =
             (self.replicas[replica].lines[shard], self.replicas[replica].sequence);
-        let room = self.world.room(line);
+        let push_slot = self.world.push_slot(line);
         let w = bytes_of(&[value; 3]);
         let d = bytes_of(&[f64::from(value); 2]);
         let body = match (self.links.len(), shard) {
@@ -196,7 +196,7 @@ impl Cluster {
             (_, 0) => w,
             _ => d,
         };
-        let push = Push::gradient(sequence, grant, room);
+        let push = Push::gradient(sequence, grant, push_slot);
         let request = self.world.push(line, &push, &[(0, &body)]);
         self.settle();
         match self.world.answer(line, request) {
@@ -522,8 +522,8 @@ fn a_shard_that_is_killed_between_commit_and_apply_applies_the_step_when_it_is_b
             }
             // The last one, and no work is done.
             let line = cluster.replicas[1].lines[0];
-            let room = cluster.world.room(line);
-            let push = Push::gradient(1, b, room);
+            let push_slot = cluster.world.push_slot(line);
+            let push = Push::gradient(1, b, push_slot);
             let (w, d) = (bytes_of(&[3_f32; 3]), bytes_of(&[3_f64; 2]));
             let body = if shards == 1 { [w, d].concat() } else { w };
             cluster.world.push(line, &push, &[(0, &body)]);
@@ -570,8 +570,8 @@ fn a_push_that_waits_for_its_turn_is_waited_for_until_its_deadline_and_kept() {
     cluster.replicas[1].sequence += 1;
     cluster.push_to(1, 1, b, 3.0);
     let line = cluster.replicas[1].lines[0];
-    let room = cluster.world.room(line);
-    let push = Push::gradient(1, b, room);
+    let push_slot = cluster.world.push_slot(line);
+    let push = Push::gradient(1, b, push_slot);
     let envelope = Envelope { deadline_ms: 1000, ..push.envelope() };
     let body = bytes_of(&[3_f32; 3]);
     let whole = push.part(0, Some(body.len() as u64));
@@ -628,7 +628,7 @@ fn another_replica_takes_the_place_of_a_killed_one_while_the_others_wait() {
     assert_eq!(cluster.world.answer(line, request), None, "there is no room yet");
     cluster.pass(LEASE + TICK, &[0, 2]);
     let Some(Message::Granted(granted)) = cluster.world.answer(line, request) else {
-        panic!("the room of the killed one is free")
+        panic!("the push slot of the killed one is free")
     };
     cluster.push(2, granted.grant, 3.0);
     assert_eq!(cluster.values(1), (-2.0, -2.0));
@@ -788,8 +788,9 @@ fn a_ghost_that_goes_on_pushing_adds_nothing() {
     cluster.push(0, a, 1.0);
     cluster.push(1, b, 3.0);
     assert_eq!(cluster.values(1), (-2.0, -2.0));
-    let rooms: usize = cluster.world.shards.iter().map(|shard| shard.whole_tokens().len()).sum();
-    assert_eq!(rooms, 0, "nothing of it is left");
+    let push_slots: usize =
+        cluster.world.shards.iter().map(|shard| shard.whole_tokens().len()).sum();
+    assert_eq!(push_slots, 0, "nothing of it is left");
 }
 
 #[test]

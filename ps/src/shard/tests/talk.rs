@@ -49,18 +49,18 @@ impl World {
     }
 
     /// Asks for a room that is there.
-    pub(super) fn room(&mut self, line: Line) -> u32 {
+    pub(super) fn push_slot(&mut self, line: Line) -> u32 {
         let request = self.say(line, message::Reserve {}.into());
         match self.answer(line, request) {
-            Some(Message::Room(room)) => room.room,
-            other => panic!("not a room but {other:?}"),
+            Some(Message::Reserved(push_slot)) => push_slot.push_slot,
+            other => panic!("not a push slot but {other:?}"),
         }
     }
 
     /// A push of gradients, under a token and in a room that are asked for.
     pub(super) fn gradient(&mut self, line: Line, sequence: u64) -> Push {
         let grant = self.token(line);
-        Push::gradient(sequence, grant, self.room(line))
+        Push::gradient(sequence, grant, self.push_slot(line))
     }
 
     /// Sends a push in these parts, the last of which says that it is whole.

@@ -29,8 +29,8 @@ fn give_back(grant: Grant) -> Message {
 }
 
 fn spend(world: &mut World, line: Line, sequence: u64, grant: Grant) -> message::PushAnswer {
-    let room = world.room(line);
-    let push = Push { next: true, ..Push::gradient(sequence, grant, room) };
+    let push_slot = world.push_slot(line);
+    let push = Push { next: true, ..Push::gradient(sequence, grant, push_slot) };
     match world.push_answer(line, &push, &[(0, &bytes_of(&[1_f32, 1.0, 1.0]))]) {
         Message::PushAnswer(answer) => answer,
         other => panic!("not applied but {other:?}"),
@@ -178,8 +178,8 @@ fn a_token_held_too_long_goes_to_another_and_its_push_is_refused() {
     assert_eq!(world.answer(b, waiting), None);
     world.pass(Duration::from_millis(50), &[a, b]);
     assert!(matches!(world.answer(b, waiting), Some(Message::Granted(_))));
-    let room = world.room(a);
-    let push = Push::gradient(1, grant, room);
+    let push_slot = world.push_slot(a);
+    let push = Push::gradient(1, grant, push_slot);
     let Message::Refused(refused) = world.push_answer(a, &push, &[(0, &[0; 16])]) else { panic!() };
     let (token, generation) = (grant.token, grant.generation);
     assert_eq!(refused.refusal, Refusal::Token { token, generation });
@@ -204,8 +204,8 @@ fn a_restart_gives_the_tokens_of_the_older_self_back_but_not_those_of_whole_push
     let (mut world, a, b) = ready(|config| config.last_step(2));
     let (spent, _unspent) = (world.token(a), world.token(a));
     let waiting = world.say(b, ask());
-    let room = world.room(a);
-    world.push(a, &Push::gradient(1, spent, room), &[(0, &bytes_of(&[1_f32, 1.0, 1.0]))]);
+    let push_slot = world.push_slot(a);
+    world.push(a, &Push::gradient(1, spent, push_slot), &[(0, &bytes_of(&[1_f32, 1.0, 1.0]))]);
     let mut again = worker(1).restarted();
     let again = world.join(0, &mut again);
     assert!(matches!(world.answer(b, waiting), Some(Message::Granted(_))), "one came back");
@@ -222,8 +222,8 @@ fn whole_pushes_of_lost_and_leaving_clients_keep_their_tokens() {
     for leaves in [false, true] {
         let (mut world, a, b) = ready(|config| config.last_step(1));
         let grant = world.token(a);
-        let room = world.room(a);
-        world.push(a, &Push::gradient(1, grant, room), &[(0, &bytes_of(&[1_f32, 1.0, 1.0]))]);
+        let push_slot = world.push_slot(a);
+        world.push(a, &Push::gradient(1, grant, push_slot), &[(0, &bytes_of(&[1_f32, 1.0, 1.0]))]);
         let waiting = world.say(b, ask());
         assert!(matches!(world.refused(a, give_back(grant)), Refusal::Token { .. }));
         if leaves {

@@ -42,15 +42,15 @@ impl Tray {
         let answer = world.ask(line, LendTray {}.into());
         let Message::LentTray(lent) = answer else { panic!("not a tray but {answer:?}") };
         let mut descriptors = world.lent.remove(&line).expect("a descriptor");
-        assert_eq!((descriptors.len(), lent.rooms.items().len()), (1, 2));
+        assert_eq!((descriptors.len(), lent.push_slots.items().len()), (1, 2));
         let file = File::from(descriptors.remove(0));
         assert_eq!(file.metadata().unwrap().len(), lent.bytes);
         assert!(lent.first + 2 * lent.stride <= lent.bytes);
         Tray { file, lent }
     }
 
-    pub(super) fn room(&self, place: usize) -> u32 {
-        self.lent.rooms.items()[place]
+    pub(super) fn push_slot(&self, place: usize) -> u32 {
+        self.lent.push_slots.items()[place]
     }
 
     /// Writes values to one of its rooms.
@@ -68,7 +68,7 @@ impl Push {
             operation: self.operation,
             token: self.grant.token,
             generation: self.grant.generation,
-            room: self.room,
+            push_slot: self.push_slot,
             whole,
             next: self.next,
             read: self.read,
@@ -111,7 +111,7 @@ fn what_lies_in_a_tray_is_pushed_again_and_again() {
         let place = (round % 2) as usize;
         tray.put(place, 0, &bytes_of(&[1_f32, 2.0, 3.0]));
         tray.put(place, 16, &bytes_of(&[0.5_f64, 0.0]));
-        let gradient = Push::gradient(round, world.token(line), tray.room(place));
+        let gradient = Push::gradient(round, world.token(line), tray.push_slot(place));
         assert_eq!(applied(&push(&mut world, line, &gradient, &[(0, 16), (16, 32)])), round);
     }
     let values = world.values(line);
@@ -119,7 +119,7 @@ fn what_lies_in_a_tray_is_pushed_again_and_again() {
     assert_eq!(f64s(&values[16..32]), [-2.5, 0.0]);
     assert_eq!(world.metrics().push_bytes, 5 * 32);
     // Sent again it is not applied again.
-    let gradient = Push::gradient(5, world.token(line), tray.room(1));
+    let gradient = Push::gradient(5, world.token(line), tray.push_slot(1));
     let again = push(&mut world, line, &gradient, &[(0, 32)]);
     assert!(matches!(again, Message::PushAnswer(answer) if answer.duplicate));
     assert_eq!(world.values(line), values);
@@ -147,14 +147,14 @@ fn what_lies_in_a_tray_is_applied_as_what_is_sent() {
             if in_tray {
                 let (tray, bytes) = (Tray::new(&mut world, line), body(2).len() as u64);
                 tray.put(0, 0, &body(2));
-                let gradient = Push::gradient(1, stale.grant, tray.room(0));
+                let gradient = Push::gradient(1, stale.grant, tray.push_slot(0));
                 let gradient = Push { read: stale.read[0], ..gradient };
                 assert_eq!(applied(&push(&mut world, line, &gradient, &[(0, bytes)])), 2);
                 let values = world.values(line);
                 // The last but one of what is copied last, once the rest has been applied.
                 tray.put(1, 0, &body(3));
                 tray.put(1, bytes - 16, &bytes_of(&[f64::NAN]));
-                let gradient = Push::gradient(2, world.token(line), tray.room(1));
+                let gradient = Push::gradient(2, world.token(line), tray.push_slot(1));
                 let gradient = Push { read: stale.read[0], ..gradient };
                 let refused = refusal(push(&mut world, line, &gradient, &[(0, bytes)]));
                 let Refusal::NonFinite { variable, element, .. } = refused else {
@@ -184,7 +184,7 @@ fn what_is_sent_beside_it_is_one_push_with_it() {
         // What a client writes where the numbers of its rows would be is nothing to the server.
         tray.put(0, 24, &[0xff; 64]);
         let left = world.left();
-        let gradient = Push::gradient(sequence, world.token(line), tray.room(0));
+        let gradient = Push::gradient(sequence, world.token(line), tray.push_slot(0));
         let whole = (24 + 24 + index.len()) as u64;
         if first {
             world.send(line, gradient.envelope(), gradient.lent(&[(0, 24)], None), &[]);
@@ -215,7 +215,7 @@ fn what_is_sent_first_does_not_stand_for_all() {
     let (mut world, _, line) = near(variables(), |config| config);
     let tray = Tray::new(&mut world, line);
     tray.put(1, 16, &bytes_of(&[3_f64, 4.0]));
-    let gradient = Push::gradient(1, world.token(line), tray.room(1));
+    let gradient = Push::gradient(1, world.token(line), tray.push_slot(1));
     world.send(line, gradient.envelope(), gradient.part(0, None), &bytes_of(&[1_f32, 2.0, 0.0]));
     let request = world.send(line, gradient.envelope(), gradient.lent(&[(16, 32)], Some(32)), &[]);
     world.work();
@@ -239,7 +239,7 @@ fn nothing_counts_beside_nan_not_even_the_rows_of_a_table() {
     let mut grant = world.token(line);
     for (sequence, value, rows) in [(1, f32::NAN, 0), (2, 1.0, 1), (3, f32::NAN, 1), (4, 1.0, 1)] {
         tray.put(0, bytes - 4, &value.to_le_bytes());
-        let gradient = Push::gradient(sequence, grant, tray.room(0));
+        let gradient = Push::gradient(sequence, grant, tray.push_slot(0));
         world.send(line, gradient.envelope(), gradient.part(index_at, None), &index);
         world.send(line, gradient.envelope(), gradient.part(bytes, None), &row);
         let whole = bytes + (index.len() + row.len()) as u64;
@@ -272,7 +272,7 @@ fn what_would_be_changed_where_it_lies_is_looked_at_first() {
     let grant = world.token(line);
     for (sequence, value) in [(1, f32::NAN), (2, 1.0)] {
         tray.put(0, 4 * (elements - 1), &value.to_le_bytes());
-        let gradient = Push::gradient(sequence, grant, tray.room(0));
+        let gradient = Push::gradient(sequence, grant, tray.push_slot(0));
         let parts = [(table.index.unwrap(), &index), (table.offset, &values)];
         for (offset, body) in parts {
             world.send(line, gradient.envelope(), gradient.part(offset, None), body);
@@ -299,7 +299,7 @@ fn any_variables_may_lie_in_the_tray_and_the_others_be_sent() {
     // What is sent is not looked for there.
     tray.put(0, 0, &bytes_of(&[f32::NAN; 6]));
     for mask in 1..8_u64 {
-        let gradient = Push::gradient(mask, world.token(line), tray.room(0));
+        let gradient = Push::gradient(mask, world.token(line), tray.push_slot(0));
         let mut lent = Vec::new();
         for n in 0..3 {
             // Each time others, as both kinds of memory keep what was there.
@@ -334,46 +334,49 @@ fn ranges_that_are_none_of_a_tray_are_refused_and_the_next_push_is_not() {
     // At 0, 24, 40, 104, and the numbers of rows from 112 on.
     let (mut world, chief, line) = near(vec![dense, odd, table, plain], |config| config);
     let (tray, other) = (Tray::new(&mut world, line), Tray::new(&mut world, chief));
-    let ordinary = world.room(line);
+    let ordinary = world.push_slot(line);
     let far = u64::MAX - 7;
     let range = |offset, bytes, limit| format!("{:?}", Refusal::Range { offset, bytes, limit });
-    let no_room = |room| format!("{:?}", Refusal::NoRoom { room });
+    let no_push_slot = |push_slot| format!("{:?}", Refusal::PushSlotTaken { push_slot });
     type Ranges = &'static [(u64, u64)];
     let cases: &[(u32, Ranges, String)] = &[
-        (tray.room(0), &[(8, 24)], range(8, 16, 0)),
-        (tray.room(0), &[(0, 0)], range(0, 0, 144)),
-        (tray.room(0), &[(24, 0)], range(24, 0, 144)),
-        (tray.room(0), &[(u64::MAX - 7, 0)], range(far, 0, 144)),
-        (tray.room(0), &[(0, u64::MAX - 7)], range(0, far, 144)),
-        (tray.room(0), &[(u64::MAX - 7, u64::MAX)], range(far, 7, 144)),
-        (tray.room(0), &[(0, 12)], range(0, 12, 144)),
-        (tray.room(0), &[(0, 16)], range(0, 16, 24)),
-        (tray.room(0), &[(0, 24), (0, 24)], range(0, 24, 0)),
-        (tray.room(0), &[(24, 40), (0, 40)], range(0, 40, 24)),
-        (tray.room(0), &[(0, 24), (24, 32)], range(24, 8, 40)),
-        (tray.room(0), &[(0, 104)], range(0, 104, 40)),
-        (tray.room(0), &[(40, 104)], range(40, 64, 40)),
-        (tray.room(0), &[(112, 120)], range(112, 8, 112)),
-        (tray.room(0), &[(112, 144)], range(112, 32, 112)),
-        (tray.room(0), &[(104, 112)], "Operation".to_owned()),
-        (tray.room(0), &[(0, 112)], "Operation".to_owned()),
-        (ordinary, &[(0, 24)], no_room(ordinary)),
-        (other.room(0), &[(0, 24)], no_room(other.room(0))),
-        (77, &[(0, 24)], no_room(77)),
-        (0, &[], no_room(0)),
+        (tray.push_slot(0), &[(8, 24)], range(8, 16, 0)),
+        (tray.push_slot(0), &[(0, 0)], range(0, 0, 144)),
+        (tray.push_slot(0), &[(24, 0)], range(24, 0, 144)),
+        (tray.push_slot(0), &[(u64::MAX - 7, 0)], range(far, 0, 144)),
+        (tray.push_slot(0), &[(0, u64::MAX - 7)], range(0, far, 144)),
+        (tray.push_slot(0), &[(u64::MAX - 7, u64::MAX)], range(far, 7, 144)),
+        (tray.push_slot(0), &[(0, 12)], range(0, 12, 144)),
+        (tray.push_slot(0), &[(0, 16)], range(0, 16, 24)),
+        (tray.push_slot(0), &[(0, 24), (0, 24)], range(0, 24, 0)),
+        (tray.push_slot(0), &[(24, 40), (0, 40)], range(0, 40, 24)),
+        (tray.push_slot(0), &[(0, 24), (24, 32)], range(24, 8, 40)),
+        (tray.push_slot(0), &[(0, 104)], range(0, 104, 40)),
+        (tray.push_slot(0), &[(40, 104)], range(40, 64, 40)),
+        (tray.push_slot(0), &[(112, 120)], range(112, 8, 112)),
+        (tray.push_slot(0), &[(112, 144)], range(112, 32, 112)),
+        (tray.push_slot(0), &[(104, 112)], "Operation".to_owned()),
+        (tray.push_slot(0), &[(0, 112)], "Operation".to_owned()),
+        (ordinary, &[(0, 24)], no_push_slot(ordinary)),
+        (other.push_slot(0), &[(0, 24)], no_push_slot(other.push_slot(0))),
+        (77, &[(0, 24)], no_push_slot(77)),
+        (0, &[], no_push_slot(0)),
     ];
     let grant = world.token(line);
     tray.put(0, 0, &bytes_of(&[1_f32; 6]));
     let mut sequence = 0;
-    for (room, ranges, expected) in cases {
+    for (push_slot, ranges, expected) in cases {
         for whole in [Some(24), None] {
             sequence += 1;
-            let gradient = Push::gradient(sequence, grant, *room);
+            let gradient = Push::gradient(sequence, grant, *push_slot);
             let message = gradient.lent(ranges, whole);
             let request = world.send(line, gradient.envelope(), message, &[]);
             let refused = refusal(world.answer(line, request).unwrap());
             let found = format!("{refused:?}");
-            assert!(found.starts_with(expected), "{ranges:?} of {room}: {found}, not {expected}");
+            assert!(
+                found.starts_with(expected),
+                "{ranges:?} of {push_slot}: {found}, not {expected}"
+            );
             // What of it comes later is passed over.
             if whole.is_none() {
                 let last = gradient.lent(&[(0, 24)], Some(24));
@@ -382,24 +385,24 @@ fn ranges_that_are_none_of_a_tray_are_refused_and_the_next_push_is_not() {
             }
         }
         sequence += 1;
-        let gradient = Push::gradient(sequence, grant, tray.room(0));
+        let gradient = Push::gradient(sequence, grant, tray.push_slot(0));
         let lie = gradient.lent(&[(0, 24)], Some(32));
         let request = world.send(line, gradient.envelope(), lie, &[]);
         let refused = refusal(world.answer(line, request).unwrap());
         assert!(matches!(refused, Refusal::Length { named: 32, received: 24 }), "{refused:?}");
     }
     assert_eq!(f32s(&world.values(line)), [0_f32; 28]);
-    let gradient = Push::gradient(sequence + 1, grant, tray.room(0));
+    let gradient = Push::gradient(sequence + 1, grant, tray.push_slot(0));
     assert_eq!(applied(&push(&mut world, line, &gradient, &[(0, 24)])), 1);
     // A room is of one push at a time, and a token of one.
-    let gradient = Push::gradient(sequence + 2, world.token(line), tray.room(0));
+    let gradient = Push::gradient(sequence + 2, world.token(line), tray.push_slot(0));
     world.send(line, gradient.envelope(), gradient.lent(&[(0, 24)], None), &[]);
     let next = Push { sequence: sequence + 3, ..gradient };
     let refused = refusal(push(&mut world, line, &next, &[(0, 24)]));
-    assert_eq!(refused, Refusal::NoRoom { room: tray.room(0) });
-    let elsewhere = Push { room: tray.room(1), ..gradient };
+    assert_eq!(refused, Refusal::PushSlotTaken { push_slot: tray.push_slot(0) });
+    let elsewhere = Push { push_slot: tray.push_slot(1), ..gradient };
     let refused = refusal(push(&mut world, line, &elsewhere, &[(24, 40)]));
-    assert_eq!(refused, Refusal::NoRoom { room: tray.room(1) });
+    assert_eq!(refused, Refusal::PushSlotTaken { push_slot: tray.push_slot(1) });
 }
 
 #[test]
@@ -411,7 +414,7 @@ fn as_many_ranges_as_can_be_named_are_taken() {
     let all: Vec<(u64, u64)> =
         (0..PUSH_LENT_RANGES_MAX as u64).map(|n| (8 * n, 8 * n + 8)).collect();
     tray.put(0, 0, &bytes_of(&vec![1_f32; 2 * PUSH_LENT_RANGES_MAX + 2]));
-    let gradient = Push::gradient(1, world.token(line), tray.room(0));
+    let gradient = Push::gradient(1, world.token(line), tray.push_slot(0));
     // Every other one first, so that each is a range of its own.
     let (odd, even): (Vec<_>, Vec<_>) = all.into_iter().partition(|(start, _)| start % 16 == 8);
     let ranges: Vec<(u64, u64)> = odd.into_iter().chain(even).collect();
@@ -443,7 +446,7 @@ fn nothing_of_a_push_with_nan_counts_however_large_it_is() {
         for (sequence, at) in [0, elements - 1, elements, 2 * elements - 1].into_iter().enumerate()
         {
             tray.put(0, 4 * at as u64, &bad);
-            let gradient = Push::gradient(sequence as u64 + 1, grant, tray.room(0));
+            let gradient = Push::gradient(sequence as u64 + 1, grant, tray.push_slot(0));
             let refused = refusal(push(&mut world, line, &gradient, &[(0, bytes)]));
             let (variable, element) = (VariableId((at / elements) as u32), at % elements);
             let found = matches!(refused, Refusal::NonFinite { variable: v, element: e, value }
@@ -456,7 +459,7 @@ fn nothing_of_a_push_with_nan_counts_however_large_it_is() {
         assert_eq!(world.metrics().pushes_dropped, 4);
         // The token is the client's still.
         values[0] = 1.0;
-        let gradient = Push::gradient(9, grant, tray.room(0));
+        let gradient = Push::gradient(9, grant, tray.push_slot(0));
         assert_eq!(applied(&push(&mut world, line, &gradient, &[(0, bytes)])), 1);
         assert!(f32s(&world.values(line)).iter().all(|&value| value == -1.0));
     }
@@ -469,7 +472,7 @@ fn nan_that_is_gone_before_the_second_pass_is_refused_all_the_same() {
     let (mut world, _, line) = near(variables, |config| config.optimizer_for("w", Lamb::default()));
     let (tray, bytes) = (Tray::new(&mut world, line), 4 * LARGE as u64);
     tray.put(0, 0, &f32::INFINITY.to_le_bytes());
-    let gradient = Push::gradient(1, world.token(line), tray.room(0));
+    let gradient = Push::gradient(1, world.token(line), tray.push_slot(0));
     let all = gradient.lent(&[(0, bytes)], Some(bytes));
     let request = world.send(line, gradient.envelope(), all, &[]);
     world.slice(0);
@@ -493,7 +496,7 @@ fn nan_is_counted_once_or_not_looked_for_as_is_configured() {
             for at in [0, elements as u64 / 2, elements as u64 - 1] {
                 tray.put(0, 4 * at, &f32::INFINITY.to_le_bytes());
             }
-            let gradient = Push::gradient(1, world.token(line), tray.room(0));
+            let gradient = Push::gradient(1, world.token(line), tray.push_slot(0));
             let answer = push(&mut world, line, &gradient, &[(0, 4 * elements as u64)]);
             assert_eq!(applied(&answer), 1);
             assert_eq!(world.metrics().non_finite, counted, "{policy:?} of {elements}");
@@ -508,7 +511,7 @@ fn what_lies_whole_is_applied_though_its_client_is_gone() {
         let line = world.join(0, peer);
         let tray = Tray::new(world, line);
         tray.put(1, 0, &bytes_of(&vec![1_f32; LARGE]));
-        let gradient = Push::gradient(sequence, world.token(line), tray.room(1));
+        let gradient = Push::gradient(sequence, world.token(line), tray.push_slot(1));
         let bytes = 4 * LARGE as u64;
         world.send(line, gradient.envelope(), gradient.lent(&[(0, bytes)], Some(bytes)), &[]);
         (line, gradient)
@@ -547,7 +550,7 @@ fn what_is_not_whole_goes_with_its_client() {
     let (mut world, _, line) = near(variables(), |config| config);
     let left = world.left();
     let tray = Tray::new(&mut world, line);
-    let gradient = Push::gradient(1, world.token(line), tray.room(0));
+    let gradient = Push::gradient(1, world.token(line), tray.push_slot(0));
     world.send(line, gradient.envelope(), gradient.lent(&[(0, 16)], None), &[]);
     world.send(line, gradient.envelope(), gradient.part(16, None), &bytes_of(&[1_f64]));
     assert_eq!(state(&mut world, line, 1), PushState::Receiving { bytes: 24 });
@@ -559,10 +562,10 @@ fn what_is_not_whole_goes_with_its_client() {
     assert!(world.closed.contains(&line) && world.answer(line, late).is_none());
     assert_eq!(state(&mut world, next, 1), PushState::Unknown {});
     let refused = refusal(push(&mut world, next, &gradient, &[(0, 16)]));
-    assert_eq!(refused, Refusal::NoRoom { room: tray.room(0) });
+    assert_eq!(refused, Refusal::PushSlotTaken { push_slot: tray.push_slot(0) });
     let tray = Tray::new(&mut world, next);
     tray.put(0, 0, &bytes_of(&[1_f32; 3]));
-    let gradient = Push { room: tray.room(0), ..gradient };
+    let gradient = Push { push_slot: tray.push_slot(0), ..gradient };
     assert_eq!(applied(&push(&mut world, next, &gradient, &[(0, 16)])), 1);
     assert!(matches!(world.ask(next, message::Leave {}.into()), Message::Left(_)));
     assert_eq!(world.left(), left);
@@ -573,7 +576,7 @@ fn the_token_of_a_refused_push_whose_client_is_gone_goes_to_others() {
     let (mut world, _, line) = large(80 << 16);
     let tray = Tray::new(&mut world, line);
     tray.put(0, 4096, &f32::NAN.to_le_bytes());
-    let gradient = Push::gradient(1, world.token(line), tray.room(0));
+    let gradient = Push::gradient(1, world.token(line), tray.push_slot(0));
     let bytes = 4 * LARGE as u64;
     world.send(line, gradient.envelope(), gradient.lent(&[(0, bytes)], Some(bytes)), &[]);
     assert!(matches!(world.ask(line, message::Leave {}.into()), Message::Left(_)));
@@ -589,7 +592,7 @@ fn a_push_that_is_withdrawn_leaves_the_room_to_its_client() {
     let (mut world, _, line) = near(variables(), |config| config);
     let tray = Tray::new(&mut world, line);
     tray.put(0, 0, &bytes_of(&[1_f32; 3]));
-    let gradient = Push::gradient(1, world.token(line), tray.room(0));
+    let gradient = Push::gradient(1, world.token(line), tray.push_slot(0));
     world.send(line, gradient.envelope(), gradient.lent(&[(0, 16)], None), &[]);
     let request = world.send(line, gradient.envelope(), message::Withdraw {}.into(), &[]);
     let answer = world.answer(line, request);
@@ -672,11 +675,11 @@ fn a_tray_is_counted_as_memory_and_so_is_what_is_sent_beside_it() {
     let (answer, _, mut world, line) = memory(used + 8192 + 4095);
     let Message::LentTray(lent) = answer else { panic!("{answer:?}") };
     assert_eq!((lent.bytes, lent.first, lent.stride), (8192, 0, 4096));
-    let gradient = Push::gradient(1, world.token(line), lent.rooms.items()[0]);
+    let gradient = Push::gradient(1, world.token(line), lent.push_slots.items()[0]);
     let request = world.announce(line, gradient.envelope(), gradient.part(16, None), 16);
     let refused = refusal(world.answer(line, request).unwrap());
     // Those that all share have theirs.
-    assert_eq!(refused, Refusal::NoRoom { room: lent.rooms.items()[0] });
+    assert_eq!(refused, Refusal::PushSlotTaken { push_slot: lent.push_slots.items()[0] });
     world.body(line, &[0; 16]);
     let gradient = Push { sequence: 2, ..gradient };
     assert_eq!(applied(&push(&mut world, line, &gradient, &[(0, 16)])), 1);
@@ -687,7 +690,7 @@ fn values_are_assigned_from_a_tray() {
     let (mut world, line, _) = near(variables(), |config| config);
     let tray = Tray::new(&mut world, line);
     tray.put(0, 32, &bytes_of(&[7_f32; 4]));
-    let assign = Push::plain(1, Operation::Assign {}, tray.room(0));
+    let assign = Push::plain(1, Operation::Assign {}, tray.push_slot(0));
     assert_eq!(applied(&push(&mut world, line, &assign, &[(32, 48)])), 1);
     assert_eq!(f32s(&world.values(line)[32..48]), [7.0; 4]);
 }
@@ -698,7 +701,7 @@ fn with_state() -> (World, Line, Tray, Push) {
     let line = world.join(0, &mut worker(1));
     let tray = Tray::new(&mut world, line);
     tray.put(0, 0, &bytes_of(&[1_f32; 3]));
-    let gradient = Push::gradient(1, world.token(line), tray.room(0));
+    let gradient = Push::gradient(1, world.token(line), tray.push_slot(0));
     (world, line, tray, gradient)
 }
 
@@ -717,8 +720,8 @@ fn what_lay_whole_in_a_tray_when_its_server_was_killed_is_sent_again() {
     );
     // Its tray is gone, and its token is not.
     let refused = refusal(push(&mut world, line, &gradient, &[(0, 16)]));
-    assert_eq!(refused, Refusal::NoRoom { room: gradient.room });
-    let gradient = Push { room: world.room(line), ..gradient };
+    assert_eq!(refused, Refusal::PushSlotTaken { push_slot: gradient.push_slot });
+    let gradient = Push { push_slot: world.push_slot(line), ..gradient };
     let answer = world.push_answer(line, &gradient, &[(0, &bytes_of(&[1_f32; 3]))]);
     assert_eq!(applied(&answer), 1);
     assert_eq!(f32s(&world.values(line)[..12]), [-1.0; 3]);

@@ -65,7 +65,7 @@ impl Lent {
         };
         let (tray, bytes) = (&self.trays[replica][shard], body.len() as u64);
         tray.put(place, 0, &body);
-        let push = Push::gradient(sequence, grant, tray.room(place));
+        let push = Push::gradient(sequence, grant, tray.push_slot(place));
         let said = push.lent(&[(0, bytes)], Some(bytes));
         let request = cluster.world.send(line, push.envelope(), said, &[]);
         cluster.settle();
@@ -155,11 +155,14 @@ fn what_is_stale_gives_its_room_back_and_what_lies_there_still_is_said() {
     lent.cluster.replicas[1].sequence += 1;
     let held = lent.push_to((1, 1), 0, slow, 9.0);
     assert!(matches!(held, Some(Message::PushAnswer(ref a)) if a.outcome == Outcome::Held {}));
-    let next = Push::gradient(99, slow, lent.trays[1][1].room(0));
+    let next = Push::gradient(99, slow, lent.trays[1][1].push_slot(0));
     let line = lent.cluster.replicas[1].lines[1];
     let said = next.lent(&[(0, 16)], Some(16));
     let refused = lent.cluster.world.refused(line, said);
-    assert!(matches!(refused, Refusal::Window { .. } | Refusal::NoRoom { .. }), "{refused:?}");
+    assert!(
+        matches!(refused, Refusal::Window { .. } | Refusal::PushSlotTaken { .. }),
+        "{refused:?}"
+    );
     assert_eq!(lent.push(0, 0, fast, 1.0), ACCEPTED(0));
     let answer = lent.push_to((0, 1), 0, slow, 9.0);
     assert!(matches!(answer, Some(Message::PushAnswer(ref a)) if Some(a.outcome) == STALE(1)));
@@ -180,7 +183,7 @@ fn work_that_is_due_on_a_push_is_not_done_on_the_next_in_its_room() {
         let (line, tray) = (lent.cluster.replicas[0].lines[0], &lent.trays[0][0]);
         tray.put(0, 0, &[0; 56]);
         let world = &mut lent.cluster.world;
-        let push = Push::gradient(1, grant, tray.room(0));
+        let push = Push::gradient(1, grant, tray.push_slot(0));
         world.send(line, push.envelope(), push.lent(&[(0, 32)], Some(32)), &[]);
         if clips {
             assert_eq!(world.slice(0), Work::More, "it is looked at, and not measured yet");
@@ -189,7 +192,7 @@ fn work_that_is_due_on_a_push_is_not_done_on_the_next_in_its_room() {
         world.say(line, message::ReturnToken { token, generation }.into());
         let dropped = world.shards[0].inbox.as_ref().unwrap().arrivals().count() == 0;
         assert!(dropped, "what spends no token is not kept");
-        let assign = Push::plain(2, Operation::Assign {}, tray.room(0));
+        let assign = Push::plain(2, Operation::Assign {}, tray.push_slot(0));
         let said = assign.lent(&[(32, 48)], Some(16));
         let request = world.send(line, assign.envelope(), said, &[]);
         lent.cluster.settle();
@@ -207,7 +210,7 @@ fn what_is_still_to_be_looked_at_is_not_reported_as_held() {
     let (line, tray) = (lent.cluster.replicas[0].lines[1], &lent.trays[0][1]);
     tray.put(0, 0, &bytes_of(&[f64::NAN, 1.0]));
     let world = &mut lent.cluster.world;
-    let push = Push::gradient(1, grant, tray.room(0));
+    let push = Push::gradient(1, grant, tray.push_slot(0));
     let request = world.send(line, push.envelope(), push.lent(&[(0, 16)], Some(16)), &[]);
     // The shard says again what it has said, as to a step owner that was started anew.
     world.input(1, Input::OwnerLink { up: false });
@@ -230,7 +233,7 @@ fn what_is_over_before_it_was_looked_at_is_answered() {
     let (line, tray) = (lent.cluster.replicas[1].lines[1], &lent.trays[1][1]);
     tray.put(0, 0, &bytes_of(&[9.0, 9.0]));
     let world = &mut lent.cluster.world;
-    let push = Push::gradient(1, slow, tray.room(0));
+    let push = Push::gradient(1, slow, tray.push_slot(0));
     let request = world.send(line, push.envelope(), push.lent(&[(0, 16)], Some(16)), &[]);
     let envelope = Envelope { restore_epoch: RestoreEpoch(1), ..Envelope::default() };
     let (header, message) = pack(&envelope, &message::Over { token: slow.token }.into(), 0);
@@ -252,7 +255,7 @@ fn a_gradient_is_measured_by_itself_though_another_was_being_measured_in_its_roo
     let (line, tray) = (lent.cluster.replicas[0].lines[0], &lent.trays[0][0]);
     let bytes = 4 * LARGE as u64;
     let say = |sequence, grant| {
-        let push = Push::gradient(sequence, grant, tray.room(0));
+        let push = Push::gradient(sequence, grant, tray.push_slot(0));
         (push.envelope(), push.lent(&[(0, bytes)], Some(bytes)))
     };
     tray.put(0, 0, &bytes_of(&vec![100_f32; LARGE]));
@@ -295,7 +298,7 @@ fn large_gradients_are_averaged_in_slices() {
             let (line, tray) = (lent.cluster.replicas[replica].lines[0], &lent.trays[replica][0]);
             let gradient: Vec<f32> = (0..LARGE).map(|at| ramp(at) * (1 + replica) as f32).collect();
             tray.put(0, 0, &bytes_of(&gradient));
-            let push = Push::gradient(1, grant, tray.room(0));
+            let push = Push::gradient(1, grant, tray.push_slot(0));
             let said = push.lent(&[(0, bytes)], Some(bytes));
             let request = lent.cluster.world.send(line, push.envelope(), said, &[]);
             lent.cluster.settle();
@@ -322,7 +325,7 @@ fn a_gradient_that_has_no_rows_of_a_variable_is_measured() {
     let (line, tray) = (lent.cluster.replicas[0].lines[0], &lent.trays[0][0]);
     tray.put(0, 0, &bytes_of(&[2_f32, 2.0, 2.0, -2.0, -4.0, -4.0]));
     let world = &mut lent.cluster.world;
-    let push = Push::gradient(1, grant, tray.room(0));
+    let push = Push::gradient(1, grant, tray.push_slot(0));
     world.send(line, push.envelope(), push.part(88, None), &index_of::<u32>(&[]));
     let request = world.send(line, push.envelope(), push.lent(&[(0, 24)], Some(32)), &[]);
     lent.cluster.settle();

@@ -61,7 +61,7 @@ const IN_CLUSTERS: &[Bug] = &[
     Bug::PinIgnored,
     Bug::RevokedUnseen,
     Bug::TurnLate,
-    Bug::RoomEarly,
+    Bug::SlotEarly,
     Bug::TakeBackUnasked,
     Bug::OwnerNotAsked,
 ];

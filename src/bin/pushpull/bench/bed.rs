@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use pushpull::blocking::{Reader, Worker};
-use pushpull::common::protocol::limits::LENT_ROOMS_MAX;
+use pushpull::common::protocol::limits::BUFFER_SLOTS_MAX;
 use pushpull::{
     ClusterSpec, Gradients, Params, Ps, PsConfig, Sgd, TaskId, VariableSpec, WorkerConfig,
 };
@@ -124,9 +124,9 @@ impl TestBed {
     }
 
     /// From now on no gradient lies in memory that the server lends.
-    pub(crate) fn use_up_rooms(&mut self) {
+    pub(crate) fn use_up_push_slots(&mut self) {
         for replica in &mut self.replicas {
-            replica.held = (0..LENT_ROOMS_MAX).map(|_| replica.worker.gradients()).collect();
+            replica.held = (0..BUFFER_SLOTS_MAX).map(|_| replica.worker.gradients()).collect();
         }
     }
 

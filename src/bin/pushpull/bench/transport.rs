@@ -132,7 +132,7 @@ impl Rows<'_> {
         if self.replicas == 1 {
             self.handed()?;
         }
-        self.bed.use_up_rooms();
+        self.bed.use_up_push_slots();
         self.beside_round_trips("push_copied", Way::Push)
     }
 

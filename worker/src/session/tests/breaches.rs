@@ -26,7 +26,7 @@ fn sayings() -> Vec<Message> {
         message::Granted { grant: grant(1, 0) }.into(),
         message::Ended { reason: EndReason::Finished {} }.into(),
         message::Returned {}.into(),
-        message::Room { room: 1 }.into(),
+        message::Reserved { push_slot: 1 }.into(),
         push_answer(applied(1)).into(),
         message::OutcomeIs { state: PushState::Unknown {} }.into(),
         message::Pulled { version: 1, gradients: 1, offset: 0, last: true }.into(),
@@ -78,7 +78,7 @@ fn ask(world: &mut World, index: usize) -> (Option<OpId>, Frame) {
         }
     };
     if index == 3 || index == 4 {
-        let mut frame = world.give_room(OWNER, 1).remove(0);
+        let mut frame = world.give_push_slot(OWNER, 1).remove(0);
         if index == 4 {
             world.reconnect(OWNER);
             frame = world.heard(OWNER, "OutcomeQuery");

@@ -121,7 +121,7 @@ fn a_server_that_is_connected_and_does_not_answer_for_a_lease_is_told() {
     // Behind a push, whose bytes a slow network may have yet to carry, it is not cut off for long.
     let push = world.push(&plan, 1);
     for link in [OWNER, 1] {
-        world.give_room(link, 1);
+        world.give_push_slot(link, 1);
     }
     world.pass(Duration::from_secs(25));
     assert!(world.waits(push) && world.closed.is_empty());
@@ -170,7 +170,7 @@ fn what_a_server_says_that_waits_for_storage_is_told_until_it_goes_on() {
         Command::Push { order: order(&plan, Some(grant(1, 0)), 1) },
         Duration::from_secs(15),
     );
-    world.give_room(OWNER, 1);
+    world.give_push_slot(OWNER, 1);
     let cause = "cannot reserve space for /state/rows-1: no space left on device";
     let storage = || refused(Refusal::Storage { detail: Detail::clipped(cause) });
     let beats = |world: &mut World, stuck: bool| {

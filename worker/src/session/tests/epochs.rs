@@ -81,7 +81,7 @@ fn the_epoch_of_a_shard_is_in_every_request_and_once_joined_in_the_hello() {
     world.push(&plan, 1);
     let reserve = world.heard(1, "Reserve");
     assert_eq!(reserve.envelope.restore_epoch, RestoreEpoch(2));
-    world.answer(&reserve, message::Room { room: 1 });
+    world.answer(&reserve, message::Reserved { push_slot: 1 });
     assert_eq!(world.heard(1, "PushPart").envelope.restore_epoch, RestoreEpoch(2));
     for (link, epoch) in [(OWNER, 2), (1, 2), (2, 0)] {
         world.cut(link);

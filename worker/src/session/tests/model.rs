@@ -26,7 +26,7 @@ fn now(fill: &Fill) -> u8 {
 
 #[derive(Debug)]
 struct Arrival {
-    room: u32,
+    push_slot: u32,
     /// What every byte of the push is.
     fill: Option<Fill>,
     bytes: u64,
@@ -39,11 +39,11 @@ pub(super) struct Shard {
     pub(super) owner: bool,
     pub(super) bytes: u64,
     pub(super) says: VecDeque<Said>,
-    rooms_max: usize,
+    push_slots_max: usize,
     /// Rooms that the client holds, in use or not.
-    rooms: BTreeSet<u32>,
-    next_room: u32,
-    waits_for_room: VecDeque<RequestId>,
+    push_slots: BTreeSet<u32>,
+    next_push_slot: u32,
+    waits_for_push_slot: VecDeque<RequestId>,
     waits_for_token: VecDeque<RequestId>,
     arrivals: BTreeMap<u64, Arrival>,
     passed_over: Option<(u64, u32)>,
@@ -75,15 +75,15 @@ pub(super) struct Shard {
 pub(super) const RESTORED_STEP: GlobalStep = GlobalStep(2);
 
 impl Shard {
-    pub(super) fn new(owner: bool, bytes: u64, rooms_max: usize) -> Shard {
+    pub(super) fn new(owner: bool, bytes: u64, push_slots_max: usize) -> Shard {
         Shard {
             owner,
             bytes,
             says: VecDeque::new(),
-            rooms_max,
-            rooms: BTreeSet::new(),
-            next_room: 1,
-            waits_for_room: VecDeque::new(),
+            push_slots_max,
+            push_slots: BTreeSet::new(),
+            next_push_slot: 1,
+            waits_for_push_slot: VecDeque::new(),
             waits_for_token: VecDeque::new(),
             arrivals: BTreeMap::new(),
             passed_over: None,
@@ -149,13 +149,13 @@ impl Shard {
     /// The owner decides about a push that it has.
     fn decide(&mut self, sequence: u64, outcome: Outcome) {
         let Some(arrival) = self.arrivals.remove(&sequence) else { return };
-        self.rooms.remove(&arrival.room);
+        self.push_slots.remove(&arrival.push_slot);
         assert!(self.out.remove(&arrival.token.0), "token {} is spent twice", arrival.token);
         self.settle(sequence, outcome);
         if let Some((request, _)) = arrival.whole.filter(|whole| whole.0.0 != 0) {
             self.say(request, push_answer(outcome));
         }
-        self.give_rooms();
+        self.give_push_slots();
     }
 
     /// The owner gives up answering those who wait for a decision.
@@ -179,7 +179,7 @@ impl Shard {
     /// A share of a synchronous push is whole on a shard that is not the owner.
     fn hold(&mut self, request: RequestId, sequence: u64) {
         let Some(arrival) = self.arrivals.remove(&sequence) else { return };
-        self.rooms.remove(&arrival.room);
+        self.push_slots.remove(&arrival.push_slot);
         let current = GlobalStep(self.step);
         let outcome = match self.over.contains(&arrival.token.0) {
             true => Outcome::Stale { current },
@@ -190,13 +190,13 @@ impl Shard {
         }
         self.settle(sequence, outcome);
         self.say(request, push_answer(outcome));
-        self.give_rooms();
+        self.give_push_slots();
     }
 
     /// The connection is gone: so is what came over it and was not whole, and who waited there.
     pub(super) fn disconnected(&mut self) {
         self.says.clear();
-        self.waits_for_room.clear();
+        self.waits_for_push_slot.clear();
         self.waits_for_token.clear();
         self.passed_over = None;
         self.lent.clear();
@@ -208,9 +208,9 @@ impl Shard {
     }
 
     /// Another client takes the rooms that lie unused.
-    pub(super) fn steal_rooms(&mut self) {
-        let used: BTreeSet<u32> = self.arrivals.values().map(|arrival| arrival.room).collect();
-        self.rooms.retain(|room| used.contains(room));
+    pub(super) fn steal_push_slots(&mut self) {
+        let used: BTreeSet<u32> = self.arrivals.values().map(|arrival| arrival.push_slot).collect();
+        self.push_slots.retain(|push_slot| used.contains(push_slot));
     }
 
     /// The server is killed and started again on its state: pushes that are whole, what is
@@ -218,14 +218,14 @@ impl Shard {
     /// are given out again.
     pub(super) fn restart(&mut self) {
         self.disconnected();
-        self.steal_rooms();
-        self.next_room = 1;
+        self.steal_push_slots();
+        self.next_push_slot = 1;
     }
 
     /// A checkpoint is restored: all that was is no more.
     pub(super) fn begin_epoch(&mut self) {
         let (step, epoch) = (RESTORED_STEP.0, RestoreEpoch(self.epoch.0 + 1));
-        *self = Shard { step, epoch, ..Shard::new(self.owner, self.bytes, self.rooms_max) };
+        *self = Shard { step, epoch, ..Shard::new(self.owner, self.bytes, self.push_slots_max) };
     }
 
     /// Applies one push that is whole.
@@ -236,7 +236,7 @@ impl Shard {
             return self.decide(sequence, Outcome::Stale { current: GlobalStep(self.step) });
         }
         let arrival = self.arrivals.remove(&sequence).unwrap();
-        self.rooms.remove(&arrival.room);
+        self.push_slots.remove(&arrival.push_slot);
         self.version += 1;
         *self.applied.entry(arrival.fill.as_ref().map_or(0, now)).or_default() += 1;
         if self.owner && arrival.token.0 != 0 {
@@ -246,11 +246,11 @@ impl Shard {
         let (version, step) = (self.version, GlobalStep(self.step));
         let outcome = Outcome::Applied { version, step, staleness: 0 };
         self.settle(sequence, outcome);
-        self.give_rooms();
+        self.give_push_slots();
         let Some((request, next)) = arrival.whole.filter(|whole| whole.0.0 != 0) else { return };
         let next = (next && self.owner).then(|| self.grant());
-        let room = if self.version.is_multiple_of(3) { self.spare_room() } else { 0 };
-        self.say(request, message::PushAnswer { next, room, ..push_answer(outcome) });
+        let push_slot = if self.version.is_multiple_of(3) { self.free_push_slot() } else { 0 };
+        self.say(request, message::PushAnswer { next, push_slot, ..push_answer(outcome) });
     }
 
     /// Grants a token to whoever waits.
@@ -265,39 +265,41 @@ impl Shard {
         let token = self.next_token;
         self.next_token += 1;
         self.out.insert(token);
-        Grant { token: TokenId(token), generation: 1, step: GlobalStep(self.step), room: 0 }
+        Grant { token: TokenId(token), generation: 1, step: GlobalStep(self.step), push_slot: 0 }
     }
 
-    fn unused_room(&self) -> Option<u32> {
-        let used = |room: &&u32| self.arrivals.values().any(|arrival| arrival.room == **room);
-        self.rooms.iter().find(|room| !used(room)).copied()
+    fn unused_push_slot(&self) -> Option<u32> {
+        let used = |push_slot: &&u32| {
+            self.arrivals.values().any(|arrival| arrival.push_slot == **push_slot)
+        };
+        self.push_slots.iter().find(|push_slot| !used(push_slot)).copied()
     }
 
-    fn spare_room(&mut self) -> u32 {
-        if !self.waits_for_room.is_empty() {
+    fn free_push_slot(&mut self) -> u32 {
+        if !self.waits_for_push_slot.is_empty() {
             return 0;
         }
-        self.room().unwrap_or(0)
+        self.push_slot().unwrap_or(0)
     }
 
-    fn room(&mut self) -> Option<u32> {
-        let unused = self.unused_room();
-        if unused.is_some() || self.rooms.len() == self.rooms_max {
+    fn push_slot(&mut self) -> Option<u32> {
+        let unused = self.unused_push_slot();
+        if unused.is_some() || self.push_slots.len() == self.push_slots_max {
             return unused;
         }
-        while !self.rooms.insert(self.next_room) {
-            self.next_room += 1;
+        while !self.push_slots.insert(self.next_push_slot) {
+            self.next_push_slot += 1;
         }
-        self.next_room += 1;
-        Some(self.next_room - 1)
+        self.next_push_slot += 1;
+        Some(self.next_push_slot - 1)
     }
 
-    fn give_rooms(&mut self) {
-        while !self.waits_for_room.is_empty()
-            && let Some(room) = self.room()
-            && let Some(request) = self.waits_for_room.pop_front()
+    fn give_push_slots(&mut self) {
+        while !self.waits_for_push_slot.is_empty()
+            && let Some(push_slot) = self.push_slot()
+            && let Some(request) = self.waits_for_push_slot.pop_front()
         {
-            self.say(request, message::Room { room });
+            self.say(request, message::Reserved { push_slot });
         }
     }
 
@@ -332,8 +334,8 @@ impl Shard {
             _ if found.0 == 0 => panic!("{:?} in no epoch", frame.message),
             Message::Heartbeat(_) => self.say(request, message::HeartbeatAnswer {}),
             Message::Reserve(_) => {
-                self.waits_for_room.push_back(request);
-                self.give_rooms();
+                self.waits_for_push_slot.push_back(request);
+                self.give_push_slots();
             }
             Message::PushPart(part) => {
                 let same = frame.body.windows(2).all(|pair| pair[0] == pair[1]);
@@ -362,7 +364,7 @@ impl Shard {
                 match lost {
                     Some(token) => {
                         let (token, step) = (TokenId(token), GlobalStep(self.step));
-                        let grant = Grant { token, generation: 1, step, room: 0 };
+                        let grant = Grant { token, generation: 1, step, push_slot: 0 };
                         self.say(request, message::Granted { grant });
                     }
                     None => self.waits_for_token.push_back(request),
@@ -384,12 +386,12 @@ impl Shard {
         let arrival = self.arrivals.remove(&sequence);
         assert!(arrival.as_ref().is_none_or(|a| a.whole.is_none()), "{sequence} was whole");
         if let Some(arrival) = arrival {
-            self.rooms.remove(&arrival.room);
+            self.push_slots.remove(&arrival.push_slot);
         }
         let outcome = *self.settled.entry(sequence).or_insert(Outcome::Withdrawn {});
         let stale = self.synchronous && matches!(outcome, Outcome::Stale { .. });
         assert!(stale || outcome == Outcome::Withdrawn {}, "{sequence} was applied");
-        self.give_rooms();
+        self.give_push_slots();
         self.say(request, push_answer(outcome));
     }
 
@@ -408,18 +410,19 @@ impl Shard {
     /// Lends a tray of two rooms.
     fn lend(&mut self, request: RequestId) {
         assert!(self.lent.is_empty(), "a connection has one tray");
-        let rooms = vec![self.next_lent, self.next_lent + 1];
+        let push_slots = vec![self.next_lent, self.next_lent + 1];
         self.next_lent += 2;
-        self.lent.extend(rooms.iter().map(|&room| (room, Fill::default())));
-        let rooms = List::new(rooms).unwrap();
-        self.say(request, message::LentTray { bytes: 0, first: 0, stride: 0, rooms });
+        self.lent.extend(push_slots.iter().map(|&push_slot| (push_slot, Fill::default())));
+        let push_slots = List::new(push_slots).unwrap();
+        self.say(request, message::LentTray { bytes: 0, first: 0, stride: 0, push_slots });
     }
 
     /// Takes what lies in a room of the tray, whatever that will be once it is read.
     fn lent_part(&mut self, frame: &Frame, lent: &PushLent) {
-        let PushLent { operation, token, generation, room, whole, next, read, .. } = *lent;
-        let part = PushPart { operation, token, generation, room, offset: 0, whole, next, read };
-        let fill = self.lent.get(&room).expect("a room of its tray is named").clone();
+        let PushLent { operation, token, generation, push_slot, whole, next, read, .. } = *lent;
+        let part =
+            PushPart { operation, token, generation, push_slot, offset: 0, whole, next, read };
+        let fill = self.lent.get(&push_slot).expect("a room of its tray is named").clone();
         let bytes = lent.ranges.items().iter().map(|range| range.end - range.start).sum();
         self.part(frame, &part, Some(fill), bytes);
     }
@@ -428,7 +431,7 @@ impl Shard {
         let (request, sequence) = (frame.request(), frame.envelope.sequence.0);
         let newest = self.settled.last_key_value().map_or(0, |(newest, _)| *newest);
         assert!(sequence + WINDOW > newest, "push {sequence} is out of the window");
-        if self.passed_over == Some((sequence, part.room)) {
+        if self.passed_over == Some((sequence, part.push_slot)) {
             if part.whole.is_some() {
                 self.passed_over = None;
             }
@@ -448,21 +451,28 @@ impl Shard {
             }
             return;
         }
-        let mine = self.arrivals.get(&sequence).map(|arrival| arrival.room);
+        let mine = self.arrivals.get(&sequence).map(|arrival| arrival.push_slot);
         let fits = match mine {
-            Some(room) => room == part.room,
+            Some(push_slot) => push_slot == part.push_slot,
             None => {
-                let used = self.arrivals.values().any(|arrival| arrival.room == part.room);
-                let has = self.rooms.contains(&part.room) || self.lent.contains_key(&part.room);
+                let used =
+                    self.arrivals.values().any(|arrival| arrival.push_slot == part.push_slot);
+                let has = self.push_slots.contains(&part.push_slot)
+                    || self.lent.contains_key(&part.push_slot);
                 has && !used
             }
         };
         if !fits {
-            self.passed_over = part.whole.is_none().then_some((sequence, part.room));
-            return self.refuse(request, Refusal::NoRoom { room: part.room });
+            self.passed_over = part.whole.is_none().then_some((sequence, part.push_slot));
+            return self.refuse(request, Refusal::PushSlotTaken { push_slot: part.push_slot });
         }
-        let fresh =
-            Arrival { room: part.room, fill: None, bytes: 0, token: part.token, whole: None };
+        let fresh = Arrival {
+            push_slot: part.push_slot,
+            fill: None,
+            bytes: 0,
+            token: part.token,
+            whole: None,
+        };
         let arrival = self.arrivals.entry(sequence).or_insert(fresh);
         if let Some(fill) = fill {
             let first = arrival.fill.get_or_insert_with(|| fill.clone());

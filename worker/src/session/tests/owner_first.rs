@@ -23,7 +23,7 @@ fn joined(plan: &Arc<Plan>) -> World {
 
 /// What is sent to a shard once it has given room, in order.
 fn parts(world: &mut World, link: usize) -> Vec<Frame> {
-    world.give_room(link, 1)
+    world.give_push_slot(link, 1)
 }
 
 fn outcome(world: &mut World, op: OpId) -> Outcome {
@@ -192,7 +192,7 @@ fn a_token_that_comes_with_an_answer_is_granted_when_that_was_asked_for() {
         world.answer(&owner, answer);
         while let Some(frame) = world.sent.pop_front() {
             match frame.message {
-                Message::Reserve(_) => world.answer(&frame, message::Room { room: 1 }),
+                Message::Reserve(_) => world.answer(&frame, message::Reserved { push_slot: 1 }),
                 Message::PushPart(ref part) if part.whole.is_some() => {
                     world.answer(&frame, push_answer(applied(1)));
                 }

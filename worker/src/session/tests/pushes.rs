@@ -29,12 +29,15 @@ fn a_push_asks_for_room_and_sends_all_under_one_number() {
     order.read = Read { step: GlobalStep(9), gradients: [(shard(1), 6)].into() };
     let op = world.call(Command::Push { order });
     for link in 0..2 {
-        let parts = world.give_room(link, 40 + link as u32);
+        let parts = world.give_push_slot(link, 40 + link as u32);
         assert_eq!(parts.len(), 3);
         let mut end = 0;
         for (index, frame) in parts.iter().enumerate() {
             let part = frame.part();
-            assert_eq!((part.token, part.generation, part.room), (TokenId(5), 1, 40 + link as u32));
+            assert_eq!(
+                (part.token, part.generation, part.push_slot),
+                (TokenId(5), 1, 40 + link as u32)
+            );
             assert_eq!((frame.envelope.sequence.0, frame.envelope.step.0), (1, 9));
             assert_eq!(part.read, (link == 1).then_some(6), "each shard has counts of its own");
             assert_eq!(frame.request(), parts[0].request(), "one request, one answer");
@@ -59,13 +62,16 @@ fn a_room_that_came_with_a_token_or_an_answer_is_used_once() {
     let request = world.heard(OWNER, "TokenRequest");
     world.answer(&request, message::Granted { grant: grant(1, 31) });
     world.reply(token).unwrap();
-    for room in [31, 32] {
+    for push_slot in [31, 32] {
         let op = world.push(&plan, 1);
         let part = world.parts(OWNER).remove(0);
-        assert_eq!(part.part().room, room);
+        assert_eq!(part.part().push_slot, push_slot);
         world.answer(
             &part,
-            message::PushAnswer { room: 32 * u32::from(room == 31), ..push_answer(applied(1)) },
+            message::PushAnswer {
+                push_slot: 32 * u32::from(push_slot == 31),
+                ..push_answer(applied(1))
+            },
         );
         outcome(&mut world, op);
     }
@@ -78,12 +84,12 @@ fn a_push_whose_room_is_gone_asks_anew_and_sends_all_again() {
     let plan = plan(1, 600_000);
     let mut world = World::joined(&plan);
     let op = world.push(&plan, 1);
-    let first = world.give_room(OWNER, 1);
-    world.answer(&first[0], refused(Refusal::NoRoom { room: 1 }));
-    let again = world.give_room(OWNER, 2);
+    let first = world.give_push_slot(OWNER, 1);
+    world.answer(&first[0], refused(Refusal::PushSlotTaken { push_slot: 1 }));
+    let again = world.give_push_slot(OWNER, 2);
     assert_eq!(again.len(), 3);
     for (old, new) in first.iter().zip(&again) {
-        assert_eq!(new.part().room, 2);
+        assert_eq!(new.part().push_slot, 2);
         assert_ne!(new.request(), old.request());
         assert_eq!((new.part().offset, &new.body), (old.part().offset, &old.body));
         assert_eq!(new.envelope.sequence, old.envelope.sequence);
@@ -101,15 +107,15 @@ fn the_owner_gets_an_empty_share_of_a_gradient_and_none_of_a_value() {
         Command::Push { order }
     };
     let op = world.call(only(order(&plan, Some(grant(1, 0)), 1)));
-    let parts = world.give_room(OWNER, 1);
+    let parts = world.give_push_slot(OWNER, 1);
     assert_eq!((parts.len(), parts[0].part().whole, parts[0].body.len()), (1, Some(0), 0));
-    let other = world.give_room(1, 1);
+    let other = world.give_push_slot(1, 1);
     assert_eq!(other[0].part().whole, Some(16));
     world.answer(&other[0], push_answer(applied(900)));
     world.answer(&parts[0], push_answer(applied(7)));
     assert_eq!(outcome(&mut world, op), applied(7), "the owner knows the step");
     let op = world.call(only(order(&plan, None, 1)));
-    let parts = world.give_room(1, 2);
+    let parts = world.give_push_slot(1, 2);
     assert_eq!(parts[0].part().operation, Operation::Assign {});
     assert!(!parts[0].part().next);
     world.answer(&parts[0], push_answer(applied(901)));
@@ -125,7 +131,7 @@ fn merged(
     let plan = plan(2, 4);
     let mut world = World::joined(&plan);
     let op = world.push(&plan, 1);
-    let parts = [OWNER, 1].map(|link| world.give_room(link, 1).remove(0));
+    let parts = [OWNER, 1].map(|link| world.give_push_slot(link, 1).remove(0));
     for (part, result) in parts.into_iter().zip([owner, other]) {
         assert!(world.waits(op), "all shards are waited for");
         match result {
@@ -168,13 +174,13 @@ fn so_many_pushes_may_be_unsettled() {
     let returns = |frame: &&Frame| matches!(&frame.message, Message::ReturnToken(returned) if returned.token == TokenId(99));
     assert_eq!(frames.iter().filter(returns).count(), 1);
     // The first is settled: there is place for another.
-    world.answer(&frames[0], message::Room { room: 1 });
+    world.answer(&frames[0], message::Reserved { push_slot: 1 });
     let owner = world.parts(OWNER).remove(0);
     world.answer(&owner, push_answer(applied(1)));
     world.wait_for_connect(1);
     world.accept(1);
     let reserve = world.heard(1, "Reserve");
-    world.answer(&reserve, message::Room { room: 1 });
+    world.answer(&reserve, message::Reserved { push_slot: 1 });
     let at = world.sent.iter().position(|f| matches!(f.message, Message::PushPart(_))).unwrap();
     let part = world.sent.remove(at).unwrap();
     world.answer(&part, push_answer(applied(1)));
@@ -192,7 +198,7 @@ fn a_push_that_takes_too_long_goes_on() {
     let mut world = World::joined(&plan);
     let order = order(&plan, Some(grant(1, 0)), 1);
     let op = world.call_within(Command::Push { order }, ms(100));
-    let part = world.give_room(OWNER, 1).remove(0);
+    let part = world.give_push_slot(OWNER, 1).remove(0);
     world.pass(ms(100));
     let Err(Error::Timeout { sequence: Some(sequence), awaited, .. }) = world.reply(op) else {
         panic!()
@@ -212,7 +218,7 @@ fn a_push_that_takes_too_long_goes_on() {
     assert_eq!(outcome(&mut world, again), applied(3));
     for _ in 0..WINDOW {
         let op = world.push(&plan, 1);
-        let part = world.give_room(OWNER, 1).remove(0);
+        let part = world.give_push_slot(OWNER, 1).remove(0);
         world.answer(&part, push_answer(applied(4)));
         outcome(&mut world, op);
     }
@@ -233,13 +239,13 @@ fn a_push_that_is_given_up_before_it_is_whole_is_withdrawn() {
     let back = world.heard(OWNER, "ReturnToken");
     world.answer(&back, message::Returned {});
     for reserve in &reserves {
-        world.answer(reserve, message::Room { room: 3 });
+        world.answer(reserve, message::Reserved { push_slot: 3 });
     }
     assert!(world.sent.is_empty());
     // The rooms that came too late serve the next.
     world.push(&plan, 7);
     for link in 0..2 {
-        assert_eq!(world.parts(link)[0].part().room, 3);
+        assert_eq!(world.parts(link)[0].part().push_slot, 3);
     }
 }
 
@@ -248,10 +254,10 @@ fn a_push_that_is_given_up_once_it_may_be_whole_goes_on() {
     let plan = plan(2, 4);
     let mut world = World::joined(&plan);
     let op = world.push(&plan, 6);
-    let owner = world.give_room(OWNER, 1).remove(0);
+    let owner = world.give_push_slot(OWNER, 1).remove(0);
     world.cancel(op);
     assert!(world.is_quiet(OWNER), "the owner may hold its share whole");
-    let other = world.give_room(1, 1).remove(0);
+    let other = world.give_push_slot(1, 1).remove(0);
     world.answer(&owner, push_answer(applied(1)));
     world.answer(&other, push_answer(applied(1)));
     world.pass(Duration::from_secs(5));

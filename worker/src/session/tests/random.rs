@@ -22,7 +22,7 @@ use crate::fanout::Plan;
 use crate::params::Buffer;
 use crate::parts::Scattered;
 use crate::session::{Command, Input, OpId, Output, PushOrder, Reply};
-use crate::trays::{GradientBuffer, Room, RoomMemory, TrayId};
+use crate::trays::{BufferSlot, GradientBuffer, SlotMemory, TrayId};
 
 /// The SplitMix64 sequence of Steele, Lea and Flood, 2014.
 struct Random(u64);
@@ -74,7 +74,7 @@ struct Taken {
     seen: Seen,
 }
 
-impl RoomMemory for Taken {
+impl SlotMemory for Taken {
     fn bytes(&self) -> &[u8] {
         self.bytes.bytes()
     }
@@ -130,11 +130,13 @@ impl Test {
         let shards = 1 + random.below(3) as u32;
         let plan = Arc::into_inner(plan(shards, 1 + random.below(9))).unwrap();
         let plan = Arc::new(plan.with_parts_of(8 + 8 * random.below(4)));
-        let rooms = 1 + random.below(3) as usize;
+        let push_slots = 1 + random.below(3) as usize;
         let bytes = |task| plan.catalogue().layout(shard(task)).bytes();
         let near = random.below(2) == 0;
         let mut test = Test {
-            shards: (0..shards).map(|task| Shard::new(task == 0, bytes(task), rooms)).collect(),
+            shards: (0..shards)
+                .map(|task| Shard::new(task == 0, bytes(task), push_slots))
+                .collect(),
             lines: (0..shards).map(|_| Line::default()).collect(),
             random,
             world: World::with(|start| start.incarnation.0 = seed),
@@ -201,8 +203,8 @@ impl Test {
                             (self.shards[link].lent[&number].clone(), Arc::default());
                         Seen { number, fill, taken }
                     };
-                    let rooms = lent.rooms.items().iter().map(seen).collect();
-                    self.trays.insert(link, (tray, rooms));
+                    let push_slots = lent.push_slots.items().iter().map(seen).collect();
+                    self.trays.insert(link, (tray, push_slots));
                 }
             }
         }
@@ -305,14 +307,22 @@ impl Test {
         let bytes = self.plan.bytes();
         let take = |of| {
             let link = self.plan.shards().iter().position(|&shard| shard == of)?;
-            let (tray, rooms) = self.trays.get(&link)?;
-            let seen = rooms.iter().find(|room| !room.taken.swap(true, Ordering::Relaxed))?.clone();
+            let (tray, push_slots) = self.trays.get(&link)?;
+            let seen = push_slots
+                .iter()
+                .find(|push_slot| !push_slot.taken.swap(true, Ordering::Relaxed))?
+                .clone();
             seen.fill.store(fill, Ordering::Relaxed);
             let (number, bytes) = (seen.number, Buffer::of_bytes(bytes));
-            Some(Room { shard: of, tray: *tray, number, memory: Box::new(Taken { bytes, seen }) })
+            Some(BufferSlot {
+                shard: of,
+                tray: *tray,
+                number,
+                memory: Box::new(Taken { bytes, seen }),
+            })
         };
         buffer.renew(|_| true, take);
-        self.written += buffer.rooms();
+        self.written += buffer.push_slots();
         for id in (0..self.shards.len() as u32).map(VariableId) {
             let range = self.plan.range(id);
             buffer.slice_mut(range.start..range.end.next_multiple_of(8)).fill(fill);
@@ -444,7 +454,7 @@ impl Test {
     fn trouble(&mut self) {
         let link = self.random.below(self.lines.len() as u64) as usize;
         if self.random.below(3) == 0 {
-            return self.shards[link].steal_rooms();
+            return self.shards[link].steal_push_slots();
         }
         let line = std::mem::take(&mut self.lines[link]);
         self.trays.remove(&link);
@@ -632,7 +642,7 @@ fn for_seeds(run: impl Fn(u64) -> usize + std::panic::RefUnwindSafe) {
     let mut written = 0;
     for seed in 0..400 {
         match std::panic::catch_unwind(|| run(seed)) {
-            Ok(rooms) => written += rooms,
+            Ok(push_slots) => written += push_slots,
             Err(panic) => {
                 eprintln!("seed {seed}");
                 std::panic::resume_unwind(panic);

@@ -15,7 +15,7 @@ fn in_doubt() -> (World, OpId, Vec<Frame>, Frame) {
     let plan: Arc<Plan> = plan(1, 600_000);
     let mut world = World::joined(&plan);
     let op = world.push(&plan, 1);
-    let parts = world.give_room(OWNER, 1);
+    let parts = world.give_push_slot(OWNER, 1);
     world.reconnect(OWNER);
     let query = world.heard(OWNER, "OutcomeQuery");
     assert_eq!(query.envelope.sequence, parts[0].envelope.sequence);
@@ -49,7 +49,7 @@ fn nothing_sent_is_nothing_in_doubt() {
     world.heard(OWNER, "Reserve");
     // The room was asked for, and the connection is lost.
     world.reconnect(OWNER);
-    let part = world.give_room(OWNER, 1).remove(0);
+    let part = world.give_push_slot(OWNER, 1).remove(0);
     world.answer(&part, push_answer(applied(1)));
     is_settled(&mut world, op, applied(1));
 }
@@ -66,9 +66,9 @@ fn a_push_that_is_settled_is_not_sent_again() {
 fn a_push_that_is_unknown_is_sent_again_into_a_new_room() {
     let (mut world, op, parts, query) = in_doubt();
     world.answer(&query, OutcomeIs { state: PushState::Unknown {} });
-    let again = world.give_room(OWNER, 2);
+    let again = world.give_push_slot(OWNER, 2);
     same_parts(&parts, &again);
-    assert_eq!(again[0].part().room, 2);
+    assert_eq!(again[0].part().push_slot, 2);
     world.answer(&again[2], push_answer(applied(1)));
     is_settled(&mut world, op, applied(1));
 }
@@ -79,7 +79,7 @@ fn a_push_that_is_being_received_is_sent_again_into_its_room() {
     world.answer(&query, OutcomeIs { state: PushState::Receiving { bytes: 100 } });
     let again = world.parts(OWNER);
     same_parts(&parts, &again);
-    assert_eq!(again[0].part().room, 1);
+    assert_eq!(again[0].part().push_slot, 1);
     world.answer(&again[2], push_answer(applied(1)));
     is_settled(&mut world, op, applied(1));
 }
@@ -104,7 +104,7 @@ fn a_question_that_is_lost_is_asked_again_each_time() {
     world.answer(&second, OutcomeIs { state: PushState::Unknown {} });
     // Its room was asked for when the connection is lost once more.
     world.reconnect(OWNER);
-    let parts = world.give_room(OWNER, 5);
+    let parts = world.give_push_slot(OWNER, 5);
     world.reconnect(OWNER);
     let third = world.heard(OWNER, "OutcomeQuery");
     world.answer(&third, OutcomeIs { state: PushState::Receiving { bytes: 1 } });
@@ -120,8 +120,8 @@ fn only_the_shard_that_was_lost_is_asked() {
     let plan = plan(2, 4);
     let mut world = World::joined(&plan);
     let op = world.push(&plan, 1);
-    let owner = world.give_room(OWNER, 1).remove(0);
-    world.give_room(1, 1);
+    let owner = world.give_push_slot(OWNER, 1).remove(0);
+    world.give_push_slot(1, 1);
     world.reconnect(1);
     assert!(world.is_quiet(OWNER));
     world.answer(&owner, push_answer(applied(1)));

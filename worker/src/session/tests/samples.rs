@@ -36,8 +36,8 @@ pub(super) fn shard(task: u32) -> ShardId {
     ShardId { task, shard: 0 }
 }
 
-pub(super) fn grant(token: u64, room: u32) -> Grant {
-    Grant { token: TokenId(token), generation: 1, step: GlobalStep(token), room }
+pub(super) fn grant(token: u64, push_slot: u32) -> Grant {
+    Grant { token: TokenId(token), generation: 1, step: GlobalStep(token), push_slot }
 }
 
 pub(super) fn applied(step: u64) -> Outcome {
@@ -133,5 +133,5 @@ pub(super) fn welcome() -> Welcome {
 
 /// The answer to a push.
 pub(super) fn push_answer(outcome: Outcome) -> message::PushAnswer {
-    message::PushAnswer { outcome, duplicate: false, next: None, ended: None, room: 0 }
+    message::PushAnswer { outcome, duplicate: false, next: None, ended: None, push_slot: 0 }
 }

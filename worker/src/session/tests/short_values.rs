@@ -256,13 +256,13 @@ fn an_encoded_push_is_kept_until_it_is_settled() {
     let mut world = World::joined(&plan);
     let op = world.call(Command::Push { order });
     let reserve = world.heard(OWNER, "Reserve");
-    world.answer(&reserve, message::Room { room: 1 });
+    world.answer(&reserve, message::Reserved { push_slot: 1 });
     let first = world.heard(OWNER, "PushEncoded");
     world.reconnect(OWNER);
     let query = world.heard(OWNER, "OutcomeQuery");
     world.answer(&query, OutcomeIs { state: PushState::Unknown {} });
     let reserve = world.heard(OWNER, "Reserve");
-    world.answer(&reserve, message::Room { room: 2 });
+    world.answer(&reserve, message::Reserved { push_slot: 2 });
     let again = world.heard(OWNER, "PushEncoded");
     assert_eq!(again.body, first.body);
     let Message::PushEncoded(message) = &again.message else { unreachable!() };

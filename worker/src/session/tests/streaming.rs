@@ -47,14 +47,14 @@ fn parts_go_out_as_they_come_and_the_last_says_so() {
     let sequence = begin(&mut world, &plan, 1);
     assert!(world.sent.is_empty());
     more(&mut world, &plan, sequence, 1);
-    let first = world.give_room(1, 1).remove(0);
+    let first = world.give_push_slot(1, 1).remove(0);
     assert_eq!((first.part().whole, first.part().next), (None, false));
     let op = end(&mut world, sequence);
     // All had been sent: an empty part says that it was all.
     let last = world.parts(1).remove(0);
     assert_eq!((last.part().whole, last.body.len()), (Some(16), 0));
     assert_eq!(last.request(), first.request());
-    let owner = world.give_room(OWNER, 2).remove(0);
+    let owner = world.give_push_slot(OWNER, 2).remove(0);
     assert_eq!((owner.part().whole, owner.part().next), (Some(0), true));
     world.answer(&last, push_answer(applied(9)));
     world.answer(&owner, push_answer(applied(1)));
@@ -67,7 +67,7 @@ fn parts_that_wait_for_room_go_out_together() {
     let sequence = begin(&mut world, &plan, 1);
     more(&mut world, &plan, sequence, 0);
     let op = end(&mut world, sequence);
-    let parts = world.give_room(OWNER, 1);
+    let parts = world.give_push_slot(OWNER, 1);
     assert_eq!((parts.len(), parts[0].part().whole), (1, Some(16)), "no empty part is needed");
     world.answer(&parts[0], push_answer(applied(1)));
     world.reply(op).unwrap();
@@ -78,7 +78,7 @@ fn an_abandoned_push_is_withdrawn_and_its_token_goes_back() {
     let (mut world, plan) = joined();
     let sequence = begin(&mut world, &plan, 4);
     more(&mut world, &plan, sequence, 1);
-    let part = world.give_room(1, 1).remove(0);
+    let part = world.give_push_slot(1, 1).remove(0);
     world.input(Input::Abandoned { sequence });
     let withdraw = world.heard(1, "Withdraw");
     assert_eq!(withdraw.envelope.sequence, part.envelope.sequence);
@@ -102,7 +102,7 @@ fn an_abandoned_push_is_given_up_in_every_phase() {
             more(&mut world, &plan, sequence, 1);
         }
         if phase > 1 {
-            let part = world.give_room(1, 1).remove(0);
+            let part = world.give_push_slot(1, 1).remove(0);
             if phase == 4 {
                 world.answer(&part, refused(Refusal::NotInitialized {}));
             }
@@ -129,7 +129,7 @@ fn a_lost_connection_brings_all_parts_again() {
     let (mut world, plan) = joined();
     let sequence = begin(&mut world, &plan, 1);
     more(&mut world, &plan, sequence, 0);
-    world.give_room(OWNER, 1);
+    world.give_push_slot(OWNER, 1);
     world.cut(OWNER);
     more(&mut world, &plan, sequence, 1);
     let op = end(&mut world, sequence);
@@ -137,9 +137,9 @@ fn a_lost_connection_brings_all_parts_again() {
     world.accept(OWNER);
     let query = world.heard(OWNER, "OutcomeQuery");
     world.answer(&query, OutcomeIs { state: PushState::Unknown {} });
-    let again = world.give_room(OWNER, 2);
+    let again = world.give_push_slot(OWNER, 2);
     assert_eq!((again.len(), again[0].part().whole, again[0].body.len()), (1, Some(16), 16));
-    let other = world.give_room(1, 1);
+    let other = world.give_push_slot(1, 1);
     world.answer(&again[0], push_answer(applied(1)));
     world.answer(&other[0], push_answer(applied(1)));
     world.reply(op).unwrap();
@@ -150,12 +150,12 @@ fn a_refusal_in_the_middle_is_told_at_the_end() {
     let (mut world, plan) = joined();
     let sequence = begin(&mut world, &plan, 1);
     more(&mut world, &plan, sequence, 1);
-    let part = world.give_room(1, 1).remove(0);
+    let part = world.give_push_slot(1, 1).remove(0);
     let refusal = Refusal::NonFinite { variable: 1.into(), element: 0, value: 0.5 };
     world.answer(&part, refused(refusal.clone()));
     let op = end(&mut world, sequence);
     assert!(world.is_quiet(1), "nothing more of it is sent there");
-    let owner = world.give_room(OWNER, 1).remove(0);
+    let owner = world.give_push_slot(OWNER, 1).remove(0);
     world.answer(&owner, push_answer(applied(1)));
     let Err(Error::Refused { refusal: said, .. }) = world.reply(op) else { panic!() };
     assert_eq!(said, refusal);
@@ -182,17 +182,17 @@ fn a_room_is_forgotten_with_its_connection() {
     let first = begin(&mut world, &plan, 1);
     more(&mut world, &plan, first, 1);
     let op = end(&mut world, first);
-    let parts = [world.give_room(1, 1), world.give_room(OWNER, 1)].concat();
+    let parts = [world.give_push_slot(1, 1), world.give_push_slot(OWNER, 1)].concat();
     for last in parts.iter().filter(|part| part.part().whole.is_some()) {
-        let room = message::PushAnswer { room: 2, ..push_answer(applied(1)) };
-        world.answer(last, room);
+        let push_slot = message::PushAnswer { push_slot: 2, ..push_answer(applied(1)) };
+        world.answer(last, push_slot);
     }
     assert!(matches!(world.reply(op), Ok(Reply::Pushed { .. })));
     world.reconnect(1);
     let second = begin(&mut world, &plan, 2);
     more(&mut world, &plan, second, 1);
-    let part = world.give_room(1, 2).remove(0);
-    assert_eq!((part.part().room, part.part().whole), (2, None));
+    let part = world.give_push_slot(1, 2).remove(0);
+    assert_eq!((part.part().push_slot, part.part().whole), (2, None));
 }
 
 /// A shard repeats the number of a room that lies unused. Two pushes were told the same; one was
@@ -206,13 +206,13 @@ fn a_room_that_was_refused_is_not_used_again() {
     let other = begin(&mut world, &plan, 2);
     more(&mut world, &plan, other, 1);
     let again = world.heard(1, "Reserve");
-    world.answer(&reserve, message::Room { room: 7 });
+    world.answer(&reserve, message::Reserved { push_slot: 7 });
     let part = world.parts(1).remove(0);
     world.input(Input::Abandoned { sequence: other });
-    world.answer(&again, message::Room { room: 7 });
-    world.answer(&part, refused(Refusal::NoRoom { room: 7 }));
-    let part = world.give_room(1, 8).remove(0);
-    assert_eq!((part.part().room, part.part().whole), (8, None));
+    world.answer(&again, message::Reserved { push_slot: 7 });
+    world.answer(&part, refused(Refusal::PushSlotTaken { push_slot: 7 }));
+    let part = world.give_push_slot(1, 8).remove(0);
+    assert_eq!((part.part().push_slot, part.part().whole), (8, None));
 }
 
 /// A push of `v0` and `v1` on two shards that is started with its first round, and what gives the others.
@@ -249,7 +249,7 @@ fn a_push_that_is_started_goes_on_round_by_round_and_is_whole_with_the_last() {
     let mut world = World::joined(&plan(2, 12));
     let (op, rest) = started(&mut world, Duration::from_secs(60));
     for link in [0, 1] {
-        assert_eq!(world.give_room(link, 1).len(), 1);
+        assert_eq!(world.give_push_slot(link, 1).len(), 1);
     }
     world.call(rest(1));
     let middle = [world.parts(0), world.parts(1)].concat();
@@ -269,7 +269,7 @@ fn a_push_whose_rest_does_not_come_is_withdrawn_and_its_token_goes_back() {
     for times_out in [false, true] {
         let mut world = World::joined(&plan(2, 12));
         let (op, rest) = started(&mut world, ms(500));
-        world.give_room(0, 1);
+        world.give_push_slot(0, 1);
         world.call(rest(1));
         world.parts(0);
         if times_out {
@@ -289,8 +289,8 @@ fn a_push_whose_rest_does_not_come_is_withdrawn_and_its_token_goes_back() {
 fn a_push_that_is_started_is_ended_after_its_time_too() {
     let mut world = World::joined(&plan(2, 12));
     let (op, rest) = started(&mut world, ms(500));
-    world.give_room(0, 1);
-    world.give_room(1, 1);
+    world.give_push_slot(0, 1);
+    world.give_push_slot(1, 1);
     world.pass(ms(600));
     let Err(Error::Timeout { sequence: Some(sequence), .. }) = world.reply(op) else { panic!() };
     let resumed = world.call(Command::Await { sequence });

@@ -43,7 +43,7 @@ fn outcome(world: &mut World, op: OpId) -> Outcome {
 
 /// The last part of a push that is sent to a shard.
 fn last_part(world: &mut World, link: usize) -> Frame {
-    world.give_room(link, 1).pop().expect("parts follow the room")
+    world.give_push_slot(link, 1).pop().expect("parts follow the room")
 }
 
 fn say(world: &mut World, frame: &Frame, outcome: Outcome) {
@@ -221,13 +221,13 @@ fn a_share_that_waits_for_room_or_a_connection_is_given_up_when_the_step_has_pas
     let (owner, reserve) = (last_part(&mut world, OWNER), world.heard(1, "Reserve"));
     say(&mut world, &owner, STALE);
     assert_eq!(outcome(&mut world, op), STALE);
-    world.answer(&reserve, message::Room { room: 9 });
+    world.answer(&reserve, message::Reserved { push_slot: 9 });
     world.wait_for_connect(2);
     world.accept(2);
     assert!(world.sent.is_empty(), "not a byte of it is sent any more");
     // The room serves the next.
     world.push(&plan, 5);
-    assert_eq!(world.parts(1)[0].part().room, 9);
+    assert_eq!(world.parts(1)[0].part().push_slot, 9);
 }
 
 #[test]
@@ -281,7 +281,7 @@ fn a_lost_owner_is_asked_and_shards_that_hold_a_push_are_sent_nothing() {
                 ACCEPTED
             }
             _ => {
-                let again = world.give_room(OWNER, 2);
+                let again = world.give_push_slot(OWNER, 2);
                 assert_eq!(again.iter().map(|frame| frame.body.len()).sum::<usize>(), 2_400_000);
                 say(&mut world, &again[2], ACCEPTED);
                 ACCEPTED

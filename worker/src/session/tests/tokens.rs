@@ -38,7 +38,7 @@ fn give(world: &mut World, frame: &Frame, token: u64) {
 /// Pushes under token 1, and is given token 2 with the answer.
 fn prefetch(world: &mut World) {
     let push = world.push(&plan(1, 4), 1);
-    let part = world.give_room(OWNER, 1).remove(0);
+    let part = world.give_push_slot(OWNER, 1).remove(0);
     assert!(part.part().next);
     let next = Some(grant(2, 0));
     world.answer(&part, message::PushAnswer { next, ..push_answer(applied(1)) });
@@ -87,7 +87,7 @@ fn tokens_that_came_with_lost_answers_are_found_again() {
     let plan = plan(1, 4);
     let pushes = [world.push(&plan, 1), world.push(&plan, 2)];
     for frame in [world.heard(OWNER, "Reserve"), world.heard(OWNER, "Reserve")] {
-        world.answer(&frame, message::Room { room: 1 });
+        world.answer(&frame, message::Reserved { push_slot: 1 });
         assert!(world.parts(OWNER)[0].part().next);
     }
     world.reconnect(OWNER);
@@ -104,7 +104,7 @@ fn tokens_that_came_with_lost_answers_are_found_again() {
         give(&mut world, &request, lost);
         assert_eq!(token(&mut world, op), Some(lost));
         let push = world.push(&plan, lost);
-        let part = world.give_room(OWNER, 1).remove(0);
+        let part = world.give_push_slot(OWNER, 1).remove(0);
         assert_eq!(part.part().next, prefetch);
         world.answer(&part, push_answer(applied(lost)));
         world.reply(push).unwrap();
@@ -251,7 +251,7 @@ fn the_end_is_the_end() {
     assert_eq!(token(&mut world, op), None);
     assert!(world.is_quiet(OWNER));
     let push = world.push(&plan(1, 4), 1);
-    assert!(!world.give_room(OWNER, 1)[0].part().next, "no token is asked for any more");
+    assert!(!world.give_push_slot(OWNER, 1)[0].part().next, "no token is asked for any more");
     assert!(world.waits(push));
 }
 
@@ -259,7 +259,7 @@ fn the_end_is_the_end() {
 fn the_end_may_come_with_the_answer_to_a_push() {
     let mut world = world();
     let push = world.push(&plan(1, 4), 1);
-    let part = world.give_room(OWNER, 1).remove(0);
+    let part = world.give_push_slot(OWNER, 1).remove(0);
     let waiting = world.call(Command::Token);
     world.heard(OWNER, "TokenRequest");
     let ended = Some(EndReason::LastStep {});

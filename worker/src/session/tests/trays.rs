@@ -18,7 +18,7 @@ use crate::fanout::Plan;
 use crate::params::Buffer;
 use crate::parts::Scattered;
 use crate::session::{Command, OpId, PushOrder, Read, Reply};
-use crate::trays::{GradientBuffer, Room, TrayId};
+use crate::trays::{BufferSlot, GradientBuffer, TrayId};
 
 /// A session that has been lent a tray by each of the shards of a plan that has something to lie there.
 fn world(plan: &Arc<Plan>, mode: ModeIs) -> World {
@@ -37,7 +37,12 @@ fn world(plan: &Arc<Plan>, mode: ModeIs) -> World {
 const ASYNCHRONOUS: ModeIs = ModeIs::Asynchronous { owner_first: false };
 
 fn lent() -> LentTray {
-    LentTray { bytes: 1 << 20, first: 0, stride: 4096, rooms: List::new(vec![70, 71]).unwrap() }
+    LentTray {
+        bytes: 1 << 20,
+        first: 0,
+        stride: 4096,
+        push_slots: List::new(vec![70, 71]).unwrap(),
+    }
 }
 
 /// A shard lends no values, and a tray.
@@ -54,12 +59,12 @@ fn lend(world: &mut World, link: usize) {
 fn gradients(world: &World, plan: &Plan, ids: &[u32], fill: u8) -> Arc<GradientBuffer> {
     let mut buffer = GradientBuffer::new(plan, plan.runs(|_| true).into());
     let trays: BTreeMap<usize, TrayId> = world.trays.iter().copied().collect();
-    let room = |of| {
+    let push_slot = |of| {
         let link = plan.shards().iter().position(|&shard| shard == of)?;
         let memory = Box::new(Buffer::of_bytes(1 << 16));
-        Some(Room { shard: of, tray: *trays.get(&link)?, number: 70, memory })
+        Some(BufferSlot { shard: of, tray: *trays.get(&link)?, number: 70, memory })
     };
-    buffer.renew(|_| true, room);
+    buffer.renew(|_| true, push_slot);
     for &id in ids {
         let range = plan.range(VariableId(id));
         buffer.slice_mut(range.start..range.end.next_multiple_of(8)).fill(fill);
@@ -80,16 +85,16 @@ fn push(world: &mut World, plan: &Plan, ids: &[u32], buffer: Arc<GradientBuffer>
 }
 
 fn named(frame: &Frame) -> (u32, Option<u64>, Vec<(u64, u64)>) {
-    let Message::PushLent(PushLent { room, whole, ranges, .. }) = &frame.message else {
+    let Message::PushLent(PushLent { push_slot, whole, ranges, .. }) = &frame.message else {
         panic!("nothing is named: {frame:?}")
     };
     let pair = |range: &Stretch| (range.start, range.end);
-    (*room, *whole, ranges.items().iter().map(pair).collect())
+    (*push_slot, *whole, ranges.items().iter().map(pair).collect())
 }
 
 fn sent(frame: &Frame) -> (u32, Option<u64>, u64, &[u8]) {
-    let PushPart { room, whole, offset, .. } = frame.part();
-    (*room, *whole, *offset, &frame.body)
+    let PushPart { push_slot, whole, offset, .. } = frame.part();
+    (*push_slot, *whole, *offset, &frame.body)
 }
 
 fn is_applied(world: &mut World, op: OpId) {
@@ -168,13 +173,13 @@ fn what_lies_elsewhere_is_sent_into_the_same_room() {
     let split = plan.catalogue().partitions_of(VariableId(0))[0].clone();
     let bytes = split.end() - split.offset;
     assert_eq!(named(&named_frame), (70, None, vec![(small.offset, small.end())]));
-    let (room, whole, offset, body) = sent(&part);
-    assert_eq!((room, whole, offset), (70, Some(bytes + 8), split.offset));
+    let (push_slot, whole, offset, body) = sent(&part);
+    assert_eq!((push_slot, whole, offset), (70, Some(bytes + 8), split.offset));
     assert_eq!(body.len() as u64, bytes);
     assert!(body[..split.bytes as usize].iter().all(|&byte| byte == 3));
     assert_eq!(part.request(), named_frame.request());
     world.answer(&part, push_answer(applied(1)));
-    let other = world.give_room(1, 4).remove(0);
+    let other = world.give_push_slot(1, 4).remove(0);
     world.answer(&other, push_answer(applied(1)));
     is_applied(&mut world, op);
 }
@@ -204,7 +209,7 @@ fn over_another_connection_the_same_is_sent_into_an_ordinary_room() {
         }
         let reserve = world.sent.iter().position(|f| matches!(f.message, Message::Reserve(_)));
         let reserve = world.sent.remove(reserve.unwrap()).unwrap();
-        world.answer(&reserve, message::Room { room: 5 });
+        world.answer(&reserve, message::Reserved { push_slot: 5 });
         let part = world.sent.iter().position(|f| matches!(f.message, Message::PushPart(_)));
         let part = world.sent.remove(part.unwrap()).unwrap();
         assert_eq!(sent(&part), (5, Some(16), 0, &[3; 16][..]));
@@ -250,8 +255,8 @@ fn a_room_that_is_not_free_there_is_not_named_again() {
     let buffer = gradients(&world, &plan, &[0], 3);
     let op = push(&mut world, &plan, &[0], buffer);
     let frame = world.heard(OWNER, "PushLent");
-    world.answer(&frame, refused(Refusal::NoRoom { room: 70 }));
-    let part = world.give_room(OWNER, 5).remove(0);
+    world.answer(&frame, refused(Refusal::PushSlotTaken { push_slot: 70 }));
+    let part = world.give_push_slot(OWNER, 5).remove(0);
     assert_eq!(sent(&part), (5, Some(16), 0, &[3; 16][..]));
     world.answer(&part, push_answer(applied(1)));
     is_applied(&mut world, op);

@@ -338,9 +338,9 @@ impl World {
     }
 
     /// Answers a reservation and takes the parts that follow.
-    pub(super) fn give_room(&mut self, link: usize, room: u32) -> Vec<Frame> {
+    pub(super) fn give_push_slot(&mut self, link: usize, push_slot: u32) -> Vec<Frame> {
         let reserve = self.heard(link, "Reserve");
-        self.answer(&reserve, message::Room { room });
+        self.answer(&reserve, message::Reserved { push_slot });
         self.parts(link)
     }
 

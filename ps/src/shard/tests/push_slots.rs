@@ -1,4 +1,4 @@
-//! Room: first come first served, never hoarded, never stuck.
+//! Push slots: first come first served, never hoarded, never stuck.
 
 use std::time::Duration;
 
@@ -12,16 +12,16 @@ use crate::optimizer::Sgd;
 
 const LEASE: Duration = Duration::from_secs(5);
 
-fn ready(rooms: usize, clients: u32) -> (World, Vec<Line>) {
-    let configure = |config: crate::PsConfig| config.inbox_pushes(rooms);
+fn ready(push_slots: usize, clients: u32) -> (World, Vec<Line>) {
+    let configure = |config: crate::PsConfig| config.inbox_pushes(push_slots);
     let (mut world, chief) = World::ready(variables(), Sgd::new(1.0), configure);
     world.disconnect(chief[0]);
     let lines = (1..=clients).map(|task| world.join(0, &mut worker(task))).collect();
     (world, lines)
 }
 
-fn add(sequence: u64, room: u32) -> Push {
-    Push::plain(sequence, Operation::AssignAdd {}, room)
+fn add(sequence: u64, push_slot: u32) -> Push {
+    Push::plain(sequence, Operation::AssignAdd {}, push_slot)
 }
 
 fn ones() -> Vec<u8> {
@@ -31,15 +31,15 @@ fn ones() -> Vec<u8> {
 #[test]
 fn a_client_that_asks_twice_has_one_room() {
     let (mut world, lines) = ready(2, 2);
-    let room = world.room(lines[0]);
-    assert_eq!(world.room(lines[0]), room);
-    let other = world.room(lines[1]);
-    assert_ne!(room, other);
-    let answer = world.push_answer(lines[1], &add(1, room), &[(32, &ones())]);
-    let Message::Refused(refused) = answer else { panic!("another's room") };
-    assert_eq!(refused.refusal, Refusal::NoRoom { room });
+    let push_slot = world.push_slot(lines[0]);
+    assert_eq!(world.push_slot(lines[0]), push_slot);
+    let other = world.push_slot(lines[1]);
+    assert_ne!(push_slot, other);
+    let answer = world.push_answer(lines[1], &add(1, push_slot), &[(32, &ones())]);
+    let Message::Refused(refused) = answer else { panic!("another's push slot") };
+    assert_eq!(refused.refusal, Refusal::PushSlotTaken { push_slot });
     assert!(matches!(
-        world.push_answer(lines[0], &add(1, room), &[(32, &ones())]),
+        world.push_answer(lines[0], &add(1, push_slot), &[(32, &ones())]),
         Message::PushAnswer(_)
     ));
 }
@@ -47,7 +47,7 @@ fn a_client_that_asks_twice_has_one_room() {
 #[test]
 fn those_who_wait_are_served_in_order() {
     let (mut world, lines) = ready(1, 4);
-    let mut room = world.room(lines[0]);
+    let mut push_slot = world.push_slot(lines[0]);
     let waiting: Vec<_> = lines[1..]
         .iter()
         .map(|&line| (line, world.say(line, message::Reserve {}.into())))
@@ -55,27 +55,27 @@ fn those_who_wait_are_served_in_order() {
     let mut sender = lines[0];
     for &(line, request) in &waiting {
         assert_eq!(world.answer(line, request), None);
-        let answer = world.push_answer(sender, &add(1, room), &[(32, &ones())]);
+        let answer = world.push_answer(sender, &add(1, push_slot), &[(32, &ones())]);
         let Message::PushAnswer(answer) = answer else { panic!("{answer:?}") };
-        assert_eq!(answer.room, 0, "another waits");
-        let Some(Message::Room(next)) = world.answer(line, request) else { panic!("its turn") };
-        (sender, room) = (line, next.room);
+        assert_eq!(answer.push_slot, 0, "another waits");
+        let Some(Message::Reserved(next)) = world.answer(line, request) else { panic!("its turn") };
+        (sender, push_slot) = (line, next.push_slot);
     }
-    let answer = world.push_answer(sender, &add(1, room), &[(32, &ones())]);
-    assert!(matches!(answer, Message::PushAnswer(answer) if answer.room != 0));
+    let answer = world.push_answer(sender, &add(1, push_slot), &[(32, &ones())]);
+    assert!(matches!(answer, Message::PushAnswer(answer) if answer.push_slot != 0));
 }
 
 #[test]
 fn a_room_beside_an_answer_goes_to_who_asks_for_one() {
     let (mut world, lines) = ready(1, 2);
     let granted = world.token(lines[0]);
-    assert_ne!(granted.room, 0, "nobody else wants it");
-    let room = world.room(lines[1]);
-    let push = Push::gradient(1, granted, granted.room);
+    assert_ne!(granted.push_slot, 0, "nobody else wants it");
+    let push_slot = world.push_slot(lines[1]);
+    let push = Push::gradient(1, granted, granted.push_slot);
     let answer = world.push_answer(lines[0], &push, &[(0, &[0; 16])]);
     let Message::Refused(refused) = answer else { panic!("{answer:?}") };
-    assert_eq!(refused.refusal, Refusal::NoRoom { room: granted.room });
-    let answer = world.push_answer(lines[1], &add(1, room), &[(32, &ones())]);
+    assert_eq!(refused.refusal, Refusal::PushSlotTaken { push_slot: granted.push_slot });
+    let answer = world.push_answer(lines[1], &add(1, push_slot), &[(32, &ones())]);
     assert!(matches!(answer, Message::PushAnswer(_)));
 }
 
@@ -87,8 +87,8 @@ fn clients_in_step_do_not_take_the_room_from_each_other_for_ever() {
     for _ in 0..3 {
         // Each acts upon what it was told, at the same time.
         for (line, request) in &mut requests {
-            if let Some(Message::Room(room)) = world.answer(*line, *request) {
-                *request = world.push(*line, &add(1, room.room), &[(32, &ones())]);
+            if let Some(Message::Reserved(push_slot)) = world.answer(*line, *request) {
+                *request = world.push(*line, &add(1, push_slot.push_slot), &[(32, &ones())]);
             }
         }
         world.work();
@@ -99,21 +99,21 @@ fn clients_in_step_do_not_take_the_room_from_each_other_for_ever() {
 #[test]
 fn a_room_that_was_asked_for_and_never_used_goes_on_after_a_lease() {
     let (mut world, lines) = ready(1, 2);
-    let room = world.room(lines[0]);
+    let push_slot = world.push_slot(lines[0]);
     world.pass(Duration::from_secs(4), &lines);
     let waiting = world.say(lines[1], message::Reserve {}.into());
     world.pass(Duration::from_millis(900), &lines);
     assert_eq!(world.answer(lines[1], waiting), None);
     world.pass(Duration::from_millis(100), &lines);
-    assert!(matches!(world.answer(lines[1], waiting), Some(Message::Room(_))));
-    let answer = world.push_answer(lines[0], &add(1, room), &[(32, &ones())]);
+    assert!(matches!(world.answer(lines[1], waiting), Some(Message::Reserved(_))));
+    let answer = world.push_answer(lines[0], &add(1, push_slot), &[(32, &ones())]);
     assert!(matches!(answer, Message::Refused(_)));
 }
 
 #[test]
 fn a_stalled_push_loses_its_room_after_a_lease_and_a_slow_one_does_not() {
     let (mut world, lines) = ready(1, 2);
-    let push = add(1, world.room(lines[0]));
+    let push = add(1, world.push_slot(lines[0]));
     let waiting = world.say(lines[1], message::Reserve {}.into());
     let body = ones();
     let request = world.announce(lines[0], push.envelope(), push.part(32, Some(16)), 16);
@@ -128,7 +128,7 @@ fn a_stalled_push_loses_its_room_after_a_lease_and_a_slow_one_does_not() {
     world.pass(LEASE - Duration::from_millis(100), &lines[1..]);
     assert_eq!(world.answer(lines[1], waiting), None);
     world.pass(Duration::from_millis(150), &lines[1..]);
-    assert!(matches!(world.answer(lines[1], waiting), Some(Message::Room(_))));
+    assert!(matches!(world.answer(lines[1], waiting), Some(Message::Reserved(_))));
     world.body(lines[0], &body);
     world.work();
     // Its lease has run out with it: nobody is left to be answered.
@@ -141,7 +141,7 @@ fn a_stalled_push_loses_its_room_after_a_lease_and_a_slow_one_does_not() {
 fn a_broken_connection_leaves_its_room_to_who_waits() {
     for reconnects in [false, true] {
         let (mut world, lines) = ready(1, 2);
-        let push = add(1, world.room(lines[0]));
+        let push = add(1, world.push_slot(lines[0]));
         world.send(lines[0], push.envelope(), push.part(32, None), &ones());
         let waiting = world.say(lines[1], message::Reserve {}.into());
         assert_eq!(world.answer(lines[1], waiting), None);
@@ -150,20 +150,20 @@ fn a_broken_connection_leaves_its_room_to_who_waits() {
         } else {
             world.disconnect(lines[0]);
         }
-        assert!(matches!(world.answer(lines[1], waiting), Some(Message::Room(_))));
+        assert!(matches!(world.answer(lines[1], waiting), Some(Message::Reserved(_))));
     }
 }
 
 #[test]
 fn a_wait_for_room_ends_at_its_deadline() {
     let (mut world, lines) = ready(1, 2);
-    world.room(lines[0]);
+    world.push_slot(lines[0]);
     let envelope = pushpull_common::protocol::Envelope { deadline_ms: 200, ..Default::default() };
     let waiting = world.send(lines[1], envelope, message::Reserve {}.into(), &[]);
     world.pass(Duration::from_millis(200), &lines);
     let Some(Message::Refused(refused)) = world.answer(lines[1], waiting) else { panic!() };
     let Refusal::Deadline { waited_ms: 200, awaited } = refused.refusal else { panic!() };
-    assert!(awaited.as_str().contains("room"), "{}", awaited.as_str());
+    assert!(awaited.as_str().contains("push slot"), "{}", awaited.as_str());
 }
 
 #[test]
@@ -175,13 +175,13 @@ fn another_declaration_has_other_rooms_and_serves_who_waits() {
     assert_eq!(refused, Refusal::NotInitialized {});
     let first = world.catalogue.clone();
     world.declare(chief, &first);
-    let push = Push::plain(1, Operation::Assign {}, world.room(a));
+    let push = Push::plain(1, Operation::Assign {}, world.push_slot(a));
     world.announce(a, push.envelope(), push.part(0, Some(16)), 16);
     let waiting = world.say(b, message::Reserve {}.into());
     let second = place(variables()[2..].to_vec(), 1);
     world.declare(chief, &second);
     assert!(
-        matches!(world.answer(b, waiting), Some(Message::Room(room)) if room.room != push.room)
+        matches!(world.answer(b, waiting), Some(Message::Reserved(push_slot)) if push_slot.push_slot != push.push_slot)
     );
     world.body(a, &[1; 16]);
     world.ask(chief, message::Initialize { epoch: RestoreEpoch(1) }.into());
@@ -191,26 +191,26 @@ fn another_declaration_has_other_rooms_and_serves_who_waits() {
 #[test]
 fn a_withdrawn_push_leaves_its_room_to_who_waits() {
     let (mut world, lines) = ready(1, 2);
-    let push = add(1, world.room(lines[0]));
+    let push = add(1, world.push_slot(lines[0]));
     world.send(lines[0], push.envelope(), push.part(32, None), &ones());
     let waiting = world.say(lines[1], message::Reserve {}.into());
     assert_eq!(world.answer(lines[1], waiting), None);
     world.send(lines[0], push.envelope(), message::Withdraw {}.into(), &[]);
-    assert!(matches!(world.answer(lines[1], waiting), Some(Message::Room(_))));
+    assert!(matches!(world.answer(lines[1], waiting), Some(Message::Reserved(_))));
 }
 
 #[test]
 fn a_client_that_lives_but_leaves_its_push_half_sent_loses_the_room() {
     let (mut world, lines) = ready(1, 2);
-    let push = add(1, world.room(lines[0]));
+    let push = add(1, world.push_slot(lines[0]));
     world.send(lines[0], push.envelope(), push.part(32, None), &[0; 8]);
     let waiting = world.say(lines[1], message::Reserve {}.into());
     world.pass(LEASE - Duration::from_millis(50), &lines);
     assert_eq!(world.answer(lines[1], waiting), None);
     world.pass(Duration::from_millis(50), &lines);
-    assert!(matches!(world.answer(lines[1], waiting), Some(Message::Room(_))));
+    assert!(matches!(world.answer(lines[1], waiting), Some(Message::Reserved(_))));
     let request = world.send(lines[0], push.envelope(), push.part(40, Some(16)), &[0; 8]);
     let Some(Message::Refused(refused)) = world.answer(lines[0], request) else { panic!() };
-    assert_eq!(refused.refusal, Refusal::NoRoom { room: push.room });
+    assert_eq!(refused.refusal, Refusal::PushSlotTaken { push_slot: push.push_slot });
     assert_eq!((world.members[0].1, world.metrics().pushes_dropped), (2, 2));
 }
