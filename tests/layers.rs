@@ -73,7 +73,7 @@ const PURE: &[(&str, &[&str])] = &[
     ("worker/src/initial.rs", &[]),
     ("worker/src/own_parts.rs", &[]),
     ("worker/src/lent.rs", &[]),
-    ("worker/src/trays.rs", &[]),
+    ("worker/src/push_buffers.rs", &[]),
 ];
 
 /// Modules that a module may not name: arrows within a crate point down too.
@@ -106,7 +106,7 @@ const MODULES: &[(&str, &[&str])] = &[
     ("worker/src/compression.rs", &["crate::session", "crate::runtime", "crate::worker"]),
     ("worker/src/fanout.rs", &["crate::session", "crate::runtime", "crate::worker"]),
     ("worker/src/own_parts.rs", &["crate::session", "crate::runtime", "crate::worker"]),
-    ("worker/src/trays.rs", &["crate::session", "crate::runtime", "crate::worker"]),
+    ("worker/src/push_buffers.rs", &["crate::session", "crate::runtime", "crate::worker"]),
 ];
 
 /// The files that may hold `unsafe`.

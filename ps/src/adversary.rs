@@ -20,7 +20,7 @@ use pushpull_common::ids::{
 };
 use pushpull_common::placement::{Placement, ShardMap, Strategy};
 use pushpull_common::protocol::message::{
-    self, BodyCrc, CheckpointId, Hello, Operation, PushEncoded, PushLent, PushPart, Role,
+    self, BodyCrc, CheckpointId, Hello, Operation, PushEncoded, PushPart, PushShared, Role,
     Selection, Stretch,
 };
 use pushpull_common::protocol::wire::{List, Text};
@@ -425,8 +425,16 @@ impl<'a> Play<'a> {
                 let ranges = List::new(vec![Stretch { start: offset, end }]).expect("one");
                 let PushPart { operation, token, generation, push_slot, whole, next, read, .. } =
                     part;
-                let lent =
-                    PushLent { operation, token, generation, push_slot, whole, next, read, ranges };
+                let lent = PushShared {
+                    operation,
+                    token,
+                    generation,
+                    push_slot,
+                    whole,
+                    next,
+                    read,
+                    ranges,
+                };
                 self.say(index, envelope, lent.into(), &[]);
             } else {
                 self.say(index, envelope, part.into(), &body);
@@ -523,7 +531,7 @@ impl<'a> Play<'a> {
             5 => message::AwaitReady {}.into(),
             6 => message::FetchCatalogue {}.into(),
             7 => message::Lend { wants: self.number() }.into(),
-            8 => message::LendTray {}.into(),
+            8 => message::SharePushBuffer {}.into(),
             9 => {
                 if self.choices.one_in(2) {
                     body = self.catalogue.encode().to_vec();
@@ -572,7 +580,7 @@ impl<'a> Play<'a> {
                 let ranges = List::new(ranges.collect()).expect("a few");
                 let PushPart { operation, token, generation, push_slot, whole, next, read, .. } =
                     part;
-                PushLent { operation, token, generation, push_slot, whole, next, read, ranges }
+                PushShared { operation, token, generation, push_slot, whole, next, read, ranges }
                     .into()
             }
             22 => message::Withdraw {}.into(),

@@ -4,11 +4,11 @@
 //! of sparse partitions. It is given out before a body byte
 //! is sent, so that half-received pushes can never fill the inbox, and taken back from clients
 //! that do not use it when another waits. Clients of the same host may have rooms of their own beside
-//! those, which they fill by themselves (`trays`).
+//! those, which they fill by themselves (`push_buffers`).
 
 mod extents;
+mod push_buffers;
 mod rows;
-mod trays;
 mod words;
 
 use std::ops::Range;
@@ -22,9 +22,9 @@ use crate::arena::Memory;
 use crate::layout::PAGE_BYTES;
 use crate::shard::replicas::ClientKey;
 pub(crate) use extents::Extents;
+use push_buffers::PushBuffer;
+pub(crate) use push_buffers::{Source, Values};
 pub(crate) use rows::Rows;
-use trays::Tray;
-pub(crate) use trays::{Source, Values};
 pub(crate) use words::{WholeSlot, map_words, whole_slots};
 
 /// What is known of a push that is being received.
@@ -96,7 +96,7 @@ pub(crate) struct Inbox {
     push_slots: Vec<Option<PushSlot>>,
     /// The bytes of a room of a tray.
     lent_stride: usize,
-    trays: Vec<Tray>,
+    push_buffers: Vec<PushBuffer>,
     next_number: u32,
     /// Whole pushes are numbered, so that they are applied in the order they came after a restart,
     /// too.
@@ -138,8 +138,17 @@ impl Inbox {
         let stride = Inbox::need(layout, 1) as usize;
         let lent_stride = layout.bytes().next_multiple_of(4096) as usize;
         let push_slots = (0..push_slots).map(|_| None).collect();
-        let (trays, spares, next_order) = (Vec::new(), Vec::new(), 1);
-        Inbox { memory, stride, push_slots, lent_stride, trays, next_number, next_order, spares }
+        let (push_buffers, spares, next_order) = (Vec::new(), Vec::new(), 1);
+        Inbox {
+            memory,
+            stride,
+            push_slots,
+            lent_stride,
+            push_buffers,
+            next_number,
+            next_order,
+            spares,
+        }
     }
 
     /// A free room for this client, which asks for one, if there is one. It is the client's for
@@ -231,7 +240,7 @@ impl Inbox {
                 push_slot.asked = false;
             }
         }
-        self.end_tray(holder);
+        self.end_push_buffer(holder);
         count
     }
 
@@ -247,7 +256,7 @@ impl Inbox {
                 *slot = None;
             }
         }
-        self.end_tray(holder);
+        self.end_push_buffer(holder);
     }
 
     /// Takes the whole pushes of a client from it: they belong to a self that has been fenced,
@@ -506,14 +515,17 @@ impl Inbox {
 
     /// All rooms, those of trays last.
     fn all(&self) -> impl Iterator<Item = &PushSlot> {
-        self.push_slots.iter().flatten().chain(self.trays.iter().flat_map(Tray::push_slots))
+        self.push_slots
+            .iter()
+            .flatten()
+            .chain(self.push_buffers.iter().flat_map(PushBuffer::push_slots))
     }
 
     fn all_mut(&mut self) -> impl Iterator<Item = &mut PushSlot> {
         self.push_slots
             .iter_mut()
             .flatten()
-            .chain(self.trays.iter_mut().flat_map(Tray::push_slots_mut))
+            .chain(self.push_buffers.iter_mut().flat_map(PushBuffer::push_slots_mut))
     }
 
     /// Asserts the invariants; for tests, the simulator and the fuzzer.
@@ -521,7 +533,7 @@ impl Inbox {
     pub(crate) fn check_invariants(&self) {
         let mut numbers = std::collections::BTreeSet::new();
         let mut pushes = std::collections::BTreeSet::new();
-        self.check_trays();
+        self.check_push_buffers();
         for push_slot in self.all() {
             assert!(
                 push_slot.number != 0 && numbers.insert(push_slot.number),

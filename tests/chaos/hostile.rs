@@ -237,7 +237,7 @@ impl HostileClient {
             let is_push = |message: &&Message| {
                 matches!(
                     message,
-                    Message::PushPart(_) | Message::PushEncoded(_) | Message::PushLent(_)
+                    Message::PushPart(_) | Message::PushEncoded(_) | Message::PushShared(_)
                 )
             };
             let pushes = self.messages.iter().filter(is_push);
@@ -253,7 +253,7 @@ impl HostileClient {
                 part.offset = offset.unwrap_or(part.offset);
             }
             Message::PushEncoded(encoded) => tame(&mut encoded.part, held),
-            Message::PushLent(lent) => {
+            Message::PushShared(lent) => {
                 (lent.operation, lent.whole) = (Operation::Gradient {}, None);
             }
             _ => {}

@@ -19,6 +19,8 @@ mod lifecycle;
 mod newcomers;
 mod overlap;
 mod proxy;
+#[cfg(target_os = "linux")]
+mod push_buffers;
 mod reconnect;
 mod restart;
 mod row_codecs;
@@ -28,7 +30,5 @@ mod slow_reader;
 mod staleness;
 mod synchronous;
 mod tables;
-#[cfg(target_os = "linux")]
-mod trays;
 mod verbs;
 mod whole_variables;

@@ -17,7 +17,7 @@ use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::tensor::DType;
 
 use crate::parts::{Cut, Part, Piece, Scatter, ShardCuts, Stretch};
-use crate::trays::Run;
+use crate::push_buffers::Run;
 
 /// What a stretch of a shard's layout is on this side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -20,10 +20,10 @@ use crate::handles::PushHandle;
 use crate::own_parts::{Copies, OwnParts};
 use crate::params::Gradients;
 use crate::parts::{Scatter, Scattered};
+use crate::push_buffers::{GradientBuffer, Run};
 use crate::rows::{Cutting, RowsOf};
 use crate::runtime::Caller;
 use crate::session::{Command, PushOrder};
-use crate::trays::{GradientBuffer, Run};
 
 /// From how many parts for a shard on a push is looked at while it is sent: of less, the look takes less
 /// time than the words between two threads that it takes to send part by part.

@@ -50,6 +50,7 @@ mod outcome;
 mod own_parts;
 mod params;
 mod parts;
+mod push_buffers;
 mod pushing;
 mod reader;
 mod rows;
@@ -61,7 +62,6 @@ mod session;
 pub mod simulation;
 mod start;
 mod token;
-mod trays;
 mod wanted;
 mod worker;
 

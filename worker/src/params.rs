@@ -12,8 +12,8 @@ use pushpull_common::tensor::Element;
 use crate::error::ViewError;
 use crate::fanout::Plan;
 use crate::own_parts::OwnParts;
+use crate::push_buffers::{GradientBuffer, Run};
 use crate::rows::{self, RowGradients};
-use crate::trays::{GradientBuffer, Run};
 
 /// Zeroed memory for values, aligned for every element type.
 #[derive(Clone, Debug)]

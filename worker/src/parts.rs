@@ -10,7 +10,7 @@ use pushpull_common::catalogue::Partition;
 use pushpull_common::codec::Encoding;
 use pushpull_common::ids::{ShardId, VariableId};
 
-use crate::trays::{GradientBuffer, TrayId};
+use crate::push_buffers::{GradientBuffer, PushBufferId};
 
 /// What a frame carries behind its head: stretches of memory that others keep, one behind the other.
 /// To clone one takes no memory.
@@ -262,12 +262,12 @@ impl Scattered {
 
     /// What of the parts for one of the shards lies in a room of its tray, if all rounds are in them; they
     /// come behind so many others.
-    pub(crate) fn in_tray(&self, shard: usize, behind: usize) -> Option<InTray> {
+    pub(crate) fn in_push_buffer(&self, shard: usize, behind: usize) -> Option<InPushBuffer> {
         let ShardCuts { shard, wholes, whole, .. } = &self.scatter.shards[shard];
         let push_slot = self.buffer.push_slot_of(*shard)?;
         let all = self.rounds == (0..self.scatter.rounds()) && *wholes > 0;
-        all.then(|| InTray {
-            tray: push_slot.tray,
+        all.then(|| InPushBuffer {
+            push_buffer: push_slot.push_buffer,
             push_slot: push_slot.number,
             ranges: whole.clone(),
             parts: behind..behind + wholes,
@@ -278,8 +278,8 @@ impl Scattered {
 
 /// What of a push lies in a room of its shard's tray, and so need not be sent there.
 #[derive(Clone, Debug)]
-pub(crate) struct InTray {
-    pub(crate) tray: TrayId,
+pub(crate) struct InPushBuffer {
+    pub(crate) push_buffer: PushBufferId,
     pub(crate) push_slot: u32,
     /// Ranges of the shard's layout.
     pub(crate) ranges: Arc<[Range<u64>]>,

@@ -5,7 +5,7 @@
 //! names the operations that the verbs of a training loop are made of.
 
 mod near;
-mod trays;
+mod push_buffers;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, IoSliceMut};
@@ -36,7 +36,7 @@ use crate::session::{
 };
 use crate::start::{self, Begin, Found};
 use near::{Lenders, Reading, Step};
-use trays::BufferSlots;
+use push_buffers::BufferSlots;
 
 /// What a training loop wants done.
 #[derive(Clone, Debug)]
@@ -539,7 +539,7 @@ impl Door {
                     Event::Disconnect { link }
                 }
                 Output::Send { link, envelope, message, body, crc } => {
-                    if let Message::PushLent(lent) = &message {
+                    if let Message::PushShared(lent) = &message {
                         self.named += 1;
                         if self.spoils_push_slots {
                             self.push_slots.spoil(link, lent.push_slot);
@@ -565,9 +565,9 @@ impl Door {
                     self.lenders.add(&self.plan, link, lender, (&lent, descriptors));
                     continue;
                 }
-                Output::LentTray { link, shard, tray, lent } => {
+                Output::SharedPushBuffer { link, shard, push_buffer, lent } => {
                     let descriptors = self.take_passed(link);
-                    self.push_slots.add((link, shard, tray), lent, descriptors);
+                    self.push_slots.add((link, shard, push_buffer), lent, descriptors);
                     continue;
                 }
             };

@@ -28,10 +28,10 @@ use crate::joining::Chief;
 use crate::outcome::{Restored, SavedCheckpoint};
 use crate::params::{Gradients, Memory, Params};
 use crate::parts::Scatter;
+use crate::push_buffers::Run;
 use crate::runtime::{Caller, Driver};
 use crate::session::{Command, Reply};
 use crate::token::Token;
-use crate::trays::Run;
 
 /// One task of the job `worker`: a session with the parameter servers.
 ///
@@ -195,8 +195,10 @@ impl Worker {
             free.max_by_key(|(_, memory)| memory.buffer.push_slots()).map(|(index, _)| index);
         let memory = free.map(|free| self.pool.swap_remove(free));
         let mut memory = memory.unwrap_or_else(|| Memory::new(plan, runs.clone()));
-        let trays = self.client.caller.trays();
-        memory.buffer_mut().renew(|tray| trays.has(tray), |shard| trays.take(shard));
+        let push_buffers = self.client.caller.push_buffers();
+        memory
+            .buffer_mut()
+            .renew(|push_buffer| push_buffers.has(push_buffer), |shard| push_buffers.take(shard));
         memory
     }
 

@@ -65,19 +65,19 @@ pub const LENDS_MAX: u32 = 8;
 pub const BUFFER_SLOTS_MAX: usize = 2;
 /// Trays that a shard has lent at a time: one for each worker of its host, of which there are no more than
 /// there are cores. Each is memory for two pushes, and a descriptor.
-pub const TRAYS_MAX: usize = 64;
+pub const PUSH_BUFFERS_MAX: usize = 64;
 /// Stretches that one message may name of a tray. One message is enough for a shard's variables that
 /// follow each other, with some that travel otherwise between them; a push of more takes several.
-pub const PUSH_LENT_RANGES_MAX: usize = 1024;
+pub const PUSH_SHARED_RANGES_MAX: usize = 1024;
 
 /// How many of them lie in the message itself, and need no memory beside it.
-pub const PUSH_LENT_RANGES_FEW: usize = 6;
+pub const PUSH_SHARED_RANGES_FEW: usize = 6;
 /// Authentication bytes in a handshake: a nonce and a MAC with room to spare.
 pub const AUTH_BYTES_MAX: usize = 256;
 /// The longest explanation in a refusal.
 pub const DETAIL_BYTES_MAX: usize = 512;
 
-const _: () = assert!(16 * PUSH_LENT_RANGES_MAX + 64 <= META_BYTES_MAX as usize);
+const _: () = assert!(16 * PUSH_SHARED_RANGES_MAX + 64 <= META_BYTES_MAX as usize);
 
 /// Bytes a connection buffers while it reads headers and metas: a few small frames at once. A
 /// larger meta grows it to [`META_BYTES_MAX`] for as long as that meta is read.

@@ -312,12 +312,12 @@ wire_struct! {
     /// same user, once the variables have values (worker, chief): a *tray*. A connection has one. Nothing
     /// else waits for an answer meanwhile. A refusal changes nothing: pushes go over the connection
     /// as before.
-    LendTray {}
+    SharePushBuffer {}
 }
 wire_struct! {
     /// A tray. With the first byte of the frame comes a descriptor, to read and to write it. It is lent for
     /// as long as the connection lasts, or the restore epoch.
-    LentTray {
+    SharedPushBuffer {
         /// The bytes of the memory.
         bytes: u64,
         /// Where the first room starts in it, in bytes: a multiple of 4096.
@@ -537,7 +537,7 @@ wire_struct! {
     /// that are neither sparse nor tables; such parts of the same push come as [`PushPart`] or
     /// [`PushEncoded`], into the same room. Sequence, step and epoch stand in the header. From its
     /// last part on and until it is answered, a client that changes what lies there changes its push.
-    PushLent {
+    PushShared {
         /// What the push does.
         operation: Operation,
         /// The token it spends; 0 for none.
@@ -553,7 +553,7 @@ wire_struct! {
         /// As in [`PushPart`].
         read: Option<u64>,
         /// Where the parts lie in the shard's variables.
-        ranges: List<Stretch, { limits::PUSH_LENT_RANGES_MAX }, { limits::PUSH_LENT_RANGES_FEW }>,
+        ranges: List<Stretch, { limits::PUSH_SHARED_RANGES_MAX }, { limits::PUSH_SHARED_RANGES_FEW }>,
     }
 }
 wire_struct! {
@@ -825,8 +825,8 @@ messages! {
     5 => HeartbeatAnswer, body 0;
     6 => Lend, body 0;
     7 => Lent, body 0;
-    8 => LendTray, body 0;
-    9 => LentTray, body 0;
+    8 => SharePushBuffer, body 0;
+    9 => SharedPushBuffer, body 0;
     10 => Declare, body limits::CATALOGUE_BYTES_MAX;
     11 => Declared, body 0;
     12 => Initialize, body 0;
@@ -852,7 +852,7 @@ messages! {
     35 => OutcomeQuery, body 0;
     36 => OutcomeIs, body 0;
     37 => PushEncoded, body limits::PART_BYTES_MAX;
-    38 => PushLent, body 0;
+    38 => PushShared, body 0;
     40 => Pull, body 0;
     41 => Pulled, body limits::PART_BYTES_MAX;
     42 => PullRows, body limits::PART_BYTES_MAX;

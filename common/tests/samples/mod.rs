@@ -82,8 +82,8 @@ fn conversation(add: &mut impl FnMut(&str, Message)) {
     add("HeartbeatAnswer", HeartbeatAnswer {}.into());
     add("Lend", Lend { wants: 1 }.into());
     add("Lent", lent().into());
-    add("LendTray", LendTray {}.into());
-    add("LentTray", lent_tray().into());
+    add("SharePushBuffer", SharePushBuffer {}.into());
+    add("SharedPushBuffer", shared_push_buffer().into());
     add("Finish", Finish {}.into());
     add("Finished", Finished {}.into());
     add("Leave", Leave {}.into());
@@ -146,9 +146,9 @@ fn lent() -> Lent {
     }
 }
 
-fn lent_tray() -> LentTray {
+fn shared_push_buffer() -> SharedPushBuffer {
     let push_slots = List::new(vec![21, 22]).expect("2 are few");
-    LentTray { bytes: 0x1009, first: 0x100a, stride: 0x100b, push_slots }
+    SharedPushBuffer { bytes: 0x1009, first: 0x100a, stride: 0x100b, push_slots }
 }
 
 fn variables(add: &mut impl FnMut(&str, Message)) {
@@ -223,9 +223,12 @@ fn pushes(add: &mut impl FnMut(&str, Message)) {
     add("PushPart last", PushPart { whole: Some(8192), next: true, ..part() }.into());
     add("PushPart read", PushPart { read: Some(5), ..part() }.into());
     add("PushEncoded", encoded().into());
-    add("PushLent", push_lent().into());
+    add("PushShared", push_lent().into());
     let ranges = List::default();
-    add("PushLent last", PushLent { whole: Some(8192), next: true, ranges, ..push_lent() }.into());
+    add(
+        "PushShared last",
+        PushShared { whole: Some(8192), next: true, ranges, ..push_lent() }.into(),
+    );
     for (name, outcome) in variants::outcomes() {
         add(&format!("PushAnswer {name}"), PushAnswer { outcome, ..answer() }.into());
     }
@@ -259,11 +262,11 @@ fn encoded() -> PushEncoded {
     PushEncoded { part: part(), encoding: 3, elements: 1000, factor: 0.25 }
 }
 
-fn push_lent() -> PushLent {
+fn push_lent() -> PushShared {
     let PushPart { operation, token, generation, push_slot, whole, next, .. } = part();
     let ranges = [Stretch { start: 0, end: 4096 }, Stretch { start: 8192, end: 8200 }];
     let ranges = List::new(ranges.to_vec()).expect("2 are few");
-    PushLent { operation, token, generation, push_slot, whole, next, read: Some(5), ranges }
+    PushShared { operation, token, generation, push_slot, whole, next, read: Some(5), ranges }
 }
 
 fn answer() -> PushAnswer {

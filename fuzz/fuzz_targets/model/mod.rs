@@ -393,7 +393,7 @@ impl World {
         let (sequence, step) = (u64::from(numbers.0), u64::from(numbers.1));
         self.untidy |= matches!(
             message,
-            Message::PushPart(_) | Message::PushEncoded(_) | Message::PushLent(_)
+            Message::PushPart(_) | Message::PushEncoded(_) | Message::PushShared(_)
         );
         self.say(by, envelope(sequence, step, 0), message, vec![0x40; body]);
     }

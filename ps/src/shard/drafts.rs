@@ -5,8 +5,8 @@ use std::ops::Range;
 use pushpull_common::protocol::Refusal;
 
 use super::checks::{Looker, overflow_refusal};
+use super::push_buffers::Seen;
 use super::staleness::Treatment;
-use super::trays::Seen;
 use super::work::change_of;
 use super::{Shard, Variables};
 use crate::store::{Input, NoSpareBlock, Store};

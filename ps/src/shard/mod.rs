@@ -36,6 +36,7 @@ mod persist;
 pub(crate) mod poison;
 pub(crate) mod power;
 mod pulls;
+mod push_buffers;
 mod push_slots;
 mod pushes;
 mod recalls;
@@ -49,7 +50,6 @@ mod step_work;
 mod synchronous;
 mod tables;
 mod tokens;
-mod trays;
 mod variables;
 pub(crate) mod work;
 
@@ -419,10 +419,10 @@ impl Shard {
                 message,
                 Message::TokenRequest(_)
                     | Message::Reserve(_)
-                    | Message::LendTray(_)
+                    | Message::SharePushBuffer(_)
                     | Message::PushPart(_)
                     | Message::PushEncoded(_)
-                    | Message::PushLent(_)
+                    | Message::PushShared(_)
             );
             if joins && self.replicas.client(client).presence != Presence::Present {
                 // Nobody would take back what it were given.
@@ -446,10 +446,10 @@ impl Shard {
             Message::TokenRequest(_)
             | Message::ReturnToken(_)
             | Message::Reserve(_)
-            | Message::LendTray(_)
+            | Message::SharePushBuffer(_)
             | Message::PushPart(_)
             | Message::PushEncoded(_)
-            | Message::PushLent(_)
+            | Message::PushShared(_)
             | Message::Withdraw(_)
             | Message::OutcomeQuery(_)
             | Message::Leave(_) => role.is_member(),
@@ -540,13 +540,13 @@ impl Shard {
                 let form = Form { encoding, elements, factor };
                 self.part(now, connection, client, header, &part, Some(form));
             }
-            (Message::LendTray(_), Some(client)) => {
-                let lent = self.lend_tray(now, connection, client, request, kind);
+            (Message::SharePushBuffer(_), Some(client)) => {
+                let lent = self.share_push_buffer(now, connection, client, request, kind);
                 if let Err(refusal) = lent {
                     self.refuse(connection, request, refusal);
                 }
             }
-            (Message::PushLent(lent), Some(client)) => {
+            (Message::PushShared(lent), Some(client)) => {
                 self.push_lent(now, connection, client, header, &lent);
             }
             (Message::Withdraw(_), Some(client)) => {

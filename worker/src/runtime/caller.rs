@@ -11,7 +11,7 @@ use tokio::sync::mpsc::error::TrySendError;
 use super::driver::Driver;
 use super::lenders::Lenders;
 use super::post::{Answering, Call, Posted, Slots};
-use super::trays::Trays;
+use super::push_buffers::PushBuffers;
 use crate::error::Error;
 use crate::session::{Command, OpId, Unclaimed};
 use crate::token::Returns;
@@ -31,7 +31,7 @@ pub(crate) struct Caller {
     returns: Arc<Returns>,
     unclaimed: Arc<Unclaimed>,
     lenders: Arc<Lenders>,
-    trays: Arc<Trays>,
+    push_buffers: Arc<PushBuffers>,
     next_op: AtomicU64,
     slots: Slots,
     driver: Arc<Driver>,
@@ -43,12 +43,12 @@ impl Caller {
         returns: Arc<Returns>,
         unclaimed: Arc<Unclaimed>,
         lenders: Arc<Lenders>,
-        trays: Arc<Trays>,
+        push_buffers: Arc<PushBuffers>,
         driver: Arc<Driver>,
     ) -> Caller {
         let (next_op, slots) = (AtomicU64::new(1), Slots::default());
         let commands = Mutex::new(Some(commands));
-        Caller { commands, returns, unclaimed, lenders, trays, next_op, slots, driver }
+        Caller { commands, returns, unclaimed, lenders, push_buffers, next_op, slots, driver }
     }
 
     pub(crate) fn returns(&self) -> &Arc<Returns> {
@@ -71,8 +71,8 @@ impl Caller {
     }
 
     /// The shards that have lent memory to write gradients into.
-    pub(crate) fn trays(&self) -> &Trays {
-        &self.trays
+    pub(crate) fn push_buffers(&self) -> &PushBuffers {
+        &self.push_buffers
     }
 
     /// Has something done within `timeout`: the session is told at once, and the future is its reply.
@@ -141,8 +141,8 @@ impl Caller {
         let (commands, orders) = mpsc::channel(COMMANDS_MAX);
         let returns = Arc::new(Returns::default());
         let driver = Arc::new(Driver::new(returns.turns().clone()).expect("a runtime"));
-        let (unclaimed, lenders, trays) = (Arc::default(), Arc::default(), Arc::default());
-        let caller = Caller::new(commands, returns, unclaimed, lenders, trays, driver);
+        let (unclaimed, lenders, push_buffers) = (Arc::default(), Arc::default(), Arc::default());
+        let caller = Caller::new(commands, returns, unclaimed, lenders, push_buffers, driver);
         (caller, Orders(orders))
     }
 }

@@ -9,10 +9,10 @@ mod links;
 mod outbox;
 mod patience;
 mod post;
+mod push_buffers;
 #[expect(unsafe_code, reason = "memory that another process changes is no slice")]
 mod shared_memory;
 mod thread;
-mod trays;
 mod turns;
 
 pub(crate) use caller::Caller;
@@ -21,8 +21,8 @@ pub(crate) use lenders::Direct;
 pub(crate) use patience::AWAKE;
 pub(crate) use post::Call;
 #[cfg(feature = "simulation")]
-pub(crate) use shared_memory::{Mapped, map, map_tray};
-pub(crate) use thread::SessionThread;
+pub(crate) use push_buffers::PushBuffers;
 #[cfg(feature = "simulation")]
-pub(crate) use trays::Trays;
+pub(crate) use shared_memory::{Mapped, map, map_push_buffer};
+pub(crate) use thread::SessionThread;
 pub(crate) use turns::{Open, Turns};

@@ -12,9 +12,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use memmap2::{MmapOptions, MmapRaw};
 use pushpull_common::lending::{DESK_WORDS, Geometry, Reader, Words, board_words};
-use pushpull_common::protocol::message::{Lent, LentTray};
+use pushpull_common::protocol::message::{Lent, SharedPushBuffer};
 
-use crate::trays::SlotMemory;
+use crate::push_buffers::SlotMemory;
 
 /// A whole file of somebody else's, mapped.
 #[derive(Debug)]
@@ -100,7 +100,7 @@ pub(crate) fn map(lent: &Lent, descriptors: Vec<OwnedFd>) -> io::Result<Reader<M
 
 /// Memory that a shard lends to write gradients into, mapped, and cut into rooms.
 #[derive(Debug)]
-pub(crate) struct MappedTray {
+pub(crate) struct MappedPushBuffer {
     map: MmapRaw,
     slot_bytes: usize,
     /// Where each room starts, and what names it to the shard.
@@ -109,9 +109,12 @@ pub(crate) struct MappedTray {
     free: Mutex<Vec<usize>>,
 }
 
-/// Maps what has come with a [`LentTray`], once it is known to be what that says.
-pub(crate) fn map_tray(lent: &LentTray, descriptors: Vec<OwnedFd>) -> io::Result<MappedTray> {
-    let LentTray { bytes, first, stride, push_slots } = lent;
+/// Maps what has come with a [`SharedPushBuffer`], once it is known to be what that says.
+pub(crate) fn map_push_buffer(
+    lent: &SharedPushBuffer,
+    descriptors: Vec<OwnedFd>,
+) -> io::Result<MappedPushBuffer> {
+    let SharedPushBuffer { bytes, first, stride, push_slots } = lent;
     let push_slots = push_slots.items();
     let end = stride.checked_mul(push_slots.len() as u64).and_then(|all| all.checked_add(*first));
     let aligned = first.is_multiple_of(ALIGNED) && stride.is_multiple_of(ALIGNED) && *stride > 0;
@@ -127,18 +130,18 @@ pub(crate) fn map_tray(lent: &LentTray, descriptors: Vec<OwnedFd>) -> io::Result
     let push_slots: Vec<(usize, u32)> =
         push_slots.iter().enumerate().map(|(index, &number)| (start(index), number)).collect();
     let free = Mutex::new((0..push_slots.len()).rev().collect());
-    Ok(MappedTray { map, slot_bytes: *stride as usize, push_slots, free })
+    Ok(MappedPushBuffer { map, slot_bytes: *stride as usize, push_slots, free })
 }
 
 /// Where rooms may start: elements of every type are aligned there.
 const ALIGNED: u64 = 4096;
 
-impl MappedTray {
+impl MappedPushBuffer {
     /// A room that nobody has, and what names it to the shard.
     pub(super) fn take(self: &Arc<Self>) -> Option<(MappedSlot, u32)> {
         let index = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop()?;
         let (start, number) = self.push_slots[index];
-        Some((MappedSlot { tray: self.clone(), index, start }, number))
+        Some((MappedSlot { push_buffer: self.clone(), index, start }, number))
     }
 }
 
@@ -146,35 +149,37 @@ impl MappedTray {
 /// back there once it is dropped.
 #[derive(Debug)]
 pub(crate) struct MappedSlot {
-    tray: Arc<MappedTray>,
+    push_buffer: Arc<MappedPushBuffer>,
     index: usize,
     start: usize,
 }
 
 impl SlotMemory for MappedSlot {
     fn bytes(&self) -> &[u8] {
-        let (start, length) = (self.start, self.tray.slot_bytes);
-        // SAFETY: `map_tray` has seen that the room lies in the mapping, which lives as long as the tray and so
+        let (start, length) = (self.start, self.push_buffer.slot_bytes);
+        // SAFETY: `map_push_buffer` has seen that the room lies in the mapping, which lives as long as the tray and so
         // as `self`. In this process only `self` leads to these bytes, and to change them takes `&mut
         // self`. The process that has lent them maps them too, and by the protocol only reads them: what is
         // sent to it beside them is received elsewhere. If it broke that, or cut its memory short,
         // gradients would be of other content or this process would be ended by the system; it is the
         // server that was chosen to keep the model, as the same user. Any bytes are a `u8` each.
-        unsafe { std::slice::from_raw_parts(self.tray.map.as_ptr().add(start), length) }
+        unsafe { std::slice::from_raw_parts(self.push_buffer.map.as_ptr().add(start), length) }
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
-        let (start, length) = (self.start, self.tray.slot_bytes);
+        let (start, length) = (self.start, self.push_buffer.slot_bytes);
         // SAFETY: as in `bytes`. `&mut self` is the only way to them in this process as long as the slice
         // lives. The other only reads them, and knows that what it reads may be changing: it is values to
         // it, and never an index or a length.
-        unsafe { std::slice::from_raw_parts_mut(self.tray.map.as_mut_ptr().add(start), length) }
+        unsafe {
+            std::slice::from_raw_parts_mut(self.push_buffer.map.as_mut_ptr().add(start), length)
+        }
     }
 }
 
 impl Drop for MappedSlot {
     fn drop(&mut self) {
-        self.tray.free.lock().unwrap_or_else(PoisonError::into_inner).push(self.index);
+        self.push_buffer.free.lock().unwrap_or_else(PoisonError::into_inner).push(self.index);
     }
 }
 
@@ -231,40 +236,42 @@ mod tests {
         assert!(map(&lent(), Vec::new()).is_err());
     }
 
-    fn tray() -> LentTray {
+    fn push_buffer() -> SharedPushBuffer {
         let push_slots = List::new(vec![7, 9]).unwrap();
-        LentTray { bytes: 3 * 4096, first: 4096, stride: 4096, push_slots }
+        SharedPushBuffer { bytes: 3 * 4096, first: 4096, stride: 4096, push_slots }
     }
 
     #[test]
     fn a_tray_that_is_not_what_it_is_said_to_be_is_not_mapped() {
-        map_tray(&tray(), vec![file(3 * 4096)]).unwrap();
+        map_push_buffer(&push_buffer(), vec![file(3 * 4096)]).unwrap();
         for wrong in [
-            LentTray { bytes: 3 * 4096 + 1, ..tray() },
-            LentTray { bytes: 3 * 4096 - 1, ..tray() },
-            LentTray { first: 4104, ..tray() },
-            LentTray { first: 8192, ..tray() },
-            LentTray { first: u64::MAX - 4095, ..tray() },
-            LentTray { stride: 0, ..tray() },
-            LentTray { stride: 2048, ..tray() },
-            LentTray { stride: 1 << 63, ..tray() },
-            LentTray { push_slots: List::new(vec![7, 0]).unwrap(), ..tray() },
+            SharedPushBuffer { bytes: 3 * 4096 + 1, ..push_buffer() },
+            SharedPushBuffer { bytes: 3 * 4096 - 1, ..push_buffer() },
+            SharedPushBuffer { first: 4104, ..push_buffer() },
+            SharedPushBuffer { first: 8192, ..push_buffer() },
+            SharedPushBuffer { first: u64::MAX - 4095, ..push_buffer() },
+            SharedPushBuffer { stride: 0, ..push_buffer() },
+            SharedPushBuffer { stride: 2048, ..push_buffer() },
+            SharedPushBuffer { stride: 1 << 63, ..push_buffer() },
+            SharedPushBuffer { push_slots: List::new(vec![7, 0]).unwrap(), ..push_buffer() },
         ] {
-            assert!(map_tray(&wrong, vec![file(3 * 4096)]).is_err(), "{wrong:?}");
+            assert!(map_push_buffer(&wrong, vec![file(3 * 4096)]).is_err(), "{wrong:?}");
         }
-        assert!(map_tray(&tray(), Vec::new()).is_err());
-        assert!(map_tray(&tray(), vec![file(3 * 4096), file(3 * 4096)]).is_err());
+        assert!(map_push_buffer(&push_buffer(), Vec::new()).is_err());
+        assert!(map_push_buffer(&push_buffer(), vec![file(3 * 4096), file(3 * 4096)]).is_err());
     }
 
     #[test]
     fn each_room_is_of_one_and_can_be_taken_again() {
         let there = file(3 * 4096);
         let seen = File::from(there.try_clone().unwrap());
-        let tray = Arc::new(map_tray(&tray(), vec![there]).unwrap());
-        let [(mut first, 7), (mut second, 9)] = [tray.take().unwrap(), tray.take().unwrap()] else {
+        let push_buffer = Arc::new(map_push_buffer(&push_buffer(), vec![there]).unwrap());
+        let [(mut first, 7), (mut second, 9)] =
+            [push_buffer.take().unwrap(), push_buffer.take().unwrap()]
+        else {
             panic!("the rooms are handed out in their order")
         };
-        assert!(tray.take().is_none());
+        assert!(push_buffer.take().is_none());
         first.bytes_mut().fill(1);
         second.bytes_mut()[4095] = 2;
         let seen = Mapped::new(&seen, 3 * 4096, false).unwrap();
@@ -273,7 +280,7 @@ mod tests {
         let expected = [vec![0; 4096], vec![1; 4096], vec![0; 4095], vec![2]].concat();
         assert!(bytes == expected && first.bytes() == &expected[4096..8192]);
         drop(second);
-        assert_eq!(tray.take().unwrap().1, 9);
+        assert_eq!(push_buffer.take().unwrap().1, 9);
     }
 
     #[test]

@@ -17,8 +17,8 @@ use super::driver::Driver;
 use super::lenders::Lenders;
 use super::outbox::Outbox;
 use super::post::{Answer, Posted};
+use super::push_buffers::PushBuffers;
 use super::shared_memory;
-use super::trays::Trays;
 use crate::config::Progress;
 use crate::session::{Input, OpId, Output, Session, Start};
 use crate::token::{Dropped, Returns};
@@ -40,11 +40,12 @@ impl SessionThread {
         let session = Session::new(start);
         let lenders = Arc::new(Lenders::default());
         let unclaimed = session.unclaimed().clone();
-        let trays = Arc::new(Trays::default());
-        let (way_back, to_read, to_write) = (returns.clone(), lenders.clone(), trays.clone());
+        let push_buffers = Arc::new(PushBuffers::default());
+        let (way_back, to_read, to_write) =
+            (returns.clone(), lenders.clone(), push_buffers.clone());
         let caller = Caller::new(commands, way_back, unclaimed, to_read, to_write, driver.clone());
         let thread = std::thread::Builder::new().name(name).spawn(move || {
-            let lent = (lenders, trays);
+            let lent = (lenders, push_buffers);
             let core = Arc::new(Core::new(session, addresses, progress, returns, lent));
             driver.run(core.run(receiver));
         })?;
@@ -76,7 +77,7 @@ pub(super) struct Core {
     progress: Option<Progress>,
     returns: Arc<Returns>,
     lenders: Arc<Lenders>,
-    trays: Arc<Trays>,
+    push_buffers: Arc<PushBuffers>,
     /// When the clock's task will wake, and what makes it look again.
     armed: Mutex<Option<Instant>>,
     rearm: Notify,
@@ -106,7 +107,7 @@ impl Core {
         addresses: BTreeMap<u32, String>,
         progress: Option<Progress>,
         returns: Arc<Returns>,
-        (lenders, trays): (Arc<Lenders>, Arc<Trays>),
+        (lenders, push_buffers): (Arc<Lenders>, Arc<PushBuffers>),
     ) -> Core {
         Core {
             addresses,
@@ -116,7 +117,7 @@ impl Core {
             progress,
             returns,
             lenders,
-            trays,
+            push_buffers,
             armed: Mutex::default(),
             rearm: Notify::new(),
             connects: Mutex::default(),
@@ -223,7 +224,7 @@ impl Core {
         let outboxes = lock(&self.outboxes);
         if outboxes.get(&link).is_none_or(|current| Arc::ptr_eq(current, outbox)) {
             self.lenders.remove(link);
-            self.trays.remove(link);
+            self.push_buffers.remove(link);
         }
     }
 
@@ -249,7 +250,7 @@ impl Core {
                 if let Some(outbox) = lock(&self.outboxes).remove(&link) {
                     outbox.give_up();
                     self.lenders.remove(link);
-                    self.trays.remove(link);
+                    self.push_buffers.remove(link);
                 }
             }
             Output::Send { link, envelope, message, body, crc } => {
@@ -263,10 +264,10 @@ impl Core {
                     self.lenders.add(link, lender, reader);
                 }
             }
-            Output::LentTray { link, shard, tray, lent } => {
+            Output::SharedPushBuffer { link, shard, push_buffer, lent } => {
                 // What cannot be mapped is not written; all can be sent over the connection.
-                if let Ok(mapped) = shared_memory::map_tray(&lent, self.descriptors(link)) {
-                    self.trays.add(link, shard, tray, mapped);
+                if let Ok(mapped) = shared_memory::map_push_buffer(&lent, self.descriptors(link)) {
+                    self.push_buffers.add(link, shard, push_buffer, mapped);
                 }
             }
             Output::Reply { op, reply } => {

@@ -8,7 +8,9 @@ use bytes::Bytes;
 use pushpull_common::codec::{Encoding, Encodings};
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{GlobalStep, Incarnation, Sequence, ShardId, TaskId, VariableId};
-use pushpull_common::protocol::message::{Lent, LentTray, NonFinitePolicy, Operation, Role};
+use pushpull_common::protocol::message::{
+    Lent, NonFinitePolicy, Operation, Role, SharedPushBuffer,
+};
 use pushpull_common::protocol::{Envelope, Grant, Header, Message, Outcome};
 use smallvec::SmallVec;
 
@@ -20,7 +22,7 @@ use crate::lent::Lender;
 use crate::own_parts::OwnParts;
 use crate::params::Buffer;
 use crate::parts::{Body, Part, Scattered};
-use crate::trays::TrayId;
+use crate::push_buffers::PushBufferId;
 use crate::wanted::Wanted;
 
 /// Names an operation of the caller's.
@@ -230,7 +232,12 @@ pub(crate) enum Output {
     Lent { link: usize, lender: Lender, lent: Lent },
     /// Callers may write gradients for a shard into the memory whose descriptor has come over this link,
     /// likewise.
-    LentTray { link: usize, shard: ShardId, tray: TrayId, lent: LentTray },
+    SharedPushBuffer {
+        link: usize,
+        shard: ShardId,
+        push_buffer: PushBufferId,
+        lent: SharedPushBuffer,
+    },
     /// Tell a caller.
     Reply { op: OpId, reply: Result<Reply, Error> },
     /// Tell for whom an operation waits.

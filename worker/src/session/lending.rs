@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use pushpull_common::protocol::message::{Lend, LendTray, Lent, LentTray};
+use pushpull_common::protocol::message::{Lend, Lent, SharePushBuffer, SharedPushBuffer};
 use pushpull_common::protocol::{Envelope, Message};
 
 use super::link::{Pending, Status};
@@ -12,7 +12,7 @@ use super::{Output, Session};
 use crate::fanout::Plan;
 use crate::lent::Lender;
 use crate::parts::Body;
-use crate::trays::TrayId;
+use crate::push_buffers::PushBufferId;
 
 /// The bit of values among what is lent.
 const VALUES: u64 = 1;
@@ -36,14 +36,21 @@ impl Session {
                 self.links[index].asked_to_lend = true;
                 let (envelope, lend) = (Envelope::default(), Lend { wants: VALUES });
                 self.send(now, index, Pending::Lend, envelope, lend, Body::Empty);
-            } else if !link.asked_for_tray
+            } else if !link.asked_for_push_buffer
                 && self.start.role.is_member()
                 && plan.keeps_some_whole(link.shard)
                 && !link.pending.values().any(|pending| *pending == Pending::Lend)
             {
-                self.links[index].asked_for_tray = true;
+                self.links[index].asked_for_push_buffer = true;
                 let envelope = Envelope::default();
-                self.send(now, index, Pending::LendTray, envelope, LendTray {}, Body::Empty);
+                self.send(
+                    now,
+                    index,
+                    Pending::SharePushBuffer,
+                    envelope,
+                    SharePushBuffer {},
+                    Body::Empty,
+                );
             }
         }
     }
@@ -73,20 +80,20 @@ impl Session {
     }
 
     /// A shard has answered. One that lends no tray is sent gradients as ever.
-    pub(super) fn tray_answered(&mut self, now: Instant, index: usize, message: Message) {
+    pub(super) fn push_buffer_answered(&mut self, now: Instant, index: usize, message: Message) {
         match message {
-            Message::LentTray(lent) => self.tray_lent(index, lent),
+            Message::SharedPushBuffer(lent) => self.push_buffer_shared(index, lent),
             Message::Refused(_) => {}
             message => self.unexpected(now, index, &message),
         }
     }
 
-    fn tray_lent(&mut self, index: usize, lent: LentTray) {
-        self.trays += 1;
-        let tray = TrayId(self.trays);
+    fn push_buffer_shared(&mut self, index: usize, lent: SharedPushBuffer) {
+        self.push_buffers += 1;
+        let push_buffer = PushBufferId(self.push_buffers);
         let link = &mut self.links[index];
-        link.tray = Some(tray);
+        link.push_buffer = Some(push_buffer);
         let shard = link.shard;
-        self.outputs.push_back(Output::LentTray { link: index, shard, tray, lent });
+        self.outputs.push_back(Output::SharedPushBuffer { link: index, shard, push_buffer, lent });
     }
 }

@@ -15,7 +15,7 @@ use super::{OpId, Output, Session};
 use crate::error::Error;
 use crate::fanout::Span;
 use crate::parts::Body;
-use crate::trays::TrayId;
+use crate::push_buffers::PushBufferId;
 
 /// How far a link is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +40,7 @@ pub(super) enum Pending {
     /// One of the requests of a pull.
     Pull(OpId, usize),
     Lend,
-    LendTray,
+    SharePushBuffer,
     Reserve(Sequence),
     Push(Sequence),
     PushState(Sequence),
@@ -93,8 +93,8 @@ pub(super) struct Link {
     pub(super) near: bool,
     pub(super) asked_to_lend: bool,
     /// Whether it has been asked for a tray, and what it has lent over this connection.
-    pub(super) asked_for_tray: bool,
-    pub(super) tray: Option<TrayId>,
+    pub(super) asked_for_push_buffer: bool,
+    pub(super) push_buffer: Option<PushBufferId>,
     /// The restore epoch the shard lives in, by the last it said; 0 while unknown.
     pub(super) restore_epoch: RestoreEpoch,
     /// Whether its variables have values, by the last it said of them.
@@ -131,8 +131,8 @@ impl Link {
             crc: false,
             near: false,
             asked_to_lend: false,
-            asked_for_tray: false,
-            tray: None,
+            asked_for_push_buffer: false,
+            push_buffer: None,
             restore_epoch: RestoreEpoch(0),
             ready: false,
             lease: Duration::from_secs(5),
@@ -232,7 +232,7 @@ impl Session {
         link.trouble.clear();
         // The server may be another that comes back, and its numbers may mean other rooms. Asking
         // for room tells the old one's number again, if it is the old one.
-        (link.push_slot, link.tray) = (0, None);
+        (link.push_slot, link.push_buffer) = (0, None);
         link.granted_since = None;
         let pending = std::mem::take(&mut link.pending);
         // An answer whose body was cut off is no answer.
@@ -261,7 +261,7 @@ impl Session {
                 Pending::Hello
                 | Pending::Heartbeat
                 | Pending::Lend
-                | Pending::LendTray
+                | Pending::SharePushBuffer
                 | Pending::Withdraw(_) => {}
             }
         }
@@ -406,7 +406,7 @@ impl Session {
                 self.request_answered(now, op, index, &header, message);
             }
             (Pending::Lend, message) => self.lend_answered(now, index, message),
-            (Pending::LendTray, message) => self.tray_answered(now, index, message),
+            (Pending::SharePushBuffer, message) => self.push_buffer_answered(now, index, message),
             (Pending::Token, message) => {
                 self.token_answered(now, index, header.request, message);
             }

@@ -32,8 +32,8 @@ use pushpull_common::protocol::{Outcome, Refusal};
 
 use crate::error::Error;
 use crate::fanout::Plan;
+use crate::push_buffers::GradientBuffer;
 use crate::selection::Selected;
-use crate::trays::GradientBuffer;
 pub(crate) use doors::{
     Command, Counts, Input, OpId, Output, PushOrder, Read, Reply, Start, Welcomed,
 };
@@ -102,7 +102,7 @@ pub(crate) struct Session {
     /// Whether the step owner may find gradients too old, as it said then.
     owner_first: bool,
     /// How many trays were lent.
-    trays: u64,
+    push_buffers: u64,
     /// What shards may still have to apply of pushes that were accepted for a step: it lies in rooms.
     applying: Vec<(GlobalStep, Arc<GradientBuffer>)>,
     failed: Option<Error>,
@@ -128,7 +128,7 @@ impl Session {
             step: GlobalStep(0),
             synchronous: false,
             owner_first: false,
-            trays: 0,
+            push_buffers: 0,
             applying: Vec::new(),
             failed: None,
             reported: None,
@@ -333,8 +333,8 @@ impl Session {
         // The rooms that pushes lie in are not written again while the trays may yet be thought lent, and while
         // a shard may yet read them: not by this session at all.
         for push in std::mem::take(&mut self.pushes).into_values() {
-            let in_trays = push.shares.into_iter().filter_map(|share| share.in_tray);
-            self.applying.extend(in_trays.map(|there| (GlobalStep(u64::MAX), there.buffer)));
+            let in_push_buffers = push.shares.into_iter().filter_map(|share| share.in_push_buffer);
+            self.applying.extend(in_push_buffers.map(|there| (GlobalStep(u64::MAX), there.buffer)));
         }
         self.tokens.forget();
         for (index, link) in self.links.iter_mut().enumerate() {

@@ -50,7 +50,7 @@ impl Session {
                 // now would be taken for the rest of those refused, and passed over.
                 Refusal::PushSlotTaken { push_slot } => {
                     // One of a tray would be as little free again, at once.
-                    share.in_tray = share.in_tray.take().filter(|_| !share.names);
+                    share.in_push_buffer = share.in_push_buffer.take().filter(|_| !share.names);
                     share.start_over();
                     if self.links[link].push_slot == push_slot {
                         self.links[link].push_slot = 0;

@@ -4,15 +4,15 @@ use std::ops::Range;
 use std::time::Instant;
 
 use pushpull_common::ids::{GlobalStep, Sequence};
-use pushpull_common::protocol::limits::{PUSH_LENT_RANGES_FEW, PUSH_LENT_RANGES_MAX};
-use pushpull_common::protocol::message::{self, Operation, PushEncoded, PushLent, PushPart};
+use pushpull_common::protocol::limits::{PUSH_SHARED_RANGES_FEW, PUSH_SHARED_RANGES_MAX};
+use pushpull_common::protocol::message::{self, Operation, PushEncoded, PushPart, PushShared};
 use pushpull_common::protocol::wire::List;
 use pushpull_common::protocol::{Envelope, Message};
 
 use super::Session;
 use super::link::Pending;
 use super::pushes::{Phase, Push, Share};
-use crate::parts::{Body, InTray, Part, Stretch};
+use crate::parts::{Body, InPushBuffer, Part, Stretch};
 
 /// How many messages name parts few at a time.
 const LENT_FRAMES_MAX: usize = 8;
@@ -85,13 +85,13 @@ impl Session {
         share: &mut Share,
         envelope: Envelope,
         part: PushPart,
-        there: &InTray,
+        there: &InPushBuffer,
     ) {
         let PushPart { operation, token, generation, push_slot, read, .. } = part;
         let mut left = there.ranges.len();
         // A few frames more cost less than memory for one, very many more do not.
-        let few = there.ranges.len() <= LENT_FRAMES_MAX * PUSH_LENT_RANGES_FEW;
-        let at_once = if few { PUSH_LENT_RANGES_FEW } else { PUSH_LENT_RANGES_MAX };
+        let few = there.ranges.len() <= LENT_FRAMES_MAX * PUSH_SHARED_RANGES_FEW;
+        let at_once = if few { PUSH_SHARED_RANGES_FEW } else { PUSH_SHARED_RANGES_MAX };
         for some in there.ranges.chunks(at_once) {
             left -= some.len();
             let stretch =
@@ -102,7 +102,7 @@ impl Session {
             let deadline_ms = if left == 0 { envelope.deadline_ms } else { 0 };
             let envelope = Envelope { deadline_ms, ..envelope };
             let lent =
-                PushLent { operation, token, generation, push_slot, whole, next, read, ranges };
+                PushShared { operation, token, generation, push_slot, whole, next, read, ranges };
             self.send_of_push(now, share, envelope, lent, Body::Empty);
         }
     }
@@ -127,7 +127,7 @@ impl Session {
 
 impl Share {
     /// What is named next, in place of its parts.
-    fn named_next(&self) -> Option<InTray> {
-        self.in_tray.clone().filter(|there| self.names && there.parts.start == self.sent)
+    fn named_next(&self) -> Option<InPushBuffer> {
+        self.in_push_buffer.clone().filter(|there| self.names && there.parts.start == self.sent)
     }
 }

@@ -13,7 +13,7 @@ use super::spares::Emptied;
 use super::{OpId, PushOrder, Read, Session};
 use crate::error::Error;
 use crate::own_parts::OwnParts;
-use crate::parts::{Body, InTray, Part, Scattered};
+use crate::parts::{Body, InPushBuffer, Part, Scattered};
 
 /// How far a push is on one shard.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -44,7 +44,7 @@ pub(super) struct Share {
     pub(super) link: usize,
     pub(super) parts: Vec<Part>,
     /// What of them lies in a tray of the shard.
-    pub(super) in_tray: Option<InTray>,
+    pub(super) in_push_buffer: Option<InPushBuffer>,
     /// Whether that is named, and not sent: the tray is of the present connection.
     pub(super) names: bool,
     /// How many of the parts have been sent over the present connection.
@@ -182,7 +182,7 @@ impl Session {
     fn add_scattered(&mut self, now: Instant, push: &mut Push, scattered: &Scattered) {
         for (index, shard) in scattered.shards().enumerate() {
             let share = self.share(now, push, shard);
-            share.in_tray = scattered.in_tray(index, share.parts.len());
+            share.in_push_buffer = scattered.in_push_buffer(index, share.parts.len());
             share.parts.extend(scattered.parts(index));
         }
     }
@@ -277,8 +277,11 @@ impl Session {
                 self.send(now, link, pending, envelope, OutcomeQuery {}, Body::Empty);
             }
             Phase::Roomless if push.complete || !share.parts.is_empty() => {
-                let tray = self.links[link].tray;
-                let there = share.in_tray.as_ref().filter(|there| Some(there.tray) == tray);
+                let push_buffer = self.links[link].push_buffer;
+                let there = share
+                    .in_push_buffer
+                    .as_ref()
+                    .filter(|there| Some(there.push_buffer) == push_buffer);
                 share.names = there.is_some();
                 share.push_slot = match there {
                     Some(there) => there.push_slot,

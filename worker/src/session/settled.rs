@@ -37,8 +37,9 @@ impl Session {
         self.withdraw_shares(now, sequence, &push);
         let result = self.result_of(now, &push);
         if let Ok(Outcome::Accepted { step }) = result {
-            let in_trays = push.shares.iter_mut().filter_map(|share| share.in_tray.take());
-            self.applying.extend(in_trays.map(|there| (step, there.buffer)));
+            let in_push_buffers =
+                push.shares.iter_mut().filter_map(|share| share.in_push_buffer.take());
+            self.applying.extend(in_push_buffers.map(|there| (step, there.buffer)));
         }
         self.spares.keep_push(push);
         if self.settled.len() == SETTLED_MAX {

@@ -9,8 +9,8 @@ use pushpull_common::variable::VariableSpec;
 
 use super::lending::LARGE;
 use super::peers::{Push, bytes_of, f32s};
+use super::push_buffers_synchronous::Lent;
 use super::synchronous::{ACCEPTED, STALE};
-use super::trays_synchronous::Lent;
 use crate::config::{NonFinite, PsConfig};
 use crate::optimizer::{ApplyAt, Optimizer, Run, SlotSpec};
 use crate::shard::work::Work;
@@ -34,9 +34,9 @@ impl Lent {
         let it = &mut self.cluster.replicas[replica];
         it.sequence += 1;
         let (line, sequence) = (it.lines[0], it.sequence);
-        let tray = &self.trays[replica][0];
-        tray.put(place, 0, &bytes_of(gradient));
-        let push = Push::gradient(sequence, grant, tray.push_slot(place));
+        let push_buffer = &self.push_buffers[replica][0];
+        push_buffer.put(place, 0, &bytes_of(gradient));
+        let push = Push::gradient(sequence, grant, push_buffer.push_slot(place));
         let said = push.lent(&[(0, BYTES)], Some(BYTES));
         self.cluster.world.send(line, push.envelope(), said, &[])
     }
@@ -163,7 +163,7 @@ fn nobody_is_refused_for_what_another_has_changed() {
     let (first, last) = (lent.cluster.token(0), lent.cluster.token(1));
     lent.say(0, 0, first, &all(1.0));
     lent.slices();
-    lent.trays[0][0].put(0, 0, &bytes_of(&all(f32::NAN)));
+    lent.push_buffers[0][0].put(0, 0, &bytes_of(&all(f32::NAN)));
     let request = lent.say(1, 0, last, &all(5.0));
     lent.slices();
     assert_eq!(lent.heard(1, request), accepted(0));
@@ -258,7 +258,7 @@ fn what_is_withdrawn_meanwhile_is_not_in_the_step() {
         let request = match sends {
             false => lent.say(1, 0, granted.grant, &all(3.0)),
             true => {
-                let push = Push::gradient(2, granted.grant, lent.trays[1][0].push_slot(0));
+                let push = Push::gradient(2, granted.grant, lent.push_buffers[1][0].push_slot(0));
                 let gradient = bytes_of(&all(3.0));
                 lent.cluster.world.push(line, &push, &parts(&gradient, 0, BYTES))
             }
@@ -283,9 +283,9 @@ fn what_is_assigned_meanwhile_is_assigned() {
         }
         let it = &mut lent.cluster.replicas[0];
         it.sequence += 1;
-        let (line, tray) = (it.lines[0], &lent.trays[0][0]);
-        tray.put(1, BYTES, &bytes_of(&[7_f32; PLAIN as usize / 4]));
-        let push = Push::plain(it.sequence, Operation::Assign {}, tray.push_slot(1));
+        let (line, push_buffer) = (it.lines[0], &lent.push_buffers[0][0]);
+        push_buffer.put(1, BYTES, &bytes_of(&[7_f32; PLAIN as usize / 4]));
+        let push = Push::plain(it.sequence, Operation::Assign {}, push_buffer.push_slot(1));
         let said = push.lent(&[(BYTES, BYTES + PLAIN)], Some(PLAIN));
         let assigned = lent.cluster.world.send(line, push.envelope(), said, &[]);
         lent.slices();
@@ -332,9 +332,9 @@ fn a_step_that_is_applied_at_once_is_the_step() {
             let gradient: Vec<u8> = (0..extents.last().unwrap().1)
                 .map(|at| if at % 2 == 1 { 0x3c } else { (at * 7 + step + replica as u64) as u8 })
                 .collect();
-            let tray = &lent.trays[replica][0];
-            tray.put(0, 0, &gradient);
-            let push = Push::gradient(step + 1, a, tray.push_slot(0));
+            let push_buffer = &lent.push_buffers[replica][0];
+            push_buffer.put(0, 0, &gradient);
+            let push = Push::gradient(step + 1, a, push_buffer.push_slot(0));
             let line = lent.cluster.replicas[replica].lines[0];
             let said = push.lent(&extents, Some(bytes));
             let request = lent.cluster.world.send(line, push.envelope(), said, &[]);

@@ -30,6 +30,8 @@ mod peers;
 mod policies;
 mod power;
 mod pulls;
+mod push_buffers;
+mod push_buffers_synchronous;
 mod push_slots;
 mod pushes;
 mod random;
@@ -45,8 +47,6 @@ mod stepping;
 mod synchronous;
 mod talk;
 mod tokens;
-mod trays;
-mod trays_synchronous;
 mod world;
 #[cfg(feature = "zoo")]
 mod zoo;

@@ -56,11 +56,11 @@ fn requests() -> Vec<Message> {
     let (operation, token, generation, push_slot) = (Operation::Gradient {}, TokenId(1), 1, 1);
     let (whole, next, read) = (None, false, None);
     let lent =
-        message::PushLent { operation, token, generation, push_slot, whole, next, read, ranges };
+        message::PushShared { operation, token, generation, push_slot, whole, next, read, ranges };
     vec![
         message::Heartbeat {}.into(),
         message::Lend { wants: 1 }.into(),
-        message::LendTray {}.into(),
+        message::SharePushBuffer {}.into(),
         message::FetchCatalogue {}.into(),
         message::FindCheckpoint {}.into(),
         message::TokenRequest { newest: TokenId(u64::MAX) }.into(),

@@ -46,7 +46,7 @@ fn each_shard_of_the_variables_is_asked_once_over_a_connection() {
         assert_eq!(lend.message, Lend { wants: 1 }.into());
         assert!(world.is_quiet(link), "one thing at a time");
         world.answer(&lend, lent(1));
-        world.heard(link, "LendTray");
+        world.heard(link, "SharePushBuffer");
     }
     world.pull(&plan);
     for (link, &(of, lender)) in world.lent.clone().iter().enumerate() {
@@ -77,7 +77,7 @@ fn a_shard_that_lends_nothing_is_asked_for_values() {
     world.heard(OWNER, "Pull");
     let detail = Detail::clipped("no");
     world.answer(&lend, refused(Refusal::Unsupported { kind: 6, detail }));
-    world.heard(OWNER, "LendTray");
+    world.heard(OWNER, "SharePushBuffer");
     world.pull(&plan);
     world.heard(OWNER, "Pull");
     assert!(world.lent.is_empty() && world.closed.is_empty());
@@ -98,7 +98,7 @@ fn nobody_is_asked_from_afar_or_where_it_is_switched_off() {
 #[test]
 fn values_that_are_to_come_in_a_shorter_form_are_asked_for() {
     let mut world = near(|start| start.values = Some(Encoding::Bf16)).join(&plan(1, 4));
-    world.heard(OWNER, "LendTray");
+    world.heard(OWNER, "SharePushBuffer");
     assert!(world.is_quiet(OWNER));
     world.pass(std::time::Duration::from_millis(1));
     assert!(world.lent.is_empty());

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use pushpull_common::ids::{GlobalStep, RequestId, RestoreEpoch, TokenId};
 use pushpull_common::protocol::limits::WINDOW;
-use pushpull_common::protocol::message::{self, ModeIs, PushLent, PushPart, Welcome};
+use pushpull_common::protocol::message::{self, ModeIs, PushPart, PushShared, Welcome};
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::wire::List;
 use pushpull_common::protocol::{Grant, Message, Outcome, PushState, Refusal};
@@ -343,12 +343,12 @@ impl Shard {
                 let fill = frame.body.first().map(|&byte| Arc::new(AtomicU8::new(byte)));
                 self.part(frame, part, fill, frame.body.len() as u64);
             }
-            Message::PushLent(lent) => self.lent_part(frame, lent),
+            Message::PushShared(lent) => self.lent_part(frame, lent),
             Message::Lend(_) => {
                 let detail = Detail::clipped("no");
                 self.refuse(request, Refusal::Unsupported { kind: 6, detail });
             }
-            Message::LendTray(_) => self.lend(request),
+            Message::SharePushBuffer(_) => self.lend(request),
             Message::Withdraw(_) => self.withdraw(request, sequence),
             Message::OutcomeQuery(_) => {
                 let state = match (self.settled.get(&sequence), self.arrivals.get(&sequence)) {
@@ -414,12 +414,12 @@ impl Shard {
         self.next_lent += 2;
         self.lent.extend(push_slots.iter().map(|&push_slot| (push_slot, Fill::default())));
         let push_slots = List::new(push_slots).unwrap();
-        self.say(request, message::LentTray { bytes: 0, first: 0, stride: 0, push_slots });
+        self.say(request, message::SharedPushBuffer { bytes: 0, first: 0, stride: 0, push_slots });
     }
 
     /// Takes what lies in a room of the tray, whatever that will be once it is read.
-    fn lent_part(&mut self, frame: &Frame, lent: &PushLent) {
-        let PushLent { operation, token, generation, push_slot, whole, next, read, .. } = *lent;
+    fn lent_part(&mut self, frame: &Frame, lent: &PushShared) {
+        let PushShared { operation, token, generation, push_slot, whole, next, read, .. } = *lent;
         let part =
             PushPart { operation, token, generation, push_slot, offset: 0, whole, next, read };
         let fill = self.lent.get(&push_slot).expect("a room of its tray is named").clone();

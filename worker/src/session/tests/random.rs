@@ -21,8 +21,8 @@ use crate::error::Error;
 use crate::fanout::Plan;
 use crate::params::Buffer;
 use crate::parts::Scattered;
+use crate::push_buffers::{BufferSlot, GradientBuffer, PushBufferId, SlotMemory};
 use crate::session::{Command, Input, OpId, Output, PushOrder, Reply};
-use crate::trays::{BufferSlot, GradientBuffer, SlotMemory, TrayId};
 
 /// The SplitMix64 sequence of Steele, Lea and Flood, 2014.
 struct Random(u64);
@@ -112,7 +112,7 @@ struct Test {
     synchronous: bool,
     /// Whether transports pass descriptors, and the trays that have come over them.
     near: bool,
-    trays: BTreeMap<usize, (TrayId, Vec<Seen>)>,
+    push_buffers: BTreeMap<usize, (PushBufferId, Vec<Seen>)>,
     /// How many shares of pushes were written into rooms.
     written: usize,
     next_op: u64,
@@ -150,7 +150,7 @@ impl Test {
             told_stale: Vec::new(),
             synchronous,
             near,
-            trays: BTreeMap::new(),
+            push_buffers: BTreeMap::new(),
             written: 0,
             next_op: 1,
             restoring: None,
@@ -185,7 +185,7 @@ impl Test {
                     self.lines[link].wanted = true;
                 }
                 Output::Disconnect { link } => {
-                    self.trays.remove(&link);
+                    self.push_buffers.remove(&link);
                     self.lines[link] = Line::default();
                     self.shards[link].disconnected();
                 }
@@ -197,14 +197,14 @@ impl Test {
                 Output::Reply { op, reply } => self.replied(op, reply),
                 Output::Progress { .. } => {}
                 Output::Lent { .. } => unreachable!("no shard lends its values"),
-                Output::LentTray { link, tray, lent, .. } => {
+                Output::SharedPushBuffer { link, push_buffer, lent, .. } => {
                     let seen = |&number: &u32| {
                         let (fill, taken) =
                             (self.shards[link].lent[&number].clone(), Arc::default());
                         Seen { number, fill, taken }
                     };
                     let push_slots = lent.push_slots.items().iter().map(seen).collect();
-                    self.trays.insert(link, (tray, push_slots));
+                    self.push_buffers.insert(link, (push_buffer, push_slots));
                 }
             }
         }
@@ -307,7 +307,7 @@ impl Test {
         let bytes = self.plan.bytes();
         let take = |of| {
             let link = self.plan.shards().iter().position(|&shard| shard == of)?;
-            let (tray, push_slots) = self.trays.get(&link)?;
+            let (push_buffer, push_slots) = self.push_buffers.get(&link)?;
             let seen = push_slots
                 .iter()
                 .find(|push_slot| !push_slot.taken.swap(true, Ordering::Relaxed))?
@@ -316,7 +316,7 @@ impl Test {
             let (number, bytes) = (seen.number, Buffer::of_bytes(bytes));
             Some(BufferSlot {
                 shard: of,
-                tray: *tray,
+                push_buffer: *push_buffer,
                 number,
                 memory: Box::new(Taken { bytes, seen }),
             })
@@ -457,7 +457,7 @@ impl Test {
             return self.shards[link].steal_push_slots();
         }
         let line = std::mem::take(&mut self.lines[link]);
-        self.trays.remove(&link);
+        self.push_buffers.remove(&link);
         if line.connected || line.wanted {
             match self.random.below(2) {
                 0 => self.shards[link].disconnected(),
@@ -472,7 +472,7 @@ impl Test {
         let Some(link) = self.restoring.as_mut().and_then(Vec::pop) else { return };
         self.shards[link].begin_epoch();
         let line = std::mem::take(&mut self.lines[link]);
-        self.trays.remove(&link);
+        self.push_buffers.remove(&link);
         if line.connected || line.wanted {
             self.input(Input::Disconnected { link, error: "restored".into() });
         }

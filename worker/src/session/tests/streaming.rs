@@ -14,8 +14,8 @@ use super::world::{OWNER, World, applied, grant, ms, order, plan, push_answer, r
 use crate::error::Error;
 use crate::fanout::Plan;
 use crate::parts::Scattered;
+use crate::push_buffers::GradientBuffer;
 use crate::session::{Command, Input, OpId, PushOrder, Read, Reply};
-use crate::trays::GradientBuffer;
 
 fn begin(world: &mut World, plan: &Plan, token: u64) -> Sequence {
     let mut order = order(plan, Some(grant(token, 0)), 1);

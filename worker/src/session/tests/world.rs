@@ -16,8 +16,8 @@ use crate::error::{Error, SilentShards};
 use crate::fanout::Plan;
 use crate::lent::Lender;
 use crate::params::Buffer;
+use crate::push_buffers::PushBufferId;
 use crate::session::{Command, Input, OpId, Output, Reply, Session, Start};
-use crate::trays::TrayId;
 
 /// A frame that the session has sent.
 #[derive(Clone, Debug)]
@@ -63,7 +63,7 @@ pub(super) struct World {
     /// What was lent over the links.
     pub(super) lent: Vec<(usize, Lender)>,
     /// The trays that were lent over the links.
-    pub(super) trays: Vec<(usize, TrayId)>,
+    pub(super) push_buffers: Vec<(usize, PushBufferId)>,
     alive: BTreeMap<usize, bool>,
     next_op: u64,
 }
@@ -104,7 +104,7 @@ impl World {
             mode: ModeIs::Asynchronous { owner_first: false },
             near: false,
             lent: Vec::new(),
-            trays: Vec::new(),
+            push_buffers: Vec::new(),
             alive: BTreeMap::new(),
             next_op: 1,
         }
@@ -192,7 +192,9 @@ impl World {
                     assert!(before.is_none(), "{op:?} is answered twice");
                 }
                 Output::Lent { link, lender, .. } => self.lent.push((link, lender)),
-                Output::LentTray { link, tray, .. } => self.trays.push((link, tray)),
+                Output::SharedPushBuffer { link, push_buffer, .. } => {
+                    self.push_buffers.push((link, push_buffer))
+                }
                 Output::Progress { silent } => {
                     self.progress.push((self.now - self.start, silent));
                 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use pushpull_common::ids::{GlobalStep, VariableId};
 use pushpull_common::protocol::message::{
-    self, LentTray, ModeIs, Operation, PushLent, PushPart, Stretch,
+    self, ModeIs, Operation, PushPart, PushShared, SharedPushBuffer, Stretch,
 };
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::wire::List;
@@ -17,8 +17,8 @@ use super::world::*;
 use crate::fanout::Plan;
 use crate::params::Buffer;
 use crate::parts::Scattered;
+use crate::push_buffers::{BufferSlot, GradientBuffer, PushBufferId};
 use crate::session::{Command, OpId, PushOrder, Read, Reply};
-use crate::trays::{BufferSlot, GradientBuffer, TrayId};
 
 /// A session that has been lent a tray by each of the shards of a plan that has something to lie there.
 fn world(plan: &Arc<Plan>, mode: ModeIs) -> World {
@@ -36,8 +36,8 @@ fn world(plan: &Arc<Plan>, mode: ModeIs) -> World {
 
 const ASYNCHRONOUS: ModeIs = ModeIs::Asynchronous { owner_first: false };
 
-fn lent() -> LentTray {
-    LentTray {
+fn lent() -> SharedPushBuffer {
+    SharedPushBuffer {
         bytes: 1 << 20,
         first: 0,
         stride: 4096,
@@ -50,7 +50,7 @@ fn lend(world: &mut World, link: usize) {
     let ask = world.heard(link, "Lend");
     let detail = Detail::clipped("no");
     world.answer(&ask, refused(Refusal::Unsupported { kind: 6, detail }));
-    let ask = world.heard(link, "LendTray");
+    let ask = world.heard(link, "SharePushBuffer");
     world.answer(&ask, lent());
 }
 
@@ -58,11 +58,11 @@ fn lend(world: &mut World, link: usize) {
 /// every byte of which is `fill`.
 fn gradients(world: &World, plan: &Plan, ids: &[u32], fill: u8) -> Arc<GradientBuffer> {
     let mut buffer = GradientBuffer::new(plan, plan.runs(|_| true).into());
-    let trays: BTreeMap<usize, TrayId> = world.trays.iter().copied().collect();
+    let push_buffers: BTreeMap<usize, PushBufferId> = world.push_buffers.iter().copied().collect();
     let push_slot = |of| {
         let link = plan.shards().iter().position(|&shard| shard == of)?;
         let memory = Box::new(Buffer::of_bytes(1 << 16));
-        Some(BufferSlot { shard: of, tray: *trays.get(&link)?, number: 70, memory })
+        Some(BufferSlot { shard: of, push_buffer: *push_buffers.get(&link)?, number: 70, memory })
     };
     buffer.renew(|_| true, push_slot);
     for &id in ids {
@@ -85,7 +85,7 @@ fn push(world: &mut World, plan: &Plan, ids: &[u32], buffer: Arc<GradientBuffer>
 }
 
 fn named(frame: &Frame) -> (u32, Option<u64>, Vec<(u64, u64)>) {
-    let Message::PushLent(PushLent { push_slot, whole, ranges, .. }) = &frame.message else {
+    let Message::PushShared(PushShared { push_slot, whole, ranges, .. }) = &frame.message else {
         panic!("nothing is named: {frame:?}")
     };
     let pair = |range: &Stretch| (range.start, range.end);
@@ -124,10 +124,10 @@ fn a_tray_is_asked_for_by_those_who_push_what_can_lie_there() {
     }
 
     let mut world = world(&plan, ASYNCHRONOUS);
-    assert_eq!(world.trays, [(OWNER, TrayId(1))]);
+    assert_eq!(world.push_buffers, [(OWNER, PushBufferId(1))]);
     world.reconnect(OWNER);
     lend(&mut world, OWNER);
-    assert_eq!(world.trays[1..], [(OWNER, TrayId(2))], "it is another");
+    assert_eq!(world.push_buffers[1..], [(OWNER, PushBufferId(2))], "it is another");
     world.pull(&plan);
     world.heard(OWNER, "Pull");
     assert!(world.is_quiet(OWNER), "once over a connection");
@@ -139,9 +139,9 @@ fn whoever_answers_with_something_else_breaks_the_protocol() {
         World::with(|start| start.values = Some(pushpull_common::codec::Encoding::Bf16));
     world.near = true;
     let mut world = world.join(&plan(1, 4));
-    let ask = world.heard(OWNER, "LendTray");
+    let ask = world.heard(OWNER, "SharePushBuffer");
     world.answer(&ask, message::Left {});
-    assert_eq!((world.closed.get(&OWNER), world.trays.len()), (Some(&1), 0));
+    assert_eq!((world.closed.get(&OWNER), world.push_buffers.len()), (Some(&1), 0));
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn what_lies_in_a_room_is_named() {
     let buffer = gradients(&world, &plan, &[0, 1], 3);
     let op = push(&mut world, &plan, &[0, 1], buffer.clone());
     for link in 0..2 {
-        let frame = world.heard(link, "PushLent");
+        let frame = world.heard(link, "PushShared");
         assert_eq!(named(&frame), (70, Some(16), vec![(0, 16)]));
         assert!(frame.body.is_empty() && world.is_quiet(link));
         assert!(Arc::strong_count(&buffer) > 1, "the session keeps it");
@@ -165,11 +165,11 @@ fn what_lies_in_a_room_is_named() {
 fn what_lies_elsewhere_is_sent_into_the_same_room() {
     let plan = split_plan();
     let mut world = world(&plan, ASYNCHRONOUS);
-    assert_eq!(world.trays, [(OWNER, TrayId(1))], "only the first keeps one whole");
+    assert_eq!(world.push_buffers, [(OWNER, PushBufferId(1))], "only the first keeps one whole");
     let buffer = gradients(&world, &plan, &[0, 1], 3);
     let op = push(&mut world, &plan, &[0, 1], buffer);
     let small = plan.catalogue().partitions_of(VariableId(1))[0].clone();
-    let (named_frame, part) = (world.heard(0, "PushLent"), world.heard(0, "PushPart"));
+    let (named_frame, part) = (world.heard(0, "PushShared"), world.heard(0, "PushPart"));
     let split = plan.catalogue().partitions_of(VariableId(0))[0].clone();
     let bytes = split.end() - split.offset;
     assert_eq!(named(&named_frame), (70, None, vec![(small.offset, small.end())]));
@@ -194,7 +194,7 @@ fn over_another_connection_the_same_is_sent_into_an_ordinary_room() {
         let mut op = None;
         if !early {
             op = Some(push(&mut world, &plan, &[0], buffer.clone()));
-            world.heard(OWNER, "PushLent");
+            world.heard(OWNER, "PushShared");
         }
         world.reconnect(OWNER);
         match op {
@@ -220,7 +220,7 @@ fn over_another_connection_the_same_is_sent_into_an_ordinary_room() {
 
 /// As [`lend`], with something behind it.
 fn lend_beside(world: &mut World) {
-    for name in ["Lend", "LendTray"] {
+    for name in ["Lend", "SharePushBuffer"] {
         let ask = world.sent.iter().position(|frame| frame.message.name() == name).unwrap();
         let ask = world.sent.remove(ask).unwrap();
         let detail = Detail::clipped("no");
@@ -237,7 +237,7 @@ fn what_a_shard_kept_whole_of_a_room_needs_no_bytes() {
     let mut world = world(&plan, ASYNCHRONOUS);
     let buffer = gradients(&world, &plan, &[0], 3);
     let op = push(&mut world, &plan, &[0], buffer);
-    world.heard(OWNER, "PushLent");
+    world.heard(OWNER, "PushShared");
     world.reconnect(OWNER);
     let asks = world.heard(OWNER, "OutcomeQuery");
     lend(&mut world, OWNER);
@@ -254,7 +254,7 @@ fn a_room_that_is_not_free_there_is_not_named_again() {
     let mut world = world(&plan, ASYNCHRONOUS);
     let buffer = gradients(&world, &plan, &[0], 3);
     let op = push(&mut world, &plan, &[0], buffer);
-    let frame = world.heard(OWNER, "PushLent");
+    let frame = world.heard(OWNER, "PushShared");
     world.answer(&frame, refused(Refusal::PushSlotTaken { push_slot: 70 }));
     let part = world.give_push_slot(OWNER, 5).remove(0);
     assert_eq!(sent(&part), (5, Some(16), 0, &[3; 16][..]));
@@ -274,7 +274,7 @@ fn many_ranges_are_named_in_several_messages_of_which_the_last_is_whole() {
         let ids: Vec<u32> = (0..2 * count).step_by(2).collect();
         let buffer = gradients(&world, &plan, &ids, 3);
         let op = push(&mut world, &plan, &ids, buffer);
-        let frames: Vec<_> = expected.iter().map(|_| world.heard(OWNER, "PushLent")).collect();
+        let frames: Vec<_> = expected.iter().map(|_| world.heard(OWNER, "PushShared")).collect();
         assert!(world.is_quiet(OWNER), "{count}");
         let said: Vec<_> = frames.iter().map(named).collect();
         let lengths: Vec<usize> = said.iter().map(|(_, _, ranges)| ranges.len()).collect();
@@ -296,9 +296,9 @@ fn where_the_owner_has_the_first_word_others_are_told_last_that_it_is_whole() {
     let mut world = world(&plan, ModeIs::Asynchronous { owner_first: true });
     let buffer = gradients(&world, &plan, &[0, 1], 3);
     let op = push(&mut world, &plan, &[0, 1], buffer);
-    assert_eq!(named(&world.heard(1, "PushLent")), (70, None, vec![(0, 16)]));
+    assert_eq!(named(&world.heard(1, "PushShared")), (70, None, vec![(0, 16)]));
     assert!(world.is_quiet(1));
-    let owner = world.heard(OWNER, "PushLent");
+    let owner = world.heard(OWNER, "PushShared");
     world.answer(&owner, push_answer(applied(1)));
     let last = world.heard(1, "PushPart");
     assert_eq!(sent(&last), (70, Some(16), 0, &[][..]));
@@ -313,7 +313,7 @@ fn what_is_a_part_of_a_step_is_left_alone_until_all_have_applied_it() {
     let mut world = world(&plan, mode);
     let buffer = gradients(&world, &plan, &[0, 1], 3);
     let op = push(&mut world, &plan, &[0, 1], buffer.clone());
-    let [owner, other] = [0, 1].map(|link| world.heard(link, "PushLent"));
+    let [owner, other] = [0, 1].map(|link| world.heard(link, "PushShared"));
     world.answer(&other, push_answer(Outcome::Held {}));
     world.answer(&owner, push_answer(Outcome::Accepted { step: GlobalStep(4) }));
     assert!(world.reply(op).is_ok());
@@ -328,7 +328,7 @@ fn what_is_a_part_of_a_step_is_left_alone_until_all_have_applied_it() {
 
     // What no step takes is nobody's.
     let op = push(&mut world, &plan, &[0, 1], buffer.clone());
-    let [owner, other] = [0, 1].map(|link| world.heard(link, "PushLent"));
+    let [owner, other] = [0, 1].map(|link| world.heard(link, "PushShared"));
     world.answer(&other, push_answer(Outcome::Held {}));
     world.answer(&owner, push_answer(Outcome::Stale { current: GlobalStep(6) }));
     assert!(world.reply(op).is_ok() && Arc::strong_count(&buffer) == 1);

@@ -5,24 +5,30 @@ use std::sync::Arc;
 use pushpull_common::ids::ShardId;
 
 use super::links::OfLinks;
-use super::shared_memory::MappedTray;
-use crate::trays::{BufferSlot, TrayId};
+use super::shared_memory::MappedPushBuffer;
+use crate::push_buffers::{BufferSlot, PushBufferId};
 
 /// Trays, for as long as the connections last over which they were lent. The session's thread adds and
 /// removes them, callers take rooms.
 #[derive(Debug, Default)]
-pub(crate) struct Trays(OfLinks<Lent>);
+pub(crate) struct PushBuffers(OfLinks<Lent>);
 
 #[derive(Debug)]
 struct Lent {
-    id: TrayId,
-    tray: Arc<MappedTray>,
+    id: PushBufferId,
+    push_buffer: Arc<MappedPushBuffer>,
 }
 
-impl Trays {
+impl PushBuffers {
     /// The shard of a link has lent a tray.
-    pub(crate) fn add(&self, link: usize, shard: ShardId, id: TrayId, tray: MappedTray) {
-        self.0.add(link, shard, Lent { id, tray: Arc::new(tray) });
+    pub(crate) fn add(
+        &self,
+        link: usize,
+        shard: ShardId,
+        id: PushBufferId,
+        push_buffer: MappedPushBuffer,
+    ) {
+        self.0.add(link, shard, Lent { id, push_buffer: Arc::new(push_buffer) });
     }
 
     /// The connection of a link is gone, and the tray with it: whoever still has a room of it may write
@@ -32,14 +38,14 @@ impl Trays {
     }
 
     /// Whether a tray is lent.
-    pub(crate) fn has(&self, tray: TrayId) -> bool {
-        self.0.any(|lent| lent.id == tray)
+    pub(crate) fn has(&self, push_buffer: PushBufferId) -> bool {
+        self.0.any(|lent| lent.id == push_buffer)
     }
 
     /// A room of a shard's tray that nobody has.
     pub(crate) fn take(&self, shard: ShardId) -> Option<BufferSlot> {
         let lent = self.0.of(shard)?;
-        let (memory, number) = lent.tray.take()?;
-        Some(BufferSlot { shard, tray: lent.id, number, memory: Box::new(memory) })
+        let (memory, number) = lent.push_buffer.take()?;
+        Some(BufferSlot { shard, push_buffer: lent.id, number, memory: Box::new(memory) })
     }
 }

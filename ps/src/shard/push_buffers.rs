@@ -13,8 +13,10 @@ use std::ops::Range;
 use std::time::Instant;
 
 use pushpull_common::finite::Exponents;
-use pushpull_common::protocol::limits::TRAYS_MAX;
-use pushpull_common::protocol::message::{LentTray, Operation, PushLent, PushPart, Stretch};
+use pushpull_common::protocol::limits::PUSH_BUFFERS_MAX;
+use pushpull_common::protocol::message::{
+    Operation, PushPart, PushShared, SharedPushBuffer, Stretch,
+};
 use pushpull_common::protocol::wire::List;
 use pushpull_common::protocol::{Envelope, Header, Refusal};
 use pushpull_common::tensor::DType;
@@ -145,7 +147,7 @@ impl Give for Seen<'_> {
 
 impl Shard {
     /// A client asks for a tray.
-    pub(super) fn lend_tray(
+    pub(super) fn share_push_buffer(
         &mut self,
         now: Instant,
         connection: u64,
@@ -161,23 +163,23 @@ impl Shard {
         }
         let is_ready = self.is_ready();
         let inbox = self.inbox.as_mut().filter(|_| is_ready).ok_or(Refusal::NotInitialized {})?;
-        let (bytes, stride) = inbox.tray_bytes();
+        let (bytes, stride) = inbox.push_buffer_bytes();
         if bytes == 0 {
             return Err(unsupported(kind, "no values of this shard lie in a tray"));
         }
-        if inbox.has_tray(client) {
+        if inbox.has_push_buffer(client) {
             return Err(unsupported(kind, "this client has a tray"));
         }
-        if inbox.trays() >= TRAYS_MAX {
+        if inbox.push_buffers() >= PUSH_BUFFERS_MAX {
             return Err(unsupported(kind, "as many trays are lent as there can be"));
         }
         let loan = self.budget.take(bytes).map_err(does_not_fit)?;
         let (memory, descriptor) = LentBytes::new(bytes as usize)
             .map_err(|error| unsupported(kind, &format!("cannot lend memory: {error}")))?;
-        let push_slots = inbox.lend_tray(client, (memory, loan), now);
+        let push_slots = inbox.share_push_buffer(client, (memory, loan), now);
         let push_slots = List::new(push_slots).expect("a tray has no more rooms than can be told");
-        let tray = LentTray { bytes, first: 0, stride, push_slots };
-        self.send_lent(connection, request, tray.into(), vec![descriptor]);
+        let push_buffer = SharedPushBuffer { bytes, first: 0, stride, push_slots };
+        self.send_lent(connection, request, push_buffer.into(), vec![descriptor]);
         Ok(())
     }
 
@@ -188,9 +190,9 @@ impl Shard {
         connection: u64,
         client: ClientKey,
         header: &Header,
-        lent: &PushLent,
+        lent: &PushShared,
     ) {
-        let PushLent { operation, token, generation, push_slot, whole, next, read, .. } = *lent;
+        let PushShared { operation, token, generation, push_slot, whole, next, read, .. } = *lent;
         let part =
             PushPart { operation, token, generation, push_slot, offset: 0, whole, next, read };
         let incoming = Part {

@@ -14,7 +14,7 @@ use crate::params::Buffer;
 
 /// Names a tray among all that a session is ever lent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct TrayId(pub(crate) u64);
+pub(crate) struct PushBufferId(pub(crate) u64);
 
 /// What is lent to write gradients into. In this process nobody else has any of it.
 pub(crate) trait SlotMemory: Debug + Send + Sync {
@@ -26,7 +26,7 @@ pub(crate) trait SlotMemory: Debug + Send + Sync {
 #[derive(Debug)]
 pub(crate) struct BufferSlot {
     pub(crate) shard: ShardId,
-    pub(crate) tray: TrayId,
+    pub(crate) push_buffer: PushBufferId,
     /// What names it to its shard.
     pub(crate) number: u32,
     pub(crate) memory: Box<dyn SlotMemory>,
@@ -80,10 +80,10 @@ impl GradientBuffer {
     /// yet and something to lie there. What had been written is of no use then.
     pub(crate) fn renew(
         &mut self,
-        is_lent: impl Fn(TrayId) -> bool,
+        is_lent: impl Fn(PushBufferId) -> bool,
         take: impl Fn(ShardId) -> Option<BufferSlot>,
     ) {
-        self.push_slots.retain(|push_slot| is_lent(push_slot.tray));
+        self.push_slots.retain(|push_slot| is_lent(push_slot.push_buffer));
         let runs = self.runs.clone();
         for (index, run) in runs.iter().enumerate() {
             let first = index == 0 || runs[index - 1].shard != run.shard;
@@ -210,7 +210,12 @@ mod tests {
 
     fn push_slot(shard: ShardId, bytes: usize) -> BufferSlot {
         let memory = Box::new(Buffer::of_bytes(bytes));
-        BufferSlot { shard, tray: TrayId(shard.task.into()), number: 1 + shard.task, memory }
+        BufferSlot {
+            shard,
+            push_buffer: PushBufferId(shard.task.into()),
+            number: 1 + shard.task,
+            memory,
+        }
     }
 
     fn gradients(plan: &Arc<Plan>, push_slots: bool) -> Gradients {
@@ -282,8 +287,11 @@ mod tests {
         let rounds = 0..scatter.rounds();
         let scattered = Scattered { scatter, buffer, rounds, factors };
         for (index, shard) in scattered.shards().enumerate() {
-            let there = scattered.in_tray(index, 2).unwrap();
-            assert_eq!((there.tray, there.push_slot), (TrayId(shard.task.into()), 1 + shard.task));
+            let there = scattered.in_push_buffer(index, 2).unwrap();
+            assert_eq!(
+                (there.push_buffer, there.push_slot),
+                (PushBufferId(shard.task.into()), 1 + shard.task)
+            );
             let parts: Vec<_> = scattered.parts(index).collect();
             let (named, rest) = parts.split_at(there.parts.end - 2);
             assert_eq!(there.parts.start, 2);
@@ -297,7 +305,7 @@ mod tests {
             let variables: usize = there.ranges.iter().map(of).sum();
             assert!(variables >= 3 && !rest.is_empty());
             let some = Scattered { rounds: 0..1, ..scattered.clone() };
-            assert!(some.in_tray(index, 0).is_none(), "not all of it");
+            assert!(some.in_push_buffer(index, 0).is_none(), "not all of it");
         }
         let left_out = plan.runs(|id| id != VariableId(1));
         let lies = |run: &Run| run.here.contains(&plan.range(VariableId(1)).start);
@@ -322,7 +330,7 @@ mod tests {
         };
         buffer.renew(|_| true, take);
         assert_eq!(buffer.push_slots(), 2);
-        buffer.renew(|tray| tray != TrayId(second.task.into()), |_| None);
+        buffer.renew(|push_buffer| push_buffer != PushBufferId(second.task.into()), |_| None);
         assert!(buffer.push_slot_of(first).is_some() && buffer.push_slot_of(second).is_none());
     }
 }

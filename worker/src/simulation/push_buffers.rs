@@ -8,13 +8,13 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use pushpull_common::ids::{ShardId, VariableId};
-use pushpull_common::protocol::message::LentTray;
+use pushpull_common::protocol::message::SharedPushBuffer;
 
 use crate::fanout::Plan;
 use crate::params::Memory;
 use crate::parts::Scattered;
-use crate::runtime::{Trays, map_tray};
-use crate::trays::{Run, TrayId};
+use crate::push_buffers::{PushBufferId, Run};
+use crate::runtime::{PushBuffers, map_push_buffer};
 
 /// What lies in a room that nobody sends from: no gradient of any test.
 const JUNK: u8 = 0x6d;
@@ -24,17 +24,23 @@ const JUNK: u8 = 0x6d;
 pub(super) struct BufferSlots {
     plan: Arc<Plan>,
     runs: Arc<[Run]>,
-    trays: Trays,
+    push_buffers: PushBuffers,
     /// What pushes were written to.
     pool: Vec<Memory>,
     /// What each link was lent, for the planted bug.
-    lent: BTreeMap<usize, (LentTray, File)>,
+    lent: BTreeMap<usize, (SharedPushBuffer, File)>,
 }
 
 impl BufferSlots {
     pub(super) fn new(plan: Arc<Plan>) -> BufferSlots {
         let runs = plan.runs(|_| true).into();
-        BufferSlots { plan, runs, trays: Trays::default(), pool: Vec::new(), lent: BTreeMap::new() }
+        BufferSlots {
+            plan,
+            runs,
+            push_buffers: PushBuffers::default(),
+            pool: Vec::new(),
+            lent: BTreeMap::new(),
+        }
     }
 
     /// The shard of a link has lent a tray.
@@ -43,20 +49,20 @@ impl BufferSlots {
     /// If it cannot be mapped.
     pub(super) fn add(
         &mut self,
-        (link, shard, id): (usize, ShardId, TrayId),
-        lent: LentTray,
+        (link, shard, id): (usize, ShardId, PushBufferId),
+        lent: SharedPushBuffer,
         descriptors: Vec<OwnedFd>,
     ) {
         let file = descriptors.first().and_then(|file| file.try_clone().ok());
-        let tray = map_tray(&lent, descriptors).expect("what is lent can be mapped");
-        self.trays.add(link, shard, id, tray);
+        let push_buffer = map_push_buffer(&lent, descriptors).expect("what is lent can be mapped");
+        self.push_buffers.add(link, shard, id, push_buffer);
         let file = File::from(file.expect("a tray has a descriptor"));
         self.lent.insert(link, (lent, file));
     }
 
     /// The connection of a link is gone, and what it was lent.
     pub(super) fn remove(&mut self, link: usize) {
-        self.trays.remove(link);
+        self.push_buffers.remove(link);
         self.lent.remove(&link);
     }
 
@@ -66,8 +72,8 @@ impl BufferSlots {
         let free = self.pool.iter().position(Memory::is_free);
         let memory = free.map(|free| self.pool.swap_remove(free));
         let mut memory = memory.unwrap_or_else(|| Memory::new(&self.plan, self.runs.clone()));
-        let (buffer, trays) = (memory.buffer_mut(), &self.trays);
-        buffer.renew(|tray| trays.has(tray), |shard| trays.take(shard));
+        let (buffer, push_buffers) = (memory.buffer_mut(), &self.push_buffers);
+        buffer.renew(|push_buffer| push_buffers.has(push_buffer), |shard| push_buffers.take(shard));
         if buffer.push_slots() == 0 {
             return None;
         }

@@ -5,9 +5,9 @@ use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use pushpull_common::ids::{ClientEpoch, Sequence, ShardId, VariableId};
-use pushpull_common::protocol::limits::{LENDS_MAX, PUSH_LENT_RANGES_MAX, TRAYS_MAX};
+use pushpull_common::protocol::limits::{LENDS_MAX, PUSH_BUFFERS_MAX, PUSH_SHARED_RANGES_MAX};
 use pushpull_common::protocol::message::{
-    self, Lend, LendTray, LentTray, Operation, PushLent, Role, Stretch,
+    self, Lend, Operation, PushShared, Role, SharePushBuffer, SharedPushBuffer, Stretch,
 };
 use pushpull_common::protocol::wire::List;
 use pushpull_common::protocol::{Envelope, Message, PushState, Refusal};
@@ -28,25 +28,25 @@ use crate::metrics::Counters;
 use crate::optimizer::{Lamb, Sgd};
 use crate::shard::Way;
 use crate::shard::checks::Looker;
-use crate::shard::trays::Seen;
+use crate::shard::push_buffers::Seen;
 use crate::store::Give;
 
 /// A tray that somebody has been lent.
-pub(super) struct Tray {
+pub(super) struct MappedBuffer {
     file: File,
-    pub(super) lent: LentTray,
+    pub(super) lent: SharedPushBuffer,
 }
 
-impl Tray {
-    pub(super) fn new(world: &mut World, line: Line) -> Tray {
-        let answer = world.ask(line, LendTray {}.into());
-        let Message::LentTray(lent) = answer else { panic!("not a tray but {answer:?}") };
+impl MappedBuffer {
+    pub(super) fn new(world: &mut World, line: Line) -> MappedBuffer {
+        let answer = world.ask(line, SharePushBuffer {}.into());
+        let Message::SharedPushBuffer(lent) = answer else { panic!("not a tray but {answer:?}") };
         let mut descriptors = world.lent.remove(&line).expect("a descriptor");
         assert_eq!((descriptors.len(), lent.push_slots.items().len()), (1, 2));
         let file = File::from(descriptors.remove(0));
         assert_eq!(file.metadata().unwrap().len(), lent.bytes);
         assert!(lent.first + 2 * lent.stride <= lent.bytes);
-        Tray { file, lent }
+        MappedBuffer { file, lent }
     }
 
     pub(super) fn push_slot(&self, place: usize) -> u32 {
@@ -64,7 +64,7 @@ impl Push {
     /// The message that these ranges lie in the tray.
     pub(super) fn lent(&self, ranges: &[(u64, u64)], whole: Option<u64>) -> Message {
         let stretch = |&(start, end): &(u64, u64)| Stretch { start, end };
-        let lent = PushLent {
+        let lent = PushShared {
             operation: self.operation,
             token: self.grant.token,
             generation: self.grant.generation,
@@ -106,12 +106,12 @@ fn state(world: &mut World, line: Line, sequence: u64) -> PushState {
 #[test]
 fn what_lies_in_a_tray_is_pushed_again_and_again() {
     let (mut world, _, line) = near(variables(), |config| config);
-    let tray = Tray::new(&mut world, line);
+    let push_buffer = MappedBuffer::new(&mut world, line);
     for round in 1..=5_u64 {
         let place = (round % 2) as usize;
-        tray.put(place, 0, &bytes_of(&[1_f32, 2.0, 3.0]));
-        tray.put(place, 16, &bytes_of(&[0.5_f64, 0.0]));
-        let gradient = Push::gradient(round, world.token(line), tray.push_slot(place));
+        push_buffer.put(place, 0, &bytes_of(&[1_f32, 2.0, 3.0]));
+        push_buffer.put(place, 16, &bytes_of(&[0.5_f64, 0.0]));
+        let gradient = Push::gradient(round, world.token(line), push_buffer.push_slot(place));
         assert_eq!(applied(&push(&mut world, line, &gradient, &[(0, 16), (16, 32)])), round);
     }
     let values = world.values(line);
@@ -119,7 +119,7 @@ fn what_lies_in_a_tray_is_pushed_again_and_again() {
     assert_eq!(f64s(&values[16..32]), [-2.5, 0.0]);
     assert_eq!(world.metrics().push_bytes, 5 * 32);
     // Sent again it is not applied again.
-    let gradient = Push::gradient(5, world.token(line), tray.push_slot(1));
+    let gradient = Push::gradient(5, world.token(line), push_buffer.push_slot(1));
     let again = push(&mut world, line, &gradient, &[(0, 32)]);
     assert!(matches!(again, Message::PushAnswer(answer) if answer.duplicate));
     assert_eq!(world.values(line), values);
@@ -138,23 +138,24 @@ fn what_lies_in_a_tray_is_applied_as_what_is_sent() {
     };
     for policy in [StalenessPolicy::default(), StalenessPolicy::Damp] {
         let mut found = Vec::new();
-        for in_tray in [false, true] {
+        for in_push_buffer in [false, true] {
             let (mut world, ..) = near(variables(), |config| config.staleness(policy));
             let (mut a, mut b) = (Client::join(&mut world, 2), Client::join(&mut world, 3));
             let (stale, fresh) = (a.step(&mut world), b.step(&mut world));
             b.push(&mut world, &fresh, &[(0, &body(1))]);
             let line = a.lines[0];
-            if in_tray {
-                let (tray, bytes) = (Tray::new(&mut world, line), body(2).len() as u64);
-                tray.put(0, 0, &body(2));
-                let gradient = Push::gradient(1, stale.grant, tray.push_slot(0));
+            if in_push_buffer {
+                let (push_buffer, bytes) =
+                    (MappedBuffer::new(&mut world, line), body(2).len() as u64);
+                push_buffer.put(0, 0, &body(2));
+                let gradient = Push::gradient(1, stale.grant, push_buffer.push_slot(0));
                 let gradient = Push { read: stale.read[0], ..gradient };
                 assert_eq!(applied(&push(&mut world, line, &gradient, &[(0, bytes)])), 2);
                 let values = world.values(line);
                 // The last but one of what is copied last, once the rest has been applied.
-                tray.put(1, 0, &body(3));
-                tray.put(1, bytes - 16, &bytes_of(&[f64::NAN]));
-                let gradient = Push::gradient(2, world.token(line), tray.push_slot(1));
+                push_buffer.put(1, 0, &body(3));
+                push_buffer.put(1, bytes - 16, &bytes_of(&[f64::NAN]));
+                let gradient = Push::gradient(2, world.token(line), push_buffer.push_slot(1));
                 let gradient = Push { read: stale.read[0], ..gradient };
                 let refused = refusal(push(&mut world, line, &gradient, &[(0, bytes)]));
                 let Refusal::NonFinite { variable, element, .. } = refused else {
@@ -177,14 +178,14 @@ fn what_is_sent_beside_it_is_one_push_with_it() {
     let dense = VariableSpec::f32("dense", [6]).unwrap();
     let table = VariableSpec::f32("table", [5, 3]).unwrap().sparse();
     let (mut world, _, line) = near(vec![dense, table], |config| config);
-    let tray = Tray::new(&mut world, line);
+    let push_buffer = MappedBuffer::new(&mut world, line);
     let (index, values) = (index_of(&[1_u32, 4]), bytes_of(&[1_f32; 6]));
     for (sequence, first) in [(1, true), (2, false)] {
-        tray.put(0, 0, &bytes_of(&[2_f32; 6]));
+        push_buffer.put(0, 0, &bytes_of(&[2_f32; 6]));
         // What a client writes where the numbers of its rows would be is nothing to the server.
-        tray.put(0, 24, &[0xff; 64]);
+        push_buffer.put(0, 24, &[0xff; 64]);
         let left = world.left();
-        let gradient = Push::gradient(sequence, world.token(line), tray.push_slot(0));
+        let gradient = Push::gradient(sequence, world.token(line), push_buffer.push_slot(0));
         let whole = (24 + 24 + index.len()) as u64;
         if first {
             world.send(line, gradient.envelope(), gradient.lent(&[(0, 24)], None), &[]);
@@ -213,9 +214,9 @@ fn what_is_sent_beside_it_is_one_push_with_it() {
 #[test]
 fn what_is_sent_first_does_not_stand_for_all() {
     let (mut world, _, line) = near(variables(), |config| config);
-    let tray = Tray::new(&mut world, line);
-    tray.put(1, 16, &bytes_of(&[3_f64, 4.0]));
-    let gradient = Push::gradient(1, world.token(line), tray.push_slot(1));
+    let push_buffer = MappedBuffer::new(&mut world, line);
+    push_buffer.put(1, 16, &bytes_of(&[3_f64, 4.0]));
+    let gradient = Push::gradient(1, world.token(line), push_buffer.push_slot(1));
     world.send(line, gradient.envelope(), gradient.part(0, None), &bytes_of(&[1_f32, 2.0, 0.0]));
     let request = world.send(line, gradient.envelope(), gradient.lent(&[(16, 32)], Some(32)), &[]);
     world.work();
@@ -230,7 +231,7 @@ fn nothing_counts_beside_nan_not_even_the_rows_of_a_table() {
     let table = TableSpec::new(1 << 20);
     let table = VariableSpec::table("table", DType::F32, [2], table).unwrap();
     let (mut world, _, line) = near(vec![dense, table], |config| config);
-    let tray = Tray::new(&mut world, line);
+    let push_buffer = MappedBuffer::new(&mut world, line);
     let bytes = 4 * LARGE as u64;
     let layout = world.catalogue.layout(ShardId { task: 0, shard: 0 });
     let index_at = layout.tables()[0].index.unwrap();
@@ -238,8 +239,8 @@ fn nothing_counts_beside_nan_not_even_the_rows_of_a_table() {
     // A new row is written elsewhere, and one that is there where it lies.
     let mut grant = world.token(line);
     for (sequence, value, rows) in [(1, f32::NAN, 0), (2, 1.0, 1), (3, f32::NAN, 1), (4, 1.0, 1)] {
-        tray.put(0, bytes - 4, &value.to_le_bytes());
-        let gradient = Push::gradient(sequence, grant, tray.push_slot(0));
+        push_buffer.put(0, bytes - 4, &value.to_le_bytes());
+        let gradient = Push::gradient(sequence, grant, push_buffer.push_slot(0));
         world.send(line, gradient.envelope(), gradient.part(index_at, None), &index);
         world.send(line, gradient.envelope(), gradient.part(bytes, None), &row);
         let whole = bytes + (index.len() + row.len()) as u64;
@@ -265,14 +266,14 @@ fn what_would_be_changed_where_it_lies_is_looked_at_first() {
     let dense = VariableSpec::f32("dense", [elements]).unwrap();
     let table = VariableSpec::f32("table", [1 << 20, 4]).unwrap().sparse();
     let (mut world, _, line) = near(vec![dense, table], |config| config);
-    let tray = Tray::new(&mut world, line);
+    let push_buffer = MappedBuffer::new(&mut world, line);
     let rows: Vec<u32> = (0..256).map(|row| row << 12).collect();
     let (index, values) = (index_of(&rows), bytes_of(&[1_f32; 4 * 256]));
     let table = world.catalogue.layout(ShardId { task: 0, shard: 0 }).partitions()[1].clone();
     let grant = world.token(line);
     for (sequence, value) in [(1, f32::NAN), (2, 1.0)] {
-        tray.put(0, 4 * (elements - 1), &value.to_le_bytes());
-        let gradient = Push::gradient(sequence, grant, tray.push_slot(0));
+        push_buffer.put(0, 4 * (elements - 1), &value.to_le_bytes());
+        let gradient = Push::gradient(sequence, grant, push_buffer.push_slot(0));
         let parts = [(table.index.unwrap(), &index), (table.offset, &values)];
         for (offset, body) in parts {
             world.send(line, gradient.envelope(), gradient.part(offset, None), body);
@@ -295,22 +296,22 @@ fn what_would_be_changed_where_it_lies_is_looked_at_first() {
 fn any_variables_may_lie_in_the_tray_and_the_others_be_sent() {
     let variables = ["a", "b", "c"].map(|name| VariableSpec::f32(name, [2]).unwrap()).to_vec();
     let (mut world, _, line) = near(variables, |config| config);
-    let tray = Tray::new(&mut world, line);
+    let push_buffer = MappedBuffer::new(&mut world, line);
     // What is sent is not looked for there.
-    tray.put(0, 0, &bytes_of(&[f32::NAN; 6]));
+    push_buffer.put(0, 0, &bytes_of(&[f32::NAN; 6]));
     for mask in 1..8_u64 {
-        let gradient = Push::gradient(mask, world.token(line), tray.push_slot(0));
+        let gradient = Push::gradient(mask, world.token(line), push_buffer.push_slot(0));
         let mut lent = Vec::new();
         for n in 0..3 {
             // Each time others, as both kinds of memory keep what was there.
             let (value, at) = (bytes_of(&[((n + 1) * mask) as f32; 2]), 8 * n);
             match mask >> n & 1 {
                 1 => {
-                    tray.put(0, at, &value);
+                    push_buffer.put(0, at, &value);
                     lent.push((at, at + 8));
                 }
                 _ => {
-                    tray.put(0, at, &bytes_of(&[f32::NAN; 2]));
+                    push_buffer.put(0, at, &bytes_of(&[f32::NAN; 2]));
                     world.send(line, gradient.envelope(), gradient.part(at, None), &value);
                 }
             }
@@ -333,37 +334,38 @@ fn ranges_that_are_none_of_a_tray_are_refused_and_the_next_push_is_not() {
     let plain = VariableSpec::f32("plain", [2]).unwrap().plain();
     // At 0, 24, 40, 104, and the numbers of rows from 112 on.
     let (mut world, chief, line) = near(vec![dense, odd, table, plain], |config| config);
-    let (tray, other) = (Tray::new(&mut world, line), Tray::new(&mut world, chief));
+    let (push_buffer, other) =
+        (MappedBuffer::new(&mut world, line), MappedBuffer::new(&mut world, chief));
     let ordinary = world.push_slot(line);
     let far = u64::MAX - 7;
     let range = |offset, bytes, limit| format!("{:?}", Refusal::Range { offset, bytes, limit });
     let no_push_slot = |push_slot| format!("{:?}", Refusal::PushSlotTaken { push_slot });
     type Ranges = &'static [(u64, u64)];
     let cases: &[(u32, Ranges, String)] = &[
-        (tray.push_slot(0), &[(8, 24)], range(8, 16, 0)),
-        (tray.push_slot(0), &[(0, 0)], range(0, 0, 144)),
-        (tray.push_slot(0), &[(24, 0)], range(24, 0, 144)),
-        (tray.push_slot(0), &[(u64::MAX - 7, 0)], range(far, 0, 144)),
-        (tray.push_slot(0), &[(0, u64::MAX - 7)], range(0, far, 144)),
-        (tray.push_slot(0), &[(u64::MAX - 7, u64::MAX)], range(far, 7, 144)),
-        (tray.push_slot(0), &[(0, 12)], range(0, 12, 144)),
-        (tray.push_slot(0), &[(0, 16)], range(0, 16, 24)),
-        (tray.push_slot(0), &[(0, 24), (0, 24)], range(0, 24, 0)),
-        (tray.push_slot(0), &[(24, 40), (0, 40)], range(0, 40, 24)),
-        (tray.push_slot(0), &[(0, 24), (24, 32)], range(24, 8, 40)),
-        (tray.push_slot(0), &[(0, 104)], range(0, 104, 40)),
-        (tray.push_slot(0), &[(40, 104)], range(40, 64, 40)),
-        (tray.push_slot(0), &[(112, 120)], range(112, 8, 112)),
-        (tray.push_slot(0), &[(112, 144)], range(112, 32, 112)),
-        (tray.push_slot(0), &[(104, 112)], "Operation".to_owned()),
-        (tray.push_slot(0), &[(0, 112)], "Operation".to_owned()),
+        (push_buffer.push_slot(0), &[(8, 24)], range(8, 16, 0)),
+        (push_buffer.push_slot(0), &[(0, 0)], range(0, 0, 144)),
+        (push_buffer.push_slot(0), &[(24, 0)], range(24, 0, 144)),
+        (push_buffer.push_slot(0), &[(u64::MAX - 7, 0)], range(far, 0, 144)),
+        (push_buffer.push_slot(0), &[(0, u64::MAX - 7)], range(0, far, 144)),
+        (push_buffer.push_slot(0), &[(u64::MAX - 7, u64::MAX)], range(far, 7, 144)),
+        (push_buffer.push_slot(0), &[(0, 12)], range(0, 12, 144)),
+        (push_buffer.push_slot(0), &[(0, 16)], range(0, 16, 24)),
+        (push_buffer.push_slot(0), &[(0, 24), (0, 24)], range(0, 24, 0)),
+        (push_buffer.push_slot(0), &[(24, 40), (0, 40)], range(0, 40, 24)),
+        (push_buffer.push_slot(0), &[(0, 24), (24, 32)], range(24, 8, 40)),
+        (push_buffer.push_slot(0), &[(0, 104)], range(0, 104, 40)),
+        (push_buffer.push_slot(0), &[(40, 104)], range(40, 64, 40)),
+        (push_buffer.push_slot(0), &[(112, 120)], range(112, 8, 112)),
+        (push_buffer.push_slot(0), &[(112, 144)], range(112, 32, 112)),
+        (push_buffer.push_slot(0), &[(104, 112)], "Operation".to_owned()),
+        (push_buffer.push_slot(0), &[(0, 112)], "Operation".to_owned()),
         (ordinary, &[(0, 24)], no_push_slot(ordinary)),
         (other.push_slot(0), &[(0, 24)], no_push_slot(other.push_slot(0))),
         (77, &[(0, 24)], no_push_slot(77)),
         (0, &[], no_push_slot(0)),
     ];
     let grant = world.token(line);
-    tray.put(0, 0, &bytes_of(&[1_f32; 6]));
+    push_buffer.put(0, 0, &bytes_of(&[1_f32; 6]));
     let mut sequence = 0;
     for (push_slot, ranges, expected) in cases {
         for whole in [Some(24), None] {
@@ -385,41 +387,41 @@ fn ranges_that_are_none_of_a_tray_are_refused_and_the_next_push_is_not() {
             }
         }
         sequence += 1;
-        let gradient = Push::gradient(sequence, grant, tray.push_slot(0));
+        let gradient = Push::gradient(sequence, grant, push_buffer.push_slot(0));
         let lie = gradient.lent(&[(0, 24)], Some(32));
         let request = world.send(line, gradient.envelope(), lie, &[]);
         let refused = refusal(world.answer(line, request).unwrap());
         assert!(matches!(refused, Refusal::Length { named: 32, received: 24 }), "{refused:?}");
     }
     assert_eq!(f32s(&world.values(line)), [0_f32; 28]);
-    let gradient = Push::gradient(sequence + 1, grant, tray.push_slot(0));
+    let gradient = Push::gradient(sequence + 1, grant, push_buffer.push_slot(0));
     assert_eq!(applied(&push(&mut world, line, &gradient, &[(0, 24)])), 1);
     // A room is of one push at a time, and a token of one.
-    let gradient = Push::gradient(sequence + 2, world.token(line), tray.push_slot(0));
+    let gradient = Push::gradient(sequence + 2, world.token(line), push_buffer.push_slot(0));
     world.send(line, gradient.envelope(), gradient.lent(&[(0, 24)], None), &[]);
     let next = Push { sequence: sequence + 3, ..gradient };
     let refused = refusal(push(&mut world, line, &next, &[(0, 24)]));
-    assert_eq!(refused, Refusal::PushSlotTaken { push_slot: tray.push_slot(0) });
-    let elsewhere = Push { push_slot: tray.push_slot(1), ..gradient };
+    assert_eq!(refused, Refusal::PushSlotTaken { push_slot: push_buffer.push_slot(0) });
+    let elsewhere = Push { push_slot: push_buffer.push_slot(1), ..gradient };
     let refused = refusal(push(&mut world, line, &elsewhere, &[(24, 40)]));
-    assert_eq!(refused, Refusal::PushSlotTaken { push_slot: tray.push_slot(1) });
+    assert_eq!(refused, Refusal::PushSlotTaken { push_slot: push_buffer.push_slot(1) });
 }
 
 #[test]
 fn as_many_ranges_as_can_be_named_are_taken() {
-    let scalars = 0..PUSH_LENT_RANGES_MAX as u64 + 1;
+    let scalars = 0..PUSH_SHARED_RANGES_MAX as u64 + 1;
     let variables = scalars.map(|n| VariableSpec::f32(format!("v{n}"), [2]).unwrap()).collect();
     let (mut world, _, line) = near(variables, |config| config);
-    let tray = Tray::new(&mut world, line);
+    let push_buffer = MappedBuffer::new(&mut world, line);
     let all: Vec<(u64, u64)> =
-        (0..PUSH_LENT_RANGES_MAX as u64).map(|n| (8 * n, 8 * n + 8)).collect();
-    tray.put(0, 0, &bytes_of(&vec![1_f32; 2 * PUSH_LENT_RANGES_MAX + 2]));
-    let gradient = Push::gradient(1, world.token(line), tray.push_slot(0));
+        (0..PUSH_SHARED_RANGES_MAX as u64).map(|n| (8 * n, 8 * n + 8)).collect();
+    push_buffer.put(0, 0, &bytes_of(&vec![1_f32; 2 * PUSH_SHARED_RANGES_MAX + 2]));
+    let gradient = Push::gradient(1, world.token(line), push_buffer.push_slot(0));
     // Every other one first, so that each is a range of its own.
     let (odd, even): (Vec<_>, Vec<_>) = all.into_iter().partition(|(start, _)| start % 16 == 8);
     let ranges: Vec<(u64, u64)> = odd.into_iter().chain(even).collect();
     world.send(line, gradient.envelope(), gradient.lent(&ranges, None), &[]);
-    let rest = (8 * PUSH_LENT_RANGES_MAX as u64, 8 * PUSH_LENT_RANGES_MAX as u64 + 8);
+    let rest = (8 * PUSH_SHARED_RANGES_MAX as u64, 8 * PUSH_SHARED_RANGES_MAX as u64 + 8);
     let last = gradient.lent(&[rest], Some(rest.1));
     let request = world.send(line, gradient.envelope(), last, &[]);
     world.work();
@@ -438,28 +440,28 @@ fn nothing_of_a_push_with_nan_counts_however_large_it_is() {
     for elements in [4, 40_000, LARGE / 2] {
         let bytes = 8 * elements as u64;
         let (mut world, _, line) = near(two(elements), |config| config);
-        let tray = Tray::new(&mut world, line);
+        let push_buffer = MappedBuffer::new(&mut world, line);
         let grant = world.token(line);
         let mut values = vec![1_f32; 2 * elements];
-        tray.put(0, 0, &bytes_of(&values));
+        push_buffer.put(0, 0, &bytes_of(&values));
         let bad = f32::NAN.to_le_bytes();
         for (sequence, at) in [0, elements - 1, elements, 2 * elements - 1].into_iter().enumerate()
         {
-            tray.put(0, 4 * at as u64, &bad);
-            let gradient = Push::gradient(sequence as u64 + 1, grant, tray.push_slot(0));
+            push_buffer.put(0, 4 * at as u64, &bad);
+            let gradient = Push::gradient(sequence as u64 + 1, grant, push_buffer.push_slot(0));
             let refused = refusal(push(&mut world, line, &gradient, &[(0, bytes)]));
             let (variable, element) = (VariableId((at / elements) as u32), at % elements);
             let found = matches!(refused, Refusal::NonFinite { variable: v, element: e, value }
                 if v == variable && e == element as u64 && value.is_nan());
             assert!(found, "element {at} of {elements}: {refused:?}");
             assert_eq!(state(&mut world, line, sequence as u64 + 1), PushState::Unknown {});
-            tray.put(0, 4 * at as u64, &1_f32.to_le_bytes());
+            push_buffer.put(0, 4 * at as u64, &1_f32.to_le_bytes());
         }
         assert!(f32s(&world.values(line)).iter().all(|&value| value == 0.0));
         assert_eq!(world.metrics().pushes_dropped, 4);
         // The token is the client's still.
         values[0] = 1.0;
-        let gradient = Push::gradient(9, grant, tray.push_slot(0));
+        let gradient = Push::gradient(9, grant, push_buffer.push_slot(0));
         assert_eq!(applied(&push(&mut world, line, &gradient, &[(0, bytes)])), 1);
         assert!(f32s(&world.values(line)).iter().all(|&value| value == -1.0));
     }
@@ -470,13 +472,13 @@ fn nothing_of_a_push_with_nan_counts_however_large_it_is() {
 fn nan_that_is_gone_before_the_second_pass_is_refused_all_the_same() {
     let variables = vec![VariableSpec::f32("w", [LARGE as u64]).unwrap()];
     let (mut world, _, line) = near(variables, |config| config.optimizer_for("w", Lamb::default()));
-    let (tray, bytes) = (Tray::new(&mut world, line), 4 * LARGE as u64);
-    tray.put(0, 0, &f32::INFINITY.to_le_bytes());
-    let gradient = Push::gradient(1, world.token(line), tray.push_slot(0));
+    let (push_buffer, bytes) = (MappedBuffer::new(&mut world, line), 4 * LARGE as u64);
+    push_buffer.put(0, 0, &f32::INFINITY.to_le_bytes());
+    let gradient = Push::gradient(1, world.token(line), push_buffer.push_slot(0));
     let all = gradient.lent(&[(0, bytes)], Some(bytes));
     let request = world.send(line, gradient.envelope(), all, &[]);
     world.slice(0);
-    tray.put(0, 0, &1_f32.to_le_bytes());
+    push_buffer.put(0, 0, &1_f32.to_le_bytes());
     world.work();
     let refused = refusal(world.answer(line, request).expect("a push is answered"));
     assert!(matches!(refused, Refusal::NonFinite { element: 0, .. }), "{refused:?}");
@@ -492,11 +494,11 @@ fn nan_is_counted_once_or_not_looked_for_as_is_configured() {
             let configure =
                 |config: PsConfig| config.non_finite(policy).optimizer_for("w", Lamb::default());
             let (mut world, _, line) = near(variables, configure);
-            let tray = Tray::new(&mut world, line);
+            let push_buffer = MappedBuffer::new(&mut world, line);
             for at in [0, elements as u64 / 2, elements as u64 - 1] {
-                tray.put(0, 4 * at, &f32::INFINITY.to_le_bytes());
+                push_buffer.put(0, 4 * at, &f32::INFINITY.to_le_bytes());
             }
-            let gradient = Push::gradient(1, world.token(line), tray.push_slot(0));
+            let gradient = Push::gradient(1, world.token(line), push_buffer.push_slot(0));
             let answer = push(&mut world, line, &gradient, &[(0, 4 * elements as u64)]);
             assert_eq!(applied(&answer), 1);
             assert_eq!(world.metrics().non_finite, counted, "{policy:?} of {elements}");
@@ -509,9 +511,9 @@ fn what_lies_whole_is_applied_though_its_client_is_gone() {
     let (mut world, chief, _) = large(80 << 16);
     let whole = |world: &mut World, sequence, peer: &mut Peer| {
         let line = world.join(0, peer);
-        let tray = Tray::new(world, line);
-        tray.put(1, 0, &bytes_of(&vec![1_f32; LARGE]));
-        let gradient = Push::gradient(sequence, world.token(line), tray.push_slot(1));
+        let push_buffer = MappedBuffer::new(world, line);
+        push_buffer.put(1, 0, &bytes_of(&vec![1_f32; LARGE]));
+        let gradient = Push::gradient(sequence, world.token(line), push_buffer.push_slot(1));
         let bytes = 4 * LARGE as u64;
         world.send(line, gradient.envelope(), gradient.lent(&[(0, bytes)], Some(bytes)), &[]);
         (line, gradient)
@@ -549,8 +551,8 @@ fn what_lies_whole_is_applied_though_its_client_is_gone() {
 fn what_is_not_whole_goes_with_its_client() {
     let (mut world, _, line) = near(variables(), |config| config);
     let left = world.left();
-    let tray = Tray::new(&mut world, line);
-    let gradient = Push::gradient(1, world.token(line), tray.push_slot(0));
+    let push_buffer = MappedBuffer::new(&mut world, line);
+    let gradient = Push::gradient(1, world.token(line), push_buffer.push_slot(0));
     world.send(line, gradient.envelope(), gradient.lent(&[(0, 16)], None), &[]);
     world.send(line, gradient.envelope(), gradient.part(16, None), &bytes_of(&[1_f64]));
     assert_eq!(state(&mut world, line, 1), PushState::Receiving { bytes: 24 });
@@ -562,10 +564,10 @@ fn what_is_not_whole_goes_with_its_client() {
     assert!(world.closed.contains(&line) && world.answer(line, late).is_none());
     assert_eq!(state(&mut world, next, 1), PushState::Unknown {});
     let refused = refusal(push(&mut world, next, &gradient, &[(0, 16)]));
-    assert_eq!(refused, Refusal::PushSlotTaken { push_slot: tray.push_slot(0) });
-    let tray = Tray::new(&mut world, next);
-    tray.put(0, 0, &bytes_of(&[1_f32; 3]));
-    let gradient = Push { push_slot: tray.push_slot(0), ..gradient };
+    assert_eq!(refused, Refusal::PushSlotTaken { push_slot: push_buffer.push_slot(0) });
+    let push_buffer = MappedBuffer::new(&mut world, next);
+    push_buffer.put(0, 0, &bytes_of(&[1_f32; 3]));
+    let gradient = Push { push_slot: push_buffer.push_slot(0), ..gradient };
     assert_eq!(applied(&push(&mut world, next, &gradient, &[(0, 16)])), 1);
     assert!(matches!(world.ask(next, message::Leave {}.into()), Message::Left(_)));
     assert_eq!(world.left(), left);
@@ -574,9 +576,9 @@ fn what_is_not_whole_goes_with_its_client() {
 #[test]
 fn the_token_of_a_refused_push_whose_client_is_gone_goes_to_others() {
     let (mut world, _, line) = large(80 << 16);
-    let tray = Tray::new(&mut world, line);
-    tray.put(0, 4096, &f32::NAN.to_le_bytes());
-    let gradient = Push::gradient(1, world.token(line), tray.push_slot(0));
+    let push_buffer = MappedBuffer::new(&mut world, line);
+    push_buffer.put(0, 4096, &f32::NAN.to_le_bytes());
+    let gradient = Push::gradient(1, world.token(line), push_buffer.push_slot(0));
     let bytes = 4 * LARGE as u64;
     world.send(line, gradient.envelope(), gradient.lent(&[(0, bytes)], Some(bytes)), &[]);
     assert!(matches!(world.ask(line, message::Leave {}.into()), Message::Left(_)));
@@ -590,9 +592,9 @@ fn the_token_of_a_refused_push_whose_client_is_gone_goes_to_others() {
 #[test]
 fn a_push_that_is_withdrawn_leaves_the_room_to_its_client() {
     let (mut world, _, line) = near(variables(), |config| config);
-    let tray = Tray::new(&mut world, line);
-    tray.put(0, 0, &bytes_of(&[1_f32; 3]));
-    let gradient = Push::gradient(1, world.token(line), tray.push_slot(0));
+    let push_buffer = MappedBuffer::new(&mut world, line);
+    push_buffer.put(0, 0, &bytes_of(&[1_f32; 3]));
+    let gradient = Push::gradient(1, world.token(line), push_buffer.push_slot(0));
     world.send(line, gradient.envelope(), gradient.lent(&[(0, 16)], None), &[]);
     let request = world.send(line, gradient.envelope(), message::Withdraw {}.into(), &[]);
     let answer = world.answer(line, request);
@@ -612,7 +614,7 @@ fn who_is_lent_no_tray_is_told_why_and_goes_on() {
     let refused = |world: &mut World, way: Way, role: Role| {
         let peer = Peer { role, ..worker(5) };
         let (line, _) = world.greet_by(way, 0, peer.hello(0)).unwrap();
-        let refusal = world.refused(line, LendTray {}.into());
+        let refusal = world.refused(line, SharePushBuffer {}.into());
         assert!(world.lent.is_empty());
         let alive = world.ask(line, message::Heartbeat {}.into());
         assert!(matches!(alive, Message::HeartbeatAnswer(_)));
@@ -631,23 +633,23 @@ fn who_is_lent_no_tray_is_told_why_and_goes_on() {
         assert!(refused(&mut world, NEAR, role).starts_with("Role"));
     }
     // One is enough for a client, over one connection.
-    Tray::new(&mut world, line);
-    let again = format!("{:?}", world.refused(line, LendTray {}.into()));
+    MappedBuffer::new(&mut world, line);
+    let again = format!("{:?}", world.refused(line, SharePushBuffer {}.into()));
     assert!(again.contains("this client has a tray"), "{again}");
     for _ in 1..LENDS_MAX {
         assert!(matches!(world.ask(line, Lend { wants: 1 }.into()), Message::Lent(_)));
     }
-    let often = format!("{:?}", world.refused(line, LendTray {}.into()));
+    let often = format!("{:?}", world.refused(line, SharePushBuffer {}.into()));
     assert!(often.contains("often enough"), "{often}");
     world.lent.clear();
     // As many as there can be, and one more once one is gone.
     let mut lines: Vec<Line> =
-        (1..TRAYS_MAX as u32).map(|task| world.join(0, &mut worker(100 + task))).collect();
-    lines.iter().for_each(|&line| _ = Tray::new(&mut world, line));
-    let many = format!("{:?}", world.refused(chief, LendTray {}.into()));
+        (1..PUSH_BUFFERS_MAX as u32).map(|task| world.join(0, &mut worker(100 + task))).collect();
+    lines.iter().for_each(|&line| _ = MappedBuffer::new(&mut world, line));
+    let many = format!("{:?}", world.refused(chief, SharePushBuffer {}.into()));
     assert!(many.contains("as many trays are lent as there can be"), "{many}");
     world.disconnect(lines.remove(0));
-    Tray::new(&mut world, chief);
+    MappedBuffer::new(&mut world, chief);
 
     let mut bare = at(Place::Lendable, variables(), |config| config);
     assert_eq!(refused(&mut bare, NEAR, member), "NotInitialized");
@@ -666,14 +668,14 @@ fn a_tray_is_counted_as_memory_and_so_is_what_is_sent_beside_it() {
         let storage = Storage::Memory { bytes_max };
         let (mut world, _, line) = near(variables(), |config| config.storage(storage.clone()));
         let used = bytes_max - world.left();
-        (world.ask(line, LendTray {}.into()), used, world, line)
+        (world.ask(line, SharePushBuffer {}.into()), used, world, line)
     };
     let (_, used, ..) = memory(1 << 30);
     let (answer, ..) = memory(used + 8191);
     let refused = refusal(answer);
     assert_eq!(refused, Refusal::DoesNotFit { need: 8192, limit: 8191 });
     let (answer, _, mut world, line) = memory(used + 8192 + 4095);
-    let Message::LentTray(lent) = answer else { panic!("{answer:?}") };
+    let Message::SharedPushBuffer(lent) = answer else { panic!("{answer:?}") };
     assert_eq!((lent.bytes, lent.first, lent.stride), (8192, 0, 4096));
     let gradient = Push::gradient(1, world.token(line), lent.push_slots.items()[0]);
     let request = world.announce(line, gradient.envelope(), gradient.part(16, None), 16);
@@ -688,21 +690,21 @@ fn a_tray_is_counted_as_memory_and_so_is_what_is_sent_beside_it() {
 #[test]
 fn values_are_assigned_from_a_tray() {
     let (mut world, line, _) = near(variables(), |config| config);
-    let tray = Tray::new(&mut world, line);
-    tray.put(0, 32, &bytes_of(&[7_f32; 4]));
-    let assign = Push::plain(1, Operation::Assign {}, tray.push_slot(0));
+    let push_buffer = MappedBuffer::new(&mut world, line);
+    push_buffer.put(0, 32, &bytes_of(&[7_f32; 4]));
+    let assign = Push::plain(1, Operation::Assign {}, push_buffer.push_slot(0));
     assert_eq!(applied(&push(&mut world, line, &assign, &[(32, 48)])), 1);
     assert_eq!(f32s(&world.values(line)[32..48]), [7.0; 4]);
 }
 
 /// A world that keeps its state, with a worker that has a tray and a gradient in it.
-fn with_state() -> (World, Line, Tray, Push) {
+fn with_state() -> (World, Line, MappedBuffer, Push) {
     let (mut world, _) = World::ready(variables(), Sgd::new(1.0), |config| config);
     let line = world.join(0, &mut worker(1));
-    let tray = Tray::new(&mut world, line);
-    tray.put(0, 0, &bytes_of(&[1_f32; 3]));
-    let gradient = Push::gradient(1, world.token(line), tray.push_slot(0));
-    (world, line, tray, gradient)
+    let push_buffer = MappedBuffer::new(&mut world, line);
+    push_buffer.put(0, 0, &bytes_of(&[1_f32; 3]));
+    let gradient = Push::gradient(1, world.token(line), push_buffer.push_slot(0));
+    (world, line, push_buffer, gradient)
 }
 
 #[test]

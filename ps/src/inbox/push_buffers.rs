@@ -26,7 +26,7 @@ const PIECE_BYTES: u64 = 8 << 10;
 /// Invariants: there is a room that is there. While it is lent, all are, and are its client's; then
 /// only those are whose push is whole.
 #[derive(Debug)]
-pub(super) struct Tray {
+pub(super) struct PushBuffer {
     /// Whose it is, until its connection ends.
     lent_to: Option<ClientKey>,
     memory: LentBytes,
@@ -55,7 +55,7 @@ impl BufferSlot {
     }
 }
 
-impl Tray {
+impl PushBuffer {
     pub(super) fn push_slots(&self) -> impl Iterator<Item = &PushSlot> {
         self.push_slots.iter().flatten().map(|lent| &lent.push_slot)
     }
@@ -67,33 +67,33 @@ impl Tray {
 
 impl Inbox {
     /// The bytes of a tray, and from the start of one of its rooms to that of the next.
-    pub(crate) fn tray_bytes(&self) -> (u64, u64) {
+    pub(crate) fn push_buffer_bytes(&self) -> (u64, u64) {
         let stride = self.lent_stride as u64;
         (stride.saturating_mul(BUFFER_SLOTS_MAX as u64), stride)
     }
 
     /// How many trays there are, with those whose clients are gone and have left whole pushes.
-    pub(crate) fn trays(&self) -> usize {
-        self.trays.len()
+    pub(crate) fn push_buffers(&self) -> usize {
+        self.push_buffers.len()
     }
 
     /// Whether a client has a tray.
-    pub(crate) fn has_tray(&self, client: ClientKey) -> bool {
-        self.trays.iter().any(|tray| tray.lent_to == Some(client))
+    pub(crate) fn has_push_buffer(&self, client: ClientKey) -> bool {
+        self.push_buffers.iter().any(|push_buffer| push_buffer.lent_to == Some(client))
     }
 
-    /// Lends a client a tray in this memory, of as many bytes as [`Inbox::tray_bytes`] says; the numbers
+    /// Lends a client a tray in this memory, of as many bytes as [`Inbox::push_buffer_bytes`] says; the numbers
     /// of its rooms.
-    pub(crate) fn lend_tray(
+    pub(crate) fn share_push_buffer(
         &mut self,
         client: ClientKey,
         (memory, loan): (LentBytes, Loan),
         now: Instant,
     ) -> Vec<u32> {
-        let mut tray =
-            Tray { lent_to: Some(client), memory, push_slots: [None, None], _loan: loan };
+        let mut push_buffer =
+            PushBuffer { lent_to: Some(client), memory, push_slots: [None, None], _loan: loan };
         let mut numbers = Vec::new();
-        for slot in &mut tray.push_slots {
+        for slot in &mut push_buffer.push_slots {
             let number = self.next_number;
             let (holder, asked, arrival) = (Some(client), true, None);
             let push_slot = PushSlot { number, holder, asked, touched: now, arrival };
@@ -102,21 +102,23 @@ impl Inbox {
             self.next_number = number.wrapping_add(1);
             self.skip_taken_numbers();
         }
-        self.trays.push(tray);
+        self.push_buffers.push(push_buffer);
         numbers
     }
 
     /// The client's connection has ended: its tray goes, but for what lies whole there.
-    pub(super) fn end_tray(&mut self, client: ClientKey) {
-        for tray in self.trays.iter_mut().filter(|tray| tray.lent_to == Some(client)) {
-            tray.lent_to = None;
-            for slot in &mut tray.push_slots {
+    pub(super) fn end_push_buffer(&mut self, client: ClientKey) {
+        for push_buffer in
+            self.push_buffers.iter_mut().filter(|push_buffer| push_buffer.lent_to == Some(client))
+        {
+            push_buffer.lent_to = None;
+            for slot in &mut push_buffer.push_slots {
                 if slot.as_ref().is_some_and(|lent| !lent.is_whole()) {
                     *slot = None;
                 }
             }
         }
-        self.trays.retain(|tray| tray.push_slots().next().is_some());
+        self.push_buffers.retain(|push_buffer| push_buffer.push_slots().next().is_some());
     }
 
     /// Whether a room is one of a tray.
@@ -158,29 +160,37 @@ impl Inbox {
 
     /// Where the values of the push in a room are read.
     pub(crate) fn source(&self, number: u32) -> Option<Source<'_>> {
-        let lends = |tray: &Tray| tray.push_slots().any(|push_slot| push_slot.number == number);
-        let Some(tray) = self.trays.iter().find(|tray| lends(tray)) else {
+        let lends = |push_buffer: &PushBuffer| {
+            push_buffer.push_slots().any(|push_slot| push_slot.number == number)
+        };
+        let Some(push_buffer) = self.push_buffers.iter().find(|push_buffer| lends(push_buffer))
+        else {
             return Some(Source { own: self.bytes(number, 0..self.stride as u64)?, lent: None });
         };
-        let mut push_slots = tray.push_slots.iter().enumerate();
+        let mut push_slots = push_buffer.push_slots.iter().enumerate();
         let (place, push_slot) = push_slots.find_map(|(place, slot)| {
             let lent = slot.as_ref().filter(|lent| lent.push_slot.number == number)?;
             Some((place, lent))
         })?;
         let ranges = push_slot.push_slot.arrival.as_ref()?.lent.ranges();
         let start = place * self.lent_stride;
-        let lent = Some(LentPart { memory: &tray.memory, start, ranges });
+        let lent = Some(SharedPart { memory: &push_buffer.memory, start, ranges });
         Some(Source { own: push_slot.own_bytes().unwrap_or_default(), lent })
     }
 
     pub(super) fn buffer_slot(&self, number: u32) -> Option<&BufferSlot> {
-        let mut push_slots = self.trays.iter().flat_map(|tray| tray.push_slots.iter().flatten());
+        let mut push_slots = self
+            .push_buffers
+            .iter()
+            .flat_map(|push_buffer| push_buffer.push_slots.iter().flatten());
         push_slots.find(|lent| lent.push_slot.number == number)
     }
 
     pub(super) fn buffer_slot_mut(&mut self, number: u32) -> Option<&mut BufferSlot> {
-        let mut push_slots =
-            self.trays.iter_mut().flat_map(|tray| tray.push_slots.iter_mut().flatten());
+        let mut push_slots = self
+            .push_buffers
+            .iter_mut()
+            .flat_map(|push_buffer| push_buffer.push_slots.iter_mut().flatten());
         push_slots.find(|lent| lent.push_slot.number == number)
     }
 
@@ -188,31 +198,34 @@ impl Inbox {
     pub(super) fn release_lent(&mut self, number: u32) {
         let Some(push_slot) = self.buffer_slot_mut(number) else { return };
         push_slot.push_slot.arrival = None;
-        for tray in self.trays.iter_mut().filter(|tray| tray.lent_to.is_none()) {
-            tray.push_slots.iter_mut().for_each(|slot| {
+        for push_buffer in
+            self.push_buffers.iter_mut().filter(|push_buffer| push_buffer.lent_to.is_none())
+        {
+            push_buffer.push_slots.iter_mut().for_each(|slot| {
                 _ = slot.take_if(|lent| lent.push_slot.number == number);
             });
         }
-        self.trays.retain(|tray| tray.push_slots().next().is_some());
+        self.push_buffers.retain(|push_buffer| push_buffer.push_slots().next().is_some());
     }
 
     /// Asserts the invariants of trays.
     #[cfg(any(test, fuzzing, feature = "simulation"))]
-    pub(super) fn check_trays(&self) {
-        for tray in &self.trays {
-            let push_slots = || tray.push_slots.iter().flatten();
+    pub(super) fn check_push_buffers(&self) {
+        for push_buffer in &self.push_buffers {
+            let push_slots = || push_buffer.push_slots.iter().flatten();
             assert!(push_slots().next().is_some(), "a tray is kept for something");
-            match tray.lent_to {
+            match push_buffer.lent_to {
                 Some(client) => {
                     assert_eq!(push_slots().count(), BUFFER_SLOTS_MAX, "a tray is lent whole");
                     assert!(
-                        tray.push_slots().all(|push_slot| push_slot.holder == Some(client)),
+                        push_buffer.push_slots().all(|push_slot| push_slot.holder == Some(client)),
                         "to one client"
                     );
                 }
                 None => assert!(push_slots().all(BufferSlot::is_whole), "what nobody fills goes"),
             }
-            for push in tray.push_slots().filter_map(|push_slot| push_slot.arrival.as_ref()) {
+            for push in push_buffer.push_slots().filter_map(|push_slot| push_slot.arrival.as_ref())
+            {
                 let of =
                     |ranges: &[Range<u64>]| ranges.iter().map(|r| r.end - r.start).sum::<u64>();
                 let within = push.lent.ranges().iter();
@@ -228,11 +241,11 @@ impl Inbox {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Source<'a> {
     own: &'a [u8],
-    lent: Option<LentPart<'a>>,
+    lent: Option<SharedPart<'a>>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct LentPart<'a> {
+struct SharedPart<'a> {
     memory: &'a LentBytes,
     /// Where its room starts there.
     start: usize,

@@ -8,8 +8,8 @@ use pushpull_common::variable::VariableSpec;
 
 use super::lending::{LARGE, lendable};
 use super::peers::{Push, bytes_of, f32s, index_of, pack, variables};
+use super::push_buffers::MappedBuffer;
 use super::synchronous::{ACCEPTED, Cluster, STALE, synchronous};
-use super::trays::Tray;
 use super::world::World;
 use crate::config::PsConfig;
 use crate::shard::Input;
@@ -19,7 +19,7 @@ use crate::shard::work::Work;
 pub(super) struct Lent {
     pub(super) cluster: Cluster,
     /// By replica and shard.
-    pub(super) trays: Vec<Vec<Tray>>,
+    pub(super) push_buffers: Vec<Vec<MappedBuffer>>,
 }
 
 impl Lent {
@@ -39,10 +39,10 @@ impl Lent {
         let mut cluster = Cluster::of(lendable(variables, configure), mode);
         let lines: Vec<_> = cluster.replicas.iter().map(|replica| replica.lines.clone()).collect();
         let of = |lines: Vec<_>| {
-            lines.into_iter().map(|line| Tray::new(&mut cluster.world, line)).collect()
+            lines.into_iter().map(|line| MappedBuffer::new(&mut cluster.world, line)).collect()
         };
-        let trays = lines.into_iter().map(of).collect();
-        Lent { cluster, trays }
+        let push_buffers = lines.into_iter().map(of).collect();
+        Lent { cluster, push_buffers }
     }
 
     /// Puts a gradient of this value into room `place` of the tray of one shard, and pushes it; what is
@@ -58,14 +58,14 @@ impl Lent {
         let (line, sequence) =
             (cluster.replicas[replica].lines[shard], cluster.replicas[replica].sequence);
         let (w, d) = (bytes_of(&[value; 3]), bytes_of(&[f64::from(value); 2]));
-        let body = match (self.trays[replica].len(), shard) {
+        let body = match (self.push_buffers[replica].len(), shard) {
             (1, _) => [w, d].concat(),
             (_, 0) => w,
             _ => d,
         };
-        let (tray, bytes) = (&self.trays[replica][shard], body.len() as u64);
-        tray.put(place, 0, &body);
-        let push = Push::gradient(sequence, grant, tray.push_slot(place));
+        let (push_buffer, bytes) = (&self.push_buffers[replica][shard], body.len() as u64);
+        push_buffer.put(place, 0, &body);
+        let push = Push::gradient(sequence, grant, push_buffer.push_slot(place));
         let said = push.lent(&[(0, bytes)], Some(bytes));
         let request = cluster.world.send(line, push.envelope(), said, &[]);
         cluster.settle();
@@ -76,7 +76,7 @@ impl Lent {
     fn push(&mut self, replica: usize, place: usize, grant: Grant, value: f32) -> Option<Outcome> {
         self.cluster.replicas[replica].sequence += 1;
         let mut answer = None;
-        for shard in (0..self.trays[replica].len()).rev() {
+        for shard in (0..self.push_buffers[replica].len()).rev() {
             answer = self.push_to((shard, replica), place, grant, value);
         }
         match answer {
@@ -155,7 +155,7 @@ fn what_is_stale_gives_its_room_back_and_what_lies_there_still_is_said() {
     lent.cluster.replicas[1].sequence += 1;
     let held = lent.push_to((1, 1), 0, slow, 9.0);
     assert!(matches!(held, Some(Message::PushAnswer(ref a)) if a.outcome == Outcome::Held {}));
-    let next = Push::gradient(99, slow, lent.trays[1][1].push_slot(0));
+    let next = Push::gradient(99, slow, lent.push_buffers[1][1].push_slot(0));
     let line = lent.cluster.replicas[1].lines[1];
     let said = next.lent(&[(0, 16)], Some(16));
     let refused = lent.cluster.world.refused(line, said);
@@ -180,10 +180,10 @@ fn work_that_is_due_on_a_push_is_not_done_on_the_next_in_its_room() {
         };
         let mut lent = Lent::new(1, 1, 1, clip);
         let grant = lent.cluster.token(0);
-        let (line, tray) = (lent.cluster.replicas[0].lines[0], &lent.trays[0][0]);
-        tray.put(0, 0, &[0; 56]);
+        let (line, push_buffer) = (lent.cluster.replicas[0].lines[0], &lent.push_buffers[0][0]);
+        push_buffer.put(0, 0, &[0; 56]);
         let world = &mut lent.cluster.world;
-        let push = Push::gradient(1, grant, tray.push_slot(0));
+        let push = Push::gradient(1, grant, push_buffer.push_slot(0));
         world.send(line, push.envelope(), push.lent(&[(0, 32)], Some(32)), &[]);
         if clips {
             assert_eq!(world.slice(0), Work::More, "it is looked at, and not measured yet");
@@ -192,7 +192,7 @@ fn work_that_is_due_on_a_push_is_not_done_on_the_next_in_its_room() {
         world.say(line, message::ReturnToken { token, generation }.into());
         let dropped = world.shards[0].inbox.as_ref().unwrap().arrivals().count() == 0;
         assert!(dropped, "what spends no token is not kept");
-        let assign = Push::plain(2, Operation::Assign {}, tray.push_slot(0));
+        let assign = Push::plain(2, Operation::Assign {}, push_buffer.push_slot(0));
         let said = assign.lent(&[(32, 48)], Some(16));
         let request = world.send(line, assign.envelope(), said, &[]);
         lent.cluster.settle();
@@ -207,10 +207,10 @@ fn work_that_is_due_on_a_push_is_not_done_on_the_next_in_its_room() {
 fn what_is_still_to_be_looked_at_is_not_reported_as_held() {
     let mut lent = Lent::new(2, 1, 1, |config| config);
     let grant = lent.cluster.token(0);
-    let (line, tray) = (lent.cluster.replicas[0].lines[1], &lent.trays[0][1]);
-    tray.put(0, 0, &bytes_of(&[f64::NAN, 1.0]));
+    let (line, push_buffer) = (lent.cluster.replicas[0].lines[1], &lent.push_buffers[0][1]);
+    push_buffer.put(0, 0, &bytes_of(&[f64::NAN, 1.0]));
     let world = &mut lent.cluster.world;
-    let push = Push::gradient(1, grant, tray.push_slot(0));
+    let push = Push::gradient(1, grant, push_buffer.push_slot(0));
     let request = world.send(line, push.envelope(), push.lent(&[(0, 16)], Some(16)), &[]);
     // The shard says again what it has said, as to a step owner that was started anew.
     world.input(1, Input::OwnerLink { up: false });
@@ -230,10 +230,10 @@ fn what_is_still_to_be_looked_at_is_not_reported_as_held() {
 fn what_is_over_before_it_was_looked_at_is_answered() {
     let mut lent = Lent::new(2, 1, 2, |config| config);
     let slow = lent.cluster.token(1);
-    let (line, tray) = (lent.cluster.replicas[1].lines[1], &lent.trays[1][1]);
-    tray.put(0, 0, &bytes_of(&[9.0, 9.0]));
+    let (line, push_buffer) = (lent.cluster.replicas[1].lines[1], &lent.push_buffers[1][1]);
+    push_buffer.put(0, 0, &bytes_of(&[9.0, 9.0]));
     let world = &mut lent.cluster.world;
-    let push = Push::gradient(1, slow, tray.push_slot(0));
+    let push = Push::gradient(1, slow, push_buffer.push_slot(0));
     let request = world.send(line, push.envelope(), push.lent(&[(0, 16)], Some(16)), &[]);
     let envelope = Envelope { restore_epoch: RestoreEpoch(1), ..Envelope::default() };
     let (header, message) = pack(&envelope, &message::Over { token: slow.token }.into(), 0);
@@ -252,13 +252,13 @@ fn a_gradient_is_measured_by_itself_though_another_was_being_measured_in_its_roo
     let norm = (LARGE as f64).sqrt();
     let mut lent = Lent::with(vec![w], 1, (1, 1), |config| config.clip_by_global_norm(norm + 1.0));
     let first = lent.cluster.token(0);
-    let (line, tray) = (lent.cluster.replicas[0].lines[0], &lent.trays[0][0]);
+    let (line, push_buffer) = (lent.cluster.replicas[0].lines[0], &lent.push_buffers[0][0]);
     let bytes = 4 * LARGE as u64;
     let say = |sequence, grant| {
-        let push = Push::gradient(sequence, grant, tray.push_slot(0));
+        let push = Push::gradient(sequence, grant, push_buffer.push_slot(0));
         (push.envelope(), push.lent(&[(0, bytes)], Some(bytes)))
     };
-    tray.put(0, 0, &bytes_of(&vec![100_f32; LARGE]));
+    push_buffer.put(0, 0, &bytes_of(&vec![100_f32; LARGE]));
     let world = &mut lent.cluster.world;
     let (envelope, said) = say(1, first);
     world.send(line, envelope, said, &[]);
@@ -270,7 +270,7 @@ fn a_gradient_is_measured_by_itself_though_another_was_being_measured_in_its_roo
     world.say(line, message::ReturnToken { token, generation }.into());
     let asked = world.say(line, message::TokenRequest { newest: token }.into());
     let Some(Message::Granted(granted)) = world.answer(line, asked) else { panic!("no token") };
-    tray.put(0, 0, &bytes_of(&vec![1_f32; LARGE]));
+    push_buffer.put(0, 0, &bytes_of(&vec![1_f32; LARGE]));
     let (envelope, said) = say(2, granted.grant);
     let request = world.send(line, envelope, said, &[]);
     lent.cluster.settle();
@@ -295,10 +295,11 @@ fn large_gradients_are_averaged_in_slices() {
             (Lent::with(vec![w], 1, (replicas, replicas), clip), 4 * LARGE as u64);
         for replica in 0..replicas as usize {
             let grant = lent.cluster.token(replica);
-            let (line, tray) = (lent.cluster.replicas[replica].lines[0], &lent.trays[replica][0]);
+            let (line, push_buffer) =
+                (lent.cluster.replicas[replica].lines[0], &lent.push_buffers[replica][0]);
             let gradient: Vec<f32> = (0..LARGE).map(|at| ramp(at) * (1 + replica) as f32).collect();
-            tray.put(0, 0, &bytes_of(&gradient));
-            let push = Push::gradient(1, grant, tray.push_slot(0));
+            push_buffer.put(0, 0, &bytes_of(&gradient));
+            let push = Push::gradient(1, grant, push_buffer.push_slot(0));
             let said = push.lent(&[(0, bytes)], Some(bytes));
             let request = lent.cluster.world.send(line, push.envelope(), said, &[]);
             lent.cluster.settle();
@@ -322,10 +323,10 @@ fn a_gradient_that_has_no_rows_of_a_variable_is_measured() {
     let clip = |config: PsConfig| config.clip_by_global_norm(12_f64.sqrt());
     let mut lent = Lent::with(vec![dense, table], 1, (1, 1), clip);
     let grant = lent.cluster.token(0);
-    let (line, tray) = (lent.cluster.replicas[0].lines[0], &lent.trays[0][0]);
-    tray.put(0, 0, &bytes_of(&[2_f32, 2.0, 2.0, -2.0, -4.0, -4.0]));
+    let (line, push_buffer) = (lent.cluster.replicas[0].lines[0], &lent.push_buffers[0][0]);
+    push_buffer.put(0, 0, &bytes_of(&[2_f32, 2.0, 2.0, -2.0, -4.0, -4.0]));
     let world = &mut lent.cluster.world;
-    let push = Push::gradient(1, grant, tray.push_slot(0));
+    let push = Push::gradient(1, grant, push_buffer.push_slot(0));
     world.send(line, push.envelope(), push.part(88, None), &index_of::<u32>(&[]));
     let request = world.send(line, push.envelope(), push.lent(&[(0, 24)], Some(32)), &[]);
     lent.cluster.settle();
