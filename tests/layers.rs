@@ -72,14 +72,14 @@ const PURE: &[(&str, &[&str])] = &[
     ("worker/src/compression", &[]),
     ("worker/src/initial.rs", &[]),
     ("worker/src/own_parts.rs", &[]),
-    ("worker/src/lent.rs", &[]),
+    ("worker/src/shared.rs", &[]),
     ("worker/src/push_buffers.rs", &[]),
 ];
 
 /// Modules that a module may not name: arrows within a crate point down too.
 const MODULES: &[(&str, &[&str])] = &[
     ("common/src/protocol", &["crate::catalogue", "crate::cluster", "crate::placement"]),
-    ("common/src/lending", &["crate::protocol", "crate::catalogue", "crate::placement"]),
+    ("common/src/shared_values", &["crate::protocol", "crate::catalogue", "crate::placement"]),
     ("common/src/codec", &["crate::protocol", "crate::catalogue", "crate::placement"]),
     ("common/src/codec.rs", &["crate::protocol", "crate::catalogue", "crate::placement"]),
     ("common/src/cluster", &["crate::protocol", "crate::placement", "crate::catalogue"]),

@@ -32,7 +32,7 @@ impl<T> Reused<T> {
     }
 
     /// Begins a use of so many items, which are of whatever content.
-    pub fn lend(&mut self, items: usize)
+    pub fn share(&mut self, items: usize)
     where
         T: Clone + Default,
     {
@@ -117,12 +117,12 @@ mod tests {
     fn what_is_lent_is_as_long_as_it_is_asked_for_and_keeps_its_memory_likewise() {
         let mut list = Reused::default();
         for items in [3_000, 1_000_000, 2_999, 0, 3_000] {
-            list.lend(items);
+            list.share(items);
             assert_eq!(list.len(), items);
             list.fill(7_u64);
         }
         assert!(list.capacity() >= 1_000_000);
-        (0..2 * USES).for_each(|_| list.lend(3_000));
+        (0..2 * USES).for_each(|_| list.share(3_000));
         assert!((3_000..=ROOM * 3_000).contains(&list.capacity()));
     }
 

@@ -64,7 +64,7 @@ fn a_page_that_differs_is_found() {
         ("row `u64`, from `u64`, last", "row `u32`, from `u64`, last", "refusals"),
         ("| 23 | `Denied` | |", "| 23 | `Denied` | kind `u16` |", "refusals"),
         ("| `WINDOW` | 64 |", "| `WINDOW` | 65 |", "limits"),
-        ("| `LENDS_MAX` |", "| `LOANS_MAX` |", "limits"),
+        ("| `SHARE_REQUESTS_MAX` |", "| `LOANS_MAX` |", "limits"),
     ];
     for (is, was, part) in changes {
         let changed = PAGE.replacen(is, was, 1);

@@ -403,7 +403,7 @@ impl<'a> Play<'a> {
         let total: u64 = parts.iter().map(|(_, body)| body.len() as u64).sum();
         let count = parts.len();
         let stops = self.choices.one_in(6).then(|| self.choices.below(count + 1));
-        let lent = self.choices.one_in(4);
+        let shared = self.choices.one_in(4);
         for (at, (offset, body)) in parts.into_iter().enumerate() {
             if stops == Some(at) {
                 return;
@@ -421,11 +421,11 @@ impl<'a> Play<'a> {
                 step: GlobalStep(step),
                 ..Envelope::default()
             };
-            if lent {
+            if shared {
                 let ranges = List::new(vec![Stretch { start: offset, end }]).expect("one");
                 let PushPart { operation, token, generation, push_slot, whole, next, read, .. } =
                     part;
-                let lent = PushShared {
+                let shared = PushShared {
                     operation,
                     token,
                     generation,
@@ -435,7 +435,7 @@ impl<'a> Play<'a> {
                     read,
                     ranges,
                 };
-                self.say(index, envelope, lent.into(), &[]);
+                self.say(index, envelope, shared.into(), &[]);
             } else {
                 self.say(index, envelope, part.into(), &body);
             }
@@ -530,7 +530,7 @@ impl<'a> Play<'a> {
             }
             5 => message::AwaitReady {}.into(),
             6 => message::FetchCatalogue {}.into(),
-            7 => message::Lend { wants: self.number() }.into(),
+            7 => message::ShareValues { wants: self.number() }.into(),
             8 => message::SharePushBuffer {}.into(),
             9 => {
                 if self.choices.one_in(2) {
@@ -759,7 +759,7 @@ impl<'a> Play<'a> {
                         self.shard.handle(self.now, Input::Disconnected { connection });
                     }
                 }
-                Output::Lent { message, .. } => self.known.learn(&message),
+                Output::Shared { message, .. } => self.known.learn(&message),
                 Output::Members { joined, present } => assert!(present <= joined),
                 Output::RestoreShard(_) | Output::SaveShard(_) | Output::Flush(_) => {
                     unreachable!("no checkpoints are kept, and nothing on a disk")

@@ -424,8 +424,8 @@ impl PsConfig {
     /// Nothing is lent with [`Durability::Power`], where values are read that are not on the disk yet,
     /// nor with [`StalenessPolicy::DelayCompensation`], which keeps what each client has read; and on
     /// Linux alone. Default true.
-    pub fn shared_memory(self, lent: bool) -> Self {
-        PsConfig { shared_memory: lent, ..self }
+    pub fn shared_memory(self, shared: bool) -> Self {
+        PsConfig { shared_memory: shared, ..self }
     }
 
     /// Calls this function with each [`Event`]: what the person who runs the server must be told. Called on the
@@ -444,10 +444,10 @@ impl PsConfig {
     }
 
     /// Why nobody is lent memory of this task, if nobody is.
-    pub(crate) fn lends_nothing(&self) -> Option<&'static str> {
+    pub(crate) fn shares_nothing(&self) -> Option<&'static str> {
         let compensates = matches!(self.staleness, StalenessPolicy::DelayCompensation { .. });
         match () {
-            () if !cfg!(target_os = "linux") => Some("memory is lent on Linux only"),
+            () if !cfg!(target_os = "linux") => Some("memory is shared on Linux only"),
             () if !self.shared_memory => Some("shared memory is switched off"),
             () if self.durability == Durability::Power => {
                 Some("values would be seen that are not on the disk yet")

@@ -223,7 +223,7 @@ impl Door {
                     self.closed.insert(connection);
                     events.push(Event::Closed { connection });
                 }
-                Output::Lent { .. } => unreachable!("this memory cannot be lent"),
+                Output::Shared { .. } => unreachable!("this memory cannot be shared"),
                 Output::ToOwner { .. }
                 | Output::Order(_)
                 | Output::SaveShard(_)

@@ -40,7 +40,7 @@ pub(crate) struct Arrival {
     pub(crate) read: Option<u64>,
     pub(crate) extents: Extents,
     /// Those of them that lie in a tray: partitions that are not sparse, and whole. Not kept in the arena.
-    pub(crate) lent: Extents,
+    pub(crate) shared: Extents,
     /// Whether those are still to be looked at before the push counts. Not kept in the arena.
     pub(crate) unseen: bool,
     /// Bytes received.
@@ -95,7 +95,7 @@ pub(crate) struct Inbox {
     stride: usize,
     push_slots: Vec<Option<PushSlot>>,
     /// The bytes of a room of a tray.
-    lent_stride: usize,
+    buffer_stride: usize,
     push_buffers: Vec<PushBuffer>,
     next_number: u32,
     /// Whole pushes are numbered, so that they are applied in the order they came after a restart,
@@ -136,14 +136,14 @@ impl Inbox {
         next_number: u32,
     ) -> Inbox {
         let stride = Inbox::need(layout, 1) as usize;
-        let lent_stride = layout.bytes().next_multiple_of(4096) as usize;
+        let buffer_stride = layout.bytes().next_multiple_of(4096) as usize;
         let push_slots = (0..push_slots).map(|_| None).collect();
         let (push_buffers, spares, next_order) = (Vec::new(), Vec::new(), 1);
         Inbox {
             memory,
             stride,
             push_slots,
-            lent_stride,
+            buffer_stride,
             push_buffers,
             next_number,
             next_order,
@@ -313,7 +313,7 @@ impl Inbox {
         let (holder, arrival) = (push_slot.holder, push_slot.arrival.take());
         self.release(number);
         let mut arrival = arrival?;
-        self.keep(arrival.lent.take_memory());
+        self.keep(arrival.shared.take_memory());
         Some((holder, arrival))
     }
 
@@ -421,8 +421,8 @@ impl Inbox {
     /// Starts receiving a push into a room. Nothing of it has come.
     pub(crate) fn begin(&mut self, number: u32, mut arrival: Arrival, now: Instant) {
         arrival.extents = self.spares.pop().unwrap_or_default();
-        if self.is_lent(number) {
-            arrival.lent = self.spares.pop().unwrap_or_default();
+        if self.is_shared(number) {
+            arrival.shared = self.spares.pop().unwrap_or_default();
         }
         if let Some(push_slot) = self.push_slot_mut(number) {
             push_slot.arrival = Some(arrival);
@@ -465,8 +465,8 @@ impl Inbox {
     /// Gives a room free; one of a tray stays its client's.
     pub(crate) fn release(&mut self, number: u32) {
         let gone = self.push_slot_mut(number).and_then(|push_slot| push_slot.arrival.take());
-        gone.into_iter().flat_map(|push| [push.extents, push.lent]).for_each(|it| self.keep(it));
-        self.release_lent(number);
+        gone.into_iter().flat_map(|push| [push.extents, push.shared]).for_each(|it| self.keep(it));
+        self.release_shared(number);
         for slot in &mut self.push_slots {
             if slot.as_ref().is_some_and(|push_slot| push_slot.number == number) {
                 *slot = None;

@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::ShardId;
-use pushpull_common::lending::Counts;
 use pushpull_common::placement::{Placement, ShardMap, Strategy};
 use pushpull_common::rows::{Numbers, encode_numbers};
+use pushpull_common::shared_values::Counts;
 use pushpull_common::table::TableSpec;
 use pushpull_common::tensor::DType;
 use pushpull_common::variable::VariableSpec;

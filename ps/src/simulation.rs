@@ -53,7 +53,7 @@ pub enum Event {
         frame: Vec<u8>,
     },
     /// Send a frame, and descriptors with its first byte.
-    Lent {
+    Shared {
         /// Over this connection, which is a Unix socket.
         connection: u64,
         /// Its bytes.
@@ -119,7 +119,7 @@ pub struct Door {
     part_bytes: u64,
     counters: Arc<Counters>,
     /// Whether clients of this host have come over Unix sockets.
-    lends: bool,
+    shares: bool,
     events: VecDeque<Event>,
 }
 
@@ -164,7 +164,7 @@ impl Values {
 impl Door {
     /// A process opens a shard on these files. `life` is higher in each process than in those before.
     /// Values are sent in parts of at most `part_bytes`. Clients of the same host, whose incarnations are
-    /// even, are lent memory if `lends` says so.
+    /// even, are lent memory if `shares` says so.
     ///
     /// # Panics
     /// If the settings are not sound, or the files cannot be opened.
@@ -175,7 +175,7 @@ impl Door {
         life: u64,
         now: Instant,
         part_bytes: u64,
-        lends: bool,
+        shares: bool,
     ) -> Door {
         let config = PsConfig { block_bytes: BLOCK_BYTES, ..config };
         config.check().expect("the settings are sound");
@@ -201,7 +201,7 @@ impl Door {
             requests: 0,
             part_bytes,
             counters,
-            lends,
+            shares,
             events: VecDeque::new(),
         };
         door.settle();
@@ -277,7 +277,7 @@ impl Door {
                     let reader = std::mem::take(&mut stream.reader);
                     stream.frames = Some(Frames::new(connection, reader));
                     let (hello, header) = (&hello, &header);
-                    let way = match (hello.incarnation.0 % 2 == 1, self.lends) {
+                    let way = match (hello.incarnation.0 % 2 == 1, self.shares) {
                         (true, _) => Way::Remote,
                         (false, true) => Way::Unix { same_user: true },
                         (false, false) => Way::Loopback,
@@ -425,9 +425,9 @@ impl Door {
                     Event::ToOwner { frame: frame_of(&envelope, &message, &[]) }
                 }
                 Output::Members { .. } | Output::Event(_) => continue,
-                Output::Lent { connection, envelope, message, descriptors } => {
+                Output::Shared { connection, envelope, message, descriptors } => {
                     let frame = frame_of(&envelope, &message, &[]);
-                    Event::Lent { connection, frame, descriptors }
+                    Event::Shared { connection, frame, descriptors }
                 }
                 Output::Order(_)
                 | Output::SaveShard(_)

@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use pushpull_common::catalogue::{Catalogue, Partition, ShardLayout};
-use pushpull_common::lending::Counts;
+use pushpull_common::shared_values::Counts;
 
 use crate::arena::Loan;
 use crate::commit::{Address, Journal};
@@ -36,7 +36,7 @@ pub(crate) use change::{Change, Stretches, with_slots};
 pub(crate) use geometry::{BLOCK_BYTES, Geometry, SLOTS_MAX};
 use geometry::{pieces_of, places_of};
 pub(crate) use image::{Image, TableOfImage};
-pub(crate) use input::{Give, Input, Lent};
+pub(crate) use input::{Give, Input, SharedInput};
 pub(crate) use open::{Plan, idle_undo, undo_rows};
 pub(crate) use overflow::Overflow;
 use pool::Pool;

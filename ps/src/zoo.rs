@@ -70,7 +70,7 @@ bugs! {
     /// taken back.
     RevokedUnseen,
     /// What a commit has changed is shown to readers in lent memory only with the next one.
-    TurnLate,
+    SequenceLate,
     /// A token of a lost client is taken back in asynchronous mode before the other shards were asked.
     TakeBackUnasked,
     /// A client that has connected anew sends a push to every shard at once, without the step owner's

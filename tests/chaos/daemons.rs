@@ -193,12 +193,12 @@ impl Daemons {
     /// Waits until what was lent to clients that are gone is gone, too: of each shard only its board is
     /// left.
     pub(crate) fn await_memory_back(&mut self) {
-        let (since, boards) = (Instant::now(), usize::from(self.setting.shards_per_task()));
+        let (since, block_tables) = (Instant::now(), usize::from(self.setting.shards_per_task()));
         for process in self.running.iter_mut().flatten() {
-            while process.lent_memories() > boards {
+            while process.shared_memories() > block_tables {
                 process.assert_alive();
-                let lent = process.lent_memories();
-                assert!(since.elapsed() < PATIENCE, "{lent} memories lent to nobody");
+                let shared = process.shared_memories();
+                assert!(since.elapsed() < PATIENCE, "{shared} shared memories of nobody");
                 std::thread::sleep(BLINK);
             }
         }

@@ -253,8 +253,8 @@ impl HostileClient {
                 part.offset = offset.unwrap_or(part.offset);
             }
             Message::PushEncoded(encoded) => tame(&mut encoded.part, held),
-            Message::PushShared(lent) => {
-                (lent.operation, lent.whole) = (Operation::Gradient {}, None);
+            Message::PushShared(shared) => {
+                (shared.operation, shared.whole) = (Operation::Gradient {}, None);
             }
             _ => {}
         }

@@ -95,7 +95,7 @@ impl Process {
     }
 
     /// How many memories that are lent, or have been, it has mapped.
-    pub(crate) fn lent_memories(&self) -> usize {
+    pub(crate) fn shared_memories(&self) -> usize {
         let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.child.id()));
         let maps = maps.expect("a living child has mappings");
         maps.lines().filter(|line| line.contains("/memfd:pushpull")).count()

@@ -12,7 +12,7 @@ use crate::training::{self, GIVEN_UP};
 
 /// What a worker may have mapped that servers lend: of each shard a board, a desk, values and a tray, and
 /// those of its server before while a reconnect is under way.
-const LENT_MAX: usize = 2 * 4 * SHARDS;
+const MEAN_GRADIENTS_MAX: usize = 2 * 4 * SHARDS;
 
 /// All workers of one cluster.
 #[derive(Debug)]
@@ -170,8 +170,11 @@ impl Workers {
     pub(crate) fn finish(mut self) -> (Vec<History>, u64) {
         self.keep_running();
         for worker in &self.running {
-            let lent = worker.lent_memories();
-            assert!(lent <= LENT_MAX, "a worker has {lent} memories mapped, of servers long gone");
+            let shared = worker.shared_memories();
+            assert!(
+                shared <= MEAN_GRADIENTS_MAX,
+                "a worker has {shared} memories mapped, of servers long gone"
+            );
         }
         std::fs::write(self.setting.stop_file(), "").expect("the stop file can be written");
         for mut worker in self.running.drain(..) {

@@ -13,8 +13,6 @@ mod growth;
 mod half_rows;
 mod halves;
 mod hostile;
-#[cfg(target_os = "linux")]
-mod lent;
 mod lifecycle;
 mod newcomers;
 mod overlap;
@@ -26,6 +24,8 @@ mod restart;
 mod row_codecs;
 mod rows;
 mod rules;
+#[cfg(target_os = "linux")]
+mod shared_values;
 mod slow_reader;
 mod staleness;
 mod synchronous;

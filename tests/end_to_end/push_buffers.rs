@@ -10,7 +10,7 @@ use pushpull::{
 };
 
 use super::cluster::{Cluster, block_on, spec, vector};
-use super::lent::{await_counts, near_only, start};
+use super::shared_values::{await_counts, near_only, start};
 
 const SYNCHRONOUS: Mode = Mode::Synchronous { replicas_to_aggregate: 1, total_num_replicas: 1 };
 
@@ -127,17 +127,17 @@ fn gradients_in_lent_memory_make_the_same_values_as_those_that_are_sent() {
 #[test]
 fn a_server_that_lends_none_is_sent_gradients() {
     let (folder, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let (lent, _) = train(folder.path(), |config| config, |config| config);
+    let (shared, _) = train(folder.path(), |config| config, |config| config);
     let none = |config: PsConfig| config.shared_memory(false);
     let (sent, direct) = train(folder.path(), none, |config| config);
-    assert!(lent == sent && direct == 0);
+    assert!(shared == sent && direct == 0);
     // As much memory as there is for all but a tray.
     let in_files = |config: PsConfig| {
         let state = state.path().to_owned();
         config.storage(Storage::Directory { state, bytes_max: 1 << 30 })
     };
     let (kept, _) = train(folder.path(), in_files, |config| config);
-    assert!(lent == kept);
+    assert!(shared == kept);
 }
 
 /// Two variables that lie in a tray, and one that lies in two pieces.

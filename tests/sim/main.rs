@@ -168,8 +168,8 @@ fn report(outcomes: &[Outcome], failed: &[u64]) -> ExitCode {
     // Of a few seeds nothing can be said.
     if outcomes.len() >= 50 {
         assert!(told > 0, "nobody was told who is missing");
-        assert!(direct > 0 || !cfg!(target_os = "linux"), "nobody has read in lent memory");
-        assert!(named > 0 || !cfg!(target_os = "linux"), "nobody has pushed in lent memory");
+        assert!(direct > 0 || !cfg!(target_os = "linux"), "nobody has read shared values");
+        assert!(named > 0 || !cfg!(target_os = "linux"), "nobody has pushed from a push buffer");
         for (fault, count) in counts {
             assert!(count * 10 >= outcomes.len(), "{fault} comes in {count} seeds only");
         }

@@ -51,7 +51,7 @@ pub(crate) struct Setting {
     /// The largest part of a push, or of the values of a pull.
     pub(crate) part_bytes: u64,
     /// Whether workers on the servers' host have come over Unix sockets, and are lent memory.
-    pub(crate) lends: bool,
+    pub(crate) shares: bool,
     /// Whether shards have hardly any memory for what is changed while it is read.
     tight: bool,
     #[cfg(feature = "zoo")]
@@ -99,9 +99,9 @@ impl Setting {
         let hosts: Vec<String> = (0..workers).map(|task| format!("worker{task}:1")).collect();
         let clips = &mut Chance::of(seed, "clip");
         let clip = Some(clips.between(1, 100) as f64).filter(|_| clips.percent(25));
-        let lending = &mut Chance::of(seed, "lends");
-        let lends = lending.percent(50);
-        let tight = lends && lending.percent(50);
+        let shared_values = &mut Chance::of(seed, "lends");
+        let shares = shared_values.percent(50);
+        let tight = shares && shared_values.percent(50);
         let cluster = ClusterSpec::builder().job("ps", ps).job("worker", hosts).build();
         let cluster = cluster.expect("every task has an address");
         let variables = variables(sizes.variables as usize, asynchronous);
@@ -126,7 +126,7 @@ impl Setting {
             wait_ahead: wait_ahead.filter(|_| asynchronous),
             reject_older: reject_older.filter(|_| asynchronous),
             part_bytes: if chance.percent(50) { 8 * chance.between(8, 32) } else { 1 << 20 },
-            lends,
+            shares,
             tight,
             #[cfg(feature = "zoo")]
             zoo: Default::default(),
@@ -159,7 +159,7 @@ impl Setting {
             self.mode(),
             self.last_step,
             self.token_timeout,
-            self.lends,
+            self.shares,
             self.tight,
         )
     }

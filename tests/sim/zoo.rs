@@ -25,7 +25,7 @@ const SHOWN: &[Bug] = &[
     Bug::KeyByReplica,
     Bug::PinIgnored,
     Bug::RevokedUnseen,
-    Bug::TurnLate,
+    Bug::SequenceLate,
     Bug::SlotEarly,
     Bug::TakeBackUnasked,
     Bug::OwnerNotAsked,

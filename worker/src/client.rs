@@ -208,7 +208,7 @@ impl Client {
     pub(crate) fn pull_for(&self, params: &Params, token: Option<GlobalStep>) -> PullCall {
         let plan = params.plan.clone();
         let mut buffer = self.buffers.take(plan.bytes());
-        let found = match self.caller.lenders().pull(&plan, &mut buffer, token) {
+        let found = match self.caller.mapped_shards().pull(&plan, &mut buffer, token) {
             Some(Direct::Pulled(read)) => Found::Direct(Some((buffer, Some(read)))),
             Some(Direct::Stale) => Found::Direct(Some((buffer, None))),
             None => {

@@ -303,7 +303,7 @@ fn singles<'a>(dtype: DType, bytes: &'a [u8], factor: f64, wide: &'a mut Reused<
     if let Some(elements) = as_singles(dtype, bytes) {
         return elements;
     }
-    wide.lend(bytes.len() / dtype.size());
+    wide.share(bytes.len() / dtype.size());
     widen(dtype, bytes, factor, wide);
     wide
 }

@@ -44,7 +44,6 @@ mod handles;
 mod initial;
 mod joined;
 mod joining;
-mod lent;
 mod loss_scale;
 mod outcome;
 mod own_parts;
@@ -57,6 +56,7 @@ mod rows;
 mod runtime;
 mod selection;
 mod session;
+mod shared;
 #[cfg(feature = "simulation")]
 #[doc(hidden)]
 pub mod simulation;

@@ -34,8 +34,8 @@ impl Buffer {
     }
 
     /// Makes it as long as one of so many bytes, of whatever content.
-    pub(crate) fn lend(&mut self, bytes: usize) {
-        self.0.lend(bytes.div_ceil(8));
+    pub(crate) fn share(&mut self, bytes: usize) {
+        self.0.share(bytes.div_ceil(8));
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {

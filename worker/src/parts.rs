@@ -26,7 +26,7 @@ pub(crate) enum Body {
         which: usize,
     },
     /// Some pieces of a buffer, and how long they are together.
-    Lent {
+    Pieces {
         buffer: Arc<GradientBuffer>,
         pieces: Arc<[Piece]>,
         which: Range<usize>,
@@ -67,7 +67,7 @@ impl Body {
                 let (bytes, padding) = memory.body(*which);
                 (bytes.len() + padding) as u64
             }
-            Body::Lent { bytes, .. } => *bytes,
+            Body::Pieces { bytes, .. } => *bytes,
         }
     }
 
@@ -86,7 +86,7 @@ impl Body {
                 let both = [bytes, &PADDING[..padding]];
                 both.into_iter().filter(|bytes| !bytes.is_empty()).nth(index)
             }
-            Body::Lent { buffer, pieces, which, .. } => match pieces[which.clone()].get(index)? {
+            Body::Pieces { buffer, pieces, which, .. } => match pieces[which.clone()].get(index)? {
                 Piece::Buffer(range) => Some(buffer.slice(range.clone())),
                 Piece::Padding(bytes) => Some(&PADDING[..*bytes]),
             },
@@ -256,7 +256,7 @@ impl Scattered {
         cuts[rounds].iter().map(|cut| {
             let (pieces, buffer) = (self.scatter.pieces.clone(), self.buffer.clone());
             let (which, bytes) = (cut.pieces.clone(), cut.bytes);
-            cut.part(Body::Lent { buffer, pieces, which, bytes }, &self.factors)
+            cut.part(Body::Pieces { buffer, pieces, which, bytes }, &self.factors)
         })
     }
 

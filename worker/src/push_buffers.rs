@@ -80,10 +80,10 @@ impl GradientBuffer {
     /// yet and something to lie there. What had been written is of no use then.
     pub(crate) fn renew(
         &mut self,
-        is_lent: impl Fn(PushBufferId) -> bool,
+        is_shared: impl Fn(PushBufferId) -> bool,
         take: impl Fn(ShardId) -> Option<BufferSlot>,
     ) {
-        self.push_slots.retain(|push_slot| is_lent(push_slot.push_buffer));
+        self.push_slots.retain(|push_slot| is_shared(push_slot.push_buffer));
         let runs = self.runs.clone();
         for (index, run) in runs.iter().enumerate() {
             let first = index == 0 || runs[index - 1].shard != run.shard;

@@ -4,7 +4,7 @@
 //! The [`Door`] does for its session what `runtime` does, without a socket, a thread or a clock, and
 //! names the operations that the verbs of a training loop are made of.
 
-mod near;
+mod mapped_reads;
 mod push_buffers;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -35,7 +35,7 @@ use crate::session::{
     Command, Counts, Input, OpId, Output, PushOrder, Read, Reply, Session, Start,
 };
 use crate::start::{self, Begin, Found};
-use near::{Lenders, Reading, Step};
+use mapped_reads::{MappedShards, Reading, Step};
 use push_buffers::BufferSlots;
 
 /// What a training loop wants done.
@@ -153,7 +153,7 @@ pub struct Door {
     links: BTreeMap<usize, (FrameReader, bool)>,
     /// What was passed over each link and not taken yet, in the order of the answers that it belongs to.
     passed: BTreeMap<usize, VecDeque<Vec<OwnedFd>>>,
-    lenders: Lenders,
+    mapped_shards: MappedShards,
     push_slots: BufferSlots,
     /// Rooms are written while they are being pushed: a bug that the simulator plants.
     spoils_push_slots: bool,
@@ -209,7 +209,7 @@ impl Door {
             owner,
             links: BTreeMap::new(),
             passed: BTreeMap::new(),
-            lenders: Lenders::default(),
+            mapped_shards: MappedShards::default(),
             reading: None,
             direct_pulls: 0,
             next_op: 1,
@@ -284,7 +284,9 @@ impl Door {
                 Some(grant) => return self.answered(Answer::Token(Some(grant))),
                 None => Command::Token,
             },
-            Want::Pull(token) if self.lenders.lend(plan.shards()) && self.reading.is_none() => {
+            Want::Pull(token)
+                if self.mapped_shards.share(plan.shards()) && self.reading.is_none() =>
+            {
                 let op = self.number();
                 self.reading = Some(Reading::new(&plan, op, token, now + timeout));
                 self.events.push_back(Event::Reads);
@@ -365,7 +367,7 @@ impl Door {
     /// Reads a little more of the values that are being read, if some are.
     pub fn read_on(&mut self, now: Instant) {
         let Some(mut reading) = self.reading.take() else { return };
-        let step = reading.step(&self.plan, &self.lenders);
+        let step = reading.step(&self.plan, &self.mapped_shards);
         let (op, token, deadline) = (reading.op, reading.token, reading.deadline);
         let answer = match step {
             Step::More => {
@@ -414,22 +416,22 @@ impl Door {
 
     fn take_passed(&mut self, link: usize) -> Vec<OwnedFd> {
         let passed = self.passed.get_mut(&link).and_then(VecDeque::pop_front);
-        passed.expect("descriptors come with what is lent")
+        passed.expect("descriptors come with shared memory")
     }
 
     /// A link is connected; `near` if it is a Unix socket.
-    pub fn connected(&mut self, now: Instant, link: usize, near: bool) {
+    pub fn connected(&mut self, now: Instant, link: usize, same_host: bool) {
         let mut reader = FrameReader::new();
         reader.open();
         self.links.insert(link, (reader, false));
         self.passed.remove(&link);
-        self.handle(now, Input::Connected { link, near });
+        self.handle(now, Input::Connected { link, near: same_host });
     }
 
     /// A link could not be connected, or is lost.
     pub fn disconnected(&mut self, now: Instant, link: usize, error: &str) {
         self.links.remove(&link);
-        self.lenders.remove(link);
+        self.mapped_shards.remove(link);
         self.push_slots.remove(link);
         self.handle(now, Input::Disconnected { link, error: error.to_owned() });
     }
@@ -534,15 +536,15 @@ impl Door {
                 Output::Connect { link, shard } => Event::Connect { link, shard },
                 Output::Disconnect { link } => {
                     self.links.remove(&link);
-                    self.lenders.remove(link);
+                    self.mapped_shards.remove(link);
                     self.push_slots.remove(link);
                     Event::Disconnect { link }
                 }
                 Output::Send { link, envelope, message, body, crc } => {
-                    if let Message::PushShared(lent) = &message {
+                    if let Message::PushShared(shared) = &message {
                         self.named += 1;
                         if self.spoils_push_slots {
-                            self.push_slots.spoil(link, lent.push_slot);
+                            self.push_slots.spoil(link, shared.push_slot);
                         }
                     }
                     let body = body.concat();
@@ -560,14 +562,14 @@ impl Door {
                     Event::Reply { op: op.0, reply: reply.map(answer) }
                 }
                 Output::Progress { .. } => continue,
-                Output::Lent { link, lender, lent } => {
+                Output::SharedValues { link, mapped_shard, shared } => {
                     let descriptors = self.take_passed(link);
-                    self.lenders.add(&self.plan, link, lender, (&lent, descriptors));
+                    self.mapped_shards.add(&self.plan, link, mapped_shard, (&shared, descriptors));
                     continue;
                 }
-                Output::SharedPushBuffer { link, shard, push_buffer, lent } => {
+                Output::SharedPushBuffer { link, shard, push_buffer, shared } => {
                     let descriptors = self.take_passed(link);
-                    self.push_slots.add((link, shard, push_buffer), lent, descriptors);
+                    self.push_slots.add((link, shard, push_buffer), shared, descriptors);
                     continue;
                 }
             };

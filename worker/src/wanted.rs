@@ -157,7 +157,7 @@ impl RowPulls {
         drop(kept);
         let mut wanted = wanted.unwrap_or_default();
         let mut buffer = buffer.unwrap_or_else(|| Buffer::of_bytes(0));
-        buffer.lend(bytes);
+        buffer.share(bytes);
         match Arc::get_mut(&mut wanted) {
             Some(wanted) => wanted.ask(plan, variable, ids),
             None => {

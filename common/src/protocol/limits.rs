@@ -60,7 +60,7 @@ pub const IDENTITY_FIELDS_MAX: usize = 16;
 pub const NEARBY_BYTES_MAX: usize = 112;
 /// How often one connection is lent memory: once for each declaration of variables it lives through, and
 /// some to spare.
-pub const LENDS_MAX: u32 = 8;
+pub const SHARE_REQUESTS_MAX: u32 = 8;
 /// Rooms of a tray: one is filled while what lies in the other is applied.
 pub const BUFFER_SLOTS_MAX: usize = 2;
 /// Trays that a shard has lent at a time: one for each worker of its host, of which there are no more than

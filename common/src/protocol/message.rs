@@ -273,7 +273,7 @@ wire_struct! {
     /// Asks for memory of the shard that the client may map, over a Unix socket of the same host, once
     /// the variables have values (worker, chief, reader). Nothing else waits for an answer meanwhile. A
     /// refusal changes nothing: everything can be said over the connection as before.
-    Lend {
+    ShareValues {
         /// What the client would use, as bits: 1 for values, which it then reads by itself. Others
         /// are passed over.
         wants: u64,
@@ -281,17 +281,17 @@ wire_struct! {
 }
 wire_struct! {
     /// What is lent. With the first byte of the frame come three descriptors: the board, the desk, the
-    /// values, in this order. `pushpull_common::lending` is what both sides do with them. They are
+    /// values, in this order. `pushpull_common::shared_values` is what both sides do with them. They are
     /// lent for as long as the connection lasts, or the restore epoch.
-    Lent {
+    SharedValues {
         /// What is lent of what was wanted, as bits.
-        lends: u64,
+        shares: u64,
         /// Which process has the values, counted.
-        tenure: u64,
+        owner_generation: u64,
         /// The bytes of the board, which is read only.
-        board_bytes: u64,
+        block_table_bytes: u64,
         /// The bytes of the desk.
-        desk_bytes: u64,
+        reader_slot_bytes: u64,
         /// The bytes of the values, which are read only.
         values_bytes: u64,
         /// Where the first block starts in the values, in bytes.
@@ -823,8 +823,8 @@ messages! {
     3 => Refused, body 0;
     4 => Heartbeat, body 0;
     5 => HeartbeatAnswer, body 0;
-    6 => Lend, body 0;
-    7 => Lent, body 0;
+    6 => ShareValues, body 0;
+    7 => SharedValues, body 0;
     8 => SharePushBuffer, body 0;
     9 => SharedPushBuffer, body 0;
     10 => Declare, body limits::CATALOGUE_BYTES_MAX;

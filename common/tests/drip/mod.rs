@@ -9,7 +9,7 @@ use pushpull_common::protocol::{BodyPoll, FrameReader, Header, Message, Poll};
 pub(crate) struct Drip<'a> {
     rest: &'a [u8],
     steps: &'a [usize],
-    turn: usize,
+    sequence: usize,
     /// The most bytes that one read had room for, beyond the body's own memory.
     pub(crate) widest: usize,
 }
@@ -19,17 +19,17 @@ impl<'a> Drip<'a> {
     /// If there is no step, or one is 0.
     pub(crate) fn new(rest: &'a [u8], steps: &'a [usize]) -> Self {
         assert!(!steps.is_empty() && !steps.contains(&0), "every read brings something");
-        Drip { rest, steps, turn: 0, widest: 0 }
+        Drip { rest, steps, sequence: 0, widest: 0 }
     }
 
     fn read(&mut self, slices: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         // The reader's own buffer is the last slice; before it comes the body's memory.
         self.widest = self.widest.max(slices.last().map_or(0, |slice| slice.len()));
-        self.turn += 1;
-        if self.turn % 2 == 1 {
+        self.sequence += 1;
+        if self.sequence % 2 == 1 {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        let step = self.steps[self.turn / 2 % self.steps.len()].min(self.rest.len());
+        let step = self.steps[self.sequence / 2 % self.steps.len()].min(self.rest.len());
         let mut now = &self.rest[..step];
         let mut count = 0;
         for slice in slices {

@@ -80,8 +80,8 @@ fn conversation(add: &mut impl FnMut(&str, Message)) {
     }
     add("Heartbeat", Heartbeat {}.into());
     add("HeartbeatAnswer", HeartbeatAnswer {}.into());
-    add("Lend", Lend { wants: 1 }.into());
-    add("Lent", lent().into());
+    add("ShareValues", ShareValues { wants: 1 }.into());
+    add("SharedValues", shared().into());
     add("SharePushBuffer", SharePushBuffer {}.into());
     add("SharedPushBuffer", shared_push_buffer().into());
     add("Finish", Finish {}.into());
@@ -131,12 +131,12 @@ fn welcome() -> Welcome {
     }
 }
 
-fn lent() -> Lent {
-    Lent {
-        lends: 1,
-        tenure: 2,
-        board_bytes: 0x1003,
-        desk_bytes: 0x1004,
+fn shared() -> SharedValues {
+    SharedValues {
+        shares: 1,
+        owner_generation: 2,
+        block_table_bytes: 0x1003,
+        reader_slot_bytes: 0x1004,
         values_bytes: 0x1005,
         offset: 0x1006,
         block_bytes: 0x1007,
@@ -223,11 +223,11 @@ fn pushes(add: &mut impl FnMut(&str, Message)) {
     add("PushPart last", PushPart { whole: Some(8192), next: true, ..part() }.into());
     add("PushPart read", PushPart { read: Some(5), ..part() }.into());
     add("PushEncoded", encoded().into());
-    add("PushShared", push_lent().into());
+    add("PushShared", push_shared().into());
     let ranges = List::default();
     add(
         "PushShared last",
-        PushShared { whole: Some(8192), next: true, ranges, ..push_lent() }.into(),
+        PushShared { whole: Some(8192), next: true, ranges, ..push_shared() }.into(),
     );
     for (name, outcome) in variants::outcomes() {
         add(&format!("PushAnswer {name}"), PushAnswer { outcome, ..answer() }.into());
@@ -262,7 +262,7 @@ fn encoded() -> PushEncoded {
     PushEncoded { part: part(), encoding: 3, elements: 1000, factor: 0.25 }
 }
 
-fn push_lent() -> PushShared {
+fn push_shared() -> PushShared {
     let PushPart { operation, token, generation, push_slot, whole, next, .. } = part();
     let ranges = [Stretch { start: 0, end: 4096 }, Stretch { start: 8192, end: 8200 }];
     let ranges = List::new(ranges.to_vec()).expect("2 are few");

@@ -100,8 +100,9 @@ impl Numbers {
             Message::Welcome(welcome) => learn(&mut self.epochs, welcome.client_epoch.0),
             Message::Granted(granted) => self.learn_grant(granted.grant),
             Message::Reserved(push_slot) => learn(&mut self.push_slots, push_slot.push_slot.into()),
-            Message::SharedPushBuffer(lent) => {
-                lent.push_slots
+            Message::SharedPushBuffer(shared) => {
+                shared
+                    .push_slots
                     .items()
                     .iter()
                     .for_each(|&push_slot| learn(&mut self.push_slots, push_slot.into()));

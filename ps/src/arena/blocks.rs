@@ -11,7 +11,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::sync::{Arc, Weak};
 
-use pushpull_common::lending::Geometry;
+use pushpull_common::shared_values::Geometry;
 
 use super::memory::{Memory, copy_past_cache};
 #[cfg(test)]
@@ -99,8 +99,8 @@ impl Shared {
 
     /// Tells the witness of a test of a stretch that is lent.
     #[cfg(test)]
-    fn tell_lent(&self, block: u32, part: usize) {
-        witness::lent(self.memory.address(), self.start(block, part), self.grid.block_bytes);
+    fn tell_shared(&self, block: u32, part: usize) {
+        witness::shared(self.memory.address(), self.start(block, part), self.grid.block_bytes);
     }
 
     /// The same of one that is written past the cache.
@@ -215,7 +215,7 @@ impl Blocks {
         self.assert_unread(block);
         let bytes = self.shared.grid.block_bytes;
         #[cfg(test)]
-        self.shared.tell_lent(block, part);
+        self.shared.tell_shared(block, part);
         // SAFETY: as in `read_part`. `&mut self` excludes other borrows of this `Blocks`, which is the
         // only one of its mapping; the assertion excludes readers that hold a pin.
         unsafe { std::slice::from_raw_parts_mut(self.shared.pointer(block, part), bytes) }
@@ -238,7 +238,7 @@ impl Blocks {
                 return Default::default();
             }
             #[cfg(test)]
-            self.shared.tell_lent(block, part);
+            self.shared.tell_shared(block, part);
             // SAFETY: as in `write_part`; the parts of a block do not overlap, and each is lent once.
             unsafe { std::slice::from_raw_parts_mut(self.shared.pointer(block, part), bytes) }
         })

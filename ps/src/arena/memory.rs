@@ -43,7 +43,7 @@ impl Memory {
     /// Zeroed memory that can be lent to other processes: as [`Memory::anonymous`], but for that. Nobody
     /// can make it shorter or longer.
     #[cfg(target_os = "linux")]
-    pub(super) fn lendable(bytes: usize) -> std::io::Result<Memory> {
+    pub(super) fn shareable(bytes: usize) -> std::io::Result<Memory> {
         use rustix::fs::{MemfdFlags, SealFlags};
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = File::from(rustix::fs::memfd_create("pushpull", flags)?);
@@ -62,7 +62,7 @@ impl Memory {
 
     /// The same where memory cannot be lent.
     #[cfg(not(target_os = "linux"))]
-    pub(super) fn lendable(_bytes: usize) -> std::io::Result<Memory> {
+    pub(super) fn shareable(_bytes: usize) -> std::io::Result<Memory> {
         Err(std::io::ErrorKind::Unsupported.into())
     }
 
@@ -180,13 +180,13 @@ impl Memory {
         // SAFETY: the mapping is `bytes` long and lives as long as `self`. Only this process writes it:
         // it is anonymous, or a file of mode 0600 in a locked directory of mode 0700, which no other
         // program is to touch. Whom it is lent to by `to_read` maps it for reading; what is lent by
-        // `to_write` is reached by words, or loaded by `Volatile` (`lent.rs`). Writing needs `&mut self`.
+        // `to_write` is reached by words, or loaded by `Volatile` (`shared.rs`). Writing needs `&mut self`.
         unsafe { std::slice::from_raw_parts(self.map.as_ptr(), self.bytes) }
     }
 
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         #[cfg(test)]
-        witness::lent(self.address(), 0, self.bytes);
+        witness::shared(self.address(), 0, self.bytes);
         // SAFETY: as in `bytes`; `&mut self` makes this borrow the only one.
         unsafe { std::slice::from_raw_parts_mut(self.map.as_mut_ptr(), self.bytes) }
     }
@@ -198,7 +198,7 @@ impl Memory {
     pub(super) fn volatile(&self, from: usize, bytes: usize) -> Volatile<'_> {
         assert!(from <= self.bytes && bytes <= self.bytes - from, "{bytes} bytes at {from}");
         // SAFETY: the assertion keeps them inside the mapping, which lives as long as `self`. Of memory that
-        // is read so nothing is ever borrowed, which `lent.rs` sees to.
+        // is read so nothing is ever borrowed, which `shared.rs` sees to.
         unsafe { Volatile::new(self.map.as_ptr().add(from), bytes) }
     }
 
@@ -248,7 +248,7 @@ impl Memory {
     /// If there is no such stretch.
     pub(crate) fn stretch_mut(&mut self, within: std::ops::Range<usize>) -> &mut [u8] {
         #[cfg(test)]
-        witness::lent(self.address(), within.start, within.len());
+        witness::shared(self.address(), within.start, within.len());
         // SAFETY: as in `bytes_mut`.
         let all = unsafe { std::slice::from_raw_parts_mut(self.map.as_mut_ptr(), self.bytes) };
         &mut all[within]

@@ -3,9 +3,9 @@
 mod blocks;
 mod budget;
 mod folder;
-mod lent;
 mod memory;
 mod save_note;
+mod shared;
 #[cfg(any(test, feature = "simulation"))]
 #[cfg_attr(not(test), allow(dead_code, reason = "tests ask more of it than the simulator"))]
 pub(crate) mod shelf;
@@ -19,9 +19,9 @@ pub(crate) use blocks::{Blocks, Crowd, Grid, Pins};
 pub(crate) use budget::{Budget, Loan};
 use folder::io_error;
 pub(crate) use folder::{Folder, StateDirectory, is_locked};
-pub(crate) use lent::{LentBytes, LentWords};
 pub(crate) use memory::{Memory, fence};
 pub(crate) use save_note::SaveNote;
+pub(crate) use shared::{SharedBytes, SharedWords};
 
 use crate::error::StorageError;
 use crate::layout::{Fault, Kind, PAGE_BYTES, Page, Stamp, TEXT_AT};
@@ -114,7 +114,7 @@ impl Place {
     }
 
     /// Whether it is in memory that can be lent, and nowhere else.
-    pub(crate) fn is_lendable(&self) -> bool {
+    pub(crate) fn is_shareable(&self) -> bool {
         matches!(self, Place::Lendable)
     }
 
@@ -154,7 +154,7 @@ impl Place {
         let memory = match self {
             // Where the system has no such memory, or no descriptor, nothing is lent.
             Place::Lendable if name.starts_with(Kind::Values.name()) => {
-                Memory::lendable(length).or_else(|_| Memory::anonymous(length))
+                Memory::shareable(length).or_else(|_| Memory::anonymous(length))
             }
             Place::Anonymous | Place::Lendable => Memory::anonymous(length),
             Place::Folder(folder) => Memory::of_file(folder.create(name, bytes)?),

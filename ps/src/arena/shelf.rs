@@ -106,9 +106,9 @@ impl Open {
 
 /// Memory for a file: values can be lent, where any memory can.
 fn memory_for(name: &str, bytes: usize) -> Memory {
-    let lendable = || Memory::lendable(bytes).ok();
+    let shareable = || Memory::shareable(bytes).ok();
     let memory = Some(name).filter(|name| name.starts_with(Kind::Values.name()));
-    let memory = memory.and_then(|_| lendable()).map_or_else(|| Memory::anonymous(bytes), Ok);
+    let memory = memory.and_then(|_| shareable()).map_or_else(|| Memory::anonymous(bytes), Ok);
     memory.expect("memory for a test")
 }
 

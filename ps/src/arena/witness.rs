@@ -9,7 +9,7 @@ use std::cell::RefCell;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     /// A stretch is lent to somebody who writes it in any order until the next event.
-    Lent {
+    Shared {
         /// The memory.
         address: usize,
         /// Where the stretch starts.
@@ -76,8 +76,8 @@ fn tell(event: Event) {
     });
 }
 
-pub(super) fn lent(address: usize, start: usize, bytes: usize) {
-    tell(Event::Lent { address, start, bytes });
+pub(super) fn shared(address: usize, start: usize, bytes: usize) {
+    tell(Event::Shared { address, start, bytes });
 }
 
 pub(super) fn storing(address: usize, start: usize) {

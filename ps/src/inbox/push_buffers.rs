@@ -12,7 +12,7 @@ use pushpull_common::finite::Exponents;
 use pushpull_common::protocol::limits::BUFFER_SLOTS_MAX;
 
 use super::{Inbox, PushSlot};
-use crate::arena::{Budget, LentBytes, Loan, Memory};
+use crate::arena::{Budget, Loan, Memory, SharedBytes};
 use crate::error::StorageError;
 use crate::shard::replicas::ClientKey;
 use crate::volatile::Volatile;
@@ -28,8 +28,8 @@ const PIECE_BYTES: u64 = 8 << 10;
 #[derive(Debug)]
 pub(super) struct PushBuffer {
     /// Whose it is, until its connection ends.
-    lent_to: Option<ClientKey>,
-    memory: LentBytes,
+    shared_with: Option<ClientKey>,
+    memory: SharedBytes,
     push_slots: [Option<BufferSlot>; BUFFER_SLOTS_MAX],
     _loan: Loan,
 }
@@ -57,18 +57,18 @@ impl BufferSlot {
 
 impl PushBuffer {
     pub(super) fn push_slots(&self) -> impl Iterator<Item = &PushSlot> {
-        self.push_slots.iter().flatten().map(|lent| &lent.push_slot)
+        self.push_slots.iter().flatten().map(|shared| &shared.push_slot)
     }
 
     pub(super) fn push_slots_mut(&mut self) -> impl Iterator<Item = &mut PushSlot> {
-        self.push_slots.iter_mut().flatten().map(|lent| &mut lent.push_slot)
+        self.push_slots.iter_mut().flatten().map(|shared| &mut shared.push_slot)
     }
 }
 
 impl Inbox {
     /// The bytes of a tray, and from the start of one of its rooms to that of the next.
     pub(crate) fn push_buffer_bytes(&self) -> (u64, u64) {
-        let stride = self.lent_stride as u64;
+        let stride = self.buffer_stride as u64;
         (stride.saturating_mul(BUFFER_SLOTS_MAX as u64), stride)
     }
 
@@ -79,7 +79,7 @@ impl Inbox {
 
     /// Whether a client has a tray.
     pub(crate) fn has_push_buffer(&self, client: ClientKey) -> bool {
-        self.push_buffers.iter().any(|push_buffer| push_buffer.lent_to == Some(client))
+        self.push_buffers.iter().any(|push_buffer| push_buffer.shared_with == Some(client))
     }
 
     /// Lends a client a tray in this memory, of as many bytes as [`Inbox::push_buffer_bytes`] says; the numbers
@@ -87,11 +87,11 @@ impl Inbox {
     pub(crate) fn share_push_buffer(
         &mut self,
         client: ClientKey,
-        (memory, loan): (LentBytes, Loan),
+        (memory, loan): (SharedBytes, Loan),
         now: Instant,
     ) -> Vec<u32> {
         let mut push_buffer =
-            PushBuffer { lent_to: Some(client), memory, push_slots: [None, None], _loan: loan };
+            PushBuffer { shared_with: Some(client), memory, push_slots: [None, None], _loan: loan };
         let mut numbers = Vec::new();
         for slot in &mut push_buffer.push_slots {
             let number = self.next_number;
@@ -108,12 +108,14 @@ impl Inbox {
 
     /// The client's connection has ended: its tray goes, but for what lies whole there.
     pub(super) fn end_push_buffer(&mut self, client: ClientKey) {
-        for push_buffer in
-            self.push_buffers.iter_mut().filter(|push_buffer| push_buffer.lent_to == Some(client))
+        for push_buffer in self
+            .push_buffers
+            .iter_mut()
+            .filter(|push_buffer| push_buffer.shared_with == Some(client))
         {
-            push_buffer.lent_to = None;
+            push_buffer.shared_with = None;
             for slot in &mut push_buffer.push_slots {
-                if slot.as_ref().is_some_and(|lent| !lent.is_whole()) {
+                if slot.as_ref().is_some_and(|shared| !shared.is_whole()) {
                     *slot = None;
                 }
             }
@@ -122,7 +124,7 @@ impl Inbox {
     }
 
     /// Whether a room is one of a tray.
-    pub(crate) fn is_lent(&self, number: u32) -> bool {
+    pub(crate) fn is_shared(&self, number: u32) -> bool {
         self.buffer_slot(number).is_some()
     }
 
@@ -130,24 +132,24 @@ impl Inbox {
     /// is none of a tray.
     pub(crate) fn have_own(&mut self, number: u32, budget: &Budget) -> Result<(), StorageError> {
         let bytes = self.stride;
-        if let Some(lent) = self.buffer_slot_mut(number).filter(|lent| lent.own.is_none()) {
+        if let Some(shared) = self.buffer_slot_mut(number).filter(|shared| shared.own.is_none()) {
             let loan = budget.take(bytes as u64)?;
             let memory = Memory::anonymous(bytes).map_err(|source| {
                 let path = "memory for parts of a push".into();
                 StorageError::Io { doing: "map", path, source }
             })?;
-            lent.own = Some((memory, loan));
+            shared.own = Some((memory, loan));
         }
         Ok(())
     }
 
     /// These bytes of the push in a room lie in the tray.
-    pub(crate) fn add_lent(&mut self, number: u32, part: Range<u64>, now: Instant) {
+    pub(crate) fn add_shared(&mut self, number: u32, part: Range<u64>, now: Instant) {
         self.add(number, part.clone(), now);
         if let Some(push) =
             self.push_slot_mut(number).and_then(|push_slot| push_slot.arrival.as_mut())
         {
-            push.lent.add(part);
+            push.shared.add(part);
         }
     }
 
@@ -160,22 +162,22 @@ impl Inbox {
 
     /// Where the values of the push in a room are read.
     pub(crate) fn source(&self, number: u32) -> Option<Source<'_>> {
-        let lends = |push_buffer: &PushBuffer| {
+        let shares = |push_buffer: &PushBuffer| {
             push_buffer.push_slots().any(|push_slot| push_slot.number == number)
         };
-        let Some(push_buffer) = self.push_buffers.iter().find(|push_buffer| lends(push_buffer))
+        let Some(push_buffer) = self.push_buffers.iter().find(|push_buffer| shares(push_buffer))
         else {
-            return Some(Source { own: self.bytes(number, 0..self.stride as u64)?, lent: None });
+            return Some(Source { own: self.bytes(number, 0..self.stride as u64)?, shared: None });
         };
         let mut push_slots = push_buffer.push_slots.iter().enumerate();
         let (place, push_slot) = push_slots.find_map(|(place, slot)| {
-            let lent = slot.as_ref().filter(|lent| lent.push_slot.number == number)?;
-            Some((place, lent))
+            let shared = slot.as_ref().filter(|shared| shared.push_slot.number == number)?;
+            Some((place, shared))
         })?;
-        let ranges = push_slot.push_slot.arrival.as_ref()?.lent.ranges();
-        let start = place * self.lent_stride;
-        let lent = Some(SharedPart { memory: &push_buffer.memory, start, ranges });
-        Some(Source { own: push_slot.own_bytes().unwrap_or_default(), lent })
+        let ranges = push_slot.push_slot.arrival.as_ref()?.shared.ranges();
+        let start = place * self.buffer_stride;
+        let shared = Some(SharedPart { memory: &push_buffer.memory, start, ranges });
+        Some(Source { own: push_slot.own_bytes().unwrap_or_default(), shared })
     }
 
     pub(super) fn buffer_slot(&self, number: u32) -> Option<&BufferSlot> {
@@ -183,7 +185,7 @@ impl Inbox {
             .push_buffers
             .iter()
             .flat_map(|push_buffer| push_buffer.push_slots.iter().flatten());
-        push_slots.find(|lent| lent.push_slot.number == number)
+        push_slots.find(|shared| shared.push_slot.number == number)
     }
 
     pub(super) fn buffer_slot_mut(&mut self, number: u32) -> Option<&mut BufferSlot> {
@@ -191,18 +193,18 @@ impl Inbox {
             .push_buffers
             .iter_mut()
             .flat_map(|push_buffer| push_buffer.push_slots.iter_mut().flatten());
-        push_slots.find(|lent| lent.push_slot.number == number)
+        push_slots.find(|shared| shared.push_slot.number == number)
     }
 
     /// A room of a tray is done with its push.
-    pub(super) fn release_lent(&mut self, number: u32) {
+    pub(super) fn release_shared(&mut self, number: u32) {
         let Some(push_slot) = self.buffer_slot_mut(number) else { return };
         push_slot.push_slot.arrival = None;
         for push_buffer in
-            self.push_buffers.iter_mut().filter(|push_buffer| push_buffer.lent_to.is_none())
+            self.push_buffers.iter_mut().filter(|push_buffer| push_buffer.shared_with.is_none())
         {
             push_buffer.push_slots.iter_mut().for_each(|slot| {
-                _ = slot.take_if(|lent| lent.push_slot.number == number);
+                _ = slot.take_if(|shared| shared.push_slot.number == number);
             });
         }
         self.push_buffers.retain(|push_buffer| push_buffer.push_slots().next().is_some());
@@ -213,10 +215,14 @@ impl Inbox {
     pub(super) fn check_push_buffers(&self) {
         for push_buffer in &self.push_buffers {
             let push_slots = || push_buffer.push_slots.iter().flatten();
-            assert!(push_slots().next().is_some(), "a tray is kept for something");
-            match push_buffer.lent_to {
+            assert!(push_slots().next().is_some(), "a push buffer is kept for something");
+            match push_buffer.shared_with {
                 Some(client) => {
-                    assert_eq!(push_slots().count(), BUFFER_SLOTS_MAX, "a tray is lent whole");
+                    assert_eq!(
+                        push_slots().count(),
+                        BUFFER_SLOTS_MAX,
+                        "a push buffer is shared whole"
+                    );
                     assert!(
                         push_buffer.push_slots().all(|push_slot| push_slot.holder == Some(client)),
                         "to one client"
@@ -228,10 +234,10 @@ impl Inbox {
             {
                 let of =
                     |ranges: &[Range<u64>]| ranges.iter().map(|r| r.end - r.start).sum::<u64>();
-                let within = push.lent.ranges().iter();
+                let within = push.shared.ranges().iter();
                 let held =
                     within.map(|range| push.extents.bytes_within(range.clone())).sum::<u64>();
-                assert_eq!(held, of(push.lent.ranges()), "what is lent is of the push");
+                assert_eq!(held, of(push.shared.ranges()), "shared ranges are of the push");
             }
         }
     }
@@ -241,12 +247,12 @@ impl Inbox {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Source<'a> {
     own: &'a [u8],
-    lent: Option<SharedPart<'a>>,
+    shared: Option<SharedPart<'a>>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct SharedPart<'a> {
-    memory: &'a LentBytes,
+    memory: &'a SharedBytes,
     /// Where its room starts there.
     start: usize,
     ranges: &'a [Range<u64>],
@@ -258,7 +264,7 @@ pub(crate) enum Values<'a> {
     /// In its room.
     Own(&'a [u8]),
     /// In the tray.
-    Lent(Volatile<'a>),
+    Shared(Volatile<'a>),
 }
 
 /// Values of a push.
@@ -276,15 +282,15 @@ impl<'a> Source<'a> {
         if range.is_empty() {
             return None;
         }
-        let next = self.lent.and_then(|lent| {
-            let next = lent.ranges.partition_point(|held| held.end <= range.start);
-            Some((lent, lent.ranges.get(next)?)).filter(|(_, held)| held.start < range.end)
+        let next = self.shared.and_then(|shared| {
+            let next = shared.ranges.partition_point(|held| held.end <= range.start);
+            Some((shared, shared.ranges.get(next)?)).filter(|(_, held)| held.start < range.end)
         });
         match next {
-            Some((lent, held)) if held.start <= range.start => {
-                let (at, end) = (lent.start + range.start as usize, range.end.min(held.end));
-                let values = lent.memory.bytes(at, (end - range.start) as usize);
-                Some((Values::Lent(values), end))
+            Some((shared, held)) if held.start <= range.start => {
+                let (at, end) = (shared.start + range.start as usize, range.end.min(held.end));
+                let values = shared.memory.bytes(at, (end - range.start) as usize);
+                Some((Values::Shared(values), end))
             }
             next => {
                 let end = next.map_or(range.end, |(_, held)| held.start.min(range.end));
@@ -302,7 +308,7 @@ impl<'a> Source<'a> {
         let (values, end) = self.values(range.clone())?;
         let to = &mut to[..(end - range.start) as usize];
         match values {
-            Values::Lent(lent) => _ = lent.copy(to, Exponents::NONE),
+            Values::Shared(shared) => _ = shared.copy(to, Exponents::NONE),
             Values::Own(bytes) => to.copy_from_slice(bytes),
         }
         Some(end)
@@ -316,12 +322,12 @@ impl<'a> Source<'a> {
     {
         let (values, end) = self.values(range.clone())?;
         match values {
-            Values::Lent(lent) => {
+            Values::Shared(shared) => {
                 let end = end.min((range.start / PIECE_BYTES + 1) * PIECE_BYTES);
                 let bytes = (end - range.start) as usize;
                 copy.resize(copy.len().max(bytes.div_ceil(8)), 0);
                 let bytes = &mut bytemuck::cast_slice_mut(copy)[..bytes];
-                lent.copy(bytes, Exponents::NONE);
+                shared.copy(bytes, Exponents::NONE);
                 Some(Piece { bytes, end })
             }
             Values::Own(bytes) => Some(Piece { bytes, end }),

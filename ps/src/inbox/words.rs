@@ -87,7 +87,7 @@ pub(crate) fn whole_slots(
             step: GlobalStep(load(7)),
             read: None,
             extents,
-            lent: Extents::default(),
+            shared: Extents::default(),
             unseen: false,
             bytes,
             order,

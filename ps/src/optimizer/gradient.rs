@@ -11,14 +11,14 @@ pub(crate) enum GradientRun<'a, T> {
     /// It lies there.
     Here(&'a [T]),
     /// It lies in memory that is lent.
-    Lent(LentRun<'a>),
+    Shared(SharedRun<'a>),
 }
 
 /// The gradient of a run that another process may be writing, or the mean of some: each line of them is
 /// loaded once, and looked at. They lie as far behind the start of a line of the cache as what is written.
 #[derive(Debug)]
-pub(crate) struct LentRun<'a> {
-    /// At least one, and at most [`LENT_MAX`]. They are added up in this order.
+pub(crate) struct SharedRun<'a> {
+    /// At least one, and at most [`MEAN_GRADIENTS_MAX`]. They are added up in this order.
     pub(crate) gradients: &'a [Volatile<'a>],
     /// At which of their bytes the run begins.
     pub(crate) at: usize,
@@ -32,7 +32,7 @@ pub(crate) struct LentRun<'a> {
 
 /// Of how many gradients at most the mean is made by the loop that applies it: it goes through all of them at
 /// once.
-pub(crate) const LENT_MAX: usize = 4;
+pub(crate) const MEAN_GRADIENTS_MAX: usize = 4;
 
 /// A gradient in lines of so many elements. Each element is asked for once.
 pub(super) trait Source<F, const N: usize> {
@@ -76,18 +76,18 @@ impl<F: Float, const N: usize> Source<F, N> for Here<'_, F, N> {
 }
 
 /// One in memory that is lent.
-pub(super) struct Lent<'a> {
+pub(super) struct SharedGradient<'a> {
     part: Part<'a>,
     pub(super) looking: Looking,
 }
 
-impl<'a> Lent<'a> {
-    pub(super) fn new(gradient: Volatile<'a>, looking: Looking) -> Lent<'a> {
-        Lent { part: Part::new(gradient), looking }
+impl<'a> SharedGradient<'a> {
+    pub(super) fn new(gradient: Volatile<'a>, looking: Looking) -> SharedGradient<'a> {
+        SharedGradient { part: Part::new(gradient), looking }
     }
 }
 
-impl<F: Float, const N: usize> Source<F, N> for Lent<'_> {
+impl<F: Float, const N: usize> Source<F, N> for SharedGradient<'_> {
     #[inline(always)]
     fn element(&mut self, at: usize) -> F {
         self.part.element(at, &mut self.looking)
@@ -106,7 +106,7 @@ impl<F: Float, const N: usize> Source<F, N> for Lent<'_> {
 
 /// The mean of some of them.
 pub(super) struct Mean<'a, F> {
-    parts: [Part<'a>; LENT_MAX],
+    parts: [Part<'a>; MEAN_GRADIENTS_MAX],
     count: usize,
     over: Over<F>,
     pub(super) looking: Looking,

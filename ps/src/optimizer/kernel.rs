@@ -12,7 +12,7 @@
 
 use std::ops::{Add, Div, Mul, Sub};
 
-use super::gradient::{GradientRun, Here, Lent, LentRun, Looking, Mean, Source};
+use super::gradient::{GradientRun, Here, Looking, Mean, SharedGradient, SharedRun, Source};
 use super::sums::{Sums, Terms};
 use super::{Run, Runs, StreamRun, StreamRuns};
 use crate::cache::{fetch_once, streams_gain_by_fetching};
@@ -232,10 +232,10 @@ fn streamed<F: Float, R: Rule<F, S>, const S: usize, const WIDE: bool, const N: 
         GradientRun::Here(gradient) => {
             streamed_from::<F, R, S, WIDE, N>(rule, run, &mut Here::new(gradient));
         }
-        GradientRun::Lent(LentRun { gradients, at, over, exponents, full }) => {
+        GradientRun::Shared(SharedRun { gradients, at, over, exponents, full }) => {
             let looking = Looking::new(exponents);
             let looking = if let (&[gradient], 1) = (gradients, over) {
-                let mut gradient = Lent::new(gradient.behind(at), looking);
+                let mut gradient = SharedGradient::new(gradient.behind(at), looking);
                 streamed_from::<F, R, S, WIDE, N>(rule, run, &mut gradient);
                 gradient.looking
             } else {
@@ -435,8 +435,8 @@ mod tests {
 
     use super::*;
     use crate::optimizer::{
-        Adadelta, Adagrad, Adam, AdamW, ApplyAt, Dense, Ftrl, LENT_MAX, Lamb, Momentum, Optimizer,
-        RmsProp, Sgd,
+        Adadelta, Adagrad, Adam, AdamW, ApplyAt, Dense, Ftrl, Lamb, MEAN_GRADIENTS_MAX, Momentum,
+        Optimizer, RmsProp, Sgd,
     };
     use crate::volatile::Volatile;
 
@@ -569,7 +569,7 @@ mod tests {
 
     /// The same by the mean of gradients that lie in memory that is lent, behind 64 bytes of something else;
     /// whether an exponent was full.
-    fn carried_from_lent<F: Float>(
+    fn carried_from_shared<F: Float>(
         case: &Case,
         streams: &[Vec<F>],
         gradients: &[Vec<F>],
@@ -587,14 +587,14 @@ mod tests {
             unsafe { Volatile::new(bytes.as_ptr(), bytes.len()) }
         };
         let dtype = if size_of::<F>() == 4 { DType::F32 } else { DType::F64 };
-        let lent = LentRun {
+        let shared = SharedRun {
             gradients: &placed.iter_mut().map(volatile).collect::<Vec<_>>(),
             at: LINE_BYTES,
             over: gradients.len() as u32,
             exponents: Exponents::of(dtype),
             full: &mut full,
         };
-        let found = carried(case, streams, GradientRun::Lent(lent), change);
+        let found = carried(case, streams, GradientRun::Shared(shared), change);
         (found, full)
     }
 
@@ -646,7 +646,7 @@ mod tests {
         }
         // The same, and the mean of some.
         let mut gradients = vec![gradient];
-        for count in 1..=LENT_MAX as u32 {
+        for count in 1..=MEAN_GRADIENTS_MAX as u32 {
             let length = 0..case.length;
             let sum = |at: usize| {
                 let each = gradients.iter().map(|gradient| gradient[at]);
@@ -655,18 +655,18 @@ mod tests {
             let singly = |run: Run<'_, F>| rule.drive(at, Baseline::<1, _>(run));
             let mean: Vec<F> = length.map(sum).collect();
             let mean = bits(&changed(case, &streams, &mean, singly));
-            let (found, full) = carried_from_lent(case, &streams, &gradients, across);
+            let (found, full) = carried_from_shared(case, &streams, &gradients, across);
             assert_eq!((bits(&found), full), (mean.clone(), false), "{rule:?} baseline, {case:?}");
-            let (found, full) = carried_from_lent(case, &streams, &gradients, across_dispatched);
+            let (found, full) = carried_from_shared(case, &streams, &gradients, across_dispatched);
             assert_eq!((bits(&found), full), (mean, false), "{rule:?} of {count}, {case:?}");
             // Wherever one is that is no number.
             if let Some(at) = (seed as usize).checked_rem(case.length) {
                 let mut wrong = gradients.clone();
                 let number = if seed & 64 == 0 { f64::NAN } else { f64::NEG_INFINITY };
                 wrong[(seed >> 8) as usize % gradients.len()][at] = F::of(number);
-                let (_, full) = carried_from_lent(case, &streams, &wrong, across);
+                let (_, full) = carried_from_shared(case, &streams, &wrong, across);
                 assert!(full, "baseline, {at} of {case:?}");
-                let (_, full) = carried_from_lent(case, &streams, &wrong, across_dispatched);
+                let (_, full) = carried_from_shared(case, &streams, &wrong, across_dispatched);
                 assert!(full, "{at} of {case:?}");
             }
             gradients.push(numbers(&mut seed, case.length));

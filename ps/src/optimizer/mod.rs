@@ -36,7 +36,7 @@ pub use adagrad::Adagrad;
 pub use adam::Adam;
 pub use adamw::AdamW;
 pub use ftrl::Ftrl;
-pub(crate) use gradient::{GradientRun, LENT_MAX, LentRun};
+pub(crate) use gradient::{GradientRun, MEAN_GRADIENTS_MAX, SharedRun};
 pub use lamb::Lamb;
 pub use momentum::Momentum;
 pub use rmsprop::RmsProp;

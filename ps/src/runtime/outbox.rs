@@ -27,7 +27,7 @@ pub(super) enum Outgoing {
     /// A frame.
     Frame { head: Vec<u8>, body: Body },
     /// A frame without a body, and descriptors that go with its first byte.
-    Lent { head: Vec<u8>, descriptors: Vec<OwnedFd> },
+    Shared { head: Vec<u8>, descriptors: Vec<OwnedFd> },
     /// The answer to a pull, made part by part.
     Parts(PulledParts),
 }
@@ -45,7 +45,7 @@ impl Outgoing {
     fn body_bytes(&self) -> usize {
         match self {
             Outgoing::Frame { body, .. } => body.len(),
-            Outgoing::Parts(_) | Outgoing::Lent { .. } => 0,
+            Outgoing::Parts(_) | Outgoing::Shared { .. } => 0,
         }
     }
 }
@@ -178,7 +178,7 @@ impl Outbox {
                                 answered(Answered::Rows(rows));
                             }
                         }
-                        Outgoing::Lent { head, .. } => self.keep_head(head),
+                        Outgoing::Shared { head, .. } => self.keep_head(head),
                         Outgoing::Parts(parts) => {
                             self.pull_since.set(None);
                             answered(Answered::Values(parts));
@@ -238,7 +238,7 @@ fn write<'a>(
             slices.push(IoSlice::new(body));
             (head.len() + body.len(), true, None)
         }
-        Outgoing::Lent { head, descriptors } => {
+        Outgoing::Shared { head, descriptors } => {
             slices.push(IoSlice::new(head));
             (head.len(), true, Some(descriptors).filter(|_| current.sent == 0))
         }

@@ -114,7 +114,8 @@ impl Listener {
     /// Starts serving. The threads are running, and workers are answered, when this returns.
     pub fn start(self, config: PsConfig) -> Result<Ps, StartError> {
         config.check()?;
-        let nearby = self.nearby().filter(|_| config.lends_nothing().is_none()).unwrap_or_default();
+        let nearby =
+            self.nearby().filter(|_| config.shares_nothing().is_none()).unwrap_or_default();
         let config = Arc::new(PsConfig { nearby, ..config });
         let state = match &config.storage {
             Storage::Memory { .. } => None,

@@ -125,7 +125,7 @@ impl Core {
             match work {
                 Work::More => self.work.notify_one(),
                 // Nobody tells when it may go on.
-                Work::Blocked if shard.is_lent() => self.work.notify_one(),
+                Work::Blocked if shard.is_shared() => self.work.notify_one(),
                 _ => {}
             }
         }
@@ -178,13 +178,13 @@ impl Core {
                         outbox.push(frame);
                     }
                 }
-                Output::Lent { connection, envelope, message, descriptors } => {
+                Output::Shared { connection, envelope, message, descriptors } => {
                     let Some(outbox) = self.outbox(connection) else {
                         continue;
                     };
                     let mut head = outbox.head();
                     encode(&mut head, &envelope, &message, BodyStamp::NONE);
-                    outbox.push(Outgoing::Lent { head, descriptors });
+                    outbox.push(Outgoing::Shared { head, descriptors });
                 }
                 Output::Stream { connection, parts } => {
                     if let Some(outbox) = self.outbox(connection) {
@@ -342,7 +342,7 @@ impl Core {
                 match self.work_slice() {
                     // The other tasks of this thread have their turn between two slices.
                     Work::More => tokio::task::yield_now().await,
-                    Work::Blocked if self.shard.borrow().is_lent() => {
+                    Work::Blocked if self.shard.borrow().is_shared() => {
                         tokio::time::sleep(LOOK).await;
                     }
                     _ => break,
@@ -435,7 +435,7 @@ impl Core {
                 self.send_unhurried();
                 match work {
                     Work::More => tokio::task::yield_now().await,
-                    Work::Blocked if self.shard.borrow().is_lent() => {
+                    Work::Blocked if self.shard.borrow().is_shared() => {
                         tokio::time::sleep(LOOK).await;
                     }
                     _ if self.shard.borrow().waits_for_image() => self.flushed.notified().await,

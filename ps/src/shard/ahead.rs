@@ -11,7 +11,7 @@ use super::Shard;
 use super::step_work::StepJob;
 use super::work::Job;
 use crate::aggregate::admission::PerPush;
-use crate::optimizer::LENT_MAX;
+use crate::optimizer::MEAN_GRADIENTS_MAX;
 
 /// The step that a gradient completes, while that is looked at.
 #[derive(Debug, Default)]
@@ -74,9 +74,11 @@ impl Shard {
         };
         let push_slots: PerPush<u32> = tokens.iter().map(push_slot_of).collect::<Option<_>>()?;
         let lies_there = |&push_slot: &u32| {
-            inbox.arrival(push_slot).is_some_and(|push| push.lent.ranges() == push.extents.ranges())
+            inbox
+                .arrival(push_slot)
+                .is_some_and(|push| push.shared.ranges() == push.extents.ranges())
         };
-        let few = push_slots.len() <= LENT_MAX && push_slots.iter().all(lies_there);
+        let few = push_slots.len() <= MEAN_GRADIENTS_MAX && push_slots.iter().all(lies_there);
         few.then_some(push_slots)
     }
 

@@ -27,7 +27,7 @@ pub(super) fn is_of_chiefs(message: &Message) -> bool {
     let operation = match message {
         Message::PushPart(part) => Some(part.operation),
         Message::PushEncoded(encoded) => Some(encoded.part.operation),
-        Message::PushShared(lent) => Some(lent.operation),
+        Message::PushShared(shared) => Some(shared.operation),
         _ => None,
     };
     is_for_chiefs(message) || operation == Some(Operation::Assign {})

@@ -146,7 +146,7 @@ impl Shard {
             owner,
             round,
             tile: Vec::new(),
-            lent_tile: Vec::new(),
+            shared_tile: Vec::new(),
             backups: Backups::default(),
             parts: BTreeMap::new(),
             told: None,

@@ -105,7 +105,7 @@ impl Shard {
         };
         let role = hello.role;
         let (receiving, refused) = (None, None);
-        let conversation = Conversation { role, client, way, lent: 0, crc, receiving, refused };
+        let conversation = Conversation { role, client, way, shared: 0, crc, receiving, refused };
         self.conversations.insert(connection, conversation);
         Ok(Welcome {
             version,

@@ -40,9 +40,9 @@ impl Shard {
 
     /// A slice of the work on a gradient; whether it is done.
     pub(super) fn work_on_measure(&mut self, job: &mut MeasureJob) -> bool {
-        let mut tile = std::mem::take(&mut self.lent_tile);
+        let mut tile = std::mem::take(&mut self.shared_tile);
         let done = self.measure_slice(job, &mut tile);
-        self.lent_tile = tile;
+        self.shared_tile = tile;
         done
     }
 

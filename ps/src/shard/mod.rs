@@ -24,7 +24,6 @@ mod handshake;
 #[cfg(any(test, fuzzing, feature = "simulation"))]
 mod invariants;
 mod late;
-mod lent;
 mod mean;
 mod measuring;
 mod membership;
@@ -44,6 +43,7 @@ pub(crate) mod record;
 pub(crate) mod reopenable;
 pub(crate) mod replicas;
 mod rows;
+mod shared;
 mod spares;
 mod staleness;
 mod step_work;
@@ -202,7 +202,7 @@ struct Conversation {
     client: Option<ClientKey>,
     way: Way,
     /// How often it has been lent memory.
-    lent: u32,
+    shared: u32,
     crc: bool,
     receiving: Option<Receiving>,
     /// The push whose refusal has been sent: its other parts are passed over in silence.
@@ -260,7 +260,7 @@ pub(crate) struct Shard {
     /// Where a few elements of a gradient are computed from what was pushed.
     tile: Vec<u64>,
     /// Where what lies in a tray is copied to, before it is used.
-    lent_tile: Vec<u64>,
+    shared_tile: Vec<u64>,
     /// What clients have read, where that is needed later.
     backups: Backups,
     /// On the step owner: the connections over which other shards take part, and the last step that
@@ -437,7 +437,7 @@ impl Shard {
             | Message::PullRows(_)
             | Message::PullRowsEncoded(_) => true,
             Message::AwaitReady(_) | Message::FetchCatalogue(_) => true,
-            Message::Lend(_) => role != Role::Peer {},
+            Message::ShareValues(_) => role != Role::Peer {},
             message if chief::is_for_chiefs(message) => role == Role::Chief {},
             Message::SaveShard(_)
             | Message::Held(_)
@@ -463,7 +463,7 @@ impl Shard {
                 | Message::PullRows(_)
                 | Message::PullRowsEncoded(_)
                 | Message::FetchCatalogue(_)
-                | Message::Lend(_)
+                | Message::ShareValues(_)
                 | Message::Leave(_)
         );
         // The outcome of a push is no read: one that is not on the disk would be answered so.
@@ -491,7 +491,7 @@ impl Shard {
                 None => self.answer(connection, request, message::HeartbeatAnswer {}.into()),
                 Some(refusal) => self.refuse(connection, request, refusal),
             },
-            (Message::Lend(asked), _) => self.lend(connection, request, kind, asked.wants),
+            (Message::ShareValues(asked), _) => self.share(connection, request, kind, asked.wants),
             (Message::Declare(declare), _) => {
                 let bytes = vec![0; header.body_bytes as usize];
                 let digest = declare.digest;
@@ -541,13 +541,13 @@ impl Shard {
                 self.part(now, connection, client, header, &part, Some(form));
             }
             (Message::SharePushBuffer(_), Some(client)) => {
-                let lent = self.share_push_buffer(now, connection, client, request, kind);
-                if let Err(refusal) = lent {
+                let shared = self.share_push_buffer(now, connection, client, request, kind);
+                if let Err(refusal) = shared {
                     self.refuse(connection, request, refusal);
                 }
             }
-            (Message::PushShared(lent), Some(client)) => {
-                self.push_lent(now, connection, client, header, &lent);
+            (Message::PushShared(shared), Some(client)) => {
+                self.push_shared(now, connection, client, header, &shared);
             }
             (Message::Withdraw(_), Some(client)) => {
                 self.withdraw(now, connection, client, request);

@@ -37,7 +37,7 @@ pub(crate) enum Output {
         can_wait: bool,
     },
     /// Send a frame without a body, and these descriptors with its first byte.
-    Lent {
+    Shared {
         /// Over this connection, which is a Unix socket.
         connection: u64,
         /// The fields of the header.

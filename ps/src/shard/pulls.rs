@@ -165,7 +165,7 @@ impl Shard {
         }
         let answer_bytes = rows * partition.row_bytes();
         let mut numbers = self.spares.numbers.take(header.body_bytes as usize);
-        numbers.lend(header.body_bytes as usize);
+        numbers.share(header.body_bytes as usize);
         let at_least = header.step.0;
         let wait = Wait::Rows { at_least, partition: id, numbers, codec, answer_bytes };
         self.receive(now, connection, Receiving::Rows(Entry { wait, ..entry }), header);

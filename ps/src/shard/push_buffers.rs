@@ -23,15 +23,15 @@ use pushpull_common::tensor::DType;
 
 use super::ahead::Ahead;
 use super::checks::{Found, Looker};
-use super::lent::unsupported;
 use super::replicas::{ClientKey, Presence};
+use super::shared::unsupported;
 use super::work::{Job, SLICE_BYTES};
 use super::{Part, Shard, answer_to, deadline_of};
-use crate::arena::LentBytes;
+use crate::arena::SharedBytes;
 use crate::config::NonFinite;
 use crate::error::StorageError;
 use crate::inbox::{Arrival, Values};
-use crate::store::{Give, Input, Lent};
+use crate::store::{Give, Input, SharedInput};
 use crate::volatile::Volatile;
 
 /// What a group of variables counts for at least, when it is looked at.
@@ -132,9 +132,9 @@ impl Give for Seen<'_> {
         self.done += to.len();
     }
 
-    fn lent(&self) -> Option<Lent<'_>> {
+    fn shared(&self) -> Option<SharedInput<'_>> {
         let gradients = std::slice::from_ref(&self.gradient);
-        Some(Lent { gradients, at: self.done, over: 1, exponents: self.exponents })
+        Some(SharedInput { gradients, at: self.done, over: 1, exponents: self.exponents })
     }
 
     fn taken(&mut self, bytes: usize, full: bool) {
@@ -155,44 +155,43 @@ impl Shard {
         request: Envelope,
         kind: u16,
     ) -> Result<(), Refusal> {
-        self.may_be_lent(connection, kind)?;
-        if self.is_synchronous() && !self.arena.place.is_lendable() {
-            let why =
-                "what is held for a step in a directory survives this process, and no tray does";
+        self.may_be_shared(connection, kind)?;
+        if self.is_synchronous() && !self.arena.place.is_shareable() {
+            let why = "what is held for a step in a directory survives this process, and no push buffer does";
             return Err(unsupported(kind, why));
         }
         let is_ready = self.is_ready();
         let inbox = self.inbox.as_mut().filter(|_| is_ready).ok_or(Refusal::NotInitialized {})?;
         let (bytes, stride) = inbox.push_buffer_bytes();
         if bytes == 0 {
-            return Err(unsupported(kind, "no values of this shard lie in a tray"));
+            return Err(unsupported(kind, "no values of this shard lie in a push buffer"));
         }
         if inbox.has_push_buffer(client) {
-            return Err(unsupported(kind, "this client has a tray"));
+            return Err(unsupported(kind, "this client has a push buffer"));
         }
         if inbox.push_buffers() >= PUSH_BUFFERS_MAX {
-            return Err(unsupported(kind, "as many trays are lent as there can be"));
+            return Err(unsupported(kind, "as many push buffers are shared as there can be"));
         }
         let loan = self.budget.take(bytes).map_err(does_not_fit)?;
-        let (memory, descriptor) = LentBytes::new(bytes as usize)
-            .map_err(|error| unsupported(kind, &format!("cannot lend memory: {error}")))?;
+        let (memory, descriptor) = SharedBytes::new(bytes as usize)
+            .map_err(|error| unsupported(kind, &format!("cannot share memory: {error}")))?;
         let push_slots = inbox.share_push_buffer(client, (memory, loan), now);
-        let push_slots = List::new(push_slots).expect("a tray has no more rooms than can be told");
+        let push_slots = List::new(push_slots).expect("a push buffer has few slots");
         let push_buffer = SharedPushBuffer { bytes, first: 0, stride, push_slots };
-        self.send_lent(connection, request, push_buffer.into(), vec![descriptor]);
+        self.send_shared(connection, request, push_buffer.into(), vec![descriptor]);
         Ok(())
     }
 
     /// Parts of a push lie in a tray.
-    pub(super) fn push_lent(
+    pub(super) fn push_shared(
         &mut self,
         now: Instant,
         connection: u64,
         client: ClientKey,
         header: &Header,
-        lent: &PushShared,
+        shared: &PushShared,
     ) {
-        let PushShared { operation, token, generation, push_slot, whole, next, read, .. } = *lent;
+        let PushShared { operation, token, generation, push_slot, whole, next, read, .. } = *shared;
         let part =
             PushPart { operation, token, generation, push_slot, offset: 0, whole, next, read };
         let incoming = Part {
@@ -209,13 +208,13 @@ impl Shard {
         if !self.is_of_use(now, header, &part, &incoming) {
             return;
         }
-        let taken = self.take_lent(now, header, &part, &incoming, lent.ranges.items());
+        let taken = self.take_shared(now, header, &part, &incoming, shared.ranges.items());
         if let Err(refusal) = taken {
             self.refuse_push(now, &incoming, refusal);
         }
     }
 
-    fn take_lent(
+    fn take_shared(
         &mut self,
         now: Instant,
         header: &Header,
@@ -257,10 +256,10 @@ impl Shard {
             return Err(Refusal::Range { offset: range.start, bytes, limit });
         }
         let push_slot = part.push_slot;
-        let inbox = self.inbox.as_mut().filter(|inbox| inbox.is_lent(push_slot));
+        let inbox = self.inbox.as_mut().filter(|inbox| inbox.is_shared(push_slot));
         let inbox = inbox.ok_or(Refusal::PushSlotTaken { push_slot })?;
         self.counters.push_bytes.add(bytes);
-        inbox.add_lent(push_slot, range, now);
+        inbox.add_shared(push_slot, range, now);
         Ok(())
     }
 
@@ -274,7 +273,7 @@ impl Shard {
     /// A push has come whole.
     pub(super) fn count_direct_push(&self, push_slot: u32) {
         let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
-        if push.is_some_and(|push| !push.lent.ranges().is_empty()) {
+        if push.is_some_and(|push| !push.shared.ranges().is_empty()) {
             self.counters.direct_pushes.add(1);
         }
     }
@@ -282,8 +281,8 @@ impl Shard {
     /// Whether a push has something in a tray that has to be looked at.
     pub(super) fn has_unseen(&self, push_slot: u32) -> bool {
         let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));
-        let lent = push.is_some_and(|push| !push.lent.ranges().is_empty());
-        lent && self.config.non_finite != NonFinite::Allow
+        let shared = push.is_some_and(|push| !push.shared.ranges().is_empty());
+        shared && self.config.non_finite != NonFinite::Allow
     }
 
     /// Whether what a push has in a tray is looked at before any of it is applied: where values may be
@@ -335,7 +334,7 @@ impl Shard {
         if let Some(done) = self.work_ahead(job.push_slot, &mut job.ahead) {
             return done;
         }
-        match self.look_at_lent(job.push_slot, &mut job.look) {
+        match self.scan_shared(job.push_slot, &mut job.look) {
             Ok(done) => done,
             Err(refusal) => {
                 job.refusal = Some(refusal);
@@ -358,14 +357,14 @@ impl Shard {
     }
 
     /// Looks at a slice of what a push has in a tray; whether that was the last of it.
-    pub(super) fn look_at_lent(&self, push_slot: u32, look: &mut Look) -> Result<bool, Refusal> {
+    pub(super) fn scan_shared(&self, push_slot: u32, look: &mut Look) -> Result<bool, Refusal> {
         let (Some(inbox), Some(store)) = (&self.inbox, self.store()) else { return Ok(true) };
         let (Some(push), Some(source)) = (inbox.arrival(push_slot), inbox.source(push_slot)) else {
             return Ok(true);
         };
         let looker = Looker { policy: self.config.non_finite, counters: &self.counters };
         let mut budget = SLICE_BYTES;
-        while let Some(range) = push.lent.ranges().get(look.range) {
+        while let Some(range) = push.shared.ranges().get(look.range) {
             if budget == 0 {
                 return Ok(false);
             }
@@ -377,8 +376,8 @@ impl Shard {
             let mut part = group.part_of(&left);
             part.end = part.end.min(part.start.saturating_add(budget));
             let bytes = part.end - part.start;
-            if let Some((Values::Lent(lent), _)) = source.values(part.clone()) {
-                let mut seen = Seen::new((lent, part.start), group.dtype, looker, true);
+            if let Some((Values::Shared(shared), _)) = source.values(part.clone()) {
+                let mut seen = Seen::new((shared, part.start), group.dtype, looker, true);
                 Input::Given(&mut seen).each(0..bytes as usize, |_, _| {});
                 if let Some(found) = seen.found() {
                     return Err(found.refusal(store.layout()));

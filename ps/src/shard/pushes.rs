@@ -51,7 +51,7 @@ impl Shard {
             Ok(true) if self.has_memory_for(&incoming) => {
                 if let Some(encoded) = &mut incoming.encoded {
                     encoded.bytes = self.spares.encoded.take(header.body_bytes as usize);
-                    encoded.bytes.lend(header.body_bytes as usize);
+                    encoded.bytes.share(header.body_bytes as usize);
                 }
                 self.receive(now, connection, Receiving::Part(incoming), header);
             }
@@ -179,7 +179,7 @@ impl Shard {
                         .map_or(header.step, |round| header.step.min(GlobalStep(round.step()))),
                     read: part.read,
                     extents: Extents::default(),
-                    lent: Extents::default(),
+                    shared: Extents::default(),
                     unseen: false,
                     bytes: 0,
                     whole: None,
@@ -268,7 +268,7 @@ impl Shard {
         {
             // Beside parts that lie in a tray it is applied once it is whole, as those are.
             let first = inbox.arrival(push_slot).is_some_and(|push| push.bytes == 0);
-            let first = first && !inbox.is_lent(push_slot);
+            let first = first && !inbox.is_shared(push_slot);
             inbox.add(push_slot, range.clone(), now);
             is_seen = !(first && part.whole.is_some() && self.is_looked_at_as_applied(push_slot));
             let drafts = first && part.whole.is_none();

@@ -59,7 +59,7 @@ mod tests {
         let mut kept = Kept::default();
         for bytes in [1 << 20, 64 << 10, 100] {
             let mut used = Reused::default();
-            used.lend(bytes);
+            used.share(bytes);
             kept.keep(used);
         }
         let mut taken = |bytes| kept.take(bytes).capacity();

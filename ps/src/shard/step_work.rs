@@ -16,8 +16,8 @@ use super::{Shard, Variables};
 use crate::aggregate::admission::PerPush;
 use crate::aggregate::round::Round;
 use crate::inbox::{Source, Values};
-use crate::optimizer::{ApplyAt, LENT_MAX};
-use crate::store::{Give, Input, Lent, Stalled};
+use crate::optimizer::{ApplyAt, MEAN_GRADIENTS_MAX};
+use crate::store::{Give, Input, SharedInput, Stalled};
 use crate::volatile::Volatile;
 use crate::zoo::Bug;
 
@@ -111,7 +111,7 @@ struct Mean<'a> {
     start: u64,
     at: u64,
     /// The gradients, if they are few, all lie in trays, and none is multiplied.
-    lent: SmallVec<[Volatile<'a>; LENT_MAX]>,
+    shared: SmallVec<[Volatile<'a>; MEAN_GRADIENTS_MAX]>,
     /// Those exponents of theirs that are looked at, and whether one was full.
     exponents: Exponents,
     full: bool,
@@ -130,10 +130,11 @@ impl Give for Mean<'_> {
         self.at = range.end;
     }
 
-    fn lent(&self) -> Option<Lent<'_>> {
+    fn shared(&self) -> Option<SharedInput<'_>> {
         let at = (self.at - self.start) as usize;
-        let lent = Lent { gradients: &self.lent, at, over: self.over, exponents: self.exponents };
-        (!self.lent.is_empty()).then_some(lent)
+        let shared =
+            SharedInput { gradients: &self.shared, at, over: self.over, exponents: self.exponents };
+        (!self.shared.is_empty()).then_some(shared)
     }
 
     fn taken(&mut self, bytes: usize, full: bool) {
@@ -149,7 +150,7 @@ impl Mean<'_> {
             return;
         }
         let (at, mut tile) = ((self.at - self.start) as usize, [0; LOOK_BYTES]);
-        for gradient in &self.lent {
+        for gradient in &self.shared {
             for from in (0..bytes).step_by(LOOK_BYTES) {
                 let tile = &mut tile[..LOOK_BYTES.min(bytes - from)];
                 self.full |= gradient.behind(at + from).copy(tile, self.exponents);
@@ -160,19 +161,22 @@ impl Mean<'_> {
 
 /// The gradients of those pushes that have a range, if they are few, all of it lies in trays, and none is
 /// multiplied; nothing otherwise.
-fn lent_of<'a>(pushes: &[Share<'a>], range: &Range<u64>) -> SmallVec<[Volatile<'a>; LENT_MAX]> {
-    let mut lent = SmallVec::new();
+fn shared_of<'a>(
+    pushes: &[Share<'a>],
+    range: &Range<u64>,
+) -> SmallVec<[Volatile<'a>; MEAN_GRADIENTS_MAX]> {
+    let mut shared = SmallVec::new();
     for push in pushes.iter().filter(|push| push.has(range.start)) {
         match push.source.values(range.clone()) {
-            Some((Values::Lent(values), end))
-                if end == range.end && push.factor == 1.0 && lent.len() < LENT_MAX =>
+            Some((Values::Shared(values), end))
+                if end == range.end && push.factor == 1.0 && shared.len() < MEAN_GRADIENTS_MAX =>
             {
-                lent.push(values);
+                shared.push(values);
             }
             _ => return SmallVec::new(),
         }
     }
-    lent
+    shared
 }
 
 impl Shard {
@@ -259,11 +263,11 @@ impl Shard {
                     Some(rule) if self.config.zoo.has(Bug::MeanOfAll) => rule.aggregate,
                     _ => gradients as u32,
                 };
-                let (dtype, copy) = (partition.dtype, &mut self.lent_tile);
+                let (dtype, copy) = (partition.dtype, &mut self.shared_tile);
                 let pushes = &pushes[..];
-                let (lent, at) = (lent_of(pushes, &range), start);
+                let (shared, at) = (shared_of(pushes, &range), start);
                 let exponents = if job.looks { Exponents::of(dtype) } else { Exponents::NONE };
-                let unseen = job.looks && lent.is_empty();
+                let unseen = job.looks && shared.is_empty();
                 let mut mean = Mean {
                     pushes,
                     dtype,
@@ -271,7 +275,7 @@ impl Shard {
                     over,
                     start,
                     at,
-                    lent,
+                    shared,
                     exponents,
                     full: false,
                     copy,

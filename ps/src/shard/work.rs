@@ -240,7 +240,7 @@ impl Shard {
     /// A slice of an update; whether it is done.
     fn work_on_push(&mut self, job: &mut PushJob) -> Result<bool, Stalled> {
         if !job.begun && !job.is_seen && self.is_looked_at_first(job.push_slot) {
-            match self.look_at_lent(job.push_slot, &mut job.look) {
+            match self.scan_shared(job.push_slot, &mut job.look) {
                 Ok(false) => return Ok(false),
                 Ok(true) => job.is_seen = true,
                 Err(refusal) => {
@@ -338,7 +338,9 @@ impl Shard {
                         Values::Own(bytes) => {
                             Input::Given(seen.insert(look(Volatile::of(bytes), false)))
                         }
-                        Values::Lent(lent) => Input::Given(seen.insert(look(lent, job.is_seen))),
+                        Values::Shared(shared) => {
+                            Input::Given(seen.insert(look(shared, job.is_seen)))
+                        }
                     };
                     treatment.each(store, dtype, range, input, tile, take)?;
                     if let Some(found) = seen.and_then(|seen| seen.found()) {

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use pushpull_common::finite::Exponents;
 
-use crate::optimizer::LentRun;
+use crate::optimizer::SharedRun;
 use crate::volatile::{LINE_BYTES, Volatile};
 
 /// How many bytes are given at a time, at most. They stay in the first cache with what they change. A loop
@@ -20,7 +20,7 @@ pub(crate) trait Give {
     fn give(&mut self, to: &mut [u8]);
 
     /// The next bytes, if they can be taken from memory that is lent.
-    fn lent(&self) -> Option<Lent<'_>> {
+    fn shared(&self) -> Option<SharedInput<'_>> {
         None
     }
 
@@ -30,7 +30,7 @@ pub(crate) trait Give {
 
 /// Bytes that are taken from memory that is lent: a gradient, or the mean of some, which lie from the same
 /// byte of each on.
-pub(crate) struct Lent<'a> {
+pub(crate) struct SharedInput<'a> {
     pub(crate) gradients: &'a [Volatile<'a>],
     pub(crate) at: usize,
     /// What their sum is divided by.
@@ -39,7 +39,7 @@ pub(crate) struct Lent<'a> {
     pub(crate) exponents: Exponents,
 }
 
-impl Lent<'_> {
+impl SharedInput<'_> {
     /// Whether they lie so far behind a line of the cache.
     fn lie(&self, behind_line: usize) -> bool {
         let mut gradients = self.gradients.iter();
@@ -64,7 +64,7 @@ impl<'a> From<&'a [u8]> for Input<'a> {
 /// What a stretch takes.
 pub(super) enum Next<'a> {
     Bytes(&'a [u8]),
-    Lent(LentRun<'a>),
+    Shared(SharedRun<'a>),
 }
 
 /// What was given last.
@@ -100,11 +100,12 @@ impl Input<'_> {
         mut take: impl FnMut(Range<usize>, Next<'_>),
     ) {
         if let Input::Given(give) = self
-            && let Some(lent) = give.lent().filter(|lent| lent.lie(within.start % LINE_BYTES))
+            && let Some(shared) =
+                give.shared().filter(|shared| shared.lie(within.start % LINE_BYTES))
         {
-            let (mut full, Lent { gradients, at, over, exponents }) = (false, lent);
-            let lent = LentRun { gradients, at, over, exponents, full: &mut full };
-            take(within.clone(), Next::Lent(lent));
+            let (mut full, SharedInput { gradients, at, over, exponents }) = (false, shared);
+            let shared = SharedRun { gradients, at, over, exponents, full: &mut full };
+            take(within.clone(), Next::Shared(shared));
             return give.taken(within.len(), full);
         }
         self.each(within, |within, bytes| take(within, Next::Bytes(bytes)));
@@ -189,20 +190,20 @@ mod tests {
 
     /// Gives zeros, and lends as many as there are from some byte of a line on.
     #[cfg(target_os = "linux")]
-    struct Lending {
+    struct SharedReaders {
         memory: Volatile<'static>,
         taken: Vec<(usize, bool)>,
     }
 
     #[cfg(target_os = "linux")]
-    impl Give for Lending {
+    impl Give for SharedReaders {
         fn give(&mut self, to: &mut [u8]) {
             to.fill(0);
         }
 
-        fn lent(&self) -> Option<Lent<'_>> {
+        fn shared(&self) -> Option<SharedInput<'_>> {
             let gradients = std::slice::from_ref(&self.memory);
-            Some(Lent { gradients, at: 64, over: 1, exponents: Exponents::NONE })
+            Some(SharedInput { gradients, at: 64, over: 1, exponents: Exponents::NONE })
         }
 
         fn taken(&mut self, bytes: usize, full: bool) {
@@ -214,16 +215,16 @@ mod tests {
     #[test]
     #[cfg(target_os = "linux")]
     fn what_is_lent_is_taken_there_if_it_lies_alike_within_lines() {
-        let memory = Box::leak(Box::new(crate::arena::LentBytes::new(16384).unwrap().0));
+        let memory = Box::leak(Box::new(crate::arena::SharedBytes::new(16384).unwrap().0));
         for (lies, starts, is_taken_there) in [(8, 8, true), (8, 136, true), (8, 0, false)] {
             let memory = memory.bytes(lies, 10_000);
-            let mut lending = Lending { memory, taken: Vec::new() };
+            let mut shared_values = SharedReaders { memory, taken: Vec::new() };
             let mut pieces = Vec::new();
-            Input::Given(&mut lending).each_next(starts..starts + 5000, |part, next| {
-                if let Next::Lent(lent) = &next {
-                    assert_eq!((lent.gradients.len(), lent.at, lent.over), (1, 64, 1));
+            Input::Given(&mut shared_values).each_next(starts..starts + 5000, |part, next| {
+                if let Next::Shared(shared) = &next {
+                    assert_eq!((shared.gradients.len(), shared.at, shared.over), (1, 64, 1));
                 }
-                if let Next::Lent(LentRun { full, .. }) = next {
+                if let Next::Shared(SharedRun { full, .. }) = next {
                     *full = true;
                     pieces.push(part);
                 }
@@ -231,7 +232,7 @@ mod tests {
             let (all, none) =
                 ((vec![starts..starts + 5000], vec![(5000, true)]), Default::default());
             let expected = if is_taken_there { all } else { none };
-            assert_eq!((pieces, lending.taken), expected, "{lies}, {starts}");
+            assert_eq!((pieces, shared_values.taken), expected, "{lies}, {starts}");
         }
     }
 

@@ -199,7 +199,7 @@ pub(crate) fn idle_undo(arena: &Arena, generation: u64) -> Result<(), StorageErr
 /// written from now on without regard to it.
 fn taken_over(grid: Grid) -> impl Fn(Memory) -> Memory {
     move |mut memory| {
-        let word = grid.geometry(0).tenure_word();
+        let word = grid.geometry(0).owner_generation_word();
         memory.store(word, memory.load(word).wrapping_add(1));
         std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
         memory

@@ -5,7 +5,7 @@
 //! nobody reads it any more, be it for a connection or, without a request, in another process. Spares are taken last in, first out, so that a small model goes to and
 //! fro between two homes that stay in cache.
 
-use pushpull_common::lending::Counts;
+use pushpull_common::shared_values::Counts;
 
 use super::readers::{Readers, Span};
 use crate::arena::{Blocks, Pins};

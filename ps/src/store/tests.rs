@@ -649,34 +649,34 @@ fn blocks_are_longer_where_there_are_very_many() {
 
 /// Gradients in memory that is lent.
 #[cfg(target_os = "linux")]
-mod lent {
+mod shared {
     use std::fs::File;
     use std::os::unix::fs::FileExt;
 
     use pushpull_common::finite::Exponents;
 
     use super::*;
-    use crate::arena::LentBytes;
+    use crate::arena::SharedBytes;
     use crate::optimizer::{Adadelta, AdamW, Ftrl, Momentum};
     use crate::volatile::Volatile;
 
     const BYTES: usize = 4 * ELEMENTS as usize;
 
     /// Lends gradients, and gives nothing in any other way.
-    struct Lending<'a> {
+    struct SharedReaders<'a> {
         gradients: Vec<Volatile<'a>>,
         at: usize,
     }
 
-    impl Give for Lending<'_> {
+    impl Give for SharedReaders<'_> {
         fn give(&mut self, to: &mut [u8]) {
             panic!("{} bytes at {} were not taken where they lie", to.len(), self.at);
         }
 
-        fn lent(&self) -> Option<Lent<'_>> {
+        fn shared(&self) -> Option<SharedInput<'_>> {
             let over = self.gradients.len() as u32;
             let exponents = Exponents::of(DType::F32);
-            Some(Lent { gradients: &self.gradients, at: self.at, over, exponents })
+            Some(SharedInput { gradients: &self.gradients, at: self.at, over, exponents })
         }
 
         fn taken(&mut self, bytes: usize, full: bool) {
@@ -689,10 +689,10 @@ mod lent {
         (0..ELEMENTS as usize).map(|at| ((at * 7 + of) % 13) as f32 - 6.0).collect()
     }
 
-    fn lend(gradient: &[f32]) -> LentBytes {
-        let (lent, descriptor) = LentBytes::new(BYTES).unwrap();
+    fn share(gradient: &[f32]) -> SharedBytes {
+        let (shared, descriptor) = SharedBytes::new(BYTES).unwrap();
         File::from(descriptor).write_all_at(bytemuck::cast_slice(gradient), 0).unwrap();
-        lent
+        shared
     }
 
     /// By the loop that loads it, and however many gradients a mean is of.
@@ -713,7 +713,7 @@ mod lent {
         ];
         let at = ApplyAt::new(1, 0);
         for (rule, count) in rules.iter().flat_map(|rule| (1..=4).map(move |n| (rule, n))) {
-            let files: Vec<LentBytes> = (0..count).map(|of| lend(&gradient(of))).collect();
+            let files: Vec<SharedBytes> = (0..count).map(|of| share(&gradient(of))).collect();
             let sum = (1..count).fold(gradient(0), |sum, of| {
                 sum.iter().zip(gradient(of)).map(|(sum, more)| sum + more).collect()
             });
@@ -731,11 +731,11 @@ mod lent {
                 rig.store.contents()
             };
             let gradients = files.iter().map(|file| file.bytes(0, BYTES)).collect();
-            let mut lending = Lending { gradients, at: 0 };
-            let lent = changed(Input::Given(&mut lending));
-            assert_eq!(lending.at, BYTES, "{rule:?} of {count}");
-            assert!(lent == changed(bytemuck::cast_slice(&mean).into()), "{rule:?} of {count}");
-            assert!(lent[0].iter().any(|&byte| byte != 0), "{rule:?} did something");
+            let mut shared_values = SharedReaders { gradients, at: 0 };
+            let shared = changed(Input::Given(&mut shared_values));
+            assert_eq!(shared_values.at, BYTES, "{rule:?} of {count}");
+            assert!(shared == changed(bytemuck::cast_slice(&mean).into()), "{rule:?} of {count}");
+            assert!(shared[0].iter().any(|&byte| byte != 0), "{rule:?} did something");
         }
     }
 }

@@ -311,7 +311,7 @@ impl ToShadows<'_, '_> {
             }
             let gradient = match next {
                 Next::Bytes(bytes) => GradientRun::Here(bytemuck::cast_slice(bytes)),
-                Next::Lent(lent) => GradientRun::Lent(lent),
+                Next::Shared(shared) => GradientRun::Shared(shared),
             };
             let mut overflowed = false;
             change(StreamRun {

@@ -104,7 +104,7 @@ impl World {
         match client {
             Client::Worker { process, .. } => {
                 let incarnation = self.processes[process].trainer.incarnation;
-                self.setting.lends && incarnation.is_multiple_of(2)
+                self.setting.shares && incarnation.is_multiple_of(2)
             }
             Client::Shard(_) => false,
         }

@@ -54,7 +54,7 @@ impl World {
             ps::Event::Send { connection, frame } => {
                 self.send(connection, Way::Back, Item::Bytes(frame.into()));
             }
-            ps::Event::Lent { connection, frame, descriptors } => {
+            ps::Event::Shared { connection, frame, descriptors } => {
                 if let Some(connection) = self.connections.get_mut(&connection) {
                     connection.passed.push(descriptors);
                 }
@@ -127,7 +127,7 @@ impl World {
                 life,
                 self.now,
                 self.setting.part_bytes,
-                self.setting.lends,
+                self.setting.shares,
             );
             let (steps, owns) = (door.steps(), door.owns_step());
             *host = Host::Up(Box::new(door));

@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
 use super::driver::Driver;
-use super::lenders::Lenders;
+use super::mapped_shards::MappedShards;
 use super::post::{Answering, Call, Posted, Slots};
 use super::push_buffers::PushBuffers;
 use crate::error::Error;
@@ -30,7 +30,7 @@ pub(crate) struct Caller {
     commands: Mutex<Option<mpsc::Sender<Posted>>>,
     returns: Arc<Returns>,
     unclaimed: Arc<Unclaimed>,
-    lenders: Arc<Lenders>,
+    mapped_shards: Arc<MappedShards>,
     push_buffers: Arc<PushBuffers>,
     next_op: AtomicU64,
     slots: Slots,
@@ -42,13 +42,13 @@ impl Caller {
         commands: mpsc::Sender<Posted>,
         returns: Arc<Returns>,
         unclaimed: Arc<Unclaimed>,
-        lenders: Arc<Lenders>,
+        mapped_shards: Arc<MappedShards>,
         push_buffers: Arc<PushBuffers>,
         driver: Arc<Driver>,
     ) -> Caller {
         let (next_op, slots) = (AtomicU64::new(1), Slots::default());
         let commands = Mutex::new(Some(commands));
-        Caller { commands, returns, unclaimed, lenders, push_buffers, next_op, slots, driver }
+        Caller { commands, returns, unclaimed, mapped_shards, push_buffers, next_op, slots, driver }
     }
 
     pub(crate) fn returns(&self) -> &Arc<Returns> {
@@ -66,8 +66,8 @@ impl Caller {
     }
 
     /// The shards whose values can be read at once, on the caller's thread.
-    pub(crate) fn lenders(&self) -> &Lenders {
-        &self.lenders
+    pub(crate) fn mapped_shards(&self) -> &MappedShards {
+        &self.mapped_shards
     }
 
     /// The shards that have lent memory to write gradients into.
@@ -141,8 +141,9 @@ impl Caller {
         let (commands, orders) = mpsc::channel(COMMANDS_MAX);
         let returns = Arc::new(Returns::default());
         let driver = Arc::new(Driver::new(returns.turns().clone()).expect("a runtime"));
-        let (unclaimed, lenders, push_buffers) = (Arc::default(), Arc::default(), Arc::default());
-        let caller = Caller::new(commands, returns, unclaimed, lenders, push_buffers, driver);
+        let (unclaimed, mapped_shards, push_buffers) =
+            (Arc::default(), Arc::default(), Arc::default());
+        let caller = Caller::new(commands, returns, unclaimed, mapped_shards, push_buffers, driver);
         (caller, Orders(orders))
     }
 }

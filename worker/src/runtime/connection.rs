@@ -30,7 +30,7 @@ pub(super) async fn run(core: Arc<Core>, link: usize, address: String, outbox: A
             Err(error) => error.to_string(),
         },
     };
-    core.lent_no_longer(link, &outbox);
+    core.sharing_ended(link, &outbox);
     if !outbox.is_given_up() {
         core.handle(Input::Disconnected { link, error });
     }

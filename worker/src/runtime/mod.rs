@@ -3,11 +3,11 @@
 mod caller;
 mod connection;
 mod driver;
-mod lenders;
 mod link;
-mod links;
+mod mapped_shards;
 mod outbox;
 mod patience;
+mod per_link;
 mod post;
 mod push_buffers;
 #[expect(unsafe_code, reason = "memory that another process changes is no slice")]
@@ -17,7 +17,7 @@ mod turns;
 
 pub(crate) use caller::Caller;
 pub(crate) use driver::Driver;
-pub(crate) use lenders::Direct;
+pub(crate) use mapped_shards::Direct;
 pub(crate) use patience::AWAKE;
 pub(crate) use post::Call;
 #[cfg(feature = "simulation")]

@@ -4,17 +4,17 @@ use std::sync::Arc;
 
 use pushpull_common::ids::ShardId;
 
-use super::links::OfLinks;
+use super::per_link::PerLink;
 use super::shared_memory::MappedPushBuffer;
 use crate::push_buffers::{BufferSlot, PushBufferId};
 
 /// Trays, for as long as the connections last over which they were lent. The session's thread adds and
 /// removes them, callers take rooms.
 #[derive(Debug, Default)]
-pub(crate) struct PushBuffers(OfLinks<Lent>);
+pub(crate) struct PushBuffers(PerLink<LinkBuffer>);
 
 #[derive(Debug)]
-struct Lent {
+struct LinkBuffer {
     id: PushBufferId,
     push_buffer: Arc<MappedPushBuffer>,
 }
@@ -28,7 +28,7 @@ impl PushBuffers {
         id: PushBufferId,
         push_buffer: MappedPushBuffer,
     ) {
-        self.0.add(link, shard, Lent { id, push_buffer: Arc::new(push_buffer) });
+        self.0.add(link, shard, LinkBuffer { id, push_buffer: Arc::new(push_buffer) });
     }
 
     /// The connection of a link is gone, and the tray with it: whoever still has a room of it may write
@@ -39,13 +39,13 @@ impl PushBuffers {
 
     /// Whether a tray is lent.
     pub(crate) fn has(&self, push_buffer: PushBufferId) -> bool {
-        self.0.any(|lent| lent.id == push_buffer)
+        self.0.any(|shared| shared.id == push_buffer)
     }
 
     /// A room of a shard's tray that nobody has.
     pub(crate) fn take(&self, shard: ShardId) -> Option<BufferSlot> {
-        let lent = self.0.of(shard)?;
-        let (memory, number) = lent.push_buffer.take()?;
-        Some(BufferSlot { shard, push_buffer: lent.id, number, memory: Box::new(memory) })
+        let shared = self.0.of(shard)?;
+        let (memory, number) = shared.push_buffer.take()?;
+        Some(BufferSlot { shard, push_buffer: shared.id, number, memory: Box::new(memory) })
     }
 }

@@ -11,8 +11,10 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use memmap2::{MmapOptions, MmapRaw};
-use pushpull_common::lending::{DESK_WORDS, Geometry, Reader, Words, board_words};
-use pushpull_common::protocol::message::{Lent, SharedPushBuffer};
+use pushpull_common::protocol::message::{SharedPushBuffer, SharedValues};
+use pushpull_common::shared_values::{
+    AtomicWords, Geometry, READER_SLOT_WORDS, Reader, block_table_words,
+};
 
 use crate::push_buffers::SlotMemory;
 
@@ -29,7 +31,9 @@ impl Mapped {
         let (found, length) = (file.metadata()?.len(), usize::try_from(bytes));
         let length = length.map_err(io::Error::other)?;
         if found < bytes || length == 0 {
-            return Err(io::Error::other(format!("{bytes} bytes are lent, and {found} are there")));
+            return Err(io::Error::other(format!(
+                "{bytes} bytes are shared, and {found} are there"
+            )));
         }
         let mut options = MmapOptions::new();
         let options = options.len(length);
@@ -64,13 +68,13 @@ impl Mapped {
     }
 }
 
-impl Words for Mapped {
+impl AtomicWords for Mapped {
     fn load(&self, word: usize) -> u64 {
         u64::from_le(self.word(word).load(Ordering::Acquire))
     }
 
     fn store(&self, word: usize, value: u64) {
-        assert!(self.writable, "what is lent to be read is not written");
+        assert!(self.writable, "read-only memory is not written");
         self.word(word).store(value.to_le(), Ordering::Release);
     }
 
@@ -79,23 +83,26 @@ impl Words for Mapped {
     }
 }
 
-/// Maps what has come with a [`Lent`], once it is known to be what that says.
-pub(crate) fn map(lent: &Lent, descriptors: Vec<OwnedFd>) -> io::Result<Reader<Mapped>> {
-    let Lent { offset, block_bytes, stride, blocks, places, .. } = *lent;
+/// Maps what has come with a [`SharedValues`], once it is known to be what that says.
+pub(crate) fn map(shared: &SharedValues, descriptors: Vec<OwnedFd>) -> io::Result<Reader<Mapped>> {
+    let SharedValues { offset, block_bytes, stride, blocks, places, .. } = *shared;
     let geometry = Geometry { offset, block_bytes, stride, blocks, places };
-    geometry.check(lent.values_bytes).map_err(io::Error::other)?;
-    let (board_bytes, desk_bytes) = (8 * board_words(places as usize), 8 * DESK_WORDS);
-    if lent.board_bytes < board_bytes as u64 || lent.desk_bytes < desk_bytes as u64 {
+    geometry.check(shared.values_bytes).map_err(io::Error::other)?;
+    let (block_table_bytes, reader_slot_bytes) =
+        (8 * block_table_words(places as usize), 8 * READER_SLOT_WORDS);
+    if shared.block_table_bytes < block_table_bytes as u64
+        || shared.reader_slot_bytes < reader_slot_bytes as u64
+    {
         return Err(io::Error::other("a board or a desk that is too short"));
     }
     let files: Vec<File> = descriptors.into_iter().map(File::from).collect();
-    let [board, desk, values] = &files[..] else {
+    let [block_table, reader_slot, values] = &files[..] else {
         return Err(io::Error::other(format!("{} descriptors and not three", files.len())));
     };
-    let board = Mapped::new(board, lent.board_bytes, false)?;
-    let desk = Mapped::new(desk, lent.desk_bytes, true)?;
-    let values = Mapped::new(values, lent.values_bytes, false)?;
-    Ok(Reader::new(board, desk, values, geometry, lent.tenure))
+    let block_table = Mapped::new(block_table, shared.block_table_bytes, false)?;
+    let reader_slot = Mapped::new(reader_slot, shared.reader_slot_bytes, true)?;
+    let values = Mapped::new(values, shared.values_bytes, false)?;
+    Ok(Reader::new(block_table, reader_slot, values, geometry, shared.owner_generation))
 }
 
 /// Memory that a shard lends to write gradients into, mapped, and cut into rooms.
@@ -111,15 +118,15 @@ pub(crate) struct MappedPushBuffer {
 
 /// Maps what has come with a [`SharedPushBuffer`], once it is known to be what that says.
 pub(crate) fn map_push_buffer(
-    lent: &SharedPushBuffer,
+    shared: &SharedPushBuffer,
     descriptors: Vec<OwnedFd>,
 ) -> io::Result<MappedPushBuffer> {
-    let SharedPushBuffer { bytes, first, stride, push_slots } = lent;
+    let SharedPushBuffer { bytes, first, stride, push_slots } = shared;
     let push_slots = push_slots.items();
     let end = stride.checked_mul(push_slots.len() as u64).and_then(|all| all.checked_add(*first));
     let aligned = first.is_multiple_of(ALIGNED) && stride.is_multiple_of(ALIGNED) && *stride > 0;
     if !aligned || end.is_none_or(|end| end > *bytes) || push_slots.contains(&0) {
-        return Err(io::Error::other("rooms that do not lie in what is lent"));
+        return Err(io::Error::other("slots outside the shared memory"));
     }
     let files: Vec<File> = descriptors.into_iter().map(File::from).collect();
     let [file] = &files[..] else {
@@ -191,17 +198,17 @@ mod tests {
     use super::*;
 
     fn file(bytes: u64) -> OwnedFd {
-        let file = File::from(memfd_create("lent", MemfdFlags::CLOEXEC).unwrap());
+        let file = File::from(memfd_create("shared", MemfdFlags::CLOEXEC).unwrap());
         file.set_len(bytes).unwrap();
         file.into()
     }
 
-    fn lent() -> Lent {
-        Lent {
-            lends: 1,
-            tenure: 0,
-            board_bytes: 8 * 20,
-            desk_bytes: 4096,
+    fn shared() -> SharedValues {
+        SharedValues {
+            shares: 1,
+            owner_generation: 0,
+            block_table_bytes: 8 * 20,
+            reader_slot_bytes: 4096,
             values_bytes: 4096 + 8 * 72,
             offset: 4096,
             block_bytes: 64,
@@ -211,29 +218,36 @@ mod tests {
         }
     }
 
-    fn mapped(lent: &Lent) -> io::Result<Reader<Mapped>> {
+    fn mapped(shared: &SharedValues) -> io::Result<Reader<Mapped>> {
         // What is there is what the sound one says.
-        let there = super::tests::lent();
-        map(lent, vec![file(there.board_bytes), file(there.desk_bytes), file(there.values_bytes)])
+        let there = super::tests::shared();
+        map(
+            shared,
+            vec![
+                file(there.block_table_bytes),
+                file(there.reader_slot_bytes),
+                file(there.values_bytes),
+            ],
+        )
     }
 
     #[test]
     fn what_is_not_what_it_is_said_to_be_is_not_mapped() {
-        mapped(&lent()).unwrap();
+        mapped(&shared()).unwrap();
         for wrong in [
-            Lent { board_bytes: 8 * 20 - 1, ..lent() },
-            Lent { board_bytes: 8 * 20 + 1, ..lent() },
-            Lent { desk_bytes: 4095, ..lent() },
-            Lent { desk_bytes: 4097, ..lent() },
-            Lent { values_bytes: 4096 + 8 * 72 + 1, ..lent() },
-            Lent { values_bytes: u64::MAX, ..lent() },
-            Lent { blocks: 9, ..lent() },
-            Lent { block_bytes: 72, ..lent() },
-            Lent { places: 5, ..lent() },
+            SharedValues { block_table_bytes: 8 * 20 - 1, ..shared() },
+            SharedValues { block_table_bytes: 8 * 20 + 1, ..shared() },
+            SharedValues { reader_slot_bytes: 4095, ..shared() },
+            SharedValues { reader_slot_bytes: 4097, ..shared() },
+            SharedValues { values_bytes: 4096 + 8 * 72 + 1, ..shared() },
+            SharedValues { values_bytes: u64::MAX, ..shared() },
+            SharedValues { blocks: 9, ..shared() },
+            SharedValues { block_bytes: 72, ..shared() },
+            SharedValues { places: 5, ..shared() },
         ] {
             assert!(mapped(&wrong).is_err(), "{wrong:?}");
         }
-        assert!(map(&lent(), Vec::new()).is_err());
+        assert!(map(&shared(), Vec::new()).is_err());
     }
 
     fn push_buffer() -> SharedPushBuffer {

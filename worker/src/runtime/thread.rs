@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use super::caller::{COMMANDS_MAX, Caller};
 use super::connection;
 use super::driver::Driver;
-use super::lenders::Lenders;
+use super::mapped_shards::MappedShards;
 use super::outbox::Outbox;
 use super::post::{Answer, Posted};
 use super::push_buffers::PushBuffers;
@@ -38,15 +38,15 @@ impl SessionThread {
         let name = format!("worker-{}", start.task.index);
         let addresses = start.addresses.clone();
         let session = Session::new(start);
-        let lenders = Arc::new(Lenders::default());
+        let mapped_shards = Arc::new(MappedShards::default());
         let unclaimed = session.unclaimed().clone();
         let push_buffers = Arc::new(PushBuffers::default());
         let (way_back, to_read, to_write) =
-            (returns.clone(), lenders.clone(), push_buffers.clone());
+            (returns.clone(), mapped_shards.clone(), push_buffers.clone());
         let caller = Caller::new(commands, way_back, unclaimed, to_read, to_write, driver.clone());
         let thread = std::thread::Builder::new().name(name).spawn(move || {
-            let lent = (lenders, push_buffers);
-            let core = Arc::new(Core::new(session, addresses, progress, returns, lent));
+            let shared = (mapped_shards, push_buffers);
+            let core = Arc::new(Core::new(session, addresses, progress, returns, shared));
             driver.run(core.run(receiver));
         })?;
         Ok(SessionThread { caller: Arc::new(caller), thread: Some(thread) })
@@ -76,7 +76,7 @@ pub(super) struct Core {
     outboxes: Mutex<HashMap<usize, Arc<Outbox>>>,
     progress: Option<Progress>,
     returns: Arc<Returns>,
-    lenders: Arc<Lenders>,
+    mapped_shards: Arc<MappedShards>,
     push_buffers: Arc<PushBuffers>,
     /// When the clock's task will wake, and what makes it look again.
     armed: Mutex<Option<Instant>>,
@@ -107,7 +107,7 @@ impl Core {
         addresses: BTreeMap<u32, String>,
         progress: Option<Progress>,
         returns: Arc<Returns>,
-        (lenders, push_buffers): (Arc<Lenders>, Arc<PushBuffers>),
+        (mapped_shards, push_buffers): (Arc<MappedShards>, Arc<PushBuffers>),
     ) -> Core {
         Core {
             addresses,
@@ -116,7 +116,7 @@ impl Core {
             outboxes: Mutex::default(),
             progress,
             returns,
-            lenders,
+            mapped_shards,
             push_buffers,
             armed: Mutex::default(),
             rearm: Notify::new(),
@@ -220,10 +220,10 @@ impl Core {
     }
 
     /// A connection has ended, and with it what was lent over it, unless another has taken its place.
-    pub(super) fn lent_no_longer(&self, link: usize, outbox: &Arc<Outbox>) {
+    pub(super) fn sharing_ended(&self, link: usize, outbox: &Arc<Outbox>) {
         let outboxes = lock(&self.outboxes);
         if outboxes.get(&link).is_none_or(|current| Arc::ptr_eq(current, outbox)) {
-            self.lenders.remove(link);
+            self.mapped_shards.remove(link);
             self.push_buffers.remove(link);
         }
     }
@@ -249,7 +249,7 @@ impl Core {
             Output::Disconnect { link } => {
                 if let Some(outbox) = lock(&self.outboxes).remove(&link) {
                     outbox.give_up();
-                    self.lenders.remove(link);
+                    self.mapped_shards.remove(link);
                     self.push_buffers.remove(link);
                 }
             }
@@ -258,15 +258,16 @@ impl Core {
                     outbox.push(&envelope, &message, body, crc);
                 }
             }
-            Output::Lent { link, lender, lent } => {
+            Output::SharedValues { link, mapped_shard, shared } => {
                 // What cannot be mapped is not read; all can be asked for over the connection.
-                if let Ok(reader) = shared_memory::map(&lent, self.descriptors(link)) {
-                    self.lenders.add(link, lender, reader);
+                if let Ok(reader) = shared_memory::map(&shared, self.descriptors(link)) {
+                    self.mapped_shards.add(link, mapped_shard, reader);
                 }
             }
-            Output::SharedPushBuffer { link, shard, push_buffer, lent } => {
+            Output::SharedPushBuffer { link, shard, push_buffer, shared } => {
                 // What cannot be mapped is not written; all can be sent over the connection.
-                if let Ok(mapped) = shared_memory::map_push_buffer(&lent, self.descriptors(link)) {
+                if let Ok(mapped) = shared_memory::map_push_buffer(&shared, self.descriptors(link))
+                {
                     self.push_buffers.add(link, shard, push_buffer, mapped);
                 }
             }

@@ -9,7 +9,7 @@ use pushpull_common::codec::{Encoding, Encodings};
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{GlobalStep, Incarnation, Sequence, ShardId, TaskId, VariableId};
 use pushpull_common::protocol::message::{
-    Lent, NonFinitePolicy, Operation, Role, SharedPushBuffer,
+    NonFinitePolicy, Operation, Role, SharedPushBuffer, SharedValues,
 };
 use pushpull_common::protocol::{Envelope, Grant, Header, Message, Outcome};
 use smallvec::SmallVec;
@@ -18,11 +18,11 @@ use super::spares::Emptied;
 use crate::config::Checksums;
 use crate::error::{Error, SilentShards};
 use crate::fanout::Plan;
-use crate::lent::Lender;
 use crate::own_parts::OwnParts;
 use crate::params::Buffer;
 use crate::parts::{Body, Part, Scattered};
 use crate::push_buffers::PushBufferId;
+use crate::shared::MappedShard;
 use crate::wanted::Wanted;
 
 /// Names an operation of the caller's.
@@ -229,14 +229,14 @@ pub(crate) enum Output {
     Send { link: usize, envelope: Envelope, message: Message, body: Body, crc: bool },
     /// Callers may read the values of a shard by themselves, in the memory whose descriptors have come
     /// over this link, for as long as its transport is connected.
-    Lent { link: usize, lender: Lender, lent: Lent },
+    SharedValues { link: usize, mapped_shard: MappedShard, shared: SharedValues },
     /// Callers may write gradients for a shard into the memory whose descriptor has come over this link,
     /// likewise.
     SharedPushBuffer {
         link: usize,
         shard: ShardId,
         push_buffer: PushBufferId,
-        lent: SharedPushBuffer,
+        shared: SharedPushBuffer,
     },
     /// Tell a caller.
     Reply { op: OpId, reply: Result<Reply, Error> },

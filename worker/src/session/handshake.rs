@@ -24,7 +24,7 @@ impl Session {
             return;
         }
         link.status = Status::Greeting;
-        (link.near, link.asked_to_lend, link.asked_for_push_buffer) = (near, false, false);
+        (link.near, link.asked_to_share, link.asked_for_push_buffer) = (near, false, false);
         link.crc = false;
         let hello = Hello {
             version_oldest: version::OLDEST,

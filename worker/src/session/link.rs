@@ -39,7 +39,7 @@ pub(super) enum Pending {
     Token,
     /// One of the requests of a pull.
     Pull(OpId, usize),
-    Lend,
+    ShareValues,
     SharePushBuffer,
     Reserve(Sequence),
     Push(Sequence),
@@ -91,7 +91,7 @@ pub(super) struct Link {
     pub(super) crc: bool,
     /// Whether the shard may lend its memory, and whether it has been asked.
     pub(super) near: bool,
-    pub(super) asked_to_lend: bool,
+    pub(super) asked_to_share: bool,
     /// Whether it has been asked for a tray, and what it has lent over this connection.
     pub(super) asked_for_push_buffer: bool,
     pub(super) push_buffer: Option<PushBufferId>,
@@ -130,7 +130,7 @@ impl Link {
             push_slot: 0,
             crc: false,
             near: false,
-            asked_to_lend: false,
+            asked_to_share: false,
             asked_for_push_buffer: false,
             push_buffer: None,
             restore_epoch: RestoreEpoch(0),
@@ -260,7 +260,7 @@ impl Session {
                 // What is withdrawn is given up with its connection.
                 Pending::Hello
                 | Pending::Heartbeat
-                | Pending::Lend
+                | Pending::ShareValues
                 | Pending::SharePushBuffer
                 | Pending::Withdraw(_) => {}
             }
@@ -405,7 +405,7 @@ impl Session {
             (Pending::Request(op), message) => {
                 self.request_answered(now, op, index, &header, message);
             }
-            (Pending::Lend, message) => self.lend_answered(now, index, message),
+            (Pending::ShareValues, message) => self.share_answered(now, index, message),
             (Pending::SharePushBuffer, message) => self.push_buffer_answered(now, index, message),
             (Pending::Token, message) => {
                 self.token_answered(now, index, header.request, message);

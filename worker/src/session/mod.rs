@@ -8,7 +8,6 @@
 mod doors;
 mod epochs;
 mod handshake;
-mod lending;
 mod link;
 mod progress;
 mod pulls;
@@ -18,6 +17,7 @@ mod pushes;
 mod receiving;
 mod requests;
 mod settled;
+mod shared_values;
 mod short_values;
 mod spares;
 mod synchronous;
@@ -289,7 +289,7 @@ impl Session {
             next = self.ops.range(OpId(id.0 + 1)..).next().map(|(&next, _)| next);
         }
         self.drive_returns(now);
-        self.drive_lending(now);
+        self.drive_sharing(now);
     }
 
     fn drive_op(&mut self, now: Instant, id: OpId) {

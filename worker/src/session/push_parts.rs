@@ -15,7 +15,7 @@ use super::pushes::{Phase, Push, Share};
 use crate::parts::{Body, InPushBuffer, Part, Stretch};
 
 /// How many messages name parts few at a time.
-const LENT_FRAMES_MAX: usize = 8;
+const SHARED_FRAMES_MAX: usize = 8;
 
 impl Session {
     /// Sends of a push what there is, or says where it lies.
@@ -90,7 +90,7 @@ impl Session {
         let PushPart { operation, token, generation, push_slot, read, .. } = part;
         let mut left = there.ranges.len();
         // A few frames more cost less than memory for one, very many more do not.
-        let few = there.ranges.len() <= LENT_FRAMES_MAX * PUSH_SHARED_RANGES_FEW;
+        let few = there.ranges.len() <= SHARED_FRAMES_MAX * PUSH_SHARED_RANGES_FEW;
         let at_once = if few { PUSH_SHARED_RANGES_FEW } else { PUSH_SHARED_RANGES_MAX };
         for some in there.ranges.chunks(at_once) {
             left -= some.len();
@@ -101,9 +101,9 @@ impl Session {
             let (whole, next) = (part.whole.filter(|_| left == 0), part.next && left == 0);
             let deadline_ms = if left == 0 { envelope.deadline_ms } else { 0 };
             let envelope = Envelope { deadline_ms, ..envelope };
-            let lent =
+            let shared =
                 PushShared { operation, token, generation, push_slot, whole, next, read, ranges };
-            self.send_of_push(now, share, envelope, lent, Body::Empty);
+            self.send_of_push(now, share, envelope, shared, Body::Empty);
         }
     }
 

@@ -91,7 +91,7 @@ impl Session {
         self.links[link].receiving = Some(match short {
             None => Receiving::Values { op: id, ask, last },
             Some(part) => {
-                self.links[link].short_body.lend(bytes as usize);
+                self.links[link].short_body.share(bytes as usize);
                 Receiving::ShortValues { op: id, ask, part, last }
             }
         });
@@ -189,17 +189,17 @@ fn scatter<R>(
     if count <= FEW {
         let (mut order, mut targets) = ([0; FEW], [(); FEW].map(|()| &mut [][..]));
         let targets = &mut targets[..count];
-        let lent = lend(buffer, scratch, spans, &mut order[..count], targets);
-        return receive(lent.map(|()| targets));
+        let shared = share(buffer, scratch, spans, &mut order[..count], targets);
+        return receive(shared.map(|()| targets));
     }
     let mut targets: Vec<&mut [u8]> = spans.iter().map(|_| &mut [][..]).collect();
-    let lent = lend(buffer, scratch, spans, &mut vec![0; count], &mut targets);
-    receive(lent.map(|()| &mut targets[..]))
+    let shared = share(buffer, scratch, spans, &mut vec![0; count], &mut targets);
+    receive(shared.map(|()| &mut targets[..]))
 }
 
 /// Takes the stretches apart, with room for their order. `None` if two overlap, which those of a plan
 /// never do.
-fn lend<'a>(
+fn share<'a>(
     buffer: &'a mut [u8],
     scratch: &'a mut [u8],
     spans: &[(Span, usize)],

@@ -28,7 +28,7 @@ pub(super) struct BufferSlots {
     /// What pushes were written to.
     pool: Vec<Memory>,
     /// What each link was lent, for the planted bug.
-    lent: BTreeMap<usize, (SharedPushBuffer, File)>,
+    shared: BTreeMap<usize, (SharedPushBuffer, File)>,
 }
 
 impl BufferSlots {
@@ -39,7 +39,7 @@ impl BufferSlots {
             runs,
             push_buffers: PushBuffers::default(),
             pool: Vec::new(),
-            lent: BTreeMap::new(),
+            shared: BTreeMap::new(),
         }
     }
 
@@ -50,20 +50,21 @@ impl BufferSlots {
     pub(super) fn add(
         &mut self,
         (link, shard, id): (usize, ShardId, PushBufferId),
-        lent: SharedPushBuffer,
+        shared: SharedPushBuffer,
         descriptors: Vec<OwnedFd>,
     ) {
         let file = descriptors.first().and_then(|file| file.try_clone().ok());
-        let push_buffer = map_push_buffer(&lent, descriptors).expect("what is lent can be mapped");
+        let push_buffer =
+            map_push_buffer(&shared, descriptors).expect("shared memory can be mapped");
         self.push_buffers.add(link, shard, id, push_buffer);
-        let file = File::from(file.expect("a tray has a descriptor"));
-        self.lent.insert(link, (lent, file));
+        let file = File::from(file.expect("a push buffer has a descriptor"));
+        self.shared.insert(link, (shared, file));
     }
 
     /// The connection of a link is gone, and what it was lent.
     pub(super) fn remove(&mut self, link: usize) {
         self.push_buffers.remove(link);
-        self.lent.remove(&link);
+        self.shared.remove(&link);
     }
 
     /// Writes gradients, of which `bytes` has all variables, where shards read them; nothing if none has
@@ -99,12 +100,12 @@ impl BufferSlots {
 
     /// Writes over a room that is being pushed, as a caller would who thinks that it is free.
     pub(super) fn spoil(&self, link: usize, push_slot: u32) {
-        let Some((lent, file)) = self.lent.get(&link) else { return };
-        let place = lent.push_slots.items().iter().position(|&number| number == push_slot);
+        let Some((shared, file)) = self.shared.get(&link) else { return };
+        let place = shared.push_slots.items().iter().position(|&number| number == push_slot);
         if let Some(place) = place {
-            let (stride, start) = (lent.stride, lent.first + place as u64 * lent.stride);
+            let (stride, start) = (shared.stride, shared.first + place as u64 * shared.stride);
             let junk = vec![JUNK; stride as usize];
-            file.write_all_at(&junk, start).expect("it is lent to be written");
+            file.write_all_at(&junk, start).expect("it is shared to be written");
         }
     }
 }

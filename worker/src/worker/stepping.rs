@@ -40,16 +40,16 @@ impl Worker {
         let next = step_behind(&token);
         let synchronous = self.client.welcomed.synchronous;
         let push = self.push(token, gradients);
-        let lent = self.client.caller.lenders().lend(joined.plan.shards());
+        let shared = self.client.caller.mapped_shards().share(joined.plan.shards());
         // Another shard than the step owner would send values without what has just been pushed, and
         // so would be those that are read where they lie.
-        let ahead = synchronous || !(lent || joined.plan.shards() != [self.client.owner]);
+        let ahead = synchronous || !(shared || joined.plan.shards() != [self.client.owner]);
         let Some(next) = next.filter(|_| ahead) else {
             let push = push.await?;
             return Ok(Stepped { push, next: self.next(push, None, None, params).await });
         };
         // What is lent is read where it lies, once there is a token for it.
-        let pull = (!lent).then(|| self.client.pull_for(params, Some(next)));
+        let pull = (!shared).then(|| self.client.pull_for(params, Some(next)));
         // In asynchronous mode it comes with the answer to the push.
         let timeout = self.client.config.timeout;
         let ask = || self.client.caller.call("take a token", Command::Token, timeout);

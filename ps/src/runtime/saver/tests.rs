@@ -38,7 +38,7 @@ impl Office {
             rules: Rules::new(Arc::new(Sgd::new(1.0))),
             owner: ShardId { task: 0, shard: 0 },
         };
-        let desk = Desk::new(Saver {
+        let reader_slot = Desk::new(Saver {
             publisher: Arc::new(publisher),
             every: None,
             counters: Arc::default(),
@@ -51,7 +51,7 @@ impl Office {
             give_up: GiveUp::default(),
             stop: CancellationToken::new(),
         });
-        (Office { orders, news, _wishes: wishes, gate, catalogue }, desk)
+        (Office { orders, news, _wishes: wishes, gate, catalogue }, reader_slot)
     }
 
     fn order(&self, ticket: u64, epoch: u32, step: u64) -> Order {
@@ -104,8 +104,8 @@ async fn accept(listener: &TcpListener) -> TcpStream {
 #[tokio::test]
 async fn the_newest_checkpoint_is_found_while_another_is_saved() {
     let (shard, address) = listen().await;
-    let (mut office, desk) = Office::new([address.clone(), address]);
-    tokio::spawn(desk.serve());
+    let (mut office, reader_slot) = Office::new([address.clone(), address]);
+    tokio::spawn(reader_slot.serve());
     office.save(1).await;
     let _says_nothing = accept(&shard).await;
     office.find(7).await;
@@ -115,8 +115,8 @@ async fn the_newest_checkpoint_is_found_while_another_is_saved() {
 #[tokio::test]
 async fn when_one_shard_fails_the_others_are_left_at_once() {
     let ((silent, first), (failing, second)) = (listen().await, listen().await);
-    let (mut office, desk) = Office::new([first, second]);
-    tokio::spawn(desk.serve());
+    let (mut office, reader_slot) = Office::new([first, second]);
+    tokio::spawn(reader_slot.serve());
     office.save(1).await;
     let held = accept(&silent).await;
     drop(accept(&failing).await);
@@ -138,8 +138,8 @@ async fn when_one_shard_fails_the_others_are_left_at_once() {
 
 #[tokio::test]
 async fn those_who_ask_while_a_checkpoint_is_looked_for_share_what_is_found() {
-    let (mut office, desk) = Office::new([]);
-    tokio::spawn(desk.serve());
+    let (mut office, reader_slot) = Office::new([]);
+    tokio::spawn(reader_slot.serve());
     office.find(0).await;
     office.found().await;
     let reads = office.gate.passed();
@@ -162,11 +162,11 @@ async fn those_who_ask_while_a_checkpoint_is_looked_for_share_what_is_found() {
 
 #[tokio::test]
 async fn a_stop_ends_a_search_after_the_piece_in_hand() {
-    let (mut office, mut desk) = Office::new([]);
-    let (stop, give_up) = (desk.saver.stop.clone(), desk.saver.give_up.clone());
-    let publisher = Arc::get_mut(&mut desk.saver.publisher).unwrap();
+    let (mut office, mut reader_slot) = Office::new([]);
+    let (stop, give_up) = (reader_slot.saver.stop.clone(), reader_slot.saver.give_up.clone());
+    let publisher = Arc::get_mut(&mut reader_slot.saver.publisher).unwrap();
     publisher.storage = give_up.watch(Arc::new(office.gate.clone()));
-    let Desk { saver, .. } = desk;
+    let Desk { saver, .. } = reader_slot;
     office.gate.let_through(0);
     let thread = std::thread::spawn(move || run(saver));
     office.find(1).await;
@@ -188,74 +188,75 @@ fn published(epoch: u32, step: u64, retained: Result<(), String>) -> Published {
 
 #[test]
 fn what_is_due_is_saved_once_and_what_is_asked_for_always() {
-    let (office, mut desk) = Office::new([]);
+    let (office, mut reader_slot) = Office::new([]);
     // Older ones could not be deleted; this one is there all the same.
     let asker = Asker::Ticket(5);
-    let news = desk.saved(asker, Ok(published(1, 3, Err("read-only".to_owned()))));
+    let news = reader_slot.saved(asker, Ok(published(1, 3, Err("read-only".to_owned()))));
     assert!(matches!(news, News::Saved { result: Ok(_), .. }), "{news:?}");
-    let counters = desk.saver.counters.clone();
+    let counters = reader_slot.saver.counters.clone();
     let counted = (counters.checkpoints_saved.read(), counters.retentions_failed.read());
     assert_eq!((counted, counters.saves_failed.read()), ((1, 1), 0));
     // (ticket, epoch, step) and whether it is saved, after that save.
     let cases = [((DUE, 1, 3), false), ((DUE, 1, 4), true), ((DUE, 2, 3), true), ((6, 1, 3), true)];
     for ((ticket, epoch, step), begins) in cases {
         // The shard hears in any case that its order is carried out.
-        assert_eq!(desk.order(office.order(ticket, epoch, step)).is_none(), begins);
-        assert_eq!(desk.saving.take().is_some(), begins, "{ticket} {epoch} {step}");
+        assert_eq!(reader_slot.order(office.order(ticket, epoch, step)).is_none(), begins);
+        assert_eq!(reader_slot.saving.take().is_some(), begins, "{ticket} {epoch} {step}");
     }
     // A save that has failed has saved nothing.
-    desk.saved(Asker::Ticket(DUE), Err("a disk is full".to_owned().into()));
+    reader_slot.saved(Asker::Ticket(DUE), Err("a disk is full".to_owned().into()));
     assert_eq!(counters.saves_failed.read(), 1);
-    assert_eq!(desk.saved, Some((RestoreEpoch(1), GlobalStep(3))));
+    assert_eq!(reader_slot.saved, Some((RestoreEpoch(1), GlobalStep(3))));
 }
 
 #[test]
 fn nothing_is_due_before_there_is_something_new_nor_while_a_save_is_under_way() {
-    let (office, mut desk) = Office::new([]);
-    assert!(desk.due().is_none(), "nothing is trained");
-    desk.saver.counters.global_step.set(3);
-    assert!(matches!(desk.due(), Some(News::Wished { ticket: DUE, .. })));
-    desk.order(office.order(6, 1, 3));
-    assert!(desk.due().is_none(), "one is under way");
+    let (office, mut reader_slot) = Office::new([]);
+    assert!(reader_slot.due().is_none(), "nothing is trained");
+    reader_slot.saver.counters.global_step.set(3);
+    assert!(matches!(reader_slot.due(), Some(News::Wished { ticket: DUE, .. })));
+    reader_slot.order(office.order(6, 1, 3));
+    assert!(reader_slot.due().is_none(), "one is under way");
 }
 
 #[test]
 fn who_asks_after_a_checkpoint_is_published_is_not_answered_from_before() {
-    let (_office, mut desk) = Office::new([]);
-    assert!(desk.find((1, Envelope::default())).is_none());
-    desk.saved(Asker::Ticket(DUE), Ok(published(1, 10, Ok(()))));
-    assert!(desk.find((2, Envelope::default())).is_none());
+    let (_office, mut reader_slot) = Office::new([]);
+    assert!(reader_slot.find((1, Envelope::default())).is_none());
+    reader_slot.saved(Asker::Ticket(DUE), Ok(published(1, 10, Ok(()))));
+    assert!(reader_slot.find((2, Envelope::default())).is_none());
     let asked = |finders: &[Finder]| finders.iter().map(|finder| finder.0).collect::<Vec<_>>();
-    assert_eq!(asked(&desk.finding.as_ref().unwrap().finders), [1]);
-    assert_eq!(asked(&desk.finders), [2], "a search of its own");
+    assert_eq!(asked(&reader_slot.finding.as_ref().unwrap().finders), [1]);
+    assert_eq!(asked(&reader_slot.finders), [2], "a search of its own");
 }
 
 /// What a desk tells whoever runs the server, from now on.
-fn heard(desk: &mut Desk) -> Arc<std::sync::Mutex<Vec<Event>>> {
+fn heard(reader_slot: &mut Desk) -> Arc<std::sync::Mutex<Vec<Event>>> {
     let events = Arc::new(std::sync::Mutex::new(Vec::new()));
     let told = events.clone();
-    desk.saver.events = EventSink::new(move |event| told.lock().unwrap().push(event.clone()));
+    reader_slot.saver.events =
+        EventSink::new(move |event| told.lock().unwrap().push(event.clone()));
     events
 }
 
 #[test]
 fn saves_that_fail_are_told_counted_and_noted_until_one_succeeds() {
     let directory = tempfile::tempdir().unwrap();
-    let (_office, mut desk) = Office::new([]);
+    let (_office, mut reader_slot) = Office::new([]);
     let note = SaveNote::of(directory.path());
-    desk.saver.note = Some(note.clone());
-    let events = heard(&mut desk);
-    let status = desk.saver.record.subscribe();
-    let counters = desk.saver.counters.clone();
-    desk.saved(Asker::Ticket(DUE), Err("the disk is full".to_owned().into()));
+    reader_slot.saver.note = Some(note.clone());
+    let events = heard(&mut reader_slot);
+    let status = reader_slot.saver.record.subscribe();
+    let counters = reader_slot.saver.counters.clone();
+    reader_slot.saved(Asker::Ticket(DUE), Err("the disk is full".to_owned().into()));
     // One that the shard has given up before the saver heard of it.
     let result = Err("it has waited 60s".to_owned());
-    assert!(desk.order(Order::Tell { ticket: DUE, result }).is_none());
+    assert!(reader_slot.order(Order::Tell { ticket: DUE, result }).is_none());
     assert_eq!((counters.saves_failed.read(), counters.saves_failed_in_a_row.read()), (2, 2));
     assert_eq!(note.read(), Some((2, "it has waited 60s".to_owned())));
     let now = std::time::Instant::now();
     assert_eq!(status.borrow().status(now).last_error.as_deref(), Some("it has waited 60s"));
-    desk.saved(Asker::Ticket(DUE), Ok(published(1, 3, Err("read-only".to_owned()))));
+    reader_slot.saved(Asker::Ticket(DUE), Ok(published(1, 3, Err("read-only".to_owned()))));
     assert_eq!((counters.saves_failed.read(), counters.saves_failed_in_a_row.read()), (2, 0));
     assert_eq!((note.read(), status.borrow().status(now).failed_in_a_row), (None, 0));
     let failed = |cause: &str, in_a_row| Event::SaveFailed {
@@ -276,9 +277,9 @@ fn saves_that_fail_are_told_counted_and_noted_until_one_succeeds() {
 #[tokio::test]
 async fn a_save_that_fails_leaves_no_files() {
     let (shard, address) = listen().await;
-    let (mut office, desk) = Office::new([address.clone(), address]);
-    let storage = desk.saver.publisher.storage.clone();
-    tokio::spawn(desk.serve());
+    let (mut office, reader_slot) = Office::new([address.clone(), address]);
+    let storage = reader_slot.saver.publisher.storage.clone();
+    tokio::spawn(reader_slot.serve());
     office.save(1).await;
     let parts = (accept(&shard).await, accept(&shard).await);
     let temporary = "ckpt-1-10.tmp";
@@ -299,10 +300,10 @@ async fn a_save_that_fails_leaves_no_files() {
 
 #[tokio::test]
 async fn a_checkpoint_that_is_passed_over_is_told_and_counted() {
-    let (mut office, mut desk) = Office::new([]);
-    let (events, counters) = (heard(&mut desk), desk.saver.counters.clone());
-    let storage = desk.saver.publisher.storage.clone();
-    tokio::spawn(desk.serve());
+    let (mut office, mut reader_slot) = Office::new([]);
+    let (events, counters) = (heard(&mut reader_slot), reader_slot.saver.counters.clone());
+    let storage = reader_slot.saver.publisher.storage.clone();
+    tokio::spawn(reader_slot.serve());
     storage.create_folder("ckpt-1-12").unwrap();
     office.find(1).await;
     assert_eq!(office.found().await, (1, Some("ckpt-1-9".to_owned())));

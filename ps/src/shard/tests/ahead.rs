@@ -7,9 +7,9 @@ use pushpull_common::protocol::{Grant, Message, Outcome, Refusal};
 use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
 
-use super::lending::LARGE;
 use super::peers::{Push, bytes_of, f32s};
-use super::push_buffers_synchronous::Lent;
+use super::push_buffers_synchronous::SharedBuffers;
+use super::shared_values::LARGE;
 use super::synchronous::{ACCEPTED, STALE};
 use crate::config::{NonFinite, PsConfig};
 use crate::optimizer::{ApplyAt, Optimizer, Run, SlotSpec};
@@ -21,13 +21,13 @@ const BYTES: u64 = 4 * LARGE as u64;
 const PLAIN: u64 = 16;
 
 /// Replicas with trays, a large variable, and a plain one behind it.
-fn replicas(take: u32, of: u32, configure: impl Fn(PsConfig) -> PsConfig) -> Lent {
+fn replicas(take: u32, of: u32, configure: impl Fn(PsConfig) -> PsConfig) -> SharedBuffers {
     let w = VariableSpec::f32("w", [LARGE as u64]).unwrap();
     let plain = VariableSpec::f32("plain", [PLAIN / 4]).unwrap().plain();
-    Lent::with(vec![w, plain], 1, (take, of), configure)
+    SharedBuffers::with(vec![w, plain], 1, (take, of), configure)
 }
 
-impl Lent {
+impl SharedBuffers {
     /// Puts a gradient of one value into a room of a replica's tray, and says that it is whole; nothing is done
     /// about it yet.
     fn say(&mut self, replica: usize, place: usize, grant: Grant, gradient: &[f32]) -> RequestId {
@@ -37,7 +37,7 @@ impl Lent {
         let push_buffer = &self.push_buffers[replica][0];
         push_buffer.put(place, 0, &bytes_of(gradient));
         let push = Push::gradient(sequence, grant, push_buffer.push_slot(place));
-        let said = push.lent(&[(0, BYTES)], Some(BYTES));
+        let said = push.shared(&[(0, BYTES)], Some(BYTES));
         self.cluster.world.send(line, push.envelope(), said, &[])
     }
 
@@ -85,17 +85,17 @@ fn accepted(step: u64) -> Option<Result<Outcome, Refusal>> {
 fn what_completes_a_step_is_read_once() {
     for replicas_of in [1, 2, 4] {
         let counted = [NonFinite::Reject, NonFinite::Allow].map(|policy| {
-            let mut lent = replicas(replicas_of, replicas_of, |config| config.non_finite(policy));
+            let mut shared = replicas(replicas_of, replicas_of, |config| config.non_finite(policy));
             let replicas = 0..replicas_of as usize;
-            let grants: Vec<Grant> = replicas.clone().map(|it| lent.cluster.token(it)).collect();
+            let grants: Vec<Grant> = replicas.clone().map(|it| shared.cluster.token(it)).collect();
             let mut slices = 0;
             for replica in replicas {
-                let request = lent.say(replica, 0, grants[replica], &all(1.0 + replica as f32));
-                slices = lent.slices();
-                assert_eq!(lent.heard(replica, request), accepted(0));
+                let request = shared.say(replica, 0, grants[replica], &all(1.0 + replica as f32));
+                slices = shared.slices();
+                assert_eq!(shared.heard(replica, request), accepted(0));
             }
             let mean = (1..=replicas_of).sum::<u32>() as f32 / replicas_of as f32;
-            assert_eq!(lent.value(), -mean);
+            assert_eq!(shared.value(), -mean);
             slices
         });
         // Where nothing is looked for, there is nothing but the step.
@@ -129,29 +129,29 @@ impl Optimizer for Less {
 fn nan_in_what_would_complete_a_step_is_refused_and_the_step_waits_for_another() {
     let places = [0, 1, 15, 16, 70_000, LARGE / 2 + 3, LARGE - 1];
     for (place, users) in places.into_iter().flat_map(|place| [(place, false), (place, true)]) {
-        let mut lent = replicas(2, 2, |config| match users {
+        let mut shared = replicas(2, 2, |config| match users {
             true => config.optimizer_for("w", Less),
             false => config,
         });
-        let (first, last) = (lent.cluster.token(0), lent.cluster.token(1));
-        let request = lent.say(0, 0, first, &all(1.0));
-        lent.slices();
-        assert_eq!(lent.heard(0, request), accepted(0));
+        let (first, last) = (shared.cluster.token(0), shared.cluster.token(1));
+        let request = shared.say(0, 0, first, &all(1.0));
+        shared.slices();
+        assert_eq!(shared.heard(0, request), accepted(0));
         let mut gradient = all(5.0);
         gradient[place] = f32::INFINITY;
-        let request = lent.say(1, 0, last, &gradient);
-        lent.slices();
-        let Some(Err(refusal)) = lent.heard(1, request) else { panic!("it was not refused") };
+        let request = shared.say(1, 0, last, &gradient);
+        shared.slices();
+        let Some(Err(refusal)) = shared.heard(1, request) else { panic!("it was not refused") };
         let expected = Refusal::NonFinite {
             variable: VariableId(0),
             element: place as u64,
             value: f64::INFINITY,
         };
         assert_eq!(refusal, expected);
-        assert_eq!((lent.value(), lent.cluster.world.metrics().gradients_admitted), (0.0, 1));
-        let request = lent.say(1, 0, last, &all(3.0));
-        lent.slices();
-        assert_eq!((lent.heard(1, request), lent.value()), (accepted(0), -2.0));
+        assert_eq!((shared.value(), shared.cluster.world.metrics().gradients_admitted), (0.0, 1));
+        let request = shared.say(1, 0, last, &all(3.0));
+        shared.slices();
+        assert_eq!((shared.heard(1, request), shared.value()), (accepted(0), -2.0));
     }
 }
 
@@ -159,59 +159,59 @@ fn nan_in_what_would_complete_a_step_is_refused_and_the_step_waits_for_another()
 /// any gradient; what is refused for that is not the gradient of another.
 #[test]
 fn nobody_is_refused_for_what_another_has_changed() {
-    let mut lent = replicas(2, 2, |config| config);
-    let (first, last) = (lent.cluster.token(0), lent.cluster.token(1));
-    lent.say(0, 0, first, &all(1.0));
-    lent.slices();
-    lent.push_buffers[0][0].put(0, 0, &bytes_of(&all(f32::NAN)));
-    let request = lent.say(1, 0, last, &all(5.0));
-    lent.slices();
-    assert_eq!(lent.heard(1, request), accepted(0));
-    assert_eq!(lent.cluster.world.metrics().steps_applied, 1);
+    let mut shared = replicas(2, 2, |config| config);
+    let (first, last) = (shared.cluster.token(0), shared.cluster.token(1));
+    shared.say(0, 0, first, &all(1.0));
+    shared.slices();
+    shared.push_buffers[0][0].put(0, 0, &bytes_of(&all(f32::NAN)));
+    let request = shared.say(1, 0, last, &all(5.0));
+    shared.slices();
+    assert_eq!(shared.heard(1, request), accepted(0));
+    assert_eq!(shared.cluster.world.metrics().steps_applied, 1);
 }
 
 #[test]
 fn nan_is_counted_once() {
-    let mut lent = replicas(2, 2, |config| config.non_finite(NonFinite::Count));
-    let (first, last) = (lent.cluster.token(0), lent.cluster.token(1));
-    lent.say(0, 0, first, &all(1.0));
-    lent.slices();
+    let mut shared = replicas(2, 2, |config| config.non_finite(NonFinite::Count));
+    let (first, last) = (shared.cluster.token(0), shared.cluster.token(1));
+    shared.say(0, 0, first, &all(1.0));
+    shared.slices();
     let mut gradient = all(5.0);
     (gradient[3], gradient[LARGE - 1]) = (f32::NAN, f32::INFINITY);
-    let request = lent.say(1, 0, last, &gradient);
-    lent.slices();
-    assert_eq!(lent.heard(1, request), accepted(0));
-    assert_eq!(lent.cluster.world.metrics().non_finite, 2);
+    let request = shared.say(1, 0, last, &gradient);
+    shared.slices();
+    assert_eq!(shared.heard(1, request), accepted(0));
+    assert_eq!(shared.cluster.world.metrics().non_finite, 2);
 }
 
 /// A backup replica is first after all: the step that was being applied is not the one that is made.
 #[test]
 fn another_gradient_that_completes_the_step_first_is_in_it() {
     for slices in 0..8 {
-        let mut lent = replicas(2, 3, |config| config);
-        let grants = [0, 1, 2].map(|replica| lent.cluster.token(replica));
-        lent.say(0, 0, grants[0], &all(1.0));
-        lent.slices();
-        let slow = lent.say(1, 0, grants[1], &all(100.0));
+        let mut shared = replicas(2, 3, |config| config);
+        let grants = [0, 1, 2].map(|replica| shared.cluster.token(replica));
+        shared.say(0, 0, grants[0], &all(1.0));
+        shared.slices();
+        let slow = shared.say(1, 0, grants[1], &all(100.0));
         for _ in 0..slices {
-            assert_eq!(lent.cluster.world.slice(0), Work::More, "the step takes longer");
+            assert_eq!(shared.cluster.world.slice(0), Work::More, "the step takes longer");
         }
         // It is sent, and so held as soon as it is here.
-        lent.cluster.replicas[2].sequence += 1;
-        let line = lent.cluster.replicas[2].lines[0];
-        let push_slot = lent.cluster.world.push_slot(line);
+        shared.cluster.replicas[2].sequence += 1;
+        let line = shared.cluster.replicas[2].lines[0];
+        let push_slot = shared.cluster.world.push_slot(line);
         let push = Push::gradient(1, grants[2], push_slot);
         let gradient = bytes_of(&all(5.0));
-        let request = lent.cluster.world.push(line, &push, &parts(&gradient, 0, BYTES));
-        lent.slices();
-        assert_eq!(lent.heard(2, request), accepted(0), "after {slices} slices");
-        assert_eq!(lent.heard(1, slow), STALE(1).map(Ok));
-        assert_eq!(lent.value(), -3.0, "after {slices} slices");
-        let grants = [0, 1].map(|replica| lent.cluster.token(replica));
-        lent.say(0, 0, grants[0], &all(1.0));
-        let request = lent.say(1, 0, grants[1], &all(2.0));
-        lent.slices();
-        assert_eq!((lent.heard(1, request), lent.value()), (accepted(1), -4.5));
+        let request = shared.cluster.world.push(line, &push, &parts(&gradient, 0, BYTES));
+        shared.slices();
+        assert_eq!(shared.heard(2, request), accepted(0), "after {slices} slices");
+        assert_eq!(shared.heard(1, slow), STALE(1).map(Ok));
+        assert_eq!(shared.value(), -3.0, "after {slices} slices");
+        let grants = [0, 1].map(|replica| shared.cluster.token(replica));
+        shared.say(0, 0, grants[0], &all(1.0));
+        let request = shared.say(1, 0, grants[1], &all(2.0));
+        shared.slices();
+        assert_eq!((shared.heard(1, request), shared.value()), (accepted(1), -4.5));
     }
 }
 
@@ -219,17 +219,17 @@ fn another_gradient_that_completes_the_step_first_is_in_it() {
 #[test]
 fn what_comes_behind_it_and_too_late_takes_nothing_back() {
     let counted = [false, true].map(|late| {
-        let mut lent = replicas(2, 3, |config| config);
-        let grants = [0, 1, 2].map(|replica| lent.cluster.token(replica));
-        lent.say(0, 0, grants[0], &all(1.0));
-        lent.slices();
-        let last = lent.say(1, 0, grants[1], &all(3.0));
-        assert_eq!(lent.cluster.world.slice(0), Work::More);
-        let backup = late.then(|| lent.say(2, 0, grants[2], &all(100.0)));
-        let slices = lent.slices();
-        assert_eq!((lent.heard(1, last), lent.value()), (accepted(0), -2.0));
+        let mut shared = replicas(2, 3, |config| config);
+        let grants = [0, 1, 2].map(|replica| shared.cluster.token(replica));
+        shared.say(0, 0, grants[0], &all(1.0));
+        shared.slices();
+        let last = shared.say(1, 0, grants[1], &all(3.0));
+        assert_eq!(shared.cluster.world.slice(0), Work::More);
+        let backup = late.then(|| shared.say(2, 0, grants[2], &all(100.0)));
+        let slices = shared.slices();
+        assert_eq!((shared.heard(1, last), shared.value()), (accepted(0), -2.0));
         if let Some(backup) = backup {
-            assert_eq!(lent.heard(2, backup), STALE(1).map(Ok));
+            assert_eq!(shared.heard(2, backup), STALE(1).map(Ok));
         }
         slices
     });
@@ -240,60 +240,60 @@ fn what_comes_behind_it_and_too_late_takes_nothing_back() {
 #[test]
 fn what_is_withdrawn_meanwhile_is_not_in_the_step() {
     for (slices, sends) in (0..8).flat_map(|slices| [(slices, false), (slices, true)]) {
-        let mut lent = replicas(2, 2, |config| config);
-        let grants = [0, 1].map(|replica| lent.cluster.token(replica));
-        lent.say(0, 0, grants[0], &all(1.0));
-        lent.slices();
-        lent.say(1, 0, grants[1], &all(100.0));
+        let mut shared = replicas(2, 2, |config| config);
+        let grants = [0, 1].map(|replica| shared.cluster.token(replica));
+        shared.say(0, 0, grants[0], &all(1.0));
+        shared.slices();
+        shared.say(1, 0, grants[1], &all(100.0));
         for _ in 0..slices {
-            assert_eq!(lent.cluster.world.slice(0), Work::More, "the step takes longer");
+            assert_eq!(shared.cluster.world.slice(0), Work::More, "the step takes longer");
         }
         let (token, generation) = (grants[1].token, grants[1].generation);
-        let line = lent.cluster.replicas[1].lines[0];
-        lent.cluster.world.say(line, message::ReturnToken { token, generation }.into());
-        let asked = lent.cluster.world.say(line, message::TokenRequest { newest: token }.into());
-        let Some(Message::Granted(granted)) = lent.cluster.world.answer(line, asked) else {
+        let line = shared.cluster.replicas[1].lines[0];
+        shared.cluster.world.say(line, message::ReturnToken { token, generation }.into());
+        let asked = shared.cluster.world.say(line, message::TokenRequest { newest: token }.into());
+        let Some(Message::Granted(granted)) = shared.cluster.world.answer(line, asked) else {
             panic!("no token")
         };
         let request = match sends {
-            false => lent.say(1, 0, granted.grant, &all(3.0)),
+            false => shared.say(1, 0, granted.grant, &all(3.0)),
             true => {
-                let push = Push::gradient(2, granted.grant, lent.push_buffers[1][0].push_slot(0));
+                let push = Push::gradient(2, granted.grant, shared.push_buffers[1][0].push_slot(0));
                 let gradient = bytes_of(&all(3.0));
-                lent.cluster.world.push(line, &push, &parts(&gradient, 0, BYTES))
+                shared.cluster.world.push(line, &push, &parts(&gradient, 0, BYTES))
             }
         };
-        lent.slices();
+        shared.slices();
         let message = format!("after {slices} slices, sent: {sends}");
-        assert_eq!(lent.heard(1, request), accepted(0), "{message}");
-        assert_eq!(lent.value(), -2.0, "{message}");
+        assert_eq!(shared.heard(1, request), accepted(0), "{message}");
+        assert_eq!(shared.value(), -2.0, "{message}");
     }
 }
 
 #[test]
 fn what_is_assigned_meanwhile_is_assigned() {
     for slices in 0..8 {
-        let mut lent = replicas(2, 2, |config| config);
-        let grants = [0, 1].map(|replica| lent.cluster.token(replica));
-        lent.say(0, 0, grants[0], &all(1.0));
-        lent.slices();
-        let last = lent.say(1, 0, grants[1], &all(3.0));
+        let mut shared = replicas(2, 2, |config| config);
+        let grants = [0, 1].map(|replica| shared.cluster.token(replica));
+        shared.say(0, 0, grants[0], &all(1.0));
+        shared.slices();
+        let last = shared.say(1, 0, grants[1], &all(3.0));
         for _ in 0..slices {
-            assert_eq!(lent.cluster.world.slice(0), Work::More, "the step takes longer");
+            assert_eq!(shared.cluster.world.slice(0), Work::More, "the step takes longer");
         }
-        let it = &mut lent.cluster.replicas[0];
+        let it = &mut shared.cluster.replicas[0];
         it.sequence += 1;
-        let (line, push_buffer) = (it.lines[0], &lent.push_buffers[0][0]);
+        let (line, push_buffer) = (it.lines[0], &shared.push_buffers[0][0]);
         push_buffer.put(1, BYTES, &bytes_of(&[7_f32; PLAIN as usize / 4]));
         let push = Push::plain(it.sequence, Operation::Assign {}, push_buffer.push_slot(1));
-        let said = push.lent(&[(BYTES, BYTES + PLAIN)], Some(PLAIN));
-        let assigned = lent.cluster.world.send(line, push.envelope(), said, &[]);
-        lent.slices();
-        assert_eq!(lent.heard(1, last), accepted(0));
-        let assigned = lent.heard(0, assigned);
+        let said = push.shared(&[(BYTES, BYTES + PLAIN)], Some(PLAIN));
+        let assigned = shared.cluster.world.send(line, push.envelope(), said, &[]);
+        shared.slices();
+        assert_eq!(shared.heard(1, last), accepted(0));
+        let assigned = shared.heard(0, assigned);
         assert!(matches!(assigned, Some(Ok(Outcome::Applied { .. }))), "{assigned:?}");
-        assert_eq!(lent.value(), -2.0, "after {slices} slices");
-        let values = f32s(&lent.cluster.world.values(line));
+        assert_eq!(shared.value(), -2.0, "after {slices} slices");
+        let values = f32s(&shared.cluster.world.values(line));
         assert_eq!(values[LARGE..], [7.0; PLAIN as usize / 4]);
     }
 }
@@ -314,9 +314,9 @@ fn a_step_that_is_applied_at_once_is_the_step() {
             of("short", DType::F32, 1),
         ]
     };
-    let mut lent = Lent::with(variables(), 1, (2, 2), |config| config);
-    let mut sent = Lent::with(variables(), 1, (2, 2), |config| config);
-    let extents: Vec<(u64, u64)> = lent.cluster.world.shards[0]
+    let mut shared = SharedBuffers::with(variables(), 1, (2, 2), |config| config);
+    let mut sent = SharedBuffers::with(variables(), 1, (2, 2), |config| config);
+    let extents: Vec<(u64, u64)> = shared.cluster.world.shards[0]
         .store()
         .unwrap()
         .layout()
@@ -327,19 +327,19 @@ fn a_step_that_is_applied_at_once_is_the_step() {
     let bytes: u64 = extents.iter().map(|(start, end)| end - start).sum();
     for step in 0..3 {
         for replica in 0..2 {
-            let [a, b] = [&mut lent, &mut sent].map(|it| it.cluster.token(replica));
+            let [a, b] = [&mut shared, &mut sent].map(|it| it.cluster.token(replica));
             // Small numbers of every type.
             let gradient: Vec<u8> = (0..extents.last().unwrap().1)
                 .map(|at| if at % 2 == 1 { 0x3c } else { (at * 7 + step + replica as u64) as u8 })
                 .collect();
-            let push_buffer = &lent.push_buffers[replica][0];
+            let push_buffer = &shared.push_buffers[replica][0];
             push_buffer.put(0, 0, &gradient);
             let push = Push::gradient(step + 1, a, push_buffer.push_slot(0));
-            let line = lent.cluster.replicas[replica].lines[0];
-            let said = push.lent(&extents, Some(bytes));
-            let request = lent.cluster.world.send(line, push.envelope(), said, &[]);
-            lent.slices();
-            assert_eq!(lent.heard(replica, request), accepted(step));
+            let line = shared.cluster.replicas[replica].lines[0];
+            let said = push.shared(&extents, Some(bytes));
+            let request = shared.cluster.world.send(line, push.envelope(), said, &[]);
+            shared.slices();
+            assert_eq!(shared.heard(replica, request), accepted(step));
             let line = sent.cluster.replicas[replica].lines[0];
             let push = Push::gradient(step + 1, b, sent.cluster.world.push_slot(line));
             let parts: Vec<_> =
@@ -348,7 +348,7 @@ fn a_step_that_is_applied_at_once_is_the_step() {
             sent.slices();
             assert_eq!(sent.heard(replica, request), accepted(step));
         }
-        let [a, b] = [&mut lent, &mut sent].map(|it| {
+        let [a, b] = [&mut shared, &mut sent].map(|it| {
             let line = it.cluster.replicas[0].lines[0];
             it.cluster.world.values(line)
         });

@@ -63,7 +63,7 @@ pub(super) fn an_older_chief_is_fenced(zoo: Zoo) {
     let answer = world.push_answer(old, &assign, &[(0, &bytes_of(&[1.0_f64, 1.0]))]);
     let Message::Refused(refused) = answer else { panic!("a first value is taken: {answer:?}") };
     assert!(is_fenced(&refused.refusal, &second), "{}", refused.refusal);
-    for other in [assign.lent(&[(0, 16)], Some(16)), assign.encoded((1, 4), 0, Some(8))] {
+    for other in [assign.shared(&[(0, 16)], Some(16)), assign.encoded((1, 4), 0, Some(8))] {
         let name = other.name();
         let refusal = world.refused(old, other);
         assert!(is_fenced(&refusal, &second), "{name}: {refusal}");

@@ -58,7 +58,7 @@ impl Stretch {
 /// Follows the stores to the files of a shelf.
 pub(super) struct Images {
     shelf: Shelf,
-    lent: Vec<Stretch>,
+    shared: Vec<Stretch>,
     streamed: Vec<Stretch>,
     random: Random,
     last: Files,
@@ -66,8 +66,8 @@ pub(super) struct Images {
 
 impl Images {
     pub(super) fn new(shelf: Shelf, seed: u64) -> Images {
-        let (lent, streamed) = (Vec::new(), Vec::new());
-        Images { shelf, lent, streamed, random: Random::new(seed), last: Files::new() }
+        let (shared, streamed) = (Vec::new(), Vec::new());
+        Images { shelf, shared, streamed, random: Random::new(seed), last: Files::new() }
     }
 
     /// The different images that a crash at this event may leave.
@@ -78,12 +78,12 @@ impl Images {
         };
         let images = self.images();
         match event {
-            Event::Lent { .. } => self.lent.extend(opened),
+            Event::Shared { .. } => self.shared.extend(opened),
             Event::Streaming { .. } => self.streamed.extend(opened),
             // What was lent is written before a word is stored; so is what makes or moves a file.
-            Event::Storing { .. } | Event::Filing | Event::Moved { .. } => self.lent.clear(),
+            Event::Storing { .. } | Event::Filing | Event::Moved { .. } => self.shared.clear(),
             Event::Fenced => {
-                self.lent.clear();
+                self.shared.clear();
                 self.streamed.clear();
             }
         }
@@ -94,7 +94,8 @@ impl Images {
     /// event is of no file.
     fn stretch_of(&self, event: Event) -> Option<Option<Stretch>> {
         match event {
-            Event::Lent { address, start, bytes } | Event::Streaming { address, start, bytes } => {
+            Event::Shared { address, start, bytes }
+            | Event::Streaming { address, start, bytes } => {
                 let file = self.shelf.name_of(address)?;
                 let old = self.shelf.read(&file, start, bytes);
                 Some(Some(Stretch { file, start, old }))
@@ -107,7 +108,7 @@ impl Images {
     fn images(&mut self) -> Vec<Files> {
         let present = self.shelf.contents();
         let mut images = vec![present.clone()];
-        for stretches in [&mut self.streamed, &mut self.lent] {
+        for stretches in [&mut self.streamed, &mut self.shared] {
             stretches.retain(|stretch| self.shelf.has_open(&stretch.file));
         }
         if self.streamed.iter().any(|stretch| stretch.has_changed(&self.shelf)) {
@@ -124,11 +125,11 @@ impl Images {
                 images.push(mixed);
             }
         }
-        if self.lent.iter().any(|stretch| stretch.has_changed(&self.shelf)) {
+        if self.shared.iter().any(|stretch| stretch.has_changed(&self.shelf)) {
             for _ in 0..MIXED {
                 let of = self.random.below(images.len() as u64) as usize;
                 let mut cut = images[of].clone();
-                for stretch in self.lent.iter().rev() {
+                for stretch in self.shared.iter().rev() {
                     let at = self.random.below(stretch.old.len() as u64 + 1) as usize;
                     stretch.cut(&mut cut, at, self.random.one_in(2));
                 }

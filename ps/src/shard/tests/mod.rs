@@ -18,8 +18,6 @@ mod handshakes;
 mod images;
 mod join;
 mod kept;
-#[cfg(target_os = "linux")]
-mod lending;
 mod liars;
 mod members;
 mod model;
@@ -40,6 +38,8 @@ mod refusals;
 mod resends;
 mod restores;
 mod rows;
+#[cfg(target_os = "linux")]
+mod shared_values;
 mod spending;
 mod staleness;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]

@@ -55,11 +55,11 @@ fn requests() -> Vec<Message> {
     let ranges = List::default();
     let (operation, token, generation, push_slot) = (Operation::Gradient {}, TokenId(1), 1, 1);
     let (whole, next, read) = (None, false, None);
-    let lent =
+    let shared =
         message::PushShared { operation, token, generation, push_slot, whole, next, read, ranges };
     vec![
         message::Heartbeat {}.into(),
-        message::Lend { wants: 1 }.into(),
+        message::ShareValues { wants: 1 }.into(),
         message::SharePushBuffer {}.into(),
         message::FetchCatalogue {}.into(),
         message::FindCheckpoint {}.into(),
@@ -68,7 +68,7 @@ fn requests() -> Vec<Message> {
         message::Reserve {}.into(),
         gradient,
         encoded,
-        lent.into(),
+        shared.into(),
         message::OutcomeQuery {}.into(),
         pull().into(),
         rows().into(),

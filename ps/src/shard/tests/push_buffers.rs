@@ -5,9 +5,11 @@ use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use pushpull_common::ids::{ClientEpoch, Sequence, ShardId, VariableId};
-use pushpull_common::protocol::limits::{LENDS_MAX, PUSH_BUFFERS_MAX, PUSH_SHARED_RANGES_MAX};
+use pushpull_common::protocol::limits::{
+    PUSH_BUFFERS_MAX, PUSH_SHARED_RANGES_MAX, SHARE_REQUESTS_MAX,
+};
 use pushpull_common::protocol::message::{
-    self, Lend, Operation, PushShared, Role, SharePushBuffer, SharedPushBuffer, Stretch,
+    self, Operation, PushShared, Role, SharePushBuffer, ShareValues, SharedPushBuffer, Stretch,
 };
 use pushpull_common::protocol::wire::List;
 use pushpull_common::protocol::{Envelope, Message, PushState, Refusal};
@@ -15,14 +17,14 @@ use pushpull_common::table::TableSpec;
 use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
 
-use super::lending::{LARGE, NEAR, all_are, at, large, near};
 use super::peers::{Peer, Push, bytes_of, f32s, f64s, index_of, variables, worker};
 use super::pushes::applied;
+use super::shared_values::{LARGE, NEAR, all_are, at, large, near};
 use super::staleness::Client;
 use super::synchronous::synchronous;
 use super::world::{Line, World};
 use crate::aggregate::staleness::StalenessPolicy;
-use crate::arena::{LentBytes, Place};
+use crate::arena::{Place, SharedBytes};
 use crate::config::{NonFinite, PsConfig, Storage};
 use crate::metrics::Counters;
 use crate::optimizer::{Lamb, Sgd};
@@ -34,37 +36,39 @@ use crate::store::Give;
 /// A tray that somebody has been lent.
 pub(super) struct MappedBuffer {
     file: File,
-    pub(super) lent: SharedPushBuffer,
+    pub(super) shared: SharedPushBuffer,
 }
 
 impl MappedBuffer {
     pub(super) fn new(world: &mut World, line: Line) -> MappedBuffer {
         let answer = world.ask(line, SharePushBuffer {}.into());
-        let Message::SharedPushBuffer(lent) = answer else { panic!("not a tray but {answer:?}") };
-        let mut descriptors = world.lent.remove(&line).expect("a descriptor");
-        assert_eq!((descriptors.len(), lent.push_slots.items().len()), (1, 2));
+        let Message::SharedPushBuffer(shared) = answer else {
+            panic!("not a push buffer but {answer:?}")
+        };
+        let mut descriptors = world.shared.remove(&line).expect("a descriptor");
+        assert_eq!((descriptors.len(), shared.push_slots.items().len()), (1, 2));
         let file = File::from(descriptors.remove(0));
-        assert_eq!(file.metadata().unwrap().len(), lent.bytes);
-        assert!(lent.first + 2 * lent.stride <= lent.bytes);
-        MappedBuffer { file, lent }
+        assert_eq!(file.metadata().unwrap().len(), shared.bytes);
+        assert!(shared.first + 2 * shared.stride <= shared.bytes);
+        MappedBuffer { file, shared }
     }
 
     pub(super) fn push_slot(&self, place: usize) -> u32 {
-        self.lent.push_slots.items()[place]
+        self.shared.push_slots.items()[place]
     }
 
     /// Writes values to one of its rooms.
     pub(super) fn put(&self, place: usize, offset: u64, bytes: &[u8]) {
-        let start = self.lent.first + place as u64 * self.lent.stride;
+        let start = self.shared.first + place as u64 * self.shared.stride;
         self.file.write_all_at(bytes, start + offset).unwrap();
     }
 }
 
 impl Push {
     /// The message that these ranges lie in the tray.
-    pub(super) fn lent(&self, ranges: &[(u64, u64)], whole: Option<u64>) -> Message {
+    pub(super) fn shared(&self, ranges: &[(u64, u64)], whole: Option<u64>) -> Message {
         let stretch = |&(start, end): &(u64, u64)| Stretch { start, end };
-        let lent = PushShared {
+        let shared = PushShared {
             operation: self.operation,
             token: self.grant.token,
             generation: self.grant.generation,
@@ -74,14 +78,14 @@ impl Push {
             read: self.read,
             ranges: List::new(ranges.iter().map(stretch).collect()).unwrap(),
         };
-        lent.into()
+        shared.into()
     }
 }
 
 /// Says that these ranges are a whole push; what is answered.
 fn push(world: &mut World, line: Line, push: &Push, ranges: &[(u64, u64)]) -> Message {
     let bytes = ranges.iter().map(|(start, end)| end - start).sum();
-    let request = world.send(line, push.envelope(), push.lent(ranges, Some(bytes)), &[]);
+    let request = world.send(line, push.envelope(), push.shared(ranges, Some(bytes)), &[]);
     world.work();
     world.answer(line, request).expect("a push is answered")
 }
@@ -188,7 +192,7 @@ fn what_is_sent_beside_it_is_one_push_with_it() {
         let gradient = Push::gradient(sequence, world.token(line), push_buffer.push_slot(0));
         let whole = (24 + 24 + index.len()) as u64;
         if first {
-            world.send(line, gradient.envelope(), gradient.lent(&[(0, 24)], None), &[]);
+            world.send(line, gradient.envelope(), gradient.shared(&[(0, 24)], None), &[]);
         }
         world.send(line, gradient.envelope(), gradient.part(88, None), &index);
         let last = (!first).then_some(whole);
@@ -200,7 +204,7 @@ fn what_is_sent_beside_it_is_one_push_with_it() {
             &values,
         );
         if !first {
-            request = world.send(line, gradient.envelope(), gradient.lent(&[(0, 24)], last), &[]);
+            request = world.send(line, gradient.envelope(), gradient.shared(&[(0, 24)], last), &[]);
         }
         world.work();
         assert_eq!(applied(&world.answer(line, request).unwrap()), sequence);
@@ -218,7 +222,8 @@ fn what_is_sent_first_does_not_stand_for_all() {
     push_buffer.put(1, 16, &bytes_of(&[3_f64, 4.0]));
     let gradient = Push::gradient(1, world.token(line), push_buffer.push_slot(1));
     world.send(line, gradient.envelope(), gradient.part(0, None), &bytes_of(&[1_f32, 2.0, 0.0]));
-    let request = world.send(line, gradient.envelope(), gradient.lent(&[(16, 32)], Some(32)), &[]);
+    let request =
+        world.send(line, gradient.envelope(), gradient.shared(&[(16, 32)], Some(32)), &[]);
     world.work();
     assert_eq!(applied(&world.answer(line, request).unwrap()), 1);
     let values = world.values(line);
@@ -244,7 +249,7 @@ fn nothing_counts_beside_nan_not_even_the_rows_of_a_table() {
         world.send(line, gradient.envelope(), gradient.part(index_at, None), &index);
         world.send(line, gradient.envelope(), gradient.part(bytes, None), &row);
         let whole = bytes + (index.len() + row.len()) as u64;
-        let last = gradient.lent(&[(0, bytes)], Some(whole));
+        let last = gradient.shared(&[(0, bytes)], Some(whole));
         let request = world.send(line, gradient.envelope(), last, &[]);
         world.work();
         let answer = world.answer(line, request).unwrap();
@@ -279,7 +284,7 @@ fn what_would_be_changed_where_it_lies_is_looked_at_first() {
             world.send(line, gradient.envelope(), gradient.part(offset, None), body);
         }
         let whole = 4 * elements + (index.len() + values.len()) as u64;
-        let last = gradient.lent(&[(0, 4 * elements)], Some(whole));
+        let last = gradient.shared(&[(0, 4 * elements)], Some(whole));
         let request = world.send(line, gradient.envelope(), last, &[]);
         world.work();
         let answer = world.answer(line, request).unwrap();
@@ -301,14 +306,14 @@ fn any_variables_may_lie_in_the_tray_and_the_others_be_sent() {
     push_buffer.put(0, 0, &bytes_of(&[f32::NAN; 6]));
     for mask in 1..8_u64 {
         let gradient = Push::gradient(mask, world.token(line), push_buffer.push_slot(0));
-        let mut lent = Vec::new();
+        let mut shared = Vec::new();
         for n in 0..3 {
             // Each time others, as both kinds of memory keep what was there.
             let (value, at) = (bytes_of(&[((n + 1) * mask) as f32; 2]), 8 * n);
             match mask >> n & 1 {
                 1 => {
                     push_buffer.put(0, at, &value);
-                    lent.push((at, at + 8));
+                    shared.push((at, at + 8));
                 }
                 _ => {
                     push_buffer.put(0, at, &bytes_of(&[f32::NAN; 2]));
@@ -316,7 +321,7 @@ fn any_variables_may_lie_in_the_tray_and_the_others_be_sent() {
                 }
             }
         }
-        let last = gradient.lent(&lent, Some(24));
+        let last = gradient.shared(&shared, Some(24));
         let request = world.send(line, gradient.envelope(), last, &[]);
         world.work();
         assert_eq!(applied(&world.answer(line, request).unwrap()), mask);
@@ -371,7 +376,7 @@ fn ranges_that_are_none_of_a_tray_are_refused_and_the_next_push_is_not() {
         for whole in [Some(24), None] {
             sequence += 1;
             let gradient = Push::gradient(sequence, grant, *push_slot);
-            let message = gradient.lent(ranges, whole);
+            let message = gradient.shared(ranges, whole);
             let request = world.send(line, gradient.envelope(), message, &[]);
             let refused = refusal(world.answer(line, request).unwrap());
             let found = format!("{refused:?}");
@@ -381,14 +386,14 @@ fn ranges_that_are_none_of_a_tray_are_refused_and_the_next_push_is_not() {
             );
             // What of it comes later is passed over.
             if whole.is_none() {
-                let last = gradient.lent(&[(0, 24)], Some(24));
+                let last = gradient.shared(&[(0, 24)], Some(24));
                 let request = world.send(line, gradient.envelope(), last, &[]);
                 assert_eq!(world.answer(line, request), None);
             }
         }
         sequence += 1;
         let gradient = Push::gradient(sequence, grant, push_buffer.push_slot(0));
-        let lie = gradient.lent(&[(0, 24)], Some(32));
+        let lie = gradient.shared(&[(0, 24)], Some(32));
         let request = world.send(line, gradient.envelope(), lie, &[]);
         let refused = refusal(world.answer(line, request).unwrap());
         assert!(matches!(refused, Refusal::Length { named: 32, received: 24 }), "{refused:?}");
@@ -398,7 +403,7 @@ fn ranges_that_are_none_of_a_tray_are_refused_and_the_next_push_is_not() {
     assert_eq!(applied(&push(&mut world, line, &gradient, &[(0, 24)])), 1);
     // A room is of one push at a time, and a token of one.
     let gradient = Push::gradient(sequence + 2, world.token(line), push_buffer.push_slot(0));
-    world.send(line, gradient.envelope(), gradient.lent(&[(0, 24)], None), &[]);
+    world.send(line, gradient.envelope(), gradient.shared(&[(0, 24)], None), &[]);
     let next = Push { sequence: sequence + 3, ..gradient };
     let refused = refusal(push(&mut world, line, &next, &[(0, 24)]));
     assert_eq!(refused, Refusal::PushSlotTaken { push_slot: push_buffer.push_slot(0) });
@@ -420,9 +425,9 @@ fn as_many_ranges_as_can_be_named_are_taken() {
     // Every other one first, so that each is a range of its own.
     let (odd, even): (Vec<_>, Vec<_>) = all.into_iter().partition(|(start, _)| start % 16 == 8);
     let ranges: Vec<(u64, u64)> = odd.into_iter().chain(even).collect();
-    world.send(line, gradient.envelope(), gradient.lent(&ranges, None), &[]);
+    world.send(line, gradient.envelope(), gradient.shared(&ranges, None), &[]);
     let rest = (8 * PUSH_SHARED_RANGES_MAX as u64, 8 * PUSH_SHARED_RANGES_MAX as u64 + 8);
-    let last = gradient.lent(&[rest], Some(rest.1));
+    let last = gradient.shared(&[rest], Some(rest.1));
     let request = world.send(line, gradient.envelope(), last, &[]);
     world.work();
     assert_eq!(applied(&world.answer(line, request).unwrap()), 1);
@@ -475,7 +480,7 @@ fn nan_that_is_gone_before_the_second_pass_is_refused_all_the_same() {
     let (push_buffer, bytes) = (MappedBuffer::new(&mut world, line), 4 * LARGE as u64);
     push_buffer.put(0, 0, &f32::INFINITY.to_le_bytes());
     let gradient = Push::gradient(1, world.token(line), push_buffer.push_slot(0));
-    let all = gradient.lent(&[(0, bytes)], Some(bytes));
+    let all = gradient.shared(&[(0, bytes)], Some(bytes));
     let request = world.send(line, gradient.envelope(), all, &[]);
     world.slice(0);
     push_buffer.put(0, 0, &1_f32.to_le_bytes());
@@ -515,7 +520,7 @@ fn what_lies_whole_is_applied_though_its_client_is_gone() {
         push_buffer.put(1, 0, &bytes_of(&vec![1_f32; LARGE]));
         let gradient = Push::gradient(sequence, world.token(line), push_buffer.push_slot(1));
         let bytes = 4 * LARGE as u64;
-        world.send(line, gradient.envelope(), gradient.lent(&[(0, bytes)], Some(bytes)), &[]);
+        world.send(line, gradient.envelope(), gradient.shared(&[(0, bytes)], Some(bytes)), &[]);
         (line, gradient)
     };
     let left = world.left();
@@ -553,7 +558,7 @@ fn what_is_not_whole_goes_with_its_client() {
     let left = world.left();
     let push_buffer = MappedBuffer::new(&mut world, line);
     let gradient = Push::gradient(1, world.token(line), push_buffer.push_slot(0));
-    world.send(line, gradient.envelope(), gradient.lent(&[(0, 16)], None), &[]);
+    world.send(line, gradient.envelope(), gradient.shared(&[(0, 16)], None), &[]);
     world.send(line, gradient.envelope(), gradient.part(16, None), &bytes_of(&[1_f64]));
     assert_eq!(state(&mut world, line, 1), PushState::Receiving { bytes: 24 });
     let late = world.announce(line, gradient.envelope(), gradient.part(24, None), 8);
@@ -580,7 +585,7 @@ fn the_token_of_a_refused_push_whose_client_is_gone_goes_to_others() {
     push_buffer.put(0, 4096, &f32::NAN.to_le_bytes());
     let gradient = Push::gradient(1, world.token(line), push_buffer.push_slot(0));
     let bytes = 4 * LARGE as u64;
-    world.send(line, gradient.envelope(), gradient.lent(&[(0, bytes)], Some(bytes)), &[]);
+    world.send(line, gradient.envelope(), gradient.shared(&[(0, bytes)], Some(bytes)), &[]);
     assert!(matches!(world.ask(line, message::Leave {}.into()), Message::Left(_)));
     world.work();
     let metrics = world.metrics();
@@ -595,13 +600,13 @@ fn a_push_that_is_withdrawn_leaves_the_room_to_its_client() {
     let push_buffer = MappedBuffer::new(&mut world, line);
     push_buffer.put(0, 0, &bytes_of(&[1_f32; 3]));
     let gradient = Push::gradient(1, world.token(line), push_buffer.push_slot(0));
-    world.send(line, gradient.envelope(), gradient.lent(&[(0, 16)], None), &[]);
+    world.send(line, gradient.envelope(), gradient.shared(&[(0, 16)], None), &[]);
     let request = world.send(line, gradient.envelope(), message::Withdraw {}.into(), &[]);
     let answer = world.answer(line, request);
     assert!(matches!(answer, Some(Message::PushAnswer(_))), "{answer:?}");
     let gradient = Push { sequence: 2, ..gradient };
     // Nobody else needs the room, so no pause is too long.
-    world.send(line, gradient.envelope(), gradient.lent(&[(0, 16)], None), &[]);
+    world.send(line, gradient.envelope(), gradient.shared(&[(0, 16)], None), &[]);
     world.pass(Duration::from_secs(60), &[line]);
     let empty = gradient.part(0, Some(16));
     let request = world.send(line, gradient.envelope(), empty, &[]);
@@ -615,7 +620,7 @@ fn who_is_lent_no_tray_is_told_why_and_goes_on() {
         let peer = Peer { role, ..worker(5) };
         let (line, _) = world.greet_by(way, 0, peer.hello(0)).unwrap();
         let refusal = world.refused(line, SharePushBuffer {}.into());
-        assert!(world.lent.is_empty());
+        assert!(world.shared.is_empty());
         let alive = world.ask(line, message::Heartbeat {}.into());
         assert!(matches!(alive, Message::HeartbeatAnswer(_)));
         world.disconnect(line);
@@ -626,7 +631,7 @@ fn who_is_lent_no_tray_is_told_why_and_goes_on() {
     };
     let member = Role::Worker {};
     let (mut world, chief, line) = near(variables(), |config| config);
-    let over_tcp = "memory is lent over Unix sockets only";
+    let over_tcp = "memory is shared over Unix sockets only";
     assert_eq!(refused(&mut world, Way::Remote, member), over_tcp);
     assert_eq!(refused(&mut world, Way::Unix { same_user: false }, member), "Denied");
     for role in [Role::Reader {}, Role::Peer {}] {
@@ -635,19 +640,22 @@ fn who_is_lent_no_tray_is_told_why_and_goes_on() {
     // One is enough for a client, over one connection.
     MappedBuffer::new(&mut world, line);
     let again = format!("{:?}", world.refused(line, SharePushBuffer {}.into()));
-    assert!(again.contains("this client has a tray"), "{again}");
-    for _ in 1..LENDS_MAX {
-        assert!(matches!(world.ask(line, Lend { wants: 1 }.into()), Message::Lent(_)));
+    assert!(again.contains("this client has a push buffer"), "{again}");
+    for _ in 1..SHARE_REQUESTS_MAX {
+        assert!(matches!(
+            world.ask(line, ShareValues { wants: 1 }.into()),
+            Message::SharedValues(_)
+        ));
     }
     let often = format!("{:?}", world.refused(line, SharePushBuffer {}.into()));
     assert!(often.contains("often enough"), "{often}");
-    world.lent.clear();
+    world.shared.clear();
     // As many as there can be, and one more once one is gone.
     let mut lines: Vec<Line> =
         (1..PUSH_BUFFERS_MAX as u32).map(|task| world.join(0, &mut worker(100 + task))).collect();
     lines.iter().for_each(|&line| _ = MappedBuffer::new(&mut world, line));
     let many = format!("{:?}", world.refused(chief, SharePushBuffer {}.into()));
-    assert!(many.contains("as many trays are lent as there can be"), "{many}");
+    assert!(many.contains("as many push buffers are shared as there can be"), "{many}");
     world.disconnect(lines.remove(0));
     MappedBuffer::new(&mut world, chief);
 
@@ -675,13 +683,13 @@ fn a_tray_is_counted_as_memory_and_so_is_what_is_sent_beside_it() {
     let refused = refusal(answer);
     assert_eq!(refused, Refusal::DoesNotFit { need: 8192, limit: 8191 });
     let (answer, _, mut world, line) = memory(used + 8192 + 4095);
-    let Message::SharedPushBuffer(lent) = answer else { panic!("{answer:?}") };
-    assert_eq!((lent.bytes, lent.first, lent.stride), (8192, 0, 4096));
-    let gradient = Push::gradient(1, world.token(line), lent.push_slots.items()[0]);
+    let Message::SharedPushBuffer(shared) = answer else { panic!("{answer:?}") };
+    assert_eq!((shared.bytes, shared.first, shared.stride), (8192, 0, 4096));
+    let gradient = Push::gradient(1, world.token(line), shared.push_slots.items()[0]);
     let request = world.announce(line, gradient.envelope(), gradient.part(16, None), 16);
     let refused = refusal(world.answer(line, request).unwrap());
     // Those that all share have theirs.
-    assert_eq!(refused, Refusal::PushSlotTaken { push_slot: lent.push_slots.items()[0] });
+    assert_eq!(refused, Refusal::PushSlotTaken { push_slot: shared.push_slots.items()[0] });
     world.body(line, &[0; 16]);
     let gradient = Push { sequence: 2, ..gradient };
     assert_eq!(applied(&push(&mut world, line, &gradient, &[(0, 16)])), 1);
@@ -711,7 +719,7 @@ fn with_state() -> (World, Line, MappedBuffer, Push) {
 fn what_lay_whole_in_a_tray_when_its_server_was_killed_is_sent_again() {
     let (mut world, line, _tray, gradient) = with_state();
     let files = world.files(0).into_keys().collect::<Vec<_>>();
-    world.send(line, gradient.envelope(), gradient.lent(&[(0, 16)], Some(16)), &[]);
+    world.send(line, gradient.envelope(), gradient.shared(&[(0, 16)], Some(16)), &[]);
     assert_eq!(world.files(0).into_keys().collect::<Vec<_>>(), files);
     world.restart(0).unwrap();
     let mut peer = Peer { epoch: ClientEpoch(2), ..worker(1) };
@@ -744,7 +752,7 @@ fn what_was_applied_from_a_tray_is_applied_once_whenever_its_server_is_killed() 
 #[test]
 fn the_token_of_what_is_lost_with_its_client_and_its_server_goes_to_others() {
     let (mut world, line, _tray, gradient) = with_state();
-    world.send(line, gradient.envelope(), gradient.lent(&[(0, 16)], Some(16)), &[]);
+    world.send(line, gradient.envelope(), gradient.shared(&[(0, 16)], Some(16)), &[]);
     let left = world.say(line, message::Leave {}.into());
     assert!(matches!(world.answer(line, left), Some(Message::Left(_))));
     let owner = |world: &World| world.shards[0].owner.as_ref().unwrap().tokens_out();
@@ -761,7 +769,7 @@ fn the_token_of_what_is_lost_with_its_client_and_its_server_goes_to_others() {
 #[cfg(target_os = "linux")]
 fn nan_that_is_gone_when_it_is_looked_for_is_refused_all_the_same() {
     let counters = Counters::default();
-    let (memory, descriptor) = LentBytes::new(16384).unwrap();
+    let (memory, descriptor) = SharedBytes::new(16384).unwrap();
     let file = File::from(descriptor);
     file.write_all_at(&f32::INFINITY.to_le_bytes(), 12_000).unwrap();
     for (policy, there, found) in [

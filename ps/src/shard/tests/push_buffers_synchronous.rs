@@ -6,9 +6,9 @@ use pushpull_common::protocol::message::{self, Operation};
 use pushpull_common::protocol::{Envelope, Grant, Message, Outcome, Refusal};
 use pushpull_common::variable::VariableSpec;
 
-use super::lending::{LARGE, lendable};
 use super::peers::{Push, bytes_of, f32s, index_of, pack, variables};
 use super::push_buffers::MappedBuffer;
+use super::shared_values::{LARGE, shareable};
 use super::synchronous::{ACCEPTED, Cluster, STALE, synchronous};
 use super::world::World;
 use crate::config::PsConfig;
@@ -16,15 +16,20 @@ use crate::shard::Input;
 use crate::shard::work::Work;
 
 /// A cluster whose replicas have trays.
-pub(super) struct Lent {
+pub(super) struct SharedBuffers {
     pub(super) cluster: Cluster,
     /// By replica and shard.
     pub(super) push_buffers: Vec<Vec<MappedBuffer>>,
 }
 
-impl Lent {
-    fn new(shards: u16, take: u32, of: u32, configure: impl Fn(PsConfig) -> PsConfig) -> Lent {
-        Lent::with(variables(), shards, (take, of), configure)
+impl SharedBuffers {
+    fn new(
+        shards: u16,
+        take: u32,
+        of: u32,
+        configure: impl Fn(PsConfig) -> PsConfig,
+    ) -> SharedBuffers {
+        SharedBuffers::with(variables(), shards, (take, of), configure)
     }
 
     pub(super) fn with(
@@ -32,17 +37,17 @@ impl Lent {
         shards: u16,
         (take, of): (u32, u32),
         configure: impl Fn(PsConfig) -> PsConfig,
-    ) -> Lent {
+    ) -> SharedBuffers {
         let mode = synchronous(take, of);
         let configure =
             |config: PsConfig| configure(config.shards(shards).mode(mode).inbox_pushes(1));
-        let mut cluster = Cluster::of(lendable(variables, configure), mode);
+        let mut cluster = Cluster::of(shareable(variables, configure), mode);
         let lines: Vec<_> = cluster.replicas.iter().map(|replica| replica.lines.clone()).collect();
         let of = |lines: Vec<_>| {
             lines.into_iter().map(|line| MappedBuffer::new(&mut cluster.world, line)).collect()
         };
         let push_buffers = lines.into_iter().map(of).collect();
-        Lent { cluster, push_buffers }
+        SharedBuffers { cluster, push_buffers }
     }
 
     /// Puts a gradient of this value into room `place` of the tray of one shard, and pushes it; what is
@@ -66,7 +71,7 @@ impl Lent {
         let (push_buffer, bytes) = (&self.push_buffers[replica][shard], body.len() as u64);
         push_buffer.put(place, 0, &body);
         let push = Push::gradient(sequence, grant, push_buffer.push_slot(place));
-        let said = push.lent(&[(0, bytes)], Some(bytes));
+        let said = push.shared(&[(0, bytes)], Some(bytes));
         let request = cluster.world.send(line, push.envelope(), said, &[]);
         cluster.settle();
         cluster.world.answer(line, request)
@@ -90,16 +95,16 @@ impl Lent {
 #[test]
 fn a_step_is_the_mean_of_what_lies_in_trays_and_of_what_was_sent() {
     for shards in [1, 2] {
-        let mut lent = Lent::new(shards, 3, 3, |config| config);
+        let mut shared = SharedBuffers::new(shards, 3, 3, |config| config);
         for step in 0..4 {
-            let tokens = [0, 1, 2].map(|replica| lent.cluster.token(replica));
+            let tokens = [0, 1, 2].map(|replica| shared.cluster.token(replica));
             let place = (step % 2) as usize;
-            assert_eq!(lent.push(0, place, tokens[0], 1.0), ACCEPTED(step));
+            assert_eq!(shared.push(0, place, tokens[0], 1.0), ACCEPTED(step));
             // Another sends what it has.
-            assert_eq!(lent.cluster.push(1, tokens[1], 2.0), ACCEPTED(step));
-            assert_eq!(lent.push(2, place, tokens[2], 6.0), ACCEPTED(step));
+            assert_eq!(shared.cluster.push(1, tokens[1], 2.0), ACCEPTED(step));
+            assert_eq!(shared.push(2, place, tokens[2], 6.0), ACCEPTED(step));
             let sum = -3.0 * (step + 1) as f32;
-            assert_eq!(lent.cluster.values(step + 1), (sum, sum.into()), "{shards} shards");
+            assert_eq!(shared.cluster.values(step + 1), (sum, sum.into()), "{shards} shards");
         }
     }
 }
@@ -110,11 +115,11 @@ fn gradients_in_trays_are_clipped_by_their_norm() {
         // Five elements of 2 have a norm of the root of 20.
         let norm = 20_f64.sqrt();
         let clip = |config: PsConfig| config.clip_by_global_norm(norm / 2.0);
-        let mut lent = Lent::new(shards, 2, 2, clip);
-        let (a, b) = (lent.cluster.token(0), lent.cluster.token(1));
-        assert_eq!(lent.push(0, 0, a, 2.0), ACCEPTED(0));
-        assert_eq!(lent.push(1, 0, b, 0.5), ACCEPTED(0));
-        let (w, d) = lent.cluster.values(1);
+        let mut shared = SharedBuffers::new(shards, 2, 2, clip);
+        let (a, b) = (shared.cluster.token(0), shared.cluster.token(1));
+        assert_eq!(shared.push(0, 0, a, 2.0), ACCEPTED(0));
+        assert_eq!(shared.push(1, 0, b, 0.5), ACCEPTED(0));
+        let (w, d) = shared.cluster.values(1);
         assert!((w + 0.75).abs() < 1e-6 && (d + 0.75).abs() < 1e-6, "{w} and {d}");
     }
 }
@@ -127,11 +132,11 @@ fn nan_is_refused_before_any_shard_has_said_that_it_holds_it() {
                 true => config.clip_by_global_norm(1e9),
                 false => config,
             };
-            let mut lent = Lent::new(shards, 1, 1, clip);
-            let grant = lent.cluster.token(0);
-            lent.cluster.replicas[0].sequence += 1;
+            let mut shared = SharedBuffers::new(shards, 1, 1, clip);
+            let grant = shared.cluster.token(0);
+            shared.cluster.replicas[0].sequence += 1;
             let last = usize::from(shards) - 1;
-            let answer = lent.push_to((last, 0), 0, grant, f32::NAN);
+            let answer = shared.push_to((last, 0), 0, grant, f32::NAN);
             let Some(Message::Refused(message::Refused { refusal })) = answer else {
                 panic!("not refused but {answer:?}");
             };
@@ -139,36 +144,36 @@ fn nan_is_refused_before_any_shard_has_said_that_it_holds_it() {
             let found = matches!(refusal, Refusal::NonFinite { variable: v, element: 0, value }
                 if v == variable && value.is_nan());
             assert!(found, "{refusal:?}");
-            assert_eq!(lent.cluster.world.metrics().gradients_admitted, 0);
+            assert_eq!(shared.cluster.world.metrics().gradients_admitted, 0);
             // Its token is good for another, in the same room.
-            assert_eq!(lent.push(0, 0, grant, 1.0), ACCEPTED(0));
-            assert_eq!(lent.cluster.values(1), (-1.0, -1.0));
+            assert_eq!(shared.push(0, 0, grant, 1.0), ACCEPTED(0));
+            assert_eq!(shared.cluster.values(1), (-1.0, -1.0));
         }
     }
 }
 
 #[test]
 fn what_is_stale_gives_its_room_back_and_what_lies_there_still_is_said() {
-    let mut lent = Lent::new(2, 1, 2, |config| config);
-    let (fast, slow) = (lent.cluster.token(0), lent.cluster.token(1));
+    let mut shared = SharedBuffers::new(2, 1, 2, |config| config);
+    let (fast, slow) = (shared.cluster.token(0), shared.cluster.token(1));
     // One shard holds the share of the slow one before the step passes without it.
-    lent.cluster.replicas[1].sequence += 1;
-    let held = lent.push_to((1, 1), 0, slow, 9.0);
+    shared.cluster.replicas[1].sequence += 1;
+    let held = shared.push_to((1, 1), 0, slow, 9.0);
     assert!(matches!(held, Some(Message::PushAnswer(ref a)) if a.outcome == Outcome::Held {}));
-    let next = Push::gradient(99, slow, lent.push_buffers[1][1].push_slot(0));
-    let line = lent.cluster.replicas[1].lines[1];
-    let said = next.lent(&[(0, 16)], Some(16));
-    let refused = lent.cluster.world.refused(line, said);
+    let next = Push::gradient(99, slow, shared.push_buffers[1][1].push_slot(0));
+    let line = shared.cluster.replicas[1].lines[1];
+    let said = next.shared(&[(0, 16)], Some(16));
+    let refused = shared.cluster.world.refused(line, said);
     assert!(
         matches!(refused, Refusal::Window { .. } | Refusal::PushSlotTaken { .. }),
         "{refused:?}"
     );
-    assert_eq!(lent.push(0, 0, fast, 1.0), ACCEPTED(0));
-    let answer = lent.push_to((0, 1), 0, slow, 9.0);
+    assert_eq!(shared.push(0, 0, fast, 1.0), ACCEPTED(0));
+    let answer = shared.push_to((0, 1), 0, slow, 9.0);
     assert!(matches!(answer, Some(Message::PushAnswer(ref a)) if Some(a.outcome) == STALE(1)));
-    let slow = lent.cluster.token(1);
-    assert_eq!(lent.push(1, 0, slow, 2.0), ACCEPTED(1));
-    assert_eq!(lent.cluster.values(2), (-3.0, -3.0));
+    let slow = shared.cluster.token(1);
+    assert_eq!(shared.push(1, 0, slow, 2.0), ACCEPTED(1));
+    assert_eq!(shared.cluster.values(2), (-3.0, -3.0));
 }
 
 #[test]
@@ -178,13 +183,13 @@ fn work_that_is_due_on_a_push_is_not_done_on_the_next_in_its_room() {
             true => config.clip_by_global_norm(1e9),
             false => config,
         };
-        let mut lent = Lent::new(1, 1, 1, clip);
-        let grant = lent.cluster.token(0);
-        let (line, push_buffer) = (lent.cluster.replicas[0].lines[0], &lent.push_buffers[0][0]);
+        let mut shared = SharedBuffers::new(1, 1, 1, clip);
+        let grant = shared.cluster.token(0);
+        let (line, push_buffer) = (shared.cluster.replicas[0].lines[0], &shared.push_buffers[0][0]);
         push_buffer.put(0, 0, &[0; 56]);
-        let world = &mut lent.cluster.world;
+        let world = &mut shared.cluster.world;
         let push = Push::gradient(1, grant, push_buffer.push_slot(0));
-        world.send(line, push.envelope(), push.lent(&[(0, 32)], Some(32)), &[]);
+        world.send(line, push.envelope(), push.shared(&[(0, 32)], Some(32)), &[]);
         if clips {
             assert_eq!(world.slice(0), Work::More, "it is looked at, and not measured yet");
         }
@@ -193,10 +198,10 @@ fn work_that_is_due_on_a_push_is_not_done_on_the_next_in_its_room() {
         let dropped = world.shards[0].inbox.as_ref().unwrap().arrivals().count() == 0;
         assert!(dropped, "what spends no token is not kept");
         let assign = Push::plain(2, Operation::Assign {}, push_buffer.push_slot(0));
-        let said = assign.lent(&[(32, 48)], Some(16));
+        let said = assign.shared(&[(32, 48)], Some(16));
         let request = world.send(line, assign.envelope(), said, &[]);
-        lent.cluster.settle();
-        let answer = lent.cluster.world.answer(line, request);
+        shared.cluster.settle();
+        let answer = shared.cluster.world.answer(line, request);
         let applied = matches!(&answer, Some(Message::PushAnswer(answer))
             if matches!(answer.outcome, Outcome::Applied { version: 1, .. }));
         assert!(applied, "{answer:?}");
@@ -205,13 +210,13 @@ fn work_that_is_due_on_a_push_is_not_done_on_the_next_in_its_room() {
 
 #[test]
 fn what_is_still_to_be_looked_at_is_not_reported_as_held() {
-    let mut lent = Lent::new(2, 1, 1, |config| config);
-    let grant = lent.cluster.token(0);
-    let (line, push_buffer) = (lent.cluster.replicas[0].lines[1], &lent.push_buffers[0][1]);
+    let mut shared = SharedBuffers::new(2, 1, 1, |config| config);
+    let grant = shared.cluster.token(0);
+    let (line, push_buffer) = (shared.cluster.replicas[0].lines[1], &shared.push_buffers[0][1]);
     push_buffer.put(0, 0, &bytes_of(&[f64::NAN, 1.0]));
-    let world = &mut lent.cluster.world;
+    let world = &mut shared.cluster.world;
     let push = Push::gradient(1, grant, push_buffer.push_slot(0));
-    let request = world.send(line, push.envelope(), push.lent(&[(0, 16)], Some(16)), &[]);
+    let request = world.send(line, push.envelope(), push.shared(&[(0, 16)], Some(16)), &[]);
     // The shard says again what it has said, as to a step owner that was started anew.
     world.input(1, Input::OwnerLink { up: false });
     world.input(1, Input::OwnerLink { up: true });
@@ -228,13 +233,13 @@ fn what_is_still_to_be_looked_at_is_not_reported_as_held() {
 /// comes too late.
 #[test]
 fn what_is_over_before_it_was_looked_at_is_answered() {
-    let mut lent = Lent::new(2, 1, 2, |config| config);
-    let slow = lent.cluster.token(1);
-    let (line, push_buffer) = (lent.cluster.replicas[1].lines[1], &lent.push_buffers[1][1]);
+    let mut shared = SharedBuffers::new(2, 1, 2, |config| config);
+    let slow = shared.cluster.token(1);
+    let (line, push_buffer) = (shared.cluster.replicas[1].lines[1], &shared.push_buffers[1][1]);
     push_buffer.put(0, 0, &bytes_of(&[9.0, 9.0]));
-    let world = &mut lent.cluster.world;
+    let world = &mut shared.cluster.world;
     let push = Push::gradient(1, slow, push_buffer.push_slot(0));
-    let request = world.send(line, push.envelope(), push.lent(&[(0, 16)], Some(16)), &[]);
+    let request = world.send(line, push.envelope(), push.shared(&[(0, 16)], Some(16)), &[]);
     let envelope = Envelope { restore_epoch: RestoreEpoch(1), ..Envelope::default() };
     let (header, message) = pack(&envelope, &message::Over { token: slow.token }.into(), 0);
     world.input(1, Input::Owner { header: &header, message });
@@ -250,16 +255,17 @@ fn what_is_over_before_it_was_looked_at_is_answered() {
 fn a_gradient_is_measured_by_itself_though_another_was_being_measured_in_its_room() {
     let w = VariableSpec::f32("w", [LARGE as u64]).unwrap();
     let norm = (LARGE as f64).sqrt();
-    let mut lent = Lent::with(vec![w], 1, (1, 1), |config| config.clip_by_global_norm(norm + 1.0));
-    let first = lent.cluster.token(0);
-    let (line, push_buffer) = (lent.cluster.replicas[0].lines[0], &lent.push_buffers[0][0]);
+    let mut shared =
+        SharedBuffers::with(vec![w], 1, (1, 1), |config| config.clip_by_global_norm(norm + 1.0));
+    let first = shared.cluster.token(0);
+    let (line, push_buffer) = (shared.cluster.replicas[0].lines[0], &shared.push_buffers[0][0]);
     let bytes = 4 * LARGE as u64;
     let say = |sequence, grant| {
         let push = Push::gradient(sequence, grant, push_buffer.push_slot(0));
-        (push.envelope(), push.lent(&[(0, bytes)], Some(bytes)))
+        (push.envelope(), push.shared(&[(0, bytes)], Some(bytes)))
     };
     push_buffer.put(0, 0, &bytes_of(&vec![100_f32; LARGE]));
-    let world = &mut lent.cluster.world;
+    let world = &mut shared.cluster.world;
     let (envelope, said) = say(1, first);
     world.send(line, envelope, said, &[]);
     // It is looked at in as many slices as it is measured in, and one of those is done.
@@ -273,10 +279,10 @@ fn a_gradient_is_measured_by_itself_though_another_was_being_measured_in_its_roo
     push_buffer.put(0, 0, &bytes_of(&vec![1_f32; LARGE]));
     let (envelope, said) = say(2, granted.grant);
     let request = world.send(line, envelope, said, &[]);
-    lent.cluster.settle();
-    let answer = lent.cluster.world.answer(line, request);
+    shared.cluster.settle();
+    let answer = shared.cluster.world.answer(line, request);
     assert!(matches!(&answer, Some(Message::PushAnswer(a)) if Some(a.outcome) == ACCEPTED(0)));
-    let values = lent.cluster.world.values(line);
+    let values = shared.cluster.world.values(line);
     assert!(f32s(&values).iter().all(|&value| value == -1.0), "it is not clipped");
 }
 
@@ -291,23 +297,23 @@ fn large_gradients_are_averaged_in_slices() {
             true => config.clip_by_global_norm(norm),
             false => config,
         };
-        let (mut lent, bytes) =
-            (Lent::with(vec![w], 1, (replicas, replicas), clip), 4 * LARGE as u64);
+        let (mut shared, bytes) =
+            (SharedBuffers::with(vec![w], 1, (replicas, replicas), clip), 4 * LARGE as u64);
         for replica in 0..replicas as usize {
-            let grant = lent.cluster.token(replica);
+            let grant = shared.cluster.token(replica);
             let (line, push_buffer) =
-                (lent.cluster.replicas[replica].lines[0], &lent.push_buffers[replica][0]);
+                (shared.cluster.replicas[replica].lines[0], &shared.push_buffers[replica][0]);
             let gradient: Vec<f32> = (0..LARGE).map(|at| ramp(at) * (1 + replica) as f32).collect();
             push_buffer.put(0, 0, &bytes_of(&gradient));
             let push = Push::gradient(1, grant, push_buffer.push_slot(0));
-            let said = push.lent(&[(0, bytes)], Some(bytes));
-            let request = lent.cluster.world.send(line, push.envelope(), said, &[]);
-            lent.cluster.settle();
-            let answer = lent.cluster.world.answer(line, request);
+            let said = push.shared(&[(0, bytes)], Some(bytes));
+            let request = shared.cluster.world.send(line, push.envelope(), said, &[]);
+            shared.cluster.settle();
+            let answer = shared.cluster.world.answer(line, request);
             let accepted = |a: &message::PushAnswer| Some(a.outcome) == ACCEPTED(0);
             assert!(matches!(&answer, Some(Message::PushAnswer(a)) if accepted(a)), "{answer:?}");
         }
-        let values = lent.cluster.world.values(lent.cluster.replicas[0].lines[0]);
+        let values = shared.cluster.world.values(shared.cluster.replicas[0].lines[0]);
         // Each of those that are clipped is as large as the first.
         let sum = if clips { replicas } else { (1..=replicas).sum() };
         let (mean, most) = (sum as f32 / replicas as f32, if clips { 1e-5 } else { 0.0 });
@@ -321,17 +327,17 @@ fn a_gradient_that_has_no_rows_of_a_variable_is_measured() {
     let dense = VariableSpec::f32("dense", [6]).unwrap();
     let table = VariableSpec::f32("table", [5, 3]).unwrap().sparse();
     let clip = |config: PsConfig| config.clip_by_global_norm(12_f64.sqrt());
-    let mut lent = Lent::with(vec![dense, table], 1, (1, 1), clip);
-    let grant = lent.cluster.token(0);
-    let (line, push_buffer) = (lent.cluster.replicas[0].lines[0], &lent.push_buffers[0][0]);
+    let mut shared = SharedBuffers::with(vec![dense, table], 1, (1, 1), clip);
+    let grant = shared.cluster.token(0);
+    let (line, push_buffer) = (shared.cluster.replicas[0].lines[0], &shared.push_buffers[0][0]);
     push_buffer.put(0, 0, &bytes_of(&[2_f32, 2.0, 2.0, -2.0, -4.0, -4.0]));
-    let world = &mut lent.cluster.world;
+    let world = &mut shared.cluster.world;
     let push = Push::gradient(1, grant, push_buffer.push_slot(0));
     world.send(line, push.envelope(), push.part(88, None), &index_of::<u32>(&[]));
-    let request = world.send(line, push.envelope(), push.lent(&[(0, 24)], Some(32)), &[]);
-    lent.cluster.settle();
-    let answer = lent.cluster.world.answer(line, request);
+    let request = world.send(line, push.envelope(), push.shared(&[(0, 24)], Some(32)), &[]);
+    shared.cluster.settle();
+    let answer = shared.cluster.world.answer(line, request);
     assert!(matches!(&answer, Some(Message::PushAnswer(a)) if Some(a.outcome) == ACCEPTED(0)));
-    let values = f32s(&lent.cluster.world.values(line));
+    let values = f32s(&shared.cluster.world.values(line));
     assert_eq!(values[..6], [-1.0, -1.0, -1.0, 1.0, 2.0, 2.0]);
 }

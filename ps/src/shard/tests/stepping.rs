@@ -238,7 +238,7 @@ fn rehearse(case: &Case, files: &Files, config: &Arc<PsConfig>) -> Expected {
     let watched = shelf.clone();
     let watch = witness::watch(move |event| {
         let (address, start, bytes) = match event {
-            Event::Lent { address, start, bytes } => (address, start, bytes),
+            Event::Shared { address, start, bytes } => (address, start, bytes),
             Event::Streaming { address, start, bytes } => (address, start, bytes),
             Event::Storing { address, start } => (address, start, 8),
             _ => return,

@@ -52,7 +52,7 @@ pub(super) struct World {
     /// Over which lines something was sent that can wait for more.
     pub(super) leisurely: Vec<Line>,
     /// The descriptors that a line was sent last.
-    pub(super) lent: BTreeMap<Line, Vec<OwnedFd>>,
+    pub(super) shared: BTreeMap<Line, Vec<OwnedFd>>,
     /// The connections that a shard has closed.
     pub(super) closed: BTreeSet<Line>,
     /// What whoever runs the shards was told.
@@ -157,7 +157,7 @@ impl World {
             counters,
             heard: BTreeMap::new(),
             leisurely: Vec::new(),
-            lent: BTreeMap::new(),
+            shared: BTreeMap::new(),
             closed: BTreeSet::new(),
             now,
             chop: usize::MAX,
@@ -528,8 +528,8 @@ impl World {
                     let heard = self.heard.entry(line(connection)).or_default();
                     heard.push(Heard::Message { envelope, message, body: body.to_vec() });
                 }
-                Output::Lent { connection, envelope, message, descriptors } => {
-                    self.lent.insert(line(connection), descriptors);
+                Output::Shared { connection, envelope, message, descriptors } => {
+                    self.shared.insert(line(connection), descriptors);
                     let heard = self.heard.entry(line(connection)).or_default();
                     heard.push(Heard::Message { envelope, message, body: Vec::new() });
                 }

@@ -60,7 +60,7 @@ const IN_CLUSTERS: &[Bug] = &[
     Bug::KeyByReplica,
     Bug::PinIgnored,
     Bug::RevokedUnseen,
-    Bug::TurnLate,
+    Bug::SequenceLate,
     Bug::SlotEarly,
     Bug::TakeBackUnasked,
     Bug::OwnerNotAsked,

@@ -65,8 +65,8 @@ pub(super) struct Shard {
     /// What is to be applied of the last step, which is done when another begins.
     accepted: Option<Fill>,
     /// The rooms that the client was lent over this connection.
-    pub(super) lent: BTreeMap<u32, Fill>,
-    next_lent: u32,
+    pub(super) shared: BTreeMap<u32, Fill>,
+    next_shared: u32,
     /// Tokens whose step has passed.
     over: BTreeSet<u64>,
 }
@@ -98,8 +98,8 @@ impl Shard {
             owner_first: false,
             held: BTreeMap::new(),
             accepted: None,
-            lent: BTreeMap::new(),
-            next_lent: 1_000,
+            shared: BTreeMap::new(),
+            next_shared: 1_000,
             over: BTreeSet::new(),
         }
     }
@@ -199,7 +199,7 @@ impl Shard {
         self.waits_for_push_slot.clear();
         self.waits_for_token.clear();
         self.passed_over = None;
-        self.lent.clear();
+        self.shared.clear();
         self.arrivals.retain(|_, arrival| arrival.whole.is_some());
         for arrival in self.arrivals.values_mut() {
             // Answered under a number that means nothing on the next connection.
@@ -343,12 +343,12 @@ impl Shard {
                 let fill = frame.body.first().map(|&byte| Arc::new(AtomicU8::new(byte)));
                 self.part(frame, part, fill, frame.body.len() as u64);
             }
-            Message::PushShared(lent) => self.lent_part(frame, lent),
-            Message::Lend(_) => {
+            Message::PushShared(shared) => self.shared_part(frame, shared),
+            Message::ShareValues(_) => {
                 let detail = Detail::clipped("no");
                 self.refuse(request, Refusal::Unsupported { kind: 6, detail });
             }
-            Message::SharePushBuffer(_) => self.lend(request),
+            Message::SharePushBuffer(_) => self.share(request),
             Message::Withdraw(_) => self.withdraw(request, sequence),
             Message::OutcomeQuery(_) => {
                 let state = match (self.settled.get(&sequence), self.arrivals.get(&sequence)) {
@@ -408,22 +408,22 @@ impl Shard {
     }
 
     /// Lends a tray of two rooms.
-    fn lend(&mut self, request: RequestId) {
-        assert!(self.lent.is_empty(), "a connection has one tray");
-        let push_slots = vec![self.next_lent, self.next_lent + 1];
-        self.next_lent += 2;
-        self.lent.extend(push_slots.iter().map(|&push_slot| (push_slot, Fill::default())));
+    fn share(&mut self, request: RequestId) {
+        assert!(self.shared.is_empty(), "a connection has one push buffer");
+        let push_slots = vec![self.next_shared, self.next_shared + 1];
+        self.next_shared += 2;
+        self.shared.extend(push_slots.iter().map(|&push_slot| (push_slot, Fill::default())));
         let push_slots = List::new(push_slots).unwrap();
         self.say(request, message::SharedPushBuffer { bytes: 0, first: 0, stride: 0, push_slots });
     }
 
     /// Takes what lies in a room of the tray, whatever that will be once it is read.
-    fn lent_part(&mut self, frame: &Frame, lent: &PushShared) {
-        let PushShared { operation, token, generation, push_slot, whole, next, read, .. } = *lent;
+    fn shared_part(&mut self, frame: &Frame, shared: &PushShared) {
+        let PushShared { operation, token, generation, push_slot, whole, next, read, .. } = *shared;
         let part =
             PushPart { operation, token, generation, push_slot, offset: 0, whole, next, read };
-        let fill = self.lent.get(&push_slot).expect("a room of its tray is named").clone();
-        let bytes = lent.ranges.items().iter().map(|range| range.end - range.start).sum();
+        let fill = self.shared.get(&push_slot).expect("a slot of its push buffer is named").clone();
+        let bytes = shared.ranges.items().iter().map(|range| range.end - range.start).sum();
         self.part(frame, &part, Some(fill), bytes);
     }
 
@@ -458,7 +458,7 @@ impl Shard {
                 let used =
                     self.arrivals.values().any(|arrival| arrival.push_slot == part.push_slot);
                 let has = self.push_slots.contains(&part.push_slot)
-                    || self.lent.contains_key(&part.push_slot);
+                    || self.shared.contains_key(&part.push_slot);
                 has && !used
             }
         };

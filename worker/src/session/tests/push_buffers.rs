@@ -27,8 +27,8 @@ fn world(plan: &Arc<Plan>, mode: ModeIs) -> World {
     let mut world = world.join(plan);
     for (link, &shard) in plan.shards().iter().enumerate() {
         match plan.keeps_some_whole(shard) {
-            true => lend(&mut world, link),
-            false => drop(world.heard(link, "Lend")),
+            true => share(&mut world, link),
+            false => drop(world.heard(link, "ShareValues")),
         }
     }
     world
@@ -36,7 +36,7 @@ fn world(plan: &Arc<Plan>, mode: ModeIs) -> World {
 
 const ASYNCHRONOUS: ModeIs = ModeIs::Asynchronous { owner_first: false };
 
-fn lent() -> SharedPushBuffer {
+fn shared() -> SharedPushBuffer {
     SharedPushBuffer {
         bytes: 1 << 20,
         first: 0,
@@ -46,12 +46,12 @@ fn lent() -> SharedPushBuffer {
 }
 
 /// A shard lends no values, and a tray.
-fn lend(world: &mut World, link: usize) {
-    let ask = world.heard(link, "Lend");
+fn share(world: &mut World, link: usize) {
+    let ask = world.heard(link, "ShareValues");
     let detail = Detail::clipped("no");
     world.answer(&ask, refused(Refusal::Unsupported { kind: 6, detail }));
     let ask = world.heard(link, "SharePushBuffer");
-    world.answer(&ask, lent());
+    world.answer(&ask, shared());
 }
 
 /// Gradients that are written to rooms of the trays that were lent last: those of these variables,
@@ -110,7 +110,7 @@ fn a_tray_is_asked_for_by_those_who_push_what_can_lie_there() {
         world.join(plan)
     };
     let mut reads = world_of(&plan, |start| start.role = message::Role::Reader {});
-    let ask = reads.heard(OWNER, "Lend");
+    let ask = reads.heard(OWNER, "ShareValues");
     reads.answer(&ask, message::Refused { refusal: Refusal::NotInitialized {} });
     assert!(reads.is_quiet(OWNER));
     assert!(world_of(&plan, |start| start.shared_memory = false).is_quiet(OWNER));
@@ -118,7 +118,7 @@ fn a_tray_is_asked_for_by_those_who_push_what_can_lie_there() {
     let rows = VariableSpec::f32("rows", [4, 2]).unwrap().sparse();
     for variable in [rows, VariableSpec::bf16("halves", [5]).unwrap()] {
         let mut world = world_of(&place(vec![variable], 1), |_| {});
-        let ask = world.heard(OWNER, "Lend");
+        let ask = world.heard(OWNER, "ShareValues");
         world.answer(&ask, message::Refused { refusal: Refusal::NotInitialized {} });
         assert!(world.is_quiet(OWNER), "nothing would lie there");
     }
@@ -126,7 +126,7 @@ fn a_tray_is_asked_for_by_those_who_push_what_can_lie_there() {
     let mut world = world(&plan, ASYNCHRONOUS);
     assert_eq!(world.push_buffers, [(OWNER, PushBufferId(1))]);
     world.reconnect(OWNER);
-    lend(&mut world, OWNER);
+    share(&mut world, OWNER);
     assert_eq!(world.push_buffers[1..], [(OWNER, PushBufferId(2))], "it is another");
     world.pull(&plan);
     world.heard(OWNER, "Pull");
@@ -205,7 +205,7 @@ fn over_another_connection_the_same_is_sent_into_an_ordinary_room() {
             }
         }
         if early {
-            lend_beside(&mut world);
+            share_beside(&mut world);
         }
         let reserve = world.sent.iter().position(|f| matches!(f.message, Message::Reserve(_)));
         let reserve = world.sent.remove(reserve.unwrap()).unwrap();
@@ -218,15 +218,15 @@ fn over_another_connection_the_same_is_sent_into_an_ordinary_room() {
     }
 }
 
-/// As [`lend`], with something behind it.
-fn lend_beside(world: &mut World) {
-    for name in ["Lend", "SharePushBuffer"] {
+/// As [`share`], with something behind it.
+fn share_beside(world: &mut World) {
+    for name in ["ShareValues", "SharePushBuffer"] {
         let ask = world.sent.iter().position(|frame| frame.message.name() == name).unwrap();
         let ask = world.sent.remove(ask).unwrap();
         let detail = Detail::clipped("no");
         match name {
-            "Lend" => world.answer(&ask, refused(Refusal::Unsupported { kind: 6, detail })),
-            _ => world.answer(&ask, lent()),
+            "ShareValues" => world.answer(&ask, refused(Refusal::Unsupported { kind: 6, detail })),
+            _ => world.answer(&ask, shared()),
         }
     }
 }
@@ -240,7 +240,7 @@ fn what_a_shard_kept_whole_of_a_room_needs_no_bytes() {
     world.heard(OWNER, "PushShared");
     world.reconnect(OWNER);
     let asks = world.heard(OWNER, "OutcomeQuery");
-    lend(&mut world, OWNER);
+    share(&mut world, OWNER);
     world.answer(&asks, message::OutcomeIs { state: PushState::Receiving { bytes: 16 } });
     let last = world.heard(OWNER, "PushPart");
     assert_eq!(sent(&last), (70, Some(16), 0, &[][..]));

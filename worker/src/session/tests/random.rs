@@ -196,14 +196,14 @@ impl Test {
                 }
                 Output::Reply { op, reply } => self.replied(op, reply),
                 Output::Progress { .. } => {}
-                Output::Lent { .. } => unreachable!("no shard lends its values"),
-                Output::SharedPushBuffer { link, push_buffer, lent, .. } => {
+                Output::SharedValues { .. } => unreachable!("no shard shares its values"),
+                Output::SharedPushBuffer { link, push_buffer, shared, .. } => {
                     let seen = |&number: &u32| {
                         let (fill, taken) =
-                            (self.shards[link].lent[&number].clone(), Arc::default());
+                            (self.shards[link].shared[&number].clone(), Arc::default());
                         Seen { number, fill, taken }
                     };
-                    let push_slots = lent.push_slots.items().iter().map(seen).collect();
+                    let push_slots = shared.push_slots.items().iter().map(seen).collect();
                     self.push_buffers.insert(link, (push_buffer, push_slots));
                 }
             }

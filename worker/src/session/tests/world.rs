@@ -14,10 +14,10 @@ pub(super) use super::samples::*;
 use crate::config::Checksums;
 use crate::error::{Error, SilentShards};
 use crate::fanout::Plan;
-use crate::lent::Lender;
 use crate::params::Buffer;
 use crate::push_buffers::PushBufferId;
 use crate::session::{Command, Input, OpId, Output, Reply, Session, Start};
+use crate::shared::MappedShard;
 
 /// A frame that the session has sent.
 #[derive(Clone, Debug)]
@@ -61,7 +61,7 @@ pub(super) struct World {
     /// Whether transports pass descriptors.
     pub(super) near: bool,
     /// What was lent over the links.
-    pub(super) lent: Vec<(usize, Lender)>,
+    pub(super) shared: Vec<(usize, MappedShard)>,
     /// The trays that were lent over the links.
     pub(super) push_buffers: Vec<(usize, PushBufferId)>,
     alive: BTreeMap<usize, bool>,
@@ -103,7 +103,7 @@ impl World {
             epochs: BTreeMap::new(),
             mode: ModeIs::Asynchronous { owner_first: false },
             near: false,
-            lent: Vec::new(),
+            shared: Vec::new(),
             push_buffers: Vec::new(),
             alive: BTreeMap::new(),
             next_op: 1,
@@ -191,7 +191,9 @@ impl World {
                     let before = self.replies.insert(op, reply);
                     assert!(before.is_none(), "{op:?} is answered twice");
                 }
-                Output::Lent { link, lender, .. } => self.lent.push((link, lender)),
+                Output::SharedValues { link, mapped_shard, .. } => {
+                    self.shared.push((link, mapped_shard))
+                }
                 Output::SharedPushBuffer { link, push_buffer, .. } => {
                     self.push_buffers.push((link, push_buffer))
                 }

@@ -9,7 +9,7 @@ use std::ops::ControlFlow;
 
 use machine::explore;
 use program::{Ending, Fault, Script, programs};
-use pushpull_common::lending::NotNow;
+use pushpull_common::shared_values::NotNow;
 
 /// The endings that are reached, up to the first that is torn.
 fn endings(script: Script, fault: Fault) -> HashSet<Ending> {
@@ -62,12 +62,12 @@ fn every_planted_fault_tears() {
     for (script, fault) in [
         (Script::Changes, Fault::PinIgnored),
         (Script::Changes, Fault::PinNotFenced),
-        (Script::Changes, Fault::TurnNotFenced),
-        (Script::Changes, Fault::TurnNotLoadedAgain),
-        (Script::Changes, Fault::TurnLate),
-        (Script::Changes, Fault::TurnNeverOdd),
+        (Script::Changes, Fault::SequenceNotFenced),
+        (Script::Changes, Fault::SequenceNotLoadedAgain),
+        (Script::Changes, Fault::SequenceLate),
+        (Script::Changes, Fault::SequenceNeverOdd),
         (Script::Changes, Fault::RevokedUnseen),
-        (Script::TakenOver, Fault::TenureUnseen),
+        (Script::TakenOver, Fault::OwnerGenerationUnseen),
     ] {
         assert!(is_torn(&endings(script, fault)), "{fault:?} is not found");
     }

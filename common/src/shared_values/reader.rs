@@ -1,8 +1,8 @@
 //! A reader's side: pins what the board shows, and knows in the end whether that was honoured.
 
-use super::board::{Counts, HOMES, OVER, TURN};
-use super::desk::Desk;
-use super::{Geometry, Words};
+use super::block_table::{Counts, HOMES, OVER, SEQUENCE};
+use super::reader_slot::ReaderSlot;
+use super::{AtomicWords, Geometry};
 
 /// Why nothing can be read directly now; the connection is there for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
@@ -11,7 +11,7 @@ pub enum NotNow {
     #[error("a change is being made")]
     Changing,
     /// The board is kept no longer, or the pin was revoked: nothing will be read here any more.
-    #[error("the values are lent no longer")]
+    #[error("the values are no longer shared")]
     Over,
     /// The board names a block that does not exist.
     #[error("place {place} is said to be held by block {block}")]
@@ -25,19 +25,31 @@ pub enum NotNow {
 
 /// One reader of what a shard lends. It has a pin, or none.
 #[derive(Debug)]
-pub struct Reader<W: Words> {
-    board: W,
-    desk: Desk<W>,
+pub struct Reader<W: AtomicWords> {
+    block_table: W,
+    reader_slot: ReaderSlot<W>,
     values: W,
     geometry: Geometry,
-    tenure: u64,
+    owner_generation: u64,
 }
 
-impl<W: Words> Reader<W> {
+impl<W: AtomicWords> Reader<W> {
     /// A reader of values that lie as the geometry says, in the hands of the process that has this
     /// tenure. The geometry has been checked, and the board has as many words as its places need.
-    pub fn new(board: W, desk: W, values: W, geometry: Geometry, tenure: u64) -> Reader<W> {
-        Reader { board, desk: Desk::new(desk), values, geometry, tenure }
+    pub fn new(
+        block_table: W,
+        reader_slot: W,
+        values: W,
+        geometry: Geometry,
+        owner_generation: u64,
+    ) -> Reader<W> {
+        Reader {
+            block_table,
+            reader_slot: ReaderSlot::new(reader_slot),
+            values,
+            geometry,
+            owner_generation,
+        }
     }
 
     /// The values, to be copied from while there is a pin.
@@ -63,37 +75,37 @@ impl<W: Words> Reader<W> {
         places: impl Iterator<Item = u32>,
         homes: &mut Vec<u32>,
     ) -> Result<Counts, NotNow> {
-        let turn = self.board.load(TURN);
-        match turn {
+        let sequence = self.block_table.load(SEQUENCE);
+        match sequence {
             OVER => return Err(NotNow::Over),
-            turn if turn % 2 == 1 => return Err(NotNow::Changing),
-            turn => self.desk.pin(turn),
+            sequence if sequence % 2 == 1 => return Err(NotNow::Changing),
+            sequence => self.reader_slot.pin(sequence),
         }
         homes.clear();
-        let counts = Counts::load(&self.board);
+        let counts = Counts::load(&self.block_table);
         let mut wrong = None;
         for place in places {
-            let block = self.board.load(HOMES + place as usize);
+            let block = self.block_table.load(HOMES + place as usize);
             match u32::try_from(block) {
                 Ok(home) if home < self.geometry.blocks => homes.push(home),
                 _ => wrong = Some(NotNow::Unsound { place, block }),
             }
         }
         // What was loaded is of one turn, and that its pin was seen in time, if nothing has begun since.
-        let found = match self.board.load(TURN) {
-            now if now == turn => wrong.map_or(Ok(counts), Err),
+        let found = match self.block_table.load(SEQUENCE) {
+            now if now == sequence => wrong.map_or(Ok(counts), Err),
             OVER => Err(NotNow::Over),
             _ => Err(NotNow::Changing),
         };
         if found.is_err() {
-            self.desk.unpin();
+            self.reader_slot.unpin();
         }
         found
     }
 
     /// Gives the pin back without having copied anything.
     pub fn give_up(&mut self) {
-        self.desk.unpin();
+        self.reader_slot.unpin();
     }
 
     /// Gives the pin back, after so many bytes of the values were copied. If it fails, they are of no
@@ -101,12 +113,12 @@ impl<W: Words> Reader<W> {
     pub fn unpin(&mut self, bytes: u64) -> Result<(), NotNow> {
         // Whoever has copied a byte that was overwritten sees that it was revoked.
         self.values.fence();
-        let tenure = self.values.load(self.geometry.tenure_word());
-        let honoured = !self.desk.is_revoked() && tenure == self.tenure;
+        let owner_generation = self.values.load(self.geometry.owner_generation_word());
+        let honoured = !self.reader_slot.is_revoked() && owner_generation == self.owner_generation;
         if honoured {
-            self.desk.count(bytes);
+            self.reader_slot.count(bytes);
         }
-        self.desk.unpin();
+        self.reader_slot.unpin();
         honoured.then_some(()).ok_or(NotNow::Over)
     }
 }

@@ -3,12 +3,12 @@
 use pushpull_common::codec::Encoding;
 use pushpull_common::ids::RestoreEpoch;
 use pushpull_common::protocol::Refusal;
-use pushpull_common::protocol::message::{Lend, Lent, ModeIs};
+use pushpull_common::protocol::message::{ModeIs, ShareValues, SharedValues};
 use pushpull_common::protocol::refusal::Detail;
 
 use super::world::{OWNER, World, plan, refused, shard};
-use crate::lent::Lender;
 use crate::session::{Command, Start};
+use crate::shared::MappedShard;
 
 fn near(change: impl FnOnce(&mut Start)) -> World {
     let mut world = World::with(change);
@@ -16,12 +16,12 @@ fn near(change: impl FnOnce(&mut Start)) -> World {
     world
 }
 
-fn lent(lends: u64) -> Lent {
-    Lent {
-        lends,
-        tenure: 0,
-        board_bytes: 1,
-        desk_bytes: 1,
+fn shared(shares: u64) -> SharedValues {
+    SharedValues {
+        shares,
+        owner_generation: 0,
+        block_table_bytes: 1,
+        reader_slot_bytes: 1,
         values_bytes: 1,
         offset: 0,
         block_bytes: 8,
@@ -42,50 +42,50 @@ fn each_shard_of_the_variables_is_asked_once_over_a_connection() {
     let joined = world.call(Command::Joined { plan: plan.clone() });
     world.reply(joined).unwrap();
     for link in 0..2 {
-        let lend = world.heard(link, "Lend");
-        assert_eq!(lend.message, Lend { wants: 1 }.into());
+        let share = world.heard(link, "ShareValues");
+        assert_eq!(share.message, ShareValues { wants: 1 }.into());
         assert!(world.is_quiet(link), "one thing at a time");
-        world.answer(&lend, lent(1));
+        world.answer(&share, shared(1));
         world.heard(link, "SharePushBuffer");
     }
     world.pull(&plan);
-    for (link, &(of, lender)) in world.lent.clone().iter().enumerate() {
+    for (link, &(of, mapped_shard)) in world.shared.clone().iter().enumerate() {
         world.heard(link, "Pull");
         assert!(world.is_quiet(link));
-        let expected = Lender {
+        let expected = MappedShard {
             shard: shard(link as u32),
             epoch: RestoreEpoch(0),
             owns_step: link == OWNER,
             synchronous: false,
         };
-        assert_eq!((of, lender), (link, expected));
+        assert_eq!((of, mapped_shard), (link, expected));
     }
-    assert_eq!(world.lent.len(), 2);
+    assert_eq!(world.shared.len(), 2);
     world.reconnect(1);
     world.heard(1, "Pull");
-    let lend = world.heard(1, "Lend");
-    world.answer(&lend, lent(1));
-    assert_eq!(world.lent.len(), 3);
+    let share = world.heard(1, "ShareValues");
+    world.answer(&share, shared(1));
+    assert_eq!(world.shared.len(), 3);
 }
 
 #[test]
 fn a_shard_that_lends_nothing_is_asked_for_values() {
     let plan = plan(1, 4);
     let mut world = near(|_| {}).join(&plan);
-    let lend = world.heard(OWNER, "Lend");
+    let share = world.heard(OWNER, "ShareValues");
     world.pull(&plan);
     world.heard(OWNER, "Pull");
     let detail = Detail::clipped("no");
-    world.answer(&lend, refused(Refusal::Unsupported { kind: 6, detail }));
+    world.answer(&share, refused(Refusal::Unsupported { kind: 6, detail }));
     world.heard(OWNER, "SharePushBuffer");
     world.pull(&plan);
     world.heard(OWNER, "Pull");
-    assert!(world.lent.is_empty() && world.closed.is_empty());
+    assert!(world.shared.is_empty() && world.closed.is_empty());
     world.reconnect(OWNER);
     (0..2).for_each(|_| drop(world.heard(OWNER, "Pull")));
-    let lend = world.heard(OWNER, "Lend");
-    world.answer(&lend, lent(2));
-    assert!(world.lent.is_empty(), "that is nothing that is read here");
+    let share = world.heard(OWNER, "ShareValues");
+    world.answer(&share, shared(2));
+    assert!(world.shared.is_empty(), "that is nothing that is read here");
 }
 
 #[test]
@@ -101,14 +101,14 @@ fn values_that_are_to_come_in_a_shorter_form_are_asked_for() {
     world.heard(OWNER, "SharePushBuffer");
     assert!(world.is_quiet(OWNER));
     world.pass(std::time::Duration::from_millis(1));
-    assert!(world.lent.is_empty());
+    assert!(world.shared.is_empty());
 }
 
 #[test]
 fn whoever_answers_with_something_else_breaks_the_protocol() {
     let mut world = near(|_| {}).join(&plan(1, 4));
-    let lend = world.heard(OWNER, "Lend");
-    world.answer(&lend, pushpull_common::protocol::message::Left {});
+    let share = world.heard(OWNER, "ShareValues");
+    world.answer(&share, pushpull_common::protocol::message::Left {});
     assert_eq!(world.closed.get(&OWNER), Some(&1));
 }
 
@@ -117,7 +117,7 @@ fn it_is_known_whether_steps_are_synchronous() {
     let mut world = near(|_| {});
     world.mode = ModeIs::Synchronous { replicas_to_aggregate: 1, total_num_replicas: 1 };
     let mut world = world.join(&plan(1, 4));
-    let lend = world.heard(OWNER, "Lend");
-    world.answer(&lend, lent(1));
-    assert!(world.lent[0].1.synchronous);
+    let share = world.heard(OWNER, "ShareValues");
+    world.answer(&share, shared(1));
+    assert!(world.shared[0].1.synchronous);
 }

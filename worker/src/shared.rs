@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use pushpull_common::ids::{GlobalStep, RestoreEpoch, ShardId};
-use pushpull_common::lending::{Counts, Geometry};
+use pushpull_common::shared_values::{Counts, Geometry};
 
 use crate::fanout::{Plan, Span};
 
@@ -78,7 +78,7 @@ impl Route {
 
 /// What a session knows of a shard that lends its values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Lender {
+pub(crate) struct MappedShard {
     pub(crate) shard: ShardId,
     /// The restore epoch that it lives in.
     pub(crate) epoch: RestoreEpoch,
@@ -115,14 +115,14 @@ impl Agreement {
     }
 
     /// What to do with values of which a shard says this.
-    pub(crate) fn judge(&mut self, lender: &Lender, counts: &Counts) -> Verdict {
-        let epoch = u64::from(lender.epoch.0);
+    pub(crate) fn judge(&mut self, mapped_shard: &MappedShard, counts: &Counts) -> Verdict {
+        let epoch = u64::from(mapped_shard.epoch.0);
         if counts.epoch != epoch || *self.epoch.get_or_insert(epoch) != epoch {
             return Verdict::Ask;
         }
         let token = self.token.map(|step| step.0);
-        if !lender.synchronous {
-            if lender.owns_step {
+        if !mapped_shard.synchronous {
+            if mapped_shard.owns_step {
                 self.step = Some(counts.step);
             }
             return if counts.serves >= token.unwrap_or(0) { Verdict::Take } else { Verdict::Ask };
@@ -211,7 +211,7 @@ mod tests {
         assert!(Route::new(&plan, plan.shards()[0], &geometry).is_none());
     }
 
-    const LENDER: Lender = Lender {
+    const MAPPED_SHARD: MappedShard = MappedShard {
         shard: ShardId { task: 0, shard: 0 },
         epoch: RestoreEpoch(1),
         owns_step: true,
@@ -224,36 +224,36 @@ mod tests {
 
     #[test]
     fn asynchronous_values_are_at_least_as_new_as_the_token() {
-        let judge = |token: Option<u64>, lender: Lender, counts: Counts| {
+        let judge = |token: Option<u64>, mapped_shard: MappedShard, counts: Counts| {
             let mut agreement = Agreement::new(token.map(GlobalStep));
-            let verdict = agreement.judge(&lender, &counts);
+            let verdict = agreement.judge(&mapped_shard, &counts);
             (verdict, agreement.step().map(|step| step.0))
         };
-        assert_eq!(judge(Some(4), LENDER, at(7)), (Verdict::Take, Some(7)));
-        assert_eq!(judge(Some(4), LENDER, at(4)), (Verdict::Take, Some(4)));
-        assert_eq!(judge(Some(4), LENDER, at(3)).0, Verdict::Ask);
-        assert_eq!(judge(None, LENDER, at(0)), (Verdict::Take, Some(0)));
-        let other = Lender { owns_step: false, ..LENDER };
+        assert_eq!(judge(Some(4), MAPPED_SHARD, at(7)), (Verdict::Take, Some(7)));
+        assert_eq!(judge(Some(4), MAPPED_SHARD, at(4)), (Verdict::Take, Some(4)));
+        assert_eq!(judge(Some(4), MAPPED_SHARD, at(3)).0, Verdict::Ask);
+        assert_eq!(judge(None, MAPPED_SHARD, at(0)), (Verdict::Take, Some(0)));
+        let other = MappedShard { owns_step: false, ..MAPPED_SHARD };
         let always = Counts { serves: u64::MAX, ..at(0) };
         assert_eq!(judge(Some(4), other, always), (Verdict::Take, Some(4)));
         assert_eq!(judge(None, other, always), (Verdict::Take, None), "nobody knows the step");
-        assert_eq!(judge(None, LENDER, Counts { epoch: 2, ..at(0) }).0, Verdict::Ask);
+        assert_eq!(judge(None, MAPPED_SHARD, Counts { epoch: 2, ..at(0) }).0, Verdict::Ask);
     }
 
     #[test]
     fn synchronous_values_are_all_of_the_tokens_step() {
-        let lender = Lender { synchronous: true, ..LENDER };
+        let mapped_shard = MappedShard { synchronous: true, ..MAPPED_SHARD };
         let judge = |token: Option<u64>, steps: &[u64]| {
             let mut agreement = Agreement::new(token.map(GlobalStep));
-            steps.iter().map(|&step| agreement.judge(&lender, &at(step))).collect::<Vec<_>>()
+            steps.iter().map(|&step| agreement.judge(&mapped_shard, &at(step))).collect::<Vec<_>>()
         };
         assert_eq!(judge(Some(4), &[4, 4]), [Verdict::Take; 2]);
         assert_eq!(judge(Some(4), &[4, 5]), [Verdict::Take, Verdict::Stale]);
         assert_eq!(judge(Some(4), &[3]), [Verdict::Ask]);
         assert_eq!(judge(None, &[6, 6, 7]), [Verdict::Take, Verdict::Take, Verdict::Ask]);
         let mut agreement = Agreement::new(None);
-        assert_eq!(agreement.judge(&lender, &at(6)), Verdict::Take);
-        let behind = Lender { epoch: RestoreEpoch(2), ..lender };
+        assert_eq!(agreement.judge(&mapped_shard, &at(6)), Verdict::Take);
+        let behind = MappedShard { epoch: RestoreEpoch(2), ..mapped_shard };
         let counts = Counts { epoch: 2, ..at(6) };
         assert_eq!(agreement.judge(&behind, &counts), Verdict::Ask, "of another epoch");
     }

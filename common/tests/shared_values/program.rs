@@ -1,7 +1,9 @@
 //! The two programs: a shard of two places and four blocks that changes both, and a reader that pulls
 //! both once.
 
-use pushpull_common::lending::{Board, Counts, Desk, Geometry, NotNow, Reader, Words, holds};
+use pushpull_common::shared_values::{
+    AtomicWords, BlockTable, Counts, Geometry, NotNow, Reader, ReaderSlot, holds,
+};
 
 use super::machine::{Program, Region, Run};
 
@@ -36,17 +38,17 @@ pub(crate) enum Fault {
     /// The reader does not wait until its pin is seen.
     PinNotFenced,
     /// The shard does not wait until its turn is seen.
-    TurnNotFenced,
+    SequenceNotFenced,
     /// The reader does not look whether the turn is still the same.
-    TurnNotLoadedAgain,
+    SequenceNotLoadedAgain,
     /// The shard looks at the pin before it publishes.
-    TurnLate,
+    SequenceLate,
     /// The turn stays even while a change is made.
-    TurnNeverOdd,
+    SequenceNeverOdd,
     /// The reader does not look whether its pin was revoked.
     RevokedUnseen,
     /// The reader does not look whether the values are in other hands.
-    TenureUnseen,
+    OwnerGenerationUnseen,
 }
 
 /// A word each; the tenure lies behind the first.
@@ -58,9 +60,9 @@ fn word(block: u32) -> usize {
 }
 
 /// The blocks of a shard, as `store/pool.rs` of the server keeps them.
-struct Shard<'a, W: Words> {
-    board: Board<W>,
-    desk: Option<Desk<W>>,
+struct Shard<'a, W: AtomicWords> {
+    block_table: BlockTable<W>,
+    reader_slot: Option<ReaderSlot<W>>,
     values: &'a W,
     /// By place: the block, and since when.
     homes: [(u32, u64); 2],
@@ -70,9 +72,11 @@ struct Shard<'a, W: Words> {
     fault: Fault,
 }
 
-impl<W: Words> Shard<'_, W> {
+impl<W: AtomicWords> Shard<'_, W> {
     fn is_held(&self, born: u64, freed: u64) -> bool {
-        self.desk.as_ref().is_some_and(|desk| holds(desk.pinned(), born, freed))
+        self.reader_slot
+            .as_ref()
+            .is_some_and(|reader_slot| holds(reader_slot.pinned(), born, freed))
     }
 
     /// Both places become `version`, in other blocks.
@@ -86,26 +90,26 @@ impl<W: Words> Shard<'_, W> {
                 }
             }
             if self.spare.len() < 2
-                && let Some(desk) = self.desk.take()
+                && let Some(reader_slot) = self.reader_slot.take()
             {
-                desk.revoke();
+                reader_slot.revoke();
             }
         }
         let shadows = [self.spare.remove(0), self.spare.remove(0)];
         shadows.iter().for_each(|&block| self.values.store(word(block), version));
-        let next = self.board.turn() + 2;
-        let late = self.fault == Fault::TurnLate;
+        let next = self.block_table.sequence() + 2;
+        let late = self.fault == Fault::SequenceLate;
         let seen_early = self.homes.map(|(_, born)| late && !self.is_held(born, next));
-        self.board.begin();
+        self.block_table.begin();
         for (place, shadow) in shadows.into_iter().enumerate() {
-            self.board.set_home(place, shadow);
+            self.block_table.set_home(place, shadow);
         }
-        let turn = self.board.publish(Counts { version, ..Counts::default() });
-        assert_eq!(turn, next);
+        let sequence = self.block_table.publish(Counts { version, ..Counts::default() });
+        assert_eq!(sequence, next);
         for ((place, shadow), early) in shadows.into_iter().enumerate().zip(seen_early) {
-            let (block, born) = std::mem::replace(&mut self.homes[place], (shadow, turn));
-            match !early && (late || self.is_held(born, turn)) {
-                true => self.retired.push((block, born, turn)),
+            let (block, born) = std::mem::replace(&mut self.homes[place], (shadow, sequence));
+            match !early && (late || self.is_held(born, sequence)) {
+                true => self.retired.push((block, born, sequence)),
                 false => self.spare.push(block),
             }
         }
@@ -113,25 +117,27 @@ impl<W: Words> Shard<'_, W> {
 
     /// Both places become `version` where they lie, unless somebody reads them.
     fn change_in_place(&mut self, version: u64) {
-        self.board.begin();
-        let is_read = self.desk.as_ref().is_some_and(|desk| desk.pinned() != 0);
+        self.block_table.begin();
+        let is_read =
+            self.reader_slot.as_ref().is_some_and(|reader_slot| reader_slot.pinned() != 0);
         if is_read {
-            self.board.publish(self.board.counts());
+            self.block_table.publish(self.block_table.counts());
             return;
         }
         self.homes.iter().for_each(|&(home, _)| self.values.store(word(home), version));
-        self.board.publish(Counts { version, ..Counts::default() });
+        self.block_table.publish(Counts { version, ..Counts::default() });
     }
 
     /// The process is killed in the middle of a change in place; the next one writes everything.
     fn die(mut self) {
-        self.board.begin();
-        let is_read = self.desk.as_ref().is_some_and(|desk| desk.pinned() != 0);
+        self.block_table.begin();
+        let is_read =
+            self.reader_slot.as_ref().is_some_and(|reader_slot| reader_slot.pinned() != 0);
         if !is_read {
             self.values.store(word(self.homes[0].0), 2);
         }
-        std::mem::forget(self.board);
-        self.values.store(GEOMETRY.tenure_word(), 1);
+        std::mem::forget(self.block_table);
+        self.values.store(GEOMETRY.owner_generation_word(), 1);
         self.values.fence();
         (0..4).for_each(|block| self.values.store(word(block), 9));
     }
@@ -140,11 +146,13 @@ impl<W: Words> Shard<'_, W> {
 fn shard(run: &Run<'_>, script: Script, fault: Fault) -> Option<Ending> {
     let words = |region| run.words(region, false);
     let (values, homes) = (words(Region::Values), [(0, 0), (1, 0)]);
-    let board = Board::new(words(Region::Board), Counts::default(), [0, 1].into_iter());
-    let desk = Some(Desk::new(words(Region::Desk)));
+    let block_table =
+        BlockTable::new(words(Region::BlockTable), Counts::default(), [0, 1].into_iter());
+    let reader_slot = Some(ReaderSlot::new(words(Region::ReaderSlot)));
     run.ready();
     let (spare, retired) = (vec![2, 3], Vec::new());
-    let mut shard = Shard { board, desk, values: &values, homes, spare, retired, fault };
+    let mut shard =
+        Shard { block_table, reader_slot, values: &values, homes, spare, retired, fault };
     shard.change(1);
     match script {
         Script::Changes => {
@@ -152,7 +160,7 @@ fn shard(run: &Run<'_>, script: Script, fault: Fault) -> Option<Ending> {
             shard.change(3);
             shard.change(4);
             // The board is kept: that it is not in the end is another story.
-            std::mem::forget(shard.board);
+            std::mem::forget(shard.block_table);
         }
         Script::TakenOver => shard.die(),
     }
@@ -161,9 +169,10 @@ fn shard(run: &Run<'_>, script: Script, fault: Fault) -> Option<Ending> {
 
 fn reader(run: &Run<'_>, fault: Fault) -> Option<Ending> {
     let words = |region| run.words(region, true);
-    let tenure = 0;
-    let (board, desk, values) = (words(Region::Board), words(Region::Desk), words(Region::Values));
-    let mut reader = Reader::new(board, desk, values, GEOMETRY, tenure);
+    let owner_generation = 0;
+    let (block_table, reader_slot, values) =
+        (words(Region::BlockTable), words(Region::ReaderSlot), words(Region::Values));
+    let mut reader = Reader::new(block_table, reader_slot, values, GEOMETRY, owner_generation);
     let mut homes = run.scratch.borrow_mut();
     let counts = match reader.pin(0..2, &mut homes) {
         Ok(counts) => counts,
@@ -171,7 +180,7 @@ fn reader(run: &Run<'_>, fault: Fault) -> Option<Ending> {
     };
     let copied = [0, 1].map(|place| reader.values().load(word(homes[place])));
     if let Err(not) = reader.unpin(16)
-        && fault != Fault::TenureUnseen
+        && fault != Fault::OwnerGenerationUnseen
     {
         return Some(Ending::Not(not));
     }

@@ -5,25 +5,25 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{Ordering, fence};
 
-use pushpull_common::lending::Words;
+use pushpull_common::shared_values::AtomicWords;
 
 use super::Memory;
 use crate::volatile::Volatile;
 
 /// Words that are lent, all 0 at first.
 #[derive(Debug)]
-pub(crate) struct LentWords(Memory);
+pub(crate) struct SharedWords(Memory);
 
-impl LentWords {
+impl SharedWords {
     /// So many words; an error where memory cannot be lent.
-    pub(crate) fn new(words: usize) -> io::Result<LentWords> {
-        Memory::lendable(words * 8).map(LentWords)
+    pub(crate) fn new(words: usize) -> io::Result<SharedWords> {
+        Memory::shareable(words * 8).map(SharedWords)
     }
 
     /// Words that somebody was lent.
     #[cfg(test)]
-    pub(crate) fn of(memory: Memory) -> LentWords {
-        LentWords(memory)
+    pub(crate) fn of(memory: Memory) -> SharedWords {
+        SharedWords(memory)
     }
 
     /// A descriptor by which another process can map them, to read them and no more.
@@ -37,8 +37,8 @@ impl LentWords {
     }
 
     /// The same words, without their descriptor held open: they are lent to nobody else.
-    pub(crate) fn lent(self) -> LentWords {
-        LentWords(self.0.without_file())
+    pub(crate) fn shared(self) -> SharedWords {
+        SharedWords(self.0.without_file())
     }
 
     /// How many bytes they are.
@@ -49,16 +49,16 @@ impl LentWords {
 
 /// Bytes that another process writes, all 0 at first: nothing of them is borrowed.
 #[derive(Debug)]
-pub(crate) struct LentBytes(Memory);
+pub(crate) struct SharedBytes(Memory);
 
-impl LentBytes {
+impl SharedBytes {
     /// So many bytes, and a descriptor by which another process can map them, to read and to write them;
     /// an error where memory cannot be lent.
-    pub(crate) fn new(bytes: usize) -> io::Result<(LentBytes, OwnedFd)> {
-        let memory = Memory::lendable(bytes)?;
+    pub(crate) fn new(bytes: usize) -> io::Result<(SharedBytes, OwnedFd)> {
+        let memory = Memory::shareable(bytes)?;
         let descriptor = memory.to_write()?.into();
         // It is lent to nobody else.
-        Ok((LentBytes(memory.without_file()), descriptor))
+        Ok((SharedBytes(memory.without_file()), descriptor))
     }
 
     /// So many of them, from this one on.
@@ -70,7 +70,7 @@ impl LentBytes {
     }
 }
 
-impl Words for LentWords {
+impl AtomicWords for SharedWords {
     fn load(&self, word: usize) -> u64 {
         u64::from_le(self.0.word(word).load(Ordering::Acquire))
     }
@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn what_another_writes_is_copied_and_nobody_makes_it_shorter() {
-        let (bytes, descriptor) = LentBytes::new(8192).unwrap();
+        let (bytes, descriptor) = SharedBytes::new(8192).unwrap();
         let file = File::from(descriptor);
         assert_eq!(file.metadata().unwrap().len(), 8192);
         assert!(file.set_len(4096).is_err() && file.set_len(16384).is_err());
@@ -108,7 +108,7 @@ mod tests {
     #[test]
     #[should_panic = "24 bytes at 8169"]
     fn nothing_behind_it_is_reached() {
-        let (bytes, _descriptor) = LentBytes::new(8192).unwrap();
+        let (bytes, _descriptor) = SharedBytes::new(8192).unwrap();
         bytes.bytes(8169, 24);
     }
 }

@@ -1,9 +1,9 @@
 //! The board: which block holds which place, at which turn, and what it is of.
 
-use super::Words;
+use super::AtomicWords;
 
 /// Where the words stand. There is room for more of them before the homes.
-pub(super) const TURN: usize = 0;
+pub(super) const SEQUENCE: usize = 0;
 const VERSION: usize = 1;
 const GRADIENTS: usize = 2;
 const STEP: usize = 3;
@@ -15,7 +15,7 @@ pub(super) const HOMES: usize = 16;
 pub(super) const OVER: u64 = u64::MAX;
 
 /// How many words a board for so many places has.
-pub fn board_words(places: usize) -> usize {
+pub fn block_table_words(places: usize) -> usize {
     HOMES + places
 }
 
@@ -42,37 +42,38 @@ impl Counts {
         Self::WORDS.into_iter().zip([version, gradients, step, serves, epoch])
     }
 
-    pub(super) fn load(board: &impl Words) -> Counts {
-        let [version, gradients, step, serves, epoch] = Self::WORDS.map(|word| board.load(word));
+    pub(super) fn load(block_table: &impl AtomicWords) -> Counts {
+        let [version, gradients, step, serves, epoch] =
+            Self::WORDS.map(|word| block_table.load(word));
         Counts { version, gradients, step, serves, epoch }
     }
 }
 
 /// The board as its shard sees it: what it says is changed by turns.
 ///
-/// Invariant: the word of the turn is `turn`, or one more while a change is made.
+/// Invariant: the word of the turn is `sequence`, or one more while a change is made.
 #[derive(Debug)]
-pub struct Board<W: Words> {
+pub struct BlockTable<W: AtomicWords> {
     words: W,
-    turn: u64,
+    sequence: u64,
     changing: bool,
     counts: Counts,
 }
 
-impl<W: Words> Board<W> {
-    /// A board on words that nobody else sees yet, [`board_words`] of them: it shows that these
+impl<W: AtomicWords> BlockTable<W> {
+    /// A board on words that nobody else sees yet, [`block_table_words`] of them: it shows that these
     /// blocks hold the places, one after the other.
     ///
     /// # Panics
     /// If the words are too few.
-    pub fn new(words: W, counts: Counts, homes: impl Iterator<Item = u32>) -> Board<W> {
+    pub fn new(words: W, counts: Counts, homes: impl Iterator<Item = u32>) -> BlockTable<W> {
         for (place, home) in homes.enumerate() {
             words.store(HOMES + place, home.into());
         }
         counts.words().for_each(|(word, value)| words.store(word, value));
-        let board = Board { words, turn: 2, changing: false, counts };
-        board.words.store(TURN, board.turn);
-        board
+        let block_table = BlockTable { words, sequence: 2, changing: false, counts };
+        block_table.words.store(SEQUENCE, block_table.sequence);
+        block_table
     }
 
     /// The words.
@@ -94,8 +95,8 @@ impl<W: Words> Board<W> {
     }
 
     /// The turn that whoever pins now may pin, or the last there was while a change is made.
-    pub fn turn(&self) -> u64 {
-        self.turn
+    pub fn sequence(&self) -> u64 {
+        self.sequence
     }
 
     /// What the board says its values are of.
@@ -104,11 +105,11 @@ impl<W: Words> Board<W> {
     }
 
     /// Begins a change, unless one is begun: nobody who comes from now on reads anything before
-    /// [`Board::publish`]. Who has come before is seen on its desk when this returns.
+    /// [`BlockTable::publish`]. Who has come before is seen on its desk when this returns.
     pub fn begin(&mut self) {
         if !self.changing {
             self.changing = true;
-            self.words.store(TURN, self.turn + 1);
+            self.words.store(SEQUENCE, self.sequence + 1);
             self.words.fence();
         }
     }
@@ -123,7 +124,7 @@ impl<W: Words> Board<W> {
     }
 
     /// Ends the change that was begun, and returns the turn that shows it. Who has come to an earlier
-    /// one has been seen on its desk since [`Board::begin`].
+    /// one has been seen on its desk since [`BlockTable::begin`].
     pub fn publish(&mut self, counts: Counts) -> u64 {
         debug_assert!(self.changing, "a change is begun before it is published");
         for ((word, value), (_, old)) in counts.words().zip(self.counts.words()) {
@@ -132,17 +133,17 @@ impl<W: Words> Board<W> {
             }
         }
         self.counts = counts;
-        self.turn += 2;
-        self.words.store(TURN, self.turn);
+        self.sequence += 2;
+        self.words.store(SEQUENCE, self.sequence);
         self.changing = false;
-        self.turn
+        self.sequence
     }
 }
 
-impl<W: Words> Drop for Board<W> {
+impl<W: AtomicWords> Drop for BlockTable<W> {
     /// Nobody reads by a board that is not kept.
     fn drop(&mut self) {
-        self.words.store(TURN, OVER);
+        self.words.store(SEQUENCE, OVER);
         self.words.fence();
     }
 }

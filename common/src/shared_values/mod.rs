@@ -10,13 +10,13 @@
 //! while a change is made. A reader
 //!
 //! 1. loads the turn, and goes away if it is odd;
-//! 2. *pins* it: stores it on its desk, and has that seen before it goes on ([`Words::fence`]);
+//! 2. *pins* it: stores it on its desk, and has that seen before it goes on ([`AtomicWords::fence`]);
 //! 3. loads from the board what it needs, and then the turn again. If that is another, it unpins and
 //!    begins anew. If not, all it has loaded is of one version, and the shard knows of the pin;
 //! 4. copies from the blocks;
 //! 5. asks whether its pin was honoured to the end: whether it was *revoked*, as a reader is that
 //!    has held updates up for too long, and whether the values are in the hands of the same
-//!    process still ([`Geometry::tenure_word`]). If so, unpins and has what it came for. If not,
+//!    process still ([`Geometry::owner_generation_word`]). If so, unpins and has what it came for. If not,
 //!    it throws away what it has copied.
 //!
 //! The shard, when it has committed a change, makes the turn odd, has that seen, stores what has
@@ -30,18 +30,18 @@
 //! it likes on its desk holds memory for changes until it is revoked, and a shard that dies in the
 //! middle of a change leaves an odd turn, which sends readers back to their connection.
 
-mod board;
-mod desk;
+mod block_table;
 mod geometry;
 mod reader;
+mod reader_slot;
 
-pub use board::{Board, Counts, board_words};
-pub use desk::{DESK_WORDS, Desk, holds};
+pub use block_table::{BlockTable, Counts, block_table_words};
 pub use geometry::{Geometry, Unsound};
 pub use reader::{NotNow, Reader};
+pub use reader_slot::{READER_SLOT_WORDS, ReaderSlot, holds};
 
 /// Memory that another process has mapped, too, as words of 8 bytes. All are little-endian.
-pub trait Words {
+pub trait AtomicWords {
     /// A word, by its number. What its storer had stored before it is seen by all loads behind this.
     ///
     /// # Panics

@@ -3,9 +3,9 @@
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use pushpull_common::lending::Counts;
-use pushpull_common::protocol::limits::LENDS_MAX;
+use pushpull_common::protocol::limits::SHARE_REQUESTS_MAX;
 use pushpull_common::protocol::{Envelope, Message, Refusal};
+use pushpull_common::shared_values::Counts;
 
 use super::handshake::Way;
 use super::output::Output;
@@ -26,17 +26,17 @@ impl Shard {
     }
 
     /// A client asks for memory.
-    pub(super) fn lend(&mut self, connection: u64, request: Envelope, kind: u16, wants: u64) {
-        if let Err(refusal) = self.may_lend(connection, kind, wants) {
+    pub(super) fn share(&mut self, connection: u64, request: Envelope, kind: u16, wants: u64) {
+        if let Err(refusal) = self.may_share(connection, kind, wants) {
             return self.refuse(connection, request, refusal);
         }
         let counts = self.counts();
         let Variables::Ready(store) = &mut self.variables else {
             return self.refuse(connection, request, Refusal::NotInitialized {});
         };
-        match store.lend(connection, counts, &self.budget) {
-            Ok((lent, descriptors)) => {
-                self.send_lent(connection, request, lent.into(), descriptors);
+        match store.share(connection, counts, &self.budget) {
+            Ok((shared, descriptors)) => {
+                self.send_shared(connection, request, shared.into(), descriptors);
             }
             Err(StorageError::DoesNotFit { need, limit }) => {
                 self.refuse(connection, request, Refusal::DoesNotFit { need, limit });
@@ -50,35 +50,35 @@ impl Shard {
         }
     }
 
-    fn may_lend(&self, connection: u64, kind: u16, wants: u64) -> Result<(), Refusal> {
-        self.may_be_lent(connection, kind)?;
+    fn may_share(&self, connection: u64, kind: u16, wants: u64) -> Result<(), Refusal> {
+        self.may_be_shared(connection, kind)?;
         match wants & VALUES {
-            0 => Err(unsupported(kind, "nothing of what is wanted is lent")),
+            0 => Err(unsupported(kind, "nothing that is asked for is shared")),
             _ => Ok(()),
         }
     }
 
     /// Whether whoever has come over a connection may be lent memory of any kind.
-    pub(super) fn may_be_lent(&self, connection: u64, kind: u16) -> Result<(), Refusal> {
+    pub(super) fn may_be_shared(&self, connection: u64, kind: u16) -> Result<(), Refusal> {
         let unsupported = |why| Err(unsupported(kind, why));
         let conversation = self.conversations.get(&connection);
         match conversation.map(|conversation| conversation.way) {
             Some(Way::Unix { same_user: true }) => {}
             Some(Way::Unix { same_user: false }) => return Err(Refusal::Denied {}),
-            _ => return unsupported("memory is lent over Unix sockets only"),
+            _ => return unsupported("memory is shared over Unix sockets only"),
         }
-        if let Some(why) = self.config.lends_nothing() {
+        if let Some(why) = self.config.shares_nothing() {
             return unsupported(why);
         }
         // Each answer has descriptors, of which a process and its user have few.
-        match conversation.is_some_and(|conversation| conversation.lent >= LENDS_MAX) {
-            true => unsupported("this connection has been lent memory often enough"),
+        match conversation.is_some_and(|conversation| conversation.shared >= SHARE_REQUESTS_MAX) {
+            true => unsupported("this connection has been given shared memory often enough"),
             false => Ok(()),
         }
     }
 
     /// A connection is lent memory: what it is told of it goes with the descriptors.
-    pub(super) fn send_lent(
+    pub(super) fn send_shared(
         &mut self,
         connection: u64,
         request: Envelope,
@@ -86,17 +86,17 @@ impl Shard {
         descriptors: Vec<OwnedFd>,
     ) {
         if let Some(conversation) = self.conversations.get_mut(&connection) {
-            conversation.lent += 1;
+            conversation.shared += 1;
         }
         let (step, restore_epoch) = (self.step(), self.epoch);
         let envelope = Envelope { step, restore_epoch, ..request };
-        self.outputs.push_back(Output::Lent { connection, envelope, message, descriptors });
+        self.outputs.push_back(Output::Shared { connection, envelope, message, descriptors });
     }
 
     /// A connection is gone: what it has been lent is not looked at any more.
     pub(super) fn take_back(&mut self, connection: u64) {
         if let Variables::Ready(store) = &mut self.variables
-            && store.is_lent()
+            && store.is_shared()
         {
             let counted = store.take_back(connection);
             self.count_pulls(counted);
@@ -117,8 +117,8 @@ impl Shard {
 
     /// Whether somebody reads values without a request: nobody tells when memory is free again that work
     /// waits for.
-    pub(crate) fn is_lent(&self) -> bool {
-        self.store().is_some_and(|store| store.is_lent())
+    pub(crate) fn is_shared(&self) -> bool {
+        self.store().is_some_and(|store| store.is_shared())
     }
 
     /// Takes back what those have been lent who have been at one pull for so long; their connections,

@@ -1,6 +1,6 @@
 //! A desk: where one reader says what it reads, and is told that it has read for too long.
 
-use super::Words;
+use super::AtomicWords;
 
 /// Where the words stand. There is room for more behind them.
 const PIN: usize = 0;
@@ -10,7 +10,7 @@ const BYTES: usize = 2;
 const REVOKED: usize = 8;
 
 /// How many words a desk has.
-pub const DESK_WORDS: usize = 512;
+pub const READER_SLOT_WORDS: usize = 512;
 
 /// Whether a pin keeps a block as it is that held a place from the turn `born` on, and does not since
 /// the turn `freed`. A pin of 0 is none.
@@ -20,12 +20,12 @@ pub fn holds(pin: u64, born: u64, freed: u64) -> bool {
 
 /// A desk. The words of a side are what it says: nothing that the other relies on.
 #[derive(Debug)]
-pub struct Desk<W: Words>(W);
+pub struct ReaderSlot<W: AtomicWords>(W);
 
-impl<W: Words> Desk<W> {
-    /// A desk on [`DESK_WORDS`] words, all 0 at first.
-    pub fn new(words: W) -> Desk<W> {
-        Desk(words)
+impl<W: AtomicWords> ReaderSlot<W> {
+    /// A desk on [`READER_SLOT_WORDS`] words, all 0 at first.
+    pub fn new(words: W) -> ReaderSlot<W> {
+        ReaderSlot(words)
     }
 
     /// The turn that the reader has pinned, or 0; whatever a hostile one has stored.
@@ -45,8 +45,8 @@ impl<W: Words> Desk<W> {
         (self.0.load(PULLS), self.0.load(BYTES))
     }
 
-    pub(super) fn pin(&self, turn: u64) {
-        self.0.store(PIN, turn);
+    pub(super) fn pin(&self, sequence: u64) {
+        self.0.store(PIN, sequence);
         self.0.fence();
     }
 

@@ -1,7 +1,7 @@
 //! Values in memory that shards lend, read a little at a time: between any two steps everything else may
 //! happen.
 //!
-//! What a caller does in one go (`runtime/lenders`) is done here in steps, by the same reader, by the same
+//! What a caller does in one go (`runtime/mapped_shards`) is done here in steps, by the same reader, by the same
 //! route and by the same judgement.
 
 use std::cell::RefCell;
@@ -12,31 +12,31 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use pushpull_common::ids::{GlobalStep, ShardId};
-use pushpull_common::lending::{Counts, NotNow, Reader};
-use pushpull_common::protocol::message::Lent;
+use pushpull_common::protocol::message::SharedValues;
+use pushpull_common::shared_values::{Counts, NotNow, Reader};
 
 use crate::fanout::Plan;
-use crate::lent::{Agreement, Lender, Route, Verdict};
 use crate::params::Buffer;
 use crate::runtime::{Mapped, map};
 use crate::session::{OpId, Read};
+use crate::shared::{Agreement, MappedShard, Route, Verdict};
 
 /// How often a change that is being made is waited for.
 const TRIES: usize = 4;
 
 /// A shard that has lent its values.
 #[derive(Debug)]
-struct Near {
-    lender: Lender,
+struct MappedReads {
+    mapped_shard: MappedShard,
     reader: Reader<Mapped>,
     route: Route,
 }
 
 /// The shards that have, by the links over which they did.
 #[derive(Debug, Default)]
-pub(super) struct Lenders(BTreeMap<usize, Rc<RefCell<Near>>>);
+pub(super) struct MappedShards(BTreeMap<usize, Rc<RefCell<MappedReads>>>);
 
-impl Lenders {
+impl MappedShards {
     /// The shard of a link has lent its values.
     ///
     /// # Panics
@@ -45,13 +45,13 @@ impl Lenders {
         &mut self,
         plan: &Arc<Plan>,
         link: usize,
-        lender: Lender,
-        (lent, descriptors): (&Lent, Vec<OwnedFd>),
+        mapped_shard: MappedShard,
+        (shared, descriptors): (&SharedValues, Vec<OwnedFd>),
     ) {
-        let reader = map(lent, descriptors).expect("what is lent can be mapped");
-        if let Some(route) = Route::new(plan, lender.shard, reader.geometry()) {
-            let near = Near { lender, reader, route };
-            self.0.insert(link, Rc::new(RefCell::new(near)));
+        let reader = map(shared, descriptors).expect("shared memory can be mapped");
+        if let Some(route) = Route::new(plan, mapped_shard.shard, reader.geometry()) {
+            let mapped_reads = MappedReads { mapped_shard, reader, route };
+            self.0.insert(link, Rc::new(RefCell::new(mapped_reads)));
         }
     }
 
@@ -60,12 +60,12 @@ impl Lenders {
         self.0.remove(&link);
     }
 
-    fn of(&self, shard: ShardId) -> Option<&Rc<RefCell<Near>>> {
-        self.0.values().find(|near| near.borrow().lender.shard == shard)
+    fn of(&self, shard: ShardId) -> Option<&Rc<RefCell<MappedReads>>> {
+        self.0.values().find(|mapped_reads| mapped_reads.borrow().mapped_shard.shard == shard)
     }
 
     /// Whether all of these have lent their values.
-    pub(super) fn lend(&self, shards: &[ShardId]) -> bool {
+    pub(super) fn share(&self, shards: &[ShardId]) -> bool {
         shards.iter().all(|&shard| self.of(shard).is_some())
     }
 }
@@ -88,7 +88,7 @@ pub(super) struct Reading {
 /// What is read now.
 #[derive(Debug)]
 struct Pinned {
-    near: Rc<RefCell<Near>>,
+    mapped_reads: Rc<RefCell<MappedReads>>,
     counts: Counts,
     homes: Vec<u32>,
     copied: usize,
@@ -129,29 +129,29 @@ impl Reading {
 
     /// Nobody waits for it any longer.
     pub(super) fn give_up(self) {
-        if let Some(Pinned { near, .. }) = self.pinned {
-            near.borrow_mut().reader.give_up();
+        if let Some(Pinned { mapped_reads, .. }) = self.pinned {
+            mapped_reads.borrow_mut().reader.give_up();
         }
     }
 
     /// Does a little more.
-    pub(super) fn step(&mut self, plan: &Plan, lenders: &Lenders) -> Step {
+    pub(super) fn step(&mut self, plan: &Plan, mapped_shards: &MappedShards) -> Step {
         match self.pinned.take() {
             Some(pinned) => self.copy(pinned),
-            None => self.pin(plan, lenders),
+            None => self.pin(plan, mapped_shards),
         }
     }
 
-    fn pin(&mut self, plan: &Plan, lenders: &Lenders) -> Step {
+    fn pin(&mut self, plan: &Plan, mapped_shards: &MappedShards) -> Step {
         let Some(&shard) = plan.shards().get(self.next) else {
             let Some(step) = self.agreement.step() else { return Step::Ask };
             self.read.step = step;
             let buffer = std::mem::replace(&mut self.buffer, Buffer::of_bytes(0));
             return Step::Pulled(buffer, std::mem::take(&mut self.read));
         };
-        let Some(near) = lenders.of(shard).cloned() else { return Step::Ask };
+        let Some(mapped_reads) = mapped_shards.of(shard).cloned() else { return Step::Ask };
         let mut homes = Vec::new();
-        let Near { lender, reader, route } = &mut *near.borrow_mut();
+        let MappedReads { mapped_shard, reader, route } = &mut *mapped_reads.borrow_mut();
         let counts = match reader.pin(route.places(), &mut homes) {
             Ok(counts) => counts,
             Err(NotNow::Changing) if self.tries < TRIES => {
@@ -160,18 +160,18 @@ impl Reading {
             }
             Err(_) => return Step::Ask,
         };
-        let verdict = self.agreement.judge(lender, &counts);
+        let verdict = self.agreement.judge(mapped_shard, &counts);
         if verdict != Verdict::Take {
             reader.give_up();
             return if verdict == Verdict::Stale { Step::Stale } else { Step::Ask };
         }
-        self.pinned = Some(Pinned { near: near.clone(), counts, homes, copied: 0 });
+        self.pinned = Some(Pinned { mapped_reads: mapped_reads.clone(), counts, homes, copied: 0 });
         Step::More
     }
 
     fn copy(&mut self, mut pinned: Pinned) -> Step {
-        let near = pinned.near.clone();
-        let Near { lender, reader, route } = &mut *near.borrow_mut();
+        let mapped_reads = pinned.mapped_reads.clone();
+        let MappedReads { mapped_shard, reader, route } = &mut *mapped_reads.borrow_mut();
         if let Some(copy) = route.copies().get(pinned.copied) {
             let start = reader.geometry().start(pinned.homes[copy.place]) as usize;
             let to = &mut self.buffer.bytes_mut()[copy.to..copy.to + copy.bytes];
@@ -183,7 +183,7 @@ impl Reading {
         if reader.unpin(route.bytes()).is_err() {
             return Step::Ask;
         }
-        self.read.gradients.lower(lender.shard, pinned.counts.gradients);
+        self.read.gradients.lower(mapped_shard.shard, pinned.counts.gradients);
         (self.next, self.tries) = (self.next + 1, 0);
         Step::More
     }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 /// What a side says of its memory that cannot be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{what} of values that are lent cannot be {found}")]
+#[error("{what} of shared values cannot be {found}")]
 pub struct Unsound {
     /// Which number.
     pub what: &'static str,
@@ -59,7 +59,7 @@ impl Geometry {
     /// The word of the values that counts the processes which have had them: right behind the first
     /// block, in the gap before the next. One that takes them over from another, as a server does
     /// that goes on after a kill, raises it before it writes anything.
-    pub fn tenure_word(&self) -> usize {
+    pub fn owner_generation_word(&self) -> usize {
         ((self.offset + self.block_bytes) / 8) as usize
     }
 
@@ -89,7 +89,7 @@ mod tests {
     #[test]
     fn numbers_that_cannot_be_are_named() {
         assert_eq!(SOUND.check(4096 + 720), Ok(()));
-        assert_eq!((SOUND.start(9), SOUND.tenure_word()), (4096 + 648, 520));
+        assert_eq!((SOUND.start(9), SOUND.owner_generation_word()), (4096 + 648, 520));
         let cases = [
             (Geometry { offset: 4097, ..SOUND }, "the offset"),
             (Geometry { offset: u64::MAX - 7, ..SOUND }, "the number of blocks"),

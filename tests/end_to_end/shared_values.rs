@@ -13,12 +13,14 @@ use std::time::Duration;
 use memmap2::{MmapOptions, MmapRaw};
 use pushpull::blocking::Worker;
 use pushpull::common::ids::{ClientEpoch, GlobalStep, Incarnation, RequestId, RestoreEpoch};
-use pushpull::common::lending::{Counts, Geometry, NotNow, Reader, Words};
-use pushpull::common::protocol::message::{BodyCrc, Hello, Lend, Lent, Pull, Role, Selection};
+use pushpull::common::protocol::message::{
+    BodyCrc, Hello, Pull, Role, Selection, ShareValues, SharedValues,
+};
 use pushpull::common::protocol::wire::{List, Text};
 use pushpull::common::protocol::{
     BodyStamp, Envelope, FrameReader, Message, Poll, Refusal, encode, version,
 };
+use pushpull::common::shared_values::{AtomicWords, Counts, Geometry, NotNow, Reader};
 use pushpull::{
     ClusterSpec, Mode, Params, Ps, PsConfig, Pulled, Push, Sgd, ShardId, Storage, TaskId,
     VariableSpec, WorkerConfig,
@@ -120,7 +122,7 @@ impl Mapped {
     }
 }
 
-impl Words for Mapped {
+impl AtomicWords for Mapped {
     fn load(&self, word: usize) -> u64 {
         u64::from_le(self.word(word).load(Ordering::Acquire))
     }
@@ -143,20 +145,26 @@ struct Client {
 
 impl Client {
     fn of(line: &mut Line<UnixStream>) -> Client {
-        line.say(Lend { wants: 1 }.into());
-        let Message::Lent(lent) = line.hear() else { panic!("nothing is lent") };
-        let Lent { offset, block_bytes, stride, blocks, places, .. } = lent;
+        line.say(ShareValues { wants: 1 }.into());
+        let Message::SharedValues(shared) = line.hear() else { panic!("nothing is shared") };
+        let SharedValues { offset, block_bytes, stride, blocks, places, .. } = shared;
         let geometry = Geometry { offset, block_bytes, stride, blocks, places };
-        geometry.check(lent.values_bytes).unwrap();
-        let [board, desk, values] = &std::mem::take(&mut line.descriptors)[..] else {
-            panic!("three descriptors come with what is lent")
+        geometry.check(shared.values_bytes).unwrap();
+        let [block_table, reader_slot, values] = &std::mem::take(&mut line.descriptors)[..] else {
+            panic!("three descriptors come with shared memory")
         };
-        for file in [board, values] {
-            assert!(MmapOptions::new().map_raw(file).is_err(), "it is lent to be read only");
+        for file in [block_table, values] {
+            assert!(MmapOptions::new().map_raw(file).is_err(), "it is shared read-only");
         }
         let read = |file| Mapped(MmapOptions::new().map_raw_read_only(file).unwrap());
-        let desk = Mapped(MmapOptions::new().map_raw(desk).unwrap());
-        let reader = Reader::new(read(board), desk, read(values), geometry, lent.tenure);
+        let reader_slot = Mapped(MmapOptions::new().map_raw(reader_slot).unwrap());
+        let reader = Reader::new(
+            read(block_table),
+            reader_slot,
+            read(values),
+            geometry,
+            shared.owner_generation,
+        );
         Client { reader, places, homes: Vec::new() }
     }
 
@@ -280,15 +288,15 @@ fn who_comes_over_tcp_is_told_where_memory_is_lent() {
         stream.set_read_timeout(Some(LONG)).unwrap();
         let (mut line, nearby) = Line::open(stream);
         assert_eq!(nearby, if shared { &socket } else { "" });
-        line.say(Lend { wants: 1 }.into());
+        line.say(ShareValues { wants: 1 }.into());
         let Message::Refused(refused) = line.hear() else { panic!("TCP passes no descriptors") };
         assert!(matches!(refused.refusal, Refusal::Unsupported { kind: 6, .. }));
         line.say(Pull { selection: Selection::All {} }.into());
         assert!(matches!(line.hear(), Message::Pulled(_)), "and goes on as before");
 
         let mut line = near(&socket);
-        line.say(Lend { wants: 1 }.into());
-        assert_eq!(matches!(line.hear(), Message::Lent(_)), shared);
+        line.say(ShareValues { wants: 1 }.into());
+        assert_eq!(matches!(line.hear(), Message::SharedValues(_)), shared);
         cluster.stop();
     }
 }

@@ -13,7 +13,7 @@ use std::collections::{HashSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::ControlFlow;
 
-use pushpull_common::lending::Words;
+use pushpull_common::shared_values::AtomicWords;
 
 use super::program::{Ending, Fault};
 
@@ -22,12 +22,12 @@ pub(crate) type Place = (Region, usize);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Region {
-    Board,
-    Desk,
+    BlockTable,
+    ReaderSlot,
     Values,
 }
 
-/// Words of each region, as many as the programs use.
+/// AtomicWords of each region, as many as the programs use.
 const REGION_WORDS: usize = 24;
 
 fn index((region, word): Place) -> usize {
@@ -53,8 +53,8 @@ pub(crate) struct Run<'a> {
     at: Cell<usize>,
     next: Cell<Option<Step>>,
     fault: Fault,
-    /// What the first load of the turn has found, for [`Fault::TurnNotLoadedAgain`].
-    turn: Cell<Option<u64>>,
+    /// What the first load of the turn has found, for [`Fault::SequenceNotLoadedAgain`].
+    sequence: Cell<Option<u64>>,
     pub(crate) scratch: RefCell<Vec<u32>>,
 }
 
@@ -90,34 +90,34 @@ pub(crate) struct View<'a> {
     reads: bool,
 }
 
-const TURN: Place = (Region::Board, 0);
-const PIN: Place = (Region::Desk, 0);
-const REVOKED: Place = (Region::Desk, 8);
+const SEQUENCE: Place = (Region::BlockTable, 0);
+const PIN: Place = (Region::ReaderSlot, 0);
+const REVOKED: Place = (Region::ReaderSlot, 8);
 
-impl Words for View<'_> {
+impl AtomicWords for View<'_> {
     fn load(&self, word: usize) -> u64 {
         let (place, fault, run) = ((self.region, word), self.run.fault, self.run);
         match (place, self.reads) {
             (PIN, false) if fault == Fault::PinIgnored => return 0,
             (REVOKED, true) if fault == Fault::RevokedUnseen => return 0,
-            (TURN, true) if fault == Fault::TurnNotLoadedAgain => {
-                if let Some(turn) = run.turn.get() {
-                    return turn;
+            (SEQUENCE, true) if fault == Fault::SequenceNotLoadedAgain => {
+                if let Some(sequence) = run.sequence.get() {
+                    return sequence;
                 }
             }
             _ => {}
         }
         let found = run.step(Step::Load(place));
-        if place == TURN {
-            run.turn.set(Some(found));
+        if place == SEQUENCE {
+            run.sequence.set(Some(found));
         }
         found
     }
 
     fn store(&self, word: usize, value: u64) {
         let place = (self.region, word);
-        let odd = place == TURN && value % 2 == 1 && value != u64::MAX;
-        if !(odd && self.run.fault == Fault::TurnNeverOdd) {
+        let odd = place == SEQUENCE && value % 2 == 1 && value != u64::MAX;
+        if !(odd && self.run.fault == Fault::SequenceNeverOdd) {
             self.run.step(Step::Store(place, value));
         }
     }
@@ -125,7 +125,7 @@ impl Words for View<'_> {
     fn fence(&self) {
         let left_out = match self.reads {
             true => self.run.fault == Fault::PinNotFenced,
-            false => self.run.fault == Fault::TurnNotFenced,
+            false => self.run.fault == Fault::SequenceNotFenced,
         };
         if !left_out {
             self.run.step(Step::Fence);
@@ -151,8 +151,8 @@ struct State {
 }
 
 fn next(program: &Program<'_>, fault: Fault, found: &[u64]) -> Step {
-    let (at, next, turn) = (Cell::new(0), Cell::new(None), Cell::new(None));
-    let run = Run { found, at, next, fault, turn, scratch: RefCell::default() };
+    let (at, next, sequence) = (Cell::new(0), Cell::new(None), Cell::new(None));
+    let run = Run { found, at, next, fault, sequence, scratch: RefCell::default() };
     let ending = program(&run);
     run.next.get().unwrap_or(Step::Done(ending))
 }

@@ -5,16 +5,16 @@ use std::fs::File;
 use std::time::Duration;
 
 use pushpull_common::ids::RestoreEpoch;
-use pushpull_common::lending::{Counts, Geometry, NotNow, Reader, Words};
-use pushpull_common::protocol::limits::LENDS_MAX;
-use pushpull_common::protocol::message::{self, Lend, Lent, Role};
+use pushpull_common::protocol::limits::SHARE_REQUESTS_MAX;
+use pushpull_common::protocol::message::{self, Role, ShareValues, SharedValues};
 use pushpull_common::protocol::{Message, Refusal};
+use pushpull_common::shared_values::{AtomicWords, Counts, Geometry, NotNow, Reader};
 use pushpull_common::variable::VariableSpec;
 
 use super::peers::{Peer, Push, bytes_of, chief, f32s, variables, worker};
 use super::world::{LIFE, Line, World};
 use crate::aggregate::staleness::StalenessPolicy;
-use crate::arena::{LentWords, Memory, Place, StateDirectory};
+use crate::arena::{Memory, Place, SharedWords, StateDirectory};
 use crate::config::{Durability, PsConfig, Storage};
 use crate::optimizer::Sgd;
 use crate::shard::durable::Life;
@@ -39,7 +39,7 @@ pub(super) fn at(
 }
 
 /// A world whose shards have what they keep in memory that can be lent.
-pub(super) fn lendable(
+pub(super) fn shareable(
     variables: Vec<VariableSpec>,
     configure: impl Fn(PsConfig) -> PsConfig,
 ) -> World {
@@ -68,42 +68,55 @@ pub(super) fn large(pin_bytes: u64) -> (World, Line, Line) {
     near(vec![w], |config| config.pin_bytes_max(pin_bytes))
 }
 
-fn lend() -> Message {
-    Lend { wants: 1 }.into()
+fn share() -> Message {
+    ShareValues { wants: 1 }.into()
 }
 
 /// Who has been lent the values of a world's only shard.
 struct Client {
-    reader: Reader<LentWords>,
-    lent: Lent,
+    reader: Reader<SharedWords>,
+    shared: SharedValues,
     homes: Vec<u32>,
 }
 
 impl Client {
     fn new(world: &mut World, line: Line) -> Client {
-        let Message::Lent(lent) = world.ask(line, lend()) else { panic!("nothing is lent") };
-        let files = world.lent.remove(&line).expect("descriptors").into_iter().map(File::from);
+        let Message::SharedValues(shared) = world.ask(line, share()) else {
+            panic!("nothing is shared")
+        };
+        let files = world.shared.remove(&line).expect("descriptors").into_iter().map(File::from);
         let files: Vec<File> = files.collect();
-        let [board, desk, values] = &files[..] else { panic!("{} descriptors", files.len()) };
-        for (file, bytes) in
-            files.iter().zip([lent.board_bytes, lent.desk_bytes, lent.values_bytes])
-        {
+        let [block_table, reader_slot, values] = &files[..] else {
+            panic!("{} descriptors", files.len())
+        };
+        for (file, bytes) in files.iter().zip([
+            shared.block_table_bytes,
+            shared.reader_slot_bytes,
+            shared.values_bytes,
+        ]) {
             assert_eq!(file.metadata().unwrap().len(), bytes);
         }
-        for file in [board, values] {
+        for file in [block_table, values] {
             assert!(Memory::of_file(file.try_clone().unwrap()).is_err(), "it is not to be written");
         }
-        let Lent { offset, block_bytes, stride, blocks, places, .. } = lent;
+        let SharedValues { offset, block_bytes, stride, blocks, places, .. } = shared;
         let geometry = Geometry { offset, block_bytes, stride, blocks, places };
-        geometry.check(lent.values_bytes).unwrap();
-        let read = |file| LentWords::of(Memory::view_of(file).unwrap());
-        let desk = LentWords::of(Memory::of_file(desk.try_clone().unwrap()).unwrap());
-        let reader = Reader::new(read(board), desk, read(values), geometry, lent.tenure);
-        Client { reader, lent, homes: Vec::new() }
+        geometry.check(shared.values_bytes).unwrap();
+        let read = |file| SharedWords::of(Memory::view_of(file).unwrap());
+        let reader_slot =
+            SharedWords::of(Memory::of_file(reader_slot.try_clone().unwrap()).unwrap());
+        let reader = Reader::new(
+            read(block_table),
+            reader_slot,
+            read(values),
+            geometry,
+            shared.owner_generation,
+        );
+        Client { reader, shared, homes: Vec::new() }
     }
 
     fn pin(&mut self) -> Result<Counts, NotNow> {
-        self.reader.pin(0..self.lent.places, &mut self.homes)
+        self.reader.pin(0..self.shared.places, &mut self.homes)
     }
 
     /// So many bytes of the values, by what was pinned.
@@ -206,7 +219,7 @@ fn an_update_waits_for_a_reader_until_it_is_done_or_is_sent_away() {
     client.pin().unwrap();
     assert_eq!(push_large(&mut world, line, 1), Work::Idle);
     assert_eq!(push_large(&mut world, line, 2), Work::Blocked);
-    assert!(world.shards[0].is_lent(), "somebody has to look again");
+    assert!(world.shards[0].is_shared(), "somebody has to look again");
     all_are(&client.copy(4 * LARGE as u64), 0.0);
     client.reader.unpin(0).unwrap();
     assert_eq!(world.work(), Work::Idle);
@@ -275,25 +288,25 @@ fn what_was_held_for_readers_of_one_board_is_not_held_for_those_of_the_next() {
 #[test]
 fn one_connection_is_lent_memory_only_so_often() {
     let (mut world, _, line) = near(variables(), |config| config);
-    for _ in 0..LENDS_MAX {
-        assert_eq!(world.refused_or_lent(line), None);
+    for _ in 0..SHARE_REQUESTS_MAX {
+        assert_eq!(world.refused_or_shared(line), None);
     }
-    let refused = world.refused_or_lent(line);
+    let refused = world.refused_or_shared(line);
     assert!(matches!(refused, Some(Refusal::Unsupported { .. })), "{refused:?}");
     let line = world.join(0, &mut worker(3));
-    assert_eq!(world.refused_or_lent(line), None);
+    assert_eq!(world.refused_or_shared(line), None);
 }
 
 #[test]
 fn a_desk_says_whatever_its_owner_likes_and_harms_nobody() {
     let (mut world, _, line) = near(variables(), |config| config);
     Client::new(&mut world, line);
-    let Message::Lent(_) = world.ask(line, lend()) else { panic!("nothing is lent") };
-    let files = world.lent.remove(&line).unwrap();
-    let mut desk = Memory::of_file(File::from(files.into_iter().nth(1).unwrap())).unwrap();
+    let Message::SharedValues(_) = world.ask(line, share()) else { panic!("nothing is shared") };
+    let files = world.shared.remove(&line).unwrap();
+    let mut reader_slot = Memory::of_file(File::from(files.into_iter().nth(1).unwrap())).unwrap();
     for (round, word) in (1..).zip([u64::MAX, 1, 2, 3, 1 << 63]) {
-        desk.bytes_mut().fill(0xff);
-        desk.store(0, word);
+        reader_slot.bytes_mut().fill(0xff);
+        reader_slot.store(0, word);
         push_small(&mut world, line, round);
         world.tick();
     }
@@ -310,7 +323,7 @@ fn nobody_reads_by_what_is_lent_no_longer() {
     assert!(stays.pin().is_ok() && stays.reader.unpin(0).is_ok());
     world.disconnect(chief);
     assert_eq!(stays.pin().unwrap_err(), NotNow::Over);
-    assert!(!world.shards[0].is_lent());
+    assert!(!world.shards[0].is_shared());
     // And whoever comes later is lent the same.
     let line = world.join(0, &mut worker(3));
     assert_eq!(Client::new(&mut world, line).pull(56).1, world.values(line));
@@ -324,7 +337,7 @@ fn values_that_another_process_has_taken_over_are_not_read() {
     let mut world = at(place(), variables(), |config| config);
     let line = world.begin()[0];
     let mut client = Client::new(&mut world, line);
-    assert_eq!((client.lent.tenure, client.pin().is_ok()), (0, true));
+    assert_eq!((client.shared.owner_generation, client.pin().is_ok()), (0, true));
     // The board of a process that is killed stays as it is.
     let (parts, life) = (world.parts(0), Life { arena: 2, ..LIFE });
     let next = Shard::open(parts, place(), life, world.now).unwrap();
@@ -332,7 +345,7 @@ fn values_that_another_process_has_taken_over_are_not_read() {
     assert_eq!(client.reader.unpin(0), Err(NotNow::Over));
     let line = world.join(0, &mut chief());
     let mut client = Client::new(&mut world, line);
-    assert_eq!((client.lent.tenure, client.pull(56).0.version), (1, 0));
+    assert_eq!((client.shared.owner_generation, client.pull(56).0.version), (1, 0));
 }
 
 #[test]
@@ -340,8 +353,8 @@ fn who_is_lent_nothing_is_told_why_and_goes_on() {
     let refused = |world: &mut World, way: Way, wants: u64, role: Role| {
         let peer = Peer { role, ..worker(5) };
         let (line, _) = world.greet_by(way, 0, peer.hello(0)).unwrap();
-        let refusal = world.refused(line, Lend { wants }.into());
-        assert!(world.lent.is_empty());
+        let refusal = world.refused(line, ShareValues { wants }.into());
+        assert!(world.shared.is_empty());
         let alive = world.ask(line, message::Heartbeat {}.into());
         assert!(matches!(alive, Message::HeartbeatAnswer(_)));
         world.disconnect(line);
@@ -352,12 +365,12 @@ fn who_is_lent_nothing_is_told_why_and_goes_on() {
     };
     let member = Role::Worker {};
     let (mut world, ..) = near(variables(), |config| config);
-    let over_tcp = "memory is lent over Unix sockets only";
+    let over_tcp = "memory is shared over Unix sockets only";
     assert_eq!(refused(&mut world, Way::Remote, 1, member), over_tcp);
     assert_eq!(refused(&mut world, Way::Loopback, 1, member), over_tcp);
     let stranger = Way::Unix { same_user: false };
     assert_eq!(refused(&mut world, stranger, 1, member), "Denied");
-    assert_eq!(refused(&mut world, NEAR, 2, member), "nothing of what is wanted is lent");
+    assert_eq!(refused(&mut world, NEAR, 2, member), "nothing that is asked for is shared");
     assert!(refused(&mut world, NEAR, 1, Role::Peer {}).starts_with("Role"));
 
     let mut bare = at(Place::Lendable, variables(), |config| config);
@@ -374,7 +387,7 @@ fn who_is_lent_nothing_is_told_why_and_goes_on() {
     // Anonymous memory has no descriptor.
     let mut world = at(Place::Anonymous, variables(), |config| config);
     world.begin();
-    assert!(refused(&mut world, NEAR, 1, member).contains("lend"));
+    assert!(refused(&mut world, NEAR, 1, member).contains("share"));
 }
 
 #[test]
@@ -383,20 +396,20 @@ fn what_is_lent_is_counted_as_memory() {
         let (mut world, _, line) =
             near(variables(), |config| config.storage(Storage::Memory { bytes_max }));
         let used = bytes_max - world.left();
-        (world.refused_or_lent(line), used)
+        (world.refused_or_shared(line), used)
     };
-    let (lent, used) = memory(1 << 30);
-    assert_eq!(lent, None);
+    let (shared, used) = memory(1 << 30);
+    assert_eq!(shared, None);
     let (refused, _) = memory(used + 1000);
     assert!(matches!(refused, Some(Refusal::DoesNotFit { .. })), "{refused:?}");
 }
 
 impl World {
-    fn refused_or_lent(&mut self, line: Line) -> Option<Refusal> {
-        match self.ask(line, lend()) {
+    fn refused_or_shared(&mut self, line: Line) -> Option<Refusal> {
+        match self.ask(line, share()) {
             Message::Refused(refused) => Some(refused.refusal),
             other => {
-                assert!(matches!(other, Message::Lent(_)), "{other:?}");
+                assert!(matches!(other, Message::SharedValues(_)), "{other:?}");
                 None
             }
         }

@@ -3,14 +3,14 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pushpull_common::ids::{GlobalStep, ShardId};
-use pushpull_common::lending::{Counts, NotNow, Reader};
+use pushpull_common::shared_values::{Counts, NotNow, Reader};
 
-use super::links::OfLinks;
+use super::per_link::PerLink;
 use super::shared_memory::Mapped;
 use crate::fanout::Plan;
-use crate::lent::{Agreement, Lender, Route, Verdict};
 use crate::params::Buffer;
 use crate::session::Read;
+use crate::shared::{Agreement, MappedShard, Route, Verdict};
 
 /// How often a change that is being made is waited for, and how long each time: turns of a loop. A
 /// change in place takes about as long.
@@ -29,11 +29,11 @@ pub(crate) enum Direct {
 /// Shards that have lent their values, for as long as their connections last. The session's thread adds
 /// and removes them, callers read.
 #[derive(Debug, Default)]
-pub(crate) struct Lenders(OfLinks<Near>);
+pub(crate) struct MappedShards(PerLink<LinkValues>);
 
 #[derive(Debug)]
-struct Near {
-    lender: Lender,
+struct LinkValues {
+    mapped_shard: MappedShard,
     /// One caller reads at a time.
     view: Mutex<View>,
 }
@@ -45,11 +45,11 @@ struct View {
     homes: Vec<u32>,
 }
 
-impl Lenders {
+impl MappedShards {
     /// The shard of a link has lent its values.
-    pub(super) fn add(&self, link: usize, lender: Lender, reader: Reader<Mapped>) {
+    pub(super) fn add(&self, link: usize, mapped_shard: MappedShard, reader: Reader<Mapped>) {
         let view = Mutex::new(View { reader, route: None, homes: Vec::new() });
-        self.0.add(link, lender.shard, Near { lender, view });
+        self.0.add(link, mapped_shard.shard, LinkValues { mapped_shard, view });
     }
 
     /// The connection of a link is gone, and what it was lent.
@@ -58,7 +58,7 @@ impl Lenders {
     }
 
     /// Whether all of these have lent their values.
-    pub(crate) fn lend(&self, shards: &[ShardId]) -> bool {
+    pub(crate) fn share(&self, shards: &[ShardId]) -> bool {
         shards.iter().all(|&shard| self.0.of(shard).is_some())
     }
 
@@ -73,9 +73,9 @@ impl Lenders {
         let mut agreement = Agreement::new(token);
         let mut read = Read::default();
         for &shard in plan.shards() {
-            let near = self.0.of(shard)?;
-            let mut view = near.view.lock().unwrap_or_else(PoisonError::into_inner);
-            let judge = |counts: &Counts| agreement.judge(&near.lender, counts);
+            let values = self.0.of(shard)?;
+            let mut view = values.view.lock().unwrap_or_else(PoisonError::into_inner);
+            let judge = |counts: &Counts| agreement.judge(&values.mapped_shard, counts);
             match view.read(plan, shard, buffer.bytes_mut(), judge)? {
                 (Verdict::Take, counts) => read.gradients.lower(shard, counts.gradients),
                 (Verdict::Stale, _) => return Some(Direct::Stale),
