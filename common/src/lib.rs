@@ -24,4 +24,4 @@ pub mod shared_values;
 pub mod table;
 pub mod tensor;
 pub mod variable;
-pub mod waits;
+pub mod wait_history;

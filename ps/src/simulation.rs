@@ -303,8 +303,8 @@ impl Door {
     /// Time has passed; due at least every [`TICK`].
     pub fn tick(&mut self, now: Instant) {
         self.handle(now, Input::Tick);
-        let patience = self.config.stall_timeout;
-        for connection in self.shard.take_back_from_stalled_readers(now, patience) {
+        let stall_timeout = self.config.stall_timeout;
+        for connection in self.shard.take_back_from_stalled_readers(now, stall_timeout) {
             if let Some(stream) = self.connections.get_mut(&connection) {
                 stream.closing = true;
             }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::chance::Chance;
 use crate::links::Links;
 use crate::probe;
-use crate::process::{BLINK, PATIENCE, Process};
+use crate::process::{BLINK, Process, TIMEOUT};
 use crate::setting::{
     ADAM_RATE, LEASE, MOMENTUM, MOMENTUM_RATE, SHARDS, Setting, TOKEN_TIMEOUT, worker_hosts,
 };
@@ -155,7 +155,7 @@ impl Daemons {
                 self.running[task] = None;
                 return Some(status);
             }
-            assert!(since.elapsed() < PATIENCE, "ps {task} neither answers nor ends");
+            assert!(since.elapsed() < TIMEOUT, "ps {task} neither answers nor ends");
             std::thread::sleep(BLINK);
         }
     }
@@ -167,7 +167,7 @@ impl Daemons {
             if let Some(status) = process.has_ended() {
                 return status;
             }
-            assert!(since.elapsed() < PATIENCE, "ps {task} serves what it cannot have");
+            assert!(since.elapsed() < TIMEOUT, "ps {task} serves what it cannot have");
             std::thread::sleep(BLINK);
         }
     }
@@ -183,7 +183,7 @@ impl Daemons {
                     Err(error) => error.to_string(),
                 };
                 self.running[task].as_mut().expect("it runs").assert_alive();
-                assert!(since.elapsed() < PATIENCE, "{shard} does not answer: {last}");
+                assert!(since.elapsed() < TIMEOUT, "{shard} does not answer: {last}");
                 std::thread::sleep(BLINK);
             }
         }
@@ -198,7 +198,7 @@ impl Daemons {
             while process.shared_memories() > block_tables {
                 process.assert_alive();
                 let shared = process.shared_memories();
-                assert!(since.elapsed() < PATIENCE, "{shared} shared memories of nobody");
+                assert!(since.elapsed() < TIMEOUT, "{shared} shared memories of nobody");
                 std::thread::sleep(BLINK);
             }
         }
@@ -220,7 +220,7 @@ impl Daemons {
                     lines.push(line);
                 }
                 let lost = CONNECTIONS_MAX.saturating_sub(peers + lines.len());
-                if lost == 0 || since.elapsed() > PATIENCE {
+                if lost == 0 || since.elapsed() > TIMEOUT {
                     return lost as u64;
                 }
             }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Resource, Rlimit, Signal};
 
 /// How long anything may take that everything is there for. Generous: it only ends a hang.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long a loop that waits for something outside of this process lies still in between.
 pub(crate) const BLINK: Duration = Duration::from_micros(200);
@@ -84,12 +84,12 @@ impl Process {
 
     /// Waits for it to end by itself.
     pub(crate) fn await_end(&mut self) -> ExitStatus {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             if let Some(status) = self.ended() {
                 return status;
             }
-            assert!(Instant::now() < deadline, "{} does not end in {PATIENCE:?}", self.name);
+            assert!(Instant::now() < deadline, "{} does not end in {TIMEOUT:?}", self.name);
             std::thread::sleep(BLINK);
         }
     }

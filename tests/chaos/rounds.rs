@@ -15,7 +15,7 @@ use crate::history::{Entry, History};
 use crate::hostile::HostileClients;
 use crate::ledger::{Found, Verdict, judge};
 use crate::links::{Cut, Link, Links, Stall};
-use crate::process::{BLINK, PATIENCE};
+use crate::process::{BLINK, TIMEOUT};
 use crate::report::Report;
 use crate::setting::{LEASE, Setting, TOO_LONG, WORKERS};
 use crate::workers::Workers;
@@ -369,7 +369,7 @@ impl Rounds<'_> {
         while damage::newest(&self.daemons.checkpoints()) <= than {
             self.daemons.assert_alive();
             self.workers.catch_up();
-            assert!(since.elapsed() < PATIENCE, "no checkpoint is published after {than:?}");
+            assert!(since.elapsed() < TIMEOUT, "no checkpoint is published after {than:?}");
             std::thread::sleep(BLINK);
         }
         self.note_checkpoints();

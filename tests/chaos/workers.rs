@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use crate::history::{History, Log};
 use crate::links::Links;
-use crate::process::{BLINK, PATIENCE, Process};
+use crate::process::{BLINK, Process, TIMEOUT};
 use crate::setting::{SHARDS, Setting, WORKERS};
 use crate::training::{self, GIVEN_UP};
 
@@ -107,7 +107,7 @@ impl Workers {
         let since = Instant::now();
         while self.histories[worker].open.is_none() {
             self.keep_running();
-            assert!(since.elapsed() < PATIENCE, "worker {worker} pushes nothing in {PATIENCE:?}");
+            assert!(since.elapsed() < TIMEOUT, "worker {worker} pushes nothing in {TIMEOUT:?}");
             std::thread::sleep(BLINK);
             self.catch_up();
         }
@@ -118,7 +118,7 @@ impl Workers {
         let since = Instant::now();
         while !self.have_open_pushes() {
             self.keep_running();
-            assert!(since.elapsed() < PATIENCE, "nobody pushes anything in {PATIENCE:?}");
+            assert!(since.elapsed() < TIMEOUT, "nobody pushes anything in {TIMEOUT:?}");
             std::thread::sleep(BLINK);
         }
     }
@@ -134,7 +134,7 @@ impl Workers {
         while self.acknowledged() <= acknowledged {
             self.keep_running();
             let open: Vec<_> = self.histories.iter().map(|history| history.open).collect();
-            assert!(since.elapsed() < PATIENCE, "no progress in {PATIENCE:?}, open are {open:?}");
+            assert!(since.elapsed() < TIMEOUT, "no progress in {TIMEOUT:?}, open are {open:?}");
             std::thread::sleep(BLINK);
         }
     }
@@ -146,7 +146,7 @@ impl Workers {
             self.keep_running();
             self.catch_up();
             let done: Vec<_> = self.histories.iter().map(|history| history.acknowledged).collect();
-            assert!(since.elapsed() < PATIENCE, "the training does not begin: {done:?}");
+            assert!(since.elapsed() < TIMEOUT, "the training does not begin: {done:?}");
             std::thread::sleep(BLINK);
         }
     }

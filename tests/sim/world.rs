@@ -23,7 +23,7 @@ use crate::trace::Trace;
 use crate::trainer::Trainer;
 
 /// How long a run may take once the faults have stopped.
-const PATIENCE: Duration = Duration::from_secs(150);
+const TIMEOUT: Duration = Duration::from_secs(150);
 
 /// More events than any sound run has.
 const EVENTS_MAX: u64 = 400_000;
@@ -221,7 +221,7 @@ impl World {
             if self.healed && self.is_over() {
                 break;
             }
-            let late = self.healed && self.now > self.heal_time() + PATIENCE;
+            let late = self.healed && self.now > self.heal_time() + TIMEOUT;
             if late || self.events > EVENTS_MAX {
                 panic!("after {:?} the run has not ended: {}", self.now - self.start, self.waits());
             }

@@ -17,7 +17,7 @@ use super::link::Link;
 use crate::introduction::Introduction;
 
 /// How long a shard may take to write its part before it is given up.
-const PATIENCE: Duration = Duration::from_secs(3600);
+const SHARD_SAVE_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// Has a shard write its part of a checkpoint of this restore epoch, another's it refuses; what the
 /// manifest is to say of it.
@@ -37,8 +37,9 @@ pub(super) async fn save_shard(
             (message, _) => Err(unexpected(message)),
         }
     };
-    let saved = tokio::time::timeout(PATIENCE, saving).await;
-    let saved = saved.unwrap_or_else(|_| Err(format!("it has taken more than {PATIENCE:?}")));
+    let saved = tokio::time::timeout(SHARD_SAVE_TIMEOUT, saving).await;
+    let saved =
+        saved.unwrap_or_else(|_| Err(format!("it has taken more than {SHARD_SAVE_TIMEOUT:?}")));
     saved.map_err(|error| format!("{shard} at {address} has not saved its part: {error}"))
 }
 

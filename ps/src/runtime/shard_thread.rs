@@ -14,11 +14,11 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::LocalSet;
 use tokio_util::sync::CancellationToken;
 
+use super::adaptive_spin::AdaptiveSpin;
 use super::connection;
 use super::link::Detached;
 use super::outbox::{Answered, Outbox, Outgoing};
 use super::owner_link::{self, OwnerWay, Unsent};
-use super::patience::Patience;
 use crate::checkpoint::CheckpointStorage;
 use crate::event::EventSink;
 use crate::shard::checkpoints::{News, Order};
@@ -75,7 +75,7 @@ pub(super) struct Core {
     flushed: Notify,
     /// Orders that the saver had no room for yet.
     orders_left: RefCell<VecDeque<Order>>,
-    patience: RefCell<Patience>,
+    adaptive_spin: RefCell<AdaptiveSpin>,
     processors: Processors,
     /// Peers are expected to go on so soon that the thread is to stay awake.
     awake: Notify,
@@ -115,7 +115,7 @@ impl Core {
     /// Tells the shard what happened, and does what it wants done.
     pub(super) fn handle(&self, input: Input<'_>) {
         let now = Instant::now();
-        self.patience.borrow_mut().work(now);
+        self.adaptive_spin.borrow_mut().work(now);
         let mut shard = self.shard.borrow_mut();
         shard.handle(now, input);
         // A small push is applied here and now; only the rest of a long one waits its turn.
@@ -309,21 +309,21 @@ impl Core {
     /// A connection has nothing to do before its peer goes on: with the rest of something, or with something else.
     pub(super) fn wait_for_peers(&self, rest: bool) {
         let wanted = || self.processors.are_wanted();
-        if self.patience.borrow_mut().wait(Instant::now(), rest, wanted) {
+        if self.adaptive_spin.borrow_mut().wait(Instant::now(), rest, wanted) {
             self.awake.notify_one();
         }
     }
 
     /// What a connection waited for is there.
     pub(super) fn peer_goes_on(&self) {
-        self.patience.borrow_mut().go_on(Instant::now());
+        self.adaptive_spin.borrow_mut().go_on(Instant::now());
     }
 
     /// Keeps the thread awake while peers are expected to go on.
     async fn keep_awake(&self) {
         loop {
             self.awake.notified().await;
-            while self.patience.borrow().is_awake(Instant::now()) {
+            while self.adaptive_spin.borrow().is_awake(Instant::now()) {
                 // The runtime looks at all sockets, and at the time, before it comes back here.
                 tokio::task::yield_now().await;
             }
@@ -353,7 +353,7 @@ impl Core {
 
     fn work_slice(&self) -> Work {
         let now = Instant::now();
-        self.patience.borrow_mut().work(now);
+        self.adaptive_spin.borrow_mut().work(now);
         let mut shard = self.shard.borrow_mut();
         let work = self.note(now, shard.work(now));
         self.deliver(&mut shard, work);
@@ -507,7 +507,7 @@ pub(super) fn run(
         flush_due: Notify::new(),
         flushed: Notify::new(),
         orders_left: RefCell::default(),
-        patience: RefCell::default(),
+        adaptive_spin: RefCell::default(),
         processors: Processors::here(),
         awake: Notify::new(),
     });

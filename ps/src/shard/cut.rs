@@ -45,7 +45,7 @@ pub(super) struct Wish {
 const WISHES_MAX: usize = 16;
 
 /// How long a shard keeps a cut that it is not asked for, and a wish waits for its moment.
-const PATIENCE: Duration = Duration::from_secs(60);
+const CUT_WAIT_MAX: Duration = Duration::from_secs(60);
 
 impl Shard {
     /// What is here now; for a checkpoint of a global step, which the shard need not know.
@@ -95,7 +95,7 @@ impl Shard {
     /// Drops a cut and refuses saves that have waited for too long. Nothing expires on the step owner while a
     /// save is under way.
     pub(super) fn end_waits_for_cuts(&mut self, now: Instant) {
-        let late = |since: Instant| now.saturating_duration_since(since) >= PATIENCE;
+        let late = |since: Instant| now.saturating_duration_since(since) >= CUT_WAIT_MAX;
         if self.saves_a_cut {
             return;
         }
@@ -104,7 +104,7 @@ impl Shard {
             && let Some(wish) = self.wishes.pop_front()
         {
             let awaited = self.awaited_step(now).unwrap_or_default();
-            self.saved(wish.asker, Err(format!("it has waited {PATIENCE:?} for {awaited}")));
+            self.saved(wish.asker, Err(format!("it has waited {CUT_WAIT_MAX:?} for {awaited}")));
         }
     }
 

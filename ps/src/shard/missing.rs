@@ -14,11 +14,11 @@ use crate::aggregate::mode::OnLoss;
 impl Shard {
     /// Time has passed: replicas that have not come are no longer expected.
     pub(super) fn stop_expecting(&mut self, now: Instant) {
-        let patience = self.config.join_timeout;
+        let timeout = self.config.join_timeout;
         let waited = self.first_join.map_or(Duration::ZERO, |first| now.duration_since(first));
         if let Some(admission) = self.admission_mut()
             && admission.expects() > 0
-            && waited >= patience
+            && waited >= timeout
         {
             admission.expect_nobody();
             self.decide(now);
@@ -32,15 +32,15 @@ impl Shard {
         let Some(admission) = self.admission() else { return };
         let short = admission.is_short();
         self.short_since = self.short_since.filter(|_| short).or(short.then_some(now));
-        let patience = match self.config.on_loss {
+        let timeout = match self.config.on_loss {
             OnLoss::Wait { timeout } => Some(timeout),
             OnLoss::Fail => Some(Duration::ZERO),
             OnLoss::Shrink { .. } => None,
         };
         let all = self
             .short_since
-            .zip(patience)
-            .is_some_and(|(since, patience)| now.saturating_duration_since(since) >= patience);
+            .zip(timeout)
+            .is_some_and(|(since, timeout)| now.saturating_duration_since(since) >= timeout);
         self.end_waits_of_pushes(now, all);
         if !all {
             return;

@@ -126,10 +126,10 @@ impl Shard {
     pub(crate) fn take_back_from_stalled_readers(
         &mut self,
         now: Instant,
-        patience: Duration,
+        stall_timeout: Duration,
     ) -> Vec<u64> {
         let Variables::Ready(store) = &mut self.variables else { return Vec::new() };
-        let stalled = store.stalled_readers(now, patience);
+        let stalled = store.stalled_readers(now, stall_timeout);
         stalled.iter().for_each(|&connection| self.take_back(connection));
         stalled
     }

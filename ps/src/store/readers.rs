@@ -176,12 +176,12 @@ impl Readers {
 
 impl Seat {
     /// Whether it has been at one pull for so long.
-    fn has_stalled(&mut self, now: Instant, patience: Duration) -> bool {
+    fn has_stalled(&mut self, now: Instant, stall_timeout: Duration) -> bool {
         let (pin, counted) = (self.reader_slot.pinned(), self.reader_slot.counted());
         match self.seen {
             _ if pin == 0 => self.seen = None,
             Some((p, c, since)) if (p, c) == (pin, counted) => {
-                return now.saturating_duration_since(since) >= patience;
+                return now.saturating_duration_since(since) >= stall_timeout;
             }
             _ => self.seen = Some((pin, counted, now)),
         }
@@ -298,10 +298,10 @@ impl Store {
 
     /// The connections of readers who have been at one pull for so long: they may have stopped in the
     /// middle of it, and would hold what they were reading for good.
-    pub(crate) fn stalled_readers(&mut self, now: Instant, patience: Duration) -> Vec<u64> {
+    pub(crate) fn stalled_readers(&mut self, now: Instant, stall_timeout: Duration) -> Vec<u64> {
         let Some(shared_values) = &mut self.values.readers.0 else { return Vec::new() };
         let seats = shared_values.seats.iter_mut();
-        let stalled = seats.filter_map(|seat| seat.has_stalled(now, patience).then_some(seat));
+        let stalled = seats.filter_map(|seat| seat.has_stalled(now, stall_timeout).then_some(seat));
         stalled.map(|seat| seat.connection).collect()
     }
 

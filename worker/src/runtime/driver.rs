@@ -9,7 +9,7 @@ use std::time::Instant;
 use pushpull_runtime::Processors;
 use tokio::runtime::{Builder, Handle, Runtime};
 
-use super::patience::{Patience, Wait};
+use super::adaptive_spin::{AdaptiveSpin, SpinWait};
 use super::turns::{Turn, Turns};
 
 /// Runs a session, on its own thread or on those of callers that wait.
@@ -18,23 +18,23 @@ pub(crate) struct Driver {
     /// There until it is dropped.
     runtime: Option<Runtime>,
     turns: Arc<Turns>,
-    patience: Mutex<Patience>,
+    adaptive_spin: Mutex<AdaptiveSpin>,
     processors: Processors,
 }
 
 impl Driver {
     pub(super) fn new(turns: Arc<Turns>) -> io::Result<Driver> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
-        let (patience, processors) = (Mutex::default(), Processors::here());
-        Ok(Driver { runtime: Some(runtime), turns, patience, processors })
+        let (adaptive_spin, processors) = (Mutex::default(), Processors::here());
+        Ok(Driver { runtime: Some(runtime), turns, adaptive_spin, processors })
     }
 
     fn runtime(&self) -> &Runtime {
         self.runtime.as_ref().expect("it is taken when the driver is dropped, not before")
     }
 
-    fn patience(&self) -> MutexGuard<'_, Patience> {
-        self.patience.lock().unwrap_or_else(PoisonError::into_inner)
+    fn adaptive_spin(&self) -> MutexGuard<'_, AdaptiveSpin> {
+        self.adaptive_spin.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The life of the session's thread: until the session has ended.
@@ -92,10 +92,10 @@ impl Waiting<'_> {
     pub(crate) fn wait<F: Future>(mut self, future: F) -> F::Output {
         self.turn.run();
         let driver = self.driver;
-        let mut wait = Wait::new(Instant::now());
+        let mut wait = SpinWait::new(Instant::now());
         let pays = || {
             // To ask takes some 2 us, in which others are not kept from saying how they have waited.
-            let pays = driver.patience().pays();
+            let pays = driver.adaptive_spin().pays();
             pays && !driver.processors.are_wanted()
         };
         let output = driver.runtime().block_on(async {
@@ -113,7 +113,7 @@ impl Waiting<'_> {
             })
             .await
         });
-        driver.patience().waited(Instant::now(), &wait);
+        driver.adaptive_spin().waited(Instant::now(), &wait);
         output
     }
 }

@@ -1,12 +1,12 @@
 //! A thread, sockets and a clock around the pure session.
 
+mod adaptive_spin;
 mod caller;
 mod connection;
 mod driver;
 mod link;
 mod mapped_shards;
 mod outbox;
-mod patience;
 mod per_link;
 mod post;
 mod push_buffers;
@@ -15,10 +15,10 @@ mod shared_memory;
 mod thread;
 mod turns;
 
+pub(crate) use adaptive_spin::AWAKE;
 pub(crate) use caller::Caller;
 pub(crate) use driver::Driver;
 pub(crate) use mapped_shards::Direct;
-pub(crate) use patience::AWAKE;
 pub(crate) use post::Call;
 #[cfg(feature = "simulation")]
 pub(crate) use push_buffers::PushBuffers;

@@ -332,8 +332,8 @@ impl Session {
         // for two leases is stopped or cut off, even if the transport does not say so. Behind a push
         // it reads it late: the transport may hold megabytes that a slow network has yet to carry.
         let pushing = link.pending.values().any(|pending| matches!(pending, Pending::Push(_)));
-        let patience = link.lease * 2 + if pushing { CARRYING } else { Duration::ZERO };
-        if unanswered && silence > patience {
+        let silence_max = link.lease * 2 + if pushing { CARRYING } else { Duration::ZERO };
+        if unanswered && silence > silence_max {
             return self.break_off(now, index, format!("no answer for {silence:?}"));
         }
         if !unanswered {

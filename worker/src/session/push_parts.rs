@@ -31,7 +31,7 @@ impl Session {
         // ahead, and an empty last part follows.
         let may_end = self.may_end_on(push, push.shares[index].link);
         let complete = push.complete && may_end;
-        let deadline_ms = if synchronous { self.patience(now, sequence) } else { 0 };
+        let deadline_ms = if synchronous { self.remaining_ms(now, sequence) } else { 0 };
         let step = grant.map_or(GlobalStep(0), |grant| grant.step).max(push.read.step);
         let share = &mut push.shares[index];
         let read = push.read.gradients.of(self.links[share.link].shard);

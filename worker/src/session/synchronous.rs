@@ -26,7 +26,7 @@ impl Session {
 
     /// How long somebody will still wait for a push, for the header of its last part; 0 if nobody
     /// waits, and the answer may come whenever it comes.
-    pub(super) fn patience(&self, now: Instant, sequence: Sequence) -> u32 {
+    pub(super) fn remaining_ms(&self, now: Instant, sequence: Sequence) -> u32 {
         let ops = self.waiting_for(sequence).filter_map(|id| self.ops.get(&id));
         ops.map(|op| deadline_ms(now, op.deadline)).max().unwrap_or(0)
     }

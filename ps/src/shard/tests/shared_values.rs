@@ -253,7 +253,7 @@ fn who_reads_for_too_long_is_told_that_it_has_read_nothing() {
 fn who_stops_in_the_middle_of_a_pull_is_cut_off_though_nobody_waits() {
     let (mut world, chief, line) = large(20 << 16);
     let (mut stopped, mut busy) = (Client::new(&mut world, line), Client::new(&mut world, chief));
-    let patience = Duration::from_secs(30);
+    let stall_timeout = Duration::from_secs(30);
     stopped.pin().unwrap();
     let start = world.now;
     for second in 0..30 {
@@ -261,14 +261,14 @@ fn who_stops_in_the_middle_of_a_pull_is_cut_off_though_nobody_waits() {
         busy.pull(56);
         busy.pin().unwrap();
         let now = start + Duration::from_secs(second);
-        assert_eq!(world.shards[0].take_back_from_stalled_readers(now, patience), [0; 0]);
+        assert_eq!(world.shards[0].take_back_from_stalled_readers(now, stall_timeout), [0; 0]);
         busy.reader.unpin(56).unwrap();
     }
-    let now = start + patience;
-    let cut = world.shards[0].take_back_from_stalled_readers(now, patience);
+    let now = start + stall_timeout;
+    let cut = world.shards[0].take_back_from_stalled_readers(now, stall_timeout);
     assert_eq!(cut, [line.connection]);
     assert_eq!(stopped.reader.unpin(0), Err(NotNow::Over));
-    assert!(world.shards[0].take_back_from_stalled_readers(now, patience).is_empty());
+    assert!(world.shards[0].take_back_from_stalled_readers(now, stall_timeout).is_empty());
 }
 
 #[test]

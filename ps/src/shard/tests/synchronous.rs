@@ -837,15 +837,14 @@ fn in_deterministic_mode_the_order_is_that_of_the_tasks() {
 #[test]
 fn where_a_loss_is_to_be_waited_for_those_who_wait_are_told_who_is_missing() {
     let timeout = Duration::from_secs(30);
-    for (policy, patience) in [(OnLoss::Wait { timeout }, timeout), (OnLoss::Fail, Duration::ZERO)]
-    {
+    for (policy, timeout) in [(OnLoss::Wait { timeout }, timeout), (OnLoss::Fail, Duration::ZERO)] {
         let mut cluster = Cluster::new(1, synchronous(2, 2), |config| config.on_loss(policy));
         let a = cluster.token(0);
         cluster.push(0, a, 1.0);
         let line = cluster.replicas[0].lines[0];
         let newest = TokenId(a.token.0);
         let request = cluster.world.say(line, message::TokenRequest { newest }.into());
-        cluster.pass(LEASE + patience - 2 * TICK, &[0]);
+        cluster.pass(LEASE + timeout - 2 * TICK, &[0]);
         assert_eq!(cluster.world.answer(line, request), None);
         cluster.pass(4 * TICK, &[0]);
         let Some(Message::Refused(refused)) = cluster.world.answer(line, request) else {

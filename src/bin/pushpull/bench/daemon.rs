@@ -13,7 +13,7 @@ use super::probe::Line;
 use super::{Failure, Folder};
 
 /// How long a server may take to answer before the measurement is given up.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How daemons are started, one after the other, on one state directory behind a Unix socket.
 pub(crate) struct Daemons {
@@ -68,7 +68,7 @@ impl Daemons {
             match Line::open(&self.cluster, ShardId::default(), Role::Chief {}) {
                 Ok(Some(line)) => break line,
                 Ok(None) => return Err("the daemon does not welcome a chief".into()),
-                Err(error) if began.elapsed() > PATIENCE => return Err(error.into()),
+                Err(error) if began.elapsed() > TIMEOUT => return Err(error.into()),
                 Err(_) => std::thread::yield_now(),
             }
         };

@@ -19,7 +19,7 @@ use pushpull::common::protocol::{
 use pushpull::{ClusterSpec, ShardId};
 
 /// A server that is alive and says nothing does not hold anybody up for longer.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// One attempt: whether the shard has welcomed a reader and answered its pull to the end.
 pub(crate) fn answers(
@@ -52,7 +52,7 @@ impl Line {
         shard: ShardId,
         role: Role,
     ) -> io::Result<Option<Line>> {
-        Line::greet(cluster, &Hello { role, ..hello(cluster, shard) }, PATIENCE)
+        Line::greet(cluster, &Hello { role, ..hello(cluster, shard) }, TIMEOUT)
     }
 
     /// Connects to the shard that `hello` names; nothing if the shard does not welcome it. `timeout` limits

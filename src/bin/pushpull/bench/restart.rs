@@ -8,7 +8,7 @@ use pushpull::common::protocol::message::Selection;
 use pushpull::common::protocol::wire::List;
 use pushpull::{ClusterSpec, ShardId, VariableSpec};
 
-use super::daemon::{Daemons, PATIENCE};
+use super::daemon::{Daemons, TIMEOUT};
 use super::probe::answers;
 use super::report::{Line, Report, Row, Unit};
 use super::{Failure, bytes_of};
@@ -65,7 +65,7 @@ fn await_answer(cluster: &ClusterSpec, began: Instant) -> Result<(), Failure> {
         match answers(cluster, ShardId::default(), selection) {
             Ok(true) => return Ok(()),
             Ok(false) => return Err("the daemon has lost its state".into()),
-            Err(error) if began.elapsed() > PATIENCE => return Err(error.into()),
+            Err(error) if began.elapsed() > TIMEOUT => return Err(error.into()),
             Err(_) => std::thread::sleep(Duration::from_micros(100)),
         }
     }

@@ -39,7 +39,7 @@ enum At {
     /// It has looked, and not had the thread let go yet.
     Called,
     /// It waits, and runs the session if that is free and it may.
-    Waits(bool),
+    WaitHistory(bool),
     /// It has what it waited for.
     Has,
     Done,
@@ -83,7 +83,7 @@ impl World {
     fn answer(&mut self, caller: usize) {
         self.state.open -= 1;
         self.callers[caller] = match self.callers[caller] {
-            At::Waits(true) => At::Has,
+            At::WaitHistory(true) => At::Has,
             // It was there before it had to wait.
             At::Called => At::Came(true),
             _ => At::Done,
@@ -117,13 +117,13 @@ impl World {
                 }
                 At::Asked(runs) => {
                     world.unpark |= world.apply(rules.called);
-                    world.callers[caller] = if runs { At::Called } else { At::Waits(false) };
+                    world.callers[caller] = if runs { At::Called } else { At::WaitHistory(false) };
                 }
                 At::Called => {
                     world.permit |= world.apply(rules.run);
-                    world.callers[caller] = At::Waits(true);
+                    world.callers[caller] = At::WaitHistory(true);
                 }
-                At::Waits(true) if self.holder.is_none() => world.holder = Some(caller),
+                At::WaitHistory(true) if self.holder.is_none() => world.holder = Some(caller),
                 // It lets go of the session, and then of its turn; another may follow.
                 At::Has if self.holder == Some(caller) => world.holder = None,
                 At::Has => {
@@ -132,11 +132,11 @@ impl World {
                     worlds.push(world);
                     world.callers[caller] = At::Done;
                 }
-                At::Waits(_) | At::Done => continue,
+                At::WaitHistory(_) | At::Done => continue,
             }
             worlds.push(world);
         }
-        let asks = |at| matches!(at, At::Asked(false) | At::Called | At::Waits(_));
+        let asks = |at| matches!(at, At::Asked(false) | At::Called | At::WaitHistory(_));
         for caller in (0..CALLERS).filter(|&caller| asks(self.callers[caller])) {
             if self.holder.is_some() {
                 let mut world = self;

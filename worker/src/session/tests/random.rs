@@ -49,7 +49,7 @@ struct Line {
 }
 
 /// What a caller waits for.
-enum Waits {
+enum WaitHistory {
     Token,
     Pull,
     PullOne(VariableId),
@@ -96,7 +96,7 @@ struct Test {
     world: World,
     shards: Vec<Shard>,
     lines: Vec<Line>,
-    waits: BTreeMap<OpId, (Waits, Instant)>,
+    waits: BTreeMap<OpId, (WaitHistory, Instant)>,
     tokens: Vec<Grant>,
     /// A push that was begun, its bytes, and the variables sent of it.
     begun: Option<(Sequence, u8, u32)>,
@@ -160,14 +160,14 @@ impl Test {
             (shard.synchronous, shard.owner_first) = (synchronous, owner_first);
         }
         let shards = test.plan.shards().to_vec();
-        test.call(Command::Open { shards }, Waits::Nothing, 60_000);
+        test.call(Command::Open { shards }, WaitHistory::Nothing, 60_000);
         test.calm(200);
-        test.call(Command::Joined { plan: test.plan.clone() }, Waits::Nothing, 60_000);
+        test.call(Command::Joined { plan: test.plan.clone() }, WaitHistory::Nothing, 60_000);
         assert!(test.waits.is_empty());
         test
     }
 
-    fn call(&mut self, command: Command, waits: Waits, timeout_ms: u64) {
+    fn call(&mut self, command: Command, waits: WaitHistory, timeout_ms: u64) {
         let op = OpId(self.next_op);
         self.next_op += 1;
         let deadline = self.world.now + ms(timeout_ms);
@@ -218,8 +218,8 @@ impl Test {
             (_, Err(Error::RolledBack { to_step, .. })) if self.restoring.is_some() => {
                 assert_eq!(GlobalStep(to_step), RESTORED_STEP);
             }
-            (Waits::Token, Ok(Reply::Token(Some(grant)))) => self.tokens.push(grant),
-            (Waits::Pull, Ok(Reply::Pulled { buffer, .. })) => {
+            (WaitHistory::Token, Ok(Reply::Token(Some(grant)))) => self.tokens.push(grant),
+            (WaitHistory::Pull, Ok(Reply::Pulled { buffer, .. })) => {
                 let first = buffer.bytes()[0];
                 for id in 0..self.shards.len() as u32 {
                     let values = &buffer.bytes()[self.plan.range(VariableId(id))];
@@ -227,18 +227,18 @@ impl Test {
                     assert!(values.iter().all(|byte| *byte == all), "of one version");
                 }
             }
-            (Waits::PullOne(variable), Ok(Reply::Pulled { buffer, .. })) => {
+            (WaitHistory::PullOne(variable), Ok(Reply::Pulled { buffer, .. })) => {
                 let values = &buffer.bytes()[..self.plan.range(variable).len()];
                 assert!(values.iter().all(|byte| *byte == values[0]), "of one version");
             }
-            (Waits::Push(fill), Ok(Reply::Pushed { outcome })) => match outcome {
+            (WaitHistory::Push(fill), Ok(Reply::Pushed { outcome })) => match outcome {
                 Outcome::Stale { .. } => self.told_stale.push(fill),
                 _ => self.told.push(fill),
             },
-            (Waits::Begin(fill), Ok(Reply::Begun { sequence })) => {
+            (WaitHistory::Begin(fill), Ok(Reply::Begun { sequence })) => {
                 self.begun = Some((sequence, fill, 0));
             }
-            (Waits::Nothing, Ok(_)) => {}
+            (WaitHistory::Nothing, Ok(_)) => {}
             (_, reply) => panic!("{reply:?}"),
         }
     }
@@ -256,12 +256,12 @@ impl Test {
                 let plan = self.plan.clone();
                 let buffer = Buffer::of_bytes(plan.range(variable).len());
                 let pull = Command::PullVariable { plan, variable, buffer, token: None };
-                self.call(pull, Waits::PullOne(variable), timeout);
+                self.call(pull, WaitHistory::PullOne(variable), timeout);
             }
-            (0 | 1, _, _) => self.call(Command::Token, Waits::Token, timeout),
+            (0 | 1, _, _) => self.call(Command::Token, WaitHistory::Token, timeout),
             (2, _, _) => {
                 let (plan, buffer) = (self.plan.clone(), Buffer::new(&self.plan));
-                self.call(Command::Pull { plan, buffer, token: None }, Waits::Pull, timeout);
+                self.call(Command::Pull { plan, buffer, token: None }, WaitHistory::Pull, timeout);
             }
             (3..=5, Some(_), _) if self.next_fill < 250 && self.near => self.push_written(timeout),
             (3..=5, Some(_), _) if self.next_fill < 250 => {
@@ -272,13 +272,13 @@ impl Test {
                     order.parts.retain(|(to, _)| to.task == keep);
                 }
                 self.covers.insert(fill, order.parts.len());
-                self.call(Command::Push { order }, Waits::Push(fill), timeout);
+                self.call(Command::Push { order }, WaitHistory::Push(fill), timeout);
             }
             (6, Some(_), None) if self.next_fill < 250 => {
                 let (grant, fill) = (self.tokens.pop().unwrap(), self.fill());
                 let mut order = order(&self.plan, Some(grant), fill);
                 order.parts.clear();
-                self.call(Command::Begin { order }, Waits::Begin(fill), timeout);
+                self.call(Command::Begin { order }, WaitHistory::Begin(fill), timeout);
             }
             (6 | 7, _, Some((sequence, fill, sent))) => self.go_on(sequence, fill, sent, timeout),
             (8, Some(_), _) => {
@@ -334,7 +334,7 @@ impl Test {
         let order = order(&self.plan, grant, fill);
         let order = PushOrder { scattered: Some(scattered), parts: Vec::new(), ..order };
         self.covers.insert(fill, self.shards.len());
-        self.call(Command::Push { order }, Waits::Push(fill), timeout);
+        self.call(Command::Push { order }, WaitHistory::Push(fill), timeout);
     }
 
     /// Starts a push of all variables, whose parts follow round by round.
@@ -352,9 +352,9 @@ impl Test {
         let rest = Scattered { rounds: 1..first.scatter.rounds(), ..first };
         let (op, all_sent) = (OpId(self.next_op), rest.rounds.is_empty());
         match all_sent {
-            true => self.call(Command::Push { order }, Waits::Push(fill), timeout),
+            true => self.call(Command::Push { order }, WaitHistory::Push(fill), timeout),
             false => {
-                self.call(Command::Start { order }, Waits::Push(fill), timeout);
+                self.call(Command::Start { order }, WaitHistory::Push(fill), timeout);
                 self.started = Some((op, rest));
             }
         }
@@ -388,14 +388,18 @@ impl Test {
             }
             1 if sent > 0 => {
                 self.begun = None;
-                self.call(Command::End { sequence }, Waits::Push(fill), timeout);
+                self.call(Command::End { sequence }, WaitHistory::Push(fill), timeout);
             }
             _ if (sent as usize) < self.shards.len() => {
                 let body = |range: std::ops::Range<usize>| Bytes::from(vec![fill; range.len()]);
                 let parts = self.plan.parts([VariableId(sent)].into_iter(), body);
                 self.begun = Some((sequence, fill, sent + 1));
                 self.covers.insert(fill, sent as usize + 1);
-                self.call(Command::More { sequence, own: None, parts }, Waits::Nothing, timeout);
+                self.call(
+                    Command::More { sequence, own: None, parts },
+                    WaitHistory::Nothing,
+                    timeout,
+                );
             }
             _ => {}
         }
@@ -499,7 +503,7 @@ impl Test {
         while let Some(grant) = self.tokens.pop() {
             self.input(Input::TokenDropped { grant });
         }
-        self.call(Command::Token, Waits::Token, 60_000);
+        self.call(Command::Token, WaitHistory::Token, 60_000);
         assert!(self.waits.is_empty() && self.tokens.is_empty(), "it has ended");
         assert_eq!(self.world.session.unclaimed().claim(), None);
         for shard in &self.shards {
@@ -563,7 +567,7 @@ impl Test {
         }
         for _ in 0..60 {
             // Tokens whose answers were lost come with the next request.
-            self.call(Command::Token, Waits::Token, 60_000);
+            self.call(Command::Token, WaitHistory::Token, 60_000);
             self.calm(50);
             while let Some(grant) = self.tokens.pop() {
                 self.input(Input::TokenDropped { grant });
@@ -598,14 +602,14 @@ impl Test {
         }
         // Nothing is left that would block the window.
         let end = self.ended() + WINDOW as usize + 1;
-        self.call(Command::Token, Waits::Token, 60_000);
+        self.call(Command::Token, WaitHistory::Token, 60_000);
         self.calm(100);
         for _ in self.ended()..end {
             let grant = self.tokens.pop().expect("a token");
             let order = order(&self.plan, Some(grant), 255);
             let waiting = self.ended();
-            self.call(Command::Push { order }, Waits::Push(255), 60_000);
-            self.call(Command::Token, Waits::Token, 60_000);
+            self.call(Command::Push { order }, WaitHistory::Push(255), 60_000);
+            self.call(Command::Token, WaitHistory::Token, 60_000);
             while !self.waits.is_empty() {
                 self.calm(1);
             }

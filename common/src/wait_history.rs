@@ -6,12 +6,12 @@ const PAYS: u8 = 16;
 
 /// How somebody's last waits have been.
 #[derive(Debug, Default)]
-pub struct Waits {
+pub struct WaitHistory {
     /// One more with each that was short, [`PAYS`] less with each in vain; from 0 to twice that many.
     short: u8,
 }
 
-impl Waits {
+impl WaitHistory {
     /// Whether to stay awake pays: waits have been short time after time.
     pub fn pay(&self) -> bool {
         self.short >= PAYS
@@ -34,7 +34,7 @@ mod tests {
 
     #[test]
     fn short_waits_make_up_for_those_in_vain() {
-        let mut waits = Waits::default();
+        let mut wait_history = WaitHistory::default();
         // What the waits are, how many of them, and whether it pays behind them.
         let told = [
             (true, 15, false, "a few do not tell"),
@@ -48,9 +48,9 @@ mod tests {
         ];
         for (short, times, pays, why) in told {
             for _ in 0..times {
-                if short { waits.was_short() } else { waits.was_in_vain() }
+                if short { wait_history.was_short() } else { wait_history.was_in_vain() }
             }
-            assert_eq!(waits.pay(), pays, "{why}");
+            assert_eq!(wait_history.pay(), pays, "{why}");
         }
     }
 }

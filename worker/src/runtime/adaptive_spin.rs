@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use pushpull_common::waits::Waits;
+use pushpull_common::wait_history::WaitHistory;
 
 /// How long it looks for what it waits for, whatever there was before, until it lets itself be put to sleep: about
 /// what it takes to wake it, and a processor that has gone to sleep with it.
@@ -14,11 +14,11 @@ const LONGER: Duration = Duration::from_micros(400);
 
 /// What is known of how long callers wait.
 #[derive(Debug, Default)]
-pub(super) struct Patience(Waits);
+pub(super) struct AdaptiveSpin(WaitHistory);
 
 /// One wait.
 #[derive(Debug)]
-pub(super) struct Wait {
+pub(super) struct SpinWait {
     since: Instant,
     /// How long it stays awake before it asks whether to.
     until: Duration,
@@ -26,9 +26,9 @@ pub(super) struct Wait {
     sleeps: bool,
 }
 
-impl Wait {
-    pub(super) fn new(now: Instant) -> Wait {
-        Wait { since: now, until: AWAKE, sleeps: false }
+impl SpinWait {
+    pub(super) fn new(now: Instant) -> SpinWait {
+        SpinWait { since: now, until: AWAKE, sleeps: false }
     }
 
     /// Whether to look once more, or to sleep until something comes. `pays` says which once in [`AWAKE`], but for the
@@ -44,14 +44,14 @@ impl Wait {
     }
 }
 
-impl Patience {
+impl AdaptiveSpin {
     /// Whether it pays to stay awake for longer, if nobody else wants the processor.
     pub(super) fn pays(&self) -> bool {
         self.0.pay()
     }
 
     /// A wait has ended.
-    pub(super) fn waited(&mut self, now: Instant, wait: &Wait) {
+    pub(super) fn waited(&mut self, now: Instant, wait: &SpinWait) {
         let waited = now.saturating_duration_since(wait.since);
         // What comes soon says nothing of what takes longer.
         if waited <= AWAKE {
@@ -68,22 +68,22 @@ mod tests {
     use super::*;
 
     /// Callers that wait, one after the other, in virtual time.
-    struct Told {
-        patience: Patience,
+    struct WaitReport {
+        adaptive_spin: AdaptiveSpin,
         now: Instant,
         asked: u64,
     }
 
-    impl Told {
+    impl WaitReport {
         /// One waits for so long; for how long it is awake.
         fn wait(&mut self, micros: u64, wanted: bool) -> u64 {
-            let mut wait = Wait::new(self.now);
+            let mut wait = SpinWait::new(self.now);
             let awake = (0..micros).take_while(|&at| {
                 let now = self.now + Duration::from_micros(at);
                 let asked = &mut self.asked;
-                let patience = &self.patience;
+                let adaptive_spin = &self.adaptive_spin;
                 wait.is_awake(now, || {
-                    patience.pays() && {
+                    adaptive_spin.pays() && {
                         *asked += 1;
                         !wanted
                     }
@@ -91,19 +91,19 @@ mod tests {
             });
             let awake = awake.count() as u64;
             self.now += Duration::from_micros(micros);
-            self.patience.waited(self.now, &wait);
+            self.adaptive_spin.waited(self.now, &wait);
             awake
         }
     }
 
-    fn told() -> Told {
-        Told { patience: Patience::default(), now: Instant::now(), asked: 0 }
+    fn told() -> WaitReport {
+        WaitReport { adaptive_spin: AdaptiveSpin::default(), now: Instant::now(), asked: 0 }
     }
 
     #[test]
     fn callers_stay_awake_for_longer_where_that_has_been_enough_time_after_time() {
         // How long they wait, how often; and for how long the last of them was awake.
-        let waits = [
+        let wait_history = [
             (30, 100, 30, "what comes soon is awaited"),
             (200, 16, 50, "what takes longer is slept for"),
             (200, 100, 200, "until that is known"),
@@ -117,7 +117,7 @@ mod tests {
             (430, 1, 50, "which was in vain"),
         ];
         let mut told = told();
-        for (micros, times, awake, why) in waits {
+        for (micros, times, awake, why) in wait_history {
             let mut last = 0;
             (0..times).for_each(|_| last = told.wait(micros, false));
             assert_eq!(last, awake, "{why}");
@@ -142,10 +142,12 @@ mod tests {
         let mut told = told();
         (0..16).for_each(|_| _ = told.wait(200, false));
         let (now, asked) = (told.now, std::cell::Cell::new(0));
-        let mut wait = Wait::new(now);
+        let mut wait = SpinWait::new(now);
         let wanted = || asked.replace(asked.get() + 1) == 2;
         let awake = (0..300).take_while(|&at| {
-            wait.is_awake(now + Duration::from_micros(at), || told.patience.pays() && !wanted())
+            wait.is_awake(now + Duration::from_micros(at), || {
+                told.adaptive_spin.pays() && !wanted()
+            })
         });
         assert_eq!(awake.count(), 150);
         assert!(!wait.is_awake(now + Duration::from_micros(301), || unreachable!("it sleeps")));
@@ -154,12 +156,12 @@ mod tests {
     #[test]
     fn a_clock_that_goes_back_ends_it() {
         let now = Instant::now() + Duration::from_secs(1);
-        let mut wait = Wait::new(now);
+        let mut wait = SpinWait::new(now);
         assert!(wait.is_awake(now, || true));
         assert!(wait.is_awake(now + Duration::from_micros(399), || true));
         assert!(!wait.is_awake(now - Duration::from_millis(1), || true));
-        let mut patience = Patience::default();
-        (0..100).for_each(|_| patience.waited(now - Duration::from_millis(1), &wait));
-        assert!(!patience.pays(), "and says nothing");
+        let mut adaptive_spin = AdaptiveSpin::default();
+        (0..100).for_each(|_| adaptive_spin.waited(now - Duration::from_millis(1), &wait));
+        assert!(!adaptive_spin.pays(), "and says nothing");
     }
 }
