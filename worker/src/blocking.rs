@@ -21,7 +21,7 @@ use crate::initial::Initial;
 use crate::outcome::{Pulled, Push, Restored, SavedCheckpoint, Stepped};
 use crate::params::{Gradients, Params};
 use crate::reader::ReaderError;
-use crate::runtime::{AWAKE, Driver};
+use crate::runtime::{AWAKE, SessionRunner};
 use crate::token::Token;
 
 /// [`crate::Worker`], blocking.
@@ -36,7 +36,7 @@ impl Worker {
     pub fn connect(config: WorkerConfig) -> Result<Worker, ConnectError> {
         let mut waiter = Waiter::default();
         let inner = waiter.wait_apart(crate::Worker::connect(config))?;
-        waiter.driver = Some(inner.driver().clone());
+        waiter.runner = Some(inner.runner().clone());
         Ok(Worker { inner, waiter })
     }
 
@@ -272,7 +272,7 @@ impl Reader {
     pub fn connect(config: WorkerConfig) -> Result<Reader, ReaderError> {
         let mut waiter = Waiter::default();
         let inner = waiter.wait_apart(crate::Reader::connect(config))?;
-        waiter.driver = Some(inner.driver().clone());
+        waiter.runner = Some(inner.runner().clone());
         Ok(Reader { inner, waiter })
     }
 
@@ -310,14 +310,14 @@ impl Reader {
 struct Waiter {
     kept: Option<(Arc<Sleeper>, Waker)>,
     /// What runs the session; none before it is there.
-    driver: Option<Arc<Driver>>,
+    runner: Option<Arc<SessionRunner>>,
 }
 
 impl Waiter {
     /// Begins something and waits for it.
     fn wait<F: Future>(&mut self, begin: impl FnOnce() -> F) -> F::Output {
-        let driver = self.driver.clone();
-        let Some(waiting) = driver.as_ref().and_then(|driver| driver.come()) else {
+        let runner = self.runner.clone();
+        let Some(waiting) = runner.as_ref().and_then(|runner| runner.come()) else {
             return self.wait_apart(begin());
         };
         let mut future = pin!(begin());

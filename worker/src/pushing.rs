@@ -13,7 +13,7 @@ use crate::outcome::Push;
 use crate::own_parts::OwnParts;
 use crate::params::find;
 use crate::rows;
-use crate::runtime::Open;
+use crate::runtime::OpenOperation;
 use crate::session::Command;
 use crate::token::Dropped;
 
@@ -30,7 +30,7 @@ pub struct Pushing {
     interrupted: bool,
     finished: bool,
     /// What has been taken over is sent while its caller computes.
-    _open: Open,
+    _open: OpenOperation,
 }
 
 /// Variables that were sent: a few take no memory.
@@ -38,7 +38,7 @@ type Sent = SmallVec<[VariableId; 32]>;
 
 impl Pushing {
     pub(crate) fn new(joined: Arc<Joined>, sequence: Sequence) -> Self {
-        let _open = joined.caller.returns().turns().open();
+        let _open = joined.caller.returns().leadership().open();
         Pushing { joined, sequence, sent: Sent::new(), interrupted: false, finished: false, _open }
     }
 

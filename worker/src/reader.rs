@@ -11,7 +11,7 @@ use crate::config::WorkerConfig;
 use crate::error::{Error, JoinError};
 use crate::fanout::Plan;
 use crate::params::Params;
-use crate::runtime::Driver;
+use crate::runtime::SessionRunner;
 
 /// Pulls values without a token. It holds no lease, counts for nobody, and learns what the
 /// variables are from the servers.
@@ -36,8 +36,8 @@ impl Reader {
     }
 
     /// What runs its session.
-    pub(crate) fn driver(&self) -> &Arc<Driver> {
-        self.client.caller.driver()
+    pub(crate) fn runner(&self) -> &Arc<SessionRunner> {
+        self.client.caller.runner()
     }
 
     /// The variables and their places.

@@ -6,7 +6,7 @@ use pushpull_common::ids::Sequence;
 use pushpull_common::protocol::Grant;
 use tokio::sync::Notify;
 
-use crate::runtime::{Open, Turns};
+use crate::runtime::{Leadership, OpenOperation};
 use crate::session::{Counts, OpId, Read};
 
 /// The right to push one gradient, from [`crate::Worker::token`].
@@ -74,9 +74,9 @@ impl Drop for Token {
 /// There is never more here than was given out.
 #[derive(Debug, Default)]
 pub(crate) struct Returns {
-    dropped: Mutex<Vec<(Dropped, Open)>>,
+    dropped: Mutex<Vec<(Dropped, OpenOperation)>>,
     pub(crate) notify: Notify,
-    turns: Arc<Turns>,
+    leadership: Arc<Leadership>,
 }
 
 /// Something that was dropped.
@@ -93,19 +93,19 @@ pub(crate) enum Dropped {
 impl Returns {
     pub(crate) fn add(&self, dropped: Dropped) {
         // A list of numbers is whole whatever a panic elsewhere interrupted.
-        let open = self.turns.open();
+        let open = self.leadership.open();
         self.dropped.lock().unwrap_or_else(PoisonError::into_inner).push((dropped, open));
         self.notify.notify_one();
-        self.turns.call();
+        self.leadership.call();
     }
 
     /// Who runs the session that it is on its way to.
-    pub(crate) fn turns(&self) -> &Arc<Turns> {
-        &self.turns
+    pub(crate) fn leadership(&self) -> &Arc<Leadership> {
+        &self.leadership
     }
 
     /// What has been dropped, in order, each with what says that it is to be done.
-    pub(crate) fn take(&self) -> Vec<(Dropped, Open)> {
+    pub(crate) fn take(&self) -> Vec<(Dropped, OpenOperation)> {
         std::mem::take(&mut self.dropped.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

@@ -29,7 +29,7 @@ use crate::outcome::{Restored, SavedCheckpoint};
 use crate::params::{Gradients, Memory, Params};
 use crate::parts::Scatter;
 use crate::push_buffers::Run;
-use crate::runtime::{Caller, Driver};
+use crate::runtime::{Caller, SessionRunner};
 use crate::session::{Command, Reply};
 use crate::token::Token;
 
@@ -78,8 +78,8 @@ impl Worker {
     }
 
     /// What runs its session.
-    pub(crate) fn driver(&self) -> &Arc<Driver> {
-        self.client.caller.driver()
+    pub(crate) fn runner(&self) -> &Arc<SessionRunner> {
+        self.client.caller.runner()
     }
 
     /// Whether this worker is the chief: the one that declares and initializes the variables, and

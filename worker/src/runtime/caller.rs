@@ -8,10 +8,10 @@ use pushpull_common::protocol::Grant;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
-use super::driver::Driver;
 use super::mapped_shards::MappedShards;
 use super::post::{Answering, Call, Posted, Slots};
 use super::push_buffers::PushBuffers;
+use super::runner::SessionRunner;
 use crate::error::Error;
 use crate::session::{Command, OpId, Unclaimed};
 use crate::token::Returns;
@@ -34,7 +34,7 @@ pub(crate) struct Caller {
     push_buffers: Arc<PushBuffers>,
     next_op: AtomicU64,
     slots: Slots,
-    driver: Arc<Driver>,
+    runner: Arc<SessionRunner>,
 }
 
 impl Caller {
@@ -44,11 +44,11 @@ impl Caller {
         unclaimed: Arc<Unclaimed>,
         mapped_shards: Arc<MappedShards>,
         push_buffers: Arc<PushBuffers>,
-        driver: Arc<Driver>,
+        runner: Arc<SessionRunner>,
     ) -> Caller {
         let (next_op, slots) = (AtomicU64::new(1), Slots::default());
         let commands = Mutex::new(Some(commands));
-        Caller { commands, returns, unclaimed, mapped_shards, push_buffers, next_op, slots, driver }
+        Caller { commands, returns, unclaimed, mapped_shards, push_buffers, next_op, slots, runner }
     }
 
     pub(crate) fn returns(&self) -> &Arc<Returns> {
@@ -61,8 +61,8 @@ impl Caller {
     }
 
     /// What runs the session.
-    pub(crate) fn driver(&self) -> &Arc<Driver> {
-        &self.driver
+    pub(crate) fn runner(&self) -> &Arc<SessionRunner> {
+        &self.runner
     }
 
     /// The shards whose values can be read at once, on the caller's thread.
@@ -97,7 +97,7 @@ impl Caller {
     }
 
     fn posted(&self, op: OpId, command: Command, deadline: Instant, answer: Answering) -> Posted {
-        let (returns, _open) = (self.returns.clone(), self.returns.turns().open());
+        let (returns, _open) = (self.returns.clone(), self.returns.leadership().open());
         Posted { op, command: Some(command), deadline, answer, returns, _open }
     }
 
@@ -106,7 +106,7 @@ impl Caller {
         let Some(commands) = &*commands else { return Err(Error::Ended { doing }) };
         match commands.try_send(posted) {
             Ok(()) => {
-                self.returns.turns().call();
+                self.returns.leadership().call();
                 Ok(())
             }
             Err(TrySendError::Full(_)) => Err(Error::Busy { doing, limit: COMMANDS_MAX }),
@@ -122,7 +122,7 @@ impl Caller {
     /// Ends the session, for all who share it.
     pub(super) fn end(&self) {
         self.commands.lock().unwrap_or_else(PoisonError::into_inner).take();
-        self.returns.turns().end();
+        self.returns.leadership().end();
     }
 }
 
@@ -140,10 +140,10 @@ impl Caller {
     pub(crate) fn alone() -> (Caller, Orders) {
         let (commands, orders) = mpsc::channel(COMMANDS_MAX);
         let returns = Arc::new(Returns::default());
-        let driver = Arc::new(Driver::new(returns.turns().clone()).expect("a runtime"));
+        let runner = Arc::new(SessionRunner::new(returns.leadership().clone()).expect("a runtime"));
         let (unclaimed, mapped_shards, push_buffers) =
             (Arc::default(), Arc::default(), Arc::default());
-        let caller = Caller::new(commands, returns, unclaimed, mapped_shards, push_buffers, driver);
+        let caller = Caller::new(commands, returns, unclaimed, mapped_shards, push_buffers, runner);
         (caller, Orders(orders))
     }
 }

@@ -3,26 +3,26 @@
 mod adaptive_spin;
 mod caller;
 mod connection;
-mod driver;
+mod leadership;
 mod link;
 mod mapped_shards;
 mod outbox;
 mod per_link;
 mod post;
 mod push_buffers;
+mod runner;
 #[expect(unsafe_code, reason = "memory that another process changes is no slice")]
 mod shared_memory;
 mod thread;
-mod turns;
 
 pub(crate) use adaptive_spin::AWAKE;
 pub(crate) use caller::Caller;
-pub(crate) use driver::Driver;
+pub(crate) use leadership::{Leadership, OpenOperation};
 pub(crate) use mapped_shards::Direct;
 pub(crate) use post::Call;
 #[cfg(feature = "simulation")]
 pub(crate) use push_buffers::PushBuffers;
+pub(crate) use runner::SessionRunner;
 #[cfg(feature = "simulation")]
 pub(crate) use shared_memory::{Mapped, map, map_push_buffer};
 pub(crate) use thread::SessionThread;
-pub(crate) use turns::{Open, Turns};

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use pushpull_common::protocol::Outcome;
 
-use super::turns::Open;
+use super::leadership::OpenOperation;
 use crate::error::Error;
 use crate::session::{Command, OpId, Reply};
 use crate::token::{Dropped, Returns};
@@ -22,7 +22,7 @@ pub(super) struct Posted {
     pub(super) answer: Answering,
     pub(super) returns: Arc<Returns>,
     /// Until it has been taken, there is something to do.
-    pub(super) _open: Open,
+    pub(super) _open: OpenOperation,
 }
 
 /// Who is answered.
@@ -100,7 +100,7 @@ impl Slots {
         returns: &Arc<Returns>,
     ) -> (Answer, Call) {
         let slot = self.take();
-        let open = returns.turns().open();
+        let open = returns.leadership().open();
         let answer =
             Answer { slot: slot.clone(), returns: returns.clone(), sent: false, _open: open };
         let (state, returns) = (State::Waiting(slot), returns.clone());
@@ -133,7 +133,7 @@ pub(super) struct Answer {
     returns: Arc<Returns>,
     sent: bool,
     /// Until it has been sent, there is something to do.
-    _open: Open,
+    _open: OpenOperation,
 }
 
 impl Answer {
@@ -295,7 +295,8 @@ mod tests {
 
     fn posted(command: Command, returns: &Arc<Returns>) -> (Posted, Call) {
         let (answer, call) = Slots::default().open(OpId(1), "test", returns);
-        let (deadline, returns, open) = (Instant::now(), returns.clone(), returns.turns().open());
+        let (deadline, returns, open) =
+            (Instant::now(), returns.clone(), returns.leadership().open());
         let (command, answer) = (Some(command), Answering::Caller(answer));
         (Posted { op: OpId(1), command, deadline, answer, returns, _open: open }, call)
     }

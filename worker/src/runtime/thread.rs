@@ -13,11 +13,11 @@ use tokio::task::JoinSet;
 
 use super::caller::{COMMANDS_MAX, Caller};
 use super::connection;
-use super::driver::Driver;
 use super::mapped_shards::MappedShards;
 use super::outbox::Outbox;
 use super::post::{Answer, Posted};
 use super::push_buffers::PushBuffers;
+use super::runner::SessionRunner;
 use super::shared_memory;
 use crate::config::Progress;
 use crate::session::{Input, OpId, Output, Session, Start};
@@ -34,7 +34,7 @@ impl SessionThread {
     pub(crate) fn start(start: Start, progress: Option<Progress>) -> io::Result<SessionThread> {
         let (commands, receiver) = mpsc::channel(COMMANDS_MAX);
         let returns = Arc::new(Returns::default());
-        let driver = Arc::new(Driver::new(returns.turns().clone())?);
+        let runner = Arc::new(SessionRunner::new(returns.leadership().clone())?);
         let name = format!("worker-{}", start.task.index);
         let addresses = start.addresses.clone();
         let session = Session::new(start);
@@ -43,11 +43,11 @@ impl SessionThread {
         let push_buffers = Arc::new(PushBuffers::default());
         let (way_back, to_read, to_write) =
             (returns.clone(), mapped_shards.clone(), push_buffers.clone());
-        let caller = Caller::new(commands, way_back, unclaimed, to_read, to_write, driver.clone());
+        let caller = Caller::new(commands, way_back, unclaimed, to_read, to_write, runner.clone());
         let thread = std::thread::Builder::new().name(name).spawn(move || {
             let shared = (mapped_shards, push_buffers);
             let core = Arc::new(Core::new(session, addresses, progress, returns, shared));
-            driver.run(core.run(receiver));
+            runner.run(core.run(receiver));
         })?;
         Ok(SessionThread { caller: Arc::new(caller), thread: Some(thread) })
     }
@@ -343,7 +343,7 @@ mod tests {
             let (tell, told) = std::sync::mpsc::channel();
             let caller = session.caller();
             let waits = scope.spawn(move || {
-                let waiting = caller.driver().come().expect("nothing is open");
+                let waiting = caller.runner().come().expect("nothing is open");
                 let call = caller.call("connect", open(), Duration::MAX);
                 tell.send(()).unwrap();
                 waiting.wait(call)

@@ -18,7 +18,7 @@ const LEASE: Duration = Duration::from_millis(20);
 
 /// Whose turn it is to run a session.
 #[derive(Debug, Default)]
-pub(crate) struct Turns {
+pub(crate) struct Leadership {
     word: AtomicU64,
     /// Has the thread let go of the session.
     release: Notify,
@@ -27,8 +27,8 @@ pub(crate) struct Turns {
 
 /// What the word says. All of it changes at once, so that nothing can be left undone between two looks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct State {
-    thread: Doing,
+struct LeaderState {
+    thread: ThreadState,
     /// Callers whose turn it is: if something is open they see to it.
     callers: u8,
     /// Those of them that have to wait, and run the session.
@@ -41,7 +41,7 @@ struct State {
 
 /// What the session's thread does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Doing {
+enum ThreadState {
     /// It runs the session, or is about to begin.
     Runs,
     /// It has left it to callers.
@@ -50,40 +50,40 @@ enum Doing {
     IsCalled,
 }
 
-impl State {
-    fn of(word: u64) -> State {
+impl LeaderState {
+    fn of(word: u64) -> LeaderState {
         let thread = match word & 3 {
-            0 => Doing::Runs,
-            1 => Doing::Rests,
-            _ => Doing::IsCalled,
+            0 => ThreadState::Runs,
+            1 => ThreadState::Rests,
+            _ => ThreadState::IsCalled,
         };
         let [_, ran, callers, running, ..] = word.to_le_bytes();
-        State { thread, callers, running, ran, open: (word >> 32) as u32 }
+        LeaderState { thread, callers, running, ran, open: (word >> 32) as u32 }
     }
 
     fn word(self) -> u64 {
-        let State { thread, callers, running, ran, open } = self;
+        let LeaderState { thread, callers, running, ran, open } = self;
         let low = u32::from_le_bytes([thread as u8, ran, callers, running]);
         u64::from(low) | u64::from(open) << 32
     }
 
     /// Something is open that nobody does.
     fn is_forgotten(self) -> bool {
-        self.open > 0 && self.callers == 0 && self.thread == Doing::Rests
+        self.open > 0 && self.callers == 0 && self.thread == ThreadState::Rests
     }
 
     /// Has the thread called if nobody else does what is open; whether it is to be woken.
-    fn called(mut self) -> (State, bool) {
+    fn called(mut self) -> (LeaderState, bool) {
         let forgotten = self.is_forgotten();
         if forgotten {
-            self.thread = Doing::IsCalled;
+            self.thread = ThreadState::IsCalled;
         }
         (self, forgotten)
     }
 
     /// A caller comes, and whether it is to run the session if it has to wait: not beside a thread that is at it.
-    fn come(mut self) -> (State, bool) {
-        let its = self.thread != Doing::Runs || self.open == 0;
+    fn come(mut self) -> (LeaderState, bool) {
+        let its = self.thread != ThreadState::Runs || self.open == 0;
         let its = its && self.callers < u8::MAX;
         if its {
             self.callers += 1;
@@ -92,20 +92,20 @@ impl State {
     }
 
     /// A caller has to wait and runs the session; whether the thread has to let go of it.
-    fn run(mut self) -> (State, bool) {
+    fn run(mut self) -> (LeaderState, bool) {
         self.running += 1;
         self.ran = self.ran.wrapping_add(1);
-        (self, self.thread == Doing::Runs)
+        (self, self.thread == ThreadState::Runs)
     }
 
     /// A caller goes that has not had to wait; whether the thread is to be woken.
-    fn go(mut self) -> (State, bool) {
+    fn go(mut self) -> (LeaderState, bool) {
         self.callers -= 1;
         self.called()
     }
 
     /// A caller goes that has run the session; whether the thread is to be woken.
-    fn go_on(mut self) -> (State, bool) {
+    fn go_on(mut self) -> (LeaderState, bool) {
         self.running -= 1;
         let waited_for = self.may_go_on();
         let (state, forgotten) = self.go();
@@ -114,36 +114,36 @@ impl State {
 
     /// The thread has been called, and nobody keeps it from the session.
     fn may_go_on(&self) -> bool {
-        self.thread == Doing::IsCalled && self.running == 0
+        self.thread == ThreadState::IsCalled && self.running == 0
     }
 
     /// The thread wants to run the session, and whether it may. Callers that do not have to wait, one after the
     /// other, do not keep it from that.
-    fn begin(mut self) -> (State, bool) {
+    fn begin(mut self) -> (LeaderState, bool) {
         let may = self.running == 0;
         self.thread = match self.thread {
-            _ if may => Doing::Runs,
-            Doing::IsCalled => Doing::IsCalled,
-            Doing::Runs | Doing::Rests => Doing::Rests,
+            _ if may => ThreadState::Runs,
+            ThreadState::IsCalled => ThreadState::IsCalled,
+            ThreadState::Runs | ThreadState::Rests => ThreadState::Rests,
         };
         (self, may)
     }
 
     /// The thread has been asked to let go, and whether it is to: who has asked may be gone.
-    fn stop(mut self) -> (State, bool) {
+    fn stop(mut self) -> (LeaderState, bool) {
         let wanted = self.running > 0;
         if wanted {
-            self.thread = Doing::Rests;
+            self.thread = ThreadState::Rests;
         }
         (self, wanted)
     }
 }
 
-impl Turns {
-    fn change<R>(&self, step: impl Fn(State) -> (State, R)) -> R {
+impl Leadership {
+    fn change<R>(&self, step: impl Fn(LeaderState) -> (LeaderState, R)) -> R {
         let mut word = self.word.load(Ordering::SeqCst);
         loop {
-            let (next, result) = step(State::of(word));
+            let (next, result) = step(LeaderState::of(word));
             let order = (Ordering::SeqCst, Ordering::SeqCst);
             match self.word.compare_exchange_weak(word, next.word(), order.0, order.1) {
                 Ok(_) => return result,
@@ -152,8 +152,8 @@ impl Turns {
         }
     }
 
-    fn state(&self) -> State {
-        State::of(self.word.load(Ordering::SeqCst))
+    fn state(&self) -> LeaderState {
+        LeaderState::of(self.word.load(Ordering::SeqCst))
     }
 
     fn wake(&self) {
@@ -163,15 +163,15 @@ impl Turns {
     }
 
     /// Something is asked for, until what is returned is dropped. Whoever runs the session must be able to find
-    /// it before [`Turns::call`] is called.
-    pub(crate) fn open(self: &Arc<Turns>) -> Open {
-        self.change(|state| (State { open: state.open.saturating_add(1), ..state }, ()));
-        Open(self.clone())
+    /// it before [`Leadership::call`] is called.
+    pub(crate) fn open(self: &Arc<Leadership>) -> OpenOperation {
+        self.change(|state| (LeaderState { open: state.open.saturating_add(1), ..state }, ()));
+        OpenOperation(self.clone())
     }
 
     /// Sees to it that somebody does what is open.
     pub(crate) fn call(&self) {
-        if self.change(State::called) {
+        if self.change(LeaderState::called) {
             self.wake();
         }
     }
@@ -179,28 +179,29 @@ impl Turns {
     /// Has the thread take the session back as soon as no caller has it, though nothing be open.
     pub(super) fn end(&self) {
         self.change(|state| match state.thread {
-            Doing::Rests => (State { thread: Doing::IsCalled, ..state }, ()),
-            Doing::Runs | Doing::IsCalled => (state, ()),
+            ThreadState::Rests => (LeaderState { thread: ThreadState::IsCalled, ..state }, ()),
+            ThreadState::Runs | ThreadState::IsCalled => (state, ()),
         });
         self.wake();
     }
 
     /// A caller begins to ask for something that it will wait for: its turn, unless the thread is busy.
-    pub(super) fn come(self: &Arc<Turns>) -> Option<Turn> {
-        self.change(State::come).then(|| Turn { turns: self.clone(), runs: false })
+    pub(super) fn come(self: &Arc<Leadership>) -> Option<LeaderGuard> {
+        self.change(LeaderState::come)
+            .then(|| LeaderGuard { leadership: self.clone(), runs: false })
     }
 
     /// Begins the thread's part; whether the session is its to run. The thread calls this and what follows.
     pub(super) fn begin(&self) -> bool {
         self.thread.get_or_init(std::thread::current);
-        self.change(State::begin)
+        self.change(LeaderState::begin)
     }
 
     /// Waits, while the thread runs the session, until it is to let go of it, and says that it has.
     pub(super) async fn released(&self) {
         loop {
             self.release.notified().await;
-            if self.change(State::stop) {
+            if self.change(LeaderState::stop) {
                 return;
             }
         }
@@ -223,39 +224,39 @@ impl Turns {
 
 /// Something that has been asked for and is not done yet.
 #[derive(Debug)]
-pub(crate) struct Open(Arc<Turns>);
+pub(crate) struct OpenOperation(Arc<Leadership>);
 
-impl Drop for Open {
+impl Drop for OpenOperation {
     fn drop(&mut self) {
-        self.0.change(|state| (State { open: state.open.saturating_sub(1), ..state }, ()));
+        self.0.change(|state| (LeaderState { open: state.open.saturating_sub(1), ..state }, ()));
     }
 }
 
 /// A caller's turn, from before it asks for something until it has what it waits for.
 #[derive(Debug)]
-pub(super) struct Turn {
-    turns: Arc<Turns>,
+pub(super) struct LeaderGuard {
+    leadership: Arc<Leadership>,
     runs: bool,
 }
 
-impl Turn {
+impl LeaderGuard {
     /// The caller has to wait, and runs the session: the thread, if it has that, lets go of it.
     pub(super) fn run(&mut self) {
         self.runs = true;
-        if self.turns.change(State::run) {
-            self.turns.release.notify_one();
+        if self.leadership.change(LeaderState::run) {
+            self.leadership.release.notify_one();
         }
     }
 }
 
-impl Drop for Turn {
+impl Drop for LeaderGuard {
     fn drop(&mut self) {
         let gone = match self.runs {
-            true => State::go_on,
-            false => State::go,
+            true => LeaderState::go_on,
+            false => LeaderState::go,
         };
-        if self.turns.change(gone) {
-            self.turns.wake();
+        if self.leadership.change(gone) {
+            self.leadership.wake();
         }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use super::*;
 
-type Step<R> = fn(State) -> (State, R);
+type Step<R> = fn(LeaderState) -> (LeaderState, R);
 
 /// The rules, so that a test can break one.
 #[derive(Clone, Copy)]
@@ -19,13 +19,13 @@ struct Rules {
 }
 
 const RULES: Rules = Rules {
-    come: State::come,
-    called: State::called,
-    go: State::go,
-    go_on: State::go_on,
-    run: State::run,
-    begin: State::begin,
-    stop: State::stop,
+    come: LeaderState::come,
+    called: LeaderState::called,
+    go: LeaderState::go,
+    go_on: LeaderState::go_on,
+    run: LeaderState::run,
+    begin: LeaderState::begin,
+    stop: LeaderState::stop,
 };
 
 /// Where a caller is.
@@ -48,7 +48,7 @@ enum At {
 /// All there is, between two steps of anybody.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct World {
-    state: State,
+    state: LeaderState,
     /// The thread has been told to let go.
     permit: bool,
     /// The thread is to wake, or not to fall asleep.
@@ -66,16 +66,16 @@ const THREAD: usize = CALLERS;
 const ASYNCHRONOUS: usize = CALLERS - 1;
 
 impl World {
-    fn new(thread: Doing) -> World {
-        let state = State { thread, callers: 0, running: 0, ran: 0, open: 0 };
-        let (callers, sleeps) = ([At::Outside; CALLERS], thread == Doing::Rests);
+    fn new(thread: ThreadState) -> World {
+        let state = LeaderState { thread, callers: 0, running: 0, ran: 0, open: 0 };
+        let (callers, sleeps) = ([At::Outside; CALLERS], thread == ThreadState::Rests);
         World { state, permit: false, unpark: false, sleeps, holder: None, callers }
     }
 
     fn apply<R>(&mut self, step: Step<R>) -> R {
         let (state, result) = step(self.state);
         // How many have run it is for the clock, which this world does not have.
-        self.state = State { ran: 0, ..state };
+        self.state = LeaderState { ran: 0, ..state };
         result
     }
 
@@ -165,9 +165,9 @@ impl World {
             }
             world.unpark = false;
             world.sleeps = !self.state.may_go_on();
-        } else if self.state.thread == Doing::Runs && self.holder.is_none() {
+        } else if self.state.thread == ThreadState::Runs && self.holder.is_none() {
             world.holder = Some(THREAD);
-        } else if self.state.thread != Doing::Runs {
+        } else if self.state.thread != ThreadState::Runs {
             world.sleeps = !world.apply(rules.begin);
         } else {
             return None;
@@ -182,7 +182,7 @@ impl World {
 
 /// Goes every way there is; a world in which nothing goes on though somebody waits, and how many there were.
 fn stuck(rules: &Rules) -> (Option<World>, usize) {
-    let mut todo = vec![World::new(Doing::Runs), World::new(Doing::Rests)];
+    let mut todo = vec![World::new(ThreadState::Runs), World::new(ThreadState::Rests)];
     let mut seen: HashSet<World> = todo.iter().copied().collect();
     while let Some(world) = todo.pop() {
         let next = world.next(rules);
@@ -203,21 +203,21 @@ fn whoever_asks_is_answered_though_no_clock_runs() {
 
 #[test]
 fn callers_that_never_wait_do_not_keep_the_session_from_its_thread() {
-    let turns = Arc::new(Turns::default());
-    assert!(turns.begin());
-    let mut first = turns.come().unwrap();
+    let leadership = Arc::new(Leadership::default());
+    assert!(leadership.begin());
+    let mut first = leadership.come().unwrap();
     first.run();
-    assert!(turns.change(State::stop), "it leaves the session to whoever waits");
-    assert!(!turns.begin());
+    assert!(leadership.change(LeaderState::stop), "it leaves the session to whoever waits");
+    assert!(!leadership.begin());
     drop(first);
     std::thread::scope(|scope| {
-        let rests = scope.spawn(|| turns.rest());
+        let rests = scope.spawn(|| leadership.rest());
         let mut turn = None;
         while !rests.is_finished() {
             // One comes before the other goes.
-            turn = turns.come();
+            turn = leadership.come();
         }
-        assert!(turns.begin());
+        assert!(leadership.begin());
         drop(turn);
     });
 }
@@ -225,9 +225,9 @@ fn callers_that_never_wait_do_not_keep_the_session_from_its_thread() {
 #[test]
 fn each_rule_is_needed() {
     let forgets: Step<bool> = |state| (state, false);
-    let goes: Step<bool> = |state| (State { callers: state.callers - 1, ..state }, false);
+    let goes: Step<bool> = |state| (LeaderState { callers: state.callers - 1, ..state }, false);
     let goes_on: Step<bool> = |state| (state.go_on().0, false);
-    let stops: Step<bool> = |state| (State { thread: Doing::Rests, ..state }, true);
+    let stops: Step<bool> = |state| (LeaderState { thread: ThreadState::Rests, ..state }, true);
     let broken = [
         ("a call is not heard", Rules { called: forgets, ..RULES }),
         ("a caller goes and leaves something open", Rules { go: goes, ..RULES }),
@@ -241,9 +241,9 @@ fn each_rule_is_needed() {
 
 #[test]
 fn the_word_holds_all_that_is_said() {
-    for thread in [Doing::Runs, Doing::Rests, Doing::IsCalled] {
-        let state = State { thread, callers: 0xab, running: 3, ran: 0xde, open: 0xf123_4567 };
-        assert_eq!(State::of(state.word()), state);
+    for thread in [ThreadState::Runs, ThreadState::Rests, ThreadState::IsCalled] {
+        let state = LeaderState { thread, callers: 0xab, running: 3, ran: 0xde, open: 0xf123_4567 };
+        assert_eq!(LeaderState::of(state.word()), state);
     }
-    assert_eq!(State::of(0).thread, Doing::Runs, "a session begins with its thread");
+    assert_eq!(LeaderState::of(0).thread, ThreadState::Runs, "a session begins with its thread");
 }

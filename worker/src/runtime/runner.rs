@@ -10,23 +10,23 @@ use pushpull_runtime::Processors;
 use tokio::runtime::{Builder, Handle, Runtime};
 
 use super::adaptive_spin::{AdaptiveSpin, SpinWait};
-use super::turns::{Turn, Turns};
+use super::leadership::{LeaderGuard, Leadership};
 
 /// Runs a session, on its own thread or on those of callers that wait.
 #[derive(Debug)]
-pub(crate) struct Driver {
+pub(crate) struct SessionRunner {
     /// There until it is dropped.
     runtime: Option<Runtime>,
-    turns: Arc<Turns>,
+    leadership: Arc<Leadership>,
     adaptive_spin: Mutex<AdaptiveSpin>,
     processors: Processors,
 }
 
-impl Driver {
-    pub(super) fn new(turns: Arc<Turns>) -> io::Result<Driver> {
+impl SessionRunner {
+    pub(super) fn new(leadership: Arc<Leadership>) -> io::Result<SessionRunner> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let (adaptive_spin, processors) = (Mutex::default(), Processors::here());
-        Ok(Driver { runtime: Some(runtime), turns, adaptive_spin, processors })
+        Ok(SessionRunner { runtime: Some(runtime), leadership, adaptive_spin, processors })
     }
 
     fn runtime(&self) -> &Runtime {
@@ -42,36 +42,36 @@ impl Driver {
         let runtime = self.runtime();
         let mut session = runtime.spawn(session);
         loop {
-            let ended = self.turns.begin()
+            let ended = self.leadership.begin()
                 && runtime.block_on(async {
                     tokio::select! {
                         biased;
                         // A panic of it has been seen by every caller, as an ended session.
                         _ = &mut session => true,
-                        () = self.turns.released() => false,
+                        () = self.leadership.released() => false,
                     }
                 });
             if ended {
                 // Connections that were given up let go of their sockets now, whoever still has this.
                 return runtime.block_on(tokio::task::yield_now());
             }
-            self.turns.rest();
+            self.leadership.rest();
         }
     }
 
     /// A caller begins to ask for something that it will wait for: it runs the session meanwhile, unless it has a
     /// runtime of its own on this thread, or the session's thread is busy with what others have asked for.
-    pub(crate) fn come(&self) -> Option<Waiting<'_>> {
+    pub(crate) fn come(&self) -> Option<LeadingCaller<'_>> {
         match Handle::try_current() {
             Err(error) if error.is_missing_context() => {}
             // There is a runtime, or the thread is ending and can run none.
             _ => return None,
         }
-        self.turns.come().map(|turn| Waiting { driver: self, turn })
+        self.leadership.come().map(|turn| LeadingCaller { runner: self, turn })
     }
 }
 
-impl Drop for Driver {
+impl Drop for SessionRunner {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
             // A look-up of a name that still runs is not waited for.
@@ -82,23 +82,23 @@ impl Drop for Driver {
 
 /// A caller that runs the session while it waits.
 #[derive(Debug)]
-pub(crate) struct Waiting<'a> {
-    driver: &'a Driver,
-    turn: Turn,
+pub(crate) struct LeadingCaller<'a> {
+    runner: &'a SessionRunner,
+    turn: LeaderGuard,
 }
 
-impl Waiting<'_> {
+impl LeadingCaller<'_> {
     /// Runs the session until a future is ready.
     pub(crate) fn wait<F: Future>(mut self, future: F) -> F::Output {
         self.turn.run();
-        let driver = self.driver;
+        let runner = self.runner;
         let mut wait = SpinWait::new(Instant::now());
         let pays = || {
             // To ask takes some 2 us, in which others are not kept from saying how they have waited.
-            let pays = driver.adaptive_spin().pays();
-            pays && !driver.processors.are_wanted()
+            let pays = runner.adaptive_spin().pays();
+            pays && !runner.processors.are_wanted()
         };
-        let output = driver.runtime().block_on(async {
+        let output = runner.runtime().block_on(async {
             let mut future = pin!(future);
             std::future::poll_fn(|context| {
                 if let Poll::Ready(output) = future.as_mut().poll(context) {
@@ -113,7 +113,7 @@ impl Waiting<'_> {
             })
             .await
         });
-        driver.adaptive_spin().waited(Instant::now(), &wait);
+        runner.adaptive_spin().waited(Instant::now(), &wait);
         output
     }
 }
@@ -125,22 +125,22 @@ mod tests {
     use tokio::sync::{mpsc, oneshot};
 
     use super::*;
-    use crate::runtime::Open;
+    use crate::runtime::OpenOperation;
 
     /// Asks a session who runs it, or to panic.
     type Asked = Option<oneshot::Sender<ThreadId>>;
 
     /// A session that says on which thread it is run, until nobody can ask any more.
     struct Session {
-        driver: Arc<Driver>,
-        ask: mpsc::UnboundedSender<(Asked, Open)>,
+        runner: Arc<SessionRunner>,
+        ask: mpsc::UnboundedSender<(Asked, OpenOperation)>,
         thread: JoinHandle<()>,
     }
 
     impl Session {
         fn start() -> Session {
-            let driver = Arc::new(Driver::new(Arc::default()).unwrap());
-            let (ask, mut asked) = mpsc::unbounded_channel::<(Asked, Open)>();
+            let runner = Arc::new(SessionRunner::new(Arc::default()).unwrap());
+            let (ask, mut asked) = mpsc::unbounded_channel::<(Asked, OpenOperation)>();
             let session = async move {
                 while let Some((reply, open)) = asked.recv().await {
                     let reply = reply.expect("asked to panic");
@@ -148,9 +148,9 @@ mod tests {
                     drop(open);
                 }
             };
-            let runs = driver.clone();
+            let runs = runner.clone();
             let thread = std::thread::spawn(move || runs.run(session));
-            Session { driver, ask, thread }
+            Session { runner, ask, thread }
         }
 
         fn ask(&self) -> oneshot::Receiver<ThreadId> {
@@ -160,15 +160,15 @@ mod tests {
         }
 
         fn post(&self, asked: Asked) {
-            let turns = &self.driver.turns;
+            let leadership = &self.runner.leadership;
             // Where it has ended, that is found out by what was to be replied.
-            let _ = self.ask.send((asked, turns.open()));
-            turns.call();
+            let _ = self.ask.send((asked, leadership.open()));
+            leadership.call();
         }
 
         /// Asks, and waits as callers do.
         fn wait(&self) -> Option<ThreadId> {
-            match self.driver.come() {
+            match self.runner.come() {
                 Some(waiting) => waiting.wait(self.ask()).ok(),
                 None => self.ask().blocking_recv().ok(),
             }
@@ -218,7 +218,7 @@ mod tests {
     #[tokio::test]
     async fn a_caller_in_a_runtime_of_its_own_leaves_the_session_to_its_thread() {
         let session = Session::start();
-        assert!(session.driver.come().is_none());
+        assert!(session.runner.come().is_none());
         assert_ne!(session.ask().await.unwrap(), std::thread::current().id());
     }
 
@@ -227,7 +227,7 @@ mod tests {
         struct Held(Arc<Session>);
         impl Drop for Held {
             fn drop(&mut self) {
-                assert!(self.0.driver.come().is_none());
+                assert!(self.0.runner.come().is_none());
                 let mut asked = self.0.ask();
                 while asked.try_recv().is_err() {
                     std::thread::yield_now();
@@ -256,7 +256,7 @@ mod tests {
         let session = Session::start();
         session.wait().unwrap();
         drop(session.ask);
-        session.driver.turns.end();
+        session.runner.leadership.end();
         session.thread.join().unwrap();
     }
 }
