@@ -344,10 +344,10 @@ type Holder = Box<dyn Send>;
 #[test]
 fn an_address_that_another_process_still_holds_is_waited_for() {
     let folder = tempfile::tempdir().unwrap();
-    let near = folder.path().join("ps.sock");
+    let unix = folder.path().join("ps.sock");
     let far = free_address();
     let holders: [(String, Holder); 2] = [
-        (format!("unix:{}", near.display()), Box::new(UnixListener::bind(&near).unwrap())),
+        (format!("unix:{}", unix.display()), Box::new(UnixListener::bind(&unix).unwrap())),
         (far.clone(), Box::new(TcpListener::bind(&far).unwrap())),
     ];
     for (address, holder) in holders {

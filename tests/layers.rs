@@ -111,7 +111,7 @@ const MODULES: &[(&str, &[&str])] = &[
 
 /// The files that may hold `unsafe`.
 const UNSAFE: &[&str] = &[
-    "common/runtime/src/near.rs",
+    "common/runtime/src/quiet_unix_stream.rs",
     "ps/src/arena/memory.rs",
     "ps/src/arena/blocks.rs",
     "ps/src/cache.rs",

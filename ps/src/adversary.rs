@@ -284,8 +284,8 @@ impl<'a> Play<'a> {
             hello.catalogue = Some(self.catalogue.digest());
             hello.shard.shard = self.number() as u16;
         }
-        let near = self.choices.one_in(4);
-        self.connect(&hello, if near { Way::Unix { same_user: true } } else { Way::Remote });
+        let same_host = self.choices.one_in(4);
+        self.connect(&hello, if same_host { Way::Unix { same_user: true } } else { Way::Remote });
     }
 
     fn connect(&mut self, hello: &Hello, way: Way) {

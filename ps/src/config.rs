@@ -159,7 +159,7 @@ pub struct PsConfig {
     pub(crate) events: EventSink,
     pub(crate) elastic_workers: bool,
     /// The address of a Unix socket where memory is lent; nothing if there is none.
-    pub(crate) nearby: String,
+    pub(crate) unix_address: String,
     pub(crate) block_bytes: usize,
     pub(crate) cached_bytes_max: u64,
     pub(crate) zoo: Zoo,
@@ -207,7 +207,7 @@ impl PsConfig {
             shared_memory: true,
             events: EventSink::default(),
             elastic_workers: false,
-            nearby: String::new(),
+            unix_address: String::new(),
             block_bytes: BLOCK_BYTES,
             cached_bytes_max: CACHED_BYTES_MAX,
             zoo: Zoo::default(),

@@ -103,9 +103,9 @@ fn a_burst_of_300_clients_that_say_hello_loses_none() {
 #[test]
 fn who_said_hello_before_the_server_looked_is_not_evicted() {
     let folder = tempfile::tempdir().unwrap();
-    let near = folder.path().join("ps.sock");
+    let unix = folder.path().join("ps.sock");
     let listener =
-        listen().also(block_on(Ps::listen(&format!("unix:{}", near.display()))).unwrap());
+        listen().also(block_on(Ps::listen(&format!("unix:{}", unix.display()))).unwrap());
     let spec = spec([listener.address()], 1);
     let address = listener.address();
     // They wait in the backlogs while the server starts, with silent ones among them.
@@ -115,7 +115,7 @@ fn who_said_hello_before_the_server_looked_is_not_evicted() {
     for task in 0..100 {
         silent.push(connect(&address));
         remote.push(greet(connect(&address), &spec, task));
-        let stream = UnixStream::connect(&near).unwrap();
+        let stream = UnixStream::connect(&unix).unwrap();
         stream.set_read_timeout(Some(LONG)).unwrap();
         local.push(greet(stream, &spec, 1000 + task));
     }

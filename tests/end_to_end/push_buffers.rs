@@ -10,7 +10,7 @@ use pushpull::{
 };
 
 use super::cluster::{Cluster, block_on, spec, vector};
-use super::shared_values::{await_counts, near_only, start};
+use super::shared_values::{await_counts, same_host_only, start};
 
 const SYNCHRONOUS: Mode = Mode::Synchronous { replicas_to_aggregate: 1, total_num_replicas: 1 };
 
@@ -78,7 +78,8 @@ fn train(
     configure: impl Fn(PsConfig) -> PsConfig,
     wish: impl Fn(WorkerConfig) -> WorkerConfig,
 ) -> (Vec<u64>, u64) {
-    let cluster = near_only(folder, |config| configure(config.optimizer_for("*", Adam::new(0.01))));
+    let cluster =
+        same_host_only(folder, |config| configure(config.optimizer_for("*", Adam::new(0.01))));
     let config = wish(cluster.config(0)).codec("encoded", Codec::Int8);
     let mut worker = Worker::connect(config).unwrap();
     let mut params = worker.join(&variables(), |_| ()).unwrap();
@@ -176,7 +177,7 @@ fn value(worker: &mut Worker, params: &mut Params) -> f32 {
 #[test]
 fn gradients_that_another_worker_has_given_out_count_as_they_are_written() {
     let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
-    let clusters = folders.each_ref().map(|folder| near_only(folder.path(), |config| config));
+    let clusters = folders.each_ref().map(|folder| same_host_only(folder.path(), |config| config));
     let codecs = [None, Some(Codec::Bf16)];
     let mut workers = [0, 1].map(|index: usize| {
         let config = clusters[index].config(0).codec("v", codecs[index]);
@@ -206,7 +207,7 @@ fn what_is_not_finite_there_is_refused_with_its_place() {
     let folder = tempfile::tempdir().unwrap();
     for mode in [Mode::Asynchronous, SYNCHRONOUS] {
         for shards in [1, 2] {
-            let cluster = near_only(folder.path(), |config| config.mode(mode).shards(shards));
+            let cluster = same_host_only(folder.path(), |config| config.mode(mode).shards(shards));
             let mut worker = cluster.worker(0);
             let mut params = worker.join(&plain(), |_| ()).unwrap();
             let before = value(&mut worker, &mut params);
@@ -234,7 +235,7 @@ fn what_is_not_finite_there_is_refused_with_its_place() {
 #[test]
 fn gradients_that_are_dropped_leave_their_memory_and_more_than_there_is_room_for_are_sent() {
     let folder = tempfile::tempdir().unwrap();
-    let cluster = near_only(folder.path(), |config| config);
+    let cluster = same_host_only(folder.path(), |config| config);
     let mut worker = cluster.worker(0);
     let mut params = worker.join(&plain(), |_| ()).unwrap();
     (0..3).for_each(|_| push(&mut worker, 1.0));
@@ -263,7 +264,7 @@ fn gradients_that_are_dropped_leave_their_memory_and_more_than_there_is_room_for
 fn a_gradient_that_is_accepted_stays_as_it_is_until_all_have_applied_it() {
     let folder = tempfile::tempdir().unwrap();
     let mode = Mode::Synchronous { replicas_to_aggregate: 2, total_num_replicas: 2 };
-    let cluster = near_only(folder.path(), |config| config.mode(mode).shards(2));
+    let cluster = same_host_only(folder.path(), |config| config.mode(mode).shards(2));
     let replicas = [0, 1].map(|index| {
         let config = cluster.config(index);
         std::thread::spawn(move || {
@@ -295,7 +296,7 @@ fn gradients_outlive_the_server_that_has_lent_their_memory() {
         let state = state.path().to_owned();
         config.storage(Storage::Directory { state, bytes_max: 1 << 30 })
     };
-    let mut cluster = near_only(folder.path(), stored);
+    let mut cluster = same_host_only(folder.path(), stored);
     let mut worker = cluster.worker(0);
     let mut params = worker.join(&plain(), |_| ()).unwrap();
     for life in 0..3 {
@@ -318,7 +319,7 @@ fn gradients_outlive_the_server_that_has_lent_their_memory() {
 #[test]
 fn gradients_outlive_a_server_whose_values_are_lost_with_it() {
     let folder = tempfile::tempdir().unwrap();
-    let cluster = near_only(folder.path(), |config| config);
+    let cluster = same_host_only(folder.path(), |config| config);
     let mut worker = cluster.worker(0);
     worker.join(&plain(), |_| ()).unwrap();
     (0..3).for_each(|_| push(&mut worker, 1.0));

@@ -82,7 +82,7 @@ impl<S: AsFd + Write> Line<S> {
         line.say(hello().into());
         let Message::Welcome(welcome) = line.hear() else { panic!("a reader is not welcome") };
         line.reader.open();
-        (line, welcome.nearby.as_str().to_owned())
+        (line, welcome.unix_address.as_str().to_owned())
     }
 }
 
@@ -105,7 +105,7 @@ fn hello() -> Hello {
     }
 }
 
-fn near(socket: &str) -> Line<UnixStream> {
+fn connect_unix(socket: &str) -> Line<UnixStream> {
     let stream = UnixStream::connect(socket.strip_prefix("unix:").unwrap()).unwrap();
     stream.set_read_timeout(Some(LONG)).unwrap();
     Line::open(stream).0
@@ -204,7 +204,7 @@ fn whoever_reads_in_lent_memory_beside_updates_sees_whole_versions() {
     let (cluster, socket) = cluster(folder.path(), |config| config);
     let mut worker = cluster.worker(0);
     worker.join(&[vector("small", SMALL), vector("large", LARGE)], |_| ()).unwrap();
-    let mut line = near(&socket);
+    let mut line = connect_unix(&socket);
     let mut client = Client::of(&mut line);
     let reads = std::thread::spawn(move || {
         let (mut versions, mut pulls) = (Vec::new(), 0);
@@ -247,7 +247,7 @@ fn a_reader_that_holds_updates_up_for_too_long_is_sent_away() {
     });
     let mut worker = cluster.worker(0);
     worker.join(&[vector("small", SMALL), vector("large", LARGE)], |_| ()).unwrap();
-    let mut line = near(&socket);
+    let mut line = connect_unix(&socket);
     let mut client = Client::of(&mut line);
     client.pin().unwrap();
     (0..3).for_each(|_| push(&mut worker, true));
@@ -258,7 +258,7 @@ fn a_reader_that_holds_updates_up_for_too_long_is_sent_away() {
     assert_eq!(cluster.handle().metrics().connections_faulted, 1);
 
     // One that is done in time holds nobody up.
-    let mut line = near(&socket);
+    let mut line = connect_unix(&socket);
     let mut client = Client::of(&mut line);
     for _ in 0..6 {
         client.pin().unwrap();
@@ -286,15 +286,15 @@ fn who_comes_over_tcp_is_told_where_memory_is_lent() {
         worker.join(&[vector("small", SMALL)], |_| ()).unwrap();
         let stream = TcpStream::connect(cluster.handle().address()).unwrap();
         stream.set_read_timeout(Some(LONG)).unwrap();
-        let (mut line, nearby) = Line::open(stream);
-        assert_eq!(nearby, if shared { &socket } else { "" });
+        let (mut line, unix_address) = Line::open(stream);
+        assert_eq!(unix_address, if shared { &socket } else { "" });
         line.say(ShareValues { wants: 1 }.into());
         let Message::Refused(refused) = line.hear() else { panic!("TCP passes no descriptors") };
         assert!(matches!(refused.refusal, Refusal::Unsupported { kind: 6, .. }));
         line.say(Pull { selection: Selection::All {} }.into());
         assert!(matches!(line.hear(), Message::Pulled(_)), "and goes on as before");
 
-        let mut line = near(&socket);
+        let mut line = connect_unix(&socket);
         line.say(ShareValues { wants: 1 }.into());
         assert_eq!(matches!(line.hear(), Message::SharedValues(_)), shared);
         cluster.stop();
@@ -302,7 +302,7 @@ fn who_comes_over_tcp_is_told_where_memory_is_lent() {
 }
 
 /// A server on a Unix socket alone.
-pub(super) fn near_only(folder: &Path, configure: impl Fn(PsConfig) -> PsConfig) -> Cluster {
+pub(super) fn same_host_only(folder: &Path, configure: impl Fn(PsConfig) -> PsConfig) -> Cluster {
     let socket = format!("unix:{}", folder.join("ps").display());
     let listener = block_on(Ps::listen(&socket)).unwrap();
     let spec = spec([listener.address()], 2);
@@ -347,7 +347,7 @@ fn a_worker_reads_values_where_they_lie_if_it_may() {
         (&|config| config.pull_codec(pushpull::common::codec::Codec::F16), false),
     ];
     for (wish, direct) in wishes {
-        let cluster = near_only(folder.path(), |config| config);
+        let cluster = same_host_only(folder.path(), |config| config);
         let mut worker = Worker::connect(wish(cluster.config(0))).unwrap();
         let mut params = worker.join(&variables(), |_| ()).unwrap();
         let asked = cluster.handle().metrics().pulls;
@@ -376,7 +376,7 @@ fn a_restarted_server_lends_its_values_anew() {
         let state = state.path().to_owned();
         config.storage(Storage::Directory { state, bytes_max: 1 << 30 })
     };
-    let mut cluster = near_only(folder.path(), stored);
+    let mut cluster = same_host_only(folder.path(), stored);
     let mut worker = cluster.worker(0);
     let mut params = worker.join(&variables(), |_| ()).unwrap();
     for life in 0..3 {
@@ -396,7 +396,7 @@ fn a_restarted_server_lends_its_values_anew() {
 fn synchronous_replicas_read_values_of_their_tokens_step() {
     let folder = tempfile::tempdir().unwrap();
     let mode = Mode::Synchronous { replicas_to_aggregate: 2, total_num_replicas: 2 };
-    let cluster = near_only(folder.path(), |config| config.mode(mode).shards(2));
+    let cluster = same_host_only(folder.path(), |config| config.mode(mode).shards(2));
     let replicas = [0, 1].map(|index| {
         let config = cluster.config(index);
         std::thread::spawn(move || {
@@ -438,7 +438,7 @@ fn synchronous_replicas_read_values_of_their_tokens_step() {
 #[test]
 fn values_that_are_read_after_a_push_have_it_in_them() {
     let folder = tempfile::tempdir().unwrap();
-    let cluster = near_only(folder.path(), |config| config);
+    let cluster = same_host_only(folder.path(), |config| config);
     let (mut worker, mut other) = (cluster.worker(0), cluster.worker(1));
     let variables = [vector("small", SMALL), vector("large", LARGE)];
     let mut params = worker.join(&variables, |_| ()).unwrap();

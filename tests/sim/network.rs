@@ -63,7 +63,7 @@ pub(crate) struct Connection {
     /// Carries so few bytes at a time, with such pauses.
     pub(crate) slow: bool,
     /// It passes descriptors.
-    pub(crate) near: bool,
+    pub(crate) same_host: bool,
     /// Those on their way to the client.
     pub(crate) passed: Vec<Vec<OwnedFd>>,
     pub(crate) chance: Chance,
@@ -72,9 +72,9 @@ pub(crate) struct Connection {
 impl Connection {
     pub(crate) fn new(client: Client, server: ShardId, chance: Chance) -> Connection {
         let (there, back) = (Pipe::default(), Pipe::default());
-        let (near, passed) = (false, Vec::new());
+        let (same_host, passed) = (false, Vec::new());
         let (is_up, slow) = (false, false);
-        Connection { client, server, is_up, there, back, slow, near, passed, chance }
+        Connection { client, server, is_up, there, back, slow, same_host, passed, chance }
     }
 
     pub(crate) fn pipe(&mut self, way: Way) -> &mut Pipe {

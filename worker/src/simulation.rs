@@ -419,13 +419,13 @@ impl Door {
         passed.expect("descriptors come with shared memory")
     }
 
-    /// A link is connected; `near` if it is a Unix socket.
+    /// A link is connected; `same_host` if it is a Unix socket.
     pub fn connected(&mut self, now: Instant, link: usize, same_host: bool) {
         let mut reader = FrameReader::new();
         reader.open();
         self.links.insert(link, (reader, false));
         self.passed.remove(&link);
-        self.handle(now, Input::Connected { link, near: same_host });
+        self.handle(now, Input::Connected { link, same_host: same_host });
     }
 
     /// A link could not be connected, or is lost.

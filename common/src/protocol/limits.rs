@@ -57,7 +57,7 @@ pub const IDENTITY_VALUE_BYTES_MAX: usize = 160;
 /// Fields of an identity: with both maxima above they fit a handshake's meta.
 pub const IDENTITY_FIELDS_MAX: usize = 16;
 /// The longest address of a Unix socket: the 107 bytes that its path may have, behind `unix:`.
-pub const NEARBY_BYTES_MAX: usize = 112;
+pub const UNIX_ADDRESS_BYTES_MAX: usize = 112;
 /// How often one connection is lent memory: once for each declaration of variables it lives through, and
 /// some to spare.
 pub const SHARE_REQUESTS_MAX: u32 = 8;
@@ -85,7 +85,7 @@ pub const READ_BUFFER_BYTES: usize = 8 << 10;
 
 const _: () = {
     let field = 1 + IDENTITY_NAME_BYTES_MAX + 2 + IDENTITY_VALUE_BYTES_MAX;
-    let texts = 2 * (1 + JOB_BYTES_MAX) + 2 + NEARBY_BYTES_MAX;
+    let texts = 2 * (1 + JOB_BYTES_MAX) + 2 + UNIX_ADDRESS_BYTES_MAX;
     let fixed = texts + 2 + AUTH_BYTES_MAX + 256;
     assert!(IDENTITY_FIELDS_MAX * field + fixed <= HANDSHAKE_META_BYTES_MAX as usize);
 };

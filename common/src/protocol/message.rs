@@ -244,7 +244,7 @@ wire_struct! {
         /// A Unix socket of the same server, where it lends memory to clients of its host and user, as an
         /// address in a cluster is written; empty if there is none. A client that has come another
         /// way may come that way instead.
-        nearby: Text<{ limits::NEARBY_BYTES_MAX }>,
+        unix_address: Text<{ limits::UNIX_ADDRESS_BYTES_MAX }>,
         /// What must agree, as the server knows it.
         identity: IdentityFields,
         /// Reserved for authentication; empty in this version.

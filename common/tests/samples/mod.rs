@@ -74,7 +74,7 @@ fn conversation(add: &mut impl FnMut(&str, Message)) {
     for (name, catalogue) in CatalogueState::named() {
         add(&format!("Welcome catalogue {name}"), Welcome { catalogue, ..welcome() }.into());
     }
-    add("Welcome nearby", Welcome { nearby: text("unix:/run/ps"), ..welcome() }.into());
+    add("Welcome unix_address", Welcome { unix_address: text("unix:/run/ps"), ..welcome() }.into());
     for (name, refusal) in variants::refusals() {
         add(&format!("Refused {name}"), Refused { refusal }.into());
     }
@@ -125,7 +125,7 @@ fn welcome() -> Welcome {
         catalogue: CatalogueState::Absent {},
         restore_epoch: RestoreEpoch(4),
         restored_step: GlobalStep(17),
-        nearby: Text::default(),
+        unix_address: Text::default(),
         identity: List::default(),
         auth: List::default(),
     }

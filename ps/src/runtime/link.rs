@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use pushpull_runtime::Near;
+use pushpull_runtime::QuietUnixStream;
 use tokio::io::{Interest, Ready};
 use tokio::net::{TcpStream, UnixStream};
 
@@ -18,7 +18,7 @@ use crate::shard::Way;
 #[derive(Debug)]
 pub(super) enum Link {
     Tcp(TcpStream),
-    Unix(Near),
+    Unix(QuietUnixStream),
 }
 
 /// A stream on its way from the accepting thread to a shard's.
@@ -42,7 +42,7 @@ impl Link {
 
     /// Takes a Unix socket that is connected.
     pub(super) fn unix(stream: UnixStream) -> io::Result<Link> {
-        Near::new(stream.into_std()?).map(Link::Unix)
+        QuietUnixStream::new(stream.into_std()?).map(Link::Unix)
     }
 
     /// How the peer has come.
@@ -66,7 +66,7 @@ impl Link {
     pub(super) fn attach(detached: Detached) -> io::Result<Link> {
         match detached {
             Detached::Tcp(stream) => TcpStream::from_std(stream).map(Link::Tcp),
-            Detached::Unix(stream) => Near::new(stream).map(Link::Unix),
+            Detached::Unix(stream) => QuietUnixStream::new(stream).map(Link::Unix),
         }
     }
 

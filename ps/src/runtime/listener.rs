@@ -74,7 +74,7 @@ impl Listener {
     }
 
     /// The first Unix socket.
-    pub(super) fn nearby(&self) -> Option<String> {
+    pub(super) fn unix_address(&self) -> Option<String> {
         self.addresses().into_iter().find(|address| address.starts_with("unix:"))
     }
 

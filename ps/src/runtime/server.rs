@@ -114,9 +114,9 @@ impl Listener {
     /// Starts serving. The threads are running, and workers are answered, when this returns.
     pub fn start(self, config: PsConfig) -> Result<Ps, StartError> {
         config.check()?;
-        let nearby =
-            self.nearby().filter(|_| config.shares_nothing().is_none()).unwrap_or_default();
-        let config = Arc::new(PsConfig { nearby, ..config });
+        let unix_address =
+            self.unix_address().filter(|_| config.shares_nothing().is_none()).unwrap_or_default();
+        let config = Arc::new(PsConfig { unix_address, ..config });
         let state = match &config.storage {
             Storage::Memory { .. } => None,
             Storage::Directory { state, .. } => Some(StateDirectory::open(state)?),
@@ -124,7 +124,7 @@ impl Listener {
         let places = (0..config.shards)
             .map(|shard| match &state {
                 // Memory with a descriptor costs something: only where it can be lent.
-                None if config.nearby.is_empty() => Ok(Place::Anonymous),
+                None if config.unix_address.is_empty() => Ok(Place::Anonymous),
                 None => Ok(Place::Lendable),
                 Some(state) => state.shard(shard).map(Place::Folder),
             })

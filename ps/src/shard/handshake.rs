@@ -131,7 +131,7 @@ impl Shard {
             catalogue: self.catalogue_state(),
             restore_epoch: self.epoch,
             restored_step: self.restored_step,
-            nearby: Text::clipped(&self.config.nearby),
+            unix_address: Text::clipped(&self.config.unix_address),
             identity: self.identity.to_wire(),
             auth: List::default(),
         })

@@ -337,9 +337,9 @@ async fn start(
     };
     let mut listener = listener.map_err(|error| typed.cannot_listen(flag, &error))?;
     if let Some(path) = &options.unix_socket {
-        let near = Ps::listen(&format!("unix:{}", path.display())).await;
-        let near = near.map_err(|error| typed.cannot_listen("--unix-socket", &error))?;
-        listener = listener.also(near);
+        let unix = Ps::listen(&format!("unix:{}", path.display())).await;
+        let unix = unix.map_err(|error| typed.cannot_listen("--unix-socket", &error))?;
+        listener = listener.also(unix);
     }
     if let Some(directory) = &options.checkpoint_dir {
         let mut retention = Retention::default();

@@ -29,7 +29,7 @@ impl World {
         let mut chance = Chance::of(self.setting.seed, &format!("{name}, {made}"));
         let delay = chance.micros(50, 5000);
         let mut connection = Connection::new(client, server, chance);
-        connection.near = self.is_near(client);
+        connection.same_host = self.is_same_host(client);
         self.connections.insert(number, connection);
         self.after(delay, Event::Connect(number));
         number
@@ -43,14 +43,14 @@ impl World {
             self.connections.remove(&number);
             return self.client_gone(number, client);
         }
-        let mut near = false;
+        let mut same_host = false;
         if let Some(connection) = self.connections.get_mut(&number) {
             connection.is_up = true;
-            near = connection.near;
+            same_host = connection.same_host;
         }
         match client {
             Client::Worker { process, link } => {
-                self.with_process(process, |door| door.connected(now, link, near));
+                self.with_process(process, |door| door.connected(now, link, same_host));
             }
             Client::Shard(shard) => {
                 self.with_shard(shard, |door| door.owner_connected());
@@ -100,7 +100,7 @@ impl World {
     }
 
     /// Whether a client is on the host of the servers.
-    fn is_near(&self, client: Client) -> bool {
+    fn is_same_host(&self, client: Client) -> bool {
         match client {
             Client::Worker { process, .. } => {
                 let incarnation = self.processes[process].trainer.incarnation;

@@ -47,7 +47,7 @@ async fn converse(
     reader.open();
     let mut in_body = false;
     if !outbox.is_given_up() {
-        core.handle(Input::Connected { link, near: stream.is_near() });
+        core.handle(Input::Connected { link, same_host: stream.is_same_host() });
     }
     loop {
         if outbox.flush(stream)? {

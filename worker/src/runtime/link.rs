@@ -7,7 +7,7 @@ use std::io::{self, IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 
-use pushpull_runtime::Near;
+use pushpull_runtime::QuietUnixStream;
 use tokio::io::{Interest, Ready};
 use tokio::net::{TcpStream, UnixStream};
 
@@ -15,14 +15,15 @@ use tokio::net::{TcpStream, UnixStream};
 #[derive(Debug)]
 pub(super) enum Link {
     Tcp(TcpStream),
-    Unix(Near),
+    Unix(QuietUnixStream),
 }
 
 impl Link {
     /// Connects to `host:port` or `unix:/path`.
     pub(super) async fn connect(address: &str) -> io::Result<Link> {
         if let Some(path) = address.strip_prefix("unix:") {
-            return Near::new(UnixStream::connect(path).await?.into_std()?).map(Link::Unix);
+            return QuietUnixStream::new(UnixStream::connect(path).await?.into_std()?)
+                .map(Link::Unix);
         }
         // A name is looked up anew each time: a server may come back somewhere else.
         let stream = TcpStream::connect(address).await?;
@@ -39,7 +40,7 @@ impl Link {
     }
 
     /// Whether descriptors can come over it.
-    pub(super) fn is_near(&self) -> bool {
+    pub(super) fn is_same_host(&self) -> bool {
         cfg!(target_os = "linux") && matches!(self, Link::Unix(_))
     }
 
@@ -69,7 +70,7 @@ const DESCRIPTORS_MAX: usize = 4;
 
 #[cfg(target_os = "linux")]
 fn receive(
-    stream: &Near,
+    stream: &QuietUnixStream,
     slices: &mut [IoSliceMut<'_>],
     take: impl FnMut(OwnedFd),
 ) -> io::Result<usize> {
@@ -89,7 +90,7 @@ fn receive(
 /// The same where none are asked for.
 #[cfg(not(target_os = "linux"))]
 fn receive(
-    stream: &Near,
+    stream: &QuietUnixStream,
     slices: &mut [IoSliceMut<'_>],
     _: impl FnMut(OwnedFd),
 ) -> io::Result<usize> {

@@ -202,8 +202,8 @@ pub(crate) enum Input {
     Abandoned { sequence: Sequence },
     /// A token was dropped.
     TokenDropped { grant: Grant },
-    /// A transport is connected; `near` if it passes descriptors.
-    Connected { link: usize, near: bool },
+    /// A transport is connected; `same_host` if it passes descriptors.
+    Connected { link: usize, same_host: bool },
     /// A transport could not be connected, or is gone.
     Disconnected { link: usize, error: String },
     /// Bytes have come.

@@ -17,14 +17,15 @@ use crate::parts::Body;
 
 impl Session {
     /// The transport is connected: says who we are.
-    pub(super) fn connected(&mut self, now: Instant, index: usize, near: bool) {
+    pub(super) fn connected(&mut self, now: Instant, index: usize, same_host: bool) {
         let seen_epoch = self.seen_epoch(index);
         let link = &mut self.links[index];
         if link.status != Status::Connecting {
             return;
         }
         link.status = Status::Greeting;
-        (link.near, link.asked_to_share, link.asked_for_push_buffer) = (near, false, false);
+        (link.same_host, link.asked_to_share, link.asked_for_push_buffer) =
+            (same_host, false, false);
         link.crc = false;
         let hello = Hello {
             version_oldest: version::OLDEST,

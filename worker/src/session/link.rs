@@ -90,7 +90,7 @@ pub(super) struct Link {
     pub(super) push_slot: u32,
     pub(super) crc: bool,
     /// Whether the shard may lend its memory, and whether it has been asked.
-    pub(super) near: bool,
+    pub(super) same_host: bool,
     pub(super) asked_to_share: bool,
     /// Whether it has been asked for a tray, and what it has lent over this connection.
     pub(super) asked_for_push_buffer: bool,
@@ -129,7 +129,7 @@ impl Link {
             granted_since: None,
             push_slot: 0,
             crc: false,
-            near: false,
+            same_host: false,
             asked_to_share: false,
             asked_for_push_buffer: false,
             push_buffer: None,

@@ -151,7 +151,7 @@ impl Session {
             Input::Cancelled { op } => self.cancelled(now, op),
             Input::Abandoned { sequence } => self.withdraw(now, sequence),
             Input::TokenDropped { grant } => self.return_token(now, grant),
-            Input::Connected { link, near } => self.connected(now, link, near),
+            Input::Connected { link, same_host } => self.connected(now, link, same_host),
             Input::Disconnected { link, error } => self.disconnected(now, link, error),
             // Either way the peer lives: it speaks, or it reads. While a large push is under way it has
             // nothing to say, and a heartbeat waits behind the parts.

@@ -28,7 +28,7 @@ impl Session {
         }
         for index in 0..self.links.len() {
             let link = &self.links[index];
-            if !link.near || !link.ready || link.status != Status::Up {
+            if !link.same_host || !link.ready || link.status != Status::Up {
                 continue;
             }
             let holds = |plan: &&Arc<Plan>| plan.shards().contains(&link.shard);

@@ -242,7 +242,7 @@ impl State {
             catalogue: self.catalogue_state(),
             restore_epoch: self.epoch,
             restored_step: self.step,
-            nearby: Text::default(),
+            unix_address: Text::default(),
             identity: Identity::new().to_wire(),
             auth: List::default(),
         }

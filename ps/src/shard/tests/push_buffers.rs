@@ -19,7 +19,7 @@ use pushpull_common::variable::VariableSpec;
 
 use super::peers::{Peer, Push, bytes_of, f32s, f64s, index_of, variables, worker};
 use super::pushes::applied;
-use super::shared_values::{LARGE, NEAR, all_are, at, large, near};
+use super::shared_values::{LARGE, SAME_HOST, all_are, at, large, same_host};
 use super::staleness::Client;
 use super::synchronous::synchronous;
 use super::world::{Line, World};
@@ -109,7 +109,7 @@ fn state(world: &mut World, line: Line, sequence: u64) -> PushState {
 
 #[test]
 fn what_lies_in_a_tray_is_pushed_again_and_again() {
-    let (mut world, _, line) = near(variables(), |config| config);
+    let (mut world, _, line) = same_host(variables(), |config| config);
     let push_buffer = MappedBuffer::new(&mut world, line);
     for round in 1..=5_u64 {
         let place = (round % 2) as usize;
@@ -143,7 +143,7 @@ fn what_lies_in_a_tray_is_applied_as_what_is_sent() {
     for policy in [StalenessPolicy::default(), StalenessPolicy::Damp] {
         let mut found = Vec::new();
         for in_push_buffer in [false, true] {
-            let (mut world, ..) = near(variables(), |config| config.staleness(policy));
+            let (mut world, ..) = same_host(variables(), |config| config.staleness(policy));
             let (mut a, mut b) = (Client::join(&mut world, 2), Client::join(&mut world, 3));
             let (stale, fresh) = (a.step(&mut world), b.step(&mut world));
             b.push(&mut world, &fresh, &[(0, &body(1))]);
@@ -181,7 +181,7 @@ fn what_is_sent_beside_it_is_one_push_with_it() {
     // Values, then rows, whose numbers come over the connection.
     let dense = VariableSpec::f32("dense", [6]).unwrap();
     let table = VariableSpec::f32("table", [5, 3]).unwrap().sparse();
-    let (mut world, _, line) = near(vec![dense, table], |config| config);
+    let (mut world, _, line) = same_host(vec![dense, table], |config| config);
     let push_buffer = MappedBuffer::new(&mut world, line);
     let (index, values) = (index_of(&[1_u32, 4]), bytes_of(&[1_f32; 6]));
     for (sequence, first) in [(1, true), (2, false)] {
@@ -217,7 +217,7 @@ fn what_is_sent_beside_it_is_one_push_with_it() {
 
 #[test]
 fn what_is_sent_first_does_not_stand_for_all() {
-    let (mut world, _, line) = near(variables(), |config| config);
+    let (mut world, _, line) = same_host(variables(), |config| config);
     let push_buffer = MappedBuffer::new(&mut world, line);
     push_buffer.put(1, 16, &bytes_of(&[3_f64, 4.0]));
     let gradient = Push::gradient(1, world.token(line), push_buffer.push_slot(1));
@@ -235,7 +235,7 @@ fn nothing_counts_beside_nan_not_even_the_rows_of_a_table() {
     let dense = VariableSpec::f32("dense", [LARGE as u64]).unwrap();
     let table = TableSpec::new(1 << 20);
     let table = VariableSpec::table("table", DType::F32, [2], table).unwrap();
-    let (mut world, _, line) = near(vec![dense, table], |config| config);
+    let (mut world, _, line) = same_host(vec![dense, table], |config| config);
     let push_buffer = MappedBuffer::new(&mut world, line);
     let bytes = 4 * LARGE as u64;
     let layout = world.catalogue.layout(ShardId { task: 0, shard: 0 });
@@ -270,7 +270,7 @@ fn what_would_be_changed_where_it_lies_is_looked_at_first() {
     let elements = (1 << 18) + 1024_u64;
     let dense = VariableSpec::f32("dense", [elements]).unwrap();
     let table = VariableSpec::f32("table", [1 << 20, 4]).unwrap().sparse();
-    let (mut world, _, line) = near(vec![dense, table], |config| config);
+    let (mut world, _, line) = same_host(vec![dense, table], |config| config);
     let push_buffer = MappedBuffer::new(&mut world, line);
     let rows: Vec<u32> = (0..256).map(|row| row << 12).collect();
     let (index, values) = (index_of(&rows), bytes_of(&[1_f32; 4 * 256]));
@@ -300,7 +300,7 @@ fn what_would_be_changed_where_it_lies_is_looked_at_first() {
 #[test]
 fn any_variables_may_lie_in_the_tray_and_the_others_be_sent() {
     let variables = ["a", "b", "c"].map(|name| VariableSpec::f32(name, [2]).unwrap()).to_vec();
-    let (mut world, _, line) = near(variables, |config| config);
+    let (mut world, _, line) = same_host(variables, |config| config);
     let push_buffer = MappedBuffer::new(&mut world, line);
     // What is sent is not looked for there.
     push_buffer.put(0, 0, &bytes_of(&[f32::NAN; 6]));
@@ -338,7 +338,7 @@ fn ranges_that_are_none_of_a_tray_are_refused_and_the_next_push_is_not() {
     let table = VariableSpec::f32("table", [5, 3]).unwrap().sparse();
     let plain = VariableSpec::f32("plain", [2]).unwrap().plain();
     // At 0, 24, 40, 104, and the numbers of rows from 112 on.
-    let (mut world, chief, line) = near(vec![dense, odd, table, plain], |config| config);
+    let (mut world, chief, line) = same_host(vec![dense, odd, table, plain], |config| config);
     let (push_buffer, other) =
         (MappedBuffer::new(&mut world, line), MappedBuffer::new(&mut world, chief));
     let ordinary = world.push_slot(line);
@@ -416,7 +416,7 @@ fn ranges_that_are_none_of_a_tray_are_refused_and_the_next_push_is_not() {
 fn as_many_ranges_as_can_be_named_are_taken() {
     let scalars = 0..PUSH_SHARED_RANGES_MAX as u64 + 1;
     let variables = scalars.map(|n| VariableSpec::f32(format!("v{n}"), [2]).unwrap()).collect();
-    let (mut world, _, line) = near(variables, |config| config);
+    let (mut world, _, line) = same_host(variables, |config| config);
     let push_buffer = MappedBuffer::new(&mut world, line);
     let all: Vec<(u64, u64)> =
         (0..PUSH_SHARED_RANGES_MAX as u64).map(|n| (8 * n, 8 * n + 8)).collect();
@@ -444,7 +444,7 @@ fn nothing_of_a_push_with_nan_counts_however_large_it_is() {
     // several.
     for elements in [4, 40_000, LARGE / 2] {
         let bytes = 8 * elements as u64;
-        let (mut world, _, line) = near(two(elements), |config| config);
+        let (mut world, _, line) = same_host(two(elements), |config| config);
         let push_buffer = MappedBuffer::new(&mut world, line);
         let grant = world.token(line);
         let mut values = vec![1_f32; 2 * elements];
@@ -476,7 +476,8 @@ fn nothing_of_a_push_with_nan_counts_however_large_it_is() {
 #[test]
 fn nan_that_is_gone_before_the_second_pass_is_refused_all_the_same() {
     let variables = vec![VariableSpec::f32("w", [LARGE as u64]).unwrap()];
-    let (mut world, _, line) = near(variables, |config| config.optimizer_for("w", Lamb::default()));
+    let (mut world, _, line) =
+        same_host(variables, |config| config.optimizer_for("w", Lamb::default()));
     let (push_buffer, bytes) = (MappedBuffer::new(&mut world, line), 4 * LARGE as u64);
     push_buffer.put(0, 0, &f32::INFINITY.to_le_bytes());
     let gradient = Push::gradient(1, world.token(line), push_buffer.push_slot(0));
@@ -498,7 +499,7 @@ fn nan_is_counted_once_or_not_looked_for_as_is_configured() {
             let variables = vec![VariableSpec::f32("w", [elements as u64]).unwrap()];
             let configure =
                 |config: PsConfig| config.non_finite(policy).optimizer_for("w", Lamb::default());
-            let (mut world, _, line) = near(variables, configure);
+            let (mut world, _, line) = same_host(variables, configure);
             let push_buffer = MappedBuffer::new(&mut world, line);
             for at in [0, elements as u64 / 2, elements as u64 - 1] {
                 push_buffer.put(0, 4 * at, &f32::INFINITY.to_le_bytes());
@@ -554,7 +555,7 @@ fn what_lies_whole_is_applied_though_its_client_is_gone() {
 
 #[test]
 fn what_is_not_whole_goes_with_its_client() {
-    let (mut world, _, line) = near(variables(), |config| config);
+    let (mut world, _, line) = same_host(variables(), |config| config);
     let left = world.left();
     let push_buffer = MappedBuffer::new(&mut world, line);
     let gradient = Push::gradient(1, world.token(line), push_buffer.push_slot(0));
@@ -596,7 +597,7 @@ fn the_token_of_a_refused_push_whose_client_is_gone_goes_to_others() {
 
 #[test]
 fn a_push_that_is_withdrawn_leaves_the_room_to_its_client() {
-    let (mut world, _, line) = near(variables(), |config| config);
+    let (mut world, _, line) = same_host(variables(), |config| config);
     let push_buffer = MappedBuffer::new(&mut world, line);
     push_buffer.put(0, 0, &bytes_of(&[1_f32; 3]));
     let gradient = Push::gradient(1, world.token(line), push_buffer.push_slot(0));
@@ -630,12 +631,12 @@ fn who_is_lent_no_tray_is_told_why_and_goes_on() {
         }
     };
     let member = Role::Worker {};
-    let (mut world, chief, line) = near(variables(), |config| config);
+    let (mut world, chief, line) = same_host(variables(), |config| config);
     let over_tcp = "memory is shared over Unix sockets only";
     assert_eq!(refused(&mut world, Way::Remote, member), over_tcp);
     assert_eq!(refused(&mut world, Way::Unix { same_user: false }, member), "Denied");
     for role in [Role::Reader {}, Role::Peer {}] {
-        assert!(refused(&mut world, NEAR, role).starts_with("Role"));
+        assert!(refused(&mut world, SAME_HOST, role).starts_with("Role"));
     }
     // One is enough for a client, over one connection.
     MappedBuffer::new(&mut world, line);
@@ -660,21 +661,21 @@ fn who_is_lent_no_tray_is_told_why_and_goes_on() {
     MappedBuffer::new(&mut world, chief);
 
     let mut bare = at(Place::Lendable, variables(), |config| config);
-    assert_eq!(refused(&mut bare, NEAR, member), "NotInitialized");
-    let (mut world, ..) = near(variables(), |config| config.shared_memory(false));
-    assert_eq!(refused(&mut world, NEAR, member), "shared memory is switched off");
+    assert_eq!(refused(&mut bare, SAME_HOST, member), "NotInitialized");
+    let (mut world, ..) = same_host(variables(), |config| config.shared_memory(false));
+    assert_eq!(refused(&mut world, SAME_HOST, member), "shared memory is switched off");
     let mode = synchronous(1, 1);
     let (mut world, _) = World::ready(variables(), Sgd::new(1.0), |config| config.mode(mode));
-    assert!(refused(&mut world, NEAR, member).contains("survives this process"));
-    let (mut world, ..) = near(vec![VariableSpec::f32("w", [0]).unwrap()], |config| config);
-    assert!(refused(&mut world, NEAR, member).contains("no values of this shard"));
+    assert!(refused(&mut world, SAME_HOST, member).contains("survives this process"));
+    let (mut world, ..) = same_host(vec![VariableSpec::f32("w", [0]).unwrap()], |config| config);
+    assert!(refused(&mut world, SAME_HOST, member).contains("no values of this shard"));
 }
 
 #[test]
 fn a_tray_is_counted_as_memory_and_so_is_what_is_sent_beside_it() {
     let memory = |bytes_max| {
         let storage = Storage::Memory { bytes_max };
-        let (mut world, _, line) = near(variables(), |config| config.storage(storage.clone()));
+        let (mut world, _, line) = same_host(variables(), |config| config.storage(storage.clone()));
         let used = bytes_max - world.left();
         (world.ask(line, SharePushBuffer {}.into()), used, world, line)
     };
@@ -697,7 +698,7 @@ fn a_tray_is_counted_as_memory_and_so_is_what_is_sent_beside_it() {
 
 #[test]
 fn values_are_assigned_from_a_tray() {
-    let (mut world, line, _) = near(variables(), |config| config);
+    let (mut world, line, _) = same_host(variables(), |config| config);
     let push_buffer = MappedBuffer::new(&mut world, line);
     push_buffer.put(0, 32, &bytes_of(&[7_f32; 4]));
     let assign = Push::plain(1, Operation::Assign {}, push_buffer.push_slot(0));

@@ -24,7 +24,7 @@ use crate::shard::{Shard, Way};
 /// Eighty blocks.
 pub(super) const LARGE: usize = 80 << 14;
 
-pub(super) const NEAR: Way = Way::Unix { same_user: true };
+pub(super) const SAME_HOST: Way = Way::Unix { same_user: true };
 
 /// A world whose only shard has its files in this place.
 pub(super) fn at(
@@ -53,7 +53,7 @@ pub(super) fn shareable(
 }
 
 /// The same in memory that can be lent, with values; and its chief's line.
-pub(super) fn near(
+pub(super) fn same_host(
     variables: Vec<VariableSpec>,
     configure: impl Fn(PsConfig) -> PsConfig,
 ) -> (World, Line, Line) {
@@ -65,7 +65,7 @@ pub(super) fn near(
 
 pub(super) fn large(pin_bytes: u64) -> (World, Line, Line) {
     let w = VariableSpec::f32("w", [LARGE as u64]).unwrap();
-    near(vec![w], |config| config.pin_bytes_max(pin_bytes))
+    same_host(vec![w], |config| config.pin_bytes_max(pin_bytes))
 }
 
 fn share() -> Message {
@@ -157,7 +157,7 @@ pub(super) fn all_are(bytes: &[u8], value: f32) {
 
 #[test]
 fn what_is_read_in_lent_memory_is_what_a_pull_answers() {
-    let (mut world, _, line) = near(variables(), |config| config);
+    let (mut world, _, line) = same_host(variables(), |config| config);
     let mut reader = worker(2);
     reader.role = Role::Reader {};
     let reader = world.join(0, &mut reader);
@@ -184,7 +184,7 @@ fn what_is_read_in_lent_memory_is_what_a_pull_answers() {
 
 #[test]
 fn what_a_reader_has_pinned_is_not_changed_where_it_lies() {
-    let (mut world, _, line) = near(variables(), |config| config);
+    let (mut world, _, line) = same_host(variables(), |config| config);
     let mut client = Client::new(&mut world, line);
     client.pin().unwrap();
     let homes = client.homes.clone();
@@ -287,7 +287,7 @@ fn what_was_held_for_readers_of_one_board_is_not_held_for_those_of_the_next() {
 
 #[test]
 fn one_connection_is_lent_memory_only_so_often() {
-    let (mut world, _, line) = near(variables(), |config| config);
+    let (mut world, _, line) = same_host(variables(), |config| config);
     for _ in 0..SHARE_REQUESTS_MAX {
         assert_eq!(world.refused_or_shared(line), None);
     }
@@ -299,7 +299,7 @@ fn one_connection_is_lent_memory_only_so_often() {
 
 #[test]
 fn a_desk_says_whatever_its_owner_likes_and_harms_nobody() {
-    let (mut world, _, line) = near(variables(), |config| config);
+    let (mut world, _, line) = same_host(variables(), |config| config);
     Client::new(&mut world, line);
     let Message::SharedValues(_) = world.ask(line, share()) else { panic!("nothing is shared") };
     let files = world.shared.remove(&line).unwrap();
@@ -315,7 +315,7 @@ fn a_desk_says_whatever_its_owner_likes_and_harms_nobody() {
 
 #[test]
 fn nobody_reads_by_what_is_lent_no_longer() {
-    let (mut world, chief, line) = near(variables(), |config| config);
+    let (mut world, chief, line) = same_host(variables(), |config| config);
     let (mut gone, mut stays) = (Client::new(&mut world, line), Client::new(&mut world, chief));
     gone.pin().unwrap();
     world.disconnect(line);
@@ -364,37 +364,37 @@ fn who_is_lent_nothing_is_told_why_and_goes_on() {
         }
     };
     let member = Role::Worker {};
-    let (mut world, ..) = near(variables(), |config| config);
+    let (mut world, ..) = same_host(variables(), |config| config);
     let over_tcp = "memory is shared over Unix sockets only";
     assert_eq!(refused(&mut world, Way::Remote, 1, member), over_tcp);
     assert_eq!(refused(&mut world, Way::Loopback, 1, member), over_tcp);
     let stranger = Way::Unix { same_user: false };
     assert_eq!(refused(&mut world, stranger, 1, member), "Denied");
-    assert_eq!(refused(&mut world, NEAR, 2, member), "nothing that is asked for is shared");
-    assert!(refused(&mut world, NEAR, 1, Role::Peer {}).starts_with("Role"));
+    assert_eq!(refused(&mut world, SAME_HOST, 2, member), "nothing that is asked for is shared");
+    assert!(refused(&mut world, SAME_HOST, 1, Role::Peer {}).starts_with("Role"));
 
     let mut bare = at(Place::Lendable, variables(), |config| config);
-    assert_eq!(refused(&mut bare, NEAR, 1, member), "NotInitialized");
+    assert_eq!(refused(&mut bare, SAME_HOST, 1, member), "NotInitialized");
 
-    let (mut world, ..) = near(variables(), |config| config.shared_memory(false));
-    assert_eq!(refused(&mut world, NEAR, 1, member), "shared memory is switched off");
+    let (mut world, ..) = same_host(variables(), |config| config.shared_memory(false));
+    assert_eq!(refused(&mut world, SAME_HOST, 1, member), "shared memory is switched off");
     let compensates = StalenessPolicy::DelayCompensation { lambda: 0.04 };
-    let (mut world, ..) = near(variables(), |config| config.staleness(compensates));
-    assert!(refused(&mut world, NEAR, 1, member).contains("compensate"));
+    let (mut world, ..) = same_host(variables(), |config| config.staleness(compensates));
+    assert!(refused(&mut world, SAME_HOST, 1, member).contains("compensate"));
     let (mut world, _) =
         World::ready(variables(), Sgd::new(1.0), |config| config.durability(Durability::Power));
-    assert!(refused(&mut world, NEAR, 1, member).contains("disk"));
+    assert!(refused(&mut world, SAME_HOST, 1, member).contains("disk"));
     // Anonymous memory has no descriptor.
     let mut world = at(Place::Anonymous, variables(), |config| config);
     world.begin();
-    assert!(refused(&mut world, NEAR, 1, member).contains("share"));
+    assert!(refused(&mut world, SAME_HOST, 1, member).contains("share"));
 }
 
 #[test]
 fn what_is_lent_is_counted_as_memory() {
     let memory = |bytes_max| {
         let (mut world, _, line) =
-            near(variables(), |config| config.storage(Storage::Memory { bytes_max }));
+            same_host(variables(), |config| config.storage(Storage::Memory { bytes_max }));
         let used = bytes_max - world.left();
         (world.refused_or_shared(line), used)
     };

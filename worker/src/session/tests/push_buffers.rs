@@ -23,7 +23,7 @@ use crate::session::{Command, OpId, PushOrder, Read, Reply};
 /// A session that has been lent a tray by each of the shards of a plan that has something to lie there.
 fn world(plan: &Arc<Plan>, mode: ModeIs) -> World {
     let mut world = World::new();
-    (world.near, world.mode) = (true, mode);
+    (world.same_host, world.mode) = (true, mode);
     let mut world = world.join(plan);
     for (link, &shard) in plan.shards().iter().enumerate() {
         match plan.keeps_some_whole(shard) {
@@ -106,7 +106,7 @@ fn a_tray_is_asked_for_by_those_who_push_what_can_lie_there() {
     let plan = plan(1, 4);
     let world_of = |plan: &Arc<Plan>, change: fn(&mut crate::session::Start)| {
         let mut world = World::with(change);
-        world.near = true;
+        world.same_host = true;
         world.join(plan)
     };
     let mut reads = world_of(&plan, |start| start.role = message::Role::Reader {});
@@ -137,7 +137,7 @@ fn a_tray_is_asked_for_by_those_who_push_what_can_lie_there() {
 fn whoever_answers_with_something_else_breaks_the_protocol() {
     let mut world =
         World::with(|start| start.values = Some(pushpull_common::codec::Encoding::Bf16));
-    world.near = true;
+    world.same_host = true;
     let mut world = world.join(&plan(1, 4));
     let ask = world.heard(OWNER, "SharePushBuffer");
     world.answer(&ask, message::Left {});

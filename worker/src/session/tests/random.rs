@@ -111,7 +111,7 @@ struct Test {
     told_stale: Vec<u8>,
     synchronous: bool,
     /// Whether transports pass descriptors, and the trays that have come over them.
-    near: bool,
+    same_host: bool,
     push_buffers: BTreeMap<usize, (PushBufferId, Vec<Seen>)>,
     /// How many shares of pushes were written into rooms.
     written: usize,
@@ -132,7 +132,7 @@ impl Test {
         let plan = Arc::new(plan.with_parts_of(8 + 8 * random.below(4)));
         let push_slots = 1 + random.below(3) as usize;
         let bytes = |task| plan.catalogue().layout(shard(task)).bytes();
-        let near = random.below(2) == 0;
+        let same_host = random.below(2) == 0;
         let mut test = Test {
             shards: (0..shards)
                 .map(|task| Shard::new(task == 0, bytes(task), push_slots))
@@ -149,7 +149,7 @@ impl Test {
             told: Vec::new(),
             told_stale: Vec::new(),
             synchronous,
-            near,
+            same_host,
             push_buffers: BTreeMap::new(),
             written: 0,
             next_op: 1,
@@ -263,7 +263,9 @@ impl Test {
                 let (plan, buffer) = (self.plan.clone(), Buffer::new(&self.plan));
                 self.call(Command::Pull { plan, buffer, token: None }, WaitHistory::Pull, timeout);
             }
-            (3..=5, Some(_), _) if self.next_fill < 250 && self.near => self.push_written(timeout),
+            (3..=5, Some(_), _) if self.next_fill < 250 && self.same_host => {
+                self.push_written(timeout)
+            }
             (3..=5, Some(_), _) if self.next_fill < 250 => {
                 let (grant, fill) = (self.tokens.pop(), self.fill());
                 let mut order = order(&self.plan, grant, fill);
@@ -411,8 +413,8 @@ impl Test {
         let line = &mut self.lines[link];
         if line.wanted {
             (line.wanted, line.connected) = (false, true);
-            let near = self.near;
-            return self.input(Input::Connected { link, near });
+            let same_host = self.same_host;
+            return self.input(Input::Connected { link, same_host });
         }
         if let Some(body) = line.body.take() {
             self.world.session.with_targets(link, |targets| {

@@ -125,7 +125,7 @@ pub(super) fn welcome() -> Welcome {
         catalogue: CatalogueState::Ready { digest: [0; 32] },
         restore_epoch: RestoreEpoch(0),
         restored_step: GlobalStep(0),
-        nearby: Text::default(),
+        unix_address: Text::default(),
         identity: Identity::new().with("ps", "0,1").to_wire(),
         auth: List::default(),
     }

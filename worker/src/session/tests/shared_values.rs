@@ -10,9 +10,9 @@ use super::world::{OWNER, World, plan, refused, shard};
 use crate::session::{Command, Start};
 use crate::shared::MappedShard;
 
-fn near(change: impl FnOnce(&mut Start)) -> World {
+fn same_host(change: impl FnOnce(&mut Start)) -> World {
     let mut world = World::with(change);
-    world.near = true;
+    world.same_host = true;
     world
 }
 
@@ -34,7 +34,7 @@ fn shared(shares: u64) -> SharedValues {
 #[test]
 fn each_shard_of_the_variables_is_asked_once_over_a_connection() {
     let plan = plan(2, 4);
-    let mut world = near(|_| {});
+    let mut world = same_host(|_| {});
     let open = world.call(Command::Open { shards: plan.shards().to_vec() });
     (0..2).for_each(|link| drop(world.accept(link)));
     world.reply(open).unwrap();
@@ -71,7 +71,7 @@ fn each_shard_of_the_variables_is_asked_once_over_a_connection() {
 #[test]
 fn a_shard_that_lends_nothing_is_asked_for_values() {
     let plan = plan(1, 4);
-    let mut world = near(|_| {}).join(&plan);
+    let mut world = same_host(|_| {}).join(&plan);
     let share = world.heard(OWNER, "ShareValues");
     world.pull(&plan);
     world.heard(OWNER, "Pull");
@@ -92,12 +92,12 @@ fn a_shard_that_lends_nothing_is_asked_for_values() {
 fn nobody_is_asked_from_afar_or_where_it_is_switched_off() {
     let plan = plan(1, 4);
     assert!(World::joined(&plan).is_quiet(OWNER));
-    assert!(near(|start| start.shared_memory = false).join(&plan).is_quiet(OWNER));
+    assert!(same_host(|start| start.shared_memory = false).join(&plan).is_quiet(OWNER));
 }
 
 #[test]
 fn values_that_are_to_come_in_a_shorter_form_are_asked_for() {
-    let mut world = near(|start| start.values = Some(Encoding::Bf16)).join(&plan(1, 4));
+    let mut world = same_host(|start| start.values = Some(Encoding::Bf16)).join(&plan(1, 4));
     world.heard(OWNER, "SharePushBuffer");
     assert!(world.is_quiet(OWNER));
     world.pass(std::time::Duration::from_millis(1));
@@ -106,7 +106,7 @@ fn values_that_are_to_come_in_a_shorter_form_are_asked_for() {
 
 #[test]
 fn whoever_answers_with_something_else_breaks_the_protocol() {
-    let mut world = near(|_| {}).join(&plan(1, 4));
+    let mut world = same_host(|_| {}).join(&plan(1, 4));
     let share = world.heard(OWNER, "ShareValues");
     world.answer(&share, pushpull_common::protocol::message::Left {});
     assert_eq!(world.closed.get(&OWNER), Some(&1));
@@ -114,7 +114,7 @@ fn whoever_answers_with_something_else_breaks_the_protocol() {
 
 #[test]
 fn it_is_known_whether_steps_are_synchronous() {
-    let mut world = near(|_| {});
+    let mut world = same_host(|_| {});
     world.mode = ModeIs::Synchronous { replicas_to_aggregate: 1, total_num_replicas: 1 };
     let mut world = world.join(&plan(1, 4));
     let share = world.heard(OWNER, "ShareValues");

@@ -59,7 +59,7 @@ pub(super) struct World {
     /// The mode of the servers.
     pub(super) mode: ModeIs,
     /// Whether transports pass descriptors.
-    pub(super) near: bool,
+    pub(super) same_host: bool,
     /// What was lent over the links.
     pub(super) shared: Vec<(usize, MappedShard)>,
     /// The trays that were lent over the links.
@@ -102,7 +102,7 @@ impl World {
             beats: true,
             epochs: BTreeMap::new(),
             mode: ModeIs::Asynchronous { owner_first: false },
-            near: false,
+            same_host: false,
             shared: Vec::new(),
             push_buffers: Vec::new(),
             alive: BTreeMap::new(),
@@ -302,8 +302,8 @@ impl World {
         let at = self.connects.iter().position(|&other| other == link);
         self.connects.remove(at.unwrap_or_else(|| panic!("link {link} is not to be connected")));
         self.alive.insert(link, true);
-        let near = self.near;
-        self.input(Input::Connected { link, near });
+        let same_host = self.same_host;
+        self.input(Input::Connected { link, same_host });
         self.heard(link, "Hello")
     }
 

@@ -15,12 +15,12 @@ use room::Room;
 /// back each side would be woken twice for it, and the second time the processor is taken from somebody who computes.
 /// So it is watched for room only while somebody waits for some.
 #[derive(Debug)]
-pub struct Near {
+pub struct QuietUnixStream {
     stream: AsyncFd<UnixStream>,
     room: Room,
 }
 
-impl Near {
+impl QuietUnixStream {
     /// Takes a socket that is connected, which a runtime of tokio drives from now on: the one that it is called in.
     ///
     /// # Errors
@@ -30,11 +30,11 @@ impl Near {
     /// # Panics
     ///
     /// Outside of a runtime that drives sockets and time.
-    pub fn new(stream: UnixStream) -> io::Result<Near> {
+    pub fn new(stream: UnixStream) -> io::Result<QuietUnixStream> {
         stream.set_nonblocking(true)?;
         // SAFETY: a socket of the standard library has one descriptor, which is open until it is dropped.
         let stream = unsafe { AsyncFd::register_with_interest(stream, room::BESIDE) }?;
-        Ok(Near { stream, room: Room::default() })
+        Ok(QuietUnixStream { stream, room: Room::default() })
     }
 
     /// The socket, which no runtime drives any more.
@@ -233,10 +233,10 @@ mod tests {
     }
 
     /// Waits for an answer, and maybe for room beside it, of which there is none.
-    async fn read_answer(near: &Near, interest: Interest) {
+    async fn read_answer(same_host: &QuietUnixStream, interest: Interest) {
         loop {
-            assert!(near.ready(interest).await.unwrap().is_readable());
-            match near.read(|mut stream| stream.read(&mut [0; 64])) {
+            assert!(same_host.ready(interest).await.unwrap().is_readable());
+            match same_host.read(|mut stream| stream.read(&mut [0; 64])) {
                 Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
                 Ok(bytes) => break assert_eq!(bytes, 9),
             }
@@ -244,7 +244,10 @@ mod tests {
     }
 
     /// How often one sleeps until a peer that reads what is sent to it, and then answers, has answered.
-    async fn sleeps_until_an_answer(near: &Near, theirs: UnixStream) -> (u64, UnixStream) {
+    async fn sleeps_until_an_answer(
+        same_host: &QuietUnixStream,
+        theirs: UnixStream,
+    ) -> (u64, UnixStream) {
         let sleeps = || Handle::current().metrics().worker_park_count(0);
         // What a new descriptor is told first.
         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -255,7 +258,7 @@ mod tests {
             (&theirs).write_all(b"an answer").unwrap();
             theirs
         });
-        read_answer(near, Interest::READABLE).await;
+        read_answer(same_host, Interest::READABLE).await;
         (sleeps() - before, peer.join().unwrap())
     }
 
@@ -263,15 +266,15 @@ mod tests {
     fn a_peer_that_reads_wakes_nobody() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         runtime().block_on(async {
-            let near = Near::new(ours).unwrap();
-            near.write(|mut stream| stream.write_all(b"a request")).unwrap();
-            assert_eq!(sleeps_until_an_answer(&near, theirs).await.0, 1);
+            let same_host = QuietUnixStream::new(ours).unwrap();
+            same_host.write(|mut stream| stream.write_all(b"a request")).unwrap();
+            assert_eq!(sleeps_until_an_answer(&same_host, theirs).await.0, 1);
         });
     }
 
     /// Writes until there is no room.
-    fn fill(near: &Near) {
-        while near.write(|mut stream| stream.write(&[1; 4096])).is_ok() {}
+    fn fill(same_host: &QuietUnixStream) {
+        while same_host.write(|mut stream| stream.write(&[1; 4096])).is_ok() {}
     }
 
     /// Reads all there is.
@@ -295,15 +298,15 @@ mod tests {
             theirs
         });
         runtime().block_on(async {
-            let near = Near::new(ours).unwrap();
+            let same_host = QuietUnixStream::new(ours).unwrap();
             let (bytes, mut written, mut waits) = (vec![1; 1 << 20], 0, 0);
             while written < all {
                 let more = &bytes[..bytes.len().min(all - written)];
-                match near.write(|mut stream| stream.write(more)) {
+                match same_host.write(|mut stream| stream.write(more)) {
                     Ok(count) => written += count,
                     Err(error) => {
                         assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
-                        assert!(near.ready(EITHER).await.unwrap().is_writable());
+                        assert!(same_host.ready(EITHER).await.unwrap().is_writable());
                         waits += 1;
                     }
                 }
@@ -318,9 +321,9 @@ mod tests {
     fn who_has_waited_for_room_is_not_told_of_it_later() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         runtime().block_on(async {
-            let near = Near::new(ours).unwrap();
+            let same_host = QuietUnixStream::new(ours).unwrap();
             for answered in [false, true] {
-                fill(&near);
+                fill(&same_host);
                 if answered {
                     // What is waited for beside room comes first, when room has been asked for.
                     let peer = std::thread::spawn(move || {
@@ -328,16 +331,16 @@ mod tests {
                         theirs.write_all(b"an answer").unwrap();
                         theirs
                     });
-                    read_answer(&near, EITHER).await;
+                    read_answer(&same_host, EITHER).await;
                     theirs = peer.join().unwrap();
                     drain(&theirs);
                 } else {
                     drain(&theirs);
-                    assert!(near.ready(EITHER).await.unwrap().is_writable());
+                    assert!(same_host.ready(EITHER).await.unwrap().is_writable());
                 }
-                near.write(|mut stream| stream.write_all(b"a request")).unwrap();
+                same_host.write(|mut stream| stream.write_all(b"a request")).unwrap();
                 let sleeps;
-                (sleeps, theirs) = sleeps_until_an_answer(&near, theirs).await;
+                (sleeps, theirs) = sleeps_until_an_answer(&same_host, theirs).await;
                 assert_eq!(sleeps, 1, "answered first: {answered}");
             }
         });
@@ -348,11 +351,11 @@ mod tests {
     fn a_peer_that_is_gone_is_told_to_who_waits_for_room() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         runtime().block_on(async {
-            let near = Near::new(ours).unwrap();
-            fill(&near);
+            let same_host = QuietUnixStream::new(ours).unwrap();
+            fill(&same_host);
             let gone = std::thread::spawn(move || drop(theirs));
-            near.ready(Interest::WRITABLE).await.unwrap();
-            let error = near.write(|mut stream| stream.write(b"more")).unwrap_err();
+            same_host.ready(Interest::WRITABLE).await.unwrap();
+            let error = same_host.write(|mut stream| stream.write(b"more")).unwrap_err();
             assert_ne!(error.kind(), io::ErrorKind::WouldBlock, "{error}");
             gone.join().unwrap();
         });
@@ -362,11 +365,11 @@ mod tests {
     fn what_is_not_there_is_not_read() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         runtime().block_on(async {
-            let near = Near::new(ours).unwrap();
-            let read = || near.read(|mut stream| stream.read(&mut [0; 64]));
+            let same_host = QuietUnixStream::new(ours).unwrap();
+            let read = || same_host.read(|mut stream| stream.read(&mut [0; 64]));
             assert_eq!(read().unwrap_err().kind(), io::ErrorKind::WouldBlock);
             drop(theirs);
-            near.ready(Interest::READABLE).await.unwrap();
+            same_host.ready(Interest::READABLE).await.unwrap();
             assert_eq!(read().unwrap(), 0, "the peer has gone");
         });
     }
