@@ -61,23 +61,26 @@ pub use pushpull_common::device::{DeviceError, DeviceFilters, DeviceSpec};
 pub use pushpull_common::ids::{GlobalStep, Sequence, ShardId, TaskId, VariableId};
 pub use pushpull_common::initializer::Initializer;
 pub use pushpull_common::partition::Partitioner;
-pub use pushpull_common::placement::{DeviceSetter, Placement, PlacementError, ShardMap, Strategy};
+pub use pushpull_common::placement::{
+    DeviceSetter, Placement, PlacementError, PlacementStrategy, ShardMap,
+};
 pub use pushpull_common::protocol::Refusal;
 pub use pushpull_common::table::{Admission, Eviction, TableError, TableSpec};
 pub use pushpull_common::tensor::{DType, Element, Shape, bf16, f16};
 pub use pushpull_common::variable::{VariableError, VariableSpec};
 pub use pushpull_ps::{
     Adadelta, Adagrad, Adam, AdamW, CheckpointError, CheckpointStorage, Checkpoints, Durability,
-    Event, Ftrl, Handle, Lamb, ListenError, Listener, LocalDirectory, Metrics, Mode, Momentum,
-    NonFinite, OnLoss, Optimizer, Overflowed, Ps, PsConfig, Retention, RmsProp, SaveError,
+    Event, Ftrl, Lamb, ListenError, Listener, LocalDirectory, Metrics, Mode, Momentum, NonFinite,
+    OnLoss, Optimizer, Overflowed, Ps, PsConfig, PsHandle, Retention, RmsProp, SaveError,
     SaveStatus, Schedule, ServeError, Sgd, StalenessHistogram, StalenessPolicy, StartError,
     Storage, StorageError, aggregate, inspect, optimizer,
 };
 pub use pushpull_worker::{
-    Checksums, ClipError, ConnectError, Error, Gradients, Initial, JoinError, LossScale,
-    LossScaleError, Params, PassedOver, PullHandle, Pulled, Push, PushHandle, Pushing, Reader,
-    ReaderError, ResidualsError, Restored, SavedCheckpoint, Silent, SilentShards, Stepped, Token,
-    VariableHandle, ViewError, Worker, WorkerConfig, blocking,
+    Checksums, ClipError, ConnectError, Error, Gradients, InitialValues, JoinError, LossScale,
+    LossScaleError, Params, PassedOver, PullHandle, Pulled, Push, PushHandle, Reader, ReaderError,
+    ResidualsError, RestoredCheckpoint, SavedCheckpoint, StepOutcome, StreamingPush, Token,
+    UnresponsiveShard, UnresponsiveShards, VariableHandle, ViewError, Worker, WorkerConfig,
+    blocking,
 };
 
 pub use pushpull_common as common;

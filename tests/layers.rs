@@ -70,7 +70,7 @@ const PURE: &[(&str, &[&str])] = &[
     ("worker/src/loss_scale.rs", &[]),
     ("worker/src/compression.rs", &[]),
     ("worker/src/compression", &[]),
-    ("worker/src/initial.rs", &[]),
+    ("worker/src/initial_values.rs", &[]),
     ("worker/src/own_parts.rs", &[]),
     ("worker/src/shared.rs", &[]),
     ("worker/src/push_buffers.rs", &[]),

@@ -99,7 +99,7 @@ fn push_until_stopped(
     worker: &mut Worker,
     pushing: &AtomicBool,
     stopped: &AtomicBool,
-    handle: &pushpull::Handle,
+    handle: &pushpull::PsHandle,
 ) {
     let token = worker.token().unwrap().unwrap();
     let mut push = worker.begin(token).unwrap();

@@ -238,7 +238,7 @@ mod tests {
     use crate::codec::Encoding;
     use crate::initializer::Initializer;
     use crate::partition::Partitioner;
-    use crate::placement::{ShardMap, Strategy};
+    use crate::placement::{PlacementStrategy, ShardMap};
     use crate::tensor::{DType, Shape};
 
     fn variables() -> Vec<VariableSpec> {
@@ -253,7 +253,7 @@ mod tests {
 
     fn catalogue(variables: Vec<VariableSpec>) -> Catalogue {
         let map = ShardMap::new([0, 1], 2).unwrap();
-        let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
+        let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin).unwrap();
         Catalogue::new(variables, &placement).unwrap()
     }
 

@@ -1,7 +1,7 @@
 //! Placement: which shard holds which variable, or which rows of it.
 //!
 //! [`Placement::plan`] is what the servers and the workers use: both compute it from the same
-//! variables, [`ShardMap`] and [`Strategy`], and arrive at the same answer. [`DeviceSetter`] is
+//! variables, [`ShardMap`] and [`PlacementStrategy`], and arrive at the same answer. [`DeviceSetter`] is
 //! the classic way to ask the same question, one operation at a time.
 
 mod device_setter;
@@ -16,4 +16,4 @@ pub use device_setter::DeviceSetter;
 pub use error::PlacementError;
 pub use plan::{PlacedPartition, Placement};
 pub use shard_map::ShardMap;
-pub use strategy::{CustomStrategy, Strategy};
+pub use strategy::{CustomStrategy, PlacementStrategy};

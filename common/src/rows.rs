@@ -170,7 +170,7 @@ mod tests {
     use crate::catalogue::Catalogue;
     use crate::ids::{ShardId, VariableId};
     use crate::partition::Partitioner;
-    use crate::placement::{Placement, ShardMap, Strategy};
+    use crate::placement::{Placement, PlacementStrategy, ShardMap};
     use crate::table::TableSpec;
     use crate::tensor::DType;
     use crate::variable::VariableSpec;
@@ -183,7 +183,7 @@ mod tests {
             VariableSpec::f32("c", [4]).unwrap().sparse(),
         ];
         let map = ShardMap::new([0], 1).unwrap();
-        let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
+        let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin).unwrap();
         Catalogue::new(variables, &placement).unwrap().layout(ShardId::default())
     }
 
@@ -217,7 +217,7 @@ mod tests {
             VariableSpec::f32("b", [5]).unwrap(),
         ];
         let map = ShardMap::new([0], 1).unwrap();
-        let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
+        let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin).unwrap();
         let layout = Catalogue::new(variables, &placement).unwrap().layout(ShardId::default());
         assert_eq!((layout.partitions().len(), layout.bytes()), (1, 24));
         let tables = layout.tables();

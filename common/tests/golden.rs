@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::initializer::Initializer;
 use pushpull_common::partition::Partitioner;
-use pushpull_common::placement::{Placement, ShardMap, Strategy};
+use pushpull_common::placement::{Placement, PlacementStrategy, ShardMap};
 use pushpull_common::protocol::{FrameReader, Header, Message, Poll};
 use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
@@ -151,7 +151,8 @@ fn catalogue() -> Catalogue {
         VariableSpec::bf16("bf16", [3, 2]).expect("a variable"),
     ];
     let map = ShardMap::new([0, 1], 2).expect("shards");
-    let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).expect("a placement");
+    let placement =
+        Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin).expect("a placement");
     Catalogue::new(variables, &placement).expect("a catalogue")
 }
 

@@ -5,7 +5,7 @@ use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::device::DeviceSpec;
 use pushpull_common::ids::VariableId;
 use pushpull_common::partition::{Partitioner, max_size_parts, min_size_parts, split_rows};
-use pushpull_common::placement::{DeviceSetter, Placement, ShardMap, Strategy};
+use pushpull_common::placement::{DeviceSetter, Placement, PlacementStrategy, ShardMap};
 use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
 use serde_json::Value;
@@ -147,7 +147,7 @@ fn slots_follow_their_variable() {
 fn the_greedy_table() {
     let section = vectors("replica_device_setter");
     let greedy = &section["greedy_bytes_2ps"];
-    let mut setter = setter(&section).strategy(Strategy::GreedyBytes).expect("built in");
+    let mut setter = setter(&section).strategy(PlacementStrategy::GreedyBytes).expect("built in");
     let mut variables = Vec::new();
     let mut drawn = Vec::new();
     for row in list(&greedy["sizes_floats"]) {
@@ -157,10 +157,10 @@ fn the_greedy_table() {
     }
     let expected: Vec<_> = numbers(&greedy["task"]).iter().map(|&task| task as u32).collect();
     assert_eq!(drawn, expected.iter().copied().map(Some).collect::<Vec<_>>());
-    assert_eq!(planned(&variables, &[0, 1], Strategy::GreedyBytes), expected);
+    assert_eq!(planned(&variables, &[0, 1], PlacementStrategy::GreedyBytes), expected);
 }
 
-fn planned(variables: &[VariableSpec], tasks: &[u32], strategy: Strategy) -> Vec<u32> {
+fn planned(variables: &[VariableSpec], tasks: &[u32], strategy: PlacementStrategy) -> Vec<u32> {
     let map = ShardMap::new(tasks, 1).expect("shards");
     let placement = Placement::plan(variables, &map, &strategy).expect("a placement");
     placement.partitions().iter().map(|placed| placed.shard.task).collect()
@@ -171,7 +171,7 @@ fn parts_take_turns() {
     let section = vectors("replica_device_setter");
     let variable = VariableSpec::f32("v", [8]).expect("a variable");
     let variable = variable.partitioner(Partitioner::Fixed { shards: 4 });
-    let tasks = planned(&[variable], &[0, 1], Strategy::RoundRobin);
+    let tasks = planned(&[variable], &[0, 1], PlacementStrategy::RoundRobin);
     assert_eq!(Value::from(tasks), section["fixed_partition_4_over_2ps"]);
 
     let expected = &vectors("partitioners")["tf2_placement_2ps_fixed3"]["task"];
@@ -182,7 +182,8 @@ fn parts_take_turns() {
         .map(|variable| variable.partitioner(Partitioner::Fixed { shards: 3 }))
         .collect();
     let map = ShardMap::new([0, 1], 1).expect("shards");
-    let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).expect("a placement");
+    let placement =
+        Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin).expect("a placement");
     let tasks = |id| {
         let parts = placement.of_variable(VariableId(id)).iter();
         parts.map(|placed| placed.shard.task).collect::<Vec<_>>()
@@ -201,7 +202,7 @@ fn a_sparse_ps_job_has_no_other_tasks() {
         names.iter().map(|name| setter.variable(name, 4, &device("")).task()).collect();
     assert_eq!(Value::from(tasks), section["sparse_ps_job_1_3"]["pushpull_strict"]);
     let variables = names.map(|name| VariableSpec::f32(name, [1]).expect("a variable"));
-    let tasks = planned(&variables, &[1, 3], Strategy::RoundRobin);
+    let tasks = planned(&variables, &[1, 3], PlacementStrategy::RoundRobin);
     assert_eq!(Value::from(tasks), section["sparse_ps_job_1_3"]["pushpull_strict"]);
 }
 

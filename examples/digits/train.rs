@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use pushpull::blocking::{Reader, Worker};
 use pushpull::{
-    ClusterSpec, DType, Initializer, Partitioner, Push, Shape, Strategy, TaskId, VariableSpec,
-    WorkerConfig,
+    ClusterSpec, DType, Initializer, Partitioner, PlacementStrategy, Push, Shape, TaskId,
+    VariableSpec, WorkerConfig,
 };
 
 use super::data::{Batch, Batches, Split};
@@ -38,7 +38,7 @@ pub(crate) fn run(
 ) -> Result<Option<Outcome>, Failure> {
     // Round robin would put both large matrices on one server.
     let config = WorkerConfig::new(cluster.clone(), task.clone())
-        .placement(Strategy::GreedyBytes)
+        .placement(PlacementStrategy::GreedyBytes)
         .on_progress(Duration::from_secs(5), |silent| tell(format_args!("waiting for {silent}")));
     let encoded = match options.codec {
         Some(codec) => config.clone().codec("*", codec),

@@ -18,7 +18,7 @@ use pushpull_common::ids::{
     ClientEpoch, GlobalStep, Incarnation, PartitionId, RequestId, RestoreEpoch, Sequence, ShardId,
     TaskId, TokenId,
 };
-use pushpull_common::placement::{Placement, ShardMap, Strategy};
+use pushpull_common::placement::{Placement, PlacementStrategy, ShardMap};
 use pushpull_common::protocol::message::{
     self, BodyCrc, CheckpointId, Hello, Operation, PushEncoded, PushPart, PushShared, Role,
     Selection, Stretch,
@@ -181,7 +181,7 @@ impl<'a> Play<'a> {
         let config = Arc::new(config(&mut choices, shards));
         let variables = variables(&mut choices);
         let map = ShardMap::new([0], shards).expect("one task");
-        let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin);
+        let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin);
         let placement = placement.expect("small variables have their places");
         let catalogue = Catalogue::new(variables, &placement).expect("a small catalogue");
         let shelf = Shelf::default();
@@ -821,7 +821,7 @@ mod tests {
     use proptest::strategy::ValueTree;
     use proptest::test_runner::TestRunner;
 
-    fn inputs() -> impl Strategy<Value = Vec<u8>> {
+    fn inputs() -> impl PlacementStrategy<Value = Vec<u8>> {
         proptest::collection::vec(any::<u8>(), 0..3000)
     }
 

@@ -62,6 +62,6 @@ pub use metrics::{Metrics, Overflowed, SaveStatus, StalenessHistogram};
 pub use optimizer::{
     Adadelta, Adagrad, Adam, AdamW, Ftrl, Lamb, Momentum, Optimizer, RmsProp, Schedule, Sgd,
 };
-pub use runtime::{Handle, Listener, Ps};
+pub use runtime::{Listener, Ps, PsHandle};
 #[cfg(feature = "zoo")]
 pub use zoo::{Bug, Zoo};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::ShardId;
-use pushpull_common::placement::{Placement, ShardMap, Strategy};
+use pushpull_common::placement::{Placement, PlacementStrategy, ShardMap};
 use pushpull_common::rows::{Numbers, encode_numbers};
 use pushpull_common::shared_values::Counts;
 use pushpull_common::table::TableSpec;
@@ -208,7 +208,7 @@ pub(crate) fn holding(
     integrity: bool,
 ) -> Result<(Store, Journal), StorageError> {
     let map = ShardMap::new([0], 1).expect("one shard");
-    let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin);
+    let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin);
     let placement = placement.expect("variables on one shard");
     let catalogue = Catalogue::new(variables, &placement).expect("variables");
     let layout = catalogue.layout(ShardId::default());

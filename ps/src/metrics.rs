@@ -162,7 +162,7 @@ counters! {
     /// Saves that have failed, for whomever they were.
     saves_failed,
     /// Saves that have failed since one succeeded, or since the start; 0 if the last did not fail. A gauge: see
-    /// [`crate::Handle::saves`] for the cause, and for how long ago that was.
+    /// [`crate::PsHandle::saves`] for the cause, and for how long ago that was.
     saves_failed_in_a_row,
     /// Checkpoints that were saved, while older ones that need not be kept could not be deleted.
     retentions_failed,

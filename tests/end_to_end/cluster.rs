@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use pushpull::blocking::Worker;
 use pushpull::{
-    ClusterSpec, Handle, Listener, Optimizer, Ps, PsConfig, ServeError, Sgd, TaskId, VariableSpec,
-    WorkerConfig,
+    ClusterSpec, Listener, Optimizer, Ps, PsConfig, PsHandle, ServeError, Sgd, TaskId,
+    VariableSpec, WorkerConfig,
 };
 
 /// Generous: a deadline in these tests only ends a hang.
@@ -58,7 +58,7 @@ impl Cluster {
         Worker::connect(self.config(worker)).unwrap()
     }
 
-    pub(crate) fn handle(&self) -> Handle {
+    pub(crate) fn handle(&self) -> PsHandle {
         self.servers[0].handle()
     }
 

@@ -180,7 +180,7 @@ fn a_server_that_comes_back_empty_is_named_and_the_others_keep_their_values() {
         let addresses: Vec<String> =
             cluster.servers.iter().map(|server| server.handle().address().to_owned()).collect();
         let variables = [vector("a", 1), vector("b", 1)];
-        let fill = |initial: &mut pushpull::Initial<'_>| {
+        let fill = |initial: &mut pushpull::InitialValues<'_>| {
             initial.set("a", &[100.0_f32]).set("b", &[100.0_f32]);
         };
         let mut chief = cluster.worker(0);

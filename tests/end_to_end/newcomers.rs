@@ -12,7 +12,7 @@ use pushpull::common::protocol::wire::{List, Text};
 use pushpull::common::protocol::{
     BodyStamp, Envelope, FrameReader, Message, Poll, encode, version,
 };
-use pushpull::{ClusterSpec, GlobalStep, Handle, Ps, PsConfig, Sgd, ShardId, TaskId};
+use pushpull::{ClusterSpec, GlobalStep, Ps, PsConfig, PsHandle, Sgd, ShardId, TaskId};
 
 use super::cluster::{Cluster, LONG, block_on, listen, spec, vector, wait_for_end};
 
@@ -56,7 +56,7 @@ fn connect(address: &str) -> TcpStream {
 }
 
 /// Waits until so many connections were evicted.
-fn await_evicted(handle: &Handle, count: u64) {
+fn await_evicted(handle: &PsHandle, count: u64) {
     let began = Instant::now();
     while handle.metrics().waiting_evicted < count {
         assert!(began.elapsed() < LONG, "{} of {count}", handle.metrics().waiting_evicted);
@@ -134,7 +134,7 @@ fn who_said_hello_before_the_server_looked_is_not_evicted() {
 }
 
 /// Waits until these are the connections that timed out, and those whose first bytes were no hello.
-fn await_counted(handle: &Handle, expected: (u64, u64)) {
+fn await_counted(handle: &PsHandle, expected: (u64, u64)) {
     let began = Instant::now();
     loop {
         let metrics = handle.metrics();

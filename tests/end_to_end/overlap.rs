@@ -6,7 +6,7 @@ use std::task::{Context, Waker};
 
 use pushpull::blocking::Worker;
 use pushpull::{
-    Error, Gradients, Mode, Params, Partitioner, Pulled, Push, PushHandle, Sgd, Stepped, Token,
+    Error, Gradients, Mode, Params, Partitioner, Pulled, Push, PushHandle, Sgd, StepOutcome, Token,
     VariableSpec, ViewError,
 };
 
@@ -207,7 +207,8 @@ fn step_to_the_end(
     while let Some(spent) = token {
         check(&spent, params);
         let gradients = ones(worker);
-        let Stepped { push, next, .. } = worker.push_and_pull(spent, gradients, params).unwrap();
+        let StepOutcome { push, next, .. } =
+            worker.push_and_pull(spent, gradients, params).unwrap();
         steps += u64::from(!matches!(push, Push::Stale { .. }));
         token = next.unwrap();
     }
@@ -285,7 +286,8 @@ fn a_step_whose_push_is_refused_ends_at_once_and_its_token_comes_back() {
             assert!(matches!(&error, Error::NonFinite { element: 1, .. }), "{error}");
             let token = worker.token().unwrap().unwrap();
             let gradients = ones(&mut worker);
-            let Stepped { next, .. } = worker.push_and_pull(token, gradients, &mut params).unwrap();
+            let StepOutcome { next, .. } =
+                worker.push_and_pull(token, gradients, &mut params).unwrap();
             assert!(next.unwrap().is_none(), "that was the last step");
             cluster.stop();
         }

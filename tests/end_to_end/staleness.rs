@@ -1,7 +1,7 @@
 //! Stale gradients over sockets: measured on every shard, damped and compensated.
 
 use pushpull::blocking::Worker;
-use pushpull::{Handle, Params, PsConfig, Push, Sgd, StalenessPolicy, Token, VariableSpec};
+use pushpull::{Params, PsConfig, PsHandle, Push, Sgd, StalenessPolicy, Token, VariableSpec};
 
 use super::cluster::{Cluster, vector};
 
@@ -10,7 +10,7 @@ fn variables() -> [VariableSpec; 2] {
     [vector("a", 3), vector("b", 3)]
 }
 
-fn ones(initial: &mut pushpull::Initial<'_>) {
+fn ones(initial: &mut pushpull::InitialValues<'_>) {
     for name in ["a", "b"] {
         initial.set(name, &[1.0_f32; 3]);
     }
@@ -50,7 +50,7 @@ fn push(worker: &mut Worker, token: Token, names: &[&str], gradient: f32) -> u64
     }
 }
 
-fn histogram(handle: &Handle) -> String {
+fn histogram(handle: &PsHandle) -> String {
     handle.metrics().staleness.to_string()
 }
 

@@ -14,7 +14,7 @@ fn asynchronous_updates_overtake_each_other() {
     let cluster = Cluster::start(1, 2, Sgd::new(0.1), |config| config);
     let (mut a, mut b) = (cluster.worker(0), cluster.worker(1));
     let variables = [vector("w", 1)];
-    let fill = |initial: &mut pushpull::Initial<'_>| {
+    let fill = |initial: &mut pushpull::InitialValues<'_>| {
         initial.set("w", &[1.0_f32]);
     };
     let mut params_a = a.join(&variables, fill).unwrap();

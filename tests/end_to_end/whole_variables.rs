@@ -2,7 +2,7 @@
 
 use pushpull::optimizer::{ApplyAt, Run, SlotSpec, SumRun, Sums};
 use pushpull::{
-    Adam, Initial, Lamb, Mode, Optimizer, PsConfig, Push, StalenessPolicy, VariableSpec,
+    Adam, InitialValues, Lamb, Mode, Optimizer, PsConfig, Push, StalenessPolicy, VariableSpec,
 };
 
 use crate::cluster::{Cluster, vector};
@@ -106,7 +106,7 @@ fn trained(
         .map(|index| {
             let mut worker = cluster.worker(index);
             let first = start();
-            let fill = |initial: &mut Initial| _ = initial.set("w", &first);
+            let fill = |initial: &mut InitialValues| _ = initial.set("w", &first);
             let params = worker.join(&variables(), fill).unwrap();
             (worker, params)
         })

@@ -6,7 +6,7 @@ use std::time::Duration;
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::ids::TaskId;
-use pushpull_common::placement::{Placement, ShardMap, Strategy};
+use pushpull_common::placement::{Placement, PlacementStrategy, ShardMap};
 use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
 use pushpull_ps::{Mode, OnLoss, PsConfig, Sgd};
@@ -106,7 +106,7 @@ impl Setting {
         let cluster = cluster.expect("every task has an address");
         let variables = variables(sizes.variables as usize, asynchronous);
         let map = ShardMap::of_cluster(&cluster, shards).expect("there are shards");
-        let placed = Placement::plan(&variables, &map, &Strategy::RoundRobin);
+        let placed = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin);
         let placed = placed.expect("any variable can be placed");
         let catalogue = Catalogue::new(variables, &placed).expect("the names differ");
         Setting {

@@ -26,7 +26,7 @@ pub(crate) enum Phase {
     /// The values come variable by variable: those that are still to come, the next one last.
     PullingOneByOne(Grant, Vec<VariableId>),
     Computing(Grant, GlobalStep),
-    Pushing(u64),
+    StreamingPush(u64),
     /// Its gradients come one by one: the token, the push, and the variables that are left.
     Streaming(u64, Sequence, Vec<VariableId>),
     /// It was told that there are no more tokens, and looks at the last values.
@@ -56,7 +56,7 @@ pub(crate) enum Does {
 enum Aside {
     Computing(Grant, GlobalStep),
     /// The operation, and the token.
-    Pushing(u64, u64),
+    StreamingPush(u64, u64),
 }
 
 /// A training loop.
@@ -165,7 +165,7 @@ impl Trainer {
         checker: &mut Checker,
         chance: &mut Chance,
     ) -> Option<Does> {
-        if let Some(Aside::Pushing(other, token)) = self.aside
+        if let Some(Aside::StreamingPush(other, token)) = self.aside
             && op == other
         {
             self.hear_aside(now, door, token, reply, checker);
@@ -280,7 +280,7 @@ impl Trainer {
                 }
                 return Some(Does::Pause(chance.millis(0, 30), op));
             }
-            (Phase::Pushing(token), Answer::Pushed(outcome)) => {
+            (Phase::StreamingPush(token), Answer::Pushed(outcome)) => {
                 checker.settled(token, outcome);
                 self.go_on(now, door);
             }
@@ -299,7 +299,7 @@ impl Trainer {
 
     /// Whether this says, before the deadline, who is missing.
     fn is_told(&self, now: Instant, error: &Error, checker: &mut Checker) -> bool {
-        let of_step = matches!(self.phase, Phase::Asking | Phase::Pushing(_));
+        let of_step = matches!(self.phase, Phase::Asking | Phase::StreamingPush(_));
         let awaited = match error {
             Error::Timeout { awaited, sequence: Some(_), .. } => awaited.to_string(),
             Error::Refused { refusal: Refusal::Deadline { awaited, .. }, .. } => {
@@ -332,7 +332,7 @@ impl Trainer {
                 self.ask(now, door, Want::More { sequence, variables, bytes });
             }
             None => {
-                self.phase = Phase::Pushing(token);
+                self.phase = Phase::StreamingPush(token);
                 self.ask(now, door, Want::End(sequence));
             }
         }
@@ -354,7 +354,7 @@ impl Trainer {
             Err(error @ Error::Timeout { sequence: Some(_), .. }) => {
                 self.resumed += 1;
                 let op = door.ask(now, Want::Resume(error), self.timeout);
-                self.aside = Some(Aside::Pushing(op, token));
+                self.aside = Some(Aside::StreamingPush(op, token));
             }
             // Its other operation is told the same.
             Err(Error::Fenced) => {}
@@ -374,11 +374,11 @@ impl Trainer {
             (_, Error::Refused { refusal: refusal @ Refusal::UnknownEpoch { .. }, .. }) => {
                 panic!("worker {} is refused: {refusal}", self.task)
             }
-            (Phase::Pushing(_), error @ Error::Timeout { sequence: Some(_), .. }) => {
+            (Phase::StreamingPush(_), error @ Error::Timeout { sequence: Some(_), .. }) => {
                 self.resumed += 1;
                 self.ask(now, door, Want::Resume(error));
             }
-            (Phase::Pushing(token), Error::Refused { shard, .. }) => {
+            (Phase::StreamingPush(token), Error::Refused { shard, .. }) => {
                 checker.refused(token, shard);
                 self.go_on(now, door);
             }
@@ -413,7 +413,7 @@ impl Trainer {
     /// Waits no longer for what it has asked for, and goes on; false if it could not.
     pub(crate) fn cancel(&mut self, now: Instant, door: &mut Door, checker: &mut Checker) -> bool {
         match self.phase.clone() {
-            Phase::Asking | Phase::Pushing(_) => door.cancel(now, self.op),
+            Phase::Asking | Phase::StreamingPush(_) => door.cancel(now, self.op),
             Phase::Streaming(token, sequence, _) => {
                 door.abandon(now, sequence);
                 checker.withdrawn(token);
@@ -452,7 +452,7 @@ impl Trainer {
                 self.ask(now, door, Want::Begin { grant, read });
             }
             want => {
-                self.phase = Phase::Pushing(token);
+                self.phase = Phase::StreamingPush(token);
                 self.ask(now, door, want);
             }
         }
@@ -470,7 +470,7 @@ impl Trainer {
         let Some(Aside::Computing(grant, read)) = self.aside else { return };
         let want = self.gradient(grant, read, door, setting, checker, chance);
         let op = door.ask(now, want, self.timeout);
-        self.aside = Some(Aside::Pushing(op, grant.token.0));
+        self.aside = Some(Aside::StreamingPush(op, grant.token.0));
     }
 
     /// A gradient, which the checker is told of, and its push.

@@ -17,8 +17,8 @@ use pushpull_common::variable::VariableSpec;
 use crate::compression::ResidualsError;
 use crate::config::WorkerConfig;
 use crate::error::{ConnectError, Error, JoinError};
-use crate::initial::Initial;
-use crate::outcome::{Pulled, Push, Restored, SavedCheckpoint, Stepped};
+use crate::initial_values::InitialValues;
+use crate::outcome::{Pulled, Push, RestoredCheckpoint, SavedCheckpoint, StepOutcome};
 use crate::params::{Gradients, Params};
 use crate::reader::ReaderError;
 use crate::runtime::{AWAKE, SessionRunner};
@@ -49,7 +49,7 @@ impl Worker {
     pub fn join(
         &mut self,
         variables: &[VariableSpec],
-        fill: impl FnOnce(&mut Initial<'_>),
+        fill: impl FnOnce(&mut InitialValues<'_>),
     ) -> Result<Params, JoinError> {
         // What the caller fills the values with may have a runtime of its own.
         self.waiter.wait_apart(self.inner.join(variables, fill))
@@ -66,7 +66,7 @@ impl Worker {
     }
 
     /// See [`crate::Worker::restored`].
-    pub fn restored(&self) -> Option<&Restored> {
+    pub fn restored(&self) -> Option<&RestoredCheckpoint> {
         self.inner.restored()
     }
 
@@ -108,7 +108,7 @@ impl Worker {
         token: Token,
         gradients: Gradients,
         params: &mut Params,
-    ) -> Result<Stepped, Error> {
+    ) -> Result<StepOutcome, Error> {
         match self.inner.looks_while_sending(&gradients) {
             true => self.waiter.wait_apart(self.inner.push_and_pull(token, gradients, params)),
             false => self.waiter.wait(|| self.inner.push_and_pull(token, gradients, params)),
@@ -157,9 +157,9 @@ impl Worker {
     }
 
     /// See [`crate::Worker::begin`].
-    pub fn begin(&mut self, token: Token) -> Result<Pushing, Error> {
+    pub fn begin(&mut self, token: Token) -> Result<StreamingPush, Error> {
         let inner = self.waiter.wait(|| self.inner.begin(token))?;
-        Ok(Pushing { inner, waiter: self.waiter.clone() })
+        Ok(StreamingPush { inner, waiter: self.waiter.clone() })
     }
 
     /// See [`crate::Worker::assign`].
@@ -235,26 +235,26 @@ impl<H: Future> Started<H> {
     }
 }
 
-/// [`crate::Pushing`], blocking.
+/// [`crate::StreamingPush`], blocking.
 #[derive(Debug)]
 #[must_use = "a push that is not finished is withdrawn"]
-pub struct Pushing {
-    inner: crate::Pushing,
+pub struct StreamingPush {
+    inner: crate::StreamingPush,
     waiter: Waiter,
 }
 
-impl Pushing {
-    /// See [`crate::Pushing::variable`].
+impl StreamingPush {
+    /// See [`crate::StreamingPush::variable`].
     pub fn variable<T: Element>(&mut self, name: &str, gradient: &[T]) -> Result<(), Error> {
         self.waiter.wait(|| self.inner.variable(name, gradient))
     }
 
-    /// See [`crate::Pushing::rows`].
+    /// See [`crate::StreamingPush::rows`].
     pub fn rows<T: Element>(&mut self, name: &str, ids: &[u64], rows: &[T]) -> Result<(), Error> {
         self.waiter.wait(|| self.inner.rows(name, ids, rows))
     }
 
-    /// See [`crate::Pushing::finish`].
+    /// See [`crate::StreamingPush::finish`].
     pub fn finish(mut self) -> Result<Push, Error> {
         self.waiter.wait(|| self.inner.finish())
     }

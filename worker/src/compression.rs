@@ -363,7 +363,7 @@ fn widen(dtype: DType, bytes: &[u8], factor: f64, out: &mut [f32]) {
 
 #[cfg(test)]
 mod tests {
-    use pushpull_common::placement::{Placement, ShardMap, Strategy};
+    use pushpull_common::placement::{Placement, PlacementStrategy, ShardMap};
 
     use super::*;
 
@@ -375,7 +375,7 @@ mod tests {
             VariableSpec::f32("ledger", [4]).unwrap().plain(),
         ];
         let map = ShardMap::new([0], 1).unwrap();
-        let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
+        let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin).unwrap();
         let catalogue = Catalogue::new(variables, &placement).unwrap();
         let chosen = |rules: &[(&str, Option<Codec>)]| {
             let rule = |&(names, codec): &(&str, _)| Rule { names: names.into(), codec };
@@ -396,7 +396,7 @@ mod tests {
     fn a_codec_that_a_server_does_not_know_is_refused_by_name() {
         let variables = ["a", "b"].map(|name| VariableSpec::f32(name, [4]).unwrap()).to_vec();
         let map = ShardMap::new([0, 1], 1).unwrap();
-        let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
+        let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin).unwrap();
         let catalogue = Catalogue::new(variables, &placement).unwrap();
         let old = Encodings(1 << Encoding::F16.code());
         let shards = [0, 1].map(|task| ShardId { task, shard: 0 });

@@ -8,13 +8,13 @@ use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::codec::Codec;
 use pushpull_common::ids::TaskId;
 use pushpull_common::names::Names;
-use pushpull_common::placement::Strategy;
+use pushpull_common::placement::PlacementStrategy;
 
 use crate::compression::Rule;
-use crate::error::{ConnectError, SilentShards};
+use crate::error::{ConnectError, UnresponsiveShards};
 
 /// A function that is told for whom a worker waits.
-pub(crate) type Progress = Arc<dyn Fn(&SilentShards) + Send + Sync>;
+pub(crate) type Progress = Arc<dyn Fn(&UnresponsiveShards) + Send + Sync>;
 
 /// Whether tensors carry a checksum on their way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub enum Checksums {
 pub struct WorkerConfig {
     pub(crate) cluster: ClusterSpec,
     pub(crate) task: TaskId,
-    pub(crate) placement: Strategy,
+    pub(crate) placement: PlacementStrategy,
     pub(crate) connect_timeout: Duration,
     pub(crate) timeout: Duration,
     pub(crate) save_timeout: Duration,
@@ -63,7 +63,7 @@ impl WorkerConfig {
         WorkerConfig {
             cluster,
             task,
-            placement: Strategy::default(),
+            placement: PlacementStrategy::default(),
             connect_timeout: Duration::from_secs(60),
             timeout: Duration::from_secs(60),
             save_timeout: Duration::from_secs(600),
@@ -79,7 +79,7 @@ impl WorkerConfig {
 
     /// Which shard holds which variable. All workers must say the same. Default: round robin in
     /// creation order.
-    pub fn placement(self, strategy: Strategy) -> Self {
+    pub fn placement(self, strategy: PlacementStrategy) -> Self {
         WorkerConfig { placement: strategy, ..self }
     }
 
@@ -170,7 +170,7 @@ impl WorkerConfig {
     pub fn on_progress(
         self,
         interval: Duration,
-        report: impl Fn(&SilentShards) + Send + Sync + 'static,
+        report: impl Fn(&UnresponsiveShards) + Send + Sync + 'static,
     ) -> Self {
         WorkerConfig { progress: Some(Arc::new(report)), progress_interval: interval, ..self }
     }

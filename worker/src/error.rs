@@ -15,7 +15,7 @@ use thiserror::Error;
 /// A shard that has not answered, and the last that was heard of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Silent {
+pub struct UnresponsiveShard {
     /// The shard.
     pub shard: ShardId,
     /// Its address.
@@ -24,7 +24,7 @@ pub struct Silent {
     pub last: String,
 }
 
-impl fmt::Display for Silent {
+impl fmt::Display for UnresponsiveShard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} at {} ({})", self.shard, self.address, self.last)
     }
@@ -32,9 +32,9 @@ impl fmt::Display for Silent {
 
 /// Shards that have not answered.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SilentShards(pub Vec<Silent>);
+pub struct UnresponsiveShards(pub Vec<UnresponsiveShard>);
 
-impl fmt::Display for SilentShards {
+impl fmt::Display for UnresponsiveShards {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, silent) in self.0.iter().enumerate() {
             write!(f, "{}{silent}", if index > 0 { ", " } else { "" })?;
@@ -105,7 +105,7 @@ pub enum JoinError {
     },
     /// The chief's closure gave a variable values it cannot have.
     #[error(transparent)]
-    Initial(ViewError),
+    InitialValues(ViewError),
     /// A server does not know the codec of a variable. Choose another, or update the server.
     #[error("cannot push {variable:?} as {codec}: {shard} does not know it")]
     UnknownCodec {
@@ -312,7 +312,7 @@ pub enum Error {
         /// How long.
         waited: Duration,
         /// Who has not answered.
-        awaited: SilentShards,
+        awaited: UnresponsiveShards,
         /// The push, if it was one.
         sequence: Option<Sequence>,
     },
@@ -438,7 +438,7 @@ pub enum Error {
     /// No variable has a gradient in this push.
     #[error("cannot push: no variable has a gradient")]
     EmptyPush,
-    /// The future of [`crate::Pushing::variable`] was dropped: nobody knows whether the variable is
+    /// The future of [`crate::StreamingPush::variable`] was dropped: nobody knows whether the variable is
     /// in the push. Begin another.
     #[error("cannot push: a variable of it was interrupted")]
     Interrupted,

@@ -436,14 +436,14 @@ fn joins(last: &Segment, next: &Segment) -> bool {
 mod tests {
     use proptest::prelude::*;
     use pushpull_common::partition::Partitioner;
-    use pushpull_common::placement::{Placement, ShardMap, Strategy};
+    use pushpull_common::placement::{Placement, PlacementStrategy, ShardMap};
     use pushpull_common::variable::VariableSpec;
 
     use super::*;
 
     fn plan(variables: Vec<VariableSpec>, tasks: u32, shards: u16) -> Plan {
         let map = ShardMap::new((0..tasks).collect::<Vec<_>>(), shards).unwrap();
-        let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
+        let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin).unwrap();
         Plan::new(Arc::new(Catalogue::new(variables, &placement).unwrap()))
     }
 

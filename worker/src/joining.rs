@@ -13,8 +13,8 @@ use pushpull_common::protocol::{Message, message};
 use crate::client::{Client, Deadline, all, has_moved_on};
 use crate::error::{Error, JoinError};
 use crate::fanout::Plan;
-use crate::initial::Initial;
-use crate::outcome::{PassedOver, Restored};
+use crate::initial_values::InitialValues;
+use crate::outcome::{PassedOver, RestoredCheckpoint};
 use crate::start::{self, Begin, Found};
 use crate::worker::Worker;
 
@@ -34,10 +34,10 @@ pub(crate) struct Chief<'a, F> {
     /// What `fill` gave; it is called once.
     values: BTreeMap<VariableId, Bytes>,
     /// What has been asked for.
-    restored: Option<Restored>,
+    restored: Option<RestoredCheckpoint>,
 }
 
-impl<'a, F: FnOnce(&mut Initial<'_>)> Chief<'a, F> {
+impl<'a, F: FnOnce(&mut InitialValues<'_>)> Chief<'a, F> {
     pub(crate) fn new(
         worker: &'a Worker,
         plan: &'a Arc<Plan>,
@@ -49,7 +49,7 @@ impl<'a, F: FnOnce(&mut Initial<'_>)> Chief<'a, F> {
     }
 
     /// Joins; what was restored, if anything was.
-    pub(crate) async fn begin(mut self) -> Result<Option<Restored>, JoinError> {
+    pub(crate) async fn begin(mut self) -> Result<Option<RestoredCheckpoint>, JoinError> {
         let deadline = Deadline::after(self.client().config.connect_timeout);
         loop {
             match self.try_begin().await {
@@ -131,7 +131,7 @@ impl<'a, F: FnOnce(&mut Initial<'_>)> Chief<'a, F> {
     ) -> Result<(), JoinError> {
         let (name, step) = (checkpoint.name.to_string(), checkpoint.step.0);
         let passed_over = self.passed_over().await;
-        self.restored = Some(Restored { name, step, epoch: epoch.0, passed_over });
+        self.restored = Some(RestoredCheckpoint { name, step, epoch: epoch.0, passed_over });
         let restore = message::Restore { checkpoint, epoch };
         let doing = "restore the variables";
         let owner = self.client().owner;
@@ -148,9 +148,9 @@ impl<'a, F: FnOnce(&mut Initial<'_>)> Chief<'a, F> {
         epoch: RestoreEpoch,
     ) -> Result<(), JoinError> {
         if let Some(fill) = self.fill.take() {
-            let mut initial = Initial::new(self.plan);
-            fill(&mut initial);
-            self.values = initial.finish().map_err(JoinError::Initial)?;
+            let mut initial_values = InitialValues::new(self.plan);
+            fill(&mut initial_values);
+            self.values = initial_values.finish().map_err(JoinError::InitialValues)?;
         }
         for (id, values) in &self.values {
             // What is initialized keeps its values.

@@ -41,7 +41,7 @@ mod config;
 mod error;
 mod fanout;
 mod handles;
-mod initial;
+mod initial_values;
 mod joined;
 mod joining;
 mod loss_scale;
@@ -50,7 +50,6 @@ mod own_parts;
 mod params;
 mod parts;
 mod push_buffers;
-mod pushing;
 mod reader;
 mod rows;
 mod runtime;
@@ -61,6 +60,7 @@ mod shared;
 #[doc(hidden)]
 pub mod simulation;
 mod start;
+mod streaming_push;
 mod token;
 mod wanted;
 mod worker;
@@ -68,14 +68,15 @@ mod worker;
 pub use compression::ResidualsError;
 pub use config::{Checksums, WorkerConfig};
 pub use error::{
-    ClipError, ConnectError, Error, JoinError, LossScaleError, Silent, SilentShards, ViewError,
+    ClipError, ConnectError, Error, JoinError, LossScaleError, UnresponsiveShard,
+    UnresponsiveShards, ViewError,
 };
 pub use handles::{PullHandle, PushHandle, VariableHandle};
-pub use initial::Initial;
+pub use initial_values::InitialValues;
 pub use loss_scale::LossScale;
-pub use outcome::{PassedOver, Pulled, Push, Restored, SavedCheckpoint, Stepped};
+pub use outcome::{PassedOver, Pulled, Push, RestoredCheckpoint, SavedCheckpoint, StepOutcome};
 pub use params::{Gradients, Params};
-pub use pushing::Pushing;
 pub use reader::{Reader, ReaderError};
+pub use streaming_push::StreamingPush;
 pub use token::Token;
 pub use worker::Worker;

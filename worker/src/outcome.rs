@@ -66,7 +66,7 @@ pub enum Push {
 /// What came of a step: [`crate::Worker::push_and_pull`].
 #[derive(Debug)]
 #[non_exhaustive]
-pub struct Stepped {
+pub struct StepOutcome {
     /// What became of the push.
     pub push: Push,
     /// The token for the next step, for which values have been pulled; `None` if there are no more. On an
@@ -94,7 +94,7 @@ impl From<CheckpointId> for SavedCheckpoint {
 /// The checkpoint that the variables were restored from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Restored {
+pub struct RestoredCheckpoint {
     /// The name of its folder, by which what [`crate::Worker::save`] was given can be found.
     pub name: String,
     /// The global step from which the training goes on.

@@ -267,7 +267,7 @@ pub(crate) fn locate<T: Element>(
 #[cfg(test)]
 pub(crate) mod tests {
     use pushpull_common::partition::Partitioner;
-    use pushpull_common::placement::{Placement, ShardMap, Strategy};
+    use pushpull_common::placement::{Placement, PlacementStrategy, ShardMap};
     use pushpull_common::tensor::{DType, Shape};
     use pushpull_common::variable::VariableSpec;
 
@@ -300,7 +300,7 @@ pub(crate) mod tests {
     /// A plan of these variables on so many tasks of one shard.
     pub(crate) fn plan_of(variables: Vec<VariableSpec>, tasks: u32) -> Arc<Plan> {
         let map = ShardMap::new((0..tasks).collect::<Vec<_>>(), 1).unwrap();
-        let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
+        let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin).unwrap();
         Arc::new(Plan::new(Arc::new(Catalogue::new(variables, &placement).unwrap())))
     }
 

@@ -423,7 +423,7 @@ mod tests {
     use proptest::prelude::*;
     use pushpull_common::catalogue::Catalogue;
     use pushpull_common::partition::Partitioner;
-    use pushpull_common::placement::{Placement, ShardMap, Strategy as Placing};
+    use pushpull_common::placement::{Placement, PlacementStrategy as Placing, ShardMap};
     use pushpull_common::rows;
     use pushpull_common::table::TableSpec;
     use pushpull_common::variable::VariableSpec;

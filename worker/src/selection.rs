@@ -72,7 +72,7 @@ mod tests {
 
     use pushpull_common::catalogue::Catalogue;
     use pushpull_common::partition::Partitioner;
-    use pushpull_common::placement::{Placement, ShardMap, Strategy};
+    use pushpull_common::placement::{Placement, PlacementStrategy, ShardMap};
     use pushpull_common::variable::VariableSpec;
 
     use super::*;
@@ -86,7 +86,7 @@ mod tests {
             VariableSpec::f32("second", [5, 3]).unwrap().partitioner(split()),
         ];
         let map = ShardMap::new([0], shards).unwrap();
-        let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
+        let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin).unwrap();
         Plan::new(Arc::new(Catalogue::new(variables, &placement).unwrap()))
     }
 

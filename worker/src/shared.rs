@@ -148,7 +148,7 @@ mod tests {
     use pushpull_common::catalogue::Catalogue;
     use pushpull_common::ids::VariableId;
     use pushpull_common::partition::Partitioner;
-    use pushpull_common::placement::{Placement, ShardMap, Strategy};
+    use pushpull_common::placement::{Placement, PlacementStrategy, ShardMap};
     use pushpull_common::variable::VariableSpec;
 
     use super::*;
@@ -165,7 +165,7 @@ mod tests {
             f32("last", &[5]),
         ];
         let map = ShardMap::new([0, 1], 1).unwrap();
-        let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
+        let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin).unwrap();
         let plan = Arc::new(Plan::new(Arc::new(Catalogue::new(variables, &placement).unwrap())));
         let (mut buffer, mut expected) = (vec![0_u8; plan.bytes()], vec![0; plan.bytes()]);
         let mut passed_over = 0;
@@ -205,7 +205,7 @@ mod tests {
     fn halves_have_no_route() {
         let variables = vec![VariableSpec::bf16("h", [4]).unwrap()];
         let map = ShardMap::new([0], 1).unwrap();
-        let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
+        let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin).unwrap();
         let plan = Arc::new(Plan::new(Arc::new(Catalogue::new(variables, &placement).unwrap())));
         let geometry = Geometry { offset: 0, block_bytes: 64, stride: 72, blocks: 4, places: 2 };
         assert!(Route::new(&plan, plan.shards()[0], &geometry).is_none());

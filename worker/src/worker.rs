@@ -22,10 +22,10 @@ use crate::compression::Compression;
 use crate::config::WorkerConfig;
 use crate::error::{ConnectError, Error, JoinError};
 use crate::fanout::Plan;
-use crate::initial::Initial;
+use crate::initial_values::InitialValues;
 use crate::joined::Joined;
 use crate::joining::Chief;
-use crate::outcome::{Restored, SavedCheckpoint};
+use crate::outcome::{RestoredCheckpoint, SavedCheckpoint};
 use crate::params::{Gradients, Memory, Params};
 use crate::parts::Scatter;
 use crate::push_buffers::Run;
@@ -47,7 +47,7 @@ pub struct Worker {
     pub(crate) client: Client,
     joined: Option<Arc<Joined>>,
     placement: Option<Placement>,
-    restored: Option<Restored>,
+    restored: Option<RestoredCheckpoint>,
     /// Memory of earlier pushes.
     pool: Vec<Memory>,
     /// Which variables were pushed last, and how they travel.
@@ -106,7 +106,7 @@ impl Worker {
     pub async fn join(
         &mut self,
         variables: &[VariableSpec],
-        fill: impl FnOnce(&mut Initial<'_>),
+        fill: impl FnOnce(&mut InitialValues<'_>),
     ) -> Result<Params, JoinError> {
         if self.joined.is_some() {
             return Err(JoinError::Twice);
@@ -147,7 +147,7 @@ impl Worker {
     /// found or initialized them, and always for workers that are not the chief.
     ///
     /// The data readers belong where they were when it was saved: see [`Worker::save`].
-    pub fn restored(&self) -> Option<&Restored> {
+    pub fn restored(&self) -> Option<&RestoredCheckpoint> {
         self.restored.as_ref()
     }
 

@@ -170,7 +170,7 @@ mod tests {
 
     use super::*;
     use crate::catalogue::Catalogue;
-    use crate::placement::{Placement, ShardMap, Strategy};
+    use crate::placement::{Placement, PlacementStrategy, ShardMap};
     use crate::tensor::Shape;
     use crate::variable::VariableSpec;
 
@@ -205,7 +205,7 @@ mod tests {
             VariableSpec::f16("half", [3]).unwrap().plain(),
         ];
         let map = ShardMap::new([0], 1).unwrap();
-        let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
+        let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin).unwrap();
         let catalogue = Catalogue::new(variables, &placement).unwrap();
         let layout = catalogue.layout(catalogue.shards().next().unwrap());
         // 24 + 16 + 32 + 16 + 8 + 24 + 16 bytes; each float is one that half of its bits are enough for.
@@ -256,7 +256,7 @@ mod tests {
     fn halves_that_are_none_are_refused() {
         let variables = vec![VariableSpec::bf16("h", [5]).unwrap()];
         let map = ShardMap::new([0], 1).unwrap();
-        let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
+        let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin).unwrap();
         let catalogue = Catalogue::new(variables, &placement).unwrap();
         let layout = catalogue.layout(catalogue.shards().next().unwrap());
         let piece = layout.pieces(0..24).next().unwrap();

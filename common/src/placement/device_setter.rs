@@ -1,7 +1,7 @@
 //! `DeviceSetter`: the classic replica device setter, which gives each operation its device.
 
 use super::picker::{Picker, name_hashes};
-use super::{PlacementError, Strategy};
+use super::{PlacementError, PlacementStrategy};
 use crate::cluster::ClusterSpec;
 use crate::device::DeviceSpec;
 
@@ -28,7 +28,7 @@ impl DeviceSetter {
     pub fn new(tasks: impl Into<Vec<u32>>) -> Option<DeviceSetter> {
         let tasks = tasks.into();
         (!tasks.is_empty()).then(|| DeviceSetter {
-            picker: Picker::new(Strategy::RoundRobin, tasks.len()),
+            picker: Picker::new(PlacementStrategy::RoundRobin, tasks.len()),
             tasks,
             ps_device: DeviceSpec::of_job("ps"),
             worker_device: DeviceSpec::of_job("worker"),
@@ -63,8 +63,8 @@ impl DeviceSetter {
 
     /// Sets the strategy and starts it anew. A custom one is refused, as there is no whole
     /// variable here to show it: use [`super::Placement::plan`].
-    pub fn strategy(mut self, strategy: Strategy) -> Result<DeviceSetter, PlacementError> {
-        if let Strategy::Custom(_) = strategy {
+    pub fn strategy(mut self, strategy: PlacementStrategy) -> Result<DeviceSetter, PlacementError> {
+        if let PlacementStrategy::Custom(_) = strategy {
             return Err(PlacementError::CustomSetter);
         }
         self.picker = Picker::new(strategy, self.tasks.len());
@@ -123,7 +123,8 @@ mod tests {
 
     #[test]
     fn names_choose_in_any_order() {
-        let setter = || DeviceSetter::new([0, 1, 2]).unwrap().strategy(Strategy::HashName).unwrap();
+        let setter =
+            || DeviceSetter::new([0, 1, 2]).unwrap().strategy(PlacementStrategy::HashName).unwrap();
         let place = |names: &[&str]| {
             let mut setter = setter();
             let mut placed: Vec<_> = names
@@ -134,7 +135,7 @@ mod tests {
             placed
         };
         assert_eq!(place(&["a", "b", "c", "d"]), place(&["d", "b", "a", "c"]));
-        let custom = Strategy::custom(|_, _, tasks| tasks[0]);
+        let custom = PlacementStrategy::custom(|_, _, tasks| tasks[0]);
         assert_eq!(setter().strategy(custom).unwrap_err(), PlacementError::CustomSetter);
     }
 

@@ -4,19 +4,19 @@ use std::collections::BTreeSet;
 
 use sha2::{Digest, Sha256};
 
-use super::Strategy;
+use super::PlacementStrategy;
 
 /// Draws positions from a fixed number of places by one of the built-in strategies.
 #[derive(Clone, Debug)]
 pub(super) struct Picker {
-    strategy: Strategy,
+    strategy: PlacementStrategy,
     drawn: u64,
     loads: Loads,
 }
 
 impl Picker {
     /// Starts with empty places; there is at least one.
-    pub(super) fn new(strategy: Strategy, places: usize) -> Picker {
+    pub(super) fn new(strategy: PlacementStrategy, places: usize) -> Picker {
         Picker { strategy, drawn: 0, loads: Loads::new(places) }
     }
 
@@ -26,9 +26,9 @@ impl Picker {
     pub(super) fn draw(&mut self, hash: u64) -> usize {
         let places = self.loads.bytes.len() as u64;
         let position = match self.strategy {
-            Strategy::GreedyBytes => return self.loads.lightest(),
-            Strategy::HashName => hash % places,
-            Strategy::RoundRobin | Strategy::Custom(_) => self.drawn % places,
+            PlacementStrategy::GreedyBytes => return self.loads.lightest(),
+            PlacementStrategy::HashName => hash % places,
+            PlacementStrategy::RoundRobin | PlacementStrategy::Custom(_) => self.drawn % places,
         };
         self.drawn = self.drawn.wrapping_add(1);
         position as usize
@@ -85,15 +85,15 @@ mod tests {
 
     #[test]
     fn turns_go_round() {
-        let mut picker = Picker::new(Strategy::RoundRobin, 3);
+        let mut picker = Picker::new(PlacementStrategy::RoundRobin, 3);
         assert_eq!([0; 4].map(|hash| picker.draw(hash)), [0, 1, 2, 0]);
-        let mut picker = Picker::new(Strategy::HashName, 3);
+        let mut picker = Picker::new(PlacementStrategy::HashName, 3);
         assert_eq!([7, 3, 5].map(|hash| picker.draw(hash)), [1, 0, 2]);
     }
 
     #[test]
     fn the_lightest_place_is_found() {
-        let mut picker = Picker::new(Strategy::GreedyBytes, 3);
+        let mut picker = Picker::new(PlacementStrategy::GreedyBytes, 3);
         let mut places = Vec::new();
         for bytes in [10, 3, 5, 0, 1, 9, 2] {
             places.push(picker.draw(0));

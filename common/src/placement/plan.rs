@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::picker::{Picker, name_hashes};
-use super::{CustomStrategy, PlacementError, ShardMap, Strategy};
+use super::{CustomStrategy, PlacementError, PlacementStrategy, ShardMap};
 use crate::cluster::index_list;
 use crate::ids::{ShardId, VariableId};
 use crate::partition::split_rows;
@@ -43,9 +43,9 @@ impl Placement {
     /// Places the variables, in this order, on the shards of `map`.
     ///
     /// Every part takes its own slot of the strategy, also one that is pinned by its variable's
-    /// device to a ps task, except that [`Strategy::GreedyBytes`] counts a pinned part where it
+    /// device to a ps task, except that [`PlacementStrategy::GreedyBytes`] counts a pinned part where it
     /// is and a custom strategy is not asked about it. Within a task a part goes to the shard
-    /// with the fewest bytes so far, the lowest on ties; [`Strategy::HashName`] hashes there too,
+    /// with the fewest bytes so far, the lowest on ties; [`PlacementStrategy::HashName`] hashes there too,
     /// so that the order of creation does not matter.
     ///
     /// Fails if a variable is invalid, is pinned to what is no ps task of the map, or is placed
@@ -53,7 +53,7 @@ impl Placement {
     pub fn plan(
         variables: &[VariableSpec],
         map: &ShardMap,
-        strategy: &Strategy,
+        strategy: &PlacementStrategy,
     ) -> Result<Placement, PlacementError> {
         let mut planner = Planner::new(map, strategy);
         for (index, variable) in (0u32..).zip(variables) {
@@ -85,7 +85,7 @@ impl Placement {
         &self.map
     }
 
-    /// The name of the strategy; see [`Strategy::name`].
+    /// The name of the strategy; see [`PlacementStrategy::name`].
     pub fn strategy(&self) -> &'static str {
         self.strategy
     }
@@ -94,7 +94,7 @@ impl Placement {
 /// A plan in the making.
 struct Planner<'a> {
     map: &'a ShardMap,
-    strategy: &'a Strategy,
+    strategy: &'a PlacementStrategy,
     tasks: Picker,
     /// One for each task, by its position in the map.
     shards: Vec<Picker>,
@@ -103,10 +103,10 @@ struct Planner<'a> {
 }
 
 impl<'a> Planner<'a> {
-    fn new(map: &'a ShardMap, strategy: &'a Strategy) -> Planner<'a> {
+    fn new(map: &'a ShardMap, strategy: &'a PlacementStrategy) -> Planner<'a> {
         let within = match strategy {
-            Strategy::HashName => Strategy::HashName,
-            _ => Strategy::GreedyBytes,
+            PlacementStrategy::HashName => PlacementStrategy::HashName,
+            _ => PlacementStrategy::GreedyBytes,
         };
         let shards = Picker::new(within, usize::from(map.shards_per_task()));
         Planner {
@@ -173,13 +173,13 @@ impl<'a> Planner<'a> {
         pinned: Option<usize>,
     ) -> Result<ShardId, PlacementError> {
         let (task_hash, shard_hash) = match self.strategy {
-            Strategy::HashName => name_hashes(variable.name(), part),
+            PlacementStrategy::HashName => name_hashes(variable.name(), part),
             _ => (0, 0),
         };
         let drawn = self.tasks.draw(task_hash);
         let position = match (pinned, self.strategy) {
             (Some(position), _) => position,
-            (None, Strategy::Custom(choice)) => self.custom(choice, variable, part)?,
+            (None, PlacementStrategy::Custom(choice)) => self.custom(choice, variable, part)?,
             (None, _) => drawn,
         };
         self.tasks.add(position, bytes);

@@ -1,4 +1,4 @@
-//! `Strategy`: the rule by which a ps task is chosen.
+//! `PlacementStrategy`: the rule by which a ps task is chosen.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use crate::variable::VariableSpec;
 /// The rule by which a ps task is chosen for a variable or a part of one.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
-pub enum Strategy {
+pub enum PlacementStrategy {
     /// One after the other, in the order of creation, whatever the size; the classic default.
     #[default]
     RoundRobin,
@@ -18,7 +18,7 @@ pub enum Strategy {
     /// By a hash of name and part, so that the order of creation does not matter and a variable
     /// stays where it is when others come and go. Balances only in large numbers.
     HashName,
-    /// Any function; see [`Strategy::custom`].
+    /// Any function; see [`PlacementStrategy::custom`].
     Custom(CustomStrategy),
 }
 
@@ -28,23 +28,23 @@ pub struct CustomStrategy(Arc<Choice>);
 
 type Choice = dyn Fn(&VariableSpec, u32, &[u32]) -> u32 + Send + Sync;
 
-impl Strategy {
+impl PlacementStrategy {
     /// Chooses by a function of the variable, the part's index and the ascending indices of the
     /// ps tasks. It must choose one of those, and the same one on every machine.
     pub fn custom(
         choice: impl Fn(&VariableSpec, u32, &[u32]) -> u32 + Send + Sync + 'static,
-    ) -> Strategy {
-        Strategy::Custom(CustomStrategy(Arc::new(choice)))
+    ) -> PlacementStrategy {
+        PlacementStrategy::Custom(CustomStrategy(Arc::new(choice)))
     }
 
     /// A name that never changes, for comparing configurations. All custom strategies share
     /// one: whether they agree is theirs to see to.
     pub fn name(&self) -> &'static str {
         match self {
-            Strategy::RoundRobin => "round_robin",
-            Strategy::GreedyBytes => "greedy_bytes",
-            Strategy::HashName => "hash_name",
-            Strategy::Custom(_) => "custom",
+            PlacementStrategy::RoundRobin => "round_robin",
+            PlacementStrategy::GreedyBytes => "greedy_bytes",
+            PlacementStrategy::HashName => "hash_name",
+            PlacementStrategy::Custom(_) => "custom",
         }
     }
 }
@@ -67,11 +67,16 @@ mod tests {
 
     #[test]
     fn names_are_stable() {
-        let custom = Strategy::custom(|_, _, tasks| tasks[0]);
-        let all = [Strategy::RoundRobin, Strategy::GreedyBytes, Strategy::HashName, custom];
-        let names: Vec<_> = all.iter().map(Strategy::name).collect();
+        let custom = PlacementStrategy::custom(|_, _, tasks| tasks[0]);
+        let all = [
+            PlacementStrategy::RoundRobin,
+            PlacementStrategy::GreedyBytes,
+            PlacementStrategy::HashName,
+            custom,
+        ];
+        let names: Vec<_> = all.iter().map(PlacementStrategy::name).collect();
         assert_eq!(names, ["round_robin", "greedy_bytes", "hash_name", "custom"]);
         assert_eq!(format!("{:?}", all[3]), "Custom(_)");
-        assert_eq!(Strategy::default().name(), "round_robin");
+        assert_eq!(PlacementStrategy::default().name(), "round_robin");
     }
 }

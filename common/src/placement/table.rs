@@ -107,11 +107,11 @@ fn write_rows(text: &mut String, rows: &[[String; 4]]) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{ShardMap, Strategy};
+    use super::super::{PlacementStrategy, ShardMap};
     use super::*;
     use crate::variable::VariableSpec;
 
-    fn plan(sizes: &[u64], shards_per_task: u16, strategy: Strategy) -> Placement {
+    fn plan(sizes: &[u64], shards_per_task: u16, strategy: PlacementStrategy) -> Placement {
         let name = |index: usize| format!("v{index}");
         let variable = |(index, &size): (usize, _)| VariableSpec::f32(name(index), [size]).unwrap();
         let variables: Vec<_> = sizes.iter().enumerate().map(variable).collect();
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn an_uneven_table_warns() {
-        let placement = plan(&[1000, 10, 300, 10], 1, Strategy::RoundRobin);
+        let placement = plan(&[1000, 10, 300, 10], 1, PlacementStrategy::RoundRobin);
         assert_eq!(placement.task_bytes(), [(1, 5200), (3, 80)]);
         let expected = "\
 placement by round_robin
@@ -137,7 +137,7 @@ warning: ps task 1 holds 1.97 times the mean; its largest partition is part 0 of
 
     #[test]
     fn an_even_table_lists_shards() {
-        let placement = plan(&[30, 10, 20, 30], 2, Strategy::GreedyBytes);
+        let placement = plan(&[30, 10, 20, 30], 2, PlacementStrategy::GreedyBytes);
         let expected = "\
 placement by greedy_bytes
 task  shard  partitions  bytes
@@ -154,7 +154,7 @@ skew 1.33: the fullest task over the mean
 
     #[test]
     fn nothing_is_even() {
-        let placement = plan(&[], 1, Strategy::HashName);
+        let placement = plan(&[], 1, PlacementStrategy::HashName);
         assert_eq!(placement.skew(), 1.0);
         assert!(!placement.table().contains("warning"));
     }

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use pushpull_common::catalogue::{Catalogue, ShardLayout};
 use pushpull_common::ids::ShardId;
 use pushpull_common::initializer::Initializer;
-use pushpull_common::placement::{Placement, ShardMap, Strategy};
+use pushpull_common::placement::{Placement, ShardMap, PlacementStrategy};
 use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
 
@@ -54,7 +54,7 @@ fn make() -> Vec<Declarable> {
 
 fn declarable(variables: Vec<VariableSpec>, tasks: &[u32]) -> Declarable {
     let map = ShardMap::new(tasks.to_vec(), 1).expect("there are shards");
-    let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin);
+    let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin);
     let placement = placement.expect("the variables can be placed");
     let catalogue = Catalogue::new(variables, &placement).expect("the variables are sound");
     Declarable {

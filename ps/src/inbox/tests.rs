@@ -2,7 +2,7 @@
 
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::ShardId;
-use pushpull_common::placement::{Placement, ShardMap, Strategy};
+use pushpull_common::placement::{Placement, PlacementStrategy, ShardMap};
 use pushpull_common::variable::VariableSpec;
 
 use super::*;
@@ -53,7 +53,7 @@ fn layout(bytes: &[u64]) -> ShardLayout {
     };
     let variables: Vec<_> = bytes.iter().enumerate().map(variable).collect();
     let map = ShardMap::new([0], 1).unwrap();
-    let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
+    let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin).unwrap();
     Catalogue::new(variables, &placement).unwrap().layout(ShardId::default())
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// How the saving of checkpoints goes, on the task that owns the step. See [`crate::Handle::saves`].
+/// How the saving of checkpoints goes, on the task that owns the step. See [`crate::PsHandle::saves`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SaveStatus {

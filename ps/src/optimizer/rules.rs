@@ -186,7 +186,7 @@ impl VariableRules {
 #[cfg(test)]
 mod tests {
     use pushpull_common::partition::Partitioner;
-    use pushpull_common::placement::{Placement, ShardMap, Strategy};
+    use pushpull_common::placement::{Placement, PlacementStrategy, ShardMap};
     use pushpull_common::variable::VariableSpec;
 
     use super::*;
@@ -201,7 +201,7 @@ mod tests {
 
     fn placed(variables: Vec<VariableSpec>) -> Catalogue {
         let map = ShardMap::new([0], 1).unwrap();
-        let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
+        let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin).unwrap();
         Catalogue::new(variables, &placement).unwrap()
     }
 

@@ -13,7 +13,7 @@ use crate::metrics::{Counters, Metrics, SaveRecord, SaveStatus};
 
 /// A handle on a running server; cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Handle {
+pub struct PsHandle {
     pub(super) addresses: Arc<[String]>,
     pub(super) stop: CancellationToken,
     pub(super) counters: Arc<[Arc<Counters>]>,
@@ -21,7 +21,7 @@ pub struct Handle {
     pub(super) saves: watch::Receiver<SaveRecord>,
 }
 
-impl Handle {
+impl PsHandle {
     /// The first address the server listens on.
     pub fn address(&self) -> &str {
         self.addresses.first().map_or("", String::as_str)

@@ -18,7 +18,7 @@ mod server;
 mod shard_thread;
 mod waiting;
 
-pub use handle::Handle;
+pub use handle::PsHandle;
 pub use listener::Listener;
 pub use server::Ps;
 pub(crate) use server::boot;

@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::accept::{self, Acceptor};
-use super::handle::Handle;
+use super::handle::PsHandle;
 use super::listener::Listener;
 use super::owner_link::OwnerWay;
 use super::publisher::Publisher;
@@ -42,7 +42,7 @@ const ARRIVALS_MAX: usize = 64;
 /// its threads.
 #[derive(Debug)]
 pub struct Ps {
-    handle: Handle,
+    handle: PsHandle,
     threads: Vec<(String, JoinHandle<io::Result<()>>)>,
     /// Closed when every thread has ended.
     ended: mpsc::Receiver<()>,
@@ -64,11 +64,11 @@ impl Ps {
     }
 
     /// A handle on the server.
-    pub fn handle(&self) -> Handle {
+    pub fn handle(&self) -> PsHandle {
         self.handle.clone()
     }
 
-    /// Serves until `shutdown` is done, [`Handle::stop`] is called, or all workers are gone
+    /// Serves until `shutdown` is done, [`PsHandle::stop`] is called, or all workers are gone
     /// ([`PsConfig::exit_when_done`]); then drains, ends every thread, and frees port and files.
     ///
     /// Dropping the future stops the server too.
@@ -157,7 +157,7 @@ impl Listener {
         let counted = counters.clone();
         let (record, saved) = watch::channel(SaveRecord::default());
         let handle =
-            Handle { addresses, stop: stop.clone(), counters: counted, wishes, saves: saved };
+            PsHandle { addresses, stop: stop.clone(), counters: counted, wishes, saves: saved };
         let (end, ended) = mpsc::channel(1);
         let note = state.as_ref().map(StateDirectory::save_note);
         let mut ps = Ps { handle, threads: Vec::new(), ended, _state: state };

@@ -108,7 +108,7 @@ mod tests {
 
     use pushpull_common::catalogue::Catalogue;
     use pushpull_common::ids::ShardId;
-    use pushpull_common::placement::{Placement, ShardMap, Strategy};
+    use pushpull_common::placement::{Placement, PlacementStrategy, ShardMap};
     use pushpull_common::table::TableSpec;
     use pushpull_common::tensor::Shape;
     use pushpull_common::variable::VariableSpec;
@@ -118,7 +118,7 @@ mod tests {
 
     fn ends(variables: Vec<VariableSpec>, rules: &Rules) -> Vec<(u64, u64, bool)> {
         let map = ShardMap::new([0], 1).unwrap();
-        let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
+        let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin).unwrap();
         let catalogue = Catalogue::new(variables, &placement).unwrap();
         let layout = catalogue.layout(ShardId::default());
         let groups = Groups::new(&layout, &rules.of_variables(&catalogue));

@@ -389,16 +389,16 @@ mod tests {
     use crate::aggregate::clipping;
 
     /// What goes up by one at a time, from what a checkpoint may say.
-    fn count() -> impl Strategy<Value = u64> {
+    fn count() -> impl PlacementStrategy<Value = u64> {
         prop_oneof![0..4_u64, RESTORED_LIMIT - 2..RESTORED_LIMIT + 2, 0..COUNT_LIMIT]
     }
 
     /// What is minted, or taken.
-    fn epoch() -> impl Strategy<Value = u64> {
+    fn epoch() -> impl PlacementStrategy<Value = u64> {
         prop_oneof![0..4_u64, EPOCH_LIMIT - 4..EPOCH_LIMIT, 0..EPOCH_LIMIT]
     }
 
-    fn any_record() -> impl Strategy<Value = ShardRecord> {
+    fn any_record() -> impl PlacementStrategy<Value = ShardRecord> {
         let steps = (count(), count(), any::<bool>());
         let steps =
             steps.prop_map(|(step, next_token, finished)| Steps { step, next_token, finished });
@@ -446,7 +446,7 @@ mod tests {
         })
     }
 
-    fn outcome() -> impl Strategy<Value = Outcome> {
+    fn outcome() -> impl PlacementStrategy<Value = Outcome> {
         let step = || count().prop_map(GlobalStep);
         prop_oneof![
             (count(), step(), count()).prop_map(|(version, step, staleness)| Outcome::Applied {
@@ -462,7 +462,7 @@ mod tests {
     }
 
     /// A window after pushes with any numbers, near and far.
-    fn window() -> impl Strategy<Value = Window> {
+    fn window() -> impl PlacementStrategy<Value = Window> {
         let near = prop_oneof![1..200_u64, u64::MAX - 100..=u64::MAX, any::<u64>()];
         vec((near, outcome()), 0..100).prop_map(|pushes| {
             let mut window = Window::new(Zoo::default());

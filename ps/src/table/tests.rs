@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::ShardId;
-use pushpull_common::placement::{Placement, ShardMap, Strategy as Placing};
+use pushpull_common::placement::{Placement, PlacementStrategy as Placing, ShardMap};
 use pushpull_common::rows::{Numbers, encode_numbers};
 use pushpull_common::table::{Admission, Eviction, TableSpec};
 use pushpull_common::variable::VariableSpec;

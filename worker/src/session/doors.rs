@@ -16,7 +16,7 @@ use smallvec::SmallVec;
 
 use super::spares::Emptied;
 use crate::config::Checksums;
-use crate::error::{Error, SilentShards};
+use crate::error::{Error, UnresponsiveShards};
 use crate::fanout::Plan;
 use crate::own_parts::OwnParts;
 use crate::params::Buffer;
@@ -241,7 +241,7 @@ pub(crate) enum Output {
     /// Tell a caller.
     Reply { op: OpId, reply: Result<Reply, Error> },
     /// Tell for whom an operation waits.
-    Progress { silent: SilentShards },
+    Progress { silent: UnresponsiveShards },
 }
 
 /// What a session is told when it begins.

@@ -8,14 +8,14 @@ use pushpull_common::protocol::Refusal;
 use super::link::{Link, Status};
 use super::requests::deadline_ms;
 use super::{Op, OpId, OpKind, Output, Session};
-use crate::error::{Silent, SilentShards};
+use crate::error::{UnresponsiveShard, UnresponsiveShards};
 
 /// The shortest time after which a step owner is asked for whom a token waits: it looks every 50 ms.
 const SHORTEST_WAIT: Duration = Duration::from_millis(100);
 
 impl Session {
     /// The shards that an operation waits for, with what is known of each.
-    pub(super) fn awaited(&self, now: Instant, op: &Op) -> SilentShards {
+    pub(super) fn awaited(&self, now: Instant, op: &Op) -> UnresponsiveShards {
         let all_links = || (0..self.links.len()).collect();
         let links: Vec<usize> = match &op.kind {
             OpKind::Open { shards } => {
@@ -38,7 +38,8 @@ impl Session {
                 None => all_links(),
             },
         };
-        let mut silent: Vec<Silent> = links.iter().map(|&link| self.silent(now, link)).collect();
+        let mut silent: Vec<UnresponsiveShard> =
+            links.iter().map(|&link| self.silent(now, link)).collect();
         if let (OpKind::Token, Some(awaited)) = (&op.kind, self.tokens.awaited()) {
             silent.iter_mut().for_each(|owner| owner.last = format!("{}; {awaited}", owner.last));
         }
@@ -51,10 +52,10 @@ impl Session {
                 }
             }
         }
-        SilentShards(silent)
+        UnresponsiveShards(silent)
     }
 
-    pub(super) fn silent(&self, now: Instant, index: usize) -> Silent {
+    pub(super) fn silent(&self, now: Instant, index: usize) -> UnresponsiveShard {
         let link = &self.links[index];
         let last = match link.status {
             Status::Up if self.awaits_restore(index) => {
@@ -73,7 +74,7 @@ impl Session {
             _ => link.last_error.clone(),
         };
         let address = self.start.addresses.get(&link.shard.task).cloned().unwrap_or_default();
-        Silent { shard: link.shard, address, last }
+        UnresponsiveShard { shard: link.shard, address, last }
     }
 
     /// Whether a shard has values of an older restore epoch than others.
@@ -95,14 +96,14 @@ impl Session {
             return;
         }
         self.reported = Some(now);
-        let silent = SilentShards(self.who_is_silent(now, None));
+        let silent = UnresponsiveShards(self.who_is_silent(now, None));
         if !silent.0.is_empty() {
             self.outputs.push_back(Output::Progress { silent });
         }
     }
 
     /// The shards that hold operations up, and this one, by its link, if it is none of them.
-    fn who_is_silent(&self, now: Instant, also: Option<usize>) -> Vec<Silent> {
+    fn who_is_silent(&self, now: Instant, also: Option<usize>) -> Vec<UnresponsiveShard> {
         let holds_up =
             |link: &Link| link.is_silent() || link.is_unresponsive(now) || !link.trouble.is_empty();
         let links = self.links.iter().enumerate();
@@ -141,7 +142,7 @@ impl Session {
         let shard = self.links[link].shard;
         let owner = silent.iter_mut().filter(|silent| silent.shard == shard);
         owner.for_each(|owner| owner.last = format!("{}; {awaited}", owner.last));
-        self.outputs.push_back(Output::Progress { silent: SilentShards(silent) });
+        self.outputs.push_back(Output::Progress { silent: UnresponsiveShards(silent) });
         true
     }
 

@@ -8,7 +8,7 @@ use pushpull_common::protocol::refusal::Detail;
 use super::pushes::{Phase, Push};
 use super::requests::deadline_ms;
 use super::{OpId, Session};
-use crate::error::{Error, Silent, SilentShards};
+use crate::error::{Error, UnresponsiveShard, UnresponsiveShards};
 
 impl Session {
     /// Whether it is known what became of a synchronous push as a whole. The step owner's outcome
@@ -41,8 +41,8 @@ impl Session {
         asked: Option<Instant>,
         awaited: &Detail,
     ) {
-        let Silent { shard, address, .. } = self.silent(now, link);
-        let silent = Silent { shard, address, last: awaited.to_string() };
+        let UnresponsiveShard { shard, address, .. } = self.silent(now, link);
+        let silent = UnresponsiveShard { shard, address, last: awaited.to_string() };
         let mut is_awaited = false;
         let waiting: Vec<OpId> = self.waiting_for(sequence).collect();
         for id in waiting {
@@ -54,7 +54,7 @@ impl Session {
             let error = Error::Timeout {
                 doing: op.doing,
                 waited: now.saturating_duration_since(op.since),
-                awaited: SilentShards(vec![silent.clone()]),
+                awaited: UnresponsiveShards(vec![silent.clone()]),
                 sequence: Some(sequence),
             };
             self.finish(id, Err(error));

@@ -12,7 +12,7 @@ use crate::client::Client;
 use crate::error::{Error, ViewError};
 use crate::fanout::Plan;
 use crate::handles::PushHandle;
-use crate::initial::padded;
+use crate::initial_values::padded;
 use crate::joined::{check_finite, check_rows_finite};
 use crate::own_parts::OwnParts;
 use crate::rows::{self, Cutting};

@@ -13,8 +13,8 @@ use crate::joined::Joined;
 use crate::outcome::Push;
 use crate::params::Gradients;
 use crate::parts::{Scatter, Scattered};
-use crate::pushing::Pushing;
 use crate::session::{Command, PushOrder, Reply};
+use crate::streaming_push::StreamingPush;
 use crate::token::Token;
 
 impl Worker {
@@ -127,7 +127,7 @@ impl Worker {
 
     /// Begins a push whose gradients are sent as they become ready. It borrows nothing of the worker:
     /// others can be begun meanwhile, and values pulled.
-    pub async fn begin(&mut self, token: Token) -> Result<Pushing, Error> {
+    pub async fn begin(&mut self, token: Token) -> Result<StreamingPush, Error> {
         let joined = self.joined("push")?.clone();
         let Some((grant, read)) = token.spend() else {
             return Err(Error::EmptyPush);
@@ -135,7 +135,7 @@ impl Worker {
         let operation = Operation::Gradient {};
         let order = PushOrder::of_parts(operation, Some(grant), read, Vec::new());
         match joined.caller.call("push", Command::Begin { order }, joined.timeout).await? {
-            Reply::Begun { sequence } => Ok(Pushing::new(joined, sequence)),
+            Reply::Begun { sequence } => Ok(StreamingPush::new(joined, sequence)),
             _ => Err(Error::Ended { doing: "push" }),
         }
     }

@@ -10,7 +10,7 @@ use super::{Worker, token_of};
 use crate::client::PullCall;
 use crate::error::Error;
 use crate::handles::PushHandle;
-use crate::outcome::{Push, Stepped};
+use crate::outcome::{Push, StepOutcome};
 use crate::params::{Gradients, Params};
 use crate::runtime::{Call, Caller};
 use crate::session::{Command, Read};
@@ -22,7 +22,7 @@ impl Worker {
     ///
     /// The request for the values leaves right behind the gradients where they will be those of the next
     /// token, as they usually are: in synchronous mode, and where one shard holds all variables.
-    /// Otherwise, and where values are read in lent memory, that waits until the token is there. `params` is for [`Stepped::next`], if that
+    /// Otherwise, and where values are read in lent memory, that waits until the token is there. `params` is for [`StepOutcome::next`], if that
     /// is a token; if it is not, whether `params` has been replaced is open.
     ///
     /// An error is one of the push, which is as for [`Worker::push`]. Dropping the future does to the push
@@ -32,7 +32,7 @@ impl Worker {
         token: Token,
         gradients: Gradients,
         params: &mut Params,
-    ) -> Result<Stepped, Error> {
+    ) -> Result<StepOutcome, Error> {
         let joined = self.joined("push")?.clone();
         if !joined.plan.is_same(&params.plan) {
             return Err(Error::ForeignBuffer);
@@ -46,7 +46,7 @@ impl Worker {
         let ahead = synchronous || !(shared || joined.plan.shards() != [self.client.owner]);
         let Some(next) = next.filter(|_| ahead) else {
             let push = push.await?;
-            return Ok(Stepped { push, next: self.next(push, None, None, params).await });
+            return Ok(StepOutcome { push, next: self.next(push, None, None, params).await });
         };
         // What is lent is read where it lies, once there is a token for it.
         let pull = (!shared).then(|| self.client.pull_for(params, Some(next)));
@@ -65,7 +65,7 @@ impl Worker {
             }
             (granted, _) => granted,
         };
-        Ok(Stepped { push, next: self.next(push, granted, found, params).await })
+        Ok(StepOutcome { push, next: self.next(push, granted, found, params).await })
     }
 
     /// The next token, if it has not been granted yet, and the values for it, if they are not those that
@@ -192,7 +192,7 @@ mod tests {
 
     use pushpull_common::catalogue::Catalogue;
     use pushpull_common::ids::TokenId;
-    use pushpull_common::placement::{Placement, ShardMap, Strategy};
+    use pushpull_common::placement::{Placement, PlacementStrategy, ShardMap};
     use pushpull_common::protocol::{Grant, Outcome};
     use pushpull_common::variable::VariableSpec;
 
@@ -212,7 +212,7 @@ mod tests {
     fn params() -> Params {
         let variables = vec![VariableSpec::f32("w", [2]).unwrap()];
         let map = ShardMap::new([0], 1).unwrap();
-        let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
+        let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin).unwrap();
         Params::new(Arc::new(Plan::new(Arc::new(Catalogue::new(variables, &placement).unwrap()))))
     }
 

@@ -8,7 +8,7 @@ mod server;
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::ids::{GlobalStep, RestoreEpoch, TaskId};
-use pushpull_common::placement::{Placement, ShardMap, Strategy};
+use pushpull_common::placement::{Placement, PlacementStrategy, ShardMap};
 use pushpull_common::protocol::message::CheckpointId;
 use pushpull_common::protocol::wire::Text;
 use pushpull_common::variable::VariableSpec;
@@ -24,7 +24,7 @@ fn variables() -> Vec<VariableSpec> {
 /// A shard that holds the variables with values, in this epoch and at this step.
 fn ready(epoch: u32, step: u64) -> State {
     let map = ShardMap::new(vec![0, 1], 1).unwrap();
-    let placement = Placement::plan(&variables(), &map, &Strategy::RoundRobin).unwrap();
+    let placement = Placement::plan(&variables(), &map, &PlacementStrategy::RoundRobin).unwrap();
     let catalogue = Some(Catalogue::new(variables(), &placement).unwrap());
     let (epoch, step) = (RestoreEpoch(epoch), GlobalStep(step));
     State { catalogue, ready: true, epoch, step, ..State::default() }

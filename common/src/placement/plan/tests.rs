@@ -22,7 +22,7 @@ fn map(tasks: &[u32], shards_per_task: u16) -> ShardMap {
     ShardMap::new(tasks, shards_per_task).unwrap()
 }
 
-fn tasks(variables: &[VariableSpec], on: &[u32], strategy: &Strategy) -> Vec<u32> {
+fn tasks(variables: &[VariableSpec], on: &[u32], strategy: &PlacementStrategy) -> Vec<u32> {
     let placement = Placement::plan(variables, &map(on, 1), strategy).unwrap();
     placement.partitions().iter().map(|placed| placed.shard.task).collect()
 }
@@ -35,15 +35,15 @@ fn a_pinned_variable_takes_a_slot() {
         pinned("c", "/task:1"),
         pinned("d", "/job:ps/cpu:0"),
     ];
-    assert_eq!(tasks(&variables, &[1, 3], &Strategy::RoundRobin), [3, 3, 1, 3]);
-    assert_eq!(tasks(&variables, &[1, 3], &Strategy::GreedyBytes), [3, 1, 1, 3]);
-    let last = Strategy::custom(|_, _, tasks| tasks[tasks.len() - 1]);
+    assert_eq!(tasks(&variables, &[1, 3], &PlacementStrategy::RoundRobin), [3, 3, 1, 3]);
+    assert_eq!(tasks(&variables, &[1, 3], &PlacementStrategy::GreedyBytes), [3, 1, 1, 3]);
+    let last = PlacementStrategy::custom(|_, _, tasks| tasks[tasks.len() - 1]);
     assert_eq!(tasks(&variables, &[1, 3], &last), [3, 3, 1, 3]);
 }
 
 #[test]
 fn faults_name_the_variable_and_the_tasks() {
-    let plan = |variable: VariableSpec, strategy: &Strategy| {
+    let plan = |variable: VariableSpec, strategy: &PlacementStrategy| {
         Placement::plan(&[variable], &map(&[1, 2, 5], 1), strategy).unwrap_err().to_string()
     };
     let table = [
@@ -63,12 +63,12 @@ fn faults_name_the_variable_and_the_tasks() {
         ),
     ];
     for (variable, expected) in table {
-        assert_eq!(plan(variable, &Strategy::RoundRobin), expected);
+        assert_eq!(plan(variable, &PlacementStrategy::RoundRobin), expected);
     }
     let nan = variable("w", &[1]).initializer(Initializer::Constant(f64::NAN));
-    assert!(plan(nan, &Strategy::RoundRobin).contains("\"w\""));
+    assert!(plan(nan, &PlacementStrategy::RoundRobin).contains("\"w\""));
     assert_eq!(
-        plan(variable("w", &[10]), &Strategy::custom(|_, _, _| 3)),
+        plan(variable("w", &[10]), &PlacementStrategy::custom(|_, _, _| 3)),
         "cannot place part 0 of the variable \"w\" on ps task 3, as the custom strategy chose: \
          there are only 1-2, 5"
     );
@@ -78,7 +78,8 @@ fn faults_name_the_variable_and_the_tasks() {
 fn shards_of_a_task_fill_evenly() {
     let sizes = [100, 10, 20, 50, 60, 0];
     let variables: Vec<_> = sizes.iter().map(|&n| variable(&format!("v{n}"), &[n])).collect();
-    let placement = Placement::plan(&variables, &map(&[4], 2), &Strategy::RoundRobin).unwrap();
+    let placement =
+        Placement::plan(&variables, &map(&[4], 2), &PlacementStrategy::RoundRobin).unwrap();
     let shards: Vec<_> = placement.partitions().iter().map(|placed| placed.shard.shard).collect();
     assert_eq!(shards, [0, 1, 1, 1, 1, 0]);
     let held = placement.of_shard(ShardId { task: 4, shard: 1 });
@@ -92,13 +93,15 @@ fn tables_are_as_large_as_they_may_become() {
         VariableSpec::table(name, DType::F32, [4], TableSpec::new(bytes)).unwrap()
     };
     let large = || variable("large", &[1 << 21]);
-    let greedy = |variables: &[VariableSpec]| tasks(variables, &[0, 1], &Strategy::GreedyBytes);
+    let greedy =
+        |variables: &[VariableSpec]| tasks(variables, &[0, 1], &PlacementStrategy::GreedyBytes);
     // 8 MiB of values beside tables of 64 MiB and 4 KiB, of which both have 1 MiB of buckets.
     assert_eq!(greedy(&[table("t", 64 << 20), large(), variable("w", &[8])]), [0, 1, 1]);
     assert_eq!(greedy(&[table("t", 4 << 10), large(), variable("w", &[8])]), [0, 1, 0]);
     let cut = Partitioner::MaxSize { bytes_max: 16 << 20, shards_max: None };
     let placed = [table("t", 64 << 20).partitioner(cut)];
-    let placement = Placement::plan(&placed, &map(&[0, 1], 1), &Strategy::RoundRobin).unwrap();
+    let placement =
+        Placement::plan(&placed, &map(&[0, 1], 1), &PlacementStrategy::RoundRobin).unwrap();
     let bytes: Vec<u64> = placement.partitions().iter().map(|placed| placed.bytes).collect();
     assert_eq!(bytes, [16 << 20; 4]);
     let cut = |bytes_max| {
@@ -113,7 +116,8 @@ fn scalars_and_empty_variables_are_one_partition() {
     let cut = |v: VariableSpec| v.partitioner(Partitioner::Fixed { shards: 3 });
     let variables =
         [cut(variable("s", &[])), cut(variable("e", &[0, 4])), cut(variable("w", &[7]))];
-    let placement = Placement::plan(&variables, &map(&[0], 1), &Strategy::RoundRobin).unwrap();
+    let placement =
+        Placement::plan(&variables, &map(&[0], 1), &PlacementStrategy::RoundRobin).unwrap();
     let rows = |id| {
         let parts = placement.of_variable(VariableId(id)).iter();
         parts.map(|p| (p.rows.start, p.rows.end)).collect()
@@ -132,7 +136,7 @@ fn bounds_are_reached() {
     };
     let mut variables: Vec<_> = (0..16).map(|i| cut(&format!("v{i}"))).collect();
     let place = |variables: &[VariableSpec]| {
-        Placement::plan(variables, &map(&[0, 1], 1), &Strategy::GreedyBytes)
+        Placement::plan(variables, &map(&[0, 1], 1), &PlacementStrategy::GreedyBytes)
     };
     assert_eq!(place(&variables).unwrap().partitions().len(), Placement::PARTITIONS_MAX);
     variables.push(variable("more", &[]));
@@ -147,7 +151,7 @@ fn bounds_are_reached() {
 #[test]
 fn hashed_places_are_stable() {
     let variables = ["a", "b", "c", "d", "e", "f"].map(|name| variable(name, &[4]));
-    assert_eq!(tasks(&variables, &[0, 1, 2], &Strategy::HashName), [0, 2, 1, 1, 1, 1]);
+    assert_eq!(tasks(&variables, &[0, 1, 2], &PlacementStrategy::HashName), [0, 2, 1, 1, 1, 1]);
 }
 
 prop_compose! {
@@ -188,10 +192,10 @@ proptest! {
     ) {
         let variables = declare(all);
         let strategy = [
-            Strategy::RoundRobin,
-            Strategy::GreedyBytes,
-            Strategy::HashName,
-            Strategy::custom(|_, part, tasks| tasks[part as usize % tasks.len()]),
+            PlacementStrategy::RoundRobin,
+            PlacementStrategy::GreedyBytes,
+            PlacementStrategy::HashName,
+            PlacementStrategy::custom(|_, part, tasks| tasks[part as usize % tasks.len()]),
         ][which].clone();
         let map = map(&[0, 1, 2], shards);
         let placement = Placement::plan(&variables, &map, &strategy).unwrap();
@@ -219,7 +223,7 @@ proptest! {
     ) {
         let variables = declare(all);
         let places = |variables: &[VariableSpec]| {
-            let placement = Placement::plan(variables, &map(&[0, 1, 2], 2), &Strategy::HashName);
+            let placement = Placement::plan(variables, &map(&[0, 1, 2], 2), &PlacementStrategy::HashName);
             let placed = placement.unwrap().partitions().to_vec();
             let name = |p: &PlacedPartition| variables[p.variable.0 as usize].name().to_owned();
             placed.iter().map(|p| (name(p), p.part, p.shard)).collect::<Vec<_>>()

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::{GlobalStep, RestoreEpoch, ShardId};
 use pushpull_common::partition::Partitioner;
-use pushpull_common::placement::{Placement, ShardMap, Strategy};
+use pushpull_common::placement::{Placement, PlacementStrategy, ShardMap};
 use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
 
@@ -28,7 +28,7 @@ pub(super) fn slots() -> Vec<String> {
 
 pub(super) fn place(variables: Vec<VariableSpec>, tasks: u32, shards: u16) -> Arc<Catalogue> {
     let map = ShardMap::new((0..tasks).collect::<Vec<_>>(), shards).unwrap();
-    let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
+    let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin).unwrap();
     Arc::new(Catalogue::new(variables, &placement).unwrap())
 }
 

@@ -7,7 +7,7 @@ use pushpull_common::identity::Identity;
 use pushpull_common::ids::{
     ClientEpoch, GlobalStep, Incarnation, RestoreEpoch, Sequence, ShardId, TokenId,
 };
-use pushpull_common::placement::{Placement, ShardMap, Strategy};
+use pushpull_common::placement::{Placement, PlacementStrategy, ShardMap};
 use pushpull_common::protocol::message::{
     BodyCrc, Hello, Operation, PulledEncoded, PushEncoded, PushPart, Role,
 };
@@ -60,7 +60,7 @@ pub(super) fn variables() -> Vec<VariableSpec> {
 
 pub(super) fn place(variables: Vec<VariableSpec>, shards: u16) -> Arc<Catalogue> {
     let map = ShardMap::new([0], shards).unwrap();
-    let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
+    let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin).unwrap();
     Arc::new(Catalogue::new(variables, &placement).unwrap())
 }
 

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use pushpull::common::ids::RestoreEpoch;
 use pushpull::common::protocol::Message;
 use pushpull::common::protocol::message::{Declare, Initialize, Role};
-use pushpull::{Catalogue, ClusterSpec, Placement, ShardId, ShardMap, Strategy, VariableSpec};
+use pushpull::{
+    Catalogue, ClusterSpec, Placement, PlacementStrategy, ShardId, ShardMap, VariableSpec,
+};
 
 use super::probe::Line;
 use super::{Failure, Folder};
@@ -61,7 +63,7 @@ impl Daemons {
     /// Declares and initializes variables, as soon as a daemon answers.
     pub(crate) fn declare(&self, variables: Vec<VariableSpec>) -> Result<(), Failure> {
         let map = ShardMap::of_cluster(&self.cluster, 1)?;
-        let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin)?;
+        let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin)?;
         let catalogue = Catalogue::new(variables, &placement)?;
         let began = Instant::now();
         let mut chief = loop {

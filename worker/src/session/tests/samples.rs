@@ -12,7 +12,7 @@ use pushpull_common::ids::{
     VariableId,
 };
 use pushpull_common::partition::Partitioner;
-use pushpull_common::placement::{Placement, ShardMap, Strategy};
+use pushpull_common::placement::{Placement, PlacementStrategy, ShardMap};
 use pushpull_common::protocol::message::{
     self, BodyCrc, CatalogueState, ModeIs, NonFinitePolicy, Operation, Welcome,
 };
@@ -68,7 +68,7 @@ pub(super) fn split_plan() -> Arc<Plan> {
 
 pub(super) fn place(variables: Vec<VariableSpec>, tasks: u32) -> Arc<Plan> {
     let map = ShardMap::new((0..tasks).collect::<Vec<_>>(), 1).unwrap();
-    let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
+    let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin).unwrap();
     Arc::new(Plan::new(Arc::new(Catalogue::new(variables, &placement).unwrap())))
 }
 

@@ -12,7 +12,7 @@ use pushpull_common::protocol::{Envelope, Message};
 
 pub(super) use super::samples::*;
 use crate::config::Checksums;
-use crate::error::{Error, SilentShards};
+use crate::error::{Error, UnresponsiveShards};
 use crate::fanout::Plan;
 use crate::params::Buffer;
 use crate::push_buffers::PushBufferId;
@@ -47,7 +47,7 @@ pub(super) struct World {
     pub(super) sent: VecDeque<Frame>,
     pub(super) replies: BTreeMap<OpId, Result<Reply, Error>>,
     /// What was told of silent shards, and when.
-    pub(super) progress: Vec<(Duration, SilentShards)>,
+    pub(super) progress: Vec<(Duration, UnresponsiveShards)>,
     /// The links that are to be connected.
     pub(super) connects: Vec<usize>,
     /// How often each link was closed by the session.

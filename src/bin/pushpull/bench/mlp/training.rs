@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pushpull::blocking::Worker;
 use pushpull::{
-    ClusterSpec, Mode, Params, Ps, PsConfig, Push, Sgd, Stepped, TaskId, Token, VariableSpec,
+    ClusterSpec, Mode, Params, Ps, PsConfig, Push, Sgd, StepOutcome, TaskId, Token, VariableSpec,
     WorkerConfig,
 };
 
@@ -137,7 +137,7 @@ impl<'a> Trainer<'a> {
         let mut gradients = self.worker.gradients();
         let batch = self.data.batch(self.next);
         self.model.gradients(self.params.views(NAMES)?, batch, gradients.views_mut(NAMES)?);
-        let Stepped { push, next, .. } =
+        let StepOutcome { push, next, .. } =
             self.worker.push_and_pull(token, gradients, &mut self.params)?;
         self.token = next?;
         match push {

@@ -15,15 +15,15 @@ use crate::params::locate;
 /// Variables that are not given values here take those of their initializer, which the servers
 /// compute.
 #[derive(Debug)]
-pub struct Initial<'a> {
+pub struct InitialValues<'a> {
     plan: &'a Plan,
     values: BTreeMap<VariableId, Bytes>,
     fault: Option<ViewError>,
 }
 
-impl<'a> Initial<'a> {
-    pub(crate) fn new(plan: &'a Plan) -> Initial<'a> {
-        Initial { plan, values: BTreeMap::new(), fault: None }
+impl<'a> InitialValues<'a> {
+    pub(crate) fn new(plan: &'a Plan) -> InitialValues<'a> {
+        InitialValues { plan, values: BTreeMap::new(), fault: None }
     }
 
     /// Gives a variable its first values, in row-major order. What is wrong with them is told by
@@ -83,7 +83,7 @@ mod tests {
     use std::sync::Arc;
 
     use pushpull_common::catalogue::Catalogue;
-    use pushpull_common::placement::{Placement, ShardMap, Strategy};
+    use pushpull_common::placement::{Placement, PlacementStrategy, ShardMap};
     use pushpull_common::variable::VariableSpec;
 
     use super::*;
@@ -91,16 +91,16 @@ mod tests {
     fn plan() -> Plan {
         let variables = ["a", "b"].map(|name| VariableSpec::f32(name, [3]).unwrap()).to_vec();
         let map = ShardMap::new([0], 1).unwrap();
-        let placement = Placement::plan(&variables, &map, &Strategy::RoundRobin).unwrap();
+        let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin).unwrap();
         Plan::new(Arc::new(Catalogue::new(variables, &placement).unwrap()))
     }
 
     #[test]
     fn values_travel_with_their_padding_and_the_last_ones_count() {
         let plan = plan();
-        let mut initial = Initial::new(&plan);
-        initial.set("b", &[9.0_f32; 3]).set("b", &[1.0_f32, 2.0, 3.0]);
-        let values = initial.finish().unwrap();
+        let mut initial_values = InitialValues::new(&plan);
+        initial_values.set("b", &[9.0_f32; 3]).set("b", &[1.0_f32, 2.0, 3.0]);
+        let values = initial_values.finish().unwrap();
         let expected: Vec<u8> =
             [1.0_f32, 2.0, 3.0, 0.0].iter().flat_map(|v| v.to_le_bytes()).collect();
         assert_eq!(values.len(), 1);
@@ -110,10 +110,13 @@ mod tests {
     #[test]
     fn the_first_fault_is_told() {
         let plan = plan();
-        let mut initial = Initial::new(&plan);
-        initial.set("a", &[1.0_f32; 3]).set("a", &[1.0_f32; 4]).set("x", &[1.0_f32]);
+        let mut initial_values = InitialValues::new(&plan);
+        initial_values.set("a", &[1.0_f32; 3]).set("a", &[1.0_f32; 4]).set("x", &[1.0_f32]);
         let (name, shape) = ("a".to_owned(), plan.catalogue().variable(VariableId(0)).shape());
         let shape = shape.to_string();
-        assert_eq!(initial.finish().unwrap_err(), ViewError::Length { name, elements: 4, shape });
+        assert_eq!(
+            initial_values.finish().unwrap_err(),
+            ViewError::Length { name, elements: 4, shape }
+        );
     }
 }

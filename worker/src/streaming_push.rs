@@ -7,7 +7,7 @@ use pushpull_common::tensor::Element;
 use smallvec::SmallVec;
 
 use crate::error::{Error, ViewError};
-use crate::initial::whole;
+use crate::initial_values::whole;
 use crate::joined::Joined;
 use crate::outcome::Push;
 use crate::own_parts::OwnParts;
@@ -19,10 +19,10 @@ use crate::token::Dropped;
 
 /// A push under way, from [`crate::Worker::begin`]: one sequence number, one commit on each shard.
 ///
-/// Dropping it before [`Pushing::finish`] withdraws it, and its token goes back.
+/// Dropping it before [`StreamingPush::finish`] withdraws it, and its token goes back.
 #[derive(Debug)]
 #[must_use = "a push that is not finished is withdrawn"]
-pub struct Pushing {
+pub struct StreamingPush {
     joined: Arc<Joined>,
     sequence: Sequence,
     sent: Sent,
@@ -36,10 +36,17 @@ pub struct Pushing {
 /// Variables that were sent: a few take no memory.
 type Sent = SmallVec<[VariableId; 32]>;
 
-impl Pushing {
+impl StreamingPush {
     pub(crate) fn new(joined: Arc<Joined>, sequence: Sequence) -> Self {
         let _open = joined.caller.returns().leadership().open();
-        Pushing { joined, sequence, sent: Sent::new(), interrupted: false, finished: false, _open }
+        StreamingPush {
+            joined,
+            sequence,
+            sent: Sent::new(),
+            interrupted: false,
+            finished: false,
+            _open,
+        }
     }
 
     /// Sends the gradient of one variable. It is copied, so `gradient` is free at once.
@@ -49,16 +56,16 @@ impl Pushing {
     pub async fn variable<T: Element>(&mut self, name: &str, gradient: &[T]) -> Result<(), Error> {
         self.not_twice(name)?;
         let id = whole(&self.joined.plan, name, gradient)?;
-        self.send(id, |pushing, own| {
-            pushing.trained(name, id)?;
+        self.send(id, |streaming_push, own| {
+            streaming_push.trained(name, id)?;
             let elements = bytemuck::cast_slice(gradient);
-            pushing.joined.variable_parts(id, elements, &mut own.copies)
+            streaming_push.joined.variable_parts(id, elements, &mut own.copies)
         })
         .await
     }
 
     /// Sends the gradient of a sparse variable: rows as [`crate::Gradients::set_rows`] takes them. All
-    /// of its rows go at once. Otherwise as [`Pushing::variable`].
+    /// of its rows go at once. Otherwise as [`StreamingPush::variable`].
     pub async fn rows<T: Element>(
         &mut self,
         name: &str,
@@ -66,12 +73,12 @@ impl Pushing {
         rows: &[T],
     ) -> Result<(), Error> {
         let id = self.not_twice(name)?;
-        self.send(id, |pushing, own| {
-            let plan = &pushing.joined.plan;
+        self.send(id, |streaming_push, own| {
+            let plan = &streaming_push.joined.plan;
             rows::check::<T>(plan, name, ids, rows.len())?;
-            pushing.trained(name, id)?;
+            streaming_push.trained(name, id)?;
             own.rows.set(plan, id, ids, rows)?;
-            pushing.joined.rows_parts(own, id)
+            streaming_push.joined.rows_parts(own, id)
         })
         .await
     }
@@ -80,7 +87,7 @@ impl Pushing {
     async fn send(
         &mut self,
         id: VariableId,
-        make: impl FnOnce(&Pushing, &mut OwnParts) -> Result<(), Error>,
+        make: impl FnOnce(&StreamingPush, &mut OwnParts) -> Result<(), Error>,
     ) -> Result<(), Error> {
         if std::mem::replace(&mut self.interrupted, true) {
             return Err(Error::Interrupted);
@@ -135,7 +142,7 @@ impl Pushing {
     }
 }
 
-impl Drop for Pushing {
+impl Drop for StreamingPush {
     fn drop(&mut self) {
         if !self.finished {
             self.joined.caller.returns().add(Dropped::Push(self.sequence));
