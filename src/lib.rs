@@ -65,7 +65,7 @@ pub use pushpull_common::placement::{
     DeviceSetter, Placement, PlacementError, PlacementStrategy, ShardMap,
 };
 pub use pushpull_common::protocol::Refusal;
-pub use pushpull_common::table::{Admission, Eviction, TableError, TableSpec};
+pub use pushpull_common::table::{Eviction, RowAdmission, TableError, TableSpec};
 pub use pushpull_common::tensor::{DType, Element, Shape, bf16, f16};
 pub use pushpull_common::variable::{VariableError, VariableSpec};
 pub use pushpull_ps::{

@@ -29,7 +29,7 @@ pub fn scatter(id: u64) -> u64 {
 /// pull gives its first values.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
-pub enum Admission {
+pub enum RowAdmission {
     /// With the first push that has it.
     #[default]
     Always,
@@ -37,7 +37,7 @@ pub enum Admission {
     /// have no row yet are kept in 8 bytes each, for as many as the table may have rows; those of the
     /// rarest are forgotten first.
     After {
-        /// Which: 1 is [`Admission::Always`].
+        /// Which: 1 is [`RowAdmission::Always`].
         pushes: u32,
     },
     /// With each push that has it by this probability, which is drawn from the id and the number of
@@ -81,7 +81,7 @@ pub struct TableSpec {
     /// The most rows of one shard in one push. Each room of the inbox has room for so many.
     pub rows_at_once: u32,
     /// When an id is given a row.
-    pub admission: Admission,
+    pub admission: RowAdmission,
     /// What becomes of rows that a full table has no room for.
     pub eviction: Eviction,
     /// Rows that no push had for so many global steps are evicted soon after, whether the table is
@@ -133,7 +133,7 @@ pub enum TableError {
 impl TableSpec {
     /// The most rows of one shard in one push.
     pub const ROWS_AT_ONCE_MAX: u32 = 1 << 24;
-    /// The most pushes that [`Admission::After`] counts.
+    /// The most pushes that [`RowAdmission::After`] counts.
     pub const PUSHES_MAX: u32 = 1 << 24;
     /// What a row takes beside its values and slots: 24 bytes for its id and its age, and its entry of
     /// the index, 21.3 on the average.
@@ -144,7 +144,7 @@ impl TableSpec {
         TableSpec {
             bytes_max,
             rows_at_once: 1 << 16,
-            admission: Admission::Always,
+            admission: RowAdmission::Always,
             eviction: Eviction::Refuse,
             expire_after_steps: None,
         }
@@ -157,7 +157,7 @@ impl TableSpec {
     }
 
     /// Sets when an id is given a row.
-    pub fn admission(mut self, admission: Admission) -> TableSpec {
+    pub fn admission(mut self, admission: RowAdmission) -> TableSpec {
         self.admission = admission;
         self
     }
@@ -201,10 +201,10 @@ impl TableSpec {
             return Err(TableError::RowsAtOnce { rows: self.rows_at_once });
         }
         match self.admission {
-            Admission::After { pushes } if !(1..=TableSpec::PUSHES_MAX).contains(&pushes) => {
+            RowAdmission::After { pushes } if !(1..=TableSpec::PUSHES_MAX).contains(&pushes) => {
                 return Err(TableError::Pushes { pushes });
             }
-            Admission::Chance { probability } if !(probability > 0.0 && probability <= 1.0) => {
+            RowAdmission::Chance { probability } if !(probability > 0.0 && probability <= 1.0) => {
                 return Err(TableError::Probability { probability });
             }
             _ => {}
@@ -251,10 +251,10 @@ mod tests {
         assert_eq!(zeros(TableSpec::new(64)), Ok(()));
         assert_eq!(zeros(TableSpec::new(63)), Err(TableError::Bytes { bytes_max: 63, least: 64 }));
         assert_eq!(zeros(table.rows_at_once(0)), Err(TableError::RowsAtOnce { rows: 0 }));
-        let never = Admission::After { pushes: 0 };
+        let never = RowAdmission::After { pushes: 0 };
         assert_eq!(zeros(table.admission(never)), Err(TableError::Pushes { pushes: 0 }));
         for probability in [0.0, -0.1, 1.1, f64::NAN] {
-            let chance = table.admission(Admission::Chance { probability });
+            let chance = table.admission(RowAdmission::Chance { probability });
             assert!(matches!(zeros(chance), Err(TableError::Probability { .. })));
         }
         assert_eq!(zeros(table.expire_after(0)), Err(TableError::ExpireAtOnce));

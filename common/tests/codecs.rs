@@ -19,7 +19,7 @@ const CODECS: [Codec; 6] = [
     Codec::Threshold { magnitude: 0.5 },
 ];
 
-fn codec() -> impl PlacementStrategy<Value = Codec> {
+fn codec() -> impl Strategy<Value = Codec> {
     prop_oneof![
         Just(Codec::F16),
         Just(Codec::Bf16),
@@ -31,7 +31,7 @@ fn codec() -> impl PlacementStrategy<Value = Codec> {
 }
 
 /// Elements as gradients are, with zeros and extremes among them.
-fn element() -> impl PlacementStrategy<Value = f64> {
+fn element() -> impl Strategy<Value = f64> {
     prop_oneof![
         8 => -1f64..1.0,
         2 => Just(0.0),
@@ -64,7 +64,7 @@ impl Float for f64 {
     }
 }
 
-fn elements<T: Float>() -> impl PlacementStrategy<Value = Vec<T>> {
+fn elements<T: Float>() -> impl Strategy<Value = Vec<T>> {
     vec(element().prop_map(T::of), 0..3 * BLOCK)
 }
 

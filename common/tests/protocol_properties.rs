@@ -33,7 +33,7 @@ fn read_any(bytes: &[u8], steps: &[usize]) -> (usize, Result<(), ReadError>) {
     (taken.len(), end)
 }
 
-fn steps() -> impl PlacementStrategy<Value = Vec<usize>> {
+fn steps() -> impl Strategy<Value = Vec<usize>> {
     vec(prop_oneof![Just(1), 1..100_usize, Just(1 << 20)], 1..4)
 }
 
@@ -49,7 +49,7 @@ fn frame(sample: &Sample, envelope: &Envelope, body: &[u8], crc: bool) -> (Messa
     (sample.message.clone(), bytes)
 }
 
-fn envelope() -> impl PlacementStrategy<Value = Envelope> {
+fn envelope() -> impl Strategy<Value = Envelope> {
     (any::<u64>(), any::<u32>(), any::<u64>(), any::<u64>(), any::<u32>()).prop_map(
         |(request, restore_epoch, step, sequence, deadline_ms)| Envelope {
             request: request.into(),

@@ -229,7 +229,7 @@ impl<'a> Play<'a> {
             }
             10 => self.streams.clear(),
             11 => self.reopen(),
-            12 => self.hear_owner(),
+            12 => self.on_owner_message(),
             13 | 14 => self.continue_body(),
             15..22 => self.push(),
             _ => self.say_anything(),
@@ -334,7 +334,7 @@ impl<'a> Play<'a> {
     }
 
     /// What the step owner says to a shard that is another's.
-    fn hear_owner(&mut self) {
+    fn on_owner_message(&mut self) {
         if self.id.shard == 0 {
             return;
         }
@@ -821,7 +821,7 @@ mod tests {
     use proptest::strategy::ValueTree;
     use proptest::test_runner::TestRunner;
 
-    fn inputs() -> impl PlacementStrategy<Value = Vec<u8>> {
+    fn inputs() -> impl Strategy<Value = Vec<u8>> {
         proptest::collection::vec(any::<u8>(), 0..3000)
     }
 

@@ -13,10 +13,10 @@ use pushpull_common::names::Names;
 use pushpull_common::protocol::limits;
 
 use crate::aggregate::SparseReduction;
-use crate::aggregate::admission::Rule;
 use crate::aggregate::clipping::Exact;
 use crate::aggregate::mode::{Mode, OnLoss};
 use crate::aggregate::staleness::StalenessPolicy;
+use crate::aggregate::step_coordinator::Rule;
 use crate::checkpoint::{CheckpointStorage, Retention};
 use crate::event::{Event, EventSink};
 use crate::optimizer::{Optimizer, Rules};

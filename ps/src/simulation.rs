@@ -325,7 +325,7 @@ impl Door {
     }
 
     /// Bytes come from the step owner's shard. False if the connection is of no use.
-    pub fn hear_owner(&mut self, now: Instant, bytes: &[u8]) -> bool {
+    pub fn on_owner_message(&mut self, now: Instant, bytes: &[u8]) -> bool {
         let Some((mut stream, mut welcome)) = self.owner.take() else { return false };
         let mut rest = bytes;
         let mut source = source(&mut rest);

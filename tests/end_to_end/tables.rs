@@ -7,8 +7,8 @@ use std::sync::Arc;
 use pushpull::blocking::{Reader, Worker};
 use pushpull::checkpoint::{export, export_since};
 use pushpull::{
-    Adagrad, Adam, Admission, Checkpoints, DType, Error, Eviction, Initializer, LocalDirectory,
-    Optimizer, Partitioner, Pulled, Push, Sgd, ShardId, Storage, TableSpec, VariableError,
+    Adagrad, Adam, Checkpoints, DType, Error, Eviction, Initializer, LocalDirectory, Optimizer,
+    Partitioner, Pulled, Push, RowAdmission, Sgd, ShardId, Storage, TableSpec, VariableError,
     VariableSpec, ViewError,
 };
 use safetensors::SafeTensors;
@@ -190,7 +190,7 @@ fn a_table_that_chance_has_filled_refuses_new_rows() {
     let cluster = Cluster::start(1, 1, Sgd::new(1.0), |config| config);
     let mut worker = cluster.worker(0);
     let spec = TableSpec::new(100 * (16 + TableSpec::ROW_OVERHEAD_BYTES)).rows_at_once(1_000);
-    let spec = spec.admission(Admission::Chance { probability: 0.05 });
+    let spec = spec.admission(RowAdmission::Chance { probability: 0.05 });
     worker.join(&variables(1, spec), |_| ()).unwrap();
     let mut push = |ids: std::ops::Range<u64>| {
         let token = worker.token().unwrap().unwrap();
@@ -300,7 +300,7 @@ fn a_table_under_a_budget_keeps_what_is_used() {
     let cluster = Cluster::start(2, 1, Sgd::new(1.0), |config| config);
     let mut worker = cluster.worker(0);
     let spec = TableSpec::new(400 * (16 + TableSpec::ROW_OVERHEAD_BYTES));
-    let spec = spec.eviction(Eviction::LeastRecent).admission(Admission::After { pushes: 2 });
+    let spec = spec.eviction(Eviction::LeastRecent).admission(RowAdmission::After { pushes: 2 });
     worker.join(&variables(2, spec), |_| ()).unwrap();
     for step in 0..30 {
         let token = worker.token().unwrap().unwrap();

@@ -6,7 +6,7 @@ use crate::initializer::Initializer;
 use crate::protocol::ProtocolError;
 use crate::protocol::limits::NAME_BYTES_MAX;
 use crate::protocol::wire::{Reader, Text, Wire};
-use crate::table::{Admission, BUCKETS, Eviction, TableSpec};
+use crate::table::{BUCKETS, Eviction, RowAdmission, TableSpec};
 use crate::tensor::{DType, Shape, ShapeError};
 use crate::variable::VariableSpec;
 
@@ -88,9 +88,9 @@ fn put_rows(variable: &VariableSpec, out: &mut Vec<u8>) {
     table.bytes_max.put(out);
     table.rows_at_once.put(out);
     let (tag, pushes, probability): (u8, u32, f64) = match table.admission {
-        Admission::Always => (0, 0, 0.0),
-        Admission::After { pushes } => (1, pushes, 0.0),
-        Admission::Chance { probability } => (2, 0, probability),
+        RowAdmission::Always => (0, 0, 0.0),
+        RowAdmission::After { pushes } => (1, pushes, 0.0),
+        RowAdmission::Chance { probability } => (2, 0, probability),
     };
     tag.put(out);
     pushes.put(out);
@@ -115,9 +115,9 @@ fn take_rows(reader: &mut Reader<'_>) -> Result<Rows, ProtocolError> {
     let (bytes_max, rows_at_once) = (u64::take(reader)?, u32::take(reader)?);
     let (tag, pushes, probability) = (u8::take(reader)?, u32::take(reader)?, f64::take(reader)?);
     let admission = match tag {
-        0 => Admission::Always,
-        1 => Admission::After { pushes },
-        2 => Admission::Chance { probability },
+        0 => RowAdmission::Always,
+        1 => RowAdmission::After { pushes },
+        2 => RowAdmission::Chance { probability },
         other => return Err(reader.invalid("admission", other.into())),
     };
     let eviction = match u8::take(reader)? {

@@ -376,7 +376,7 @@ mod tests {
         assert_eq!(accumulator.step(), step(u64::MAX));
     }
 
-    fn gradients() -> impl PlacementStrategy<Value = Vec<[f32; 2]>> {
+    fn gradients() -> impl Strategy<Value = Vec<[f32; 2]>> {
         prop::collection::vec([-1e6_f32..1e6, -1.0_f32..1.0], 1..40)
     }
 

@@ -1,7 +1,7 @@
 //! Every state that a few replicas, shards and faults can reach: the rules of synchronous steps,
 //! driven as they are.
 //!
-//! The step owner ([`Admission`]) is the real one, and so is a shard's part ([`Round`]); beside it,
+//! The step owner ([`StepCoordinator`]) is the real one, and so is a shard's part ([`StepFollower`]); beside it,
 //! a shard here has rooms with whole pushes. What one says to another may arrive at any time, and is said again after a
 //! restart; a process that is killed keeps what is durable. Everything that happens is either
 //! *due* (it happens sooner or later, unless something else makes it moot) or a *fault*, of which
@@ -12,8 +12,8 @@
 use std::collections::{BTreeSet, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use super::admission::{Admission, Asked, Grant, Rule, Verdict};
-use super::round::Round;
+use super::step_coordinator::{Asked, Grant, Rule, StepCoordinator, Verdict};
+use super::step_follower::StepFollower;
 use crate::shard::replicas::ClientKey;
 use crate::zoo::Zoo;
 
@@ -71,12 +71,12 @@ enum Replica {
 struct Shard {
     /// The tokens of the pushes that lie whole here.
     whole: BTreeSet<u64>,
-    round: Round,
+    follower: StepFollower,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct World {
-    owner: Admission,
+    owner: StepCoordinator,
     shards: Vec<Shard>,
     replicas: Vec<Replica>,
     /// Parts that killed replicas have sent and that may still arrive.
@@ -144,11 +144,11 @@ fn key(replica: usize) -> ClientKey {
 impl World {
     fn new(setting: &Setting) -> World {
         let Setting { shards, rule, zoo, .. } = *setting;
-        let mut owner = Admission::new(rule, shards, zoo);
+        let mut owner = StepCoordinator::new(rule, shards, zoo);
         for replica in 0..setting.replicas {
             owner.join(key(replica), replica as u32);
         }
-        let shard = Shard { whole: BTreeSet::new(), round: Round::new(0, zoo) };
+        let shard = Shard { whole: BTreeSet::new(), follower: StepFollower::new(0, zoo) };
         let mut replicas = vec![Replica::Idle; setting.replicas];
         replicas.resize(setting.replicas + setting.late, Replica::Absent);
         let (faults, slow, push_slots) = (setting.faults, setting.slow, rule.push_slots);
@@ -201,7 +201,7 @@ impl World {
         for (index, shard) in self.shards.iter().enumerate() {
             events.extend(shard.whole.iter().map(|&token| Event::SayHeld { shard: index, token }));
             events.extend([Event::SayApplied(index), Event::Learn(index)]);
-            if shard.round.due().is_some() {
+            if shard.follower.due().is_some() {
                 events.push(Event::Work(index));
             }
             if self.faults.shard_kills > 0 {
@@ -245,11 +245,11 @@ impl World {
             Event::HearVerdict(replica) => world.go_on(replica)?,
             Event::SayHeld { shard, token } => world.say_held(shard, token),
             Event::SayApplied(shard) => {
-                world.owner.applied(shard, self.shards[shard].round.step());
+                world.owner.applied(shard, self.shards[shard].follower.step());
             }
             Event::Learn(shard) => {
                 if let Some(committed) = self.owner.committed() {
-                    world.shards[shard].round.learn(&committed);
+                    world.shards[shard].follower.learn(&committed);
                 }
             }
             Event::Work(shard) => world.work(shard)?,
@@ -295,11 +295,11 @@ impl World {
             }
             Event::KillShard(shard) => {
                 world.faults.shard_kills -= 1;
-                let step = self.shards[shard].round.step();
-                world.shards[shard].round = Round::new(step, self.owner.zoo());
+                let step = self.shards[shard].follower.step();
+                world.shards[shard].follower = StepFollower::new(step, self.owner.zoo());
             }
         }
-        world.hear_verdicts();
+        world.on_verdicts();
         world.ghosts.retain(|ghost| ghost.left != 0);
         if !self.slow {
             world.settle()?;
@@ -316,7 +316,7 @@ impl World {
         for _ in 0..2 {
             for shard in 0..self.shards.len() {
                 if let Some(committed) = self.owner.committed() {
-                    self.shards[shard].round.learn(&committed);
+                    self.shards[shard].follower.learn(&committed);
                 }
                 let whole: Vec<u64> = self.shards[shard].whole.iter().copied().collect();
                 for token in whole {
@@ -324,9 +324,9 @@ impl World {
                         self.say_held(shard, token);
                     }
                 }
-                self.owner.applied(shard, self.shards[shard].round.step());
+                self.owner.applied(shard, self.shards[shard].follower.step());
             }
-            self.hear_verdicts();
+            self.on_verdicts();
             for replica in 0..self.replicas.len() {
                 if let Replica::Working { verdict: Some(Verdict::Admitted { .. }), .. } =
                     self.replicas[replica]
@@ -363,7 +363,7 @@ impl World {
     }
 
     /// Replicas hear what became of their pushes.
-    fn hear_verdicts(&mut self) {
+    fn on_verdicts(&mut self) {
         for (grant, verdict) in self.owner.verdicts() {
             if let Verdict::Admitted { step } = verdict {
                 self.accepted.insert((step, grant.token));
@@ -393,19 +393,19 @@ impl World {
 
     /// The push of a token, which was granted at this step, comes to a shard that has room for it.
     fn receive(&mut self, shard: usize, token: u64, step: u64) {
-        let Shard { whole, round } = &mut self.shards[shard];
+        let Shard { whole, follower } = &mut self.shards[shard];
         // What it is for may have passed here.
-        if round.step() <= step {
+        if follower.step() <= step {
             whole.insert(token);
-            round.whole(whole.iter().copied());
+            follower.whole(whole.iter().copied());
         }
     }
 
     /// A shard applies the step that is due.
     fn work(&mut self, shard: usize) -> Result<(), String> {
-        let Shard { whole, round } = &mut self.shards[shard];
-        let Some(tokens) = round.due().map(<[u64]>::to_vec) else { return Ok(()) };
-        let step = round.step();
+        let Shard { whole, follower } = &mut self.shards[shard];
+        let Some(tokens) = follower.due().map(<[u64]>::to_vec) else { return Ok(()) };
+        let step = follower.step();
         let admitted: Vec<u64> = self.owner.admitted().iter().map(|grant| grant.token).collect();
         if !self.owner.is_applying() || self.owner.step() != step + 1 {
             return Err(format!("shard {shard} applies step {step}, which is not committed"));
@@ -422,8 +422,8 @@ impl World {
                 return Err(format!("shard {shard} lacks the push of token {token}"));
             }
         }
-        round.applied();
-        let applied = self.shards.iter().map(|shard| shard.round.step()).min().unwrap_or(0);
+        follower.applied();
+        let applied = self.shards.iter().map(|shard| shard.follower.step()).min().unwrap_or(0);
         self.accepted.retain(|&(step, _)| step >= applied);
         Ok(())
     }
@@ -433,12 +433,13 @@ impl World {
         // Whoever has a token that is worth something reads the same step on every shard.
         for grant in self.owner.tokens_out() {
             let step = self.owner.step();
-            if let Some(shard) = self.shards.iter().position(|shard| shard.round.step() != step) {
+            if let Some(shard) = self.shards.iter().position(|shard| shard.follower.step() != step)
+            {
                 return Err(format!("{grant:?} of step {step} is out, shard {shard} is elsewhere"));
             }
         }
         for (index, shard) in self.shards.iter().enumerate() {
-            let (here, there) = (shard.round.step(), self.owner.step());
+            let (here, there) = (shard.follower.step(), self.owner.step());
             if here > there || here + 1 < there {
                 return Err(format!("shard {index} is at step {here}, the owner at {there}"));
             }

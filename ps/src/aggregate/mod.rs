@@ -29,17 +29,17 @@
 //! ```
 
 mod accumulator;
-pub(crate) mod admission;
+pub(crate) mod bounded_staleness;
 pub(crate) mod clipping;
 #[cfg(test)]
 pub(crate) mod exhaustive;
 pub(crate) mod mode;
-pub(crate) mod pace;
 mod real;
 pub(crate) mod recall;
-pub(crate) mod round;
 mod sparse_accumulator;
 pub(crate) mod staleness;
+pub(crate) mod step_coordinator;
+pub(crate) mod step_follower;
 pub(crate) mod step_owner;
 mod synchronous_tokens;
 mod takers;

@@ -424,7 +424,7 @@ mod tests {
     const WIDTH: usize = 2;
 
     /// A push of rows in any order, some of them twice. Whole numbers, so that sums are exact.
-    fn push() -> impl PlacementStrategy<Value = Vec<(u64, [f64; WIDTH])>> {
+    fn push() -> impl Strategy<Value = Vec<(u64, [f64; WIDTH])>> {
         let value = || (-1000_i32..1000).prop_map(f64::from);
         prop::collection::vec((0..ROWS, [value(), value()]), 0..9)
     }

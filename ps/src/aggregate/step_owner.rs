@@ -2,8 +2,8 @@
 //!
 //! In asynchronous mode a token is granted while `step + tokens out < last_step`, so that the end
 //! is exact under any number of workers: every token out is a step promised. How far replicas may run
-//! ahead of each other is said by [`Pace`], if at all. In synchronous mode
-//! [`Admission`] says who gets one, and what becomes of it; its holder, its time and its return are
+//! ahead of each other is said by [`BoundedStaleness`], if at all. In synchronous mode
+//! [`StepCoordinator`] says who gets one, and what becomes of it; its holder, its time and its return are
 //! kept here all the same.
 
 use std::collections::BTreeMap;
@@ -13,9 +13,9 @@ use pushpull_common::ids::{ClientEpoch, GlobalStep, ShardId, TokenId};
 use pushpull_common::protocol::message::EndReason;
 use smallvec::SmallVec;
 
-use super::admission::{Admission, Asked, Grant, PerPush, Verdict};
-use super::pace::{Pace, Progress};
+use super::bounded_staleness::{BoundedStaleness, Progress};
 use super::recall::Recalls;
+use super::step_coordinator::{Asked, Grant, PerPush, StepCoordinator, Verdict};
 use crate::shard::changed::Changed;
 use crate::shard::replicas::ClientKey;
 
@@ -83,9 +83,9 @@ pub(crate) struct StepOwner {
     /// In asynchronous mode, where there are other shards.
     recalls: Recalls,
     /// In synchronous mode.
-    admission: Option<Admission>,
+    coordinator: Option<StepCoordinator>,
     /// In asynchronous mode, if nobody may run far ahead of the others.
-    pace: Option<Pace>,
+    bounded_staleness: Option<BoundedStaleness>,
     /// In asynchronous mode, if a gradient that is staler than this is dropped.
     reject_older: Option<u64>,
 }
@@ -102,7 +102,7 @@ impl StepOwner {
     pub(crate) fn new(
         last_step: Option<u64>,
         token_timeout: Option<Duration>,
-        admission: Option<Admission>,
+        coordinator: Option<StepCoordinator>,
     ) -> Self {
         StepOwner {
             step: 0,
@@ -114,49 +114,49 @@ impl StepOwner {
             changed: Changed::default(),
             token_timeout,
             recalls: Recalls::default(),
-            admission,
-            pace: None,
+            coordinator,
+            bounded_staleness: None,
             reject_older: None,
         }
     }
 
     /// Bounds how far replicas run ahead of each other, and how stale a gradient may be.
     pub(crate) fn bounded(self, wait_ahead: Option<u64>, reject_older: Option<u64>) -> Self {
-        StepOwner { pace: wait_ahead.map(Pace::new), reject_older, ..self }
+        StepOwner { bounded_staleness: wait_ahead.map(BoundedStaleness::new), reject_older, ..self }
     }
 
     /// Whether whoever has waited longest for a token is the next to get one.
     pub(crate) fn serves_in_turn(&self) -> bool {
-        self.admission.is_none() && self.pace.is_none()
+        self.coordinator.is_none() && self.bounded_staleness.is_none()
     }
 
     /// How far replicas are, if that matters.
-    pub(crate) fn pace(&self) -> Option<&Pace> {
-        self.pace.as_ref()
+    pub(crate) fn bounded_staleness(&self) -> Option<&BoundedStaleness> {
+        self.bounded_staleness.as_ref()
     }
 
     /// Puts back how far a replica was when an earlier process stopped.
     pub(crate) fn restore_progress(&mut self, replica: ClientKey, progress: Progress) {
-        if let Some(pace) = &mut self.pace {
-            pace.restore(replica, progress);
+        if let Some(bounded_staleness) = &mut self.bounded_staleness {
+            bounded_staleness.restore(replica, progress);
         }
     }
 
     /// What makes a step, in synchronous mode.
-    pub(crate) fn admission(&self) -> Option<&Admission> {
-        self.admission.as_ref()
+    pub(crate) fn coordinator(&self) -> Option<&StepCoordinator> {
+        self.coordinator.as_ref()
     }
 
     /// The same, to be told something: what it decides is taken in by [`StepOwner::decided`].
-    pub(crate) fn admission_mut(&mut self) -> Option<&mut Admission> {
-        self.admission.as_mut()
+    pub(crate) fn coordinator_mut(&mut self) -> Option<&mut StepCoordinator> {
+        self.coordinator.as_mut()
     }
 
     /// Takes in what was decided in synchronous mode: tokens that are no longer out.
     pub(crate) fn decided(&mut self) -> PerPush<(Grant, Verdict)> {
-        let Some(admission) = &mut self.admission else { return PerPush::new() };
-        let verdicts = admission.verdicts();
-        self.step = admission.step();
+        let Some(coordinator) = &mut self.coordinator else { return PerPush::new() };
+        let verdicts = coordinator.verdicts();
+        self.step = coordinator.step();
         for (grant, _) in &verdicts {
             self.take_back(grant.token);
         }
@@ -166,7 +166,7 @@ impl StepOwner {
     /// What is to be remembered, beside the tokens of each holder.
     pub(crate) fn steps(&self) -> Steps {
         let StepOwner { step, next_token, finished, .. } = *self;
-        let step = self.admission.as_ref().map_or(step, Admission::step);
+        let step = self.coordinator.as_ref().map_or(step, StepCoordinator::step);
         Steps { step, next_token, finished }
     }
 
@@ -174,16 +174,16 @@ impl StepOwner {
     pub(crate) fn restore(&mut self, steps: Steps) {
         let Steps { step, next_token, finished } = steps;
         (self.step, self.next_token, self.finished) = (step, next_token.max(1), finished);
-        if let Some(admission) = &mut self.admission {
-            admission.go_on_from(self.step, self.next_token, finished);
+        if let Some(coordinator) = &mut self.coordinator {
+            coordinator.resume(self.step, self.next_token, finished);
         }
     }
 
     /// Takes back every token: another restore epoch begins.
     pub(crate) fn forget_tokens(&mut self) {
         self.take_back_all(|_| true);
-        if let Some(admission) = &mut self.admission {
-            admission.begin_anew(self.step);
+        if let Some(coordinator) = &mut self.coordinator {
+            coordinator.reset(self.step);
         }
     }
 
@@ -191,10 +191,10 @@ impl StepOwner {
     pub(crate) fn go_back(&mut self, step: GlobalStep) {
         self.step = step.0;
         self.finished = false;
-        if let Some(admission) = &mut self.admission {
-            admission.begin_anew(self.step);
+        if let Some(coordinator) = &mut self.coordinator {
+            coordinator.reset(self.step);
         }
-        self.changed.extend(self.pace.iter_mut().flat_map(Pace::begin_anew));
+        self.changed.extend(self.bounded_staleness.iter_mut().flat_map(BoundedStaleness::reset));
     }
 
     /// Puts a token back that was out when an earlier process stopped; its time starts anew. False
@@ -209,8 +209,8 @@ impl StepOwner {
         let out = granted && !self.out.contains_key(&issued.token.0);
         if out {
             self.give_out(holder, issued, now);
-            if let Some(admission) = &mut self.admission {
-                admission.restore_token(Grant { token: issued.token.0, holder });
+            if let Some(coordinator) = &mut self.coordinator {
+                coordinator.restore_token(Grant { token: issued.token.0, holder });
             }
         }
         out
@@ -255,7 +255,7 @@ impl StepOwner {
 
     /// Whether a step has been made, or a gradient is to be a part of one.
     pub(crate) fn has_trained(&self) -> bool {
-        let admitted = self.admission.as_ref().is_some_and(|a| !a.admitted().is_empty());
+        let admitted = self.coordinator.as_ref().is_some_and(|a| !a.admitted().is_empty());
         self.steps().step > 0 || admitted
     }
 
@@ -300,8 +300,8 @@ impl StepOwner {
         epoch: ClientEpoch,
         now: Instant,
     ) -> Request {
-        let asked = match &mut self.admission {
-            Some(admission) => admission.ask(holder),
+        let asked = match &mut self.coordinator {
+            Some(coordinator) => coordinator.ask(holder),
             None => self.ask_alone(holder),
         };
         let token = match asked {
@@ -323,7 +323,11 @@ impl StepOwner {
         if self.finished || self.step >= last {
             return Asked::Ended;
         }
-        if self.pace.as_mut().is_some_and(|pace| pace.enter(holder)) {
+        if self
+            .bounded_staleness
+            .as_mut()
+            .is_some_and(|bounded_staleness| bounded_staleness.enter(holder))
+        {
             self.changed.insert(holder);
         }
         let promised = self.step + self.out.len() as u64 >= last;
@@ -336,7 +340,9 @@ impl StepOwner {
     /// Whether a replica is too far ahead of the slowest to be given a token.
     pub(crate) fn is_ahead(&self, replica: ClientKey) -> bool {
         let making = self.held.get(&replica).map_or(0, |tokens| tokens.len());
-        self.pace.as_ref().is_some_and(|pace| !pace.may_begin(replica, making))
+        self.bounded_staleness
+            .as_ref()
+            .is_some_and(|bounded_staleness| !bounded_staleness.may_begin(replica, making))
     }
 
     /// Whether the client holds this token in this generation.
@@ -367,8 +373,10 @@ impl StepOwner {
 
     /// Takes back a token whose gradient was made, and makes no step.
     pub(crate) fn waste(&mut self, token: TokenId) {
-        if let (Some(out), Some(pace)) = (self.take_back(token.0), &mut self.pace) {
-            pace.made_one(out.holder);
+        if let (Some(out), Some(bounded_staleness)) =
+            (self.take_back(token.0), &mut self.bounded_staleness)
+        {
+            bounded_staleness.made_one(out.holder);
         }
     }
 
@@ -377,8 +385,8 @@ impl StepOwner {
         let held = self.holds(holder, token, generation);
         if held {
             self.take_back(token.0);
-            if let Some(admission) = &mut self.admission {
-                admission.take_back(token.0);
+            if let Some(coordinator) = &mut self.coordinator {
+                coordinator.take_back(token.0);
             }
         }
         held
@@ -393,8 +401,8 @@ impl StepOwner {
 
     /// Nobody is held back by a client that has left or is lost.
     pub(crate) fn leave(&mut self, gone: ClientKey) {
-        if let Some(pace) = &mut self.pace {
-            pace.leave(gone);
+        if let Some(bounded_staleness) = &mut self.bounded_staleness {
+            bounded_staleness.leave(gone);
             self.changed.insert(gone);
         }
     }
@@ -453,9 +461,9 @@ impl StepOwner {
         };
         let expired = |out: &Out| now.saturating_duration_since(out.since) >= timeout;
         let gone = |out: &Out| expired(out) && !keep(out.issued.token);
-        if let Some(admission) = &mut self.admission {
+        if let Some(coordinator) = &mut self.coordinator {
             for out in self.out.values().filter(|out| gone(out)) {
-                admission.take_back(out.issued.token.0);
+                coordinator.take_back(out.issued.token.0);
             }
         }
         self.take_back_all(gone)
@@ -472,17 +480,17 @@ impl StepOwner {
     /// Ends the training: no more tokens. Tokens that are out may still be spent.
     pub(crate) fn finish(&mut self) {
         self.finished = true;
-        if let Some(admission) = &mut self.admission {
-            admission.finish();
+        if let Some(coordinator) = &mut self.coordinator {
+            coordinator.finish();
         }
     }
 
     /// Asserts the invariants; for tests and the simulator.
     #[cfg(any(test, fuzzing, feature = "simulation"))]
     pub(crate) fn check_invariants(&self) {
-        if let Some(admission) = &self.admission {
-            assert_eq!(admission.check(), Ok(()));
-            let out: Vec<u64> = admission.tokens_out().map(|grant| grant.token).collect();
+        if let Some(coordinator) = &self.coordinator {
+            assert_eq!(coordinator.check(), Ok(()));
+            let out: Vec<u64> = coordinator.tokens_out().map(|grant| grant.token).collect();
             assert!(out.iter().eq(self.out.keys()), "the same tokens are out");
         } else if let Some(last) = self.last_step {
             assert!(self.step + self.out.len() as u64 <= last);
@@ -512,8 +520,8 @@ impl StepOwner {
     /// Whether a request of this client would have to wait.
     #[cfg(any(test, fuzzing, feature = "simulation"))]
     pub(crate) fn has_none_for(&self, client: ClientKey) -> bool {
-        if let Some(admission) = &self.admission {
-            return admission.clone().ask(client) == Asked::Wait;
+        if let Some(coordinator) = &self.coordinator {
+            return coordinator.clone().ask(client) == Asked::Wait;
         }
         let last = self.last_step.unwrap_or(u64::MAX);
         let promised = self.step + self.out.len() as u64 >= last;
@@ -601,7 +609,9 @@ mod tests {
         match (what, tokens.first()) {
             (0..4, _) => {
                 let ahead = owner.is_ahead(who);
-                let counted = owner.pace().is_some_and(|pace| pace.of(who).counts);
+                let counted = owner
+                    .bounded_staleness()
+                    .is_some_and(|bounded_staleness| bounded_staleness.of(who).counts);
                 let asked = owner.request(who, EPOCH, now);
                 assert!(!counted || ahead == (asked == Request::Wait), "{who:?}: {asked:?}");
             }
@@ -612,15 +622,15 @@ mod tests {
             _ => {}
         }
         owner.check_invariants();
-        let pace = owner.pace().unwrap();
-        let Some(slowest) = pace.slowest() else { return };
-        for who in (0..4).map(ClientKey).filter(|&who| pace.of(who).counts) {
-            let begun = pace.of(who).made + owner.tokens_of(who).count() as u64;
+        let bounded_staleness = owner.bounded_staleness().unwrap();
+        let Some(slowest) = bounded_staleness.slowest() else { return };
+        for who in (0..4).map(ClientKey).filter(|&who| bounded_staleness.of(who).counts) {
+            let begun = bounded_staleness.of(who).made + owner.tokens_of(who).count() as u64;
             assert!(begun <= slowest + bound, "{who:?} has begun {begun}, the slowest {slowest}");
         }
         let idle = |who: &ClientKey| owner.tokens_of(*who).count() == 0;
         assert!(
-            !pace.the_slowest().filter(idle).any(|who| owner.is_ahead(who)),
+            !bounded_staleness.the_slowest().filter(idle).any(|who| owner.is_ahead(who)),
             "nobody can go on"
         );
     }

@@ -324,7 +324,7 @@ mod tests {
         Reopen,
     }
 
-    fn input() -> impl PlacementStrategy<Value = Input> {
+    fn input() -> impl Strategy<Value = Input> {
         prop_oneof![
             3 => (0_u32..5).prop_map(Input::Push),
             8 => Just(Input::Take),

@@ -464,7 +464,7 @@ mod tests {
         past_cache: bool,
     }
 
-    fn cases() -> impl PlacementStrategy<Value = Case> {
+    fn cases() -> impl Strategy<Value = Case> {
         let starts = prop_oneof![
             proptest::array::uniform4(0..16_usize),
             (0..16_usize).prop_map(|start| [start; 4])

@@ -10,7 +10,7 @@ use std::time::Instant;
 use super::Shard;
 use super::step_work::StepJob;
 use super::work::Job;
-use crate::aggregate::admission::PerPush;
+use crate::aggregate::step_coordinator::PerPush;
 use crate::optimizer::MEAN_GRADIENTS_MAX;
 
 /// The step that a gradient completes, while that is looked at.
@@ -67,7 +67,7 @@ impl Shard {
         }
         let inbox = self.inbox.as_ref()?;
         let token = inbox.arrival(push_slot)?.token;
-        let tokens = self.admission()?.completes(self.index_of(self.id)?, token.0)?;
+        let tokens = self.coordinator()?.completes(self.index_of(self.id)?, token.0)?;
         let push_slot_of = |&other: &u64| match other == token.0 {
             true => Some(push_slot),
             false => inbox.whole_push_slot_of(other),

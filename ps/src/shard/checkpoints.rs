@@ -258,7 +258,7 @@ pub(super) struct Restoring {
 }
 
 impl Shard {
-    pub(super) fn hear_saver(&mut self, now: Instant, news: News) {
+    pub(super) fn on_saver_message(&mut self, now: Instant, news: News) {
         match news {
             News::Found { connection, request, result, passed_over } => {
                 self.passed_over = passed_over;
@@ -509,7 +509,7 @@ impl Shard {
         self.drop_cuts();
         self.jobs.clear();
         self.draft = None;
-        self.begin_round(self.step());
+        self.begin_follower(self.step());
         self.replicas.forget_pushes();
         if let Some(owner) = &mut self.owner {
             owner.forget_tokens();
@@ -558,7 +558,7 @@ impl Shard {
         }
         self.variables = Variables::Ready(store);
         self.count_tables();
-        self.begin_round(step);
+        self.begin_follower(step);
         self.ready_now(connection, request);
         self.grant_parked_tokens(now);
     }

@@ -125,7 +125,7 @@ impl Shard {
 
     /// Has all shards cut, if there is a wish and this is the moment.
     pub(super) fn begin_wished_save(&mut self, now: Instant) {
-        let is_behind = self.admission().is_some_and(|admission| admission.is_behind());
+        let is_behind = self.coordinator().is_some_and(|coordinator| coordinator.is_behind());
         if self.saves_a_cut || is_behind {
             return;
         }

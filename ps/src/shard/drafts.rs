@@ -30,7 +30,7 @@ impl Shard {
         range: &Range<u64>,
         may_begin: bool,
     ) -> Result<bool, Refusal> {
-        if self.round.is_some() {
+        if self.follower.is_some() {
             // A gradient waits for its step; what else comes is small.
             return Ok(false);
         }

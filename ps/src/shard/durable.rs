@@ -22,8 +22,8 @@ use super::replicas::{CLIENTS_MAX, ClientKey, Presence, Replicas};
 use super::staleness::Backups;
 use super::work::Job;
 use super::{Shard, Variables, poison};
-use crate::aggregate::admission::Admission;
-use crate::aggregate::round::Round;
+use crate::aggregate::step_coordinator::StepCoordinator;
+use crate::aggregate::step_follower::StepFollower;
 use crate::aggregate::step_owner::StepOwner;
 use crate::arena::{Arena, Budget, Place, file_name};
 use crate::commit::{Address, CELL_WORDS, Journal, has_seen_no_commit, offset_of, table_bytes};
@@ -131,10 +131,10 @@ impl Shard {
     fn with(parts: Parts, arena: Arena, journal: Journal, life: Life) -> Shard {
         let Parts { id, config, identity, budget, counters } = parts;
         let owns_step = id.shard == 0 && config.owns_step();
-        let round = config.rule().map(|_| Round::new(0, config.zoo));
+        let follower = config.rule().map(|_| StepFollower::new(0, config.zoo));
         let owner = owns_step.then(|| {
-            let admission = config.rule().map(|rule| Admission::new(rule, 1, config.zoo));
-            StepOwner::new(config.last_step, config.token_timeout, admission)
+            let coordinator = config.rule().map(|rule| StepCoordinator::new(rule, 1, config.zoo));
+            StepOwner::new(config.last_step, config.token_timeout, coordinator)
                 .bounded(config.wait_ahead, config.reject_older)
         });
         let power = (config.durability == Durability::Power).then(Power::default);
@@ -144,7 +144,7 @@ impl Shard {
             chief: ClientEpoch(0),
             chief_client: None,
             owner,
-            round,
+            follower,
             tile: Vec::new(),
             shared_tile: Vec::new(),
             backups: Backups::default(),
@@ -235,9 +235,9 @@ impl Shard {
         journal.redo()?;
         journal.verify_control((1 + clients) * CELL_WORDS)?;
         let mut shard = Shard::with(parts, arena, journal, life);
-        shard.take_up(&record, now)?;
+        shard.recover(&record, now)?;
         if declared {
-            shard.take_up_variables(&record, now)?;
+            shard.recover_variables(&record, now)?;
         } else {
             shard.journal.check_intent(transaction_words(0, 0))?;
         }
@@ -250,7 +250,7 @@ impl Shard {
     }
 
     /// Takes up the step and the clients.
-    fn take_up(&mut self, record: &ShardRecord, now: Instant) -> Result<(), StorageError> {
+    fn recover(&mut self, record: &ShardRecord, now: Instant) -> Result<(), StorageError> {
         (self.version, self.gradients) = (record.version, record.gradients);
         (self.lives, self.generation) = (record.lives, record.generation);
         (self.epoch, self.restored_step) = (record.restore_epoch, record.restored_step);
@@ -260,17 +260,17 @@ impl Shard {
             owner.restore(record.steps);
             self.counters.global_step.set(record.steps.step);
         }
-        if self.round.is_some() {
-            self.round = Some(Round::new(record.applied, self.config.zoo));
+        if self.follower.is_some() {
+            self.follower = Some(StepFollower::new(record.applied, self.config.zoo));
         }
         for number in 0..record.clients {
-            self.take_up_client(number, now)
+            self.recover_client(number, now)
                 .map_err(|fault| self.arena.place.corrupt(&file_name(Kind::Control, 0), fault))?;
         }
         Ok(())
     }
 
-    fn take_up_client(&mut self, number: usize, now: Instant) -> Result<(), Fault> {
+    fn recover_client(&mut self, number: usize, now: Instant) -> Result<(), Fault> {
         let first = record::first_of_client(number);
         let words: Vec<u64> = (first..first + CLIENT_WORDS)
             .map(|index| self.journal.load(Address::Control(index)))
@@ -294,7 +294,7 @@ impl Shard {
     }
 
     /// Takes up the variables and the pushes that lie whole in the inbox.
-    fn take_up_variables(
+    fn recover_variables(
         &mut self,
         record: &ShardRecord,
         now: Instant,
@@ -330,7 +330,7 @@ impl Shard {
         }
         let first = first + map_words(&layout);
         let admitted = first + Inbox::table_words(&layout, push_slots);
-        self.take_up_admitted(record, admitted).map_err(|fault| corrupt(Kind::Tables, fault))?;
+        self.recover_admitted(record, admitted).map_err(|fault| corrupt(Kind::Tables, fault))?;
         // The rooms of an image may have been used again since: what lay in them was not answered.
         let whole = match record.from_image {
             true => Vec::new(),
@@ -378,13 +378,13 @@ impl Shard {
         let job = |push_slot| Job::push(push_slot, !self.is_looked_at_as_applied(push_slot));
         let jobs: Vec<Job> = due.into_iter().map(job).collect();
         self.jobs.extend(jobs);
-        self.take_up_held(now);
+        self.recover_held(now);
         Ok(())
     }
 
     /// Takes up what is admitted to the synchronous step under way.
-    fn take_up_admitted(&mut self, record: &ShardRecord, first: usize) -> Result<(), Fault> {
-        if self.admission().is_none() {
+    fn recover_admitted(&mut self, record: &ShardRecord, first: usize) -> Result<(), Fault> {
+        if self.coordinator().is_none() {
             return Ok(());
         }
         let words = 0..record::admitted_words(record.push_slots);
@@ -398,9 +398,9 @@ impl Shard {
         let present = |key: &ClientKey| self.replicas.client(*key).presence == Presence::Present;
         let live = self.replicas.keys().filter(present);
         let live = live.map(|key| (key, self.replicas.client(key).task.index)).collect();
-        if let Some(admission) = self.admission_mut() {
-            admission.restore_admitted(admitted, record.applying, record.goal);
-            admission.restore_live(live, seen);
+        if let Some(coordinator) = self.coordinator_mut() {
+            coordinator.restore_admitted(admitted, record.applying, record.goal);
+            coordinator.restore_live(live, seen);
         }
         Ok(())
     }
@@ -432,9 +432,9 @@ impl Shard {
         first: usize,
     ) -> Result<Vec<WholeSlot>, Fault> {
         let mut spent = BTreeSet::new();
-        let admission = self.admission();
+        let coordinator = self.coordinator();
         let admitted = |token| {
-            let admitted = admission.map(Admission::admitted).unwrap_or_default();
+            let admitted = coordinator.map(StepCoordinator::admitted).unwrap_or_default();
             admitted.iter().any(|grant| grant.token == token)
         };
         for WholeSlot { arrival: push, holder, .. } in &whole {

@@ -33,7 +33,7 @@ impl Shard {
         let clients = self.replicas.keys().map(|key| {
             let client = self.replicas.client(key);
             // What is held of a step may be settled as it is taken up.
-            let newest = if self.round.is_some() { 0 } else { client.window.newest() };
+            let newest = if self.follower.is_some() { 0 } else { client.window.newest() };
             (client.task.clone(), client.epoch, client.incarnation, client.presence, newest)
         });
         let clients = clients.collect();
@@ -113,7 +113,7 @@ impl Shard {
             assert!(present || recalled || whole.contains(&token), "token {token} is lost");
         }
         let mut known: BTreeSet<TokenId> = owner.outstanding().map(|(token, _)| token).collect();
-        let admitted = owner.admission().into_iter().flat_map(|a| a.admitted());
+        let admitted = owner.coordinator().into_iter().flat_map(|a| a.admitted());
         known.extend(admitted.map(|grant| TokenId(grant.token)));
         assert!(whole.is_subset(&known), "a whole push spends a token that is not out");
     }

@@ -22,12 +22,12 @@ impl Shard {
         if part.operation != (Operation::Gradient {}) {
             return false;
         }
-        match (&self.owner, &self.round) {
+        match (&self.owner, &self.follower) {
             (Some(owner), Some(_)) if self.config.zoo.has(Bug::KeyByReplica) => {
                 !owner.has_out(client)
             }
             (Some(owner), Some(_)) => !owner.holds(client, part.token, part.generation),
-            (None, Some(round)) => step.0 < round.step(),
+            (None, Some(follower)) => step.0 < follower.step(),
             // What is whole has the token, whatever else is sent under it.
             (Some(owner), None) => {
                 owner.holds(client, part.token, part.generation)
@@ -86,7 +86,7 @@ impl Shard {
     /// What is said of a gradient that comes too late. In asynchronous mode its token is used up.
     fn too_late(&mut self, token: TokenId) -> Outcome {
         self.counters.gradients_stale.add(1);
-        if let Some(owner) = self.owner.as_mut().filter(|_| self.round.is_none()) {
+        if let Some(owner) = self.owner.as_mut().filter(|_| self.follower.is_none()) {
             owner.waste(token);
         }
         Outcome::Stale { current: GlobalStep(self.committed_steps()) }

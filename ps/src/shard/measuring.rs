@@ -99,9 +99,9 @@ impl Shard {
         }
         let Some(token) = inbox.set_squares(job.push_slot, squares) else { return };
         let own = self.index_of(self.id);
-        match self.admission_mut().zip(own) {
+        match self.coordinator_mut().zip(own) {
             // One that is over has been dropped.
-            Some((admission, own)) => _ = admission.held(own, token.0, squares.into()),
+            Some((coordinator, own)) => _ = coordinator.held(own, token.0, squares.into()),
             None => self.report_held(token),
         }
         self.decide(now);

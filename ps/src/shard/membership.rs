@@ -8,7 +8,7 @@ use super::output::Output;
 use super::parked::Wait;
 use super::replicas::{ClientKey, Presence};
 use super::{Detail, Shard};
-use crate::aggregate::admission::PerPush;
+use crate::aggregate::step_coordinator::PerPush;
 
 impl Shard {
     pub(super) fn tick(&mut self, now: Instant) {

@@ -16,11 +16,11 @@ impl Shard {
     pub(super) fn stop_expecting(&mut self, now: Instant) {
         let timeout = self.config.join_timeout;
         let waited = self.first_join.map_or(Duration::ZERO, |first| now.duration_since(first));
-        if let Some(admission) = self.admission_mut()
-            && admission.expects() > 0
+        if let Some(coordinator) = self.coordinator_mut()
+            && coordinator.expects() > 0
             && waited >= timeout
         {
-            admission.expect_nobody();
+            coordinator.expect_nobody();
             self.decide(now);
         }
     }
@@ -29,8 +29,8 @@ impl Shard {
     /// so, where the configuration says so, and whoever waits for a push beyond its deadline. Pushes
     /// that are held stay; only nobody waits for them any more.
     pub(super) fn end_waits_for_the_missing(&mut self, now: Instant) {
-        let Some(admission) = self.admission() else { return };
-        let short = admission.is_short();
+        let Some(coordinator) = self.coordinator() else { return };
+        let short = coordinator.is_short();
         self.short_since = self.short_since.filter(|_| short).or(short.then_some(now));
         let timeout = match self.config.on_loss {
             OnLoss::Wait { timeout } => Some(timeout),
@@ -56,11 +56,11 @@ impl Shard {
 
     /// What a pull waits for, in words.
     pub(super) fn awaited_values(&self, now: Instant, step: u64) -> String {
-        let found = match (self.awaited_step(now), &self.round) {
+        let found = match (self.awaited_step(now), &self.follower) {
             (Some(awaited), _) => format!("; {awaited}"),
-            (None, Some(round)) => {
+            (None, Some(follower)) => {
                 let owner = self.without_owner(now);
-                format!("; this shard has applied {}{owner}", round.step())
+                format!("; this shard has applied {}{owner}", follower.step())
             }
             (None, None) => String::new(),
         };
@@ -142,35 +142,35 @@ impl Shard {
 
     /// What a request for a token waits for, in words.
     pub(crate) fn awaited_step(&self, now: Instant) -> Option<String> {
-        let admission = self.admission()?;
-        if admission.is_applying() || admission.is_behind() {
-            let step = admission.step() - 1;
+        let coordinator = self.coordinator()?;
+        if coordinator.is_applying() || coordinator.is_behind() {
+            let step = coordinator.step() - 1;
             let behind =
-                admission.shards_behind().filter_map(|at| self.last_word_of_shard(now, at));
+                coordinator.shards_behind().filter_map(|at| self.last_word_of_shard(now, at));
             let behind = behind.collect::<Vec<String>>().join(", ");
             let behind = if behind.is_empty() { behind } else { format!("; not yet by {behind}") };
             return Some(format!("step {step} to be applied by every shard{behind}"));
         }
-        let given: Vec<ClientKey> = admission.admitted().iter().map(|g| g.holder).collect();
+        let given: Vec<ClientKey> = coordinator.admitted().iter().map(|g| g.holder).collect();
         // Whoever has left is missing where nobody does without, whatever it has given.
-        let short = admission.is_short();
+        let short = coordinator.is_short();
         let missing = self.replicas.keys().filter(|client| {
             let presence = self.replicas.client(*client).presence;
             let gone = presence != Presence::Present && short;
             gone || (presence != Presence::Left && !given.contains(client))
         });
         // A gradient that a shard does not speak of is not its worker's fault.
-        let shards = admission.shards_lacking().filter_map(|(at, lacked)| {
+        let shards = coordinator.shards_lacking().filter_map(|(at, lacked)| {
             let shard = self.last_word_of_shard(now, at)?;
             Some(format!("{shard}, which has not said that it holds {lacked} that others hold"))
         });
         let missing = missing.map(|client| self.last_word_of(now, client));
         let missing: Vec<String> = shards.chain(missing).collect();
-        let (step, count, goal) = (admission.step(), given.len(), admission.goal());
+        let (step, count, goal) = (coordinator.step(), given.len(), coordinator.goal());
         let seen = u32::try_from(self.replicas.keys().count()).unwrap_or(u32::MAX);
         let total = self.config.rule().map_or(0, |rule| rule.total);
         // It is no longer expected after a while; what is missing is missing.
-        let unseen = if short { total.saturating_sub(seen) } else { admission.expects() };
+        let unseen = if short { total.saturating_sub(seen) } else { coordinator.expects() };
         let unseen = match unseen {
             0 => String::new(),
             unseen => format!(" and {unseen} not seen yet"),

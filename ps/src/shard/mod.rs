@@ -6,7 +6,6 @@
 //! doors: [`Shard::body_target`] lends the memory a body is received into, and [`Shard::work`]
 //! does a slice of an update, so that small requests stay alive beside it.
 
-mod agreement;
 mod ahead;
 pub(crate) mod changed;
 pub(crate) mod checkpoints;
@@ -46,6 +45,7 @@ mod rows;
 mod shared;
 mod spares;
 mod staleness;
+mod step_messages;
 mod step_work;
 mod synchronous;
 mod tables;
@@ -66,7 +66,7 @@ use pushpull_common::protocol::message::{Hello, Role};
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{Envelope, Header, Message, Refusal, message};
 
-use crate::aggregate::round::Round;
+use crate::aggregate::step_follower::StepFollower;
 use crate::aggregate::step_owner::StepOwner;
 use crate::arena::{Arena, Budget};
 use crate::commit::Journal;
@@ -256,7 +256,7 @@ pub(crate) struct Shard {
     chief_client: Option<ClientKey>,
     owner: Option<StepOwner>,
     /// In synchronous mode.
-    round: Option<Round>,
+    follower: Option<StepFollower>,
     /// Where a few elements of a gradient are computed from what was pushed.
     tile: Vec<u64>,
     /// Where what lies in a tray is copied to, before it is used.
@@ -335,14 +335,14 @@ impl Shard {
             Input::Progress { connection } => self.progress(now, connection),
             Input::Body { connection } => self.body(now, connection),
             Input::Disconnected { connection } => self.disconnected(now, connection),
-            Input::News(news) => self.hear_saver(now, news),
+            Input::News(news) => self.on_saver_message(now, news),
             Input::ShardSaved { connection, request, result } => {
                 self.shard_saved(connection, request, result);
             }
             Input::ShardRestored(restored) => self.restored(now, *restored),
             Input::Flushed(result) => self.flushed(result),
             Input::OwnerLink { up } => self.owner_link(now, up),
-            Input::Owner { header, message } => self.hear_owner(now, header, message),
+            Input::Owner { header, message } => self.on_owner_message(now, header, message),
             Input::Tick => self.tick(now),
         }
         self.drop_stale_draft();
@@ -686,8 +686,8 @@ impl Shard {
 
     /// The global step, as far as this shard knows it; in synchronous mode, the steps it has applied.
     pub(crate) fn step(&self) -> pushpull_common::ids::GlobalStep {
-        match &self.round {
-            Some(round) => GlobalStep(round.step()),
+        match &self.follower {
+            Some(follower) => GlobalStep(follower.step()),
             None => self.owner.as_ref().map_or_else(Default::default, StepOwner::step),
         }
     }

@@ -12,7 +12,7 @@ use super::durable::GROWTH;
 use super::record::{self, CLIENT_WORDS, ShardRecord, Stage};
 use super::replicas::ClientKey;
 use super::{Shard, Variables};
-use crate::aggregate::round::Round;
+use crate::aggregate::step_follower::StepFollower;
 use crate::aggregate::step_owner::{Issued, StepOwner};
 use crate::commit::{Address, CELL_WORDS};
 use crate::error::StorageError;
@@ -78,11 +78,11 @@ impl Shard {
             lives: self.lives,
             restore_epoch: self.epoch,
             restored_step: self.restored_step,
-            applied: self.round.as_ref().map_or(0, Round::step),
+            applied: self.follower.as_ref().map_or(0, StepFollower::step),
             ..ShardRecord::default()
         };
-        if let Some(admission) = self.admission() {
-            (record.goal, record.applying) = (admission.goal(), admission.is_applying());
+        if let Some(coordinator) = self.coordinator() {
+            (record.goal, record.applying) = (coordinator.goal(), coordinator.is_applying());
         }
         if let Variables::Declared(store) | Variables::Ready(store) = &self.variables {
             let geometry = store.geometry();
@@ -104,9 +104,9 @@ impl Shard {
         {
             let first = store.geometry().table_words() + map_words(store.layout());
             inbox.stage(&mut self.journal, store.layout(), first, store.has_integrity());
-            if let Some(admission) = self.owner.as_ref().and_then(StepOwner::admission) {
+            if let Some(coordinator) = self.owner.as_ref().and_then(StepOwner::coordinator) {
                 let first = first + Inbox::table_words(store.layout(), inbox.push_slots());
-                let words = record::encode_admitted(admission.admitted(), inbox.push_slots());
+                let words = record::encode_admitted(coordinator.admitted(), inbox.push_slots());
                 for (index, value) in words.enumerate() {
                     self.journal.stage(Address::Tables(first + index), value);
                 }
@@ -151,8 +151,10 @@ impl Shard {
     }
 
     fn stage_client(&mut self, key: ClientKey) {
-        let pace = self.owner.as_ref().and_then(StepOwner::pace);
-        let progress = pace.map(|pace| pace.of(key)).unwrap_or_default();
+        let bounded_staleness = self.owner.as_ref().and_then(StepOwner::bounded_staleness);
+        let progress = bounded_staleness
+            .map(|bounded_staleness| bounded_staleness.of(key))
+            .unwrap_or_default();
         let tokens: SmallVec<[Issued; TOKENS_PER_CLIENT_MAX]> =
             self.tokens_of(key).take(TOKENS_PER_CLIENT_MAX).collect();
         let first = record::first_of_client(key.0 as usize);

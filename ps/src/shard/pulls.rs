@@ -90,8 +90,8 @@ impl Shard {
 
     /// The step that pulls may ask for at most to be answered now.
     pub(super) fn serves(&self) -> u64 {
-        match (&self.round, &self.owner) {
-            (Some(round), _) => round.step(),
+        match (&self.follower, &self.owner) {
+            (Some(follower), _) => follower.step(),
             (None, Some(owner)) => owner.step().0,
             // Only the owner knows the step; the other shards keep versions of their own.
             (None, None) => u64::MAX,

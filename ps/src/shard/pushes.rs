@@ -173,10 +173,9 @@ impl Shard {
                     token: part.token,
                     generation: part.generation,
                     // Nobody can have read what has not been made.
-                    step: self
-                        .round
-                        .as_ref()
-                        .map_or(header.step, |round| header.step.min(GlobalStep(round.step()))),
+                    step: self.follower.as_ref().map_or(header.step, |follower| {
+                        header.step.min(GlobalStep(follower.step()))
+                    }),
                     read: part.read,
                     extents: Extents::default(),
                     shared: Extents::default(),

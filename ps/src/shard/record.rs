@@ -16,15 +16,15 @@
 //! | tokens of a client | `TOKENS_PER_CLIENT_MAX` | `token_request`; who holds one gets no other with an answer |
 //! | the name of a job | `JOB_BYTES_MAX` | the type of the field in `Hello` |
 //! | the window of a client | one entry for each sequence of it | [`Window::settle`]: a sequence is never 0, see `place` and [`Window::state`] |
-//! | admitted pushes | tokens from 1, each once; factors above 0, up to 1 | `Admission::ask` numbers tokens; `clipping::factor` |
+//! | admitted pushes | tokens from 1, each once; factors above 0, up to 1 | `StepCoordinator::ask` numbers tokens; `clipping::factor` |
 
 use pushpull_common::ids::{ClientEpoch, GlobalStep, Incarnation, RestoreEpoch, TaskId, TokenId};
 use pushpull_common::protocol::limits::{JOB_BYTES_MAX, TOKENS_PER_CLIENT_MAX};
 
 use super::replicas::{CLIENTS_MAX, Client, ClientKey, EPOCH_LIMIT, Presence, Remembered};
-use crate::aggregate::admission::Admitted;
+use crate::aggregate::bounded_staleness::Progress;
 use crate::aggregate::clipping::Exact;
-use crate::aggregate::pace::Progress;
+use crate::aggregate::step_coordinator::Admitted;
 use crate::aggregate::step_owner::{Issued, Steps};
 use crate::commit::{Address, CELL_WORDS, FIRST_WORDS, offset_of};
 use crate::config::PsConfig;
@@ -389,16 +389,16 @@ mod tests {
     use crate::aggregate::clipping;
 
     /// What goes up by one at a time, from what a checkpoint may say.
-    fn count() -> impl PlacementStrategy<Value = u64> {
+    fn count() -> impl Strategy<Value = u64> {
         prop_oneof![0..4_u64, RESTORED_LIMIT - 2..RESTORED_LIMIT + 2, 0..COUNT_LIMIT]
     }
 
     /// What is minted, or taken.
-    fn epoch() -> impl PlacementStrategy<Value = u64> {
+    fn epoch() -> impl Strategy<Value = u64> {
         prop_oneof![0..4_u64, EPOCH_LIMIT - 4..EPOCH_LIMIT, 0..EPOCH_LIMIT]
     }
 
-    fn any_record() -> impl PlacementStrategy<Value = ShardRecord> {
+    fn any_record() -> impl Strategy<Value = ShardRecord> {
         let steps = (count(), count(), any::<bool>());
         let steps =
             steps.prop_map(|(step, next_token, finished)| Steps { step, next_token, finished });
@@ -446,7 +446,7 @@ mod tests {
         })
     }
 
-    fn outcome() -> impl PlacementStrategy<Value = Outcome> {
+    fn outcome() -> impl Strategy<Value = Outcome> {
         let step = || count().prop_map(GlobalStep);
         prop_oneof![
             (count(), step(), count()).prop_map(|(version, step, staleness)| Outcome::Applied {
@@ -462,7 +462,7 @@ mod tests {
     }
 
     /// A window after pushes with any numbers, near and far.
-    fn window() -> impl PlacementStrategy<Value = Window> {
+    fn window() -> impl Strategy<Value = Window> {
         let near = prop_oneof![1..200_u64, u64::MAX - 100..=u64::MAX, any::<u64>()];
         vec((near, outcome()), 0..100).prop_map(|pushes| {
             let mut window = Window::new(Zoo::default());

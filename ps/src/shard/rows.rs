@@ -11,7 +11,7 @@ use super::mean::{self, Mean};
 use super::staleness::TILE_BYTES;
 use super::work::{budget_of, change_of};
 use crate::aggregate::SparseReduction;
-use crate::aggregate::admission::PerPush;
+use crate::aggregate::step_coordinator::PerPush;
 use crate::commit::Journal;
 use crate::inbox::{Inbox, Rows};
 use crate::optimizer::{ApplyAt, VariableRules};

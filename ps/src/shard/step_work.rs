@@ -13,8 +13,8 @@ use super::rows::RowChange;
 use super::staleness::TILE_BYTES;
 use super::work::budget_of;
 use super::{Shard, Variables};
-use crate::aggregate::admission::PerPush;
-use crate::aggregate::round::Round;
+use crate::aggregate::step_coordinator::PerPush;
+use crate::aggregate::step_follower::StepFollower;
 use crate::inbox::{Source, Values};
 use crate::optimizer::{ApplyAt, MEAN_GRADIENTS_MAX};
 use crate::store::{Give, Input, SharedInput, Stalled};
@@ -197,7 +197,7 @@ impl Shard {
             })
             .collect();
         let (operation, rules) = (Operation::Gradient {}, &self.rules);
-        let step = self.round.as_ref().map_or(0, Round::step);
+        let step = self.follower.as_ref().map_or(0, StepFollower::step);
         if !job.begun {
             job.begun = true;
             self.draft = None;

@@ -12,8 +12,8 @@ use pushpull_common::protocol::{Envelope, Outcome, PushState};
 use super::Shard;
 use super::replicas::{ClientKey, Presence};
 use super::work::Job;
-use crate::aggregate::admission::{Admission, Grant, PerPush, Verdict};
-use crate::aggregate::round::Round;
+use crate::aggregate::step_coordinator::{Grant, PerPush, StepCoordinator, Verdict};
+use crate::aggregate::step_follower::StepFollower;
 use crate::aggregate::step_owner::StepOwner;
 #[cfg(any(test, fuzzing, feature = "simulation"))]
 use crate::inbox::Arrival;
@@ -23,37 +23,37 @@ use crate::zoo::Bug;
 impl Shard {
     /// Whether steps are synchronous here.
     pub(super) fn is_synchronous(&self) -> bool {
-        self.round.is_some()
+        self.follower.is_some()
     }
 
     /// What makes a step: on the step owner, in synchronous mode.
-    pub(super) fn admission(&self) -> Option<&Admission> {
-        self.owner.as_ref().and_then(StepOwner::admission)
+    pub(super) fn coordinator(&self) -> Option<&StepCoordinator> {
+        self.owner.as_ref().and_then(StepOwner::coordinator)
     }
 
-    pub(super) fn admission_mut(&mut self) -> Option<&mut Admission> {
-        self.owner.as_mut().and_then(StepOwner::admission_mut)
+    pub(super) fn coordinator_mut(&mut self) -> Option<&mut StepCoordinator> {
+        self.owner.as_mut().and_then(StepOwner::coordinator_mut)
     }
 
     /// Steps applied here, and the pushes of the step that is to be applied.
     #[cfg(feature = "simulation")]
     pub(crate) fn steps_and_due(&self) -> (u64, Option<&[u64]>) {
-        self.round.as_ref().map_or((0, None), |round| (round.step(), round.due()))
+        self.follower.as_ref().map_or((0, None), |follower| (follower.step(), follower.due()))
     }
 
     /// Begins after so many steps, with nothing known of the next.
-    pub(super) fn begin_round(&mut self, step: GlobalStep) {
-        if let Some(round) = &mut self.round {
-            *round = Round::new(step.0, self.config.zoo);
+    pub(super) fn begin_follower(&mut self, step: GlobalStep) {
+        if let Some(follower) = &mut self.follower {
+            *follower = StepFollower::new(step.0, self.config.zoo);
         }
         self.told = None;
-        if let (Some(own), Some(admission)) = (self.index_of(self.id), self.admission_mut()) {
-            admission.applied(own, step.0);
+        if let (Some(own), Some(coordinator)) = (self.index_of(self.id), self.coordinator_mut()) {
+            coordinator.applied(own, step.0);
         }
     }
 
     /// Takes up what lay whole when an earlier process stopped.
-    pub(super) fn take_up_held(&mut self, now: Instant) {
+    pub(super) fn recover_held(&mut self, now: Instant) {
         let tokens: Vec<_> = self.inbox.iter().flat_map(|inbox| inbox.whole_tokens()).collect();
         if self.config.clip_by_global_norm.is_some() {
             let push_slots = self.inbox.iter().flat_map(|inbox| {
@@ -65,12 +65,12 @@ impl Shard {
         }
         let measured = self.config.clip_by_global_norm.is_none();
         let own = self.index_of(self.id);
-        let step = self.round.as_ref().map_or(0, |round| round.step());
-        if let (Some(own), Some(admission)) = (own, self.admission_mut()) {
-            admission.applied(own, step);
+        let step = self.follower.as_ref().map_or(0, |follower| follower.step());
+        if let (Some(own), Some(coordinator)) = (own, self.coordinator_mut()) {
+            coordinator.applied(own, step);
             for token in tokens.into_iter().filter(|_| measured) {
                 // What is over is not here: it is dropped as it is decided.
-                let _ = admission.held(own, token.0, 0.0.into());
+                let _ = coordinator.held(own, token.0, 0.0.into());
             }
         }
         self.decide(now);
@@ -83,15 +83,15 @@ impl Shard {
         };
         let (token, generation, step) = (push.token, push.generation, push.step);
         let holder = self.inbox.as_ref().and_then(|inbox| inbox.holder(push_slot));
-        if let (Some(round), Some(inbox)) = (&mut self.round, &self.inbox) {
-            round.whole(inbox.whole_tokens().map(|token| token.0));
+        if let (Some(follower), Some(inbox)) = (&mut self.follower, &self.inbox) {
+            follower.whole(inbox.whole_tokens().map(|token| token.0));
         }
         let squares = self.squares_of(push_slot);
         if squares.is_none() {
             self.begin_measure(push_slot);
         }
         let own = self.index_of(self.id);
-        let passed = self.round.as_ref().is_some_and(|round| step.0 < round.step());
+        let passed = self.follower.as_ref().is_some_and(|follower| step.0 < follower.step());
         let Some(owner) = &mut self.owner else {
             let outcome = match passed {
                 true => Outcome::Stale { current: self.step() },
@@ -112,7 +112,7 @@ impl Shard {
         {
             (token, out) = (issued.token, true);
         }
-        let held = owner.admission_mut().zip(own).is_some_and(|(a, own)| match squares {
+        let held = owner.coordinator_mut().zip(own).is_some_and(|(a, own)| match squares {
             Some(squares) => a.held(own, token.0, squares.into()),
             None => a.is_of_use(token.0),
         });
@@ -126,20 +126,20 @@ impl Shard {
 
     /// Steps committed, as far as this shard knows.
     pub(super) fn committed_steps(&self) -> u64 {
-        let admission = self.admission();
-        admission.map_or_else(|| self.step().0, |admission| admission.step())
+        let coordinator = self.coordinator();
+        coordinator.map_or_else(|| self.step().0, |coordinator| coordinator.step())
     }
 
     /// Carries out what the step owner has decided since this was last called.
     pub(super) fn decide(&mut self, now: Instant) {
         let Some(owner) = &mut self.owner else { return };
-        if owner.admission().is_none() {
+        if owner.coordinator().is_none() {
             return;
         }
         for (grant, verdict) in owner.decided() {
             self.carry_out(now, grant, verdict);
         }
-        self.hear_committed();
+        self.on_committed();
         self.begin_wished_save(now);
         self.grant_parked_tokens(now);
     }
@@ -169,26 +169,28 @@ impl Shard {
     }
 
     /// If a step is committed, it is due.
-    fn hear_committed(&mut self) {
-        let admission = self.admission();
-        let Some(committed) = admission.and_then(|admission| admission.committed()) else { return };
+    fn on_committed(&mut self) {
+        let coordinator = self.coordinator();
+        let Some(committed) = coordinator.and_then(|coordinator| coordinator.committed()) else {
+            return;
+        };
         self.tell_committed(&committed);
-        if let Some(round) = &mut self.round {
-            round.learn(&committed);
+        if let Some(follower) = &mut self.follower {
+            follower.learn(&committed);
         }
         self.begin_step();
     }
 
     /// Has the step that is due applied.
     pub(super) fn begin_step(&mut self) {
-        let (Some(round), Some(inbox)) = (&self.round, &self.inbox) else { return };
+        let (Some(follower), Some(inbox)) = (&self.follower, &self.inbox) else { return };
         let under_way = self.jobs.iter().any(|job| matches!(job, Job::Step(_)));
-        if let Some(tokens) = round.due().filter(|_| !under_way) {
+        if let Some(tokens) = follower.due().filter(|_| !under_way) {
             let push_slots: PerPush<u32> =
                 tokens.iter().filter_map(|&token| inbox.whole_push_slot_of(token)).collect();
             // What was admitted lies whole here; a step without it would be another one.
             if push_slots.len() == tokens.len() {
-                self.jobs.push_back(Job::step(push_slots, round.factors().collect()));
+                self.jobs.push_back(Job::step(push_slots, follower.factors().collect()));
             }
         }
     }
@@ -199,9 +201,9 @@ impl Shard {
         self.publish();
         self.version += 1;
         self.gradients += 1;
-        let Some(round) = &mut self.round else { return };
-        round.applied();
-        let step = round.step();
+        let Some(follower) = &mut self.follower else { return };
+        follower.applied();
+        let step = follower.step();
         self.counters.steps_applied.add(1);
         if let Some(inbox) = &mut self.inbox {
             push_slots.iter().for_each(|&push_slot| inbox.release(push_slot));
@@ -220,8 +222,8 @@ impl Shard {
         }
         let own = self.index_of(self.id);
         if let Some(owner) = &mut self.owner {
-            if let Some((admission, own)) = owner.admission_mut().zip(own) {
-                admission.applied(own, step);
+            if let Some((coordinator, own)) = owner.coordinator_mut().zip(own) {
+                coordinator.applied(own, step);
             }
             self.counters.global_step.set(step);
         }
@@ -281,8 +283,8 @@ impl Shard {
     /// A replica is there, for the step owner to count on.
     pub(super) fn replica_joins(&mut self, now: Instant, client: ClientKey) {
         let rank = self.task_of(client).index;
-        if let Some(admission) = self.admission_mut() {
-            admission.join(client, rank);
+        if let Some(coordinator) = self.coordinator_mut() {
+            coordinator.join(client, rank);
             self.first_join.get_or_insert(now);
             self.decide(now);
         }
@@ -290,10 +292,10 @@ impl Shard {
 
     /// A replica is gone, or has been fenced by a newer self that takes its place.
     pub(super) fn replica_goes(&mut self, now: Instant, client: ClientKey, fenced: bool) {
-        if let Some(admission) = self.admission_mut() {
+        if let Some(coordinator) = self.coordinator_mut() {
             match fenced {
-                true => admission.fence(client),
-                false => admission.lose(client),
+                true => coordinator.fence(client),
+                false => coordinator.lose(client),
             }
             self.decide(now);
         }
@@ -302,17 +304,18 @@ impl Shard {
     /// Asserts what holds of pushes that are whole, on the step owner.
     #[cfg(any(test, fuzzing, feature = "simulation"))]
     pub(super) fn check_held(&self) {
-        let admission = self.admission();
-        let (Some(admission), Some(inbox)) = (admission, &self.inbox) else { return };
+        let coordinator = self.coordinator();
+        let (Some(coordinator), Some(inbox)) = (coordinator, &self.inbox) else { return };
         for token in inbox.whole_tokens() {
-            assert!(admission.is_of_use(token.0), "the push of token {token} is over");
+            assert!(coordinator.is_of_use(token.0), "the push of token {token} is over");
         }
-        let passed = self.round.as_ref().is_some_and(|round| round.step() == admission.step());
-        for grant in admission.admitted().iter().filter(|_| !passed) {
+        let passed =
+            self.follower.as_ref().is_some_and(|follower| follower.step() == coordinator.step());
+        for grant in coordinator.admitted().iter().filter(|_| !passed) {
             let whole = inbox.whole_tokens().any(|token| token.0 == grant.token);
             assert!(whole, "the push of token {} is admitted and not here", grant.token);
         }
-        let due = self.round.as_ref().and_then(|round| round.due());
+        let due = self.follower.as_ref().and_then(|follower| follower.due());
         let job = self.jobs.iter().any(|job| matches!(job, Job::Step(_)));
         assert_eq!(due.is_some(), job, "a step that is due is worked on");
         let pushes = self.jobs.iter().filter_map(|job| inbox.arrival(job.push_slot()?));

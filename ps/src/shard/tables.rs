@@ -7,7 +7,7 @@ use pushpull_common::protocol::message::Operation;
 use pushpull_common::reused::Reused;
 
 use super::{Shard, Variables};
-use crate::aggregate::admission::PerPush;
+use crate::aggregate::step_coordinator::PerPush;
 use crate::config::Durability;
 use crate::inbox::Rows;
 use crate::optimizer::Untrainable;

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use super::parked::{Entry, Wait};
 use super::replicas::ClientKey;
 use super::{Detail, Shard};
-use crate::aggregate::admission::PerPush;
+use crate::aggregate::step_coordinator::PerPush;
 use crate::aggregate::step_owner::{Issued, Request, StepOwner};
 
 impl Shard {
@@ -162,11 +162,12 @@ impl Shard {
             return "a token".into();
         };
         if client.is_some_and(|client| owner.is_ahead(client))
-            && let Some(pace) = owner.pace()
+            && let Some(bounded_staleness) = owner.bounded_staleness()
         {
-            let slowest = pace.the_slowest().map(|client| self.last_word_of(now, client));
+            let slowest =
+                bounded_staleness.the_slowest().map(|client| self.last_word_of(now, client));
             let slowest: Vec<String> = slowest.collect();
-            let (made, slowest) = (pace.slowest().unwrap_or(0), slowest.join(", "));
+            let (made, slowest) = (bounded_staleness.slowest().unwrap_or(0), slowest.join(", "));
             return format!("the slowest replicas, which have made {made} gradients: {slowest}");
         }
         let holders: Vec<String> =

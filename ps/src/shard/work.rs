@@ -17,7 +17,7 @@ use super::rows::RowChange;
 use super::staleness::Treatment;
 use super::step_work::StepJob;
 use super::{Shard, Variables};
-use crate::aggregate::admission::PerPush;
+use crate::aggregate::step_coordinator::PerPush;
 use crate::config::NonFinite;
 use crate::inbox::{Arrival, Extents, Values};
 use crate::optimizer::{ApplyAt, VariableRules};

@@ -1,6 +1,6 @@
 //! Which ids are given a row.
 
-use pushpull_common::table::{Admission, scatter};
+use pushpull_common::table::{RowAdmission, scatter};
 
 use super::{Place, Table};
 
@@ -26,7 +26,7 @@ impl Table {
         };
         assigned
             || match self.spec.admission {
-                Admission::After { pushes: needed } => had.saturating_add(pushes) >= needed,
+                RowAdmission::After { pushes: needed } => had.saturating_add(pushes) >= needed,
                 _ => true,
             }
     }
@@ -41,10 +41,10 @@ impl Table {
             Place::Absent => 0,
         };
         match self.spec.admission {
-            Admission::Always => Verdict::Row,
-            Admission::After { pushes } if had + 1 >= pushes => Verdict::Row,
-            Admission::After { .. } => Verdict::Counted(had + 1),
-            Admission::Chance { probability } => {
+            RowAdmission::Always => Verdict::Row,
+            RowAdmission::After { pushes } if had + 1 >= pushes => Verdict::Row,
+            RowAdmission::After { .. } => Verdict::Counted(had + 1),
+            RowAdmission::Chance { probability } => {
                 let drawn = scatter(scatter(id ^ version.rotate_left(32)) ^ self.salt) >> 11;
                 let drawn = drawn as f64 / (1_u64 << 53) as f64;
                 if drawn < probability { Verdict::Row } else { Verdict::Out }

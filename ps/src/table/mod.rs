@@ -21,7 +21,7 @@ mod write;
 use pushpull_common::catalogue::Partition;
 use pushpull_common::initializer::{InitialKey, Initializer};
 use pushpull_common::rows::Numbers;
-use pushpull_common::table::{Admission, Eviction, TableSpec};
+use pushpull_common::table::{Eviction, RowAdmission, TableSpec};
 use pushpull_common::tensor::DType;
 
 use crate::arena::Loan;
@@ -181,7 +181,7 @@ impl Table {
 
     /// Whether chance decides who comes.
     pub(crate) fn draws(&self) -> bool {
-        matches!(self.spec.admission, Admission::Chance { .. })
+        matches!(self.spec.admission, RowAdmission::Chance { .. })
     }
 
     /// The memory of its records, in bytes.

@@ -152,7 +152,7 @@ impl Table {
             let name = crate::arena::file_name(Kind::Undo, generation);
             arena.place.corrupt(&name, fault)
         })?;
-        opened.take_up(journal).map_err(|(page, place, what)| {
+        opened.recover(journal).map_err(|(page, place, what)| {
             corrupt(Fault::at(offset_of(opened.address(page, place)), what))
         })?;
         Ok(opened)
@@ -172,7 +172,7 @@ impl Table {
     }
 
     /// Takes up the rows that the index names.
-    fn take_up(&mut self, journal: &Journal) -> Result<(), (u32, usize, String)> {
+    fn recover(&mut self, journal: &Journal) -> Result<(), (u32, usize, String)> {
         for number in 0..self.pages {
             let pages = super::Committed { journal, table: self.number };
             let page = pages.page(number);

@@ -7,7 +7,7 @@ use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::ShardId;
 use pushpull_common::placement::{Placement, PlacementStrategy as Placing, ShardMap};
 use pushpull_common::rows::{Numbers, encode_numbers};
-use pushpull_common::table::{Admission, Eviction, TableSpec};
+use pushpull_common::table::{Eviction, RowAdmission, TableSpec};
 use pushpull_common::variable::VariableSpec;
 
 use super::*;
@@ -333,7 +333,7 @@ fn rows_expire() {
 
 #[test]
 fn rows_are_admitted_after_some_pushes() {
-    let spec = TableSpec::new(1000 * ROW).admission(Admission::After { pushes: 3 });
+    let spec = TableSpec::new(1000 * ROW).admission(RowAdmission::After { pushes: 3 });
     let mut alone = Alone::new(spec);
     alone.push_ids(1, 0..100);
     alone.push_ids(2, 0..50);
@@ -357,7 +357,7 @@ fn rows_are_admitted_after_some_pushes() {
 
 #[test]
 fn rows_are_admitted_by_chance() {
-    let spec = TableSpec::new(1 << 20).admission(Admission::Chance { probability: 0.3 });
+    let spec = TableSpec::new(1 << 20).admission(RowAdmission::Chance { probability: 0.3 });
     let mut alone = Alone::new(spec);
     alone.push_ids(1, 0..1000);
     assert!((240..360).contains(&alone.table.rows()), "{}", alone.table.rows());
@@ -368,7 +368,7 @@ fn rows_are_admitted_by_chance() {
 /// What chance may admit is refused where there may be no room, and not dropped when it is drawn.
 #[test]
 fn whom_chance_may_admit_counts() {
-    let spec = TableSpec::new(100 * ROW).admission(Admission::Chance { probability: 0.5 });
+    let spec = TableSpec::new(100 * ROW).admission(RowAdmission::Chance { probability: 0.5 });
     let mut alone = Alone::new(spec);
     assert!(alone.table.refuses());
     alone.push_ids(1, 0..10);

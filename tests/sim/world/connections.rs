@@ -125,7 +125,7 @@ impl World {
                 Some((current, heard)) if *current == number => {
                     *heard = now;
                     // One that is not welcome tries again.
-                    let sound = self.with_shard(shard, |door| door.hear_owner(now, bytes));
+                    let sound = self.with_shard(shard, |door| door.on_owner_message(now, bytes));
                     if sound == Some(false) {
                         self.cut_clean(number);
                     }

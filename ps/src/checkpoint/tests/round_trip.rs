@@ -117,7 +117,7 @@ fn a_step_that_is_saved_again_has_a_new_name_and_wins() {
     assert_eq!(newest_good(&storage).unwrap().unwrap().0.manifest().checkpoint.revision, 2);
 }
 
-fn any_variable(index: usize) -> impl PlacementStrategy<Value = VariableSpec> {
+fn any_variable(index: usize) -> impl Strategy<Value = VariableSpec> {
     let extents = prop::collection::vec(0_u64..9, 0..4);
     (prop::sample::select(DType::ALL.to_vec()), extents, any::<bool>()).prop_map(
         move |(dtype, extents, plain)| {

@@ -107,16 +107,16 @@ struct Out {
 
 /// The step owner's account of the step under way.
 ///
-/// Inputs: [`Admission::join`], [`Admission::lose`], [`Admission::fence`], [`Admission::ask`],
-/// [`Admission::take_back`] from workers and their leases; [`Admission::held`],
-/// [`Admission::applied`] from shards. Outputs: [`Admission::verdicts`] for workers,
-/// [`Admission::committed`] for shards.
+/// Inputs: [`StepCoordinator::join`], [`StepCoordinator::lose`], [`StepCoordinator::fence`], [`StepCoordinator::ask`],
+/// [`StepCoordinator::take_back`] from workers and their leases; [`StepCoordinator::held`],
+/// [`StepCoordinator::applied`] from shards. Outputs: [`StepCoordinator::verdicts`] for workers,
+/// [`StepCoordinator::committed`] for shards.
 ///
 /// Invariants: what is admitted stays admitted; tokens are out only while no shard has the step
 /// before still to apply; a holder has at most [`Rule::share`] tokens and admitted pushes in a step;
 /// tokens out and admitted pushes are at most [`Rule::push_slots`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Admission {
+pub(crate) struct StepCoordinator {
     rule: Rule,
     zoo: Zoo,
     shards: usize,
@@ -142,10 +142,10 @@ pub(crate) struct Admission {
     verdicts: PerPush<(Grant, Verdict)>,
 }
 
-impl Admission {
+impl StepCoordinator {
     /// At the first step, with nobody there.
-    pub(crate) fn new(rule: Rule, shards: usize, zoo: Zoo) -> Admission {
-        Admission {
+    pub(crate) fn new(rule: Rule, shards: usize, zoo: Zoo) -> StepCoordinator {
+        StepCoordinator {
             rule,
             zoo,
             shards,
@@ -233,7 +233,7 @@ impl Admission {
     }
 
     /// Goes on where an earlier process stopped: after so many steps, with tokens numbered so far.
-    pub(crate) fn go_on_from(&mut self, step: u64, next_token: u64, finished: bool) {
+    pub(crate) fn resume(&mut self, step: u64, next_token: u64, finished: bool) {
         (self.step, self.next_token, self.finished) = (step, next_token, finished);
     }
 
@@ -273,7 +273,7 @@ impl Admission {
     }
 
     /// Begins at this step, with those who are there: other values have been restored.
-    pub(crate) fn begin_anew(&mut self, step: u64) {
+    pub(crate) fn reset(&mut self, step: u64) {
         self.step = step;
         self.out.clear();
         self.admitted.clear();

@@ -22,14 +22,14 @@ pub(crate) struct Progress {
 /// Invariant: nobody who counts has made, with what it is making, more than the bound beyond the
 /// slowest of those who count; but for pushes that lay whole when it left and came back.
 #[derive(Debug)]
-pub(crate) struct Pace {
+pub(crate) struct BoundedStaleness {
     bound: u64,
     replicas: BTreeMap<ClientKey, Progress>,
 }
 
-impl Pace {
-    pub(crate) fn new(bound: u64) -> Pace {
-        Pace { bound, replicas: BTreeMap::new() }
+impl BoundedStaleness {
+    pub(crate) fn new(bound: u64) -> BoundedStaleness {
+        BoundedStaleness { bound, replicas: BTreeMap::new() }
     }
 
     pub(crate) fn of(&self, replica: ClientKey) -> Progress {
@@ -93,7 +93,7 @@ impl Pace {
     }
 
     /// Forgets everybody: other values have been restored. Who they were.
-    pub(crate) fn begin_anew(&mut self) -> impl Iterator<Item = ClientKey> + use<> {
+    pub(crate) fn reset(&mut self) -> impl Iterator<Item = ClientKey> + use<> {
         std::mem::take(&mut self.replicas).into_keys()
     }
 }
@@ -106,10 +106,12 @@ mod tests {
     const B: ClientKey = ClientKey(1);
     const C: ClientKey = ClientKey(2);
 
-    fn pace(bound: u64, made: &[(ClientKey, u64)]) -> Pace {
-        let mut pace = Pace::new(bound);
-        made.iter().for_each(|&(who, made)| pace.restore(who, Progress { made, counts: true }));
-        pace
+    fn bounded_staleness(bound: u64, made: &[(ClientKey, u64)]) -> BoundedStaleness {
+        let mut bounded_staleness = BoundedStaleness::new(bound);
+        made.iter().for_each(|&(who, made)| {
+            bounded_staleness.restore(who, Progress { made, counts: true })
+        });
+        bounded_staleness
     }
 
     #[test]
@@ -127,33 +129,44 @@ mod tests {
             (3, 0, 3, 9, false),
             (u64::MAX, 9, 9, 0, true),
         ] {
-            let pace = pace(bound, &[(A, a), (B, b)]);
-            assert_eq!(pace.may_begin(A, making), may, "{bound}: {a} and {making}, {b}");
+            let bounded_staleness = bounded_staleness(bound, &[(A, a), (B, b)]);
+            assert_eq!(
+                bounded_staleness.may_begin(A, making),
+                may,
+                "{bound}: {a} and {making}, {b}"
+            );
         }
     }
 
     #[test]
     fn who_is_gone_is_not_waited_for() {
-        let mut pace = pace(2, &[(A, 7), (B, 5)]);
-        assert!(!pace.may_begin(A, 0));
-        assert_eq!(pace.the_slowest().collect::<Vec<_>>(), [B]);
-        pace.leave(B);
-        assert!(pace.may_begin(A, 0));
-        assert_eq!(pace.the_slowest().collect::<Vec<_>>(), [A]);
+        let mut bounded_staleness = bounded_staleness(2, &[(A, 7), (B, 5)]);
+        assert!(!bounded_staleness.may_begin(A, 0));
+        assert_eq!(bounded_staleness.the_slowest().collect::<Vec<_>>(), [B]);
+        bounded_staleness.leave(B);
+        assert!(bounded_staleness.may_begin(A, 0));
+        assert_eq!(bounded_staleness.the_slowest().collect::<Vec<_>>(), [A]);
     }
 
     #[test]
     fn who_comes_is_between_the_slowest_and_the_bound() {
-        let mut pace = pace(2, &[(A, 7), (B, 5)]);
-        assert!(pace.enter(C));
-        assert!(!pace.enter(C));
-        assert_eq!(pace.of(C), Progress { made: 5, counts: true });
+        let mut bounded_staleness = bounded_staleness(2, &[(A, 7), (B, 5)]);
+        assert!(bounded_staleness.enter(C));
+        assert!(!bounded_staleness.enter(C));
+        assert_eq!(bounded_staleness.of(C), Progress { made: 5, counts: true });
         for (made, enters_with) in [(1, 5), (5, 5), (6, 6), (7, 7), (1000, 7)] {
-            pace.restore(A, Progress { made, counts: false });
-            assert!(pace.enter(A));
-            assert_eq!(pace.of(A), Progress { made: enters_with, counts: true }, "{made}");
+            bounded_staleness.restore(A, Progress { made, counts: false });
+            assert!(bounded_staleness.enter(A));
+            assert_eq!(
+                bounded_staleness.of(A),
+                Progress { made: enters_with, counts: true },
+                "{made}"
+            );
         }
-        assert_eq!(pace.begin_anew().collect::<Vec<_>>(), [A, B, C]);
-        assert_eq!((pace.slowest(), pace.of(A)), (None, Progress::default()));
+        assert_eq!(bounded_staleness.reset().collect::<Vec<_>>(), [A, B, C]);
+        assert_eq!(
+            (bounded_staleness.slowest(), bounded_staleness.of(A)),
+            (None, Progress::default())
+        );
     }
 }

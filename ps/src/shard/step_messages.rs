@@ -10,8 +10,8 @@ use smallvec::SmallVec;
 
 use super::Shard;
 use super::output::Output;
-use crate::aggregate::admission::{Committed, PerPush};
 use crate::aggregate::clipping::Exact;
+use crate::aggregate::step_coordinator::{Committed, PerPush};
 
 impl Shard {
     /// The shards that take part in a step, in the order in which the step owner counts them: those
@@ -34,8 +34,8 @@ impl Shard {
     /// The variables have their places: from now on it is known which shards take part.
     pub(super) fn shards_are_known(&mut self) {
         let shards = self.taking_part().len();
-        if let Some(admission) = self.admission_mut() {
-            admission.set_shards(shards);
+        if let Some(coordinator) = self.coordinator_mut() {
+            coordinator.set_shards(shards);
         }
     }
 
@@ -91,7 +91,7 @@ impl Shard {
         }
         self.told_owner = Some(now);
         self.report_applied();
-        if self.round.is_none() {
+        if self.follower.is_none() {
             return;
         }
         let tokens: Vec<TokenId> =
@@ -129,7 +129,7 @@ impl Shard {
     }
 
     /// The step owner says something.
-    pub(super) fn hear_owner(&mut self, now: Instant, header: &Header, message: Message) {
+    pub(super) fn on_owner_message(&mut self, now: Instant, header: &Header, message: Message) {
         if let Message::ChiefIs(chief) = message {
             // Valid in any restore epoch: the chief begins the next one.
             self.chief_told = Some(chief.client);
@@ -149,8 +149,8 @@ impl Shard {
                 }
                 let all_here = tokens.iter().all(|&token| self.is_whole(TokenId(token)));
                 self.counters.steps_missed.add(u64::from(!all_here));
-                if let Some(round) = self.round.as_mut().filter(|_| all_here) {
-                    round.learn(&Committed { step: header.step.0, tokens, factors });
+                if let Some(follower) = self.follower.as_mut().filter(|_| all_here) {
+                    follower.learn(&Committed { step: header.step.0, tokens, factors });
                 }
                 self.begin_step();
             }
@@ -180,11 +180,11 @@ impl Shard {
             // Somebody has pushed there under a token that is another's.
             return;
         }
-        let Some(admission) = self.admission_mut() else {
+        let Some(coordinator) = self.coordinator_mut() else {
             return;
         };
-        if !admission.held(index, token.0, squares.into()) {
-            self.say_over(connection, token);
+        if !coordinator.held(index, token.0, squares.into()) {
+            self.resend_over(connection, token);
         }
         self.decide(now);
     }
@@ -198,16 +198,16 @@ impl Shard {
         steps: u64,
     ) {
         let Some(index) = self.takes_part(now, connection, shard) else { return };
-        let Some(admission) = self.admission_mut() else {
+        let Some(coordinator) = self.coordinator_mut() else {
             return;
         };
         // No shard can have made a step that is not committed.
-        if steps > admission.step() {
+        if steps > coordinator.step() {
             return;
         }
-        admission.applied(index, steps);
+        coordinator.applied(index, steps);
         // It may have been away when the others were told.
-        if let Some(committed) = admission.committed()
+        if let Some(committed) = coordinator.committed()
             && steps <= committed.step
         {
             self.say_committed(connection, &committed);
@@ -230,7 +230,7 @@ impl Shard {
     pub(super) fn tell_over(&mut self, token: u64) {
         let connections: SmallVec<[u64; 8]> = self.parts.values().copied().collect();
         for connection in connections {
-            self.say_over(connection, TokenId(token));
+            self.resend_over(connection, TokenId(token));
         }
     }
 
@@ -244,7 +244,7 @@ impl Shard {
         self.send(connection, envelope, message);
     }
 
-    fn say_over(&mut self, connection: u64, token: TokenId) {
+    fn resend_over(&mut self, connection: u64, token: TokenId) {
         let envelope = Envelope { restore_epoch: self.epoch, ..Envelope::default() };
         let message = message::Over { token }.into();
         self.send(connection, envelope, message);

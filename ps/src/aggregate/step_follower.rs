@@ -2,15 +2,15 @@
 //!
 //! A shard decides nothing by counting.
 
-use super::admission::{Committed, PerPush};
 use super::clipping::Exact;
+use super::step_coordinator::{Committed, PerPush};
 use crate::zoo::{Bug, Zoo};
 
 /// What a shard knows of the step under way. Durable, beside this: the steps applied.
 ///
 /// Invariant: a step is applied once, after it is committed.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Round {
+pub(crate) struct StepFollower {
     step: u64,
     committed: Option<Committed>,
     zoo: Zoo,
@@ -19,10 +19,10 @@ pub(crate) struct Round {
 /// With so many whole pushes the planted bug takes a step for committed.
 const ALONE: usize = 2;
 
-impl Round {
+impl StepFollower {
     /// After so many steps.
-    pub(crate) fn new(step: u64, zoo: Zoo) -> Round {
-        Round { step, committed: None, zoo }
+    pub(crate) fn new(step: u64, zoo: Zoo) -> StepFollower {
+        StepFollower { step, committed: None, zoo }
     }
 
     /// Steps applied.
@@ -60,6 +60,6 @@ impl Round {
 
     /// They are applied.
     pub(crate) fn applied(&mut self) {
-        *self = Round::new(self.step + 1, self.zoo);
+        *self = StepFollower::new(self.step + 1, self.zoo);
     }
 }
