@@ -64,9 +64,9 @@ pub enum Eviction {
 /// What a table that grows is, beside the name, type and shape of its rows.
 ///
 /// ```
-/// use pushpull_common::table::{Admission, Eviction, TableSpec};
+/// use pushpull_common::table::{RowAdmission, Eviction, TableSpec};
 /// let table = TableSpec::new(1 << 30)
-///     .admission(Admission::After { pushes: 3 })
+///     .admission(RowAdmission::After { pushes: 3 })
 ///     .eviction(Eviction::LeastRecent)
 ///     .expire_after(100_000);
 /// assert_eq!(table.rows_at_once, 1 << 16);

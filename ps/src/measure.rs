@@ -120,7 +120,7 @@ impl StoreUnderTest {
         let (table, version) = (&mut self.store.tables_mut()[0], self.version + 1);
         let begun = table.begin(&mut self.journal, ids, (self.version, version), false);
         begun.expect("memory for the rows");
-        self.journal.make_room(table.drafted_words()).expect("memory for an intent");
+        self.journal.make_room(table.dirty_words()).expect("memory for an intent");
         let at = ApplyAt::new(version, self.version);
         let change = Change::Gradient { optimizer: &*self.optimizer, at, dtype: DType::F32 };
         self.store.settle_tables(version);

@@ -34,20 +34,20 @@ use crate::table::Table;
 use crate::zoo::{Bug, Zoo};
 pub(crate) use change::{Change, Stretches, with_slots};
 pub(crate) use geometry::{BLOCK_BYTES, Geometry, SLOTS_MAX};
-use geometry::{pieces_of, places_of};
+use geometry::{logical_blocks_of, pieces_of};
 pub(crate) use image::{Image, TableOfImage};
 pub(crate) use input::{Give, Input, SharedInput};
 pub(crate) use open::{Plan, idle_undo, undo_rows};
 pub(crate) use overflow::Overflow;
 use pool::Pool;
-pub(crate) use pool::{NoSpareBlock, Stalled};
+pub(crate) use pool::{NoFreeBlock, Stalled};
 pub(crate) use readers::VALUES;
 use rows::Tile;
 use rows::range_of;
 pub(crate) use snapshot::{Snapshot, SnapshotMemory};
 #[cfg(test)]
 pub(crate) use undo::reseal as reseal_undo;
-pub(crate) use undo::{Row as UndoneRow, Spot, Undo};
+pub(crate) use undo::{Row as UndoneRow, RowLocation, Undo};
 
 /// Up to so many bytes of values and slots a model and its shadows stay in cache, and are written
 /// through it. Non-temporal stores would put out what the next push reads.
@@ -77,7 +77,7 @@ pub(crate) struct Store {
     /// The places that it touches then, each once.
     touched: Vec<usize>,
     /// Memory for where a change is written.
-    drafts: Vec<write::Draft>,
+    shadow_writes: Vec<write::ShadowWrite>,
     /// Memory for what a change has moved.
     moved: Vec<(bool, usize)>,
     /// Whether it is made where the rows of tables lie.
@@ -128,9 +128,9 @@ impl Store {
             TableOfImage { image, given_up }
         });
         let tables = tables.collect();
-        let places = 0..self.geometry.places as u32;
-        let slots = self.slots.as_ref().map(|slots| slots.pin(places.clone()));
-        let values = self.values.pin(places);
+        let logical_blocks = 0..self.geometry.logical_blocks as u32;
+        let slots = self.slots.as_ref().map(|slots| slots.pin(logical_blocks.clone()));
+        let values = self.values.pin(logical_blocks);
         Image { tables, geometry: self.geometry, values, slots, given_up }
     }
 
@@ -142,7 +142,7 @@ impl Store {
         ranges: &[Range<u64>],
         rows: impl Iterator<Item = (&'a Partition, &'a [u32])> + Clone,
         version: u64,
-    ) -> Result<(), NoSpareBlock> {
+    ) -> Result<(), NoFreeBlock> {
         self.discard_blocks();
         if self.begin_in_place(ranges, rows.clone(), version) {
             return Ok(());
@@ -157,20 +157,20 @@ impl Store {
     pub(crate) fn can_change(
         &mut self,
         ranges: impl Iterator<Item = Range<u64>> + Clone,
-    ) -> Result<(), NoSpareBlock> {
+    ) -> Result<(), NoFreeBlock> {
         let block_bytes = self.geometry.block_bytes;
         // Ranges that do not follow each other may share a block; that counts it twice, which errs on
         // the safe side, as far as there are places at all.
-        let places = || {
+        let logical_blocks = || {
             let ranges = ranges.clone().filter(|range| !range.is_empty());
-            write::distinct(ranges.flat_map(move |range| places_of(&range, block_bytes)))
+            write::distinct(ranges.flat_map(move |range| logical_blocks_of(&range, block_bytes)))
         };
         let enough = |pool: &mut Pool| {
-            let need = pool.undrafted(places()).min(pool.places());
-            need <= pool.spare()
+            let need = pool.clean(logical_blocks()).min(pool.logical_blocks());
+            need <= pool.free_count()
         };
         let slots = self.slots.as_mut().is_none_or(enough);
-        if enough(&mut self.values) && slots { Ok(()) } else { Err(NoSpareBlock) }
+        if enough(&mut self.values) && slots { Ok(()) } else { Err(NoFreeBlock) }
     }
 
     /// Changes a range, which lies within one partition, by what the push has for it.
@@ -179,12 +179,12 @@ impl Store {
         change: Change<'_>,
         range: Range<u64>,
         mut input: Input<'_>,
-    ) -> Result<(), NoSpareBlock> {
+    ) -> Result<(), NoFreeBlock> {
         if !self.in_place {
             return self.change_shadows(change, &range, input);
         }
-        for (place, within) in self.pieces_of(&range) {
-            self.change_home(change, place, within, &mut input);
+        for (logical, within) in self.pieces_of(&range) {
+            self.write_committed_block(change, logical, within, &mut input);
         }
         Ok(())
     }
@@ -196,7 +196,7 @@ impl Store {
         partition: &Partition,
         rows: &[u32],
         input: &[u8],
-    ) -> Result<(), NoSpareBlock> {
+    ) -> Result<(), NoFreeBlock> {
         if self.in_place {
             self.change_rows_in_place(change, partition, rows, input);
             return Ok(());
@@ -222,10 +222,10 @@ impl Store {
     /// the transaction is made must not leave the shard.
     pub(crate) fn publish(&mut self, journal: &mut Journal) {
         if self.in_place && self.integrity {
-            for &place in &self.touched {
-                self.stage(journal, false, place);
+            for &logical in &self.touched {
+                self.stage(journal, false, logical);
                 if self.slots.is_some() {
-                    self.stage(journal, true, place);
+                    self.stage(journal, true, logical);
                 }
             }
         }
@@ -233,12 +233,14 @@ impl Store {
         for (pool, slots) in
             [Some(&self.values), self.slots.as_ref()].into_iter().zip([false, true])
         {
-            moved.extend(pool.into_iter().flat_map(Pool::drafted).map(|(place, _)| (slots, place)));
+            moved.extend(
+                pool.into_iter().flat_map(Pool::dirty).map(|(logical, _)| (slots, logical)),
+            );
         }
         self.values.publish();
         self.slots.iter_mut().for_each(Pool::publish);
-        for (slots, place) in moved.drain(..) {
-            self.stage(journal, slots, place);
+        for (slots, logical) in moved.drain(..) {
+            self.stage(journal, slots, logical);
         }
         self.moved = moved;
         self.tables.iter_mut().for_each(|table| table.publish(journal));
@@ -294,20 +296,22 @@ impl Store {
     }
 
     /// Stages where a place is, and the checksum of what it holds.
-    fn stage(&self, journal: &mut Journal, slots: bool, place: usize) {
+    fn stage(&self, journal: &mut Journal, slots: bool, logical: usize) {
         let (pool, first) = match (&self.slots, slots) {
-            (Some(pool), true) => (pool, self.geometry.places),
+            (Some(pool), true) => (pool, self.geometry.logical_blocks),
             _ => (&self.values, 0),
         };
-        let home = pool.home(place);
-        let crc = if self.integrity { pool.checksum(home) } else { 0 };
-        journal.stage(Address::Tables(first + place), u64::from(home) | u64::from(crc) << 32);
+        let committed = pool.committed_block(logical);
+        let crc = if self.integrity { pool.checksum(committed) } else { 0 };
+        journal
+            .stage(Address::Tables(first + logical), u64::from(committed) | u64::from(crc) << 32);
     }
 
     /// Stages the checksums of all blocks, once they hold their first values.
     pub(crate) fn seal(&self, journal: &mut Journal) {
         for slots in [false, true].into_iter().filter(|&slots| !slots || self.slots.is_some()) {
-            (0..self.geometry.places).for_each(|place| self.stage(journal, slots, place));
+            (0..self.geometry.logical_blocks)
+                .for_each(|logical| self.stage(journal, slots, logical));
         }
     }
 
@@ -316,12 +320,13 @@ impl Store {
         let pools = [(Kind::Values, Some(&self.values)), (Kind::Slots, self.slots.as_ref())];
         for (index, (kind, pool)) in pools.into_iter().enumerate() {
             let Some(pool) = pool else { continue };
-            for place in 0..pool.places() {
-                let word = journal.load(Address::Tables(index * self.geometry.places + place));
+            for logical in 0..pool.logical_blocks() {
+                let word =
+                    journal.load(Address::Tables(index * self.geometry.logical_blocks + logical));
                 let expected = (word >> 32) as u32;
-                let found = pool.checksum(pool.home(place));
+                let found = pool.checksum(pool.committed_block(logical));
                 if expected != found {
-                    let offset = pool.blocks.offset(pool.home(place));
+                    let offset = pool.blocks.offset(pool.committed_block(logical));
                     let what = format!("a block of checksum {expected:#x}, not {found:#x}");
                     return Err((kind, Fault::at(offset, what)));
                 }
@@ -330,8 +335,8 @@ impl Store {
         Ok(())
     }
 
-    fn places_of(&self, range: &Range<u64>) -> Range<usize> {
-        places_of(range, self.geometry.block_bytes)
+    fn logical_blocks_of(&self, range: &Range<u64>) -> Range<usize> {
+        logical_blocks_of(range, self.geometry.block_bytes)
     }
 
     fn pieces_of(&self, range: &Range<u64>) -> impl Iterator<Item = (usize, Range<usize>)> + use<> {
@@ -340,9 +345,9 @@ impl Store {
 
     /// Whether a change is under way in shadows.
     #[cfg(any(test, fuzzing, feature = "simulation"))]
-    pub(crate) fn is_drafted(&self) -> bool {
+    pub(crate) fn is_dirty(&self) -> bool {
         let mut pools = std::iter::once(&self.values).chain(&self.slots);
-        pools.any(|pool| pool.drafted().next().is_some())
+        pools.any(|pool| pool.dirty().next().is_some())
     }
 
     /// Asserts the invariants; for tests and the simulator.

@@ -139,16 +139,16 @@ impl AtomicWords for Mapped {
 /// What a line was lent.
 struct Client {
     reader: Reader<Mapped>,
-    places: u32,
-    homes: Vec<u32>,
+    logical_blocks: u32,
+    blocks: Vec<u32>,
 }
 
 impl Client {
     fn of(line: &mut Line<UnixStream>) -> Client {
         line.say(ShareValues { wants: 1 }.into());
         let Message::SharedValues(shared) = line.hear() else { panic!("nothing is shared") };
-        let SharedValues { offset, block_bytes, stride, blocks, places, .. } = shared;
-        let geometry = Geometry { offset, block_bytes, stride, blocks, places };
+        let SharedValues { offset, block_bytes, stride, blocks, logical_blocks, .. } = shared;
+        let geometry = Geometry { offset, block_bytes, stride, blocks, logical_blocks };
         geometry.check(shared.values_bytes).unwrap();
         let [block_table, reader_slot, values] = &std::mem::take(&mut line.descriptors)[..] else {
             panic!("three descriptors come with shared memory")
@@ -165,18 +165,18 @@ impl Client {
             geometry,
             shared.owner_generation,
         );
-        Client { reader, places, homes: Vec::new() }
+        Client { reader, logical_blocks, blocks: Vec::new() }
     }
 
     fn pin(&mut self) -> Result<Counts, NotNow> {
-        self.reader.pin(0..self.places, &mut self.homes)
+        self.reader.pin(0..self.logical_blocks, &mut self.blocks)
     }
 
     /// So many f32 of the values, by what was pinned.
     fn copy(&self, elements: u64) -> Vec<f32> {
         let geometry = self.reader.geometry();
-        let pieces = geometry.pieces(0..4 * elements).flat_map(|(place, within)| {
-            let start = geometry.start(self.homes[place as usize]);
+        let pieces = geometry.pieces(0..4 * elements).flat_map(|(logical, within)| {
+            let start = geometry.start(self.blocks[logical as usize]);
             (start + within.start) / 8..(start + within.end) / 8
         });
         let words = pieces.map(|word| self.reader.values().load(word as usize));

@@ -11,8 +11,8 @@ use crate::fanout::{Plan, Span};
 /// Bytes of one block, and where they go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Copy {
-    /// The place that the block holds, by its number in [`Route::places`].
-    pub(crate) place: usize,
+    /// The place that the block holds, by its number in [`Route::logical_blocks`].
+    pub(crate) logical: usize,
     /// Where they start in the block, and in the buffer.
     pub(crate) from: usize,
     pub(crate) to: usize,
@@ -23,7 +23,7 @@ pub(crate) struct Copy {
 #[derive(Debug)]
 pub(crate) struct Route {
     plan: Arc<Plan>,
-    places: Vec<u32>,
+    logical_blocks: Vec<u32>,
     copies: Vec<Copy>,
     bytes: u64,
 }
@@ -33,23 +33,23 @@ impl Route {
     /// some of it is to be had as halves.
     pub(crate) fn new(plan: &Arc<Plan>, shard: ShardId, geometry: &Geometry) -> Option<Route> {
         let mut route =
-            Route { plan: plan.clone(), places: Vec::new(), copies: Vec::new(), bytes: 0 };
+            Route { plan: plan.clone(), logical_blocks: Vec::new(), copies: Vec::new(), bytes: 0 };
         for (start, span, bytes) in plan.stretches(shard) {
             let mut to = match span {
                 Span::Buffer(to) => to,
                 Span::Halves(_) => return None,
                 Span::Padding => continue,
             };
-            for (place, within) in geometry.pieces(start..start + bytes) {
-                if place >= geometry.places {
+            for (logical, within) in geometry.pieces(start..start + bytes) {
+                if logical >= geometry.logical_blocks {
                     return None;
                 }
-                if route.places.last() != Some(&place) {
-                    route.places.push(place);
+                if route.logical_blocks.last() != Some(&logical) {
+                    route.logical_blocks.push(logical);
                 }
                 let bytes = (within.end - within.start) as usize;
-                let (place, from) = (route.places.len() - 1, within.start as usize);
-                route.copies.push(Copy { place, from, to, bytes });
+                let (logical, from) = (route.logical_blocks.len() - 1, within.start as usize);
+                route.copies.push(Copy { logical, from, to, bytes });
                 to += bytes;
             }
             route.bytes += bytes;
@@ -62,8 +62,8 @@ impl Route {
     }
 
     /// The places whose blocks it reads, rising.
-    pub(crate) fn places(&self) -> impl Iterator<Item = u32> + '_ {
-        self.places.iter().copied()
+    pub(crate) fn logical_blocks(&self) -> impl Iterator<Item = u32> + '_ {
+        self.logical_blocks.iter().copied()
     }
 
     pub(crate) fn copies(&self) -> &[Copy] {
@@ -172,14 +172,15 @@ mod tests {
         for (salt, &shard) in plan.shards().iter().enumerate() {
             let layout = plan.catalogue().layout(shard);
             let value = |at: u64| (at as usize * 7 + at as usize / 256 + 31 * salt) as u8;
-            let places = layout.bytes().div_ceil(64) as u32;
-            let geometry = Geometry { offset: 0, block_bytes: 64, stride: 72, blocks: 99, places };
+            let logical_blocks = layout.bytes().div_ceil(64) as u32;
+            let geometry =
+                Geometry { offset: 0, block_bytes: 64, stride: 72, blocks: 99, logical_blocks };
             let route = Route::new(&plan, shard, &geometry).unwrap();
-            let rising: Vec<u32> = route.places().collect();
+            let rising: Vec<u32> = route.logical_blocks().collect();
             assert!(rising.is_sorted_by(|a, b| a < b));
-            passed_over += places as usize - rising.len();
+            passed_over += logical_blocks as usize - rising.len();
             for copy in route.copies() {
-                let start = u64::from(rising[copy.place]) * 64 + copy.from as u64;
+                let start = u64::from(rising[copy.logical]) * 64 + copy.from as u64;
                 for (at, to) in (start..).zip(&mut buffer[copy.to..copy.to + copy.bytes]) {
                     *to = value(at);
                 }
@@ -191,7 +192,7 @@ mod tests {
                     expected[to + at as usize] = value(partition.offset + at);
                 }
             }
-            let fewer = Geometry { places: places - 1, ..geometry };
+            let fewer = Geometry { logical_blocks: logical_blocks - 1, ..geometry };
             assert!(Route::new(&plan, shard, &fewer).is_none(), "it holds less");
         }
         for index in 0..plan.catalogue().variables().len() {
@@ -207,7 +208,8 @@ mod tests {
         let map = ShardMap::new([0], 1).unwrap();
         let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin).unwrap();
         let plan = Arc::new(Plan::new(Arc::new(Catalogue::new(variables, &placement).unwrap())));
-        let geometry = Geometry { offset: 0, block_bytes: 64, stride: 72, blocks: 4, places: 2 };
+        let geometry =
+            Geometry { offset: 0, block_bytes: 64, stride: 72, blocks: 4, logical_blocks: 2 };
         assert!(Route::new(&plan, plan.shards()[0], &geometry).is_none());
     }
 

@@ -303,7 +303,7 @@ wire_struct! {
         /// How many blocks there are.
         blocks: u32,
         /// How many of them hold the shard's variables, one behind the other: the places of the board.
-        places: u32,
+        logical_blocks: u32,
     }
 }
 

@@ -9,14 +9,14 @@ const GRADIENTS: usize = 2;
 const STEP: usize = 3;
 const SERVES: usize = 4;
 const EPOCH: usize = 5;
-pub(super) const HOMES: usize = 16;
+pub(super) const BLOCKS: usize = 16;
 
 /// The turn of a board that is no longer kept: odd, so that nobody reads by it.
 pub(super) const OVER: u64 = u64::MAX;
 
 /// How many words a board for so many places has.
-pub fn block_table_words(places: usize) -> usize {
-    HOMES + places
+pub fn block_table_words(logical_blocks: usize) -> usize {
+    BLOCKS + logical_blocks
 }
 
 /// What the values on a board are of: what an answer to a pull says of them.
@@ -66,9 +66,9 @@ impl<W: AtomicWords> BlockTable<W> {
     ///
     /// # Panics
     /// If the words are too few.
-    pub fn new(words: W, counts: Counts, homes: impl Iterator<Item = u32>) -> BlockTable<W> {
-        for (place, home) in homes.enumerate() {
-            words.store(HOMES + place, home.into());
+    pub fn new(words: W, counts: Counts, blocks: impl Iterator<Item = u32>) -> BlockTable<W> {
+        for (logical, block) in blocks.enumerate() {
+            words.store(BLOCKS + logical, block.into());
         }
         counts.words().for_each(|(word, value)| words.store(word, value));
         let block_table = BlockTable { words, sequence: 2, changing: false, counts };
@@ -85,8 +85,8 @@ impl<W: AtomicWords> BlockTable<W> {
     ///
     /// # Panics
     /// If the board has no such place.
-    pub fn home(&self, place: usize) -> u64 {
-        self.words.load(HOMES + place)
+    pub fn block(&self, logical: usize) -> u64 {
+        self.words.load(BLOCKS + logical)
     }
 
     /// Whether a change is begun.
@@ -118,9 +118,9 @@ impl<W: AtomicWords> BlockTable<W> {
     ///
     /// # Panics
     /// If the board has no such place.
-    pub fn set_home(&mut self, place: usize, block: u32) {
+    pub fn set_block(&mut self, logical: usize, block: u32) {
         debug_assert!(self.changing, "a change is begun before homes change");
-        self.words.store(HOMES + place, block.into());
+        self.words.store(BLOCKS + logical, block.into());
     }
 
     /// Ends the change that was begun, and returns the turn that shows it. Who has come to an earlier

@@ -24,14 +24,14 @@ pub struct Geometry {
     /// How many blocks there are.
     pub blocks: u32,
     /// How many places of the layout they hold.
-    pub places: u32,
+    pub logical_blocks: u32,
 }
 
 impl Geometry {
     /// Whether so many bytes hold these blocks, and all in them lies where words do; the first number
     /// that is wrong otherwise.
     pub fn check(&self, bytes: u64) -> Result<(), Unsound> {
-        let Geometry { offset, block_bytes, stride, blocks, places } = *self;
+        let Geometry { offset, block_bytes, stride, blocks, logical_blocks } = *self;
         let fits = u64::from(blocks)
             .checked_mul(stride)
             .and_then(|all| all.checked_add(offset))
@@ -43,7 +43,7 @@ impl Geometry {
             ("the stride", stride, stride.is_multiple_of(8)),
             ("the stride", stride, stride.checked_sub(block_bytes).is_some_and(|gap| gap >= 8)),
             ("the number of blocks", blocks.into(), blocks > 0 && fits),
-            ("the number of places", places.into(), places <= blocks),
+            ("the number of places", logical_blocks.into(), logical_blocks <= blocks),
         ];
         match numbers.into_iter().find(|(_, _, sound)| !sound) {
             Some((what, found, _)) => Err(Unsound { what, found }),
@@ -69,11 +69,11 @@ impl Geometry {
         let (block_bytes, mut start) = (self.block_bytes, range.start);
         std::iter::from_fn(move || {
             (start < range.end).then(|| {
-                let (place, within) = (start / block_bytes, start % block_bytes);
+                let (logical, within) = (start / block_bytes, start % block_bytes);
                 let bytes = (block_bytes - within).min(range.end - start);
                 start += bytes;
                 // Of a layout whose places are numbered by 32 bits.
-                (place as u32, within..within + bytes)
+                (logical as u32, within..within + bytes)
             })
         })
     }
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     const SOUND: Geometry =
-        Geometry { offset: 4096, block_bytes: 64, stride: 72, blocks: 10, places: 4 };
+        Geometry { offset: 4096, block_bytes: 64, stride: 72, blocks: 10, logical_blocks: 4 };
 
     #[test]
     fn numbers_that_cannot_be_are_named() {
@@ -101,7 +101,7 @@ mod tests {
             (Geometry { stride: u64::MAX - 7, ..SOUND }, "the number of blocks"),
             (Geometry { blocks: 0, ..SOUND }, "the number of blocks"),
             (Geometry { blocks: 11, ..SOUND }, "the number of blocks"),
-            (Geometry { places: 11, ..SOUND }, "the number of places"),
+            (Geometry { logical_blocks: 11, ..SOUND }, "the number of places"),
         ];
         for (geometry, what) in cases {
             assert_eq!(geometry.check(4096 + 720).unwrap_err().what, what, "{geometry:?}");

@@ -1,6 +1,6 @@
 //! A reader's side: pins what the board shows, and knows in the end whether that was honoured.
 
-use super::block_table::{Counts, HOMES, OVER, SEQUENCE};
+use super::block_table::{BLOCKS, Counts, OVER, SEQUENCE};
 use super::reader_slot::ReaderSlot;
 use super::{AtomicWords, Geometry};
 
@@ -14,10 +14,10 @@ pub enum NotNow {
     #[error("the values are no longer shared")]
     Over,
     /// The board names a block that does not exist.
-    #[error("place {place} is said to be held by block {block}")]
+    #[error("place {logical} is said to be held by block {block}")]
     Unsound {
         /// The place.
-        place: u32,
+        logical: u32,
         /// The block.
         block: u64,
     },
@@ -66,14 +66,14 @@ impl<W: AtomicWords> Reader<W> {
     /// of the block that holds it. Costs a fence, and a load for each place.
     ///
     /// What was pinned is to be given back by [`Reader::unpin`]; nothing is if this fails, and then
-    /// what stands in `homes` means nothing.
+    /// what stands in `blocks` means nothing.
     ///
     /// # Panics
     /// If there is no such place.
     pub fn pin(
         &mut self,
-        places: impl Iterator<Item = u32>,
-        homes: &mut Vec<u32>,
+        logical_blocks: impl Iterator<Item = u32>,
+        blocks: &mut Vec<u32>,
     ) -> Result<Counts, NotNow> {
         let sequence = self.block_table.load(SEQUENCE);
         match sequence {
@@ -81,14 +81,14 @@ impl<W: AtomicWords> Reader<W> {
             sequence if sequence % 2 == 1 => return Err(NotNow::Changing),
             sequence => self.reader_slot.pin(sequence),
         }
-        homes.clear();
+        blocks.clear();
         let counts = Counts::load(&self.block_table);
         let mut wrong = None;
-        for place in places {
-            let block = self.block_table.load(HOMES + place as usize);
+        for logical in logical_blocks {
+            let block = self.block_table.load(BLOCKS + logical as usize);
             match u32::try_from(block) {
-                Ok(home) if home < self.geometry.blocks => homes.push(home),
-                _ => wrong = Some(NotNow::Unsound { place, block }),
+                Ok(block) if block < self.geometry.blocks => blocks.push(block),
+                _ => wrong = Some(NotNow::Unsound { logical, block }),
             }
         }
         // What was loaded is of one turn, and that its pin was seen in time, if nothing has begun since.

@@ -142,7 +142,7 @@ fn shared() -> SharedValues {
         block_bytes: 0x1007,
         stride: 0x1008,
         blocks: 9,
-        places: 10,
+        logical_blocks: 10,
     }
 }
 

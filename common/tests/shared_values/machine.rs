@@ -96,8 +96,8 @@ const REVOKED: Place = (Region::ReaderSlot, 8);
 
 impl AtomicWords for View<'_> {
     fn load(&self, word: usize) -> u64 {
-        let (place, fault, run) = ((self.region, word), self.run.fault, self.run);
-        match (place, self.reads) {
+        let (logical, fault, run) = ((self.region, word), self.run.fault, self.run);
+        match (logical, self.reads) {
             (PIN, false) if fault == Fault::PinIgnored => return 0,
             (REVOKED, true) if fault == Fault::RevokedUnseen => return 0,
             (SEQUENCE, true) if fault == Fault::SequenceNotLoadedAgain => {
@@ -107,18 +107,18 @@ impl AtomicWords for View<'_> {
             }
             _ => {}
         }
-        let found = run.step(Step::Load(place));
-        if place == SEQUENCE {
+        let found = run.step(Step::Load(logical));
+        if logical == SEQUENCE {
             run.sequence.set(Some(found));
         }
         found
     }
 
     fn store(&self, word: usize, value: u64) {
-        let place = (self.region, word);
-        let odd = place == SEQUENCE && value % 2 == 1 && value != u64::MAX;
+        let logical = (self.region, word);
+        let odd = logical == SEQUENCE && value % 2 == 1 && value != u64::MAX;
         if !(odd && self.run.fault == Fault::SequenceNeverOdd) {
-            self.run.step(Step::Store(place, value));
+            self.run.step(Step::Store(logical, value));
         }
     }
 
@@ -222,12 +222,12 @@ fn go_on(
     let mut state = state.clone();
     let Thread { found, queue, done } = &mut state.threads[thread];
     let value = match next(program, fault, found) {
-        Step::Load(place) => {
-            let own = queue.iter().rev().find(|(at, _)| *at == index(place));
-            own.map_or(state.memory[index(place)], |(_, value)| *value)
+        Step::Load(logical) => {
+            let own = queue.iter().rev().find(|(at, _)| *at == index(logical));
+            own.map_or(state.memory[index(logical)], |(_, value)| *value)
         }
-        Step::Store(place, value) => {
-            queue.push_back((index(place), value));
+        Step::Store(logical, value) => {
+            queue.push_back((index(logical), value));
             0
         }
         Step::Fence if !queue.is_empty() => return None,

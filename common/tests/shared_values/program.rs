@@ -52,7 +52,8 @@ pub(crate) enum Fault {
 }
 
 /// A word each; the tenure lies behind the first.
-const GEOMETRY: Geometry = Geometry { offset: 0, block_bytes: 8, stride: 16, blocks: 4, places: 2 };
+const GEOMETRY: Geometry =
+    Geometry { offset: 0, block_bytes: 8, stride: 16, blocks: 4, logical_blocks: 2 };
 
 /// A block's word in the values.
 fn word(block: u32) -> usize {
@@ -65,7 +66,7 @@ struct Shard<'a, W: AtomicWords> {
     reader_slot: Option<ReaderSlot<W>>,
     values: &'a W,
     /// By place: the block, and since when.
-    homes: [(u32, u64); 2],
+    blocks: [(u32, u64); 2],
     spare: Vec<u32>,
     /// Blocks that were replaced while they were pinned: since when they held something, and until when.
     retired: Vec<(u32, u64, u64)>,
@@ -99,15 +100,15 @@ impl<W: AtomicWords> Shard<'_, W> {
         shadows.iter().for_each(|&block| self.values.store(word(block), version));
         let next = self.block_table.sequence() + 2;
         let late = self.fault == Fault::SequenceLate;
-        let seen_early = self.homes.map(|(_, born)| late && !self.is_held(born, next));
+        let seen_early = self.blocks.map(|(_, born)| late && !self.is_held(born, next));
         self.block_table.begin();
-        for (place, shadow) in shadows.into_iter().enumerate() {
-            self.block_table.set_home(place, shadow);
+        for (logical, shadow) in shadows.into_iter().enumerate() {
+            self.block_table.set_block(logical, shadow);
         }
         let sequence = self.block_table.publish(Counts { version, ..Counts::default() });
         assert_eq!(sequence, next);
-        for ((place, shadow), early) in shadows.into_iter().enumerate().zip(seen_early) {
-            let (block, born) = std::mem::replace(&mut self.homes[place], (shadow, sequence));
+        for ((logical, shadow), early) in shadows.into_iter().enumerate().zip(seen_early) {
+            let (block, born) = std::mem::replace(&mut self.blocks[logical], (shadow, sequence));
             match !early && (late || self.is_held(born, sequence)) {
                 true => self.retired.push((block, born, sequence)),
                 false => self.spare.push(block),
@@ -124,7 +125,7 @@ impl<W: AtomicWords> Shard<'_, W> {
             self.block_table.publish(self.block_table.counts());
             return;
         }
-        self.homes.iter().for_each(|&(home, _)| self.values.store(word(home), version));
+        self.blocks.iter().for_each(|&(block, _)| self.values.store(word(block), version));
         self.block_table.publish(Counts { version, ..Counts::default() });
     }
 
@@ -134,7 +135,7 @@ impl<W: AtomicWords> Shard<'_, W> {
         let is_read =
             self.reader_slot.as_ref().is_some_and(|reader_slot| reader_slot.pinned() != 0);
         if !is_read {
-            self.values.store(word(self.homes[0].0), 2);
+            self.values.store(word(self.blocks[0].0), 2);
         }
         std::mem::forget(self.block_table);
         self.values.store(GEOMETRY.owner_generation_word(), 1);
@@ -145,14 +146,14 @@ impl<W: AtomicWords> Shard<'_, W> {
 
 fn shard(run: &Run<'_>, script: Script, fault: Fault) -> Option<Ending> {
     let words = |region| run.words(region, false);
-    let (values, homes) = (words(Region::Values), [(0, 0), (1, 0)]);
+    let (values, blocks) = (words(Region::Values), [(0, 0), (1, 0)]);
     let block_table =
         BlockTable::new(words(Region::BlockTable), Counts::default(), [0, 1].into_iter());
     let reader_slot = Some(ReaderSlot::new(words(Region::ReaderSlot)));
     run.ready();
     let (spare, retired) = (vec![2, 3], Vec::new());
     let mut shard =
-        Shard { block_table, reader_slot, values: &values, homes, spare, retired, fault };
+        Shard { block_table, reader_slot, values: &values, blocks, spare, retired, fault };
     shard.change(1);
     match script {
         Script::Changes => {
@@ -173,12 +174,12 @@ fn reader(run: &Run<'_>, fault: Fault) -> Option<Ending> {
     let (block_table, reader_slot, values) =
         (words(Region::BlockTable), words(Region::ReaderSlot), words(Region::Values));
     let mut reader = Reader::new(block_table, reader_slot, values, GEOMETRY, owner_generation);
-    let mut homes = run.scratch.borrow_mut();
-    let counts = match reader.pin(0..2, &mut homes) {
+    let mut blocks = run.scratch.borrow_mut();
+    let counts = match reader.pin(0..2, &mut blocks) {
         Ok(counts) => counts,
         Err(not) => return Some(Ending::Not(not)),
     };
-    let copied = [0, 1].map(|place| reader.values().load(word(homes[place])));
+    let copied = [0, 1].map(|logical| reader.values().load(word(blocks[logical])));
     if let Err(not) = reader.unpin(16)
         && fault != Fault::OwnerGenerationUnseen
     {

@@ -58,7 +58,7 @@ impl Grid {
             stride: self.stride as u64,
             // Blocks and places are numbered by 32 bits.
             blocks: self.count as u32,
-            places: places as u32,
+            logical_blocks: places as u32,
         }
     }
 }

@@ -217,7 +217,7 @@ impl ShardRestore {
         let training = &self.training;
         opened.restore_shard(&catalogue, self.shard, training, &mut |piece| match piece {
             Piece::Range(stream, range, bytes) => {
-                store.write_home(stream, range.start, bytes);
+                store.write_committed(stream, range.start, bytes);
                 Ok(())
             }
             Piece::Row(table, head, streams) => {

@@ -9,7 +9,7 @@ use super::push_buffers::Seen;
 use super::staleness::Treatment;
 use super::work::change_of;
 use super::{Shard, Variables};
-use crate::store::{Input, NoSpareBlock, Store};
+use crate::store::{Input, NoFreeBlock, Store};
 use crate::volatile::Volatile;
 
 /// A push that is applied as its parts come.
@@ -97,7 +97,7 @@ impl Shard {
                 self.give_draft_up();
                 Err(refusal)
             }
-            Err(NoSpareBlock) => {
+            Err(NoFreeBlock) => {
                 self.give_draft_up();
                 Ok(false)
             }

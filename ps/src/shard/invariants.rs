@@ -57,8 +57,8 @@ impl Shard {
         assert!(self.jobs.iter().skip(1).all(|job| !job.has_begun()), "one update at a time");
         let idle = !self.jobs.front().is_some_and(|job| job.has_begun());
         assert!(idle || self.draft.is_none(), "one draft at a time");
-        let drafted = self.store().is_some_and(|store| store.is_drafted());
-        assert!(!drafted || !idle || self.draft.is_some(), "what nobody works on is forgotten");
+        let dirty = self.store().is_some_and(|store| store.is_dirty());
+        assert!(!dirty || !idle || self.draft.is_some(), "what nobody works on is forgotten");
         self.check_waits();
         self.check_held();
         self.check_tokens();

@@ -9,7 +9,7 @@ use pushpull_common::protocol::message::Operation;
 
 use super::work::change_of;
 use crate::optimizer::{ApplyAt, Sums, VariableRules};
-use crate::store::{Input, NoSpareBlock, Store};
+use crate::store::{Input, NoFreeBlock, Store};
 
 /// What a gradient does to the values of a shard, in one pass, or in two where a rule must know sums
 /// over whole variables first.
@@ -50,7 +50,7 @@ impl Passes {
         partition: &Partition,
         range: Range<u64>,
         input: Input<'_>,
-    ) -> Result<(), NoSpareBlock> {
+    ) -> Result<(), NoFreeBlock> {
         // What is added up now is told when it is whole.
         let at = match self.sums.get(&partition.variable).filter(|_| !self.adding_up) {
             Some(sums) => ApplyAt { sums: sums.totals(), ..at },

@@ -15,7 +15,7 @@ use crate::aggregate::step_coordinator::PerPush;
 use crate::commit::Journal;
 use crate::inbox::{Inbox, Rows};
 use crate::optimizer::{ApplyAt, VariableRules};
-use crate::store::{NoSpareBlock, Stalled, Store};
+use crate::store::{NoFreeBlock, Stalled, Store};
 use crate::table::Table;
 
 /// The rows that the push or the step under way changes, and how far it has come with them. It is the
@@ -157,7 +157,7 @@ impl RowWork {
         change: RowChange<'_>,
         budget: &mut u64,
         tile: &mut Vec<u64>,
-    ) -> Result<bool, NoSpareBlock> {
+    ) -> Result<bool, NoFreeBlock> {
         while let Some(Touched { partition, rows }) = self.touched.get(self.at) {
             let row_bytes = partition.row_bytes();
             let pushes = pushes_of(inbox, push_slots, change.factors, partition);

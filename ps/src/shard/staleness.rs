@@ -13,7 +13,7 @@ use crate::aggregate::staleness::{StalenessPolicy, compensate};
 use crate::arena::{Budget, Loan};
 use crate::inbox::Arrival;
 use crate::optimizer::ApplyAt;
-use crate::store::{Input, NoSpareBlock, Store};
+use crate::store::{Input, NoFreeBlock, Store};
 
 /// The bytes of a gradient that are computed at a time: they stay in the fastest cache until they
 /// are applied. A multiple of every element's size.
@@ -64,8 +64,8 @@ impl Treatment {
         range: Range<u64>,
         mut input: Input<'_>,
         tile: &mut Vec<u64>,
-        mut take: impl FnMut(&mut Store, Range<u64>, Input<'_>) -> Result<(), NoSpareBlock>,
-    ) -> Result<(), NoSpareBlock> {
+        mut take: impl FnMut(&mut Store, Range<u64>, Input<'_>) -> Result<(), NoFreeBlock>,
+    ) -> Result<(), NoFreeBlock> {
         let Compensation::By { lambda, read } = &self.compensation else {
             return take(store, range, input);
         };

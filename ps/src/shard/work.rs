@@ -190,7 +190,7 @@ impl Shard {
                 self.jobs.push_front(job);
                 return self.growth_failed(now, &error);
             }
-            Err(Stalled::NoSpareBlock) => {
+            Err(Stalled::NoFreeBlock) => {
                 self.jobs.push_front(job);
                 if self.waits_for_image() {
                     // Blocks are free again when it is on the disk; nobody is to blame.

@@ -29,13 +29,13 @@ impl Store {
             _ => unreachable!("a catalogue holds known types only"),
         }
         let start = partition.offset + done * partition.dtype.size() as u64;
-        self.write_home(Stream::Values, start, bytes);
+        self.write_committed(Stream::Values, start, bytes);
         done + count
     }
 
     /// Writes values, or what a slot holds, where they belong by the last commit. For what nobody can
     /// read yet.
-    pub(crate) fn write_home(&mut self, stream: Stream, start: u64, bytes: &[u8]) {
+    pub(crate) fn write_committed(&mut self, stream: Stream, start: u64, bytes: &[u8]) {
         let block_bytes = self.geometry.block_bytes;
         let (pool, part) = match (stream, &mut self.slots) {
             (Stream::Values, _) => (&mut self.values, 0),
@@ -43,9 +43,10 @@ impl Store {
             (Stream::Slot(_), None) => return,
         };
         let mut bytes = bytes;
-        for (place, within) in pieces_of(&(start..start + bytes.len() as u64), block_bytes) {
+        for (logical, within) in pieces_of(&(start..start + bytes.len() as u64), block_bytes) {
             let (head, rest) = bytes.split_at(within.len());
-            pool.blocks.write_part(pool.home(place), part)[within].copy_from_slice(head);
+            pool.blocks.write_part(pool.committed_block(logical), part)[within]
+                .copy_from_slice(head);
             bytes = rest;
         }
     }
@@ -61,8 +62,8 @@ impl Store {
                 if spec.initial == 0.0 {
                     continue;
                 }
-                for (place, within) in pieces_of(&range, block_bytes) {
-                    let block = slots.blocks.write_part(slots.home(place), index);
+                for (logical, within) in pieces_of(&range, block_bytes) {
+                    let block = slots.blocks.write_part(slots.committed_block(logical), index);
                     let bytes = &mut block[within];
                     match partition.dtype {
                         DType::F32 => bytemuck::cast_slice_mut(bytes).fill(spec.initial as f32),

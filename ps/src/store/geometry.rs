@@ -37,7 +37,7 @@ pub(crate) struct Geometry {
     /// The most slots that a variable has.
     pub(crate) slots: usize,
     /// Blocks that hold the values or the slots.
-    pub(crate) places: usize,
+    pub(crate) logical_blocks: usize,
     /// Spare blocks that may be pinned while a push needs as many as it changes.
     pub(crate) pinned: usize,
     /// What rows that are changed in place may have held together.
@@ -55,11 +55,11 @@ impl Geometry {
         let sparse: u64 = layout.sparse().map(|partition| partition.bytes).sum();
         let many = layout.bytes().saturating_sub(sparse) / block_bytes as u64 >= BLOCKS_MANY;
         let block_bytes = if many { LONGER * block_bytes } else { block_bytes };
-        let places = layout.bytes().div_ceil(block_bytes as u64);
+        let logical_blocks = layout.bytes().div_ceil(block_bytes as u64);
         let pinned = pin_bytes_max.unwrap_or(layout.bytes()).div_ceil(block_bytes as u64);
-        let (places, pinned) = (places as usize, pinned.max(1) as usize);
+        let (logical_blocks, pinned) = (logical_blocks as usize, pinned.max(1) as usize);
         let undo_bytes = undo_bytes(layout, slots);
-        Geometry { block_bytes, slots, places, pinned, undo_bytes }
+        Geometry { block_bytes, slots, logical_blocks, pinned, undo_bytes }
     }
 
     /// The geometry that the words of an arena say, if it is one: blocks that whole elements fill,
@@ -74,11 +74,11 @@ impl Geometry {
         if !sound || slots > SLOTS_MAX {
             return None;
         }
-        let places = usize::try_from(layout.bytes().div_ceil(block_bytes as u64)).ok()?;
-        let blocks = places.checked_mul(2)?.checked_add(pinned)?;
+        let logical_blocks = usize::try_from(layout.bytes().div_ceil(block_bytes as u64)).ok()?;
+        let blocks = logical_blocks.checked_mul(2)?.checked_add(pinned)?;
         let reached = pinned > 0 && u32::try_from(blocks).is_ok();
         let undo_bytes = undo_bytes(layout, slots);
-        reached.then_some(Geometry { block_bytes, slots, places, pinned, undo_bytes })
+        reached.then_some(Geometry { block_bytes, slots, logical_blocks, pinned, undo_bytes })
     }
 
     pub(super) fn values(&self) -> Grid {
@@ -86,7 +86,7 @@ impl Geometry {
             offset: PAGE_BYTES,
             block_bytes: self.block_bytes,
             stride: self.block_bytes + GAP_BYTES,
-            count: 2 * self.places + self.pinned,
+            count: 2 * self.logical_blocks + self.pinned,
             parts: 1,
             region: 0,
         }
@@ -110,7 +110,7 @@ impl Geometry {
 
     /// The words of the tables that say where each block is.
     pub(crate) fn table_words(&self) -> usize {
-        self.places * if self.slots > 0 { 2 } else { 1 }
+        self.logical_blocks * if self.slots > 0 { 2 } else { 1 }
     }
 
     /// The bytes of memory that the store takes.
@@ -126,9 +126,11 @@ impl Geometry {
 
     /// What the tables hold before anything is changed.
     pub(crate) fn first_table(&self) -> impl Iterator<Item = u64> {
-        let (places, slots) =
-            (self.places as u64, if self.slots > 0 { self.places as u64 } else { 0 });
-        (0..places).chain(0..slots)
+        let (logical_blocks, slots) = (
+            self.logical_blocks as u64,
+            if self.slots > 0 { self.logical_blocks as u64 } else { 0 },
+        );
+        (0..logical_blocks).chain(0..slots)
     }
 }
 
@@ -149,7 +151,7 @@ const ROW_UNDO_BYTES_MAX: u64 = 8 << 20;
 /// The place that a byte lies in, and where in it. Blocks are of a power of two of bytes: to divide for
 /// each of many rows would be a good part of what changing them costs.
 #[inline]
-pub(super) fn place_of(at: usize, block_bytes: usize) -> (usize, usize) {
+pub(super) fn logical_block_of(at: usize, block_bytes: usize) -> (usize, usize) {
     debug_assert!(block_bytes.is_power_of_two(), "{block_bytes} bytes of a block");
     (at >> block_bytes.trailing_zeros(), at & (block_bytes - 1))
 }
@@ -162,18 +164,18 @@ pub(super) fn pieces_of(
     let (mut start, end) = (range.start as usize, range.end as usize);
     std::iter::from_fn(move || {
         (start < end).then(|| {
-            let (place, within) = place_of(start, block_bytes);
+            let (logical, within) = logical_block_of(start, block_bytes);
             let bytes = (block_bytes - within).min(end - start);
             start += bytes;
-            (place, within..within + bytes)
+            (logical, within..within + bytes)
         })
     })
 }
 
 /// The places that a range lies in.
-pub(super) fn places_of(range: &Range<u64>, block_bytes: usize) -> Range<usize> {
-    let (first, _) = place_of(range.start as usize, block_bytes);
-    let (last, within) = place_of(range.end as usize, block_bytes);
+pub(super) fn logical_blocks_of(range: &Range<u64>, block_bytes: usize) -> Range<usize> {
+    let (first, _) = logical_block_of(range.start as usize, block_bytes);
+    let (last, within) = logical_block_of(range.end as usize, block_bytes);
     first..(last + usize::from(within > 0)).max(first)
 }
 
@@ -185,8 +187,8 @@ mod tests {
     fn what_is_beyond_all_memory_is_too_much_and_no_fault() {
         for slots in [0, SLOTS_MAX] {
             let (block_bytes, undo_bytes) = (BLOCK_BYTES, UNDO_BYTES);
-            let (places, pinned) = (usize::MAX / 4, usize::MAX / 4);
-            let geometry = Geometry { block_bytes, slots, places, pinned, undo_bytes };
+            let (logical_blocks, pinned) = (usize::MAX / 4, usize::MAX / 4);
+            let geometry = Geometry { block_bytes, slots, logical_blocks, pinned, undo_bytes };
             assert_eq!(geometry.need(), u64::MAX);
         }
     }
@@ -195,8 +197,13 @@ mod tests {
     fn streams_follow_each_other_and_do_not_meet_at_one_offset_of_a_page() {
         for slots in 1..=SLOTS_MAX {
             let undo_bytes = UNDO_BYTES;
-            let geometry =
-                Geometry { block_bytes: BLOCK_BYTES, slots, places: 5, pinned: 2, undo_bytes };
+            let geometry = Geometry {
+                block_bytes: BLOCK_BYTES,
+                slots,
+                logical_blocks: 5,
+                pinned: 2,
+                undo_bytes,
+            };
             let (values, slots) = (geometry.values(), geometry.slots());
             assert_eq!((values.stride, slots.stride, slots.parts), (65600, 65600, geometry.slots));
             assert_eq!((values.count, slots.count), (12, 12));

@@ -72,9 +72,9 @@ impl Source for Image {
             (Stream::Slot(slot), Some(slots)) => (slots, slot),
             _ => (&self.values, 0),
         };
-        pieces_of(&range, block_bytes).try_for_each(|(place, within)| {
+        pieces_of(&range, block_bytes).try_for_each(|(logical, within)| {
             go_on(&self.given_up)?;
-            out(&pins.read_part(place, part)[within])
+            out(&pins.read_part(logical, part)[within])
         })
     }
 }

@@ -42,11 +42,11 @@ impl Plan {
         &self,
         kind: Kind,
         grid: Grid,
-        homes: Vec<u32>,
+        committed: Vec<u32>,
         file: impl FnOnce(Kind, u64) -> Result<Memory, StorageError>,
     ) -> Result<Pool, StorageError> {
         let memory = file(kind, grid.need() - PAGE_BYTES as u64)?;
-        Ok(Pool::new(Blocks::new(memory, grid), grid.count as u32, homes))
+        Ok(Pool::new(Blocks::new(memory, grid), grid.count as u32, committed))
     }
 }
 
@@ -59,11 +59,11 @@ impl Store {
         rules: &VariableRules,
     ) -> Result<Store, StorageError> {
         let make = |kind, bytes| plan.arena.create(kind, plan.generation, bytes);
-        let homes = || (0..plan.geometry.places as u32).collect();
-        let values = plan.pool(Kind::Values, plan.geometry.values(), homes(), make)?;
+        let committed = || (0..plan.geometry.logical_blocks as u32).collect();
+        let values = plan.pool(Kind::Values, plan.geometry.values(), committed(), make)?;
         let slots = match plan.geometry.slots {
             0 => None,
-            _ => Some(plan.pool(Kind::Slots, plan.geometry.slots(), homes(), make)?),
+            _ => Some(plan.pool(Kind::Slots, plan.geometry.slots(), committed(), make)?),
         };
         let undo = Undo::create(make(Kind::Undo, plan.geometry.undo_file_bytes())?);
         let mut store = Store::new(plan, loan, values, slots, undo);
@@ -82,19 +82,19 @@ impl Store {
         version: u64,
     ) -> Result<Store, StorageError> {
         let find = |kind, bytes| plan.arena.open(kind, plan.generation, Some(bytes));
-        let homes = |first: usize, grid: Grid| {
-            table(journal, first, plan.geometry.places, grid.count)
+        let committed = |first: usize, grid: Grid| {
+            table(journal, first, plan.geometry.logical_blocks, grid.count)
                 .map_err(|fault| plan.corrupt(Kind::Tables, fault))
         };
         let grid = plan.geometry.values();
         let take_over = |kind, bytes| find(kind, bytes).map(taken_over(grid));
-        let values = plan.pool(Kind::Values, grid, homes(0, grid)?, take_over)?;
+        let values = plan.pool(Kind::Values, grid, committed(0, grid)?, take_over)?;
         let slots = match plan.geometry.slots {
             0 => None,
             _ => {
                 let grid = plan.geometry.slots();
-                let homes = homes(plan.geometry.places, grid)?;
-                Some(plan.pool(Kind::Slots, grid, homes, find)?)
+                let committed = committed(plan.geometry.logical_blocks, grid)?;
+                Some(plan.pool(Kind::Slots, grid, committed, find)?)
             }
         };
         let undo = open_undo(&plan.arena, plan.generation)?;
@@ -104,8 +104,8 @@ impl Store {
         let mut store = Store::new(plan, loan, values, slots, undo);
         store.put_back(rows);
         if store.power {
-            store.values.hold_spares();
-            store.slots.iter_mut().for_each(Pool::hold_spares);
+            store.values.hold_free();
+            store.slots.iter_mut().for_each(Pool::hold_free);
         }
         Ok(store)
     }
@@ -128,7 +128,7 @@ impl Store {
             in_place,
             overflow: None,
             touched: Vec::new(),
-            drafts: Vec::new(),
+            shadow_writes: Vec::new(),
             moved: Vec::new(),
             tables_in_place,
             undone,
@@ -240,18 +240,23 @@ fn check_rows(rows: Vec<Row>, geometry: &Geometry, tables: usize) -> Result<Vec<
 }
 
 /// Where each place is, by the tables; each block is in one place at most.
-fn table(journal: &Journal, first: usize, places: usize, blocks: usize) -> Result<Vec<u32>, Fault> {
+fn table(
+    journal: &Journal,
+    first: usize,
+    logical_blocks: usize,
+    blocks: usize,
+) -> Result<Vec<u32>, Fault> {
     let mut used = vec![false; blocks];
-    let homes = (first..first + places).map(|index| {
-        let home = journal.load(Address::Tables(index)) as u32;
-        let taken = used.get_mut(home as usize).map(|used| std::mem::replace(used, true));
+    let committed = (first..first + logical_blocks).map(|index| {
+        let committed = journal.load(Address::Tables(index)) as u32;
+        let taken = used.get_mut(committed as usize).map(|used| std::mem::replace(used, true));
         match taken {
-            Some(false) => Ok(home),
+            Some(false) => Ok(committed),
             _ => {
-                let what = format!("one of {blocks} blocks that is nowhere else, not {home}");
+                let what = format!("one of {blocks} blocks that is nowhere else, not {committed}");
                 Err(Fault::at(offset_of(Address::Tables(index)), what))
             }
         }
     });
-    homes.collect()
+    committed.collect()
 }

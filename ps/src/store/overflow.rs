@@ -12,7 +12,7 @@ use pushpull_common::finite::{Exponents, first_non_finite};
 use pushpull_common::ids::VariableId;
 use pushpull_common::tensor::DType;
 
-use super::undo::Spot;
+use super::undo::RowLocation;
 use super::{Change, Store};
 
 /// A value that a change has made infinite or NaN.
@@ -110,17 +110,17 @@ impl Store {
         &mut self,
         change: Change<'_>,
         rows: impl Iterator<Item = u64>,
-        spots: &[Spot],
+        locations: &[RowLocation],
         row_bytes: usize,
     ) {
         let (Some(dtype), None) = (change.written(), self.overflow) else { return };
         let exponents = Exponents::of(dtype);
-        for (place, (spot, start)) in spots.iter().zip(rows).enumerate() {
-            let within = spot.start as usize..spot.start as usize + row_bytes;
-            let after = &self.values.blocks.read(spot.value)[within];
+        for (logical, (location, start)) in locations.iter().zip(rows).enumerate() {
+            let within = location.start as usize..location.start as usize + row_bytes;
+            let after = &self.values.blocks.read(location.value)[within];
             if exponents.are_full_in(after) {
-                let kept = self.undo.last(spots.len(), row_bytes, 1 + change.slots());
-                let before = &kept[place * row_bytes..][..row_bytes];
+                let kept = self.undo.last(locations.len(), row_bytes, 1 + change.slots());
+                let before = &kept[logical * row_bytes..][..row_bytes];
                 let found = first_made(dtype, Some(before), after);
                 self.note_overflow(start, found);
             }

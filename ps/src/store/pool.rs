@@ -13,20 +13,20 @@ use crate::error::StorageError;
 
 /// All spare blocks are pinned: the change goes on when a pull has been sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct NoSpareBlock;
+pub(crate) struct NoFreeBlock;
 
 /// Why a change cannot begin or go on now. Nothing is lost: it is tried again.
 #[derive(Debug)]
 pub(crate) enum Stalled {
-    /// Memory that is there is pinned: see [`NoSpareBlock`].
-    NoSpareBlock,
+    /// Memory that is there is pinned: see [`NoFreeBlock`].
+    NoFreeBlock,
     /// Memory that must be made cannot be had. The change has not begun.
     Growth(Box<StorageError>),
 }
 
-impl From<NoSpareBlock> for Stalled {
-    fn from(NoSpareBlock: NoSpareBlock) -> Stalled {
-        Stalled::NoSpareBlock
+impl From<NoFreeBlock> for Stalled {
+    fn from(NoFreeBlock: NoFreeBlock) -> Stalled {
+        Stalled::NoFreeBlock
     }
 }
 
@@ -38,16 +38,16 @@ impl From<StorageError> for Stalled {
 
 /// Blocks by their place in the variables, over blocks by their place in memory.
 ///
-/// Invariants: `homes`, `shadows` and the lists of blocks together name every block exactly once.
+/// Invariants: `committed`, `shadows` and the lists of blocks together name every block exactly once.
 #[derive(Debug)]
 pub(crate) struct Pool {
     pub(crate) blocks: Blocks,
-    homes: Vec<u32>,
+    committed: Vec<u32>,
     shadows: Vec<Option<u32>>,
     /// The places that have a shadow.
-    drafted: Vec<u32>,
+    dirty: Vec<u32>,
     /// Blocks nobody uses.
-    spare: Vec<u32>,
+    free: Vec<u32>,
     /// Blocks that a commit under way replaces: they are spare once it is made.
     freed: Vec<Replaced>,
     /// Blocks that were replaced while they were pinned, here or by readers of other processes.
@@ -79,20 +79,20 @@ pub(crate) struct Shadow {
 
 impl Pool {
     /// A pool whose places are held by these blocks.
-    pub(crate) fn new(blocks: Blocks, count: u32, homes: Vec<u32>) -> Pool {
+    pub(crate) fn new(blocks: Blocks, count: u32, committed: Vec<u32>) -> Pool {
         let mut used = vec![false; count as usize];
-        for &home in &homes {
-            used[home as usize] = true;
+        for &committed in &committed {
+            used[committed as usize] = true;
         }
         // The first is taken last, so that blocks and their shadows keep their order.
-        let spare = (0..count).rev().filter(|&block| !used[block as usize]).collect();
-        let shadows = vec![None; homes.len()];
+        let free = (0..count).rev().filter(|&block| !used[block as usize]).collect();
+        let shadows = vec![None; committed.len()];
         Pool {
             blocks,
-            homes,
+            committed,
             shadows,
-            drafted: Vec::new(),
-            spare,
+            dirty: Vec::new(),
+            free,
             freed: Vec::new(),
             retired: Vec::new(),
             imaged: Vec::new(),
@@ -102,18 +102,18 @@ impl Pool {
     }
 
     /// An image on the disk may name any block: none is free before the next one is there.
-    pub(crate) fn hold_spares(&mut self) {
-        self.named.append(&mut self.spare);
+    pub(crate) fn hold_free(&mut self) {
+        self.named.append(&mut self.free);
     }
 
     /// How many places there are.
-    pub(crate) fn places(&self) -> usize {
-        self.homes.len()
+    pub(crate) fn logical_blocks(&self) -> usize {
+        self.committed.len()
     }
 
     /// The block that holds a place by the last commit.
-    pub(crate) fn home(&self, place: usize) -> u32 {
-        self.homes[place]
+    pub(crate) fn committed_block(&self, logical: usize) -> u32 {
+        self.committed[logical]
     }
 
     /// The CRC-32C of what a block holds, part by part.
@@ -122,50 +122,50 @@ impl Pool {
         parts.fold(0, crc32c::crc32c_append)
     }
 
-    pub(crate) fn home_is_pinned(&self, place: usize) -> bool {
-        self.blocks.is_pinned(self.homes[place])
+    pub(crate) fn committed_is_pinned(&self, logical: usize) -> bool {
+        self.blocks.is_pinned(self.committed[logical])
     }
 
     /// How many shadows can be had.
-    pub(crate) fn spare(&mut self) -> usize {
-        let Pool { blocks, spare, retired, readers, .. } = self;
+    pub(crate) fn free_count(&mut self) -> usize {
+        let Pool { blocks, free, retired, readers, .. } = self;
         let is_read = |gone: &Replaced| blocks.is_pinned(gone.block) || readers.hold(gone.span);
-        spare.extend(retired.extract_if(.., |gone| !is_read(gone)).map(|gone| gone.block));
-        spare.len()
+        free.extend(retired.extract_if(.., |gone| !is_read(gone)).map(|gone| gone.block));
+        free.len()
     }
 
     /// How many of these places have no shadow yet.
-    pub(crate) fn undrafted(&self, places: impl Iterator<Item = usize>) -> usize {
-        places.filter(|&place| self.shadows[place].is_none()).count()
+    pub(crate) fn clean(&self, logical_blocks: impl Iterator<Item = usize>) -> usize {
+        logical_blocks.filter(|&logical| self.shadows[logical].is_none()).count()
     }
 
     /// The shadow of a place, made if need be.
-    pub(crate) fn shadow(&mut self, place: usize) -> Result<Shadow, NoSpareBlock> {
-        if let Some(block) = self.shadows[place] {
+    pub(crate) fn shadow(&mut self, logical: usize) -> Result<Shadow, NoFreeBlock> {
+        if let Some(block) = self.shadows[logical] {
             return Ok(Shadow { block, from: block });
         }
-        if self.spare.is_empty() {
-            self.spare();
+        if self.free.is_empty() {
+            self.free_count();
         }
-        let block = self.spare.pop().ok_or(NoSpareBlock)?;
-        self.shadows[place] = Some(block);
-        self.drafted.push(place as u32);
-        Ok(Shadow { block, from: self.homes[place] })
+        let block = self.free.pop().ok_or(NoFreeBlock)?;
+        self.shadows[logical] = Some(block);
+        self.dirty.push(logical as u32);
+        Ok(Shadow { block, from: self.committed[logical] })
     }
 
     /// The places that have a shadow, and it.
-    pub(crate) fn drafted(&self) -> impl Iterator<Item = (usize, u32)> {
-        self.drafted
-            .iter()
-            .filter_map(|&place| self.shadows[place as usize].map(|block| (place as usize, block)))
+    pub(crate) fn dirty(&self) -> impl Iterator<Item = (usize, u32)> {
+        self.dirty.iter().filter_map(|&logical| {
+            self.shadows[logical as usize].map(|block| (logical as usize, block))
+        })
     }
 
     /// Makes every shadow the home of its place, as the commit under way says.
     pub(crate) fn publish(&mut self) {
-        for place in self.drafted.drain(..) {
-            if let Some(block) = self.shadows[place as usize].take() {
-                let block = std::mem::replace(&mut self.homes[place as usize], block);
-                self.freed.push(Replaced { block, span: self.readers.moved(place) });
+        for logical in self.dirty.drain(..) {
+            if let Some(block) = self.shadows[logical as usize].take() {
+                let block = std::mem::replace(&mut self.committed[logical as usize], block);
+                self.freed.push(Replaced { block, span: self.readers.moved(logical) });
             }
         }
     }
@@ -178,7 +178,7 @@ impl Pool {
 
     /// The commit is made: readers of other processes see what it is of.
     pub(crate) fn show(&mut self, counts: Counts) {
-        self.readers.show(counts, &self.homes);
+        self.readers.show(counts, &self.committed);
     }
 
     /// The commit is made: what it has replaced is free, unless an image may name it.
@@ -208,27 +208,31 @@ impl Pool {
         for gone in self.freed.drain(..).rev() {
             match self.blocks.is_pinned(gone.block) || self.readers.hold(gone.span) {
                 true => self.retired.push(gone),
-                false => self.spare.push(gone.block),
+                false => self.free.push(gone.block),
             }
         }
     }
 
     /// Forgets every shadow. Whoever was the first to take one is again.
     pub(crate) fn discard(&mut self) {
-        for place in self.drafted.drain(..).rev() {
-            self.spare.extend(self.shadows[place as usize].take());
+        for logical in self.dirty.drain(..).rev() {
+            self.free.extend(self.shadows[logical as usize].take());
         }
     }
 
     /// Pins the homes of these places.
-    pub(crate) fn pin(&self, places: impl Iterator<Item = u32>) -> Pins {
-        self.pin_in(places, Vec::new())
+    pub(crate) fn pin(&self, logical_blocks: impl Iterator<Item = u32>) -> Pins {
+        self.pin_in(logical_blocks, Vec::new())
     }
 
     /// The same, listed in memory that there is already; what is in it is forgotten.
-    pub(crate) fn pin_in(&self, places: impl Iterator<Item = u32>, mut memory: Vec<u32>) -> Pins {
+    pub(crate) fn pin_in(
+        &self,
+        logical_blocks: impl Iterator<Item = u32>,
+        mut memory: Vec<u32>,
+    ) -> Pins {
         memory.clear();
-        memory.extend(places.map(|place| self.homes[place as usize]));
+        memory.extend(logical_blocks.map(|logical| self.committed[logical as usize]));
         self.blocks.pin(memory)
     }
 
@@ -238,11 +242,11 @@ impl Pool {
         let shadows = self.shadows.iter().flatten();
         let kept = self.imaged.iter().chain(&self.named);
         let gone = self.freed.iter().chain(&self.retired).map(|gone| &gone.block);
-        let free = self.spare.iter().chain(gone).chain(kept);
-        let mut all: Vec<u32> = self.homes.iter().chain(shadows).chain(free).copied().collect();
+        let free = self.free.iter().chain(gone).chain(kept);
+        let mut all: Vec<u32> = self.committed.iter().chain(shadows).chain(free).copied().collect();
         all.sort_unstable();
         assert!(all.iter().copied().eq(0..all.len() as u32), "every block once: {all:?}");
-        assert_eq!(self.drafted.len(), self.shadows.iter().flatten().count());
-        self.readers.check_invariants(&self.homes);
+        assert_eq!(self.dirty.len(), self.shadows.iter().flatten().count());
+        self.readers.check_invariants(&self.committed);
     }
 }

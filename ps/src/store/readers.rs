@@ -72,11 +72,11 @@ impl Readers {
     }
 
     /// Another block holds a place by the change under way; what readers know of the one before.
-    pub(super) fn moved(&mut self, place: u32) -> Span {
+    pub(super) fn moved(&mut self, logical: u32) -> Span {
         let Some(shared_values) = &mut self.0 else { return Span::default() };
-        shared_values.moved.push(place);
+        shared_values.moved.push(logical);
         let freed = shared_values.block_table.sequence() + 2;
-        Span { born: std::mem::replace(&mut shared_values.born[place as usize], freed), freed }
+        Span { born: std::mem::replace(&mut shared_values.born[logical as usize], freed), freed }
     }
 
     /// Whether somebody may be reading a block that was replaced.
@@ -117,7 +117,7 @@ impl Readers {
     }
 
     /// A change is committed: what its blocks hold, and what that is of, is for all to see.
-    pub(super) fn show(&mut self, counts: Counts, homes: &[u32]) {
+    pub(super) fn show(&mut self, counts: Counts, committed: &[u32]) {
         let Some(shared_values) = &mut self.0 else { return };
         let SharedReaders { block_table, moved, zoo, late, .. } = &mut **shared_values;
         if moved.is_empty() && !block_table.is_changing() && block_table.counts() == counts {
@@ -128,30 +128,30 @@ impl Readers {
             return;
         }
         block_table.begin();
-        for place in moved.drain(..) {
-            block_table.set_home(place as usize, homes[place as usize]);
+        for logical in moved.drain(..) {
+            block_table.set_block(logical as usize, committed[logical as usize]);
         }
         block_table.publish(counts);
     }
 
     /// Asserts that the board shows where everything is.
     #[cfg(any(test, fuzzing, feature = "simulation"))]
-    pub(super) fn check_invariants(&self, homes: &[u32]) {
+    pub(super) fn check_invariants(&self, committed: &[u32]) {
         let Some(shared_values) =
             self.0.as_ref().filter(|shared_values| shared_values.moved.is_empty())
         else {
             return;
         };
         assert!(!shared_values.seats.is_empty(), "a board is kept for somebody");
-        for (place, &home) in homes.iter().enumerate() {
+        for (logical, &committed) in committed.iter().enumerate() {
             assert_eq!(
-                shared_values.block_table.home(place),
-                u64::from(home),
-                "place {place} on the board"
+                shared_values.block_table.block(logical),
+                u64::from(committed),
+                "place {logical} on the board"
             );
             assert!(
-                shared_values.born[place] <= shared_values.block_table.sequence(),
-                "place {place} has come already"
+                shared_values.born[logical] <= shared_values.block_table.sequence(),
+                "place {logical} has come already"
             );
         }
     }
@@ -209,18 +209,19 @@ impl Store {
             let path = Path::new("memory of the values").to_owned();
             StorageError::Io { doing: "share", path, source }
         };
-        let geometry = self.values.blocks.geometry(self.geometry.places);
+        let geometry = self.values.blocks.geometry(self.geometry.logical_blocks);
         let (values, values_bytes) = self.values.blocks.to_read().map_err(failed)?;
         let words = SharedWords::new(READER_SLOT_WORDS).map_err(failed)?;
         let loan = budget.take(words.bytes())?;
         let (reader_slot, reader_slot_bytes) = (words.to_write().map_err(failed)?, words.bytes());
-        let homes = (0..self.geometry.places).map(|place| self.values.home(place));
+        let committed =
+            (0..self.geometry.logical_blocks).map(|logical| self.values.committed_block(logical));
         let mut made = None;
         if !self.values.readers.are_there() {
-            let words = SharedWords::new(block_table_words(homes.len())).map_err(failed)?;
+            let words = SharedWords::new(block_table_words(committed.len())).map_err(failed)?;
             let loan = budget.take(words.bytes())?;
-            let (seats, born, moved) = (Vec::new(), vec![0; homes.len()], Vec::new());
-            let block_table = BlockTable::new(words, counts, homes);
+            let (seats, born, moved) = (Vec::new(), vec![0; committed.len()], Vec::new());
+            let block_table = BlockTable::new(words, counts, committed);
             let (zoo, late) = (self.zoo, false);
             made = Some(Box::new(SharedReaders {
                 block_table,
@@ -265,7 +266,7 @@ impl Store {
             block_bytes: geometry.block_bytes,
             stride: geometry.stride,
             blocks: geometry.blocks,
-            places: geometry.places,
+            logical_blocks: geometry.logical_blocks,
         };
         Ok((shared, vec![block_table, reader_slot, values]))
     }

@@ -6,8 +6,8 @@ use pushpull_common::catalogue::Partition;
 use pushpull_common::ids::PartitionId;
 
 use super::Store;
-use super::geometry::place_of;
-use super::rows::{fetch, place_of_row, range_of};
+use super::geometry::logical_block_of;
+use super::rows::{fetch, logical_block_of_row, range_of};
 use crate::arena::Pins;
 
 /// Rows that are fetched ahead of the one that is read.
@@ -24,9 +24,9 @@ impl Store {
         let SnapshotMemory { mut logical, pinned } = memory;
         logical.clear();
         for range in ranges.iter().filter(|range| !range.is_empty()) {
-            let places = self.places_of(range);
-            let next = logical.last().map_or(0, |&place: &u32| place + 1);
-            logical.extend((places.start as u32).max(next)..places.end as u32);
+            let logical_blocks = self.logical_blocks_of(range);
+            let next = logical.last().map_or(0, |&logical: &u32| logical + 1);
+            logical.extend((logical_blocks.start as u32).max(next)..logical_blocks.end as u32);
         }
         let pins = self.values.pin_in(logical.iter().copied(), pinned);
         Snapshot { pins, logical, block_bytes: self.geometry.block_bytes }
@@ -35,8 +35,9 @@ impl Store {
     /// The values of a range as they were before the change under way, in pieces in order. An element
     /// that is changed where it lies is not to be asked for after that.
     pub(crate) fn before(&self, range: Range<u64>) -> impl Iterator<Item = &[u8]> {
-        self.pieces_of(&range)
-            .map(|(place, within)| &self.values.blocks.read(self.values.home(place))[within])
+        self.pieces_of(&range).map(|(logical, within)| {
+            &self.values.blocks.read(self.values.committed_block(logical))[within]
+        })
     }
 
     /// Appends rows of a partition, one behind the other, as they were before the change under way.
@@ -51,8 +52,8 @@ impl Store {
         let blocks = &self.values.blocks;
         // The block that a row lies in and where, if it is one.
         let find = |row: u32| {
-            let found = place_of_row(partition, row, row_bytes, block_bytes);
-            found.map(|(place, within)| (self.values.home(place), within))
+            let found = logical_block_of_row(partition, row, row_bytes, block_bytes);
+            found.map(|(logical, within)| (self.values.committed_block(logical), within))
         };
         let mut later = rows.clone().skip(AHEAD);
         for row in rows {
@@ -118,7 +119,7 @@ impl Snapshot {
     pub(crate) fn pieces(&self, range: Range<u64>) -> impl Iterator<Item = &[u8]> {
         let block_bytes = self.block_bytes;
         let (mut start, end) = (range.start as usize, range.end as usize);
-        let (first, _) = place_of(start, block_bytes);
+        let (first, _) = logical_block_of(start, block_bytes);
         let mut index = self.logical.partition_point(|&block| (block as usize) < first);
         std::iter::from_fn(move || {
             if start >= end {

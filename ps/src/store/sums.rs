@@ -21,13 +21,13 @@ impl Store {
         mut input: Input<'_>,
         sums: &mut Sums,
     ) {
-        for (place, within) in self.pieces_of(&range) {
-            let values = self.values.blocks.read(self.values.home(place));
+        for (logical, within) in self.pieces_of(&range) {
+            let values = self.values.blocks.read(self.values.committed_block(logical));
             let mut slots: [&[u8]; SLOTS_MAX] = Default::default();
             if let Some(pool) = self.slots.as_ref().filter(|_| change.slots() > 0) {
-                let home = pool.home(place);
+                let committed = pool.committed_block(logical);
                 for (part, slot) in slots.iter_mut().enumerate().take(change.slots()) {
-                    *slot = pool.blocks.read_part(home, part);
+                    *slot = pool.blocks.read_part(committed, part);
                 }
             }
             input.each_of::<PIECE_BYTES>(within, |within, bytes| {

@@ -48,7 +48,7 @@ impl Store {
 
     /// Makes sure that a transaction has room for what was begun of all tables together.
     pub(crate) fn make_room_for_tables(&self, journal: &mut Journal) -> Result<(), StorageError> {
-        let words = self.tables.iter().map(Table::drafted_words).sum();
+        let words = self.tables.iter().map(Table::dirty_words).sum();
         journal.make_room(words)
     }
 
@@ -77,11 +77,11 @@ impl Store {
         &mut self,
         table: usize,
         change: Change<'_>,
-        places: std::ops::Range<usize>,
+        logical_blocks: std::ops::Range<usize>,
         input: &[u8],
     ) {
         let (undo, zoo) = (&mut self.undo, self.zoo);
-        let found = self.tables[table].change_rows(change, places, input, undo, zoo);
+        let found = self.tables[table].change_rows(change, logical_blocks, input, undo, zoo);
         self.note_overflow_of(table, found);
     }
 

@@ -30,9 +30,9 @@ impl Store {
     pub(crate) fn contents(&self) -> Vec<Vec<u8>> {
         let (bytes, block_bytes) = (self.layout.bytes() as usize, self.geometry.block_bytes);
         let stretch = |pool: &Pool, part: usize| {
-            let blocks = (0..pool.places()).map(|place| {
-                let end = block_bytes.min(bytes - place * block_bytes);
-                &pool.blocks.read_part(pool.home(place), part)[..end]
+            let blocks = (0..pool.logical_blocks()).map(|logical| {
+                let end = block_bytes.min(bytes - logical * block_bytes);
+                &pool.blocks.read_part(pool.committed_block(logical), part)[..end]
             });
             blocks.collect::<Vec<_>>().concat()
         };
@@ -55,7 +55,7 @@ fn rig(optimizer: impl Optimizer, pinned: u64) -> Rig {
     let (store, mut journal) =
         alone(ELEMENTS, Arc::new(optimizer), BLOCK, pin_bytes, true).unwrap();
     let geometry = store.geometry();
-    assert_eq!((geometry.places, geometry.pinned as u64), (3, pinned));
+    assert_eq!((geometry.logical_blocks, geometry.pinned as u64), (3, pinned));
     store.seal(&mut journal);
     journal.commit();
     Rig { store, journal, version: 0 }
@@ -66,8 +66,8 @@ impl Rig {
     fn change(
         &mut self,
         ranges: &[Range<u64>],
-        mut change: impl FnMut(&mut Store, Range<u64>) -> Result<(), NoSpareBlock>,
-    ) -> Result<(), NoSpareBlock> {
+        mut change: impl FnMut(&mut Store, Range<u64>) -> Result<(), NoFreeBlock>,
+    ) -> Result<(), NoFreeBlock> {
         self.store.begin(ranges, std::iter::empty(), self.version + 1)?;
         for range in ranges {
             change(&mut self.store, range.clone())?;
@@ -81,7 +81,7 @@ impl Rig {
         Ok(())
     }
 
-    fn add(&mut self, range: Range<u64>, more: f32) -> Result<(), NoSpareBlock> {
+    fn add(&mut self, range: Range<u64>, more: f32) -> Result<(), NoFreeBlock> {
         let bytes = vec![more; (range.end - range.start) as usize / 4];
         let bytes: &[u8] = bytemuck::cast_slice(&bytes);
         self.change(&[range], |store, range| store.change(ADD, range, bytes.into()))
@@ -109,12 +109,12 @@ fn a_pull_keeps_its_version_and_holds_changes_up_only_when_memory_is_out() {
     rig.add(all.clone(), 1.0).unwrap();
     let second = rig.store.snapshot(std::slice::from_ref(&all));
     rig.add(all.clone(), 1.0).unwrap();
-    assert_eq!(rig.add(all.clone(), 1.0), Err(NoSpareBlock));
+    assert_eq!(rig.add(all.clone(), 1.0), Err(NoFreeBlock));
     assert!(rig.all().iter().all(|&value| value == 3.0), "made whole or not at all");
     assert!(read(&second, all.clone()).iter().all(|&value| value == 2.0));
     rig.store.check_invariants();
     drop(first);
-    assert_eq!(rig.add(all.clone(), 1.0), Err(NoSpareBlock), "three are needed");
+    assert_eq!(rig.add(all.clone(), 1.0), Err(NoFreeBlock), "three are needed");
     rig.add(0..8 + BLOCK as u64, 1.0).unwrap();
     drop(second);
     rig.add(all.clone(), 1.0).unwrap();
@@ -125,13 +125,15 @@ fn a_pull_keeps_its_version_and_holds_changes_up_only_when_memory_is_out() {
 #[test]
 fn a_few_bytes_are_changed_in_place_unless_somebody_reads_them() {
     let mut rig = rig(Sgd::new(1.0), 2);
-    let homes = |rig: &Rig| (0..3).map(|place| rig.store.values.home(place)).collect::<Vec<_>>();
-    let before = homes(&rig);
+    let committed = |rig: &Rig| {
+        (0..3).map(|logical| rig.store.values.committed_block(logical)).collect::<Vec<_>>()
+    };
+    let before = committed(&rig);
     rig.add(BLOCK as u64 - 8..BLOCK as u64 + 8, 1.0).unwrap();
-    assert_eq!(homes(&rig), before, "nothing has moved");
+    assert_eq!(committed(&rig), before, "nothing has moved");
     let pull = rig.store.snapshot(&[0..8]);
     rig.add(0..8, 1.0).unwrap();
-    assert_ne!(homes(&rig), before, "the block that is read was left alone");
+    assert_ne!(committed(&rig), before, "the block that is read was left alone");
     assert_eq!((read(&pull, 0..8), rig.all()[1]), (vec![0.0; 2], 1.0));
     assert_eq!(rig.all().iter().sum::<f32>(), 6.0);
 }
@@ -144,7 +146,7 @@ fn a_draft_that_is_given_up_was_nothing() {
     let (at, rule) = (ApplyAt::new(1, 0), Adam::new(0.1));
     let change =
         |store: &mut Store, range| store.change(gradient_of(&rule, at), range, bytes.into());
-    let homes = [0, 1, 2].map(|discarded| {
+    let committed = [0, 1, 2].map(|discarded| {
         let mut rig = rig(Adam::new(0.1), 1);
         for _ in 0..discarded {
             rig.store.begin(std::slice::from_ref(&range), std::iter::empty(), 1).unwrap();
@@ -155,10 +157,10 @@ fn a_draft_that_is_given_up_was_nothing() {
             assert!(rig.all().iter().all(|&value| value == 0.0));
         }
         rig.change(std::slice::from_ref(&range), change).unwrap();
-        [0, 1, 2].map(|place| rig.store.values.home(place))
+        [0, 1, 2].map(|logical| rig.store.values.committed_block(logical))
     });
     // Nor does it turn the order round in which blocks are written.
-    assert!(homes.iter().all(|it| *it == homes[0]), "{homes:?}");
+    assert!(committed.iter().all(|it| *it == committed[0]), "{committed:?}");
 }
 
 #[test]
@@ -215,8 +217,8 @@ fn values_and_slots_are_those_of_the_rule_however_they_are_written() {
             assert_eq!(rig.all(), values);
             let pool = rig.store.slots.as_ref().unwrap();
             for (index, expected) in [&m, &v].into_iter().enumerate() {
-                for (place, expected) in expected.chunks(BLOCK / 4).enumerate() {
-                    let slot = pool.blocks.read_part(pool.home(place), index);
+                for (logical, expected) in expected.chunks(BLOCK / 4).enumerate() {
+                    let slot = pool.blocks.read_part(pool.committed_block(logical), index);
                     assert_eq!(bytemuck::cast_slice::<u8, f32>(slot), expected);
                 }
             }
@@ -460,8 +462,10 @@ fn check_many_rows(rule: Arc<dyn Optimizer>) {
     let rows: Vec<u32> = (0..ROWS as u32).step_by(25).collect();
     let gradient: Vec<f32> = (0..5 * rows.len()).map(|i| (i as f32).sin()).collect();
     let bytes: &[u8] = bytemuck::cast_slice(&gradient);
-    let homes = |rig: &Rig| (0..rig.store.values.places()).map(|p| rig.store.values.home(p)).sum();
-    let before: u32 = homes(&rig);
+    let committed = |rig: &Rig| {
+        (0..rig.store.values.logical_blocks()).map(|p| rig.store.values.committed_block(p)).sum()
+    };
+    let before: u32 = committed(&rig);
     let first: Vec<f32> =
         std::iter::once(0.0).chain(rule.slots().iter().map(|slot| slot.initial as f32)).collect();
     let mut expected: Vec<Vec<f32>> =
@@ -488,7 +492,7 @@ fn check_many_rows(rule: Arc<dyn Optimizer>) {
         let slots = &mut streams.collect::<Vec<_>>()[..];
         rule.apply_f32(at, Run { values, slots, gradient: &gradient });
     }
-    assert_eq!(homes(&rig), before, "nothing has moved");
+    assert_eq!(committed(&rig), before, "nothing has moved");
     for ((stream, expected), first) in rig.store.contents().iter().zip(&expected).zip(first) {
         let mut elements: Vec<f32> = bytemuck::cast_slice(stream).to_vec();
         for (&row, expected) in rows.iter().zip(expected.chunks(5)) {
@@ -518,13 +522,13 @@ proptest! {
         let partition = store.layout().partitions()[1].clone();
         let rows: Vec<u32> = rows.into_iter().collect();
         let range = 8 * range.0.min(range.1)..8 * range.0.max(range.1);
-        let mut places = Vec::new();
+        let mut logical_blocks = Vec::new();
         let touched = std::iter::once((&partition, &rows[..]));
-        let need = store.need_of(std::slice::from_ref(&range), touched, &mut places);
+        let need = store.need_of(std::slice::from_ref(&range), touched, &mut logical_blocks);
         // As a change begins that is in place, though none so large as some of these would be.
         store.undo.begin(1);
-        for (place, within) in store.pieces_of(&range) {
-            store.keep(place, within, rule.slots().len());
+        for (logical, within) in store.pieces_of(&range) {
+            store.keep(logical, within, rule.slots().len());
         }
         store.in_place = true;
         let input = vec![0; rows.len() * partition.row_bytes() as usize];
@@ -533,13 +537,13 @@ proptest! {
         prop_assert!(store.undo.used() <= need, "{} of {need}", store.undo.used());
         let mut kept: Vec<usize> = store.undo.rows(0).unwrap().iter()
             .filter(|row| row.stream == 0)
-            .map(|row| (0..store.values.places()).find(|&p| store.values.home(p) == row.block).unwrap())
+            .map(|row| (0..store.values.logical_blocks()).find(|&p| store.values.committed_block(p) == row.block).unwrap())
             .collect();
-        for places in [&mut kept, &mut places] {
-            places.sort_unstable();
-            places.dedup();
+        for logical_blocks in [&mut kept, &mut logical_blocks] {
+            logical_blocks.sort_unstable();
+            logical_blocks.dedup();
         }
-        prop_assert_eq!(kept, places);
+        prop_assert_eq!(kept, logical_blocks);
     }
 }
 
@@ -639,7 +643,7 @@ fn blocks_of_other_sizes_are_refused() {
 fn blocks_are_longer_where_there_are_very_many() {
     let of = |elements| {
         let (store, _) = alone(elements, Arc::new(Sgd::new(1.0)), BLOCK, 0, false).unwrap();
-        (store.geometry().block_bytes, store.geometry().places)
+        (store.geometry().block_bytes, store.geometry().logical_blocks)
     };
     let each = BLOCK as u64 / 4;
     assert_eq!(of(1023 * each), (BLOCK, 1023));

@@ -24,7 +24,7 @@ const PREPARED: u64 = 0xa5a5_5a5a_f00f_0ff0;
 /// A tile: how many rows, the bytes of each, of how many streams and of which table, the checksum; then
 /// where each lies; then what each stream held, row by row, in whole words.
 const HEAD_BYTES: usize = 16;
-const SPOT_BYTES: usize = 16;
+const LOCATION_BYTES: usize = 16;
 /// Where in it the checksum is: of the head and of where the rows lie. What they held has that of
 /// their blocks, if blocks have any.
 const SUM: std::ops::Range<usize> = 12..16;
@@ -34,7 +34,7 @@ const STREAM_BITS: u32 = 8;
 /// Where a row lies: the block of its values, that of its slots, and where in both. A record of a table
 /// is a row of one stream, in the block of its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Spot {
+pub(crate) struct RowLocation {
     pub(crate) value: u32,
     pub(crate) slot: u32,
     pub(crate) start: u32,
@@ -71,7 +71,7 @@ impl Undo {
 
     /// What a tile of so many rows takes.
     pub(crate) const fn need(rows: usize, row_bytes: usize, streams: usize) -> usize {
-        HEAD_BYTES + rows * SPOT_BYTES + streams * (rows * row_bytes).next_multiple_of(8)
+        HEAD_BYTES + rows * LOCATION_BYTES + streams * (rows * row_bytes).next_multiple_of(8)
     }
 
     /// In new memory.
@@ -110,23 +110,27 @@ impl Undo {
     pub(crate) fn keep(
         &mut self,
         table: Option<u16>,
-        spots: &[Spot],
+        locations: &[RowLocation],
         row_bytes: usize,
         streams: usize,
         mut fill: impl FnMut(usize, &mut [u8]),
     ) {
-        let end = self.end + Undo::need(spots.len(), row_bytes, streams);
+        let end = self.end + Undo::need(locations.len(), row_bytes, streams);
         let (head, rest) = self.memory.stretch_mut(self.end..end).split_at_mut(HEAD_BYTES);
-        let (places, kept) = rest.split_at_mut(spots.len() * SPOT_BYTES);
-        for (spot, place) in spots.iter().zip(places.chunks_exact_mut(SPOT_BYTES)) {
-            place.copy_from_slice(words([spot.value, spot.slot, spot.start, 0]).as_flattened());
+        let (logical_blocks, kept) = rest.split_at_mut(locations.len() * LOCATION_BYTES);
+        for (location, logical) in
+            locations.iter().zip(logical_blocks.chunks_exact_mut(LOCATION_BYTES))
+        {
+            logical.copy_from_slice(
+                words([location.value, location.slot, location.start, 0]).as_flattened(),
+            );
         }
         let of = table.map_or(0, |table| (u32::from(table) + 1) << STREAM_BITS);
-        let said = words([spots.len() as u32, row_bytes as u32, streams as u32 | of]);
-        self.sum = sum_of(self.sum, said.as_flattened(), places);
+        let said = words([locations.len() as u32, row_bytes as u32, streams as u32 | of]);
+        self.sum = sum_of(self.sum, said.as_flattened(), logical_blocks);
         head[..SUM.start].copy_from_slice(said.as_flattened());
         head[SUM].copy_from_slice(&self.sum.to_le_bytes());
-        let (length, stride) = (spots.len() * row_bytes, kept.len() / streams);
+        let (length, stride) = (locations.len() * row_bytes, kept.len() / streams);
         for (stream, kept) in kept.chunks_exact_mut(stride).enumerate() {
             fill(stream, &mut kept[..length]);
         }
@@ -136,7 +140,7 @@ impl Undo {
     /// What the rows of the last tile held of the first stream, by its numbers.
     pub(super) fn last(&self, rows: usize, row_bytes: usize, streams: usize) -> &[u8] {
         let start = self.end - Undo::need(rows, row_bytes, streams);
-        let kept = start + HEAD_BYTES + rows * SPOT_BYTES;
+        let kept = start + HEAD_BYTES + rows * LOCATION_BYTES;
         &self.memory.bytes()[kept..kept + rows * row_bytes]
     }
 
@@ -225,7 +229,7 @@ struct Tile<'a> {
     table: Option<u16>,
     head: &'a [u8],
     found: u32,
-    spots: &'a [u8],
+    locations: &'a [u8],
     streams: &'a [u8],
 }
 
@@ -246,22 +250,22 @@ impl Tile<'_> {
             return None;
         }
         let body = rest.get(..Undo::need(rows, row_bytes, streams) - HEAD_BYTES)?;
-        let (spots, streams) = body.split_at(rows * SPOT_BYTES);
+        let (locations, streams) = body.split_at(rows * LOCATION_BYTES);
         let (bytes, head) = (HEAD_BYTES + body.len(), &head[..SUM.start]);
-        Some(Tile { bytes, row_bytes, table, head, found, spots, streams })
+        Some(Tile { bytes, row_bytes, table, head, found, locations, streams })
     }
 
     /// Its checksum, behind a tile of this one.
     fn sum(&self, before: u32) -> u32 {
-        sum_of(before, self.head, self.spots)
+        sum_of(before, self.head, self.locations)
     }
 
     fn append_to(&self, rows: &mut Vec<Row>) {
-        let spots = self.spots.chunks_exact(SPOT_BYTES);
-        let stride = (spots.len() * self.row_bytes).next_multiple_of(8);
+        let locations = self.locations.chunks_exact(LOCATION_BYTES);
+        let stride = (locations.len() * self.row_bytes).next_multiple_of(8);
         for (stream, kept) in self.streams.chunks_exact(stride).enumerate() {
-            for (spot, bytes) in spots.clone().zip(kept.chunks_exact(self.row_bytes)) {
-                let [value, slot, start, _] = word_array(spot);
+            for (location, bytes) in locations.clone().zip(kept.chunks_exact(self.row_bytes)) {
+                let [value, slot, start, _] = word_array(location);
                 let block = if stream == 0 { value } else { slot };
                 let (table, start) = (self.table, start as usize);
                 rows.push(Row { table, stream, block, start, bytes: bytes.to_vec() });
@@ -284,8 +288,8 @@ fn first_sum(version: u64) -> u32 {
     crc32c::crc32c(&version.to_le_bytes())
 }
 
-fn sum_of(before: u32, head: &[u8], spots: &[u8]) -> u32 {
-    crc32c::crc32c_append(crc32c::crc32c_append(before, head), spots)
+fn sum_of(before: u32, head: &[u8], locations: &[u8]) -> u32 {
+    crc32c::crc32c_append(crc32c::crc32c_append(before, head), locations)
 }
 
 /// The length of the tiles in the lower half; the checksum of that and the version in the upper.
@@ -321,16 +325,16 @@ mod tests {
         Undo::create(memory)
     }
 
-    const SPOTS: [Spot; 2] =
-        [Spot { value: 3, slot: 4, start: 8 }, Spot { value: 5, slot: 6, start: 24 }];
+    const LOCATIONS: [RowLocation; 2] =
+        [RowLocation { value: 3, slot: 4, start: 8 }, RowLocation { value: 5, slot: 6, start: 24 }];
 
     fn row(stream: usize, block: u32, start: usize, bytes: Vec<u8>) -> Row {
         Row { table: None, stream, block, start, bytes }
     }
 
     /// Keeps rows of so many bytes, whose streams hold these.
-    fn keep(undo: &mut Undo, spots: &[Spot], row_bytes: usize, streams: &[&[u8]]) {
-        undo.keep(None, spots, row_bytes, streams.len(), |stream, kept| {
+    fn keep(undo: &mut Undo, locations: &[RowLocation], row_bytes: usize, streams: &[&[u8]]) {
+        undo.keep(None, locations, row_bytes, streams.len(), |stream, kept| {
             kept.copy_from_slice(streams[stream]);
         });
     }
@@ -341,7 +345,7 @@ mod tests {
         undo.begin(7);
         let values = [[1; 12], [2; 12]].concat();
         let slots = [[3; 12], [4; 12]].concat();
-        keep(&mut undo, &SPOTS, 12, &[&values, &slots]);
+        keep(&mut undo, &LOCATIONS, 12, &[&values, &slots]);
         assert_eq!(undo.rows(6), Ok(Vec::new()), "they are not prepared");
         undo.prepare();
         let tile = vec![
@@ -351,7 +355,7 @@ mod tests {
             row(1, 6, 24, vec![4; 12]),
         ];
         assert_eq!(undo.rows(6).unwrap(), tile);
-        keep(&mut undo, &SPOTS[..1], 5, &[&[9; 5]]);
+        keep(&mut undo, &LOCATIONS[..1], 5, &[&[9; 5]]);
         assert_eq!(undo.rows(6).unwrap(), tile, "the next tile is not prepared");
         undo.prepare();
         let all = [tile, vec![row(0, 3, 8, vec![9; 5])]].concat();
@@ -371,7 +375,7 @@ mod tests {
             let mut undo = undo();
             undo.begin(1);
             let stream = vec![0; rows * row_bytes];
-            keep(&mut undo, &SPOTS[..rows], row_bytes, &vec![&stream[..]; streams]);
+            keep(&mut undo, &LOCATIONS[..rows], row_bytes, &vec![&stream[..]; streams]);
             undo.prepare();
             assert_eq!(undo.end - TILES, Undo::need(rows, row_bytes, streams));
             assert_eq!(undo.rows(0).unwrap().len(), rows * streams);
@@ -384,12 +388,12 @@ mod tests {
         let mut undo = undo();
         undo.begin(7);
         for byte in 1..4 {
-            keep(&mut undo, &SPOTS, 8, &[&[byte; 16], &[!byte; 16]]);
+            keep(&mut undo, &LOCATIONS, 8, &[&[byte; 16], &[!byte; 16]]);
             undo.prepare();
         }
-        let tile = Undo::need(SPOTS.len(), 8, 2);
+        let tile = Undo::need(LOCATIONS.len(), 8, 2);
         for byte in STATE * 8..undo.end {
-            let held = byte >= TILES && (byte - TILES) % tile >= HEAD_BYTES + 2 * SPOT_BYTES;
+            let held = byte >= TILES && (byte - TILES) % tile >= HEAD_BYTES + 2 * LOCATION_BYTES;
             let right = undo.memory.bytes()[byte];
             for bit in 0..8 {
                 undo.memory.write(byte, &[right ^ 1 << bit]);
@@ -401,7 +405,7 @@ mod tests {
         let (end, left) = (undo.end, undo.memory.bytes().to_vec());
         undo.clear();
         undo.begin(8);
-        keep(&mut undo, &SPOTS, 8, &[&[9; 16], &[9; 16]]);
+        keep(&mut undo, &LOCATIONS, 8, &[&[9; 16], &[9; 16]]);
         undo.prepare();
         let one = undo.end;
         undo.memory.write(one, &left[one..end]);

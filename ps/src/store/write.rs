@@ -6,24 +6,24 @@ use bytemuck::Pod;
 use pushpull_common::catalogue::Partition;
 
 use super::change::{Streams, with_slots};
-use super::geometry::places_of;
+use super::geometry::logical_blocks_of;
 use super::input::Next;
 use super::overflow::first_made;
-use super::pool::{NoSpareBlock, Shadow};
-use super::rows::{place_of_row, range_of};
-use super::undo::{Spot, Undo};
+use super::pool::{NoFreeBlock, Shadow};
+use super::rows::{logical_block_of_row, range_of};
+use super::undo::{RowLocation, Undo};
 use super::{Change, Input, SLOTS_MAX, Store};
 use crate::optimizer::{GradientRun, StreamRun};
 
 /// These places without those that are named again and again, as by rows that rise.
-pub(super) fn distinct(places: impl Iterator<Item = usize>) -> impl Iterator<Item = usize> {
+pub(super) fn distinct(logical_blocks: impl Iterator<Item = usize>) -> impl Iterator<Item = usize> {
     let mut last = usize::MAX;
-    places.filter(move |&place| std::mem::replace(&mut last, place) != place)
+    logical_blocks.filter(move |&logical| std::mem::replace(&mut last, logical) != logical)
 }
 
 /// A stretch of a place that is to be changed in shadows.
 #[derive(Clone, Debug)]
-pub(super) struct Draft {
+pub(super) struct ShadowWrite {
     value: Shadow,
     /// That of its slots, if they change.
     slot: Option<Shadow>,
@@ -56,9 +56,9 @@ impl Store {
         touched.dedup();
         self.touched = touched;
         let worth_it = bytes * 8 < (self.touched.len() * self.geometry.block_bytes) as u64;
-        let is_read = |&place: &usize| {
-            let slots = self.slots.as_ref().is_some_and(|slots| slots.home_is_pinned(place));
-            slots || self.values.home_is_pinned(place)
+        let is_read = |&logical: &usize| {
+            let slots = self.slots.as_ref().is_some_and(|slots| slots.committed_is_pinned(logical));
+            slots || self.values.committed_is_pinned(logical)
         };
         if !worth_it || !self.undo.has_room(need) || self.touched.iter().any(is_read) {
             return false;
@@ -69,7 +69,8 @@ impl Store {
         }
         self.undo.begin(version);
         for range in ranges {
-            self.pieces_of(range).for_each(|(place, within)| self.keep(place, within, streams - 1));
+            self.pieces_of(range)
+                .for_each(|(logical, within)| self.keep(logical, within, streams - 1));
         }
         self.in_place = true;
         true
@@ -107,9 +108,9 @@ impl Store {
             let row_bytes = partition.row_bytes() as usize;
             need += rows.len() * Undo::need(1, row_bytes, streams);
             for &row in rows {
-                match place_of_row(partition, row, row_bytes, block_bytes) {
-                    Some((place, _)) if touched.last() == Some(&place) => {}
-                    Some((place, _)) => touched.push(place),
+                match logical_block_of_row(partition, row, row_bytes, block_bytes) {
+                    Some((logical, _)) if touched.last() == Some(&logical) => {}
+                    Some((logical, _)) => touched.push(logical),
                     None => need += cut * self.touch(&range_of(partition, row), touched),
                 }
             }
@@ -119,40 +120,40 @@ impl Store {
 
     /// Adds the places that a range lies in; how many they are after the first.
     fn touch(&self, range: &Range<u64>, touched: &mut Vec<usize>) -> usize {
-        let places = places_of(range, self.geometry.block_bytes);
-        let after = places.len().saturating_sub(1);
+        let logical_blocks = logical_blocks_of(range, self.geometry.block_bytes);
+        let after = logical_blocks.len().saturating_sub(1);
         let last = touched.last().copied();
-        touched.extend(places.filter(|&place| last != Some(place)));
+        touched.extend(logical_blocks.filter(|&logical| last != Some(logical)));
         after
     }
 
     /// Keeps what a stretch of a place holds, and of those of its slots that change.
-    pub(super) fn keep(&mut self, place: usize, within: Range<usize>, slots_changed: usize) {
-        let spot = self.spot_of(place, within.start, slots_changed);
-        self.keep_rows(&[spot], within.len(), slots_changed, &[]);
+    pub(super) fn keep(&mut self, logical: usize, within: Range<usize>, slots_changed: usize) {
+        let location = self.location_of(logical, within.start, slots_changed);
+        self.keep_rows(&[location], within.len(), slots_changed, &[]);
     }
 
     /// Where something lies that starts within a place.
-    fn spot_of(&self, place: usize, start: usize, slots_changed: usize) -> Spot {
+    fn location_of(&self, logical: usize, start: usize, slots_changed: usize) -> RowLocation {
         let slots = self.slots.as_ref().filter(|_| slots_changed > 0);
-        let slot = slots.map_or(0, |slots| slots.home(place));
-        Spot { value: self.values.home(place), slot, start: start as u32 }
+        let slot = slots.map_or(0, |slots| slots.committed_block(logical));
+        RowLocation { value: self.values.committed_block(logical), slot, start: start as u32 }
     }
 
     /// Changes a stretch of a place where it lies; what it was has been kept.
-    pub(super) fn change_home(
+    pub(super) fn write_committed_block(
         &mut self,
         change: Change<'_>,
-        place: usize,
+        logical: usize,
         within: Range<usize>,
         input: &mut Input<'_>,
     ) {
-        let spot = self.spot_of(place, within.start, change.slots());
-        let start = (place * self.geometry.block_bytes + within.start) as u64;
-        let looks = self.looks_at(change, spot.value, &within);
-        self.change_spot(change, spot, within.len(), input);
+        let location = self.location_of(logical, within.start, change.slots());
+        let start = (logical * self.geometry.block_bytes + within.start) as u64;
+        let looks = self.looks_at(change, location.value, &within);
+        self.change_location(change, location, within.len(), input);
         if looks {
-            self.look_at(change, (spot.value, start), within, None);
+            self.look_at(change, (location.value, start), within, None);
         }
     }
 
@@ -166,22 +167,22 @@ impl Store {
         change: Change<'_>,
         range: &Range<u64>,
         mut input: Input<'_>,
-    ) -> Result<(), NoSpareBlock> {
-        let mut drafts = std::mem::take(&mut self.drafts);
-        drafts.clear();
-        let found = self.pieces_of(range).try_for_each(|(place, within)| {
-            let value = self.values.shadow(place)?;
+    ) -> Result<(), NoFreeBlock> {
+        let mut shadow_writes = std::mem::take(&mut self.shadow_writes);
+        shadow_writes.clear();
+        let found = self.pieces_of(range).try_for_each(|(logical, within)| {
+            let value = self.values.shadow(logical)?;
             let slots = self.slots.as_mut().filter(|_| change.slots() > 0);
-            let slot = slots.map(|slots| slots.shadow(place)).transpose()?;
-            drafts.push(Draft { value, slot, within });
+            let slot = slots.map(|slots| slots.shadow(logical)).transpose()?;
+            shadow_writes.push(ShadowWrite { value, slot, within });
             Ok(())
         });
         let mut start = range.start;
-        for draft in drafts.iter().filter(|_| found.is_ok()) {
-            self.change_shadow(change, draft, start, &mut input);
-            start += draft.within.len() as u64;
+        for shadow_write in shadow_writes.iter().filter(|_| found.is_ok()) {
+            self.change_shadow(change, shadow_write, start, &mut input);
+            start += shadow_write.within.len() as u64;
         }
-        self.drafts = drafts;
+        self.shadow_writes = shadow_writes;
         found
     }
 
@@ -189,13 +190,13 @@ impl Store {
     fn change_shadow(
         &mut self,
         change: Change<'_>,
-        draft: &Draft,
+        shadow_write: &ShadowWrite,
         start: u64,
         input: &mut Input<'_>,
     ) {
-        let Draft { value, slot, within } = draft.clone();
+        let ShadowWrite { value, slot, within } = shadow_write.clone();
         let fresh = value.block != value.from && slot.is_none_or(|slot| slot.block != slot.from);
-        if fresh && self.stream(change, draft, start, input) {
+        if fresh && self.stream(change, shadow_write, start, input) {
             return;
         }
         for (pool, shadow) in [(Some(&mut self.values), Some(value)), (self.slots.as_mut(), slot)] {
@@ -207,11 +208,11 @@ impl Store {
         }
         // There is one whenever slots change.
         let slot = slot.map_or(0, |slot| slot.block);
-        let spot = Spot { value: value.block, slot, start: within.start as u32 };
-        self.change_spot(change, spot, within.len(), input);
+        let location = RowLocation { value: value.block, slot, start: within.start as u32 };
+        self.change_location(change, location, within.len(), input);
         // Whatever else of the block this change has made lies in the shadow only.
-        let home = self.values.home(start as usize / self.geometry.block_bytes);
-        self.look_at(change, (value.block, start), within, Some(home));
+        let committed = self.values.committed_block(start as usize / self.geometry.block_bytes);
+        self.look_at(change, (value.block, start), within, Some(committed));
     }
 
     /// Writes what a stretch of a block and of its slots becomes to their new shadows, and what lies
@@ -219,11 +220,11 @@ impl Store {
     fn stream(
         &mut self,
         change: Change<'_>,
-        draft: &Draft,
+        shadow_write: &ShadowWrite,
         start: u64,
         input: &mut Input<'_>,
     ) -> bool {
-        let Draft { value, slot, within } = draft.clone();
+        let ShadowWrite { value, slot, within } = shadow_write.clone();
         let (values, values_out) =
             self.values.blocks.read_and_stream::<1>(value.from, value.block, 1, within.clone());
         let ([values], [values_out]) = (values, values_out);

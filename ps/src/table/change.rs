@@ -7,7 +7,8 @@ use pushpull_common::table::Eviction;
 
 use super::admission::Verdict;
 use super::index::{
-    Crowded, Draft, ENTRIES, Entry, PAGES_MAX, Pages, RECORDS_MAX, find, page_of, pages_for, tag_of,
+    Crowded, DirtyPages, ENTRIES, Entry, PAGES_MAX, Pages, RECORDS_MAX, find, page_of, pages_for,
+    tag_of,
 };
 use super::records::{Files, HEAD_BYTES, head_of, put_head};
 use super::{Committed, Place, Table};
@@ -20,7 +21,7 @@ use crate::store::Stalled;
 
 /// A change under way.
 #[derive(Debug, Default)]
-pub(super) struct Drafted {
+pub(super) struct DirtyRows {
     /// What becomes of each row of the push, in their order.
     pub(super) rows: Vec<Moved>,
     /// Whether that is settled.
@@ -60,7 +61,7 @@ pub(super) struct New {
     verdict: Verdict,
 }
 
-impl Drafted {
+impl DirtyRows {
     /// The spare records that are written.
     pub(super) fn taken(&self) -> impl DoubleEndedIterator<Item = u32> {
         self.rows.iter().filter(|row| row.to != row.from).filter_map(|row| row.to)
@@ -85,14 +86,14 @@ impl Table {
     ) -> Result<(), Stalled> {
         self.discard();
         self.step = self.step.max(step);
-        self.have_spare(ids.len())?;
+        self.have_free_records(ids.len())?;
         let before = std::mem::take(&mut self.reused);
-        let mut drafted = Drafted {
+        let mut dirty = DirtyRows {
             rows: before.rows,
             words: before.words,
             page_count: self.pages,
             candidates: self.candidates,
-            ..Drafted::default()
+            ..DirtyRows::default()
         };
         let mut new = std::mem::take(&mut self.new);
         new.clear();
@@ -105,18 +106,18 @@ impl Table {
                     None
                 }
             };
-            drafted.rows.push(Moved { id, from, to: from });
+            dirty.rows.push(Moved { id, from, to: from });
         });
         let comes = new.iter().any(|new| new.verdict != Verdict::Out);
         if comes || self.spec.expire_after_steps.is_some() {
-            self.draft_pages(journal, ids, &mut new, &mut drafted, version);
+            self.write_dirty_pages(journal, ids, &mut new, &mut dirty, version);
         }
         let out = new.iter().filter(|new| new.verdict != Verdict::Row).count();
-        (drafted.misses, drafted.turned_away) = (new.len() as u64, out as u64);
+        (dirty.misses, dirty.turned_away) = (new.len() as u64, out as u64);
         self.new = new;
-        let pages = drafted.page_count as usize;
-        drafted.step = self.step;
-        self.draft = Some(drafted);
+        let pages = dirty.page_count as usize;
+        dirty.step = self.step;
+        self.dirty_pages = Some(dirty);
         let push_slot = self.have_pages(journal, pages);
         if push_slot.is_err() {
             self.discard();
@@ -126,45 +127,45 @@ impl Table {
 
     /// Whether it is known where the rows of the change under way will be, if there is one.
     pub(crate) fn is_settled(&self) -> bool {
-        self.draft.as_ref().is_none_or(|draft| draft.settled)
+        self.dirty_pages.as_ref().is_none_or(|dirty_pages| dirty_pages.settled)
     }
 
     /// What keeping the rows of the change under way would take, if they may be changed where they lie:
     /// nothing if they may not, as somebody reads them.
     pub(crate) fn undo_need(&mut self) -> Option<usize> {
-        let Some(draft) = &self.draft else { return Some(0) };
+        let Some(dirty_pages) = &self.dirty_pages else { return Some(0) };
         // Each as a tile of its own, however many of them are changed at a time.
-        let need = draft.rows.len().saturating_mul(self.records.shape.kept_bytes());
+        let need = dirty_pages.rows.len().saturating_mul(self.records.shape.kept_bytes());
         if self.records.are_pinned() { None } else { Some(need) }
     }
 
     /// Settles where the rows of the change under way will be: those that exist where they are, if
     /// `in_place`, and all others in spare records.
     pub(crate) fn settle(&mut self, in_place: bool) {
-        let Some(drafted) = &mut self.draft else { return };
+        let Some(dirty) = &mut self.dirty_pages else { return };
         let mut take = || self.records.take().expect("the beginning had so many made");
         if !in_place {
-            let are_here = drafted.rows.iter_mut().filter(|row| row.from.is_some());
+            let are_here = dirty.rows.iter_mut().filter(|row| row.from.is_some());
             are_here.for_each(|row| row.to = Some(take()));
         }
         for new in self.new.iter().filter(|new| new.verdict == Verdict::Row) {
-            drafted.rows[new.at].to = Some(take());
+            dirty.rows[new.at].to = Some(take());
         }
-        drafted.settled = true;
+        dirty.settled = true;
     }
 
     /// How many words the change under way puts into its transaction, at most.
-    pub(crate) fn drafted_words(&self) -> usize {
-        self.draft.as_ref().map_or(0, Drafted::words)
+    pub(crate) fn dirty_words(&self) -> usize {
+        self.dirty_pages.as_ref().map_or(0, DirtyRows::words)
     }
 
     /// Makes sure that so many records can be written.
-    fn have_spare(&mut self, rows: usize) -> Result<(), Stalled> {
-        while self.records.spare() < rows {
+    fn have_free_records(&mut self, rows: usize) -> Result<(), Stalled> {
+        while self.records.free_count() < rows {
             // While a checkpoint reads what was, there may be twice as many as otherwise.
             let most = (2 * self.limit).saturating_add(rows as u64);
             if self.records.count() >= most {
-                return Err(Stalled::NoSpareBlock);
+                return Err(Stalled::NoFreeBlock);
             }
             self.records.grow()?;
         }
@@ -192,19 +193,19 @@ impl Table {
     }
 
     /// Drafts all that changes pages otherwise than by naming other records: who comes and who goes.
-    fn draft_pages(
+    fn write_dirty_pages(
         &self,
         journal: &Journal,
         ids: &[u64],
         new: &mut [New],
-        drafted: &mut Drafted,
+        dirty: &mut DirtyRows,
         version: u64,
     ) {
         let committed = self.committed_pages(journal);
-        let (mut pages, mut count) = (BTreeMap::new(), drafted.page_count);
-        let mut draft = Draft::new(&committed, &mut pages, &mut count);
-        self.expire(&mut draft, &mut drafted.gone, ids, version);
-        let mut rows = self.rows - drafted.gone.len() as u64;
+        let (mut pages, mut count) = (BTreeMap::new(), dirty.page_count);
+        let mut dirty_pages = DirtyPages::new(&committed, &mut pages, &mut count);
+        self.expire(&mut dirty_pages, &mut dirty.gone, ids, version);
+        let mut rows = self.rows - dirty.gone.len() as u64;
         let mut evicts = self.spec.eviction != Eviction::Refuse;
         for New { at, place, verdict } in new {
             let tag = tag_of(ids[*at], self.salt);
@@ -212,37 +213,37 @@ impl Table {
                 Verdict::Out => continue,
                 Verdict::Counted(pushes) => {
                     let new = *place == Place::Absent;
-                    if new && drafted.candidates >= self.limit {
-                        drafted.candidates -= u64::from(forget_a_candidate(&mut draft, tag));
+                    if new && dirty.candidates >= self.limit {
+                        dirty.candidates -= u64::from(forget_a_candidate(&mut dirty_pages, tag));
                     }
-                    let put = put(&mut draft, tag, Entry::Candidate(pushes));
-                    drafted.candidates += u64::from(put == Put::Beside);
+                    let put = put(&mut dirty_pages, tag, Entry::Candidate(pushes));
+                    dirty.candidates += u64::from(put == Put::Beside);
                 }
                 Verdict::Row => {
                     let full = rows >= self.limit;
                     // Who finds nobody that may go need not look again: none comes by this push.
-                    evicts = evicts && (!full || self.evict(&mut draft, drafted, ids, version));
+                    evicts = evicts && (!full || self.evict(&mut dirty_pages, dirty, ids, version));
                     if full && !evicts {
                         *verdict = Verdict::Out;
                         continue;
                     }
                     rows -= u64::from(full);
                     // Which record it is in is known later.
-                    match put(&mut draft, tag, Entry::Row(UNKNOWN)) {
+                    match put(&mut dirty_pages, tag, Entry::Row(UNKNOWN)) {
                         Put::Nowhere => {
                             *verdict = Verdict::Out;
                             continue;
                         }
-                        Put::OverACandidate => drafted.candidates -= 1,
+                        Put::OverACandidate => dirty.candidates -= 1,
                         Put::Beside => {}
                     }
                     rows += 1;
-                    drafted.admitted += 1;
+                    dirty.admitted += 1;
                 }
             }
         }
-        draft.grow(pages_for(rows + drafted.candidates));
-        (drafted.pages, drafted.page_count) = (pages, count);
+        dirty_pages.grow(pages_for(rows + dirty.candidates));
+        (dirty.pages, dirty.page_count) = (pages, count);
     }
 
     /// Has the entry of a row, which named `before`, name another record: in the page as it will be, or
@@ -250,14 +251,14 @@ impl Table {
     fn name(
         &self,
         committed: &Committed<'_>,
-        drafted: &mut Drafted,
+        dirty: &mut DirtyRows,
         words: &mut Vec<(u32, usize, u64)>,
         (id, before, to): (u64, u32, u32),
     ) {
         let tag = tag_of(id, self.salt);
-        let (number, word) = (page_of(tag, drafted.page_count), Entry::Row(to).word(tag));
+        let (number, word) = (page_of(tag, dirty.page_count), Entry::Row(to).word(tag));
         let named = |entry| entry == Entry::Row(before);
-        if let Some(page) = drafted.pages.get_mut(&number) {
+        if let Some(page) = dirty.pages.get_mut(&number) {
             if let Some((place, _)) = find(page, tag, named) {
                 page[place] = word;
             }
@@ -269,17 +270,17 @@ impl Table {
     /// Puts the change into a transaction, but for [`Table::stage_head`], and lets it be read: what is read before the transaction is
     /// made must not leave the shard.
     pub(crate) fn publish(&mut self, journal: &mut Journal) {
-        let Some(mut drafted) = self.draft.take() else { return };
-        let mut changed = std::mem::take(&mut drafted.words);
-        let rows = std::mem::take(&mut drafted.rows);
+        let Some(mut dirty) = self.dirty_pages.take() else { return };
+        let mut changed = std::mem::take(&mut dirty.words);
+        let rows = std::mem::take(&mut dirty.rows);
         let moved = rows.iter().filter(|row| row.to != row.from);
         let moved = || moved.clone().filter_map(|row| Some((row.id, row.from, row.to?)));
         let pages = self.committed_pages(journal);
         for (id, from, to) in moved() {
             let before = from.unwrap_or(UNKNOWN);
-            self.name(&pages, &mut drafted, &mut changed, (id, before, to));
+            self.name(&pages, &mut dirty, &mut changed, (id, before, to));
         }
-        for (&number, page) in &drafted.pages {
+        for (&number, page) in &dirty.pages {
             // What lies behind the committed pages is zeros.
             let before = pages.page(number);
             let differ = page.iter().zip(before).enumerate().filter(|(_, (now, was))| now != was);
@@ -293,7 +294,7 @@ impl Table {
             journal.stage(self.address(page, place), u64::from_le(word));
         }
         for (_, from, to) in moved() {
-            if drafted.step != self.step {
+            if dirty.step != self.step {
                 // A checkpoint of a newer step was begun since: it does not have this change.
                 let record = self.records.write(to);
                 let head = RowHead { step: self.step, ..head_of(record) };
@@ -302,17 +303,17 @@ impl Table {
             self.records.set_live(to);
             from.into_iter().for_each(|from| self.records.free(from));
         }
-        drafted.gone.iter().for_each(|&gone| self.records.free(gone));
-        self.pages = drafted.page_count;
-        self.rows = self.rows + drafted.admitted - drafted.gone.len() as u64;
-        self.candidates = drafted.candidates;
-        self.counts.hits += rows.len() as u64 - drafted.misses;
-        self.counts.misses += drafted.misses;
-        self.counts.admitted += drafted.admitted;
-        self.counts.turned_away += drafted.turned_away;
-        self.counts.evicted += drafted.gone.len() as u64;
-        (drafted.rows, drafted.words) = (rows, changed);
-        self.keep(drafted);
+        dirty.gone.iter().for_each(|&gone| self.records.free(gone));
+        self.pages = dirty.page_count;
+        self.rows = self.rows + dirty.admitted - dirty.gone.len() as u64;
+        self.candidates = dirty.candidates;
+        self.counts.hits += rows.len() as u64 - dirty.misses;
+        self.counts.misses += dirty.misses;
+        self.counts.admitted += dirty.admitted;
+        self.counts.turned_away += dirty.turned_away;
+        self.counts.evicted += dirty.gone.len() as u64;
+        (dirty.rows, dirty.words) = (rows, changed);
+        self.keep(dirty);
     }
 
     /// The transaction is made: what the change replaced is free.
@@ -322,18 +323,18 @@ impl Table {
 
     /// Forgets the change under way.
     pub(crate) fn discard(&mut self) {
-        if let Some(drafted) = self.draft.take() {
-            self.records.give_back(drafted.taken());
-            self.keep(drafted);
+        if let Some(dirty) = self.dirty_pages.take() {
+            self.records.give_back(dirty.taken());
+            self.keep(dirty);
         }
     }
 
     /// Keeps the memory of a change that is over: the next one is as large as that.
-    fn keep(&mut self, mut drafted: Drafted) {
-        drafted.rows.clear();
-        drafted.words.clear();
-        drafted.pages.clear();
-        self.reused = drafted;
+    fn keep(&mut self, mut dirty: DirtyRows) {
+        dirty.rows.clear();
+        dirty.words.clear();
+        dirty.pages.clear();
+        self.reused = dirty;
     }
 }
 
@@ -350,15 +351,15 @@ enum Put {
 }
 
 /// Gives a tag this entry, in place of its candidate if it has one.
-fn put<P: Pages>(draft: &mut Draft<'_, P>, tag: u32, entry: Entry) -> Put {
-    let page = page_of(tag, draft.count());
+fn put<P: Pages>(dirty_pages: &mut DirtyPages<'_, P>, tag: u32, entry: Entry) -> Put {
+    let page = page_of(tag, dirty_pages.count());
     let candidate = |entry| matches!(entry, Entry::Candidate(_));
-    match find(draft.page(page), tag, candidate) {
+    match find(dirty_pages.page(page), tag, candidate) {
         Some((place, _)) => {
-            draft.replace(page, place, entry);
+            dirty_pages.replace(page, place, entry);
             Put::OverACandidate
         }
-        None => match draft.insert(tag, entry) {
+        None => match dirty_pages.insert(tag, entry) {
             Ok(()) => Put::Beside,
             Err(Crowded) => Put::Nowhere,
         },
@@ -366,16 +367,16 @@ fn put<P: Pages>(draft: &mut Draft<'_, P>, tag: u32, entry: Entry) -> Put {
 }
 
 /// Forgets the candidate that fewest pushes had, of those in the page of a tag; whether there is one.
-fn forget_a_candidate<P: Pages>(draft: &mut Draft<'_, P>, tag: u32) -> bool {
-    let page = page_of(tag, draft.count());
-    let words = draft.page(page).iter().enumerate();
+fn forget_a_candidate<P: Pages>(dirty_pages: &mut DirtyPages<'_, P>, tag: u32) -> bool {
+    let page = page_of(tag, dirty_pages.count());
+    let words = dirty_pages.page(page).iter().enumerate();
     let candidates = words.filter_map(|(place, &word)| match Entry::of(word) {
         Entry::Candidate(pushes) => Some((pushes, place)),
         _ => None,
     });
     let rarest = candidates.min();
     if let Some((_, place)) = rarest {
-        draft.remove(page, place);
+        dirty_pages.remove(page, place);
     }
     rarest.is_some()
 }

@@ -3,8 +3,8 @@
 use pushpull_common::table::{Eviction, scatter};
 
 use super::Table;
-use super::change::Drafted;
-use super::index::{Draft, ENTRIES, Entry, Pages};
+use super::change::DirtyRows;
+use super::index::{DirtyPages, ENTRIES, Entry, Pages};
 use super::records::head_of;
 
 /// So many rows are looked at for the one that is evicted.
@@ -20,19 +20,19 @@ impl Table {
     /// Evicts expired rows, of a few pages in turn; `ids` are of the push under way and stay.
     pub(super) fn expire<P: Pages>(
         &self,
-        draft: &mut Draft<'_, P>,
+        dirty_pages: &mut DirtyPages<'_, P>,
         gone: &mut Vec<u32>,
         ids: &[u64],
         version: u64,
     ) {
         let Some(steps) = self.spec.expire_after_steps else { return };
-        let each = u64::from(draft.count().div_ceil(PUSHES_A_ROUND));
-        let count = u64::from(draft.count());
+        let each = u64::from(dirty_pages.count().div_ceil(PUSHES_A_ROUND));
+        let count = u64::from(dirty_pages.count());
         // Reduced before it is multiplied: a version goes up to 2^56.
         let first = version % count * each % count;
         for page in first..first + each {
             let page = (page % count) as u32;
-            let rows = draft.page(page).iter().map(|&word| Entry::of(word));
+            let rows = dirty_pages.page(page).iter().map(|&word| Entry::of(word));
             let expired = |&record: &u32| {
                 let head = head_of(self.records.read(record));
                 // What no step comes after does not expire.
@@ -46,8 +46,8 @@ impl Table {
             let expired: Vec<u32> = rows.filter(expired).collect();
             for record in expired {
                 let its = |word: &u64| Entry::of(*word) == Entry::Row(record);
-                if let Some(place) = draft.page(page).iter().position(its) {
-                    draft.remove(page, place);
+                if let Some(place) = dirty_pages.page(page).iter().position(its) {
+                    dirty_pages.remove(page, place);
                     gone.push(record);
                 }
             }
@@ -58,22 +58,22 @@ impl Table {
     /// push under way and stay, and so do the rows it was given.
     pub(super) fn evict<P: Pages>(
         &self,
-        draft: &mut Draft<'_, P>,
-        drafted: &mut Drafted,
+        dirty_pages: &mut DirtyPages<'_, P>,
+        dirty: &mut DirtyRows,
         ids: &[u64],
         version: u64,
     ) -> bool {
         // Some other rows each time, but the same ones if this is done again.
-        let at = scatter(version ^ (drafted.gone.len() as u64).rotate_left(40));
-        let (start, first) = ((at >> 32) as usize % ENTRIES, at as u32 % draft.count());
+        let at = scatter(version ^ (dirty.gone.len() as u64).rotate_left(40));
+        let (start, first) = ((at >> 32) as usize % ENTRIES, at as u32 % dirty_pages.count());
         let mut least = None;
         let mut looked_at = 0;
-        for (pages, number) in (first..draft.count()).chain(0..first).enumerate() {
+        for (pages, number) in (first..dirty_pages.count()).chain(0..first).enumerate() {
             // Some will do, once there is one: a table of rows that all stay is not looked through.
             if looked_at >= LOOKED_AT || (pages >= PAGES_LOOKED_AT && least.is_some()) {
                 break;
             }
-            let page = draft.page(number);
+            let page = dirty_pages.page(number);
             let places = (start..ENTRIES).chain(0..start);
             let rows = places.filter_map(|place| {
                 let Entry::Row(record) = Entry::of(page[place]) else { return None };
@@ -93,8 +93,8 @@ impl Table {
             }
         }
         let Some((_, page, place, record)) = least else { return false };
-        draft.remove(page, place);
-        drafted.gone.push(record);
+        dirty_pages.remove(page, place);
+        dirty.gone.push(record);
         true
     }
 }

@@ -152,20 +152,20 @@ pub(super) struct Crowded;
 
 /// An index that is about to change: pages as they will be, over those that are.
 #[derive(Debug)]
-pub(super) struct Draft<'a, P> {
+pub(super) struct DirtyPages<'a, P> {
     pages: &'a P,
     changed: &'a mut BTreeMap<u32, Vec<u64>>,
     /// How many pages there will be.
     count: &'a mut u32,
 }
 
-impl<'a, P: Pages> Draft<'a, P> {
+impl<'a, P: Pages> DirtyPages<'a, P> {
     pub(super) fn new(
         pages: &'a P,
         changed: &'a mut BTreeMap<u32, Vec<u64>>,
         count: &'a mut u32,
-    ) -> Draft<'a, P> {
-        Draft { pages, changed, count }
+    ) -> DirtyPages<'a, P> {
+        DirtyPages { pages, changed, count }
     }
 
     pub(super) fn count(&self) -> u32 {
@@ -247,8 +247,8 @@ mod tests {
         }
     }
 
-    fn look(draft: &Draft<'_, Kept>, tag: u32, record: u32) -> bool {
-        let page = draft.page(page_of(tag, draft.count()));
+    fn look(dirty_pages: &DirtyPages<'_, Kept>, tag: u32, record: u32) -> bool {
+        let page = dirty_pages.page(page_of(tag, dirty_pages.count()));
         find(page, tag, |entry| entry == Entry::Row(record)).is_some()
     }
 
@@ -275,13 +275,13 @@ mod tests {
     #[test]
     fn a_page_that_cannot_be_split_is_crowded() {
         let (kept, mut changed, mut count) = (Kept(BTreeMap::new()), BTreeMap::new(), 1);
-        let mut draft = Draft::new(&kept, &mut changed, &mut count);
+        let mut dirty_pages = DirtyPages::new(&kept, &mut changed, &mut count);
         for record in 0..ENTRIES as u32 {
-            draft.insert(5, Entry::Row(record)).unwrap();
+            dirty_pages.insert(5, Entry::Row(record)).unwrap();
         }
-        assert_eq!(draft.insert(5, Entry::Row(999)), Err(Crowded));
-        assert!(look(&draft, 5, 0) && look(&draft, 5, ENTRIES as u32 - 1));
-        assert!(!look(&draft, 5, 999) && !look(&draft, 4, 0));
+        assert_eq!(dirty_pages.insert(5, Entry::Row(999)), Err(Crowded));
+        assert!(look(&dirty_pages, 5, 0) && look(&dirty_pages, 5, ENTRIES as u32 - 1));
+        assert!(!look(&dirty_pages, 5, 999) && !look(&dirty_pages, 4, 0));
     }
 
     proptest! {
@@ -292,31 +292,31 @@ mod tests {
             spread in prop::sample::select(vec![0u32, 3, 28]),
         ) {
             let (kept, mut changed, mut count) = (Kept(BTreeMap::new()), BTreeMap::new(), 1);
-            let mut draft = Draft::new(&kept, &mut changed, &mut count);
+            let mut dirty_pages = DirtyPages::new(&kept, &mut changed, &mut count);
             let mut model: HashMap<u32, u32> = HashMap::new();
             for (comes, number, page) in steps {
                 // Few homes or many, so that probes run into each other and round the end.
                 let tag = (number.wrapping_mul(0x9e37_79b1) >> spread) << PAGE_BITS | page;
                 match (comes, model.contains_key(&number)) {
                     (true, false) => {
-                        draft.insert(tag, Entry::Row(number)).unwrap();
+                        dirty_pages.insert(tag, Entry::Row(number)).unwrap();
                         model.insert(number, tag);
                     }
                     (false, true) => {
                         let tag = model[&number];
-                        let page = page_of(tag, draft.count());
-                        let place = find(draft.page(page), tag, |e| e == Entry::Row(number));
-                        draft.remove(page, place.unwrap().0);
+                        let page = page_of(tag, dirty_pages.count());
+                        let place = find(dirty_pages.page(page), tag, |e| e == Entry::Row(number));
+                        dirty_pages.remove(page, place.unwrap().0);
                         model.remove(&number);
                     }
                     _ => {}
                 }
-                draft.grow(pages_for(2 * model.len() as u64));
+                dirty_pages.grow(pages_for(2 * model.len() as u64));
             }
             for (&number, &tag) in &model {
-                prop_assert!(look(&draft, tag, number), "{} of {:#x}", number, tag);
+                prop_assert!(look(&dirty_pages, tag, number), "{} of {:#x}", number, tag);
             }
-            let pages = (0..draft.count()).flat_map(|page| draft.page(page).to_vec());
+            let pages = (0..dirty_pages.count()).flat_map(|page| dirty_pages.page(page).to_vec());
             prop_assert_eq!(pages.filter(|&word| word != 0).count(), model.len());
         }
     }

@@ -26,8 +26,8 @@ use pushpull_common::tensor::DType;
 
 use crate::arena::Loan;
 use crate::commit::{Address, Journal, page_word};
-use crate::store::Spot;
-use change::{Drafted, New};
+use crate::store::RowLocation;
+use change::{DirtyRows, New};
 use index::{Entry, Pages, find, page_of, tag_of};
 pub(crate) use open::Making;
 pub(crate) use records::Files;
@@ -77,9 +77,9 @@ pub(crate) struct Table {
     integrity: bool,
     /// What the memory of the index has taken off the budget.
     index_loans: Vec<Loan>,
-    draft: Option<Drafted>,
+    dirty_pages: Option<DirtyRows>,
     /// Memory of a change that is over.
-    reused: Drafted,
+    reused: DirtyRows,
     /// The ids of a change that have no row.
     new: Vec<New>,
     /// An index that is made anew of a checkpoint.
@@ -88,7 +88,7 @@ pub(crate) struct Table {
     /// A row on its way to another record.
     held: Vec<u8>,
     /// Where that lies of it which is kept.
-    spots: Vec<Spot>,
+    locations: Vec<RowLocation>,
 }
 
 /// What a row is at first.

@@ -3,7 +3,7 @@
 use pushpull_common::catalogue::{Catalogue, Partition};
 use pushpull_common::initializer::InitialKey;
 
-use super::change::Drafted;
+use super::change::DirtyRows;
 use super::index::{ENTRIES, Entry, Pages, RECORDS_MAX, find, page_of, pages_for, tag_in, tag_of};
 use super::records::{Files, Records, Shape, id_of, is_sound};
 use super::{FILES_WORD, Initial, PAGES_WORD, SLOTS_WORD, STEP_WORD, Table, TableCounts};
@@ -67,13 +67,13 @@ impl Table {
             step: 0,
             integrity: making.integrity,
             index_loans: Vec::new(),
-            draft: None,
-            reused: Drafted::default(),
+            dirty_pages: None,
+            reused: DirtyRows::default(),
             new: Vec::new(),
             restored: None,
             counts: TableCounts::default(),
             held: Vec::new(),
-            spots: Vec::new(),
+            locations: Vec::new(),
         }
     }
 
@@ -224,7 +224,8 @@ impl Table {
     /// Asserts the invariants; for tests and the simulator.
     #[cfg(any(test, fuzzing, feature = "simulation"))]
     pub(crate) fn check_invariants(&self, journal: &Journal) {
-        let taken: Vec<u32> = self.draft.iter().flat_map(|draft| draft.taken()).collect();
+        let taken: Vec<u32> =
+            self.dirty_pages.iter().flat_map(|dirty_pages| dirty_pages.taken()).collect();
         self.records.check_invariants(&taken);
         let pages = super::Committed { journal, table: self.number };
         let (mut rows, mut candidates) = (0, 0);

@@ -114,7 +114,7 @@ pub(super) struct Records {
     /// Which the committed index names, a bit for each.
     live: Vec<u64>,
     /// Records nobody uses.
-    spare: Vec<u32>,
+    free: Vec<u32>,
     /// Those that a commit under way replaces.
     freed: Vec<u32>,
     /// Those that were replaced while they were pinned.
@@ -125,9 +125,9 @@ impl Records {
     /// No records yet, of a table that is to have about so many.
     pub(super) fn new(files: Files, shape: Shape, most: u64) -> Records {
         let file_bits = file_bits(shape, most);
-        let (memory, live, spare) = (Vec::new(), Vec::new(), Vec::new());
+        let (memory, live, free) = (Vec::new(), Vec::new(), Vec::new());
         let (freed, retired) = (Vec::new(), Vec::new());
-        Records { files, shape, file_bits, memory, live, spare, freed, retired }
+        Records { files, shape, file_bits, memory, live, free, freed, retired }
     }
 
     /// The memory of as many files as hold so many records, of a table that is to have `most`.
@@ -153,7 +153,7 @@ impl Records {
             let memory = arena.open_part(Kind::Rows, *generation, part, bytes)?;
             records.add_file(memory)?;
         }
-        records.spare.clear();
+        records.free.clear();
         Ok(records)
     }
 
@@ -182,9 +182,9 @@ impl Records {
         self.memory.push((Blocks::of_crowds(memory, self.grid()), loan));
         self.live.resize(self.memory.len() << self.file_bits >> 6, 0);
         // The first is taken first.
-        let spare = std::mem::take(&mut self.spare);
-        self.spare.extend((first..first + (1 << self.file_bits)).rev());
-        self.spare.extend(spare);
+        let free = std::mem::take(&mut self.free);
+        self.free.extend((first..first + (1 << self.file_bits)).rev());
+        self.free.extend(free);
         Ok(())
     }
 
@@ -232,20 +232,20 @@ impl Records {
     }
 
     /// How many can be had.
-    pub(super) fn spare(&mut self) -> usize {
+    pub(super) fn free_count(&mut self) -> usize {
         if !self.are_pinned() {
-            self.spare.append(&mut self.retired);
+            self.free.append(&mut self.retired);
         }
-        self.spare.len()
+        self.free.len()
     }
 
     pub(super) fn take(&mut self) -> Option<u32> {
-        self.spare.pop()
+        self.free.pop()
     }
 
     /// Records that were taken are not used.
     pub(super) fn give_back(&mut self, taken: impl DoubleEndedIterator<Item = u32>) {
-        self.spare.extend(taken.rev());
+        self.free.extend(taken.rev());
     }
 
     fn at(&self, record: u32) -> (&Blocks, u32) {
@@ -283,7 +283,7 @@ impl Records {
     /// All that are live were told.
     pub(super) fn opened(&mut self) {
         let count = self.count() as u32;
-        self.spare = (0..count).rev().filter(|&record| !self.is_live(record)).collect();
+        self.free = (0..count).rev().filter(|&record| !self.is_live(record)).collect();
     }
 
     /// The commit under way names it no longer.
@@ -297,7 +297,7 @@ impl Records {
         if self.freed.is_empty() {
             return;
         }
-        let to = if self.are_pinned() { &mut self.retired } else { &mut self.spare };
+        let to = if self.are_pinned() { &mut self.retired } else { &mut self.free };
         to.append(&mut self.freed);
     }
 
@@ -316,7 +316,7 @@ impl Records {
     /// Asserts the invariants; for tests and the simulator.
     #[cfg(any(test, fuzzing, feature = "simulation"))]
     pub(super) fn check_invariants(&self, taken: &[u32]) {
-        let lists = [&self.spare, &self.freed, &self.retired];
+        let lists = [&self.free, &self.freed, &self.retired];
         let mut all: Vec<u32> = lists.into_iter().flatten().chain(taken).copied().collect();
         all.extend((0..self.count() as u32).filter(|&record| self.is_live(record)));
         all.sort_unstable();

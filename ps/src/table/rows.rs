@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::Table;
-use super::index::{Draft, ENTRIES, Entry, Pages, find, page_of, pages_for, tag_of};
+use super::index::{DirtyPages, ENTRIES, Entry, Pages, find, page_of, pages_for, tag_of};
 use super::records::{Shape, head_of, id_of, put_head};
 use crate::arena::Crowd;
 use crate::checkpoint::RowHead;
@@ -72,27 +72,27 @@ impl Table {
             let limit = self.limit;
             return Err(StorageError::DoesNotFit { need: self.rows + 1, limit });
         }
-        if self.records.spare() == 0 {
+        if self.records.free_count() == 0 {
             self.records.grow()?;
         }
         let tag = tag_of(head.id, self.salt);
         let restored =
             self.restored.get_or_insert_with(|| Restored { pages: BTreeMap::new(), count: 1 });
-        let mut draft = Draft::new(&Nothing, &mut restored.pages, &mut restored.count);
+        let mut dirty_pages = DirtyPages::new(&Nothing, &mut restored.pages, &mut restored.count);
         let same = |entry| match entry {
             Entry::Row(record) => id_of(self.records.read(record)) == head.id,
             _ => false,
         };
-        if find(draft.page(page_of(tag, draft.count())), tag, same).is_some() {
+        if find(dirty_pages.page(page_of(tag, dirty_pages.count())), tag, same).is_some() {
             return Ok(());
         }
         let Some(record) = self.records.take() else {
             return Err(StorageError::DoesNotFit { need: 1, limit: 0 });
         };
         self.records.set_live(record);
-        let put = draft.insert(tag, Entry::Row(record));
+        let put = dirty_pages.insert(tag, Entry::Row(record));
         self.rows += 1;
-        draft.grow(pages_for(self.rows));
+        dirty_pages.grow(pages_for(self.rows));
         if put.is_err() {
             return Err(StorageError::DoesNotFit { need: self.rows, limit: self.rows - 1 });
         }

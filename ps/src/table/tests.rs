@@ -105,7 +105,7 @@ impl Alone {
     fn begin(&mut self, step: u64, rows: &[(u64, f32)]) -> Result<(), crate::store::Stalled> {
         let ids: Vec<u64> = rows.iter().map(|(id, _)| *id).collect();
         self.table.begin(&mut self.journal, &ids, (step, self.version + 1), false)?;
-        self.journal.make_room(self.table.drafted_words()).unwrap();
+        self.journal.make_room(self.table.dirty_words()).unwrap();
         let in_place = self.table.undo_need().is_some() && self.in_place;
         self.undo.begin(self.version + 1);
         self.table.settle(in_place);

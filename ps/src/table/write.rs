@@ -12,7 +12,7 @@ use super::change::Moved;
 use super::records::{head_of, put_head};
 use crate::checkpoint::RowHead;
 use crate::optimizer::Run;
-use crate::store::{Change, Spot, Stretches, Undo, with_slots};
+use crate::store::{Change, RowLocation, Stretches, Undo, with_slots};
 use crate::zoo::{Bug, Zoo};
 
 /// The values that are changed at a time: with their slots, what is kept of them, and as much again that
@@ -35,10 +35,10 @@ impl Table {
         undo: &mut Undo,
         zoo: Zoo,
     ) -> Option<(usize, f64)> {
-        let drafted = self.draft.take()?;
+        let dirty = self.dirty_pages.take()?;
         let mut found = None;
         let each = self.rows_of_a_tile();
-        let rows = &drafted.rows[places];
+        let rows = &dirty.rows[places];
         let inputs = input.chunks(each * self.records.shape.row_bytes);
         self.fetch_rows(&rows[..each.min(rows.len())]);
         for ((at, rows_now), input) in (0..).zip(rows.chunks(each)).zip(inputs) {
@@ -50,7 +50,7 @@ impl Table {
             change.in_place(&mut InRecords { table: self, rows: rows_now, slots_changed, input });
             found = found.or_else(|| self.first_non_finite(change.written()?, rows_now));
         }
-        self.draft = Some(drafted);
+        self.dirty_pages = Some(dirty);
         found
     }
 
@@ -80,21 +80,25 @@ impl Table {
     /// Keeps the rows that are changed where they lie.
     fn keep_rows(&mut self, rows: &[Moved], undo: &mut Undo, zoo: Zoo) {
         let stays = |row: &Moved| row.to.filter(|_| row.to == row.from);
-        let mut spots = std::mem::take(&mut self.spots);
-        spots.clear();
-        spots.extend(rows.iter().filter_map(stays).map(|value| Spot { value, slot: 0, start: 0 }));
-        if !spots.is_empty() {
+        let mut locations = std::mem::take(&mut self.locations);
+        locations.clear();
+        locations.extend(rows.iter().filter_map(stays).map(|value| RowLocation {
+            value,
+            slot: 0,
+            start: 0,
+        }));
+        if !locations.is_empty() {
             let (table, record_bytes) = (Some(self.number), self.records.shape.record_bytes());
-            undo.keep(table, &spots, record_bytes, 1, |_, kept| {
-                for (spot, kept) in spots.iter().zip(kept.chunks_exact_mut(record_bytes)) {
-                    kept.copy_from_slice(self.records.read(spot.value));
+            undo.keep(table, &locations, record_bytes, 1, |_, kept| {
+                for (location, kept) in locations.iter().zip(kept.chunks_exact_mut(record_bytes)) {
+                    kept.copy_from_slice(self.records.read(location.value));
                 }
             });
             if !zoo.has(Bug::UndoAfterWrite) {
                 undo.prepare();
             }
         }
-        self.spots = spots;
+        self.locations = locations;
     }
 
     /// Has a row as it was where it will be, which is elsewhere.

@@ -42,13 +42,13 @@ struct LinkValues {
 struct View {
     reader: Reader<Mapped>,
     route: Option<Route>,
-    homes: Vec<u32>,
+    blocks: Vec<u32>,
 }
 
 impl MappedShards {
     /// The shard of a link has lent its values.
     pub(super) fn add(&self, link: usize, mapped_shard: MappedShard, reader: Reader<Mapped>) {
-        let view = Mutex::new(View { reader, route: None, homes: Vec::new() });
+        let view = Mutex::new(View { reader, route: None, blocks: Vec::new() });
         self.0.add(link, mapped_shard.shard, LinkValues { mapped_shard, view });
     }
 
@@ -96,19 +96,19 @@ impl View {
         buffer: &mut [u8],
         judge: impl FnOnce(&Counts) -> Verdict,
     ) -> Option<(Verdict, Counts)> {
-        let View { reader, route, homes } = self;
+        let View { reader, route, blocks } = self;
         if route.as_ref().is_none_or(|route| !route.is_of(plan)) {
             *route = Route::new(plan, shard, reader.geometry());
         }
         let route = route.as_ref()?;
-        let counts = pin(reader, route, homes)?;
+        let counts = pin(reader, route, blocks)?;
         let verdict = judge(&counts);
         if verdict != Verdict::Take {
             reader.give_up();
             return Some((verdict, counts));
         }
         for copy in route.copies() {
-            let start = reader.geometry().start(homes[copy.place]) as usize;
+            let start = reader.geometry().start(blocks[copy.logical]) as usize;
             let to = &mut buffer[copy.to..copy.to + copy.bytes];
             reader.values().copy(start + copy.from, to);
         }
@@ -117,9 +117,9 @@ impl View {
     }
 }
 
-fn pin(reader: &mut Reader<Mapped>, route: &Route, homes: &mut Vec<u32>) -> Option<Counts> {
+fn pin(reader: &mut Reader<Mapped>, route: &Route, blocks: &mut Vec<u32>) -> Option<Counts> {
     for _ in 0..TRIES {
-        match reader.pin(route.places(), homes) {
+        match reader.pin(route.logical_blocks(), blocks) {
             Ok(counts) => return Some(counts),
             Err(NotNow::Changing) => (0..TURNS).for_each(|_| std::hint::spin_loop()),
             Err(_) => return None,

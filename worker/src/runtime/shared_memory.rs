@@ -85,11 +85,11 @@ impl AtomicWords for Mapped {
 
 /// Maps what has come with a [`SharedValues`], once it is known to be what that says.
 pub(crate) fn map(shared: &SharedValues, descriptors: Vec<OwnedFd>) -> io::Result<Reader<Mapped>> {
-    let SharedValues { offset, block_bytes, stride, blocks, places, .. } = *shared;
-    let geometry = Geometry { offset, block_bytes, stride, blocks, places };
+    let SharedValues { offset, block_bytes, stride, blocks, logical_blocks, .. } = *shared;
+    let geometry = Geometry { offset, block_bytes, stride, blocks, logical_blocks };
     geometry.check(shared.values_bytes).map_err(io::Error::other)?;
     let (block_table_bytes, reader_slot_bytes) =
-        (8 * block_table_words(places as usize), 8 * READER_SLOT_WORDS);
+        (8 * block_table_words(logical_blocks as usize), 8 * READER_SLOT_WORDS);
     if shared.block_table_bytes < block_table_bytes as u64
         || shared.reader_slot_bytes < reader_slot_bytes as u64
     {
@@ -214,7 +214,7 @@ mod tests {
             block_bytes: 64,
             stride: 72,
             blocks: 8,
-            places: 4,
+            logical_blocks: 4,
         }
     }
 
@@ -243,7 +243,7 @@ mod tests {
             SharedValues { values_bytes: u64::MAX, ..shared() },
             SharedValues { blocks: 9, ..shared() },
             SharedValues { block_bytes: 72, ..shared() },
-            SharedValues { places: 5, ..shared() },
+            SharedValues { logical_blocks: 5, ..shared() },
         ] {
             assert!(mapped(&wrong).is_err(), "{wrong:?}");
         }

@@ -90,7 +90,7 @@ pub(super) struct Reading {
 struct Pinned {
     mapped_reads: Rc<RefCell<MappedReads>>,
     counts: Counts,
-    homes: Vec<u32>,
+    blocks: Vec<u32>,
     copied: usize,
 }
 
@@ -150,9 +150,9 @@ impl Reading {
             return Step::Pulled(buffer, std::mem::take(&mut self.read));
         };
         let Some(mapped_reads) = mapped_shards.of(shard).cloned() else { return Step::Ask };
-        let mut homes = Vec::new();
+        let mut blocks = Vec::new();
         let MappedReads { mapped_shard, reader, route } = &mut *mapped_reads.borrow_mut();
-        let counts = match reader.pin(route.places(), &mut homes) {
+        let counts = match reader.pin(route.logical_blocks(), &mut blocks) {
             Ok(counts) => counts,
             Err(NotNow::Changing) if self.tries < TRIES => {
                 self.tries += 1;
@@ -165,7 +165,8 @@ impl Reading {
             reader.give_up();
             return if verdict == Verdict::Stale { Step::Stale } else { Step::Ask };
         }
-        self.pinned = Some(Pinned { mapped_reads: mapped_reads.clone(), counts, homes, copied: 0 });
+        self.pinned =
+            Some(Pinned { mapped_reads: mapped_reads.clone(), counts, blocks, copied: 0 });
         Step::More
     }
 
@@ -173,7 +174,7 @@ impl Reading {
         let mapped_reads = pinned.mapped_reads.clone();
         let MappedReads { mapped_shard, reader, route } = &mut *mapped_reads.borrow_mut();
         if let Some(copy) = route.copies().get(pinned.copied) {
-            let start = reader.geometry().start(pinned.homes[copy.place]) as usize;
+            let start = reader.geometry().start(pinned.blocks[copy.logical]) as usize;
             let to = &mut self.buffer.bytes_mut()[copy.to..copy.to + copy.bytes];
             reader.values().copy(start + copy.from, to);
             pinned.copied += 1;

@@ -28,13 +28,13 @@ pub(super) const SAME_HOST: Way = Way::Unix { same_user: true };
 
 /// A world whose only shard has its files in this place.
 pub(super) fn at(
-    place: Place,
+    logical: Place,
     variables: Vec<VariableSpec>,
     configure: impl Fn(PsConfig) -> PsConfig,
 ) -> World {
     let mut world = World::bare(variables, Sgd::new(1.0), configure);
     let life = Life { arena: 2, ..LIFE };
-    world.shards[0] = Shard::open(world.parts(0), place, life, world.now).unwrap();
+    world.shards[0] = Shard::open(world.parts(0), logical, life, world.now).unwrap();
     world
 }
 
@@ -76,7 +76,7 @@ fn share() -> Message {
 struct Client {
     reader: Reader<SharedWords>,
     shared: SharedValues,
-    homes: Vec<u32>,
+    blocks: Vec<u32>,
 }
 
 impl Client {
@@ -99,8 +99,8 @@ impl Client {
         for file in [block_table, values] {
             assert!(Memory::of_file(file.try_clone().unwrap()).is_err(), "it is not to be written");
         }
-        let SharedValues { offset, block_bytes, stride, blocks, places, .. } = shared;
-        let geometry = Geometry { offset, block_bytes, stride, blocks, places };
+        let SharedValues { offset, block_bytes, stride, blocks, logical_blocks, .. } = shared;
+        let geometry = Geometry { offset, block_bytes, stride, blocks, logical_blocks };
         geometry.check(shared.values_bytes).unwrap();
         let read = |file| SharedWords::of(Memory::view_of(file).unwrap());
         let reader_slot =
@@ -112,18 +112,18 @@ impl Client {
             geometry,
             shared.owner_generation,
         );
-        Client { reader, shared, homes: Vec::new() }
+        Client { reader, shared, blocks: Vec::new() }
     }
 
     fn pin(&mut self) -> Result<Counts, NotNow> {
-        self.reader.pin(0..self.shared.places, &mut self.homes)
+        self.reader.pin(0..self.shared.logical_blocks, &mut self.blocks)
     }
 
     /// So many bytes of the values, by what was pinned.
     fn copy(&self, bytes: u64) -> Vec<u8> {
         let geometry = self.reader.geometry();
-        let pieces = geometry.pieces(0..bytes).flat_map(|(place, within)| {
-            let start = geometry.start(self.homes[place as usize]);
+        let pieces = geometry.pieces(0..bytes).flat_map(|(logical, within)| {
+            let start = geometry.start(self.blocks[logical as usize]);
             (start + within.start) / 8..(start + within.end) / 8
         });
         pieces.flat_map(|word| self.reader.values().load(word as usize).to_le_bytes()).collect()
@@ -162,7 +162,7 @@ fn what_is_read_in_lent_memory_is_what_a_pull_answers() {
     reader.role = Role::Reader {};
     let reader = world.join(0, &mut reader);
     let mut clients = [Client::new(&mut world, line), Client::new(&mut world, reader)];
-    let mut homes = Vec::new();
+    let mut blocks = Vec::new();
     for version in 0..4 {
         for client in &mut clients {
             let (counts, values) = client.pull(56);
@@ -171,10 +171,10 @@ fn what_is_read_in_lent_memory_is_what_a_pull_answers() {
                 Counts { version, gradients: version, step: version, serves: version, epoch: 1 };
             assert_eq!(counts, expected);
         }
-        homes.push(clients[0].homes.clone());
+        blocks.push(clients[0].blocks.clone());
         push_small(&mut world, line, version + 1);
     }
-    assert!(homes.iter().all(|other| *other == homes[0]), "few bytes are changed where they lie");
+    assert!(blocks.iter().all(|other| *other == blocks[0]), "few bytes are changed where they lie");
     world.tick();
     let metrics = world.metrics();
     assert_eq!((metrics.direct_pulls, metrics.direct_pull_bytes), (8, 8 * 56));
@@ -187,13 +187,13 @@ fn what_a_reader_has_pinned_is_not_changed_where_it_lies() {
     let (mut world, _, line) = same_host(variables(), |config| config);
     let mut client = Client::new(&mut world, line);
     client.pin().unwrap();
-    let homes = client.homes.clone();
+    let blocks = client.blocks.clone();
     push_small(&mut world, line, 1);
     assert_eq!(f32s(&client.copy(16)), [0.0; 4]);
     client.reader.unpin(16).unwrap();
     let (_, values) = client.pull(16);
     assert_eq!(f32s(&values), [-1.0, -2.0, -3.0, 0.0]);
-    assert_ne!(client.homes, homes);
+    assert_ne!(client.blocks, blocks);
 }
 
 #[test]
@@ -333,14 +333,14 @@ fn nobody_reads_by_what_is_lent_no_longer() {
 fn values_that_another_process_has_taken_over_are_not_read() {
     let folder = tempfile::tempdir().unwrap();
     let state = StateDirectory::open(folder.path()).unwrap();
-    let place = || Place::Folder(state.shard(0).unwrap());
-    let mut world = at(place(), variables(), |config| config);
+    let logical = || Place::Folder(state.shard(0).unwrap());
+    let mut world = at(logical(), variables(), |config| config);
     let line = world.begin()[0];
     let mut client = Client::new(&mut world, line);
     assert_eq!((client.shared.owner_generation, client.pin().is_ok()), (0, true));
     // The board of a process that is killed stays as it is.
     let (parts, life) = (world.parts(0), Life { arena: 2, ..LIFE });
-    let next = Shard::open(parts, place(), life, world.now).unwrap();
+    let next = Shard::open(parts, logical(), life, world.now).unwrap();
     std::mem::forget(std::mem::replace(&mut world.shards[0], next));
     assert_eq!(client.reader.unpin(0), Err(NotNow::Over));
     let line = world.join(0, &mut chief());

@@ -27,7 +27,7 @@ fn shared(shares: u64) -> SharedValues {
         block_bytes: 8,
         stride: 16,
         blocks: 1,
-        places: 1,
+        logical_blocks: 1,
     }
 }
 
